@@ -1,0 +1,1 @@
+"""The tuner: emits, builds, verifies, times and records kernels. See docs/architecture.md."""

@@ -1,0 +1,91 @@
+"""Architectures: what instructions, memory and dtypes exist. A table, no policy.
+
+Shared-memory and thread limits are those of the CUDA C++ Programming Guide's table of compute
+capabilities, less the 1 KB that the system reserves for each block from sm_80 on.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.errors import choose
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One target family of kernels.
+
+    capability: compute capability times ten, or None for a CPU.
+    block_shared, sm_shared: dynamic shared memory a block can have, and all that an SM has, in bytes.
+    processors: SMs of the architecture's usual data-centre (or largest) part, for the prior; cores for a CPU.
+    """
+
+    name: str
+    capability: int | None
+    dtypes: tuple[str, ...]
+    block_shared: int = 0
+    sm_shared: int = 0
+    sm_threads: int = 0
+    processors: int = 1
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether kernels are device images."""
+        return self.capability is not None
+
+    @property
+    def reserved_shared(self) -> int:
+        """Shared memory that the system keeps for each resident block, in bytes."""
+        return 1024 if (self.capability or 0) >= 80 else 0
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    arch.name: arch
+    for arch in (
+        Architecture("cpu", None, ("f32",), processors=len(os.sched_getaffinity(0))),
+        Architecture("sm70", 70, ("f16",), 98304, 98304, 2048, 80),
+        Architecture("sm75", 75, ("f16",), 65536, 65536, 1024, 40),
+        Architecture("sm80", 80, ("f16", "bf16"), 166912, 167936, 2048, 108),
+        Architecture("sm86", 86, ("f16", "bf16"), 101376, 102400, 1536, 84),
+        Architecture("sm89", 89, ("f16", "bf16"), 101376, 102400, 1536, 128),
+        Architecture("sm90", 90, ("f16", "bf16"), 232448, 233472, 2048, 132),
+    )
+}
+
+
+def architecture(name: str) -> Architecture:
+    """Look an architecture up by name; raises UnknownNameError."""
+    return ARCHITECTURES[choose("architecture", name, list(ARCHITECTURES))]
+
+
+def of_capability(capability: int) -> Architecture:
+    """The newest architecture in the table that a GPU of this compute capability (times ten) runs natively."""
+    cuda = [arch for arch in ARCHITECTURES.values() if arch.capability and arch.capability <= capability]
+    if not cuda:
+        choose("compute capability", str(capability), [str(a.capability) for a in ARCHITECTURES.values() if a.is_cuda])
+    return cuda[-1]
+
+
+# The x86-64 psABI's micro-architecture levels: what /proc/cpuinfo must list, newest first.
+_X86_LEVELS = {
+    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "x86-64-v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
+    "x86-64-v2": {"popcnt", "sse4_1", "sse4_2", "ssse3"},
+    "x86-64": set(),
+}
+
+
+def cpu_targets() -> list[str]:
+    """The instruction sets that this machine can run, best first: names that g++ takes as -march."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return [platform.machine()]
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = set(next((line for line in lines if line.startswith("flags")), "").split())
+    levels = list(_X86_LEVELS)
+    for i, level in enumerate(levels):
+        if all(_X86_LEVELS[lower] <= flags for lower in levels[i:]):
+            return levels[i:]
+    return levels[-1:]

@@ -1,0 +1,18 @@
+"""Average pooling on a GPU, channels last."""
+
+from autotune.families.base import DEVICE_IMAGE, Family, Parameter
+from autotune.problem import AvgPool2d
+
+FAMILY = Family(
+    name="cuda_avg_pool2d",
+    operator=AvgPool2d,
+    kind=DEVICE_IMAGE,
+    template="cuda/avg_pool2d.cu.j2",
+    architectures=("sm70", "sm75", "sm80", "sm86", "sm89", "sm90"),
+    parameters=(
+        Parameter("vector", (1, 2, 4, 8), "channels a thread"),
+        Parameter("threads", (64, 128, 256), "threads a block"),
+    ),
+    launches=lambda problem, config, arch: [] if problem.c % int(config["vector"]) else [{}],
+    cost=lambda problem, config, arch: 8 / int(config["vector"]) + abs(int(config["threads"]) - 128) / 1024,
+)

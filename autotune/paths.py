@@ -1,0 +1,37 @@
+"""Where things lie: templates beside the package in a wheel, beside its folder in a checkout."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def templates() -> Path:
+    """The folder of templates and headers."""
+    packaged = PACKAGE / "templates"
+    return packaged if packaged.is_dir() else PACKAGE.parent / "templates"
+
+
+def generated() -> Path:
+    """Where emitted sources and built binaries go: $AUTOTUNE_GENERATED, else generated/ of a checkout, else the user's cache."""
+    if chosen := os.environ.get("AUTOTUNE_GENERATED"):
+        return Path(chosen)
+    if (PACKAGE.parent / "pyproject.toml").exists():
+        return PACKAGE.parent / "generated"
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "autotune" / "generated"
+
+
+def cutlass_include() -> Path:
+    """The headers' folder of the nvidia-cutlass package."""
+    import cutlass_library
+
+    return Path(cutlass_library.source_path) / "include"
+
+
+def cutlass_version() -> str:
+    """Version of the nvidia-cutlass package, such as "4.2.0"."""
+    import cutlass_library
+
+    return cutlass_library.__version__

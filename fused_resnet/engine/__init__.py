@@ -1,0 +1,13 @@
+"""The C++ engine: loads binaries, prepares kernels, runs programs. Knows nothing of torch."""
+
+from fused_resnet.engine._engine import (
+    ABI_VERSION,
+    DeviceImage,
+    EngineError,
+    Prepared,
+    Program,
+    RefusedError,
+    SharedLibrary,
+)
+
+__all__ = ["ABI_VERSION", "DeviceImage", "EngineError", "Prepared", "Program", "RefusedError", "SharedLibrary"]

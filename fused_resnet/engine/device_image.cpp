@@ -1,0 +1,100 @@
+#include "device_image.h"
+
+#include <cstring>
+
+#include "driver.h"
+
+namespace engine {
+using cuda::check;
+using cuda::ContextScope;
+using cuda::driver;
+
+class PreparedImage : public Prepared {
+ public:
+  PreparedImage(std::shared_ptr<DeviceImage> image, cuda::Function function, const at_prepared& values)
+      : image_(std::move(image)), function_(function), values_(values) {
+    workspace_bytes = values.workspace_bytes;
+  }
+
+  void launch(const at_pointers& pointers, void* stream, bool dependent) const override {
+    ContextScope scope(image_->context_);
+    alignas(64) uint8_t params[AT_MAX_PARAMS];
+    std::memcpy(params, values_.params, values_.params_bytes);
+    std::memcpy(params + values_.pointers_offset, &pointers, sizeof pointers);
+    cuda::LaunchAttribute attribute{};
+    attribute.id = cuda::kProgrammaticStreamSerialization;
+    attribute.value.programmatic_stream_serialization = 1;
+    cuda::LaunchConfig config{};
+    for (int i = 0; i < 3; ++i) config.grid[i] = values_.grid[i];
+    config.block[0] = values_.threads;
+    config.block[1] = config.block[2] = 1;
+    config.shared_bytes = values_.shared_bytes;
+    config.stream = stream;
+    config.attributes = &attribute;
+    config.attribute_count = dependent ? 1 : 0;
+    void* arguments[] = {params};
+    check(driver().launch(&config, function_, arguments, nullptr), "launch of a kernel");
+  }
+
+  std::string describe() const override {
+    int registers = 0, local_bytes = 0;
+    ContextScope scope(image_->context_);
+    driver().function_get(&registers, cuda::kRegisters, function_);
+    driver().function_get(&local_bytes, cuda::kLocalBytes, function_);
+    return "grid " + std::to_string(values_.grid[0]) + "x" + std::to_string(values_.grid[1]) + "x" +
+           std::to_string(values_.grid[2]) + ", " + std::to_string(values_.threads) + " threads, " +
+           std::to_string(values_.shared_bytes) + " B shared, " + std::to_string(registers) + " registers, " +
+           std::to_string(local_bytes) + " B local";
+  }
+
+ private:
+  std::shared_ptr<DeviceImage> image_;  // keeps the code loaded
+  cuda::Function function_;
+  at_prepared values_;
+};
+
+DeviceImage::DeviceImage(const std::string& bytes, int ordinal) : context_(cuda::primary_context(ordinal)) {
+  ContextScope scope(context_);
+  check(driver().module_load(&module_, bytes.data()), "a device image does not load");
+}
+
+DeviceImage::~DeviceImage() {
+  try {
+    ContextScope scope(context_);
+    driver().module_unload(module_);
+  } catch (const Error&) {
+    // The context is gone with the process; there is nobody left to tell.
+  }
+}
+
+std::shared_ptr<Prepared> DeviceImage::prepare(const std::string& symbol, const std::string& problem) {
+  ContextScope scope(context_);
+  cuda::Function kernel, prepare;
+  check(driver().module_function(&kernel, module_, symbol.c_str()), symbol.c_str());
+  check(driver().module_function(&prepare, module_, (symbol + "_prepare").c_str()), symbol.c_str());
+
+  cuda::DevicePointer out;
+  check(driver().alloc(&out, sizeof(at_prepared)), "memory to prepare a kernel");
+  at_prepared values{};
+  cuda::LaunchConfig config{{1, 1, 1}, {1, 1, 1}, 0, nullptr, nullptr, 0};
+  void* arguments[] = {const_cast<char*>(problem.data()), &out};
+  int result = driver().launch(&config, prepare, arguments, nullptr);
+  if (result == 0) result = driver().copy_to_host(&values, out, sizeof values);
+  driver().free(out);
+  check(result, (symbol + "_prepare").c_str());
+
+  if (values.abi_version != AT_ABI_VERSION)
+    throw Error(symbol + " has ABI version " + std::to_string(values.abi_version) + "; this engine has " +
+                std::to_string(AT_ABI_VERSION));
+  if (values.status != AT_OK) throw Refused(symbol + " refuses the problem");
+  if (values.shared_bytes > 48 * 1024 &&
+      driver().function_set(kernel, cuda::kMaxDynamicShared, values.shared_bytes) != 0)
+    throw Refused(symbol + " needs " + std::to_string(values.shared_bytes) + " bytes of shared memory");
+  int most_threads = 0;
+  check(driver().function_get(&most_threads, cuda::kMaxThreads, kernel), symbol.c_str());
+  if (values.threads > most_threads)
+    throw Refused(symbol + " needs too many registers for " + std::to_string(values.threads) + " threads");
+  return std::make_shared<PreparedImage>(shared_from_this(), kernel, values);
+}
+
+}  // namespace engine

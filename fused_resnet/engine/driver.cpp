@@ -1,0 +1,81 @@
+#include "driver.h"
+
+#include <dlfcn.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "kernel.h"
+
+namespace engine::cuda {
+namespace {
+
+template <typename F>
+void find(void* library, const char* name, F& function) {
+  function = reinterpret_cast<F>(dlsym(library, name));
+  if (!function) throw Error(std::string("the CUDA driver lacks ") + name + "; a driver of CUDA 11.8 or newer is needed");
+}
+
+Driver load() {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+  if (!library) throw Error("no CUDA driver: libcuda.so.1 was not found");
+  Driver d{};
+  find(library, "cuInit", d.init);
+  find(library, "cuGetErrorString", d.get_error_string);
+  find(library, "cuDeviceGet", d.device_get);
+  find(library, "cuDevicePrimaryCtxRetain", d.primary_context_retain);
+  find(library, "cuCtxGetCurrent", d.context_get);
+  find(library, "cuCtxSetCurrent", d.context_set);
+  find(library, "cuModuleLoadData", d.module_load);
+  find(library, "cuModuleUnload", d.module_unload);
+  find(library, "cuModuleGetFunction", d.module_function);
+  find(library, "cuFuncSetAttribute", d.function_set);
+  find(library, "cuFuncGetAttribute", d.function_get);
+  find(library, "cuMemAlloc_v2", d.alloc);
+  find(library, "cuMemFree_v2", d.free);
+  find(library, "cuMemcpyDtoH_v2", d.copy_to_host);
+  find(library, "cuLaunchKernelEx", d.launch);
+  if (d.init(0) != 0) throw Error("the CUDA driver does not initialise: no usable GPU");
+  return d;
+}
+
+}  // namespace
+
+const Driver& driver() {
+  static const Driver loaded = load();
+  return loaded;
+}
+
+void check(Result result, const char* what) {
+  if (result == 0) return;
+  const char* text = nullptr;
+  driver().get_error_string(result, &text);
+  throw Error(std::string(what) + ": " + (text ? text : "unknown error") + " (CUDA error " + std::to_string(result) + ")");
+}
+
+Context primary_context(int ordinal) {
+  static std::mutex mutex;
+  static std::map<int, Context> contexts;
+  std::lock_guard lock(mutex);
+  Context& context = contexts[ordinal];
+  if (!context) {
+    int device;
+    check(driver().device_get(&device, ordinal), "cuDeviceGet");
+    check(driver().primary_context_retain(&context, device), "cuDevicePrimaryCtxRetain");
+  }
+  return context;
+}
+
+ContextScope::ContextScope(Context context) {
+  driver().context_get(&previous_);
+  if (previous_ == context) return;
+  check(driver().context_set(context), "cuCtxSetCurrent");
+  changed_ = true;
+}
+
+ContextScope::~ContextScope() {
+  if (changed_) driver().context_set(previous_);
+}
+
+}  // namespace engine::cuda

@@ -1,0 +1,74 @@
+// The part of the CUDA driver API that the engine calls, found at run time with dlopen, so that neither
+// building nor importing the engine needs CUDA. Declarations follow the driver's documented ABI.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace engine::cuda {
+
+using Result = int;
+using Context = void*;
+using Module = void*;
+using Function = void*;
+using Stream = void*;
+using DevicePointer = uint64_t;
+
+enum FunctionAttribute { kRegisters = 4, kLocalBytes = 3, kMaxThreads = 0, kMaxDynamicShared = 8 };
+enum { kProgrammaticStreamSerialization = 6 };
+
+struct LaunchAttribute {
+  int id;
+  char pad[4];
+  union {
+    char bytes[64];
+    int programmatic_stream_serialization;
+  } value;
+};
+
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared_bytes;
+  Stream stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
+struct Driver {
+  Result (*init)(unsigned);
+  Result (*get_error_string)(Result, const char**);
+  Result (*device_get)(int*, int);
+  Result (*primary_context_retain)(Context*, int);
+  Result (*context_get)(Context*);
+  Result (*context_set)(Context);
+  Result (*module_load)(Module*, const void*);
+  Result (*module_unload)(Module);
+  Result (*module_function)(Function*, Module, const char*);
+  Result (*function_set)(Function, int, int);
+  Result (*function_get)(int*, int, Function);
+  Result (*alloc)(DevicePointer*, size_t);
+  Result (*free)(DevicePointer);
+  Result (*copy_to_host)(void*, DevicePointer, size_t);
+  Result (*launch)(const LaunchConfig*, Function, void** parameters, void** extra);
+};
+
+// The driver, loaded and initialised once; throws Error where there is none.
+const Driver& driver();
+
+// Throws Error with `what` and the driver's own words unless `result` is success.
+void check(Result result, const char* what);
+
+// Makes a device's primary context, the one torch uses, current for a scope.
+class ContextScope {
+ public:
+  explicit ContextScope(Context context);
+  ~ContextScope();
+  ContextScope(const ContextScope&) = delete;
+
+ private:
+  Context previous_ = nullptr;
+  bool changed_ = false;
+};
+
+// The primary context of a device, by CUDA ordinal; retained for the life of the process.
+Context primary_context(int ordinal);
+
+}  // namespace engine::cuda

@@ -1,0 +1,59 @@
+// Python bindings of the engine.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "device_image.h"
+#include "program.h"
+#include "shared_library.h"
+
+namespace py = pybind11;
+using namespace engine;
+
+PYBIND11_MODULE(_engine, m) {
+  m.doc() = "Loads kernels from binaries and runs lists of them; see templates/abi.h for the contract.";
+  m.attr("ABI_VERSION") = AT_ABI_VERSION;
+
+  py::object base = py::module_::import("autotune.errors").attr("AutotuneError");
+  static py::exception<Error> error(m, "EngineError", base);
+  static py::exception<Refused> refused(m, "RefusedError", error);
+  py::register_exception_translator([](std::exception_ptr raised) {
+    try {
+      if (raised) std::rethrow_exception(raised);
+    } catch (const Refused& e) {
+      py::set_error(refused, e.what());
+    } catch (const Error& e) {
+      py::set_error(error, e.what());
+    }
+  });
+
+  py::class_<Prepared, std::shared_ptr<Prepared>>(m, "Prepared", "A kernel prepared for one problem.")
+      .def_readonly("workspace_bytes", &Prepared::workspace_bytes)
+      .def("describe", &Prepared::describe);
+
+  py::class_<SharedLibrary, std::shared_ptr<SharedLibrary>>(m, "SharedLibrary", "Kernels of a shared library.")
+      .def(py::init<const std::string&>(), py::arg("path"))
+      .def("names", &SharedLibrary::names)
+      .def("prepare", [](SharedLibrary& self, const std::string& name, const py::bytes& problem) {
+        return self.prepare(name, std::string(problem));
+      });
+
+  py::class_<DeviceImage, std::shared_ptr<DeviceImage>>(m, "DeviceImage", "Kernels of a device image (cubin).")
+      .def(py::init([](const py::bytes& bytes, int device) {
+             return std::make_shared<DeviceImage>(std::string(bytes), device);
+           }),
+           py::arg("bytes"), py::arg("device"))
+      .def("prepare", [](DeviceImage& self, const std::string& name, const py::bytes& problem) {
+        return self.prepare(name, std::string(problem));
+      });
+
+  py::class_<Program>(m, "Program", "Prepared kernels with their pointers, run in one call without the GIL.")
+      .def(py::init<>())
+      .def("add", &Program::add, py::arg("kernel"), py::arg("pointers"), py::arg("dependent") = false)
+      .def("run",
+           [](const Program& self, uintptr_t stream, const std::vector<int64_t>& slots) {
+             py::gil_scoped_release release;
+             self.run(reinterpret_cast<void*>(stream), slots);
+           },
+           py::arg("stream") = 0, py::arg("slots") = std::vector<int64_t>())
+      .def("__len__", &Program::size);
+}

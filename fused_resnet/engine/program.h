@@ -1,0 +1,29 @@
+// A list of prepared kernels with their pointers, run in one call.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "kernel.h"
+
+namespace engine {
+
+class Program {
+ public:
+  // Pointers are addresses, or -1 - i for the i-th slot of run(). `dependent`: see Prepared::launch.
+  void add(std::shared_ptr<Prepared> kernel, const std::vector<int64_t>& pointers, bool dependent);
+
+  // Enqueues all kernels in order. Thread-safe.
+  void run(void* stream, const std::vector<int64_t>& slots) const;
+
+  size_t size() const { return steps_.size(); }
+
+ private:
+  struct Step {
+    std::shared_ptr<Prepared> kernel;
+    std::vector<int64_t> pointers;
+    bool dependent;
+  };
+  std::vector<Step> steps_;
+};
+
+}  // namespace engine

@@ -1,0 +1,151 @@
+"""How long a call takes, in microseconds: bursts, single calls, interleaved rounds and their statistics.
+
+`stream` is the time per call of calls that follow each other without waiting; `latency` is that of one call waited for.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+Call = Callable[[], object]
+
+SLICE_SECONDS = 0.04  # what one callable gets of a round: short, so that drifting clocks hit all callables alike
+MIN_ROUNDS = 6  # fewer give no 95 % interval: all of n values lie on one side of the median with probability 2 / 2**n
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, 10th and 90th percentile in microseconds, over so many samples."""
+
+    median: float
+    low: float
+    high: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Median of the rounds' ratios with its 95 % confidence interval."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Microseconds per call of one callable: a burst's mean, and single calls, for each round."""
+
+    stream: list[float] = field(default_factory=list)
+    latency: list[list[float]] = field(default_factory=list)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for everything that was queued on the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def burst_us(call: Call, device: torch.device, calls: int) -> float:
+    """Microseconds per call of `calls` back-to-back calls: by events on a GPU, by the host's clock on a CPU."""
+    call()  # not timed: refills the caches, and occupies the GPU while the burst's first call is on its way
+    if device.type == "cuda":
+        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        first.record()
+        for _ in range(calls):
+            call()
+        last.record()
+        last.synchronize()
+        return first.elapsed_time(last) * 1e3 / calls
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) * 1e6 / calls
+
+
+def latency_us(call: Call, device: torch.device) -> float:
+    """Microseconds from an idle device, through one call, to an idle device again, by the host's clock."""
+    synchronize(device)
+    start = time.perf_counter()
+    call()
+    synchronize(device)
+    return (time.perf_counter() - start) * 1e6
+
+
+def warm_up(call: Call, device: torch.device, seconds: float = 0.5, limit: float = 20.0) -> None:
+    """Call for `seconds` and until three bursts in a row bring less than 2 %, but not longer than `limit` seconds.
+
+    The first call does not count: it may compile.
+    """
+    best = burst_us(call, device, 1)
+    start, quiet = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - start) < limit and (quiet < 3 or elapsed < seconds):
+        now = burst_us(call, device, _calls_in(SLICE_SECONDS / 2, best))
+        quiet = quiet + 1 if now > 0.98 * best else 0
+        best = min(best, now)
+
+
+def interleave(
+    calls: Mapping[str, Call],
+    device: torch.device,
+    seconds: float,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> dict[str, Samples]:
+    """Time warm callables side by side, in rounds, for about `seconds` each.
+
+    In each round every callable runs one burst and several single calls, in a new random order, so whatever drifts
+    (clocks, temperature, other users) meets all of them and cancels in the ratios of one round. `progress` hears the
+    fraction done.
+    """
+    samples = {name: Samples() for name in calls}
+    counts = {name: _calls_in(SLICE_SECONDS / 2, burst_us(call, device, 1)) for name, call in calls.items()}
+    shuffle = random.Random(0).shuffle
+    order = list(calls)
+    start, done, rounds = time.perf_counter(), 0.0, 0
+    while done < 1:
+        shuffle(order)
+        for name in order:
+            samples[name].stream.append(burst_us(calls[name], device, counts[name]))
+            samples[name].latency.append([latency_us(calls[name], device) for _ in range(counts[name])])
+        rounds += 1
+        done = min(rounds / MIN_ROUNDS, (time.perf_counter() - start) / (seconds * len(calls)))
+        progress(done)
+    return samples
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median and 10th to 90th percentile of at least two values."""
+    tenths = statistics.quantiles(values, n=10, method="inclusive")
+    return Spread(statistics.median(values), tenths[0], tenths[-1], len(values))
+
+
+def paired_ratio(values: Sequence[float], base: Sequence[float]) -> Ratio:
+    """How many times `base` the values are, round by round.
+
+    The interval is the sign test's, two of the sorted ratios: it assumes nothing about their distribution.
+    """
+    ratios = sorted(ours / theirs for ours, theirs in zip(values, base, strict=True))
+    outside = _outside(len(ratios))
+    return Ratio(statistics.median(ratios), ratios[outside], ratios[-1 - outside], len(ratios))
+
+
+def _outside(count: int) -> int:
+    """How many of `count` sorted values may be cut off at each end so that the rest holds the median with 95 %."""
+    cut, tail = 0, 1
+    while tail + math.comb(count, cut + 1) <= 0.025 * 2**count:
+        cut += 1
+        tail += math.comb(count, cut)
+    return cut
+
+
+def _calls_in(seconds: float, us: float) -> int:
+    """How many calls of `us` microseconds fit into `seconds`: at least one."""
+    return max(1, int(seconds * 1e6 / us))

@@ -1,0 +1,73 @@
+"""The bar chart of a benchmark record: one panel for each batch size, one bar for each variant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+OURS, THEIRS, INK, FAINT = "#2f6fde", "#c9d0da", "#1c2430", "#6b7686"
+BAR_INCHES, PANEL_INCHES, HEAD_INCHES = 0.38, 0.55, 0.45
+
+
+def unit(microseconds: list[float]) -> tuple[str, float]:
+    """The unit in which these times read well, and how many microseconds it is."""
+    return ("ms", 1e3) if max(microseconds, default=0) >= 1e5 else ("us", 1)
+
+
+def number(value: float) -> str:
+    """Three significant digits, and never an exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def draw(record: dict[str, Any], path: Path) -> bool:
+    """Draw the median latencies of a record of scripts/bench.py; False if it has none."""
+    panels = [(batch["batch"], _ran(batch)) for batch in record["batches"]]
+    panels = [(size, bars) for size, bars in panels if bars]
+    if not panels:
+        return False
+    heights = [PANEL_INCHES + BAR_INCHES * len(bars) for _, bars in panels]
+    figure = Figure(figsize=(9, HEAD_INCHES + sum(heights)), dpi=160, facecolor="white", layout="constrained")
+    arguments, machine = record["arguments"], record["machine"]
+    title = f"{arguments['model']}, {arguments['dtype']}, {machine['device']}"
+    figure.suptitle(title, x=0.012, ha="left", color=INK, fontsize=14, fontweight="bold")
+    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axis, (size, bars) in zip(axes, panels, strict=True):
+        _panel(axis, f"batch {size}: latency of one call, median (lower is better)", bars)
+    figure.savefig(path)
+    return True
+
+
+def _ran(batch: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Name and numbers of the variants that ran, slowest first."""
+    ran = [(name, variant) for name, variant in batch["variants"].items() if variant["status"] == "ok"]
+    return sorted(ran, key=lambda item: -item[1]["latency"]["median"])
+
+
+def _panel(axis: Axes, title: str, bars: list[tuple[str, dict[str, Any]]]) -> None:
+    name, scale = unit([variant["latency"]["median"] for _, variant in bars])
+    times = [variant["latency"]["median"] / scale for _, variant in bars]
+    axis.set_title(title, loc="left", color=FAINT, fontsize=10)
+    axis.barh(range(len(bars)), times, height=0.66, color=[OURS if key == "fused" else THEIRS for key, _ in bars])
+    axis.set_yticks(range(len(bars)), [variant["label"] for _, variant in bars], color=INK, fontsize=11)
+    for tick, (key, _) in zip(axis.get_yticklabels(), bars, strict=True):
+        tick.set_fontweight("bold" if key == "fused" else "normal")
+    for row, ((key, variant), value) in enumerate(zip(bars, times, strict=True)):
+        ratio = variant.get("latency_ratio")
+        text = f"{number(value)} {name}" + (f"  ({ratio['median']:.2f}x)" if ratio else "")
+        weight = "bold" if key == "fused" else "normal"
+        axis.annotate(
+            text, (value, row), (6, 0), textcoords="offset points", va="center", color=INK, fontsize=11, fontweight=weight
+        )
+    axis.set_xlim(0, max(times) * 1.22)  # room for the longest bar's label
+    axis.set_xticks([])
+    axis.tick_params(length=0)
+    for side in ("top", "right", "bottom"):
+        axis.spines[side].set_visible(False)
+    axis.spines["left"].set_color(FAINT)

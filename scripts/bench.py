@@ -1,0 +1,483 @@
+"""Time FusedResNet against what a user would run instead: eager, TorchScript, CUDA graphs and torch.compile.
+
+All variants live in one process and are timed in interleaved rounds; the result is a table, a JSON record and a bar chart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import hashlib
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, cast
+
+import _chart
+import torch
+from _cli import run
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from torch import Tensor, nn
+
+from autotune.errors import AutotuneError, choose
+from fused_resnet import reference, timing
+
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 8e-2, torch.float32: 1e-2}  # f32 may mean TF32 on a GPU
+CAPTURE_WARM_UPS = 10  # TorchScript optimizes during its first calls, cuDNN searches during its very first
+METHOD = {
+    "unit": "microseconds",
+    "stream": "per call of a burst of back-to-back calls; device events on a GPU, host clock on a CPU; a sample is a burst's mean",
+    "latency": "one call between two device synchronizations, host clock",
+    "spread": "median, and low and high: the 10th and 90th percentile",
+    "ratio": "a variant's time over fused's: median over rounds of the ratio in one round, low and high: 95 % interval",
+    "caches": "warm: the same input again and again",
+    "input": "lies in the variant's layout; every copy of it into a CUDA graph's static buffer is in the time",
+    "settings": "eval, inference_mode, cudnn.benchmark; torch.compile: reduce-overhead on a GPU, default on a CPU",
+    "error": "norm(result - reference) / norm(reference), the reference in float32 on the CPU, all parameters random",
+}
+PLACES = ("db", "out", "name", "plot")  # arguments that say where files lie, which is no part of a result
+
+Forward = Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, its input on the device, and what must come out."""
+
+    model: str
+    channels: int
+    database: str | None
+    network: nn.Module  # float32, on the CPU
+    x: Tensor
+    expected: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.x.device
+
+    def eager(self, layout: torch.memory_format = torch.contiguous_format) -> nn.Module:
+        """A copy of the network, ready to infer in this layout."""
+        network = copy.deepcopy(self.network).eval().requires_grad_(False)
+        return network.to(device=self.device, dtype=self.x.dtype, memory_format=layout)
+
+    def nhwc(self) -> tuple[nn.Module, Tensor]:
+        """The network and its input, both channels-last."""
+        return self.eager(torch.channels_last), self.x.contiguous(memory_format=torch.channels_last)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run the network."""
+
+    name: str
+    label: str
+    layout: str
+    build: Callable[[Case], Forward]
+    gpu_only: bool = False
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a variant: either `reason` says why it did not run, or the times are there."""
+
+    variant: Variant
+    reason: str | None = None
+    forward: Forward | None = None
+    error: float = 0.0
+    setup_seconds: float = 0.0
+    warnings: tuple[str, ...] = ()
+    stream: timing.Spread | None = None
+    latency: timing.Spread | None = None
+    stream_ratio: timing.Ratio | None = None
+    latency_ratio: timing.Ratio | None = None
+
+
+def eager(case: Case) -> Forward:
+    network = case.eager()
+    return lambda: cast(Tensor, network(case.x))
+
+
+def channels_last(case: Case) -> Forward:
+    network, x = case.nhwc()
+    return lambda: cast(Tensor, network(x))
+
+
+def jit(case: Case) -> Forward:
+    network = scripted(case.eager(), case.x)
+    return lambda: cast(Tensor, network(case.x))
+
+
+def jit_frozen_graph(case: Case) -> Forward:
+    network, x = case.nhwc()
+    return captured(torch.jit.freeze(scripted(network, x)), x)
+
+
+def cuda_graph(case: Case) -> Forward:
+    return captured(*case.nhwc())
+
+
+def compiled(case: Case) -> Forward:
+    return inductor(case, "reduce-overhead" if case.device.type == "cuda" else "default")
+
+
+def compiled_max(case: Case) -> Forward:
+    return inductor(case, "max-autotune")
+
+
+def fused(case: Case) -> Forward:
+    from fused_resnet import FusedResNet
+
+    network = FusedResNet(tuning_db=case.database, model=case.model, in_channels=case.channels)
+    network.load_state_dict(case.network.state_dict())
+    network.eval().to(case.device, case.x.dtype)
+    return lambda: cast(Tensor, network(case.x))
+
+
+VARIANTS = [
+    Variant("eager", "eager", "NCHW", eager),
+    Variant("channels_last", "eager, channels_last", "NHWC", channels_last),
+    Variant("jit", "torch.jit", "NCHW", jit),
+    Variant("jit_frozen+graph", "torch.jit frozen + CUDA graph", "NHWC", jit_frozen_graph, gpu_only=True),
+    Variant("cuda_graph", "channels_last + CUDA graph", "NHWC", cuda_graph, gpu_only=True),
+    Variant("compile", "torch.compile", "NHWC", compiled),
+    Variant("compile_max", "torch.compile max-autotune", "NHWC", compiled_max),
+    Variant("fused", "FusedResNet", "NCHW", fused),
+]
+
+
+def scripted(network: nn.Module, x: Tensor) -> torch.jit.ScriptModule:
+    """The network in TorchScript: compiled from its source where that can be, otherwise traced."""
+    try:
+        return cast(torch.jit.ScriptModule, torch.jit.script(network))
+    except Exception:
+        return cast(torch.jit.ScriptModule, torch.jit.trace(network, x))
+
+
+@torch.inference_mode()
+def captured(network: nn.Module, x: Tensor) -> Forward:
+    """The network as a CUDA graph. A call copies its input in, since a user has to."""
+    static = x.clone()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(CAPTURE_WARM_UPS):
+            network(static)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = cast(Tensor, network(static))
+
+    def forward() -> Tensor:
+        static.copy_(x)
+        graph.replay()
+        return result
+
+    return forward
+
+
+def inductor(case: Case, mode: str) -> Forward:
+    """The network through torch.compile, for this batch size alone."""
+    network, x = case.nhwc()
+    compiled_network = torch.compile(network, mode=mode, dynamic=False)
+    return lambda: cast(Tensor, compiled_network(x))
+
+
+def main() -> None:
+    """Run the command line."""
+    arguments = parse()
+    if arguments.plot:
+        plot(Path(arguments.plot))
+        return
+    if arguments.threads:
+        os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # for kernels that bring an OpenMP runtime of their own
+        torch.set_num_threads(arguments.threads)
+    device = pick_device(arguments.device)
+    dtype = arguments.dtype or ("f16" if device.type == "cuda" else "f32")
+    chosen = pick_variants(arguments, device)
+    database = pick_database(arguments, chosen)
+    choose("model", arguments.model, sorted(reference.MODELS))
+    torch.backends.cudnn.benchmark = True
+
+    record = {
+        "schema": 1,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine(device),
+        "arguments": {key: value for key, value in vars(arguments).items() if key not in PLACES}
+        | {"dtype": dtype, "device": device.type, "variants": [variant.name for variant in chosen]},
+        "database": database,
+        "method": METHOD,
+        "batches": [],
+    }
+    stem = Path(arguments.out) / (arguments.name or default_name(arguments.model, device, dtype))
+    ran = False
+    for batch in arguments.batch:
+        results = measure(make_case(arguments, batch, device, DTYPES[dtype]), chosen, arguments.seconds)
+        ran |= any(result.reason is None for result in results)
+        record["batches"].append({"batch": batch, "variants": {result.variant.name: as_json(result) for result in results}})
+        write(record, stem)  # after every batch size: an interrupted run keeps what it measured
+        show(results, f"{arguments.model}, {dtype}, batch {batch}, {record['machine']['device']}")
+    if not ran:
+        raise AutotuneError("no variant ran: the reasons stand below each table")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Time FusedResNet against what a user would run instead.")
+    parser.add_argument("--db", metavar="PATH", help="the tuning database for the variant fused")
+    parser.add_argument("--model", default="se_resnet9_fixup", help="the network (default: %(default)s)")
+    parser.add_argument("--in-channels", type=positive, default=3, metavar="N", help="channels of the input (default: 3)")
+    parser.add_argument("--batch", type=sizes, action="extend", metavar="N[,N]", help="batch sizes (default: 128)")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: f16 on a GPU, f32 on a CPU")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--seconds", type=float, default=2.0, help="time for each variant and batch (default: %(default)s)")
+    known = ", ".join(variant.name for variant in VARIANTS)
+    parser.add_argument("--only", type=names, default=[], metavar="A,B", help=f"variants to run, of {known}")
+    parser.add_argument("--skip", type=names, default=[], metavar="A,B", help="variants to leave out")
+    parser.add_argument("--max-autotune", action="store_true", help="also compile_max: torch.compile max-autotune, minutes")
+    parser.add_argument("--out", default="benchmarks", metavar="DIR", help="where record and chart go (default: %(default)s)")
+    parser.add_argument("--name", metavar="STEM", help="their file name (default: model, device and dtype)")
+    parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads (default: torch's choice)")
+    parser.add_argument("--plot", metavar="FILE.json", help="only redraw the chart of a record")
+    arguments = parser.parse_args()
+    arguments.batch = arguments.batch or [128]
+    return arguments
+
+
+def positive(text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")
+    return int(text)
+
+
+def sizes(text: str) -> list[int]:
+    return [positive(part) for part in names(text)]
+
+
+def names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise AutotuneError("torch sees no NVIDIA GPU: give --device cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def pick_variants(arguments: argparse.Namespace, device: torch.device) -> list[Variant]:
+    known = [variant.name for variant in VARIANTS]
+    for name in arguments.only + arguments.skip:
+        choose("variant", name, known)
+    wanted = set(arguments.only or [name for name in known if name != "compile_max"]) - set(arguments.skip)
+    if arguments.max_autotune:
+        wanted.add("compile_max")
+    chosen = [v for v in VARIANTS if v.name in wanted and (device.type == "cuda" or not v.gpu_only)]
+    if not chosen:
+        raise AutotuneError(f"no variant is left to run on {device.type}: change --only or --skip")
+    return chosen
+
+
+def pick_database(arguments: argparse.Namespace, chosen: Iterable[Variant]) -> dict[str, str] | None:
+    """The database's entry in the record; None if nothing needs one."""
+    if all(variant.name != "fused" for variant in chosen):
+        return None
+    if not arguments.db:
+        raise AutotuneError("the variant fused needs a tuning database: give --db PATH or --skip fused")
+    path = Path(arguments.db)
+    if not path.is_file():
+        raise AutotuneError(f"there is no tuning database '{path}': tune first or give another --db")
+    return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def make_case(arguments: argparse.Namespace, batch: int, device: torch.device, dtype: torch.dtype) -> Case:
+    """Random weights, a random input, and the result that float32 on the CPU gives for them."""
+    torch.compiler.reset()  # otherwise torch.compile remembers the last batch size
+    network = reference.build(arguments.model, arguments.in_channels).eval()
+    reference.randomize(network, 0)
+    size = cast(int, network.input_size)
+    x = torch.randn(batch, arguments.in_channels, size, size, generator=torch.Generator().manual_seed(1)).to(dtype)
+    with torch.inference_mode():
+        expected = network(x.float())
+    return Case(arguments.model, arguments.in_channels, arguments.db, network, x.to(device), expected)
+
+
+def measure(case: Case, chosen: list[Variant], seconds: float) -> list[Result]:
+    """Prepare every variant, then time those that work side by side."""
+    text = TextColumn("{task.description}")
+    with Progress(text, BarColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=len(chosen))
+        results = [prepare(case, variant, progress, task) for variant in chosen]
+        calls = {result.variant.name: result.forward for result in results if result.forward}
+        if not calls:
+            return results
+        progress.reset(task, total=1, description=f"timing {len(calls)} variants, batch {len(case.x)}")
+        with torch.inference_mode():
+            times = timing.interleave(calls, case.device, seconds, lambda done: progress.update(task, completed=done))
+    return [with_times(result, times) if result.forward else result for result in results]
+
+
+def prepare(case: Case, variant: Variant, progress: Progress, task: TaskID) -> Result:
+    """Build, check and warm up one variant. Whatever goes wrong is its result, not the end of the run."""
+    progress.update(task, description=f"preparing {variant.name}, batch {len(case.x)}")
+    start = time.perf_counter()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            forward = variant.build(case)
+            with torch.inference_mode():
+                error = relative_error(forward().cpu(), case.expected)
+                timing.warm_up(forward, case.device)
+    except Exception as problem:
+        return Result(variant, one_line(problem))
+    finally:
+        progress.advance(task)
+        gc.collect()
+    if not error < TOLERANCE[case.x.dtype]:  # so written that nan fails
+        return Result(variant, f"wrong result: relative error {error:.1e}")
+    said = dict.fromkeys(one_line(w.message) for w in caught if issubclass(w.category, UserWarning))
+    return Result(variant, None, forward, error, time.perf_counter() - start, tuple(said))
+
+
+def with_times(result: Result, times: dict[str, timing.Samples]) -> Result:
+    """The result with its statistics, and with ratios if fused ran."""
+    own, fused_times = times[result.variant.name], times.get("fused")
+    calls = [call for latencies in own.latency for call in latencies]
+    result = replace(result, stream=timing.spread(own.stream), latency=timing.spread(calls))
+    if fused_times is None:
+        return result
+    return replace(
+        result,
+        stream_ratio=timing.paired_ratio(own.stream, fused_times.stream),
+        latency_ratio=timing.paired_ratio(medians(own.latency), medians(fused_times.latency)),
+    )
+
+
+def medians(rounds: list[list[float]]) -> list[float]:
+    return [statistics.median(values) for values in rounds]
+
+
+def relative_error(result: Tensor, expected: Tensor) -> float:
+    return float((result.double() - expected).norm() / expected.double().norm())
+
+
+def one_line(problem: Exception | Warning | str) -> str:
+    """Kind and first line of an error; the first line alone of a warning."""
+    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    text = lines[0] if lines else ""
+    if isinstance(problem, Exception) and not isinstance(problem, (Warning, AutotuneError)):
+        return f"{type(problem).__name__}: {text}" if text else type(problem).__name__
+    return text
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    variant = result.variant
+    about = {"label": variant.label, "layout": variant.layout}
+    if result.reason is not None:
+        return {"status": "failed", "reason": result.reason} | about
+    numbers = asdict(replace(result, forward=None))
+    return {"status": "ok"} | about | {k: v for k, v in numbers.items() if k not in ("variant", "reason", "forward")}
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What the numbers depend on. `device` is the name of what was measured."""
+    cpu, gpu = cpu_name(), torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {
+        "device": gpu or cpu,
+        "gpu": gpu,
+        "driver": driver_version() if gpu else None,
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if gpu else None,
+        "python": platform.python_version(),
+    }
+
+
+def cpu_name() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def driver_version() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return None
+
+
+def default_name(model: str, device: torch.device, dtype: str) -> str:
+    place = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return f"{model}-{re.sub(r'[^a-z0-9]+', '-', place.lower()).strip('-')}-{dtype}"
+
+
+def write(record: dict[str, Any], stem: Path) -> None:
+    """Write <stem>.json and <stem>.png."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    Path(f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n")
+    _chart.draw(record, Path(f"{stem}.png"))
+
+
+def plot(path: Path) -> None:
+    """Redraw the chart of a record beside it."""
+    try:
+        drawn = _chart.draw(json.loads(path.read_text()), path.with_suffix(".png"))
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise AutotuneError(f"'{path}' is not a record of this script: {one_line(problem)}") from problem
+    if not drawn:
+        raise AutotuneError(f"nothing to draw: no variant of '{path}' ran")
+    Console().print(f"wrote {path.with_suffix('.png')}", highlight=False)
+
+
+def show(results: list[Result], title: str) -> None:
+    """The table, fastest variant first, then why a variant failed and what fused had to say."""
+    ran = sorted((r for r in results if r.latency), key=lambda r: cast(timing.Spread, r.latency).median)
+    unit, scale = _chart.unit([s.median for r in ran for s in (r.stream, r.latency) if s])
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1))
+    table.add_column("variant", no_wrap=True)
+    for heading in (f"stream {unit}", f"latency {unit}", "stream/fused", "latency/fused", "error"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for r in ran:
+        numbers = [spread_text(r.stream, scale), spread_text(r.latency, scale)]
+        numbers += [ratio_text(r.stream_ratio), ratio_text(r.latency_ratio), f"{r.error:.0e}"]
+        table.add_row(r.variant.name, *numbers, style="bold" if r.variant.name == "fused" else None)
+    console = Console(highlight=False)
+    console.print(table)
+    for r in results:
+        if r.reason is not None:
+            console.print(f"[red]{r.variant.name} failed:[/] {escape(r.reason)}")
+        elif r.variant.name == "fused":
+            for text in r.warnings:
+                console.print(f"[yellow]{r.variant.name} warns:[/] {escape(text)}")
+
+
+def spread_text(value: timing.Spread | None, scale: float) -> str:
+    """Median and half the distance from the 10th to the 90th percentile."""
+    if value is None:
+        return ""
+    return f"{_chart.number(value.median / scale)} ±{50 * (value.high - value.low) / value.median:.0f}%"
+
+
+def ratio_text(value: timing.Ratio | None) -> str:
+    """Ratio and half the width of its confidence interval."""
+    return "" if value is None else f"{value.median:.2f} ±{(value.high - value.low) / 2:.2f}"
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,89 @@
+// The contract between kernels and the engine: plain C, versioned, shared by host and device code.
+// autotune/abi.py mirrors these structs; a test compiles this header and compares every offset.
+#pragma once
+
+#ifndef __CUDACC_RTC__
+#include <stdint.h>
+#else
+typedef signed int int32_t;
+typedef unsigned int uint32_t;
+typedef unsigned char uint8_t;
+typedef signed long long int64_t;
+typedef unsigned long long uint64_t;
+#endif
+
+#define AT_ABI_VERSION 1
+#define AT_MAX_SCALARS 8
+#define AT_MAX_LAUNCH 8
+#define AT_MAX_POINTERS 16
+#define AT_WORKSPACE (AT_MAX_POINTERS - 1) /* the workspace's place among the pointers */
+#define AT_MAX_PARAMS 3840                 /* bytes of kernel parameters */
+
+enum at_status { AT_OK = 0, AT_REFUSED = 1, AT_FAILED = 2 };
+
+/* Every problem ends with the epilogue's scalars and the family's launch values, in the family's order. */
+#define AT_TAIL                    \
+  float scalars[AT_MAX_SCALARS]; \
+  int32_t launch[AT_MAX_LAUNCH];
+
+typedef struct at_conv2d {
+  int32_t n, h, w, c, k, r, s, p, q;
+  int32_t stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups;
+  AT_TAIL
+} at_conv2d;
+
+typedef struct at_avg_pool2d {
+  int32_t n, h, w, c, r, s, p, q;
+  int32_t stride_h, stride_w, pad_h, pad_w;
+  AT_TAIL
+} at_avg_pool2d;
+
+typedef struct at_space_to_depth {
+  int32_t n, h, w, c, block;
+  AT_TAIL
+} at_space_to_depth;
+
+typedef struct at_se_tail {
+  int32_t n, h, w, c, hidden;
+  AT_TAIL
+} at_se_tail;
+
+/* Operands in the order of Problem.operands(), then, in its fixed place, the workspace. A workspace is
+   zeroed before the first launch, and every launch leaves its first bytes as it found them where the
+   kernel relies on that. */
+typedef struct at_pointers {
+  void* p[AT_MAX_POINTERS];
+} at_pointers;
+
+/* ---- Device images -------------------------------------------------------------------------------
+   A kernel `S` exports two functions:
+     S(Params)                                   the kernel; Params passed by value
+     S_prepare(problem, at_prepared*)            one thread; fills in the launch and the Params
+   The Params hold one at_pointers, which the engine fills in: binding a kernel to tensors is a copy. */
+typedef struct at_prepared {
+  int32_t status; /* at_status */
+  int32_t grid[3];
+  int32_t threads;
+  int32_t shared_bytes; /* dynamic shared memory */
+  int32_t params_bytes;
+  int32_t pointers_offset; /* of the at_pointers in params */
+  int32_t abi_version;
+  int64_t workspace_bytes;
+  uint8_t params[AT_MAX_PARAMS];
+} at_prepared;
+
+/* ---- Shared libraries ----------------------------------------------------------------------------
+   A library exports `const at_library* at_library_get(void)`. `prepare` does all host work once; `launch`
+   allocates nothing and does not synchronize. Both return an at_status and write its text. */
+typedef struct at_kernel {
+  const char* name;
+  int32_t (*prepare)(const void* problem, void** state, int64_t* workspace_bytes, char* text, uint64_t text_bytes);
+  int32_t (*launch)(const void* state, void* const* pointers, void* stream, char* text, uint64_t text_bytes);
+  void (*release)(void* state);
+} at_kernel;
+
+typedef struct at_library {
+  uint32_t abi_version;
+  uint32_t count;
+  const at_kernel* kernels;
+} at_library;

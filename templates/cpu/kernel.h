@@ -1,0 +1,46 @@
+// What every CPU kernel includes: elements, the epilogue's steps, and the ABI entry made from a plain function.
+#pragma once
+#include <stdlib.h>
+#include <string.h>
+
+#include "abi.h"
+
+namespace at {
+
+template <int N>
+static inline __attribute__((always_inline)) void load(float (&v)[N], const float* from) {
+  memcpy(v, from, sizeof v);
+}
+
+template <int N>
+static inline __attribute__((always_inline)) void store(const float (&v)[N], float* to) {
+  memcpy(to, v, sizeof v);
+}
+
+}  // namespace at
+
+#include "epilogue.h"
+
+namespace at {
+
+// The entry of a kernel that is a function of its problem and pointers. The state is a copy of the problem.
+template <typename Problem, void (*run)(const Problem&, void* const*)>
+struct Entry {
+  static int32_t prepare(const void* problem, void** state, int64_t* workspace_bytes, char* text, uint64_t text_bytes) {
+    *workspace_bytes = 0;
+    *state = malloc(sizeof(Problem));
+    if (!*state) {
+      strncpy(text, "no memory for the kernel's state", text_bytes);
+      return AT_FAILED;
+    }
+    memcpy(*state, problem, sizeof(Problem));
+    return AT_OK;
+  }
+  static int32_t launch(const void* state, void* const* pointers, void*, char*, uint64_t) {
+    run(*static_cast<const Problem*>(state), pointers);
+    return AT_OK;
+  }
+  static void release(void* state) { free(state); }
+};
+
+}  // namespace at

@@ -1,0 +1,119 @@
+// What every device kernel includes: elements, vector access, the epilogue's steps, dependent launch, and
+// how `prepare` hands the kernel's parameters to the engine.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "abi.h"
+
+#define AT_DEVICE __device__ __forceinline__
+
+extern __shared__ __align__(128) char at_shared[];  // every kernel's dynamic shared memory
+
+namespace at {
+
+using half = __half;
+using bfloat16 = __nv_bfloat16;
+
+AT_DEVICE float to_float(half v) { return __half2float(v); }
+AT_DEVICE float to_float(bfloat16 v) { return __bfloat162float(v); }
+AT_DEVICE float to_float(float v) { return v; }
+AT_DEVICE void from_float(half& to, float v) { to = __float2half_rn(v); }
+AT_DEVICE void from_float(bfloat16& to, float v) { to = __float2bfloat16_rn(v); }
+AT_DEVICE void from_float(float& to, float v) { to = v; }
+
+template <int Bytes>
+struct Word;
+template <>
+struct Word<2> { using type = unsigned short; };
+template <>
+struct Word<4> { using type = unsigned int; };
+template <>
+struct Word<8> { using type = uint2; };
+template <>
+struct Word<16> { using type = uint4; };
+
+// N neighbouring elements in registers, read and written by the widest accesses that they fill.
+template <typename Element, int N>
+struct Pack {
+  static constexpr int kBytes = N * (int)sizeof(Element);
+  static constexpr int kWord = kBytes % 16 == 0 ? 16 : kBytes % 8 == 0 ? 8 : kBytes % 4 == 0 ? 4 : 2;
+  using Access = typename Word<kWord>::type;
+  union {
+    Access words[kBytes / kWord];
+    Element elements[N];
+  };
+  AT_DEVICE Pack() {}
+  AT_DEVICE void read(const Element* from) {
+#pragma unroll
+    for (int i = 0; i < kBytes / kWord; ++i) words[i] = reinterpret_cast<const Access*>(from)[i];
+  }
+  AT_DEVICE void write(Element* to) const {
+#pragma unroll
+    for (int i = 0; i < kBytes / kWord; ++i) reinterpret_cast<Access*>(to)[i] = words[i];
+  }
+};
+
+template <int N, typename Element>
+AT_DEVICE void load(float (&v)[N], const Element* from) {
+  Pack<Element, N> pack;
+  pack.read(from);
+#pragma unroll
+  for (int i = 0; i < N; ++i) v[i] = to_float(pack.elements[i]);
+}
+
+template <int N, typename Element>
+AT_DEVICE void store(const float (&v)[N], Element* to) {
+  Pack<Element, N> pack;
+#pragma unroll
+  for (int i = 0; i < N; ++i) from_float(pack.elements[i], v[i]);
+  pack.write(to);
+}
+
+// Programmatic dependent launch: the next kernel may be placed on the machine while this one runs, and
+// nothing that the previous kernel wrote may be read before wait_for_previous().
+AT_DEVICE void launch_next() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+AT_DEVICE void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Parameters of a kernel that needs nothing derived: the problem and the pointers.
+template <typename Problem>
+struct Plain {
+  Problem a;
+  at_pointers p;
+};
+
+template <typename Params>
+AT_DEVICE void prepared(at_prepared* out, const Params& params, int grid_x, int grid_y, int grid_z, int threads,
+                        int shared_bytes, int64_t workspace_bytes) {
+  static_assert(sizeof(Params) <= AT_MAX_PARAMS, "the kernel's parameters exceed what a launch can carry");
+  out->status = AT_OK;
+  out->grid[0] = grid_x;
+  out->grid[1] = grid_y;
+  out->grid[2] = grid_z;
+  out->threads = threads;
+  out->shared_bytes = shared_bytes;
+  out->params_bytes = sizeof(Params);
+  out->pointers_offset = (int)((const char*)&params.p - (const char*)&params);
+  out->abi_version = AT_ABI_VERSION;
+  out->workspace_bytes = workspace_bytes;
+  *reinterpret_cast<Params*>(out->params) = params;
+}
+
+AT_DEVICE void refused(at_prepared* out) {
+  out->status = AT_REFUSED;
+  out->abi_version = AT_ABI_VERSION;
+}
+
+AT_DEVICE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace at
+
+#include "epilogue.h"

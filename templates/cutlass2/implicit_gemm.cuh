@@ -1,0 +1,212 @@
+// An implicit-GEMM convolution from CUTLASS 2.x parts: CUTLASS's main loop, an epilogue that hands every
+// vector of accumulators with its place to the steps of this project, and a split over channels whose last
+// thread block adds the partial sums in float32 and in a fixed order.
+#pragma once
+#ifdef __CUDACC_RTC__
+#include <cuda/std/cstdint>
+#endif
+#include "cutlass/cutlass.h"
+#include "cutlass/conv/kernel/default_conv2d_fprop.h"
+#include "cutlass/epilogue/threadblock/epilogue_with_visitor.h"
+
+namespace at {
+
+// Places of the pointers: Problem.operands() of conv2d.
+enum { kX = 0, kWeight = 1, kY = 2, kFirstStep = 3 };
+
+// Follows the walk of CUTLASS's PredicatedTileIterator over the output tile, row for row, but knows the
+// coordinates of what it visits, so any chain of steps can be applied.
+template <typename Existing, typename Element, typename Steps>
+struct StepVisitor {
+  using Iterator = typename Existing::OutputTileIterator;
+  using ThreadMap = typename Iterator::ThreadMap;
+  using Iterations = typename ThreadMap::Iterations;
+  static int const kIterations = Iterator::kIterations;
+  static int const kElementsPerAccess = Iterator::kElementsPerAccess;
+  using AccumulatorFragment = cutlass::Array<float, kElementsPerAccess>;
+
+  void* const* p;
+  float const* scalars;
+  int rows, columns;
+  int row, column;
+  int state[2] = {0, 0};
+
+  CUTLASS_DEVICE StepVisitor(void* const* p, float const* scalars, int rows, int columns, int first_row,
+                             int first_column, int thread)
+      : p(p), scalars(scalars), rows(rows), columns(columns) {
+    cutlass::MatrixCoord offset = ThreadMap::initial_offset(thread);
+    row = first_row + offset.row();
+    column = first_column + offset.column();
+  }
+
+  CUTLASS_DEVICE void begin_epilogue() {}
+  CUTLASS_DEVICE void begin_step(int) {}
+  CUTLASS_DEVICE void begin_row(int) {}
+  CUTLASS_DEVICE void end_row(int) {}
+  CUTLASS_DEVICE void end_epilogue() {}
+
+  CUTLASS_DEVICE void visit(int, int row_index, int column_index, int, AccumulatorFragment const& accumulators) {
+    int const r = row_index % Iterations::kRow;
+    int const group = row_index / Iterations::kRow % Iterations::kGroup;
+    int const cluster = row_index / (Iterations::kRow * Iterations::kGroup);
+    int const at_row = row + r * ThreadMap::Delta::kRow + group * ThreadMap::Delta::kGroup +
+                       cluster * ThreadMap::Delta::kCluster;
+    int const channel = column + column_index * ThreadMap::Delta::kColumn;
+    if (at_row >= rows || channel >= columns) return;
+    float v[kElementsPerAccess];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kElementsPerAccess; ++i) v[i] = accumulators[i];
+    int64_t const offset = (int64_t)at_row * columns + channel;
+    Steps::apply(v, p, scalars, channel, offset);
+    store(v, (Element*)p[kY] + offset);
+  }
+
+  CUTLASS_DEVICE void end_step(int) {
+    using Shape = typename ThreadMap::Shape;
+    using Count = typename ThreadMap::Count;
+    row += Shape::kRow;
+    if (++state[0] == Count::kRow) {
+      state[0] = 0;
+      row += (Shape::kGroup - 1) * Shape::kRow * Count::kRow;
+      if (++state[1] == Count::kGroup) {
+        state[1] = 0;
+        row += Count::kGroup * Shape::kGroup * Count::kRow * Shape::kRow;
+      }
+    }
+  }
+};
+
+template <typename Conv, typename Element, typename Steps, int SwizzleLimit = 8>
+struct ImplicitGemm {
+  using Mma = typename Conv::Mma;
+  using Shape = typename Mma::Shape;
+  using Existing = typename Conv::Epilogue;
+  using Swizzle = cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<SwizzleLimit>;
+  using Visitor = StepVisitor<Existing, Element, Steps>;
+  using Epilogue = cutlass::epilogue::threadblock::EpilogueWithVisitor<
+      Visitor, typename Existing::Shape, typename Existing::WarpMmaOperator, Existing::kPartitionsK,
+      typename Existing::AccumulatorFragmentIterator, typename Existing::WarpTileIterator,
+      typename Existing::SharedLoadIterator, typename Existing::Padding>;
+  static int const kThreads = Conv::kThreadCount;
+  static int const kAccumulators = Mma::FragmentC::kElements;
+
+  union SharedStorage {
+    typename Mma::SharedStorage main_loop;
+    typename Epilogue::SharedStorage epilogue;
+    int arrivals;
+  };
+
+  struct Params {
+    cutlass::conv::Conv2dProblemSize size;
+    typename Mma::IteratorA::Params activation;
+    typename Mma::IteratorB::Params weight;
+    int tiles_m, tiles_n, slices, swizzle;
+    int iterations, iterations_per_channel;
+    int rows, columns;
+    float scalars[AT_MAX_SCALARS];
+    at_pointers p;
+  };
+
+  // launch[0]: log2 of the swizzle's width; launch[1]: slices of the split over channels.
+  CUTLASS_DEVICE static void prepare(at_conv2d const& a, at_prepared* out) {
+    if (a.groups != 1 || a.c % Mma::IteratorA::AccessType::kElements || a.k % Visitor::kElementsPerAccess ||
+        a.launch[1] > 1 && a.launch[1] * Shape::kK > a.c)
+      return refused(out);
+    cutlass::conv::Conv2dProblemSize const size(
+        a.n, a.h, a.w, a.c, a.k, a.r, a.s, a.p, a.q, a.pad_h, a.pad_w, a.stride_h, a.stride_w, a.dilation_h,
+        a.dilation_w, cutlass::conv::Mode::kCrossCorrelation, a.launch[1], 1);
+    auto const op = cutlass::conv::Operator::kFprop;
+    Params params{
+        size,
+        Mma::IteratorA::getParams(size, cutlass::layout::TensorNHWC::packed({a.n, a.h, a.w, a.c})),
+        typename Mma::IteratorB::Params(size, cutlass::layout::TensorNHWC::packed({a.k, a.r, a.s, a.c}))};
+    params.rows = a.n * a.p * a.q;
+    params.columns = a.k;
+    params.tiles_m = ceil_div(params.rows, Shape::kM);
+    params.tiles_n = ceil_div(params.columns, Shape::kN);
+    params.slices = a.launch[1];
+    params.swizzle = a.launch[0];
+    params.iterations = cutlass::conv::implicit_gemm_k_iterations(op, Shape::kK, size, Conv::kIteratorAlgorithm);
+    params.iterations_per_channel =
+        cutlass::conv::implicit_gemm_k_iterations_per_channel(op, size, Conv::kIteratorAlgorithm);
+    for (int i = 0; i < AT_MAX_SCALARS; ++i) params.scalars[i] = a.scalars[i];
+    int64_t const tiles = (int64_t)params.tiles_m * params.tiles_n;
+    int64_t const workspace =
+        params.slices > 1 ? counters_bytes(tiles) + tiles * params.slices * kThreads * kAccumulators * 4 : 0;
+    int const width = 1 << params.swizzle;
+    prepared(out, params, params.tiles_m * width, ceil_div(params.tiles_n, width), params.slices, kThreads,
+             sizeof(SharedStorage), workspace);
+  }
+
+  CUTLASS_DEVICE static void run(Params const& params, SharedStorage& shared) {
+    launch_next();
+    auto const tile = Swizzle::get_tile_offset(params.swizzle);
+    if (tile.m() >= params.tiles_m || tile.n() >= params.tiles_n) return;
+    int const thread = threadIdx.x, warp = cutlass::canonical_warp_idx_sync(), lane = thread % 32;
+    typename Mma::IteratorA activation(
+        params.activation, params.size, (typename Mma::IteratorA::Element*)params.p.p[kX], thread,
+        cutlass::MatrixCoord(tile.m() * Shape::kM, tile.k() * Shape::kK));
+    typename Mma::IteratorB weight(
+        params.weight, params.size, (typename Mma::IteratorB::Element*)params.p.p[kWeight], thread,
+        cutlass::MatrixCoord(tile.k() * Shape::kK, tile.n() * Shape::kN));
+    wait_for_previous();
+
+    Mma mma(shared.main_loop, thread, warp, lane);
+    typename Mma::FragmentC accumulators;
+    accumulators.clear();
+    mma(params.iterations, accumulators, activation, weight, accumulators, params.iterations_per_channel);
+
+    if (params.slices > 1 && !gather_slices(params, tile, accumulators, shared.arrivals)) return;
+    Visitor visitor(params.p.p, params.scalars, params.rows, params.columns, tile.m() * Shape::kM,
+                    tile.n() * Shape::kN, thread);
+    Epilogue epilogue(shared.epilogue, thread, warp, lane);
+    epilogue(visitor, accumulators);
+  }
+
+ private:
+  CUTLASS_HOST_DEVICE static int64_t counters_bytes(int64_t tiles) { return (tiles * 4 + 255) / 256 * 256; }
+
+  // Leaves this slice's sums in the workspace; returns true, with the total, in the block that arrives last.
+  // The order of the addition is that of the slices, whoever adds; the counter is left at zero.
+  CUTLASS_DEVICE static bool gather_slices(Params const& params, cutlass::gemm::GemmCoord tile,
+                                           typename Mma::FragmentC& accumulators, int& arrivals) {
+    static_assert(kAccumulators % 4 == 0, "partial sums are moved four at a time");
+    int const thread = threadIdx.x;
+    int64_t const index = tile.m() + (int64_t)tile.n() * params.tiles_m;
+    int64_t const tiles = (int64_t)params.tiles_m * params.tiles_n;
+    char* workspace = (char*)params.p.p[AT_WORKSPACE];
+    int* counter = (int*)workspace + index;
+    float4* partial = (float4*)(workspace + counters_bytes(tiles)) +
+                      index * params.slices * (kAccumulators / 4) * kThreads + thread;
+    float4* mine = reinterpret_cast<float4*>(&accumulators);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kAccumulators / 4; ++i)
+      partial[(tile.k() * (kAccumulators / 4) + i) * kThreads] = mine[i];
+    __threadfence();
+    __syncthreads();
+    if (thread == 0) arrivals = atomicAdd(counter, 1);
+    __syncthreads();
+    bool const last = arrivals == params.slices - 1;
+    __syncthreads();
+    if (!last) return false;
+    __threadfence();
+    if (thread == 0) *counter = 0;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kAccumulators / 4; ++i) {
+      float4 const own = mine[i];
+      float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
+      for (int slice = 0; slice < params.slices; ++slice) {
+        float4 const part =
+            slice == tile.k() ? own : __ldcg(partial + (slice * (kAccumulators / 4) + i) * kThreads);
+        total.x += part.x;
+        total.y += part.y;
+        total.z += part.z;
+        total.w += part.w;
+      }
+      mine[i] = total;
+    }
+    return true;
+  }
+};
+
+}  // namespace at
