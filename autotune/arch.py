@@ -89,3 +89,11 @@ def cpu_targets() -> list[str]:
         if all(_X86_LEVELS[lower] <= flags for lower in levels[i:]):
             return levels[i:]
     return levels[-1:]
+
+
+def runs_on(target: str, device_target: str) -> bool:
+    """Whether code for `target` runs on a device of `device_target`: binaries run within a major version, upwards."""
+    if not target.startswith("sm_") or not device_target.startswith("sm_"):
+        return target in cpu_targets() and not device_target.startswith("sm_")
+    code, device = int(target.removeprefix("sm_")), int(device_target.removeprefix("sm_"))
+    return code // 10 == device // 10 and code <= device

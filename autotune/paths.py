@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from pathlib import Path
 
@@ -31,7 +32,5 @@ def cutlass_include() -> Path:
 
 
 def cutlass_version() -> str:
-    """Version of the nvidia-cutlass package, such as "4.2.0"."""
-    import cutlass_library
-
-    return cutlass_library.__version__
+    """Version of the nvidia-cutlass package, such as "4.2.0.0"."""
+    return importlib.metadata.version("nvidia-cutlass")

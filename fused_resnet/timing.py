@@ -64,7 +64,7 @@ def burst_us(call: Call, device: torch.device, calls: int) -> float:
             call()
         last.record()
         last.synchronize()
-        return first.elapsed_time(last) * 1e3 / calls
+        return float(first.elapsed_time(last)) * 1e3 / calls
     start = time.perf_counter()
     for _ in range(calls):
         call()

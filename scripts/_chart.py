@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 OURS, THEIRS, INK, FAINT = "#2f6fde", "#c9d0da", "#1c2430", "#6b7686"
 BAR_INCHES, PANEL_INCHES, HEAD_INCHES = 0.38, 0.55, 0.45
@@ -22,8 +19,8 @@ def unit(microseconds: list[float]) -> tuple[str, float]:
 
 
 def number(value: float) -> str:
-    """Three significant digits, and never an exponent."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    """About three significant digits, never an exponent."""
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
 def draw(record: dict[str, Any], path: Path) -> bool:
@@ -33,19 +30,20 @@ def draw(record: dict[str, Any], path: Path) -> bool:
     if not panels:
         return False
     heights = [PANEL_INCHES + BAR_INCHES * len(bars) for _, bars in panels]
-    figure = Figure(figsize=(9, HEAD_INCHES + sum(heights)), dpi=160, facecolor="white", layout="constrained")
+    layout = ConstrainedLayoutEngine(h_pad=0.08)
+    figure = Figure(figsize=(9, HEAD_INCHES + sum(heights)), dpi=160, facecolor="white", layout=layout)
     arguments, machine = record["arguments"], record["machine"]
     title = f"{arguments['model']}, {arguments['dtype']}, {machine['device']}"
     figure.suptitle(title, x=0.012, ha="left", color=INK, fontsize=14, fontweight="bold")
     axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axis, (size, bars) in zip(axes, panels, strict=True):
         _panel(axis, f"batch {size}: latency of one call, median (lower is better)", bars)
-    figure.savefig(path)
+    figure.savefig(path, bbox_inches="tight", pad_inches=0.2)
     return True
 
 
 def _ran(batch: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Name and numbers of the variants that ran, slowest first."""
+    """Name and numbers of the variants that ran, slowest first: the first bar is the lowest."""
     ran = [(name, variant) for name, variant in batch["variants"].items() if variant["status"] == "ok"]
     return sorted(ran, key=lambda item: -item[1]["latency"]["median"])
 
@@ -60,12 +58,10 @@ def _panel(axis: Axes, title: str, bars: list[tuple[str, dict[str, Any]]]) -> No
         tick.set_fontweight("bold" if key == "fused" else "normal")
     for row, ((key, variant), value) in enumerate(zip(bars, times, strict=True)):
         ratio = variant.get("latency_ratio")
-        text = f"{number(value)} {name}" + (f"  ({ratio['median']:.2f}x)" if ratio else "")
-        weight = "bold" if key == "fused" else "normal"
-        axis.annotate(
-            text, (value, row), (6, 0), textcoords="offset points", va="center", color=INK, fontsize=11, fontweight=weight
-        )
-    axis.set_xlim(0, max(times) * 1.22)  # room for the longest bar's label
+        text = f"{number(value)} {name}" + (f"  ({number(ratio['median'])}x)" if ratio else "")
+        style: dict[str, Any] = {"color": INK, "fontsize": 11, "fontweight": "bold" if key == "fused" else "normal"}
+        axis.annotate(text, (value, row), (6, 0), textcoords="offset points", va="center", **style)
+    axis.set_xlim(0, max(times) * 1.28)  # room for the longest bar's label
     axis.set_xticks([])
     axis.tick_params(length=0)
     for side in ("top", "right", "bottom"):

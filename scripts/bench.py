@@ -1,6 +1,6 @@
 """Time FusedResNet against what a user would run instead: eager, TorchScript, CUDA graphs and torch.compile.
 
-All variants live in one process and are timed in interleaved rounds; the result is a table, a JSON record and a bar chart.
+All variants live in one process and are timed in interleaved rounds. Out come a table, a JSON record and a bar chart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,7 +39,7 @@ TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 8e-2, torch.float32: 1e-2}  # 
 CAPTURE_WARM_UPS = 10  # TorchScript optimizes during its first calls, cuDNN searches during its very first
 METHOD = {
     "unit": "microseconds",
-    "stream": "per call of a burst of back-to-back calls; device events on a GPU, host clock on a CPU; a sample is a burst's mean",
+    "stream": "mean of a burst of back-to-back calls; device events on a GPU, host clock on a CPU; a sample is a burst",
     "latency": "one call between two device synchronizations, host clock",
     "spread": "median, and low and high: the 10th and 90th percentile",
     "ratio": "a variant's time over fused's: median over rounds of the ratio in one round, low and high: 95 % interval",
@@ -60,7 +59,7 @@ class Case:
 
     model: str
     channels: int
-    database: str | None
+    database: str  # empty where no variant reads it
     network: nn.Module  # float32, on the CPU
     x: Tensor
     expected: Tensor
@@ -71,8 +70,9 @@ class Case:
 
     def eager(self, layout: torch.memory_format = torch.contiguous_format) -> nn.Module:
         """A copy of the network, ready to infer in this layout."""
-        network = copy.deepcopy(self.network).eval().requires_grad_(False)
-        return network.to(device=self.device, dtype=self.x.dtype, memory_format=layout)
+        network: Any = copy.deepcopy(self.network).requires_grad_(False)  # Any: torch's stubs lack memory_format
+        ready: nn.Module = network.to(self.device, self.x.dtype, memory_format=layout)
+        return ready
 
     def nhwc(self) -> tuple[nn.Module, Tensor]:
         """The network and its input, both channels-last."""
@@ -209,12 +209,11 @@ def main() -> None:
     dtype = arguments.dtype or ("f16" if device.type == "cuda" else "f32")
     chosen = pick_variants(arguments, device)
     database = pick_database(arguments, chosen)
-    choose("model", arguments.model, sorted(reference.MODELS))
     torch.backends.cudnn.benchmark = True
 
-    record = {
+    record: dict[str, Any] = {
         "schema": 1,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": machine(device),
         "arguments": {key: value for key, value in vars(arguments).items() if key not in PLACES}
         | {"dtype": dtype, "device": device.type, "variants": [variant.name for variant in chosen]},
@@ -227,7 +226,7 @@ def main() -> None:
     for batch in arguments.batch:
         results = measure(make_case(arguments, batch, device, DTYPES[dtype]), chosen, arguments.seconds)
         ran |= any(result.reason is None for result in results)
-        record["batches"].append({"batch": batch, "variants": {result.variant.name: as_json(result) for result in results}})
+        record["batches"].append({"batch": batch, "variants": {r.variant.name: as_json(r) for r in results}})
         write(record, stem)  # after every batch size: an interrupted run keeps what it measured
         show(results, f"{arguments.model}, {dtype}, batch {batch}, {record['machine']['device']}")
     if not ran:
@@ -238,21 +237,21 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time FusedResNet against what a user would run instead.")
     parser.add_argument("--db", metavar="PATH", help="the tuning database for the variant fused")
     parser.add_argument("--model", default="se_resnet9_fixup", help="the network (default: %(default)s)")
-    parser.add_argument("--in-channels", type=positive, default=3, metavar="N", help="channels of the input (default: 3)")
+    parser.add_argument("--in-channels", type=positive, default=3, metavar="N", help="default: 3")
     parser.add_argument("--batch", type=sizes, action="extend", metavar="N[,N]", help="batch sizes (default: 128)")
     parser.add_argument("--dtype", choices=DTYPES, help="default: f16 on a GPU, f32 on a CPU")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--seconds", type=float, default=2.0, help="time for each variant and batch (default: %(default)s)")
+    parser.add_argument("--seconds", type=duration, default=2.0, help="for each variant and batch (default: 2)")
     known = ", ".join(variant.name for variant in VARIANTS)
     parser.add_argument("--only", type=names, default=[], metavar="A,B", help=f"variants to run, of {known}")
     parser.add_argument("--skip", type=names, default=[], metavar="A,B", help="variants to leave out")
-    parser.add_argument("--max-autotune", action="store_true", help="also compile_max: torch.compile max-autotune, minutes")
-    parser.add_argument("--out", default="benchmarks", metavar="DIR", help="where record and chart go (default: %(default)s)")
+    parser.add_argument("--max-autotune", action="store_true", help="also compile_max, which takes minutes")
+    parser.add_argument("--out", default="benchmarks", metavar="DIR", help="for the results (default: %(default)s)")
     parser.add_argument("--name", metavar="STEM", help="their file name (default: model, device and dtype)")
     parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads (default: torch's choice)")
     parser.add_argument("--plot", metavar="FILE.json", help="only redraw the chart of a record")
     arguments = parser.parse_args()
-    arguments.batch = arguments.batch or [128]
+    arguments.batch = list(dict.fromkeys(arguments.batch or [128]))
     return arguments
 
 
@@ -260,6 +259,12 @@ def positive(text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is not a positive number")
     return int(text)
+
+
+def duration(text: str) -> float:
+    if not 0 < (seconds := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive number of seconds")
+    return seconds
 
 
 def sizes(text: str) -> list[int]:
@@ -310,7 +315,7 @@ def make_case(arguments: argparse.Namespace, batch: int, device: torch.device, d
     x = torch.randn(batch, arguments.in_channels, size, size, generator=torch.Generator().manual_seed(1)).to(dtype)
     with torch.inference_mode():
         expected = network(x.float())
-    return Case(arguments.model, arguments.in_channels, arguments.db, network, x.to(device), expected)
+    return Case(arguments.model, arguments.in_channels, arguments.db or "", network, x.to(device), expected)
 
 
 def measure(case: Case, chosen: list[Variant], seconds: float) -> list[Result]:
@@ -323,8 +328,12 @@ def measure(case: Case, chosen: list[Variant], seconds: float) -> list[Result]:
         if not calls:
             return results
         progress.reset(task, total=1, description=f"timing {len(calls)} variants, batch {len(case.x)}")
-        with torch.inference_mode():
-            times = timing.interleave(calls, case.device, seconds, lambda done: progress.update(task, completed=done))
+        try:
+            with torch.inference_mode(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # each was heard while its variant was prepared
+                times = timing.interleave(calls, case.device, seconds, lambda f: progress.update(task, completed=f))
+        except Exception as problem:  # a kernel that broke the CUDA context spoils every later call
+            return [r if r.reason else Result(r.variant, f"while timing: {one_line(problem)}") for r in results]
     return [with_times(result, times) if result.forward else result for result in results]
 
 
@@ -428,10 +437,11 @@ def default_name(model: str, device: torch.device, dtype: str) -> str:
 
 
 def write(record: dict[str, Any], stem: Path) -> None:
-    """Write <stem>.json and <stem>.png."""
+    """Write <stem>.json and <stem>.png, or remove an older chart if there is nothing to draw."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     Path(f"{stem}.json").write_text(json.dumps(record, indent=1) + "\n")
-    _chart.draw(record, Path(f"{stem}.png"))
+    if not _chart.draw(record, Path(f"{stem}.png")):
+        Path(f"{stem}.png").unlink(missing_ok=True)
 
 
 def plot(path: Path) -> None:
@@ -449,7 +459,7 @@ def show(results: list[Result], title: str) -> None:
     """The table, fastest variant first, then why a variant failed and what fused had to say."""
     ran = sorted((r for r in results if r.latency), key=lambda r: cast(timing.Spread, r.latency).median)
     unit, scale = _chart.unit([s.median for r in ran for s in (r.stream, r.latency) if s])
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1))
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
     table.add_column("variant", no_wrap=True)
     for heading in (f"stream {unit}", f"latency {unit}", "stream/fused", "latency/fused", "error"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -458,6 +468,7 @@ def show(results: list[Result], title: str) -> None:
         numbers += [ratio_text(r.stream_ratio), ratio_text(r.latency_ratio), f"{r.error:.0e}"]
         table.add_row(r.variant.name, *numbers, style="bold" if r.variant.name == "fused" else None)
     console = Console(highlight=False)
+    console.print(f"\n[italic]{escape(title)}[/]")
     console.print(table)
     for r in results:
         if r.reason is not None:
@@ -475,8 +486,10 @@ def spread_text(value: timing.Spread | None, scale: float) -> str:
 
 
 def ratio_text(value: timing.Ratio | None) -> str:
-    """Ratio and half the width of its confidence interval."""
-    return "" if value is None else f"{value.median:.2f} ±{(value.high - value.low) / 2:.2f}"
+    """Ratio and its confidence interval."""
+    if value is None:
+        return ""
+    return f"{_chart.number(value.median)} ({_chart.number(value.low)}-{_chart.number(value.high)})"
 
 
 if __name__ == "__main__":

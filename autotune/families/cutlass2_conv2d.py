@@ -155,6 +155,11 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     return best
 
 
+def _label(config: Config) -> str:
+    tile, warp = ("x".join(map(str, _shape(config, name))) for name in ("tile", "warp"))
+    return f"{tile}/{warp} s{config['stages']}"
+
+
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
     tile = _tile(config, arch, dtype)
     math = tile.math_instruction
@@ -199,5 +204,6 @@ FAMILY = Family(
     launches=_launches,
     cost=_cost,
     context=_context,
+    label=_label,
     weight_layouts=lambda _: {"weight": "krsc"},
 )

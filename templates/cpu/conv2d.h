@@ -32,7 +32,7 @@ AT_INLINE void multiply(Vec (&sums)[BlockPixels][Vectors], const float* const (&
   const auto step = [&](int c) __attribute__((always_inline)) {
     Vec row[Vectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < Vectors; ++v) row[v] = *(const Vec*)(weight + (int64_t)c * BlockK + v * width);
+    for (int v = 0; v < Vectors; ++v) memcpy(&row[v], weight + (int64_t)c * BlockK + v * width, sizeof(Vec));
 #pragma GCC unroll 32
     for (int i = 0; i < BlockPixels; ++i)
 #pragma GCC unroll 8
@@ -53,29 +53,37 @@ AT_INLINE void multiply(Vec (&sums)[BlockPixels][Vectors], const float* const (&
 // Where a tile's pixels lie: their outputs' offsets, and the input rows, columns and offsets of their first tap.
 template <int BlockPixels>
 struct Pixels {
-  int count;  // those that exist; the others never meet an input
+  int row = -2;                   // which block of BlockPixels this is
+  int count;                      // pixels that exist; the others never meet an input
+  int inner, q, p, outer, images;  // the next pixel: index = ((outer * P + p) * Q + q) * images + inner
   int h[BlockPixels], w[BlockPixels];
   int64_t input[BlockPixels], output[BlockPixels];
 
-  Pixels(const at_conv2d& a, int first, int order) {
-    const int total = a.n * a.p * a.q, images = order == PQN ? a.n : 1;
-    count = total - first < BlockPixels ? total - first : BlockPixels;
-    // index = ((n' * p + p) * q + q) * images + n'': one of n' and n'' is the image
-    int inner = first % images, q = first / images % a.q, p = first / images / a.q % a.p;
-    int outer = first / images / a.q / a.p;
+  AT_INLINE void seek(Pixels& s, const at_conv2d& a, int row) {
+    if (row == s.row) return;
+    const int first = row * BlockPixels, left = a.n * a.p * a.q - first;
+    if (row != s.row + 1) {
+      s.images = a.launch[2] == PQN ? a.n : 1;
+      s.inner = first % s.images;
+      s.q = first / s.images % a.q;
+      s.p = first / s.images / a.q % a.p;
+      s.outer = first / s.images / a.q / a.p;
+    }
+    s.row = row;
+    s.count = left < BlockPixels ? left : BlockPixels;
     for (int i = 0; i < BlockPixels; ++i) {
-      const int n = inner + outer;
-      h[i] = i < count ? p * a.stride_h - a.pad_h : INT32_MIN / 2;
-      w[i] = q * a.stride_w - a.pad_w;
-      input[i] = (((int64_t)n * a.h + h[i]) * a.w + w[i]) * a.c;
-      output[i] = (((int64_t)n * a.p + p) * a.q + q) * a.k;
-      if (++inner < images) continue;
-      inner = 0;
-      if (++q < a.q) continue;
-      q = 0;
-      if (++p < a.p) continue;
-      p = 0;
-      ++outer;
+      const int n = s.inner + s.outer;  // one of them is the image, the other is 0
+      s.h[i] = i < s.count ? s.p * a.stride_h - a.pad_h : INT32_MIN / 2;
+      s.w[i] = s.q * a.stride_w - a.pad_w;
+      s.input[i] = (((int64_t)n * a.h + s.h[i]) * a.w + s.w[i]) * a.c;
+      s.output[i] = (((int64_t)n * a.p + s.p) * a.q + s.q) * a.k;
+      if (++s.inner < s.images) continue;
+      s.inner = 0;
+      if (++s.q < a.q) continue;
+      s.q = 0;
+      if (++s.p < a.p) continue;
+      s.p = 0;
+      ++s.outer;
     }
   }
 
@@ -104,14 +112,20 @@ AT_INLINE void conv2d(const at_conv2d& a, const float* x, const float* weight, c
   const int columns = a.groups * k_blocks, rows = (a.n * a.p * a.q + BlockPixels - 1) / BlockPixels;
   const bool weights_stay = a.launch[1] == WEIGHTS_STAY;
 
-#pragma omp parallel for schedule(static) if (a.launch[0] != 1)
-  for (int tile = 0; tile < rows * columns; ++tile) {
-    const int row = weights_stay ? tile % rows : tile / columns, column = weights_stay ? tile / rows : tile % columns;
+  const int slow = weights_stay ? columns : rows, fast = weights_stay ? rows : columns;
+  Pixels<BlockPixels> pixels;
+#pragma omp parallel for collapse(2) schedule(static) firstprivate(pixels) if (a.launch[0] != 1)
+  for (int i = 0; i < slow; ++i) for (int j = 0; j < fast; ++j) {
+    const int row = weights_stay ? j : i, column = weights_stay ? i : j;
     const int group = column / k_blocks, first_k = column % k_blocks * BlockK;
-    const Pixels<BlockPixels> pixels(a, row * BlockPixels, a.launch[2]);
+    pixels.seek(pixels, a, row);
     const float* const block = weight + (int64_t)column * a.r * a.s * c * BlockK;
 
-    Vec sums[BlockPixels][vectors] = {};
+    Vec sums[BlockPixels][vectors];
+#pragma GCC unroll 32
+    for (int i = 0; i < BlockPixels; ++i)
+#pragma GCC unroll 8
+      for (int v = 0; v < vectors; ++v) sums[i][v] = Vec{};
     for (int chunk = 0; chunk < c; chunk += CHANNEL_CHUNK) {
       const int channels = c - chunk < CHANNEL_CHUNK ? c - chunk : CHANNEL_CHUNK;
       for (int r = 0; r < a.r; ++r)

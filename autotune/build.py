@@ -1,0 +1,206 @@
+"""Kernels -> binaries: ninja compiles translation units of several kernels, named by their content.
+
+A binary's name is a digest of its source, its headers, the compiler and the flags, so what exists is never
+built again, and two processes that build the same unit end with the same file: each writes a file of its own
+and renames it into place. A unit that does not compile is taken apart, so one bad kernel fails alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from autotune import emit, paths, toolchain
+from autotune.errors import ToolchainError
+from autotune.families.base import Kernel
+
+KERNELS_A_UNIT = 8
+"""A unit's headers cost as much as several kernels, so more is cheaper, until cores stand idle."""
+
+_COMPILE_SECONDS = 900  # a compiler that takes longer has hung
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A translation unit: kernels of one target and kind of binary."""
+
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def toolchain(self) -> toolchain.Toolchain:
+        """The compiler that serves the unit's target."""
+        return toolchain.for_target(self.kernels[0].target)
+
+    @cached_property
+    def source(self) -> str:
+        """The unit's text."""
+        return emit.unit(self.kernels)
+
+    @cached_property
+    def name(self) -> str:
+        """The digest of all that decides the binary."""
+        identity = "\n".join([self.source, emit.headers_digest(), self.toolchain.key])
+        return hashlib.sha256(identity.encode()).hexdigest()[:24]
+
+    @property
+    def path(self) -> Path:
+        """Where the binary is, once built."""
+        return paths.generated() / self.kernels[0].target / f"{self.name}{self.toolchain.binary_suffix}"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A unit that was compiled (`path`), or a single kernel that would not (`error`: the compiler's words)."""
+
+    unit: Unit
+    path: Path | None
+    error: str = ""
+    seconds: float = 0.0
+
+
+def units(kernels: Sequence[Kernel], jobs: int) -> list[Unit]:
+    """Deal kernels of one target into units: enough of them to keep all jobs busy."""
+    by_suffix: dict[str, list[Kernel]] = {}
+    for kernel in kernels:
+        by_suffix.setdefault(toolchain.for_target(kernel.target).binary_suffix, []).append(kernel)
+    result = []
+    for group in by_suffix.values():
+        size = min(KERNELS_A_UNIT, max(1, len(group) // max(1, jobs)))
+        result += [Unit(tuple(group[i : i + size])) for i in range(0, len(group), size)]
+    return result
+
+
+def build(kernels: Sequence[Kernel], jobs: int) -> Iterator[Built]:
+    """Compile kernels on `jobs` cores and yield each unit as it is ready; a failed kernel comes with its error.
+
+    Raises ToolchainError if there is no compiler for the target or no room on the disk.
+    """
+    whole = units(kernels, jobs)
+    broken: list[Unit] = []
+    for built in _ninja(whole, jobs):
+        if built.path is None and len(built.unit.kernels) > 1:
+            broken.append(built.unit)
+        else:
+            yield built
+    yield from _ninja([Unit((kernel,)) for unit in broken for kernel in unit.kernels], jobs)
+
+
+def _ninja(units: list[Unit], jobs: int) -> Iterator[Built]:
+    missing = []
+    for unit in units:
+        if unit.path.exists():
+            yield Built(unit, unit.path)
+        else:
+            missing.append(unit)
+    if not missing:
+        return
+    paths.generated().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="ninja-", dir=paths.generated()) as folder:
+        try:
+            commands = {unit: _write(unit, Path(folder)) for unit in missing}
+        except OSError as error:
+            raise ToolchainError(f"cannot write kernels' sources to {paths.generated()}: {error.strerror}") from error
+        Path(folder, "build.ninja").write_text(_ninja_file(commands))
+        yield from _run(missing, Path(folder), jobs)
+
+
+def _write(unit: Unit, folder: Path) -> str:
+    """Write the unit's source; returns the shell command that builds it in `folder` and renames it into place."""
+    source = unit.path.with_suffix(unit.toolchain.source_suffix)
+    source.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder / source.name
+    partial.write_text(unit.source)
+    os.replace(partial, source)
+    output = folder / unit.path.name
+    words = [word if word == "&&" else shlex.quote(word) for word in unit.toolchain.command(source, output)]
+    log, failed = _log(unit, folder), _failed(unit, folder)
+    limited = f"timeout {_COMPILE_SECONDS} sh -c {shlex.quote(' '.join(words))}"
+    return f"{limited} > {log} 2>&1 && mv {output} {unit.path} || {{ touch {failed}; false; }}"
+
+
+def _log(unit: Unit, folder: Path) -> Path:
+    return folder / f"{unit.name}.log"
+
+
+def _failed(unit: Unit, folder: Path) -> Path:
+    return folder / f"{unit.name}.failed"
+
+
+def _ninja_file(commands: dict[Unit, str]) -> str:
+    lines = ["rule unit", "  command = $shell", "  description = $out"]
+    for unit, command in commands.items():
+        escaped = command.replace("$", "$$")
+        lines += [f"build {unit.name}: unit", f"  shell = {escaped}"]
+    return "\n".join(lines) + "\n"
+
+
+def _run(units: list[Unit], folder: Path, jobs: int) -> Iterator[Built]:
+    ninja = shutil.which("ninja") or _bundled_ninja()
+    # A session of its own: Ctrl-C reaches us alone, and we end the compilers with their whole group.
+    process = subprocess.Popen(
+        [ninja, "-C", str(folder), "-k", "0", "-j", str(jobs)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        pending = dict.fromkeys(units)
+        while pending:
+            running = process.poll() is None
+            for unit in list(pending):
+                if unit.path.exists() or _failed(unit, folder).exists():
+                    del pending[unit]
+                    yield _outcome(unit, folder)
+            if not running and pending:
+                raise ToolchainError(f"ninja stopped with exit code {process.returncode} before all kernels were built")
+            time.sleep(_POLL_SECONDS if running else 0)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+
+
+def _outcome(unit: Unit, folder: Path) -> Built:
+    seconds = _seconds(unit, folder)
+    if unit.path.exists():
+        return Built(unit, unit.path, seconds=seconds)
+    log = _log(unit, folder)
+    text = log.read_text(errors="replace").strip() if log.exists() else ""
+    if "No space left on device" in text:
+        raise ToolchainError(f"no space left for kernels in {paths.generated()}: free some, or set AUTOTUNE_GENERATED")
+    return Built(unit, None, _first_errors(text) or "the compiler was stopped and said nothing", seconds)
+
+
+def _first_errors(text: str) -> str:
+    """The lines that matter of a compiler's output: from the first error on, shortened."""
+    lines = text.splitlines()
+    first = next((i for i, line in enumerate(lines) if re.search(r"\b(error|Error|fatal)\b", line)), 0)
+    return "\n".join(lines[first : first + 20])[:4000]
+
+
+def _seconds(unit: Unit, folder: Path) -> float:
+    """How long ninja says the unit took."""
+    log = folder / ".ninja_log"
+    for line in log.read_text().splitlines() if log.exists() else []:
+        fields = line.split("\t")
+        if len(fields) > 3 and fields[3] == unit.name:
+            return (int(fields[1]) - int(fields[0])) / 1000
+    return 0.0
+
+
+def _bundled_ninja() -> str:
+    import ninja
+
+    return str(Path(ninja.BIN_DIR) / "ninja")

@@ -1,0 +1,306 @@
+"""The whole loop: which candidates to try, built, verified, timed and recorded until trials or time run out.
+
+Every trial is committed as it ends. A run begins by reading what the database already holds, so a run that was
+stopped goes on where it was. A compiled kernel serves every problem with its epilogue and is timed for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+
+from autotune import abi, build, emit, paths
+from autotune.arch import Architecture
+from autotune.epilogue import Epilogue
+from autotune.errors import AutotuneError
+from autotune.families import family, serving
+from autotune.families.base import Config, Family, Kernel
+from autotune.measure import Result
+from autotune.problem import Problem
+from autotune.progress import Progress
+from autotune.search import Study
+from autotune.vendor import aten
+from autotune.worker import Worker
+from fused_resnet.binding import Candidate
+from fused_resnet.candidates import candidate
+from tuning_db import Store
+from tuning_db.schema import Device, KernelRow, Library
+
+FINALISTS = 6
+FINAL_ROUNDS = 15
+
+
+@dataclass(frozen=True)
+class Options:
+    """trials: configs a family may try for one problem; budget: seconds for the search; jobs: compilers at once."""
+
+    arch: Architecture
+    target: str
+    trials: int
+    budget: float
+    jobs: int
+    seed: int = 0
+
+
+@dataclass
+class Space:
+    """The search of one family for one problem."""
+
+    problem: Problem
+    family: Family
+    study: Study
+    arch: Architecture
+    target: str
+
+    def kernel(self, config: Config) -> Kernel:
+        """The kernel of a config, for this problem's dtype and epilogue."""
+        return Kernel.of(self.family.name, config, self.problem.dtype, self.problem.epilogue, self.target)
+
+    def serves(self, kernel: Kernel) -> bool:
+        """Whether a kernel belongs to this space."""
+        mine = (self.family.name, self.problem.dtype, self.problem.epilogue)
+        return (kernel.family, kernel.dtype, kernel.epilogue) == mine
+
+    def launches(self, kernel: Kernel) -> list[dict[str, int]]:
+        """The launch values worth timing for this problem; none if the kernel cannot solve it."""
+        names = [parameter.name for parameter in self.family.launch_parameters]
+        launches = self.family.launches(self.problem, kernel.values, self.arch)
+        return [{name: launch[name] for name in names} for launch in launches]
+
+
+class Tuning:
+    """One run. Without a worker it compiles the prior's best and times nothing."""
+
+    def __init__(
+        self, store: Store, problems: Sequence[Problem], options: Options, worker: Worker | None, progress: Progress
+    ) -> None:
+        self.store, self.options, self.worker, self.progress = store, options, worker, progress
+        self.problems = list(dict.fromkeys(problems))
+        self.deadline = time.monotonic() + options.budget
+        self.kernels: dict[Kernel, KernelRow] = {}
+
+    def run(self) -> None:
+        """Search every problem, then settle between its finalists. Raises ToolchainError, WorkerError, DatabaseError."""
+        self.progress.total(len(self.problems))
+        self.progress.stage("reading what is known")
+        self._recall()
+        if self.worker is None:
+            self.progress.stage("compiling the prior's best")
+            for _ in self._built({kernel for space in self.spaces for kernel in self._asked(space)}):
+                pass
+            return
+        self.progress.stage("timing torch's operators")
+        for problem in self.problems:
+            self._time_torch(problem)
+        self.progress.stage("searching")
+        while self._time_left() and (wanted := {kernel for space in self.spaces for kernel in self._asked(space)}):
+            with closing(self._built(wanted)) as built:
+                for kernel in built:
+                    for space in self.spaces:
+                        if space.serves(kernel):
+                            self._time_kernel(space, kernel)
+                    if not self._time_left():
+                        break
+        self.progress.stage("settling between finalists")
+        for problem in self.problems:
+            self._settle(problem)
+
+    @cached_property
+    def device(self) -> Device:
+        """The device's row; measures its limits the first time."""
+        assert self.worker
+        facts = self.worker.facts()
+        return self.store.put_device(
+            facts.name,
+            facts.target,
+            flops_per_us=facts.flops_per_us,
+            bytes_per_us=facts.bytes_per_us,
+            details={**facts.details, "processors": facts.processors},
+        )
+
+    @cached_property
+    def spaces(self) -> list[Space]:
+        """A search for each problem and family that serves it."""
+        arch = self.options.arch
+        spaces = []
+        for problem in self.problems:
+            for found in serving(problem, arch):
+                configs = found.configs(arch, problem.dtype, problem.epilogue)
+                usable = [config for config in configs if found.launches(problem, config, arch)]
+                study = Study(usable, lambda c, f=found, p=problem: f.cost(p, c, arch), self.options.seed)  # type: ignore[misc]
+                spaces.append(Space(problem, found, study, arch, self.options.target))
+        return spaces
+
+    def _time_left(self) -> bool:
+        return time.monotonic() < self.deadline
+
+    # -- what is known already -------------------------------------------------------------------------------
+
+    def _recall(self) -> None:
+        """Read compiled kernels and, where there is a device, their times; forget those whose source has changed."""
+        for row in self.store.kernels(self.options.target):
+            if row.family == aten.FAMILY:
+                continue
+            kernel = _kernel_of(row)
+            if kernel and row.source == emit.source_digest(kernel):
+                self.kernels[kernel] = row
+        if self.worker is None:
+            return
+        by_id = {row.id: kernel for kernel, row in self.kernels.items()}
+        for space in self.spaces:
+            best: dict[Kernel, float | None] = {k: None for k, row in self.kernels.items() if row.error and space.serves(k)}
+            for row in self.store.measurements(self.device, str(space.problem)):
+                if row.kernel_id in by_id and space.serves(by_id[row.kernel_id]):
+                    times = [t for t in (best.get(by_id[row.kernel_id]), row.median_us) if t is not None]
+                    best[by_id[row.kernel_id]] = min(times, default=None)
+            for kernel, value in best.items():
+                space.study.tell(kernel.values, value)
+
+    # -- searching -------------------------------------------------------------------------------------------
+
+    def _asked(self, space: Space) -> Iterator[Kernel]:
+        """The next kernels that a space wants: a batch large enough to keep the compilers busy."""
+        batch = max(4, self.options.jobs // 2)
+        for config in space.study.ask(min(batch, self.options.trials - space.study.told)):
+            yield space.kernel(config)
+
+    def _built(self, wanted: set[Kernel]) -> Iterator[Kernel]:
+        """Kernels as they become ready: first those that the database holds, then those that are compiled now."""
+        yield from (kernel for kernel in wanted if kernel in self.kernels and not self.kernels[kernel].error)
+        missing = sorted((kernel for kernel in wanted if kernel not in self.kernels), key=str)
+        if not missing:
+            return
+        self.progress.compiling(len(missing))
+        with closing(build.build(missing, self.options.jobs)) as built:
+            for outcome in built:
+                self._record_build(outcome)
+                self.progress.compiled(len(outcome.unit.kernels), 0 if outcome.path else len(outcome.unit.kernels))
+                if outcome.path:
+                    yield from outcome.unit.kernels
+
+    def _record_build(self, outcome: build.Built) -> None:
+        library = self._store_library(outcome) if outcome.path else None
+        for kernel in outcome.unit.kernels:
+            identity = {
+                "family": kernel.family,
+                "config": kernel.config,
+                "dtype": kernel.dtype,
+                "epilogue": str(kernel.epilogue),
+                "target": kernel.target,
+                "source": emit.source_digest(kernel),
+            }
+            self.kernels[kernel] = self.store.put_kernel(
+                identity,
+                symbol=emit.symbol(kernel),
+                weight_layouts=dict(family(kernel.family).weight_layouts(kernel.values)),
+                library_id=library.id if library else None,
+                error=outcome.error or None,
+            )
+            if outcome.error:
+                for space in self.spaces:
+                    if space.serves(kernel):
+                        space.study.tell(kernel.values, None)
+
+    def _store_library(self, outcome: build.Built) -> Library:
+        assert outcome.path
+        first = outcome.unit.kernels[0]
+        return self.store.put_library(
+            outcome.path.read_bytes(),
+            kind=family(first.family).kind,
+            target=first.target,
+            compiler=outcome.unit.toolchain.compiler,
+            flags=outcome.unit.toolchain.flags,
+            cutlass=paths.cutlass_version(),
+            abi_version=abi.ABI_VERSION,
+        )
+
+    # -- timing ----------------------------------------------------------------------------------------------
+
+    def _time_kernel(self, space: Space, kernel: Kernel) -> None:
+        launches = space.launches(kernel)
+        row = self.kernels[kernel]
+        if launches and not self._known(space, kernel):
+            times = self._time(space.problem, row, [candidate(self.store, row, launch) for launch in launches])
+            space.study.tell(kernel.values, min(times, default=None))
+            if space.study.told >= self.options.trials:
+                self.progress.done(str(space.problem))
+
+    def _known(self, space: Space, kernel: Kernel) -> bool:
+        rows = self.store.measurements(self.device, str(space.problem))
+        return any(row.kernel_id == self.kernels[kernel].id for row in rows)
+
+    def _time_torch(self, problem: Problem) -> None:
+        known = {row.kernel_id for row in self.store.measurements(self.device, str(problem))}
+        for config in aten.configs(problem):
+            kernel = Kernel.of(aten.FAMILY, config, problem.dtype, problem.epilogue, self.options.target)
+            version = str(self.device.details["torch"])
+            identity = {
+                "family": kernel.family,
+                "config": kernel.config,
+                "dtype": kernel.dtype,
+                "epilogue": str(kernel.epilogue),
+                "target": kernel.target,
+                "source": f"torch {version}",
+            }
+            row = self.store.put_kernel(identity, symbol="")
+            if row.id not in known:
+                self._time(problem, row, [candidate(self.store, row, {})])
+
+    def _time(self, problem: Problem, row: KernelRow, candidates: list[Candidate]) -> list[float]:
+        """Verify, time and record; returns the times of those that are right."""
+        assert self.worker
+        times = []
+        for chosen, result in zip(candidates, self.worker.trial(problem, candidates), strict=True):
+            self._record(problem, row, chosen, result)
+            if result.median_us is not None:
+                times.append(result.median_us)
+        best = self.store.best_us(self.device, str(problem))
+        self.progress.measured(str(problem), len(candidates), best)
+        return times
+
+    def _record(self, problem: Problem, row: KernelRow, chosen: Candidate, result: Result, final: bool = False) -> None:
+        self.store.put_measurement(
+            device_id=self.device.id,
+            problem_id=self.store.put_problem(str(problem)).id,
+            kernel_id=row.id,
+            launch=dict(chosen.launch),
+            status=result.status,
+            error=result.error,
+            relative_error=result.relative_error,
+            median_us=result.median_us,
+            spread_us=result.spread_us,
+            samples_us=result.samples_us,
+            final=final,
+            details=result.details,
+        )
+
+    def _settle(self, problem: Problem) -> None:
+        """Time the fastest few, and the best of torch's, in interleaved rounds; unless that was done for these."""
+        assert self.worker
+        ranked = self.store.ranking(self.device, str(problem), finals_first=False)
+        best_of_torch = [row for row in ranked if row.kernel.family == aten.FAMILY][:1]
+        finalists = ranked[:FINALISTS]
+        finalists += [row for row in best_of_torch if row not in finalists]
+        settled = {(row.kernel_id, str(row.launch)) for row in self.store.ranking(self.device, str(problem)) if row.final}
+        if all((row.kernel_id, str(row.launch)) in settled for row in finalists):
+            return
+        candidates = [candidate(self.store, row.kernel, row.launch) for row in finalists]
+        for row, chosen, result in zip(
+            finalists, candidates, self.worker.finals(problem, candidates, FINAL_ROUNDS), strict=True
+        ):
+            self._record(problem, row.kernel, chosen, result, final=True)
+        self.progress.measured(str(problem), 0, self.store.best_us(self.device, str(problem)))
+
+
+def _kernel_of(row: KernelRow) -> Kernel | None:
+    """The kernel of a row; None if its family or epilogue is not one of this version's."""
+    try:
+        family(row.family)
+        return Kernel.of(row.family, json.loads(row.config), row.dtype, Epilogue.parse(row.epilogue), row.target)
+    except AutotuneError:
+        return None
+

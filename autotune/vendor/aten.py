@@ -1,0 +1,71 @@
+"""torch's own operators as candidates: what a layer costs without any kernel of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from autotune.epilogue import Epilogue
+from autotune.problem import Conv2d, Problem, Tensors
+from autotune.reference import compute
+
+FAMILY = "aten"
+"""The family's name in the database."""
+
+
+def configs(problem: Problem) -> list[dict[str, str]]:
+    """The ways torch can solve `problem`: a convolution in either memory format, everything else in one way."""
+    formats = ["channels_last", "contiguous"] if isinstance(problem, Conv2d) else ["channels_last"]
+    return [{"memory_format": name} for name in formats]
+
+
+_IN_PLACE: dict[str, Callable[..., Any]] = {
+    "bias": lambda v, b: v.add_(b.to(v.dtype)),
+    "scale": lambda v, s: v.mul_(s.to(v.dtype)),
+    "add": lambda v, t: v.add_(t),
+    "store": lambda v, t: t.copy_(v),
+    "add_scalar": lambda v, s: v.add_(s),
+    "mul_scalar": lambda v, s: v.mul_(s),
+    "relu": lambda v: v.relu_(),
+    "sigmoid": lambda v: v.sigmoid_(),
+    "silu": lambda v: F.silu(v, inplace=True),
+}
+
+
+def _finish(epilogue: Epilogue, value: torch.Tensor, tensors: Tensors, scalars: tuple[float, ...]) -> None:
+    """Apply the chain to a fresh tensor in place and leave the result in `y`."""
+    for step in epilogue.steps:
+        if step.operand is None:
+            _IN_PLACE[step.name](value)
+        else:
+            operand = scalars[step.index] if step.operand == "scalar" else tensors[step.operand_name]
+            _IN_PLACE[step.name](value, operand)
+    tensors["y"].copy_(value)
+
+
+def bind(
+    problem: Problem, config: dict[str, str], tensors: Tensors, scalars: tuple[float, ...]
+) -> Callable[[Tensors], None]:
+    """Returns run(late): solves `problem` on `tensors`, with those in `late` taken instead, and fills the outputs."""
+    if not isinstance(problem, Conv2d):
+
+        def run(late: Tensors) -> None:
+            operands = {**tensors, **late}
+            for name, value in compute(problem, operands, scalars).items():
+                operands[name].copy_(value)
+
+        return run
+
+    memory_format = torch.channels_last if config["memory_format"] == "channels_last" else torch.contiguous_format
+    weight = tensors["weight"].contiguous(memory_format=memory_format)
+
+    def run_conv(late: Tensors) -> None:
+        operands = {**tensors, **late}
+        x = operands["x"].permute(0, 3, 1, 2).contiguous(memory_format=memory_format)
+        y = F.conv2d(x, weight, None, problem.stride, problem.pad, problem.dilation, problem.groups)
+        _finish(problem.epilogue, y.permute(0, 2, 3, 1), operands, scalars)
+
+    return run_conv

@@ -1,0 +1,108 @@
+"""Candidate + problem + tensors -> a step that can be run. The tuner measures what this makes, the plan runs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from autotune import abi
+from autotune.problem import Conv2d, Problem, Tensors
+from autotune.vendor import aten
+from fused_resnet import engine
+from fused_resnet.layout import pack_weight
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Anything that can solve a problem. kind is None for a torch operator; path is where the binary lies."""
+
+    family: str
+    config: str
+    symbol: str
+    kind: str | None = None
+    path: Path | None = None
+    weight_layouts: Mapping[str, str] = field(default_factory=dict)
+    launch: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        values = {**json.loads(self.config), **self.launch}
+        return " ".join([self.family, *(f"{name}={value}" for name, value in values.items())])
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Stands for a tensor that is given at each run: the caller's input or output."""
+
+    index: int
+
+
+@dataclass
+class Step:
+    """A bound candidate: either a native kernel with its pointers, or a function of torch."""
+
+    name: str
+    kernel: engine.Prepared | None = None
+    pointers: list[int] = field(default_factory=list)
+    function: Callable[[Sequence[torch.Tensor]], None] | None = None
+    keep: list[torch.Tensor] = field(default_factory=list)
+    """Tensors that must live as long as the step: packed weights and the workspace."""
+
+    def run(self, stream: int = 0, slots: Sequence[torch.Tensor] = ()) -> None:
+        """Run this step alone, on a CUDA stream (0 on a CPU)."""
+        if self.function:
+            self.function(slots)
+        else:
+            program = engine.Program()
+            program.add(self.kernel, self.pointers)
+            program.run(stream, [tensor.data_ptr() for tensor in slots])
+
+
+@lru_cache(maxsize=512)
+def _load(kind: str, path: Path, device: int) -> engine.SharedLibrary | engine.DeviceImage:
+    if kind == "shared_library":
+        return engine.SharedLibrary(str(path))
+    return engine.DeviceImage(path.read_bytes(), device)
+
+
+def bind(
+    candidate: Candidate,
+    problem: Problem,
+    tensors: Mapping[str, torch.Tensor | Slot],
+    scalars: tuple[float, ...],
+    device: torch.device,
+    name: str = "",
+) -> Step:
+    """Bind a candidate to the tensors of a problem.
+
+    tensors: every operand by name, as problem.py describes them; activations may be Slots.
+    Raises RefusedError if the kernel cannot solve the problem, EngineError if it cannot be loaded.
+    """
+    slots = {key: value.index for key, value in tensors.items() if isinstance(value, Slot)}
+    fixed = {key: value for key, value in tensors.items() if isinstance(value, torch.Tensor)}
+    if candidate.kind is None or candidate.path is None:
+        run = aten.bind(problem, json.loads(candidate.config), fixed, scalars)
+        return Step(name, function=lambda given: run({key: given[index] for key, index in slots.items()}))
+
+    library = _load(candidate.kind, candidate.path, device.index or 0)
+    prepared = library.prepare(candidate.symbol, abi.pack(problem, scalars, list(candidate.launch.values())))
+    packed = _packed(candidate, problem, fixed)
+    workspace = torch.zeros(max(prepared.workspace_bytes, 1), dtype=torch.uint8, device=device)
+    pointers = [0] * abi.MAX_POINTERS
+    for i, operand in enumerate(problem.operands()):
+        pointers[i] = -1 - slots[operand.name] if operand.name in slots else packed[operand.name].data_ptr()
+    pointers[abi.WORKSPACE] = workspace.data_ptr()
+    return Step(name, prepared, pointers, keep=[*packed.values(), workspace])
+
+
+def _packed(candidate: Candidate, problem: Problem, tensors: Tensors) -> dict[str, torch.Tensor]:
+    """The tensors with each weight in the order that the kernel wants."""
+    groups = problem.groups if isinstance(problem, Conv2d) else 1
+    result = dict(tensors)
+    for name, layout in candidate.weight_layouts.items():
+        result[name] = pack_weight(tensors[name], layout, groups)
+    return result

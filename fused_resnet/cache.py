@@ -1,0 +1,44 @@
+"""Binaries on disk: a private folder of the user's, named by digest, checked each time before use."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+SUFFIX = {"device_image": ".cubin", "shared_library": ".so"}
+
+_checked: set[Path] = set()  # what this process has verified or written
+
+
+@cache
+def folder() -> Path:
+    """The folder: under $XDG_CACHE_HOME or ~/.cache, or a temporary one where that cannot be written or is not ours."""
+    path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune" / "binaries"
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if path.stat().st_uid == os.getuid() and os.access(path, os.W_OK):
+            path.chmod(0o700)
+            return path
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="autotune-"))
+
+
+def put(digest: str, kind: str, binary: Callable[[], bytes]) -> Path:
+    """The path of the binary with this SHA-256; `binary()` is asked for it only if it is not there yet or differs."""
+    path = folder() / f"{digest}{SUFFIX[kind]}"
+    if path in _checked:
+        return path
+    if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
+        _checked.add(path)
+        return path
+    handle, partial = tempfile.mkstemp(dir=folder())
+    with os.fdopen(handle, "wb") as file:
+        file.write(binary())
+    os.replace(partial, path)
+    _checked.add(path)
+    return path

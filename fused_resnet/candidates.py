@@ -1,0 +1,19 @@
+"""Rows of the database -> candidates that can be bound: the binary is checked and laid into the private folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fused_resnet import cache
+from fused_resnet.binding import Candidate
+from tuning_db import Store
+from tuning_db.schema import KernelRow
+
+
+def candidate(store: Store, row: KernelRow, launch: Mapping[str, int]) -> Candidate:
+    """The candidate of a kernel's row with launch values; raises DatabaseError if its binary is damaged."""
+    library = row.library
+    if library is None:
+        return Candidate(row.family, row.config, row.symbol)
+    path = cache.put(library.digest, library.kind, lambda: store.binary(library))
+    return Candidate(row.family, row.config, row.symbol, library.kind, path, row.weight_layouts, dict(launch))

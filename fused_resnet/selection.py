@@ -1,0 +1,70 @@
+"""Which candidate should run a problem here: the database's best for this device, or the nearest thing that is right."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from autotune.arch import runs_on
+from autotune.device import device_name, device_target
+from autotune.problem import Problem, parse, with_batch
+from autotune.vendor import aten
+from fused_resnet.binding import Candidate
+from fused_resnet.candidates import candidate
+from tuning_db import Store
+from tuning_db.schema import Device
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate for a problem, why it was chosen ("tuned", "batch 128", "tuned on ...", "untuned"), and its time there."""
+
+    candidate: Candidate
+    source: str
+    expected_us: float | None = None
+
+
+def choices(store: Store, problem: Problem, device: torch.device) -> Iterator[Choice]:
+    """Candidates for `problem` on `device`, the preferred first; the last is torch's own operator, which always runs.
+
+    First what was tuned on this kind of device, for this batch and then for the nearest others; then what was tuned
+    on another device whose code runs here.
+    """
+    name, target = device_name(device), device_target(device)
+    devices = sorted(store.devices(), key=lambda row: row.name != name)
+    for row in devices:
+        if row.name == name or runs_on(row.target, target):
+            yield from _of_device(store, row, problem, target, "" if row.name == name else f" on {row.name}")
+    yield torch_choice(problem)
+
+
+def torch_choice(problem: Problem) -> Choice:
+    """torch's own operator."""
+    return Choice(Candidate(aten.FAMILY, json.dumps(aten.configs(problem)[0]), ""), "untuned")
+
+
+def _of_device(store: Store, device: Device, problem: Problem, target: str, where: str) -> Iterator[Choice]:
+    for n in _batches(store, problem):
+        tuned = with_batch(problem, n)
+        source = "tuned" if tuned == problem else f"batch {n}"
+        for row in store.ranking(device, str(tuned))[:5]:
+            library = row.kernel.library
+            if library is None or runs_on(library.target, target):
+                yield Choice(candidate(store, row.kernel, row.launch), source + where, row.median_us)
+
+
+def _batches(store: Store, problem: Problem) -> list[int]:
+    """Batch sizes for which this problem is in the database, the nearest (by ratio) first."""
+    same = dataclasses.asdict(with_batch(problem, 1))
+    batches = []
+    for row in store.problems():
+        other = parse(row.text)
+        if type(other) is type(problem) and dataclasses.asdict(with_batch(other, 1)) == same:
+            batches.append(other.n)  # type: ignore[attr-defined]
+    wanted = problem.n  # type: ignore[attr-defined]
+    return sorted(batches, key=lambda n: abs(math.log(n / wanted)))

@@ -1,0 +1,39 @@
+"""What all scripts share: errors become one sentence and an exit code; sizes and times are read from text."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+
+from autotune.errors import AutotuneError
+
+
+def run(main: Callable[[], int | None]) -> None:
+    """Run a script: exit 2 with one sentence for an error that a user can mend, 130 for Ctrl-C."""
+    try:
+        sys.exit(main() or 0)
+    except AutotuneError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(141)
+
+
+def seconds(text: str) -> float:
+    """Read "90s", "5m", "1h" or a bare number of seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a time: write 90s, 5m or 1h")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def positive(text: str) -> int:
+    """Read a whole number of at least 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
+    return int(text)

@@ -1,0 +1,96 @@
+"""The tables. SCHEMA_VERSION counts changes that older code cannot read; it is SQLite's user_version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, deferred, mapped_column, relationship
+
+APPLICATION_ID = 0x6B746462
+"""SQLite's application_id: marks the file as a tuning database."""
+
+SCHEMA_VERSION = 1
+
+
+class Base(DeclarativeBase):
+    """Base of all tables."""
+
+
+class Device(Base):
+    """Something that measured: one kind of GPU or CPU."""
+
+    __tablename__ = "device"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True, doc='"NVIDIA H200", or the CPU model with its number of threads')
+    target: Mapped[str] = mapped_column(doc='newest code it runs: "sm_90", "x86-64-v4"')
+    flops_per_us: Mapped[float] = mapped_column(doc="highest arithmetic rate measured, per microsecond")
+    bytes_per_us: Mapped[float] = mapped_column(doc="highest memory rate measured, read and written, per microsecond")
+    details: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+
+
+class ProblemRow(Base):
+    """A problem, by its canonical text."""
+
+    __tablename__ = "problem"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    text: Mapped[str] = mapped_column(unique=True)
+    operator: Mapped[str]
+
+
+class Library(Base):
+    """A binary: a device image or a shared library, compressed, with all that made it."""
+
+    __tablename__ = "library"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    digest: Mapped[str] = mapped_column(unique=True, doc="SHA-256 of the uncompressed binary")
+    kind: Mapped[str] = mapped_column(doc='"device_image" or "shared_library"')
+    target: Mapped[str] = mapped_column(doc='what it was compiled for: "sm_90", "x86-64-v4"')
+    compiler: Mapped[str]
+    flags: Mapped[str]
+    cutlass: Mapped[str] = mapped_column(doc="version of the CUTLASS headers")
+    abi_version: Mapped[int]
+    bytes: Mapped[int] = mapped_column(doc="size of the uncompressed binary")
+    blob: Mapped[bytes] = deferred(mapped_column(LargeBinary, doc="zlib"))
+
+
+class KernelRow(Base):
+    """A kernel of a family, or a torch operator (no library). `error` is set where it would not compile."""
+
+    __tablename__ = "kernel"
+    __table_args__ = (UniqueConstraint("family", "config", "dtype", "epilogue", "target", "source"),)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    family: Mapped[str]
+    config: Mapped[str] = mapped_column(doc="JSON, keys in the family's order")
+    dtype: Mapped[str]
+    epilogue: Mapped[str]
+    target: Mapped[str]
+    source: Mapped[str] = mapped_column(doc="digest of the text and headers it was made from")
+    symbol: Mapped[str]
+    weight_layouts: Mapped[dict[str, str]] = mapped_column(JSON, default=dict)
+    error: Mapped[str | None] = mapped_column(doc="the compiler's words")
+    library_id: Mapped[int | None] = mapped_column(ForeignKey("library.id"))
+    library: Mapped[Library | None] = relationship()
+
+
+class Measurement(Base):
+    """One kernel, with launch values, on one problem and device: its statistics, or why there are none."""
+
+    __tablename__ = "measurement"
+    __table_args__ = (Index("measurement_of", "device_id", "problem_id", "status", "median_us"),)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
+    problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"))
+    kernel_id: Mapped[int] = mapped_column(ForeignKey("kernel.id"), index=True)
+    launch: Mapped[dict[str, int]] = mapped_column(JSON, default=dict)
+    status: Mapped[str] = mapped_column(doc='"ok", "refused", "wrong", "crashed" or "timed_out"')
+    error: Mapped[str | None]
+    relative_error: Mapped[float | None] = mapped_column(doc="norm of the difference over norm of the reference")
+    median_us: Mapped[float | None]
+    spread_us: Mapped[float | None] = mapped_column(doc="interquartile range of the samples")
+    samples_us: Mapped[list[float]] = mapped_column(JSON, default=list)
+    final: Mapped[bool] = mapped_column(default=False, doc="timed in interleaved rounds with the other finalists")
+    details: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    kernel: Mapped[KernelRow] = relationship()
+    problem: Mapped[ProblemRow] = relationship()
+    device: Mapped[Device] = relationship()
