@@ -87,6 +87,8 @@ class Tuning:
         """Search every problem, then settle between its finalists. Raises ToolchainError, WorkerError, DatabaseError."""
         self.progress.total(len(self.problems))
         self.progress.stage("reading what is known")
+        for problem in self.problems:
+            self.store.put_problem(str(problem))
         self._recall()
         if self.worker is None:
             self.progress.stage("compiling the prior's best")

@@ -54,6 +54,7 @@ class FusedResNet(nn.Module):
             self.add_module(name, child)
         self.__dict__["_plain"] = plain  # not a submodule: its parameters are ours already
         self._plans: dict[tuple[Any, ...], Plan] = {}
+        self.rebind()
         self.register_load_state_dict_post_hook(_rebind)
         self.eval()
 
@@ -67,6 +68,8 @@ class FusedResNet(nn.Module):
     def rebind(self) -> None:
         """Forget all plans; the next call binds anew. Needed only after weights were changed behind autograd's back."""
         self._plans.clear()
+        self._tracked: list[nn.Parameter] = []
+        self._versions: list[int] = []
 
     def explain(self, x: torch.Tensor) -> list[tuple[str, str, str, float | None]]:
         """What runs each layer for inputs like x: (layer, candidate, where it comes from, its tuned time in us)."""
@@ -76,14 +79,16 @@ class FusedResNet(nn.Module):
         ]
 
     def _plan(self, x: torch.Tensor) -> Plan:
-        weights = tuple(0 if p.is_inference() else p._version for p in self.parameters())
-        key = (x.shape, x.dtype, x.device, weights)
+        if self._versions != [p._version for p in self._tracked]:
+            self.rebind()
+        key = (x.shape, x.dtype, x.device)
         plan = self._plans.get(key)
         if plan is None:
             self._check(x)
-            for stale in [other for other in self._plans if other[3] != weights]:
-                del self._plans[stale]
             plan = self._plans[key] = self._bind(x)
+            # Tensors made in inference mode count no versions; they change only through rebind().
+            self._tracked = [p for p in self.parameters() if not p.is_inference()]
+            self._versions = [p._version for p in self._tracked]
         return plan
 
     def _check(self, x: torch.Tensor) -> None:
@@ -117,7 +122,7 @@ class FusedResNet(nn.Module):
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plans": {}}
+        return {**self.__dict__, "_plans": {}, "_tracked": [], "_versions": []}
 
 
 def _rebind(module: nn.Module, _: object) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import os
 import torch
 
 from autotune.problem import DTYPES
@@ -142,15 +143,19 @@ def _capture_branches(bound: Sequence[BoundLayer], streams: Sequence[torch.cuda.
     made_by: dict[str, tuple[int, torch.cuda.Event]] = {}
     for chunk in _chunks(bound):
         branch = chunk[0].layer.branch
-        stream = streams[branch]
+        stream = streams[branch if not os.environ.get('NOBR') else 0]
+        branch=branch if not os.environ.get('NOBR') else 0
         for name in _read(chunk):
             if name in made_by and made_by[name][0] != branch:
                 stream.wait_event(made_by[name][1])
         with torch.cuda.stream(stream):
-            _execute(_runs(chunk, dependent=True), stream.cuda_stream, ())
+            _execute(_runs(chunk, dependent=not os.environ.get('NOPDL')), stream.cuda_stream, ())
         event = torch.cuda.Event()
         event.record(stream)
         made_by |= {name: (branch, event) for item in chunk for name in _written(item)}
+    for branch, event in made_by.values():  # a capture ends only where all its branches have come together
+        if branch:
+            streams[0].wait_event(event)
 
 
 def _chunks(bound: Sequence[BoundLayer]) -> Iterator[list[BoundLayer]]:

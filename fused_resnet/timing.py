@@ -109,6 +109,7 @@ def interleave(
     counts = {name: _calls_in(SLICE_SECONDS / 2, burst_us(call, device, 1)) for name, call in calls.items()}
     shuffle = random.Random(0).shuffle
     order = list(calls)
+    budget = seconds * len(calls)
     start, done, rounds = time.perf_counter(), 0.0, 0
     while done < 1:
         shuffle(order)
@@ -116,7 +117,7 @@ def interleave(
             samples[name].stream.append(burst_us(calls[name], device, counts[name]))
             samples[name].latency.append([latency_us(calls[name], device) for _ in range(counts[name])])
         rounds += 1
-        done = min(rounds / MIN_ROUNDS, (time.perf_counter() - start) / (seconds * len(calls)))
+        done = min(rounds / MIN_ROUNDS, (time.perf_counter() - start) / budget if budget else 1.0)
         progress(done)
     return samples
 

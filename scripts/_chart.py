@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes  # an optional package: only drawing needs it
 
 OURS, THEIRS, INK, FAINT = "#2f6fde", "#c9d0da", "#1c2430", "#6b7686"
 BAR_INCHES, PANEL_INCHES, HEAD_INCHES = 0.38, 0.55, 0.45
@@ -23,12 +22,18 @@ def number(value: float) -> str:
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
-def draw(record: dict[str, Any], path: Path) -> bool:
-    """Draw the median latencies of a record of scripts/bench.py; False if it has none."""
+def draw(record: dict[str, Any], path: Path) -> None:
+    """Draw the median latencies of a record of bench.py.
+
+    Raises ValueError if it has none, ImportError without matplotlib.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
     panels = [(batch["batch"], _ran(batch)) for batch in record["batches"]]
     panels = [(size, bars) for size, bars in panels if bars]
     if not panels:
-        return False
+        raise ValueError("no variant ran")
     heights = [PANEL_INCHES + BAR_INCHES * len(bars) for _, bars in panels]
     layout = ConstrainedLayoutEngine(h_pad=0.08)
     figure = Figure(figsize=(9, HEAD_INCHES + sum(heights)), dpi=160, facecolor="white", layout=layout)
@@ -39,7 +44,6 @@ def draw(record: dict[str, Any], path: Path) -> bool:
     for axis, (size, bars) in zip(axes, panels, strict=True):
         _panel(axis, f"batch {size}: latency of one call, median (lower is better)", bars)
     figure.savefig(path, bbox_inches="tight", pad_inches=0.2)
-    return True
 
 
 def _ran(batch: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -56,9 +60,9 @@ def _panel(axis: Axes, title: str, bars: list[tuple[str, dict[str, Any]]]) -> No
     axis.set_yticks(range(len(bars)), [variant["label"] for _, variant in bars], color=INK, fontsize=11)
     for tick, (key, _) in zip(axis.get_yticklabels(), bars, strict=True):
         tick.set_fontweight("bold" if key == "fused" else "normal")
-    for row, ((key, variant), value) in enumerate(zip(bars, times, strict=True)):
-        ratio = variant.get("latency_ratio")
-        text = f"{number(value)} {name}" + (f"  ({number(ratio['median'])}x)" if ratio else "")
+    ours = next((time for (key, _), time in zip(bars, times, strict=True) if key == "fused"), None)
+    for row, ((key, _), value) in enumerate(zip(bars, times, strict=True)):
+        text = f"{number(value)} {name}" + (f"  ({number(value / ours)}x)" if ours else "")
         style: dict[str, Any] = {"color": INK, "fontsize": 11, "fontweight": "bold" if key == "fused" else "normal"}
         axis.annotate(text, (value, row), (6, 0), textcoords="offset points", va="center", **style)
     axis.set_xlim(0, max(times) * 1.28)  # room for the longest bar's label

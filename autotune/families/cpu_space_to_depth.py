@@ -1,6 +1,7 @@
 """Space-to-depth on the CPU: NCHW patches to NHWC channels, rows in parallel."""
 
-from autotune.families.base import SHARED_LIBRARY, Family, Parameter
+from autotune.families.base import SHARED_LIBRARY, Family
+from autotune.families.cpu import THREADS, threads
 from autotune.problem import SpaceToDepth
 
 FAMILY = Family(
@@ -10,7 +11,7 @@ FAMILY = Family(
     template="cpu/space_to_depth.cpp.j2",
     architectures=("cpu",),
     parameters=(),
-    launch_parameters=(Parameter("threads", (0, 1), "0: torch's number of threads; 1: the caller's alone"),),
-    launches=lambda problem, config, arch: [{"threads": 0}, {"threads": 1}],
+    launch_parameters=(THREADS,),
+    launches=threads,
     cost=lambda problem, config, arch: 0.0,
 )

@@ -1,14 +1,36 @@
-"""Space-to-depth on a GPU: NCHW patches to NHWC channels."""
+"""Space-to-depth on a GPU: NCHW patches to NHWC channels, through shared memory."""
 
-from autotune.families.base import DEVICE_IMAGE, Family, Parameter
-from autotune.problem import Problem, SpaceToDepth
+from __future__ import annotations
+
+from autotune.arch import Architecture
+from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
+from autotune.problem import DTYPES, Problem, SpaceToDepth
 
 _BLOCKS = (2, 4, 8)
+_VECTOR = 8  # elements of an access: 16 bytes
 
 
 def _supports(problem: Problem) -> str | None:
     assert isinstance(problem, SpaceToDepth)
-    return None if problem.block in _BLOCKS else f"blocks of {_BLOCKS}"
+    if problem.block not in _BLOCKS:
+        return f"blocks of {_BLOCKS}"
+    return "w must be a multiple of 8" if problem.w % _VECTOR else None
+
+
+def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
+    assert isinstance(problem, SpaceToDepth)
+    strip_bytes = problem.block * problem.w * problem.c * DTYPES[problem.dtype].itemsize
+    fits = int(config["strips"]) * strip_bytes <= arch.block_shared
+    return [{}] if config["block"] == problem.block and fits else []
+
+
+def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
+    """Distance from one access a thread, and from at least two thread blocks for each processor."""
+    assert isinstance(problem, SpaceToDepth)
+    strips, threads = int(config["strips"]), int(config["threads"])
+    accesses = strips * problem.block * problem.w * problem.c / _VECTOR / threads
+    blocks = problem.n * problem.h / problem.block / strips
+    return max(accesses, 1 / accesses) + max(0.0, 2 * arch.processors / blocks - 1)
 
 
 FAMILY = Family(
@@ -19,9 +41,10 @@ FAMILY = Family(
     architectures=("sm70", "sm75", "sm80", "sm86", "sm89", "sm90"),
     parameters=(
         Parameter("block", _BLOCKS, "side of a patch in pixels"),
-        Parameter("threads", (128, 256, 512), "threads a block"),
+        Parameter("strips", (1, 2, 4, 8), "rows of patches a thread block"),
+        Parameter("threads", (64, 128, 256), "threads a block"),
     ),
     supports=_supports,
-    launches=lambda problem, config, arch: [{}] if config["block"] == problem.block else [],
-    cost=lambda problem, config, arch: abs(int(config["threads"]) - 256),
+    launches=_launches,
+    cost=_cost,
 )

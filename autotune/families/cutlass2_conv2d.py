@@ -29,16 +29,18 @@ _VECTOR = 8  # elements of an access: 16 bytes
 _EPILOGUE_ROWS = 8  # rows of accumulators that a warp puts into shared memory at a time
 
 
-def _instruction(arch: Architecture) -> list[int]:
-    """Shape of the tensor-core instruction."""
-    capability = arch.capability or 0
-    return [8, 8, 4] if capability < 75 else [16, 8, 8] if capability < 80 else [16, 8, 16]
+# The tensor-core instruction of each generation. Its code runs on newer GPUs too; 2.x has none newer than Ampere's.
+_INSTRUCTIONS = {70: [8, 8, 4], 75: [16, 8, 8], 80: [16, 8, 16]}
+
+
+def _generation(arch: Architecture) -> int:
+    return max(generation for generation in _INSTRUCTIONS if generation <= (arch.capability or 0))
 
 
 def _tile(config: Config, arch: Architecture, dtype: str) -> TileDescription:
     element = _ELEMENTS[dtype]
     math = MathInstruction(
-        _instruction(arch), element, element, DataType.f32, OpcodeClass.TensorOp, MathOperation.multiply_add
+        _INSTRUCTIONS[int(config["generation"])], element, element, DataType.f32, OpcodeClass.TensorOp, MathOperation.multiply_add
     )
     tile, warp = _shape(config, "tile"), _shape(config, "warp")
     warps = [t // w for t, w in zip(tile, warp, strict=True)]
@@ -64,25 +66,30 @@ def shared_bytes(config: Config) -> int:
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
     (tm, tn, tk), (wm, wn, wk) = _shape(config, "tile"), _shape(config, "warp")
+    generation = int(config["generation"])
+    if generation != _generation(arch):
+        return f"{arch.name} has the instructions of sm{_generation(arch)}"
     if tm % wm or tn % wn or tk % wk or tk // wk > 2:
         return "warp tiles do not divide the threadblock tile"
     threads = 32 * _warps(config)
     if not 64 <= threads <= 256:
         return "64 to 256 threads"
-    if wm * wn > 64 * 64 or (arch.capability == 70 and wm * wn == 64 * 64 and threads < 128):
+    if wm * wn > 64 * 64 or (generation == 70 and wm * wn == 64 * 64 and threads < 128):
         return "the accumulators would spill"
-    if (arch.capability or 0) < 80:
+    if generation < 80:
         if config["stages"] != 2:
             return "no cp.async before sm80: two stages"
     elif config["stages"] == 2:
         return "from sm80 on at least three stages"
     if shared_bytes(config) > arch.block_shared:
         return "shared memory"
-    if arch.capability == 70:
+    if generation == 70:
         if tk != 32 or wk != 32 or wm % 32 or wn % 32:
             return "sm70: tile_k 32, warps of multiples of 32x32"
+        if tn < 64:  # compiles, but the epilogue's threads then cover rows twice and miss others
+            return "sm70: tile_n of at least 64"
         return "sm70: too many threads for the tile" if threads > 4 * min(tm, tn) else None
-    steps = wk // _instruction(arch)[2]
+    steps = wk // _INSTRUCTIONS[generation][2]
     if steps < 2 or steps % 2:
         return "warp_k must be an even multiple of the instruction's"
     rows_a_pass = threads * _VECTOR // tk
@@ -163,12 +170,11 @@ def _label(config: Config) -> str:
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
     tile = _tile(config, arch, dtype)
     math = tile.math_instruction
-    # 2.x has no code newer than Ampere's for these operators: newer architectures take the Sm80 specialisations.
     return {
         "cutlass_element": DataTypeTag[math.element_a],
         "opcode_class": OpcodeClassTag[math.opcode_class],
         "math_operation": MathOperationTag[math.math_operation],
-        "arch_tag": f"cutlass::arch::Sm{min(arch.capability or 0, 80)}",
+        "arch_tag": f"cutlass::arch::Sm{config['generation']}",
         "threadblock": tile.threadblock_shape,
         "warp": _shape(config, "warp"),
         "instruction": math.instruction_shape,
@@ -187,6 +193,7 @@ FAMILY = Family(
     template="cutlass2/conv2d.cu.j2",
     architectures=("sm70", "sm75", "sm80", "sm86", "sm89", "sm90"),
     parameters=(
+        Parameter("generation", (70, 75, 80), "whose tensor-core instructions: that of the architecture"),
         Parameter("tile_m", (32, 64, 128, 256), "threadblock tile: output pixels"),
         Parameter("tile_n", (32, 64, 128, 256), "threadblock tile: output channels"),
         Parameter("tile_k", (32, 64), "threadblock tile: input channels a step"),

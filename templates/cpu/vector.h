@@ -1,4 +1,4 @@
-// Vectors of float as wide as the target's registers, in the compiler's own vector types.
+// Vectors of float in the compiler's own types, at most as wide as the target's registers.
 #pragma once
 #include "cpu/kernel.h"
 
@@ -12,10 +12,7 @@ constexpr int REGISTER_FLOATS = 8;
 constexpr int REGISTER_FLOATS = 4;
 #endif
 
-// `Floats` of them, at any address.
 template <int Floats>
-struct Vector {
-  typedef float type __attribute__((vector_size(Floats * sizeof(float)), aligned(sizeof(float)), may_alias));
-};
+using Vector __attribute__((vector_size(Floats * sizeof(float)))) = float;
 
 }  // namespace at

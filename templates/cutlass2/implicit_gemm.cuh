@@ -7,70 +7,102 @@
 #endif
 #include "cutlass/cutlass.h"
 #include "cutlass/conv/kernel/default_conv2d_fprop.h"
-#include "cutlass/epilogue/threadblock/epilogue_with_visitor.h"
+#include "cutlass/epilogue/threadblock/epilogue_base.h"
 
 namespace at {
 
 // Places of the pointers: Problem.operands() of conv2d.
 enum { kX = 0, kWeight = 1, kY = 2, kFirstStep = 3 };
 
-// Follows the walk of CUTLASS's PredicatedTileIterator over the output tile, row for row, but knows the
-// coordinates of what it visits, so any chain of steps can be applied.
+// Takes accumulators through shared memory, as CUTLASS's own epilogue does and with its iterators, and hands
+// every vector with its coordinates to the steps, so any chain can be applied. Follows the walk of CUTLASS's
+// PredicatedTileIterator over the output tile, row for row.
 template <typename Existing, typename Element, typename Steps>
-struct StepVisitor {
-  using Iterator = typename Existing::OutputTileIterator;
-  using ThreadMap = typename Iterator::ThreadMap;
+class StepEpilogue : public cutlass::epilogue::threadblock::EpilogueBase<
+                         typename Existing::Shape, typename Existing::WarpMmaOperator::Shape, Existing::kPartitionsK,
+                         typename Existing::AccumulatorFragmentIterator, typename Existing::WarpTileIterator,
+                         typename Existing::Padding> {
+  using Base = cutlass::epilogue::threadblock::EpilogueBase<
+      typename Existing::Shape, typename Existing::WarpMmaOperator::Shape, Existing::kPartitionsK,
+      typename Existing::AccumulatorFragmentIterator, typename Existing::WarpTileIterator, typename Existing::Padding>;
+  using ThreadMap = typename Existing::OutputTileIterator::ThreadMap;
   using Iterations = typename ThreadMap::Iterations;
-  static int const kIterations = Iterator::kIterations;
-  static int const kElementsPerAccess = Iterator::kElementsPerAccess;
-  using AccumulatorFragment = cutlass::Array<float, kElementsPerAccess>;
+  using Loader = typename Existing::SharedLoadIterator;
+  static int const kVector = Existing::OutputTileIterator::kElementsPerAccess;
+  static int const kSteps = Existing::OutputTileIterator::kIterations;
+  static int const kPartitions = Existing::kPartitionsK;
+  static int const kPartitionElements = Base::SharedStorage::StorageShape::kCount / kPartitions;
 
-  void* const* p;
-  float const* scalars;
-  int rows, columns;
-  int row, column;
-  int state[2] = {0, 0};
+  Loader loader_;
+  int row_, column_;
 
-  CUTLASS_DEVICE StepVisitor(void* const* p, float const* scalars, int rows, int columns, int first_row,
-                             int first_column, int thread)
-      : p(p), scalars(scalars), rows(rows), columns(columns) {
-    cutlass::MatrixCoord offset = ThreadMap::initial_offset(thread);
-    row = first_row + offset.row();
-    column = first_column + offset.column();
+ public:
+  using SharedStorage = typename Base::SharedStorage;
+  static int const kElementsPerAccess = kVector;
+
+  CUTLASS_DEVICE StepEpilogue(SharedStorage& shared, int first_row, int first_column, int thread, int warp, int lane)
+      : Base(shared, thread, warp, lane), loader_(shared.reference(), thread) {
+    cutlass::MatrixCoord const offset = ThreadMap::initial_offset(thread);
+    row_ = first_row + offset.row();
+    column_ = first_column + offset.column();
   }
 
-  CUTLASS_DEVICE void begin_epilogue() {}
-  CUTLASS_DEVICE void begin_step(int) {}
-  CUTLASS_DEVICE void begin_row(int) {}
-  CUTLASS_DEVICE void end_row(int) {}
-  CUTLASS_DEVICE void end_epilogue() {}
-
-  CUTLASS_DEVICE void visit(int, int row_index, int column_index, int, AccumulatorFragment const& accumulators) {
-    int const r = row_index % Iterations::kRow;
-    int const group = row_index / Iterations::kRow % Iterations::kGroup;
-    int const cluster = row_index / (Iterations::kRow * Iterations::kGroup);
-    int const at_row = row + r * ThreadMap::Delta::kRow + group * ThreadMap::Delta::kGroup +
-                       cluster * ThreadMap::Delta::kCluster;
-    int const channel = column + column_index * ThreadMap::Delta::kColumn;
-    if (at_row >= rows || channel >= columns) return;
-    float v[kElementsPerAccess];
+  CUTLASS_DEVICE void operator()(typename Base::AccumulatorTile const& accumulators, void* const* p,
+                                 float const* scalars, int rows, int columns) {
+    typename Existing::AccumulatorFragmentIterator fragments(accumulators);
+    int state[2] = {0, 0};
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kElementsPerAccess; ++i) v[i] = accumulators[i];
-    int64_t const offset = (int64_t)at_row * columns + channel;
-    Steps::apply(v, p, scalars, channel, offset);
-    store(v, (Element*)p[kY] + offset);
+    for (int step = 0; step < kSteps; ++step) {
+      typename Existing::AccumulatorFragmentIterator::Fragment fragment;
+      fragments.load(fragment);
+      ++fragments;
+      __syncthreads();
+      this->warp_tile_iterator_.store(fragment);
+      __syncthreads();
+
+      typename Loader::Fragment sums;
+      loader_.load(sums);
+      // Warps that share a tile and split its K left a partial sum each.
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 1; i < kPartitions; ++i) {
+        typename Loader::Fragment partial;
+        loader_.add_pointer_offset(kPartitionElements);
+        loader_.load(partial);
+        sums = cutlass::plus<typename Loader::Fragment>()(sums, partial);
+      }
+      loader_.add_pointer_offset((1 - kPartitions) * kPartitionElements);
+
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < Loader::Fragment::kElements / kVector; ++i) {
+        int const row_index = i / Iterations::kColumn;
+        int const row = row_ + row_index % Iterations::kRow * ThreadMap::Delta::kRow +
+                        row_index / Iterations::kRow % Iterations::kGroup * ThreadMap::Delta::kGroup +
+                        row_index / (Iterations::kRow * Iterations::kGroup) * ThreadMap::Delta::kCluster;
+        int const channel = column_ + i % Iterations::kColumn * ThreadMap::Delta::kColumn;
+        if (row < rows && channel < columns) {
+          float v[kVector];
+          CUTLASS_PRAGMA_UNROLL
+          for (int e = 0; e < kVector; ++e) v[e] = sums[i * kVector + e];
+          int64_t const offset = (int64_t)row * columns + channel;
+          Steps::apply(v, p, scalars, channel, offset);
+          store(v, (Element*)p[kY] + offset);
+        }
+      }
+      advance(state);
+    }
   }
 
-  CUTLASS_DEVICE void end_step(int) {
+ private:
+  CUTLASS_DEVICE void advance(int (&state)[2]) {
     using Shape = typename ThreadMap::Shape;
     using Count = typename ThreadMap::Count;
-    row += Shape::kRow;
+    row_ += Shape::kRow;
     if (++state[0] == Count::kRow) {
       state[0] = 0;
-      row += (Shape::kGroup - 1) * Shape::kRow * Count::kRow;
+      row_ += (Shape::kGroup - 1) * Shape::kRow * Count::kRow;
       if (++state[1] == Count::kGroup) {
         state[1] = 0;
-        row += Count::kGroup * Shape::kGroup * Count::kRow * Shape::kRow;
+        row_ += Count::kGroup * Shape::kGroup * Count::kRow * Shape::kRow;
       }
     }
   }
@@ -82,11 +114,7 @@ struct ImplicitGemm {
   using Shape = typename Mma::Shape;
   using Existing = typename Conv::Epilogue;
   using Swizzle = cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<SwizzleLimit>;
-  using Visitor = StepVisitor<Existing, Element, Steps>;
-  using Epilogue = cutlass::epilogue::threadblock::EpilogueWithVisitor<
-      Visitor, typename Existing::Shape, typename Existing::WarpMmaOperator, Existing::kPartitionsK,
-      typename Existing::AccumulatorFragmentIterator, typename Existing::WarpTileIterator,
-      typename Existing::SharedLoadIterator, typename Existing::Padding>;
+  using Epilogue = StepEpilogue<Existing, Element, Steps>;
   static int const kThreads = Conv::kThreadCount;
   static int const kAccumulators = Mma::FragmentC::kElements;
 
@@ -109,7 +137,7 @@ struct ImplicitGemm {
 
   // launch[0]: log2 of the swizzle's width; launch[1]: slices of the split over channels.
   CUTLASS_DEVICE static void prepare(at_conv2d const& a, at_prepared* out) {
-    if (a.groups != 1 || a.c % Mma::IteratorA::AccessType::kElements || a.k % Visitor::kElementsPerAccess ||
+    if (a.groups != 1 || a.c % Mma::IteratorA::AccessType::kElements || a.k % Epilogue::kElementsPerAccess ||
         a.launch[1] > 1 && a.launch[1] * Shape::kK > a.c)
       return refused(out);
     cutlass::conv::Conv2dProblemSize const size(
@@ -157,10 +185,8 @@ struct ImplicitGemm {
     mma(params.iterations, accumulators, activation, weight, accumulators, params.iterations_per_channel);
 
     if (params.slices > 1 && !gather_slices(params, tile, accumulators, shared.arrivals)) return;
-    Visitor visitor(params.p.p, params.scalars, params.rows, params.columns, tile.m() * Shape::kM,
-                    tile.n() * Shape::kN, thread);
-    Epilogue epilogue(shared.epilogue, thread, warp, lane);
-    epilogue(visitor, accumulators);
+    Epilogue epilogue(shared.epilogue, tile.m() * Shape::kM, tile.n() * Shape::kN, thread, warp, lane);
+    epilogue(accumulators, params.p.p, params.scalars, params.rows, params.columns);
   }
 
  private:
