@@ -19,7 +19,6 @@ class Layer:
     """One problem of a network.
 
     buffers: operand -> activation; weights: operand -> key of the state_dict; scalars: keys, in the epilogue's order.
-    branch: layers of different branches may run at the same time where no buffer orders them.
     """
 
     name: str
@@ -27,7 +26,6 @@ class Layer:
     buffers: Mapping[str, str]
     weights: Mapping[str, str] = field(default_factory=dict)
     scalars: tuple[str, ...] = ()
-    branch: int = 0
 
 
 def se_resnet9_fixup(n: int, in_channels: int, dtype: str) -> list[Layer]:
@@ -94,14 +92,12 @@ def _block(
                 f"{key}.downsample.0",
                 AvgPool2d(**common, **window, h=h, w=h, c=c, stride=(stride, stride)),
                 {"x": f"{name}.biased", "y": f"{name}.pooled"},
-                branch=1,
             ),
             Layer(
                 f"{key}.downsample.1",
                 Conv2d(**common, h=out, w=out, c=c, k=k),
                 {"x": f"{name}.pooled", "y": f"{name}.identity"},
                 {"weight": f"{key}.downsample.1.weight"},
-                branch=1,
             ),
         ]
     following_name = f"block{int(name.removeprefix('block')) + 1}.biased"

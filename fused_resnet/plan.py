@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import os
 import torch
 
 from autotune.problem import DTYPES
@@ -31,7 +32,8 @@ class BoundLayer:
 class Plan:
     """Runs a network's layers. Everything that can be done once is done here.
 
-    On a GPU all layers but the first and last, which touch the caller's tensors, are one CUDA graph.
+    On a GPU the whole network is one CUDA graph, which takes the caller's tensors as they come. Where some layers run on
+    torch's operators, those between the first and the last are captured by torch, with its memory pool.
     """
 
     def __init__(
@@ -42,23 +44,23 @@ class Plan:
         self.bound = [self._bind(layer, state, store) for layer in layers]
         self.output_shape = layers[-1].problem.output_shape
         self._dtype = DTYPES[layers[-1].problem.dtype]
-        self._all = _runs(self.bound)
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._lock = threading.Lock()  # callers share the buffers
+        self._plain = _runs(self.bound)
+        self._runs: list[Run] = self._plain
         if device.type == "cuda" and graph:
-            with torch.inference_mode(), torch.cuda.device(device):
-                self._capture()
+            native = all(bound.step.kernel for bound in self.bound)
+            self._runs = [_graph(self.bound)] if native else self._captured()
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
         """x (N, C, H, W), contiguous, on the plan's device and in its dtype -> (N, K, P, Q), channels last in memory."""
         y = torch.empty(self.output_shape, dtype=self._dtype, device=self.device)
-        stream = torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0
-        slots = (x, y)
-        if self._graph is None or torch.cuda.is_current_stream_capturing():
-            _execute(self._all, stream, slots)
+        if self.device.type == "cuda":
+            stream = torch.cuda.current_stream(self.device).cuda_stream
+            runs = self._plain if torch.cuda.is_current_stream_capturing() else self._runs
         else:
-            _execute(self._head, stream, slots)
-            self._graph.replay()
-            _execute(self._tail, stream, slots)
+            stream, runs = 0, self._plain
+        with self._lock:
+            _execute(runs, stream, (x, y))
         return y.permute(0, 3, 1, 2)
 
     # -- binding ---------------------------------------------------------------------------------------------
@@ -80,26 +82,24 @@ class Plan:
         choice = torch_choice(layer.problem)
         return BoundLayer(layer, choice, bind(choice.candidate, layer.problem, tensors, scalars, self.device, layer.name))
 
-    # -- the CUDA graph --------------------------------------------------------------------------------------
-
-    def _capture(self) -> None:
+    def _captured(self) -> list[Run]:
+        """Head, captured middle and tail: the head and the tail touch the caller's tensors."""
         first = max(i for i, bound in enumerate(self.bound) if INPUT in bound.layer.buffers.values()) + 1
         last = min(i for i, bound in enumerate(self.bound) if OUTPUT in bound.layer.buffers.values())
-        self._head, self._tail = _runs(self.bound[:first]), _runs(self.bound[last:])
-        inner = self.bound[first:last]
-        if not inner:
-            return
-        main, side = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
-            with torch.cuda.stream(main):
+        middle = _runs(self.bound[first:last])
+        if not middle:
+            return self._plain
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self.device)
+        with torch.cuda.device(self.device), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
+            with torch.cuda.stream(stream):
                 for _ in range(3):  # loads what is loaded lazily, and lets torch's libraries choose
-                    _execute(_runs(inner), main.cuda_stream, ())
-            main.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=main):
-                _capture_branches(inner, (main, side))
-        torch.cuda.synchronize(self.device)
-        self._graph = graph
+                    _execute(middle, stream.cuda_stream, ())
+            stream.synchronize()
+            with torch.cuda.graph(graph, stream=stream):
+                _execute(middle, stream.cuda_stream, ())
+            torch.cuda.synchronize()
+        replay = Step("captured", function=lambda _: graph.replay())
+        return [*_runs(self.bound[:first]), replay, *_runs(self.bound[last:])]
 
 
 def _buffers(layers: Sequence[Layer], device: torch.device) -> dict[str, torch.Tensor]:
@@ -113,11 +113,11 @@ def _buffers(layers: Sequence[Layer], device: torch.device) -> dict[str, torch.T
     return buffers
 
 
-Run = engine.Program | Step
+Run = engine.Program | engine.Graph | Step
 
 
-def _runs(bound: Sequence[BoundLayer], dependent: bool = False) -> list[Run]:
-    """Steps in order, neighbouring kernels joined into programs. dependent: whether each may overlap with the last."""
+def _runs(bound: Sequence[BoundLayer]) -> list[Run]:
+    """Steps in order, neighbouring kernels joined into programs."""
     runs: list[Run] = []
     for item in bound:
         if item.step.function:
@@ -125,8 +125,23 @@ def _runs(bound: Sequence[BoundLayer], dependent: bool = False) -> list[Run]:
             continue
         if not runs or isinstance(runs[-1], Step):
             runs.append(engine.Program())
-        runs[-1].add(item.step.kernel, item.step.pointers, dependent and len(runs[-1]) > 0)
+        runs[-1].add(item.step.kernel, item.step.pointers)
     return runs
+
+
+def _graph(bound: Sequence[BoundLayer]) -> engine.Graph:
+    """All kernels as a CUDA graph, each after those that write what it reads."""
+    graph = engine.Graph()
+    made_by: dict[str, int] = {}
+    readers = [name for item in bound for name in _read(item)]
+    for item in bound:
+        read = _read(item)
+        after = sorted({made_by[name] for name in read if name in made_by})
+        mode = os.environ.get("OVERLAP", "1")
+        overlap = mode == "2" or mode == "1" and all(readers.count(name) == 1 for name in read)
+        number = graph.add(item.step.kernel, item.step.pointers, after, overlap)
+        made_by |= dict.fromkeys(_written(item), number)
+    return graph
 
 
 def _execute(runs: Sequence[Run], stream: int, slots: Sequence[torch.Tensor]) -> None:
@@ -138,52 +153,10 @@ def _execute(runs: Sequence[Run], stream: int, slots: Sequence[torch.Tensor]) ->
             run.run(stream, addresses)
 
 
-def _capture_branches(bound: Sequence[BoundLayer], streams: Sequence[torch.cuda.Stream]) -> None:
-    """Enqueue layers on the stream of their branch, ordered across branches by the buffers between them."""
-    made_by: dict[str, tuple[int, torch.cuda.Event]] = {}
-    for chunk in _chunks(bound):
-        branch = chunk[0].layer.branch
-        stream = streams[branch if not os.environ.get('NOBR') else 0]
-        branch=branch if not os.environ.get('NOBR') else 0
-        for name in _read(chunk):
-            if name in made_by and made_by[name][0] != branch:
-                stream.wait_event(made_by[name][1])
-        with torch.cuda.stream(stream):
-            _execute(_runs(chunk, dependent=not os.environ.get('NOPDL')), stream.cuda_stream, ())
-        event = torch.cuda.Event()
-        event.record(stream)
-        made_by |= {name: (branch, event) for item in chunk for name in _written(item)}
-    for branch, event in made_by.values():  # a capture ends only where all its branches have come together
-        if branch:
-            streams[0].wait_event(event)
-
-
-def _chunks(bound: Sequence[BoundLayer]) -> Iterator[list[BoundLayer]]:
-    """Runs of layers of one branch, cut where one reads from another branch or is read by one."""
-    branch_of = {name: item.layer.branch for item in bound for name in _written(item)}
-    readers: dict[str, set[int]] = {}
-    for item in bound:
-        for name in _read([item]):
-            readers.setdefault(name, set()).add(item.layer.branch)
-    chunk: list[BoundLayer] = []
-    for item in bound:
-        branch = item.layer.branch
-        joins = any(branch_of.get(name, branch) != branch for name in _read([item]))
-        if chunk and (chunk[0].layer.branch != branch or joins):
-            yield chunk
-            chunk = []
-        chunk.append(item)
-        if any(readers.get(name, {branch}) - {branch} for name in _written(item)):
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
 def _written(item: BoundLayer) -> list[str]:
     outputs = [operand.name for operand in item.layer.problem.operands() if operand.role == "output"]
     return [item.layer.buffers[name] for name in outputs]
 
 
-def _read(items: Sequence[BoundLayer]) -> list[str]:
-    return [name for item in items for name in item.layer.buffers.values() if name not in _written(item)]
+def _read(item: BoundLayer) -> list[str]:
+    return [name for name in item.layer.buffers.values() if name not in _written(item)]

@@ -68,6 +68,7 @@ typedef struct at_prepared {
   int32_t params_bytes;
   int32_t pointers_offset; /* of the at_pointers in params */
   int32_t abi_version;
+  int32_t waits; /* 1: the kernel waits for the one before it by itself, so it may be launched early */
   int64_t workspace_bytes;
   uint8_t params[AT_MAX_PARAMS];
 } at_prepared;

@@ -4,10 +4,11 @@ from fused_resnet.engine._engine import (
     ABI_VERSION,
     DeviceImage,
     EngineError,
+    Graph,
     Prepared,
     Program,
     RefusedError,
     SharedLibrary,
 )
 
-__all__ = ["ABI_VERSION", "DeviceImage", "EngineError", "Prepared", "Program", "RefusedError", "SharedLibrary"]
+__all__ = ["ABI_VERSION", "DeviceImage", "EngineError", "Graph", "Prepared", "Program", "RefusedError", "SharedLibrary"]

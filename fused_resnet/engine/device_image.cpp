@@ -9,49 +9,42 @@ using cuda::check;
 using cuda::ContextScope;
 using cuda::driver;
 
-class PreparedImage : public Prepared {
- public:
-  PreparedImage(std::shared_ptr<DeviceImage> image, cuda::Function function, const at_prepared& values)
-      : image_(std::move(image)), function_(function), values_(values) {
-    workspace_bytes = values.workspace_bytes;
-  }
+PreparedImage::PreparedImage(std::shared_ptr<DeviceImage> image, void* function, const at_prepared& values)
+    : image_(std::move(image)), function_(function), values_(values) {
+  workspace_bytes = values.workspace_bytes;
+}
 
-  void launch(const at_pointers& pointers, void* stream, bool dependent) const override {
-    ContextScope scope(image_->context_);
-    alignas(64) uint8_t params[AT_MAX_PARAMS];
-    std::memcpy(params, values_.params, values_.params_bytes);
-    std::memcpy(params + values_.pointers_offset, &pointers, sizeof pointers);
-    cuda::LaunchAttribute attribute{};
-    attribute.id = cuda::kProgrammaticStreamSerialization;
-    attribute.value.programmatic_stream_serialization = 1;
-    cuda::LaunchConfig config{};
-    for (int i = 0; i < 3; ++i) config.grid[i] = values_.grid[i];
-    config.block[0] = values_.threads;
-    config.block[1] = config.block[2] = 1;
-    config.shared_bytes = values_.shared_bytes;
-    config.stream = stream;
-    config.attributes = &attribute;
-    config.attribute_count = dependent ? 1 : 0;
-    void* arguments[] = {params};
-    check(driver().launch(&config, function_, arguments, nullptr), "launch of a kernel");
-  }
+void* PreparedImage::context() const { return image_->context_; }
 
-  std::string describe() const override {
-    int registers = 0, local_bytes = 0;
-    ContextScope scope(image_->context_);
-    driver().function_get(&registers, cuda::kRegisters, function_);
-    driver().function_get(&local_bytes, cuda::kLocalBytes, function_);
-    return "grid " + std::to_string(values_.grid[0]) + "x" + std::to_string(values_.grid[1]) + "x" +
-           std::to_string(values_.grid[2]) + ", " + std::to_string(values_.threads) + " threads, " +
-           std::to_string(values_.shared_bytes) + " B shared, " + std::to_string(registers) + " registers, " +
-           std::to_string(local_bytes) + " B local";
-  }
+void PreparedImage::write_params(uint8_t* params, const at_pointers& pointers) const {
+  std::memcpy(params, values_.params, values_.params_bytes);
+  std::memcpy(params + values_.pointers_offset, &pointers, sizeof pointers);
+}
 
- private:
-  std::shared_ptr<DeviceImage> image_;  // keeps the code loaded
-  cuda::Function function_;
-  at_prepared values_;
-};
+void PreparedImage::launch(const at_pointers& pointers, void* stream) const {
+  ContextScope scope(context());
+  alignas(64) uint8_t params[AT_MAX_PARAMS];
+  write_params(params, pointers);
+  cuda::LaunchConfig config{};
+  for (int i = 0; i < 3; ++i) config.grid[i] = values_.grid[i];
+  config.block[0] = values_.threads;
+  config.block[1] = config.block[2] = 1;
+  config.shared_bytes = values_.shared_bytes;
+  config.stream = stream;
+  void* arguments[] = {params};
+  check(driver().launch(&config, function_, arguments, nullptr), "launch of a kernel");
+}
+
+std::string PreparedImage::describe() const {
+  int registers = 0, local_bytes = 0;
+  ContextScope scope(context());
+  driver().function_get(&registers, cuda::kRegisters, function_);
+  driver().function_get(&local_bytes, cuda::kLocalBytes, function_);
+  return "grid " + std::to_string(values_.grid[0]) + "x" + std::to_string(values_.grid[1]) + "x" +
+         std::to_string(values_.grid[2]) + ", " + std::to_string(values_.threads) + " threads, " +
+         std::to_string(values_.shared_bytes) + " B shared, " + std::to_string(registers) + " registers, " +
+         std::to_string(local_bytes) + " B local";
+}
 
 DeviceImage::DeviceImage(const std::string& bytes, int ordinal) : context_(cuda::primary_context(ordinal)) {
   ContextScope scope(context_);

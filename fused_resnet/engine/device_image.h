@@ -23,4 +23,24 @@ class DeviceImage : public std::enable_shared_from_this<DeviceImage> {
   void* module_ = nullptr;
 };
 
+// A kernel of a device image with its launch and parameters, all but the pointers.
+class PreparedImage : public Prepared {
+ public:
+  PreparedImage(std::shared_ptr<DeviceImage> image, void* function, const at_prepared& values);
+  void launch(const at_pointers& pointers, void* stream) const override;
+  std::string describe() const override;
+
+  void* context() const;
+  void* function() const { return function_; }
+  const at_prepared& values() const { return values_; }
+
+  // Writes the kernel's parameters with these pointers; `params` has room for AT_MAX_PARAMS bytes.
+  void write_params(uint8_t* params, const at_pointers& pointers) const;
+
+ private:
+  std::shared_ptr<DeviceImage> image_;  // keeps the code loaded
+  void* function_;
+  at_prepared values_;
+};
+
 }  // namespace engine

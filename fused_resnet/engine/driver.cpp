@@ -14,7 +14,7 @@ namespace {
 template <typename F>
 void find(void* library, const char* name, F& function) {
   function = reinterpret_cast<F>(dlsym(library, name));
-  if (!function) throw Error(std::string("the CUDA driver lacks ") + name + "; a driver of CUDA 11.8 or newer is needed");
+  if (!function) throw Error(std::string("the CUDA driver lacks ") + name + "; a driver of CUDA 12.3 or newer is needed");
 }
 
 Driver load() {
@@ -36,6 +36,14 @@ Driver load() {
   find(library, "cuMemFree_v2", d.free);
   find(library, "cuMemcpyDtoH_v2", d.copy_to_host);
   find(library, "cuLaunchKernelEx", d.launch);
+  find(library, "cuGraphCreate", d.graph_create);
+  find(library, "cuGraphDestroy", d.graph_destroy);
+  find(library, "cuGraphAddKernelNode_v2", d.graph_add_kernel);
+  find(library, "cuGraphAddDependencies_v2", d.graph_add_edges);
+  find(library, "cuGraphInstantiateWithFlags", d.graph_instantiate);
+  find(library, "cuGraphExecKernelNodeSetParams_v2", d.graph_set_kernel);
+  find(library, "cuGraphExecDestroy", d.graph_exec_destroy);
+  find(library, "cuGraphLaunch", d.graph_launch);
   if (d.init(0) != 0) throw Error("the CUDA driver does not initialise: no usable GPU");
   return d;
 }

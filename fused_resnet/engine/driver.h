@@ -14,23 +14,31 @@ using Stream = void*;
 using DevicePointer = uint64_t;
 
 enum FunctionAttribute { kRegisters = 4, kLocalBytes = 3, kMaxThreads = 0, kMaxDynamicShared = 8 };
-enum { kProgrammaticStreamSerialization = 6 };
-
-struct LaunchAttribute {
-  int id;
-  char pad[4];
-  union {
-    char bytes[64];
-    int programmatic_stream_serialization;
-  } value;
-};
-
 struct LaunchConfig {
   unsigned grid[3], block[3], shared_bytes;
   Stream stream;
-  LaunchAttribute* attributes;
+  void* attributes;
   unsigned attribute_count;
 };
+
+// CUDA_KERNEL_NODE_PARAMS_v2
+struct KernelNode {
+  Function function;
+  unsigned grid[3], block[3], shared_bytes;
+  void** parameters;
+  void** extra;
+  void* kernel;
+  Context context;
+};
+
+// CUgraphEdgeData; {1, 0, 1} is a programmatic edge: the next kernel may start once all blocks of this one allow it.
+struct EdgeData {
+  unsigned char from_port, to_port, type, reserved[5];
+};
+
+using Graph = void*;
+using GraphNode = void*;
+using GraphExec = void*;
 
 struct Driver {
   Result (*init)(unsigned);
@@ -48,6 +56,14 @@ struct Driver {
   Result (*free)(DevicePointer);
   Result (*copy_to_host)(void*, DevicePointer, size_t);
   Result (*launch)(const LaunchConfig*, Function, void** parameters, void** extra);
+  Result (*graph_create)(Graph*, unsigned flags);
+  Result (*graph_destroy)(Graph);
+  Result (*graph_add_kernel)(GraphNode*, Graph, const GraphNode*, size_t, const KernelNode*);
+  Result (*graph_add_edges)(Graph, const GraphNode* from, const GraphNode* to, const EdgeData*, size_t);
+  Result (*graph_instantiate)(GraphExec*, Graph, unsigned long long flags);
+  Result (*graph_set_kernel)(GraphExec, GraphNode, const KernelNode*);
+  Result (*graph_exec_destroy)(GraphExec);
+  Result (*graph_launch)(GraphExec, Stream);
 };
 
 // The driver, loaded and initialised once; throws Error where there is none.

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "abi.h"
 
@@ -21,14 +22,19 @@ struct Refused : Error {
 struct Prepared {
   virtual ~Prepared() = default;
 
-  // Enqueues the kernel on `stream` (ignored by CPU kernels). `dependent` lets it start while the kernel before it
-  // in the stream ends: programmatic dependent launch. Thread-safe; allocates nothing; does not synchronize.
-  virtual void launch(const at_pointers& pointers, void* stream, bool dependent) const = 0;
+  // Enqueues the kernel on `stream`; a CPU kernel ignores it and returns when it is done. Thread-safe; allocates
+  // nothing; does not synchronize.
+  virtual void launch(const at_pointers& pointers, void* stream) const = 0;
 
   // One line for people: grid, threads, shared memory, registers.
   virtual std::string describe() const = 0;
 
   int64_t workspace_bytes = 0;
 };
+
+// Pointers as a plan gives them: addresses, or -1 - i for the i-th slot, which a run fills in.
+using Pointers = std::vector<int64_t>;
+
+at_pointers resolve(const Pointers& pointers, const std::vector<int64_t>& slots);
 
 }  // namespace engine

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "device_image.h"
+#include "graph.h"
 #include "program.h"
 #include "shared_library.h"
 
@@ -48,7 +49,7 @@ PYBIND11_MODULE(_engine, m) {
 
   py::class_<Program>(m, "Program", "Prepared kernels with their pointers, run in one call without the GIL.")
       .def(py::init<>())
-      .def("add", &Program::add, py::arg("kernel"), py::arg("pointers"), py::arg("dependent") = false)
+      .def("add", &Program::add, py::arg("kernel"), py::arg("pointers"))
       .def("run",
            [](const Program& self, uintptr_t stream, const std::vector<int64_t>& slots) {
              py::gil_scoped_release release;
@@ -56,4 +57,14 @@ PYBIND11_MODULE(_engine, m) {
            },
            py::arg("stream") = 0, py::arg("slots") = std::vector<int64_t>())
       .def("__len__", &Program::size);
+
+  py::class_<Graph>(m, "Graph", "Prepared device kernels as a CUDA graph, launched in one call without the GIL.")
+      .def(py::init<>())
+      .def("add", &Graph::add, py::arg("kernel"), py::arg("pointers"), py::arg("after"), py::arg("overlap") = false)
+      .def("run",
+           [](Graph& self, uintptr_t stream, const std::vector<int64_t>& slots) {
+             py::gil_scoped_release release;
+             self.run(reinterpret_cast<void*>(stream), slots);
+           },
+           py::arg("stream"), py::arg("slots"));
 }

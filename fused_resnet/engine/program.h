@@ -9,8 +9,7 @@ namespace engine {
 
 class Program {
  public:
-  // Pointers are addresses, or -1 - i for the i-th slot of run(). `dependent`: see Prepared::launch.
-  void add(std::shared_ptr<Prepared> kernel, const std::vector<int64_t>& pointers, bool dependent);
+  void add(std::shared_ptr<Prepared> kernel, const Pointers& pointers);
 
   // Enqueues all kernels in order. Thread-safe.
   void run(void* stream, const std::vector<int64_t>& slots) const;
@@ -20,8 +19,7 @@ class Program {
  private:
   struct Step {
     std::shared_ptr<Prepared> kernel;
-    std::vector<int64_t> pointers;
-    bool dependent;
+    Pointers pointers;
   };
   std::vector<Step> steps_;
 };

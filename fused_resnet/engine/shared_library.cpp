@@ -12,7 +12,7 @@ class PreparedLibrary : public Prepared {
   }
   ~PreparedLibrary() override { kernel_.release(state_); }
 
-  void launch(const at_pointers& pointers, void* stream, bool) const override {
+  void launch(const at_pointers& pointers, void* stream) const override {
     char text[256] = "";
     if (kernel_.launch(state_, pointers.p, stream, text, sizeof text) != AT_OK)
       throw Error(std::string(kernel_.name) + ": " + text);

@@ -70,18 +70,18 @@ AT_DEVICE void store(const float (&v)[N], Element* to) {
   pack.write(to);
 }
 
-// Programmatic dependent launch: the next kernel may be placed on the machine while this one runs, and
-// nothing that the previous kernel wrote may be read before wait_for_previous().
-AT_DEVICE void launch_next() {
+// Programmatic dependent launch. Nothing that the previous kernel wrote may be read before wait_for_previous().
+// launch_next() lets the next kernel be placed on the machine; called late, when most of a kernel is over: blocks that
+// are placed while this kernel fills the machine end up crowded on few multiprocessors.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#define AT_WAITS 1
+AT_DEVICE void launch_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+AT_DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#else
+#define AT_WAITS 0
+AT_DEVICE void launch_next() {}
+AT_DEVICE void wait_for_previous() {}
 #endif
-}
-AT_DEVICE void wait_for_previous() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
 
 // Parameters of a kernel that needs nothing derived: the problem and the pointers.
 template <typename Problem>
@@ -103,6 +103,7 @@ AT_DEVICE void prepared(at_prepared* out, const Params& params, int grid_x, int 
   out->params_bytes = sizeof(Params);
   out->pointers_offset = (int)((const char*)&params.p - (const char*)&params);
   out->abi_version = AT_ABI_VERSION;
+  out->waits = AT_WAITS;
   out->workspace_bytes = workspace_bytes;
   *reinterpret_cast<Params*>(out->params) = params;
 }

@@ -167,7 +167,6 @@ struct ImplicitGemm {
   }
 
   CUTLASS_DEVICE static void run(Params const& params, SharedStorage& shared) {
-    launch_next();
     auto const tile = Swizzle::get_tile_offset(params.swizzle);
     if (tile.m() >= params.tiles_m || tile.n() >= params.tiles_n) return;
     int const thread = threadIdx.x, warp = cutlass::canonical_warp_idx_sync(), lane = thread % 32;
@@ -183,6 +182,7 @@ struct ImplicitGemm {
     typename Mma::FragmentC accumulators;
     accumulators.clear();
     mma(params.iterations, accumulators, activation, weight, accumulators, params.iterations_per_channel);
+    launch_next();
 
     if (params.slices > 1 && !gather_slices(params, tile, accumulators, shared.arrivals)) return;
     Epilogue epilogue(shared.epilogue, tile.m() * Shape::kM, tile.n() * Shape::kN, thread, warp, lane);

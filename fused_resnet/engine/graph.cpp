@@ -1,0 +1,85 @@
+#include "graph.h"
+
+#include <algorithm>
+
+#include "driver.h"
+
+namespace engine {
+using cuda::check;
+using cuda::driver;
+
+namespace {
+
+// The node's description for the driver. `params` and `argument` must outlive its use.
+cuda::KernelNode describe(const PreparedImage& kernel, const at_pointers& pointers, uint8_t* params, void** argument) {
+  kernel.write_params(params, pointers);
+  *argument = params;
+  const at_prepared& values = kernel.values();
+  cuda::KernelNode node{};
+  node.function = kernel.function();
+  for (int i = 0; i < 3; ++i) node.grid[i] = values.grid[i];
+  node.block[0] = values.threads;
+  node.block[1] = node.block[2] = 1;
+  node.shared_bytes = values.shared_bytes;
+  node.parameters = argument;
+  node.context = kernel.context();
+  return node;
+}
+
+}  // namespace
+
+bool Graph::Node::has_slots() const {
+  return std::any_of(pointers.begin(), pointers.end(), [](int64_t value) { return value < 0; });
+}
+
+Graph::~Graph() {
+  if (exec_) driver().graph_exec_destroy(exec_);
+  if (graph_) driver().graph_destroy(graph_);
+}
+
+int Graph::add(const std::shared_ptr<Prepared>& kernel, const Pointers& pointers, const std::vector<int>& after,
+               bool overlap) {
+  auto image = std::dynamic_pointer_cast<PreparedImage>(kernel);
+  if (!image) throw Error("a CUDA graph takes kernels of device images only");
+  if (graph_) throw Error("a graph that has run takes no more kernels");
+  nodes_.push_back({std::move(image), pointers, after, overlap, nullptr});
+  return static_cast<int>(nodes_.size()) - 1;
+}
+
+void Graph::build(const std::vector<int64_t>& slots) {
+  check(driver().graph_create(&graph_, 0), "a CUDA graph");
+  for (Node& node : nodes_) {
+    alignas(64) uint8_t params[AT_MAX_PARAMS];
+    void* argument;
+    const cuda::KernelNode description = describe(*node.kernel, resolve(node.pointers, slots), params, &argument);
+    check(driver().graph_add_kernel(&node.handle, graph_, nullptr, 0, &description), "a kernel of a CUDA graph");
+    for (int i : node.after) {
+      const cuda::EdgeData full{}, programmatic{1, 0, 1, {}};
+      const bool early = node.overlap && node.after.size() == 1 && node.kernel->values().waits;
+      check(driver().graph_add_edges(graph_, &nodes_.at(i).handle, &node.handle, early ? &programmatic : &full, 1),
+            "an edge of a CUDA graph");
+    }
+  }
+  check(driver().graph_instantiate(&exec_, graph_, 0), "a CUDA graph");
+  slots_ = slots;
+}
+
+void Graph::run(void* stream, const std::vector<int64_t>& slots) {
+  if (nodes_.empty()) return;
+  std::lock_guard lock(mutex_);
+  cuda::ContextScope scope(nodes_.front().kernel->context());
+  if (!exec_) build(slots);
+  if (slots != slots_) {
+    for (Node& node : nodes_) {
+      if (!node.has_slots()) continue;
+      alignas(64) uint8_t params[AT_MAX_PARAMS];
+      void* argument;
+      const cuda::KernelNode description = describe(*node.kernel, resolve(node.pointers, slots), params, &argument);
+      check(driver().graph_set_kernel(exec_, node.handle, &description), "new pointers for a CUDA graph");
+    }
+    slots_ = slots;
+  }
+  check(driver().graph_launch(exec_, stream), "launch of a CUDA graph");
+}
+
+}  // namespace engine

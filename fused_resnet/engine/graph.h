@@ -1,0 +1,43 @@
+// Prepared device kernels as a CUDA graph: branches run side by side, and a run is one launch.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "device_image.h"
+
+namespace engine {
+
+class Graph {
+ public:
+  Graph() = default;
+  ~Graph();
+  Graph(const Graph&) = delete;
+
+  // Adds a kernel that runs after the kernels `after` (their numbers, from 0); returns its number.
+  // overlap: it may be placed on the machine while its one predecessor ends (programmatic dependent launch).
+  int add(const std::shared_ptr<Prepared>& kernel, const Pointers& pointers, const std::vector<int>& after, bool overlap);
+
+  // Enqueues the graph. Kernels that read slots are given the new pointers first, where they changed. Thread-safe;
+  // runs of one graph follow each other, as CUDA has it.
+  void run(void* stream, const std::vector<int64_t>& slots);
+
+ private:
+  struct Node {
+    std::shared_ptr<PreparedImage> kernel;
+    Pointers pointers;
+    std::vector<int> after;
+    bool overlap;
+    void* handle;
+    bool has_slots() const;
+  };
+  void build(const std::vector<int64_t>& slots);
+
+  std::vector<Node> nodes_;
+  std::vector<int64_t> slots_;  // what the instantiated graph has
+  std::mutex mutex_;
+  void* graph_ = nullptr;
+  void* exec_ = nullptr;
+};
+
+}  // namespace engine
