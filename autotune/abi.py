@@ -22,9 +22,7 @@ def _struct(name: str, sizes: str) -> type[ctypes.Structure]:
 
 
 STRUCTS: dict[type[Problem], type[ctypes.Structure]] = {
-    Conv2d: _struct(
-        "at_conv2d", "n h w c k r s p q stride_h stride_w pad_h pad_w dilation_h dilation_w groups"
-    ),
+    Conv2d: _struct("at_conv2d", "n h w c k r s p q stride_h stride_w pad_h pad_w dilation_h dilation_w groups"),
     AvgPool2d: _struct("at_avg_pool2d", "n h w c r s p q stride_h stride_w pad_h pad_w"),
     SpaceToDepth: _struct("at_space_to_depth", "n h w c block"),
     SeTail: _struct("at_se_tail", "n h w c hidden"),

@@ -85,10 +85,8 @@ def cpu_targets() -> list[str]:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     flags = set(next((line for line in lines if line.startswith("flags")), "").split())
     levels = list(_X86_LEVELS)
-    for i, level in enumerate(levels):
-        if all(_X86_LEVELS[lower] <= flags for lower in levels[i:]):
-            return levels[i:]
-    return levels[-1:]
+    best = next(i for i in range(len(levels)) if all(_X86_LEVELS[level] <= flags for level in levels[i:]))
+    return levels[best:]
 
 
 def runs_on(target: str, device_target: str) -> bool:

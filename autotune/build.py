@@ -16,7 +16,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -82,7 +82,7 @@ def units(kernels: Sequence[Kernel], jobs: int) -> list[Unit]:
     return result
 
 
-def build(kernels: Sequence[Kernel], jobs: int) -> Iterator[Built]:
+def build(kernels: Sequence[Kernel], jobs: int) -> Generator[Built]:
     """Compile kernels on `jobs` cores and yield each unit as it is ready; a failed kernel comes with its error.
 
     Raises ToolchainError if there is no compiler for the target or no room on the disk.

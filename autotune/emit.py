@@ -21,7 +21,11 @@ CPP_TYPES = {"f32": "float", "f16": "at::half", "bf16": "at::bfloat16"}
 def _environment() -> jinja2.Environment:
     loader = jinja2.FileSystemLoader(paths.templates())
     return jinja2.Environment(
-        loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        loader=loader,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
 
 
@@ -40,11 +44,15 @@ def render(kernel: Kernel) -> str:
     """The kernel's own text: its family's template with its values."""
     chosen = family(kernel.family)
     context = chosen.context(kernel.values, architecture_of(kernel), kernel.dtype)
-    return _environment().get_template(chosen.template).render(
-        symbol=symbol(kernel),
-        element=CPP_TYPES[kernel.dtype],
-        epilogue=kernel.epilogue,
-        **context,
+    return (
+        _environment()
+        .get_template(chosen.template)
+        .render(
+            symbol=symbol(kernel),
+            element=CPP_TYPES[kernel.dtype],
+            epilogue=kernel.epilogue,
+            **context,
+        )
     )
 
 
@@ -53,9 +61,7 @@ def unit(kernels: Sequence[Kernel]) -> str:
     template = "cuda/unit.cu.j2" if family(kernels[0].family).kind == DEVICE_IMAGE else "cpu/unit.cpp.j2"
     texts = [render(kernel) for kernel in kernels]
     headers = dict.fromkeys(line for text in texts for line in text.splitlines() if line.startswith("#include"))
-    bodies = [
-        "\n".join(line for line in text.splitlines() if not line.startswith("#include")) for text in texts
-    ]
+    bodies = ["\n".join(line for line in text.splitlines() if not line.startswith("#include")) for text in texts]
     symbols = [symbol(kernel) for kernel in kernels]
     return _environment().get_template(template).render(headers=list(headers), bodies=bodies, symbols=symbols)
 

@@ -38,8 +38,8 @@ STEPS: dict[str, StepKind] = {
     "store": StepKind("output", lambda v, _: v),
     "add_scalar": StepKind("scalar", lambda v, s: v + s),
     "mul_scalar": StepKind("scalar", lambda v, s: v * s),
-    "relu": StepKind(None, lambda v: torch.relu(v)),
-    "sigmoid": StepKind(None, lambda v: torch.sigmoid(v)),
+    "relu": StepKind(None, torch.relu),
+    "sigmoid": StepKind(None, torch.sigmoid),
     "silu": StepKind(None, lambda v: v * torch.sigmoid(v)),
 }
 

@@ -118,8 +118,8 @@ class Case:
         started = time.perf_counter()
         try:
             step = self.bind(candidate)
-        except RefusedError as error:
-            return Result("refused", str(error))
+        except RefusedError as refusal:
+            return Result("refused", str(refusal))
         self.poison()
         step.run(_stream(self.device))
         _synchronize(self.device)

@@ -16,7 +16,7 @@ def templates() -> Path:
 
 
 def generated() -> Path:
-    """Where emitted sources and built binaries go: $AUTOTUNE_GENERATED, else generated/ of a checkout, else the user's cache."""
+    """For sources and binaries: $AUTOTUNE_GENERATED, else generated/ of a checkout, else the user's cache."""
     if chosen := os.environ.get("AUTOTUNE_GENERATED"):
         return Path(chosen)
     if (PACKAGE.parent / "pyproject.toml").exists():

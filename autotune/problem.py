@@ -58,13 +58,16 @@ def output_extent(size: int, kernel: int, stride: int, pad: int, dilation: int) 
     return (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
 
 
+_NO_STEPS = Epilogue()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """What every problem has: a dtype, an epilogue, a text, operands, and the least work it takes."""
 
     operator: ClassVar[str]
     dtype: str
-    epilogue: Epilogue = Epilogue()
+    epilogue: Epilogue = _NO_STEPS
 
     def __post_init__(self) -> None:
         choose("dtype", self.dtype, list(DTYPES))
@@ -280,9 +283,7 @@ def parse(text: str) -> Problem:
         if not separator or name not in fields:
             raise ProblemError(f"'{word}' in '{text}' is not one of {', '.join(fields)} written as name=value")
         values[name] = _from_text(name, value, text)
-    missing = [
-        name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in values
-    ]
+    missing = [name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in values]
     if missing:
         raise ProblemError(f"'{text}' lacks {', '.join(missing)}")
     return cls(**values)  # type: ignore[arg-type]

@@ -16,11 +16,12 @@ from pathlib import Path
 from autotune import paths
 from autotune.errors import ToolchainError
 
-_GPP_FLAGS = (
-    "-std=c++17 -O3 -fPIC -fvisibility=hidden -fopenmp -ffp-contract=fast -fno-math-errno -fno-trapping-math -Wno-unknown-pragmas"
-).split()
-_NVCC_FLAGS = "-cubin -O3 -DNDEBUG -std=c++17 --expt-relaxed-constexpr -diag-suppress 20281".split()
-_NVRTC_FLAGS = "--std=c++17 -default-device -DNDEBUG -DCUTLASS_NVRTC".split()
+_GPP_FLAGS = [
+    *["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp"],
+    *["-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"],
+]
+_NVCC_FLAGS = ["-cubin", "-O3", "-DNDEBUG", "-std=c++17", "--expt-relaxed-constexpr", "-diag-suppress", "20281"]
+_NVRTC_FLAGS = ["--std=c++17", "-default-device", "-DNDEBUG", "-DCUTLASS_NVRTC"]
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,8 @@ def _nvrtc(target: str) -> Toolchain:
     else:
         extra = "cuda" if capability >= 75 else "volta"
         raise ToolchainError(
-            f"no CUDA compiler for {target}: put an nvcc that knows it on PATH, or run pip install 'autotune-cutlass[{extra}]'"
+            f"no CUDA compiler for {target}: put an nvcc that knows it on PATH, "
+            f"or run pip install 'autotune-cutlass[{extra}]'"
         )
     flags = [*_NVRTC_FLAGS, f"--gpu-architecture={target}"]
     include = [f"-I{path}" for path in (paths.templates(), paths.cutlass_include(), *roots) if path]

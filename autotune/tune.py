@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -84,7 +84,7 @@ class Tuning:
         self.kernels: dict[Kernel, KernelRow] = {}
 
     def run(self) -> None:
-        """Search every problem, then settle between its finalists. Raises ToolchainError, WorkerError, DatabaseError."""
+        """Search every problem, then settle between finalists. Raises ToolchainError, WorkerError, DatabaseError."""
         self.progress.total(len(self.problems))
         self.progress.stage("reading what is known")
         for problem in self.problems:
@@ -144,17 +144,17 @@ class Tuning:
 
     def _recall(self) -> None:
         """Read compiled kernels and, where there is a device, their times; forget those whose source has changed."""
-        for row in self.store.kernels(self.options.target):
-            if row.family == aten.FAMILY:
-                continue
-            kernel = _kernel_of(row)
-            if kernel and row.source == emit.source_digest(kernel):
-                self.kernels[kernel] = row
+        for known in self.store.kernels(self.options.target):
+            kernel = None if known.family == aten.FAMILY else _kernel_of(known)
+            if kernel and known.source == emit.source_digest(kernel):
+                self.kernels[kernel] = known
         if self.worker is None:
             return
         by_id = {row.id: kernel for kernel, row in self.kernels.items()}
         for space in self.spaces:
-            best: dict[Kernel, float | None] = {k: None for k, row in self.kernels.items() if row.error and space.serves(k)}
+            best: dict[Kernel, float | None] = {
+                kernel: None for kernel, known in self.kernels.items() if known.error and space.serves(kernel)
+            }
             for row in self.store.measurements(self.device, str(space.problem)):
                 if row.kernel_id in by_id and space.serves(by_id[row.kernel_id]):
                     times = [t for t in (best.get(by_id[row.kernel_id]), row.median_us) if t is not None]
@@ -170,7 +170,7 @@ class Tuning:
         for config in space.study.ask(min(batch, self.options.trials - space.study.told)):
             yield space.kernel(config)
 
-    def _built(self, wanted: set[Kernel]) -> Iterator[Kernel]:
+    def _built(self, wanted: set[Kernel]) -> Generator[Kernel]:
         """Kernels as they become ready: first those that the database holds, then those that are compiled now."""
         yield from (kernel for kernel in wanted if kernel in self.kernels and not self.kernels[kernel].error)
         missing = sorted((kernel for kernel in wanted if kernel not in self.kernels), key=str)
@@ -287,7 +287,9 @@ class Tuning:
         best_of_torch = [row for row in ranked if row.kernel.family == aten.FAMILY][:1]
         finalists = ranked[:FINALISTS]
         finalists += [row for row in best_of_torch if row not in finalists]
-        settled = {(row.kernel_id, str(row.launch)) for row in self.store.ranking(self.device, str(problem)) if row.final}
+        settled = {
+            (row.kernel_id, str(row.launch)) for row in self.store.ranking(self.device, str(problem)) if row.final
+        }
         if all((row.kernel_id, str(row.launch)) in settled for row in finalists):
             return
         candidates = [candidate(self.store, row.kernel, row.launch) for row in finalists]
@@ -305,4 +307,3 @@ def _kernel_of(row: KernelRow) -> Kernel | None:
         return Kernel.of(row.family, json.loads(row.config), row.dtype, Epilogue.parse(row.epilogue), row.target)
     except AutotuneError:
         return None
-

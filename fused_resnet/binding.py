@@ -57,6 +57,7 @@ class Step:
         if self.function:
             self.function(slots)
         else:
+            assert self.kernel
             program = engine.Program()
             program.add(self.kernel, self.pointers)
             program.run(stream, [tensor.data_ptr() for tensor in slots])

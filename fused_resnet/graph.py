@@ -35,18 +35,15 @@ def se_resnet9_fixup(n: int, in_channels: int, dtype: str) -> list[Layer]:
     by whoever makes the block's input; the input without it is kept only where the identity needs it.
     """
     size = SEResNet9Fixup.input_size
+    patches = SpaceToDepth(n=n, h=size, w=size, c=in_channels, block=4, dtype=dtype)
+    stem = Conv2d(
+        n=n, h=size // 4, w=size // 4, c=16 * in_channels, k=64, dtype=dtype, epilogue=_chain("relu,store,add_scalar")
+    )
     layers = [
-        Layer(
-            "stem.0",
-            SpaceToDepth(n=n, h=size, w=size, c=in_channels, block=4, dtype=dtype),
-            {"x": INPUT, "y": "patches"},
-        ),
+        Layer("stem.0", patches, {"x": INPUT, "y": "patches"}),
         Layer(
             "stem.1",
-            Conv2d(
-                **{"n": n, "h": size // 4, "w": size // 4, "c": 16 * in_channels, "k": 64, "dtype": dtype},
-                epilogue=Epilogue.parse("relu,store,add_scalar"),
-            ),
+            stem,
             {"x": "patches", "store0": "block0.identity", "y": "block0.biased"},
             {"weight": "stem.1.weight"},
             ("layers.0.0.fixup_bias1a",),
@@ -55,64 +52,94 @@ def se_resnet9_fixup(n: int, in_channels: int, dtype: str) -> list[Layer]:
     h, c = size // 4, 64
     last = len(SEResNet9Fixup.planes) - 1
     for i, (k, stride) in enumerate(zip(SEResNet9Fixup.planes, SEResNet9Fixup.strides, strict=True)):
-        projected = stride != 1 or c != k
-        following = None if i == last else f"layers.{i + 1}.0.fixup_bias1a"
-        layers += _block(f"layers.{i}.0", f"block{i}", n, h, c, k, stride, dtype, projected, following)
+        layers += _Block(i, i == last, n, h, c, k, stride, dtype).layers()
         h, c = h // stride, k
     return layers
 
 
-def _block(
-    key: str, name: str, n: int, h: int, c: int, k: int, stride: int, dtype: str, projected: bool, following: str | None
-) -> list[Layer]:
-    """One block: its two convolutions, its projection if it has one, and its tail, which adds the next block's bias."""
-    out = h // stride
-    common = {"n": n, "dtype": dtype}
-    window = {"r": 3, "s": 3, "pad": (1, 1)}
-    layers = [
-        Layer(
-            f"{key}.conv1",
-            Conv2d(**common, **window, h=h, w=h, c=c, k=k, stride=(stride, stride),
-                   epilogue=Epilogue.parse("add_scalar,relu,add_scalar")),
-            {"x": f"{name}.biased", "y": f"{name}.inner"},
-            {"weight": f"{key}.conv1.weight"},
-            (f"{key}.fixup_bias1b", f"{key}.fixup_bias2a"),
-        ),
-        Layer(
-            f"{key}.conv2",
-            Conv2d(**common, **window, h=out, w=out, c=k, k=k, epilogue=Epilogue.parse("mul_scalar,add_scalar")),
-            {"x": f"{name}.inner", "y": f"{name}.residual"},
-            {"weight": f"{key}.conv2.weight"},
-            (f"{key}.fixup_scale", f"{key}.fixup_bias2b"),
-        ),
-    ]
-    if projected:
-        layers += [
-            Layer(
-                f"{key}.downsample.0",
-                AvgPool2d(**common, **window, h=h, w=h, c=c, stride=(stride, stride)),
-                {"x": f"{name}.biased", "y": f"{name}.pooled"},
-            ),
-            Layer(
-                f"{key}.downsample.1",
-                Conv2d(**common, h=out, w=out, c=c, k=k),
-                {"x": f"{name}.pooled", "y": f"{name}.identity"},
-                {"weight": f"{key}.downsample.1.weight"},
-            ),
-        ]
-    following_name = f"block{int(name.removeprefix('block')) + 1}.biased"
-    layers.append(
-        Layer(
-            f"{key}.se",
-            SeTail(**common, h=out, w=out, c=k, hidden=k // 16,
-                   epilogue=Epilogue.parse("add,relu,add_scalar" if following else "add,relu")),
-            {"x": f"{name}.residual", "add0": f"{name}.identity", "y": following_name if following else OUTPUT},
-            {"w1": f"{key}.se.excite.0.weight", "b1": f"{key}.se.excite.0.bias",
-             "w2": f"{key}.se.excite.2.weight", "b2": f"{key}.se.excite.2.bias"},
-            (following,) if following else (),
+@dataclass(frozen=True)
+class _Block:
+    """A residual block: input h x h x c, output k channels."""
+
+    index: int
+    last: bool
+    n: int
+    h: int
+    c: int
+    k: int
+    stride: int
+    dtype: str
+
+    def layers(self) -> list[Layer]:
+        """Two convolutions, the projection if there is one, and the tail, which adds the next block's bias."""
+        projection = [self._pool(), self._project()] if self.stride != 1 or self.c != self.k else []
+        return [self._conv1(), *projection, self._conv2(), self._tail()]
+
+    def _key(self, name: str) -> str:
+        return f"layers.{self.index}.0.{name}"
+
+    def _buffer(self, name: str) -> str:
+        return f"block{self.index}.{name}"
+
+    def _conv(self, c: int, h: int, size: int, stride: int, epilogue: str) -> Conv2d:
+        return Conv2d(
+            n=self.n, h=h, w=h, c=c, k=self.k, r=size, s=size, stride=(stride, stride), pad=(size // 2, size // 2),
+            dtype=self.dtype, epilogue=_chain(epilogue),
+        )  # fmt: skip
+
+    def _conv1(self) -> Layer:
+        return Layer(
+            self._key("conv1"),
+            self._conv(self.c, self.h, 3, self.stride, "add_scalar,relu,add_scalar"),
+            {"x": self._buffer("biased"), "y": self._buffer("inner")},
+            {"weight": self._key("conv1.weight")},
+            (self._key("fixup_bias1b"), self._key("fixup_bias2a")),
         )
-    )
-    return layers
+
+    def _conv2(self) -> Layer:
+        return Layer(
+            self._key("conv2"),
+            self._conv(self.k, self.h // self.stride, 3, 1, "mul_scalar,add_scalar"),
+            {"x": self._buffer("inner"), "y": self._buffer("residual")},
+            {"weight": self._key("conv2.weight")},
+            (self._key("fixup_scale"), self._key("fixup_bias2b")),
+        )
+
+    def _pool(self) -> Layer:
+        stride = (self.stride, self.stride)
+        return Layer(
+            self._key("downsample.0"),
+            AvgPool2d(n=self.n, h=self.h, w=self.h, c=self.c, r=3, s=3, stride=stride, pad=(1, 1), dtype=self.dtype),
+            {"x": self._buffer("biased"), "y": self._buffer("pooled")},
+        )
+
+    def _project(self) -> Layer:
+        return Layer(
+            self._key("downsample.1"),
+            self._conv(self.c, self.h // self.stride, 1, 1, "none"),
+            {"x": self._buffer("pooled"), "y": self._buffer("identity")},
+            {"weight": self._key("downsample.1.weight")},
+        )
+
+    def _tail(self) -> Layer:
+        h, output = self.h // self.stride, OUTPUT if self.last else f"block{self.index + 1}.biased"
+        chain = _chain("add,relu" if self.last else "add,relu,add_scalar")
+        return Layer(
+            self._key("se"),
+            SeTail(n=self.n, h=h, w=h, c=self.k, hidden=self.k // 16, dtype=self.dtype, epilogue=chain),
+            {"x": self._buffer("residual"), "add0": self._buffer("identity"), "y": output},
+            {
+                "w1": self._key("se.excite.0.weight"),
+                "b1": self._key("se.excite.0.bias"),
+                "w2": self._key("se.excite.2.weight"),
+                "b2": self._key("se.excite.2.bias"),
+            },
+            () if self.last else (f"layers.{self.index + 1}.0.fixup_bias1a",),
+        )
+
+
+def _chain(text: str) -> Epilogue:
+    return Epilogue.parse(text)
 
 
 GRAPHS: dict[str, Callable[[int, int, str], list[Layer]]] = {"se_resnet9_fixup": se_resnet9_fixup}

@@ -52,7 +52,7 @@ class FusedResNet(nn.Module):
         plain = reference.build(model, in_channels)
         for name, child in plain.named_children():
             self.add_module(name, child)
-        self.__dict__["_plain"] = plain  # not a submodule: its parameters are ours already
+        self.__dict__["_reference"] = plain  # not a submodule: its parameters are ours already
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self.rebind()
         self.register_load_state_dict_post_hook(_rebind)
@@ -61,9 +61,13 @@ class FusedResNet(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the network: (N, in_channels, 64, 64) -> (N, 512, 2, 2)."""
         if self.training:
-            self._plain.train()
-            return self._plain(x)
+            return self._plain.train()(x)
         return self._plan(x).run(x if x.is_contiguous() else x.contiguous())
+
+    @property
+    def _plain(self) -> nn.Module:
+        """The network in plain torch, on this module's parameters."""
+        return self.__dict__["_reference"]
 
     def rebind(self) -> None:
         """Forget all plans; the next call binds anew. Needed only after weights were changed behind autograd's back."""
@@ -92,7 +96,7 @@ class FusedResNet(nn.Module):
         return plan
 
     def _check(self, x: torch.Tensor) -> None:
-        size = self._plain.input_size
+        size = int(self._plain.input_size)  # type: ignore[arg-type]
         if x.dim() != 4 or x.shape[1:] != (self.in_channels, size, size) or not x.shape[0]:
             wanted = f"(N, {self.in_channels}, {size}, {size})"
             raise InputError(f"the input has shape {tuple(x.shape)}; {self.model} takes {wanted} with N of at least 1")

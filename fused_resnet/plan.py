@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,9 @@ from fused_resnet.engine import EngineError
 from fused_resnet.graph import INPUT, OUTPUT, Layer
 from fused_resnet.selection import Choice, choices, torch_choice
 from tuning_db import Store
+
+Run = engine.Program | engine.Graph | Step
+"""What a plan executes: kernels in a row, a graph of kernels, or one of torch's operators."""
 
 _SLOTS = {INPUT: Slot(0), OUTPUT: Slot(1)}
 
@@ -32,12 +34,17 @@ class BoundLayer:
 class Plan:
     """Runs a network's layers. Everything that can be done once is done here.
 
-    On a GPU the whole network is one CUDA graph, which takes the caller's tensors as they come. Where some layers run on
-    torch's operators, those between the first and the last are captured by torch, with its memory pool.
+    On a GPU the whole network is one CUDA graph, which takes the caller's tensors as they come. Where some layers run
+    on torch's operators, those between the first and the last are captured by torch, with its memory pool.
     """
 
     def __init__(
-        self, layers: Sequence[Layer], state: Mapping[str, torch.Tensor], store: Store, device: torch.device, graph: bool
+        self,
+        layers: Sequence[Layer],
+        state: Mapping[str, torch.Tensor],
+        store: Store,
+        device: torch.device,
+        graph: bool,
     ) -> None:
         self.device = device
         self._buffers = _buffers(layers, device)
@@ -49,10 +56,10 @@ class Plan:
         self._runs: list[Run] = self._plain
         if device.type == "cuda" and graph:
             native = all(bound.step.kernel for bound in self.bound)
-            self._runs = [_graph(self.bound)] if native else self._captured()
+            self._runs = [_graph(self.bound, overlap=False)] if native else self._captured()
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
-        """x (N, C, H, W), contiguous, on the plan's device and in its dtype -> (N, K, P, Q), channels last in memory."""
+        """x (N, C, H, W), contiguous, on the plan's device, in its dtype -> (N, K, P, Q), channels last in memory."""
         y = torch.empty(self.output_shape, dtype=self._dtype, device=self.device)
         if self.device.type == "cuda":
             stream = torch.cuda.current_stream(self.device).cuda_stream
@@ -80,7 +87,9 @@ class Plan:
                 continue  # it refuses this size, or its code does not load here: the next is as right
             return BoundLayer(layer, choice, step)
         choice = torch_choice(layer.problem)
-        return BoundLayer(layer, choice, bind(choice.candidate, layer.problem, tensors, scalars, self.device, layer.name))
+        return BoundLayer(
+            layer, choice, bind(choice.candidate, layer.problem, tensors, scalars, self.device, layer.name)
+        )
 
     def _captured(self) -> list[Run]:
         """Head, captured middle and tail: the head and the tail touch the caller's tensors."""
@@ -113,7 +122,9 @@ def _buffers(layers: Sequence[Layer], device: torch.device) -> dict[str, torch.T
     return buffers
 
 
-Run = engine.Program | engine.Graph | Step
+def _kernel(item: BoundLayer) -> engine.Prepared:
+    assert item.step.kernel
+    return item.step.kernel
 
 
 def _runs(bound: Sequence[BoundLayer]) -> list[Run]:
@@ -123,13 +134,15 @@ def _runs(bound: Sequence[BoundLayer]) -> list[Run]:
         if item.step.function:
             runs.append(item.step)
             continue
-        if not runs or isinstance(runs[-1], Step):
+        if not runs or not isinstance(runs[-1], engine.Program):
             runs.append(engine.Program())
-        runs[-1].add(item.step.kernel, item.step.pointers)
+        program = runs[-1]
+        assert isinstance(program, engine.Program)
+        program.add(_kernel(item), item.step.pointers)
     return runs
 
 
-def _graph(bound: Sequence[BoundLayer]) -> engine.Graph:
+def _graph(bound: Sequence[BoundLayer], overlap: bool) -> engine.Graph:
     """All kernels as a CUDA graph, each after those that write what it reads."""
     graph = engine.Graph()
     made_by: dict[str, int] = {}
@@ -137,9 +150,8 @@ def _graph(bound: Sequence[BoundLayer]) -> engine.Graph:
     for item in bound:
         read = _read(item)
         after = sorted({made_by[name] for name in read if name in made_by})
-        mode = os.environ.get("OVERLAP", "1")
-        overlap = mode == "2" or mode == "1" and all(readers.count(name) == 1 for name in read)
-        number = graph.add(item.step.kernel, item.step.pointers, after, overlap)
+        alone = all(readers.count(name) == 1 for name in read)
+        number = graph.add(_kernel(item), item.step.pointers, after, overlap and alone)
         made_by |= dict.fromkeys(_written(item), number)
     return graph
 

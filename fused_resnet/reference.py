@@ -45,8 +45,8 @@ class FixupBlock(nn.Module):
 
     def __init__(self, in_planes: int, planes: int, stride: int) -> None:
         super().__init__()
-        for name in ("fixup_bias1a", "fixup_bias1b", "fixup_bias2a", "fixup_bias2b"):
-            self.register_parameter(name, nn.Parameter(torch.zeros(1)))
+        self.fixup_bias1a, self.fixup_bias1b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+        self.fixup_bias2a, self.fixup_bias2b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
         self.fixup_scale = nn.Parameter(torch.ones(1))
         self.conv1 = nn.Conv2d(in_planes, planes, 3, stride, 1, bias=False)
         self.conv2 = nn.Conv2d(planes, planes, 3, 1, 1, bias=False)
@@ -67,7 +67,7 @@ class FixupBlock(nn.Module):
 
 
 class SEResNet9Fixup(nn.Module):
-    """SE-ResNet9-Fixup, the visual encoder of Large Batch Simulation for Deep Reinforcement Learning (arXiv 2103.07013).
+    """SE-ResNet9-Fixup, the visual encoder of Large Batch Simulation for Deep RL (arXiv 2103.07013).
 
     Input (N, in_channels, 64, 64), output (N, 512, 2, 2).
     """

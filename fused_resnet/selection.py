@@ -1,4 +1,4 @@
-"""Which candidate should run a problem here: the database's best for this device, or the nearest thing that is right."""
+"""Which candidate should run a problem here: the best for this device, or the nearest thing that is right."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from tuning_db.schema import Device
 
 @dataclass(frozen=True)
 class Choice:
-    """A candidate for a problem, why it was chosen ("tuned", "batch 128", "tuned on ...", "untuned"), and its time there."""
+    """A candidate for a problem, and its time where it was tuned.
+
+    source: why it was chosen: "tuned", "batch 128", either with " on DEVICE", or "untuned".
+    """
 
     candidate: Candidate
     source: str

@@ -6,7 +6,6 @@ All variants live in one process and are timed in interleaved rounds. Out come a
 from __future__ import annotations
 
 import argparse
-import copy
 import gc
 import hashlib
 import json
@@ -17,26 +16,27 @@ import statistics
 import subprocess
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import _chart
+import _timing as timing
 import torch
 from _cli import positive, run, seconds
+from _peers import VARIANTS, Case, Forward, Variant
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from torch import Tensor, nn
+from torch import Tensor
 
 from autotune.errors import AutotuneError, choose
-from fused_resnet import reference, timing
+from autotune.problem import DTYPES
+from fused_resnet import reference
 
-DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.float32: 5e-3}  # f32 may mean TF32 on a GPU
-CAPTURE_WARM_UPS = 10  # TorchScript optimizes during its first calls, cuDNN searches during its very first
 METHOD = {
     "unit": "microseconds",
     "stream": "mean of a burst of back-to-back calls; device events on a GPU, host clock on a CPU; a sample is a burst",
@@ -49,46 +49,6 @@ METHOD = {
     "error": "norm(result - reference) / norm(reference), the reference in float32 on the CPU, all parameters random",
 }
 PLACES = ("db", "out", "name", "plot")  # arguments that say where files lie, which is no part of a result
-
-Forward = Callable[[], Tensor]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A network, its input on the device, and what must come out."""
-
-    model: str
-    channels: int
-    database: str  # empty where no variant reads it
-    network: nn.Module  # float32, on the CPU
-    x: Tensor
-    expected: Tensor
-
-    @property
-    def device(self) -> torch.device:
-        """Where the network is to run."""
-        return self.x.device
-
-    def eager(self, layout: torch.memory_format = torch.contiguous_format) -> nn.Module:
-        """A copy of the network, ready to infer in this layout."""
-        network: Any = copy.deepcopy(self.network).requires_grad_(False)  # Any: torch's stubs lack memory_format
-        ready: nn.Module = network.to(self.device, self.x.dtype, memory_format=layout)
-        return ready
-
-    def nhwc(self) -> tuple[nn.Module, Tensor]:
-        """The network and its input, both channels-last."""
-        return self.eager(torch.channels_last), self.x.contiguous(memory_format=torch.channels_last)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One way to run the network."""
-
-    name: str
-    label: str
-    layout: str
-    build: Callable[[Case], Forward]
-    gpu_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,96 +65,6 @@ class Result:
     latency: timing.Spread | None = None
     stream_ratio: timing.Ratio | None = None
     latency_ratio: timing.Ratio | None = None
-
-
-def eager(case: Case) -> Forward:
-    network = case.eager()
-    return lambda: cast(Tensor, network(case.x))
-
-
-def channels_last(case: Case) -> Forward:
-    network, x = case.nhwc()
-    return lambda: cast(Tensor, network(x))
-
-
-def jit(case: Case) -> Forward:
-    network = scripted(case.eager(), case.x)
-    return lambda: cast(Tensor, network(case.x))
-
-
-def jit_frozen_graph(case: Case) -> Forward:
-    network, x = case.nhwc()
-    return captured(torch.jit.freeze(scripted(network, x)), x)
-
-
-def cuda_graph(case: Case) -> Forward:
-    return captured(*case.nhwc())
-
-
-def compiled(case: Case) -> Forward:
-    return inductor(case, "reduce-overhead" if case.device.type == "cuda" else "default")
-
-
-def compiled_max(case: Case) -> Forward:
-    return inductor(case, "max-autotune")
-
-
-def fused(case: Case) -> Forward:
-    from fused_resnet import FusedResNet
-
-    network = FusedResNet(tuning_db=case.database, model=case.model, in_channels=case.channels)
-    network.load_state_dict(case.network.state_dict())
-    network.eval().to(case.device, case.x.dtype)
-    return lambda: cast(Tensor, network(case.x))
-
-
-VARIANTS = [
-    Variant("eager", "eager", "NCHW", eager),
-    Variant("channels_last", "eager, channels_last", "NHWC", channels_last),
-    Variant("jit", "torch.jit", "NCHW", jit),
-    Variant("jit_frozen+graph", "torch.jit frozen + CUDA graph", "NHWC", jit_frozen_graph, gpu_only=True),
-    Variant("cuda_graph", "channels_last + CUDA graph", "NHWC", cuda_graph, gpu_only=True),
-    Variant("compile", "torch.compile", "NHWC", compiled),
-    Variant("compile_max", "torch.compile max-autotune", "NHWC", compiled_max),
-    Variant("fused", "FusedResNet", "NCHW", fused),
-]
-
-
-def scripted(network: nn.Module, x: Tensor) -> torch.jit.ScriptModule:
-    """The network in TorchScript: compiled from its source where that can be, otherwise traced."""
-    try:
-        return cast(torch.jit.ScriptModule, torch.jit.script(network))
-    except Exception:  # its errors have no common base
-        return cast(torch.jit.ScriptModule, torch.jit.trace(network, x))
-
-
-@torch.inference_mode()
-def captured(network: nn.Module, x: Tensor) -> Forward:
-    """The network as a CUDA graph. A call copies its input in, since a user has to."""
-    static = x.clone()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(CAPTURE_WARM_UPS):
-            network(static)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = cast(Tensor, network(static))
-
-    def forward() -> Tensor:
-        static.copy_(x)
-        graph.replay()
-        return result
-
-    return forward
-
-
-def inductor(case: Case, mode: str) -> Forward:
-    """The network through torch.compile, for this batch size alone."""
-    network, x = case.nhwc()
-    compiled_network = torch.compile(network, mode=mode, dynamic=False)
-    return lambda: cast(Tensor, compiled_network(x))
 
 
 def main() -> None:

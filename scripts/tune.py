@@ -39,9 +39,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=positive, help="batch size (default 128, on a CPU 8)")
     parser.add_argument("--dtype", help="f16, bf16 or f32 (default f16, on a CPU f32)")
     parser.add_argument("--db", type=Path, help="database (default tuning_db/MODEL_ARCH.db)")
-    parser.add_argument("--trials", type=positive, help="configs a family may try for a problem (default 64, on a CPU 24)")
-    parser.add_argument("--budget", type=seconds, help="time for the search, such as 90s or 5m (default 6m, on a CPU 90s)")
-    parser.add_argument("--jobs", type=positive, default=len(os.sched_getaffinity(0)), help="compilers at once (default: all cores)")
+    parser.add_argument(
+        "--trials", type=positive, help="configs a family may try for a problem (default 64, on a CPU 24)"
+    )
+    parser.add_argument(
+        "--budget", type=seconds, help="time for the search, such as 90s or 5m (default 6m, on a CPU 90s)"
+    )
+    parser.add_argument(
+        "--jobs", type=positive, default=len(os.sched_getaffinity(0)), help="compilers at once (default: all cores)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the search")
     return parser.parse_args()
 
@@ -98,11 +104,15 @@ def main() -> int:
             compiled = sum(row.error is None for row in tuning.kernels.values())
             failed = len(tuning.kernels) - compiled
             console.print(f"\n{compiled} kernels compiled for {target}, {failed} would not compile.")
-            console.print(f"[bold]Nothing was timed:[/] no GPU here runs {arch.name} code. Run the same command with the")
+            console.print(
+                f"[bold]Nothing was timed:[/] no GPU here runs {arch.name} code. Run the same command with the"
+            )
             console.print("same database on one that does; it starts from what is compiled.")
         elif not interrupted or "device" in vars(tuning):
             title = f"{args.model}, batch {batch}, {dtype}, {arch.name} kernels on {tuning.device.name}"
-            console.print(winners(lines(store, tuning.device, [(layer.name, layer.problem) for layer in layers]), title))
+            console.print(
+                winners(lines(store, tuning.device, [(layer.name, layer.problem) for layer in layers]), title)
+            )
         if interrupted:
             console.print("Interrupted: every finished trial is kept; run the same command to go on.")
         console.print(f"{took:.0f} s; database {path}")

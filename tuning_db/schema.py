@@ -50,7 +50,7 @@ class Library(Base):
     flags: Mapped[str]
     cutlass: Mapped[str] = mapped_column(doc="version of the CUTLASS headers")
     abi_version: Mapped[int]
-    bytes: Mapped[int] = mapped_column(doc="size of the uncompressed binary")
+    size: Mapped[int] = mapped_column(doc="bytes of the uncompressed binary")
     blob: Mapped[bytes] = deferred(mapped_column(LargeBinary, doc="zlib"))
 
 

@@ -105,7 +105,7 @@ class Store:
 
     def put_problem(self, text: str) -> ProblemRow:
         """Find a problem by its text, or record it."""
-        return self._find_or_add(ProblemRow, {"text": text}, {"operator": text.split()[0]})
+        return self._find_or_add(ProblemRow, {"text": text}, {"operator": text.split(maxsplit=1)[0]})
 
     def put_kernel(self, identity: dict[str, str], **values: Any) -> KernelRow:
         """Find a kernel by identity (family, config, dtype, epilogue, target, source), or record it.
@@ -122,7 +122,7 @@ class Store:
         """Find a binary by its digest, or store it. values: kind, target, compiler, flags, cutlass, abi_version."""
         digest = hashlib.sha256(binary).hexdigest()
         blob = zlib.compress(binary, 6)
-        return self._find_or_add(Library, {"digest": digest}, {**values, "bytes": len(binary), "blob": blob})
+        return self._find_or_add(Library, {"digest": digest}, {**values, "size": len(binary), "blob": blob})
 
     def put_measurement(self, **values: Any) -> Measurement:
         """Record a measurement; values are the columns of `Measurement`."""
@@ -271,5 +271,7 @@ def _explained(path: Path) -> Iterator[None]:
             "not a database": "it is corrupted: restore it from a copy, or start a new one",
             "unable to open": "check that its folder exists and is writable",
         }
-        hint = next((hint for sign, hint in advice.items() if sign in text), "see the text before")
+        hint = next(
+            (hint for sign, hint in advice.items() if sign in text), "it does not fit this version: start a new one"
+        )
         raise DatabaseError(f"{path}: {text}; {hint}") from error

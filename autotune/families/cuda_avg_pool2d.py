@@ -1,7 +1,16 @@
 """Average pooling on a GPU, channels last."""
 
-from autotune.families.base import DEVICE_IMAGE, Family, Parameter
-from autotune.problem import AvgPool2d
+from __future__ import annotations
+
+from autotune.arch import Architecture
+from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
+from autotune.problem import AvgPool2d, Problem
+
+
+def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
+    assert isinstance(problem, AvgPool2d)
+    return [] if problem.c % int(config["vector"]) else [{}]
+
 
 FAMILY = Family(
     name="cuda_avg_pool2d",
@@ -13,6 +22,6 @@ FAMILY = Family(
         Parameter("vector", (1, 2, 4, 8), "channels a thread"),
         Parameter("threads", (64, 128, 256), "threads a block"),
     ),
-    launches=lambda problem, config, arch: [] if problem.c % int(config["vector"]) else [{}],
+    launches=_launches,
     cost=lambda problem, config, arch: 8 / int(config["vector"]) + abs(int(config["threads"]) - 128) / 1024,
 )

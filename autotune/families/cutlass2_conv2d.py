@@ -6,6 +6,8 @@ warp tiles (warp_*); warp_k < tile_k slices the tile's K over warps (sliced-K).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from cutlass_library.library import (
     DataType,
     DataTypeTag,
@@ -40,7 +42,12 @@ def _generation(arch: Architecture) -> int:
 def _tile(config: Config, arch: Architecture, dtype: str) -> TileDescription:
     element = _ELEMENTS[dtype]
     math = MathInstruction(
-        _INSTRUCTIONS[int(config["generation"])], element, element, DataType.f32, OpcodeClass.TensorOp, MathOperation.multiply_add
+        _INSTRUCTIONS[int(config["generation"])],
+        element,
+        element,
+        DataType.f32,
+        OpcodeClass.TensorOp,
+        MathOperation.multiply_add,
     )
     tile, warp = _shape(config, "tile"), _shape(config, "warp")
     warps = [t // w for t, w in zip(tile, warp, strict=True)]
@@ -65,41 +72,33 @@ def shared_bytes(config: Config) -> int:
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    return next((why for broken, why in _rules(config, arch) if broken), None)
+
+
+def _rules(config: Config, arch: Architecture) -> Iterator[tuple[bool, str]]:
+    """What a config must not break, in an order in which each rule may rely on those before it."""
     (tm, tn, tk), (wm, wn, wk) = _shape(config, "tile"), _shape(config, "warp")
-    generation = int(config["generation"])
-    if generation != _generation(arch):
-        return f"{arch.name} has the instructions of sm{_generation(arch)}"
-    if tm % wm or tn % wn or tk % wk or tk // wk > 2:
-        return "warp tiles do not divide the threadblock tile"
-    threads = 32 * _warps(config)
-    if not 64 <= threads <= 256:
-        return "64 to 256 threads"
-    if wm * wn > 64 * 64 or (generation == 70 and wm * wn == 64 * 64 and threads < 128):
-        return "the accumulators would spill"
-    if generation < 80:
-        if config["stages"] != 2:
-            return "no cp.async before sm80: two stages"
-    elif config["stages"] == 2:
-        return "from sm80 on at least three stages"
-    if shared_bytes(config) > arch.block_shared:
-        return "shared memory"
+    generation, stages, threads = int(config["generation"]), int(config["stages"]), 32 * _warps(config)
+    yield generation != _generation(arch), f"{arch.name} has the instructions of sm{_generation(arch)}"
+    yield tm % wm > 0 or tn % wn > 0 or tk % wk > 0 or tk // wk > 2, "warp tiles do not divide the threadblock tile"
+    yield not 64 <= threads <= 256, "64 to 256 threads"
+    yield wm * wn > 64 * 64, "the accumulators would spill"
+    yield generation < 80 and stages != 2, "two stages: there is no cp.async before sm80"
+    yield generation >= 80 and stages == 2, "at least three stages from sm80 on"
+    yield shared_bytes(config) > arch.block_shared, "shared memory"
     if generation == 70:
-        if tk != 32 or wk != 32 or wm % 32 or wn % 32:
-            return "sm70: tile_k 32, warps of multiples of 32x32"
-        if tn < 64:  # compiles, but the epilogue's threads then cover rows twice and miss others
-            return "sm70: tile_n of at least 64"
-        return "sm70: too many threads for the tile" if threads > 4 * min(tm, tn) else None
+        yield tk != 32 or wk != 32 or wm % 32 > 0 or wn % 32 > 0, "sm70: tile_k 32, warps of multiples of 32x32"
+        yield wm * wn == 64 * 64 and threads < 128, "sm70: the accumulators would spill"
+        yield threads > 4 * min(tm, tn), "sm70: too many threads for the tile"
+        # It compiles, but the epilogue's threads then cover some rows twice and miss others.
+        yield tn < 64, "sm70: tile_n of at least 64"
+        return
     steps = wk // _INSTRUCTIONS[generation][2]
-    if steps < 2 or steps % 2:
-        return "warp_k must be an even multiple of the instruction's"
+    yield steps < 2 or steps % 2 > 0, "warp_k must be an even multiple of the instruction's"
     rows_a_pass = threads * _VECTOR // tk
-    if min(tm, tn) < rows_a_pass:
-        return "too many threads for the tile"
-    if tn // rows_a_pass >= 32:
-        return "the filter iterator's predicates fill more than a word"
-    if wn * wk < 32 * tk:
-        return "the epilogue's threads do not fit the tile"
-    return None
+    yield min(tm, tn) < rows_a_pass, "too many threads for the tile"
+    yield tn // rows_a_pass >= 32, "the filter iterator's predicates fill more than a word"
+    yield wn * wk < 32 * tk, "the epilogue's threads do not fit the tile"
 
 
 def _supports(problem: Problem) -> str | None:

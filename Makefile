@@ -1,0 +1,37 @@
+# make tune: tune the default network on this machine's CPU.   make test: run the tests.
+# make check: lint and types.   make clean: remove what was built.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+ENGINE := $(wildcard fused_resnet/engine/*.cpp fused_resnet/engine/*.h) templates/abi.h
+ARGS ?=
+
+.PHONY: tune test check clean
+.DELETE_ON_ERROR:
+
+tune: $(READY)
+	$(BIN)/python scripts/tune.py --arch cpu --db tuning_db/cpu.db $(ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(READY): pyproject.toml setup.py constraints.txt $(ENGINE)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: Python 3.11 or newer is needed; name it with PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sysconfig, pathlib, sys; sys.exit(not pathlib.Path(sysconfig.get_paths()["include"], "Python.h").exists())' || \
+	  { echo "error: Python's headers are missing: apt-get install python3-dev" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || $(PYTHON) -m venv --without-pip $(VENV)
+	@echo "Installing into $(VENV): torch, CUTLASS and the compilers from pip. A minute or two, once."
+	@if [ -x $(BIN)/pip ]; then pip="$(BIN)/python -m pip"; else pip="$(PYTHON) -m pip --python $(BIN)/python"; fi; \
+	  $$pip install -q --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,bench,cuda,volta]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build generated *.egg-info fused_resnet/engine/*.so

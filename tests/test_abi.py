@@ -1,0 +1,94 @@
+"""The ctypes structs and constants of autotune.abi against what a C++ compiler makes of templates/abi.h."""
+
+import ctypes
+import json
+import subprocess
+
+import pytest
+
+from autotune import abi, epilogue, paths
+from autotune.problem import OPERATORS, parse
+from fused_resnet import engine
+
+CONSTANTS = {
+    "AT_ABI_VERSION": abi.ABI_VERSION,
+    "AT_MAX_SCALARS": epilogue.MAX_SCALARS,
+    "AT_MAX_LAUNCH": abi.MAX_LAUNCH,
+    "AT_MAX_POINTERS": abi.MAX_POINTERS,
+    "AT_WORKSPACE": abi.WORKSPACE,
+}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """What g++ says of every struct and constant."""
+    lines = [f'printf("\\"{name}\\": %lld,", (long long){name});' for name in CONSTANTS]
+    for struct in abi.STRUCTS.values():
+        c = struct.__name__
+        lines.append(f'printf("\\"{c}\\": [%zu], ", sizeof({c}));')
+        for field, *_ in struct._fields_:
+            place = f"offsetof({c}, {field}), sizeof((({c}*)0)->{field})"
+            lines.append(f'printf("\\"{c}.{field}\\": [%zu, %zu], ", {place});')
+    source = '#include <stddef.h>\n#include <stdio.h>\n#include "abi.h"\nint main() {\nprintf("{");\n'
+    folder = tmp_path_factory.mktemp("abi")
+    folder.joinpath("abi.cpp").write_text(source + "\n".join(lines) + '\nprintf("\\"\\": 0}");\n}\n')
+    command = ["g++", "-std=c++17", f"-I{paths.templates()}", "abi.cpp", "-o", "abi"]
+    subprocess.run(command, cwd=folder, check=True)
+    return json.loads(subprocess.run(["./abi"], cwd=folder, check=True, capture_output=True).stdout)
+
+
+def test_every_operator_has_a_struct():
+    assert set(abi.STRUCTS) == set(OPERATORS.values())
+    assert {struct.__name__ for struct in abi.STRUCTS.values()} == {f"at_{name}" for name in OPERATORS}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_agree(compiled, name):
+    assert compiled[name] == CONSTANTS[name]
+
+
+def test_engine_was_built_for_this_version():
+    assert engine.ABI_VERSION == abi.ABI_VERSION
+
+
+@pytest.mark.parametrize("struct", abi.STRUCTS.values(), ids=lambda struct: struct.__name__)
+def test_every_field_lies_where_the_compiler_puts_it(compiled, struct):
+    name = struct.__name__
+    assert compiled[name] == [ctypes.sizeof(struct)]
+    for field, *_ in struct._fields_:
+        descriptor = getattr(struct, field)
+        assert compiled[f"{name}.{field}"] == [descriptor.offset, descriptor.size], field
+
+
+def test_c_compilers_read_the_header_too(tmp_path):
+    tmp_path.joinpath("plain.c").write_text('#include "abi.h"\nint sizes[sizeof(at_prepared) > 0 ? 1 : -1];\n')
+    command = ["gcc", "-std=c99", "-Wall", "-Werror", f"-I{paths.templates()}", "-c", "plain.c"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+
+
+def test_a_packed_problem_is_read_in_c(tmp_path):
+    problem = parse(
+        "conv2d n=2 h=13 w=9 c=24 k=40 r=5 s=3 stride=2,1 pad=2,4 dilation=1,3 groups=4 dtype=f32 epilogue=add_scalar"
+    )
+    source = """
+      #include <stdio.h>
+      #include "abi.h"
+      int main() {
+        at_conv2d a;
+        fread(&a, sizeof a, 1, stdin);
+        printf("%d %d %d %d %d %d %d %d %d ", a.n, a.h, a.w, a.c, a.k, a.r, a.s, a.p, a.q);
+        printf("%d %d %d %d ", a.stride_h, a.stride_w, a.pad_h, a.pad_w);
+        printf("%d %d %d %g %g ", a.dilation_h, a.dilation_w, a.groups, a.scalars[0], a.scalars[1]);
+        printf("%d %d %d", a.launch[0], a.launch[1], a.launch[2]);
+      }"""
+    tmp_path.joinpath("read.cpp").write_text(source)
+    subprocess.run(["g++", f"-I{paths.templates()}", "read.cpp", "-o", "read"], cwd=tmp_path, check=True)
+    packed = abi.pack(problem, (0.5,), (7, 9))
+    said = subprocess.run(["./read"], cwd=tmp_path, input=packed, capture_output=True, check=True).stdout.decode()
+    assert said == "2 13 9 24 40 5 3 7 11 2 1 2 4 1 3 4 0.5 0 7 9 0"
+
+
+def test_more_values_than_there_is_room_for_are_refused():
+    problem = parse("space_to_depth n=1 h=4 w=4 c=1 block=2 dtype=f32")
+    with pytest.raises((ValueError, IndexError)):
+        abi.pack(problem, (), range(abi.MAX_LAUNCH + 1))

@@ -1,0 +1,244 @@
+"""Building: several kernels a unit, failures that stay alone, nothing built twice, two processes at once."""
+
+import ctypes
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, built_paths, python
+
+from autotune import build, emit, paths, toolchain
+from autotune.arch import architecture
+from autotune.epilogue import Epilogue
+from autotune.errors import ToolchainError
+from autotune.families import family
+from autotune.families.base import Kernel
+from fused_resnet import engine
+
+CONV = {"block_k": 16, "block_pixels": 2, "unroll_c": 1}
+CHAINS = ("", "relu", "bias,relu", "add,relu")
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    """An empty folder for what is built."""
+    monkeypatch.setenv("AUTOTUNE_GENERATED", str(tmp_path / "generated"))
+    return tmp_path / "generated"
+
+
+def files(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_kernels_are_dealt_into_units_that_keep_the_cores_busy(cpu_kernel):
+    kernels = [cpu_kernel("cpu_conv2d", CONV, ",".join(["relu"] * i)) for i in range(40)]
+    for jobs in (1, 2, 8, 64):
+        units = build.units(kernels, jobs)
+        assert [kernel for unit in units for kernel in unit.kernels] == kernels
+        assert all(len(unit.kernels) <= build.KERNELS_A_UNIT for unit in units)
+        assert len(units) >= min(jobs, len(kernels))
+
+
+def test_a_unit_exports_all_of_its_kernels(fresh, cpu_kernel):
+    kernels = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS]
+    outcomes = list(build.build(kernels, jobs=1))
+    assert len(outcomes) == 1 and outcomes[0].error == "" and outcomes[0].seconds > 0
+    library = engine.SharedLibrary(str(outcomes[0].path))
+    assert sorted(library.names()) == sorted(emit.symbol(kernel) for kernel in kernels)
+    ctypes.CDLL(str(outcomes[0].path)).at_library_get
+
+
+def test_a_kernel_that_does_not_compile_fails_alone_with_the_compilers_words(fresh, cpu_kernel):
+    broken = cpu_kernel("cpu_conv2d", {**CONV, "block_k": 0})
+    good = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS]
+    outcomes = list(build.build([good[0], broken, *good[1:]], jobs=1))
+    failed = [outcome for outcome in outcomes if outcome.path is None]
+    assert [kernel for outcome in failed for kernel in outcome.unit.kernels] == [broken]
+    assert "error:" in failed[0].error and "conv2d" in failed[0].error
+    built = {kernel for outcome in outcomes if outcome.path for kernel in outcome.unit.kernels}
+    assert built == set(good)
+
+
+def test_what_exists_is_not_built_again(fresh, cpu_kernel):
+    kernels = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS[:2]]
+    first = built_paths(kernels, jobs=1)
+    before = files(fresh)
+    time.sleep(0.02)
+    assert built_paths(kernels, jobs=1) == first
+    assert files(fresh) == before
+
+
+def test_nothing_but_sources_and_binaries_stays_behind(fresh, cpu_kernel):
+    list(build.build([cpu_kernel("cpu_conv2d", CONV), cpu_kernel("cpu_conv2d", {**CONV, "block_k": 0}, "relu")], jobs=1))
+    assert {path.suffix for path in files(fresh)} == {".cpp", ".so"}
+    assert [path.name for path in fresh.iterdir()] == [toolchain_folder() for _ in range(1)]
+
+
+def toolchain_folder():
+    from autotune.arch import cpu_targets
+
+    return cpu_targets()[0]
+
+
+def test_another_compiler_flag_is_another_binary(cpu_kernel):
+    kernel = cpu_kernel("cpu_conv2d", CONV)
+    native = build.Unit((kernel,))
+    plain = build.Unit((Kernel.of("cpu_conv2d", CONV, "f32", Epilogue(), "x86-64"),))
+    assert native.name != plain.name
+
+
+BUILD = f"""
+from autotune import build
+from autotune.epilogue import Epilogue
+from autotune.families.base import Kernel
+kernels = [Kernel.of("cpu_conv2d", {CONV}, "f32", Epilogue.parse(chain), "x86-64") for chain in {CHAINS}]
+for built in build.build(kernels, 2):
+    assert built.path and built.path.exists(), built.error
+    print(built.path)
+"""
+
+
+def test_two_processes_that_build_the_same_both_succeed(fresh):
+    command = [sys.executable, "-c", BUILD]
+    both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [sorted(process.communicate(timeout=120)[0].split()) for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert said[0] == said[1] and said[0]
+    for path in said[0]:
+        assert engine.SharedLibrary(path).names()
+    assert not list(fresh.rglob("ninja-*"))
+
+
+def test_closing_early_ends_the_compilers(fresh, cpu_kernel):
+    kernels = [cpu_kernel("cpu_conv2d", CONV, ",".join(["silu"] * i)) for i in range(1, 13)]
+    outcomes = build.build(kernels, jobs=2)
+    next(outcomes)
+    outcomes.close()
+    count = len(list(fresh.rglob("*.so")))
+    time.sleep(1.5)
+    assert len(list(fresh.rglob("*.so"))) == count < len(kernels)
+
+
+@pytest.mark.parametrize("compiler", ["/nonexistent", "/bin/true"])
+def test_no_compiler_is_an_error_of_one_sentence(compiler, monkeypatch):
+    code = "from autotune import toolchain; toolchain.for_target('x86-64')"
+    done = python(code, env={**os.environ, "CXX": compiler})
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("autotune.errors.ToolchainError: no C++ compiler")
+    assert compiler in last and "install g++ or set CXX" in last
+
+
+def test_no_cuda_compiler_names_what_to_install(tmp_path):
+    """Without nvcc on PATH and without pip's CUDA packages."""
+    code = """
+import sys
+sys.path[:] = [path for path in sys.path if "site-packages" not in path] + [SITE]
+from autotune import toolchain
+for target in ("sm_70", "sm_90"):
+    try:
+        toolchain.for_target(target)
+    except toolchain.ToolchainError as error:
+        print(error)
+"""
+    site = tmp_path / "site"
+    site.mkdir()
+    import cutlass_library
+    import torch
+
+    # Everything but the namespace package nvidia, where pip puts CUDA.
+    for package in Path(torch.__file__).parents[1].iterdir():
+        if package.name != "nvidia":
+            site.joinpath(package.name).symlink_to(package)
+    assert cutlass_library
+    environment = {**os.environ, "PATH": "/nonexistent", "PYTHONPATH": str(ROOT)}
+    environment.pop("CUDA_HOME", None)
+    done = python(code.replace("SITE", repr(str(site))), env=environment)
+    first, second = done.stdout.splitlines()
+    assert first.startswith("no CUDA compiler for sm_70") and "autotune-cutlass[volta]" in first
+    assert second.startswith("no CUDA compiler for sm_90") and "autotune-cutlass[cuda]" in second
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_one_sentence(tmp_path, monkeypatch, cpu_kernel):
+    occupied = tmp_path / "file"
+    occupied.write_text("in the way")
+    monkeypatch.setenv("AUTOTUNE_GENERATED", str(occupied))
+    with pytest.raises(ToolchainError, match=str(occupied)):
+        list(build.build([cpu_kernel("cpu_conv2d", CONV)], jobs=1))
+
+
+# -- CUDA, as far as it goes without a GPU -----------------------------------------------------------------------------
+
+
+def cuda_kernels(name, arch_name, count, epilogue="", dtype="f16", seed=0):
+    arch, chain = architecture(arch_name), Epilogue.parse(epilogue)
+    configs = list(family(name).configs(arch, dtype, chain))
+    chosen = random.Random(seed).sample(configs, count)
+    return [Kernel.of(name, config, dtype, chain, f"sm_{arch.capability}") for config in chosen]
+
+
+def need_compiler(target, *, nvcc):
+    try:
+        found = toolchain.for_target(target)
+    except ToolchainError as error:
+        pytest.skip(str(error))
+    if nvcc and not found.compiler.startswith("nvcc"):
+        pytest.skip("no nvcc")
+    return found
+
+
+def assert_exported(kernels):
+    for kernel, path in built_paths(kernels).items():
+        binary = path.read_bytes()
+        symbol = emit.symbol(kernel).encode()
+        assert binary[:4] == b"\x7fELF"
+        assert b"\0" + symbol + b"\0" in binary and b"\0" + symbol + b"_prepare\0" in binary, kernel
+
+
+def test_convolutions_for_ampere_compile_with_nvcc():
+    need_compiler("sm_80", nvcc=True)
+    assert_exported(
+        cuda_kernels("cutlass2_conv2d", "sm80", 3, "relu,store,add_scalar", seed=1)
+        + cuda_kernels("cutlass2_conv2d", "sm80", 1, "bias,add,silu", "bf16", seed=2)
+    )
+
+
+def test_convolutions_for_turing_compile():
+    need_compiler("sm_75", nvcc=False)
+    assert_exported(cuda_kernels("cutlass2_conv2d", "sm75", 1, "add_scalar,relu,add_scalar"))
+
+
+def test_convolutions_for_volta_compile_with_nvrtc():
+    found = need_compiler("sm_70", nvcc=False)
+    if not found.compiler.startswith("nvrtc"):
+        pytest.skip(f"{found.compiler} serves sm_70 here")
+    assert_exported(cuda_kernels("cutlass2_conv2d", "sm70", 2, "mul_scalar,add_scalar"))
+
+
+@pytest.mark.parametrize("arch", ["sm70", "sm90"])
+def test_other_families_compile(arch):
+    need_compiler(f"sm_{arch.removeprefix('sm')}", nvcc=False)
+    assert_exported(
+        cuda_kernels("cuda_avg_pool2d", arch, 2, "store,mul_scalar")
+        + cuda_kernels("cuda_se_tail", arch, 2, "add,relu,add_scalar")
+        + cuda_kernels("cuda_space_to_depth", arch, 2)
+    )
+
+
+def test_an_illegal_tile_fails_alone_with_cutlass_words():
+    need_compiler("sm_80", nvcc=True)
+    good = cuda_kernels("cutlass2_conv2d", "sm80", 1, seed=3)[0]
+    broken = Kernel.of("cutlass2_conv2d", {**good.values, "warp_k": 16, "tile_k": 16}, "f16", Epilogue(), "sm_80")
+    assert family("cutlass2_conv2d").legal(broken.values, architecture("sm80"), "f16", Epilogue())
+    outcomes = {kernel: outcome for outcome in build.build([good, broken], jobs=1) for kernel in outcome.unit.kernels}
+    assert outcomes[good].path and not outcomes[broken].path
+    assert "error" in outcomes[broken].error and "cutlass" in outcomes[broken].error
+
+
+def test_generated_sources_lie_beside_their_binaries(cpu_kernel):
+    path = built_paths([cpu_kernel("cpu_conv2d", CONV)])[cpu_kernel("cpu_conv2d", CONV)]
+    assert path.is_relative_to(paths.generated())
+    assert emit.symbol(cpu_kernel("cpu_conv2d", CONV)) in path.with_suffix(".cpp").read_text()

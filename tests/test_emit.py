@@ -1,0 +1,73 @@
+"""Source text: units of several kernels, and digests that change with the code."""
+
+import re
+import subprocess
+
+import pytest
+
+from autotune import emit, paths
+from autotune.arch import architecture
+from autotune.epilogue import Epilogue
+from autotune.families import families
+from autotune.families.base import SHARED_LIBRARY, Kernel
+
+CONV = {"block_k": 16, "block_pixels": 4, "unroll_c": 1}
+
+
+def some_kernel(name, epilogue=""):
+    found = families()[name]
+    arch = architecture(found.architectures[-1])
+    target = f"sm_{arch.capability}" if arch.is_cuda else "x86-64"
+    chain = Epilogue.parse(epilogue)
+    return Kernel.of(name, next(iter(found.configs(arch, arch.dtypes[0], chain))), arch.dtypes[0], chain, target)
+
+
+@pytest.mark.parametrize("name", families())
+def test_every_family_renders_and_names_its_symbol(name):
+    text = emit.render(some_kernel(name, "" if "space" in name else "bias,relu"))
+    assert emit.symbol(some_kernel(name, "" if "space" in name else "bias,relu")) in text
+    assert not re.search(r"\{\{|\{%|\{#", text)
+
+
+def test_a_chain_calls_its_steps_in_order(cpu_kernel):
+    text = emit.render(cpu_kernel("cpu_conv2d", CONV, "mul_scalar,bias,relu,store,sigmoid"))
+    assert re.findall(r"at::(\w+)\(v", text) == ["mul_scalar", "bias", "relu", "store", "sigmoid", "store"]
+
+
+def test_headers_come_once_and_every_kernel_is_in_the_table(cpu_kernel):
+    kernels = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in ("", "relu", "bias")]
+    text = emit.unit(kernels)
+    includes = [line for line in text.splitlines() if line.startswith("#include")]
+    assert len(includes) == len(set(includes))
+    for kernel in kernels:
+        assert f'{{"{emit.symbol(kernel)}",' in text
+
+
+def test_same_kernel_same_text(cpu_kernel):
+    kernel, again = (cpu_kernel("cpu_conv2d", dict(CONV), "relu") for _ in range(2))
+    assert kernel == again and hash(kernel) == hash(again)
+    assert emit.render(kernel) == emit.render(again)
+    assert emit.source_digest(kernel) == emit.source_digest(again)
+
+
+def test_digest_changes_with_config_and_epilogue(cpu_kernel):
+    kernels = [cpu_kernel("cpu_conv2d", CONV), cpu_kernel("cpu_conv2d", {**CONV, "unroll_c": 2})]
+    kernels += [cpu_kernel("cpu_conv2d", CONV, "relu"), cpu_kernel("cpu_avg_pool2d", {"block_c": 8})]
+    assert len({emit.source_digest(kernel) for kernel in kernels}) == len(kernels)
+
+
+@pytest.mark.parametrize("header", [path for path in sorted(paths.templates().rglob("*.h"))], ids=lambda p: p.name)
+def test_every_header_is_in_the_digest(header):
+    """The digest is of all headers that a kernel can include; a pattern that misses one would keep stale binaries."""
+    matched = set(paths.templates().rglob("*.*h"))
+    assert header in matched
+
+
+@pytest.mark.parametrize("name", [name for name, found in families().items() if found.kind == SHARED_LIBRARY])
+def test_cpu_units_compile_without_a_warning(name, tmp_path):
+    source = tmp_path / "unit.cpp"
+    source.write_text(emit.unit([some_kernel(name, "" if "space" in name else "bias,silu")]))
+    flags = ["-std=c++17", "-O1", "-fopenmp", "-Wall", "-Wextra", "-Wno-ignored-attributes", "-Wno-psabi"]
+    command = ["g++", *flags, f"-I{paths.templates()}", "-c", str(source), "-o", str(tmp_path / "unit.o")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "warning" not in done.stderr, done.stderr

@@ -1,0 +1,286 @@
+"""Families: every CPU family's kernels on random odd problems, and what each family's declarations promise."""
+
+import csv
+import math
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import built_paths, candidate_of, random_epilogue, relative_error, solve
+
+from autotune import emit
+from autotune.arch import ARCHITECTURES, architecture
+from autotune.epilogue import Epilogue
+from autotune.errors import UnknownNameError
+from autotune.families import families, family, serving
+from autotune.families.base import DEVICE_IMAGE, SHARED_LIBRARY, Kernel
+from autotune.measure import Case
+from autotune.problem import AvgPool2d, Conv2d, SeTail, SpaceToDepth, parse
+from fused_resnet.binding import bind
+
+SEEDS = range(10)
+DEVICE = torch.device("cpu")
+
+
+def odd_conv(rng):
+    groups = rng.choice((1, 1, 2, 3))
+    return Conv2d(
+        n=rng.randint(1, 5), h=rng.randint(7, 13), w=rng.randint(7, 13),
+        c=groups * rng.choice((1, 3, 8, 19, 37)), k=groups * rng.choice((1, 5, 16, 33, 70)),
+        r=rng.randint(1, 4), s=rng.randint(1, 4), stride=(rng.randint(1, 3), rng.randint(1, 3)),
+        pad=(rng.randint(0, 3), rng.randint(0, 3)), dilation=(rng.randint(1, 2), rng.randint(1, 2)),
+        groups=groups, dtype="f32", epilogue=random_epilogue(rng),
+    )  # fmt: skip
+
+
+def odd_pool(rng):
+    r, s = rng.randint(1, 4), rng.randint(1, 4)
+    return AvgPool2d(
+        n=rng.randint(1, 3), h=rng.randint(4, 11), w=rng.randint(4, 11), c=rng.choice((1, 7, 16, 33, 71)), r=r, s=s,
+        stride=(rng.randint(1, 3), rng.randint(1, 3)), pad=(rng.randint(0, r // 2), rng.randint(0, s // 2)),
+        dtype="f32", epilogue=random_epilogue(rng),
+    )  # fmt: skip
+
+
+def odd_tail(rng):
+    return SeTail(
+        n=rng.randint(1, 4), h=rng.randint(1, 9), w=rng.randint(1, 9), c=rng.choice((1, 5, 16, 33, 100)),
+        hidden=rng.choice((1, 3, 16, 21)), dtype="f32", epilogue=random_epilogue(rng),
+    )  # fmt: skip
+
+
+def odd_patches(rng):
+    block = rng.randint(1, 5)
+    return SpaceToDepth(
+        n=rng.randint(1, 3), h=block * rng.randint(1, 5), w=block * rng.randint(1, 5), c=rng.randint(1, 5),
+        block=block, dtype="f32",
+    )  # fmt: skip
+
+
+PROBLEMS = {
+    "cpu_conv2d": odd_conv,
+    "cpu_avg_pool2d": odd_pool,
+    "cpu_se_tail": odd_tail,
+    "cpu_space_to_depth": odd_patches,
+}
+
+# What random sizes hardly meet: more input channels than one chunk, windows that lie in padding alone,
+# output channels below, at and above a block.
+CORNERS = [
+    "conv2d n=1 h=5 w=4 c=300 k=9 r=2 s=2 pad=1 dtype=f32 epilogue=bias,relu",
+    "conv2d n=2 h=3 w=3 c=4 k=8 r=1 s=1 pad=3 dtype=f32 epilogue=add_scalar,relu,add_scalar",
+    "conv2d n=9 h=2 w=2 c=64 k=64 r=3 s=3 pad=1 dtype=f32 epilogue=mul_scalar,add_scalar",
+    "conv2d n=3 h=1 w=17 c=6 k=65 r=1 s=5 stride=1,4 pad=0,4 dilation=1,3 dtype=f32 epilogue=relu,store,add_scalar",
+    "conv2d n=2 h=6 w=6 c=12 k=12 r=3 s=3 pad=1 groups=12 dtype=f32 epilogue=silu",
+]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A problem, and a kernel for it."""
+
+    problem: object
+    kernel: Kernel
+    seed: int
+
+
+def trials_of(name, target):
+    arch, chosen = architecture("cpu"), family(name)
+    problems = [PROBLEMS[name](random.Random(seed)) for seed in SEEDS]
+    problems += [problem for problem in map(parse, CORNERS) if isinstance(problem, chosen.operator)]
+    for seed, problem in enumerate(problems):
+        configs = list(chosen.configs(arch, "f32", problem.epilogue))
+        config = configs[(seed * 7 + 3) % len(configs)]
+        yield Trial(problem, Kernel.of(name, config, "f32", problem.epilogue, target), seed)
+
+
+@pytest.fixture(scope="module")
+def trials(cpu_target):
+    return {name: list(trials_of(name, cpu_target)) for name in PROBLEMS}
+
+
+@pytest.fixture(scope="module")
+def built(trials):
+    """Every kernel of every trial, compiled together."""
+    return built_paths(trial.kernel for of_family in trials.values() for trial in of_family)
+
+
+def test_every_cpu_family_is_tested_here():
+    assert set(PROBLEMS) == {name for name, found in families().items() if "cpu" in found.architectures}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_kernels_solve_odd_problems(name, trials, built, cpu):
+    chosen = family(name)
+    for trial in trials[name]:
+        assert chosen.serves(trial.problem, cpu) is None
+        case = Case(trial.problem, DEVICE, seed=trial.seed)
+        given = {operand.name for operand in trial.problem.operands() if operand.role != "output"}
+        before = {key: case.tensors[key].clone() for key in given}
+        expected = solve(trial.problem, before, case.scalars)
+        for launch in chosen.launches(trial.problem, trial.kernel.values, cpu):
+            result = case.run(candidate_of(trial.kernel, built[trial.kernel], launch))
+            assert result.status == "ok", f"{trial.problem} {trial.kernel} {launch}: {result.error}"
+            assert result.median_us > 0 and len(result.samples_us) == 5
+            assert all(torch.equal(case.tensors[key], before[key]) for key in given), "an input was overwritten"
+            for key, value in expected.items():
+                torch.testing.assert_close(case.tensors[key].double(), value, rtol=2e-5, atol=2e-5)
+                assert relative_error(case.tensors[key], value) < 2e-6, f"{key} of {trial.problem} {trial.kernel}"
+
+
+def test_kernels_of_several_configs_agree_on_one_problem(cpu, cpu_target):
+    problem = parse("conv2d n=3 h=9 w=7 c=21 k=50 r=3 s=3 stride=2,1 pad=1 dtype=f32 epilogue=bias,add,store,relu")
+    chosen = family("cpu_conv2d")
+    configs = list(chosen.configs(cpu, "f32", problem.epilogue))
+    sample = random.Random(1).sample(configs, 10)
+    kernels = [Kernel.of("cpu_conv2d", config, "f32", problem.epilogue, cpu_target) for config in sample]
+    case = Case(problem, DEVICE)
+    expected = solve(problem, case.tensors, case.scalars)
+    for kernel, path in built_paths(kernels).items():
+        for launch in chosen.launches(problem, kernel.values, cpu):
+            assert case.run(candidate_of(kernel, path, launch)).status == "ok", f"{kernel} {launch}"
+            assert relative_error(case.tensors["y"], expected["y"]) < 2e-6
+            assert relative_error(case.tensors["store2"], expected["store2"]) < 2e-6
+
+
+def test_a_bound_kernel_runs_on_any_tensors_of_its_problem(trials, built):
+    """The runtime's way: bind to tensors of our own, without the tuner's Case."""
+    for trial in trials["cpu_se_tail"][:3]:
+        generator = torch.Generator().manual_seed(trial.seed)
+        tensors = {
+            operand.name: torch.full(operand.shape, float("nan"))
+            if operand.role == "output"
+            else torch.randn(operand.shape, generator=generator)
+            for operand in trial.problem.operands()
+        }
+        scalars = tuple(0.3 + i for i in range(trial.problem.epilogue.scalars))
+        expected = solve(trial.problem, tensors, scalars)
+        chosen = candidate_of(trial.kernel, built[trial.kernel], {"threads": 0})
+        bind(chosen, trial.problem, tensors, scalars, DEVICE).run()
+        for key, value in expected.items():
+            assert relative_error(tensors[key], value) < 2e-6
+
+
+def test_weights_in_the_wrong_order_come_out_as_wrong(cpu_kernel):
+    problem = parse("conv2d n=2 h=6 w=6 c=24 k=32 r=3 s=3 pad=1 dtype=f32 epilogue=relu")
+    kernel = cpu_kernel("cpu_conv2d", {"block_k": 16, "block_pixels": 4, "unroll_c": 1}, "relu")
+    right = candidate_of(kernel, built_paths([kernel])[kernel], {"threads": 1, "order": 0})
+    case = Case(problem, DEVICE)
+    assert case.run(right).status == "ok"
+    result = case.run(replace(right, weight_layouts={"weight": "krsc"}))
+    assert result.status == "wrong" and result.median_us is None and result.relative_error > 0.1
+
+
+def test_a_kernel_with_another_epilogue_comes_out_as_wrong(cpu_kernel):
+    problem = parse("avg_pool2d n=2 h=6 w=6 c=24 r=3 s=3 stride=2 pad=1 dtype=f32 epilogue=add_scalar")
+    kernel = cpu_kernel("cpu_avg_pool2d", {"block_c": 8}, "mul_scalar")
+    result = Case(problem, DEVICE).run(candidate_of(kernel, built_paths([kernel])[kernel], {"threads": 1}))
+    assert result.status == "wrong" and "relative error" in result.error and result.median_us is None
+
+
+# -- what families declare ---------------------------------------------------------------------------------------------
+
+
+def test_unknown_family_lists_the_known():
+    with pytest.raises(UnknownNameError, match="cpu_conv2d"):
+        family("cpu_conv3d")
+
+
+@pytest.mark.parametrize("name", families())
+def test_declarations_are_complete(name):
+    found = families()[name]
+    assert found.name == name and found.kind in (SHARED_LIBRARY, DEVICE_IMAGE)
+    assert (found.kind == SHARED_LIBRARY) == (found.architectures == ("cpu",))
+    assert set(found.architectures) <= set(ARCHITECTURES)
+    for parameter in found.parameters + found.launch_parameters:
+        assert parameter.meaning and len(set(parameter.values)) == len(parameter.values)
+
+
+@pytest.mark.parametrize("name", families())
+def test_every_architecture_of_a_family_has_legal_configs(name):
+    found = families()[name]
+    for arch in map(architecture, found.architectures):
+        for dtype in arch.dtypes:
+            configs = list(found.configs(arch, dtype, Epilogue()))
+            assert configs
+            assert all(found.legal(config, arch, dtype, Epilogue()) is None for config in configs)
+            assert len({tuple(config.values()) for config in configs}) == len(configs)
+
+
+NETWORK = [
+    "conv2d n=128 h=16 w=16 c=64 k=64 r=3 s=3 pad=1 dtype={} epilogue=mul_scalar,add_scalar",
+    "conv2d n=1 h=4 w=4 c=256 k=512 r=3 s=3 stride=2 pad=1 dtype={}",
+    "avg_pool2d n=8 h=16 w=16 c=64 r=3 s=3 stride=2 pad=1 dtype={}",
+    "space_to_depth n=8 h=64 w=64 c=3 block=4 dtype={}",
+    "se_tail n=8 h=16 w=16 c=64 hidden=4 dtype={} epilogue=add,relu,add_scalar",
+]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=lambda arch: arch.name)
+def test_every_layer_is_served_everywhere_with_costs_and_declared_launches(arch):
+    for dtype in arch.dtypes:
+        for problem in (parse(text.format(dtype)) for text in NETWORK):
+            serving_families = serving(problem, arch)
+            assert serving_families, f"nothing solves {problem} on {arch.name}"
+            for found in serving_families:
+                configs = list(found.configs(arch, dtype, problem.epilogue))
+                usable = [config for config in configs if found.launches(problem, config, arch)]
+                assert usable
+                for config in usable[:: max(1, len(usable) // 20)]:
+                    cost = found.cost(problem, config, arch)
+                    assert math.isfinite(cost)
+                    for launch in found.launches(problem, config, arch):
+                        assert set(launch) == {parameter.name for parameter in found.launch_parameters}
+                        for parameter in found.launch_parameters:
+                            assert launch[parameter.name] in parameter.values
+
+
+def test_families_refuse_what_they_cannot_solve():
+    sm80 = architecture("sm80")
+    conv = parse("conv2d n=1 h=8 w=8 c=16 k=16 dtype=f16")
+    names = {"cutlass2_conv2d": conv, "cuda_se_tail": parse("se_tail n=1 h=2 w=2 c=12 hidden=2 dtype=f16")}
+    assert family("cutlass2_conv2d").serves(conv, sm80) is None
+    for change in ({"c": 12}, {"k": 20}, {"groups": 2}, {"dtype": "f32"}):
+        assert family("cutlass2_conv2d").serves(replace(conv, **change), sm80)
+    assert family("cuda_se_tail").serves(names["cuda_se_tail"], sm80)
+    assert family("cuda_se_tail").serves(conv, sm80)
+    assert family("cpu_conv2d").serves(conv, sm80)
+
+
+def test_symbols_tell_kernels_apart(cpu_target):
+    base = ("cpu_conv2d", {"block_k": 16, "block_pixels": 4, "unroll_c": 1}, "f32", Epilogue.parse("relu"), cpu_target)
+    other = [
+        (*base[:1], {**base[1], "unroll_c": 2}, *base[2:]),
+        (*base[:3], Epilogue.parse("relu,relu"), base[4]),
+        (*base[:4], "x86-64"),
+    ]
+    symbols = {emit.symbol(Kernel.of(*values)) for values in [base, *other]}
+    assert len(symbols) == 4 and all(symbol.isidentifier() for symbol in symbols)
+
+
+# -- cutlass2_conv2d against configs that were really compiled -----------------------------------------------------
+
+
+def compiled_rows():
+    with (Path(__file__).parent / "data" / "compiled_fprop_f16.csv").open() as file:
+        yield from csv.DictReader(file)
+
+
+def config_of(row):
+    config = {"generation": int(row["arch"])}
+    for column, name in (("threadblock", "tile"), ("warp", "warp")):
+        m, n, k = map(int, row[column].split("x"))
+        config |= {f"{name}_m": m, f"{name}_n": n, f"{name}_k": k}
+    return {**config, "stages": int(row["stages"])}
+
+
+@pytest.mark.parametrize(("name", "least"), [("sm70", 12), ("sm75", 10), ("sm80", 50)])
+def test_what_is_legal_compiled_with_cutlass(name, least):
+    arch, chosen = architecture(name), family("cutlass2_conv2d")
+    rows = [row for row in compiled_rows() if row["arch"] == name.removeprefix("sm")]
+    legal = [row for row in rows if chosen.legal(config_of(row), arch, "f16", Epilogue()) is None]
+    assert [row for row in legal if row["compiles"] != "1"] == []
+    assert len(legal) >= least, f"only {len(legal)} of {len(rows)} rows are legal"
+    assert any(row["compiles"] == "0" for row in rows), "rows that fail are what makes this a test"

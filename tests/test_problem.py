@@ -1,0 +1,190 @@
+"""Problems: their text, their shapes and the order of their operands."""
+
+import random
+
+import pytest
+import torch
+
+from autotune.epilogue import Epilogue
+from autotune.errors import ProblemError, UnknownNameError
+from autotune.problem import (
+    OPERATORS,
+    AvgPool2d,
+    Conv2d,
+    SeTail,
+    SpaceToDepth,
+    dtype_name,
+    limit_us,
+    output_extent,
+    parse,
+    with_batch,
+)
+
+TEXTS = [
+    "conv2d n=2 h=13 w=9 c=24 k=40 r=5 s=3 stride=2,1 pad=2,1 dilation=1,2 groups=4 dtype=f32 epilogue=bias,relu",
+    "avg_pool2d n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 dtype=bf16 epilogue=none",
+    "space_to_depth n=2 h=8 w=12 c=3 block=4 dtype=f16 epilogue=none",
+    "se_tail n=2 h=3 w=4 c=16 hidden=2 dtype=f16 epilogue=add,relu,add_scalar",
+]
+
+
+def random_conv(rng: random.Random) -> dict:
+    groups = rng.choice((1, 1, 2, 3))
+    return {
+        "n": rng.randint(1, 3),
+        "h": rng.randint(7, 20),
+        "w": rng.randint(7, 20),
+        "c": groups * rng.randint(1, 4),
+        "k": groups * rng.randint(1, 4),
+        "r": rng.randint(1, 3),
+        "s": rng.randint(1, 3),
+        "stride": (rng.randint(1, 3), rng.randint(1, 3)),
+        "pad": (rng.randint(0, 3), rng.randint(0, 3)),
+        "dilation": (rng.randint(1, 3), rng.randint(1, 3)),
+        "groups": groups,
+    }
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_is_read_back_to_the_letter(text):
+    assert str(parse(text)) == text
+
+
+def test_every_operator_has_a_text_here():
+    assert {text.split()[0] for text in TEXTS} == set(OPERATORS)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_conv_round_trips_and_has_torchs_shape(seed):
+    fields = random_conv(random.Random(seed))
+    problem = Conv2d(**fields, dtype="f32", epilogue=Epilogue.parse("bias,add,store"))
+    assert parse(str(problem)) == problem
+    conv = torch.nn.Conv2d(
+        fields["c"],
+        fields["k"],
+        (fields["r"], fields["s"]),
+        fields["stride"],
+        fields["pad"],
+        fields["dilation"],
+        fields["groups"],
+    )
+    n, k, p, q = conv(torch.randn(fields["n"], fields["c"], fields["h"], fields["w"])).shape
+    assert problem.output_shape == (n, p, q, k)
+    operands = {operand.name: operand for operand in problem.operands()}
+    assert operands["weight"].shape == tuple(conv.weight.shape)
+    assert problem.flops == 2 * n * p * q * conv.weight.numel()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_pool_has_torchs_shape(seed):
+    rng = random.Random(seed)
+    window, stride = (rng.randint(2, 4), rng.randint(2, 4)), (rng.randint(1, 3), rng.randint(1, 3))
+    problem = AvgPool2d(n=2, h=9, w=11, c=5, r=window[0], s=window[1], stride=stride, pad=(1, 1), dtype="f32")
+    n, c, p, q = torch.nn.AvgPool2d(window, stride, 1)(torch.randn(2, 5, 9, 11)).shape
+    assert problem.output_shape == (n, p, q, c)
+
+
+def test_output_extent_is_torchs_for_every_small_window():
+    for size in range(3, 12):
+        for kernel, stride, pad, dilation in [(1, 1, 0, 1), (3, 2, 1, 1), (3, 1, 2, 2), (2, 3, 0, 1), (2, 2, 1, 2)]:
+            x = torch.randn(1, 1, size)
+            expected = torch.nn.functional.conv1d(x, torch.randn(1, 1, kernel), None, stride, pad, dilation).shape[-1]
+            assert output_extent(size, kernel, stride, pad, dilation) == expected
+
+
+def test_operands_come_as_inputs_output_and_the_epilogues_in_turn():
+    epilogue = Epilogue.parse("bias,relu,store,add_scalar,add,scale")
+    problem = Conv2d(n=1, h=4, w=4, c=8, k=16, dtype="f16", epilogue=epilogue)
+    listed = [(operand.name, operand.role, operand.shape, operand.dtype) for operand in problem.operands()]
+    assert listed == [
+        ("x", "input", (1, 4, 4, 8), "f16"),
+        ("weight", "weight", (16, 8, 1, 1), "f16"),
+        ("y", "output", (1, 4, 4, 16), "f16"),
+        ("bias0", "vector", (16,), "f32"),
+        ("store1", "output", (1, 4, 4, 16), "f16"),
+        ("add2", "input", (1, 4, 4, 16), "f16"),
+        ("scale3", "vector", (16,), "f32"),
+    ]
+
+
+def test_se_tail_and_space_to_depth_operands():
+    tail = SeTail(n=2, h=3, w=4, c=16, hidden=2, dtype="f32", epilogue=Epilogue.parse("add,relu"))
+    assert [operand.name for operand in tail.operands()] == ["x", "w1", "b1", "w2", "b2", "y", "add0"]
+    shapes = {operand.name: operand.shape for operand in tail.operands()}
+    assert (shapes["w1"], shapes["b1"], shapes["w2"], shapes["b2"]) == ((2, 16), (2,), (16, 2), (16,))
+    patches = SpaceToDepth(n=2, h=8, w=12, c=3, block=4, dtype="f16")
+    assert [operand.shape for operand in patches.operands()] == [(2, 3, 8, 12), (2, 2, 3, 48)]
+
+
+def test_bytes_count_each_operand_once():
+    problem = Conv2d(n=1, h=4, w=4, c=8, k=16, dtype="f16", epilogue=Epilogue.parse("bias"))
+    assert problem.bytes == 2 * (4 * 4 * 8 + 16 * 8 + 4 * 4 * 16) + 4 * 16
+
+
+def test_limit_is_the_slower_of_arithmetic_and_memory():
+    problem = Conv2d(n=1, h=4, w=4, c=8, k=16, dtype="f32")
+    assert limit_us(problem, 2.0, 1e30) == problem.flops / 2.0
+    assert limit_us(problem, 1e30, 4.0) == problem.bytes / 4.0
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_with_batch_changes_the_batch_alone(text):
+    changed = with_batch(parse(text), 7)
+    assert changed.n == 7
+    assert str(changed) == text.replace(f" n={parse(text).n} ", " n=7 ")
+
+
+def test_fields_with_a_default_may_be_left_out():
+    short = parse("conv2d n=1 h=4 w=4 c=8 k=8 r=3 s=3 stride=2 pad=1 dtype=half")
+    full = "conv2d n=1 h=4 w=4 c=8 k=8 r=3 s=3 stride=2,2 pad=1,1 dilation=1,1 groups=1 dtype=f16 epilogue=none"
+    assert str(short) == full
+
+
+CONV = "conv2d n=1 h=4 w=4 c=8 k=8 dtype=f32"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("conv3d n=1", "conv3d"),
+        ("", "operator"),
+        (f"{CONV} depth=3", "depth=3"),
+        (f"{CONV} r", "'r'"),
+        ("conv2d n=1 h=4 w=4 c=8 dtype=f32", "k"),
+        ("conv2d n=1 h=4 w=4 c=8 k=8", "dtype"),
+        (f"{CONV} r=three", "r=three"),
+        (f"{CONV} r=", "r="),
+        (CONV.replace("n=1", "n=0"), "n=0"),
+        (CONV.replace("h=4", "h=-4"), "h=-4"),
+        (f"{CONV} stride=0", "stride"),
+        (f"{CONV} pad=-1", "pad"),
+        (f"{CONV} stride=1,2,3", "stride"),
+        (CONV.replace("n=1", "n=1,2"), "n=1,2"),
+        (f"{CONV} groups=3", "groups"),
+        (f"{CONV} r=5 s=5", "window"),
+        (CONV.replace("f32", "f64"), "f64"),
+        (f"{CONV} epilogue=bias,tanh", "tanh"),
+        ("space_to_depth n=1 h=6 w=8 c=1 block=4 dtype=f32", "block"),
+    ],
+)
+def test_nonsense_is_refused_in_words(text, said):
+    with pytest.raises((ProblemError, UnknownNameError), match=said):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        *[(alias, "f32") for alias in ("f32", "fp32", "float32", "float", torch.float32)],
+        *[(alias, "f16") for alias in ("f16", "fp16", "float16", "half", torch.float16, "torch.half")],
+        *[(alias, "bf16") for alias in ("bf16", "bfloat16", torch.bfloat16)],
+    ],
+)
+def test_dtype_aliases(spelled, name):
+    assert dtype_name(spelled) == name
+
+
+@pytest.mark.parametrize("spelled", ["int8", torch.float64, "", "F16"])
+def test_unknown_dtype_lists_the_known(spelled):
+    with pytest.raises(UnknownNameError, match="f32, f16, bf16"):
+        dtype_name(spelled)

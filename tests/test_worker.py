@@ -1,0 +1,141 @@
+"""The measuring process against kernels that crash, hang, lie and write where they must not."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from autotune import paths
+from autotune.device import DeviceFacts, device_name
+from autotune.errors import WorkerError
+from autotune.problem import parse
+from autotune.vendor import aten
+from autotune.worker import Worker
+from fused_resnet.binding import Candidate
+
+PROBLEM = parse("avg_pool2d n=2 h=9 w=7 c=7 r=3 s=3 stride=2 pad=1 dtype=f32")
+OTHER = parse("avg_pool2d n=1 h=6 w=6 c=3 r=2 s=2 stride=2 dtype=f32")
+
+FAULTS = {
+    "segfault": ("crashed", "SIGSEGV"),
+    "aborts": ("crashed", "SIGABRT"),
+    "exits": ("crashed", "exit code 3"),
+    "loops": ("timed_out", "no answer within 6 s"),
+    "does_nothing": ("wrong", "never written"),
+    "scaled": ("wrong", "relative error of 1.00e-03"),
+    "unpadded_mean": ("wrong", "relative error"),
+    "one_missing": ("wrong", "never written"),
+    "one_wrong": ("wrong", "relative error"),
+    "infinite": ("wrong", "not finite"),
+    "writes_behind": ("wrong", "bytes around y were overwritten"),
+    "writes_before": ("wrong", "bytes around y were overwritten"),
+    "refuses": ("refused", "c=7 is not what this kernel likes"),
+    "fails_to_prepare": ("crashed", "c=7 is not what this kernel likes"),
+    "fails_to_launch": ("crashed", "the launch went wrong"),
+    "absent": ("crashed", "no kernel named absent"),
+}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    path = tmp_path_factory.mktemp("faulty") / "faulty.so"
+    source = Path(__file__).parent / "kernels" / "faulty.cpp"
+    flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-I{paths.templates()}"]
+    subprocess.run(["g++", *flags, str(source), "-o", str(path)], check=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def faulty(library):
+    return lambda name: Candidate("faulty", "{}", name, "shared_library", library)
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with Worker("cpu", deadline=6) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def results(worker, faulty):
+    """One request: each fault, and the good kernel after it."""
+    names = [name for fault in FAULTS for name in (fault, "good")]
+    answers = list(worker.trial(PROBLEM, [faulty(name) for name in names]))
+    assert len(answers) == len(names)
+    return {fault: (answers[2 * i], answers[2 * i + 1]) for i, fault in enumerate(FAULTS)}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_named_for_what_it_is(name, results):
+    status, text = FAULTS[name]
+    answer = results[name][0]
+    assert (answer.status, answer.median_us, answer.samples_us) == (status, None, [])
+    assert text in answer.error
+    assert "\n" not in answer.error and "Traceback" not in answer.error
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_good_kernel_after_it_is_still_measured(name, results):
+    answer = results[name][1]
+    assert answer.status == "ok" and answer.error is None
+    assert answer.median_us > 0 and answer.spread_us >= 0 and len(answer.samples_us) > 1
+    assert 0 <= answer.relative_error < 1e-6
+
+
+def test_finals_time_every_candidate_in_every_round(worker, faulty):
+    torch_itself = Candidate(aten.FAMILY, '{"memory_format": "channels_last"}', "")
+    answers = worker.finals(PROBLEM, [faulty("good"), torch_itself, faulty("good")], rounds=4)
+    assert [answer.status for answer in answers] == ["ok"] * 3
+    assert all(len(answer.samples_us) == 4 and answer.details["rounds"] == 4 for answer in answers)
+
+
+def test_finals_with_a_crash_fail_as_a_whole_and_the_next_request_works(worker, faulty):
+    answers = worker.finals(PROBLEM, [faulty("good"), faulty("segfault")], rounds=2)
+    assert [answer.status for answer in answers] == ["crashed", "crashed"]
+    assert next(iter(worker.trial(PROBLEM, [faulty("good")]))).status == "ok"
+
+
+def test_an_abandoned_trial_does_not_answer_the_next_request(worker, faulty):
+    abandoned = worker.trial(PROBLEM, [faulty("good"), faulty("good"), faulty("scaled")])
+    assert next(abandoned).status == "ok"
+    abandoned.close()
+    assert [answer.status for answer in worker.trial(OTHER, [faulty("scaled"), faulty("good")])] == ["wrong", "ok"]
+
+
+def test_a_worker_killed_from_outside_is_replaced(worker, faulty):
+    facts = worker.facts()
+    assert isinstance(facts, DeviceFacts) and facts.name == device_name(torch.device("cpu"))
+    assert facts.flops_per_us > 100 and facts.bytes_per_us > 10
+    first = worker._process.pid
+    os.kill(first, signal.SIGKILL)
+    worker._process.join()
+    assert next(iter(worker.trial(PROBLEM, [faulty("good")]))).status == "ok"
+    assert worker._process.pid != first
+
+
+def test_stopping_ends_the_process(library):
+    with Worker("cpu") as worker:
+        assert next(iter(worker.trial(OTHER, [Candidate("faulty", "{}", "good", "shared_library", library)]))).error is None
+        pid = worker._process.pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_library_that_is_none_is_refused_in_words(worker, tmp_path):
+    text = tmp_path / "text.so"
+    text.write_text("not a library")
+    empty = tmp_path / "empty.so"
+    subprocess.run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(empty)], check=True)
+    broken = [Candidate("faulty", "{}", "good", "shared_library", path) for path in (text, empty)]
+    loaded, exported = worker.trial(PROBLEM, broken)
+    assert loaded.status == "crashed" and "does not load" in loaded.error
+    assert exported.status == "crashed" and "not a kernel library" in exported.error
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_there_is_an_error_of_one_sentence():
+    with Worker("cuda:0") as worker, pytest.raises(WorkerError, match="measuring process for cuda:0 does not start"):
+        worker.facts()
