@@ -45,7 +45,8 @@ class Result:
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def _timed(samples: list[float], **values: Any) -> Result:
+def timed(samples: list[float], **values: Any) -> Result:
+    """A result from samples: median and interquartile range."""
     quartiles = statistics.quantiles(samples, n=4) if len(samples) > 1 else [samples[0]] * 3
     return Result(
         "ok",
@@ -69,7 +70,7 @@ class Case:
             if operand.role == "output":
                 self._guarded[operand.name], self.tensors[operand.name] = _guarded(operand, device)
             else:
-                self.tensors[operand.name] = _random(operand, generator).to(device)
+                self.tensors[operand.name] = random_tensor(operand, generator).to(device)
         self.expected = self._expected()
 
     def _expected(self) -> dict[str, torch.Tensor]:
@@ -131,7 +132,7 @@ class Case:
         samples = [sample() for _ in range(5)]
         description = step.kernel.describe() if step.kernel else "torch"
         seconds = {"verify": round(verified - started, 5), "time": round(time.perf_counter() - verified, 5)}
-        return _timed(samples, relative_error=error, details={"kernel": description, "seconds": seconds})
+        return timed(samples, relative_error=error, details={"kernel": description, "seconds": seconds})
 
     def finals(self, candidates: Sequence[Candidate], rounds: int) -> list[Result]:
         """Time verified candidates in interleaved rounds."""
@@ -142,10 +143,10 @@ class Case:
             for sample, kept in zip(samplers, samples, strict=True):
                 kept.append(sample())
         details = {"rounds": rounds, "before": before, "after": device_state(self.device)}
-        return [_timed(kept, details=details) for kept in samples]
+        return [timed(kept, details=details) for kept in samples]
 
 
-def _random(operand: Operand, generator: torch.Generator) -> torch.Tensor:
+def random_tensor(operand: Operand, generator: torch.Generator) -> torch.Tensor:
     """Normal values; weights are scaled by their fan-in, so that sums stay of order one."""
     values = torch.randn(operand.shape, generator=generator)
     if operand.role == "weight":
@@ -186,16 +187,28 @@ def _cpu_sampler(step: Step) -> Callable[[], float]:
     return lambda: sample(repeats)
 
 
-def _cuda_sampler(step: Step, device: torch.device) -> Callable[[], float]:
+def _between(work: Callable[[], object]) -> float:
+    """Device time of what `work` enqueues on the current stream, in microseconds."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3
 
-    def between(work: Callable[[], None]) -> float:
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) * 1e3
 
+def replay_sampler(replay: Callable[[], object], replays: int = 10) -> Callable[[], float]:
+    """A function that runs a graph several times and returns the microseconds of one run; warmed up."""
+
+    def repeat() -> None:
+        for _ in range(replays):
+            replay()
+
+    repeat()
+    return lambda: _between(repeat) / replays
+
+
+def _cuda_sampler(step: Step, device: torch.device) -> Callable[[], float]:
     def repeat(times: int) -> None:
         for _ in range(times):
             step.run(_stream(device))
@@ -204,13 +217,13 @@ def _cuda_sampler(step: Step, device: torch.device) -> Callable[[], float]:
         side = torch.cuda.Stream(device)
         with torch.cuda.stream(side):
             repeat(3)
-            repeats = max(3, min(100, round(_SAMPLE_US / max(1.0, between(lambda: repeat(5)) / 5))))
+            repeats = max(3, min(100, round(_SAMPLE_US / max(1.0, _between(lambda: repeat(5)) / 5))))
         side.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=side):
             repeat(repeats)
     graph.replay()
-    return lambda: between(graph.replay) / repeats
+    return lambda: _between(graph.replay) / repeats
 
 
 def device_state(device: torch.device) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,10 +23,12 @@ from autotune.measure import Result
 from autotune.problem import Problem
 from autotune.progress import Progress
 from autotune.search import Study
+from autotune.settle import settle_network
 from autotune.vendor import aten
 from autotune.worker import Worker
 from fused_resnet.binding import Candidate
 from fused_resnet.candidates import candidate
+from fused_resnet.graph import Network
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow, Library
 
@@ -76,10 +78,11 @@ class Tuning:
     """One run. Without a worker it compiles the prior's best and times nothing."""
 
     def __init__(
-        self, store: Store, problems: Sequence[Problem], options: Options, worker: Worker | None, progress: Progress
+        self, store: Store, network: Network, options: Options, worker: Worker | None, progress: Progress
     ) -> None:
         self.store, self.options, self.worker, self.progress = store, options, worker, progress
-        self.problems = list(dict.fromkeys(problems))
+        self.network = network
+        self.problems = list(dict.fromkeys(layer.problem for layer in network.layers))
         self.deadline = time.monotonic() + options.budget
         self.kernels: dict[Kernel, KernelRow] = {}
 
@@ -110,6 +113,9 @@ class Tuning:
         self.progress.stage("settling between finalists")
         for problem in self.problems:
             self._settle(problem)
+        if self.options.arch.is_cuda:
+            self.progress.stage("settling inside the network")
+            settle_network(self.store, self.device, self.worker, self.network)
 
     @cached_property
     def device(self) -> Device:

@@ -17,8 +17,10 @@ from typing import Any
 from autotune.device import DeviceFacts, measure_device
 from autotune.errors import WorkerError
 from autotune.measure import Case, Result
+from autotune.network import NetworkCase, Pick
 from autotune.problem import Problem
 from fused_resnet.binding import Candidate
+from fused_resnet.graph import Network
 
 START_SECONDS = 180.0
 """Importing torch and making a CUDA context, on a slow disk."""
@@ -33,6 +35,15 @@ class Request:
     problem: Problem
     candidates: tuple[Candidate, ...]
     rounds: int = 0
+
+
+@dataclass(frozen=True)
+class NetworkRequest:
+    """Whole networks, a pick for each layer, to be timed in interleaved rounds."""
+
+    network: Network
+    plans: tuple[tuple[Pick, ...], ...]
+    rounds: int
 
 
 class Worker:
@@ -82,6 +93,12 @@ class Worker:
         first = self._ask(Request(problem, tuple(candidates), rounds), deadline)
         return first if isinstance(first, list) else [first] * len(candidates)
 
+    def plans(self, network: Network, plans: Sequence[Sequence[Pick]], rounds: int) -> list[Result]:
+        """Time whole networks in interleaved rounds; a failure of one is a failure of all."""
+        request = NetworkRequest(network, tuple(map(tuple, plans)), rounds)
+        answer = self._ask(request, self.deadline)
+        return answer if isinstance(answer, list) else [answer] * len(plans)
+
     def _ask(self, request: object, deadline: float) -> Any:
         self._ensure()
         assert self._connection
@@ -126,6 +143,7 @@ def _serve(connection: Connection, device_name: str) -> None:
     if device.type == "cuda":
         torch.cuda.init()
         torch.cuda.set_device(device)
+    network: NetworkCase | None = None
     cases: OrderedDict[str, Case] = OrderedDict()
     connection.send("ready")
     with torch.inference_mode():
@@ -137,6 +155,11 @@ def _serve(connection: Connection, device_name: str) -> None:
             if request == "facts":
                 connection.send(measure_device(device))
                 continue
+            if isinstance(request, NetworkRequest):
+                if network is None or network.network.key != request.network.key:
+                    network = NetworkCase(request.network, device)
+                connection.send(_compared(network, request))
+                continue
             key = str(request.problem)
             if key not in cases:
                 cases[key] = Case(request.problem, device)
@@ -147,6 +170,13 @@ def _serve(connection: Connection, device_name: str) -> None:
                 connection.send(answer)
                 if isinstance(answer, Result) and answer.status == "crashed":
                     return
+
+
+def _compared(network: NetworkCase, request: NetworkRequest) -> list[Result] | Result:
+    try:
+        return network.compare(request.plans, request.rounds)
+    except Exception as error:
+        return _crashed(error)
 
 
 def _answers(request: Request, case: Case) -> Iterator[Result | list[Result]]:

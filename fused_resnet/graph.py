@@ -28,6 +28,14 @@ class Layer:
     scalars: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Network:
+    """A network for one batch size and dtype; `key` names it in the database."""
+
+    key: str
+    layers: tuple[Layer, ...]
+
+
 def se_resnet9_fixup(n: int, in_channels: int, dtype: str) -> list[Layer]:
     """SE-ResNet9-Fixup for a batch of n.
 
@@ -146,9 +154,10 @@ GRAPHS: dict[str, Callable[[int, int, str], list[Layer]]] = {"se_resnet9_fixup":
 """Networks by name: (n, in_channels, dtype) -> layers."""
 
 
-def network(model: str, n: int, in_channels: int, dtype: str) -> list[Layer]:
-    """The layers of a network by name; raises UnknownNameError or ProblemError."""
+def network(model: str, n: int, in_channels: int, dtype: str) -> Network:
+    """A network by name; raises UnknownNameError or ProblemError."""
     make = GRAPHS[choose("model", model, list(GRAPHS))]
     if n < 1 or in_channels < 1:
         raise ProblemError(f"batch {n} and in_channels {in_channels} must be at least 1")
-    return make(n, in_channels, dtype)
+    key = f"{model} n={n} in_channels={in_channels} dtype={dtype}"
+    return Network(key, tuple(make(n, in_channels, dtype)))

@@ -107,15 +107,15 @@ class FusedResNet(nn.Module):
             raise InputError(f"the input is {x.dtype}, the module {weight.dtype}: convert one with .to()")
 
     def _bind(self, x: torch.Tensor) -> Plan:
-        layers = network(self.model, x.shape[0], self.in_channels, dtype_name(x.dtype))
+        wanted = network(self.model, x.shape[0], self.in_channels, dtype_name(x.dtype))
         with Store.open(self.tuning_db) as store, torch.inference_mode():
-            plan = Plan(layers, self.state_dict(), store, x.device, self.graph)
+            plan = Plan(wanted, self.state_dict(), store, x.device, self.graph)
         sources = Counter(bound.choice.source for bound in plan.bound)
         if other := {source: count for source, count in sources.items() if source != "tuned"}:
             listed = ", ".join(f"{count} from '{source}'" for source, count in other.items())
             warnings.warn(
                 f"{self.tuning_db} is not tuned for batch {x.shape[0]} of {self.model} in {x.dtype} on this device: "
-                f"of {len(layers)} layers {listed}; tune it with scripts/tune.py --batch {x.shape[0]}",
+                f"of {len(wanted.layers)} layers {listed}; tune it with scripts/tune.py --batch {x.shape[0]}",
                 stacklevel=4,
             )
         return plan

@@ -12,8 +12,8 @@ from autotune.problem import DTYPES
 from fused_resnet import engine
 from fused_resnet.binding import Slot, Step, bind
 from fused_resnet.engine import EngineError
-from fused_resnet.graph import INPUT, OUTPUT, Layer
-from fused_resnet.selection import Choice, choices, torch_choice
+from fused_resnet.graph import INPUT, OUTPUT, Layer, Network
+from fused_resnet.selection import Choice, choices, plan_choices, torch_choice
 from tuning_db import Store
 
 Run = engine.Program | engine.Graph | Step
@@ -30,6 +30,12 @@ class BoundLayer:
     choice: Choice
     step: Step
 
+    @property
+    def kernel(self) -> engine.Prepared:
+        """The kernel of a layer that runs on one of ours."""
+        assert self.step.kernel
+        return self.step.kernel
+
 
 class Plan:
     """Runs a network's layers. Everything that can be done once is done here.
@@ -40,15 +46,17 @@ class Plan:
 
     def __init__(
         self,
-        layers: Sequence[Layer],
+        network: Network,
         state: Mapping[str, torch.Tensor],
         store: Store,
         device: torch.device,
         graph: bool,
     ) -> None:
+        layers = network.layers
         self.device = device
-        self._buffers = _buffers(layers, device)
-        self.bound = [self._bind(layer, state, store) for layer in layers]
+        self._buffers = make_buffers(layers, device)
+        settled = plan_choices(store, network, device)
+        self.bound = [self._bind(layer, state, store, settled.get(layer.name)) for layer in layers]
         self.output_shape = layers[-1].problem.output_shape
         self._dtype = DTYPES[layers[-1].problem.dtype]
         self._lock = threading.Lock()  # callers share the buffers
@@ -56,7 +64,7 @@ class Plan:
         self._runs: list[Run] = self._plain
         if device.type == "cuda" and graph:
             native = all(bound.step.kernel for bound in self.bound)
-            self._runs = [_graph(self.bound, overlap=False)] if native else self._captured()
+            self._runs = [make_graph(self.bound)] if native else self._captured()
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
         """x (N, C, H, W), contiguous, on the plan's device, in its dtype -> (N, K, P, Q), channels last in memory."""
@@ -72,24 +80,15 @@ class Plan:
 
     # -- binding ---------------------------------------------------------------------------------------------
 
-    def _bind(self, layer: Layer, state: Mapping[str, torch.Tensor], store: Store) -> BoundLayer:
-        tensors: dict[str, torch.Tensor | Slot] = {
-            operand: _SLOTS[name] if name in _SLOTS else self._buffers[name] for operand, name in layer.buffers.items()
-        }
-        for operand in layer.problem.operands():
-            if operand.role in ("weight", "vector"):
-                tensors[operand.name] = state[layer.weights[operand.name]].detach().to(DTYPES[operand.dtype])
-        scalars = tuple(float(state[key]) for key in layer.scalars)
-        for choice in choices(store, layer.problem, self.device):
+    def _bind(
+        self, layer: Layer, state: Mapping[str, torch.Tensor], store: Store, settled: Choice | None
+    ) -> BoundLayer:
+        for choice in [*([settled] if settled else []), *choices(store, layer.problem, self.device)]:
             try:
-                step = bind(choice.candidate, layer.problem, tensors, scalars, self.device, layer.name)
+                return bind_layer(layer, choice, self._buffers, state, self.device)
             except EngineError:
                 continue  # it refuses this size, or its code does not load here: the next is as right
-            return BoundLayer(layer, choice, step)
-        choice = torch_choice(layer.problem)
-        return BoundLayer(
-            layer, choice, bind(choice.candidate, layer.problem, tensors, scalars, self.device, layer.name)
-        )
+        return bind_layer(layer, torch_choice(layer.problem), self._buffers, state, self.device)
 
     def _captured(self) -> list[Run]:
         """Head, captured middle and tail: the head and the tail touch the caller's tensors."""
@@ -111,7 +110,7 @@ class Plan:
         return [*_runs(self.bound[:first]), replay, *_runs(self.bound[last:])]
 
 
-def _buffers(layers: Sequence[Layer], device: torch.device) -> dict[str, torch.Tensor]:
+def make_buffers(layers: Sequence[Layer], device: torch.device) -> dict[str, torch.Tensor]:
     """One tensor for each activation that flows between layers."""
     buffers = {}
     for layer in layers:
@@ -122,9 +121,33 @@ def _buffers(layers: Sequence[Layer], device: torch.device) -> dict[str, torch.T
     return buffers
 
 
-def _kernel(item: BoundLayer) -> engine.Prepared:
-    assert item.step.kernel
-    return item.step.kernel
+def bind_layer(
+    layer: Layer,
+    choice: Choice,
+    buffers: Mapping[str, torch.Tensor],
+    state: Mapping[str, torch.Tensor],
+    device: torch.device,
+) -> BoundLayer:
+    """Bind a candidate to a layer's buffers and weights (`state`: a state_dict); raises EngineError."""
+    tensors: dict[str, torch.Tensor | Slot] = {
+        operand: _SLOTS[name] if name in _SLOTS else buffers[name] for operand, name in layer.buffers.items()
+    }
+    for operand in layer.problem.operands():
+        if operand.role in ("weight", "vector"):
+            tensors[operand.name] = state[layer.weights[operand.name]].detach().to(DTYPES[operand.dtype])
+    scalars = tuple(float(state[key]) for key in layer.scalars)
+    return BoundLayer(layer, choice, bind(choice.candidate, layer.problem, tensors, scalars, device, layer.name))
+
+
+def make_graph(bound: Sequence[BoundLayer]) -> engine.Graph:
+    """All kernels as a CUDA graph, each after those that write what it reads."""
+    graph = engine.Graph()
+    made_by: dict[str, int] = {}
+    for item in bound:
+        after = sorted({made_by[name] for name in _read(item) if name in made_by})
+        number = graph.add(item.kernel, item.step.pointers, after, item.choice.overlap)
+        made_by |= dict.fromkeys(_written(item), number)
+    return graph
 
 
 def _runs(bound: Sequence[BoundLayer]) -> list[Run]:
@@ -138,22 +161,8 @@ def _runs(bound: Sequence[BoundLayer]) -> list[Run]:
             runs.append(engine.Program())
         program = runs[-1]
         assert isinstance(program, engine.Program)
-        program.add(_kernel(item), item.step.pointers)
+        program.add(item.kernel, item.step.pointers)
     return runs
-
-
-def _graph(bound: Sequence[BoundLayer], overlap: bool) -> engine.Graph:
-    """All kernels as a CUDA graph, each after those that write what it reads."""
-    graph = engine.Graph()
-    made_by: dict[str, int] = {}
-    readers = [name for item in bound for name in _read(item)]
-    for item in bound:
-        read = _read(item)
-        after = sorted({made_by[name] for name in read if name in made_by})
-        alone = all(readers.count(name) == 1 for name in read)
-        number = graph.add(_kernel(item), item.step.pointers, after, overlap and alone)
-        made_by |= dict.fromkeys(_written(item), number)
-    return graph
 
 
 def _execute(runs: Sequence[Run], stream: int, slots: Sequence[torch.Tensor]) -> None:

@@ -16,6 +16,7 @@ from autotune.problem import Problem, parse, with_batch
 from autotune.vendor import aten
 from fused_resnet.binding import Candidate
 from fused_resnet.candidates import candidate
+from fused_resnet.graph import Network
 from tuning_db import Store
 from tuning_db.schema import Device
 
@@ -24,12 +25,14 @@ from tuning_db.schema import Device
 class Choice:
     """A candidate for a problem, and its time where it was tuned.
 
+    overlap: whether the kernel may be placed on the GPU while the one before it ends.
     source: why it was chosen: "tuned", "batch 128", either with " on DEVICE", or "untuned".
     """
 
     candidate: Candidate
     source: str
     expected_us: float | None = None
+    overlap: bool = False
 
 
 def choices(store: Store, problem: Problem, device: torch.device) -> Iterator[Choice]:
@@ -44,6 +47,18 @@ def choices(store: Store, problem: Problem, device: torch.device) -> Iterator[Ch
         if row.name == name or runs_on(row.target, target):
             yield from _of_device(store, row, problem, target, "" if row.name == name else f" on {row.name}")
     yield torch_choice(problem)
+
+
+def plan_choices(store: Store, network: Network, device: torch.device) -> dict[str, Choice]:
+    """Layer -> choice, where the whole network was settled on this kind of device; else nothing."""
+    row = store.device(device_name(device))
+    plan = store.plan(row, network.key) if row else None
+    return {
+        saved["layer"]: Choice(
+            candidate(store, store.kernel(saved["kernel"]), saved["launch"]), "tuned", saved["us"], saved["overlap"]
+        )
+        for saved in (plan.choices if plan else [])
+    }
 
 
 def torch_choice(problem: Problem) -> Choice:

@@ -70,6 +70,26 @@ def choose_device(arch: Architecture, capability: int | None) -> tuple[str | Non
     return "cuda:0", f"sm_{capability}"
 
 
+def show_compiled(console: Console, tuning: Tuning) -> None:
+    """What was done where nothing could be timed."""
+    options = tuning.options
+    compiled = sum(row.error is None for row in tuning.kernels.values())
+    failed = len(tuning.kernels) - compiled
+    console.print(f"\n{compiled} kernels compiled for {options.target}, {failed} would not compile.")
+    console.print(f"[bold]Nothing was timed:[/] no GPU here runs {options.arch.name} code. Run the same command with")
+    console.print("the same database on a machine with one; it starts from what is compiled.")
+
+
+def show_winners(console: Console, tuning: Tuning, title: str) -> None:
+    """The table of winners and, on a GPU, what the whole network takes."""
+    layers = [(layer.name, layer.problem) for layer in tuning.network.layers]
+    console.print(winners(lines(tuning.store, tuning.device, layers), f"{title} on {tuning.device.name}"))
+    if plan := tuning.store.plan(tuning.device, tuning.network.key):
+        gain = plan.details["alone_us"] / plan.median_us
+        console.print(f"The network as one CUDA graph: {plan.median_us:.1f} us, {gain:.2f} times as fast as with the")
+        console.print("winners above: where other candidates are faster among their neighbours, they were taken.")
+
+
 def main() -> int:
     args = arguments()
     capability = gpu_capability()
@@ -82,7 +102,7 @@ def main() -> int:
     if dtype not in arch.dtypes:
         raise UnknownNameError(f"{arch.name} has no kernels in {dtype}: choose {' or '.join(arch.dtypes)}")
     batch = args.batch or (128 if arch.is_cuda else 8)
-    layers = network(args.model, batch, args.in_channels, dtype)
+    wanted = network(args.model, batch, args.in_channels, dtype)
     path = args.db or Path("tuning_db") / f"{args.model}_{arch.name}.db"
     trials = args.trials or (24 if not arch.is_cuda else 64 if device else UNTIMED_TRIALS)
     budget = args.budget or (360.0 if arch.is_cuda else 90.0)
@@ -90,10 +110,10 @@ def main() -> int:
 
     console = Console()
     started = time.monotonic()
+    interrupted = False
     with Store.create(path) as store, Worker(device) if device else nullcontext() as worker:
-        progress = LiveProgress(console, [(layer.name, layer.problem) for layer in layers])
-        tuning = Tuning(store, [layer.problem for layer in layers], options, worker, progress)
-        interrupted = False
+        progress = LiveProgress(console, [(layer.name, layer.problem) for layer in wanted.layers])
+        tuning = Tuning(store, wanted, options, worker, progress)
         with progress:
             try:
                 tuning.run()
@@ -101,18 +121,9 @@ def main() -> int:
                 interrupted = True
         took = time.monotonic() - started
         if device is None:
-            compiled = sum(row.error is None for row in tuning.kernels.values())
-            failed = len(tuning.kernels) - compiled
-            console.print(f"\n{compiled} kernels compiled for {target}, {failed} would not compile.")
-            console.print(
-                f"[bold]Nothing was timed:[/] no GPU here runs {arch.name} code. Run the same command with the"
-            )
-            console.print("same database on one that does; it starts from what is compiled.")
+            show_compiled(console, tuning)
         elif not interrupted or "device" in vars(tuning):
-            title = f"{args.model}, batch {batch}, {dtype}, {arch.name} kernels on {tuning.device.name}"
-            console.print(
-                winners(lines(store, tuning.device, [(layer.name, layer.problem) for layer in layers]), title)
-            )
+            show_winners(console, tuning, f"{args.model}, batch {batch}, {dtype}, {arch.name} kernels")
         if interrupted:
             console.print("Interrupted: every finished trial is kept; run the same command to go on.")
         console.print(f"{took:.0f} s; database {path}")

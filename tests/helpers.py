@@ -112,11 +112,15 @@ def candidate_of(kernel: Kernel, path: Path, launch: Config) -> Candidate:
 def script(name: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run one of scripts/ to its end."""
     command = [sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT, **options)
+    return _run(command, **options)
 
 
 def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run Python code in a process of its own to its end."""
+    return _run([sys.executable, "-c", code], **options)
+
+
+def _run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False, cwd=ROOT, **options
+        command, **{"capture_output": True, "text": True, "timeout": 240, "check": False, "cwd": ROOT, **options}
     )

@@ -94,3 +94,19 @@ class Measurement(Base):
     kernel: Mapped[KernelRow] = relationship()
     problem: Mapped[ProblemRow] = relationship()
     device: Mapped[Device] = relationship()
+
+
+class PlanRow(Base):
+    """A whole network with a candidate for each layer, timed as one on a device."""
+
+    __tablename__ = "plan"
+    __table_args__ = (Index("plan_of", "device_id", "network", "median_us"),)
+    id: Mapped[int] = mapped_column(primary_key=True)
+    device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
+    network: Mapped[str] = mapped_column(doc='"se_resnet9_fixup n=128 in_channels=3 dtype=f16"')
+    median_us: Mapped[float]
+    spread_us: Mapped[float]
+    choices: Mapped[list[dict[str, Any]]] = mapped_column(
+        JSON, doc="a layer each: layer, kernel (its id), launch, us alone, overlap"
+    )
+    details: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)

@@ -23,6 +23,7 @@ from tuning_db.schema import (
     KernelRow,
     Library,
     Measurement,
+    PlanRow,
     ProblemRow,
 )
 
@@ -131,6 +132,13 @@ class Store:
             self.session.add(row)
         return row
 
+    def put_plan(self, **values: Any) -> PlanRow:
+        """Record a timed network; values are the columns of `PlanRow`."""
+        with self._transaction():
+            row = PlanRow(**values)
+            self.session.add(row)
+        return row
+
     def _find_or_add(self, table: Any, key: dict[str, Any], values: dict[str, Any]) -> Any:
         with self._transaction():
             row = self.session.scalars(sa.select(table).filter_by(**key)).one_or_none()
@@ -207,6 +215,18 @@ class Store:
         query = sa.select(sa.func.min(Measurement.median_us)).join(ProblemRow)
         with self._transaction():
             return self.session.scalar(query.where(Measurement.device_id == device.id, ProblemRow.text == problem))
+
+    def plan(self, device: Device, network: str) -> PlanRow | None:
+        """The newest plan of a network on a device: it started from all that was known before."""
+        query = sa.select(PlanRow).filter_by(device_id=device.id, network=network).order_by(PlanRow.id.desc()).limit(1)
+        with self._transaction():
+            return self.session.scalars(query).one_or_none()
+
+    def kernel(self, kernel_id: int) -> KernelRow:
+        """A kernel by its number."""
+        query = sa.select(KernelRow).filter_by(id=kernel_id).options(joinedload(KernelRow.library))
+        with self._transaction():
+            return self.session.scalars(query).one()
 
     def counts(self) -> dict[str, int]:
         """Rows of each table, and measurements by status."""

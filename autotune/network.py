@@ -1,0 +1,67 @@
+"""Times a whole network as one CUDA graph, with a candidate for each layer. Runs inside the worker.
+
+Inside the network a kernel finds other caches, and other neighbours, than when it is timed alone: what wins alone need
+not win there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from autotune.measure import Result, random_tensor, replay_sampler, timed
+from fused_resnet.binding import Candidate
+from fused_resnet.graph import INPUT, OUTPUT, Network
+from fused_resnet.plan import BoundLayer, bind_layer, make_buffers, make_graph
+from fused_resnet.selection import Choice
+
+
+@dataclass(frozen=True)
+class Pick:
+    """What runs one layer. overlap: it may be placed on the GPU while the kernel before it ends."""
+
+    candidate: Candidate
+    overlap: bool = False
+
+
+class NetworkCase:
+    """A network on one GPU with random weights and input; keeps what it has bound."""
+
+    def __init__(self, network: Network, device: torch.device) -> None:
+        self.network, self.device = network, device
+        generator = torch.Generator().manual_seed(0)
+        self._buffers = make_buffers(network.layers, device)
+        self._state: dict[str, torch.Tensor] = {}
+        self._ends: dict[str, torch.Tensor] = {}
+        for layer in network.layers:
+            for operand in layer.problem.operands():
+                tensor = random_tensor(operand, generator).to(device)
+                if operand.name in layer.weights:
+                    self._state[layer.weights[operand.name]] = tensor
+                elif layer.buffers[operand.name] in (INPUT, OUTPUT):
+                    self._ends[layer.buffers[operand.name]] = tensor
+            self._state |= dict.fromkeys(layer.scalars, torch.full((1,), 0.5))
+        self._bound: dict[tuple[int, str], BoundLayer] = {}
+
+    def compare(self, plans: Sequence[Sequence[Pick]], rounds: int) -> list[Result]:
+        """Time several plans, a pick for each layer, in interleaved rounds."""
+        slots = [self._ends[name].data_ptr() for name in (INPUT, OUTPUT)]
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        samplers = []
+        for picks in plans:
+            graph = make_graph([self._bind(i, pick) for i, pick in enumerate(picks)])
+            samplers.append(replay_sampler(lambda g=graph: g.run(stream, slots)))  # type: ignore[misc]
+        samples: list[list[float]] = [[] for _ in plans]
+        for _ in range(rounds):
+            for sample, kept in zip(samplers, samples, strict=True):
+                kept.append(sample())
+        return [timed(kept) for kept in samples]
+
+    def _bind(self, index: int, pick: Pick) -> BoundLayer:
+        key = (index, f"{pick}")
+        if key not in self._bound:
+            choice = Choice(pick.candidate, "", overlap=pick.overlap)
+            self._bound[key] = bind_layer(self.network.layers[index], choice, self._buffers, self._state, self.device)
+        return self._bound[key]

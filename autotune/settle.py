@@ -1,0 +1,87 @@
+"""Settles a network's candidates inside its CUDA graph: coordinate descent from each layer's winner.
+
+For one layer at a time its finalists, and the choice to let it overlap with the kernel before it, are timed in the
+whole network against the plan so far, in interleaved rounds; what is faster by more than the noise is kept. It ends
+when a sweep over all layers changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autotune.network import Pick
+from autotune.worker import Worker
+from fused_resnet.binding import Candidate
+from fused_resnet.candidates import candidate
+from fused_resnet.graph import Network
+from tuning_db import Store
+from tuning_db.schema import Device, PlanRow
+
+ALTERNATIVES = 6
+SWEEPS = 3
+ROUNDS = 9
+GAIN = 0.998
+"""A plan must take at most this share of the time of the one that it replaces."""
+
+
+def settle_network(store: Store, device: Device, worker: Worker, network: Network) -> PlanRow | None:
+    """Find and record the network's fastest plan; None where a layer's winner is not a kernel of ours.
+
+    details["alone_us"] of the result is the time with each layer's winner, in the same rounds.
+    """
+    ranked = [store.ranking(device, str(layer.problem)) for layer in network.layers]
+    if not all(rows and rows[0].kernel.library for rows in ranked):
+        return None
+    ours = [[row for row in rows if row.kernel.library][:ALTERNATIVES] for rows in ranked]
+    options = [[candidate(store, row.kernel, row.launch) for row in rows] for rows in ours]
+    alone = [Pick(candidates[0]) for candidates in options]
+    picks = _descend(worker, network, alone, options)
+    if picks is None:
+        return None
+    start, end = worker.plans(network, [alone, picks], 3 * ROUNDS)
+    if start.median_us is None or end.median_us is None or end.spread_us is None:
+        return None
+    chosen = []
+    for layer, pick, candidates, rows in zip(network.layers, picks, options, ours, strict=True):
+        row = rows[candidates.index(pick.candidate)]
+        chosen.append(
+            {
+                "layer": layer.name,
+                "kernel": row.kernel_id,
+                "launch": dict(row.launch),
+                "us": row.median_us,
+                "overlap": pick.overlap,
+            }
+        )
+    return store.put_plan(
+        device_id=device.id,
+        network=network.key,
+        median_us=end.median_us,
+        spread_us=end.spread_us,
+        choices=chosen,
+        details={"alone_us": start.median_us, "samples_us": end.samples_us},
+    )
+
+
+def _descend(
+    worker: Worker, network: Network, start: Sequence[Pick], options: Sequence[Sequence[Candidate]]
+) -> list[Pick] | None:
+    """The plan that no change of one layer makes faster; None if plans cannot be timed here."""
+    picks = list(start)
+    for _ in range(SWEEPS):
+        changed = False
+        for i, candidates in enumerate(options):
+            tried = [Pick(other, overlap) for other in candidates for overlap in (False, True)]
+            tried.remove(picks[i])
+            plans = [[*picks[:i], pick, *picks[i + 1 :]] for pick in tried]
+            now, *results = worker.plans(network, [picks, *plans], ROUNDS)
+            if now.median_us is None:
+                return None
+            times = [result.median_us or float("inf") for result in results]
+            best = min(range(len(times)), key=times.__getitem__)
+            if times[best] < now.median_us * GAIN:
+                picks[i] = tried[best]
+                changed = True
+        if not changed:
+            break
+    return picks

@@ -1,0 +1,52 @@
+"""Weight layouts against what their names promise, element by element."""
+
+import pytest
+import torch
+
+from fused_resnet.layout import pack_weight
+
+
+def test_torchs_own_and_channels_innermost():
+    weight = torch.randn(6, 4, 3, 2)
+    assert torch.equal(pack_weight(weight, "kcrs"), weight)
+    packed = pack_weight(weight, "krsc")
+    assert packed.is_contiguous() and packed.shape == (6, 3, 2, 4)
+    assert packed[5, 2, 1, 3] == weight[5, 3, 2, 1]
+    assert torch.equal(packed, torch.einsum("kcrs->krsc", weight))
+
+
+@pytest.mark.parametrize(
+    ("k", "c", "groups", "block"), [(6, 4, 1, 8), (16, 3, 1, 8), (21, 2, 3, 4), (5, 1, 5, 16), (9, 7, 1, 1)]
+)
+def test_blocks_of_channels_element_by_element(k, c, groups, block):
+    weight = torch.randn(k, c, 2, 3)
+    packed = pack_weight(weight, f"k{block}", groups)
+    of_group = k // groups
+    blocks = -(-of_group // block)
+    assert packed.is_contiguous() and packed.shape == (groups, blocks, 2, 3, c, block)
+    for g in range(groups):
+        for b in range(blocks):
+            for lane in range(block):
+                channel = b * block + lane
+                got = packed[g, b, :, :, :, lane].permute(2, 0, 1)
+                expected = weight[g * of_group + channel] if channel < of_group else torch.zeros(c, 2, 3)
+                assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_packing_keeps_dtype_and_bits(dtype):
+    weight = torch.randn(8, 8, 1, 1).to(dtype)
+    assert pack_weight(weight, "k8").dtype == dtype
+    assert sorted(pack_weight(weight, "k8").flatten().tolist()) == sorted(weight.flatten().tolist())
+
+
+def test_packing_copies_a_weight_that_is_no_block_of_memory():
+    weight = torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last)
+    assert torch.equal(pack_weight(weight, "kcrs"), weight) and pack_weight(weight, "kcrs").is_contiguous()
+    assert torch.equal(pack_weight(weight, "krsc"), weight.permute(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize("layout", ["ckrs", "k", "k0", "k-8", "k08x", ""])
+def test_unknown_layouts_list_the_known(layout):
+    with pytest.raises(ValueError, match="choose kcrs, krsc"):
+        pack_weight(torch.randn(8, 4, 1, 1), layout)
