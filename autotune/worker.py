@@ -127,8 +127,9 @@ class Worker:
         if self._process is not None and self._process.is_alive():
             return
         self._connection, theirs = self._context.Pipe()
-        self._process = self._context.Process(target=_serve, args=(theirs, self.device), daemon=True)
-        self._process.start()
+        process = self._context.Process(target=_serve, args=(theirs, self.device), daemon=True)
+        process.start()
+        self._process = process
         theirs.close()
         ready = self._answer(START_SECONDS)
         if ready != "ready":

@@ -121,6 +121,5 @@ def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def _run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, **{"capture_output": True, "text": True, "timeout": 240, "check": False, "cwd": ROOT, **options}
-    )
+    settings = {"capture_output": True, "text": True, "timeout": 240, "cwd": ROOT, **options}
+    return subprocess.run(command, check=False, **settings)

@@ -7,6 +7,8 @@ import sqlite3
 import subprocess
 import sys
 import time
+import zlib
+from contextlib import closing, contextmanager
 
 import pytest
 from helpers import ROOT
@@ -15,26 +17,20 @@ from tuning_db import DatabaseError, Store
 from tuning_db.schema import APPLICATION_ID, SCHEMA_VERSION
 
 CONV = "conv2d n=1 h=4 w=4 c=8 k=8 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 groups=1 dtype=f32 epilogue=none"
-LIBRARY = {
-    "kind": "shared_library",
-    "target": "x86-64",
-    "compiler": "g++ 13",
-    "flags": "-O3",
-    "cutlass": "4",
-    "abi_version": 1,
-}
+LIBRARY = {"kind": "shared_library", "target": "x86-64", "compiler": "c", "flags": "", "cutlass": "", "abi_version": 1}
+KERNEL = {"family": "f", "config": "{}", "dtype": "f32", "epilogue": "none", "target": "x86-64", "source": "0"}
+
+
+@contextmanager
+def sql(path):
+    """A plain connection, committed and closed at the end."""
+    with closing(sqlite3.connect(path)) as connection:
+        yield connection
+        connection.commit()
 
 
 def identity(**changed):
-    fields = {
-        "family": "cpu_conv2d",
-        "config": "{}",
-        "dtype": "f32",
-        "epilogue": "none",
-        "target": "x86-64",
-        "source": "0",
-    }
-    return {**fields, **changed}
+    return {**KERNEL, **changed}
 
 
 def add(store, config, median_us, *, status="ok", final=False, launch=None, device="d"):
@@ -89,7 +85,7 @@ def test_what_was_written_is_there_after_reopening(filled):
 
 
 def test_another_program_reads_it_as_sqlite(filled):
-    with sqlite3.connect(filled) as connection:
+    with sql(filled) as connection:
         assert connection.execute("PRAGMA application_id").fetchone()[0] == APPLICATION_ID
         assert connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION
         assert connection.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
@@ -175,7 +171,7 @@ def test_measurements_without_a_time_come_last(path):
 @pytest.mark.parametrize("opened", [Store.open, Store.create])
 def test_foreign_sqlite_file(opened, tmp_path):
     foreign = tmp_path / "photos.db"
-    with sqlite3.connect(foreign) as connection:
+    with sql(foreign) as connection:
         connection.execute("CREATE TABLE photo (id INTEGER)")
     before = foreign.read_bytes()
     with pytest.raises(DatabaseError) as error:
@@ -197,7 +193,7 @@ def test_file_that_is_no_sqlite(opened, content, tmp_path):
 
 @pytest.mark.parametrize("opened", [Store.open, Store.create])
 def test_newer_schema(opened, filled):
-    with sqlite3.connect(filled) as connection:
+    with sql(filled) as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     with pytest.raises(DatabaseError) as error:
         opened(filled)
@@ -235,7 +231,7 @@ def test_pages_of_garbage(filled):
 
 @pytest.mark.parametrize("damage", ["x'00'", "zeroblob(length(blob))", "x''", "substr(blob, 1, length(blob) - 1)"])
 def test_damaged_binary(filled, damage):
-    with sqlite3.connect(filled) as connection:
+    with sql(filled) as connection:
         connection.execute(f"UPDATE library SET blob = {damage}")
     with pytest.raises(DatabaseError) as error:
         read_all(filled)
@@ -243,9 +239,7 @@ def test_damaged_binary(filled, damage):
 
 
 def test_another_binary_in_its_place(filled):
-    import zlib
-
-    with sqlite3.connect(filled) as connection:
+    with sql(filled) as connection:
         connection.execute("UPDATE library SET blob = ?", [zlib.compress(b"evil" * 1500)])
     with pytest.raises(DatabaseError, match="damaged"):
         read_all(filled)
@@ -322,10 +316,10 @@ with Store.create(path) as store:
     device = store.put_device("d", "x86-64", flops_per_us=1.0, bytes_per_us=1.0)
     for i in range(count):
         problem = store.put_problem({CONV!r})
-        fields = {{"family": name, "config": str(i), "dtype": "f32", "epilogue": "none", "target": "x86-64", "source": "0"}}
-        kernel = store.put_kernel(fields, symbol="s")
+        kernel = store.put_kernel({{**{KERNEL}, "family": name, "config": str(i)}}, symbol="s")
         store.put_library(f"shared {{i}}".encode(), **{LIBRARY})
-        store.put_measurement(device_id=device.id, problem_id=problem.id, kernel_id=kernel.id, status="ok", median_us=1.0)
+        ids = {{"device_id": device.id, "problem_id": problem.id, "kernel_id": kernel.id}}
+        store.put_measurement(**ids, status="ok", median_us=1.0)
         print(i, flush=True)
 """
 
@@ -341,7 +335,7 @@ def test_two_writers_at_once_lose_nothing(path):
     for process in writers:
         process.communicate(timeout=120)
     assert [process.returncode for process in writers] == [0, 0]
-    with sqlite3.connect(path) as connection:
+    with sql(path) as connection:
         rows = connection.execute(
             "SELECT family, count(*) FROM measurement JOIN kernel ON kernel.id = kernel_id GROUP BY 1"
         )
@@ -360,6 +354,28 @@ def test_a_reader_sees_a_writers_rows_while_it_writes(path):
             assert ranked(reading) == [("b", 1.0), ("a", 2.0)]
 
 
+def test_a_writer_closes_while_a_reader_has_the_file_open(path):
+    with Store.create(path) as writing:
+        add(writing, "a", 2.0)
+        reading = Store.open(path)
+        assert ranked(reading) == [("a", 2.0)]
+    assert ranked(reading) == [("a", 2.0)]
+    reading.close()
+
+
+def test_a_writer_closes_while_another_program_reads(path):
+    with Store.create(path) as store:
+        add(store, "a", 2.0)
+        add(store, "b", 2.0)
+        other = sqlite3.connect(path)
+        rows = other.execute("SELECT median_us FROM measurement")
+        assert rows.fetchone() == (2.0,)
+    assert rows.fetchone() == (2.0,)
+    other.close()
+    with Store.open(path) as store:
+        assert store.counts()["measurement"] == 2
+
+
 def test_a_killed_writer_loses_at_most_what_was_not_committed(path):
     process = writer(path, "victim", 100000)
     said = [process.stdout.readline() for _ in range(40)]
@@ -367,7 +383,7 @@ def test_a_killed_writer_loses_at_most_what_was_not_committed(path):
     process.wait()
     said += process.stdout.readlines()
     process.stdout.close()
-    with sqlite3.connect(path) as connection:
+    with sql(path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         kept = connection.execute("SELECT count(*) FROM measurement").fetchone()[0]
     assert kept >= len(said) >= 40

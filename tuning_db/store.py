@@ -85,7 +85,7 @@ class Store:
         """Close; a file opened for writing is left in one piece, ready to be copied, unless others still write it."""
         self.session.close()
         if self._writable:
-            with suppress(sa.exc.DatabaseError), self._engine.connect() as connection:
+            with suppress(sa.exc.DatabaseError, sqlite3.Error), self._engine.connect() as connection:
                 raw = connection.connection.driver_connection
                 assert raw
                 raw.rollback()
