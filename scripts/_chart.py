@@ -1,4 +1,4 @@
-"""The bar chart of a benchmark record: one panel for each batch size, one bar for each variant."""
+"""The bar chart of a benchmark record: a row of panels for each batch size, stream time and latency side by side."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 OURS, THEIRS, INK, FAINT = "#2f6fde", "#c9d0da", "#1c2430", "#6b7686"
 BAR_INCHES, PANEL_INCHES, HEAD_INCHES = 0.38, 0.55, 0.45
+METRICS = {"stream": "time of back-to-back calls", "latency": "latency of one call"}
 
 
 def unit(microseconds: list[float]) -> tuple[str, float]:
@@ -23,7 +24,7 @@ def number(value: float) -> str:
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
-    """Draw the median latencies of a record of bench.py.
+    """Draw the median times of a record of bench.py.
 
     Raises ValueError if it has none, ImportError without matplotlib.
     """
@@ -36,36 +37,41 @@ def draw(record: dict[str, Any], path: Path) -> None:
         raise ValueError("no variant ran")
     heights = [PANEL_INCHES + BAR_INCHES * len(bars) for _, bars in panels]
     layout = ConstrainedLayoutEngine(h_pad=0.08)
-    figure = Figure(figsize=(9, HEAD_INCHES + sum(heights)), dpi=160, facecolor="white", layout=layout)
+    figure = Figure(figsize=(12, HEAD_INCHES + sum(heights)), dpi=160, facecolor="white", layout=layout)
     arguments, machine = record["arguments"], record["machine"]
     title = f"{arguments['model']}, {arguments['dtype']}, {machine['device']}"
     figure.suptitle(title, x=0.012, ha="left", color=INK, fontsize=14, fontweight="bold")
-    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axis, (size, bars) in zip(axes, panels, strict=True):
-        _panel(axis, f"batch {size}: latency of one call, median (lower is better)", bars)
+    grid = figure.subplots(len(panels), len(METRICS), squeeze=False, height_ratios=heights)
+    for axes, (size, bars) in zip(grid, panels, strict=True):
+        for axis, (metric, meaning) in zip(axes, METRICS.items(), strict=True):
+            _panel(
+                axis, f"batch {size}: {meaning}", [(key, variant["label"], variant[metric]) for key, variant in bars]
+            )
+        axes[-1].set_yticks([])
     figure.savefig(path, bbox_inches="tight", pad_inches=0.2)
 
 
 def _ran(batch: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Name and numbers of the variants that ran, slowest first: the first bar is the lowest."""
     ran = [(name, variant) for name, variant in batch["variants"].items() if variant["status"] == "ok"]
-    return sorted(ran, key=lambda item: -item[1]["latency"]["median"])
+    return sorted(ran, key=lambda item: -item[1]["stream"]["median"])
 
 
-def _panel(axis: Axes, title: str, bars: list[tuple[str, dict[str, Any]]]) -> None:
-    name, scale = unit([variant["latency"]["median"] for _, variant in bars])
-    times = [variant["latency"]["median"] / scale for _, variant in bars]
+def _panel(axis: Axes, title: str, bars: list[tuple[str, str, dict[str, Any]]]) -> None:
+    """One bar for each (name, label, statistics of a time)."""
+    name, scale = unit([time["median"] for *_, time in bars])
+    times = [time["median"] / scale for *_, time in bars]
     axis.set_title(title, loc="left", color=FAINT, fontsize=10)
-    axis.barh(range(len(bars)), times, height=0.66, color=[OURS if key == "fused" else THEIRS for key, _ in bars])
-    axis.set_yticks(range(len(bars)), [variant["label"] for _, variant in bars], color=INK, fontsize=11)
-    for tick, (key, _) in zip(axis.get_yticklabels(), bars, strict=True):
+    axis.barh(range(len(bars)), times, height=0.66, color=[OURS if key == "fused" else THEIRS for key, *_ in bars])
+    axis.set_yticks(range(len(bars)), [label for _, label, _ in bars], color=INK, fontsize=11)
+    for tick, (key, *_) in zip(axis.get_yticklabels(), bars, strict=True):
         tick.set_fontweight("bold" if key == "fused" else "normal")
-    ours = next((time for (key, _), time in zip(bars, times, strict=True) if key == "fused"), None)
-    for row, ((key, _), value) in enumerate(zip(bars, times, strict=True)):
+    ours = next((time for (key, *_), time in zip(bars, times, strict=True) if key == "fused"), None)
+    for row, ((key, *_), value) in enumerate(zip(bars, times, strict=True)):
         text = f"{number(value)} {name}" + (f"  ({number(value / ours)}x)" if ours else "")
         style: dict[str, Any] = {"color": INK, "fontsize": 11, "fontweight": "bold" if key == "fused" else "normal"}
         axis.annotate(text, (value, row), (6, 0), textcoords="offset points", va="center", **style)
-    axis.set_xlim(0, max(times) * 1.28)  # room for the longest bar's label
+    axis.set_xlim(0, max(times) * 1.4)  # room for the longest bar's label
     axis.set_xticks([])
     axis.tick_params(length=0)
     for side in ("top", "right", "bottom"):

@@ -1,0 +1,96 @@
+"""The network as layers, against its description written out by hand."""
+
+import pytest
+import torch
+from helpers import relative_error, solve
+
+from autotune.errors import ProblemError, UnknownNameError
+from autotune.problem import Conv2d
+from fused_resnet import reference
+from fused_resnet.graph import INPUT, OUTPUT, network
+
+BLOCK = [
+    "conv1.weight",
+    "conv2.weight",
+    "fixup_bias1a",
+    "fixup_bias1b",
+    "fixup_bias2a",
+    "fixup_bias2b",
+    "fixup_scale",
+    "se.excite.0.weight",
+    "se.excite.0.bias",
+    "se.excite.2.weight",
+    "se.excite.2.bias",
+]
+KEYS = {
+    "stem.1.weight",
+    *(f"layers.{i}.0.{name}" for i in range(4) for name in BLOCK),
+    *(f"layers.{i}.0.downsample.1.weight" for i in (1, 2, 3)),
+}
+
+
+def layers_of(n=2, in_channels=3, dtype="f32"):
+    return network("se_resnet9_fixup", n, in_channels, dtype)
+
+
+@pytest.mark.parametrize(("n", "channels"), [(1, 3), (3, 1), (8, 4)])
+def test_every_tensor_is_made_before_it_is_read_and_fits(n, channels):
+    shapes = {INPUT: (n, channels, 64, 64)}
+    for layer in layers_of(n, channels):
+        operands = layer.problem.operands()
+        assert {operand.name for operand in operands} == set(layer.buffers) | set(layer.weights)
+        for operand in operands:
+            if operand.role == "output":
+                assert layer.buffers[operand.name] not in shapes, "written twice"
+                shapes[layer.buffers[operand.name]] = operand.shape
+            elif operand.name in layer.buffers:
+                assert shapes[layer.buffers[operand.name]] == operand.shape
+    assert shapes[OUTPUT] == (n, 2, 2, 512)
+
+
+def test_every_parameter_is_used_and_fits():
+    state = reference.build().state_dict()
+    used = set()
+    for layer in layers_of():
+        for operand in layer.problem.operands():
+            if key := layer.weights.get(operand.name):
+                matrix = operand.shape[:2] if layer.problem.operator == "se_tail" else operand.shape
+                assert tuple(state[key].shape) == tuple(matrix)
+                used.add(key)
+        assert len(layer.scalars) == layer.problem.epilogue.scalars
+        used |= set(layer.scalars)
+    assert used == KEYS == set(state)
+
+
+def test_the_work_is_what_the_network_takes():
+    """15.6 GFLOP in eight 3x3 convolutions and 0.6 in four 1x1, at a batch of 128."""
+    convs = [layer.problem for layer in layers_of(128) if isinstance(layer.problem, Conv2d)]
+    large, small = ([conv.flops / 1e9 for conv in convs if conv.r == size] for size in (3, 1))
+    assert (len(large), len(small)) == (8, 4)
+    assert sum(large) == pytest.approx(15.6, rel=0.15) and sum(small) == pytest.approx(0.6, rel=0.1)
+    assert sorted({round(flops, 2) for flops in large}) == [1.21, 2.42]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_layers_solved_one_by_one_are_the_network(channels):
+    plain = reference.randomize(reference.build(in_channels=channels), seed=5).double()
+    state = plain.state_dict()
+    x = torch.randn(3, channels, 64, 64, dtype=torch.float64)
+    tensors = {INPUT: x}
+    for layer in layers_of(3, channels):
+        given = {operand: tensors[name] for operand, name in layer.buffers.items() if name in tensors}
+        given |= {operand: state[key] for operand, key in layer.weights.items()}
+        solved = solve(layer.problem, given, [float(state[key]) for key in layer.scalars])
+        tensors |= {layer.buffers[name]: value for name, value in solved.items()}
+    assert relative_error(tensors[OUTPUT].permute(0, 3, 1, 2), plain(x)) < 1e-12
+
+
+def test_unknown_model_lists_the_known():
+    with pytest.raises(UnknownNameError, match="se_resnet9_fixup"):
+        network("resnet50", 1, 3, "f32")
+
+
+@pytest.mark.parametrize(("n", "channels"), [(0, 3), (1, 0), (-1, 3)])
+def test_nonsense_sizes_are_refused(n, channels):
+    with pytest.raises(ProblemError, match="at least 1"):
+        network("se_resnet9_fixup", n, channels, "f32")
