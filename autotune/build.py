@@ -30,6 +30,7 @@ KERNELS_A_UNIT = 8
 
 _COMPILE_SECONDS = 900  # a compiler that takes longer has hung
 _POLL_SECONDS = 0.05
+_LEAST_SPACE = 2**20
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,8 @@ def _outcome(unit: Unit, folder: Path) -> Built:
         return Built(unit, unit.path, seconds=seconds)
     log = _log(unit, folder)
     text = log.read_text(errors="replace").strip() if log.exists() else ""
-    if "No space left on device" in text:
+    # A compiler that cannot write may not be able to say so either.
+    if "No space left on device" in text or shutil.disk_usage(folder).free < _LEAST_SPACE:
         raise ToolchainError(f"no space left for kernels in {paths.generated()}: free some, or set AUTOTUNE_GENERATED")
     return Built(unit, None, _first_errors(text) or "the compiler was stopped and said nothing", seconds)
 

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 
-from autotune import abi, build, emit, paths
+from autotune import abi, build, emit, paths, toolchain
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
 from autotune.errors import AutotuneError
@@ -88,6 +88,7 @@ class Tuning:
 
     def run(self) -> None:
         """Search every problem, then settle between finalists. Raises ToolchainError, WorkerError, DatabaseError."""
+        toolchain.for_target(self.options.target)  # without a compiler, say so before anything else
         self.progress.total(len(self.problems))
         self.progress.stage("reading what is known")
         for problem in self.problems:

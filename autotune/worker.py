@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.device import DeviceFacts, measure_device
 from autotune.errors import WorkerError
@@ -21,6 +21,9 @@ from autotune.network import NetworkCase, Pick
 from autotune.problem import Problem
 from fused_resnet.binding import Candidate
 from fused_resnet.graph import Network
+
+if TYPE_CHECKING:
+    import torch
 
 START_SECONDS = 180.0
 """Importing torch and making a CUDA context, on a slow disk."""
@@ -78,14 +81,18 @@ class Worker:
     def trial(self, problem: Problem, candidates: Sequence[Candidate]) -> Iterator[Result]:
         """Verify and time each candidate by itself; yields one result for each, in order."""
         left = list(candidates)
-        while left:
-            answer = self._ask(Request(problem, tuple(left)), self.deadline)
-            while True:
-                left.pop(0)
-                yield answer
-                if not left or answer.status in ("crashed", "timed_out"):
-                    break
-                answer = self._answer(self.deadline)
+        try:
+            while left:
+                answer = self._ask(Request(problem, tuple(left)), self.deadline)
+                while True:
+                    left.pop(0)
+                    yield answer
+                    if not left or answer.status in ("crashed", "timed_out"):
+                        break
+                    answer = self._answer(self.deadline)
+        finally:
+            if left:  # the caller went away: answers to come would be taken for those of the next request
+                self.stop()
 
     def finals(self, problem: Problem, candidates: Sequence[Candidate], rounds: int) -> list[Result]:
         """Time verified candidates in interleaved rounds; a failure of one is a failure of all."""
@@ -144,8 +151,7 @@ def _serve(connection: Connection, device_name: str) -> None:
     if device.type == "cuda":
         torch.cuda.init()
         torch.cuda.set_device(device)
-    network: NetworkCase | None = None
-    cases: OrderedDict[str, Case] = OrderedDict()
+    server = _Server(device)
     connection.send("ready")
     with torch.inference_mode():
         while True:
@@ -153,48 +159,43 @@ def _serve(connection: Connection, device_name: str) -> None:
                 request = connection.recv()
             except EOFError:
                 return
-            if request == "facts":
-                connection.send(measure_device(device))
-                continue
-            if isinstance(request, NetworkRequest):
-                if network is None or network.network.key != request.network.key:
-                    network = NetworkCase(request.network, device)
-                connection.send(_compared(network, request))
-                continue
-            key = str(request.problem)
-            if key not in cases:
-                cases[key] = Case(request.problem, device)
-            cases.move_to_end(key)
-            while len(cases) > _CASES_KEPT:
-                cases.popitem(last=False)
-            for answer in _answers(request, cases[key]):
-                connection.send(answer)
-                if isinstance(answer, Result) and answer.status == "crashed":
-                    return
+            try:
+                for answer in server.answers(request):
+                    connection.send(answer)
+            except Exception as error:  # no memory, a failed launch, an illegal address: the context may be ruined
+                lines = str(error).splitlines() or [""]
+                connection.send(Result("crashed", f"{type(error).__name__}: {lines[0]}"))
+                return
 
 
-def _compared(network: NetworkCase, request: NetworkRequest) -> list[Result] | Result:
-    try:
-        return network.compare(request.plans, request.rounds)
-    except Exception as error:
-        return _crashed(error)
+class _Server:
+    """Answers requests; keeps the operands and references of the last problems, and the last network."""
 
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._cases: OrderedDict[str, Case] = OrderedDict()
+        self._network: NetworkCase | None = None
 
-def _answers(request: Request, case: Case) -> Iterator[Result | list[Result]]:
-    if request.rounds:
-        try:
-            yield case.finals(request.candidates, request.rounds)
-        except Exception as error:
-            yield _crashed(error)
-        return
-    for candidate in request.candidates:
-        try:
-            yield case.run(candidate)
-        except Exception as error:  # a launch that failed, an illegal address: the context may be ruined
-            yield _crashed(error)
-            return
+    def answers(self, request: object) -> Iterator[object]:
+        """One answer for each candidate of a trial; one for all of anything else."""
+        if isinstance(request, NetworkRequest):
+            if self._network is None or self._network.network.key != request.network.key:
+                self._network = NetworkCase(request.network, self._device)
+            yield self._network.compare(request.plans, request.rounds)
+        elif isinstance(request, Request):
+            case = self._case(request.problem)
+            if request.rounds:
+                yield case.finals(request.candidates, request.rounds)
+            else:
+                yield from map(case.run, request.candidates)
+        else:
+            yield measure_device(self._device)
 
-
-def _crashed(error: Exception) -> Result:
-    lines = str(error).splitlines() or [""]
-    return Result("crashed", f"{type(error).__name__}: {lines[0]}")
+    def _case(self, problem: Problem) -> Case:
+        key = str(problem)
+        if key not in self._cases:
+            self._cases[key] = Case(problem, self._device)
+        self._cases.move_to_end(key)
+        while len(self._cases) > _CASES_KEPT:
+            self._cases.popitem(last=False)
+        return self._cases[key]
