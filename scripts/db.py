@@ -1,6 +1,7 @@
 """Look into a tuning database.
 
 info: devices, tables and how trials ended.  best: each problem's winner.  list: every candidate of each problem.
+pack: write what FusedResNet needs, the best candidates and the plans, to another file.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ from _tables import winners
 from rich.console import Console
 from rich.table import Table
 
+from autotune.errors import AutotuneError
 from autotune.problem import parse
 from autotune.report import brief, label, lines
 from tuning_db import Store
+from tuning_db.pack import pack
 from tuning_db.schema import SCHEMA_VERSION
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("info", "best", "list"))
+    parser.add_argument("command", choices=("info", "best", "list", "pack"))
     parser.add_argument("file", type=Path, help="the database")
+    parser.add_argument("--to", type=Path, help="pack: the new file")
     parser.add_argument("--most", type=positive, default=10, help="list: candidates a problem (default 10)")
     return parser.parse_args()
 
@@ -66,6 +70,12 @@ def listing(store: Store, console: Console, most: int) -> None:
 def main() -> None:
     args = arguments()
     console = Console()
+    if args.command == "pack":
+        if not args.to:
+            raise AutotuneError("pack needs a file to write: give --to FILE")
+        pack(args.file, args.to)
+        console.print(f"{args.to}: {args.to.stat().st_size / 2**20:.1f} MiB")
+        return
     with Store.open(args.file) as store:
         if args.command == "info":
             info(store, console)

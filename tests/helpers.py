@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts"
 
 
-# -- the meaning of a problem, written a second time ---------------------------------------------------------------
+# -- the meaning of a problem, written a second time -------------------------------------------------------------------
 
 
 def solve(problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequence[float]) -> dict[str, torch.Tensor]:
@@ -86,7 +86,7 @@ def random_epilogue(rng: random.Random) -> Epilogue:
     return Epilogue(tuple(rng.choices(STEPS, k=rng.randint(0, 5))))
 
 
-# -- kernels -------------------------------------------------------------------------------------------------------
+# -- kernels -------------------------------------------------------------------
 
 
 def built_paths(kernels: Iterable[Kernel], jobs: int = 2) -> dict[Kernel, Path]:
@@ -106,7 +106,7 @@ def candidate_of(kernel: Kernel, path: Path, launch: Config) -> Candidate:
     return Candidate(kernel.family, kernel.config, emit.symbol(kernel), chosen.kind, path, layouts, values)
 
 
-# -- processes -----------------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------
 
 
 def script(name: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -162,7 +162,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_one_sentence(tmp_path, m
         list(build.build([cpu_kernel("cpu_conv2d", CONV)], jobs=1))
 
 
-# -- CUDA, as far as it goes without a GPU -----------------------------------------------------------------------------
+# -- CUDA, as far as it goes without a GPU -------------------------------------------------------------------
 
 
 def cuda_kernels(name, arch_name, count, epilogue="", dtype="f16", seed=0):

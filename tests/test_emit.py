@@ -72,17 +72,18 @@ from autotune.families import families
 from autotune.families.base import Kernel
 
 assert paths.PACKAGE.parent == Path.cwd(), paths.PACKAGE
+kernels = []
+for family in families().values():
+    arch = architecture(family.architectures[-1])
+    chain = Epilogue.parse("" if "space" in family.name else "relu")
+    config = next(iter(family.configs(arch, arch.dtypes[0], chain)))
+    target = f"sm_{arch.capability}" if arch.is_cuda else "x86-64"
+    kernels.append(Kernel.of(family.name, config, arch.dtypes[0], chain, target))
+
 def digests():
     emit.headers_digest.cache_clear()
     emit._environment.cache_clear()
-    found = []
-    for family in families().values():
-        arch = architecture(family.architectures[-1])
-        config = next(iter(family.configs(arch, arch.dtypes[0], Epilogue())))
-        target = f"sm_{arch.capability}" if arch.is_cuda else "x86-64"
-        chain = Epilogue.parse("" if "space" in family.name else "relu")
-        found.append(emit.source_digest(Kernel.of(family.name, config, arch.dtypes[0], chain, target)))
-    return found
+    return list(map(emit.source_digest, kernels))
 
 texts = [path for path in sorted(paths.templates().rglob("*")) if path.suffix in (".h", ".cuh", ".hpp", ".inl", ".j2")]
 assert len(texts) > 12

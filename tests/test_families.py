@@ -180,7 +180,7 @@ def test_a_kernel_with_another_epilogue_comes_out_as_wrong(cpu_kernel):
     assert result.status == "wrong" and "relative error" in result.error and result.median_us is None
 
 
-# -- what families declare ---------------------------------------------------------------------------------------------
+# -- what families declare -------------------------------------------------------------------
 
 
 def test_unknown_family_lists_the_known():
@@ -260,7 +260,7 @@ def test_symbols_tell_kernels_apart(cpu_target):
     assert len(symbols) == 4 and all(symbol.isidentifier() for symbol in symbols)
 
 
-# -- cutlass2_conv2d against configs that were really compiled -----------------------------------------------------
+# -- cutlass2_conv2d against configs that were really compiled -----------------------------------
 
 
 def compiled_rows():

@@ -30,7 +30,7 @@ KEYS = {
 
 
 def layers_of(n=2, in_channels=3, dtype="f32"):
-    return network("se_resnet9_fixup", n, in_channels, dtype)
+    return network("se_resnet9_fixup", n, in_channels, dtype).layers
 
 
 @pytest.mark.parametrize(("n", "channels"), [(1, 3), (3, 1), (8, 4)])

@@ -70,7 +70,7 @@ def net(tuned_db):
     return fused(tuned_db)
 
 
-# -- right ---------------------------------------------------------------------------------------------------------------
+# -- right -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -154,11 +154,11 @@ def test_other_dtypes_run_on_torchs_operators(tuned_db):
     assert relative_error(y, expected(network, x)) < 4e-2
 
 
-# -- weights change ------------------------------------------------------------------------------------------------------
+# -- weights change -------------------------------------------------------------------
 
 
 def test_every_parameter_reaches_the_kernels(tuned_db):
-    network, x = fused(tuned_db), images(TUNED_BATCH)
+    network, x = fused(tuned_db), images(1)
     network(x)
     for name, parameter in network.named_parameters():
         with torch.no_grad():
@@ -221,7 +221,7 @@ def test_keys_that_do_not_fit_are_refused(tuned_db):
         network.load_state_dict({})
 
 
-# -- copies --------------------------------------------------------------------------------------------------------------
+# -- copies -------------------------------------------------------------------
 
 
 def test_a_deep_copy_is_independent(net):
@@ -255,7 +255,7 @@ def test_a_copy_in_training_mode_trains_its_own_weights(net):
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
-# -- modes ---------------------------------------------------------------------------------------------------------------
+# -- modes -------------------------------------------------------------------
 
 
 def test_it_starts_in_eval_mode_and_records_no_gradients(net):
@@ -285,7 +285,7 @@ def test_under_no_grad_and_inference_mode(net):
     assert torch.equal(net(x), y)
 
 
-# -- what it refuses -----------------------------------------------------------------------------------------------------
+# -- what it refuses -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_databases_it_cannot_use_are_named_at_once(tmp_path):
         FusedResNet(tmp_path / "text.db")
 
 
-# -- what it says --------------------------------------------------------------------------------------------------------
+# -- what it says -------------------------------------------------------------------
 
 
 def test_tuned_batch_is_silent(tuned_db):
@@ -357,7 +357,7 @@ def test_the_warning_points_at_the_callers_line(empty_db):
     assert caught[0].filename == __file__
 
 
-# -- what it is given to run ---------------------------------------------------------------------------------------------
+# -- what it is given to run -------------------------------------------------------------------
 
 
 def test_a_damaged_binary_is_never_loaded(tuned_db, tmp_path):

@@ -69,7 +69,7 @@ def sentence(error):
     return text
 
 
-# -- what it keeps -----------------------------------------------------------------------------------------------------
+# -- what it keeps -------------------------------------------------------------------
 
 
 def test_what_was_written_is_there_after_reopening(filled):
@@ -120,7 +120,7 @@ def test_a_kernel_that_failed_to_compile_may_succeed_later(path):
         assert row.error is None and store.binary(row.library) == b"x"
 
 
-# -- whom it ranks first -----------------------------------------------------------------------------------------------
+# -- whom it ranks first -------------------------------------------------------------------
 
 
 def ranked(store, **options):
@@ -165,7 +165,7 @@ def test_measurements_without_a_time_come_last(path):
         assert [row.status for row in store.measurements(store.device("d"), CONV)] == ["ok", "timed_out"]
 
 
-# -- files that cannot be used -----------------------------------------------------------------------------------------
+# -- files that cannot be used -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("opened", [Store.open, Store.create])
@@ -306,7 +306,7 @@ def test_any_file_name_works(tmp_path, name):
         assert [row.text for row in store.problems()] == [CONV]
 
 
-# -- several processes -------------------------------------------------------------------------------------------------
+# -- several processes -------------------------------------------------------------------
 
 WRITER = f"""
 import sys

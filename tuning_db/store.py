@@ -81,6 +81,15 @@ class Store:
         url = f"sqlite:///file:{path.resolve()}?mode=ro{frozen}&uri=true"
         return cls(path, sa.create_engine(url), writable=False)
 
+    def compact(self) -> None:
+        """Give the room of deleted rows back to the file system."""
+        self.session.close()
+        with _explained(self.path), self._engine.connect() as connection:
+            raw = connection.connection.driver_connection
+            assert raw
+            raw.rollback()
+            raw.execute("VACUUM")
+
     def close(self) -> None:
         """Close; a file opened for writing is left in one piece, ready to be copied, unless others still write it."""
         self.session.close()
@@ -221,6 +230,10 @@ class Store:
         query = sa.select(PlanRow).filter_by(device_id=device.id, network=network).order_by(PlanRow.id.desc()).limit(1)
         with self._transaction():
             return self.session.scalars(query).one_or_none()
+
+    def plans(self) -> list[PlanRow]:
+        """All plans."""
+        return self._all(sa.select(PlanRow).order_by(PlanRow.id))
 
     def kernel(self, kernel_id: int) -> KernelRow:
         """A kernel by its number."""

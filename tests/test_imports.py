@@ -1,0 +1,95 @@
+"""What imports what: the runtime stands without the tuner and its tools, and nothing knows the scripts."""
+
+import ast
+import os
+
+import pytest
+from helpers import ROOT, python
+
+TOOLS = ("jinja2", "optuna", "cutlass_library", "ninja", "rich", "matplotlib")
+TUNER = ("autotune.build", "autotune.emit", "autotune.families", "autotune.search", "autotune.tune", "autotune.worker")
+SHARED = {"errors", "problem", "epilogue", "abi", "arch", "device", "reference", "vendor"}
+
+
+def imports(path):
+    """Every module that a file imports, wherever in it; `from a import b` counts as a.b and as a."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def sources(package):
+    found = sorted((ROOT / package).rglob("*.py"))
+    assert found
+    return found
+
+
+def test_running_the_network_needs_no_tuner(tuned_db):
+    code = f"""
+import sys, warnings
+import fused_resnet
+from fused_resnet import FusedResNet
+import torch
+network = FusedResNet({str(tuned_db)!r})
+assert network(torch.randn(3, 3, 64, 64)).shape == (3, 512, 2, 2)
+assert any(name.startswith("cpu_") for _, name, _, _ in network.explain(torch.randn(3, 3, 64, 64)))
+print([name for name in {TOOLS + TUNER} if name in sys.modules])
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_running_the_network_needs_no_compiler(tuned_db):
+    code = f"""
+import torch
+from fused_resnet import FusedResNet
+network = FusedResNet({str(tuned_db)!r})
+assert network(torch.randn(3, 3, 64, 64)).shape == (3, 512, 2, 2)
+print({{source for *_, source, _ in network.explain(torch.randn(3, 3, 64, 64))}})
+"""
+    done = python(code, env={**os.environ, "PATH": "/nonexistent", "CXX": "/nonexistent"})
+    assert done.stdout.strip() == "{'tuned'}", done.stderr
+
+
+def test_a_cache_folder_that_cannot_be_used_is_done_without(tuned_db):
+    code = f"""
+import torch
+from fused_resnet import FusedResNet
+print(FusedResNet({str(tuned_db)!r})(torch.randn(3, 3, 64, 64)).shape)
+"""
+    done = python(code, env={**os.environ, "XDG_CACHE_HOME": "/dev/null"})
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("package", ["fused_resnet", "tuning_db"])
+def test_runtime_packages_import_the_shared_ground_alone(package):
+    for path in sources(package):
+        for name in imports(path):
+            if name.split(".")[0] == "autotune":
+                assert name.split(".")[1] in SHARED, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_the_shared_ground_imports_no_tuner():
+    for path in sources("autotune"):
+        if path.relative_to(ROOT / "autotune").parts[0].removesuffix(".py") in SHARED:
+            for name in imports(path):
+                if name.split(".")[0] == "autotune":
+                    assert name.split(".")[1] in SHARED, f"{path.relative_to(ROOT)} imports {name}"
+                assert name.split(".")[0] not in TOOLS
+
+
+@pytest.mark.parametrize("package", ["autotune", "fused_resnet", "tuning_db"])
+def test_packages_do_not_know_the_scripts(package):
+    scripts = {path.stem for path in (ROOT / "scripts").glob("_*.py")}
+    for path in sources(package):
+        tops = {name.split(".")[0] for name in imports(path)}
+        assert not tops & ({"scripts", "tests", "helpers"} | scripts), path
+
+
+def test_the_database_knows_no_runtime():
+    for path in sources("tuning_db"):
+        assert not any(name.split(".")[0] in ("fused_resnet", "torch") for name in imports(path))

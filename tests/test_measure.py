@@ -1,0 +1,106 @@
+"""Cases: their random operands, their reference, and what counts as right. Faulty kernels are in test_worker.py."""
+
+import json
+
+import pytest
+import torch
+from helpers import relative_error, solve
+
+from autotune import reference
+from autotune.measure import Case
+from autotune.problem import DTYPES, parse
+from autotune.vendor import aten
+from fused_resnet.binding import Candidate
+
+CPU = torch.device("cpu")
+TEXTS = [
+    "conv2d n=2 h=9 w=7 c=12 k=20 r=3 s=2 stride=2,1 pad=1,0 dilation=1,2 groups=2 dtype={} epilogue=bias,store,relu",
+    "conv2d n=3 h=5 w=5 c=7 k=9 dtype={} epilogue=mul_scalar,silu,add,add_scalar,scale,sigmoid",
+    "avg_pool2d n=2 h=9 w=6 c=5 r=3 s=2 stride=2,3 pad=1,0 dtype={} epilogue=add_scalar",
+    "space_to_depth n=2 h=8 w=12 c=3 block=4 dtype={}",
+    "se_tail n=3 h=5 w=4 c=24 hidden=3 dtype={} epilogue=add,relu,add_scalar",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_reference_means_what_the_operators_mean(text):
+    problem = parse(text.format("f32"))
+    case = Case(problem, CPU, seed=3)
+    tensors = {name: tensor.double() for name, tensor in case.tensors.items()}
+    computed = reference.compute(problem, tensors, case.scalars)
+    expected = solve(problem, case.tensors, case.scalars)
+    assert set(computed) == set(expected) == {o.name for o in problem.operands() if o.role == "output"}
+    for name, value in expected.items():
+        torch.testing.assert_close(computed[name], value, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(case.expected[name], value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_operands_are_random_and_as_described(text, dtype):
+    problem = parse(text.format(dtype))
+    case, again, other = Case(problem, CPU, seed=1), Case(problem, CPU, seed=1), Case(problem, CPU, seed=2)
+    for operand in problem.operands():
+        tensor = case.tensors[operand.name]
+        assert tensor.shape == operand.shape and tensor.dtype == DTYPES[operand.dtype] and tensor.is_contiguous()
+        if operand.role != "output":
+            assert torch.equal(tensor, again.tensors[operand.name])
+            assert not torch.equal(tensor, other.tensors[operand.name])
+            assert tensor.double().std() > 0.01
+    assert len(case.scalars) == problem.epilogue.scalars and all(0.25 <= s <= 1 for s in case.scalars)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_torchs_operators_are_right(text, dtype):
+    problem = parse(text.format(dtype))
+    case = Case(problem, CPU)
+    expected = solve(problem, case.tensors, case.scalars)
+    limit = {"f32": 1e-6, "f16": 2e-3, "bf16": 2e-2}[dtype]
+    for config in aten.configs(problem):
+        case.poison()
+        case.bind(Candidate(aten.FAMILY, json.dumps(config), "")).run()
+        for name, value in expected.items():
+            assert relative_error(case.tensors[name], value) < limit, name
+
+
+def test_poison_reaches_every_output_and_a_poisoned_output_is_wrong():
+    case = Case(parse(TEXTS[0].format("f32")), CPU)
+    case.poison()
+    assert case.tensors["y"].isnan().all() and case.tensors["store1"].isnan().all()
+    assert not case.tensors["x"].isnan().any()
+    error, complaint = case.check()
+    assert error == float("inf") and "never written" in complaint
+
+
+@pytest.mark.parametrize("name", ["y", "store1"])
+def test_every_output_is_checked(name):
+    case = Case(parse(TEXTS[0].format("f32")), CPU)
+
+    def fill():
+        case.poison()
+        for output, value in case.expected.items():
+            case.tensors[output].copy_(value)
+
+    fill()
+    assert case.check() == (pytest.approx(0, abs=1e-7), None)
+    for spoil in (lambda t: t.mul_(1.0001), lambda t: t[0, 0, 0, 0].add_(0.1), lambda t: t[-1, -1, -1, -1].fill_(1e38)):
+        fill()
+        spoil(case.tensors[name])
+        assert name in case.check()[1]
+
+
+def test_rounding_to_the_dtype_is_not_wrong():
+    for dtype in ("f16", "bf16"):
+        case = Case(parse(TEXTS[1].format(dtype)), CPU)
+        case.poison()
+        case.tensors["y"].copy_(case.expected["y"])
+        assert case.check()[1] is None
+
+
+def test_a_run_reports_its_samples():
+    case = Case(parse(TEXTS[4].format("f32")), CPU)
+    result = case.run(Candidate(aten.FAMILY, json.dumps(aten.configs(case.problem)[0]), ""))
+    assert result.status == "ok" and result.error is None
+    assert min(result.samples_us) - 1e-3 <= result.median_us <= max(result.samples_us) + 1e-3
+    assert result.spread_us >= 0 and result.relative_error < 1e-6

@@ -1,0 +1,212 @@
+"""The scripts as users run them: what they print, their exit codes, and what they say of mistakes."""
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+
+import pytest
+from conftest import TUNED_BATCH
+from helpers import ROOT, SCRIPTS, script
+
+from autotune import toolchain
+from autotune.errors import ToolchainError
+from tuning_db import Store
+
+
+def rows(path, query):
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def assert_error(done, *words):
+    """Exit code 2 and a single line that names what was wrong."""
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    for word in words:
+        assert word in lines[0]
+
+
+# -- tune.py -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_run_resumes(tuned_db, tmp_path):
+    path = tmp_path / "again.db"
+    shutil.copy(tuned_db, path)
+    compiled = "SELECT family, config, epilogue, source FROM kernel WHERE library_id IS NOT NULL ORDER BY id"
+    measured = "SELECT id, kernel_id, median_us, final FROM measurement ORDER BY id"
+    kernels, measurements = rows(path, compiled), rows(path, measured)
+    done = script("tune", "--arch", "cpu", "--batch", TUNED_BATCH, "--trials", 1, "--budget", "60s", "--db", path)
+    assert done.returncode == 0, done.stderr
+    assert rows(path, compiled) == kernels and kernels
+    after = rows(path, measured)
+    assert after[: len(measurements)] == measurements
+    assert all(final for *_, final in after[len(measurements) :])
+    for layer in ("stem.0", "layers.0.0.conv1", "layers.3.0.se"):
+        assert layer in done.stdout
+    assert "sum" in done.stdout and str(path) in done.stdout.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--arch", "sm42"], ["sm42", "sm80", "cpu"]),
+        (["--arch", "cpu", "--model", "resnet50"], ["resnet50", "se_resnet9_fixup"]),
+        (["--arch", "cpu", "--dtype", "int8"], ["int8", "f32"]),
+        (["--arch", "cpu", "--dtype", "f16"], ["f16", "cpu", "f32"]),
+        (["--arch", "sm70", "--dtype", "bf16"], ["bf16", "sm70", "f16"]),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) and value[0].startswith("--") else "",
+)
+def test_names_that_do_not_exist_list_those_that_do(arguments, words, tmp_path):
+    done = script("tune", *arguments, "--db", tmp_path / "x.db")
+    assert_error(done, *words)
+    assert not (tmp_path / "x.db").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--budget", "soon"], ["--budget=-5s"], ["--batch", "0"], ["--trials", "x"]])
+def test_numbers_that_are_none_are_refused(arguments):
+    done = script("tune", "--arch", "cpu", *arguments)
+    assert done.returncode == 2 and "error:" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_foreign_database_is_left_alone(tmp_path):
+    foreign = tmp_path / "photos.db"
+    with closing(sqlite3.connect(foreign)) as connection:
+        connection.execute("CREATE TABLE photo (id INTEGER)")
+        connection.commit()
+    before = foreign.read_bytes()
+    assert_error(script("tune", "--arch", "cpu", "--db", foreign), str(foreign), "not a tuning database")
+    assert foreign.read_bytes() == before
+
+
+def test_no_compiler_is_told_in_a_line(tmp_path):
+    arguments = ("--arch", "cpu", "--trials", 1, "--budget", "1s", "--db", tmp_path / "x.db")
+    done = script("tune", *arguments, env={**os.environ, "CXX": "/nonexistent"})
+    assert_error(done, "/nonexistent", "install g++ or set CXX")
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there may be a GPU")
+def test_without_a_gpu_kernels_are_compiled_and_nothing_is_timed(tmp_path):
+    try:
+        toolchain.for_target("sm_80")
+    except ToolchainError as error:
+        pytest.skip(str(error))
+    path = tmp_path / "compiled.db"
+    done = script("tune", "--arch", "sm80", "--trials", 1, "--db", path)
+    assert done.returncode == 0, done.stderr
+    assert "Nothing was timed" in done.stdout and "compiled for sm_80, 0 would not compile" in done.stdout
+    assert rows(path, "SELECT count(*) FROM measurement") == rows(path, "SELECT count(*) FROM device") == [(0,)]
+    families = {family for (family,) in rows(path, "SELECT family FROM kernel WHERE library_id IS NOT NULL")}
+    assert families == {"cutlass2_conv2d", "cuda_avg_pool2d", "cuda_se_tail", "cuda_space_to_depth"}
+    assert {kind for (kind,) in rows(path, "SELECT DISTINCT kind FROM library")} == {"device_image"}
+    with Store.open(path) as store:
+        for kernel in store.kernels("sm_80"):
+            assert kernel.symbol.encode() + b"_prepare" in store.binary(kernel.library)
+    listed = script("db", "best", path)
+    assert listed.returncode == 0 and "Nothing was timed" in listed.stdout
+
+
+def start_tuning(path):
+    """tune.py in a session of its own, as a terminal would run it."""
+    command = [sys.executable, str(SCRIPTS / "tune.py"), "--arch", "cpu", "--batch", "2", "--trials", "9"]
+    command += ["--budget", "5m", "--db", str(path)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def wait_for(condition, process, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None and time.monotonic() < end
+        time.sleep(0.1)
+
+
+def count(path, query):
+    try:
+        return rows(path, query)[0][0]
+    except sqlite3.Error:
+        return 0
+
+
+@pytest.mark.parametrize(
+    "reached",
+    [
+        pytest.param("SELECT count(*) FROM problem", id="while the worker starts"),
+        pytest.param("SELECT count(*) > 2 FROM measurement JOIN kernel k ON k.id = kernel_id WHERE library_id", id="amid"),
+    ],
+)
+def test_ctrl_c_keeps_what_was_done(reached, tmp_path):
+    path = tmp_path / "stopped.db"
+    process = start_tuning(path)
+    try:
+        wait_for(lambda: path.exists() and count(path, reached), process)
+        os.killpg(process.pid, signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr and "Interrupted" in stdout + stderr
+    with Store.open(path) as store:
+        assert len(store.problems()) > 10
+    assert rows(path, "PRAGMA integrity_check") == [("ok",)]
+    assert rows(path, reached)[0][0]
+    with pytest.raises(ProcessLookupError):  # no compiler or worker outlives it
+        os.killpg(process.pid, 0)
+
+
+# -- db.py -------------------------------------------------------------------------------------------------------------
+
+
+def test_info_tells_devices_and_counts(tuned_db):
+    done = script("db", "info", tuned_db)
+    assert done.returncode == 0, done.stderr
+    with Store.open(tuned_db) as store:
+        [device] = store.devices()
+        counts = store.counts()
+    text = " ".join(done.stdout.split())
+    assert device.name in text and device.target in text and "schema" in text
+    for name, number in counts.items():
+        assert f"{name} {number}" in text
+
+
+def test_best_lists_every_problems_winner(tuned_db):
+    done = script("db", "best", tuned_db, env={**os.environ, "COLUMNS": "160"})
+    assert done.returncode == 0, done.stderr
+    for word in ("cpu_conv2d", "cpu_se_tail", "3x3/1 64>64 @16x16", "s2d 4x4 3 @64x64", "sum"):
+        assert word in done.stdout
+
+
+def test_list_shows_candidates_fastest_first(tuned_db):
+    done = script("db", "list", tuned_db, "--most", 3, env={**os.environ, "COLUMNS": "240"})
+    assert done.returncode == 0, done.stderr
+    assert "final" in done.stdout and "torch channels_last" in done.stdout and "se_tail n=3" in done.stdout
+    times: list[float] = []
+    groups = 0
+    for line in done.stdout.splitlines():
+        if line.startswith("  "):
+            times.append(float(line.split()[0]))
+        else:
+            groups += 1
+            assert times == sorted(times) and len(times) <= 3
+            times = []
+    assert groups >= 15
+
+
+@pytest.mark.parametrize("command", ["info", "best", "list"])
+def test_files_that_are_no_database_are_told_in_a_line(command, tmp_path):
+    assert_error(script("db", command, tmp_path / "absent.db"), "absent.db", "scripts/tune.py")
+    (tmp_path / "text.db").write_text("words")
+    assert_error(script("db", command, tmp_path / "text.db"), "text.db")
+
+
+def test_output_into_a_closed_pipe_is_no_error(tuned_db):
+    command = f"{sys.executable} {SCRIPTS / 'db.py'} list {tuned_db} --most 100 | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout and "Traceback" not in done.stderr and "Exception" not in done.stderr
