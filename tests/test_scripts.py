@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 from conftest import TUNED_BATCH
-from helpers import ROOT, SCRIPTS, script
+from helpers import ROOT, SCRIPTS, python, script
 
 from autotune import toolchain
 from autotune.errors import ToolchainError
@@ -57,8 +57,6 @@ def test_a_second_run_resumes(tuned_db, tmp_path):
     [
         (["--arch", "sm42"], ["sm42", "sm80", "cpu"]),
         (["--arch", "cpu", "--model", "resnet50"], ["resnet50", "se_resnet9_fixup"]),
-        (["--arch", "cpu", "--dtype", "int8"], ["int8", "f32"]),
-        (["--arch", "cpu", "--dtype", "f16"], ["f16", "cpu", "f32"]),
         (["--arch", "sm70", "--dtype", "bf16"], ["bf16", "sm70", "f16"]),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) and value[0].startswith("--") else "",
@@ -69,10 +67,26 @@ def test_names_that_do_not_exist_list_those_that_do(arguments, words, tmp_path):
     assert not (tmp_path / "x.db").exists()
 
 
-@pytest.mark.parametrize("arguments", [["--budget", "soon"], ["--budget=-5s"], ["--batch", "0"], ["--trials", "x"]])
-def test_numbers_that_are_none_are_refused(arguments):
-    done = script("tune", "--arch", "cpu", *arguments)
-    assert done.returncode == 2 and "error:" in done.stderr and "Traceback" not in done.stderr
+def test_numbers_that_are_none_are_refused():
+    done = script("tune", "--arch", "cpu", "--budget", "soon")
+    assert done.returncode == 2 and "'soon' is not a time: write 90s, 5m or 1h" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_times_and_sizes_are_read_from_text():
+    code = """
+import argparse, _cli
+assert [_cli.seconds(text) for text in ("90s", "5m", "1h", "2.5", "0.5m")] == [90, 300, 3600, 2.5, 30]
+assert [_cli.positive(text) for text in ("1", "128")] == [1, 128]
+for function, texts in ((_cli.seconds, ("", "-5s", "5d", "s", "1e3", "nan")), (_cli.positive, ("0", "-1", "x", "1.5", ""))):
+    for text in texts:
+        try:
+            print("accepted", text, function(text))
+        except argparse.ArgumentTypeError as error:
+            assert repr(text) in str(error)
+"""
+    done = python(code, env={**os.environ, "PYTHONPATH": str(SCRIPTS)})
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_a_foreign_database_is_left_alone(tmp_path):
@@ -127,6 +141,15 @@ def wait_for(condition, process, seconds=60):
         time.sleep(0.1)
 
 
+def alive(group):
+    """Whether any process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def count(path, query):
     try:
         return rows(path, query)[0][0]
@@ -138,7 +161,7 @@ def count(path, query):
     "reached",
     [
         pytest.param("SELECT count(*) FROM problem", id="while the worker starts"),
-        pytest.param("SELECT count(*) > 2 FROM measurement JOIN kernel k ON k.id = kernel_id WHERE library_id", id="amid"),
+        pytest.param("SELECT count(*) > 2 FROM measurement JOIN kernel ON kernel.id = kernel_id AND library_id", id="amid"),
     ],
 )
 def test_ctrl_c_keeps_what_was_done(reached, tmp_path):
@@ -157,8 +180,10 @@ def test_ctrl_c_keeps_what_was_done(reached, tmp_path):
         assert len(store.problems()) > 10
     assert rows(path, "PRAGMA integrity_check") == [("ok",)]
     assert rows(path, reached)[0][0]
-    with pytest.raises(ProcessLookupError):  # no compiler or worker outlives it
-        os.killpg(process.pid, 0)
+    end = time.monotonic() + 5
+    while alive(process.pid) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not alive(process.pid), "a process outlives it"
 
 
 # -- db.py -------------------------------------------------------------------------------------------------------------
@@ -199,11 +224,13 @@ def test_list_shows_candidates_fastest_first(tuned_db):
     assert groups >= 15
 
 
-@pytest.mark.parametrize("command", ["info", "best", "list"])
-def test_files_that_are_no_database_are_told_in_a_line(command, tmp_path):
-    assert_error(script("db", command, tmp_path / "absent.db"), "absent.db", "scripts/tune.py")
+def test_a_file_that_is_not_there_is_told_in_a_line(tmp_path):
+    assert_error(script("db", "info", tmp_path / "absent.db"), "absent.db", "scripts/tune.py")
+
+
+def test_a_file_that_is_no_database_is_told_in_a_line(tmp_path):
     (tmp_path / "text.db").write_text("words")
-    assert_error(script("db", command, tmp_path / "text.db"), "text.db")
+    assert_error(script("db", "list", tmp_path / "text.db"), "text.db")
 
 
 def test_output_into_a_closed_pipe_is_no_error(tuned_db):

@@ -1,0 +1,158 @@
+"""Device kernels on odd problems: every CUDA family, split and swizzled, with every epilogue of the network."""
+
+import os
+import random
+
+import pytest
+import torch
+from helpers import built_paths, candidate_of, relative_error, solve
+
+from autotune.arch import of_capability
+from autotune.families import families, family
+from autotune.families.base import Kernel
+from autotune.measure import Case
+from autotune.problem import parse
+from fused_resnet.engine import EngineError
+
+pytestmark = pytest.mark.gpu
+
+# (norm of the whole) what rounding the output costs, doubled
+LIMIT = {"f16": 1e-3, "bf16": 8e-3}
+
+PROBLEMS = {
+    "cutlass2_conv2d": [
+        "conv2d n=3 h=13 w=9 c=72 k=40 r=3 s=3 stride=2,1 pad=1,1 dtype={} epilogue=add_scalar,relu,add_scalar",
+        "conv2d n=2 h=7 w=11 c=264 k=136 r=3 s=2 stride=1,2 pad=2,1 dtype={} epilogue=mul_scalar,add_scalar",
+        "conv2d n=5 h=5 w=5 c=48 k=64 dtype={} epilogue=relu,store,add_scalar",
+        "conv2d n=2 h=9 w=8 c=64 k=72 r=3 s=3 pad=2,2 dilation=2,2 dtype={} epilogue=none",
+        "conv2d n=2 h=6 w=7 c=128 k=24 r=3 s=3 pad=1,1 dtype={} epilogue=bias,silu,add,scale,store,sigmoid",
+    ],
+    "cuda_avg_pool2d": [
+        "avg_pool2d n=3 h=9 w=7 c=24 r=3 s=3 stride=2,2 pad=1,1 dtype={}",
+        "avg_pool2d n=2 h=11 w=5 c=13 r=2 s=3 stride=1,2 pad=1,0 dtype={} epilogue=bias,relu,store,mul_scalar",
+    ],
+    "cuda_se_tail": [
+        "se_tail n=3 h=5 w=3 c=72 hidden=5 dtype={} epilogue=add,relu,add_scalar",
+        "se_tail n=2 h=16 w=16 c=64 hidden=4 dtype={} epilogue=add,relu",
+        "se_tail n=2 h=1 w=1 c=512 hidden=33 dtype={} epilogue=none",
+    ],
+    "cuda_space_to_depth": [
+        "space_to_depth n=3 h=12 w=24 c=3 block=4 dtype={}",
+        "space_to_depth n=2 h=10 w=16 c=1 block=2 dtype={}",
+        "space_to_depth n=1 h=8 w=8 c=5 block=8 dtype={}",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def device():
+    return torch.device("cuda:0")
+
+
+@pytest.fixture(scope="module")
+def arch():
+    major, minor = torch.cuda.get_device_capability()
+    return of_capability(10 * major + minor)
+
+
+def target():
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
+def kernels_for(name, problem, arch, count):
+    """A few configs that can solve the problem, at random but always the same."""
+    chosen = family(name)
+    configs = list(chosen.configs(arch, problem.dtype, problem.epilogue))
+    usable = [config for config in configs if chosen.launches(problem, config, arch)]
+    sample = random.Random(str(problem)).sample(usable, min(count, len(usable)))
+    return [Kernel.of(name, config, problem.dtype, problem.epilogue, target()) for config in sample]
+
+
+@pytest.fixture(scope="module")
+def trials(arch):
+    """(family, dtype) -> (problem, kernel) pairs, with the binaries of all, compiled together."""
+    pairs = {
+        (name, dtype): [
+            (problem, kernel)
+            for text in texts
+            for problem in [parse(text.format(dtype))]
+            for kernel in kernels_for(name, problem, arch, 2)
+        ]
+        for name, texts in PROBLEMS.items()
+        for dtype in arch.dtypes
+    }
+    jobs = len(os.sched_getaffinity(0))
+    return pairs, built_paths((kernel for found in pairs.values() for _, kernel in found), jobs)
+
+
+def test_every_cuda_family_is_tested_here():
+    assert set(PROBLEMS) == {name for name, found in families().items() if "sm80" in found.architectures}
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_kernels_solve_odd_problems(name, dtype, trials, arch, device):
+    if dtype not in arch.dtypes:
+        pytest.skip(f"{arch.name} has no {dtype}")
+    pairs, paths = trials
+    chosen, launched = family(name), set()
+    for problem, kernel in pairs[name, dtype]:
+        case = Case(problem, device, seed=1)
+        expected = solve(problem, case.tensors, case.scalars)
+        for launch in chosen.launches(problem, kernel.values, arch):
+            result = case.run(candidate_of(kernel, paths[kernel], launch))
+            assert result.status == "ok", f"{problem} {kernel} {launch}: {result.error}"
+            assert result.median_us > 0
+            launched.add(tuple(launch.values()))
+            for key, value in expected.items():
+                error = relative_error(case.tensors[key], value)
+                assert error < LIMIT[dtype], f"{key} of {problem} {kernel} {launch}: {error}"
+    if name == "cutlass2_conv2d":
+        assert {slices for _, slices in launched} > {1} and {swizzle for swizzle, _ in launched} > {0}
+
+
+def test_split_slices_give_the_same_bits_each_time(trials, arch, device):
+    pairs, paths = trials
+    for problem, kernel in pairs["cutlass2_conv2d", "f16"]:
+        launches = family("cutlass2_conv2d").launches(problem, kernel.values, arch)
+        split = [launch for launch in launches if launch["slices"] > 1]
+        if not split:
+            continue
+        case = Case(problem, device)
+        step = case.bind(candidate_of(kernel, paths[kernel], split[-1]))
+        stream = torch.cuda.current_stream().cuda_stream
+        results = []
+        for _ in range(20):
+            case.poison()
+            step.run(stream)
+            torch.cuda.synchronize()
+            assert case.check()[1] is None
+            results.append(case.tensors["y"].clone())
+        assert all(torch.equal(results[0], other) for other in results[1:]), f"{problem} {kernel}"
+        return
+    pytest.fail("no launch splits the channels")
+
+
+def test_a_problem_that_a_kernel_cannot_solve_is_refused(trials, device):
+    pairs, paths = trials
+    for name, text in [
+        ("cutlass2_conv2d", "conv2d n=1 h=4 w=4 c=12 k=16 dtype=f16 epilogue={}"),
+        ("cutlass2_conv2d", "conv2d n=1 h=4 w=4 c=16 k=16 groups=2 dtype=f16 epilogue={}"),
+        ("cuda_se_tail", "se_tail n=1 h=4 w=4 c=12 hidden=2 dtype=f16 epilogue={}"),
+        ("cuda_space_to_depth", "space_to_depth n=1 h=9 w=9 c=3 block=3 dtype=f16 epilogue={}"),
+    ]:
+        kernel = pairs[name, "f16"][0][1]
+        launch = {parameter.name: parameter.values[0] for parameter in family(name).launch_parameters}
+        case = Case(parse(text.format(kernel.epilogue)), device)
+        assert case.run(candidate_of(kernel, paths[kernel], launch)).status == "refused"
+
+
+def test_a_broken_image_is_an_error_of_one_sentence(trials, device, tmp_path):
+    pairs, paths = trials
+    problem, kernel = pairs["cuda_avg_pool2d", "f16"][0]
+    broken = tmp_path / "broken.cubin"
+    broken.write_bytes(paths[kernel].read_bytes()[:100])
+    with pytest.raises(EngineError) as error:
+        Case(problem, device).run(candidate_of(kernel, broken, {}))
+    assert "\n" not in str(error.value)

@@ -1,0 +1,206 @@
+"""The network on a GPU: tuned by the script, right, repeatable, capturable, and safe among streams and threads."""
+
+import sqlite3
+import threading
+import warnings
+from contextlib import closing
+
+import pytest
+import torch
+from helpers import relative_error, script
+
+from fused_resnet import FusedResNet, reference
+from tuning_db import Store
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*is not tuned")]
+
+BATCH = 8
+LIMIT = 5e-3
+
+
+@pytest.fixture(scope="module")
+def gpu_db(folders):
+    """One config a family for each layer: a handful of kernels."""
+    path = folders / "gpu.db"
+    done = script("tune", "--batch", BATCH, "--trials", 1, "--budget", "120s", "--db", path)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.fixture(scope="module")
+def empty_db(folders):
+    path = folders / "gpu_empty.db"
+    Store.create(path).close()
+    return path
+
+
+def plain(channels=3, dtype=torch.float32):
+    return reference.randomize(reference.build(in_channels=channels), seed=channels).to("cuda", dtype)
+
+
+def fused(path, channels=3, dtype=torch.float16, **options):
+    network = FusedResNet(path, in_channels=channels, **options)
+    network.load_state_dict(plain(channels).state_dict())
+    return network.to("cuda", dtype)
+
+
+def images(n, channels=3, seed=0, dtype=torch.float16):
+    values = torch.randn(n, channels, 64, 64, generator=torch.Generator().manual_seed(seed))
+    return values.to("cuda", dtype)
+
+
+@torch.no_grad()
+def precise(x):
+    """The plain network in float32, without TF32, on the rounded input."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        return plain(x.shape[1])(x.float())
+
+
+@pytest.fixture(scope="module")
+def net(gpu_db):
+    return fused(gpu_db)
+
+
+def test_tuning_times_and_settles_every_layer(gpu_db):
+    with closing(sqlite3.connect(gpu_db)) as connection:
+        statuses = dict(connection.execute("SELECT status, count(*) FROM measurement GROUP BY 1").fetchall())
+        finals = connection.execute("SELECT count(DISTINCT problem_id) FROM measurement WHERE final").fetchone()[0]
+        problems = connection.execute("SELECT count(*) FROM problem").fetchone()[0]
+    assert set(statuses) <= {"ok", "refused"}, statuses
+    assert finals == problems
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("n", [1, 3, 8, 128])
+def test_matches_the_plain_network_as_well_as_torch_does(gpu_db, n, channels):
+    x = images(n, channels, seed=n)
+    expected = precise(x)
+    with torch.no_grad():
+        of_torch = relative_error(plain(channels, torch.float16)(x), expected)
+    y = fused(gpu_db, channels)(x)
+    assert y.shape == (n, 512, 2, 2) and y.dtype == torch.float16
+    error = relative_error(y, expected)
+    assert error <= LIMIT and error <= 2 * of_torch, (error, of_torch)
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_right_without_any_tuned_kernel(empty_db, graph):
+    x = images(3)
+    assert relative_error(fused(empty_db, graph=graph)(x), precise(x)) <= LIMIT
+
+
+def test_graph_and_plain_launches_give_the_same_bits(net, gpu_db):
+    x = images(BATCH)
+    assert torch.equal(fused(gpu_db, graph=False)(x), net(x))
+
+
+def test_bf16(gpu_db):
+    x = images(BATCH, dtype=torch.bfloat16)
+    with torch.no_grad():
+        of_torch = relative_error(plain(3, torch.bfloat16)(x), precise(x))
+    assert relative_error(fused(gpu_db, dtype=torch.bfloat16)(x), precise(x)) <= 2 * of_torch
+
+
+def test_tuned_batch_is_silent_and_runs_our_kernels(gpu_db):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        network = fused(gpu_db)
+        network(images(BATCH))
+    listed = network.explain(images(BATCH))
+    assert {source for *_, source, _ in listed} == {"tuned"}
+    assert any(candidate.startswith("cutlass2_conv2d") for _, candidate, _, _ in listed)
+
+
+def test_same_input_same_bits(net):
+    x = images(BATCH)
+    y = net(x)
+    torch.cuda.synchronize()
+    for _ in range(50):
+        assert torch.equal(net(x), y)
+
+
+def test_results_are_not_overwritten_by_the_next_call(net):
+    inputs = [images(BATCH, seed=seed) for seed in range(10)]
+    results = [net(x) for x in inputs]  # queued without waiting
+    for x, y in zip(inputs, results, strict=True):
+        assert relative_error(y, precise(x)) <= LIMIT
+
+
+def test_weights_changed_in_place_are_seen(gpu_db):
+    network, x = fused(gpu_db), images(BATCH)
+    y = network(x)
+    with torch.no_grad():
+        network.layers[1][0].conv1.weight.mul_(0.5)
+        network.layers[2][0].fixup_bias1a.add_(0.5)
+    other = reference.build().cuda()
+    other.load_state_dict(network.state_dict())
+    with torch.no_grad():
+        assert relative_error(network(x), other.float()(x.float())) <= LIMIT
+    assert relative_error(network(x), y) > 1e-2
+
+
+def test_capture_into_a_callers_graph(net):
+    static = images(BATCH, seed=1)
+    net(static)  # binds the plan, which a capture must not
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = net(static)
+    for seed in (2, 3):
+        x = images(BATCH, seed=seed)
+        static.copy_(x)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(y, net(x))
+
+
+def test_two_streams(net):
+    inputs = [images(BATCH, seed=seed) for seed in range(2)]
+    expected = [net(x) for x in inputs]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in inputs]
+    results = [[] for _ in inputs]
+    for _ in range(30):
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                results[i].append(net(inputs[i]))
+    torch.cuda.synchronize()
+    for i, x in enumerate(expected):
+        assert all(torch.equal(y, x) for y in results[i])
+
+
+def test_threads_with_streams_of_their_own(net):
+    inputs = [images(BATCH, seed=seed) for seed in range(4)]
+    expected = [net(x) for x in inputs]
+    torch.cuda.synchronize()
+    wrong = []
+
+    def work(i):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(30):
+                y = net(inputs[i])
+                torch.cuda.current_stream().synchronize()
+                if not torch.equal(y, expected[i]):
+                    wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_the_callers_stream_is_waited_for(net):
+    """Input made by a slow kernel on a side stream, result read on it: no synchronization by anybody."""
+    x = images(BATCH)
+    expected = net(x)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        late = torch.zeros_like(x)
+        torch.cuda._sleep(20_000_000)
+        late.copy_(x)
+        y = net(late) + 0
+    stream.synchronize()
+    assert torch.equal(y, expected)
