@@ -6,7 +6,7 @@ not win there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from autotune.measure import Result, random_tensor, replay_sampler, timed
 from fused_resnet.binding import Candidate
 from fused_resnet.graph import INPUT, OUTPUT, Network
-from fused_resnet.plan import BoundLayer, bind_layer, make_buffers, make_graph
+from fused_resnet.plan import BoundLayer, bind_layer, capture, make_buffers, make_graph, make_runs
 from fused_resnet.selection import Choice
 
 
@@ -47,17 +47,23 @@ class NetworkCase:
 
     def compare(self, plans: Sequence[Sequence[Pick]], rounds: int) -> list[Result]:
         """Time several plans, a pick for each layer, in interleaved rounds."""
-        slots = [self._ends[name].data_ptr() for name in (INPUT, OUTPUT)]
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        samplers = []
-        for picks in plans:
-            graph = make_graph([self._bind(i, pick) for i, pick in enumerate(picks)])
-            samplers.append(replay_sampler(lambda g=graph: g.run(stream, slots)))  # type: ignore[misc]
+        samplers = [
+            replay_sampler(self._replay([self._bind(i, pick) for i, pick in enumerate(picks)])) for picks in plans
+        ]
         samples: list[list[float]] = [[] for _ in plans]
         for _ in range(rounds):
             for sample, kept in zip(samplers, samples, strict=True):
                 kept.append(sample())
         return [timed(kept) for kept in samples]
+
+    def _replay(self, bound: Sequence[BoundLayer]) -> Callable[[], None]:
+        """One run of the network: our graph where all kernels are ours, else a graph that torch captures."""
+        slots = [self._ends[name] for name in (INPUT, OUTPUT)]
+        if all(item.step.kernel for item in bound):
+            graph, stream = make_graph(bound), torch.cuda.current_stream(self.device).cuda_stream
+            addresses = [tensor.data_ptr() for tensor in slots]
+            return lambda: graph.run(stream, addresses)
+        return capture(make_runs(bound), self.device, slots).replay
 
     def _bind(self, index: int, pick: Pick) -> BoundLayer:
         key = (index, f"{pick}")

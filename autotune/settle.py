@@ -25,24 +25,25 @@ GAIN = 0.998
 
 
 def settle_network(store: Store, device: Device, worker: Worker, network: Network) -> PlanRow | None:
-    """Find and record the network's fastest plan; None where a layer's winner is not a kernel of ours.
+    """Find and record the network's fastest plan; None where it cannot be timed.
 
     details["alone_us"] of the result is the time with each layer's winner, in the same rounds.
     """
-    ranked = [store.ranking(device, str(layer.problem)) for layer in network.layers]
-    if not all(rows and rows[0].kernel.library for rows in ranked):
+    ranked = [store.ranking(device, str(layer.problem))[:ALTERNATIVES] for layer in network.layers]
+    if not all(ranked):
         return None
-    ours = [[row for row in rows if row.kernel.library][:ALTERNATIVES] for rows in ranked]
-    options = [[candidate(store, row.kernel, row.launch) for row in rows] for rows in ours]
+    options = [[candidate(store, row.kernel, row.launch) for row in rows] for rows in ranked]
     alone = [Pick(candidates[0]) for candidates in options]
-    picks = _descend(worker, network, alone, options)
+    # One torch operator keeps all kernels from being one graph of ours, so we start without any, where that can be.
+    start = [Pick(next((c for c in candidates if c.kind), candidates[0])) for candidates in options]
+    picks = _descend(worker, network, start, options)
     if picks is None:
         return None
-    start, end = worker.plans(network, [alone, picks], 3 * ROUNDS)
-    if start.median_us is None or end.median_us is None or end.spread_us is None:
+    before, end = worker.plans(network, [alone, picks], 3 * ROUNDS)
+    if before.median_us is None or end.median_us is None or end.spread_us is None:
         return None
     chosen = []
-    for layer, pick, candidates, rows in zip(network.layers, picks, options, ours, strict=True):
+    for layer, pick, candidates, rows in zip(network.layers, picks, options, ranked, strict=True):
         row = rows[candidates.index(pick.candidate)]
         chosen.append(
             {
@@ -59,7 +60,7 @@ def settle_network(store: Store, device: Device, worker: Worker, network: Networ
         median_us=end.median_us,
         spread_us=end.spread_us,
         choices=chosen,
-        details={"alone_us": start.median_us, "samples_us": end.samples_us},
+        details={"alone_us": before.median_us, "samples_us": end.samples_us},
     )
 
 
@@ -71,7 +72,9 @@ def _descend(
     for _ in range(SWEEPS):
         changed = False
         for i, candidates in enumerate(options):
-            tried = [Pick(other, overlap) for other in candidates for overlap in (False, True)]
+            tried = [
+                Pick(other, overlap) for other in candidates for overlap in (False, True) if other.kind or not overlap
+            ]
             tried.remove(picks[i])
             plans = [[*picks[:i], pick, *picks[i + 1 :]] for pick in tried]
             now, *results = worker.plans(network, [picks, *plans], ROUNDS)

@@ -60,7 +60,7 @@ class Plan:
         self.output_shape = layers[-1].problem.output_shape
         self._dtype = DTYPES[layers[-1].problem.dtype]
         self._lock = threading.Lock()  # callers share the buffers
-        self._plain = _runs(self.bound)
+        self._plain = make_runs(self.bound)
         self._runs: list[Run] = self._plain
         if device.type == "cuda" and graph:
             native = all(bound.step.kernel for bound in self.bound)
@@ -94,20 +94,12 @@ class Plan:
         """Head, captured middle and tail: the head and the tail touch the caller's tensors."""
         first = max(i for i, bound in enumerate(self.bound) if INPUT in bound.layer.buffers.values()) + 1
         last = min(i for i, bound in enumerate(self.bound) if OUTPUT in bound.layer.buffers.values())
-        middle = _runs(self.bound[first:last])
+        middle = make_runs(self.bound[first:last])
         if not middle:
             return self._plain
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(self.device)
-        with torch.cuda.device(self.device), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
-            with torch.cuda.stream(stream):
-                for _ in range(3):  # loads what is loaded lazily, and lets torch's libraries choose
-                    _execute(middle, stream.cuda_stream, ())
-            stream.synchronize()
-            with torch.cuda.graph(graph, stream=stream):
-                _execute(middle, stream.cuda_stream, ())
-            torch.cuda.synchronize()
+        graph = capture(middle, self.device, ())
         replay = Step("captured", function=lambda _: graph.replay())
-        return [*_runs(self.bound[:first]), replay, *_runs(self.bound[last:])]
+        return [*make_runs(self.bound[:first]), replay, *make_runs(self.bound[last:])]
 
 
 def make_buffers(layers: Sequence[Layer], device: torch.device) -> dict[str, torch.Tensor]:
@@ -150,7 +142,7 @@ def make_graph(bound: Sequence[BoundLayer]) -> engine.Graph:
     return graph
 
 
-def _runs(bound: Sequence[BoundLayer]) -> list[Run]:
+def make_runs(bound: Sequence[BoundLayer]) -> list[Run]:
     """Steps in order, neighbouring kernels joined into programs."""
     runs: list[Run] = []
     for item in bound:
@@ -163,6 +155,21 @@ def _runs(bound: Sequence[BoundLayer]) -> list[Run]:
         assert isinstance(program, engine.Program)
         program.add(item.kernel, item.step.pointers)
     return runs
+
+
+def capture(runs: Sequence[Run], device: torch.device, slots: Sequence[torch.Tensor]) -> torch.cuda.CUDAGraph:
+    """Runs in a row as a CUDA graph of torch's, for plans with torch operators among them."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+    with torch.cuda.device(device), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # loads what is loaded lazily, and lets torch's libraries choose
+                _execute(runs, stream.cuda_stream, slots)
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            _execute(runs, stream.cuda_stream, slots)
+        torch.cuda.synchronize()
+    return graph
 
 
 def _execute(runs: Sequence[Run], stream: int, slots: Sequence[torch.Tensor]) -> None:

@@ -78,7 +78,8 @@ def test_times_and_sizes_are_read_from_text():
 import argparse, _cli
 assert [_cli.seconds(text) for text in ("90s", "5m", "1h", "2.5", "0.5m")] == [90, 300, 3600, 2.5, 30]
 assert [_cli.positive(text) for text in ("1", "128")] == [1, 128]
-for function, texts in ((_cli.seconds, ("", "-5s", "5d", "s", "1e3", "nan")), (_cli.positive, ("0", "-1", "x", "1.5", ""))):
+refused = {_cli.seconds: ("", "-5s", "5d", "s", "1e3", "nan"), _cli.positive: ("0", "-1", "x", "1.5", "")}
+for function, texts in refused.items():
     for text in texts:
         try:
             print("accepted", text, function(text))
@@ -161,7 +162,7 @@ def count(path, query):
     "reached",
     [
         pytest.param("SELECT count(*) FROM problem", id="while the worker starts"),
-        pytest.param("SELECT count(*) > 2 FROM measurement JOIN kernel ON kernel.id = kernel_id AND library_id", id="amid"),
+        pytest.param("SELECT count(*) FROM measurement m JOIN kernel k ON k.id = kernel_id AND library_id", id="amid"),
     ],
 )
 def test_ctrl_c_keeps_what_was_done(reached, tmp_path):

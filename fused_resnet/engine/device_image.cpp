@@ -46,7 +46,36 @@ std::string PreparedImage::describe() const {
          std::to_string(local_bytes) + " B local";
 }
 
-DeviceImage::DeviceImage(const std::string& bytes, int ordinal) : context_(cuda::primary_context(ordinal)) {
+namespace {
+
+template <typename T>
+T read(const std::string& bytes, size_t at) {
+  T value{};
+  if (at <= bytes.size() && sizeof value <= bytes.size() - at) std::memcpy(&value, bytes.data() + at, sizeof value);
+  return value;
+}
+
+// Whether all sections of an ELF file lie within its bytes: the driver takes our word for the length and crashes
+// on an image that was cut short.
+bool is_whole_elf(const std::string& bytes) {
+  constexpr uint32_t kNoBits = 8;
+  const uint64_t size = bytes.size(), table = read<uint64_t>(bytes, 0x28);
+  const uint64_t entry = read<uint16_t>(bytes, 0x3a), count = read<uint16_t>(bytes, 0x3c);
+  if (bytes.compare(0, 5, "\x7f" "ELF\x02") != 0 || entry < 64 || count == 0) return false;
+  if (table > size || entry * count > size - table) return false;
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t header = table + i * entry;
+    const uint64_t offset = read<uint64_t>(bytes, header + 0x18), length = read<uint64_t>(bytes, header + 0x20);
+    if (read<uint32_t>(bytes, header + 4) != kNoBits && (offset > size || length > size - offset)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+DeviceImage::DeviceImage(const std::string& bytes, int ordinal) {
+  if (!is_whole_elf(bytes)) throw Error("a device image is damaged: it is not a whole ELF file");
+  context_ = cuda::primary_context(ordinal);
   ContextScope scope(context_);
   check(driver().module_load(&module_, bytes.data()), "a device image does not load");
 }

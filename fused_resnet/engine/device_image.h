@@ -19,7 +19,7 @@ class DeviceImage : public std::enable_shared_from_this<DeviceImage> {
 
  private:
   friend class PreparedImage;
-  void* context_;
+  void* context_ = nullptr;
   void* module_ = nullptr;
 };
 
