@@ -108,7 +108,7 @@ class FusedResNet(nn.Module):
 
     def _bind(self, x: torch.Tensor) -> Plan:
         wanted = network(self.model, x.shape[0], self.in_channels, dtype_name(x.dtype))
-        with Store.open(self.tuning_db) as store, torch.inference_mode():
+        with Store.open(self.tuning_db) as store, torch.no_grad():
             plan = Plan(wanted, self.state_dict(), store, x.device, self.graph)
         sources = Counter(bound.choice.source for bound in plan.bound)
         if other := {source: count for source, count in sources.items() if source != "tuned"}:

@@ -74,7 +74,7 @@ class Plan:
             runs = self._plain if torch.cuda.is_current_stream_capturing() else self._runs
         else:
             stream, runs = 0, self._plain
-        with self._lock:
+        with self._lock, torch.no_grad():
             _execute(runs, stream, (x, y))
         return y.permute(0, 3, 1, 2)
 

@@ -12,9 +12,11 @@ import torch
 from autotune import paths
 from autotune.device import DeviceFacts, device_name
 from autotune.errors import WorkerError
+from autotune.measure import Case
 from autotune.problem import parse
 from autotune.vendor import aten
 from autotune.worker import Worker
+from fused_resnet import engine
 from fused_resnet.binding import Candidate
 
 PROBLEM = parse("avg_pool2d n=2 h=9 w=7 c=7 r=3 s=3 stride=2 pad=1 dtype=f32")
@@ -33,9 +35,7 @@ FAULTS = {
     "writes_behind": ("wrong", "bytes around y were overwritten"),
     "writes_before": ("wrong", "bytes around y were overwritten"),
     "refuses": ("refused", "c=7 is not what this kernel likes"),
-    "fails_to_prepare": ("crashed", "c=7 is not what this kernel likes"),
     "fails_to_launch": ("crashed", "the launch went wrong"),
-    "absent": ("crashed", "no kernel named absent"),
 }
 
 
@@ -118,28 +118,29 @@ def test_a_worker_killed_from_outside_is_replaced(worker, faulty):
     assert worker.pid not in (None, first)
 
 
-def test_stopping_ends_the_process(faulty):
+def test_an_exit_is_told_with_its_code_and_stopping_ends_the_process(faulty):
     with Worker("cpu") as worker:
-        assert next(worker.trial(OTHER, [faulty("good")])).status == "ok"
-        pid = worker.pid
+        failed, good = worker.trial(OTHER, [faulty("exits"), faulty("good")])
+        assert failed.status == "crashed" and "exit code 3" in failed.error and good.status == "ok"
+        pid = worker._process.pid
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
-def test_an_exit_is_told_with_its_code(faulty):
-    with Worker("cpu") as worker:
-        assert "exit code 3" in next(worker.trial(OTHER, [faulty("exits")])).error
-
-
-def test_a_library_that_is_none_is_refused_in_words(worker, tmp_path):
+def test_libraries_and_kernels_that_are_none_are_refused_in_words(library, faulty, tmp_path):
     text = tmp_path / "text.so"
     text.write_text("not a library")
     empty = tmp_path / "empty.so"
     subprocess.run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(empty)], check=True)
-    broken = [Candidate("faulty", "{}", "good", "shared_library", path) for path in (text, empty)]
-    loaded, exported = worker.trial(PROBLEM, broken)
-    assert loaded.status == "crashed" and "does not load" in loaded.error
-    assert exported.status == "crashed" and "not a kernel library" in exported.error
+    case = Case(PROBLEM, torch.device("cpu"))
+    for chosen, said in [
+        (replace(faulty("good"), path=text), "does not load"),
+        (replace(faulty("good"), path=empty), "not a kernel library"),
+        (faulty("absent"), "no kernel named absent"),
+        (faulty("fails_to_prepare"), "c=7 is not what this kernel likes"),
+    ]:
+        with pytest.raises(engine.EngineError, match=said):
+            case.bind(chosen)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
