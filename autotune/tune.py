@@ -300,10 +300,10 @@ class Tuning:
         if all((row.kernel_id, str(row.launch)) in settled for row in finalists):
             return
         candidates = [candidate(self.store, row.kernel, row.launch) for row in finalists]
-        for row, chosen, result in zip(
-            finalists, candidates, self.worker.finals(problem, candidates, FINAL_ROUNDS), strict=True
-        ):
-            self._record(problem, row.kernel, chosen, result, final=True)
+        results = self.worker.finals(problem, candidates, FINAL_ROUNDS)
+        for row, chosen, result in zip(finalists, candidates, results, strict=True):
+            if result.status == "ok":  # a failure of the whole round says nothing of any one of them
+                self._record(problem, row.kernel, chosen, result, final=True)
         self.progress.measured(str(problem), 0, self.store.best_us(self.device, str(problem)))
 
 
