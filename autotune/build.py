@@ -107,14 +107,17 @@ def _ninja(units: list[Unit], jobs: int) -> Iterator[Built]:
             missing.append(unit)
     if not missing:
         return
-    paths.generated().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="ninja-", dir=paths.generated()) as folder:
-        try:
-            commands = {unit: _write(unit, Path(folder)) for unit in missing}
-        except OSError as error:
-            raise ToolchainError(f"cannot write kernels' sources to {paths.generated()}: {error.strerror}") from error
-        Path(folder, "build.ninja").write_text(_ninja_file(commands))
-        yield from _run(missing, Path(folder), jobs)
+    try:
+        paths.generated().mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="ninja-", dir=paths.generated()))
+        commands = {unit: _write(unit, folder) for unit in missing}
+        (folder / "build.ninja").write_text(_ninja_file(commands))
+    except OSError as error:
+        raise ToolchainError(f"cannot write kernels' sources to {paths.generated()}: {error.strerror}") from error
+    try:
+        yield from _run(missing, folder, jobs)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(unit: Unit, folder: Path) -> str:
@@ -126,13 +129,17 @@ def _write(unit: Unit, folder: Path) -> str:
     os.replace(partial, source)
     output = folder / unit.path.name
     words = [word if word == "&&" else shlex.quote(word) for word in unit.toolchain.command(source, output)]
-    log, failed = _log(unit, folder), _failed(unit, folder)
+    log, failed, started = _log(unit, folder), _failed(unit, folder), _started(unit, folder)
     limited = f"timeout {_COMPILE_SECONDS} sh -c {shlex.quote(' '.join(words))}"
-    return f"{limited} > {log} 2>&1 && mv {output} {unit.path} || {{ touch {failed}; false; }}"
+    return f"touch {started}; {limited} > {log} 2>&1 && mv {output} {unit.path} || {{ touch {failed}; false; }}"
 
 
 def _log(unit: Unit, folder: Path) -> Path:
     return folder / f"{unit.name}.log"
+
+
+def _started(unit: Unit, folder: Path) -> Path:
+    return folder / f"{unit.name}.started"
 
 
 def _failed(unit: Unit, folder: Path) -> Path:
@@ -193,13 +200,9 @@ def _first_errors(text: str) -> str:
 
 
 def _seconds(unit: Unit, folder: Path) -> float:
-    """How long ninja says the unit took."""
-    log = folder / ".ninja_log"
-    for line in log.read_text().splitlines() if log.exists() else []:
-        fields = line.split("\t")
-        if len(fields) > 3 and fields[3] == unit.name:
-            return (int(fields[1]) - int(fields[0])) / 1000
-    return 0.0
+    """How long the unit took: from the start of its command to the last write of its result."""
+    result = unit.path if unit.path.exists() else _failed(unit, folder)
+    return max(0.0, result.stat().st_mtime - _started(unit, folder).stat().st_mtime)
 
 
 def _bundled_ninja() -> str:

@@ -179,6 +179,11 @@ class AvgPool2d(Problem):
     stride: tuple[int, int]
     pad: tuple[int, int] = (0, 0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if 2 * self.pad[0] > self.r or 2 * self.pad[1] > self.s:
+            raise ProblemError(f"'{self}': the padding must be at most half the window")
+
     @property
     def output_shape(self) -> tuple[int, ...]:
         """(n, p, q, c)."""
@@ -274,7 +279,7 @@ def _to_text(value: int | tuple[int, ...]) -> str:
 
 def parse(text: str) -> Problem:
     """Read a problem from its text; fields with a default may be left out. Raises ProblemError or UnknownNameError."""
-    operator, *words = text.split()
+    operator, *words = text.split() or [""]
     cls = OPERATORS[choose("operator", operator, list(OPERATORS))]
     fields = {field.name: field for field in dataclasses.fields(cls)}
     values: dict[str, object] = {}
@@ -282,6 +287,8 @@ def parse(text: str) -> Problem:
         name, separator, value = word.partition("=")
         if not separator or name not in fields:
             raise ProblemError(f"'{word}' in '{text}' is not one of {', '.join(fields)} written as name=value")
+        if name in values:
+            raise ProblemError(f"'{text}' gives {name} twice")
         values[name] = _from_text(name, value, text)
     missing = [name for name, field in fields.items() if field.default is dataclasses.MISSING and name not in values]
     if missing:
@@ -298,7 +305,10 @@ def _from_text(name: str, value: str, text: str) -> object:
         numbers = tuple(int(part) for part in value.split(","))
     except ValueError:
         raise ProblemError(f"'{name}={value}' in '{text}' is not a whole number or a pair of them") from None
-    if name in ("stride", "pad", "dilation"):
+    pair = name in ("stride", "pad", "dilation")
+    if len(numbers) > 1 + pair:
+        raise ProblemError(f"'{name}={value}' in '{text}' has too many numbers")
+    if pair:
         return numbers * 2 if len(numbers) == 1 else numbers
     return numbers[0]
 

@@ -22,6 +22,10 @@ class InputError(AutotuneError, ValueError):
     """An input that the network cannot take."""
 
 
+Tracked = tuple[dict[str, nn.Parameter | None], str, nn.Parameter, int]
+"""A module's parameters, the name of one, and what it was, with its version, when plans were bound."""
+
+
 class FusedResNet(nn.Module):
     """A network for inference on the fastest kernels that a tuning database holds for it.
 
@@ -72,8 +76,7 @@ class FusedResNet(nn.Module):
     def rebind(self) -> None:
         """Forget all plans; the next call binds anew. Needed only after weights were changed behind autograd's back."""
         self._plans.clear()
-        self._tracked: list[nn.Parameter] = []
-        self._versions: list[int] = []
+        self._tracked: list[Tracked] = []
 
     def explain(self, x: torch.Tensor) -> list[tuple[str, str, str, float | None]]:
         """What runs each layer for inputs like x: (layer, candidate, where it comes from, its tuned time in us)."""
@@ -83,16 +86,16 @@ class FusedResNet(nn.Module):
         ]
 
     def _plan(self, x: torch.Tensor) -> Plan:
-        if self._versions != [p._version for p in self._tracked]:
-            self.rebind()
+        for owner, name, parameter, version in self._tracked:
+            if owner[name] is not parameter or parameter._version != version:
+                self.rebind()
+                break
         key = (x.shape, x.dtype, x.device)
         plan = self._plans.get(key)
         if plan is None:
             self._check(x)
             plan = self._plans[key] = self._bind(x)
-            # Tensors made in inference mode count no versions; they change only through rebind().
-            self._tracked = [p for p in self.parameters() if not p.is_inference()]
-            self._versions = [p._version for p in self._tracked]
+            self._tracked = _tracked(self)
         return plan
 
     def _check(self, x: torch.Tensor) -> None:
@@ -116,7 +119,7 @@ class FusedResNet(nn.Module):
             warnings.warn(
                 f"{self.tuning_db} is not tuned for batch {x.shape[0]} of {self.model} in {x.dtype} on this device: "
                 f"of {len(wanted.layers)} layers {listed}; tune it with scripts/tune.py --batch {x.shape[0]}",
-                stacklevel=4,
+                stacklevel=6,  # past torch's two frames around forward
             )
         return plan
 
@@ -126,7 +129,17 @@ class FusedResNet(nn.Module):
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plans": {}, "_tracked": [], "_versions": []}
+        return {**self.__dict__, "_plans": {}, "_tracked": []}
+
+
+def _tracked(module: nn.Module) -> list[Tracked]:
+    """All parameters that tell when they change; those made in inference mode count no versions."""
+    return [
+        (owner._parameters, name, parameter, parameter._version)
+        for owner in module.modules()
+        for name, parameter in owner._parameters.items()
+        if parameter is not None and not parameter.is_inference()
+    ]
 
 
 def _rebind(module: nn.Module, _: object) -> None:

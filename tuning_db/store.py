@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +27,8 @@ from tuning_db.schema import (
     PlanRow,
     ProblemRow,
 )
+
+_PATIENCE = 60.0  # seconds to wait for another process's write
 
 
 class DatabaseError(AutotuneError):
@@ -58,15 +61,14 @@ class Store:
         new = not path.exists() or path.stat().st_size == 0
         if not new:
             _check_file(path)
-        engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 60})
+        engine = sa.create_engine(sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": _PATIENCE})
         sa.event.listen(engine, "connect", _configure)
         sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
-        with _explained(path):
-            Base.metadata.create_all(engine)
+        with _explained(path), engine.begin() as connection:  # all at once: nobody sees tables without the mark
+            Base.metadata.create_all(connection)
             if new:
-                with engine.begin() as connection:
-                    connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
-                    connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
         return cls(path, engine, writable=True)
 
     @classmethod
@@ -78,8 +80,11 @@ class Store:
         _check_file(path)
         # Where the folder is read-only nobody can be writing, and SQLite must not try to make a lock beside the file.
         frozen = "" if os.access(path.parent, os.W_OK) else "&immutable=1"
-        url = f"sqlite:///file:{path.resolve()}?mode=ro{frozen}&uri=true"
-        return cls(path, sa.create_engine(url), writable=False)
+        address = f"{path.resolve().as_uri()}?mode=ro{frozen}"
+        engine = sa.create_engine(
+            "sqlite://", creator=lambda: sqlite3.connect(address, uri=True, timeout=_PATIENCE), poolclass=sa.NullPool
+        )
+        return cls(path, engine, writable=False)
 
     def compact(self) -> None:
         """Give the room of deleted rows back to the file system."""
@@ -249,7 +254,7 @@ class Store:
                 for table in Base.metadata.sorted_tables
             }
             query = sa.select(Measurement.status, sa.func.count()).group_by(Measurement.status)
-            return counts | {f"measurement: {status}": count for status, count in self.session.execute(query).tuples()}
+            return counts | {f"measurement: {status}": count for status, count in self.session.execute(query)}
 
     def _all(self, query: Any) -> list[Any]:
         with self._transaction():
@@ -260,8 +265,21 @@ def _configure(connection: sqlite3.Connection, _: object) -> None:
     # Transactions are begun by SQLAlchemy's event, not by sqlite3, so that writers wait for each other in order.
     connection.isolation_level = None
     connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("PRAGMA journal_mode = WAL")  # a commit costs no flush, and readers do not wait
+    _write_ahead(connection)
     connection.execute("PRAGMA synchronous = NORMAL")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Log writes ahead: a commit costs no flush, and readers do not wait. SQLite itself would not wait for its turn."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def _check_file(path: Path) -> None:
@@ -271,7 +289,7 @@ def _check_file(path: Path) -> None:
             header = file.read(16)
         if header != b"SQLite format 3\0":
             raise DatabaseError(f"{path} is not a tuning database: it is not an SQLite file")
-        connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_PATIENCE)
         try:
             application = connection.execute("PRAGMA application_id").fetchone()[0]
             version = connection.execute("PRAGMA user_version").fetchone()[0]
