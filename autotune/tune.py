@@ -194,16 +194,8 @@ class Tuning:
     def _record_build(self, outcome: build.Built) -> None:
         library = self._store_library(outcome) if outcome.path else None
         for kernel in outcome.unit.kernels:
-            identity = {
-                "family": kernel.family,
-                "config": kernel.config,
-                "dtype": kernel.dtype,
-                "epilogue": str(kernel.epilogue),
-                "target": kernel.target,
-                "source": emit.source_digest(kernel),
-            }
             self.kernels[kernel] = self.store.put_kernel(
-                identity,
+                _identity(kernel, emit.source_digest(kernel)),
                 symbol=emit.symbol(kernel),
                 weight_layouts=dict(family(kernel.family).weight_layouts(kernel.values)),
                 library_id=library.id if library else None,
@@ -246,16 +238,8 @@ class Tuning:
         known = {row.kernel_id for row in self.store.measurements(self.device, str(problem))}
         for config in aten.configs(problem):
             kernel = Kernel.of(aten.FAMILY, config, problem.dtype, problem.epilogue, self.options.target)
-            version = str(self.device.details["torch"])
-            identity = {
-                "family": kernel.family,
-                "config": kernel.config,
-                "dtype": kernel.dtype,
-                "epilogue": str(kernel.epilogue),
-                "target": kernel.target,
-                "source": f"torch {version}",
-            }
-            row = self.store.put_kernel(identity, symbol="")
+            source = f"torch {self.device.details['torch']}"
+            row = self.store.put_kernel(_identity(kernel, source), symbol="")
             if row.id not in known:
                 self._time(problem, row, [candidate(self.store, row, {})])
 
@@ -305,6 +289,18 @@ class Tuning:
             if result.status == "ok":  # a failure of the whole round says nothing of any one of them
                 self._record(problem, row.kernel, chosen, result, final=True)
         self.progress.measured(str(problem), 0, self.store.best_us(self.device, str(problem)))
+
+
+def _identity(kernel: Kernel, source: str) -> dict[str, str]:
+    """A kernel's key in the database. source: what its code was made from."""
+    return {
+        "family": kernel.family,
+        "config": kernel.config,
+        "dtype": kernel.dtype,
+        "epilogue": str(kernel.epilogue),
+        "target": kernel.target,
+        "source": source,
+    }
 
 
 def _kernel_of(row: KernelRow) -> Kernel | None:
