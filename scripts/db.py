@@ -1,7 +1,9 @@
 """Look into a tuning database.
 
-info: devices, tables and how trials ended.  best: each problem's winner.  list: every candidate of each problem.
-pack: write what FusedResNet needs, the best candidates and the plans, to another file.
+info  devices, tables, and how trials ended
+best  each problem's winner
+list  the candidates of each problem, the fastest first
+pack  writes what FusedResNet needs, the best candidates and the plans, to --to
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ from tuning_db.schema import SCHEMA_VERSION
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("info", "best", "list", "pack"))
-    parser.add_argument("file", type=Path, help="the database")
-    parser.add_argument("--to", type=Path, help="pack: the new file")
-    parser.add_argument("--most", type=positive, default=10, help="list: candidates a problem (default 10)")
+    parser.add_argument("file", type=Path, metavar="FILE", help="the database")
+    parser.add_argument("--to", type=Path, metavar="FILE", help="pack: the new file")
+    parser.add_argument(
+        "--most", type=positive, metavar="N", default=10, help="list: candidates a problem (default 10)"
+    )
     return parser.parse_args()
 
 

@@ -35,20 +35,25 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--arch", default="auto", help=f"auto (the GPU's, else cpu), {', '.join(ARCHITECTURES)}")
     parser.add_argument("--model", default="se_resnet9_fixup", help=f"network: {', '.join(GRAPHS)}")
-    parser.add_argument("--in-channels", type=positive, default=3, help="channels of the input (default 3)")
-    parser.add_argument("--batch", type=positive, help="batch size (default 128, on a CPU 8)")
-    parser.add_argument("--dtype", help="f16, bf16 or f32 (default f16, on a CPU f32)")
-    parser.add_argument("--db", type=Path, help="database (default tuning_db/MODEL_ARCH.db)")
     parser.add_argument(
-        "--trials", type=positive, help="configs a family may try for a problem (default 64, on a CPU 24)"
+        "--in-channels", type=positive, metavar="N", default=3, help="channels of the input (default 3)"
+    )
+    parser.add_argument("--batch", type=positive, metavar="N", help="batch size (default 128, on a CPU 8)")
+    parser.add_argument("--dtype", help="f16, bf16 or f32 (default f16, on a CPU f32)")
+    parser.add_argument("--db", type=Path, metavar="FILE", help="database (default tuning_db/MODEL_ARCH.db)")
+    parser.add_argument(
+        "--trials", type=positive, metavar="N", help="configs a family may try for a problem (default 64, on a CPU 24)"
     )
     parser.add_argument(
-        "--budget", type=seconds, help="time for the search, such as 90s or 5m (default 6m, on a CPU 90s)"
+        "--budget",
+        type=seconds,
+        metavar="TIME",
+        help="time for the search, such as 90s or 5m (default 6m, on a CPU 90s)",
     )
     parser.add_argument(
         "--jobs", type=positive, default=len(os.sched_getaffinity(0)), help="compilers at once (default: all cores)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the search")
+    parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the search")
     return parser.parse_args()
 
 

@@ -1,5 +1,6 @@
 """The scripts as users run them: what they print, their exit codes, and what they say of mistakes."""
 
+import json
 import os
 import shutil
 import signal
@@ -10,11 +11,13 @@ import time
 from contextlib import closing
 
 import pytest
+import torch
 from conftest import TUNED_BATCH
 from helpers import ROOT, SCRIPTS, python, script
 
 from autotune import toolchain
 from autotune.errors import ToolchainError
+from fused_resnet import FusedResNet, reference
 from tuning_db import Store
 
 
@@ -233,3 +236,45 @@ def test_output_into_a_closed_pipe_is_no_error(tuned_db):
     command = f"{sys.executable} {SCRIPTS / 'db.py'} list {tuned_db} --most 100 | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout and "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+# -- db.py pack, bench.py ----------------------------------------------------------------------------------------------
+
+
+def test_a_packed_database_runs_the_network_on_the_same_kernels(tuned_db, tmp_path):
+    packed = tmp_path / "packed.db"
+    done = script("db", "pack", tuned_db, "--to", packed)
+    assert done.returncode == 0, done.stderr
+    assert packed.stat().st_size < tuned_db.stat().st_size
+    assert rows(packed, "SELECT count(*) FROM measurement")[0] < rows(tuned_db, "SELECT count(*) FROM measurement")[0]
+    unused = "SELECT count(*) FROM library WHERE id NOT IN (SELECT library_id FROM kernel WHERE library_id NOT NULL)"
+    assert rows(packed, unused) == [(0,)]
+
+    x = torch.randn(TUNED_BATCH, 3, 64, 64, generator=torch.Generator().manual_seed(5))
+    plain = reference.randomize(reference.build(), seed=5)
+    chosen, results = [], []
+    for path in (tuned_db, packed):
+        net = FusedResNet(path)
+        net.load_state_dict(plain.state_dict())
+        chosen.append([row[:3] for row in net.explain(x)])
+        results.append(net(x))
+    assert chosen[0] == chosen[1]
+    assert torch.equal(*results)
+    assert_error(script("db", "pack", tuned_db, "--to", packed), str(packed), "exists")
+    assert_error(script("db", "pack", tuned_db), "--to")
+
+
+def test_bench_records_and_draws_what_it_timed(tuned_db, tmp_path):
+    words = ["--db", tuned_db, "--device", "cpu", "--batch", TUNED_BATCH, "--only", "eager,fused", "--seconds", "0.3"]
+    done = script("bench", *words, "--out", tmp_path, "--name", "tiny")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "tiny.json").read_text())
+    variants = record["batches"][0]["variants"]
+    assert {name: variant["status"] for name, variant in variants.items()} == {"eager": "ok", "fused": "ok"}
+    for variant in variants.values():
+        assert 0 <= variant["error"] < 1e-5
+        assert 0 < variant["stream"]["low"] <= variant["stream"]["median"] <= variant["stream"]["high"]
+    assert (tmp_path / "tiny.png").read_bytes().startswith(b"\x89PNG")
+    assert "eager" in done.stdout and "fused" in done.stdout
+    assert_error(script("bench", "--device", "cpu", "--only", "fused"), "--db")
+    assert_error(script("bench", "--device", "cpu", "--only", "nonsense"), "nonsense", "eager")
