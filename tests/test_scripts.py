@@ -261,20 +261,18 @@ def test_a_packed_database_runs_the_network_on_the_same_kernels(tuned_db, tmp_pa
     assert chosen[0] == chosen[1]
     assert torch.equal(*results)
     assert_error(script("db", "pack", tuned_db, "--to", packed), str(packed), "exists")
-    assert_error(script("db", "pack", tuned_db), "--to")
 
 
 def test_bench_records_and_draws_what_it_timed(tuned_db, tmp_path):
-    words = ["--db", tuned_db, "--device", "cpu", "--batch", TUNED_BATCH, "--only", "eager,fused", "--seconds", "0.3"]
+    words = ["--db", tuned_db, "--device", "cpu", "--batch", TUNED_BATCH, "--only", "fused", "--seconds", "0.2"]
     done = script("bench", *words, "--out", tmp_path, "--name", "tiny")
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "tiny.json").read_text())
     variants = record["batches"][0]["variants"]
-    assert {name: variant["status"] for name, variant in variants.items()} == {"eager": "ok", "fused": "ok"}
+    assert {name: variant["status"] for name, variant in variants.items()} == {"fused": "ok"}
     for variant in variants.values():
         assert 0 <= variant["error"] < 1e-5
         assert 0 < variant["stream"]["low"] <= variant["stream"]["median"] <= variant["stream"]["high"]
     assert (tmp_path / "tiny.png").read_bytes().startswith(b"\x89PNG")
-    assert "eager" in done.stdout and "fused" in done.stdout
-    assert_error(script("bench", "--device", "cpu", "--only", "fused"), "--db")
+    assert "fused" in done.stdout
     assert_error(script("bench", "--device", "cpu", "--only", "nonsense"), "nonsense", "eager")
