@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import jinja2
 
@@ -78,8 +77,3 @@ def headers_digest() -> str:
 def source_digest(kernel: Kernel) -> str:
     """Digest of the kernel's text and of the headers it can include: changes when the code does."""
     return hashlib.sha256((render(kernel) + headers_digest()).encode()).hexdigest()[:16]
-
-
-def template_path(kernel: Kernel) -> Path:
-    """The template that renders `kernel`, for error messages."""
-    return paths.templates() / family(kernel.family).template

@@ -231,8 +231,7 @@ class Tuning:
                 self.progress.done(str(space.problem))
 
     def _known(self, space: Space, kernel: Kernel) -> bool:
-        rows = self.store.measurements(self.device, str(space.problem))
-        return any(row.kernel_id == self.kernels[kernel].id for row in rows)
+        return self.store.is_measured(self.device, str(space.problem), self.kernels[kernel])
 
     def _time_torch(self, problem: Problem) -> None:
         known = {row.kernel_id for row in self.store.measurements(self.device, str(problem))}

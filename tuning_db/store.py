@@ -230,6 +230,13 @@ class Store:
         with self._transaction():
             return self.session.scalar(query.where(Measurement.device_id == device.id, ProblemRow.text == problem))
 
+    def is_measured(self, device: Device, problem: str, kernel: KernelRow) -> bool:
+        """Whether a kernel was tried on a problem (its text) on a device, whatever came of it."""
+        query = sa.select(Measurement.id).join(ProblemRow).where(ProblemRow.text == problem)
+        mine = query.where(Measurement.device_id == device.id, Measurement.kernel_id == kernel.id).limit(1)
+        with self._transaction():
+            return self.session.scalar(mine) is not None
+
     def plan(self, device: Device, network: str) -> PlanRow | None:
         """The newest plan of a network on a device: it started from all that was known before."""
         query = sa.select(PlanRow).filter_by(device_id=device.id, network=network).order_by(PlanRow.id.desc()).limit(1)
