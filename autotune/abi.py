@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from autotune.epilogue import MAX_SCALARS
 from autotune.problem import AvgPool2d, Conv2d, Problem, SeTail, SpaceToDepth
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 MAX_LAUNCH = 8
 MAX_POINTERS = 16
 WORKSPACE = MAX_POINTERS - 1

@@ -24,6 +24,11 @@ _NVCC_FLAGS = ["-cubin", "-O3", "-DNDEBUG", "-std=c++17", "--expt-relaxed-conste
 _NVRTC_FLAGS = ["--std=c++17", "-default-device", "-DNDEBUG", "-DCUTLASS_NVRTC"]
 
 
+# The compiler's name for a target with all its instructions: Hopper's wgmma exists for sm_90a alone, and there is no
+# other GPU of compute capability 9 that the suffix would shut out.
+_WITH_ALL_INSTRUCTIONS = {"sm_90": "sm_90a"}
+
+
 @dataclass(frozen=True)
 class Toolchain:
     """One way to turn a translation unit into a binary.
@@ -113,7 +118,8 @@ def _find_nvcc(capability: int) -> str | None:
 
 
 def _nvcc(nvcc: str, target: str) -> Toolchain:
-    flags = [*_NVCC_FLAGS, "-gencode", f"arch=compute_{target.removeprefix('sm_')},code={target}"]
+    code = _WITH_ALL_INSTRUCTIONS.get(target, target)
+    flags = [*_NVCC_FLAGS, "-gencode", f"arch=compute_{code.removeprefix('sm_')},code={code}"]
     include = [f"-I{paths.templates()}", f"-I{paths.cutlass_include()}"]
 
     def command(source: Path, output: Path) -> list[str]:
@@ -135,7 +141,7 @@ def _nvrtc(target: str) -> Toolchain:
             f"no CUDA compiler for {target}: put an nvcc that knows it on PATH, "
             f"or run pip install 'autotune-cutlass[{extra}]'"
         )
-    flags = [*_NVRTC_FLAGS, f"--gpu-architecture={target}"]
+    flags = [*_NVRTC_FLAGS, f"--gpu-architecture={_WITH_ALL_INSTRUCTIONS.get(target, target)}"]
     include = [f"-I{path}" for path in (paths.templates(), paths.cutlass_include(), *roots) if path]
 
     def command(source: Path, output: Path) -> list[str]:

@@ -4,6 +4,8 @@
 - `krsc`: (k, r, s, c/groups), input channels innermost.
 - `k<B>`, such as `k32`: (groups, blocks, r, s, c/groups, B): the k/groups output channels of each group in blocks of B,
   the last one filled up with zeros, the channels of a block innermost.
+- `wgmma`: krsc with k filled up with zeros to a multiple of 32 and permuted within each 32, so that the columns of
+  Hopper's accumulators that one thread holds (2t, 2t + 1 of every eight) are eight neighbouring channels.
 """
 
 from __future__ import annotations
@@ -19,6 +21,12 @@ def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Ten
         return weight.contiguous()
     if layout == "krsc":
         return weight.permute(0, 2, 3, 1).contiguous()
+    if layout == "wgmma":
+        k, c, r, s = weight.shape
+        blocks = -(-k // 32)
+        packed = weight.new_zeros(blocks * 32, r, s, c)
+        packed[:k] = weight.permute(0, 2, 3, 1)
+        return packed.view(blocks, 4, 4, 2, r, s, c).transpose(1, 2).contiguous()
     if match := re.fullmatch(r"k([1-9]\d*)", layout):
         block = int(match[1])
         k, c, r, s = weight.shape
@@ -26,4 +34,4 @@ def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Ten
         packed = weight.new_zeros(groups, blocks * block, c, r, s)
         packed[:, : k // groups] = weight.reshape(groups, k // groups, c, r, s)
         return packed.reshape(groups, blocks, block, c, r, s).permute(0, 1, 4, 5, 3, 2).contiguous()
-    raise ValueError(f"unknown weight layout '{layout}': choose kcrs, krsc, or k and a block size, such as k32")
+    raise ValueError(f"unknown weight layout '{layout}': choose kcrs, krsc, wgmma, or k and a block size, such as k32")

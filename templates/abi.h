@@ -12,12 +12,13 @@ typedef signed long long int64_t;
 typedef unsigned long long uint64_t;
 #endif
 
-#define AT_ABI_VERSION 1
+#define AT_ABI_VERSION 2
 #define AT_MAX_SCALARS 8
 #define AT_MAX_LAUNCH 8
 #define AT_MAX_POINTERS 16
 #define AT_WORKSPACE (AT_MAX_POINTERS - 1) /* the workspace's place among the pointers */
 #define AT_MAX_PARAMS 3840                 /* bytes of kernel parameters */
+#define AT_MAX_TENSOR_MAPS 4
 
 enum at_status { AT_OK = 0, AT_REFUSED = 1, AT_FAILED = 2 };
 
@@ -59,8 +60,27 @@ typedef struct at_pointers {
    A kernel `S` exports two functions:
      S(Params)                                   the kernel; Params passed by value
      S_prepare(problem, at_prepared*)            one thread; fills in the launch and the Params
-   The Params hold one at_pointers, which the engine fills in: binding a kernel to tensors is a copy. */
+   The Params hold one at_pointers, which the engine fills in: binding a kernel to tensors is a copy. A kernel
+   that loads with TMA also asks for tensor maps, which the engine encodes, with the tensors' addresses, into the Params. */
+
+/* A view of one operand for TMA, in the terms of cuTensorMapEncodeTiled or, with pixels, cuTensorMapEncodeIm2col.
+   Dimensions run from the innermost. */
+typedef struct at_tensor_map {
+  int32_t params_offset; /* where the 128 bytes go, a multiple of 64 */
+  int32_t pointer;       /* of which operand */
+  int32_t element;       /* CUtensorMapDataType */
+  int32_t swizzle;       /* CUtensorMapSwizzle */
+  int32_t rank;
+  int32_t pixels; /* im2col: pixels of a load; 0 for a tiled map */
+  uint32_t box[5]; /* im2col: box[0] channels a load */
+  uint32_t element_strides[5];
+  int32_t lower[2], upper[2]; /* im2col: corners of the box of starting pixels, w first */
+  uint64_t sizes[5];
+  uint64_t strides[4]; /* bytes; of dimensions 1 and up */
+} at_tensor_map;
+
 typedef struct at_prepared {
+  uint8_t params[AT_MAX_PARAMS]; /* first, so that it is aligned as the memory is */
   int32_t status; /* at_status */
   int32_t grid[3];
   int32_t threads;
@@ -70,7 +90,8 @@ typedef struct at_prepared {
   int32_t abi_version;
   int32_t waits; /* 1: the kernel waits for the one before it by itself, so it may be launched early */
   int64_t workspace_bytes;
-  uint8_t params[AT_MAX_PARAMS];
+  int32_t tensor_map_count;
+  at_tensor_map tensor_maps[AT_MAX_TENSOR_MAPS];
 } at_prepared;
 
 /* ---- Shared libraries ----------------------------------------------------------------------------

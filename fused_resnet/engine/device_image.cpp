@@ -9,6 +9,27 @@ using cuda::check;
 using cuda::ContextScope;
 using cuda::driver;
 
+namespace {
+
+// 256 bytes: every load of a tensor is soon followed by one of its neighbours.
+constexpr int kNoInterleave = 0, kPromoteTo256Bytes = 3, kFillWithZeros = 0;
+
+void encode(const at_tensor_map& m, void* address, uint8_t* to) {
+  alignas(64) uint8_t map[cuda::kTensorMapBytes];
+  const int result =
+      m.pixels ? driver().encode_im2col(map, m.element, m.rank, address, m.sizes, m.strides, m.lower, m.upper, m.box[0],
+                                        m.pixels, m.element_strides, kNoInterleave, m.swizzle, kPromoteTo256Bytes,
+                                        kFillWithZeros)
+               : driver().encode_tiled(map, m.element, m.rank, address, m.sizes, m.strides, m.box, m.element_strides,
+                                       kNoInterleave, m.swizzle, kPromoteTo256Bytes, kFillWithZeros);
+  if (result != 0 && reinterpret_cast<uintptr_t>(address) % 16 != 0)
+    throw Error("operand " + std::to_string(m.pointer) + " of a kernel that loads by TMA is not aligned to 16 bytes");
+  check(result, "a tensor map");
+  std::memcpy(to, map, sizeof map);
+}
+
+}  // namespace
+
 PreparedImage::PreparedImage(std::shared_ptr<DeviceImage> image, void* function, const at_prepared& values)
     : image_(std::move(image)), function_(function), values_(values) {
   workspace_bytes = values.workspace_bytes;
@@ -19,6 +40,10 @@ void* PreparedImage::context() const { return image_->context_; }
 void PreparedImage::write_params(uint8_t* params, const at_pointers& pointers) const {
   std::memcpy(params, values_.params, values_.params_bytes);
   std::memcpy(params + values_.pointers_offset, &pointers, sizeof pointers);
+  for (int i = 0; i < values_.tensor_map_count; ++i) {
+    const at_tensor_map& map = values_.tensor_maps[i];
+    encode(map, pointers.p[map.pointer], params + map.params_offset);
+  }
 }
 
 void PreparedImage::launch(const at_pointers& pointers, void* stream) const {
@@ -109,6 +134,7 @@ std::shared_ptr<Prepared> DeviceImage::prepare(const std::string& symbol, const 
     throw Error(symbol + " has ABI version " + std::to_string(values.abi_version) + "; this engine has " +
                 std::to_string(AT_ABI_VERSION));
   if (values.status != AT_OK) throw Refused(symbol + " refuses the problem");
+  if (values.tensor_map_count > AT_MAX_TENSOR_MAPS) throw Error(symbol + " asks for too many tensor maps");
   if (values.shared_bytes > 48 * 1024 &&
       driver().function_set(kernel, cuda::kMaxDynamicShared, values.shared_bytes) != 0)
     throw Refused(symbol + " needs " + std::to_string(values.shared_bytes) + " bytes of shared memory");

@@ -36,6 +36,8 @@ Driver load() {
   find(library, "cuMemFree_v2", d.free);
   find(library, "cuMemcpyDtoH_v2", d.copy_to_host);
   find(library, "cuLaunchKernelEx", d.launch);
+  find(library, "cuTensorMapEncodeTiled", d.encode_tiled);
+  find(library, "cuTensorMapEncodeIm2col", d.encode_im2col);
   find(library, "cuGraphCreate", d.graph_create);
   find(library, "cuGraphDestroy", d.graph_destroy);
   find(library, "cuGraphAddKernelNode_v2", d.graph_add_kernel);

@@ -105,6 +105,7 @@ AT_DEVICE void prepared(at_prepared* out, const Params& params, int grid_x, int 
   out->abi_version = AT_ABI_VERSION;
   out->waits = AT_WAITS;
   out->workspace_bytes = workspace_bytes;
+  out->tensor_map_count = 0;
   *reinterpret_cast<Params*>(out->params) = params;
 }
 

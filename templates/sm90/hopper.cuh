@@ -1,0 +1,155 @@
+// Hopper's asynchronous instructions as functions: barriers in shared memory, TMA loads, clusters, wgmma's surroundings.
+// Each is one PTX instruction (PTX ISA 8.x, sections "mbarrier", "cp.async.bulk.tensor", "wgmma"), or two.
+#pragma once
+
+namespace at {
+namespace hopper {
+
+AT_DEVICE uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+// ---- Barriers: a phase completes when all arrivals and all announced bytes have come ----
+
+AT_DEVICE void init_barrier(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes initialised barriers visible to TMA and to the cluster.
+AT_DEVICE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+AT_DEVICE void expect_bytes(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+AT_DEVICE void arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives at the barrier in the same place of another block of the cluster.
+AT_DEVICE void arrive_at(uint32_t barrier, uint32_t block) {
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+      "r"(block)
+      : "memory");
+}
+
+AT_DEVICE void wait(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra DONE;\nbra AGAIN;\n"
+      "DONE:\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// ---- TMA: loads of a box into shared memory, which count their bytes at a barrier. With `blocks`, a mask of the
+//      cluster's blocks, the box and the bytes go to the same places of all of them. ----
+
+AT_DEVICE void prefetch_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+AT_DEVICE void load_3d(uint32_t to, const void* map, uint32_t barrier, int x, int y, int z, uint16_t blocks) {
+  if (blocks)
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+            to),
+        "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+        : "memory");
+}
+
+AT_DEVICE void load_2d(uint32_t to, const void* map, uint32_t barrier, int x, int y, uint16_t blocks) {
+  if (blocks)
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(blocks)
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+            to),
+        "l"(map), "r"(barrier), "r"(x), "r"(y)
+        : "memory");
+}
+
+AT_DEVICE void load_4d(uint32_t to, const void* map, uint32_t barrier, int c, int w, int h, int n) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
+          to),
+      "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n)
+      : "memory");
+}
+
+// Pixels of the im2col matrix from the starting pixel (n, h, w) on, at a filter tap's offset.
+AT_DEVICE void load_im2col(uint32_t to, const void* map, uint32_t barrier, int c, int w, int h, int n, uint16_t offset_w,
+                           uint16_t offset_h, uint16_t blocks) {
+  if (blocks)
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"(offset_w), "h"(offset_h), "h"(blocks)
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"(offset_w), "h"(offset_h)
+        : "memory");
+}
+
+// ---- Clusters ----
+
+AT_DEVICE uint32_t rank_in_cluster() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of all blocks of the cluster.
+AT_DEVICE void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+AT_DEVICE void store_in(uint32_t address, uint32_t block, float4 v) {
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+      "st.shared::cluster.v4.f32 [remote], {%2, %3, %4, %5};\n}" ::"r"(address),
+      "r"(block), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+      : "memory");
+}
+
+// ---- wgmma: matrix products of a warpgroup on operands in shared memory ----
+
+AT_DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+AT_DEVICE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Until at most `pending` of the groups committed are unfinished.
+template <int pending>
+AT_DEVICE void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+// Keeps the compiler from moving what touches the accumulators across.
+template <int N>
+AT_DEVICE void pin(float (&v)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(v[i])::"memory");
+}
+
+// A K-major operand whose rows are `kRowBytes` (32, 64 or 128) wide and swizzled as wide; `group_bytes` lie between the
+// starts of two neighbouring groups of eight rows.
+template <int kRowBytes>
+AT_DEVICE uint64_t operand(uint32_t address, int group_bytes) {
+  static_assert(kRowBytes == 32 || kRowBytes == 64 || kRowBytes == 128, "no such swizzle");
+  constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : kRowBytes == 64 ? 2 : 3;
+  return kSwizzle << 62 | (uint64_t)(group_bytes >> 4) << 32 | 1ull << 16 | (address & 0x3ffff) >> 4;
+}
+
+}  // namespace hopper
+}  // namespace at
