@@ -16,7 +16,7 @@ from autotune.problem import Conv2d, Problem
 _MAP_ELEMENTS = {"f16": 6, "bf16": 9}  # CUtensorMapDataType
 _IM2COL, _PATCH = 0, 1
 _RESIDENT = 0  # slots of weights: as many as a tile has products
-_MOST_SHARED = 232448 - 1024  # the buffers must begin at a multiple of 1024
+_MOST_SHARED = 232448 - 1024 - 32  # the buffers must begin at a multiple of 1024; some barriers
 _REGISTERS = 65536
 _SLOT_OVERHEAD = 16  # bytes of barriers
 _MOST_CORNER, _MOST_OFFSET, _MOST_BOX = 128, 255, 256  # of TMA: corners and offsets of im2col, extents of a box
@@ -205,7 +205,7 @@ def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Laun
         ) and x.slices > 1:
             continue
         for resident in range(1, x.blocks_by_registers + 1):
-            room = arch.sm_shared // resident - arch.reserved_shared - 1024
+            room = arch.sm_shared // resident - arch.reserved_shared - 1056
             blocks = tiles * x.cluster
             if resident > 1 and blocks <= arch.processors * (resident - 1):
                 continue

@@ -118,7 +118,7 @@ struct HopperConv2d {
     }
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
 
-    const int64_t shared = 1024 + (int64_t)x.activation_slots * (x.activation_bytes + 16) +
+    const int64_t shared = 1024 + 8 * kGroups + (int64_t)x.activation_slots * (x.activation_bytes + 16) +
                            (int64_t)x.weight_slots * (kWeightBytes + 16);
     const bool fits = shared <= 232448 && (kSlices == 1 || kM * kN * 4 <= x.activation_slots * x.activation_bytes +
                                                                               x.weight_slots * kWeightBytes);
@@ -163,6 +163,7 @@ struct HopperConv2d {
         hopper::init_barrier(at.weight_full + 8 * i, 1);
         hopper::init_barrier(at.weight_empty + 8 * i, kTeam * kClusterM);
       }
+      for (int i = 0; i < kGroups; ++i) hopper::init_barrier(at.turn + 8 * i, 1);
       hopper::publish_barriers();
     }
     if constexpr (kCluster > 1) hopper::sync_cluster();
@@ -195,7 +196,7 @@ struct HopperConv2d {
 
   // Addresses in shared memory.
   struct Layout {
-    uint32_t activations, weights, activation_full, activation_empty, weight_full, weight_empty;
+    uint32_t activations, weights, activation_full, activation_empty, weight_full, weight_empty, turn;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
       activations = (memory + 1023) / 1024 * 1024;
       weights = activations + x.activation_slots * x.activation_bytes;
@@ -203,6 +204,7 @@ struct HopperConv2d {
       activation_empty = activation_full + 8 * x.activation_slots;
       weight_full = activation_empty + 8 * x.activation_slots;
       weight_empty = weight_full + 8 * x.weight_slots;
+      turn = weight_empty + 8 * x.weight_slots;
     }
   };
 
@@ -349,15 +351,19 @@ struct HopperConv2d {
     const int begin = first_fill(x, me.slice), end = first_fill(x, me.slice + 1);
 
     Ring activation{0, 0}, weight{0, 0};
-    int turn = 0;
+    int tiles = 0;
     wait_for_previous();
     for (int index = first_tile(); index < x.cluster_tiles; index += tile_step()) {
       if constexpr (kPingpong) {
-        if (turn++ % kGroups != group) {
+        const int turn = tiles++;
+        if (turn % kGroups != group) {
           activation.skip(x.fills, x.activation_slots);
           if (!x.resident) weight.skip(products, x.weight_slots);
           continue;
         }
+        // A parity tells only neighbouring rounds of the rings apart, so a warpgroup enters them when the one before
+        // has waited for all its fills; this also gives it the tensor cores to itself.
+        hopper::wait(at.turn + 8 * group, (turn / kGroups & 1) ^ (group == 0));
       }
       if (x.resident) weight = Ring{0, 0};
       const Tile tile(x, me, index);
@@ -405,6 +411,9 @@ struct HopperConv2d {
           chunk = 0;
           if (++phase_w == x.phases_w) phase_w = 0, ++phase_h;
         }
+      }
+      if constexpr (kPingpong) {
+        if (threadIdx.x % 128 == 0) hopper::arrive(at.turn + 8 * ((group + 1) % kGroups));
       }
       hopper::wait_for_products<0>();
 #pragma unroll
