@@ -14,9 +14,8 @@ from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Paramet
 from autotune.problem import Conv2d, Problem
 
 _MAP_ELEMENTS = {"f16": 6, "bf16": 9}  # CUtensorMapDataType
-_IM2COL, _PATCH = 0, 1
-_RESIDENT = 0  # slots of weights: as many as a tile has products
-_MOST_SHARED = 232448 - 1024 - 32  # the buffers must begin at a multiple of 1024; some barriers
+_SHARED_OVERHEAD = 1024 + 64  # the buffers begin at a multiple of 1024; some barriers
+_MOST_SHARED = 232448 - _SHARED_OVERHEAD
 _REGISTERS = 65536
 _SLOT_OVERHEAD = 16  # bytes of barriers
 _MOST_CORNER, _MOST_OFFSET, _MOST_BOX = 128, 255, 256  # of TMA: corners and offsets of im2col, extents of a box
@@ -35,6 +34,8 @@ class _Shape:
     k: int
     groups: int
     pingpong: bool
+    patch: bool
+    resident: bool
     cluster_m: int
     cluster_n: int
     slices: int
@@ -71,6 +72,8 @@ def _shape(config: Config) -> _Shape:
         *(int(config[f"tile_{axis}"]) for axis in "mnk"),
         int(config["groups"]),
         config["schedule"] == "pingpong",
+        config["activations"] == "patch",
+        config["weights"] == "resident",
         int(config["cluster_m"]),
         int(config["cluster_n"]),
         int(config["slices"]),
@@ -84,13 +87,13 @@ def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -
 def _rules(x: _Shape) -> Iterator[tuple[bool, str]]:
     yield x.pingpong and (x.groups != 2 or x.slices > 1), "ping-pong takes two warpgroups, each with a tile of its own"
     yield x.m % (64 * x.team) > 0, "a warpgroup multiplies blocks of 64 rows"
-    yield x.accumulators > 128, "the accumulators would spill"
-    yield x.groups == 3 and x.accumulators > 96, "three warpgroups: the accumulators would spill"
-    yield x.m // x.team > 128 and x.n > 128, "the accumulators would spill"
+    yield x.accumulators > (96 if x.groups == 3 else 128), "the accumulators would spill"
+    yield x.cluster_n > 1 and (x.patch or x.resident), "only streamed pixels gathered by TMA are shared"
+    yield x.slices > 1 and (x.patch or x.resident), "a split tile is gathered and streamed"
     yield x.cluster > 8, "clusters of up to eight blocks"
-    yield x.slices > 1 and x.cluster > x.slices and x.cluster > 4, "a split tile leaves little to share"
+    yield x.slices > 1 and x.cluster_m * x.cluster_n > 2, "a split tile leaves little to share"
     yield (x.m // x.team // 64 * 2 * (x.n // 32)) % x.slices > 0, "the split must divide the tile"
-    yield x.k < 64 and (x.n > 128 or x.m > 128), "narrow steps are for few channels"
+    yield x.k < 64 and (x.n > 128 or x.m > 128 or x.cluster > 1), "narrow steps are for few channels"
     yield 2 * (x.m + x.n) * x.k * 2 > _MOST_SHARED, "shared memory"
 
 
@@ -116,118 +119,101 @@ def _is_pointwise(problem: Conv2d) -> bool:
 
 @dataclass(frozen=True)
 class _Loading:
-    """How a tile's activations come: bytes of a fill, fills a tile, tiles of M, and the share of them that counts."""
+    """How a tile's activations come: squares of 8 x 8 pixels (patch), bytes of a fill, fills a tile, tiles of M."""
 
-    mode: int
     squares: tuple[int, int, int]
     fill_bytes: int
     fills: int
     tiles_m: int
 
 
-def _im2col(problem: Conv2d, x: _Shape) -> _Loading:
-    fills = problem.r * problem.s * -(-problem.c // x.k)
-    return _Loading(_IM2COL, (0, 0, 0), x.m * x.k * 2, fills, -(-problem.n * problem.p * problem.q // x.m))
-
-
-def _patches(problem: Conv2d, x: _Shape) -> list[_Loading]:
-    """The arrangements of 8 x 8 squares worth trying, the best first."""
-    if _is_pointwise(problem) or x.cluster_n > 1:
+def _loadings(problem: Conv2d, x: _Shape) -> list[_Loading]:
+    """The ways worth trying, the best first."""
+    chunks, pixels = -(-problem.c // x.k), problem.n * problem.p * problem.q
+    if not x.patch:
+        return [_Loading((0, 0, 0), x.m * x.k * 2, problem.r * problem.s * chunks, -(-pixels // x.m))]
+    if _is_pointwise(problem) or any(s > 1 and d > 1 for s, d in zip(problem.stride, problem.dilation, strict=True)):
         return []
-    if any(stride > 1 and dilation > 1 for stride, dilation in zip(problem.stride, problem.dilation, strict=True)):
-        return []
-    blocks, found = x.m // 64, []
+    found = []
+    axes = list(zip((problem.r, problem.s), problem.stride, problem.dilation, strict=True))
     phases = min(problem.r, problem.stride[0]) * min(problem.s, problem.stride[1])
-    for h in range(1, blocks + 1):
-        for w in range(1, blocks // h + 1):
-            if blocks % (h * w):
-                continue
-            images = blocks // (h * w)
-            halo_h, halo_w = (
-                (extent - 1) // stride * dilation
-                for extent, stride, dilation in zip((problem.r, problem.s), problem.stride, problem.dilation, strict=True)
-            )
-            patch_h, patch_w = 8 * h + halo_h, 8 * w + halo_w
-            fill = images * patch_h * patch_w * x.k * 2
-            if max((patch_h - 1) * problem.stride[0], (patch_w - 1) * problem.stride[1]) >= _MOST_BOX - 1:
-                continue
-            tiles = -(-problem.n // images) * -(-problem.p // (8 * h)) * -(-problem.q // (8 * w))
-            fills = phases * -(-problem.c // x.k)
-            if tiles * x.m <= 1.5 * problem.n * problem.p * problem.q:
-                found.append(_Loading(_PATCH, (h, w, images), fill, fills, tiles))
+    halo_h, halo_w = ((-(-extent // min(extent, stride)) - 1) * dilation for extent, stride, dilation in axes)
+    for h, w, images in _squares(x.m // 64):
+        patch_h, patch_w = 8 * h + halo_h, 8 * w + halo_w
+        if max((patch_h - 1) * problem.stride[0], (patch_w - 1) * problem.stride[1]) >= _MOST_BOX - 1:
+            continue
+        tiles = -(-problem.n // images) * -(-problem.p // (8 * h)) * -(-problem.q // (8 * w))
+        if tiles * x.m <= 1.5 * pixels:
+            found.append(_Loading((h, w, images), images * patch_h * patch_w * x.k * 2, phases * chunks, tiles))
     return sorted(found, key=lambda one: (one.tiles_m, one.fill_bytes))[:2]
+
+
+def _squares(count: int) -> list[tuple[int, int, int]]:
+    """Arrangements of squares: down, across and over images."""
+    sides = [(h, w) for h in range(1, count + 1) for w in range(1, count // h + 1) if count % (h * w) == 0]
+    return [(h, w, count // (h * w)) for h, w in sides]
 
 
 def _round(size: int) -> int:
     return -(-size // 1024) * 1024
 
 
-def _slots(problem: Conv2d, x: _Shape, loading: _Loading, room: int) -> list[tuple[int, int]]:
-    """(activation slots, weight slots) that fill `room` bytes of shared memory: weights streamed, then resident."""
+def _products(problem: Conv2d, x: _Shape) -> int:
+    """Products of tile_k channels that a tile takes."""
+    return problem.r * problem.s * -(-problem.c // x.k)
+
+
+def _slots(problem: Conv2d, x: _Shape, loading: _Loading, room: int) -> tuple[int, int] | None:
+    """Buffers of activations and of weights that fill `room` bytes of shared memory; None if too few fit."""
     fill, weight = _round(loading.fill_bytes) + _SLOT_OVERHEAD, x.weight_bytes + _SLOT_OVERHEAD
-    products = problem.r * problem.s * -(-problem.c // x.k)
-    found = []
-    if loading.mode == _IM2COL:
-        streamed = min(room // (fill + weight), 12)
-        if streamed >= 2:
-            found.append((streamed, streamed))
-    else:
-        fills = 2 if room - 2 * fill >= 3 * weight else 1
-        weights = min((room - fills * fill) // weight, 12)
-        if weights >= 3 and products > weights:
-            found.append((fills, weights))
-    left = room - products * weight
-    if products <= 24 and left >= fill * (1 if loading.mode == _PATCH else 2):
-        found.append((min(left // fill, 8), _RESIDENT))
-    return found
+    products = _products(problem, x)
+    if x.resident:
+        fills = min((room - products * weight) // fill, 8)
+        return (fills, 0) if fills >= (1 if x.patch and loading.fills == 1 else 2) else None
+    if not x.patch:
+        stages = min(room // (fill + weight), 12)
+        return (stages, 0) if stages >= 2 else None
+    fills = 2 if room - 2 * fill >= 3 * weight else 1
+    weights = min((room - fills * fill) // weight, 12)
+    return (fills, weights) if weights >= 3 else None
 
 
-def _gathers(x: _Shape, loading: _Loading, slots: tuple[int, int], products: int) -> bool:
-    """Whether the sums of a split tile fit the buffers."""
-    room = slots[0] * _round(loading.fill_bytes) + (slots[1] or products) * x.weight_bytes
-    return x.slices == 1 or x.m * x.n * 4 <= room
+def _wastes(problem: Conv2d, x: _Shape) -> bool:
+    """Whether a tile is far larger than the problem, or steps over its channels badly."""
+    if x.n >= 2 * -(-problem.k // 32) * 32 or -(-problem.k // x.n) < x.cluster_n:
+        return True
+    least = next((k for k in (16, 32, 64) if problem.c <= k), 64)
+    return x.k > least or x.k < least and (problem.c >= 96 or problem.c % 64 == 0)
 
 
 def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
     assert isinstance(problem, Conv2d)
     x = _shape(config)
+    if _wastes(problem, x):
+        return []
     tiles_n = -(-problem.k // x.n)
-    products = problem.r * problem.s * -(-problem.c // x.k)
-    if x.k < 64 and x.k >= 2 * problem.c or x.k == 64 and problem.c <= 32 or x.k == 16 and problem.c > 64:
-        return []
-    if x.n >= 2 * -(-problem.k // 32) * 32 or tiles_n < x.cluster_n:
-        return []
     result: list[Launch] = []
-    for loading in (_im2col(problem, x), *_patches(problem, x)):
-        tiles = -(-loading.tiles_m // x.cluster_m) * -(-tiles_n // x.cluster_n)
-        if loading.tiles_m < x.cluster_m or x.slices > loading.fills or tiles * x.cluster > 2 * arch.processors * (
-            4 if x.slices == 1 else 1
-        ) and x.slices > 1:
+    for loading in _loadings(problem, x):
+        blocks = -(-loading.tiles_m // x.cluster_m) * -(-tiles_n // x.cluster_n) * x.cluster
+        if loading.tiles_m < x.cluster_m or x.slices > loading.fills or x.slices > 1 and blocks > 2 * arch.processors:
             continue
         for resident in range(1, x.blocks_by_registers + 1):
-            room = arch.sm_shared // resident - arch.reserved_shared - 1056
-            blocks = tiles * x.cluster
             if resident > 1 and blocks <= arch.processors * (resident - 1):
                 continue
-            for slots in _slots(problem, x, loading, min(room, _MOST_SHARED)):
-                if not _gathers(x, loading, slots, products):
-                    continue
-                limits = [0] if blocks <= arch.processors * resident or x.slices > 1 else [arch.processors * resident]
-                if limits[0] and slots[1] != _RESIDENT:
-                    limits.append(0)
-                rasters = (0, 1) if tiles_n > x.cluster_n and slots[1] != _RESIDENT else (0,)
-                result += [
-                    _launch(loading, slots, limit, raster)
-                    for limit in limits
-                    for raster in (rasters if limit == limits[0] else (0,))
-                ]
+            room = min(arch.sm_shared // resident - arch.reserved_shared - _SHARED_OVERHEAD, _MOST_SHARED)
+            slots = _slots(problem, x, loading, room)
+            if slots is None or x.slices > 1 and x.m * x.n * 4 > slots[0] * (_round(loading.fill_bytes) + x.weight_bytes):
+                continue
+            limit = 0 if blocks <= arch.processors * resident or x.slices > 1 else arch.processors * resident
+            rasters = (0, 1) if tiles_n > x.cluster_n and not (x.resident and limit) else (0,)
+            result += [_launch(loading, slots, limit, raster) for raster in rasters]
     return result
 
 
 def _launch(loading: _Loading, slots: tuple[int, int], limit: int, raster: int) -> Launch:
     h, w, images = loading.squares
     names = [parameter.name for parameter in _LAUNCH_PARAMETERS]
-    return dict(zip(names, (loading.mode, *slots, limit, raster, h, w, images), strict=True))
+    return dict(zip(names, (*slots, limit, raster, h, w, images), strict=True))
 
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
@@ -235,19 +221,17 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     assert isinstance(problem, Conv2d)
     x = _shape(config)
     tiles_n = -(-problem.k // x.n)
-    products = problem.r * problem.s * -(-problem.c // x.k)
-    best = float("inf")
-    for loading in (_im2col(problem, x), *_patches(problem, x)):
+    products, best = _products(problem, x), float("inf")
+    for loading in _loadings(problem, x):
         blocks = -(-loading.tiles_m // x.cluster_m) * -(-tiles_n // x.cluster_n) * x.cluster
         rounds = -(-blocks // arch.processors)
-        arithmetic = products * x.m * max(x.n, 96) * x.k / _PRODUCTS_A_CYCLE / x.slices
+        arithmetic = products * (x.m * max(x.n, 96) * x.k / _PRODUCTS_A_CYCLE + 40) / x.slices
         activations = loading.fills * loading.fill_bytes / x.cluster_n
-        weights = products * x.weight_bytes / x.cluster_m
-        resident = weights + 2 * loading.fill_bytes <= _MOST_SHARED and rounds > 1
-        loads = (activations + (weights / rounds if resident else weights)) / x.slices / _L2_BYTES_A_CYCLE
+        weights = products * x.weight_bytes / x.cluster_m / (rounds if x.resident else 1)
+        loads = (activations + weights) / x.slices / _L2_BYTES_A_CYCLE
         epilogue = x.m * x.n * 2 / 24 * (0.5 if x.pingpong or x.blocks_by_registers > 1 else 1)
-        split = 1500 if x.slices > 1 else 0
-        best = min(best, rounds * (max(arithmetic, loads) + epilogue) + split + 1500)
+        cost = rounds * (max(arithmetic, loads) + epilogue) + (1500 if x.slices > 1 else 0) + 1500
+        best = min(best, cost)
     return best
 
 
@@ -255,6 +239,8 @@ def _label(config: Config) -> str:
     x = _shape(config)
     extras = [
         f" {x.groups}wg" if not x.pingpong else " pingpong",
+        " patch" if x.patch else "",
+        " resident" if x.resident else "",
         f" c{x.cluster_m}x{x.cluster_n}" if x.cluster_m * x.cluster_n > 1 else "",
         f" split{x.slices}" if x.slices > 1 else "",
     ]
@@ -273,9 +259,8 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
 
 
 _LAUNCH_PARAMETERS = (
-    Parameter("mode", (_IM2COL, _PATCH), "activations by im2col, a tap at a time, or by patch, with the halo"),
-    Parameter("activation_slots", tuple(range(1, 13)), "fills of activations in flight"),
-    Parameter("weight_slots", tuple(range(13)), "tiles of weights in flight; 0: all of a column, resident"),
+    Parameter("fill_slots", tuple(range(1, 13)), "buffers of activations"),
+    Parameter("weight_slots", tuple(range(13)), "buffers of weights where they have a ring of their own"),
     Parameter("grid", (0, 132, 264, 396, 528), "most blocks: 0 gives each tile a block of its own"),
     Parameter("raster", (0, 1), "1: blocks that follow each other share weights instead of pixels"),
     Parameter("squares_h", (0, 1, 2, 3, 4), "patch: squares of 8 x 8 pixels in a tile, down"),
@@ -295,6 +280,8 @@ FAMILY = Family(
         Parameter("tile_k", (16, 32, 64), "input channels a step"),
         Parameter("groups", (1, 2, 3), "warpgroups that multiply"),
         Parameter("schedule", ("cooperative", "pingpong"), "the warpgroups share a tile, or have one each, in turn"),
+        Parameter("activations", ("im2col", "patch"), "a filter tap at a time, or the tile's patch with its halo"),
+        Parameter("weights", ("streamed", "resident"), "loaded for each tile, or once for all tiles of a column"),
         Parameter("cluster_m", (1, 2, 4), "blocks that share their loads of weights"),
         Parameter("cluster_n", (1, 2, 4), "blocks that share their loads of activations"),
         Parameter("slices", (1, 2, 4, 8), "blocks of a cluster that split a tile's channels and taps"),

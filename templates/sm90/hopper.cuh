@@ -41,15 +41,16 @@ AT_DEVICE void wait(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
-// ---- TMA: loads of a box into shared memory, which count their bytes at a barrier. With `blocks`, a mask of the
-//      cluster's blocks, the box and the bytes go to the same places of all of them. ----
+// ---- TMA: loads of a box into shared memory, which count their bytes at a barrier. kShared: the box and the
+//      bytes go to the same places of all `blocks` of the cluster, a mask. ----
 
 AT_DEVICE void prefetch_map(const void* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+template <bool kShared>
 AT_DEVICE void load_3d(uint32_t to, const void* map, uint32_t barrier, int x, int y, int z, uint16_t blocks) {
-  if (blocks)
+  if constexpr (kShared)
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
         " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
@@ -63,8 +64,9 @@ AT_DEVICE void load_3d(uint32_t to, const void* map, uint32_t barrier, int x, in
         : "memory");
 }
 
+template <bool kShared>
 AT_DEVICE void load_2d(uint32_t to, const void* map, uint32_t barrier, int x, int y, uint16_t blocks) {
-  if (blocks)
+  if constexpr (kShared)
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
         " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
@@ -87,9 +89,10 @@ AT_DEVICE void load_4d(uint32_t to, const void* map, uint32_t barrier, int c, in
 }
 
 // Pixels of the im2col matrix from the starting pixel (n, h, w) on, at a filter tap's offset.
+template <bool kShared>
 AT_DEVICE void load_im2col(uint32_t to, const void* map, uint32_t barrier, int c, int w, int h, int n, uint16_t offset_w,
                            uint16_t offset_h, uint16_t blocks) {
-  if (blocks)
+  if constexpr (kShared)
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster"
         " [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;" ::"r"(to),
@@ -102,6 +105,16 @@ AT_DEVICE void load_im2col(uint32_t to, const void* map, uint32_t barrier, int c
         "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"(offset_w), "h"(offset_h)
         : "memory");
 }
+
+// One thread of a converged warp; the compiler knows that it is alone.
+AT_DEVICE bool elect() {
+  uint32_t chosen;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(chosen));
+  return chosen;
+}
+
+// A value that is the same in all threads of a warp, and known to be.
+AT_DEVICE int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
 // ---- Clusters ----
 
@@ -124,6 +137,12 @@ AT_DEVICE void store_in(uint32_t address, uint32_t block, float4 v) {
       : "memory");
 }
 
+AT_DEVICE float4 load_own(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address));
+  return v;
+}
+
 // ---- wgmma: matrix products of a warpgroup on operands in shared memory ----
 
 AT_DEVICE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -142,14 +161,19 @@ AT_DEVICE void pin(float (&v)[N]) {
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(v[i])::"memory");
 }
 
-// A K-major operand whose rows are `kRowBytes` (32, 64 or 128) wide and swizzled as wide; `group_bytes` lie between the
-// starts of two neighbouring groups of eight rows.
+// The halves of a matrix descriptor: a K-major operand at a shared address (`low`, to which offsets in units of 16 bytes
+// may be added), with rows of `kRowBytes` (32, 64 or 128) swizzled as wide, and `group_bytes` between the starts of two
+// neighbouring groups of eight rows (`high`).
+AT_DEVICE uint32_t low(uint32_t address) { return (address & 0x3ffff) >> 4 | 1u << 16; }
+
 template <int kRowBytes>
-AT_DEVICE uint64_t operand(uint32_t address, int group_bytes) {
+AT_DEVICE uint32_t high(int group_bytes) {
   static_assert(kRowBytes == 32 || kRowBytes == 64 || kRowBytes == 128, "no such swizzle");
-  constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : kRowBytes == 64 ? 2 : 3;
-  return kSwizzle << 62 | (uint64_t)(group_bytes >> 4) << 32 | 1ull << 16 | (address & 0x3ffff) >> 4;
+  constexpr uint32_t kSwizzle = kRowBytes == 128 ? 1 : kRowBytes == 64 ? 2 : 3;
+  return kSwizzle << 30 | group_bytes >> 4;
 }
+
+AT_DEVICE uint64_t descriptor(uint32_t low, uint32_t high) { return (uint64_t)high << 32 | low; }
 
 }  // namespace hopper
 }  // namespace at
