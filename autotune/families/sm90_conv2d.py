@@ -59,6 +59,11 @@ class _Shape:
         return max(1, min(4, _REGISTERS // (self.threads * (self.accumulators + 64))))
 
     @property
+    def staging_bytes(self) -> int:
+        """Shared memory that the output passes through."""
+        return 0 if self.slices > 1 else self.groups * 4 * 2 * 16 * (64 if self.n % 64 == 0 else 32) * 2
+
+    @property
     def cluster(self) -> int:
         return self.cluster_m * self.cluster_n * self.slices
 
@@ -94,7 +99,7 @@ def _rules(x: _Shape) -> Iterator[tuple[bool, str]]:
     yield x.slices > 1 and x.cluster_m * x.cluster_n > 2, "a split tile leaves little to share"
     yield (x.m // x.team // 64 * 2 * (x.n // 32)) % x.slices > 0, "the split must divide the tile"
     yield x.k < 64 and (x.n > 128 or x.m > 128 or x.cluster > 1), "narrow steps are for few channels"
-    yield 2 * (x.m + x.n) * x.k * 2 > _MOST_SHARED, "shared memory"
+    yield 2 * (x.m + x.n) * x.k * 2 + x.staging_bytes > _MOST_SHARED, "shared memory"
 
 
 def _supports(problem: Problem) -> str | None:
@@ -201,7 +206,7 @@ def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Laun
             if resident > 1 and blocks <= arch.processors * (resident - 1):
                 continue
             room = min(arch.sm_shared // resident - arch.reserved_shared - _SHARED_OVERHEAD, _MOST_SHARED)
-            slots = _slots(problem, x, loading, room)
+            slots = _slots(problem, x, loading, room - x.staging_bytes)
             if slots is None or x.slices > 1 and x.m * x.n * 4 > slots[0] * (_round(loading.fill_bytes) + x.weight_bytes):
                 continue
             limit = 0 if blocks <= arch.processors * resident or x.slices > 1 else arch.processors * resident

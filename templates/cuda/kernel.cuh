@@ -21,6 +21,11 @@ AT_DEVICE float to_float(float v) { return v; }
 AT_DEVICE void from_float(half& to, float v) { to = __float2half_rn(v); }
 AT_DEVICE void from_float(bfloat16& to, float v) { to = __float2bfloat16_rn(v); }
 AT_DEVICE void from_float(float& to, float v) { to = v; }
+AT_DEVICE void from_floats(half* to, float a, float b) { *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b); }
+AT_DEVICE void from_floats(bfloat16* to, float a, float b) {
+  *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
+}
+AT_DEVICE void from_floats(float* to, float a, float b) { to[0] = a, to[1] = b; }
 
 template <int Bytes>
 struct Word;
@@ -62,12 +67,33 @@ AT_DEVICE void load(float (&v)[N], const Element* from) {
   for (int i = 0; i < N; ++i) v[i] = to_float(pack.elements[i]);
 }
 
-template <int N, typename Element>
-AT_DEVICE void store(const float (&v)[N], Element* to) {
+// Parameters of a layer: read-only for the whole kernel, so the compiler may keep or move what it has read.
+template <int N>
+AT_DEVICE void load(float (&v)[N], const float* from) {
+  if constexpr (N % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < N; i += 4) {
+      const float4 part = __ldg(reinterpret_cast<const float4*>(from + i));
+      v[i] = part.x, v[i + 1] = part.y, v[i + 2] = part.z, v[i + 3] = part.w;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) v[i] = __ldg(from + i);
+  }
+}
+
+template <typename Element, int N>
+AT_DEVICE Pack<Element, N> rounded(const float (&v)[N]) {
   Pack<Element, N> pack;
 #pragma unroll
-  for (int i = 0; i < N; ++i) from_float(pack.elements[i], v[i]);
-  pack.write(to);
+  for (int i = 0; i + 1 < N; i += 2) from_floats(pack.elements + i, v[i], v[i + 1]);
+  if constexpr (N % 2 == 1) from_float(pack.elements[N - 1], v[N - 1]);
+  return pack;
+}
+
+template <int N, typename Element>
+AT_DEVICE void store(const float (&v)[N], Element* to) {
+  rounded<Element>(v).write(to);
 }
 
 // Programmatic dependent launch. Nothing that the previous kernel wrote may be read before wait_for_previous().

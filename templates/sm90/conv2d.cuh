@@ -69,6 +69,11 @@ struct HopperConv2d {
   static constexpr int kRowBytes = kK * (int)sizeof(Element);
   static constexpr int kWeightBytes = kN * kRowBytes;
   static constexpr int kVector = 8;
+  // The output goes through shared memory, 16 pixels of a warp at a time, and out by TMA in whole lines.
+  static constexpr bool kStaged = kSlices == 1;
+  static constexpr int kStageChannels = kN % 64 == 0 ? 64 : 32;
+  static constexpr int kStageBytes = 16 * kStageChannels * (int)sizeof(Element);
+  static constexpr int kStagingBytes = kStaged ? kGroups * 4 * 2 * kStageBytes : 0;
   static constexpr int kUnits = kBlocks * 2 * (kN / 32);  // of eight channels, for each thread
   static_assert(kM % (64 * kTeam) == 0 && kN % 32 == 0 && kUnits % kSlices == 0, "no such tile");
   static_assert(kSlices == 1 || !kPingpong && kJoint, "a split tile belongs to the whole block, and streams");
@@ -77,7 +82,7 @@ struct HopperConv2d {
   enum Launch { kFillSlots, kWeightSlots, kGrid, kRaster, kSquaresH, kSquaresW, kImages };
 
   struct alignas(64) Params {
-    uint8_t activation_map[128], weight_map[128];
+    uint8_t activation_map[128], weight_map[128], output_map[128];
     int pointwise, along_m;
     int n, out_h, out_w, k, rows;
     int cluster_tiles;
@@ -136,7 +141,7 @@ struct HopperConv2d {
       x.along_m = 0;
     }
 
-    const int64_t shared = 1024 + 8 * (kGroups + 1) + (int64_t)x.fill_slots * (x.slot_bytes + 16) +
+    const int64_t shared = 1024 + kStagingBytes + 8 * (kGroups + 1) + (int64_t)x.fill_slots * (x.slot_bytes + 16) +
                            (int64_t)x.weight_slots * (kWeightBytes + 16);
     const bool fits = shared <= 232448 && (kSlices == 1 || kM * kN * 4 <= x.fill_slots * x.slot_bytes);
     if (!fits || a.groups != 1 || a.c % 8 || a.k % 8 || x.fill_slots < 1 || kSlices > x.fills) return refused(out);
@@ -162,6 +167,14 @@ struct HopperConv2d {
     describe(weight, {c, taps, padded_k}, {kK, 1, kN / kClusterM}, {1, 1, 1});
     out->tensor_maps[0] = activation;
     out->tensor_maps[1] = weight;
+    if (kStaged) {
+      out->tensor_map_count = 3;
+      at_tensor_map output{kOutputMap, kY, Config::kMapElement, kStageChannels == 64 ? 3 : 2};
+      const uint64_t k = a.k, p = a.p, q = a.q;
+      if (kPatch) describe(output, {k, q, p, n}, {kStageChannels, 8, 2, 1}, {1, 1, 1, 1});
+      else describe(output, {k, (uint64_t)x.rows}, {kStageChannels, 16}, {1, 1});
+      out->tensor_maps[2] = output;
+    }
   }
 
   // ---- The kernel ----
@@ -204,7 +217,7 @@ struct HopperConv2d {
 
  private:
   static constexpr int kSwizzle = kRowBytes == 128 ? 3 : kRowBytes == 64 ? 2 : 1;  // CUtensorMapSwizzle
-  static constexpr int kActivationMap = 0, kWeightMap = 128;                       // in Params
+  static constexpr int kActivationMap = 0, kWeightMap = 128, kOutputMap = 256;     // in Params
 
   struct Member {
     int m, n, slice;
@@ -215,11 +228,12 @@ struct HopperConv2d {
 
   // Addresses in shared memory. A joint slot holds a fill, then its weights.
   struct Layout {
-    uint32_t fills, weights, full, empty, weight_full, weight_empty, turn;
+    uint32_t fills, weights, staging, full, empty, weight_full, weight_empty, turn;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
       fills = (memory + 1023) / 1024 * 1024;
       weights = fills + (kJoint ? kM * kRowBytes : x.fill_slots * x.slot_bytes);
-      full = fills + x.fill_slots * x.slot_bytes + x.weight_slots * kWeightBytes;
+      staging = fills + x.fill_slots * x.slot_bytes + x.weight_slots * kWeightBytes;
+      full = staging + kStagingBytes;
       empty = full + 8 * x.fill_slots;
       turn = empty + 8 * x.fill_slots;
       weight_full = turn + 8 * kGroups;
@@ -494,8 +508,10 @@ struct HopperConv2d {
       if (used >= 0) release_fill(at, me, used);
       if (index + tile_step() >= x.cluster_tiles) launch_next();
       if constexpr (kSlices > 1) gather_slices(at, me, sums);
-      store_tile(x, me, Tile(x, me, index), first_block, sums);
+      if constexpr (kStaged) stage_tile(x, at, Tile(x, me, index), first_block, sums);
+      else store_tile(x, me, Tile(x, me, index), first_block, sums);
     }
+    if constexpr (kStaged) hopper::wait_for_stores<0>();
   }
 
   // A unit is eight neighbouring channels of one pixel: which of a thread's accumulators hold it.
@@ -543,21 +559,83 @@ struct HopperConv2d {
     }
   }
 
+  // The image and the square of 8 x 8 pixels that are a tile's block of 64 rows.
+  AT_DEVICE static void square(const Params& x, const Tile& tile, int block, int& n, int& h, int& w) {
+    n = x.out_area.split(tile.m, h) * x.images;
+    h = x.out_width.split(h, w);
+    if (kM == 64) return;
+    n += block / (x.squares_w * x.squares_h);
+    h = h * x.squares_h + block / x.squares_w % x.squares_h, w = w * x.squares_w + block % x.squares_w;
+  }
+
   // The place of an output pixel among all, or -1: row `row` of 64 in block `block` of a tile.
   AT_DEVICE static int output_pixel(const Params& x, const Tile& tile, int block, int row) {
     if (!kPatch) {
       const int pixel = tile.m * kM + 64 * block + row;
       return pixel < x.rows ? pixel : -1;
     }
-    int h, w;
-    int n = x.out_area.split(tile.m, h) * x.images;
-    h = x.out_width.split(h, w);
-    if (kM > 64) {
-      n += block / (x.squares_w * x.squares_h);
-      h = h * x.squares_h + block / x.squares_w % x.squares_h, w = w * x.squares_w + block % x.squares_w;
-    }
+    int n, h, w;
+    square(x, tile, block, n, h, w);
     h = 8 * h + row / 8, w = 8 * w + row % 8;
     return n < x.n && h < x.out_h && w < x.out_w ? (n * x.out_h + h) * x.out_w + w : -1;
+  }
+
+  // Eight channels of a pixel, from the accumulators.
+  AT_DEVICE static void take(float (&v)[kVector], const Sums& sums, int block, int half, int columns) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      v[2 * j] = sums[block][16 * columns + 4 * j + 2 * half];
+      v[2 * j + 1] = sums[block][16 * columns + 4 * j + 2 * half + 1];
+    }
+  }
+
+  AT_DEVICE static void stage_tile(const Params& x, const Layout& at, const Tile& tile, int first_block, Sums& sums) {
+    constexpr int kChunks = kN / kStageChannels, kColumns = kStageChannels / 32;
+    const int lane = threadIdx.x % 32, warp = hopper::uniform(threadIdx.x / 32);
+    int pixels[kBlocks][2];
+#pragma unroll
+    for (int i = 0; i < 2 * kBlocks; ++i)
+      pixels[i / 2][i % 2] =
+          Config::kAtPixels ? output_pixel(x, tile, first_block + i / 2, 16 * (warp % 4) + 8 * (i % 2) + lane / 4) : 0;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m) {
+        const uint32_t buffer = at.staging + (2 * warp + (chunk * kBlocks + m) % 2) * kStageBytes;
+        // Until the buffer's last store has read it: two stores ago, or that of the tile before.
+        if (chunk + m == 0 && kChunks * kBlocks % 2 == 1) hopper::wait_for_stores<0>();
+        else hopper::wait_for_stores<1>();
+        __syncwarp();
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+          for (int i = 0; i < kColumns; ++i) {
+            const int columns = chunk * kColumns + i, row = 8 * half + lane / 4;
+            const int channel = tile.n * kN + 32 * columns + 8 * (lane % 4);
+            float v[kVector];
+            take(v, sums, m, half, columns);
+            if (pixels[m][half] >= 0 && channel < x.k)
+              Config::Steps::apply(v, x.p.p, x.scalars, channel, (int64_t)pixels[m][half] * x.k + channel);
+            const int place = (4 * i + lane % 4) ^ (kStageChannels == 64 ? row % 8 : row / 2 % 4);
+            hopper::write(buffer + row * kStageChannels * (int)sizeof(Element) + 16 * place,
+                          rounded<Element>(v).words[0]);
+          }
+        }
+        hopper::publish_shared();
+        __syncwarp();
+        if (lane == 0) {
+          const int channel = tile.n * kN + chunk * kStageChannels;
+          if (kPatch) {
+            int n, h, w;
+            square(x, tile, first_block + m, n, h, w);
+            hopper::store_4d(x.output_map, buffer, channel, 8 * w, 8 * h + 2 * (warp % 4), n);
+          } else {
+            hopper::store_2d(x.output_map, buffer, channel, tile.m * kM + 64 * (first_block + m) + 16 * (warp % 4));
+          }
+        }
+        hopper::commit_stores();
+      }
+    }
   }
 
   AT_DEVICE static void store_tile(const Params& x, const Member& me, const Tile& tile, int first_block, Sums& sums) {
@@ -573,13 +651,9 @@ struct HopperConv2d {
       int m, half, columns;
       unit(i, m, half, columns);
       const int channel = first_channel + 32 * columns;
-      if (pixels[m][half] < 0 || channel >= x.k || kSlices > 1 && i / kOwn != me.slice) continue;
+      if (pixels[m][half] < 0 || channel >= x.k || i / kOwn != me.slice) continue;
       float v[kVector];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        v[2 * j] = sums[m][16 * columns + 4 * j + 2 * half];
-        v[2 * j + 1] = sums[m][16 * columns + 4 * j + 2 * half + 1];
-      }
+      take(v, sums, m, half, columns);
       const int64_t offset = (int64_t)pixels[m][half] * x.k + channel;
       Config::Steps::apply(v, x.p.p, x.scalars, channel, offset);
       store(v, (Element*)x.p.p[kY] + offset);

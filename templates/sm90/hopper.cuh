@@ -106,6 +106,35 @@ AT_DEVICE void load_im2col(uint32_t to, const void* map, uint32_t barrier, int c
         : "memory");
 }
 
+// Stores of a box from shared memory, clipped to the tensor. What a thread has stored it commits as a group.
+AT_DEVICE void store_2d(const void* map, uint32_t from, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from), "r"(x),
+               "r"(y)
+               : "memory");
+}
+
+AT_DEVICE void store_4d(const void* map, uint32_t from, int c, int w, int h, int n) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(from),
+               "r"(c), "r"(w), "r"(h), "r"(n)
+               : "memory");
+}
+
+AT_DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until at most `pending` of the groups committed still read shared memory.
+template <int pending>
+AT_DEVICE void wait_for_stores() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
+}
+
+// Makes this thread's writes to shared memory visible to TMA.
+AT_DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+AT_DEVICE void write(uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
 // One thread of a converged warp; the compiler knows that it is alone.
 AT_DEVICE bool elect() {
   uint32_t chosen;
