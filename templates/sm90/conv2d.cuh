@@ -209,10 +209,8 @@ struct HopperConv2d {
         else load_weights(x, at, me);
       }
       __syncwarp();
-      if constexpr (kSlices > 1) hopper::sync_cluster(), hopper::sync_cluster();
+      if constexpr (kSlices > 1) hopper::sync_cluster();
     }
-    // A block must not end while another may still write into its memory.
-    if constexpr (kCluster > 1 && kSlices == 1) hopper::sync_cluster();
   }
 
  private:
@@ -327,6 +325,12 @@ struct HopperConv2d {
       }
     }
     launch_next();
+    if constexpr (kClusterM * kClusterN > 1) drain(at.empty, ring, x.fill_slots);
+  }
+
+  // A block must not end while another may still arrive at its barriers.
+  AT_DEVICE static void drain(uint32_t empties, Ring ring, int slots) {
+    for (int i = 0; i < slots; ++i, ring.advance(slots)) hopper::wait(empties + 8 * ring.slot, ring.parity);
   }
 
   AT_DEVICE static void load_weights(const Params& x, const Layout& at, const Member& me) {
@@ -363,6 +367,7 @@ struct HopperConv2d {
       if (kResident) break;
     }
     launch_next();
+    if constexpr (kShared && !kResident) drain(empties, ring, slots);
   }
 
   // Tells those who fill a buffer that this warpgroup is done with it: the loading warps of this block and, where loads
@@ -523,6 +528,7 @@ struct HopperConv2d {
   AT_DEVICE static void gather_slices(const Layout& at, const Member& me, Sums& sums) {
     constexpr int kOwn = kUnits / kSlices, kWide = 128 * kGroups;
     hopper::sync_cluster();  // all loads have been used: the rings are free
+    if (threadIdx.x == 0) hopper::expect_bytes(at.turn, (kSlices - 1) * kOwn * 32 * kWide);
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       int m, half, columns;
@@ -534,10 +540,10 @@ struct HopperConv2d {
       for (int j = 0; j < 2; ++j) {
         const float* d = &sums[m][16 * columns + 8 * j + 2 * half];
         const uint32_t place = ((me.slice * kOwn + i % kOwn) * 2 + j) * kWide + threadIdx.x;
-        hopper::store_in(at.fills + place * 16, to, make_float4(d[0], d[1], d[4], d[5]));
+        hopper::send(at.fills + place * 16, at.turn, to, make_float4(d[0], d[1], d[4], d[5]));
       }
     }
-    hopper::sync_cluster();
+    hopper::wait(at.turn, 0);
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       int m, half, columns;

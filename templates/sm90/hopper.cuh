@@ -28,7 +28,7 @@ AT_DEVICE void arrive(uint32_t barrier) {
 AT_DEVICE void arrive_at(uint32_t barrier, uint32_t block) {
   asm volatile(
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier),
       "r"(block)
       : "memory");
 }
@@ -153,16 +153,17 @@ AT_DEVICE uint32_t rank_in_cluster() {
   return rank;
 }
 
-// All threads of all blocks of the cluster.
+// All threads of all blocks of the cluster. Orders nothing but the threads: a fence for the whole GPU is dear.
 AT_DEVICE void sync_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-AT_DEVICE void store_in(uint32_t address, uint32_t block, float4 v) {
+// Stores into the same place of another block's memory and counts the bytes at its barrier.
+AT_DEVICE void send(uint32_t address, uint32_t barrier, uint32_t block, float4 v) {
   asm volatile(
-      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "st.shared::cluster.v4.f32 [remote], {%2, %3, %4, %5};\n}" ::"r"(address),
-      "r"(block), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+      "{\n.reg .b32 to, at;\nmapa.shared::cluster.u32 to, %0, %2;\nmapa.shared::cluster.u32 at, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%3, %4, %5, %6}, [at];\n}" ::"r"(address),
+      "r"(barrier), "r"(block), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
       : "memory");
 }
 
