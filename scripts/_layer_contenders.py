@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
-from autotune.device import device_name, measure_device
+from autotune.device import DeviceFacts, device_name, measure_device
 from autotune.measure import Case, Runnable
 from autotune.problem import DTYPES, Conv2d
 from autotune.report import label
 from autotune.vendor import cudnn
 from fused_resnet.candidates import candidate
 from tuning_db import Store
-from tuning_db.schema import Measurement
 
 Tensors = dict[str, torch.Tensor]
 
@@ -39,18 +39,23 @@ def our_contenders(case: Case, path: Path, most: int) -> tuple[dict[str, float],
     """The device's limits, measured now if the database has none, and its best kernels for the problem."""
     with Store.open(path) as store:
         row = store.device(device_name(case.device))
-        facts = row or measure_device(case.device)
+        facts = row or _facts(case.device)
         rates = {"flops_per_us": facts.flops_per_us, "bytes_per_us": facts.bytes_per_us}
         ranking = store.ranking(row, str(case.problem)) if row else []
         ranking = [measured for measured in ranking if measured.kernel.library][:most]
-        found = {_name(measured): candidate(store, measured.kernel, measured.launch) for measured in ranking}
+        labels = [label(measured) for measured in ranking]
+        found = {
+            name if labels.count(name) == 1 else f"{name} {dict(measured.launch)}": candidate(
+                store, measured.kernel, measured.launch
+            )
+            for name, measured in zip(labels, ranking, strict=True)
+        }
     return rates, [Contender("ours", name, lambda c=c: case.bind(c)) for name, c in found.items()]  # type: ignore[misc]
 
 
-def _name(measured: Measurement) -> str:
-    """A label that tells also those apart that differ in what labels leave out."""
-    launch = " ".join(f"{name}={value}" for name, value in measured.launch.items())
-    return f"{label(measured)} [{launch}]" if launch else label(measured)
+@cache
+def _facts(device: torch.device) -> DeviceFacts:
+    return measure_device(device)
 
 
 def plan_contenders(case: Case, found: cudnn.Found) -> Iterator[Contender]:

@@ -60,19 +60,18 @@ def show(record: dict[str, Any]) -> None:
     if not console.is_terminal:
         console.width = WIDTH
     console.print(table(record["layers"], heading(record)))
-    for side, row in summary(record["layers"]).items():
-        console.print(
-            f"{SIDES[side]} takes {number(row['geometric_mean'])} times as long as ours (geometric mean of "
-            f"{row['layers']}); worst {number(row['worst'])}, best {number(row['best'])}; "
-            f"ours is faster on {row['faster']}, slower on {row['slower']}"
-        )
+    if totals := summary(record["layers"]):
+        console.print(totals_table(totals))
+    reasons: dict[str, list[str]] = {}
     for layer in record["layers"]:
-        name = escape(title(parse(layer["problem"])))
+        name = title(parse(layer["problem"]))
         if "error" in layer:
-            console.print(f"[red]{name} failed:[/] {escape(layer['error'])}")
+            reasons.setdefault(f"not measured: {layer['error']}", []).append(name)
         for side, reason in layer.get("missing", {}).items():
-            if side != "first":
-                console.print(f"[yellow]{name}, {SIDES[side]}:[/] {escape(reason)}")
+            reasons.setdefault(f"without {SIDES[side]}: {reason}", []).append(name)
+    for reason, names in reasons.items():
+        where = names[0] if len(names) == 1 else f"{len(names)} layers"
+        console.print(f"[yellow]{escape(where)}[/] {escape(reason)}")
 
 
 def heading(record: dict[str, Any]) -> str:
@@ -99,6 +98,18 @@ def table(layers: Sequence[dict[str, Any]], caption: str) -> Table:
         values += [number(sides[side]["us"]["median"]) if side in sides else "-" for side in ("first", "torch")]
         values += [f"[{style}]{ratio_text(ratio)}[/]" if style else ratio_text(ratio)]
         result.add_row(name, *values, f"{ours['share']:.0%}" if ours else "-")
+    return result
+
+
+def totals_table(totals: dict[str, dict[str, Any]]) -> Table:
+    """A row for each side that ours is compared with."""
+    result = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    result.add_column("times ours")
+    for name in ("layers", "geometric mean", "worst", "best", "ours faster", "ours slower"):
+        result.add_column(name, justify="right", no_wrap=True)
+    for side, row in totals.items():
+        ratios = [number(row[name]) for name in ("geometric_mean", "worst", "best")]
+        result.add_row(SIDES[side], str(row["layers"]), *ratios, str(row["faster"]), str(row["slower"]))
     return result
 
 
@@ -141,5 +152,5 @@ def draw(record: dict[str, Any], path: Path) -> None:
         _layer_chart.draw("Our kernels against the best of all cuDNN plans", subtitle, rows, path)
         Console().print(f"wrote {path}", highlight=False)
     except (ValueError, ImportError) as problem:
-        reason = "no matplotlib" if isinstance(problem, ImportError) else one_line(problem)
+        reason = "install matplotlib" if isinstance(problem, ImportError) else problem
         Console().print(f"no chart: {reason}", highlight=False)

@@ -51,9 +51,9 @@ METHOD = {
 def main() -> int:
     args = arguments()
     if args.show:
-        record = read(args.show)
-        show(record)
-        draw(record, args.chart or args.show.with_suffix(".png"))
+        known = read(args.show)
+        show(known)
+        draw(known, args.chart or args.show.with_suffix(".png"))
         return 0
     if not args.db:
         raise AutotuneError(f"our kernels come from a tuning database: give --db FILE, made with {advice(args.layers)}")
