@@ -73,7 +73,7 @@ def main() -> int:
         "method": METHOD,
         "layers": [],
     }
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     with (
         Contests(str(device)) as contests,
         Progress(*columns, console=Console(stderr=True), transient=True) as progress,

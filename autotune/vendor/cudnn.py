@@ -68,7 +68,7 @@ class Found:
         return BoundPlan(self.graphs[plan.bias], plan, tensors)
 
     def serialized(self, plan: Plan) -> bytes:
-        """cuDNN's own form of a plan without `error`, for `pygraph.deserialize` of the same version."""
+        """cuDNN's own form of a plan without `error`: `list` of it is what `pygraph.deserialize` takes."""
         return self.graphs[plan.bias].serialized(plan)
 
 
@@ -214,9 +214,13 @@ class _Graph:
         return self.graph.tensor(name=name, dim=list(shape), stride=channels_last(shape), data_type=self._dtypes[dtype])
 
     def plans(self) -> Iterator[Plan]:
-        """Build all plans, in the heuristics' order."""
+        """Build all plans, in the heuristics' order; what two heuristics name comes once."""
+        seen: set[str] = set()
         for index in range(self.graph.get_execution_plan_count()):
-            yield self._build(index)
+            plan = self._build(index)
+            if plan.name not in seen:
+                yield plan
+            seen.add(plan.name)
 
     def _build(self, index: int) -> Plan:
         known: dict[str, Any] = {"index": index, "name": f"plan {index}", "bias": self._bias}
