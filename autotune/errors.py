@@ -17,6 +17,10 @@ class ToolchainError(AutotuneError):
     """No usable compiler, or a compiler that cannot serve the target."""
 
 
+class VendorError(AutotuneError):
+    """A vendor's library that is not installed, is too old, or cannot solve a problem."""
+
+
 class WorkerError(AutotuneError):
     """The measuring process cannot be started at all."""
 

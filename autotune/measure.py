@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -30,6 +30,13 @@ _GUARD = 4096  # bytes before and after each output that must stay untouched
 _GUARD_BYTE = 0xA5
 _SAMPLE_US = 400.0  # length of one GPU sample
 _CPU_SAMPLE_US = 3000.0
+
+
+class Runnable(Protocol):
+    """What can be verified and timed: a bound candidate, or anything else that solves the problem on a stream."""
+
+    def run(self, stream: int = 0) -> None:
+        """Enqueue the work on a CUDA stream, or do it on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +100,13 @@ class Case:
             whole.fill_(_GUARD_BYTE)
             self.tensors[name].fill_(math.nan)
 
+    def verify(self, step: Runnable) -> tuple[float, str | None]:
+        """Run a step on poisoned outputs: the largest relative error, and what is wrong, if anything."""
+        self.poison()
+        step.run(_stream(self.device))
+        _synchronize(self.device)
+        return self.check()
+
     def check(self) -> tuple[float, str | None]:
         """Compare all outputs with the reference: the largest relative error, and what is wrong, if anything."""
         worst = 0.0
@@ -121,10 +135,7 @@ class Case:
             step = self.bind(candidate)
         except RefusedError as refusal:
             return Result("refused", str(refusal))
-        self.poison()
-        step.run(_stream(self.device))
-        _synchronize(self.device)
-        error, complaint = self.check()
+        error, complaint = self.verify(step)
         if complaint:
             return Result("wrong", complaint, error)
         verified = time.perf_counter()
@@ -170,12 +181,12 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def sampler(step: Step, device: torch.device) -> Callable[[], float]:
+def sampler(step: Runnable, device: torch.device) -> Callable[[], float]:
     """A function that runs `step` many times and returns the microseconds of one run; warmed up."""
     return _cuda_sampler(step, device) if device.type == "cuda" else _cpu_sampler(step)
 
 
-def _cpu_sampler(step: Step) -> Callable[[], float]:
+def _cpu_sampler(step: Runnable) -> Callable[[], float]:
     def sample(repeats: int) -> float:
         started = time.perf_counter()
         for _ in range(repeats):
@@ -187,7 +198,7 @@ def _cpu_sampler(step: Step) -> Callable[[], float]:
     return lambda: sample(repeats)
 
 
-def _between(work: Callable[[], object]) -> float:
+def between(work: Callable[[], object]) -> float:
     """Device time of what `work` enqueues on the current stream, in microseconds."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
@@ -205,10 +216,10 @@ def replay_sampler(replay: Callable[[], object], replays: int = 10) -> Callable[
             replay()
 
     repeat()
-    return lambda: _between(repeat) / replays
+    return lambda: between(repeat) / replays
 
 
-def _cuda_sampler(step: Step, device: torch.device) -> Callable[[], float]:
+def _cuda_sampler(step: Runnable, device: torch.device) -> Callable[[], float]:
     def repeat(times: int) -> None:
         for _ in range(times):
             step.run(_stream(device))
@@ -217,7 +228,7 @@ def _cuda_sampler(step: Step, device: torch.device) -> Callable[[], float]:
         side = torch.cuda.Stream(device)
         with torch.cuda.stream(side):
             repeat(3)
-            repeats = max(3, min(100, round(_SAMPLE_US / max(1.0, _between(lambda: repeat(5)) / 5))))
+            repeats = max(3, min(100, round(_SAMPLE_US / max(1.0, between(lambda: repeat(5)) / 5))))
         side.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=side):
@@ -226,7 +237,7 @@ def _cuda_sampler(step: Step, device: torch.device) -> Callable[[], float]:
 
     def sample() -> float:
         assert step  # held here: the graph runs on a workspace and on weights that nothing else keeps alive
-        return _between(graph.replay) / repeats
+        return between(graph.replay) / repeats
 
     return sample
 

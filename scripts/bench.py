@@ -10,10 +10,7 @@ import gc
 import hashlib
 import json
 import os
-import platform
-import re
 import statistics
-import subprocess
 import time
 import warnings
 from collections.abc import Iterable
@@ -26,6 +23,7 @@ import _timing as timing
 import torch
 from _cli import positive, run, seconds
 from _peers import VARIANTS, Case, Forward, Variant
+from _record import machine, one_line, slug, write
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -240,15 +238,6 @@ def relative_error(result: Tensor, expected: Tensor) -> float:
     return float((result.double() - expected).norm() / expected.double().norm())
 
 
-def one_line(problem: Exception | Warning | str) -> str:
-    """Kind and first line of an error; the first line alone of a warning."""
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    text = lines[0] if lines else ""
-    if isinstance(problem, Exception) and not isinstance(problem, (Warning, AutotuneError)):
-        return f"{type(problem).__name__}: {text}" if text else type(problem).__name__
-    return text
-
-
 def as_json(result: Result) -> dict[str, Any]:
     variant = result.variant
     about = {"label": variant.label, "layout": variant.layout}
@@ -258,47 +247,9 @@ def as_json(result: Result) -> dict[str, Any]:
     return {"status": "ok"} | about | {k: v for k, v in numbers.items() if k not in ("variant", "reason", "forward")}
 
 
-def machine(device: torch.device) -> dict[str, Any]:
-    """What the numbers depend on. `device` is the name of what was measured."""
-    cpu, gpu = cpu_name(), torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return {
-        "device": gpu or cpu,
-        "gpu": gpu,
-        "driver": driver_version() if gpu else None,
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if gpu else None,
-        "python": platform.python_version(),
-    }
-
-
-def cpu_name() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
-
-
-def driver_version() -> str | None:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.split()[0]
-    except (OSError, subprocess.SubprocessError, IndexError):
-        return None
-
-
 def default_name(model: str, device: torch.device, dtype: str) -> str:
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return f"{model}-{re.sub(r'[^a-z0-9]+', '-', place.lower()).strip('-')}-{dtype}"
-
-
-def write(record: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    return f"{model}-{slug(place)}-{dtype}"
 
 
 def plot(path: Path) -> None:

@@ -1,0 +1,134 @@
+"""Compare our tuned kernels with cuDNN layer by layer: with the best of all its plans, its first choice, and torch.
+
+Everything is verified, captured into CUDA graphs and timed in one run, side by side in interleaved rounds. Out come a
+table, a JSON record with every plan that was tried, and a chart.
+
+Example: python scripts/tune.py --problems benchmarks/layers/resnet.txt --db tuning_db/layers.db
+         python scripts/bench_layers.py --layers resnet --db tuning_db/layers.db
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from _cli import positive, run
+from _layer_contest import CHOOSING_ROUNDS, FINALISTS, SLOW, Job
+from _layer_process import Contests
+from _layer_report import draw, read, show, summary
+from _layer_sets import LAYERS, layer_set, title
+from _record import machine, slug, write
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from autotune.device import device_name
+from autotune.errors import AutotuneError
+from autotune.vendor import cudnn
+from tuning_db import Store
+
+LEAST_ROUNDS = 30
+METHOD = {
+    "unit": "microseconds",
+    "time": "mean over a CUDA graph of many launches, between two events; median, 10th and 90th percentile over rounds",
+    "ratio": "a side's time over ours: median over rounds of the ratio in one round, low and high: 95 % interval",
+    "rounds": f"the best {FINALISTS} of each side run {CHOOSING_ROUNDS} rounds, and the best of those the rounds that "
+    "count, all sides in each round in a new random order",
+    "ours": "the best kernel that the tuning database has for the problem on this kind of GPU",
+    "cudnn": "the best of all plans of heuristics A, B and FALLBACK, with the bias in the problem's dtype or in f32",
+    "first": "the first of these that runs: what the heuristics would take",
+    "torch": "torch's fused operator, or its convolution and pointwise operators; channels_last, cudnn.benchmark",
+    "slow": f"whatever takes {SLOW} times the best so far is run, but not timed any further",
+    "caches": "warm: the same operands again and again",
+    "share": "the device's limit for the layer, by its measured rates, over the time",
+    "checked": "random operands, poisoned and fenced outputs, against a float32 reference",
+}
+
+
+def main() -> int:
+    args = arguments()
+    if args.show:
+        known = read(args.show)
+        show(known)
+        draw(known, args.chart or args.show.with_suffix(".png"))
+        return 0
+    if not args.db:
+        raise AutotuneError(f"our kernels come from a tuning database: give --db FILE, made with {advice(args.layers)}")
+    path, problems = layer_set(args.layers, args.only)
+    if not torch.cuda.is_available():
+        raise AutotuneError("torch sees no NVIDIA GPU: layers are compared with cuDNN on one")
+    Store.open(args.db).close()  # what is wrong with it is said before anything is measured
+    device = torch.device("cuda:0")
+    place = args.json or LAYERS.parent / f"layers-{path.stem}-{slug(device_name(device))}.json"
+    record: dict[str, Any] = {
+        "schema": 1,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": machine(device),
+        "cudnn": cudnn_versions(device),
+        "database": {"file": args.db.name, "sha256": hashlib.sha256(args.db.read_bytes()).hexdigest()},
+        "arguments": {"layers": path.stem, "only": args.only, "rounds": args.rounds},
+        "method": METHOD,
+        "layers": [],
+    }
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    with (
+        Contests(str(device)) as contests,
+        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+    ):
+        task = progress.add_task("", total=len(problems))
+        for problem in problems:
+
+            def tell(what: str, layer: str = title(problem)) -> None:
+                progress.update(task, description=f"{layer}: {what}")
+
+            record["layers"].append(contests.measure(Job(problem, args.db, args.rounds), tell))
+            record["summary"] = summary(record["layers"])
+            write(record, place)  # after every layer: an interrupted run keeps what it measured
+            progress.advance(task)
+    show(record)
+    if any("ours" in layer.get("missing", {}) for layer in record["layers"]):
+        Console().print(f"Tune what is missing with: {advice(args.layers, args.db)}", highlight=False)
+    Console().print(f"wrote {place}", highlight=False)
+    draw(record, args.chart or place.with_suffix(".png"))
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = ", ".join(sorted(path.stem for path in LAYERS.glob("*.txt")))
+    parser.add_argument("--layers", default="resnet", metavar="SET", help=f"{known}, or a file of problems")
+    parser.add_argument("--only", metavar="PATTERN", help="layers whose line in the table or text has this expression")
+    parser.add_argument("--db", type=Path, metavar="FILE", help="the tuning database with our kernels")
+    parser.add_argument("--rounds", type=rounds, default=40, metavar="N", help="that count (default 40, at least 30)")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="the record (default: benchmarks/layers-SET-GPU.json)"
+    )
+    parser.add_argument("--chart", type=Path, metavar="FILE", help="the chart (default: beside the record)")
+    parser.add_argument("--show", type=Path, metavar="FILE.json", help="only print and draw a record")
+    return parser.parse_args()
+
+
+def rounds(text: str) -> int:
+    if positive(text) < LEAST_ROUNDS:
+        raise argparse.ArgumentTypeError(f"'{text}' rounds are too few for an interval: at least {LEAST_ROUNDS}")
+    return int(text)
+
+
+def advice(layers: str, database: Path | str = "FILE") -> str:
+    path = LAYERS / f"{layers}.txt"
+    return f"python scripts/tune.py --problems {path if path.is_file() else layers} --db {database}"
+
+
+def cudnn_versions(device: torch.device) -> dict[str, str]:
+    """cuDNN's version and its package's, or why its plans cannot be had."""
+    try:
+        return cudnn.versions(device)
+    except AutotuneError as problem:
+        return {"reason": str(problem)}
+
+
+if __name__ == "__main__":
+    run(main)
