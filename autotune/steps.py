@@ -115,7 +115,9 @@ def full_name(name: str) -> str:
     short, digest, _ = name.partition("@")
     if digest:
         here = f" as it was then: here it is {_newest[short]}" if short in _newest else ""
-        raise ProblemError(f"the custom step '{name}' is not defined: call autotune.steps.define_step for it first{here}")
+        raise ProblemError(
+            f"the custom step '{name}' is not defined: call autotune.steps.define_step for it first{here}"
+        )
     raise ProblemError(f"unknown epilogue step '{name}': choose from {', '.join([*_BUILT_IN, *_newest])}")
 
 

@@ -81,7 +81,7 @@ def _brief(text: str) -> str:
     try:
         return brief(parse(text))
     except AutotuneError:
-        return text.split()[0]
+        return text.split(maxsplit=1)[0]
 
 
 def main() -> None:
