@@ -149,4 +149,6 @@ def test_special_values_come_out_as_torch_has_them(name, backwards, built, cpu_t
     tensors, scalars, expected = special_case(problem, values)
     chosen = kernel(chain, cpu_target)
     bind(candidate_of(chosen, built[chosen], LAUNCH), problem, tensors, scalars, CPU).run()
-    torch.testing.assert_close(tensors["y"], expected.float(), rtol=2e-6, atol=3e-7, equal_nan=True)
+    # gelu's 1 + erf loses small digits in float32, torch's as well; the others lose them below the normal numbers alone
+    least = 3e-7 if name == "gelu" else 1e-37
+    torch.testing.assert_close(tensors["y"], expected.float(), rtol=2e-6, atol=least, equal_nan=True)

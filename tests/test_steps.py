@@ -162,12 +162,14 @@ def ranked(path, name):
 
 def test_the_documents_example_tunes_its_step(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "epilogues.md").read_text(), re.DOTALL)
+    page = (ROOT / "docs" / "epilogues.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(code, {})
     families = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
     assert families == {"cpu_conv2d", "aten"}
     with Store.open(tmp_path / "swish.db") as store:
         [problem], [device] = store.problems(), store.devices()
+        assert f"`{problem.text.rpartition(',')[2]}`" in page
         assert {row.status for row in store.measurements(device, problem.text)} == {"ok"}
 
 
