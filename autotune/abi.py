@@ -6,12 +6,12 @@ import ctypes
 from collections.abc import Sequence
 
 from autotune.epilogue import MAX_SCALARS
-from autotune.problem import AvgPool2d, Conv2d, Problem, SeTail, SpaceToDepth
+from autotune.problem import MAX_OPERANDS, AvgPool2d, Conv2d, Problem, SeTail, SpaceToDepth
 
 ABI_VERSION = 2
 MAX_LAUNCH = 8
-MAX_POINTERS = 16
-WORKSPACE = MAX_POINTERS - 1
+WORKSPACE = MAX_OPERANDS
+MAX_POINTERS = WORKSPACE + 1
 
 _TAIL = [("scalars", ctypes.c_float * MAX_SCALARS), ("launch", ctypes.c_int32 * MAX_LAUNCH)]
 

@@ -1,61 +1,52 @@
-"""Epilogues: the chain of steps applied to an accumulator before it is stored.
-
-One description serves every place that needs it: the kernels call `at::<name>` of templates/epilogue.h
-for each step, and the torch operators and the reference call the function given here. So a new step is
-one row in `STEPS` and one function in epilogue.h.
-"""
+"""Epilogues: the chain of steps applied to an accumulator before it is stored. autotune/steps.py has the steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from autotune.errors import ProblemError
+from autotune.steps import STEPS, Definition, full_name, register
 
 MAX_SCALARS = 8
 """Scalars one epilogue may take (AT_MAX_SCALARS of templates/abi.h)."""
 
 
 @dataclass(frozen=True)
-class StepKind:
-    """What one kind of step needs.
+class Argument:
+    """What a step takes beside the value: a tensor of the problem, or a scalar.
 
-    operand: None; "vector" (float32, one value a channel); "tensor" (shape and dtype of the output, read);
-        "output" (the same, written); "scalar" (a float known when the kernel is prepared).
-    torch: (value, operand or scalar) -> value, in the dtype of `value`, channels last.
+    name: the problem's operand, such as `add0`, or `slope.0` for a parameter of a custom step.
+    kind: as in StepKind. index: among the chain's scalars or, tensors and vectors together, among its pointers.
     """
 
-    operand: str | None
-    torch: Callable[..., torch.Tensor]
-
-
-STEPS: dict[str, StepKind] = {
-    "bias": StepKind("vector", lambda v, b: v + b.to(v.dtype)),
-    "scale": StepKind("vector", lambda v, s: v * s.to(v.dtype)),
-    "add": StepKind("tensor", lambda v, t: v + t),
-    "store": StepKind("output", lambda v, _: v),
-    "add_scalar": StepKind("scalar", lambda v, s: v + s),
-    "mul_scalar": StepKind("scalar", lambda v, s: v * s),
-    "relu": StepKind(None, torch.relu),
-    "sigmoid": StepKind(None, torch.sigmoid),
-    "silu": StepKind(None, lambda v: v * torch.sigmoid(v)),
-}
+    name: str
+    kind: str
+    index: int
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a bound chain; `index` counts its pointer operands or its scalars from 0."""
+    """One step of a chain with its arguments numbered; `custom` if the step is a user's."""
 
     name: str
-    operand: str | None
-    index: int
+    arguments: tuple[Argument, ...]
+    custom: Definition | None
 
-    @property
-    def operand_name(self) -> str:
-        """Name of the step's tensor among the problem's operands, such as `add0`."""
-        return f"{self.name}{self.index}"
+    def values(
+        self, operands: Mapping[str, torch.Tensor], scalars: Sequence[float], dtype: torch.dtype
+    ) -> list[torch.Tensor | float]:
+        """The arguments' values, in order; vectors in `dtype`, as the step's torch function wants them."""
+        values: list[torch.Tensor | float] = []
+        for argument in self.arguments:
+            if argument.kind == "scalar":
+                values.append(scalars[argument.index])
+            else:
+                operand = operands[argument.name]
+                values.append(operand.to(dtype) if argument.kind == "vector" else operand)
+        return values
 
 
 @dataclass(frozen=True)
@@ -69,9 +60,7 @@ class Epilogue:
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in self.names:
-            if name not in STEPS:
-                raise ProblemError(f"unknown epilogue step '{name}': choose from {', '.join(STEPS)}")
+        object.__setattr__(self, "names", tuple(map(full_name, self.names)))
         if self.scalars > MAX_SCALARS:
             raise ProblemError(f"epilogue '{self}' takes {self.scalars} scalars; at most {MAX_SCALARS} are possible")
 
@@ -83,35 +72,60 @@ class Epilogue:
     def __str__(self) -> str:
         return ",".join(self.names) or "none"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """A pickled chain takes its custom steps' definitions along, so another process can read it."""
+        return _restore, (self.names, tuple(step.custom for step in self.steps if step.custom))
+
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The chain with each step's operand numbered: tensors and vectors together, scalars apart."""
+        """The chain with each step's arguments numbered: tensors and vectors together, scalars apart."""
         steps, pointers, scalars = [], 0, 0
         for name in self.names:
-            operand = STEPS[name].operand
-            steps.append(Step(name, operand, scalars if operand == "scalar" else pointers))
-            scalars += operand == "scalar"
-            pointers += operand in ("vector", "tensor", "output")
+            kind, arguments = STEPS[name], []
+            for i, operand in enumerate(kind.operands):
+                index = scalars if operand == "scalar" else pointers
+                own = f"{kind.custom.params[i][0]}.{index}" if kind.custom else f"{name}{index}"
+                arguments.append(Argument(own, operand, index))
+                scalars += operand == "scalar"
+                pointers += operand != "scalar"
+            steps.append(Step(name, tuple(arguments), kind.custom))
         return tuple(steps)
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """The arguments of all steps, in order."""
+        return tuple(argument for step in self.steps for argument in step.arguments)
+
+    @property
+    def at_pixels(self) -> bool:
+        """Whether a step reads or writes a tensor: needs to know which pixel it is at."""
+        return any(argument.kind in ("tensor", "output") for argument in self.arguments)
 
     @property
     def scalars(self) -> int:
         """How many scalars the chain takes."""
-        return sum(STEPS[name].operand == "scalar" for name in self.names)
+        return sum(STEPS[name].operands.count("scalar") for name in self.names)
+
+    def random_scalars(self, generator: torch.Generator) -> tuple[float, ...]:
+        """Scalars on which a kernel can be verified: in each step's ranges."""
+        ranges = [bounds for name in self.names for bounds in STEPS[name].ranges]
+        shares = torch.rand(len(ranges), generator=generator).tolist()
+        return tuple(least + (most - least) * share for (least, most), share in zip(ranges, shares, strict=True))
 
     def apply(
-        self, value: torch.Tensor, operands: dict[str, torch.Tensor], scalars: tuple[float, ...]
+        self, value: torch.Tensor, operands: Mapping[str, torch.Tensor], scalars: Sequence[float]
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Apply the chain with torch: returns the last value and what each `store` step kept, by operand name."""
         stored: dict[str, torch.Tensor] = {}
         for step in self.steps:
-            function = STEPS[step.name].torch
-            if step.operand is None:
-                value = function(value)
-            elif step.operand == "scalar":
-                value = function(value, scalars[step.index])
-            elif step.operand == "output":
-                stored[step.operand_name] = value
+            if step.name == "store":
+                stored[step.arguments[0].name] = value
             else:
-                value = function(value, operands[step.operand_name])
+                value = STEPS[step.name].torch(value, *step.values(operands, scalars, value.dtype))
         return value, stored
+
+
+def _restore(names: tuple[str, ...], definitions: tuple[Definition, ...]) -> Epilogue:
+    for definition in definitions:
+        register(definition)
+    return Epilogue(names)

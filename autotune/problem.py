@@ -53,6 +53,10 @@ class Operand:
         return count * DTYPES[self.dtype].itemsize
 
 
+MAX_OPERANDS = 15
+"""Tensors one problem may have (AT_WORKSPACE of templates/abi.h, which comes behind them)."""
+
+
 def output_extent(size: int, kernel: int, stride: int, pad: int, dilation: int) -> int:
     """Output height or width of a sliding window, as torch counts it."""
     return (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
@@ -79,6 +83,8 @@ class Problem:
                 raise ProblemError(f"{self.operator}: {field.name}={value} must be at least {least}")
         if min(self.output_shape) < 1:
             raise ProblemError(f"'{self}' has no output: its window is larger than its padded input")
+        if len(self.operands()) > MAX_OPERANDS:
+            raise ProblemError(f"'{self}' has {len(self.operands())} tensors; at most {MAX_OPERANDS} are possible")
 
     def __str__(self) -> str:
         order = [f for f in dataclasses.fields(self) if f.name not in ("dtype", "epilogue")]
@@ -106,8 +112,7 @@ class Problem:
             "tensor": ("input", shape, self.dtype),
             "output": ("output", shape, self.dtype),
         }
-        steps = [step for step in self.epilogue.steps if step.operand in of_kind]
-        extra = [Operand(step.operand_name, *of_kind[step.operand or ""]) for step in steps]
+        extra = [Operand(a.name, *of_kind[a.kind]) for a in self.epilogue.arguments if a.kind in of_kind]
         return (*self._inputs(), Operand("y", "output", shape, self.dtype), *extra)
 
     @property

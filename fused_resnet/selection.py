@@ -12,6 +12,7 @@ import torch
 
 from autotune.arch import runs_on
 from autotune.device import device_name, device_target
+from autotune.errors import AutotuneError
 from autotune.problem import Problem, parse, with_batch
 from autotune.vendor import aten
 from fused_resnet.binding import Candidate
@@ -81,7 +82,10 @@ def _batches(store: Store, problem: Problem) -> list[int]:
     same = dataclasses.asdict(with_batch(problem, 1))
     batches = []
     for row in store.problems():
-        other = parse(row.text)
+        try:
+            other = parse(row.text)
+        except AutotuneError:  # of another version, or with a custom step that this process has not defined
+            continue
         if type(other) is type(problem) and dataclasses.asdict(with_batch(other, 1)) == same:
             batches.append(other.n)  # type: ignore[attr-defined]
     wanted = problem.n  # type: ignore[attr-defined]

@@ -48,9 +48,14 @@ def info(store: Store, console: Console) -> None:
 
 
 def best(store: Store, console: Console) -> None:
-    problems = [("", parse(row.text)) for row in store.problems()]
+    problems = []
+    for row in store.problems():
+        try:
+            problems.append(parse(row.text))
+        except AutotuneError as error:
+            console.print(f"{row.text}\n  left out: {error}", highlight=False, markup=False)
     for device in store.devices():
-        named = [(str(getattr(problem, "n", "")), problem) for _, problem in problems]
+        named = [(str(getattr(problem, "n", "")), problem) for problem in problems]
         table = winners(lines(store, device, named), device.name)
         table.columns[0].header = "n"
         console.print(table)
@@ -64,11 +69,19 @@ def listing(store: Store, console: Console, most: int) -> None:
             measurements = store.measurements(device, row.text)
             if not measurements:
                 continue
-            console.print(f"[bold]{brief(parse(row.text))}[/]  {row.text}", highlight=False)
+            console.print(f"[bold]{_brief(row.text)}[/]  {row.text}", highlight=False)
             for measurement in measurements[:most]:
                 time = f"{measurement.median_us:9.2f} us" if measurement.median_us else f"{measurement.status:>12}"
                 mark = "final" if measurement.final else measurement.error or ""
                 console.print(f"  {time}  {label(measurement)}  {mark}", highlight=False)
+
+
+def _brief(text: str) -> str:
+    """A problem in few characters; its operator alone, where it has a step that is not defined here."""
+    try:
+        return brief(parse(text))
+    except AutotuneError:
+        return text.split(maxsplit=1)[0]
 
 
 def main() -> None:

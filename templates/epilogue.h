@@ -1,72 +1,144 @@
-// The steps of an epilogue, on a small array of float that holds neighbouring channels of one pixel.
-// autotune/epilogue.py lists them; each serves host and device code. Loads and stores convert from and to
-// the tensors' element type; cpu/element.h and cuda/element.cuh say how.
+// The steps of an epilogue, on a small array of float that holds neighbouring channels of one pixel. autotune/steps.py
+// lists them; each serves host and device code. Loads and stores convert from and to the tensors' element type;
+// cpu/kernel.h and cuda/kernel.cuh say how. Conditions are written so that a NaN stays a NaN, as torch has it.
 #pragma once
 
 #ifdef __CUDACC__
 #define AT_INLINE __device__ __forceinline__
 #define AT_UNROLL _Pragma("unroll")
+#define AT_INLINED
 #else
-#include <cmath>
+#include "cpu/math.h"
 #define AT_INLINE static inline __attribute__((always_inline))
 #define AT_UNROLL _Pragma("GCC ivdep")
+#define AT_INLINED __attribute__((always_inline))  // behind a lambda's parameters
 #endif
 
 namespace at {
 
+#ifdef __CUDACC__
+using ::erff;
+using ::expf;
+using ::tanhf;
+#endif
+
+// What a step takes beside the value, for each channel of an array: read from a tensor or vector, or one scalar for all.
+template <int N>
+struct Operand {
+  float of[N];
+};
+
+template <int N, typename Element>
+AT_INLINE Operand<N> operand(const Element* from) {
+  Operand<N> result;
+  load(result.of, from);
+  return result;
+}
+
+template <int N>
+AT_INLINE Operand<N> operand(float scalar) {
+  Operand<N> result;
+  AT_UNROLL
+  for (int i = 0; i < N; ++i) result.of[i] = scalar;
+  return result;
+}
+
+template <int N, typename Function, typename... Operands>
+AT_INLINE void transform(float (&v)[N], const Function& function, const Operands&... operands) {
+  AT_UNROLL
+  for (int i = 0; i < N; ++i) v[i] = function(v[i], operands.of[i]...);
+}
+
+// v = function(v, operands...) for each channel.
+template <int N, typename Function, typename... Operands>
+AT_INLINE void each(float (&v)[N], const Function& function, Operands... operands) {
+  transform(v, function, operand<N>(operands)...);
+}
+
 template <int N>
 AT_INLINE void bias(float (&v)[N], const float* vector) {
-  float b[N];
-  load(b, vector);
-  AT_UNROLL
-  for (int i = 0; i < N; ++i) v[i] += b[i];
+  each(v, [](float x, float b) AT_INLINED { return x + b; }, vector);
 }
 
 template <int N>
 AT_INLINE void scale(float (&v)[N], const float* vector) {
-  float s[N];
-  load(s, vector);
-  AT_UNROLL
-  for (int i = 0; i < N; ++i) v[i] *= s[i];
+  each(v, [](float x, float s) AT_INLINED { return x * s; }, vector);
 }
 
 template <int N, typename Element>
 AT_INLINE void add(float (&v)[N], const Element* tensor) {
-  float t[N];
-  load(t, tensor);
-  AT_UNROLL
-  for (int i = 0; i < N; ++i) v[i] += t[i];
+  each(v, [](float x, float t) AT_INLINED { return x + t; }, tensor);
 }
 
 template <int N>
 AT_INLINE void add_scalar(float (&v)[N], float s) {
-  AT_UNROLL
-  for (int i = 0; i < N; ++i) v[i] += s;
+  each(v, [](float x, float s) AT_INLINED { return x + s; }, s);
 }
 
 template <int N>
 AT_INLINE void mul_scalar(float (&v)[N], float s) {
-  AT_UNROLL
-  for (int i = 0; i < N; ++i) v[i] *= s;
+  each(v, [](float x, float s) AT_INLINED { return x * s; }, s);
 }
 
-// Written so that a NaN stays a NaN, as torch has it.
+AT_INLINE float clamped(float x, float low, float high) {
+  const float raised = x < low ? low : x;
+  return raised > high ? high : raised;
+}
+
+template <int N>
+AT_INLINE void clamp(float (&v)[N], float low, float high) {
+  each(v, [](float x, float low, float high) AT_INLINED { return clamped(x, low, high); }, low, high);
+}
+
 template <int N>
 AT_INLINE void relu(float (&v)[N]) {
-  AT_UNROLL
-  for (int i = 0; i < N; ++i) v[i] = v[i] < 0.f ? 0.f : v[i];
+  each(v, [](float x) AT_INLINED { return x < 0.f ? 0.f : x; });
+}
+
+template <int N>
+AT_INLINE void relu6(float (&v)[N]) {
+  each(v, [](float x) AT_INLINED { return clamped(x, 0.f, 6.f); });
+}
+
+template <int N>
+AT_INLINE void leaky_relu(float (&v)[N], float slope) {
+  each(v, [](float x, float slope) AT_INLINED { return x > 0.f ? x : x * slope; }, slope);
 }
 
 template <int N>
 AT_INLINE void sigmoid(float (&v)[N]) {
-  AT_UNROLL
-  for (int i = 0; i < N; ++i) v[i] = 1.f / (1.f + expf(-v[i]));
+  each(v, [](float x) AT_INLINED { return 1.f / (1.f + expf(-x)); });
+}
+
+template <int N>
+AT_INLINE void hardsigmoid(float (&v)[N]) {
+  each(v, [](float x) AT_INLINED { return clamped(x + 3.f, 0.f, 6.f) * (1.f / 6.f); });
 }
 
 template <int N>
 AT_INLINE void silu(float (&v)[N]) {
-  AT_UNROLL
-  for (int i = 0; i < N; ++i) v[i] = v[i] / (1.f + expf(-v[i]));
+  each(v, [](float x) AT_INLINED { return x / (1.f + expf(-x)); });
+}
+
+template <int N>
+AT_INLINE void hardswish(float (&v)[N]) {
+  each(v, [](float x) AT_INLINED { return x * (clamped(x + 3.f, 0.f, 6.f) * (1.f / 6.f)); });
+}
+
+template <int N>
+AT_INLINE void tanh(float (&v)[N]) {
+  each(v, [](float x) AT_INLINED { return tanhf(x); });
+}
+
+template <int N>
+AT_INLINE void gelu(float (&v)[N]) {
+  each(v, [](float x) AT_INLINED { return 0.5f * x * (1.f + erff(x * 0.707106781f)); });
+}
+
+// (1 + tanh(u)) / 2 is the sigmoid of 2u: nothing cancels.
+template <int N>
+AT_INLINE void gelu_tanh(float (&v)[N]) {
+  each(v, [](float x) AT_INLINED { return x / (1.f + expf(-1.59576912f * (x + 0.044715f * x * x * x))); });
 }
 
 }  // namespace at

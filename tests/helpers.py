@@ -6,7 +6,7 @@ import math
 import random
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from autotune import build, emit
 from autotune.epilogue import Epilogue
 from autotune.families import family
 from autotune.families.base import Config, Kernel
-from autotune.problem import AvgPool2d, Conv2d, Problem, SeTail, SpaceToDepth
+from autotune.problem import DTYPES, AvgPool2d, Conv2d, Problem, SeTail, SpaceToDepth
+from autotune.steps import define_step
 from fused_resnet.binding import Candidate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,25 +50,27 @@ def solve(problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequen
             hidden = (mean @ given["w1"].T + given["b1"]).clamp_min(0)
             gate = 1 / (1 + torch.exp(-(hidden @ given["w2"].T + given["b2"])))
             value = given["x"] * gate[:, None, None, :]
+    return run_chain(problem.epilogue.names, value, given, scalars)
+
+
+def run_chain(
+    names: Sequence[str], value: torch.Tensor, given: Mapping[str, torch.Tensor], scalars: Sequence[float]
+) -> dict[str, torch.Tensor]:
+    """An epilogue by its steps' names: `y`, and what each `store` kept."""
     stored = {}
     pointer = scalar = 0
-    for name in problem.epilogue.names:
-        if name in ("bias", "scale", "add"):
-            operand = given[f"{name}{pointer}"]
-            value = value * operand if name == "scale" else value + operand
-        elif name == "store":
+    for name in names:
+        if name == "store":
             stored[f"store{pointer}"] = value
-        elif name == "add_scalar":
-            value = value + scalars[scalar]
-        elif name == "mul_scalar":
-            value = value * scalars[scalar]
-        elif name == "relu":
-            value = value.clamp_min(0)
-        else:
-            gate = 1 / (1 + torch.exp(-value))
-            value = gate if name == "sigmoid" else value * gate
-        pointer += name in ("bias", "scale", "add", "store")
-        scalar += name in ("add_scalar", "mul_scalar")
+            pointer += 1
+            continue
+        wanted, function = MEANINGS[name.partition("@")[0]]
+        arguments = []
+        for operand in wanted:
+            arguments.append(scalars[scalar] if operand == SCALAR else given[f"{operand}{pointer}"])
+            scalar += operand == SCALAR
+            pointer += operand != SCALAR
+        value = function(value, *arguments)
     return {"y": value, **stored}
 
 
@@ -79,11 +82,107 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return error if math.isfinite(error) else math.inf
 
 
-STEPS = ("bias", "scale", "add", "store", "add_scalar", "mul_scalar", "relu", "sigmoid", "silu")
+SCALAR = "a scalar"
+
+
+def sigmoid(v: torch.Tensor) -> torch.Tensor:
+    return 1 / (1 + torch.exp(-v))
+
+
+def normal_cdf(v: torch.Tensor) -> torch.Tensor:
+    return 0.5 * torch.erfc(-v / math.sqrt(2))
+
+
+def cubic(v: torch.Tensor) -> torch.Tensor:
+    return math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)
+
+
+# Step -> its operands' names without their number, and what it computes.
+MEANINGS: dict[str, tuple[tuple[str, ...], Callable[..., torch.Tensor]]] = {
+    "bias": (("bias",), lambda v, b: v + b),
+    "scale": (("scale",), lambda v, s: v * s),
+    "add": (("add",), lambda v, t: v + t),
+    "add_scalar": ((SCALAR,), lambda v, s: v + s),
+    "mul_scalar": ((SCALAR,), lambda v, s: v * s),
+    "clamp": ((SCALAR, SCALAR), lambda v, low, high: v.clamp_min(low).clamp_max(high)),
+    "relu": ((), lambda v: v.clamp_min(0)),
+    "relu6": ((), lambda v: v.clamp_min(0).clamp_max(6)),
+    "leaky_relu": ((SCALAR,), lambda v, slope: torch.where(v > 0, v, slope * v)),
+    "sigmoid": ((), sigmoid),
+    "hardsigmoid": ((), lambda v: (v / 6 + 0.5).clamp(0, 1)),
+    "silu": ((), lambda v: v * sigmoid(v)),
+    "hardswish": ((), lambda v: v * (v / 6 + 0.5).clamp(0, 1)),
+    "tanh": ((), lambda v: 2 * sigmoid(2 * v) - 1),
+    "gelu": ((), lambda v: v * normal_cdf(v)),
+    "gelu_tanh": ((), lambda v: v * sigmoid(2 * cubic(v))),
+    # custom steps, defined below
+    "swish_b": ((SCALAR,), lambda v, beta: v * sigmoid(beta * v)),
+    "bent": (
+        (SCALAR, "slope.", "shift.", SCALAR),
+        lambda v, up, m, b, c: torch.where(v > b, v - b, 0) * up + (v - b).clamp_max(0) * m + c,
+    ),
+}
+STEPS = (*MEANINGS, "store")
+
+define_step(
+    "swish_b",
+    cuda="x / (1.f + expf(-beta * x))",
+    torch="x * torch.sigmoid(beta * x)",
+    params={"beta": "scalar"},
+)
+define_step(
+    "bent",
+    cuda="fmaf(x > shift ? up : slope, x - shift, jump)",
+    torch="torch.where(x > shift, up, slope) * (x - shift) + jump",
+    params={"up": "scalar", "slope": "channel", "shift": "channel", "jump": "scalar"},
+)
 
 
 def random_epilogue(rng: random.Random) -> Epilogue:
-    return Epilogue(tuple(rng.choices(STEPS, k=rng.randint(0, 5))))
+    return Epilogue(tuple(rng.choices(STEPS, k=rng.randint(0, 4))))
+
+
+# Values at which formulas break; the middle one is none.
+SPECIAL = [
+    *(
+        float("nan"),
+        float("inf"),
+        -float("inf"),
+        0.0,
+        -0.0,
+        1e-40,
+        -1e-40,
+        3e-7,
+        0.3,
+        -0.3,
+        0.624,
+        -0.626,
+        1.0,
+        -1.0,
+        6.0,
+    ),
+    2.0,
+    *(3.0, -3.0, -6.0, 20.0, -20.0, 88.5, -88.5, 104.5, -104.5, 1e4, -1e4, 1e30, -1e30, 3e38, -3e38),
+]
+ELEMENTWISE = [name for name in STEPS if name not in ("add", "store")]
+
+
+def special_case(
+    problem: Problem, values: torch.Tensor
+) -> tuple[dict[str, torch.Tensor], tuple[float, ...], torch.Tensor]:
+    """(tensors, scalars, expected y in float64) for "scale" and one other step: the step meets `values`, exactly.
+
+    All inputs and weights are 1, so the problem's sum must be 1: one pixel, one input channel.
+    """
+    epilogue = problem.epilogue
+    tensors = {operand.name: torch.ones(operand.shape, dtype=DTYPES[operand.dtype]) for operand in problem.operands()}
+    tensors |= {a.name: torch.full(values.shape, 0.75) for a in epilogue.arguments if a.kind == "vector"}
+    tensors["scale0"] = values
+    scalars = (-0.5, 0.7) if "clamp" in epilogue.names else (0.25,) * epilogue.scalars
+    precise = {key: tensor.double() for key, tensor in tensors.items()}
+    expected, _ = epilogue.apply(torch.ones_like(precise["y"]), precise, scalars)
+    tensors["y"].fill_(123.0)
+    return tensors, scalars, expected
 
 
 # -- kernels -------------------------------------------------------------------

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from autotune import abi, epilogue, paths
+from autotune import abi, epilogue, paths, problem
 from autotune.problem import OPERATORS, parse
 from fused_resnet import engine
 
@@ -15,7 +15,7 @@ CONSTANTS = {
     "AT_MAX_SCALARS": epilogue.MAX_SCALARS,
     "AT_MAX_LAUNCH": abi.MAX_LAUNCH,
     "AT_MAX_POINTERS": abi.MAX_POINTERS,
-    "AT_WORKSPACE": abi.WORKSPACE,
+    "AT_WORKSPACE": problem.MAX_OPERANDS,
 }
 
 

@@ -33,8 +33,18 @@ def test_every_family_renders_and_names_its_symbol(name):
 
 
 def test_a_chain_calls_its_steps_in_order(cpu_kernel):
-    text = emit.render(cpu_kernel("cpu_conv2d", CONV, "mul_scalar,bias,relu,store,sigmoid"))
-    assert re.findall(r"at::(\w+)\(v", text) == ["mul_scalar", "bias", "relu", "store", "sigmoid", "store"]
+    text = emit.render(cpu_kernel("cpu_conv2d", CONV, "mul_scalar,bias,relu,store,bent,sigmoid"))
+    assert re.findall(r"at::(\w+)\(v", text) == ["mul_scalar", "bias", "relu", "store", "each", "sigmoid", "store"]
+
+
+def test_arguments_are_given_in_the_order_of_the_step(cpu_kernel):
+    flat = " ".join(emit.render(cpu_kernel("cpu_conv2d", CONV, "bias,add_scalar,clamp,bent,add")).split())
+    assert "at::bias(v, (const float*)p[3] + channel);" in flat
+    assert "at::clamp(v, a.scalars[1], a.scalars[2]);" in flat
+    assert "[](float x, float up, float slope, float shift, float jump)" in flat
+    parameters = "a.scalars[3], (const float*)p[4] + channel, (const float*)p[5] + channel, a.scalars[4]"
+    assert f"}}, {parameters});" in flat
+    assert "at::add(v, (const float*)p[6] + offset);" in flat
 
 
 def test_headers_come_once_and_every_kernel_is_in_the_table(cpu_kernel):
@@ -104,7 +114,7 @@ print("ok")
 @pytest.mark.parametrize("name", [name for name, found in families().items() if found.kind == SHARED_LIBRARY])
 def test_cpu_units_compile_without_a_warning(name, tmp_path):
     source = tmp_path / "unit.cpp"
-    source.write_text(emit.unit([some_kernel(name, "" if "space" in name else "bias,silu")]))
+    source.write_text(emit.unit([some_kernel(name, "" if "space" in name else "bias,silu,clamp,bent,gelu,tanh")]))
     flags = ["-std=c++17", "-O1", "-fopenmp", "-Wall", "-Wextra", "-Wno-ignored-attributes", "-Wno-psabi"]
     command = ["g++", *flags, f"-I{paths.templates()}", "-c", str(source), "-o", str(tmp_path / "unit.o")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -8,7 +8,7 @@ from helpers import ROOT, python
 
 TOOLS = ("jinja2", "optuna", "cutlass_library", "ninja", "rich", "matplotlib")
 TUNER = ("autotune.build", "autotune.emit", "autotune.families", "autotune.search", "autotune.tune", "autotune.worker")
-SHARED = {"errors", "problem", "epilogue", "abi", "arch", "device", "reference", "vendor"}
+SHARED = {"errors", "problem", "epilogue", "steps", "abi", "arch", "device", "reference", "vendor"}
 
 
 def imports(path):

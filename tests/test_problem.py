@@ -8,6 +8,7 @@ import torch
 from autotune.epilogue import Epilogue
 from autotune.errors import ProblemError, UnknownNameError
 from autotune.problem import (
+    MAX_OPERANDS,
     OPERATORS,
     AvgPool2d,
     Conv2d,
@@ -19,6 +20,7 @@ from autotune.problem import (
     parse,
     with_batch,
 )
+from autotune.steps import define_step
 
 TEXTS = [
     "conv2d n=2 h=13 w=9 c=24 k=40 r=5 s=3 stride=2,1 pad=2,1 dilation=1,2 groups=4 dtype=f32 epilogue=bias,relu",
@@ -116,6 +118,21 @@ def test_se_tail_and_space_to_depth_operands():
     assert [operand.shape for operand in patches.operands()] == [(2, 3, 8, 12), (2, 2, 3, 48)]
 
 
+def test_parameters_of_custom_steps_are_operands():
+    step = define_step("two", cuda="x * a + b", torch="x * a + b", params={"a": "channel", "b": "channel"})
+    problem = SeTail(n=2, h=3, w=4, c=16, hidden=2, dtype="f16", epilogue=Epilogue(("add", step, "two")))
+    assert [operand.name for operand in problem.operands()][5:] == ["y", "add0", "a.1", "b.2", "a.3", "b.4"]
+    assert all(o.shape == (16,) and o.dtype == "f32" and o.role == "vector" for o in problem.operands()[7:])
+
+
+def test_more_tensors_than_a_kernel_takes_are_refused():
+    epilogue = Epilogue(("bias",) * (MAX_OPERANDS - 3))
+    fits = Conv2d(n=1, h=4, w=4, c=8, k=16, dtype="f16", epilogue=epilogue)
+    assert len(fits.operands()) == MAX_OPERANDS
+    with pytest.raises(ProblemError, match=f"{MAX_OPERANDS + 1} tensors; at most {MAX_OPERANDS}"):
+        Conv2d(n=1, h=4, w=4, c=8, k=16, dtype="f16", epilogue=Epilogue((*epilogue.names, "add")))
+
+
 def test_bytes_count_each_operand_once():
     problem = Conv2d(n=1, h=4, w=4, c=8, k=16, dtype="f16", epilogue=Epilogue.parse("bias"))
     assert problem.bytes == 2 * (4 * 4 * 8 + 16 * 8 + 4 * 4 * 16) + 4 * 16
@@ -163,7 +180,7 @@ CONV = "conv2d n=1 h=4 w=4 c=8 k=8 dtype=f32"
         (f"{CONV} groups=3", "groups"),
         (f"{CONV} r=5 s=5", "window"),
         (CONV.replace("f32", "f64"), "f64"),
-        (f"{CONV} epilogue=bias,tanh", "tanh"),
+        (f"{CONV} epilogue=bias,softmax", "softmax"),
         ("space_to_depth n=1 h=6 w=8 c=1 block=4 dtype=f32", "block"),
     ],
 )

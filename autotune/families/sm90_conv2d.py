@@ -74,7 +74,9 @@ class _Shape:
 
 def _shape(config: Config) -> _Shape:
     return _Shape(
-        *(int(config[f"tile_{axis}"]) for axis in "mnk"),
+        int(config["tile_m"]),
+        int(config["tile_n"]),
+        int(config["tile_k"]),
         int(config["groups"]),
         config["schedule"] == "pingpong",
         config["activations"] == "patch",
@@ -188,7 +190,7 @@ def _wastes(problem: Conv2d, x: _Shape) -> bool:
     if x.n >= 2 * -(-problem.k // 32) * 32 or -(-problem.k // x.n) < x.cluster_n:
         return True
     least = next((k for k in (16, 32, 64) if problem.c <= k), 64)
-    return x.k > least or x.k < least and (problem.c >= 96 or problem.c % 64 == 0)
+    return x.k > least or (x.k < least and (problem.c >= 96 or problem.c % 64 == 0))
 
 
 def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
@@ -200,14 +202,16 @@ def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Laun
     result: list[Launch] = []
     for loading in _loadings(problem, x):
         blocks = -(-loading.tiles_m // x.cluster_m) * -(-tiles_n // x.cluster_n) * x.cluster
-        if loading.tiles_m < x.cluster_m or x.slices > loading.fills or x.slices > 1 and blocks > 2 * arch.processors:
+        if loading.tiles_m < x.cluster_m or x.slices > loading.fills or (x.slices > 1 and blocks > 2 * arch.processors):
             continue
         for resident in range(1, x.blocks_by_registers + 1):
             if resident > 1 and blocks <= arch.processors * (resident - 1):
                 continue
             room = min(arch.sm_shared // resident - arch.reserved_shared - _SHARED_OVERHEAD, _MOST_SHARED)
             slots = _slots(problem, x, loading, room - x.staging_bytes)
-            if slots is None or x.slices > 1 and x.m * x.n * 4 > slots[0] * (_round(loading.fill_bytes) + x.weight_bytes):
+            if slots is None or (
+                x.slices > 1 and x.m * x.n * 4 > slots[0] * (_round(loading.fill_bytes) + x.weight_bytes)
+            ):
                 continue
             limit = 0 if blocks <= arch.processors * resident or x.slices > 1 else arch.processors * resident
             rasters = (0, 1) if tiles_n > x.cluster_n and not (x.resident and limit) else (0,)

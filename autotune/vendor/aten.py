@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from autotune.epilogue import Epilogue
 from autotune.problem import Conv2d, Problem, Tensors
 from autotune.reference import compute
+from autotune.steps import STEPS
 
 FAMILY = "aten"
 """The family's name in the database."""
@@ -23,26 +24,32 @@ def configs(problem: Problem) -> list[dict[str, str]]:
 
 
 _IN_PLACE: dict[str, Callable[..., Any]] = {
-    "bias": lambda v, b: v.add_(b.to(v.dtype)),
-    "scale": lambda v, s: v.mul_(s.to(v.dtype)),
-    "add": lambda v, t: v.add_(t),
+    "bias": torch.Tensor.add_,
+    "scale": torch.Tensor.mul_,
+    "add": torch.Tensor.add_,
     "store": lambda v, t: t.copy_(v),
-    "add_scalar": lambda v, s: v.add_(s),
-    "mul_scalar": lambda v, s: v.mul_(s),
-    "relu": lambda v: v.relu_(),
-    "sigmoid": lambda v: v.sigmoid_(),
+    "add_scalar": torch.Tensor.add_,
+    "mul_scalar": torch.Tensor.mul_,
+    "clamp": torch.Tensor.clamp_,
+    "relu": torch.Tensor.relu_,
+    "relu6": lambda v: F.relu6(v, inplace=True),
+    "leaky_relu": lambda v, slope: F.leaky_relu(v, slope, inplace=True),
+    "sigmoid": torch.Tensor.sigmoid_,
+    "hardsigmoid": lambda v: F.hardsigmoid(v, inplace=True),
     "silu": lambda v: F.silu(v, inplace=True),
+    "hardswish": lambda v: F.hardswish(v, inplace=True),
+    "tanh": torch.Tensor.tanh_,
 }
 
 
 def _finish(epilogue: Epilogue, value: torch.Tensor, tensors: Tensors, scalars: tuple[float, ...]) -> None:
-    """Apply the chain to a fresh tensor in place and leave the result in `y`."""
+    """Apply the chain to a fresh tensor, in place where torch can, and leave the result in `y`."""
     for step in epilogue.steps:
-        if step.operand is None:
-            _IN_PLACE[step.name](value)
+        arguments = step.values(tensors, scalars, value.dtype)
+        if step.name in _IN_PLACE:
+            _IN_PLACE[step.name](value, *arguments)
         else:
-            operand = scalars[step.index] if step.operand == "scalar" else tensors[step.operand_name]
-            _IN_PLACE[step.name](value, operand)
+            value = STEPS[step.name].torch(value, *arguments)
     tensors["y"].copy_(value)
 
 

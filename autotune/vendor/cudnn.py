@@ -196,16 +196,17 @@ class _Graph:
         for step in problem.epilogue.steps:
             # Where extents are 1 cuDNN could take an intermediate value for channels first: say what it is.
             value.set_dim(list(output)).set_stride(channels_last(output))
+            name = step.arguments[0].name if step.arguments else ""
             if step.name == "bias":
-                operand = self._tensor(step.operand_name, (1, k, 1, 1), self._bias or problem.dtype)
+                operand = self._tensor(name, (1, k, 1, 1), self._bias or problem.dtype)
                 value = self.graph.bias(input=value, bias=operand)
             elif step.name == "add":
-                operand = self._tensor(step.operand_name, output, problem.dtype)
+                operand = self._tensor(name, output, problem.dtype)
                 value = self.graph.add(a=value, b=operand)
             else:
                 value = self.graph.relu(input=value)
                 continue
-            operands[step.operand_name] = operand
+            operands[name] = operand
         value.set_dim(list(output)).set_stride(channels_last(output))
         value.set_output(True).set_data_type(self._dtypes[problem.dtype])
         return {**operands, "y": value}

@@ -26,15 +26,18 @@ PROBLEMS = {
         "conv2d n=5 h=5 w=5 c=48 k=64 dtype={} epilogue=relu,store,add_scalar",
         "conv2d n=2 h=9 w=8 c=64 k=72 r=3 s=3 pad=2,2 dilation=2,2 dtype={} epilogue=none",
         "conv2d n=2 h=6 w=7 c=128 k=24 r=3 s=3 pad=1,1 dtype={} epilogue=bias,silu,add,scale,store,sigmoid",
+        "conv2d n=2 h=6 w=7 c=64 k=40 r=3 s=3 pad=1 dtype={} epilogue=bias,swish_b,add,bent,store,clamp,leaky_relu",
     ],
     "cuda_avg_pool2d": [
         "avg_pool2d n=3 h=9 w=7 c=24 r=3 s=3 stride=2,2 pad=1,1 dtype={}",
         "avg_pool2d n=2 h=11 w=5 c=13 r=2 s=3 stride=1,2 pad=1,0 dtype={} epilogue=bias,relu,store,mul_scalar",
+        "avg_pool2d n=2 h=5 w=6 c=24 r=2 s=2 stride=1 dtype={} epilogue=scale,gelu,bent,store,gelu_tanh,add,hardswish",
     ],
     "cuda_se_tail": [
         "se_tail n=3 h=5 w=3 c=72 hidden=5 dtype={} epilogue=add,relu,add_scalar",
         "se_tail n=2 h=16 w=16 c=64 hidden=4 dtype={} epilogue=add,relu",
         "se_tail n=2 h=1 w=1 c=512 hidden=33 dtype={} epilogue=none",
+        "se_tail n=2 h=4 w=3 c=32 hidden=4 dtype={} epilogue=swish_b,add,tanh,mul_scalar,hardsigmoid,bent,relu6",
     ],
     "cuda_space_to_depth": [
         "space_to_depth n=3 h=12 w=24 c=3 block=4 dtype={}",
