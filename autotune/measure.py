@@ -63,7 +63,8 @@ class Case:
     def __init__(self, problem: Problem, device: torch.device, seed: int = 0) -> None:
         self.problem, self.device = problem, device
         generator = torch.Generator().manual_seed(seed)
-        self.scalars = tuple(torch.empty(problem.epilogue.scalars).uniform_(0.25, 1.0, generator=generator).tolist())
+        count = problem.scalars + problem.epilogue.scalars
+        self.scalars = tuple(torch.empty(count).uniform_(0.25, 1.0, generator=generator).tolist())
         self.tensors: dict[str, torch.Tensor] = {}
         self._guarded: dict[str, torch.Tensor] = {}
         for operand in problem.operands():

@@ -81,8 +81,9 @@ def _batches(store: Store, problem: Problem) -> list[int]:
     same = dataclasses.asdict(with_batch(problem, 1))
     batches = []
     for row in store.problems():
-        other = parse(row.text)
-        if type(other) is type(problem) and dataclasses.asdict(with_batch(other, 1)) == same:
-            batches.append(other.n)  # type: ignore[attr-defined]
+        if row.operator == problem.operator:  # others may be of a family that is not here
+            other = parse(row.text)
+            if dataclasses.asdict(with_batch(other, 1)) == same:
+                batches.append(other.n)  # type: ignore[attr-defined]
     wanted = problem.n  # type: ignore[attr-defined]
     return sorted(batches, key=lambda n: abs(math.log(n / wanted)))

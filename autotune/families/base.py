@@ -39,6 +39,7 @@ class Family:
     launches: (problem, config, arch) -> the launch values worth timing, the plainest first.
     cost: (problem, config, arch) -> a rank for the prior, lower is better; no unit.
     context: (config, arch, dtype) -> the template's variables.
+    compile_seconds: of a unit's headers and of each kernel in it, roughly; they decide how many share a unit.
     label: (config) -> a config in few characters, for tables.
     weight_layouts: (config) -> operand name -> layout, for fused_resnet/layout.py; absent means torch's own.
     """
@@ -56,6 +57,7 @@ class Family:
     launch_parameters: tuple[Parameter, ...] = ()
     launches: Callable[[Problem, Config, Architecture], list[Launch]] = lambda *_: [{}]
     weight_layouts: Callable[[Config], Mapping[str, str]] = lambda _: {}
+    compile_seconds: tuple[float, float] = (0.4, 0.2)
     label: Callable[[Config], str] = lambda config: " ".join(f"{name} {value}" for name, value in config.items())
 
     def configs(self, arch: Architecture, dtype: str, epilogue: Epilogue) -> Iterator[dict[str, Value]]:
