@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
 
 from autotune.epilogue import MAX_SCALARS
 from autotune.problem import AvgPool2d, Conv2d, Problem, SeTail, SpaceToDepth
@@ -30,7 +29,6 @@ STRUCTS: dict[type[Problem], type[ctypes.Structure]] = {
 }
 
 
-@cache
 def struct(operator: type[Problem]) -> type[ctypes.Structure]:
     """The C struct of a problem: one of abi.h, or what a problem from outside this package declares."""
     return STRUCTS.get(operator) or _struct(f"at_{operator.operator}", operator.sizes)

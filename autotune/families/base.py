@@ -62,11 +62,16 @@ class Family:
 
     def configs(self, arch: Architecture, dtype: str, epilogue: Epilogue) -> Iterator[dict[str, Value]]:
         """Every legal config for one architecture, dtype and epilogue."""
+        return (config for config in self._all() if self.legal(config, arch, dtype, epilogue) is None)
+
+    def illegal(self, arch: Architecture, dtype: str, epilogue: Epilogue) -> Iterator[tuple[dict[str, Value], str]]:
+        """Every config that is not legal, and why."""
+        return ((config, why) for config in self._all() if (why := self.legal(config, arch, dtype, epilogue)))
+
+    def _all(self) -> Iterator[dict[str, Value]]:
         names = [parameter.name for parameter in self.parameters]
-        for values in itertools.product(*(parameter.values for parameter in self.parameters)):
-            config = dict(zip(names, values, strict=True))
-            if self.legal(config, arch, dtype, epilogue) is None:
-                yield config
+        values = itertools.product(*(parameter.values for parameter in self.parameters))
+        return (dict(zip(names, of_one, strict=True)) for of_one in values)
 
     def serves(self, problem: Problem, arch: Architecture) -> str | None:
         """None if the family can solve `problem` on `arch`, else the reason it cannot."""
