@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+import sys
 import traceback
 from collections.abc import Sequence
 from functools import cache
@@ -93,6 +95,12 @@ def _declared(kernel: Kernel) -> list[str]:
     return list(filter(None, [abi.declaration(family(kernel.family).operator)]))
 
 
+def _meaning(kernel: Kernel) -> str:
+    """The file of a user's problem: what its kernels were verified against."""
+    operator = family(kernel.family).operator
+    return "" if operator in abi.STRUCTS else inspect.getsource(sys.modules[operator.__module__])
+
+
 @cache
 def headers_digest(folders: tuple[Path, ...]) -> str:
     """Digest of every plain header under some folders: part of what decides a binary."""
@@ -104,9 +112,9 @@ def headers_digest(folders: tuple[Path, ...]) -> str:
 
 
 def source_digest(kernel: Kernel) -> str:
-    """Digest of the kernel's text and of the headers it can include: changes when the code does."""
+    """Digest of the kernel's text, the headers it can include and a user's problem: changes when one of them does."""
     try:
-        text = "".join([*_declared(kernel), render(kernel)])
+        text = _meaning(kernel) + render(kernel)
     except FamilyError as error:  # the fault stands for the text: mended, it is another kernel
         text = str(error)
     return hashlib.sha256((text + headers_digest(tuple(folders(kernel)))).encode()).hexdigest()[:16]

@@ -110,12 +110,14 @@ def failures(
 
 
 def illegal(problem: Problem, arch: Architecture) -> Iterator[str]:
-    """A sentence for each family that serves the problem: how many of its configs cannot be, and why one cannot."""
+    """A sentence for each family that serves the problem and has configs that are not legal, with one of them."""
     for found in serving(problem, arch):
         refused = list(found.illegal(arch, problem.dtype, problem.epilogue))
         if refused:
             config, reason = refused[0]
-            yield f"{found.name}: {len(refused)} configs are not legal, such as {found.label(config)}: {reason}"
+            legal = sum(1 for _ in found.configs(arch, problem.dtype, problem.epilogue))
+            example = f"not legal is {found.label(config)}: {reason}"
+            yield f"{found.name}: {legal} of {legal + len(refused)} configs are legal; {example}"
 
 
 def unserved(problem: Problem, arch: Architecture) -> str:

@@ -199,10 +199,8 @@ def show_cost(console: Console, tuning: Tuning, progress: LiveProgress, path: Pa
     """What compiling cost, where the time went, and where the results are."""
     if tuning.compiled:
         rate = 60 * tuning.compiled / tuning.compile_seconds
-        console.print(
-            f"{tuning.compiled} kernels compiled in {tuning.compile_seconds:.0f} core-seconds: "
-            f"{rate:.0f} kernels a core-minute"
-        )
+        took = f"{tuning.compile_seconds:.0f} core-seconds"
+        console.print(f"kernels compiled: {tuning.compiled} in {took}, {rate:.0f} a core-minute", highlight=False)
     console.print(progress.parts())
     console.print(f"database {path}")
 
