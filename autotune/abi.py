@@ -29,17 +29,31 @@ STRUCTS: dict[type[Problem], type[ctypes.Structure]] = {
 }
 
 
+def struct(operator: type[Problem]) -> type[ctypes.Structure]:
+    """The C struct of a problem: one of abi.h, or what a problem from outside this package declares."""
+    return STRUCTS.get(operator) or _struct(f"at_{operator.operator}", operator.sizes)
+
+
+def declaration(operator: type[Problem]) -> str:
+    """The line of C++ that declares a problem's struct; empty where abi.h does."""
+    if operator in STRUCTS:
+        return ""
+    return f"struct at_{operator.operator} {{ int32_t {', '.join(operator.sizes.split())}; AT_TAIL }};"
+
+
 def pack(problem: Problem, scalars: Sequence[float] = (), launch: Sequence[int] = ()) -> bytes:
-    """The problem as its C struct: sizes, then the epilogue's scalars, then the family's launch values."""
-    struct = STRUCTS[type(problem)]()
-    for name, *_ in struct._fields_[:-2]:
-        setattr(struct, name, _size(problem, name))
-    struct.scalars[: len(scalars)] = scalars
-    struct.launch[: len(launch)] = launch
-    return bytes(struct)
+    """The problem as its C struct: sizes, then its own and the epilogue's scalars, then the family's launch values."""
+    packed = struct(type(problem))()
+    for name, *_ in packed._fields_[:-2]:
+        setattr(packed, name, _size(problem, name))
+    packed.scalars[: len(scalars)] = scalars
+    packed.launch[: len(launch)] = launch
+    return bytes(packed)
 
 
 def _size(problem: Problem, field: str) -> int:
+    if type(problem) not in STRUCTS:
+        return getattr(problem, field)
     if field in ("p", "q"):
         return problem.output_shape[1 if field == "p" else 2]
     name, _, axis = field.partition("_")

@@ -8,6 +8,7 @@ and renames it into place. A unit that does not compile is taken apart, so one b
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import shlex
@@ -22,11 +23,12 @@ from functools import cached_property
 from pathlib import Path
 
 from autotune import emit, paths, toolchain
-from autotune.errors import ToolchainError
+from autotune.errors import FamilyError, ToolchainError
+from autotune.families import family
 from autotune.families.base import Kernel
 
-KERNELS_A_UNIT = 8
-"""A unit's headers cost as much as several kernels, so more is cheaper, until cores stand idle."""
+WORTH = 2.0
+"""Kernels are put into one unit until they cost so many times what its headers do; more would only delay the first."""
 
 _COMPILE_SECONDS = 900  # a compiler that takes longer has hung
 _POLL_SECONDS = 0.05
@@ -35,7 +37,7 @@ _LEAST_SPACE = 2**20
 
 @dataclass(frozen=True)
 class Unit:
-    """A translation unit: kernels of one target and kind of binary."""
+    """A translation unit: kernels of one target and family."""
 
     kernels: tuple[Kernel, ...]
 
@@ -43,6 +45,11 @@ class Unit:
     def toolchain(self) -> toolchain.Toolchain:
         """The compiler that serves the unit's target."""
         return toolchain.for_target(self.kernels[0].target)
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where its headers are."""
+        return emit.folders(self.kernels[0])
 
     @cached_property
     def source(self) -> str:
@@ -52,7 +59,7 @@ class Unit:
     @cached_property
     def name(self) -> str:
         """The digest of all that decides the binary."""
-        identity = "\n".join([self.source, emit.headers_digest(), self.toolchain.key])
+        identity = "\n".join([self.source, emit.headers_digest(tuple(self.folders)), self.toolchain.key])
         return hashlib.sha256(identity.encode()).hexdigest()[:24]
 
     @property
@@ -72,15 +79,24 @@ class Built:
 
 
 def units(kernels: Sequence[Kernel], jobs: int) -> list[Unit]:
-    """Deal kernels of one target into units: enough of them to keep all jobs busy."""
-    by_suffix: dict[str, list[Kernel]] = {}
+    """Deal kernels of one target into units of one family each, the longest first.
+
+    Each unit pays for its headers, so there are as few as keep all jobs busy to the end, by the families' own
+    estimates of what headers and kernels cost.
+    """
+    by_family: dict[str, list[Kernel]] = {}
     for kernel in kernels:
-        by_suffix.setdefault(toolchain.for_target(kernel.target).binary_suffix, []).append(kernel)
-    result = []
-    for group in by_suffix.values():
-        size = min(KERNELS_A_UNIT, max(1, len(group) // max(1, jobs)))
-        result += [Unit(tuple(group[i : i + size])) for i in range(0, len(group), size)]
-    return result
+        by_family.setdefault(kernel.family, []).append(kernel)
+    costs = {name: family(name).compile_seconds for name in by_family}
+    share = sum(costs[kernel.family][1] for kernel in kernels) / max(1, jobs)
+    result: list[tuple[float, Unit]] = []
+    for name, group in by_family.items():
+        header, each = costs[name]
+        size = max(1, int(min(share, WORTH * header) / each + 1e-9))
+        count = math.ceil(len(group) / size)
+        dealt = [tuple(group[i::count]) for i in range(count)]
+        result += [(header + each * len(part), Unit(part)) for part in dealt]
+    return [unit for _, unit in sorted(result, key=lambda cost_unit: -cost_unit[0])]
 
 
 def build(kernels: Sequence[Kernel], jobs: int) -> Generator[Built]:
@@ -88,9 +104,15 @@ def build(kernels: Sequence[Kernel], jobs: int) -> Generator[Built]:
 
     Raises ToolchainError if there is no compiler for the target or no room on the disk.
     """
-    whole = units(kernels, jobs)
+    sound: list[Kernel] = []
+    for kernel in kernels:
+        try:
+            emit.render(kernel)
+            sound.append(kernel)
+        except FamilyError as error:
+            yield Built(Unit((kernel,)), None, str(error))
     broken: list[Unit] = []
-    for built in _ninja(whole, jobs):
+    for built in _ninja(units(sound, jobs), jobs):
         if built.path is None and len(built.unit.kernels) > 1:
             broken.append(built.unit)
         else:
@@ -128,7 +150,8 @@ def _write(unit: Unit, folder: Path) -> str:
     partial.write_text(unit.source)
     os.replace(partial, source)
     output = folder / unit.path.name
-    words = [word if word == "&&" else shlex.quote(word) for word in unit.toolchain.command(source, output)]
+    command = unit.toolchain.command(source, output, unit.folders)
+    words = [word if word == "&&" else shlex.quote(word) for word in command]
     log, failed, started = _log(unit, folder), _failed(unit, folder), _started(unit, folder)
     limited = f"timeout {_COMPILE_SECONDS} sh -c {shlex.quote(' '.join(words))}"
     return f"touch {started}; {limited} > {log} 2>&1 && mv {output} {unit.path} || {{ touch {failed}; false; }}"

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+import sys
+import traceback
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 import jinja2
 
-from autotune import paths
+from autotune import abi, paths
 from autotune.arch import Architecture, architecture
-from autotune.families import family
+from autotune.errors import FamilyError
+from autotune.families import family, folder_of
 from autotune.families.base import DEVICE_IMAGE, Kernel
 
 CPP_TYPES = {"f32": "float", "f16": "at::half", "bf16": "at::bfloat16"}
 
 
+_HEADERS = {".h", ".hpp", ".cuh", ".inl", ".inc"}
+
+
+def folders(kernel: Kernel) -> list[Path]:
+    """Where the kernel's templates and headers are looked for: beside a user's family first, then the project's."""
+    beside = folder_of(kernel.family)
+    return [beside, paths.templates()] if beside else [paths.templates()]
+
+
 @cache
-def _environment() -> jinja2.Environment:
-    loader = jinja2.FileSystemLoader(paths.templates())
+def _environment(folders: tuple[Path, ...]) -> jinja2.Environment:
     return jinja2.Environment(
-        loader=loader,
+        loader=jinja2.FileSystemLoader(folders),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -40,40 +53,68 @@ def architecture_of(kernel: Kernel) -> Architecture:
 
 
 def render(kernel: Kernel) -> str:
-    """The kernel's own text: its family's template with its values."""
+    """The kernel's own text: its family's template with its values. Raises FamilyError with the template's fault."""
     chosen = family(kernel.family)
-    context = chosen.context(kernel.values, architecture_of(kernel), kernel.dtype)
+    try:
+        context = chosen.context(kernel.values, architecture_of(kernel), kernel.dtype)
+        template = _environment(tuple(folders(kernel))).get_template(chosen.template)
+        return template.render(
+            symbol=symbol(kernel), element=CPP_TYPES[kernel.dtype], epilogue=kernel.epilogue, **context
+        )
+    except Exception as error:  # a template may hold any expression
+        raise FamilyError(_fault(chosen.template, error)) from error
+
+
+def _fault(template: str, error: Exception) -> str:
+    """Template, line and words of what went wrong in it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(".j2")]
+    place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else template
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        place = f"{error.name}, line {error.lineno}"
+    return f"{place}: {type(error).__name__}: {getattr(error, 'message', None) or error}"
+
+
+def unit(kernels: Sequence[Kernel]) -> str:
+    """One translation unit with all of `kernels`, which share a family and a target; each header is included once."""
+    chosen = family(kernels[0].family)
+    template = "cuda/unit.cu.j2" if chosen.kind == DEVICE_IMAGE else "cpu/unit.cpp.j2"
+    texts = [render(kernel) for kernel in kernels]
+    headers = dict.fromkeys(line for text in texts for line in text.splitlines() if line.startswith("#include"))
+    bodies = ["\n".join(line for line in text.splitlines() if not line.startswith("#include")) for text in texts]
     return (
-        _environment()
-        .get_template(chosen.template)
+        _environment((paths.templates(),))
+        .get_template(template)
         .render(
-            symbol=symbol(kernel),
-            element=CPP_TYPES[kernel.dtype],
-            epilogue=kernel.epilogue,
-            **context,
+            headers=[*_declared(kernels[0]), *headers], bodies=bodies, symbols=[symbol(kernel) for kernel in kernels]
         )
     )
 
 
-def unit(kernels: Sequence[Kernel]) -> str:
-    """One translation unit with all of `kernels`, which share a kind and a target; each header is included once."""
-    template = "cuda/unit.cu.j2" if family(kernels[0].family).kind == DEVICE_IMAGE else "cpu/unit.cpp.j2"
-    texts = [render(kernel) for kernel in kernels]
-    headers = dict.fromkeys(line for text in texts for line in text.splitlines() if line.startswith("#include"))
-    bodies = ["\n".join(line for line in text.splitlines() if not line.startswith("#include")) for text in texts]
-    symbols = [symbol(kernel) for kernel in kernels]
-    return _environment().get_template(template).render(headers=list(headers), bodies=bodies, symbols=symbols)
+def _declared(kernel: Kernel) -> list[str]:
+    """The struct of a problem that abi.h does not have."""
+    return list(filter(None, [abi.declaration(family(kernel.family).operator)]))
+
+
+def _meaning(kernel: Kernel) -> str:
+    """The file of a user's problem: what its kernels were verified against."""
+    operator = family(kernel.family).operator
+    return "" if operator in abi.STRUCTS else inspect.getsource(sys.modules[operator.__module__])
 
 
 @cache
-def headers_digest() -> str:
-    """Digest of every plain header under templates/: part of what decides a binary."""
+def headers_digest(folders: tuple[Path, ...]) -> str:
+    """Digest of every plain header under some folders: part of what decides a binary."""
     digest = hashlib.sha256()
-    for header in sorted(paths.templates().rglob("*.*h")):
-        digest.update(header.relative_to(paths.templates()).as_posix().encode() + header.read_bytes())
+    for folder in folders:
+        for header in sorted(path for path in folder.rglob("*") if path.suffix in _HEADERS):
+            digest.update(header.relative_to(folder).as_posix().encode() + header.read_bytes())
     return digest.hexdigest()
 
 
 def source_digest(kernel: Kernel) -> str:
-    """Digest of the kernel's text and of the headers it can include: changes when the code does."""
-    return hashlib.sha256((render(kernel) + headers_digest()).encode()).hexdigest()[:16]
+    """Digest of the kernel's text, the headers it can include and a user's problem: changes when one of them does."""
+    try:
+        text = _meaning(kernel) + render(kernel)
+    except FamilyError as error:  # the fault stands for the text: mended, it is another kernel
+        text = str(error)
+    return hashlib.sha256((text + headers_digest(tuple(folders(kernel)))).encode()).hexdigest()[:16]

@@ -13,6 +13,10 @@ class ProblemError(AutotuneError, ValueError):
     """A problem whose sizes or epilogue make no sense."""
 
 
+class FamilyError(AutotuneError):
+    """A user's family that cannot be loaded, or whose template cannot be rendered."""
+
+
 class ToolchainError(AutotuneError):
     """No usable compiler, or a compiler that cannot serve the target."""
 

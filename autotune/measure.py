@@ -70,7 +70,8 @@ class Case:
     def __init__(self, problem: Problem, device: torch.device, seed: int = 0) -> None:
         self.problem, self.device = problem, device
         generator = torch.Generator().manual_seed(seed)
-        self.scalars = problem.epilogue.random_scalars(generator)
+        own = torch.empty(problem.scalars).uniform_(0.25, 1.0, generator=generator).tolist()
+        self.scalars = (*own, *problem.epilogue.random_scalars(generator))
         self.tensors: dict[str, torch.Tensor] = {}
         self._guarded: dict[str, torch.Tensor] = {}
         for operand in problem.operands():

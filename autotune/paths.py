@@ -8,11 +8,20 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
 
+FAMILIES = "AUTOTUNE_FAMILIES"
+"""The environment variable that names the user's folders of families."""
+
 
 def templates() -> Path:
     """The folder of templates and headers."""
     packaged = PACKAGE / "templates"
     return packaged if packaged.is_dir() else PACKAGE.parent / "templates"
+
+
+def user_families() -> list[Path]:
+    """The folders of $AUTOTUNE_FAMILIES, separated as in $PATH, each once."""
+    folders = [Path(text).resolve() for text in os.environ.get(FAMILIES, "").split(os.pathsep) if text]
+    return list(dict.fromkeys(folders))
 
 
 def generated() -> Path:

@@ -12,13 +12,14 @@ as torch has them, and are repacked by whoever binds a kernel that wants another
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from autotune.epilogue import Epilogue
+from autotune.epilogue import MAX_SCALARS, Epilogue
 from autotune.errors import ProblemError, choose
 
 DTYPES: dict[str, torch.dtype] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -67,9 +68,16 @@ _NO_STEPS = Epilogue()
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What every problem has: a dtype, an epilogue, a text, operands, and the least work it takes."""
+    """What every problem has: a dtype, an epilogue, a text, operands, and the least work it takes.
+
+    A problem from outside this package (see `register`) declares two things more and defines `reference`.
+    sizes: its attributes that kernels are given as int32, in the order of its C struct, separated by spaces.
+    scalars: how many floats it takes at run time; kernels find them before the epilogue's.
+    """
 
     operator: ClassVar[str]
+    sizes: ClassVar[str]
+    scalars: ClassVar[int] = 0
     dtype: str
     epilogue: Epilogue = _NO_STEPS
 
@@ -81,6 +89,8 @@ class Problem:
             least = 0 if field.name == "pad" else 1
             if any(isinstance(size, int) and size < least for size in sizes):
                 raise ProblemError(f"{self.operator}: {field.name}={value} must be at least {least}")
+        if self.scalars + self.epilogue.scalars > MAX_SCALARS:
+            raise ProblemError(f"'{self}' takes more than {MAX_SCALARS} scalars, with its epilogue's")
         if min(self.output_shape) < 1:
             raise ProblemError(f"'{self}' has no output: its window is larger than its padded input")
         if len(self.operands()) > MAX_OPERANDS:
@@ -102,6 +112,10 @@ class Problem:
         raise NotImplementedError
 
     def _inputs(self) -> tuple[Operand, ...]:
+        raise NotImplementedError
+
+    def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
+        """`y` before the epilogue, in plain torch and in the dtype of the tensors, by operand name."""
         raise NotImplementedError
 
     def operands(self) -> tuple[Operand, ...]:
@@ -276,6 +290,23 @@ class SeTail(Problem):
 
 
 OPERATORS: dict[str, type[Problem]] = {cls.operator: cls for cls in (Conv2d, AvgPool2d, SpaceToDepth, SeTail)}
+
+
+def register(cls: type[Problem]) -> type[Problem]:
+    """Make a problem from outside this package known, as a decorator of its class; raises ProblemError.
+
+    Its kernels are given the struct `at_<operator>`, which is declared for them from `sizes`.
+    """
+    for name in (cls.operator, *cls.sizes.split()):
+        if not re.fullmatch(r"[a-z]\w*", name):
+            raise ProblemError(f"{cls.__name__}: '{name}' cannot be a name in C: use small letters, digits and _")
+    fields = {field.name for field in dataclasses.fields(cls)}
+    if unknown := [name for name in cls.sizes.split() if name not in fields and not hasattr(cls, name)]:
+        raise ProblemError(f"{cls.__name__}: sizes names {', '.join(unknown)}, which the problem does not have")
+    if cls.operator in OPERATORS:
+        raise ProblemError(f"{cls.__name__}: there is already an operator '{cls.operator}'")
+    OPERATORS[cls.operator] = cls
+    return cls
 
 
 def _to_text(value: int | tuple[int, ...]) -> str:

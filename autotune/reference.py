@@ -55,6 +55,8 @@ _MEANING: dict[type[Problem], Callable[..., torch.Tensor]] = {
 
 def compute(problem: Problem, tensors: Tensors, scalars: tuple[float, ...] = ()) -> dict[str, torch.Tensor]:
     """Solve `problem` for the given operands: returns every output by its operand name, `y` among them."""
-    value = _MEANING[type(problem)](problem, tensors)
-    value, stored = problem.epilogue.apply(value, dict(tensors), scalars)
+    own, rest = scalars[: problem.scalars], scalars[problem.scalars :]
+    meaning = _MEANING.get(type(problem))
+    value = meaning(problem, tensors) if meaning else problem.reference(tensors, own)
+    value, stored = problem.epilogue.apply(value, dict(tensors), rest)
     return {"y": value, **stored}

@@ -1,16 +1,17 @@
-"""What tables say of a tuned network: a line a layer, from the database alone."""
+"""What tables say of what was tuned: each problem's winner, and what failed and why."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.families import families
+from autotune.arch import Architecture
+from autotune.families import families, serving
 from autotune.problem import AvgPool2d, Conv2d, Problem, SeTail, SpaceToDepth, limit_us
 from autotune.vendor import aten
 from tuning_db import Store
-from tuning_db.schema import Device, Measurement
+from tuning_db.schema import Device, KernelRow, Measurement
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,16 @@ def lines(store: Store, device: Device, layers: Sequence[tuple[str, Problem]]) -
 
 def label(row: Measurement) -> str:
     """A candidate in few characters: family, config, launch values."""
-    config = json.loads(row.kernel.config)
     if row.kernel.family == aten.FAMILY:
-        return f"torch {config['memory_format']}"
-    found = families().get(row.kernel.family)
-    words = [row.kernel.family, found.label(config) if found else row.kernel.config]
+        return f"torch {json.loads(row.kernel.config)['memory_format']}"
+    words = [row.kernel.family, _config(row.kernel)]
     words += [f"{name} {value}" for name, value in row.launch.items() if value not in (0, 1) or name == "threads"]
     return " ".join(filter(None, words))
+
+
+def _config(row: KernelRow) -> str:
+    found = families().get(row.family)
+    return found.label(json.loads(row.config)) if found else row.config
 
 
 def brief(problem: Problem) -> str:
@@ -67,4 +71,61 @@ def brief(problem: Problem) -> str:
             return f"s2d {problem.block}x{problem.block} {problem.c} @{problem.h}x{problem.w}"
         case SeTail():
             return f"se {problem.c}>{problem.hidden}>{problem.c} @{problem.h}x{problem.w}"
-    return str(problem)
+    return str(problem).partition(" dtype=")[0]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Candidates of one family that failed in the same words. example: one of them; status: as in the database."""
+
+    example: str
+    status: str
+    words: str
+    count: int
+
+
+def failures(
+    store: Store, device: Device | None, problems: Sequence[Problem], rows: Iterable[KernelRow]
+) -> list[Failure]:
+    """What of these kernels would not compile, or failed on these problems on a device."""
+    rows = list(rows)
+    chains = {(problem.dtype, str(problem.epilogue)) for problem in problems}
+    found = [
+        (row.family, "does not compile", row.error, f"{row.family} {_config(row)}")
+        for row in rows
+        if row.error and (row.dtype, row.epilogue) in chains
+    ]
+    ids = {row.id for row in rows}
+    for problem in problems if device else []:
+        assert device
+        found += [
+            (row.kernel.family, row.status, row.error or "", label(row))
+            for row in store.measurements(device, str(problem))
+            if row.status != "ok" and row.kernel_id in ids
+        ]
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for name, status, words, example in found:
+        grouped.setdefault((name, status, words), []).append(example)
+    return [Failure(of[0], status, words, len(of)) for (_, status, words), of in grouped.items()]
+
+
+def illegal(problem: Problem, arch: Architecture) -> Iterator[str]:
+    """A sentence for each family that serves the problem and has configs that are not legal, with one of them."""
+    for found in serving(problem, arch):
+        refused = list(found.illegal(arch, problem.dtype, problem.epilogue))
+        if refused:
+            config, reason = refused[0]
+            legal = sum(1 for _ in found.configs(arch, problem.dtype, problem.epilogue))
+            example = f"not legal is {found.label(config)}: {reason}"
+            yield f"{found.name}: {legal} of {legal + len(refused)} configs are legal; {example}"
+
+
+def unserved(problem: Problem, arch: Architecture) -> str:
+    """Why no family has a kernel for a problem, in one sentence."""
+    mine = [found for found in families().values() if isinstance(problem, found.operator)]
+    reasons = [
+        f"{found.name}: {found.serves(problem, arch) or 'none of its configs fits'}"
+        for found in mine
+        if arch.name in found.architectures
+    ]
+    return f"no family has a kernel for it ({'; '.join(reasons) or f'none solves {problem.operator} on {arch.name}'})"

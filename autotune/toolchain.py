@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,14 +34,14 @@ class Toolchain:
     """One way to turn a translation unit into a binary.
 
     compiler: name and version, such as "nvcc 13.0.88"; flags: all that decides the code, no paths.
-    command: (source, output) -> shell words.
+    command: (source, output, folders of headers) -> shell words.
     """
 
     compiler: str
     flags: str
     source_suffix: str
     binary_suffix: str
-    command: Callable[[Path, Path], list[str]]
+    command: Callable[[Path, Path, Sequence[Path]], list[str]]
 
     @property
     def key(self) -> str:
@@ -69,6 +69,10 @@ def _version(command: list[str], pattern: str) -> str | None:
     return found[1] if found else None
 
 
+def _include(folders: Iterable[Path]) -> list[str]:
+    return [f"-I{folder}" for folder in folders]
+
+
 def _gpp(target: str) -> Toolchain:
     compiler = os.environ.get("CXX", "g++")
     version = _version([compiler, "-dumpfullversion"], r"([\d.]+)")
@@ -76,12 +80,11 @@ def _gpp(target: str) -> Toolchain:
         raise ToolchainError(f"no C++ compiler: '{compiler}' does not run; install g++ or set CXX to one")
     march = [f"-march={target}"] if target.startswith("x86-64") else []
     flags = [*_GPP_FLAGS, *march]
-    include = [f"-I{paths.templates()}"]
 
-    def command(source: Path, output: Path) -> list[str]:
+    def command(source: Path, output: Path, folders: Sequence[Path]) -> list[str]:
         # Linked without -fopenmp: the OpenMP runtime is the one that torch has loaded, so there is one thread pool.
         unlinked = f"{output}.o"
-        compile_ = [compiler, *flags, *include, "-c", str(source), "-o", unlinked]
+        compile_ = [compiler, *flags, *_include(folders), "-c", str(source), "-o", unlinked]
         return [*compile_, "&&", compiler, "-shared", unlinked, "-o", str(output), "&&", "rm", unlinked]
 
     return Toolchain(f"{Path(compiler).name} {version}", " ".join(flags), ".cpp", ".so", command)
@@ -120,10 +123,9 @@ def _find_nvcc(capability: int) -> str | None:
 def _nvcc(nvcc: str, target: str) -> Toolchain:
     code = _WITH_ALL_INSTRUCTIONS.get(target, target)
     flags = [*_NVCC_FLAGS, "-gencode", f"arch=compute_{code.removeprefix('sm_')},code={code}"]
-    include = [f"-I{paths.templates()}", f"-I{paths.cutlass_include()}"]
 
-    def command(source: Path, output: Path) -> list[str]:
-        return [nvcc, *flags, *include, str(source), "-o", str(output)]
+    def command(source: Path, output: Path, folders: Sequence[Path]) -> list[str]:
+        return [nvcc, *flags, *_include([*folders, paths.cutlass_include()]), str(source), "-o", str(output)]
 
     return Toolchain(f"nvcc {_nvcc_version(nvcc)}", " ".join(flags), ".cu", ".cubin", command)
 
@@ -142,9 +144,9 @@ def _nvrtc(target: str) -> Toolchain:
             f"or run pip install 'autotune-cutlass[{extra}]'"
         )
     flags = [*_NVRTC_FLAGS, f"--gpu-architecture={_WITH_ALL_INSTRUCTIONS.get(target, target)}"]
-    include = [f"-I{path}" for path in (paths.templates(), paths.cutlass_include(), *roots) if path]
 
-    def command(source: Path, output: Path) -> list[str]:
+    def command(source: Path, output: Path, folders: Sequence[Path]) -> list[str]:
+        include = _include([*folders, paths.cutlass_include(), *filter(None, roots)])
         script = paths.PACKAGE / "nvrtc.py"
         return [sys.executable, str(script), str(library), str(source), str(output), *flags, *include]
 

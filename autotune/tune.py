@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,16 +75,19 @@ class Space:
 
 
 class Tuning:
-    """One run. Without a worker it compiles the prior's best and times nothing."""
+    """One run over some problems. Without a worker it compiles the prior's best and times nothing.
+
+    compiled, compile_seconds: kernels that this run compiled, and the seconds of one core that their units took.
+    """
 
     def __init__(
-        self, store: Store, network: Network, options: Options, worker: Worker | None, progress: Progress
+        self, store: Store, problems: Iterable[Problem], options: Options, worker: Worker | None, progress: Progress
     ) -> None:
         self.store, self.options, self.worker, self.progress = store, options, worker, progress
-        self.network = network
-        self.problems = list(dict.fromkeys(layer.problem for layer in network.layers))
+        self.problems = list(dict.fromkeys(problems))
         self.deadline = time.monotonic() + options.budget
         self.kernels: dict[Kernel, KernelRow] = {}
+        self.compiled, self.compile_seconds = 0, 0.0
 
     def run(self) -> None:
         """Search every problem, then settle between finalists. Raises ToolchainError, WorkerError, DatabaseError."""
@@ -114,9 +117,12 @@ class Tuning:
         self.progress.stage("settling between finalists")
         for problem in self.problems:
             self._settle(problem)
-        if self.options.arch.is_cuda:
+
+    def settle_inside(self, network: Network) -> None:
+        """On a GPU, choose between the finalists of a tuned network's layers once more, inside its CUDA graph."""
+        if self.worker and self.options.arch.is_cuda:
             self.progress.stage("settling inside the network")
-            settle_network(self.store, self.device, self.worker, self.network)
+            settle_network(self.store, self.device, self.worker, network)
 
     @cached_property
     def device(self) -> Device:
@@ -187,6 +193,8 @@ class Tuning:
         with closing(build.build(missing, self.options.jobs)) as built:
             for outcome in built:
                 self._record_build(outcome)
+                self.compile_seconds += outcome.seconds
+                self.compiled += len(outcome.unit.kernels) if outcome.path and outcome.seconds else 0
                 self.progress.compiled(len(outcome.unit.kernels), 0 if outcome.path else len(outcome.unit.kernels))
                 if outcome.path:
                     yield from outcome.unit.kernels

@@ -82,11 +82,13 @@ def _batches(store: Store, problem: Problem) -> list[int]:
     same = dataclasses.asdict(with_batch(problem, 1))
     batches = []
     for row in store.problems():
+        if row.operator != problem.operator:  # others may be of a family that is not here
+            continue
         try:
             other = parse(row.text)
         except AutotuneError:  # of another version, or with a custom step that this process has not defined
             continue
-        if type(other) is type(problem) and dataclasses.asdict(with_batch(other, 1)) == same:
+        if dataclasses.asdict(with_batch(other, 1)) == same:
             batches.append(other.n)  # type: ignore[attr-defined]
     wanted = problem.n  # type: ignore[attr-defined]
     return sorted(batches, key=lambda n: abs(math.log(n / wanted)))

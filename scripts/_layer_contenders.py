@@ -94,7 +94,7 @@ def torch_contenders(case: Case) -> Iterator[Contender]:
         return {"y": y.permute(0, 2, 3, 1)}
 
     def fused_add() -> Tensors:
-        added = operand["add"].permute(0, 3, 1, 2)  # type: ignore[union-attr]
+        added = operand["add"].permute(0, 3, 1, 2)
         y = torch.cudnn_convolution_add_relu(x, weight, added, 1.0, operand.get("bias"), *geometry)
         return {"y": y.permute(0, 2, 3, 1)}
 

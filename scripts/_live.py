@@ -21,6 +21,7 @@ class LiveProgress(Events):
     def __init__(self, console: Console, layers: Sequence[tuple[str, Problem]]) -> None:
         self._console = console
         self._started = time.monotonic()
+        self._stages: list[tuple[str, float]] = []
         self._problems = dict.fromkeys(str(problem) for _, problem in layers)
         self._names = {str(problem): name for name, problem in reversed(layers)}
         self._briefs = {str(problem): brief(problem) for _, problem in layers}
@@ -46,7 +47,13 @@ class LiveProgress(Events):
 
     def stage(self, text: str) -> None:
         """Print the stage; it stays in the log."""
+        self._stages.append((text, time.monotonic()))
         self._console.print(f"[dim]{time.monotonic() - self._started:5.0f} s[/]  {text}")
+
+    def parts(self) -> str:
+        """How long each stage took, up to now."""
+        ends = [*(began for _, began in self._stages[1:]), time.monotonic()]
+        return ", ".join(f"{text} {end - began:.0f} s" for (text, began), end in zip(self._stages, ends, strict=True))
 
     def compiling(self, kernels: int) -> None:
         """Lengthen the compile bar."""

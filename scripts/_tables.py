@@ -4,27 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rich.markup import escape
 from rich.table import Table
 
-from autotune.report import Line, brief
+from autotune.report import Failure, Line, brief
+
+_FAILURES = 8
 
 
-def winners(lines: Iterable[Line], title: str) -> Table:
-    """Layer and problem, winner, time, speed-up over the library and share of the limit; a last row sums the times."""
+def winners(lines: Iterable[Line], title: str, first: str = "layer") -> Table:
+    """Each line's problem, winner, time, torch's time, and share of the limit; a last row sums the times.
+
+    first: what the lines' names are.
+    """
     table = Table(title=title, title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("layer\nproblem", no_wrap=True)
+    table.add_column(f"{first}\nproblem", no_wrap=True)
     table.add_column("winner\nconfig", overflow="fold")
-    for name in ("time\nus", "times\ntorch", "share of\nlimit"):
+    for name in ("time\nus", "torch us\ntimes", "share of\nlimit"):
         table.add_column(name, justify="right", no_wrap=True)
     total = library = 0.0
     for line in lines:
-        time = f"{line.time_us:.1f}" if line.time_us else "-"
-        speed_up = f"{line.speed_up:.2f}" if line.speed_up else "-"
-        share = f"{line.share:.0%}" if line.share is not None else "-"
         family, _, config = line.winner.partition(" ")
-        table.add_row(f"{line.layer}\n[dim]{brief(line.problem)}", f"{family}\n[dim]{config}", time, speed_up, share)
+        torch = line.time_us * line.speed_up if line.time_us and line.speed_up else None
+        table.add_row(
+            f"{line.layer}\n[dim]{escape(brief(line.problem))}",
+            f"{family}\n[dim]{config}",
+            f"{line.time_us:.1f}" if line.time_us else "-",
+            f"{torch:.1f}\n[dim]{line.speed_up:.2f}" if torch else "-",
+            f"{line.share:.0%}" if line.share is not None else "-",
+        )
         total += line.time_us or 0.0
-        library += (line.time_us or 0.0) * (line.speed_up or 1.0)
+        library += torch or line.time_us or 0.0
     if total:
-        table.add_row("sum", "", f"{total:.1f}", f"{library / total:.2f}", "", style="bold")
+        table.add_row("sum", "", f"{total:.1f}", f"{library:.1f}\n[dim]{library / total:.2f}", "", style="bold")
     return table
+
+
+def failures(found: list[Failure]) -> list[str]:
+    """Lines that say which candidates failed, and in what words; only the first few kinds of failure."""
+    said = []
+    for failure in found[:_FAILURES]:
+        others = f" [dim](and {failure.count - 1} more of its family)[/]" if failure.count > 1 else ""
+        said.append(f"[bold]{failure.status}[/] {escape(failure.example)}{others}")
+        said += [f"    {escape(line)}" for line in failure.words.splitlines()[:6]]
+    if len(found) > _FAILURES:
+        said.append(f"and {len(found) - _FAILURES} other kinds of failure: scripts/db.py list has all that were timed")
+    return said

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.errors import AutotuneError
+from autotune.families import families
 from autotune.problem import parse
 from autotune.report import brief, label, lines
 from tuning_db import Store
@@ -56,9 +57,7 @@ def best(store: Store, console: Console) -> None:
             console.print(f"{row.text}\n  left out: {error}", highlight=False, markup=False)
     for device in store.devices():
         named = [(str(getattr(problem, "n", "")), problem) for problem in problems]
-        table = winners(lines(store, device, named), device.name)
-        table.columns[0].header = "n"
-        console.print(table)
+        console.print(winners(lines(store, device, named), device.name, "n"))
     if not store.devices():
         console.print("Nothing was timed yet: run scripts/tune.py with this file on the machine it is for.")
 
@@ -93,6 +92,7 @@ def main() -> None:
         pack(args.file, args.to)
         console.print(f"{args.to}: {args.to.stat().st_size / 2**20:.1f} MiB")
         return
+    families()  # a problem may be one of a user's, named by AUTOTUNE_FAMILIES
     with Store.open(args.file) as store:
         if args.command == "info":
             info(store, console)

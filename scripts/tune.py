@@ -1,32 +1,69 @@
-"""Tune a network's layers for one architecture and keep every trial in a database.
+"""Tune a network's layers, or single problems, for one architecture, and keep
+every trial in a database.
 
-Example: python scripts/tune.py --arch sm80 --batch 128
+Examples:
+  python scripts/tune.py --arch sm80 --batch 128
+  python scripts/tune.py --arch cpu --problem "conv2d n=8 h=32 w=32 c=64 k=64
+         r=3 s=3 pad=1 dtype=f32 epilogue=bias,relu"
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import time
+import shutil
+import sys
+import textwrap
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from _cli import positive, run, seconds
 from _live import LiveProgress
-from _tables import winners
+from _tables import failures, winners
 from rich.console import Console
 
 from autotune.arch import ARCHITECTURES, Architecture, architecture, cpu_targets, of_capability
-from autotune.errors import UnknownNameError
-from autotune.problem import dtype_name
-from autotune.report import lines
+from autotune.epilogue import STEPS
+from autotune.errors import ProblemError, UnknownNameError
+from autotune.families import families, use
+from autotune.grammar import read_problems, usage
+from autotune.paths import FAMILIES
+from autotune.problem import DTYPES, OPERATORS, Problem, dtype_name, parse
+from autotune.report import failures as failed
+from autotune.report import illegal, lines, unserved
 from autotune.tune import Options, Tuning
 from autotune.worker import Worker
-from fused_resnet.graph import GRAPHS, network
+from fused_resnet.graph import GRAPHS, Network, network
 from tuning_db import Store
 
 UNTIMED_TRIALS = 3
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be tuned: named problems and, where they are its layers, the network."""
+
+    name: str
+    title: str
+    named: list[tuple[str, Problem]]
+    network: Network | None = None
+
+
+def grammar() -> str:
+    """How problems are written, for --help."""
+    width = min(100, shutil.get_terminal_size().columns - 2)
+    usages = [
+        textwrap.fill(usage(operator), width, initial_indent="  ", subsequent_indent="    ")
+        for operator in OPERATORS.values()
+    ]
+    about = f"""
+        A problem is an operator and its fields in any order; those in brackets may be left out, and one number serves
+        for both of a pair. DTYPE is {", ".join(DTYPES)}. An epilogue is none, or steps joined by commas:
+        {", ".join(STEPS)}. docs/problems.md says what they mean.
+    """
+    return "\n".join(["problems:", *usages, "", textwrap.fill(" ".join(about.split()), width)])
 
 
 def arguments() -> argparse.Namespace:
@@ -34,13 +71,26 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--arch", default="auto", help=f"auto (the GPU's, else cpu), {', '.join(ARCHITECTURES)}")
-    parser.add_argument("--model", default="se_resnet9_fixup", help=f"network: {', '.join(GRAPHS)}")
-    parser.add_argument(
-        "--in-channels", type=positive, metavar="N", default=3, help="channels of the input (default 3)"
+    network = parser.add_argument_group("a network")
+    network.add_argument("--model", help=f"{', '.join(GRAPHS)} (the default)")
+    network.add_argument("--in-channels", type=positive, metavar="N", help="channels of the input (default 3)")
+    network.add_argument("--batch", type=positive, metavar="N", help="batch size (default 128, on a CPU 8)")
+    network.add_argument("--dtype", help="f16, bf16 or f32 (default f16, on a CPU f32)")
+    single = parser.add_argument_group("or problems of your own")
+    single.add_argument(
+        "--problem", action="append", metavar="TEXT", help="a problem to tune instead of a network; may be repeated"
     )
-    parser.add_argument("--batch", type=positive, metavar="N", help="batch size (default 128, on a CPU 8)")
-    parser.add_argument("--dtype", help="f16, bf16 or f32 (default f16, on a CPU f32)")
-    parser.add_argument("--db", type=Path, metavar="FILE", help="database (default tuning_db/MODEL_ARCH.db)")
+    single.add_argument("--problems", type=Path, metavar="FILE", help="a file of problems, one a line, # for comments")
+    parser.add_argument(
+        "--families",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help=f"load families of your own from here too (docs/add-a-family.md); may be repeated, adds to ${FAMILIES}",
+    )
+    parser.add_argument(
+        "--db", type=Path, metavar="FILE", help="database (default tuning_db/MODEL_ARCH.db or problems_ARCH.db)"
+    )
     parser.add_argument(
         "--trials", type=positive, metavar="N", help="configs a family may try for a problem (default 64, on a CPU 24)"
     )
@@ -51,9 +101,15 @@ def arguments() -> argparse.Namespace:
         help="time for the search, such as 90s or 5m (default 6m, on a CPU 90s)",
     )
     parser.add_argument(
-        "--jobs", type=positive, default=len(os.sched_getaffinity(0)), help="compilers at once (default: all cores)"
+        "--jobs",
+        type=positive,
+        metavar="N",
+        default=len(os.sched_getaffinity(0)),
+        help="compilers at once (default: all cores)",
     )
     parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the search")
+    if {"-h", "--help"} & set(sys.argv):
+        parser.epilog = grammar()
     return parser.parse_args()
 
 
@@ -75,6 +131,33 @@ def choose_device(arch: Architecture, capability: int | None) -> tuple[str | Non
     return "cuda:0", f"sm_{capability}"
 
 
+def work(args: argparse.Namespace, arch: Architecture) -> Work:
+    """What the arguments ask for; raises AutotuneError."""
+    of_network = ("model", "in_channels", "batch", "dtype")
+    if args.problem or args.problems:
+        if given := [f"--{name.replace('_', '-')}" for name in of_network if getattr(args, name) is not None]:
+            raise ProblemError(f"{' and '.join(given)}: only for a network; a problem's text says all of itself")
+        problems = [parse(text) for text in args.problem or []]
+        problems += read_problems(args.problems) if args.problems else []
+        for problem in problems:
+            if problem.dtype not in arch.dtypes:
+                raise UnknownNameError(f"'{problem}': {_no_dtype(arch, problem.dtype)}")
+        named = [(str(number), problem) for number, problem in enumerate(dict.fromkeys(problems), 1)]
+        return Work("problems", f"{len(named)} problem{'s' * (len(named) > 1)}", named)
+    dtype = dtype_name(args.dtype or arch.dtypes[0])
+    if dtype not in arch.dtypes:
+        raise UnknownNameError(_no_dtype(arch, dtype))
+    batch, model = args.batch or (128 if arch.is_cuda else 8), args.model or next(iter(GRAPHS))
+    wanted = network(model, batch, args.in_channels or 3, dtype)
+    return Work(
+        model, f"{model}, batch {batch}, {dtype}", [(layer.name, layer.problem) for layer in wanted.layers], wanted
+    )
+
+
+def _no_dtype(arch: Architecture, dtype: str) -> str:
+    return f"{arch.name} has no kernels in {dtype}: choose {' or '.join(arch.dtypes)}"
+
+
 def show_compiled(console: Console, tuning: Tuning) -> None:
     """What was done where nothing could be timed."""
     options = tuning.options
@@ -85,53 +168,83 @@ def show_compiled(console: Console, tuning: Tuning) -> None:
     console.print("the same database on a machine with one; it starts from what is compiled.")
 
 
-def show_winners(console: Console, tuning: Tuning, title: str) -> None:
-    """The table of winners and, on a GPU, what the whole network takes."""
-    layers = [(layer.name, layer.problem) for layer in tuning.network.layers]
-    console.print(winners(lines(tuning.store, tuning.device, layers), f"{title} on {tuning.device.name}"))
-    if plan := tuning.store.plan(tuning.device, tuning.network.key):
+def show_winners(console: Console, tuning: Tuning, wanted: Work) -> None:
+    """The table of winners and, of a network on a GPU, what the whole takes."""
+    title = f"{wanted.title}, {tuning.options.arch.name} kernels on {tuning.device.name}"
+    first = "layer" if wanted.network else "number"
+    console.print(winners(lines(tuning.store, tuning.device, wanted.named), title, first))
+    plan = tuning.store.plan(tuning.device, wanted.network.key) if wanted.network else None
+    if plan:
         gain = plan.details["alone_us"] / plan.median_us
         console.print(f"The network as one CUDA graph: {plan.median_us:.1f} us, {gain:.2f} times as fast as with the")
         console.print("winners above: where other candidates are faster among their neighbours, they were taken.")
 
 
+def show_gaps(console: Console, tuning: Tuning, wanted: Work) -> None:
+    """Problems that only torch solves, what failed and, for single problems, configs that are not legal."""
+    arch = tuning.options.arch
+    searched = {space.problem for space in tuning.spaces if space.study.total}
+    for name, problem in wanted.named:
+        if problem not in searched:
+            console.print(f"{name}: {unserved(problem, arch)}: torch's operators are all there is.", markup=False)
+    if not wanted.network:
+        for sentence in dict.fromkeys(text for problem in tuning.problems for text in illegal(problem, arch)):
+            console.print(sentence, markup=False, highlight=False)
+    device = tuning.device if tuning.worker else None
+    for line in failures(failed(tuning.store, device, tuning.problems, tuning.kernels.values())):
+        console.print(line, highlight=False)
+
+
+def show_cost(console: Console, tuning: Tuning, progress: LiveProgress, path: Path) -> None:
+    """What compiling cost, where the time went, and where the results are."""
+    if tuning.compiled:
+        rate = 60 * tuning.compiled / tuning.compile_seconds
+        took = f"{tuning.compile_seconds:.0f} core-seconds"
+        console.print(f"kernels compiled: {tuning.compiled} in {took}, {rate:.0f} a core-minute", highlight=False)
+    console.print(progress.parts())
+    console.print(f"database {path}")
+
+
 def main() -> int:
     args = arguments()
+    use(args.families or [])
+    families()  # an operator may be a user's own
     capability = gpu_capability()
     if args.arch == "auto":
         arch = of_capability(capability) if capability else architecture("cpu")
     else:
         arch = architecture(args.arch)
     device, target = choose_device(arch, capability)
-    dtype = dtype_name(args.dtype or arch.dtypes[0])
-    if dtype not in arch.dtypes:
-        raise UnknownNameError(f"{arch.name} has no kernels in {dtype}: choose {' or '.join(arch.dtypes)}")
-    batch = args.batch or (128 if arch.is_cuda else 8)
-    wanted = network(args.model, batch, args.in_channels, dtype)
-    path = args.db or Path("tuning_db") / f"{args.model}_{arch.name}.db"
+    wanted = work(args, arch)
+    path = args.db or Path("tuning_db") / f"{wanted.name}_{arch.name}.db"
     trials = args.trials or (24 if not arch.is_cuda else 64 if device else UNTIMED_TRIALS)
     budget = args.budget or (360.0 if arch.is_cuda else 90.0)
     options = Options(arch, target, trials, budget, args.jobs, args.seed)
 
     console = Console()
-    started = time.monotonic()
     interrupted = False
+    if not wanted.network:
+        for name, problem in wanted.named:
+            console.print(f"{name:>3}  {problem}", highlight=False, markup=False)
     with Store.create(path) as store, Worker(device) if device else nullcontext() as worker:
-        progress = LiveProgress(console, [(layer.name, layer.problem) for layer in wanted.layers])
-        tuning = Tuning(store, wanted, options, worker, progress)
+        progress = LiveProgress(console, wanted.named)
+        tuning = Tuning(store, [problem for _, problem in wanted.named], options, worker, progress)
         with progress:
             try:
                 tuning.run()
+                if wanted.network:
+                    tuning.settle_inside(wanted.network)
             except KeyboardInterrupt:
                 interrupted = True
-        took = time.monotonic() - started
         if device is None:
             show_compiled(console, tuning)
         elif not interrupted or "device" in vars(tuning):
-            show_winners(console, tuning, f"{args.model}, batch {batch}, {dtype}, {arch.name} kernels")
-        if interrupted:
+            show_winners(console, tuning, wanted)
+        if not interrupted:
+            show_gaps(console, tuning, wanted)
+        else:
             console.print("Interrupted: every finished trial is kept; run the same command to go on.")
-        console.print(f"{took:.0f} s; database {path}")
+        show_cost(console, tuning, progress, path)
     return 130 if interrupted else 0
 
 

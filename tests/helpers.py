@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -203,6 +204,16 @@ def candidate_of(kernel: Kernel, path: Path, launch: Config) -> Candidate:
     values = {parameter.name: int(launch[parameter.name]) for parameter in chosen.launch_parameters}
     layouts = chosen.weight_layouts(kernel.values)
     return Candidate(kernel.family, kernel.config, emit.symbol(kernel), chosen.kind, path, layouts, values)
+
+
+def documented_family(folder: Path) -> str:
+    """Write the files of docs/add-a-family.md to a folder; returns the command that tunes them."""
+    page = (ROOT / "docs" / "add-a-family.md").read_text()
+    folder.mkdir()
+    for before, text in re.findall(r"(.*?)\n```(?:python|jinja)\n(.*?)```", page, re.DOTALL):
+        file = re.findall(r"`(\w+(?:\.\w+)?\.(?:py|j2))`", before)[-1]  # the last that is named
+        folder.joinpath(file).write_text(text)
+    return re.findall(r"```sh\n(.*?)```", page, re.DOTALL)[0]
 
 
 # -- processes -------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Building: several kernels a unit, failures that stay alone, nothing built twice, two processes at once."""
 
 import ctypes
+import math
 import os
 import random
 import subprocess
@@ -35,13 +36,33 @@ def files(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_kernels_are_dealt_into_units_that_keep_the_cores_busy(cpu_kernel):
+@pytest.mark.parametrize("jobs", [1, 2, 8, 64])
+def test_every_kernel_is_in_one_unit_and_no_core_stands_idle(jobs, cpu_kernel):
     kernels = [cpu_kernel("cpu_conv2d", CONV, ",".join(["relu"] * i)) for i in range(40)]
-    for jobs in (1, 2, 8, 64):
-        units = build.units(kernels, jobs)
-        assert [kernel for unit in units for kernel in unit.kernels] == kernels
-        assert all(len(unit.kernels) <= build.KERNELS_A_UNIT for unit in units)
-        assert len(units) >= min(jobs, len(kernels))
+    kernels += [cpu_kernel("cpu_avg_pool2d", {"block_c": 8}, ",".join(["relu"] * i)) for i in range(5)]
+    units = build.units(kernels, jobs)
+    assert sorted(map(str, kernels)) == sorted(str(kernel) for unit in units for kernel in unit.kernels)
+    assert len(units) >= min(jobs, len(kernels))
+    assert all(len({kernel.family for kernel in unit.kernels}) == 1 for unit in units)
+
+
+def test_a_unit_is_worth_its_headers_and_units_of_a_family_are_alike(cpu_kernel):
+    header, each = family("cutlass2_conv2d").compile_seconds
+    for count, jobs in ((100, 2), (100, 16), (7, 3), (1, 8)):
+        convs = cuda_kernels("cutlass2_conv2d", "sm80", count, seed=count)
+        units = build.units(convs, jobs)
+        sizes = [len(unit.kernels) for unit in units]
+        assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
+        assert max(sizes) <= max(1, build.WORTH * header / each)
+        needed = math.ceil(count * each / (build.WORTH * header))
+        assert len(units) <= max(needed, jobs) + 1, "headers are compiled more often than cores need"
+
+
+def test_long_units_come_first_and_cheap_families_do_not_split_them(cpu_kernel):
+    convs = cuda_kernels("cutlass2_conv2d", "sm80", 8)
+    pools = cuda_kernels("cuda_avg_pool2d", "sm80", 8)
+    families = [unit.kernels[0].family for unit in build.units([*pools, *convs], jobs=4)]
+    assert families[:4] == ["cutlass2_conv2d"] * 4 and families[4:] == ["cuda_avg_pool2d"]
 
 
 def test_a_unit_exports_all_of_its_kernels(fresh, cpu_kernel):

@@ -13,7 +13,6 @@ from autotune.problem import parse
 from autotune.progress import Progress
 from autotune.tune import Options, Tuning
 from autotune.worker import Worker
-from fused_resnet.graph import Layer, Network
 from tuning_db import Store
 
 PROBLEMS = [
@@ -22,10 +21,6 @@ PROBLEMS = [
     "conv2d n=1 h=5 w=5 c=16 k=16 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 groups=1 dtype=f32 epilogue=relu",
 ]
 TRIALS = 3
-
-
-def small_network():
-    return Network("small", tuple(Layer(f"layer{i}", parse(text), {}) for i, text in enumerate(PROBLEMS)))
 
 
 class Log(Progress):
@@ -51,9 +46,9 @@ def tune(path, cpu, target, trials=TRIALS, budget=120.0, worker=True):
     with Store.create(path) as store:
         if worker:
             with Worker("cpu") as process:
-                Tuning(store, small_network(), options, process, log).run()
+                Tuning(store, map(parse, PROBLEMS), options, process, log).run()
         else:
-            Tuning(store, small_network(), options, None, log).run()
+            Tuning(store, map(parse, PROBLEMS), options, None, log).run()
     return log
 
 

@@ -39,6 +39,7 @@ class Family:
     launches: (problem, config, arch) -> the launch values worth timing, the plainest first.
     cost: (problem, config, arch) -> a rank for the prior, lower is better; no unit.
     context: (config, arch, dtype) -> the template's variables.
+    compile_seconds: of a unit's headers and of each kernel in it, roughly; they decide how many share a unit.
     label: (config) -> a config in few characters, for tables.
     weight_layouts: (config) -> operand name -> layout, for fused_resnet/layout.py; absent means torch's own.
     """
@@ -56,15 +57,21 @@ class Family:
     launch_parameters: tuple[Parameter, ...] = ()
     launches: Callable[[Problem, Config, Architecture], list[Launch]] = lambda *_: [{}]
     weight_layouts: Callable[[Config], Mapping[str, str]] = lambda _: {}
+    compile_seconds: tuple[float, float] = (0.4, 0.2)
     label: Callable[[Config], str] = lambda config: " ".join(f"{name} {value}" for name, value in config.items())
 
     def configs(self, arch: Architecture, dtype: str, epilogue: Epilogue) -> Iterator[dict[str, Value]]:
         """Every legal config for one architecture, dtype and epilogue."""
+        return (config for config in self._all() if self.legal(config, arch, dtype, epilogue) is None)
+
+    def illegal(self, arch: Architecture, dtype: str, epilogue: Epilogue) -> Iterator[tuple[dict[str, Value], str]]:
+        """Every config that is not legal, and why."""
+        return ((config, why) for config in self._all() if (why := self.legal(config, arch, dtype, epilogue)))
+
+    def _all(self) -> Iterator[dict[str, Value]]:
         names = [parameter.name for parameter in self.parameters]
-        for values in itertools.product(*(parameter.values for parameter in self.parameters)):
-            config = dict(zip(names, values, strict=True))
-            if self.legal(config, arch, dtype, epilogue) is None:
-                yield config
+        values = itertools.product(*(parameter.values for parameter in self.parameters))
+        return (dict(zip(names, of_one, strict=True)) for of_one in values)
 
     def serves(self, problem: Problem, arch: Architecture) -> str | None:
         """None if the family can solve `problem` on `arch`, else the reason it cannot."""

@@ -24,4 +24,5 @@ FAMILY = Family(
     ),
     launches=_launches,
     cost=lambda problem, config, arch: 8 / int(config["vector"]) + abs(int(config["threads"]) - 128) / 1024,
+    compile_seconds=(0.9, 0.1),
 )

@@ -47,4 +47,5 @@ FAMILY = Family(
     supports=_supports,
     launches=_launches,
     cost=_cost,
+    compile_seconds=(0.9, 0.1),
 )

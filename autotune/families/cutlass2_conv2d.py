@@ -209,6 +209,7 @@ FAMILY = Family(
     supports=_supports,
     launches=_launches,
     cost=_cost,
+    compile_seconds=(6.5, 1.0),
     context=_context,
     label=_label,
     weight_layouts=lambda _: {"weight": "krsc"},

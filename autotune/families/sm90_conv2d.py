@@ -303,4 +303,5 @@ FAMILY = Family(
     context=_context,
     label=_label,
     weight_layouts=lambda _: {"weight": "wgmma"},
+    compile_seconds=(1.0, 1.2),
 )
