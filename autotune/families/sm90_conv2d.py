@@ -60,8 +60,8 @@ class _Shape:
 
     @property
     def staging_bytes(self) -> int:
-        """Shared memory that the output passes through."""
-        return 0 if self.slices > 1 else self.groups * 4 * 2 * 16 * (64 if self.n % 64 == 0 else 32) * 2
+        """Shared memory that the output passes through where it is staged."""
+        return self.groups * 4 * 2 * 16 * (64 if self.n % 64 == 0 else 32) * 2
 
     @property
     def cluster(self) -> int:
@@ -98,10 +98,10 @@ def _rules(x: _Shape) -> Iterator[tuple[bool, str]]:
     yield x.cluster_n > 1 and (x.patch or x.resident), "only streamed pixels gathered by TMA are shared"
     yield x.slices > 1 and (x.patch or x.resident), "a split tile is gathered and streamed"
     yield x.cluster > 8, "clusters of up to eight blocks"
-    yield x.slices > 1 and x.cluster_m * x.cluster_n > 2, "a split tile leaves little to share"
+    yield x.slices > 1 and x.cluster > x.slices, "a split tile shares nothing"
     yield (x.m // x.team // 64 * 2 * (x.n // 32)) % x.slices > 0, "the split must divide the tile"
     yield x.k < 64 and (x.n > 128 or x.m > 128 or x.cluster > 1), "narrow steps are for few channels"
-    yield 2 * (x.m + x.n) * x.k * 2 + x.staging_bytes > _MOST_SHARED, "shared memory"
+    yield 2 * (x.m + x.n) * x.k * 2 > _MOST_SHARED, "shared memory"
 
 
 def _supports(problem: Problem) -> str | None:
@@ -175,18 +175,21 @@ def _products(problem: Conv2d, x: _Shape) -> int:
     return problem.r * problem.s * -(-problem.c // x.k)
 
 
-def _slots(problem: Conv2d, x: _Shape, loading: _Loading, room: int) -> tuple[int, int] | None:
-    """Buffers of activations and of weights that fill `room` bytes of shared memory; None if too few fit."""
+def _slots(problem: Conv2d, x: _Shape, loading: _Loading, room: int, fills_a_block: int) -> tuple[int, int] | None:
+    """Buffers of activations and of weights: what fits `room` bytes of shared memory, and no more than are of use.
+
+    None if too few fit.
+    """
     fill, weight = _round(loading.fill_bytes) + _SLOT_OVERHEAD, x.weight_bytes + _SLOT_OVERHEAD
     products = _products(problem, x)
     if x.resident:
-        fills = min((room - products * weight) // fill, 8)
+        fills = min((room - products * weight) // fill, 8, max(2, fills_a_block))
         return (fills, 0) if fills >= (1 if x.patch and loading.fills == 1 else 2) else None
     if not x.patch:
-        stages = min(room // (fill + weight), 12)
+        stages = min(room // (fill + weight), 12, max(2, fills_a_block))
         return (stages, 0) if stages >= 2 else None
     fills = 2 if room - 2 * fill >= 3 * weight else 1
-    weights = min((room - fills * fill) // weight, 12)
+    weights = min((room - fills * fill) // weight, 12, fills_a_block * products // loading.fills)
     return (fills, weights) if weights >= 3 else None
 
 
@@ -212,22 +215,24 @@ def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Laun
         for resident in range(1, x.blocks_by_registers + 1):
             if resident > 1 and blocks <= processors * (resident - 1):
                 continue
-            room = min(arch.sm_shared // resident - arch.reserved_shared - _SHARED_OVERHEAD, _MOST_SHARED)
-            slots = _slots(problem, x, loading, room - x.staging_bytes)
-            if slots is None or (
-                x.slices > 1 and x.m * x.n * 4 > slots[0] * (_round(loading.fill_bytes) + x.weight_bytes)
-            ):
-                continue
             limit = 0 if blocks <= processors * resident or x.slices > 1 else processors * resident
-            rasters = (0, 1) if tiles_n > x.cluster_n and not (x.resident and limit) else (0,)
-            result += [_launch(loading, slots, limit, raster) for raster in rasters]
+            tiles = -(-blocks // limit) if limit else 1
+            for staged in (0, 1) if x.slices == 1 else (0,):
+                room = min(arch.sm_shared // resident - arch.reserved_shared - _SHARED_OVERHEAD, _MOST_SHARED)
+                slots = _slots(problem, x, loading, room - staged * x.staging_bytes, tiles * loading.fills)
+                if slots is None:
+                    continue
+                if x.slices > 1 and x.m * x.n * 4 > slots[0] * (_round(loading.fill_bytes) + x.weight_bytes):
+                    continue  # the others' sums find no room
+                rasters = (0, 1) if tiles_n > x.cluster_n and tiles > 1 and not x.resident and staged else (0,)
+                result += [_launch(loading, slots, limit, raster, staged) for raster in rasters]
     return result
 
 
-def _launch(loading: _Loading, slots: tuple[int, int], limit: int, raster: int) -> Launch:
+def _launch(loading: _Loading, slots: tuple[int, int], limit: int, raster: int, staged: int) -> Launch:
     h, w, images = loading.squares
     names = [parameter.name for parameter in _LAUNCH_PARAMETERS]
-    return dict(zip(names, (*slots, limit, raster, h, w, images), strict=True))
+    return dict(zip(names, (*slots, limit, raster, h, w, images, staged), strict=True))
 
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
@@ -247,7 +252,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
         weights = products * x.weight_bytes / x.cluster_m
         loads = (loading.fills * loading.fill_bytes / x.cluster_n + weights / (rounds if x.resident else 1)) / _L2_BYTES
         first = 1.8 * weights / _L2_BYTES if x.resident else 0
-        latency = 16 * products**0.5 + (13000 if x.slices > 1 else 0)
+        latency = 16 * products**0.5 + (2500 if x.slices > 1 else 0)
         epilogue = x.m * x.n / (8 if overlaps else 4)
         best = min(best, rounds * (max(arithmetic, loads) / x.slices + epilogue) + first + latency)
     return best
@@ -284,6 +289,7 @@ _LAUNCH_PARAMETERS = (
     Parameter("squares_h", (0, 1, 2, 3, 4), "patch: squares of 8 x 8 pixels in a tile, down"),
     Parameter("squares_w", (0, 1, 2, 3, 4), "patch: across"),
     Parameter("images", (0, 1, 2, 3, 4), "patch: and over images"),
+    Parameter("staged", (0, 1), "1: the output goes through shared memory and out by TMA"),
 )
 
 FAMILY = Family(

@@ -69,21 +69,21 @@ struct HopperConv2d {
   static constexpr int kRowBytes = kK * (int)sizeof(Element);
   static constexpr int kWeightBytes = kN * kRowBytes;
   static constexpr int kVector = 8;
-  // The output goes through shared memory, 16 pixels of a warp at a time, and out by TMA in whole lines.
-  static constexpr bool kStaged = kSlices == 1;
+  // Where it is staged, the output goes through shared memory, 16 pixels of a warp at a time, and out by TMA in whole
+  // lines; else straight from registers, which takes less time to begin with.
+  static constexpr int kStages = 2;
   static constexpr int kStageChannels = kN % 64 == 0 ? 64 : 32;
   static constexpr int kStageBytes = 16 * kStageChannels * (int)sizeof(Element);
-  static constexpr int kStagingBytes = kStaged ? kGroups * 4 * 2 * kStageBytes : 0;
   static constexpr int kUnits = kBlocks * 2 * (kN / 32);  // of eight channels, for each thread
   static_assert(kM % (64 * kTeam) == 0 && kN % 32 == 0 && kUnits % kSlices == 0, "no such tile");
   static_assert(kSlices == 1 || !kPingpong && kJoint, "a split tile belongs to the whole block, and streams");
   static_assert(kClusterN == 1 || kJoint, "only pixels gathered by TMA are shared");
 
-  enum Launch { kFillSlots, kWeightSlots, kGrid, kRaster, kSquaresH, kSquaresW, kImages };
+  enum Launch { kFillSlots, kWeightSlots, kGrid, kRaster, kSquaresH, kSquaresW, kImages, kStaging };
 
   struct alignas(64) Params {
     uint8_t activation_map[128], weight_map[128], output_map[128];
-    int pointwise, along_m;
+    int pointwise, along_m, staging_bytes;
     int n, out_h, out_w, k, rows;
     int cluster_tiles;
     Divider cluster_rows, cluster_columns, out_area, out_width;  // out_*: of pixels, or of patches
@@ -127,6 +127,7 @@ struct HopperConv2d {
       x.fill_bytes = x.images * x.patch_h * x.patch_w * kRowBytes;
       if ((x.patch_h - 1) * a.stride_h >= 256 || (x.patch_w - 1) * a.stride_w >= 256) return refused(out);
     }
+    x.staging_bytes = a.launch[kStaging] ? kGroups * 4 * kStages * kStageBytes : 0;
     x.fill_slots = a.launch[kFillSlots];
     x.slot_bytes = ceil_div(x.fill_bytes, 1024) * 1024 + (kJoint ? kWeightBytes : 0);
     x.weight_slots = kResident ? a.r * a.s * x.chunks : kPatch ? a.launch[kWeightSlots] : 0;
@@ -141,10 +142,11 @@ struct HopperConv2d {
       x.along_m = 0;
     }
 
-    const int64_t shared = 1024 + kStagingBytes + 8 * (kGroups + 1) + (int64_t)x.fill_slots * (x.slot_bytes + 16) +
+    const int64_t shared = 1024 + x.staging_bytes + 8 * (kGroups + 1) + (int64_t)x.fill_slots * (x.slot_bytes + 16) +
                            (int64_t)x.weight_slots * (kWeightBytes + 16);
     const bool fits = shared <= 232448 && (kSlices == 1 || kM * kN * 4 <= x.fill_slots * x.slot_bytes);
-    if (!fits || a.groups != 1 || a.c % 8 || a.k % 8 || x.fill_slots < 1 || kSlices > x.fills) return refused(out);
+    const bool counts = x.fill_slots >= 1 && x.fill_slots <= 32 && (kResident || x.weight_slots <= 32) && kSlices <= x.fills;
+    if (!fits || !counts || a.groups != 1 || a.c % 8 || a.k % 8 || kSlices > 1 && x.staging_bytes) return refused(out);
     prepared(out, x, clusters * kCluster, 1, 1, kThreads, (int)shared, 0);
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, taps = a.r * a.s, padded_k = ceil_div(a.k, 32) * 32;
@@ -167,7 +169,7 @@ struct HopperConv2d {
     describe(weight, {c, taps, padded_k}, {kK, 1, kN / kClusterM}, {1, 1, 1});
     out->tensor_maps[0] = activation;
     out->tensor_maps[1] = weight;
-    if (kStaged) {
+    if (x.staging_bytes) {
       out->tensor_map_count = 3;
       at_tensor_map output{kOutputMap, kY, Config::kMapElement, kStageChannels == 64 ? 3 : 2};
       const uint64_t k = a.k, p = a.p, q = a.q;
@@ -181,18 +183,18 @@ struct HopperConv2d {
 
   AT_DEVICE static void run(const Params& x, char* memory) {
     const Layout at(x, hopper::shared_address(memory));
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < 32) {  // a warp has room for every barrier: at most 32 of a kind
+      const int i = threadIdx.x;
       constexpr int kPeers = kJoint ? kClusterM + kClusterN - 1 : 1;
-      for (int i = 0; i < x.fill_slots; ++i) {
+      if (i < x.fill_slots) {
         hopper::init_barrier(at.full + 8 * i, kJoint ? 2 : 1);
         hopper::init_barrier(at.empty + 8 * i, kTeam * kPeers);
       }
-      for (int i = 0; i < (kResident ? 0 : x.weight_slots); ++i) {
+      if (i < (kResident ? 1 : x.weight_slots)) {
         hopper::init_barrier(at.weight_full + 8 * i, 1);
         hopper::init_barrier(at.weight_empty + 8 * i, kTeam * kClusterM);
       }
-      if (kResident) hopper::init_barrier(at.weight_full, 1);
-      for (int i = 0; i < kGroups; ++i) hopper::init_barrier(at.turn + 8 * i, 1);
+      if (i < kGroups) hopper::init_barrier(at.turn + 8 * i, 1);
       hopper::publish_barriers();
     }
     if constexpr (kCluster > 1) hopper::sync_cluster();
@@ -231,7 +233,7 @@ struct HopperConv2d {
       fills = (memory + 1023) / 1024 * 1024;
       weights = fills + (kJoint ? kM * kRowBytes : x.fill_slots * x.slot_bytes);
       staging = fills + x.fill_slots * x.slot_bytes + x.weight_slots * kWeightBytes;
-      full = staging + kStagingBytes;
+      full = staging + x.staging_bytes;
       empty = full + 8 * x.fill_slots;
       turn = empty + 8 * x.fill_slots;
       weight_full = turn + 8 * kGroups;
@@ -443,6 +445,7 @@ struct HopperConv2d {
 
     Ring ring{0, 0}, weight{0, 0};
     int tiles = 0;
+    touch_parameters(x, Tile(x, me, first_tile()));
     wait_for_previous();
     if (kResident) hopper::wait(at.weight_full, 0);
     for (int index = first_tile(); index < x.cluster_tiles; index += tile_step()) {
@@ -513,10 +516,11 @@ struct HopperConv2d {
       if (used >= 0) release_fill(at, me, used);
       if (index + tile_step() >= x.cluster_tiles) launch_next();
       if constexpr (kSlices > 1) gather_slices(at, me, sums);
-      if constexpr (kStaged) stage_tile(x, at, Tile(x, me, index), first_block, sums);
-      else store_tile(x, me, Tile(x, me, index), first_block, sums);
+      const Tile tile(x, me, index);
+      if (kSlices == 1 && x.staging_bytes) stage_tile(x, at, tile, first_block, sums);
+      else store_tile(x, me, tile, first_block, sums);
     }
-    if constexpr (kStaged) hopper::wait_for_stores<0>();
+    hopper::wait_for_stores<0>();
   }
 
   // A unit is eight neighbouring channels of one pixel: which of a thread's accumulators hold it.
@@ -595,6 +599,12 @@ struct HopperConv2d {
     }
   }
 
+  // Brings the epilogue's vectors near while the first loads are on their way.
+  AT_DEVICE static void touch_parameters(const Params& x, const Tile& tile) {
+    const int channel = tile.n * kN + threadIdx.x % 32 * 8;  // a line of 32 floats by every fourth lane
+    if (threadIdx.x % 4 == 0 && channel < min(x.k, tile.n * kN + kN)) Config::Steps::touch(x.p.p, channel);
+  }
+
   AT_DEVICE static void stage_tile(const Params& x, const Layout& at, const Tile& tile, int first_block, Sums& sums) {
     constexpr int kChunks = kN / kStageChannels, kColumns = kStageChannels / 32;
     const int lane = threadIdx.x % 32, warp = hopper::uniform(threadIdx.x / 32);
@@ -607,10 +617,10 @@ struct HopperConv2d {
     for (int chunk = 0; chunk < kChunks; ++chunk) {
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) {
-        const uint32_t buffer = at.staging + (2 * warp + (chunk * kBlocks + m) % 2) * kStageBytes;
-        // Until the buffer's last store has read it: two stores ago, or that of the tile before.
-        if (chunk + m == 0 && kChunks * kBlocks % 2 == 1) hopper::wait_for_stores<0>();
-        else hopper::wait_for_stores<1>();
+        const uint32_t buffer = at.staging + (kStages * warp + (chunk * kBlocks + m) % kStages) * kStageBytes;
+        // Until the buffer's last store has read it: kStages ago, or one of the tile before.
+        if (chunk + m == 0 && kChunks * kBlocks % kStages != 0) hopper::wait_for_stores<0>();
+        else hopper::wait_for_stores<kStages - 1>();
         __syncwarp();
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
