@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 
 from autotune.epilogue import MAX_SCALARS
-from autotune.problem import AvgPool2d, Conv2d, Problem, SeTail, SpaceToDepth
+from autotune.problem import AvgPool2d, Conv2d, Conv2dDgrad, Conv2dWgrad, Gemm, Problem, SeTail, SpaceToDepth
 
 ABI_VERSION = 1
 MAX_LAUNCH = 8
@@ -21,8 +21,10 @@ def _struct(name: str, sizes: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"_fields_": [*fields, *_TAIL]})
 
 
+_CONV2D = _struct("at_conv2d", "n h w c k r s p q stride_h stride_w pad_h pad_w dilation_h dilation_w groups")
+
 STRUCTS: dict[type[Problem], type[ctypes.Structure]] = {
-    Conv2d: _struct("at_conv2d", "n h w c k r s p q stride_h stride_w pad_h pad_w dilation_h dilation_w groups"),
+    **dict.fromkeys((Conv2d, Conv2dDgrad, Conv2dWgrad, Gemm), _CONV2D),
     AvgPool2d: _struct("at_avg_pool2d", "n h w c r s p q stride_h stride_w pad_h pad_w"),
     SpaceToDepth: _struct("at_space_to_depth", "n h w c block"),
     SeTail: _struct("at_se_tail", "n h w c hidden"),
@@ -32,6 +34,7 @@ STRUCTS: dict[type[Problem], type[ctypes.Structure]] = {
 def pack(problem: Problem, scalars: Sequence[float] = (), launch: Sequence[int] = ()) -> bytes:
     """The problem as its C struct: sizes, then the epilogue's scalars, then the family's launch values."""
     struct = STRUCTS[type(problem)]()
+    problem = problem.as_conv2d if isinstance(problem, Gemm) else problem
     for name, *_ in struct._fields_[:-2]:
         setattr(struct, name, _size(problem, name))
     struct.scalars[: len(scalars)] = scalars
@@ -40,8 +43,6 @@ def pack(problem: Problem, scalars: Sequence[float] = (), launch: Sequence[int] 
 
 
 def _size(problem: Problem, field: str) -> int:
-    if field in ("p", "q"):
-        return problem.output_shape[1 if field == "p" else 2]
     name, _, axis = field.partition("_")
     value = getattr(problem, name)
     return value["hw".index(axis)] if axis else value

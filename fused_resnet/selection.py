@@ -83,6 +83,6 @@ def _batches(store: Store, problem: Problem) -> list[int]:
     for row in store.problems():
         other = parse(row.text)
         if type(other) is type(problem) and dataclasses.asdict(with_batch(other, 1)) == same:
-            batches.append(other.n)  # type: ignore[attr-defined]
-    wanted = problem.n  # type: ignore[attr-defined]
+            batches.append(other.batch)
+    wanted = problem.batch
     return sorted(batches, key=lambda n: abs(math.log(n / wanted)))

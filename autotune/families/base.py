@@ -34,6 +34,7 @@ class Parameter:
 class Family:
     """A template and what is known about it. All fields that are functions are pure.
 
+    operator: the problems it solves: one class, or several.
     legal: (config, arch, dtype, epilogue) -> None, or why this cannot be compiled. What it lets through compiles.
     supports: (problem) -> None, or why no kernel of the family can solve it.
     launches: (problem, config, arch) -> the launch values worth timing, the plainest first.
@@ -44,7 +45,7 @@ class Family:
     """
 
     name: str
-    operator: type[Problem]
+    operator: type[Problem] | tuple[type[Problem], ...]
     kind: str
     template: str
     architectures: tuple[str, ...]
@@ -69,7 +70,8 @@ class Family:
     def serves(self, problem: Problem, arch: Architecture) -> str | None:
         """None if the family can solve `problem` on `arch`, else the reason it cannot."""
         if not isinstance(problem, self.operator):
-            return f"it solves {self.operator.operator}"
+            solved = self.operator if isinstance(self.operator, tuple) else (self.operator,)
+            return f"it solves {' and '.join(problem.operator for problem in solved)}"
         if arch.name not in self.architectures:
             return f"it has no kernels for {arch.name}"
         if problem.dtype not in arch.dtypes:
