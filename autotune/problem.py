@@ -270,15 +270,23 @@ class AvgPool2d(Problem):
         super().__post_init__()
         if 2 * self.pad[0] > self.r or 2 * self.pad[1] > self.s:
             raise ProblemError(f"'{self}': the padding must be at most half the window")
-        if min(self.output_shape) < 1:
+        if min(self.p, self.q) < 1:
             raise ProblemError(f"'{self}': the window is larger than the padded input")
+
+    @property
+    def p(self) -> int:
+        """Output height."""
+        return output_extent(self.h, self.r, self.stride[0], self.pad[0], 1)
+
+    @property
+    def q(self) -> int:
+        """Output width."""
+        return output_extent(self.w, self.s, self.stride[1], self.pad[1], 1)
 
     @property
     def output_shape(self) -> tuple[int, ...]:
         """(n, p, q, c)."""
-        p = output_extent(self.h, self.r, self.stride[0], self.pad[0], 1)
-        q = output_extent(self.w, self.s, self.stride[1], self.pad[1], 1)
-        return (self.n, p, q, self.c)
+        return (self.n, self.p, self.q, self.c)
 
     @property
     def flops(self) -> int:

@@ -1,6 +1,7 @@
 """The ctypes structs and constants of autotune.abi against what a C++ compiler makes of templates/abi.h."""
 
 import ctypes
+import dataclasses
 import json
 import subprocess
 
@@ -97,6 +98,15 @@ def test_a_packed_problem_is_read_in_c(text, tmp_path):
     packed = abi.pack(problem, (0.5,), (7, 9))
     said = subprocess.run(["./read"], cwd=tmp_path, input=packed, capture_output=True, check=True).stdout.decode()
     assert said == f"{PACKED[text]} 0.5 0 7 9 0"
+
+
+def test_every_operator_can_be_packed():
+    sizes = {"n": 2, "h": 8, "w": 6, "c": 4, "k": 8, "r": 3, "s": 2, "block": 2, "hidden": 3, "m": 5}
+    for operator, problem in OPERATORS.items():
+        names = [field.name for field in dataclasses.fields(problem) if field.name in sizes]
+        words = [f"{name}={sizes[name]}" for name in names] + ["stride=2"] * (operator == "avg_pool2d")
+        packed = abi.pack(parse(f"{operator} {' '.join(words)} dtype=f32"))
+        assert len(packed) == ctypes.sizeof(abi.STRUCTS[problem])
 
 
 def test_more_values_than_there_is_room_for_are_refused():

@@ -17,22 +17,30 @@ from autotune.errors import UnknownNameError
 from autotune.families import families, family, serving
 from autotune.families.base import DEVICE_IMAGE, SHARED_LIBRARY, Kernel
 from autotune.measure import Case
-from autotune.problem import AvgPool2d, Conv2d, SeTail, SpaceToDepth, parse
+from autotune.problem import AvgPool2d, Conv2d, Conv2dDgrad, Conv2dWgrad, SeTail, SpaceToDepth, parse
 from fused_resnet.binding import bind
 
 SEEDS = range(10)
 DEVICE = torch.device("cpu")
 
 
-def odd_conv(rng):
+def odd_conv(rng, kind=Conv2d):
     groups = rng.choice((1, 1, 2, 3))
-    return Conv2d(
+    return kind(
         n=rng.randint(1, 5), h=rng.randint(7, 13), w=rng.randint(7, 13),
         c=groups * rng.choice((1, 3, 8, 19, 37)), k=groups * rng.choice((1, 5, 16, 33, 70)),
         r=rng.randint(1, 4), s=rng.randint(1, 4), stride=(rng.randint(1, 3), rng.randint(1, 3)),
         pad=(rng.randint(0, 3), rng.randint(0, 3)), dilation=(rng.randint(1, 2), rng.randint(1, 2)),
         groups=groups, dtype="f32", epilogue=random_epilogue(rng),
     )  # fmt: skip
+
+
+def odd_input_gradient(rng):
+    return odd_conv(rng, Conv2dDgrad)
+
+
+def odd_weight_gradient(rng):
+    return odd_conv(rng, Conv2dWgrad)
 
 
 def odd_pool(rng):
@@ -61,6 +69,8 @@ def odd_patches(rng):
 
 PROBLEMS = {
     "cpu_conv2d": odd_conv,
+    "cpu_conv2d_dgrad": odd_input_gradient,
+    "cpu_conv2d_wgrad": odd_weight_gradient,
     "cpu_avg_pool2d": odd_pool,
     "cpu_se_tail": odd_tail,
     "cpu_space_to_depth": odd_patches,
@@ -74,6 +84,15 @@ CORNERS = [
     "conv2d n=9 h=2 w=2 c=64 k=64 r=3 s=3 pad=1 dtype=f32 epilogue=mul_scalar,add_scalar",
     "conv2d n=3 h=1 w=17 c=6 k=65 r=1 s=5 stride=1,4 pad=0,4 dilation=1,3 dtype=f32 epilogue=relu,store,add_scalar",
     "conv2d n=2 h=6 w=6 c=12 k=12 r=3 s=3 pad=1 groups=12 dtype=f32 epilogue=silu",
+    "conv2d n=2 h=7 w=6 c=10 k=20 r=3 s=3 pad=1 groups=10 stride=2,1 dilation=1,2 dtype=f32 epilogue=bias",
+    "gemm m=37 n=70 k=300 dtype=f32 epilogue=bias,relu,add",
+    "gemm m=1 n=5 k=3 dtype=f32 epilogue=store,silu",
+    "conv2d_dgrad n=2 h=11 w=9 c=33 k=300 r=3 s=3 stride=2 pad=1 dtype=f32 epilogue=bias,relu,add",
+    "conv2d_dgrad n=1 h=1 w=7 c=9 k=6 r=1 s=1 stride=3,3 dtype=f32 epilogue=add_scalar",
+    "conv2d_dgrad n=2 h=9 w=8 c=12 k=24 r=3 s=3 stride=2,1 pad=1,2 groups=12 dilation=1,2 dtype=f32 epilogue=scale",
+    "conv2d_wgrad n=3 h=20 w=19 c=33 k=13 r=3 s=3 stride=2,1 pad=1,0 dtype=f32 epilogue=bias,mul_scalar,add,store",
+    "conv2d_wgrad n=2 h=9 w=8 c=12 k=24 r=3 s=3 stride=2,1 pad=1,2 groups=12 dilation=1,2 dtype=f32",
+    "conv2d_wgrad n=2 h=2 w=2 c=8 k=8 r=5 s=5 pad=3 dtype=f32",
 ]
 
 
@@ -212,6 +231,10 @@ def test_every_architecture_of_a_family_has_legal_configs(name):
 NETWORK = [
     "conv2d n=128 h=16 w=16 c=64 k=64 r=3 s=3 pad=1 dtype={} epilogue=mul_scalar,add_scalar",
     "conv2d n=1 h=4 w=4 c=256 k=512 r=3 s=3 stride=2 pad=1 dtype={}",
+    "conv2d_dgrad n=8 h=16 w=16 c=64 k=128 r=3 s=3 stride=2 pad=1 dtype={}",
+    "conv2d_dgrad n=8 h=16 w=16 c=64 k=64 r=3 s=3 pad=1 dtype={}",
+    "conv2d_wgrad n=8 h=16 w=16 c=64 k=128 r=3 s=3 stride=2 pad=1 dtype={}",
+    "gemm m=64 n=1000 k=512 dtype={} epilogue=bias",
     "avg_pool2d n=8 h=16 w=16 c=64 r=3 s=3 stride=2 pad=1 dtype={}",
     "space_to_depth n=8 h=64 w=64 c=3 block=4 dtype={}",
     "se_tail n=8 h=16 w=16 c=64 hidden=4 dtype={} epilogue=add,relu,add_scalar",
