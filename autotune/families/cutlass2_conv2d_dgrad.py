@@ -17,7 +17,7 @@ def _tile(config: Config) -> stream.Tile:
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    return _tile(config).broken(arch, dtype)
+    return stream.unavailable(config, arch, dtype) or _tile(config).broken(arch)
 
 
 def _supports(problem: Problem) -> str | None:

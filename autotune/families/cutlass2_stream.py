@@ -1,7 +1,7 @@
 """What the families with templates/cutlass2/stream.cuh share: tiles, which of them compile, and how they are dealt.
 
-Tile names follow CUTLASS: the threadblock tile (tile_*) is made of warp tiles (warp_*); warp_k < tile_k slices the tile's
-K over warps (sliced-K). The rules mirror static assertions of CUTLASS's headers.
+Tile names follow CUTLASS: the threadblock tile (tile_*) is made of warp tiles (warp_*); warp_k < tile_k slices the
+tile's K over warps (sliced-K). The rules mirror static assertions of CUTLASS's headers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from autotune.families.base import Config, Launch, Parameter
 
 # The tensor-core instruction of each generation. Its code runs on newer GPUs too; 2.x has none newer than Ampere's.
 _INSTRUCTIONS = {70: (8, 8, 4), 75: (16, 8, 8), 80: (16, 8, 16)}
+_GENERATIONS = {70: 70, 75: 75, 80: 80, 86: 80, 89: 80, 90: 80}  # whose instructions a capability's kernels use
 _ELEMENTS = {"f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t"}
+_SHAPE = ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "warp_k")
 _ACCESS = 8  # elements of the widest access: 16 bytes
 _STORE = 128  # elements that a row of a warp's threads stores at a time, where it can
 _PREDICATES = 32  # bits of an iterator's word, one an access
@@ -65,7 +67,7 @@ class Tile:
     @classmethod
     def of(cls, config: Config, k_major: tuple[bool, bool], words: bool) -> Tile:
         """The tile of a config; the output's vector is the alignment where the config names no other."""
-        m, n, k, wm, wn, wk = (int(config[f"{part}_{axis}"]) for part in ("tile", "warp") for axis in "mnk")
+        m, n, k, wm, wn, wk = (int(config[name]) for name in _SHAPE)
         alignment = int(config["alignment"])
         vector = int(config.get("vector", alignment))
         generation, stages = int(config["generation"]), int(config["stages"])
@@ -90,31 +92,23 @@ class Tile:
         rows, padding = (16, 2) if self.generation == 70 else (8, 8)
         return max(self.stages * (m + n) * k * 2, warps_m * rows * partitions * (n + padding) * 4)
 
-    def broken(self, arch: Architecture, dtype: str) -> str | None:
-        """The first rule that the tile breaks, or None."""
-        return next((why for is_broken, why in self._rules(arch, dtype) if is_broken), None)
+    def broken(self, arch: Architecture) -> str | None:
+        """The first rule that the tile breaks, or None. Its generation is the architecture's."""
+        return next((why for is_broken, why in self._rules(arch) if is_broken), None)
 
-    def _rules(self, arch: Architecture, dtype: str) -> Iterator[tuple[bool, str]]:
+    def _rules(self, arch: Architecture) -> Iterator[tuple[bool, str]]:
         """In an order in which each rule may rely on those before it."""
         (m, n, k), (wm, wn, wk) = self.shape, self.warp
-        generation = max((known for known in _INSTRUCTIONS if known <= (arch.capability or 0)), default=None)
-        yield self.generation != generation, f"{arch.name} has the instructions of sm{generation}"
-        yield dtype not in _ELEMENTS or (dtype == "bf16" and generation != 80), f"sm{generation} has no {dtype}"
         yield m % wm > 0 or n % wn > 0 or k not in (wk, 2 * wk), "warp tiles do not divide the threadblock tile"
         yield not 64 <= self.threads <= 256, "64 to 256 threads"
-        yield generation != 80 and self.stages != 2, "two stages: there is no cp.async before sm80"
-        narrow = self.alignment == 1
-        yield generation == 80 and narrow and self.stages != 2, "two stages: cp.async moves at least 4 bytes"
-        yield generation == 80 and not narrow and self.stages == 2, "at least three stages from sm80 on"
         yield self.shared_bytes > arch.block_shared, "shared memory"
         yield not self._stores_whole_tile(), "the epilogue's threads do not fit the tile"
-        if generation == 70:
+        if self.generation == 70:
             yield k != 32 or wk != 32 or wm % 32 > 0 or wn % 32 > 0, "sm70: tile_k 32, warps of multiples of 32x32"
             yield wm * wn == 64 * 64 and self.threads < 128, "sm70: the accumulators would spill"
-            yield self.threads > 4 * min(m, n), "sm70: too many threads for the tile"
-            return
-        steps = wk // _INSTRUCTIONS[self.generation][2]
-        yield steps < 2 or steps % 2 > 0, "warp_k must be an even multiple of the instruction's"
+        else:
+            steps = wk // _INSTRUCTIONS[self.generation][2]
+            yield steps < 2 or steps % 2 > 0, "warp_k must be an even multiple of the instruction's"
         loads_a, loads_b = self._loads(m, self.k_major[0]), self._loads(n, self.k_major[1])
         yield not (loads_a and loads_b), "too many threads for the tile"
         yield self.words and loads_b >= _PREDICATES, "the iterator's predicates fill more than a word"
@@ -123,7 +117,7 @@ class Tile:
         """Accesses of a thread to a tile of an operand; 0 if its map of threads does not fit the tile."""
         along, across = (self.shape[2], extent) if k_major else (extent, self.shape[2])
         columns, warps = along // _ACCESS, self.threads // 32
-        lanes = columns if k_major else min(8, columns)
+        lanes = columns if k_major else 8 if self.generation == 70 else min(8, columns)
         if 32 % lanes or columns % lanes or across % (32 // lanes):
             return 0
         wide, high = columns // lanes, across // (32 // lanes)
@@ -156,6 +150,20 @@ class Tile:
         return max(1, min(by_shared, 65536 // (registers * self.threads), arch.sm_threads // self.threads))
 
 
+def unavailable(config: Config, arch: Architecture, dtype: str) -> str | None:
+    """What an architecture does not have of a config, or None: what can be said before its tile is looked at."""
+    generation = _GENERATIONS.get(arch.capability or 0, 0)
+    if config["generation"] != generation:
+        return f"{arch.name} has the instructions of sm{generation}"
+    if dtype not in _ELEMENTS or (dtype == "bf16" and generation < 80):
+        return f"sm{generation} has no {dtype}"
+    # Three stages and more are made of cp.async, which exists from sm80 on and moves at least 4 bytes.
+    asynchronous = generation >= 80 and config["alignment"] != 1
+    if asynchronous == (config["stages"] == 2):
+        return "at least three stages" if asynchronous else "two stages"
+    return None
+
+
 @dataclass(frozen=True)
 class Work:
     """What is dealt: tiles along m and n, and for each of them steps of `iterations` main-loop iterations."""
@@ -177,7 +185,7 @@ def widest(*extents: int) -> int:
 
 
 def _deals(work: Work, tile: Tile, arch: Architecture) -> list[tuple[int, int]]:
-    """(slices, stream) worth trying: splits where tiles alone do not fill the machine, shares where they do not evenly."""
+    """(slices, stream) worth trying: splits where tiles do not fill the machine, shares where they do not evenly."""
     tiles, resident = work.tiles_m * work.tiles_n, tile.resident(arch)
     room = 2 * arch.processors * resident
     slices = [s for s in (1, 2, 4, 8, 16, 32, 64) if s == 1 or (s <= work.steps and tiles * s <= room)]
@@ -200,7 +208,7 @@ def launches(work: Work, tile: Tile, arch: Architecture) -> list[Launch]:
 
 
 def cost(work: Work, tile: Tile, arch: Architecture) -> float:
-    """Cycles by a crude model: steps of the busiest processor, each bound by tensor cores, by its loads or by latency."""
+    """Cycles by a crude model: steps of a processor, each bound by tensor cores, by its loads or by latency."""
     m, n, k = tile.shape
     tiles, resident = work.tiles_m * work.tiles_n, tile.resident(arch)
     latency = 700 / (tile.stages - 1) if tile.stages != 2 else 600

@@ -1,60 +1,12 @@
-// Matrix products of CUTLASS 2.x main loops, whose steps along K are dealt to the thread blocks.
+// Matrix products of CUTLASS 2.x main loops, whose steps along K are dealt to the thread blocks by a Schedule.
 //
-// Every tile of the output takes the same number of steps. Where the tiles fill the blocks evenly, each block takes
-// whole tiles. The others are laid end to end, and each block takes an equal share of their steps (stream-K); a split
-// of each tile into slices is the same with as many blocks as there are slices. A block that has only a part of a
-// tile's steps leaves its sums in the workspace, and whichever block leaves them last adds them up, in the order of the
-// steps: the same input gives the same bits, and no block waits for another.
+// A block that has only a part of a tile's steps leaves its sums in the workspace, and whichever block leaves them last
+// adds them up, in the order of the steps: the same input gives the same bits, and no block waits for another.
 #pragma once
 #include "cutlass2/implicit_gemm.cuh"
+#include "cutlass2/schedule.h"
 
 namespace at {
-
-struct Schedule {
-  int tiles_m, tiles_n, steps;
-  int swizzle;   // log2 of how many columns of tiles follow each other row by row
-  int blocks;    // of the grid
-  int streamed;  // tiles, the first ones, whose steps are dealt one by one
-  int waves;     // of whole tiles, `blocks` each
-  int slots;     // for partial sums of a block: its share ends in at most two tiles that it has not whole
-
-  // slices: of each tile; stream: 0, or blocks a processor that share all steps. False if there are fewer steps.
-  CUTLASS_DEVICE bool deal(int slices, int stream) {
-    int const tiles = tiles_m * tiles_n;
-    int64_t const wanted = stream ? (int64_t)stream * processors() : (int64_t)tiles * slices;
-    if (slices > steps || slices > 1 && stream || wanted >= INT32_MAX) return false;
-    int64_t const all = (int64_t)tiles * steps;
-    blocks = wanted < all ? wanted : all;
-    waves = tiles % blocks == 0 ? tiles / blocks : tiles < blocks ? 0 : tiles / blocks - 1;
-    streamed = tiles - waves * blocks;
-    slots = stream ? 2 : 1;
-    return true;
-  }
-
-  CUTLASS_DEVICE static int processors() {
-    int count;
-    asm("mov.u32 %0, %%nsmid;" : "=r"(count));
-    return count;
-  }
-
-  CUTLASS_DEVICE int64_t all_steps() const { return (int64_t)streamed * steps; }
-
-  // The first step of a block's share, and whose share a step lies in.
-  CUTLASS_DEVICE int64_t first_step(int block) const { return all_steps() * block / blocks; }
-  CUTLASS_DEVICE int owner(int64_t step) const { return ((step + 1) * blocks - 1) / all_steps(); }
-
-  // Where a block leaves its part of a tile: the second slot if its share began in an earlier tile.
-  CUTLASS_DEVICE int64_t slot(int block, int tile) const {
-    return (int64_t)block * slots + (first_step(block) < (int64_t)tile * steps);
-  }
-
-  CUTLASS_DEVICE void coordinates(int tile, int& m, int& n) const {
-    int const width = 1 << swizzle, group = tile / (tiles_m * width), in_group = tile - group * tiles_m * width;
-    int const left = tiles_n - group * width, columns = left < width ? left : width;
-    m = in_group / columns;
-    n = group * width + in_group % columns;
-  }
-};
 
 // Work says what is multiplied:
 //   Mma, Existing             CUTLASS's main loop and epilogue
@@ -90,7 +42,7 @@ struct Streamed {
     Schedule& schedule = params.schedule;
     if (!Work::prepare(a, params.work, schedule.tiles_m, schedule.tiles_n, schedule.steps)) return refused(out);
     schedule.swizzle = a.launch[0];
-    if (!schedule.deal(a.launch[1], a.launch[2])) return refused(out);
+    if (!schedule.deal(a.launch[1], a.launch[2] * processors())) return refused(out);
     for (int i = 0; i < AT_MAX_SCALARS; ++i) params.scalars[i] = a.scalars[i];
     int64_t const partials = (int64_t)schedule.blocks * schedule.slots * kWords * kThreads * sizeof(float4);
     int64_t const workspace = schedule.streamed ? counters_bytes(schedule) + partials : 0;
@@ -130,6 +82,12 @@ struct Streamed {
   }
 
  private:
+  CUTLASS_DEVICE static int processors() {
+    int count;
+    asm("mov.u32 %0, %%nsmid;" : "=r"(count));
+    return count;
+  }
+
   CUTLASS_DEVICE static int64_t counters_bytes(Schedule const& schedule) {
     return ((int64_t)schedule.streamed * 4 + 255) / 256 * 256;
   }
