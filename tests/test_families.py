@@ -374,6 +374,7 @@ def test_accesses_are_the_widest_that_divide_the_channels():
         ("cutlass2_conv2d_dgrad", "conv2d_dgrad n=1 h=8 w=8 c=16 k=16 groups=2 dtype=f16"),
         ("cutlass2_conv2d_dgrad", "conv2d_dgrad n=1 h=9 w=9 c=16 k=16 r=3 s=3 stride=2 dilation=2 dtype=f16"),
         ("cutlass2_conv2d_wgrad", "conv2d_wgrad n=1 h=8 w=8 c=16 k=16 groups=4 dtype=f16"),
+        ("cutlass2_conv2d_wgrad", "conv2d_wgrad n=256 h=112 w=112 c=64 k=64 dtype=f16"),
         ("cutlass2_conv2d_wgrad", "conv2d n=1 h=8 w=8 c=16 k=16 dtype=f16"),
         ("cpu_conv2d", "conv2d_dgrad n=1 h=8 w=8 c=16 k=16 dtype=f32"),
     ],

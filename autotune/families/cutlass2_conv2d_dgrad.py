@@ -13,7 +13,7 @@ from autotune.problem import Conv2dDgrad, Problem
 
 
 def _tile(config: Config) -> stream.Tile:
-    return stream.Tile.of(config, k_major=(True, False), words=True)
+    return stream.Tile.of(config, k_major=(True, False))
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
@@ -28,7 +28,7 @@ def _supports(problem: Problem) -> str | None:
         return "a stride and a dilation at once"
     if max(problem.r, problem.s) > 32:
         return "filters up to 32x32"
-    return stream.too_large([operand.bytes for operand in problem.operands()])
+    return stream.too_large(problem)
 
 
 def _work(problem: Problem, tile: stream.Tile) -> stream.Work:

@@ -13,7 +13,7 @@ from autotune.problem import Conv2dWgrad, Problem
 
 
 def _tile(config: Config) -> stream.Tile:
-    return stream.Tile.of(config, k_major=(False, False), words=False)
+    return stream.Tile.of(config, k_major=(False, False))
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
@@ -24,7 +24,9 @@ def _supports(problem: Problem) -> str | None:
     assert isinstance(problem, Conv2dWgrad)
     if problem.groups != 1:
         return "groups"
-    return stream.too_large([operand.bytes for operand in problem.operands()])
+    if problem.operands()[0].bytes >= 2**28:
+        return "dy under 256 MiB: CUTLASS counts its bits in 32"
+    return stream.too_large(problem)
 
 
 def _work(problem: Problem, tile: stream.Tile) -> stream.Work:

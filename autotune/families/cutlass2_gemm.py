@@ -10,7 +10,7 @@ from autotune.problem import Conv2d, Gemm, Problem
 
 
 def _tile(config: Config) -> stream.Tile:
-    return stream.Tile.of(config, k_major=(True, True), words=False)
+    return stream.Tile.of(config, k_major=(True, True))
 
 
 def _gemm(problem: Problem) -> tuple[int, int, int]:
@@ -29,7 +29,7 @@ def _supports(problem: Problem) -> str | None:
         plain = (problem.r, problem.s, problem.stride, problem.pad, problem.groups) == (1, 1, (1, 1), (0, 0), 1)
         if not plain:
             return "convolutions 1x1 with stride 1, no padding and no groups"
-    return stream.too_large([operand.bytes for operand in problem.operands()])
+    return stream.too_large(problem)
 
 
 def _work(problem: Problem, tile: stream.Tile) -> stream.Work:
@@ -66,4 +66,5 @@ FAMILY = Family(
     cost=_cost,
     context=lambda config, arch, dtype: stream.context(_tile(config), dtype),
     label=stream.label,
+    weight_layouts=lambda _: {"weight": "kcrs"},
 )

@@ -6,11 +6,12 @@ tile's K over warps (sliced-K). The rules mirror static assertions of CUTLASS's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autotune.arch import Architecture
 from autotune.families.base import Config, Launch, Parameter
+from autotune.problem import Problem
 
 # The tensor-core instruction of each generation. Its code runs on newer GPUs too; 2.x has none newer than Ampere's.
 _INSTRUCTIONS = {70: (8, 8, 4), 75: (16, 8, 8), 80: (16, 8, 16)}
@@ -19,7 +20,6 @@ _ELEMENTS = {"f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t"}
 _SHAPE = ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n", "warp_k")
 _ACCESS = 8  # elements of the widest access: 16 bytes
 _STORE = 128  # elements that a row of a warp's threads stores at a time, where it can
-_PREDICATES = 32  # bits of an iterator's word, one an access
 
 ARCHITECTURES = ("sm70", "sm75", "sm80", "sm86", "sm89", "sm90")
 ALIGNMENTS = (1, 2, 4, 8)
@@ -50,10 +50,7 @@ def launch_parameters(k: str) -> tuple[Parameter, ...]:
 
 @dataclass(frozen=True)
 class Tile:
-    """A config's tile. k_major: whether A and B lie along K; vector: elements of an access to the output.
-
-    words: accesses of B whose predicates an iterator keeps in one word, if it does.
-    """
+    """A config's tile. k_major: whether A and B lie along K; vector: elements of an access to the output."""
 
     generation: int
     shape: tuple[int, int, int]
@@ -62,16 +59,15 @@ class Tile:
     alignment: int
     vector: int
     k_major: tuple[bool, bool]
-    words: bool
 
     @classmethod
-    def of(cls, config: Config, k_major: tuple[bool, bool], words: bool) -> Tile:
+    def of(cls, config: Config, k_major: tuple[bool, bool]) -> Tile:
         """The tile of a config; the output's vector is the alignment where the config names no other."""
         m, n, k, wm, wn, wk = (int(config[name]) for name in _SHAPE)
         alignment = int(config["alignment"])
         vector = int(config.get("vector", alignment))
         generation, stages = int(config["generation"]), int(config["stages"])
-        return cls(generation, (m, n, k), (wm, wn, wk), stages, alignment, vector, k_major, words)
+        return cls(generation, (m, n, k), (wm, wn, wk), stages, alignment, vector, k_major)
 
     @property
     def warps(self) -> tuple[int, int, int]:
@@ -109,21 +105,19 @@ class Tile:
         else:
             steps = wk // _INSTRUCTIONS[self.generation][2]
             yield steps < 2 or steps % 2 > 0, "warp_k must be an even multiple of the instruction's"
-        loads_a, loads_b = self._loads(m, self.k_major[0]), self._loads(n, self.k_major[1])
-        yield not (loads_a and loads_b), "too many threads for the tile"
-        yield self.words and loads_b >= _PREDICATES, "the iterator's predicates fill more than a word"
+        loads = self._loads(m, self.k_major[0]) and self._loads(n, self.k_major[1])
+        yield not loads, "the threads do not fit an operand's tile"
 
-    def _loads(self, extent: int, k_major: bool) -> int:
-        """Accesses of a thread to a tile of an operand; 0 if its map of threads does not fit the tile."""
+    def _loads(self, extent: int, k_major: bool) -> bool:
+        """Whether the threads that load a tile of an operand fit it."""
         along, across = (self.shape[2], extent) if k_major else (extent, self.shape[2])
         columns, warps = along // _ACCESS, self.threads // 32
         lanes = columns if k_major else 8 if self.generation == 70 else min(8, columns)
         if 32 % lanes or columns % lanes or across % (32 // lanes):
-            return 0
+            return False
         wide, high = columns // lanes, across // (32 // lanes)
-        warps_wide = warps // high if warps > high else 1
-        loads = wide // warps_wide * (high // min(warps, high))
-        return 0 if k_major and wide // warps_wide != 1 else loads
+        each = wide // max(1, warps // high)  # of a thread, along the operand
+        return each == 1 if k_major else each > 0
 
     def _stores_whole_tile(self) -> bool:
         """Whether the epilogue's map of threads covers the tile, each element once.
@@ -249,6 +243,6 @@ def context(tile: Tile, dtype: str) -> dict[str, object]:
     }
 
 
-def too_large(bytes_of_operands: Sequence[int]) -> str | None:
+def too_large(problem: Problem) -> str | None:
     """What iterators with 32-bit strides cannot address."""
-    return "tensors under 2 GiB" if max(bytes_of_operands) >= 2**31 else None
+    return "tensors under 2 GiB" if max(operand.bytes for operand in problem.operands()) >= 2**31 else None

@@ -31,7 +31,8 @@ struct WgradWork {
 
   CUTLASS_DEVICE static bool prepare(at_conv2d const& a, Params& params, int& tiles_m, int& tiles_n, int& steps) {
     int const access = Mma::IteratorA::AccessType::kElements;
-    if (a.groups != 1 || a.k % access || a.c % access || a.c % Existing::OutputTileIterator::kElementsPerAccess)
+    if (a.groups != 1 || a.k % access || a.c % access || a.c % Existing::OutputTileIterator::kElementsPerAccess ||
+        (int64_t)a.n * a.p * a.q * a.k >= 1 << 27)  // CUTLASS counts the bits of dy in 32
       return false;
     cutlass::conv::Conv2dProblemSize const size(
         a.n, a.h, a.w, a.c, a.k, a.r, a.s, a.p, a.q, a.pad_h, a.pad_w, a.stride_h, a.stride_w, a.dilation_h,

@@ -40,6 +40,8 @@ PROBLEMS = {
         "conv2d_dgrad n=2 h=14 w=11 c=40 k=64 r=3 s=2 pad=2,1 dilation=2,1 dtype={} epilogue=none",
         "conv2d_dgrad n=3 h=15 w=12 c=64 k=136 r=3 s=3 stride=2,2 pad=1,1 dtype={} epilogue=bias,add,relu",
         "conv2d_dgrad n=2 h=11 w=14 c=24 k=48 r=5 s=3 stride=2,1 pad=2,0 dtype={} epilogue=none",
+        "conv2d_dgrad n=8 h=28 w=28 c=136 k=520 r=3 s=3 pad=1,1 dtype={} epilogue=none",
+        "conv2d_dgrad n=8 h=27 w=30 c=72 k=520 r=3 s=3 stride=2,2 pad=1,1 dtype={} epilogue=relu,add_scalar",
         "conv2d_dgrad n=2 h=9 w=1 c=16 k=32 stride=3,3 dtype={} epilogue=bias,store,silu",
         "conv2d_dgrad n=2 h=9 w=10 c=12 k=20 r=3 s=3 stride=2,2 pad=1,1 dtype={} epilogue=scale,add",
         "conv2d_dgrad n=2 h=9 w=10 c=3 k=10 r=3 s=3 pad=1,1 dtype={} epilogue=bias",
