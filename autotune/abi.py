@@ -6,7 +6,17 @@ import ctypes
 from collections.abc import Sequence
 
 from autotune.epilogue import MAX_SCALARS
-from autotune.problem import MAX_OPERANDS, AvgPool2d, Conv2d, Problem, SeTail, SpaceToDepth
+from autotune.problem import (
+    MAX_OPERANDS,
+    AvgPool2d,
+    Conv2d,
+    Conv2dDgrad,
+    Conv2dWgrad,
+    Gemm,
+    Problem,
+    SeTail,
+    SpaceToDepth,
+)
 
 ABI_VERSION = 2
 MAX_LAUNCH = 8
@@ -21,8 +31,10 @@ def _struct(name: str, sizes: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"_fields_": [*fields, *_TAIL]})
 
 
+_CONV2D = _struct("at_conv2d", "n h w c k r s p q stride_h stride_w pad_h pad_w dilation_h dilation_w groups")
+
 STRUCTS: dict[type[Problem], type[ctypes.Structure]] = {
-    Conv2d: _struct("at_conv2d", "n h w c k r s p q stride_h stride_w pad_h pad_w dilation_h dilation_w groups"),
+    **dict.fromkeys((Conv2d, Conv2dDgrad, Conv2dWgrad, Gemm), _CONV2D),
     AvgPool2d: _struct("at_avg_pool2d", "n h w c r s p q stride_h stride_w pad_h pad_w"),
     SpaceToDepth: _struct("at_space_to_depth", "n h w c block"),
     SeTail: _struct("at_se_tail", "n h w c hidden"),
@@ -44,6 +56,7 @@ def declaration(operator: type[Problem]) -> str:
 def pack(problem: Problem, scalars: Sequence[float] = (), launch: Sequence[int] = ()) -> bytes:
     """The problem as its C struct: sizes, then its own and the epilogue's scalars, then the family's launch values."""
     packed = struct(type(problem))()
+    problem = problem.as_conv2d if isinstance(problem, Gemm) else problem
     for name, *_ in packed._fields_[:-2]:
         setattr(packed, name, _size(problem, name))
     packed.scalars[: len(scalars)] = scalars
@@ -54,8 +67,6 @@ def pack(problem: Problem, scalars: Sequence[float] = (), launch: Sequence[int] 
 def _size(problem: Problem, field: str) -> int:
     if type(problem) not in STRUCTS:
         return getattr(problem, field)
-    if field in ("p", "q"):
-        return problem.output_shape[1 if field == "p" else 2]
     name, _, axis = field.partition("_")
     value = getattr(problem, name)
     return value["hw".index(axis)] if axis else value

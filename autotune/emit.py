@@ -92,13 +92,13 @@ def unit(kernels: Sequence[Kernel]) -> str:
 
 def _declared(kernel: Kernel) -> list[str]:
     """The struct of a problem that abi.h does not have."""
-    return list(filter(None, [abi.declaration(family(kernel.family).operator)]))
+    return list(filter(None, map(abi.declaration, family(kernel.family).operators)))
 
 
 def _meaning(kernel: Kernel) -> str:
-    """The file of a user's problem: what its kernels were verified against."""
-    operator = family(kernel.family).operator
-    return "" if operator in abi.STRUCTS else inspect.getsource(sys.modules[operator.__module__])
+    """The files of a user's problems: what its kernels were verified against."""
+    own = [operator for operator in family(kernel.family).operators if operator not in abi.STRUCTS]
+    return "".join(inspect.getsource(sys.modules[operator.__module__]) for operator in own)
 
 
 @cache

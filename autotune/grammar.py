@@ -76,7 +76,8 @@ def _served() -> str:
             for dtype, names in served.items()
             if set(names) & set(family.architectures)
         ]
-        text += f"| {family.operator.operator} | `{family.name}` | {'; '.join(words)} |\n"
+        solved = ", ".join(operator.operator for operator in family.operators)
+        text += f"| {solved} | `{family.name}` | {'; '.join(words)} |\n"
     return text
 
 

@@ -6,7 +6,8 @@ A problem is a frozen record with a canonical text, and the text is its identity
 
 `parse` reads that text back. `operands()` lists the tensors in the order in which every kernel takes its
 pointers. Activations are channels last (n, h, w, c) and contiguous; convolution weights are (k, c/groups, r, s),
-as torch has them, and are repacked by whoever binds a kernel that wants another order.
+as torch has them, and are repacked by whoever binds a kernel that wants another order. The output is always `y`,
+and the channels of an epilogue are its last axis.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class Problem:
     operator: ClassVar[str]
     sizes: ClassVar[str]
     scalars: ClassVar[int] = 0
+    batch_field: ClassVar[str] = "n"
     dtype: str
     epilogue: Epilogue = _NO_STEPS
 
@@ -100,6 +102,11 @@ class Problem:
         order = [f for f in dataclasses.fields(self) if f.name not in ("dtype", "epilogue")]
         words = [f"{f.name}={_to_text(getattr(self, f.name))}" for f in order]
         return " ".join([self.operator, *words, f"dtype={self.dtype}", f"epilogue={self.epilogue}"])
+
+    @property
+    def batch(self) -> int:
+        """How many samples are solved at once: what `with_batch` changes."""
+        return int(getattr(self, self.batch_field))
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -136,10 +143,9 @@ class Problem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conv2d(Problem):
-    """Forward convolution (cross-correlation): x (n, h, w, c), weight (k, c/groups, r, s), y (n, p, q, k)."""
+class Convolution(Problem):
+    """What the three passes of one convolution share: its sizes, those of the forward pass, and its arithmetic."""
 
-    operator: ClassVar[str] = "conv2d"
     n: int
     h: int
     w: int
@@ -156,31 +162,114 @@ class Conv2d(Problem):
         super().__post_init__()
         if self.c % self.groups or self.k % self.groups:
             raise ProblemError(f"'{self}': groups must divide both c and k")
+        if min(self.p, self.q) < 1:
+            raise ProblemError(f"'{self}': the window is larger than the padded input")
 
     @property
     def p(self) -> int:
-        """Output height."""
+        """Height of the forward pass's output."""
         return output_extent(self.h, self.r, self.stride[0], self.pad[0], self.dilation[0])
 
     @property
     def q(self) -> int:
-        """Output width."""
+        """Width of the forward pass's output."""
         return output_extent(self.w, self.s, self.stride[1], self.pad[1], self.dilation[1])
+
+    @property
+    def flops(self) -> int:
+        """2 n p q k r s c/groups, in each pass."""
+        return 2 * self.n * self.p * self.q * self.k * self.r * self.s * self.c // self.groups
+
+    @property
+    def _x(self) -> Operand:
+        return Operand("x", "input", (self.n, self.h, self.w, self.c), self.dtype)
+
+    @property
+    def _weight(self) -> Operand:
+        return Operand("weight", "weight", (self.k, self.c // self.groups, self.r, self.s), self.dtype)
+
+    @property
+    def _dy(self) -> Operand:
+        return Operand("dy", "input", (self.n, self.p, self.q, self.k), self.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv2d(Convolution):
+    """Forward convolution (cross-correlation): x (n, h, w, c), weight (k, c/groups, r, s), y (n, p, q, k)."""
+
+    operator: ClassVar[str] = "conv2d"
 
     @property
     def output_shape(self) -> tuple[int, ...]:
         """(n, p, q, k)."""
-        return (self.n, self.p, self.q, self.k)
+        return self._dy.shape
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (self._x, self._weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv2dDgrad(Convolution):
+    """Gradient of a convolution by its input: dy (n, p, q, k), weight (k, c/groups, r, s), y = dx (n, h, w, c)."""
+
+    operator: ClassVar[str] = "conv2d_dgrad"
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, h, w, c)."""
+        return self._x.shape
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (self._dy, self._weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv2dWgrad(Convolution):
+    """Gradient of a convolution by its weight: dy (n, p, q, k), x (n, h, w, c), y = dw (k, r, s, c/groups).
+
+    So `y` is torch's weight in channels-last order, and the channels of an epilogue are the input's of a group.
+    """
+
+    operator: ClassVar[str] = "conv2d_wgrad"
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(k, r, s, c/groups)."""
+        return (self.k, self.r, self.s, self.c // self.groups)
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (self._dy, self._x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemm(Problem):
+    """Matrix product of a linear layer: x (m, k), weight (n, k) as torch.nn.Linear has it, y = x weight^T (m, n)."""
+
+    operator: ClassVar[str] = "gemm"
+    batch_field: ClassVar[str] = "m"
+    m: int
+    n: int
+    k: int
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(m, n)."""
+        return (self.m, self.n)
 
     @property
     def flops(self) -> int:
-        """2 n p q k r s c/groups."""
-        return 2 * self.n * self.p * self.q * self.k * self.r * self.s * self.c // self.groups
+        """2 m n k."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def as_conv2d(self) -> Conv2d:
+        """The same as a 1x1 convolution of m images of one pixel, which is how kernels are told of it."""
+        return Conv2d(n=self.m, h=1, w=1, c=self.k, k=self.n, dtype=self.dtype, epilogue=self.epilogue)
 
     def _inputs(self) -> tuple[Operand, ...]:
         return (
-            Operand("x", "input", (self.n, self.h, self.w, self.c), self.dtype),
-            Operand("weight", "weight", (self.k, self.c // self.groups, self.r, self.s), self.dtype),
+            Operand("x", "input", (self.m, self.k), self.dtype),
+            Operand("weight", "weight", (self.n, self.k), self.dtype),
         )
 
 
@@ -202,13 +291,23 @@ class AvgPool2d(Problem):
         super().__post_init__()
         if 2 * self.pad[0] > self.r or 2 * self.pad[1] > self.s:
             raise ProblemError(f"'{self}': the padding must be at most half the window")
+        if min(self.p, self.q) < 1:
+            raise ProblemError(f"'{self}': the window is larger than the padded input")
+
+    @property
+    def p(self) -> int:
+        """Output height."""
+        return output_extent(self.h, self.r, self.stride[0], self.pad[0], 1)
+
+    @property
+    def q(self) -> int:
+        """Output width."""
+        return output_extent(self.w, self.s, self.stride[1], self.pad[1], 1)
 
     @property
     def output_shape(self) -> tuple[int, ...]:
         """(n, p, q, c)."""
-        p = output_extent(self.h, self.r, self.stride[0], self.pad[0], 1)
-        q = output_extent(self.w, self.s, self.stride[1], self.pad[1], 1)
-        return (self.n, p, q, self.c)
+        return (self.n, self.p, self.q, self.c)
 
     @property
     def flops(self) -> int:
@@ -289,7 +388,9 @@ class SeTail(Problem):
         )
 
 
-OPERATORS: dict[str, type[Problem]] = {cls.operator: cls for cls in (Conv2d, AvgPool2d, SpaceToDepth, SeTail)}
+OPERATORS: dict[str, type[Problem]] = {
+    cls.operator: cls for cls in (Conv2d, Conv2dDgrad, Conv2dWgrad, Gemm, AvgPool2d, SpaceToDepth, SeTail)
+}
 
 
 def register(cls: type[Problem]) -> type[Problem]:
@@ -351,7 +452,7 @@ def _from_text(name: str, value: str, text: str) -> object:
 
 def with_batch(problem: Problem, n: int) -> Problem:
     """The same problem for another batch size."""
-    return dataclasses.replace(problem, n=n)  # type: ignore[call-arg]
+    return dataclasses.replace(problem, **{problem.batch_field: n})  # type: ignore[arg-type]
 
 
 def limit_us(problem: Problem, flops_per_us: float, bytes_per_us: float) -> float:

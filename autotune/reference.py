@@ -10,8 +10,20 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from torch.nn.grad import conv2d_input, conv2d_weight
 
-from autotune.problem import AvgPool2d, Conv2d, Problem, SeTail, SpaceToDepth, Tensors
+from autotune.problem import (
+    AvgPool2d,
+    Conv2d,
+    Conv2dDgrad,
+    Conv2dWgrad,
+    Convolution,
+    Gemm,
+    Problem,
+    SeTail,
+    SpaceToDepth,
+    Tensors,
+)
 
 
 def _nchw(x: torch.Tensor) -> torch.Tensor:
@@ -22,9 +34,26 @@ def _nhwc(x: torch.Tensor) -> torch.Tensor:
     return x.permute(0, 2, 3, 1)
 
 
+def _window(problem: Convolution) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]:
+    return problem.stride, problem.pad, problem.dilation, problem.groups
+
+
 def _conv2d(problem: Conv2d, t: Tensors) -> torch.Tensor:
-    x = _nchw(t["x"])
-    return _nhwc(F.conv2d(x, t["weight"], None, problem.stride, problem.pad, problem.dilation, problem.groups))
+    return _nhwc(F.conv2d(_nchw(t["x"]), t["weight"], None, *_window(problem)))
+
+
+def _conv2d_dgrad(problem: Conv2dDgrad, t: Tensors) -> torch.Tensor:
+    size = (problem.n, problem.c, problem.h, problem.w)
+    return _nhwc(conv2d_input(size, t["weight"], _nchw(t["dy"]), *_window(problem)))
+
+
+def _conv2d_wgrad(problem: Conv2dWgrad, t: Tensors) -> torch.Tensor:
+    size = (problem.k, problem.c // problem.groups, problem.r, problem.s)
+    return _nhwc(conv2d_weight(_nchw(t["x"]), size, _nchw(t["dy"]), *_window(problem)))
+
+
+def _gemm(problem: Gemm, t: Tensors) -> torch.Tensor:
+    return F.linear(t["x"], t["weight"])
 
 
 def _avg_pool2d(problem: AvgPool2d, t: Tensors) -> torch.Tensor:
@@ -47,6 +76,9 @@ def _se_tail(problem: SeTail, t: Tensors) -> torch.Tensor:
 
 _MEANING: dict[type[Problem], Callable[..., torch.Tensor]] = {
     Conv2d: _conv2d,
+    Conv2dDgrad: _conv2d_dgrad,
+    Conv2dWgrad: _conv2d_wgrad,
+    Gemm: _gemm,
     AvgPool2d: _avg_pool2d,
     SpaceToDepth: _space_to_depth,
     SeTail: _se_tail,

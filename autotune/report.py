@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autotune.arch import Architecture
 from autotune.families import families, serving
-from autotune.problem import AvgPool2d, Conv2d, Problem, SeTail, SpaceToDepth, limit_us
+from autotune.problem import AvgPool2d, Convolution, Gemm, Problem, SeTail, SpaceToDepth, limit_us
 from autotune.vendor import aten
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow, Measurement
@@ -62,9 +62,12 @@ def _config(row: KernelRow) -> str:
 def brief(problem: Problem) -> str:
     """A problem in few characters: window/stride channels @ input size."""
     match problem:
-        case Conv2d():
+        case Convolution():
             shape = f"{problem.r}x{problem.s}/{problem.stride[0]} {problem.c}>{problem.k} @{problem.h}x{problem.w}"
-            return shape if problem.groups == 1 else f"{shape} g{problem.groups}"
+            gradient = [problem.operator.removeprefix("conv2d_")] if problem.operator != "conv2d" else []
+            return " ".join([*gradient, shape, *([f"g{problem.groups}"] if problem.groups > 1 else [])])
+        case Gemm():
+            return f"gemm {problem.k}>{problem.n} @{problem.m}"
         case AvgPool2d():
             return f"pool {problem.r}x{problem.s}/{problem.stride[0]} {problem.c} @{problem.h}x{problem.w}"
         case SpaceToDepth():

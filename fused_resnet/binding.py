@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from autotune import abi
-from autotune.problem import Conv2d, Problem, Tensors
+from autotune.problem import Convolution, Problem, Tensors
 from autotune.vendor import aten
 from fused_resnet import engine
 from fused_resnet.layout import pack_weight
@@ -102,7 +102,7 @@ def bind(
 
 def _packed(candidate: Candidate, problem: Problem, tensors: Tensors) -> dict[str, torch.Tensor]:
     """The tensors with each weight in the order that the kernel wants."""
-    groups = problem.groups if isinstance(problem, Conv2d) else 1
+    groups = problem.groups if isinstance(problem, Convolution) else 1
     result = dict(tensors)
     for name, layout in candidate.weight_layouts.items():
         result[name] = pack_weight(tensors[name], layout, groups)

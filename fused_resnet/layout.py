@@ -1,9 +1,11 @@
-"""Convolution weights in the orders that kernels read. `pack_weight` repacks torch's own (k, c/groups, r, s).
+"""Weights in the orders that kernels read. `pack_weight` repacks torch's own (k, c/groups, r, s), or (n, k) of a GEMM.
 
 - `kcrs`: torch's own.
 - `krsc`: (k, r, s, c/groups), input channels innermost.
 - `k<B>`, such as `k32`: (groups, blocks, r, s, c/groups, B): the k/groups output channels of each group in blocks of B,
   the last one filled up with zeros, the channels of a block innermost.
+- `c<B>`: (groups, blocks, r, s, k/groups, B): the same with the input channels in blocks, as the gradient by the input
+  reads them.
 - `wgmma`: krsc with k filled up with zeros to a multiple of 32 and permuted within each 32, so that the columns of
   Hopper's accumulators that one thread holds (2t, 2t + 1 of every eight) are eight neighbouring channels.
 """
@@ -16,7 +18,11 @@ import torch
 
 
 def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Tensor:
-    """A contiguous copy of `weight` (k, c/groups, r, s) in `layout`; raises ValueError for an unknown layout."""
+    """A contiguous copy of `weight` in `layout`; raises ValueError for an unknown layout.
+
+    weight: (k, c/groups, r, s), or (n, k), which is read as (n, k, 1, 1).
+    """
+    weight = weight[:, :, None, None] if weight.dim() == 2 else weight
     if layout == "kcrs":
         return weight.contiguous()
     if layout == "krsc":
@@ -27,11 +33,16 @@ def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Ten
         packed = weight.new_zeros(blocks * 32, r, s, c)
         packed[:k] = weight.permute(0, 2, 3, 1)
         return packed.view(blocks, 4, 4, 2, r, s, c).transpose(1, 2).contiguous()
-    if match := re.fullmatch(r"k([1-9]\d*)", layout):
-        block = int(match[1])
+    if match := re.fullmatch(r"([kc])([1-9]\d*)", layout):
+        block = int(match[2])
+        if match[1] == "c":  # exchange the channels of each group
+            k, c, r, s = weight.shape
+            weight = weight.reshape(groups, k // groups, c, r, s).transpose(1, 2).reshape(groups * c, -1, r, s)
         k, c, r, s = weight.shape
         blocks = -(-(k // groups) // block)
         packed = weight.new_zeros(groups, blocks * block, c, r, s)
         packed[:, : k // groups] = weight.reshape(groups, k // groups, c, r, s)
         return packed.reshape(groups, blocks, block, c, r, s).permute(0, 1, 4, 5, 3, 2).contiguous()
-    raise ValueError(f"unknown weight layout '{layout}': choose kcrs, krsc, wgmma, or k and a block size, such as k32")
+    raise ValueError(
+        f"unknown weight layout '{layout}': choose kcrs, krsc, wgmma, or k or c and a block size, such as k32"
+    )

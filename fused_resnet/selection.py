@@ -89,6 +89,6 @@ def _batches(store: Store, problem: Problem) -> list[int]:
         except AutotuneError:  # of another version, or with a custom step that this process has not defined
             continue
         if dataclasses.asdict(with_batch(other, 1)) == same:
-            batches.append(other.n)  # type: ignore[attr-defined]
-    wanted = problem.n  # type: ignore[attr-defined]
+            batches.append(other.batch)
+    wanted = problem.batch
     return sorted(batches, key=lambda n: abs(math.log(n / wanted)))

@@ -18,7 +18,17 @@ from autotune import build, emit
 from autotune.epilogue import Epilogue
 from autotune.families import family
 from autotune.families.base import Config, Kernel
-from autotune.problem import DTYPES, AvgPool2d, Conv2d, Problem, SeTail, SpaceToDepth
+from autotune.problem import (
+    DTYPES,
+    AvgPool2d,
+    Conv2d,
+    Conv2dDgrad,
+    Conv2dWgrad,
+    Gemm,
+    Problem,
+    SeTail,
+    SpaceToDepth,
+)
 from autotune.steps import define_step
 from fused_resnet.binding import Candidate
 
@@ -38,6 +48,15 @@ def solve(problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequen
             value = F.conv2d(
                 x, given["weight"], None, problem.stride, problem.pad, problem.dilation, problem.groups
             ).movedim(1, -1)
+        case Conv2dDgrad():
+            x = torch.zeros(problem.n, problem.c, problem.h, problem.w, dtype=torch.float64, requires_grad=True)
+            value = _gradient(problem, x, given["weight"], given["dy"], x)
+        case Conv2dWgrad():
+            shape = (problem.k, problem.c // problem.groups, problem.r, problem.s)
+            weight = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+            value = _gradient(problem, given["x"].movedim(-1, 1), weight, given["dy"], weight)
+        case Gemm():
+            value = torch.einsum("mk,nk->mn", given["x"], given["weight"])
         case AvgPool2d():
             padded = F.pad(given["x"], (0, 0, problem.pad[1], problem.pad[1], problem.pad[0], problem.pad[0]))
             windows = padded.unfold(1, problem.r, problem.stride[0]).unfold(2, problem.s, problem.stride[1])
@@ -73,6 +92,15 @@ def run_chain(
             pointer += operand != SCALAR
         value = function(value, *arguments)
     return {"y": value, **stored}
+
+
+def _gradient(
+    problem: Conv2dDgrad | Conv2dWgrad, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, of: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of sum(dy * conv(x, weight)) by `of`, channels last, from autograd on the forward pass."""
+    y = F.conv2d(x, weight, None, problem.stride, problem.pad, problem.dilation, problem.groups)
+    (gradient,) = torch.autograd.grad((y * dy.movedim(-1, 1)).sum(), of)
+    return gradient.movedim(1, -1)
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -17,22 +17,30 @@ from autotune.errors import UnknownNameError
 from autotune.families import families, family, serving
 from autotune.families.base import DEVICE_IMAGE, SHARED_LIBRARY, Kernel
 from autotune.measure import Case
-from autotune.problem import AvgPool2d, Conv2d, SeTail, SpaceToDepth, parse
+from autotune.problem import AvgPool2d, Conv2d, Conv2dDgrad, Conv2dWgrad, SeTail, SpaceToDepth, parse
 from fused_resnet.binding import bind
 
 SEEDS = range(10)
 DEVICE = torch.device("cpu")
 
 
-def odd_conv(rng):
+def odd_conv(rng, kind=Conv2d):
     groups = rng.choice((1, 1, 2, 3))
-    return Conv2d(
+    return kind(
         n=rng.randint(1, 5), h=rng.randint(7, 13), w=rng.randint(7, 13),
         c=groups * rng.choice((1, 3, 8, 19, 37)), k=groups * rng.choice((1, 5, 16, 33, 70)),
         r=rng.randint(1, 4), s=rng.randint(1, 4), stride=(rng.randint(1, 3), rng.randint(1, 3)),
         pad=(rng.randint(0, 3), rng.randint(0, 3)), dilation=(rng.randint(1, 2), rng.randint(1, 2)),
         groups=groups, dtype="f32", epilogue=random_epilogue(rng),
     )  # fmt: skip
+
+
+def odd_input_gradient(rng):
+    return odd_conv(rng, Conv2dDgrad)
+
+
+def odd_weight_gradient(rng):
+    return odd_conv(rng, Conv2dWgrad)
 
 
 def odd_pool(rng):
@@ -61,6 +69,8 @@ def odd_patches(rng):
 
 PROBLEMS = {
     "cpu_conv2d": odd_conv,
+    "cpu_conv2d_dgrad": odd_input_gradient,
+    "cpu_conv2d_wgrad": odd_weight_gradient,
     "cpu_avg_pool2d": odd_pool,
     "cpu_se_tail": odd_tail,
     "cpu_space_to_depth": odd_patches,
@@ -74,6 +84,15 @@ CORNERS = [
     "conv2d n=9 h=2 w=2 c=64 k=64 r=3 s=3 pad=1 dtype=f32 epilogue=mul_scalar,add_scalar",
     "conv2d n=3 h=1 w=17 c=6 k=65 r=1 s=5 stride=1,4 pad=0,4 dilation=1,3 dtype=f32 epilogue=relu,store,add_scalar",
     "conv2d n=2 h=6 w=6 c=12 k=12 r=3 s=3 pad=1 groups=12 dtype=f32 epilogue=silu",
+    "conv2d n=2 h=7 w=6 c=10 k=20 r=3 s=3 pad=1 groups=10 stride=2,1 dilation=1,2 dtype=f32 epilogue=bias",
+    "gemm m=37 n=70 k=300 dtype=f32 epilogue=bias,relu,add",
+    "gemm m=1 n=5 k=3 dtype=f32 epilogue=store,silu",
+    "conv2d_dgrad n=2 h=11 w=9 c=33 k=300 r=3 s=3 stride=2 pad=1 dtype=f32 epilogue=bias,relu,add",
+    "conv2d_dgrad n=1 h=1 w=7 c=9 k=6 r=1 s=1 stride=3,3 dtype=f32 epilogue=add_scalar",
+    "conv2d_dgrad n=2 h=9 w=8 c=12 k=24 r=3 s=3 stride=2,1 pad=1,2 groups=12 dilation=1,2 dtype=f32 epilogue=scale",
+    "conv2d_wgrad n=3 h=20 w=19 c=33 k=13 r=3 s=3 stride=2,1 pad=1,0 dtype=f32 epilogue=bias,mul_scalar,add,store",
+    "conv2d_wgrad n=2 h=9 w=8 c=12 k=24 r=3 s=3 stride=2,1 pad=1,2 groups=12 dilation=1,2 dtype=f32",
+    "conv2d_wgrad n=2 h=2 w=2 c=8 k=8 r=5 s=5 pad=3 dtype=f32",
 ]
 
 
@@ -212,6 +231,10 @@ def test_every_architecture_of_a_family_has_legal_configs(name):
 NETWORK = [
     "conv2d n=128 h=16 w=16 c=64 k=64 r=3 s=3 pad=1 dtype={} epilogue=mul_scalar,add_scalar",
     "conv2d n=1 h=4 w=4 c=256 k=512 r=3 s=3 stride=2 pad=1 dtype={}",
+    "conv2d_dgrad n=8 h=16 w=16 c=64 k=128 r=3 s=3 stride=2 pad=1 dtype={}",
+    "conv2d_dgrad n=8 h=16 w=16 c=64 k=64 r=3 s=3 pad=1 dtype={}",
+    "conv2d_wgrad n=8 h=16 w=16 c=64 k=128 r=3 s=3 stride=2 pad=1 dtype={}",
+    "gemm m=64 n=1000 k=512 dtype={} epilogue=bias",
     "avg_pool2d n=8 h=16 w=16 c=64 r=3 s=3 stride=2 pad=1 dtype={}",
     "space_to_depth n=8 h=64 w=64 c=3 block=4 dtype={}",
     "se_tail n=8 h=16 w=16 c=64 hidden=4 dtype={} epilogue=add,relu,add_scalar",
@@ -260,11 +283,11 @@ def test_symbols_tell_kernels_apart(cpu_target):
     assert len(symbols) == 4 and all(symbol.isidentifier() for symbol in symbols)
 
 
-# -- cutlass2_conv2d against configs that were really compiled -----------------------------------
+# -- CUTLASS families against configs that were really compiled -----------------------------------
 
 
-def compiled_rows():
-    with (Path(__file__).parent / "data" / "compiled_fprop_f16.csv").open() as file:
+def compiled_rows(name="compiled_fprop_f16"):
+    with (Path(__file__).parent / "data" / f"{name}.csv").open() as file:
         yield from csv.DictReader(file)
 
 
@@ -284,3 +307,78 @@ def test_what_is_legal_compiled_with_cutlass(name, least):
     assert [row for row in legal if row["compiles"] != "1"] == []
     assert len(legal) >= least, f"only {len(legal)} of {len(rows)} rows are legal"
     assert any(row["compiles"] == "0" for row in rows), "rows that fail are what makes this a test"
+
+
+@pytest.mark.parametrize(("operator", "least"), [("dgrad", 50), ("wgrad", 30)])
+def test_what_is_legal_of_gradients_compiled_with_cutlass(operator, least):
+    arch, chosen = architecture("sm80"), family(f"cutlass2_conv2d_{operator}")
+    rows = [row for row in compiled_rows("compiled_gradients_f16") if row["operator"] == operator]
+    shared = {"alignment": 8, "strided": 0}
+    legal = [row for row in rows if chosen.legal({**config_of(row), **shared}, arch, "f16", Epilogue()) is None]
+    assert [row for row in legal if row["compiles"] != "1"] == []
+    assert len(legal) >= least, f"only {len(legal)} of {len(rows)} rows are legal"
+    assert any(row["compiles"] == "0" for row in rows), "rows that fail are what makes this a test"
+
+
+@pytest.mark.parametrize("name", ["sm70", "sm75", "sm80"])
+def test_what_is_legal_of_gemms_compiled_with_cutlass(name):
+    """A product's operands lie like those of the forward pass, so a warp tile that compiles there does so here."""
+    arch, chosen = architecture(name), family("cutlass2_gemm")
+    warps = next(parameter.values for parameter in chosen.parameters if parameter.name == "warp_n")
+    rows = [row for row in compiled_rows() if row["arch"] == name.removeprefix("sm")]
+    rows = [row for row in rows if config_of(row)["warp_n"] in warps]
+    shared = {"alignment": 8, "vector": 8}
+    legal = [row for row in rows if chosen.legal({**config_of(row), **shared}, arch, "f16", Epilogue()) is None]
+    assert [row for row in legal if row["compiles"] != "1"] == []
+    assert len(legal) >= 10
+
+
+# -- families that deal steps ---------------------------------------------------------------------------
+
+
+def test_accesses_are_the_widest_that_divide_the_channels():
+    sm80 = architecture("sm80")
+    for text, name, wanted in [
+        ("gemm m=64 n=1000 k=516 dtype=f16", "cutlass2_gemm", {"alignment": 4, "vector": 8}),
+        ("gemm m=64 n=10 k=63 dtype=f16", "cutlass2_gemm", {"alignment": 1, "vector": 2}),
+        ("conv2d n=2 h=8 w=8 c=64 k=40 dtype=f16", "cutlass2_gemm", {"alignment": 8, "vector": 8}),
+        (
+            "conv2d_dgrad n=2 h=8 w=8 c=3 k=64 r=3 s=3 dtype=f16",
+            "cutlass2_conv2d_dgrad",
+            {"alignment": 1, "strided": 0},
+        ),
+        (
+            "conv2d_dgrad n=2 h=8 w=8 c=6 k=64 stride=2 dtype=f16",
+            "cutlass2_conv2d_dgrad",
+            {"alignment": 2, "strided": 1},
+        ),
+        ("conv2d_wgrad n=2 h=8 w=8 c=48 k=64 stride=2 dtype=f16", "cutlass2_conv2d_wgrad", {"alignment": 8}),
+    ]:
+        problem, chosen = parse(text), family(name)
+        assert chosen.serves(problem, sm80) is None
+        configs = chosen.configs(sm80, "f16", problem.epilogue)
+        usable = [config for config in configs if chosen.launches(problem, config, sm80)]
+        assert usable
+        for config in usable:
+            assert {key: config[key] for key in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("cutlass2_gemm", "conv2d n=1 h=8 w=8 c=16 k=16 r=3 s=3 pad=1 dtype=f16"),
+        ("cutlass2_gemm", "conv2d n=1 h=8 w=8 c=16 k=16 stride=2 dtype=f16"),
+        ("cutlass2_gemm", "conv2d n=1 h=8 w=8 c=16 k=16 pad=1 dtype=f16"),
+        ("cutlass2_gemm", "conv2d n=1 h=8 w=8 c=16 k=16 groups=2 dtype=f16"),
+        ("cutlass2_gemm", "gemm m=65536 n=32768 k=8 dtype=f16"),
+        ("cutlass2_conv2d_dgrad", "conv2d_dgrad n=1 h=8 w=8 c=16 k=16 groups=2 dtype=f16"),
+        ("cutlass2_conv2d_dgrad", "conv2d_dgrad n=1 h=9 w=9 c=16 k=16 r=3 s=3 stride=2 dilation=2 dtype=f16"),
+        ("cutlass2_conv2d_wgrad", "conv2d_wgrad n=1 h=8 w=8 c=16 k=16 groups=4 dtype=f16"),
+        ("cutlass2_conv2d_wgrad", "conv2d_wgrad n=256 h=112 w=112 c=64 k=64 dtype=f16"),
+        ("cutlass2_conv2d_wgrad", "conv2d n=1 h=8 w=8 c=16 k=16 dtype=f16"),
+        ("cpu_conv2d", "conv2d_dgrad n=1 h=8 w=8 c=16 k=16 dtype=f32"),
+    ],
+)
+def test_families_refuse_other_products(name, text):
+    found = family(name)
+    assert found.serves(parse(text), architecture(found.architectures[-1]))

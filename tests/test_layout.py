@@ -33,6 +33,24 @@ def test_blocks_of_channels_element_by_element(k, c, groups, block):
                 assert torch.equal(got, expected)
 
 
+def test_blocks_of_input_channels_element_by_element():
+    k, c, groups, block = 6, 5, 3, 4
+    weight = torch.randn(k, c, 2, 3)
+    packed = pack_weight(weight, f"c{block}", groups)
+    assert packed.is_contiguous() and packed.shape == (groups, 2, 2, 3, k // groups, block)
+    for g in range(groups):
+        for channel in range(2 * block):
+            got = packed[g, channel // block, :, :, :, channel % block].permute(2, 0, 1)
+            of_group = weight[g * k // groups : (g + 1) * k // groups]
+            assert torch.equal(got, of_group[:, channel] if channel < c else torch.zeros(k // groups, 2, 3))
+
+
+def test_a_gemms_weight_is_one_of_a_single_tap():
+    weight = torch.randn(10, 6)
+    for layout in ("kcrs", "krsc", "k8", "c4"):
+        assert torch.equal(pack_weight(weight, layout), pack_weight(weight[:, :, None, None], layout))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_packing_keeps_dtype_and_bits(dtype):
     weight = torch.randn(8, 8, 1, 1).to(dtype)

@@ -12,6 +12,9 @@ from autotune.problem import (
     OPERATORS,
     AvgPool2d,
     Conv2d,
+    Conv2dDgrad,
+    Conv2dWgrad,
+    Gemm,
     SeTail,
     SpaceToDepth,
     dtype_name,
@@ -24,6 +27,9 @@ from autotune.steps import define_step
 
 TEXTS = [
     "conv2d n=2 h=13 w=9 c=24 k=40 r=5 s=3 stride=2,1 pad=2,1 dilation=1,2 groups=4 dtype=f32 epilogue=bias,relu",
+    "conv2d_dgrad n=2 h=13 w=9 c=24 k=40 r=5 s=3 stride=2,1 pad=2,1 dilation=1,2 groups=4 dtype=f16 epilogue=none",
+    "conv2d_wgrad n=2 h=13 w=9 c=24 k=40 r=5 s=3 stride=2,1 pad=2,1 dilation=1,2 groups=4 dtype=bf16 epilogue=none",
+    "gemm m=3 n=7 k=5 dtype=f32 epilogue=bias,relu",
     "avg_pool2d n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 dtype=bf16 epilogue=none",
     "space_to_depth n=2 h=8 w=12 c=3 block=4 dtype=f16 epilogue=none",
     "se_tail n=2 h=3 w=4 c=16 hidden=2 dtype=f16 epilogue=add,relu,add_scalar",
@@ -109,6 +115,33 @@ def test_operands_come_as_inputs_output_and_the_epilogues_in_turn():
     ]
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_gradients_exchange_the_operands_of_the_forward_pass(seed):
+    fields = random_conv(random.Random(seed))
+    forward, dgrad, wgrad = (cls(**fields, dtype="f32") for cls in (Conv2d, Conv2dDgrad, Conv2dWgrad))
+    x, weight, y = (operand.shape for operand in forward.operands())
+    listed = [[(o.name, o.role, o.shape) for o in problem.operands()] for problem in (dgrad, wgrad)]
+    last = (weight[0], weight[2], weight[3], weight[1])
+    assert listed[0] == [("dy", "input", y), ("weight", "weight", weight), ("y", "output", x)]
+    assert listed[1] == [("dy", "input", y), ("x", "input", x), ("y", "output", last)]
+    assert forward.flops == dgrad.flops == wgrad.flops
+    assert forward.bytes == dgrad.bytes == wgrad.bytes
+
+
+def test_channels_of_a_gradients_epilogue_are_its_last_axis():
+    fields = {"n": 1, "h": 5, "w": 5, "c": 12, "k": 6, "groups": 2, "dtype": "f16", "epilogue": Epilogue.parse("bias")}
+    assert Conv2dDgrad(**fields).operands()[-1].shape == (12,)
+    assert Conv2dWgrad(**fields).operands()[-1].shape == (6,)
+
+
+def test_gemm_is_torchs_linear_and_a_convolution_of_one_pixel():
+    problem = Gemm(m=3, n=7, k=5, dtype="f16", epilogue=Epilogue.parse("bias,add"))
+    shapes = [operand.shape for operand in problem.operands()]
+    assert shapes == [(3, 5), torch.nn.Linear(5, 7).weight.shape, (3, 7), (7,), (3, 7)]
+    assert problem.flops == problem.as_conv2d.flops == 2 * 3 * 7 * 5
+    assert problem.bytes == problem.as_conv2d.bytes
+
+
 def test_se_tail_and_space_to_depth_operands():
     tail = SeTail(n=2, h=3, w=4, c=16, hidden=2, dtype="f32", epilogue=Epilogue.parse("add,relu"))
     assert [operand.name for operand in tail.operands()] == ["x", "w1", "b1", "w2", "b2", "y", "add0"]
@@ -146,9 +179,11 @@ def test_limit_is_the_slower_of_arithmetic_and_memory():
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_with_batch_changes_the_batch_alone(text):
-    changed = with_batch(parse(text), 7)
-    assert changed.n == 7
-    assert str(changed) == text.replace(f" n={parse(text).n} ", " n=7 ")
+    problem = parse(text)
+    changed = with_batch(problem, 17)
+    assert changed.batch == 17
+    field = "m" if "gemm" in text else "n"
+    assert str(changed) == text.replace(f" {field}={problem.batch} ", f" {field}=17 ")
 
 
 def test_fields_with_a_default_may_be_left_out():
@@ -179,6 +214,11 @@ CONV = "conv2d n=1 h=4 w=4 c=8 k=8 dtype=f32"
         (CONV.replace("n=1", "n=1,2"), "n=1,2"),
         (f"{CONV} groups=3", "groups"),
         (f"{CONV} r=5 s=5", "window"),
+        (f"{CONV} r=5 s=5".replace("conv2d", "conv2d_dgrad"), "window"),
+        (f"{CONV} groups=3".replace("conv2d", "conv2d_wgrad"), "groups"),
+        ("avg_pool2d n=1 h=2 w=2 c=1 r=3 s=3 stride=1 dtype=f32", "window"),
+        ("gemm m=0 n=4 k=4 dtype=f32", "m=0"),
+        ("gemm m=4 n=4 dtype=f32", "k"),
         (CONV.replace("f32", "f64"), "f64"),
         (f"{CONV} epilogue=bias,softmax", "softmax"),
         ("space_to_depth n=1 h=6 w=8 c=1 block=4 dtype=f32", "block"),

@@ -34,6 +34,7 @@ class Parameter:
 class Family:
     """A template and what is known about it. All fields that are functions are pure.
 
+    operator: the problems it solves: one class, or several.
     legal: (config, arch, dtype, epilogue) -> None, or why this cannot be compiled. What it lets through compiles.
     supports: (problem) -> None, or why no kernel of the family can solve it.
     launches: (problem, config, arch) -> the launch values worth timing, the plainest first.
@@ -45,7 +46,7 @@ class Family:
     """
 
     name: str
-    operator: type[Problem]
+    operator: type[Problem] | tuple[type[Problem], ...]
     kind: str
     template: str
     architectures: tuple[str, ...]
@@ -59,6 +60,11 @@ class Family:
     weight_layouts: Callable[[Config], Mapping[str, str]] = lambda _: {}
     compile_seconds: tuple[float, float] = (0.4, 0.2)
     label: Callable[[Config], str] = lambda config: " ".join(f"{name} {value}" for name, value in config.items())
+
+    @property
+    def operators(self) -> tuple[type[Problem], ...]:
+        """The problems it solves."""
+        return self.operator if isinstance(self.operator, tuple) else (self.operator,)
 
     def configs(self, arch: Architecture, dtype: str, epilogue: Epilogue) -> Iterator[dict[str, Value]]:
         """Every legal config for one architecture, dtype and epilogue."""
@@ -75,8 +81,8 @@ class Family:
 
     def serves(self, problem: Problem, arch: Architecture) -> str | None:
         """None if the family can solve `problem` on `arch`, else the reason it cannot."""
-        if not isinstance(problem, self.operator):
-            return f"it solves {self.operator.operator}"
+        if not isinstance(problem, self.operators):
+            return f"it solves {' and '.join(solved.operator for solved in self.operators)}"
         if arch.name not in self.architectures:
             return f"it has no kernels for {arch.name}"
         if problem.dtype not in arch.dtypes:

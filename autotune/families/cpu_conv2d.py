@@ -1,41 +1,11 @@
-"""Direct convolution on the CPU: a tile of output pixels x output channels stays in vector registers."""
+"""Direct convolution on the CPU, and the matrix product, which is one of a single tap."""
 
 from __future__ import annotations
 
-from math import ceil
-
 from autotune.arch import Architecture
-from autotune.epilogue import Epilogue
-from autotune.families.base import SHARED_LIBRARY, Config, Family, Launch, Parameter
-from autotune.families.cpu import THREADS, vector_registers
-from autotune.problem import Conv2d, Problem
-
-ORDER = Parameter("order", (0, 1), "tiles that follow each other share 0: their weights; 1: their input")
-
-_POINTERS = 10  # of a tile's pixels that a general register holds; the others are read again for each channel
-_CACHE = 768 * 1024  # bytes of weights that stay in cache from one tile to the next
-_NEAR, _FAR = 24, 16  # bytes a cycle from that cache and from beyond it
-
-
-def _vectors(block_k: int) -> int:
-    return max(1, block_k // vector_registers()[1])
-
-
-def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    registers, vectors = vector_registers()[0], _vectors(int(config["block_k"]))
-    needed = int(config["block_pixels"]) * vectors + vectors + 1  # the sums, one channel's weights, one input
-    return None if needed <= registers else f"its tile needs {needed} vector registers and there are {registers}"
-
-
-def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
-    orders = (0, 1) if _columns(problem, config) > 1 else (0,)  # of one column, both are the same
-    return [{"threads": threads, "order": order} for threads in (0, 1) for order in orders]
-
-
-def _columns(problem: Problem, config: Config) -> int:
-    """Blocks of output channels in all groups."""
-    assert isinstance(problem, Conv2d)
-    return problem.groups * ceil(problem.k // problem.groups / int(config["block_k"]))
+from autotune.families import cpu_tiles
+from autotune.families.base import SHARED_LIBRARY, Config, Family, Launch
+from autotune.problem import Conv2d, Gemm, Problem
 
 
 def _inside(problem: Conv2d, axis: int) -> float:
@@ -46,42 +16,40 @@ def _inside(problem: Conv2d, axis: int) -> float:
     return inside / (out * taps)
 
 
-def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
-    """Cycles of the busiest core: its tiles' loops over channels and taps, and what a tile takes beside them."""
+def _work(problem: Problem, config: Config) -> cpu_tiles.Work:
+    problem = problem.as_conv2d if isinstance(problem, Gemm) else problem
     assert isinstance(problem, Conv2d)
-    block_k, block_pixels, unroll_c = (int(config[name]) for name in ("block_k", "block_pixels", "unroll_c"))
-    vectors, c = _vectors(block_k), problem.c // problem.groups
-    fma, loads = block_pixels * vectors, block_pixels + vectors + max(0, block_pixels - _POINTERS)
-    near = 4 * block_k * c * problem.r * problem.s <= _CACHE
-    weights = 4 * block_k / (_NEAR if near else _FAR)
-    # two of each a cycle; a sum waits four cycles and some for its last value
-    step = max(fma / 2, loads / 2, 4.5, weights) + 0.2 / unroll_c
-
-    taps = float(problem.r * problem.s)
+    taps, block_pixels = problem.r * problem.s, int(config["block_pixels"])
+    met = float(taps)
     if block_pixels < problem.n * problem.q:  # most tiles lie in one output row,
-        taps *= _inside(problem, 0)
+        met *= _inside(problem, 0)
     if problem.n % block_pixels == 0:  # or even at one place of several images, and skip its padding
-        taps *= _inside(problem, 1)
-    beside = block_pixels * (10 + 8 * vectors + 3 * taps)
+        met *= _inside(problem, 1)
+    groups = problem.groups
+    return cpu_tiles.Work(
+        problem.n * problem.p * problem.q, groups, problem.c // groups, problem.k // groups, taps, met
+    )
 
-    rows = ceil(problem.n * problem.p * problem.q / block_pixels)
-    return ceil(rows * _columns(problem, config) / arch.processors) * (taps * c * step + beside)
+
+def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
+    return cpu_tiles.launches(_work(problem, config), config)
+
+
+def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
+    return cpu_tiles.cost(_work(problem, config), config, arch)
 
 
 FAMILY = Family(
     name="cpu_conv2d",
-    operator=Conv2d,
+    operator=(Conv2d, Gemm),
     kind=SHARED_LIBRARY,
     template="cpu/conv2d.cpp.j2",
     architectures=("cpu",),
-    parameters=(
-        Parameter("block_k", (8, 16, 32, 48, 64), "output channels of a tile"),
-        Parameter("block_pixels", (1, 2, 4, 6, 8, 12, 14), "output pixels of a tile"),
-        Parameter("unroll_c", (1, 2), "input channels an iteration"),
-    ),
-    legal=_legal,
+    parameters=cpu_tiles.PARAMETERS,
+    legal=cpu_tiles.legal,
     cost=_cost,
-    launch_parameters=(THREADS, ORDER),
+    context=lambda config, arch, dtype: {**config, "header": "cpu/conv2d.h", "pixels": "ForwardPixels"},
+    launch_parameters=cpu_tiles.LAUNCH_PARAMETERS,
     launches=_launches,
     weight_layouts=lambda config: {"weight": f"k{config['block_k']}"},
 )

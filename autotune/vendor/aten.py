@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from autotune.epilogue import Epilogue
-from autotune.problem import Conv2d, Problem, Tensors
+from autotune.problem import Conv2d, Conv2dDgrad, Convolution, Problem, Tensors
 from autotune.reference import compute
 from autotune.steps import STEPS
 
@@ -18,8 +18,8 @@ FAMILY = "aten"
 
 
 def configs(problem: Problem) -> list[dict[str, str]]:
-    """The ways torch can solve `problem`: a convolution in either memory format, everything else in one way."""
-    formats = ["channels_last", "contiguous"] if isinstance(problem, Conv2d) else ["channels_last"]
+    """The ways torch can solve `problem`: convolutions in either memory format, everything else in one way."""
+    formats = ["channels_last", "contiguous"] if isinstance(problem, Convolution) else ["channels_last"]
     return [{"memory_format": name} for name in formats]
 
 
@@ -57,7 +57,7 @@ def bind(
     problem: Problem, config: dict[str, str], tensors: Tensors, scalars: tuple[float, ...]
 ) -> Callable[[Tensors], None]:
     """Returns run(late): solves `problem` on `tensors`, with those in `late` taken instead, and fills the outputs."""
-    if not isinstance(problem, Conv2d):
+    if not isinstance(problem, Convolution):
 
         def run(late: Tensors) -> None:
             operands = {**tensors, **late}
@@ -67,12 +67,38 @@ def bind(
         return run
 
     memory_format = torch.channels_last if config["memory_format"] == "channels_last" else torch.contiguous_format
-    weight = tensors["weight"].contiguous(memory_format=memory_format)
+    solve = _convolution(problem, memory_format, tensors)
 
-    def run_conv(late: Tensors) -> None:
+    def run_convolution(late: Tensors) -> None:
         operands = {**tensors, **late}
-        x = operands["x"].permute(0, 3, 1, 2).contiguous(memory_format=memory_format)
-        y = F.conv2d(x, weight, None, problem.stride, problem.pad, problem.dilation, problem.groups)
-        _finish(problem.epilogue, y.permute(0, 2, 3, 1), operands, scalars)
+        _finish(problem.epilogue, solve(operands).permute(0, 2, 3, 1), operands, scalars)
 
-    return run_conv
+    return run_convolution
+
+
+def _convolution(
+    problem: Convolution, memory_format: torch.memory_format, tensors: Tensors
+) -> Callable[[Tensors], torch.Tensor]:
+    """A pass of a convolution without its epilogue: operands -> a fresh tensor in torch's order, channels second."""
+    window = (problem.stride, problem.pad, problem.dilation)
+
+    def nchw(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.permute(0, 3, 1, 2).contiguous(memory_format=memory_format)
+
+    def backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wanted: int) -> torch.Tensor:
+        mask = [wanted == i for i in range(3)]
+        rest = (*window, False, (0, 0), problem.groups)  # not transposed, no output padding
+        return torch.ops.aten.convolution_backward(nchw(dy), x, weight, None, *rest, mask)[wanted]
+
+    def stand_in(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+        """For the operand whose gradient is wanted: only its shape and memory format are read."""
+        return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format)
+
+    if not isinstance(problem, Conv2d | Conv2dDgrad):
+        k, r, s, c = problem.output_shape
+        return lambda t: backward(t["dy"], nchw(t["x"]), stand_in((k, c, r, s), t["x"]), 1)
+    weight = tensors["weight"].contiguous(memory_format=memory_format)
+    if isinstance(problem, Conv2d):
+        return lambda t: F.conv2d(nchw(t["x"]), weight, None, *window, problem.groups)
+    shape = (problem.n, problem.c, problem.h, problem.w)
+    return lambda t: backward(t["dy"], stand_in(shape, t["dy"]), weight, 0)

@@ -1,6 +1,6 @@
-// Direct convolution with a register tile of BlockPixels output pixels x BlockK output channels.
+// Direct convolution with a register tile of Pixels::COUNT output pixels x BlockK output channels.
 //
-// A tile is any BlockPixels consecutive output pixels, images innermost: (p, q, n). So small images share a tile, and
+// A tile is any COUNT consecutive output pixels, images innermost: (p, q, n). So small images share a tile, and
 // a batch of them meets the padding together: a filter tap that lies in the padding of all of a tile's pixels is
 // skipped, which saves 5 of 9 taps on a 2 x 2 image. Where only some pixels are outside, these read zeros.
 //
@@ -45,9 +45,14 @@ static inline void multiply(Vec (&sums)[Pixels][Vectors], const float* const (&x
     for (int v = 0; v < Vectors; ++v) sums[i][v] = acc[i][v];
 }
 
-// The pixels of one tile: where their outputs and the inputs of their first tap lie.
+// The pixels of one tile of a forward convolution: where their outputs and the inputs of their first tap lie.
 template <int Count>
-struct TilePixels {
+struct ForwardPixels {
+  static constexpr int COUNT = Count;
+  static int inputs(const at_conv2d& a) { return a.c; }
+  static int outputs(const at_conv2d& a) { return a.k; }
+  static int pixels(const at_conv2d& a) { return a.n * a.p * a.q; }
+
   int row = -2;     // which tile this is
   int exist;        // how many of Count; the others read zeros
   int image, p, q;  // of the next tile's first pixel
@@ -57,7 +62,7 @@ struct TilePixels {
   // Go to a tile; to the next one without a division.
   void seek(const at_conv2d& a, int to) {
     if (to == row) return;
-    const int first = to * Count, left = a.n * a.p * a.q - first;
+    const int first = to * Count, left = pixels(a) - first;
     if (to != row + 1) {
       image = first % a.n;
       q = first / a.n % a.q;
@@ -92,18 +97,20 @@ struct TilePixels {
   }
 };
 
-// Solves the problem. finish(v, channel, offset) applies the epilogue to an array of neighbouring channels of a pixel
-// and stores it. launch[0] = 1: one thread; launch[1] = 0: tiles of the same weights follow each other, 1: of the same
-// input.
-template <int BlockPixels, int BlockK, int UnrollC, typename Finish>
+// Solves the problem whose tiles are Pixels. finish(v, channel, offset) applies the epilogue to an array of neighbouring
+// channels of a pixel and stores it. launch[0] = 1: one thread; launch[1] = 0: tiles of the same weights follow each
+// other, 1: of the same input.
+template <typename Pixels, int BlockK, int UnrollC, typename Finish>
 static inline void conv2d(const at_conv2d& a, const float* x, const float* weight, const Finish& finish) {
   constexpr int width = BlockK < REGISTER_FLOATS ? BlockK : REGISTER_FLOATS, vectors = BlockK / width;
   using Vec = Vector<width>;
-  const int c = a.c / a.groups, k = a.k / a.groups, k_blocks = (k + BlockK - 1) / BlockK;
-  const int columns = a.groups * k_blocks, rows = (a.n * a.p * a.q + BlockPixels - 1) / BlockPixels;
+  constexpr int count = Pixels::COUNT;
+  const int c = Pixels::inputs(a) / a.groups, k = Pixels::outputs(a) / a.groups;
+  const int k_blocks = (k + BlockK - 1) / BlockK;
+  const int columns = a.groups * k_blocks, rows = (Pixels::pixels(a) + count - 1) / count;
   const bool by_rows = a.launch[1];
   const int outer = by_rows ? rows : columns, inner = by_rows ? columns : rows;
-  TilePixels<BlockPixels> pixels;
+  Pixels pixels;
 
 #pragma omp parallel for collapse(2) schedule(static) firstprivate(pixels) if (a.launch[0] != 1)
   for (int i = 0; i < outer; ++i)
@@ -111,7 +118,7 @@ static inline void conv2d(const at_conv2d& a, const float* x, const float* weigh
       const int column = by_rows ? j : i, group = column / k_blocks, block = column % k_blocks * BlockK;
       pixels.seek(a, by_rows ? i : j);
 
-      Vec sums[BlockPixels][vectors];
+      Vec sums[count][vectors];
 #pragma GCC unroll 16
       for (auto& of_pixel : sums)
 #pragma GCC unroll 8
@@ -120,7 +127,7 @@ static inline void conv2d(const at_conv2d& a, const float* x, const float* weigh
         const int channels = c - chunk < CHANNEL_CHUNK ? c - chunk : CHANNEL_CHUNK;
         for (int r = 0; r < a.r; ++r)
           for (int s = 0; s < a.s; ++s) {
-            const float* under[BlockPixels];
+            const float* under[count];
             if (!pixels.tap(a, r, s, x + group * c + chunk, under)) continue;
             const int64_t tap = ((int64_t)column * a.r + r) * a.s + s;
             multiply<UnrollC>(sums, under, weight + (tap * c + chunk) * BlockK, channels);

@@ -14,6 +14,16 @@ namespace at {
 // Places of the pointers: Problem.operands() of conv2d.
 enum { kX = 0, kWeight = 1, kY = 2, kFirstStep = 3 };
 
+// Where a row and a column of accumulators go if the output is a matrix: the offset in tensors, the channel in vectors.
+struct Matrix {
+  int rows, columns;
+  CUTLASS_DEVICE bool operator()(int row, int column, int& channel, int64_t& offset) const {
+    channel = column;
+    offset = (int64_t)row * columns + column;
+    return row < rows && column < columns;
+  }
+};
+
 // Takes accumulators through shared memory, as CUTLASS's own epilogue does and with its iterators, and hands
 // every vector with its coordinates to the steps, so any chain can be applied. Follows the walk of CUTLASS's
 // PredicatedTileIterator over the output tile, row for row.
@@ -49,6 +59,13 @@ class StepEpilogue : public cutlass::epilogue::threadblock::EpilogueBase<
 
   CUTLASS_DEVICE void operator()(typename Base::AccumulatorTile const& accumulators, void* const* p,
                                  float const* scalars, int rows, int columns) {
+    (*this)(accumulators, p, scalars, Matrix{rows, columns});
+  }
+
+  // The same for any output: place(row, column, channel, offset) says where a vector goes, or false.
+  template <typename Place>
+  CUTLASS_DEVICE void operator()(typename Base::AccumulatorTile const& accumulators, void* const* p,
+                                 float const* scalars, Place const& place) {
     typename Existing::AccumulatorFragmentIterator fragments(accumulators);
     int state[2] = {0, 0};
     CUTLASS_PRAGMA_UNROLL
@@ -78,12 +95,13 @@ class StepEpilogue : public cutlass::epilogue::threadblock::EpilogueBase<
         int const row = row_ + row_index % Iterations::kRow * ThreadMap::Delta::kRow +
                         row_index / Iterations::kRow % Iterations::kGroup * ThreadMap::Delta::kGroup +
                         row_index / (Iterations::kRow * Iterations::kGroup) * ThreadMap::Delta::kCluster;
-        int const channel = column_ + i % Iterations::kColumn * ThreadMap::Delta::kColumn;
-        if (row < rows && channel < columns) {
+        int const column = column_ + i % Iterations::kColumn * ThreadMap::Delta::kColumn;
+        int channel;
+        int64_t offset;
+        if (place(row, column, channel, offset)) {
           float v[kVector];
           CUTLASS_PRAGMA_UNROLL
           for (int e = 0; e < kVector; ++e) v[e] = sums[i * kVector + e];
-          int64_t const offset = (int64_t)row * columns + channel;
           Steps::apply(v, p, scalars, channel, offset);
           store(v, (Element*)p[kY] + offset);
         }

@@ -28,6 +28,32 @@ PROBLEMS = {
         "conv2d n=2 h=6 w=7 c=128 k=24 r=3 s=3 pad=1,1 dtype={} epilogue=bias,silu,add,scale,store,sigmoid",
         "conv2d n=2 h=6 w=7 c=64 k=40 r=3 s=3 pad=1 dtype={} epilogue=bias,swish_b,add,bent,store,clamp,leaky_relu",
     ],
+    "cutlass2_gemm": [
+        "gemm m=1000 n=520 k=1000 dtype={} epilogue=bias,relu,store,add_scalar",
+        "gemm m=300 n=264 k=4104 dtype={} epilogue=none",
+        "gemm m=33 n=10 k=52 dtype={} epilogue=bias,silu,add,scale",
+        "gemm m=77 n=36 k=63 dtype={} epilogue=mul_scalar",
+        "gemm m=1 n=35 k=70 dtype={} epilogue=relu",
+        "conv2d n=3 h=7 w=5 c=264 k=136 dtype={} epilogue=bias,add,relu",
+    ],
+    "cutlass2_conv2d_dgrad": [
+        "conv2d_dgrad n=3 h=13 w=9 c=72 k=264 r=3 s=3 pad=1,1 dtype={} epilogue=bias,add_scalar,relu,store",
+        "conv2d_dgrad n=2 h=14 w=11 c=40 k=64 r=3 s=2 pad=2,1 dilation=2,1 dtype={} epilogue=none",
+        "conv2d_dgrad n=3 h=15 w=12 c=64 k=136 r=3 s=3 stride=2,2 pad=1,1 dtype={} epilogue=bias,add,relu",
+        "conv2d_dgrad n=2 h=11 w=14 c=24 k=48 r=5 s=3 stride=2,1 pad=2,0 dtype={} epilogue=none",
+        "conv2d_dgrad n=8 h=28 w=28 c=136 k=520 r=3 s=3 pad=1,1 dtype={} epilogue=none",
+        "conv2d_dgrad n=8 h=27 w=30 c=72 k=520 r=3 s=3 stride=2,2 pad=1,1 dtype={} epilogue=relu,add_scalar",
+        "conv2d_dgrad n=2 h=9 w=1 c=16 k=32 stride=3,3 dtype={} epilogue=bias,store,silu",
+        "conv2d_dgrad n=2 h=9 w=10 c=12 k=20 r=3 s=3 stride=2,2 pad=1,1 dtype={} epilogue=scale,add",
+        "conv2d_dgrad n=2 h=9 w=10 c=3 k=10 r=3 s=3 pad=1,1 dtype={} epilogue=bias",
+    ],
+    "cutlass2_conv2d_wgrad": [
+        "conv2d_wgrad n=7 h=33 w=29 c=64 k=72 r=3 s=3 pad=1,1 dtype={} epilogue=none",
+        "conv2d_wgrad n=3 h=25 w=22 c=40 k=136 r=3 s=2 stride=2,1 pad=1,0 dilation=1,2 dtype={} epilogue=bias,store",
+        "conv2d_wgrad n=4 h=16 w=16 c=264 k=264 dtype={} epilogue=mul_scalar,add",
+        "conv2d_wgrad n=2 h=9 w=10 c=12 k=20 r=3 s=3 stride=2,2 pad=1,1 dtype={} epilogue=add_scalar,bias",
+        "conv2d_wgrad n=3 h=21 w=20 c=3 k=10 r=3 s=3 pad=1,1 dtype={} epilogue=none",
+    ],
     "cuda_avg_pool2d": [
         "avg_pool2d n=3 h=9 w=7 c=24 r=3 s=3 stride=2,2 pad=1,1 dtype={}",
         "avg_pool2d n=2 h=11 w=5 c=13 r=2 s=3 stride=1,2 pad=1,0 dtype={} epilogue=bias,relu,store,mul_scalar",
@@ -45,6 +71,9 @@ PROBLEMS = {
         "space_to_depth n=1 h=8 w=8 c=5 block=8 dtype={}",
     ],
 }
+
+
+STREAMED = ("cutlass2_gemm", "cutlass2_conv2d_dgrad", "cutlass2_conv2d_wgrad")
 
 
 @pytest.fixture(scope="module")
@@ -111,15 +140,21 @@ def test_kernels_solve_odd_problems(name, dtype, trials, arch, device):
             for key, value in expected.items():
                 error = relative_error(case.tensors[key], value)
                 assert error < LIMIT[dtype], f"{key} of {problem} {kernel} {launch}: {error}"
-    if name == "cutlass2_conv2d":
-        assert {slices for _, slices in launched} > {1} and {swizzle for swizzle, _ in launched} > {0}
+    if name.startswith("cutlass2"):
+        assert {slices for _, slices, *_ in launched} > {1} and {swizzle for swizzle, *_ in launched} > {0}
+    if name in STREAMED:
+        assert {stream for *_, stream in launched} > {0}
 
 
-def test_split_slices_give_the_same_bits_each_time(trials, arch, device):
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("cutlass2_conv2d", "slices"), *((name, how) for name in STREAMED for how in ("slices", "stream"))],
+)
+def test_sums_of_several_blocks_give_the_same_bits_each_time(name, how, trials, arch, device):
     pairs, paths = trials
-    for problem, kernel in pairs["cutlass2_conv2d", "f16"]:
-        launches = family("cutlass2_conv2d").launches(problem, kernel.values, arch)
-        split = [launch for launch in launches if launch["slices"] > 1]
+    for problem, kernel in pairs[name, "f16"]:
+        launches = family(name).launches(problem, kernel.values, arch)
+        split = [launch for launch in launches if launch[how] > (how == "slices")]
         if not split:
             continue
         case = Case(problem, device)
@@ -134,7 +169,7 @@ def test_split_slices_give_the_same_bits_each_time(trials, arch, device):
             results.append(case.tensors["y"].clone())
         assert all(torch.equal(results[0], other) for other in results[1:]), f"{problem} {kernel}"
         return
-    pytest.fail("no launch splits the channels")
+    pytest.fail(f"no launch has {how}")
 
 
 def test_a_problem_that_a_kernel_cannot_solve_is_refused(trials, device):
@@ -142,6 +177,11 @@ def test_a_problem_that_a_kernel_cannot_solve_is_refused(trials, device):
     for name, text in [
         ("cutlass2_conv2d", "conv2d n=1 h=4 w=4 c=12 k=16 dtype=f16 epilogue={}"),
         ("cutlass2_conv2d", "conv2d n=1 h=4 w=4 c=16 k=16 groups=2 dtype=f16 epilogue={}"),
+        ("cutlass2_gemm", "conv2d n=1 h=4 w=4 c=16 k=16 r=3 s=3 pad=1 dtype=f16 epilogue={}"),
+        ("cutlass2_gemm", "gemm m=4 n=16 k=17 dtype=f16 epilogue={}"),
+        ("cutlass2_conv2d_dgrad", "conv2d_dgrad n=1 h=8 w=8 c=16 k=16 stride=2,2 dtype=f16 epilogue={}"),
+        ("cutlass2_conv2d_dgrad", "conv2d_dgrad n=1 h=4 w=4 c=16 k=16 groups=2 dtype=f16 epilogue={}"),
+        ("cutlass2_conv2d_wgrad", "conv2d_wgrad n=1 h=4 w=4 c=16 k=15 dtype=f16 epilogue={}"),
         ("cuda_se_tail", "se_tail n=1 h=4 w=4 c=12 hidden=2 dtype=f16 epilogue={}"),
         ("cuda_space_to_depth", "space_to_depth n=1 h=9 w=9 c=3 block=3 dtype=f16 epilogue={}"),
     ]:
