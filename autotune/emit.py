@@ -13,7 +13,7 @@ from autotune.arch import Architecture, architecture
 from autotune.families import family
 from autotune.families.base import DEVICE_IMAGE, Kernel
 
-CPP_TYPES = {"f32": "float", "f16": "at::half", "bf16": "at::bfloat16"}
+CPP_TYPES = {"f32": "float", "f16": "at::half", "bf16": "at::bfloat16", "tf32": "float", "s8": "signed char"}
 
 
 @cache

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from autotune.arch import ARCHITECTURES, Architecture, architecture, cpu_targets, of_capability
 from autotune.errors import UnknownNameError
+from autotune.families.base import PERMISSIONS
 from autotune.problem import dtype_name
 from autotune.report import lines
 from autotune.tune import Options, Tuning
@@ -39,7 +40,7 @@ def arguments() -> argparse.Namespace:
         "--in-channels", type=positive, metavar="N", default=3, help="channels of the input (default 3)"
     )
     parser.add_argument("--batch", type=positive, metavar="N", help="batch size (default 128, on a CPU 8)")
-    parser.add_argument("--dtype", help="f16, bf16 or f32 (default f16, on a CPU f32)")
+    parser.add_argument("--dtype", help="f16, bf16, tf32 or f32 (default f16, on a CPU f32)")
     parser.add_argument("--db", type=Path, metavar="FILE", help="database (default tuning_db/MODEL_ARCH.db)")
     parser.add_argument(
         "--trials", type=positive, metavar="N", help="configs a family may try for a problem (default 64, on a CPU 24)"
@@ -52,6 +53,13 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--jobs", type=positive, default=len(os.sched_getaffinity(0)), help="compilers at once (default: all cores)"
+    )
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        choices=[name.replace("_", "-") for name in PERMISSIONS],
+        help="; ".join(f"{name.replace('_', '-')}: {meaning}" for name, meaning in PERMISSIONS.items()),
     )
     parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the search")
     return parser.parse_args()
@@ -111,7 +119,8 @@ def main() -> int:
     path = args.db or Path("tuning_db") / f"{args.model}_{arch.name}.db"
     trials = args.trials or (24 if not arch.is_cuda else 64 if device else UNTIMED_TRIALS)
     budget = args.budget or (360.0 if arch.is_cuda else 90.0)
-    options = Options(arch, target, trials, budget, args.jobs, args.seed)
+    allow = tuple(name.replace("-", "_") for name in args.allow)
+    options = Options(arch, target, trials, budget, args.jobs, args.seed, allow)
 
     console = Console()
     started = time.monotonic()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
@@ -19,6 +19,9 @@ Launch = Mapping[str, int]
 
 SHARED_LIBRARY = "shared_library"
 DEVICE_IMAGE = "device_image"
+
+PERMISSIONS = {"f16_accumulation": "sums of half-precision products in half precision: faster, and less exact"}
+"""What only a user may allow, because it changes results by more than the order of a sum, and what it means."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +37,15 @@ class Parameter:
 class Family:
     """A template and what is known about it. All fields that are functions are pure.
 
+    dtypes: those of the architectures' that it has kernels in.
     legal: (config, arch, dtype, epilogue) -> None, or why this cannot be compiled. What it lets through compiles.
+    needs: (config) -> the names of PERMISSIONS without which it must not be used.
+    values: (parameter, values of those before it, arch, dtype, problem or None) -> the values that can be legal, and
+        fit the problem if there is one; only to save enumerating the others.
     supports: (problem) -> None, or why no kernel of the family can solve it.
-    launches: (problem, config, arch) -> the launch values worth timing, the plainest first.
+    fits: (problem, config, arch) -> None, or why this kernel cannot solve a problem that the family supports, or
+        solves it in a way that another is known to beat.
+    launches: (problem, config, arch) -> the launch values worth timing of a config that fits, the plainest first.
     cost: (problem, config, arch) -> a rank for the prior, lower is better; no unit.
     context: (config, arch, dtype) -> the template's variables.
     label: (config) -> a config in few characters, for tables.
@@ -51,20 +60,44 @@ class Family:
     parameters: tuple[Parameter, ...]
     cost: Callable[[Problem, Config, Architecture], float]
     context: Callable[[Config, Architecture, str], Mapping[str, object]] = lambda config, arch, dtype: config
+    dtypes: tuple[str, ...] = ("f16", "bf16", "tf32", "f32")
     legal: Callable[[Config, Architecture, str, Epilogue], str | None] = lambda *_: None
+    needs: Callable[[Config], Sequence[str]] = lambda _: ()
+    values: Callable[[Parameter, Config, Architecture, str, Problem | None], Sequence[Value]] = (
+        lambda parameter, *_: parameter.values
+    )
     supports: Callable[[Problem], str | None] = lambda _: None
+    fits: Callable[[Problem, Config, Architecture], str | None] = lambda *_: None
     launch_parameters: tuple[Parameter, ...] = ()
     launches: Callable[[Problem, Config, Architecture], list[Launch]] = lambda *_: [{}]
     weight_layouts: Callable[[Config], Mapping[str, str]] = lambda _: {}
     label: Callable[[Config], str] = lambda config: " ".join(f"{name} {value}" for name, value in config.items())
 
-    def configs(self, arch: Architecture, dtype: str, epilogue: Epilogue) -> Iterator[dict[str, Value]]:
-        """Every legal config for one architecture, dtype and epilogue."""
-        names = [parameter.name for parameter in self.parameters]
-        for values in itertools.product(*(parameter.values for parameter in self.parameters)):
-            config = dict(zip(names, values, strict=True))
-            if self.legal(config, arch, dtype, epilogue) is None:
+    def configs(
+        self, arch: Architecture, dtype: str, epilogue: Epilogue, allow: Sequence[str] = ()
+    ) -> Iterator[dict[str, Value]]:
+        """Every legal config for one architecture, dtype and epilogue that needs no more than what is allowed."""
+        for config in self._enumerated(arch, dtype, None):
+            if set(self.needs(config)) <= set(allow) and self.legal(config, arch, dtype, epilogue) is None:
                 yield config
+
+    def configs_for(self, problem: Problem, arch: Architecture, allow: Sequence[str] = ()) -> list[dict[str, Value]]:
+        """Every config of `configs` that fits a problem."""
+        return [
+            config
+            for config in self._enumerated(arch, problem.dtype, problem)
+            if set(self.needs(config)) <= set(allow)
+            and self.fits(problem, config, arch) is None
+            and self.legal(config, arch, problem.dtype, problem.epilogue) is None
+        ]
+
+    def _enumerated(self, arch: Architecture, dtype: str, problem: Problem | None) -> Iterator[dict[str, Value]]:
+        def extended(configs: Iterable[dict[str, Value]], parameter: Parameter) -> Iterator[dict[str, Value]]:
+            for chosen in configs:
+                for value in self.values(parameter, chosen, arch, dtype, problem):
+                    yield {**chosen, parameter.name: value}
+
+        return reduce(extended, self.parameters, iter([{}]))
 
     def serves(self, problem: Problem, arch: Architecture) -> str | None:
         """None if the family can solve `problem` on `arch`, else the reason it cannot."""
@@ -74,6 +107,8 @@ class Family:
             return f"it has no kernels for {arch.name}"
         if problem.dtype not in arch.dtypes:
             return f"{arch.name} has no {problem.dtype}"
+        if problem.dtype not in self.dtypes:
+            return f"it has no kernels in {problem.dtype}"
         return self.supports(problem)
 
 
