@@ -112,8 +112,9 @@ def main() -> int:
         arch = architecture(args.arch)
     device, target = choose_device(arch, capability)
     dtype = dtype_name(args.dtype or arch.dtypes[0])
-    if dtype not in arch.dtypes:
-        raise UnknownNameError(f"{arch.name} has no kernels in {dtype}: choose {' or '.join(arch.dtypes)}")
+    if dtype not in arch.dtypes or dtype == "s8":  # the networks are not quantized
+        dtypes = " or ".join(name for name in arch.dtypes if name != "s8")
+        raise UnknownNameError(f"{args.model} has no kernels in {dtype} for {arch.name}: choose {dtypes}")
     batch = args.batch or (128 if arch.is_cuda else 8)
     wanted = network(args.model, batch, args.in_channels, dtype)
     path = args.db or Path("tuning_db") / f"{args.model}_{arch.name}.db"

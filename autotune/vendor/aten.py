@@ -26,7 +26,6 @@ _IN_PLACE: dict[str, Callable[..., Any]] = {
     "bias": lambda v, b: v.add_(b.to(v.dtype)),
     "scale": lambda v, s: v.mul_(s.to(v.dtype)),
     "add": lambda v, t: v.add_(t),
-    "store": lambda v, t: t.copy_(v),
     "add_scalar": lambda v, s: v.add_(s),
     "mul_scalar": lambda v, s: v.mul_(s),
     "relu": lambda v: v.relu_(),
@@ -40,10 +39,17 @@ def _finish(epilogue: Epilogue, value: torch.Tensor, tensors: Tensors, scalars: 
     for step in epilogue.steps:
         if step.operand is None:
             _IN_PLACE[step.name](value)
+        elif step.operand == "output":
+            _leave(value, tensors[step.operand_name])
         else:
             operand = scalars[step.index] if step.operand == "scalar" else tensors[step.operand_name]
             _IN_PLACE[step.name](value, operand)
-    tensors["y"].copy_(value)
+    _leave(value, tensors["y"])
+
+
+def _leave(value: torch.Tensor, output: torch.Tensor) -> None:
+    """Store in the output's dtype; whole numbers are rounded and saturated."""
+    output.copy_(value.round().clamp_(-128, 127) if output.dtype == torch.int8 else value)
 
 
 def bind(
@@ -60,12 +66,16 @@ def bind(
         return run
 
     memory_format = torch.channels_last if config["memory_format"] == "channels_last" else torch.contiguous_format
-    weight = tensors["weight"].contiguous(memory_format=memory_format)
+    # torch has no convolution of bytes; in float32 their sums are exact up to 2^24, and nearly so beyond.
+    factors = torch.float32 if problem.dtype == "s8" else tensors["weight"].dtype
+    weight = tensors["weight"].to(factors).contiguous(memory_format=memory_format)
+    cudnn = torch.backends.cudnn
 
     def run_conv(late: Tensors) -> None:
         operands = {**tensors, **late}
-        x = operands["x"].permute(0, 3, 1, 2).contiguous(memory_format=memory_format)
-        y = F.conv2d(x, weight, None, problem.stride, problem.pad, problem.dilation, problem.groups)
+        x = operands["x"].permute(0, 3, 1, 2).to(factors).contiguous(memory_format=memory_format)
+        with cudnn.flags(enabled=True, benchmark=cudnn.benchmark, allow_tf32=problem.dtype != "f32"):
+            y = F.conv2d(x, weight, None, problem.stride, problem.pad, problem.dilation, problem.groups)
         _finish(problem.epilogue, y.permute(0, 2, 3, 1), operands, scalars)
 
     return run_conv
