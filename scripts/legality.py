@@ -38,7 +38,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--where", action="append", default=[], metavar="NAME=VALUE", help="only configs with this value of a parameter"
     )
-    parser.add_argument("--sample", type=positive, metavar="N", help="so many configs a dtype, at random (default: all)")
+    parser.add_argument(
+        "--sample", type=positive, metavar="N", help="so many configs a dtype, at random (default: all)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--jobs", type=positive, default=len(os.sched_getaffinity(0)), help="compilers at once")
     return parser.parse_args()

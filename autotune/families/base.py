@@ -63,8 +63,8 @@ class Family:
     dtypes: tuple[str, ...] = ("f16", "bf16", "tf32", "f32")
     legal: Callable[[Config, Architecture, str, Epilogue], str | None] = lambda *_: None
     needs: Callable[[Config], Sequence[str]] = lambda _: ()
-    values: Callable[[Parameter, Config, Architecture, str, Problem | None], Sequence[Value]] = (
-        lambda parameter, *_: parameter.values
+    values: Callable[[Parameter, Config, Architecture, str, Problem | None], Sequence[Value]] = lambda parameter, *_: (
+        parameter.values
     )
     supports: Callable[[Problem], str | None] = lambda _: None
     fits: Callable[[Problem, Config, Architecture], str | None] = lambda *_: None

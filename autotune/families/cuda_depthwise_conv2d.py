@@ -43,8 +43,9 @@ def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     filter_, stride, vector, *_ = _numbers(config)
     if problem.c % vector:
         return "c must be a multiple of the vector"
-    square = problem.r == problem.s in _FILTERS and problem.stride[0] == problem.stride[1] in _STRIDES
-    known = (problem.r, problem.stride[0]) if square and problem.dilation == (1, 1) else (0, 0)
+    square = problem.r == problem.s and problem.stride[0] == problem.stride[1] and problem.dilation == (1, 1)
+    in_list = problem.r in _FILTERS and problem.stride[0] in _STRIDES
+    known = (problem.r, problem.stride[0]) if square and in_list else (0, 0)
     return None if known == (filter_, stride) else f"its filter and stride are {known}, of which 0 is any"
 
 

@@ -83,31 +83,38 @@ def _values(
 ) -> Sequence[Value]:
     """The values of a parameter that can be legal with those before it, and fit."""
     assert problem is None or isinstance(problem, Conv2d)
-    bits = cutlass2.BITS[dtype]
-    if parameter.name == "generation":
-        return (cutlass2.generation_of(arch),)
-    if parameter.name == "tile_k":
-        return (8, 16) if dtype == "f32" else _TILE_K[bits]
-    if parameter.name.startswith("warp_"):
-        whole = int(chosen[parameter.name.replace("warp", "tile")])
-        least = whole // 2 if parameter.name == "warp_k" and dtype != "f32" else whole
-        return [v for v in parameter.values if (least if parameter.name == "warp_k" else 0) <= int(v) <= whole]
-    if parameter.name in ("alignment", "vector"):
-        widths = (1,) if dtype == "f32" else [int(v) for v in parameter.values if int(v) * bits <= 128]
-        if problem is None:
-            return widths
-        if parameter.name == "alignment":
-            return [v for v in widths if _fits_alignment(problem, v) is None]
-        return [v for v in widths if problem.k % v == 0]
-    if parameter.name == "accumulator":
-        return cutlass2.accumulators(dtype)
-    if parameter.name == "stages":
-        return (2,) if int(chosen["generation"]) < 80 else parameter.values
-    if parameter.name == "iterator":
-        # All that decides whether the tile compiles is chosen: here hopeless branches end.
-        tile = _tile(chosen, dtype)
-        return () if _broken(tile, arch) else parameter.values
-    return parameter.values
+    values, bits = parameter.values, cutlass2.BITS[dtype]
+    match parameter.name:
+        case "generation":
+            values = (cutlass2.generation_of(arch),)
+        case "tile_k":
+            values = (8, 16) if dtype == "f32" else _TILE_K[bits]
+        case "warp_m" | "warp_n" | "warp_k":
+            whole = int(chosen[parameter.name.replace("warp", "tile")])
+            least = whole // 2 if parameter.name == "warp_k" else 0
+            values = tuple(v for v in values if least <= int(v) <= whole)
+        case "alignment" | "vector":
+            values = (1,) if dtype == "f32" else tuple(v for v in values if int(v) * bits <= 128)
+            if problem and parameter.name == "alignment":
+                values = tuple(v for v in values if _fits_alignment(problem, int(v)) is None)
+            elif problem:
+                values = tuple(v for v in values if problem.k % int(v) == 0)
+        case "accumulator":
+            values = cutlass2.accumulators(dtype)
+        case "stages":
+            values = values if int(chosen["generation"]) >= 80 else (2,)
+        case "iterator":
+            values = _iterators(_tile(chosen, dtype), arch, problem)
+        case "groups" if problem:
+            values = ("none",) if problem.groups == 1 else ("single", "multiple")
+    return values
+
+
+def _iterators(tile: Tile, arch: Architecture, problem: Conv2d | None) -> tuple[str, ...]:
+    """Those worth enumerating. All that decides whether a tile compiles is chosen: here hopeless branches end."""
+    if _broken(tile, arch) or (problem and _fits_vector(problem, tile, arch)):
+        return ()
+    return tuple(v for v in _ITERATORS if not (problem and _fits_iterator(problem, v, tile.alignment, tile.shape[2])))
 
 
 def _supports(problem: Problem) -> str | None:
@@ -241,7 +248,9 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
 def _label(config: Config) -> str:
     tile, warp = ("x".join(str(config[f"{name}_{axis}"]) for axis in "mnk") for name in ("tile", "warp"))
     words = [f"{tile}/{warp} s{config['stages']}"]
-    words += [str(config[name]) for name in ("iterator", "groups") if config.get(name) not in (None, "optimized", "none")]
+    words += [
+        str(config[name]) for name in ("iterator", "groups") if config.get(name) not in (None, "optimized", "none")
+    ]
     return " ".join([*words, *(["f16 sums"] if config.get("accumulator") == "f16" else [])])
 
 
