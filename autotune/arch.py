@@ -19,6 +19,7 @@ class Architecture:
     """One target family of kernels.
 
     capability: compute capability times ten, or None for a CPU.
+    dtypes: those its kernels can have, of problem.DTYPES; the first is the usual one.
     block_shared, sm_shared: dynamic shared memory a block can have, and all that an SM has, in bytes.
     processors: SMs of the architecture's usual data-centre (or largest) part, for the prior; cores for a CPU.
     """
@@ -46,12 +47,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     arch.name: arch
     for arch in (
         Architecture("cpu", None, ("f32",), processors=len(os.sched_getaffinity(0))),
-        Architecture("sm70", 70, ("f16",), 98304, 98304, 2048, 80),
-        Architecture("sm75", 75, ("f16",), 65536, 65536, 1024, 40),
-        Architecture("sm80", 80, ("f16", "bf16"), 166912, 167936, 2048, 108),
-        Architecture("sm86", 86, ("f16", "bf16"), 101376, 102400, 1536, 84),
-        Architecture("sm89", 89, ("f16", "bf16"), 101376, 102400, 1536, 128),
-        Architecture("sm90", 90, ("f16", "bf16"), 232448, 233472, 2048, 132),
+        Architecture("sm70", 70, ("f16", "f32"), 98304, 98304, 2048, 80),
+        Architecture("sm75", 75, ("f16", "f32", "s8"), 65536, 65536, 1024, 40),
+        Architecture("sm80", 80, ("f16", "bf16", "tf32", "f32", "s8"), 166912, 167936, 2048, 108),
+        Architecture("sm86", 86, ("f16", "bf16", "tf32", "f32", "s8"), 101376, 102400, 1536, 84),
+        Architecture("sm89", 89, ("f16", "bf16", "tf32", "f32", "s8"), 101376, 102400, 1536, 128),
+        Architecture("sm90", 90, ("f16", "bf16", "tf32", "f32", "s8"), 232448, 233472, 2048, 132),
     )
 }
 

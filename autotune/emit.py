@@ -18,7 +18,7 @@ from autotune.errors import FamilyError
 from autotune.families import family, folder_of
 from autotune.families.base import DEVICE_IMAGE, Kernel
 
-CPP_TYPES = {"f32": "float", "f16": "at::half", "bf16": "at::bfloat16"}
+CPP_TYPES = {"f32": "float", "f16": "at::half", "bf16": "at::bfloat16", "tf32": "float", "s8": "signed char"}
 
 
 _HEADERS = {".h", ".hpp", ".cuh", ".inl", ".inc"}

@@ -7,6 +7,7 @@ the network's own would be, in L2 if they fit. Finalists are timed in interleave
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import time
@@ -22,12 +23,18 @@ from fused_resnet.binding import Candidate, Step, bind
 from fused_resnet.engine import RefusedError
 
 # Largest relative error (norm) of a right result: a few times what rounding the output to the dtype costs.
-TOLERANCE = {"f32": 1e-5, "f16": 1e-3, "bf16": 8e-3}
+# tf32 rounds the factors; half-precision sums are rounded at every step of the reduction.
+HALF_SUMS = "f16 sums"
+TOLERANCE = {"f32": 1e-5, "f16": 1e-3, "bf16": 8e-3, "tf32": 2e-3, HALF_SUMS: 1e-2}
 # Largest error of one element, relative to that element and the root mean square of all.
-ELEMENT_TOLERANCE = {"f32": 1e-3, "f16": 8e-3, "bf16": 6e-2}
+ELEMENT_TOLERANCE = {"f32": 1e-3, "f16": 8e-3, "bf16": 6e-2, "tf32": 1.5e-2, HALF_SUMS: 8e-2}
+# s8 is exact but for the float32 epilogue: what it may lose before the result is rounded to a whole number, a few
+# roundings of values up to the hundreds.
+WHOLE_SLACK = 1e-3
 
 _GUARD = 4096  # bytes before and after each output that must stay untouched
 _GUARD_BYTE = 0xA5
+_BYTE_RMS = 74.0  # of uniform signed bytes
 _SAMPLE_US = 400.0  # length of one GPU sample
 _CPU_SAMPLE_US = 3000.0
 
@@ -79,10 +86,25 @@ class Case:
                 self._guarded[operand.name], self.tensors[operand.name] = _guarded(operand, device)
             else:
                 self.tensors[operand.name] = random_tensor(operand, generator).to(device)
+        if problem.dtype == "s8":
+            self._spread_bytes()
         self.expected = self._expected()
 
+    def _spread_bytes(self) -> None:
+        """Scale the first step that scales, so that results spread over a signed byte instead of saturating."""
+        fan_in = math.prod(self.tensors["weight"].shape[1:]) if "weight" in self.tensors else 1
+        gain = 64 / (_BYTE_RMS**2 * math.sqrt(fan_in))
+        first = next((step for step in self.problem.epilogue.steps if step.name in ("scale", "mul_scalar")), None)
+        if first and first.name == "scale":
+            self.tensors[first.arguments[0].name] *= 2 * gain
+        elif first:
+            own = self.problem.scalars + first.arguments[0].index
+            self.scalars = tuple(s * (gain if i == own else 1.0) for i, s in enumerate(self.scalars))
+
     def _expected(self) -> dict[str, torch.Tensor]:
-        precise = torch.float32 if self.device.type == "cuda" else torch.float64
+        # In float32 torch may choose algorithms that are less exact than what is checked against them.
+        exact = self.device.type == "cpu" or self.problem.dtype in ("f32", "s8")
+        precise = torch.float64 if exact else torch.float32
         operands = {name: tensor.to(precise) for name, tensor in self.tensors.items()}
         with torch.backends.cudnn.flags(allow_tf32=False), torch.no_grad():
             tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
@@ -96,34 +118,39 @@ class Case:
         return bind(candidate, self.problem, self.tensors, self.scalars, self.device)
 
     def poison(self) -> None:
-        """Fill every output with NaN and its surroundings with a known byte."""
+        """Fill every output with NaN, or bytes far from the expected, and its surroundings with a known byte."""
         for name, whole in self._guarded.items():
             whole.fill_(_GUARD_BYTE)
-            self.tensors[name].fill_(math.nan)
+            if self.tensors[name].is_floating_point():
+                self.tensors[name].fill_(math.nan)
+            else:
+                self.tensors[name].copy_(_to_bytes(self.expected[name]).bitwise_xor(-128))
 
-    def verify(self, step: Runnable) -> tuple[float, str | None]:
+    def verify(self, step: Runnable, accuracy: str = "") -> tuple[float, str | None]:
         """Run a step on poisoned outputs: the largest relative error, and what is wrong, if anything."""
         self.poison()
         step.run(_stream(self.device))
         _synchronize(self.device)
-        return self.check()
+        return self.check(accuracy)
 
-    def check(self) -> tuple[float, str | None]:
-        """Compare all outputs with the reference: the largest relative error, and what is wrong, if anything."""
+    def check(self, accuracy: str = "") -> tuple[float, str | None]:
+        """Compare all outputs with the reference: the largest relative error, and what is wrong, if anything.
+
+        accuracy: a key of TOLERANCE instead of the problem's dtype.
+        """
         worst = 0.0
+        accuracy = accuracy or self.problem.dtype
         for name, expected in self.expected.items():
+            if self.problem.dtype == "s8":
+                expected = expected.clamp(-128, 127)  # noqa: PLW2901 (what a byte can hold of it)
             actual = self.tensors[name].to(expected.dtype)
             difference = actual - expected
             error = float(difference.norm() / expected.norm().clamp_min(1e-30))
             worst = max(worst, error) if math.isfinite(error) else math.inf
             if not bool(torch.isfinite(actual).all()):
                 return math.inf, f"{name} holds values that are not finite, or that were never written"
-            if error > TOLERANCE[self.problem.dtype]:
-                return worst, f"{name} has a relative error of {error:.2e}"
-            scale = expected.abs() + expected.square().mean().sqrt()
-            element = float((difference.abs() / scale).max())
-            if element > ELEMENT_TOLERANCE[self.problem.dtype]:
-                return worst, f"{name} has an element with a relative error of {element:.2e}"
+            if complaint := _complaint(difference, expected, error, accuracy):
+                return worst, f"{name} has {complaint}"
             whole = self._guarded[name]
             if not bool((whole[:_GUARD] == _GUARD_BYTE).all() and (whole[-_GUARD:] == _GUARD_BYTE).all()):
                 return worst, f"bytes around {name} were overwritten"
@@ -136,7 +163,8 @@ class Case:
             step = self.bind(candidate)
         except RefusedError as refusal:
             return Result("refused", str(refusal))
-        error, complaint = self.verify(step)
+        accuracy = _accuracy(self.problem, candidate)
+        error, complaint = self.verify(step, accuracy)
         if complaint:
             return Result("wrong", complaint, error)
         verified = time.perf_counter()
@@ -144,7 +172,8 @@ class Case:
         samples = [sample() for _ in range(5)]
         description = step.kernel.describe() if step.kernel else "torch"
         seconds = {"verify": round(verified - started, 5), "time": round(time.perf_counter() - verified, 5)}
-        return timed(samples, relative_error=error, details={"kernel": description, "seconds": seconds})
+        details = {"kernel": description, "seconds": seconds, "tolerance": TOLERANCE.get(accuracy, WHOLE_SLACK)}
+        return timed(samples, relative_error=error, details=details)
 
     def finals(self, candidates: Sequence[Candidate], rounds: int) -> list[Result]:
         """Time verified candidates in interleaved rounds."""
@@ -158,8 +187,31 @@ class Case:
         return [timed(kept, details=details) for kept in samples]
 
 
+def _accuracy(problem: Problem, candidate: Candidate) -> str:
+    """What a candidate is held to: the dtype's tolerance, unless it sums in half precision."""
+    return HALF_SUMS if json.loads(candidate.config).get("accumulator") == "f16" else problem.dtype
+
+
+def _to_bytes(values: torch.Tensor) -> torch.Tensor:
+    return values.clamp(-128, 127).round().to(torch.int8)
+
+
+def _complaint(difference: torch.Tensor, expected: torch.Tensor, error: float, accuracy: str) -> str | None:
+    """What is wrong with an output, if anything. error: the norm of the difference over that of the expected."""
+    if accuracy == "s8":
+        worst = float(difference.abs().max())
+        return f"an element that is off by {worst:.3f} before rounding" if worst > 0.5 + WHOLE_SLACK else None
+    if error > TOLERANCE[accuracy]:
+        return f"a relative error of {error:.2e}"
+    scale = expected.abs() + expected.square().mean().sqrt()
+    element = float((difference.abs() / scale).max())
+    return f"an element with a relative error of {element:.2e}" if element > ELEMENT_TOLERANCE[accuracy] else None
+
+
 def random_tensor(operand: Operand, generator: torch.Generator) -> torch.Tensor:
-    """Normal values; weights are scaled by their fan-in, so that sums stay of order one."""
+    """Normal values; weights are scaled by their fan-in, so that sums stay of order one. Bytes are uniform."""
+    if operand.dtype == "s8":
+        return torch.randint(-128, 128, operand.shape, generator=generator, dtype=torch.int8)
     values = torch.randn(operand.shape, generator=generator)
     if operand.role == "weight":
         values /= math.sqrt(math.prod(operand.shape[1:]))

@@ -23,11 +23,19 @@ import torch
 from autotune.epilogue import MAX_SCALARS, Epilogue
 from autotune.errors import ProblemError, choose
 
-DTYPES: dict[str, torch.dtype] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+DTYPES: dict[str, torch.dtype] = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "tf32": torch.float32,
+    "s8": torch.int8,
+}
+"""Project's name -> the tensors' dtype. tf32: float32 whose products are rounded to TF32. s8: products summed in
+int32, the epilogue in float32, the result rounded to the nearest (ties to even) and saturated."""
 _ALIASES = {
     **{"float32": "f32", "fp32": "f32", "float": "f32"},
     **{"float16": "f16", "fp16": "f16", "half": "f16"},
-    "bfloat16": "bf16",
+    **{"bfloat16": "bf16", "tensorfloat32": "tf32", "int8": "s8"},
 }
 
 

@@ -29,6 +29,7 @@ class Study:
         ranked = sorted(configs, key=cost)
         self._names = list(ranked[0]) if ranked else []
         self._free = {self._key(config): config for config in ranked}
+        self._own = set(self._free)
         self.total = len(ranked)
         self.told = 0
         self._queue = _spread(list(self._free), FIRST)
@@ -51,7 +52,9 @@ class Study:
         return asked
 
     def tell(self, config: Config, value: float | None) -> None:
-        """What a config of this space measured, asked for or not."""
+        """What a config measured, asked for or not; one that is not of this space is nothing to learn from."""
+        if self._key(config) not in self._own:
+            return
         self._free.pop(self._key(config), None)
         self.told += 1
         if value is not None and self._axes:

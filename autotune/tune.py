@@ -38,7 +38,10 @@ FINAL_ROUNDS = 15
 
 @dataclass(frozen=True)
 class Options:
-    """trials: configs a family may try for one problem; budget: seconds for the search; jobs: compilers at once."""
+    """trials: configs a family may try for one problem; budget: seconds for the search; jobs: compilers at once.
+
+    allow: names of families.base.PERMISSIONS.
+    """
 
     arch: Architecture
     target: str
@@ -46,6 +49,7 @@ class Options:
     budget: float
     jobs: int
     seed: int = 0
+    allow: tuple[str, ...] = ()
 
 
 @dataclass
@@ -68,7 +72,9 @@ class Space:
         return (kernel.family, kernel.dtype, kernel.epilogue) == mine
 
     def launches(self, kernel: Kernel) -> list[dict[str, int]]:
-        """The launch values worth timing for this problem; none if the kernel cannot solve it."""
+        """The launch values worth timing for this problem; none if the kernel does not fit it."""
+        if self.family.fits(self.problem, kernel.values, self.arch):
+            return []
         names = [parameter.name for parameter in self.family.launch_parameters]
         launches = self.family.launches(self.problem, kernel.values, self.arch)
         return [{name: launch[name] for name in names} for launch in launches]
@@ -144,9 +150,8 @@ class Tuning:
         spaces = []
         for problem in self.problems:
             for found in serving(problem, arch):
-                configs = found.configs(arch, problem.dtype, problem.epilogue)
-                usable = [config for config in configs if found.launches(problem, config, arch)]
-                study = Study(usable, lambda c, f=found, p=problem: f.cost(p, c, arch), self.options.seed)  # type: ignore[misc]
+                configs = found.configs_for(problem, arch, self.options.allow)
+                study = Study(configs, lambda c, f=found, p=problem: f.cost(p, c, arch), self.options.seed)  # type: ignore[misc]
                 spaces.append(Space(problem, found, study, arch, self.options.target))
         return spaces
 
@@ -311,9 +316,11 @@ def _identity(kernel: Kernel, source: str) -> dict[str, str]:
 
 
 def _kernel_of(row: KernelRow) -> Kernel | None:
-    """The kernel of a row; None if its family or epilogue is not one of this version's."""
+    """The kernel of a row; None if its family, its parameters or its epilogue are not this version's."""
     try:
-        family(row.family)
-        return Kernel.of(row.family, json.loads(row.config), row.dtype, Epilogue.parse(row.epilogue), row.target)
+        config = json.loads(row.config)
+        if list(config) != [parameter.name for parameter in family(row.family).parameters]:
+            return None
+        return Kernel.of(row.family, config, row.dtype, Epilogue.parse(row.epilogue), row.target)
     except AutotuneError:
         return None

@@ -2,6 +2,7 @@
 
 - `kcrs`: torch's own.
 - `krsc`: (k, r, s, c/groups), input channels innermost.
+- `rsck`: (r, s, c/groups, k), output channels innermost.
 - `k<B>`, such as `k32`: (groups, blocks, r, s, c/groups, B): the k/groups output channels of each group in blocks of B,
   the last one filled up with zeros, the channels of a block innermost.
 - `c<B>`: (groups, blocks, r, s, k/groups, B): the same with the input channels in blocks, as the gradient by the input
@@ -27,6 +28,8 @@ def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Ten
         return weight.contiguous()
     if layout == "krsc":
         return weight.permute(0, 2, 3, 1).contiguous()
+    if layout == "rsck":
+        return weight.permute(2, 3, 1, 0).contiguous()
     if layout == "wgmma":
         k, c, r, s = weight.shape
         blocks = -(-k // 32)
@@ -44,5 +47,5 @@ def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Ten
         packed[:, : k // groups] = weight.reshape(groups, k // groups, c, r, s)
         return packed.reshape(groups, blocks, block, c, r, s).permute(0, 1, 4, 5, 3, 2).contiguous()
     raise ValueError(
-        f"unknown weight layout '{layout}': choose kcrs, krsc, wgmma, or k or c and a block size, such as k32"
+        f"unknown weight layout '{layout}': choose kcrs, krsc, rsck, wgmma, or k or c and a block size, such as k32"
     )

@@ -109,7 +109,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="se_resnet9_fixup", help="the network (default: %(default)s)")
     parser.add_argument("--in-channels", type=positive, default=3, metavar="N", help="default: 3")
     parser.add_argument("--batch", type=sizes, action="extend", metavar="N[,N]", help="batch sizes (default: 128)")
-    parser.add_argument("--dtype", choices=DTYPES, help="default: f16 on a GPU, f32 on a CPU")
+    parser.add_argument("--dtype", choices=["f16", "bf16", "f32"], help="default: f16 on a GPU, f32 on a CPU")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--seconds", type=seconds, default=2.0, help="for each variant and batch (default: 2)")
     known = ", ".join(variant.name for variant in VARIANTS)

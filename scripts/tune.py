@@ -28,6 +28,7 @@ from autotune.arch import ARCHITECTURES, Architecture, architecture, cpu_targets
 from autotune.epilogue import STEPS
 from autotune.errors import ProblemError, UnknownNameError
 from autotune.families import families, use
+from autotune.families.base import PERMISSIONS
 from autotune.grammar import read_problems, usage
 from autotune.paths import FAMILIES
 from autotune.problem import DTYPES, OPERATORS, Problem, dtype_name, parse
@@ -107,6 +108,13 @@ def arguments() -> argparse.Namespace:
         default=len(os.sched_getaffinity(0)),
         help="compilers at once (default: all cores)",
     )
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        choices=[name.replace("_", "-") for name in PERMISSIONS],
+        help="; ".join(f"{name.replace('_', '-')}: {meaning}" for name, meaning in PERMISSIONS.items()),
+    )
     parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the search")
     if {"-h", "--help"} & set(sys.argv):
         parser.epilog = grammar()
@@ -145,7 +153,7 @@ def work(args: argparse.Namespace, arch: Architecture) -> Work:
         named = [(str(number), problem) for number, problem in enumerate(dict.fromkeys(problems), 1)]
         return Work("problems", f"{len(named)} problem{'s' * (len(named) > 1)}", named)
     dtype = dtype_name(args.dtype or arch.dtypes[0])
-    if dtype not in arch.dtypes:
+    if dtype not in arch.dtypes or dtype == "s8":  # the networks are not quantized
         raise UnknownNameError(_no_dtype(arch, dtype))
     batch, model = args.batch or (128 if arch.is_cuda else 8), args.model or next(iter(GRAPHS))
     wanted = network(model, batch, args.in_channels or 3, dtype)
@@ -219,7 +227,8 @@ def main() -> int:
     path = args.db or Path("tuning_db") / f"{wanted.name}_{arch.name}.db"
     trials = args.trials or (24 if not arch.is_cuda else 64 if device else UNTIMED_TRIALS)
     budget = args.budget or (360.0 if arch.is_cuda else 90.0)
-    options = Options(arch, target, trials, budget, args.jobs, args.seed)
+    allow = tuple(name.replace("-", "_") for name in args.allow)
+    options = Options(arch, target, trials, budget, args.jobs, args.seed, allow)
 
     console = Console()
     interrupted = False

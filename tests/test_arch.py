@@ -6,6 +6,7 @@ import pytest
 
 from autotune.arch import ARCHITECTURES, architecture, cpu_targets, of_capability, runs_on
 from autotune.errors import UnknownNameError
+from autotune.problem import DTYPES
 
 
 def test_unknown_architecture_lists_the_known():
@@ -74,4 +75,6 @@ def test_limits_are_sensible():
     for arch in ARCHITECTURES.values():
         if arch.is_cuda:
             assert arch.block_shared + arch.reserved_shared <= arch.sm_shared
-            assert "f16" in arch.dtypes and ("bf16" in arch.dtypes) == (arch.capability >= 80)
+            assert arch.dtypes[0] == "f16" and {"f32", "f16"} <= set(arch.dtypes) <= set(DTYPES)
+            assert {"bf16" in arch.dtypes, "tf32" in arch.dtypes} == {arch.capability >= 80}
+            assert ("s8" in arch.dtypes) == (arch.capability >= 75)

@@ -1,10 +1,9 @@
 """Families: every CPU family's kernels on random odd problems, and what each family's declarations promise."""
 
-import csv
 import math
 import random
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import islice
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from autotune.arch import ARCHITECTURES, architecture
 from autotune.epilogue import Epilogue
 from autotune.errors import UnknownNameError
 from autotune.families import families, family, serving
-from autotune.families.base import DEVICE_IMAGE, SHARED_LIBRARY, Kernel
+from autotune.families.base import DEVICE_IMAGE, PERMISSIONS, SHARED_LIBRARY, Kernel
 from autotune.measure import Case
 from autotune.problem import AvgPool2d, Conv2d, Conv2dDgrad, Conv2dWgrad, SeTail, SpaceToDepth, parse
 from fused_resnet.binding import bind
@@ -222,7 +221,9 @@ def test_every_architecture_of_a_family_has_legal_configs(name):
     found = families()[name]
     for arch in map(architecture, found.architectures):
         for dtype in arch.dtypes:
-            configs = list(found.configs(arch, dtype, Epilogue()))
+            if dtype not in found.dtypes:
+                continue
+            configs = list(islice(found.configs(arch, dtype, Epilogue(), tuple(PERMISSIONS)), 1000))
             assert configs
             assert all(found.legal(config, arch, dtype, Epilogue()) is None for config in configs)
             assert len({tuple(config.values()) for config in configs}) == len(configs)
@@ -244,13 +245,14 @@ NETWORK = [
 @pytest.mark.parametrize("arch", ARCHITECTURES.values(), ids=lambda arch: arch.name)
 def test_every_layer_is_served_everywhere_with_costs_and_declared_launches(arch):
     for dtype in arch.dtypes:
-        for problem in (parse(text.format(dtype)) for text in NETWORK):
+        # Of bytes there are convolutions only: the networks are not quantized.
+        layers = [text for text in NETWORK if dtype != "s8" or text.startswith("conv2d")]
+        for problem in (parse(text.format(dtype)) for text in layers):
             serving_families = serving(problem, arch)
             assert serving_families, f"nothing solves {problem} on {arch.name}"
             for found in serving_families:
-                configs = list(found.configs(arch, dtype, problem.epilogue))
-                usable = [config for config in configs if found.launches(problem, config, arch)]
-                assert usable
+                usable = found.configs_for(problem, arch)
+                assert usable and all(found.launches(problem, config, arch) for config in usable)
                 for config in usable[:: max(1, len(usable) // 20)]:
                     cost = found.cost(problem, config, arch)
                     assert math.isfinite(cost)
@@ -263,11 +265,16 @@ def test_every_layer_is_served_everywhere_with_costs_and_declared_launches(arch)
 def test_families_refuse_what_they_cannot_solve():
     sm80 = architecture("sm80")
     conv = parse("conv2d n=1 h=8 w=8 c=16 k=16 dtype=f16")
-    names = {"cutlass2_conv2d": conv, "cuda_se_tail": parse("se_tail n=1 h=2 w=2 c=12 hidden=2 dtype=f16")}
+    tail = parse("se_tail n=1 h=2 w=2 c=12 hidden=2 dtype=f16")
     assert family("cutlass2_conv2d").serves(conv, sm80) is None
-    for change in ({"c": 12}, {"k": 20}, {"groups": 2}, {"dtype": "f32"}):
+    depthwise = replace(conv, groups=16)
+    for change in ({"groups": 16}, {"groups": 2, "dtype": "f32"}, {"n": 2**20, "h": 64, "w": 64}):
         assert family("cutlass2_conv2d").serves(replace(conv, **change), sm80)
-    assert family("cuda_se_tail").serves(names["cuda_se_tail"], sm80)
+    assert family("cutlass2_conv2d").serves(replace(conv, dtype="bf16"), architecture("sm75"))
+    assert family("cuda_depthwise_conv2d").serves(conv, sm80)
+    assert family("cuda_depthwise_conv2d").serves(depthwise, sm80) is None
+    assert family("cuda_se_tail").serves(replace(tail, c=16, dtype="s8"), sm80)
+    assert family("cuda_se_tail").serves(tail, sm80)
     assert family("cuda_se_tail").serves(conv, sm80)
     assert family("cpu_conv2d").serves(conv, sm80)
 
@@ -286,27 +293,17 @@ def test_symbols_tell_kernels_apart(cpu_target):
 # -- CUTLASS families against configs that were really compiled -----------------------------------
 
 
-def compiled_rows(name="compiled_fprop_f16"):
+def compiled_rows(name="compiled_fprop"):
     with (Path(__file__).parent / "data" / f"{name}.csv").open() as file:
         yield from csv.DictReader(file)
 
 
 def config_of(row):
-    config = {"generation": int(row["arch"])}
+    config = {"generation": int(row.get("arch") or row["generation"])}
     for column, name in (("threadblock", "tile"), ("warp", "warp")):
         m, n, k = map(int, row[column].split("x"))
         config |= {f"{name}_m": m, f"{name}_n": n, f"{name}_k": k}
     return {**config, "stages": int(row["stages"])}
-
-
-@pytest.mark.parametrize(("name", "least"), [("sm70", 12), ("sm75", 10), ("sm80", 50)])
-def test_what_is_legal_compiled_with_cutlass(name, least):
-    arch, chosen = architecture(name), family("cutlass2_conv2d")
-    rows = [row for row in compiled_rows() if row["arch"] == name.removeprefix("sm")]
-    legal = [row for row in rows if chosen.legal(config_of(row), arch, "f16", Epilogue()) is None]
-    assert [row for row in legal if row["compiles"] != "1"] == []
-    assert len(legal) >= least, f"only {len(legal)} of {len(rows)} rows are legal"
-    assert any(row["compiles"] == "0" for row in rows), "rows that fail are what makes this a test"
 
 
 @pytest.mark.parametrize(("operator", "least"), [("dgrad", 50), ("wgrad", 30)])
@@ -325,7 +322,7 @@ def test_what_is_legal_of_gemms_compiled_with_cutlass(name):
     """A product's operands lie like those of the forward pass, so a warp tile that compiles there does so here."""
     arch, chosen = architecture(name), family("cutlass2_gemm")
     warps = next(parameter.values for parameter in chosen.parameters if parameter.name == "warp_n")
-    rows = [row for row in compiled_rows() if row["arch"] == name.removeprefix("sm")]
+    rows = [row for row in compiled_rows() if (row["generation"], row["dtype"]) == (name.removeprefix("sm"), "f16")]
     rows = [row for row in rows if config_of(row)["warp_n"] in warps]
     shared = {"alignment": 8, "vector": 8}
     legal = [row for row in rows if chosen.legal({**config_of(row), **shared}, arch, "f16", Epilogue()) is None]

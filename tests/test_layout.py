@@ -13,6 +13,8 @@ def test_torchs_own_and_channels_innermost():
     assert packed.is_contiguous() and packed.shape == (6, 3, 2, 4)
     assert packed[5, 2, 1, 3] == weight[5, 3, 2, 1]
     assert torch.equal(packed, torch.einsum("kcrs->krsc", weight))
+    assert torch.equal(pack_weight(weight, "rsck"), torch.einsum("kcrs->rsck", weight))
+    assert pack_weight(weight, "rsck").is_contiguous()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from helpers import relative_error, solve
 
 from autotune import reference
-from autotune.measure import Case
+from autotune.measure import HALF_SUMS, TOLERANCE, Case
 from autotune.problem import DTYPES, parse
 from autotune.vendor import aten
 from fused_resnet.binding import Candidate
@@ -103,6 +103,57 @@ def test_rounding_to_the_dtype_is_not_wrong():
         case.poison()
         case.tensors["y"].copy_(case.expected["y"])
         assert case.check()[1] is None
+
+
+BYTES = "conv2d n=2 h=9 w=7 c=12 k=20 r=3 s=2 pad=1,0 groups=2 dtype=s8 epilogue=bias,scale,store,relu"
+
+
+def test_bytes_are_summed_exactly_and_rounded_to_the_nearest():
+    case = Case(parse(BYTES), CPU, seed=4)
+    for name in ("x", "weight"):
+        values = case.tensors[name].double()
+        assert values.min() < -110 and values.max() > 110 and case.tensors[name].dtype == torch.int8
+    expected = solve(case.problem, case.tensors, case.scalars)
+    assert 10 < expected["store2"].clamp(-128, 127).std() < 90, "neither all zero nor all saturated"
+    for config in aten.configs(case.problem):
+        result = case.run(Candidate(aten.FAMILY, json.dumps(config), ""))
+        assert result.status == "ok", result.error
+        for name, value in expected.items():
+            assert torch.equal(case.tensors[name].double(), value.clamp(-128, 127).round()), name
+
+
+def test_a_byte_may_be_off_by_one_only_in_the_middle_between_two():
+    case = Case(parse(BYTES), CPU, seed=5)
+    case.expected["y"][0, 0, 0, :4] = torch.tensor([7.5003, 7.503, 300.0, -2.5])
+
+    def check(*bytes_):
+        case.poison()
+        for name, value in case.expected.items():
+            case.tensors[name].copy_(value.clamp(-128, 127).round())
+        case.tensors["y"][0, 0, 0, :4] = torch.tensor(bytes_, dtype=torch.int8)
+        return case.check()[1]
+
+    assert check(8, 8, 127, -2) is None and check(7, 8, 127, -3) is None
+    for wrong in ((9, 8, 127, -2), (8, 7, 127, -2), (8, 8, 126, -2), (8, 8, -128, -2), (8, 8, 127, -4)):
+        assert "off by" in check(*wrong), wrong
+
+
+def test_poisoned_bytes_are_far_from_right():
+    case = Case(parse(BYTES), CPU)
+    case.poison()
+    for name, value in case.expected.items():
+        assert ((case.tensors[name].double() - value.clamp(-128, 127)).abs() > 100).all()
+    assert "off by" in case.check()[1]
+
+
+def test_half_sums_have_a_tolerance_of_their_own_and_it_is_recorded():
+    case = Case(parse(TEXTS[1].format("f16")), CPU)
+    case.poison()
+    for name, value in case.expected.items():
+        case.tensors[name].copy_(value * 1.004)
+    assert "relative error" in case.check()[1] and case.check(HALF_SUMS)[1] is None
+    result = case.run(Candidate(aten.FAMILY, json.dumps(aten.configs(case.problem)[0] | {"accumulator": "f16"}), ""))
+    assert result.details["tolerance"] == TOLERANCE[HALF_SUMS]
 
 
 def test_a_run_reports_its_samples():

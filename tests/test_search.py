@@ -130,7 +130,7 @@ def test_finds_the_optimum_of_a_separable_cost_sooner_than_chance():
 def test_a_familys_configs_stay_legal():
     arch, problem = architecture("sm80"), parse("conv2d n=8 h=16 w=16 c=64 k=64 r=3 s=3 pad=1 dtype=f16")
     found = family("cutlass2_conv2d")
-    legal = list(found.configs(arch, "f16", Epilogue()))
+    legal = found.configs_for(problem, arch)
     study = Study(legal, lambda config: found.cost(problem, config, arch))
     asked = drive(study, lambda config: found.cost(problem, config, arch) + 1.0, 60)
     assert len({key(config) for config in asked}) == 60

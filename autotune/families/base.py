@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
@@ -19,6 +19,9 @@ Launch = Mapping[str, int]
 
 SHARED_LIBRARY = "shared_library"
 DEVICE_IMAGE = "device_image"
+
+PERMISSIONS = {"f16_accumulation": "sums of half-precision products in half precision: faster, and less exact"}
+"""What only a user may allow, because it changes results by more than the order of a sum, and what it means."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,16 @@ class Family:
     """A template and what is known about it. All fields that are functions are pure.
 
     operator: the problems it solves: one class, or several.
+    dtypes: those of the architectures' that it has kernels in.
     legal: (config, arch, dtype, epilogue) -> None, or why this cannot be compiled. What it lets through compiles.
+    needs: (config) -> the names of PERMISSIONS without which it must not be used.
+    values: (parameter, values of those before it, arch, dtype, problem or None) -> the values that can be legal, and
+        fit the problem if there is one; only to save enumerating the others.
     supports: (problem) -> None, or why no kernel of the family can solve it.
-    launches: (problem, config, arch) -> the launch values worth timing, the plainest first.
+    fits: (problem, config, arch) -> None, or why this kernel cannot solve a problem that the family supports, or
+        solves it in a way that another is known to beat.
+    launches: (problem, config, arch) -> the launch values worth timing of a config that fits, the plainest first; none
+        where they cannot be such that it runs.
     cost: (problem, config, arch) -> a rank for the prior, lower is better; no unit.
     context: (config, arch, dtype) -> the template's variables.
     compile_seconds: of a unit's headers and of each kernel in it, roughly; they decide how many share a unit.
@@ -53,8 +63,14 @@ class Family:
     parameters: tuple[Parameter, ...]
     cost: Callable[[Problem, Config, Architecture], float]
     context: Callable[[Config, Architecture, str], Mapping[str, object]] = lambda config, arch, dtype: config
+    dtypes: tuple[str, ...] = ("f16", "bf16", "tf32", "f32")
     legal: Callable[[Config, Architecture, str, Epilogue], str | None] = lambda *_: None
+    needs: Callable[[Config], Sequence[str]] = lambda _: ()
+    values: Callable[[Parameter, Config, Architecture, str, Problem | None], Sequence[Value]] = lambda parameter, *_: (
+        parameter.values
+    )
     supports: Callable[[Problem], str | None] = lambda _: None
+    fits: Callable[[Problem, Config, Architecture], str | None] = lambda *_: None
     launch_parameters: tuple[Parameter, ...] = ()
     launches: Callable[[Problem, Config, Architecture], list[Launch]] = lambda *_: [{}]
     weight_layouts: Callable[[Config], Mapping[str, str]] = lambda _: {}
@@ -66,18 +82,38 @@ class Family:
         """The problems it solves."""
         return self.operator if isinstance(self.operator, tuple) else (self.operator,)
 
-    def configs(self, arch: Architecture, dtype: str, epilogue: Epilogue) -> Iterator[dict[str, Value]]:
-        """Every legal config for one architecture, dtype and epilogue."""
-        return (config for config in self._all() if self.legal(config, arch, dtype, epilogue) is None)
+    def configs(
+        self, arch: Architecture, dtype: str, epilogue: Epilogue, allow: Sequence[str] = ()
+    ) -> Iterator[dict[str, Value]]:
+        """Every legal config for one architecture, dtype and epilogue that needs no more than what is allowed."""
+        for config in self._enumerated(arch, dtype, None):
+            if set(self.needs(config)) <= set(allow) and self.legal(config, arch, dtype, epilogue) is None:
+                yield config
 
     def illegal(self, arch: Architecture, dtype: str, epilogue: Epilogue) -> Iterator[tuple[dict[str, Value], str]]:
-        """Every config that is not legal, and why."""
-        return ((config, why) for config in self._all() if (why := self.legal(config, arch, dtype, epilogue)))
+        """Every config that is enumerated and not legal, and why."""
+        for config in self._enumerated(arch, dtype, None):
+            if why := self.legal(config, arch, dtype, epilogue):
+                yield config, why
 
-    def _all(self) -> Iterator[dict[str, Value]]:
-        names = [parameter.name for parameter in self.parameters]
-        values = itertools.product(*(parameter.values for parameter in self.parameters))
-        return (dict(zip(names, of_one, strict=True)) for of_one in values)
+    def configs_for(self, problem: Problem, arch: Architecture, allow: Sequence[str] = ()) -> list[dict[str, Value]]:
+        """Every config of `configs` that fits a problem."""
+        return [
+            config
+            for config in self._enumerated(arch, problem.dtype, problem)
+            if set(self.needs(config)) <= set(allow)
+            and self.fits(problem, config, arch) is None
+            and self.legal(config, arch, problem.dtype, problem.epilogue) is None
+            and self.launches(problem, config, arch)
+        ]
+
+    def _enumerated(self, arch: Architecture, dtype: str, problem: Problem | None) -> Iterator[dict[str, Value]]:
+        def extended(configs: Iterable[dict[str, Value]], parameter: Parameter) -> Iterator[dict[str, Value]]:
+            for chosen in configs:
+                for value in self.values(parameter, chosen, arch, dtype, problem):
+                    yield {**chosen, parameter.name: value}
+
+        return reduce(extended, self.parameters, iter([{}]))
 
     def serves(self, problem: Problem, arch: Architecture) -> str | None:
         """None if the family can solve `problem` on `arch`, else the reason it cannot."""
@@ -87,6 +123,8 @@ class Family:
             return f"it has no kernels for {arch.name}"
         if problem.dtype not in arch.dtypes:
             return f"{arch.name} has no {problem.dtype}"
+        if problem.dtype not in self.dtypes:
+            return f"it has no kernels in {problem.dtype}"
         return self.supports(problem)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from autotune.arch import Architecture
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
+from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
 from autotune.problem import AvgPool2d, Problem
 
 
-def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
+def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     assert isinstance(problem, AvgPool2d)
-    return [] if problem.c % int(config["vector"]) else [{}]
+    return "c must be a multiple of the vector" if problem.c % int(config["vector"]) else None
 
 
 FAMILY = Family(
@@ -22,7 +22,7 @@ FAMILY = Family(
         Parameter("vector", (1, 2, 4, 8), "channels a thread"),
         Parameter("threads", (64, 128, 256), "threads a block"),
     ),
-    launches=_launches,
+    fits=_fits,
     cost=lambda problem, config, arch: 8 / int(config["vector"]) + abs(int(config["threads"]) - 128) / 1024,
     compile_seconds=(0.9, 0.1),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.arch import Architecture
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
+from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
 from autotune.problem import Problem, SeTail
 
 _VECTOR = 8
@@ -14,9 +14,9 @@ def _supports(problem: Problem) -> str | None:
     return "c must be a multiple of 8, at most 8192" if problem.c % _VECTOR or problem.c > 8192 else None
 
 
-def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
+def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     assert isinstance(problem, SeTail)
-    return [{}] if problem.c // _VECTOR <= int(config["threads"]) else []
+    return "more channels than its threads hold" if problem.c // _VECTOR > int(config["threads"]) else None
 
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
@@ -38,7 +38,7 @@ FAMILY = Family(
         Parameter("keep", (1, 2, 4, 8, 16), "vectors of 8 channels that a thread keeps in registers"),
     ),
     supports=_supports,
-    launches=_launches,
+    fits=_fits,
     cost=_cost,
     compile_seconds=(0.9, 0.3),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.arch import Architecture
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
+from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
 from autotune.problem import DTYPES, Problem, SpaceToDepth
 
 _BLOCKS = (2, 4, 8)
@@ -17,11 +17,12 @@ def _supports(problem: Problem) -> str | None:
     return "w must be a multiple of 8" if problem.w % _VECTOR else None
 
 
-def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
+def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     assert isinstance(problem, SpaceToDepth)
+    if config["block"] != problem.block:
+        return f"it moves blocks of {config['block']}"
     strip_bytes = problem.block * problem.w * problem.c * DTYPES[problem.dtype].itemsize
-    fits = int(config["strips"]) * strip_bytes <= arch.block_shared
-    return [{}] if config["block"] == problem.block and fits else []
+    return "shared memory" if int(config["strips"]) * strip_bytes > arch.block_shared else None
 
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
@@ -45,7 +46,7 @@ FAMILY = Family(
         Parameter("threads", (64, 128, 256), "threads a block"),
     ),
     supports=_supports,
-    launches=_launches,
+    fits=_fits,
     cost=_cost,
     compile_seconds=(0.9, 0.1),
 )

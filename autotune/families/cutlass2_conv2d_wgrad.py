@@ -64,6 +64,7 @@ FAMILY = Family(
     kind=DEVICE_IMAGE,
     template="cutlass2/conv2d_gradient.cu.j2",
     architectures=stream.ARCHITECTURES,
+    dtypes=("f16", "bf16"),
     parameters=(
         *stream.parameters("output channels", "taps and input channels", "output pixels"),
         Parameter("alignment", stream.ALIGNMENTS, "channels of an access: the most that c and k allow"),

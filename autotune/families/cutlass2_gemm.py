@@ -54,6 +54,7 @@ FAMILY = Family(
     kind=DEVICE_IMAGE,
     template="cutlass2/gemm.cu.j2",
     architectures=stream.ARCHITECTURES,
+    dtypes=("f16", "bf16"),
     parameters=(
         *stream.parameters("rows of x", "rows of the weight", "columns of both"),
         Parameter("alignment", stream.ALIGNMENTS, "elements of an access to x and the weight: the most that k allows"),

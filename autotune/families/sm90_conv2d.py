@@ -298,6 +298,7 @@ FAMILY = Family(
     kind=DEVICE_IMAGE,
     template="sm90/conv2d.cu.j2",
     architectures=("sm90",),
+    dtypes=("f16", "bf16"),
     parameters=(
         Parameter("tile_m", (64, 128, 192, 256), "output pixels of a tile"),
         Parameter("tile_n", (32, 64, 96, 128, 192, 256), "output channels of a tile"),

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from autotune.epilogue import Epilogue
-from autotune.problem import Conv2d, Conv2dDgrad, Convolution, Problem, Tensors
+from autotune.problem import DTYPES, Conv2d, Conv2dDgrad, Convolution, Problem, Tensors
 from autotune.reference import compute
 from autotune.steps import STEPS
 
@@ -27,7 +27,7 @@ _IN_PLACE: dict[str, Callable[..., Any]] = {
     "bias": torch.Tensor.add_,
     "scale": torch.Tensor.mul_,
     "add": torch.Tensor.add_,
-    "store": lambda v, t: t.copy_(v),
+    "store": lambda v, t: _leave(v, t),
     "add_scalar": torch.Tensor.add_,
     "mul_scalar": torch.Tensor.mul_,
     "clamp": torch.Tensor.clamp_,
@@ -50,7 +50,12 @@ def _finish(epilogue: Epilogue, value: torch.Tensor, tensors: Tensors, scalars: 
             _IN_PLACE[step.name](value, *arguments)
         else:
             value = STEPS[step.name].torch(value, *arguments)
-    tensors["y"].copy_(value)
+    _leave(value, tensors["y"])
+
+
+def _leave(value: torch.Tensor, output: torch.Tensor) -> None:
+    """Store in the output's dtype; whole numbers are rounded and saturated."""
+    output.copy_(value.round().clamp_(-128, 127) if output.dtype == torch.int8 else value)
 
 
 def bind(
@@ -62,7 +67,7 @@ def bind(
         def run(late: Tensors) -> None:
             operands = {**tensors, **late}
             for name, value in compute(problem, operands, scalars).items():
-                operands[name].copy_(value)
+                _leave(value, operands[name])
 
         return run
 
@@ -71,7 +76,10 @@ def bind(
 
     def run_convolution(late: Tensors) -> None:
         operands = {**tensors, **late}
-        _finish(problem.epilogue, solve(operands).permute(0, 2, 3, 1), operands, scalars)
+        cudnn = torch.backends.cudnn
+        with cudnn.flags(enabled=True, benchmark=cudnn.benchmark, allow_tf32=problem.dtype != "f32"):
+            y = solve(operands)
+        _finish(problem.epilogue, y.permute(0, 2, 3, 1), operands, scalars)
 
     return run_convolution
 
@@ -81,9 +89,11 @@ def _convolution(
 ) -> Callable[[Tensors], torch.Tensor]:
     """A pass of a convolution without its epilogue: operands -> a fresh tensor in torch's order, channels second."""
     window = (problem.stride, problem.pad, problem.dilation)
+    # torch has no convolution of bytes; in float32 their sums are exact up to 2^24, and nearly so beyond.
+    factors = torch.float32 if problem.dtype == "s8" else DTYPES[problem.dtype]
 
     def nchw(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.permute(0, 3, 1, 2).contiguous(memory_format=memory_format)
+        return tensor.permute(0, 3, 1, 2).to(factors).contiguous(memory_format=memory_format)
 
     def backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wanted: int) -> torch.Tensor:
         mask = [wanted == i for i in range(3)]
@@ -97,7 +107,7 @@ def _convolution(
     if not isinstance(problem, Conv2d | Conv2dDgrad):
         k, r, s, c = problem.output_shape
         return lambda t: backward(t["dy"], nchw(t["x"]), stand_in((k, c, r, s), t["x"]), 1)
-    weight = tensors["weight"].contiguous(memory_format=memory_format)
+    weight = tensors["weight"].to(factors).contiguous(memory_format=memory_format)
     if isinstance(problem, Conv2d):
         return lambda t: F.conv2d(nchw(t["x"]), weight, None, *window, problem.groups)
     shape = (problem.n, problem.c, problem.h, problem.w)

@@ -18,9 +18,12 @@ using bfloat16 = __nv_bfloat16;
 AT_DEVICE float to_float(half v) { return __half2float(v); }
 AT_DEVICE float to_float(bfloat16 v) { return __bfloat162float(v); }
 AT_DEVICE float to_float(float v) { return v; }
+AT_DEVICE float to_float(signed char v) { return v; }
 AT_DEVICE void from_float(half& to, float v) { to = __float2half_rn(v); }
 AT_DEVICE void from_float(bfloat16& to, float v) { to = __float2bfloat16_rn(v); }
 AT_DEVICE void from_float(float& to, float v) { to = v; }
+// To the nearest, ties to even, saturated; the conversion saturates to 32 bits by itself.
+AT_DEVICE void from_float(signed char& to, float v) { to = (signed char)max(-128, min(127, __float2int_rn(v))); }
 AT_DEVICE void from_floats(half* to, float a, float b) { *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b); }
 AT_DEVICE void from_floats(bfloat16* to, float a, float b) {
   *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
@@ -29,6 +32,8 @@ AT_DEVICE void from_floats(float* to, float a, float b) { to[0] = a, to[1] = b; 
 
 template <int Bytes>
 struct Word;
+template <>
+struct Word<1> { using type = unsigned char; };
 template <>
 struct Word<2> { using type = unsigned short; };
 template <>
@@ -42,7 +47,8 @@ struct Word<16> { using type = uint4; };
 template <typename Element, int N>
 struct Pack {
   static constexpr int kBytes = N * (int)sizeof(Element);
-  static constexpr int kWord = kBytes % 16 == 0 ? 16 : kBytes % 8 == 0 ? 8 : kBytes % 4 == 0 ? 4 : 2;
+  static constexpr int kWord =
+      kBytes % 16 == 0 ? 16 : kBytes % 8 == 0 ? 8 : kBytes % 4 == 0 ? 4 : kBytes % 2 == 0 ? 2 : 1;
   using Access = typename Word<kWord>::type;
   union {
     Access words[kBytes / kWord];

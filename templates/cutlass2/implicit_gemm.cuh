@@ -1,12 +1,13 @@
 // An implicit-GEMM convolution from CUTLASS 2.x parts: CUTLASS's main loop, an epilogue that hands every
 // vector of accumulators with its place to the steps of this project, and a split over channels whose last
-// thread block adds the partial sums in float32 and in a fixed order.
+// thread block adds the partial sums in at least float32 and in a fixed order.
 #pragma once
 #ifdef __CUDACC_RTC__
 #include <cuda/std/cstdint>
 #endif
 #include "cutlass/cutlass.h"
 #include "cutlass/conv/kernel/default_conv2d_fprop.h"
+#include "cutlass/conv/kernel/default_conv2d_group_fprop.h"
 #include "cutlass/epilogue/threadblock/epilogue_base.h"
 
 namespace at {
@@ -22,6 +23,56 @@ struct Matrix {
     offset = (int64_t)row * columns + column;
     return row < rows && column < columns;
   }
+};
+
+using NHWC = cutlass::layout::TensorNHWC;
+using GroupMode = cutlass::conv::GroupMode;
+
+template <typename T>
+struct Chosen {
+  using Epilogue = T;
+};
+
+// What the types of a kernel are made from, and CUTLASS's choice for it.
+template <GroupMode Groups, typename Element, typename Stored, typename Accumulator, typename Class, typename Arch,
+          typename Threadblock, typename Warp, typename Instruction, int Vector, int Stages, typename Operation,
+          cutlass::conv::IteratorAlgorithm Algorithm, int Alignment>
+struct Fprop {
+  static GroupMode const kGroups = Groups;
+  static cutlass::conv::IteratorAlgorithm const kAlgorithm = Algorithm;
+  static int const kAlignment = Alignment;
+  static cutlass::conv::StrideSupport const kStrided = cutlass::conv::StrideSupport::kStrided;
+  using Output = cutlass::epilogue::thread::LinearCombination<Stored, Vector, Accumulator, float>;
+  using Swizzle = cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<1>;
+
+  template <GroupMode Mode, typename = void>
+  struct Choice {
+    using Kernel = typename cutlass::conv::kernel::DefaultConv2dGroupFprop<
+        Element, NHWC, Element, NHWC, Stored, NHWC, Accumulator, Class, Arch, Threadblock, Warp, Instruction, Output,
+        Swizzle, Stages, Operation, Mode, Algorithm, kStrided, Alignment, Alignment>::Kernel;
+  };
+  template <typename Unused>
+  struct Choice<GroupMode::kNone, Unused> {
+    using Kernel = typename cutlass::conv::kernel::DefaultConv2dFprop<
+        Element, NHWC, Element, NHWC, Stored, NHWC, Accumulator, Class, Arch, Threadblock, Warp, Instruction, Output,
+        Swizzle, Stages, Operation, Algorithm, kStrided, Alignment, Alignment>::Kernel;
+  };
+  using Kernel = typename Choice<Groups>::Kernel;
+  using Mma = typename Kernel::Mma;
+
+  // For few channels CUTLASS takes the epilogue of later tensor cores even for Volta's, whose sums lie otherwise.
+  template <typename Class_, typename Arch_>
+  struct EpilogueOf {
+    using type = typename Kernel::Epilogue;
+  };
+  template <typename Unused>
+  struct EpilogueOf<Unused, cutlass::arch::Sm70> {
+    using type = typename cutlass::platform::conditional<
+        cutlass::platform::is_same<Unused, cutlass::arch::OpClassSimt>::value, Chosen<typename Kernel::Epilogue>,
+        cutlass::conv::kernel::detail::DefaultConvEpilogue<cutlass::arch::Sm70, Threadblock, typename Mma::Operator,
+                                                           Threadblock::kK / Warp::kK, Output>>::type::Epilogue;
+  };
+  using Epilogue = typename EpilogueOf<Class, Arch>::type;
 };
 
 // Takes accumulators through shared memory, as CUTLASS's own epilogue does and with its iterators, and hands
@@ -101,7 +152,7 @@ class StepEpilogue : public cutlass::epilogue::threadblock::EpilogueBase<
         if (place(row, column, channel, offset)) {
           float v[kVector];
           CUTLASS_PRAGMA_UNROLL
-          for (int e = 0; e < kVector; ++e) v[e] = sums[i * kVector + e];
+          for (int e = 0; e < kVector; ++e) v[e] = float(sums[i * kVector + e]);
           Steps::apply(v, p, scalars, channel, offset);
           store(v, (Element*)p[kY] + offset);
         }
@@ -133,8 +184,14 @@ struct ImplicitGemm {
   using Existing = typename Conv::Epilogue;
   using Swizzle = cutlass::gemm::threadblock::GemmIdentityThreadblockSwizzle<SwizzleLimit>;
   using Epilogue = StepEpilogue<Existing, Element, Steps>;
-  static int const kThreads = Conv::kThreadCount;
+  static int const kThreads = Conv::Kernel::kThreadCount;
   static int const kAccumulators = Mma::FragmentC::kElements;
+  static bool const kFlat = Conv::kAlgorithm == cutlass::conv::IteratorAlgorithm::kFixedChannels ||
+                            Conv::kAlgorithm == cutlass::conv::IteratorAlgorithm::kFewChannels;
+  using Accumulator = typename Mma::FragmentC::Element;
+  // Partial sums are left in 32 bits, also those of half precision.
+  using Partial = typename cutlass::platform::conditional<sizeof(Accumulator) == 2, float, Accumulator>::type;
+  using Partials = cutlass::AlignedArray<Partial, 4, 16>;
 
   union SharedStorage {
     typename Mma::SharedStorage main_loop;
@@ -155,26 +212,25 @@ struct ImplicitGemm {
 
   // launch[0]: log2 of the swizzle's width; launch[1]: slices of the split over channels.
   CUTLASS_DEVICE static void prepare(at_conv2d const& a, at_prepared* out) {
-    if (a.groups != 1 || a.c % Mma::IteratorA::AccessType::kElements || a.k % Epilogue::kElementsPerAccess ||
-        a.launch[1] > 1 && a.launch[1] * Shape::kK > a.c)
-      return refused(out);
+    if (!serves(a)) return refused(out);
     cutlass::conv::Conv2dProblemSize const size(
         a.n, a.h, a.w, a.c, a.k, a.r, a.s, a.p, a.q, a.pad_h, a.pad_w, a.stride_h, a.stride_w, a.dilation_h,
-        a.dilation_w, cutlass::conv::Mode::kCrossCorrelation, a.launch[1], 1);
+        a.dilation_w, cutlass::conv::Mode::kCrossCorrelation, a.launch[1], a.groups);
     auto const op = cutlass::conv::Operator::kFprop;
     Params params{
         size,
-        Mma::IteratorA::getParams(size, cutlass::layout::TensorNHWC::packed({a.n, a.h, a.w, a.c})),
-        typename Mma::IteratorB::Params(size, cutlass::layout::TensorNHWC::packed({a.k, a.r, a.s, a.c}))};
+        Mma::IteratorA::getParams(size, NHWC::packed({a.n, a.h, a.w, a.c})),
+        typename Mma::IteratorB::Params(size, NHWC::packed({a.k, a.r, a.s, a.c / a.groups}))};
     params.rows = a.n * a.p * a.q;
     params.columns = a.k;
     params.tiles_m = ceil_div(params.rows, Shape::kM);
     params.tiles_n = ceil_div(params.columns, Shape::kN);
     params.slices = a.launch[1];
     params.swizzle = a.launch[0];
-    params.iterations = cutlass::conv::implicit_gemm_k_iterations(op, Shape::kK, size, Conv::kIteratorAlgorithm);
+    params.iterations = cutlass::conv::implicit_gemm_k_iterations(op, Shape::kK, size, Conv::kAlgorithm,
+                                                                  Conv::kGroups, Shape::kN);
     params.iterations_per_channel =
-        cutlass::conv::implicit_gemm_k_iterations_per_channel(op, size, Conv::kIteratorAlgorithm);
+        cutlass::conv::implicit_gemm_k_iterations_per_channel(op, size, Conv::kAlgorithm);
     for (int i = 0; i < AT_MAX_SCALARS; ++i) params.scalars[i] = a.scalars[i];
     int64_t const tiles = (int64_t)params.tiles_m * params.tiles_n;
     int64_t const workspace =
@@ -190,7 +246,7 @@ struct ImplicitGemm {
     int const thread = threadIdx.x, warp = cutlass::canonical_warp_idx_sync(), lane = thread % 32;
     typename Mma::IteratorA activation(
         params.activation, params.size, (typename Mma::IteratorA::Element*)params.p.p[kX], thread,
-        cutlass::MatrixCoord(tile.m() * Shape::kM, tile.k() * Shape::kK));
+        cutlass::MatrixCoord(tile.m() * Shape::kM, tile.k() * Shape::kK + first_channel(params.size, tile.n())));
     typename Mma::IteratorB weight(
         params.weight, params.size, (typename Mma::IteratorB::Element*)params.p.p[kWeight], thread,
         cutlass::MatrixCoord(tile.k() * Shape::kK, tile.n() * Shape::kN));
@@ -208,6 +264,24 @@ struct ImplicitGemm {
   }
 
  private:
+  // autotune/families/cutlass2_conv2d.py says the same of every problem and config; this is the last line of defence.
+  CUTLASS_DEVICE static bool serves(at_conv2d const& a) {
+    int const channels = a.c / a.groups, outputs = a.k / a.groups, slices = a.launch[1];
+    if (channels % Conv::kAlignment || a.k % Epilogue::kElementsPerAccess) return false;
+    if (slices > 1 && (slices * Shape::kK > a.c || kFlat || a.groups > 1)) return false;
+    if (Conv::kAlgorithm == cutlass::conv::IteratorAlgorithm::kFixedChannels && a.c != Conv::kAlignment) return false;
+    if (Conv::kAlgorithm == cutlass::conv::IteratorAlgorithm::kOptimized && (a.r > 32 || a.s > 32)) return false;
+    if (Conv::kGroups == GroupMode::kSingleGroup) return outputs % Shape::kN == 0;
+    if (Conv::kGroups == GroupMode::kMultipleGroup) return outputs < Shape::kN && Shape::kN % outputs == 0;
+    return a.groups == 1;
+  }
+
+  // The first input channel that a column of tiles reads.
+  CUTLASS_DEVICE static int first_channel(cutlass::conv::Conv2dProblemSize const& size, int tile_n) {
+    if (Conv::kGroups == GroupMode::kNone) return 0;
+    return tile_n * Shape::kN / (size.K / size.groups) * (size.C / size.groups);
+  }
+
   CUTLASS_HOST_DEVICE static int64_t counters_bytes(int64_t tiles) { return (tiles * 4 + 255) / 256 * 256; }
 
   // Leaves this slice's sums in the workspace; returns true, with the total, in the block that arrives last.
@@ -220,12 +294,13 @@ struct ImplicitGemm {
     int64_t const tiles = (int64_t)params.tiles_m * params.tiles_n;
     char* workspace = (char*)params.p.p[AT_WORKSPACE];
     int* counter = (int*)workspace + index;
-    float4* partial = (float4*)(workspace + counters_bytes(tiles)) +
-                      index * params.slices * (kAccumulators / 4) * kThreads + thread;
-    float4* mine = reinterpret_cast<float4*>(&accumulators);
+    int4* partial = (int4*)(workspace + counters_bytes(tiles)) +
+                    index * params.slices * (kAccumulators / 4) * kThreads + thread;
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kAccumulators / 4; ++i)
-      partial[(tile.k() * (kAccumulators / 4) + i) * kThreads] = mine[i];
+    for (int i = 0; i < kAccumulators / 4; ++i) {
+      Partials const mine = four(accumulators, i);
+      partial[(tile.k() * (kAccumulators / 4) + i) * kThreads] = reinterpret_cast<int4 const&>(mine);
+    }
     __threadfence();
     __syncthreads();
     if (thread == 0) arrivals = atomicAdd(counter, 1);
@@ -237,19 +312,27 @@ struct ImplicitGemm {
     if (thread == 0) *counter = 0;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kAccumulators / 4; ++i) {
-      float4 const own = mine[i];
-      float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
+      Partials const own = four(accumulators, i);
+      Partials total;
+      total.clear();
       for (int slice = 0; slice < params.slices; ++slice) {
-        float4 const part =
-            slice == tile.k() ? own : __ldcg(partial + (slice * (kAccumulators / 4) + i) * kThreads);
-        total.x += part.x;
-        total.y += part.y;
-        total.z += part.z;
-        total.w += part.w;
+        int4 const word = slice == tile.k() ? reinterpret_cast<int4 const&>(own)
+                                            : __ldcg(partial + (slice * (kAccumulators / 4) + i) * kThreads);
+        Partials const& part = reinterpret_cast<Partials const&>(word);
+        CUTLASS_PRAGMA_UNROLL
+        for (int e = 0; e < 4; ++e) total[e] += part[e];
       }
-      mine[i] = total;
+      CUTLASS_PRAGMA_UNROLL
+      for (int e = 0; e < 4; ++e) accumulators[4 * i + e] = Accumulator(total[e]);
     }
     return true;
+  }
+
+  CUTLASS_DEVICE static Partials four(typename Mma::FragmentC const& accumulators, int i) {
+    Partials result;
+    CUTLASS_PRAGMA_UNROLL
+    for (int e = 0; e < 4; ++e) result[e] = Partial(accumulators[4 * i + e]);
+    return result;
   }
 };
 

@@ -1,0 +1,85 @@
+"""Depthwise convolution on a GPU, channels last: each channel has a filter of its own, so memory is what bounds it."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from autotune.arch import Architecture
+from autotune.epilogue import Epilogue
+from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
+from autotune.problem import DTYPES, Conv2d, Problem
+
+_FILTERS, _STRIDES = (3, 5, 7), (1, 2)  # known when the kernel is compiled; 0 is any, known when it runs
+_ACCESS = 16  # bytes
+_MOST_REGISTERS = 160  # of sums and of one input row
+
+
+def _numbers(config: Config) -> tuple[int, ...]:
+    return tuple(int(config[name]) for name in ("filter", "stride", "vector", "columns", "rows", "threads"))
+
+
+def _registers(config: Config, dtype: str) -> int:
+    filter_, stride, vector, columns, rows, _ = _numbers(config)
+    line = (columns - 1) * stride + filter_ if filter_ else 1
+    return rows * columns * vector + ceil(line * vector * DTYPES[dtype].itemsize / 4)
+
+
+def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    filter_, stride, vector, *_ = _numbers(config)
+    if (filter_ == 0) != (stride == 0):
+        return "filter and stride are known together"
+    if vector * DTYPES[dtype].itemsize > _ACCESS:
+        return "accesses of at most 16 bytes"
+    return "the sums would spill" if _registers(config, dtype) > _MOST_REGISTERS else None
+
+
+def _supports(problem: Problem) -> str | None:
+    assert isinstance(problem, Conv2d)
+    return None if problem.c == problem.k == problem.groups > 1 else "a channel a group"
+
+
+def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
+    assert isinstance(problem, Conv2d)
+    filter_, stride, vector, *_ = _numbers(config)
+    if problem.c % vector:
+        return "c must be a multiple of the vector"
+    square = problem.r == problem.s and problem.stride[0] == problem.stride[1] and problem.dilation == (1, 1)
+    in_list = problem.r in _FILTERS and problem.stride[0] in _STRIDES
+    known = (problem.r, problem.stride[0]) if square and in_list else (0, 0)
+    return None if known == (filter_, stride) else f"its filter and stride are {known}, of which 0 is any"
+
+
+def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
+    """Cycles by a crude model: waves of threads, each with its accesses, its products and what starting one takes."""
+    assert isinstance(problem, Conv2d)
+    _, _, vector, columns, rows, threads = _numbers(config)
+    tiles = problem.n * ceil(problem.p / rows) * ceil(problem.q / columns)
+    blocks = ceil(tiles * problem.c / vector / threads)
+    resident = max(1, min(arch.sm_threads // threads, 65536 // ((_registers(config, problem.dtype) + 40) * threads)))
+    tall = (rows - 1) * problem.stride[0] + problem.r
+    wide = (columns - 1) * problem.stride[1] + problem.s
+    accesses = (tall * wide + rows * columns) * (8 if config["filter"] else 12) / (8 / vector + 1)
+    products = rows * columns * problem.r * problem.s * vector / 4
+    return ceil(blocks / (arch.processors * resident)) * (resident * threads / 128 * max(accesses, products) + 600)
+
+
+FAMILY = Family(
+    name="cuda_depthwise_conv2d",
+    operator=Conv2d,
+    kind=DEVICE_IMAGE,
+    template="cuda/depthwise_conv2d.cu.j2",
+    architectures=("sm70", "sm75", "sm80", "sm86", "sm89", "sm90"),
+    parameters=(
+        Parameter("filter", (0, *_FILTERS), "side of the filter; 0: any"),
+        Parameter("stride", (0, *_STRIDES), "stride of both axes; 0: any"),
+        Parameter("vector", (1, 2, 4, 8), "channels a thread"),
+        Parameter("columns", (1, 2, 4, 8), "neighbouring output pixels of a row a thread"),
+        Parameter("rows", (1, 2, 4), "output rows a thread"),
+        Parameter("threads", (64, 128, 256), "threads a block"),
+    ),
+    legal=_legal,
+    supports=_supports,
+    fits=_fits,
+    cost=_cost,
+    weight_layouts=lambda _: {"weight": "rsck"},
+)

@@ -1,0 +1,178 @@
+"""What the CUTLASS convolution calls legal: against configs that were compiled, and by compiling a few of today's."""
+
+import csv
+import datetime
+import random
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from helpers import script
+
+from autotune import build, toolchain
+from autotune.arch import architecture
+from autotune.epilogue import Epilogue
+from autotune.errors import ToolchainError
+from autotune.families import cutlass2, family
+from autotune.families.base import PERMISSIONS, Kernel
+from autotune.families.cutlass2 import Tile, broken_rules
+from autotune.problem import parse
+
+FPROP = family("cutlass2_conv2d")
+
+# Why a tile that compiles is refused all the same: it would spill, not start, be beaten, or come out wrong.
+BEYOND_COMPILING = (
+    "the accumulators would spill",
+    "sm70: the accumulators would spill",
+    "64 to 256 threads",
+    "shared memory",
+    "at least three stages from sm80 on",
+    "the epilogue's threads do not fit the tile",
+    "sm70: the epilogue's threads do not fit the tile",
+)
+
+
+def rows():
+    with (Path(__file__).parent / "data" / "compiled_fprop.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def shape(text):
+    return tuple(map(int, text.split("x")))
+
+
+def tile_of(row):
+    numbers = [int(row[name]) for name in ("stages", "alignment", "vector")]
+    accumulator = cutlass2.accumulators(row["dtype"])[0]
+    warp = shape(row["warp"])
+    return Tile(int(row["generation"]), row["dtype"], shape(row["threadblock"]), warp, *numbers, accumulator)
+
+
+def complaint(tile):
+    broken = next(broken_rules(tile, architecture(f"sm{tile.generation}")), None)
+    return broken or (None if cutlass2.filter_rows_fit(tile) else "the filter iterator's predicates")
+
+
+@pytest.mark.parametrize(
+    ("generation", "dtype", "least"),
+    [("70", "f16", 25), ("75", "f16", 25), ("75", "s8", 15), *((("80", d, n)) for d, n in zip(
+        ("f16", "bf16", "tf32", "s8"), (80, 15, 40, 10), strict=True))],
+)  # fmt: skip
+def test_every_row_that_was_compiled_agrees(generation, dtype, least):
+    found = [row for row in rows() if (row["generation"], row["dtype"]) == (generation, dtype)]
+    said = {index: complaint(tile_of(row)) for index, row in enumerate(found)}
+    for index, row in enumerate(found):
+        if row["compiles"] == "0":
+            assert said[index], f"{row} does not compile"
+        elif said[index]:
+            assert said[index] in BEYOND_COMPILING, f"{row} compiles, and is refused: {said[index]}"
+        else:
+            # CUTLASS's own epilogue may take more than ours, and never less.
+            assert tile_of(row).shared_bytes <= int(row["shared_bytes"]), row
+    legal = sum(why is None for why in said.values())
+    assert legal >= least, f"only {legal} of {len(found)} rows are legal"
+    assert any(row["compiles"] == "0" for row in found), "rows that fail are what makes this a test"
+
+
+def test_a_map_with_idle_lanes_is_refused():
+    """32 output channels in vectors of 16 need two lanes a row, and eight rows have no use for 32 lanes."""
+    narrow = Tile(80, "s8", (64, 32, 64), (32, 32, 64), 3, 16, 16, "s32")
+    assert complaint(narrow) == "the epilogue's threads do not fit the tile"
+    assert complaint(cutlass2.wider(narrow, 8)) is None
+
+
+@pytest.mark.parametrize("name", ["sm70", "sm75", "sm80"])
+def test_half_sums_are_offered_only_where_they_are_allowed(name):
+    problem = parse("conv2d n=2 h=8 w=8 c=64 k=64 r=3 s=3 pad=1 dtype=f16")
+    arch = architecture(name)
+    usual, allowed = FPROP.configs_for(problem, arch), FPROP.configs_for(problem, arch, ("f16_accumulation",))
+    assert {config["accumulator"] for config in usual} == {"f32"}
+    assert {config["accumulator"] for config in allowed} == {"f32", "f16"}
+    assert [config for config in allowed if config["accumulator"] == "f32"] == usual
+
+
+# -- which configs fit a problem -------------------------------------------------------------------
+
+FITS = {
+    "c=64 k=64 r=3 s=3": ({8}, {"optimized", "analytic"}, {"none"}),
+    "c=12 k=20 r=3 s=3": ({4}, {"optimized", "analytic", "few_channels"}, {"none"}),
+    "c=3 k=64 r=7 s=7": ({1}, {"optimized", "analytic", "few_channels"}, {"none"}),
+    "c=4 k=64 r=7 s=7": ({4}, {"optimized", "analytic", "fixed_channels"}, {"none"}),
+    "c=3 k=64": ({1}, {"optimized", "analytic"}, {"none"}),
+    "c=16 k=16 h=40 w=40 r=33 s=3": ({8}, {"analytic", "few_channels"}, {"none"}),
+    "c=128 k=256 r=3 s=3 groups=2": ({8}, {"optimized", "analytic"}, {"single", "multiple"}),
+    "c=128 k=128 r=3 s=3 groups=32": ({4}, {"analytic"}, {"multiple"}),
+}
+
+
+@pytest.mark.parametrize("sizes", FITS)
+def test_what_fits_a_problem(sizes):
+    size = "" if "h=" in sizes else " h=9 w=9"
+    problem, sm80 = parse(f"conv2d n=2{size} {sizes} dtype=f16"), architecture("sm80")
+    configs = FPROP.configs_for(problem, sm80)
+    alignments, iterators, groups = FITS[sizes]
+    assert {config["alignment"] for config in configs} == alignments
+    assert {config["iterator"] for config in configs} == iterators
+    assert {config["groups"] for config in configs} == groups
+    for config in configs:
+        assert FPROP.fits(problem, config, sm80) is None and problem.k % config["vector"] == 0
+        for launch in FPROP.launches(problem, config, sm80):
+            assert launch["slices"] == 1 or (launch["slices"] * config["tile_k"] <= problem.c and problem.groups == 1)
+            assert launch["slices"] == 1 or config["iterator"] in ("optimized", "analytic")
+
+
+def test_the_widest_vector_that_a_tile_takes_is_the_one_that_fits():
+    problem, sm80 = parse("conv2d n=2 h=9 w=9 c=64 k=48 dtype=s8"), architecture("sm80")
+    vectors = {}
+    for config in FPROP.configs_for(problem, sm80):
+        rest = tuple(value for name, value in config.items() if name != "vector")
+        vectors.setdefault(rest, set()).add(config["vector"])
+    assert all(len(found) == 1 for found in vectors.values())
+    assert set.union(*vectors.values()) >= {8, 16}
+
+
+@pytest.mark.parametrize("dtype", ["f16", "tf32", "f32", "s8"])
+def test_a_problem_sees_as_many_configs_as_a_search_can_use(dtype):
+    for sizes in ("c=64 k=64 r=3 s=3", "c=12 k=20 r=3 s=3"):
+        problem = parse(f"conv2d n=2 h=9 w=9 {sizes} dtype={dtype}")
+        assert 500 <= len(FPROP.configs_for(problem, architecture("sm90"))) <= 2000, sizes
+
+
+# -- the compiler's own words -------------------------------------------------------------------
+
+SAMPLE = {"sm70": 4, "sm75": 4, "sm80": 5, "sm86": 1, "sm89": 1, "sm90": 1}
+
+
+def sampled(arch, count):
+    """Configs of today's choice, for problems of every kind."""
+    rng = random.Random(f"{datetime.date.today()} {arch.name}")
+    kernels = []
+    while len(kernels) < count:
+        dtype, sizes = rng.choice(arch.dtypes), rng.choice(list(FITS))
+        problem = parse(f"conv2d n=2 {'' if 'h=' in sizes else 'h=9 w=9'} {sizes} dtype={dtype} epilogue=bias,add,relu")
+        configs = FPROP.configs_for(problem, arch, tuple(PERMISSIONS)) if FPROP.serves(problem, arch) is None else []
+        if configs:
+            config = rng.choice(configs)
+            kernels.append(Kernel.of(FPROP.name, config, dtype, problem.epilogue, f"sm_{arch.capability}"))
+    return kernels
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_sample_of_the_day_compiles(name):
+    arch = architecture(name)
+    try:
+        toolchain.for_target(f"sm_{arch.capability}")
+    except ToolchainError as error:
+        pytest.skip(str(error))
+    for built in build.build(sampled(arch, SAMPLE[name]), jobs=2):
+        assert built.path, f"{built.unit.kernels[0]}: {built.error}"
+
+
+def test_the_script_names_what_it_cannot_compile():
+    done = script("legality", "--arch", "sm75", "--dtype", "bf16")
+    assert done.returncode == 2 and done.stderr == "error: cutlass2_conv2d has no kernels in bf16 for sm75\n"
+
+
+def test_enumerating_is_lazy():
+    configs = FPROP.configs(architecture("sm80"), "f16", Epilogue())
+    assert len(list(islice(configs, 3))) == 3
