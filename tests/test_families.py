@@ -1,9 +1,11 @@
 """Families: every CPU family's kernels on random odd problems, and what each family's declarations promise."""
 
+import csv
 import math
 import random
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch

@@ -23,11 +23,16 @@ def configs(problem: Problem) -> list[dict[str, str]]:
     return [{"memory_format": name} for name in formats]
 
 
+def _leave(value: torch.Tensor, output: torch.Tensor) -> None:
+    """Store in the output's dtype; whole numbers are rounded and saturated."""
+    output.copy_(value.round().clamp_(-128, 127) if output.dtype == torch.int8 else value)
+
+
 _IN_PLACE: dict[str, Callable[..., Any]] = {
     "bias": torch.Tensor.add_,
     "scale": torch.Tensor.mul_,
     "add": torch.Tensor.add_,
-    "store": lambda v, t: _leave(v, t),
+    "store": _leave,
     "add_scalar": torch.Tensor.add_,
     "mul_scalar": torch.Tensor.mul_,
     "clamp": torch.Tensor.clamp_,
@@ -51,11 +56,6 @@ def _finish(epilogue: Epilogue, value: torch.Tensor, tensors: Tensors, scalars: 
         else:
             value = STEPS[step.name].torch(value, *arguments)
     _leave(value, tensors["y"])
-
-
-def _leave(value: torch.Tensor, output: torch.Tensor) -> None:
-    """Store in the output's dtype; whole numbers are rounded and saturated."""
-    output.copy_(value.round().clamp_(-128, 127) if output.dtype == torch.int8 else value)
 
 
 def bind(
