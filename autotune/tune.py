@@ -40,7 +40,7 @@ FINAL_ROUNDS = 15
 class Options:
     """trials: configs a family may try for one problem; budget: seconds for the search; jobs: compilers at once.
 
-    allow: names of families.base.PERMISSIONS.
+    allow: names of families.base.PERMISSIONS. only: names of the families that may try; all if empty.
     """
 
     arch: Architecture
@@ -50,6 +50,7 @@ class Options:
     jobs: int
     seed: int = 0
     allow: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
 
 
 @dataclass
@@ -150,6 +151,8 @@ class Tuning:
         spaces = []
         for problem in self.problems:
             for found in serving(problem, arch):
+                if self.options.only and found.name not in self.options.only:
+                    continue
                 configs = found.configs_for(problem, arch, self.options.allow)
                 study = Study(configs, lambda c, f=found, p=problem: f.cost(p, c, arch), self.options.seed)  # type: ignore[misc]
                 spaces.append(Space(problem, found, study, arch, self.options.target))

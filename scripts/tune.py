@@ -27,7 +27,7 @@ from rich.console import Console
 from autotune.arch import ARCHITECTURES, Architecture, architecture, cpu_targets, of_capability
 from autotune.epilogue import STEPS
 from autotune.errors import ProblemError, UnknownNameError
-from autotune.families import families, use
+from autotune.families import families, family, use
 from autotune.families.base import PERMISSIONS
 from autotune.grammar import read_problems, usage
 from autotune.paths import FAMILIES
@@ -114,6 +114,9 @@ def arguments() -> argparse.Namespace:
         default=[],
         choices=[name.replace("_", "-") for name in PERMISSIONS],
         help="; ".join(f"{name.replace('_', '-')}: {meaning}" for name, meaning in PERMISSIONS.items()),
+    )
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="FAMILY", help="try no families but these; may be repeated"
     )
     parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the search")
     if {"-h", "--help"} & set(sys.argv):
@@ -228,7 +231,7 @@ def main() -> int:
     trials = args.trials or (24 if not arch.is_cuda else 64 if device else UNTIMED_TRIALS)
     budget = args.budget or (360.0 if arch.is_cuda else 90.0)
     allow = tuple(name.replace("-", "_") for name in args.allow)
-    options = Options(arch, target, trials, budget, args.jobs, args.seed, allow)
+    options = Options(arch, target, trials, budget, args.jobs, args.seed, allow, tuple(family(name).name for name in args.only))
 
     console = Console()
     interrupted = False
