@@ -231,7 +231,8 @@ def main() -> int:
     trials = args.trials or (24 if not arch.is_cuda else 64 if device else UNTIMED_TRIALS)
     budget = args.budget or (360.0 if arch.is_cuda else 90.0)
     allow = tuple(name.replace("-", "_") for name in args.allow)
-    options = Options(arch, target, trials, budget, args.jobs, args.seed, allow, tuple(family(name).name for name in args.only))
+    only = tuple(family(name).name for name in args.only)
+    options = Options(arch, target, trials, budget, args.jobs, args.seed, allow, only)
 
     console = Console()
     interrupted = False

@@ -9,7 +9,7 @@ from helpers import built_paths, candidate_of, relative_error, solve
 
 from autotune.arch import of_capability
 from autotune.families import families, family
-from autotune.families.base import Kernel
+from autotune.families.base import DEVICE_IMAGE, Kernel
 from autotune.measure import Case
 from autotune.problem import parse
 from fused_resnet.engine import EngineError
@@ -53,6 +53,15 @@ PROBLEMS = {
         "conv2d_wgrad n=4 h=16 w=16 c=264 k=264 dtype={} epilogue=mul_scalar,add",
         "conv2d_wgrad n=2 h=9 w=10 c=12 k=20 r=3 s=3 stride=2,2 pad=1,1 dtype={} epilogue=add_scalar,bias",
         "conv2d_wgrad n=3 h=21 w=20 c=3 k=10 r=3 s=3 pad=1,1 dtype={} epilogue=none",
+    ],
+    "sm90_conv2d": [
+        "conv2d n=3 h=13 w=9 c=72 k=40 r=3 s=3 pad=1,1 dtype={} epilogue=add_scalar,relu,add_scalar",
+        "conv2d n=2 h=17 w=24 c=136 k=96 r=3 s=3 stride=2,1 pad=1,1 dtype={} epilogue=bias,silu,add,scale,store,sigmoid",
+        "conv2d n=5 h=8 w=16 c=64 k=72 r=5 s=3 pad=2,2 dilation=1,2 dtype={} epilogue=bias,add,relu",
+        "conv2d n=3 h=15 w=16 c=200 k=264 dtype={} epilogue=relu,store,add_scalar",
+        "conv2d n=9 h=24 w=24 c=64 k=256 r=3 s=3 pad=1 dtype={} epilogue=bias,relu",
+        "conv2d n=40 h=4 w=4 c=320 k=136 r=3 s=3 pad=1 dtype={} epilogue=bias,swish_b,add,bent,store,clamp,leaky_relu",
+        "conv2d n=2 h=12 w=12 c=16 k=32 r=3 s=3 stride=2,2 dtype={} epilogue=none",
     ],
     "cuda_depthwise_conv2d": [
         "conv2d n=3 h=13 w=9 c=24 k=24 r=3 s=3 pad=1,1 groups=24 dtype={} epilogue=bias,relu,store,add_scalar",
@@ -113,26 +122,26 @@ def trials(arch):
             (problem, kernel)
             for text in texts
             for problem in [parse(text.format(dtype))]
-            for kernel in kernels_for(name, problem, arch, 2)
+            for kernel in kernels_for(name, problem, arch, 8 if name == "sm90_conv2d" else 2)
         ]
         for name, texts in PROBLEMS.items()
         for dtype in arch.dtypes
-        if dtype in LIMIT
+        if dtype in LIMIT and dtype in family(name).dtypes and arch.name in family(name).architectures
     }
     jobs = len(os.sched_getaffinity(0))
     return pairs, built_paths((kernel for found in pairs.values() for _, kernel in found), jobs)
 
 
 def test_every_cuda_family_is_tested_here():
-    assert set(PROBLEMS) == {name for name, found in families().items() if "sm80" in found.architectures}
+    assert set(PROBLEMS) == {name for name, found in families().items() if found.kind == DEVICE_IMAGE}
 
 
 @pytest.mark.parametrize("dtype", LIMIT)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_kernels_solve_odd_problems(name, dtype, trials, arch, device):
-    if dtype not in arch.dtypes:
-        pytest.skip(f"{arch.name} has no {dtype}")
     pairs, paths = trials
+    if (name, dtype) not in pairs:
+        pytest.skip(f"{name} has no {dtype} for {arch.name}")
     chosen, launched = family(name), set()
     for problem, kernel in pairs[name, dtype]:
         case = Case(problem, device, seed=1)
