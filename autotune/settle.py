@@ -76,6 +76,8 @@ def _descend(
                 Pick(other, overlap) for other in candidates for overlap in (False, True) if other.kind or not overlap
             ]
             tried.remove(picks[i])
+            if not tried:
+                continue
             plans = [[*picks[:i], pick, *picks[i + 1 :]] for pick in tried]
             now, *results = worker.plans(network, [picks, *plans], ROUNDS)
             if now.median_us is None:

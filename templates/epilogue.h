@@ -36,6 +36,13 @@ AT_INLINE Operand<N> operand(const Element* from) {
 }
 
 template <int N>
+AT_INLINE Operand<N> operand(const float* from) {
+  Operand<N> result;
+  load_constant(result.of, from);
+  return result;
+}
+
+template <int N>
 AT_INLINE Operand<N> operand(float scalar) {
   Operand<N> result;
   AT_UNROLL

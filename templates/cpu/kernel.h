@@ -13,6 +13,11 @@ static inline __attribute__((always_inline)) void load(float (&v)[N], const floa
 }
 
 template <int N>
+static inline __attribute__((always_inline)) void load_constant(float (&v)[N], const float* from) {
+  load(v, from);
+}
+
+template <int N>
 static inline __attribute__((always_inline)) void store(const float (&v)[N], float* to) {
   memcpy(to, v, sizeof v);
 }

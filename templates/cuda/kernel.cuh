@@ -73,9 +73,9 @@ AT_DEVICE void load(float (&v)[N], const Element* from) {
   for (int i = 0; i < N; ++i) v[i] = to_float(pack.elements[i]);
 }
 
-// Parameters of a layer: read-only for the whole kernel, so the compiler may keep or move what it has read.
+// From device memory that is read-only for the whole kernel: the compiler may keep or move what it has read.
 template <int N>
-AT_DEVICE void load(float (&v)[N], const float* from) {
+AT_DEVICE void load_constant(float (&v)[N], const float* from) {
   if constexpr (N % 4 == 0) {
 #pragma unroll
     for (int i = 0; i < N; i += 4) {

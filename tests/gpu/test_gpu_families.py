@@ -56,7 +56,7 @@ PROBLEMS = {
     ],
     "sm90_conv2d": [
         "conv2d n=3 h=13 w=9 c=72 k=40 r=3 s=3 pad=1,1 dtype={} epilogue=add_scalar,relu,add_scalar",
-        "conv2d n=2 h=17 w=24 c=136 k=96 r=3 s=3 stride=2,1 pad=1,1 dtype={} epilogue=bias,silu,add,scale,store,sigmoid",
+        "conv2d n=2 h=17 w=24 c=136 k=96 r=3 s=3 stride=2,1 pad=1 dtype={} epilogue=bias,silu,add,scale,store,tanh",
         "conv2d n=5 h=8 w=16 c=64 k=72 r=5 s=3 pad=2,2 dilation=1,2 dtype={} epilogue=bias,add,relu",
         "conv2d n=3 h=15 w=16 c=200 k=264 dtype={} epilogue=relu,store,add_scalar",
         "conv2d n=9 h=24 w=24 c=64 k=256 r=3 s=3 pad=1 dtype={} epilogue=bias,relu",
