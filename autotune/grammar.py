@@ -62,7 +62,7 @@ def _operators() -> str:
 
 
 def _steps() -> str:
-    rows = [f"| `{name}` | {', '.join(kind.operands)} |\n" for name, kind in STEPS.items()]
+    rows = [f"| `{name}` | {', '.join(kind.operands)} |\n" for name, kind in STEPS.items() if not kind.custom]
     return "| step | operand |\n| --- | --- |\n" + "".join(rows)
 
 

@@ -106,7 +106,7 @@ def test_every_operator_can_be_packed():
         names = [field.name for field in dataclasses.fields(cls) if field.name in sizes]
         words = [f"{name}={sizes[name]}" for name in names] + ["stride=2"] * (operator == "avg_pool2d")
         packed = abi.pack(parse(f"{operator} {' '.join(words)} dtype=f32"))
-        assert len(packed) == ctypes.sizeof(abi.STRUCTS[problem])
+        assert len(packed) == ctypes.sizeof(abi.STRUCTS[cls])
 
 
 def test_more_values_than_there_is_room_for_are_refused():

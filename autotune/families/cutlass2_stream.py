@@ -96,6 +96,9 @@ class Tile:
         """In an order in which each rule may rely on those before it."""
         (m, n, k), (wm, wn, wk) = self.shape, self.warp
         yield m % wm > 0 or n % wn > 0 or k not in (wk, 2 * wk), "warp tiles do not divide the threadblock tile"
+        # They compile, but the warps' loads from shared memory then go beyond the tile.
+        narrow = [extent < 32 and not major for extent, major in zip((wm, wn), self.k_major, strict=True)]
+        yield any(narrow), "warp tiles of at least 32 along an operand that is not K-major"
         yield not 64 <= self.threads <= 256, "64 to 256 threads"
         yield self.shared_bytes > arch.block_shared, "shared memory"
         yield not self._stores_whole_tile(), "the epilogue's threads do not fit the tile"

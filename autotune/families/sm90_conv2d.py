@@ -22,7 +22,7 @@ _MOST_CORNER, _MOST_OFFSET, _MOST_BOX = 128, 255, 256  # of TMA: corners and off
 
 # For the cost: a multiprocessor's rates a cycle.
 _PRODUCTS_A_CYCLE = 2048
-_L2_BYTES = 54
+_LOADED_BYTES_A_CYCLE = 190
 
 
 @dataclass(frozen=True)
@@ -236,25 +236,24 @@ def _launch(loading: _Loading, slots: tuple[int, int], limit: int, raster: int, 
 
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
-    """Cycles by a crude model: rounds of tiles, each bound by products or by loads, and its latencies.
+    """Cycles by a crude model: rounds of tiles, each bound by products or by loads.
 
-    Its constants are fitted to 4800 kernels timed on 23 layers of ResNets on an H200.
+    Its constants are fitted to 5000 kernels timed on 23 layers of ResNets on an H200.
     """
     assert isinstance(problem, Conv2d)
-    x = _shape(config)
+    x, room = _shape(config), _room(_shape(config), arch)
     tiles_n, products, best = -(-problem.k // x.n), _products(problem, x), float("inf")
     for loading in _loadings(problem, x):
         blocks = -(-loading.tiles_m // x.cluster_m) * -(-tiles_n // x.cluster_n) * x.cluster
-        rounds = -(-blocks // _room(x, arch))
+        rounds = -(-blocks // room)
         buffers = 2 * (loading.fill_bytes + x.weight_bytes) + x.staging_bytes
-        overlaps = x.pingpong or min(x.blocks_by_registers, rounds, arch.sm_shared // buffers) > 1
-        arithmetic = products * x.m * max(x.n, 48) * x.k / _PRODUCTS_A_CYCLE
-        weights = products * x.weight_bytes / x.cluster_m
-        loads = (loading.fills * loading.fill_bytes / x.cluster_n + weights / (rounds if x.resident else 1)) / _L2_BYTES
-        first = 1.8 * weights / _L2_BYTES if x.resident else 0
-        latency = 16 * products**0.5 + (2500 if x.slices > 1 else 0)
-        epilogue = x.m * x.n / (8 if overlaps else 4)
-        best = min(best, rounds * (max(arithmetic, loads) / x.slices + epilogue) + first + latency)
+        beside = max(1, min(x.blocks_by_registers, rounds, arch.sm_shared // buffers)) * (2 if x.pingpong else 1)
+        arithmetic = products * (x.m * max(x.n, 24) * x.k / _PRODUCTS_A_CYCLE + 120 / beside)
+        weights = products * x.weight_bytes / x.cluster_m / (rounds if x.resident else 1)
+        loads = (loading.fills * loading.fill_bytes / x.cluster_n + weights) / _LOADED_BYTES_A_CYCLE
+        epilogue = x.m * x.n / 8
+        split = 2000 if x.slices > 1 else 0
+        best = min(best, rounds * (max(arithmetic, loads) / x.slices + epilogue) + split + 12 * x.m)
     return best
 
 
@@ -284,7 +283,11 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
 _LAUNCH_PARAMETERS = (
     Parameter("fill_slots", tuple(range(1, 13)), "buffers of activations"),
     Parameter("weight_slots", tuple(range(13)), "buffers of weights where they have a ring of their own"),
-    Parameter("grid", (0, 132, 264, 396, 528), "most blocks: 0 gives each tile a block of its own"),
+    Parameter(
+        "grid",
+        (0, *(blocks * n for n in range(1, 5) for blocks in (128, 132))),
+        "most blocks: 0 gives each tile a block of its own",
+    ),
     Parameter("raster", (0, 1), "1: blocks that follow each other share weights instead of pixels"),
     Parameter("squares_h", (0, 1, 2, 3, 4), "patch: squares of 8 x 8 pixels in a tile, down"),
     Parameter("squares_w", (0, 1, 2, 3, 4), "patch: across"),

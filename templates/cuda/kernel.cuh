@@ -28,7 +28,11 @@ AT_DEVICE void from_floats(half* to, float a, float b) { *reinterpret_cast<__hal
 AT_DEVICE void from_floats(bfloat16* to, float a, float b) {
   *reinterpret_cast<__nv_bfloat162*>(to) = __floats2bfloat162_rn(a, b);
 }
-AT_DEVICE void from_floats(float* to, float a, float b) { to[0] = a, to[1] = b; }
+template <typename Element>
+AT_DEVICE void from_floats(Element* to, float a, float b) {
+  from_float(to[0], a);
+  from_float(to[1], b);
+}
 
 template <int Bytes>
 struct Word;
