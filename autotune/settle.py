@@ -69,6 +69,8 @@ def _descend(
 ) -> list[Pick] | None:
     """The plan that no change of one layer makes faster; None if plans cannot be timed here."""
     picks = list(start)
+    if worker.plans(network, [picks], 1)[0].median_us is None:
+        return None
     for _ in range(SWEEPS):
         changed = False
         for i, candidates in enumerate(options):
@@ -78,15 +80,22 @@ def _descend(
             tried.remove(picks[i])
             if not tried:
                 continue
-            plans = [[*picks[:i], pick, *picks[i + 1 :]] for pick in tried]
-            now, *results = worker.plans(network, [picks, *plans], ROUNDS)
-            if now.median_us is None:
-                return None
-            times = [result.median_us or float("inf") for result in results]
-            best = min(range(len(times)), key=times.__getitem__)
-            if times[best] < now.median_us * GAIN:
+            shares = _shares(worker, network, picks, [[*picks[:i], pick, *picks[i + 1 :]] for pick in tried])
+            best = min(range(len(shares)), key=shares.__getitem__)
+            if shares[best] < GAIN:
                 picks[i] = tried[best]
                 changed = True
         if not changed:
             break
     return picks
+
+
+def _shares(worker: Worker, network: Network, picks: Sequence[Pick], plans: Sequence[Sequence[Pick]]) -> list[float]:
+    """Each plan's share of the time that `picks` takes, from one interleaved run; infinite for what does not run."""
+    now, *results = worker.plans(network, [picks, *plans], ROUNDS)
+    if now.median_us is not None:
+        return [(result.median_us or float("inf")) / now.median_us for result in results]
+    if len(plans) == 1:
+        return [float("inf")]
+    # A failure of one is a failure of all: which one?
+    return [share for plan in plans for share in _shares(worker, network, picks, [plan])]

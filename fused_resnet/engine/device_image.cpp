@@ -135,8 +135,10 @@ std::shared_ptr<Prepared> DeviceImage::prepare(const std::string& symbol, const 
                 std::to_string(AT_ABI_VERSION));
   if (values.status != AT_OK) throw Refused(symbol + " refuses the problem");
   if (values.tensor_map_count > AT_MAX_TENSOR_MAPS) throw Error(symbol + " asks for too many tensor maps");
-  if (values.shared_bytes > 48 * 1024 &&
-      driver().function_set(kernel, cuda::kMaxDynamicShared, values.shared_bytes) != 0)
+  // The limit belongs to the kernel, and the kernel may be prepared for several problems at once: only ever raise it.
+  int limit = 0;
+  check(driver().function_get(&limit, cuda::kMaxDynamicShared, kernel), symbol.c_str());
+  if (values.shared_bytes > limit && driver().function_set(kernel, cuda::kMaxDynamicShared, values.shared_bytes) != 0)
     throw Refused(symbol + " needs " + std::to_string(values.shared_bytes) + " bytes of shared memory");
   int most_threads = 0;
   check(driver().function_get(&most_threads, cuda::kMaxThreads, kernel), symbol.c_str());
