@@ -8,6 +8,7 @@
 typedef signed int int32_t;
 typedef unsigned int uint32_t;
 typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
 typedef signed long long int64_t;
 typedef unsigned long long uint64_t;
 #endif

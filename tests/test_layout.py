@@ -70,3 +70,18 @@ def test_packing_copies_a_weight_that_is_no_block_of_memory():
 def test_unknown_layouts_list_the_known(layout):
     with pytest.raises(ValueError, match="choose kcrs, krsc"):
         pack_weight(torch.randn(8, 4, 1, 1), layout)
+
+
+def test_each_threads_columns_of_wgmma_are_neighbouring_channels():
+    """Of 64 x n accumulators a thread holds columns 2t and 2t + 1 of every eight; PTX ISA, wgmma, fragment of D."""
+    k, c = 40, 5
+    weight = torch.randn(k, c, 3, 2)
+    packed = pack_weight(weight, "wgmma").flatten(0, -4)
+    assert packed.is_contiguous() and packed.shape == (64, 3, 2, c)
+    for first in (0, 32):
+        for thread in range(4):
+            columns = [first + 8 * eight + 2 * thread + pair for eight in range(4) for pair in range(2)]
+            for place, column in enumerate(columns):
+                channel = first + 8 * thread + place
+                expected = weight[channel].permute(1, 2, 0) if channel < k else torch.zeros(3, 2, c)
+                assert torch.equal(packed[column], expected)

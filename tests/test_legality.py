@@ -168,6 +168,24 @@ def test_a_sample_of_the_day_compiles(name):
         assert built.path, f"{built.unit.kernels[0]}: {built.error}"
 
 
+def test_a_sample_of_the_days_hopper_kernels_compiles():
+    arch, found = architecture("sm90"), family("sm90_conv2d")
+    try:
+        toolchain.for_target("sm_90")
+    except ToolchainError as error:
+        pytest.skip(str(error))
+    rng = random.Random(f"{datetime.date.today()} hopper")
+    epilogue = Epilogue.parse("bias,add,relu")
+    chosen = [
+        (config, dtype)
+        for dtype in found.dtypes
+        for config in rng.sample(list(found.configs(arch, dtype, epilogue)), 2)
+    ]
+    kernels = [Kernel.of(found.name, config, dtype, epilogue, "sm_90") for config, dtype in chosen]
+    for built in build.build(kernels, jobs=2):
+        assert built.path, f"{built.unit.kernels[0]}: {built.error}"
+
+
 def test_the_script_names_what_it_cannot_compile():
     done = script("legality", "--arch", "sm75", "--dtype", "bf16")
     assert done.returncode == 2 and done.stderr == "error: cutlass2_conv2d has no kernels in bf16 for sm75\n"

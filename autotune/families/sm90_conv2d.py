@@ -5,12 +5,12 @@ The GEMM is M = n*p*q, N = k, K = r*s*c. See templates/sm90/conv2d.cuh for how i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
+from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.problem import Conv2d, Problem
 
 _MAP_ELEMENTS = {"f16": 6, "bf16": 9}  # CUtensorMapDataType
@@ -104,6 +104,25 @@ def _rules(x: _Shape) -> Iterator[tuple[bool, str]]:
     yield 2 * (x.m + x.n) * x.k * 2 > _MOST_SHARED, "shared memory"
 
 
+def _values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
+) -> Sequence[Value]:
+    """What can be legal beside the values chosen so far, and is no waste for the problem."""
+    shares = chosen.get("activations") != "patch" and chosen.get("weights") != "resident"
+    if parameter.name == "schedule" and chosen["groups"] != 2:
+        return ("cooperative",)
+    if parameter.name == "cluster_n" and not shares:
+        return (1,)
+    if parameter.name == "slices":
+        cluster = int(chosen["cluster_m"]) * int(chosen["cluster_n"])
+        return parameter.values if shares and cluster == 1 and chosen["schedule"] == "cooperative" else (1,)
+    if isinstance(problem, Conv2d) and parameter.name == "tile_n":
+        return [n for n in parameter.values if int(n) < 2 * _padded(problem.k)]
+    if isinstance(problem, Conv2d) and parameter.name == "tile_k":
+        return [k for k in parameter.values if _steps_well(problem, int(k))]
+    return parameter.values
+
+
 def _supports(problem: Problem) -> str | None:
     assert isinstance(problem, Conv2d)
     if problem.groups != 1:
@@ -193,18 +212,21 @@ def _slots(problem: Conv2d, x: _Shape, loading: _Loading, room: int, fills_a_blo
     return (fills, weights) if weights >= 3 else None
 
 
-def _wastes(problem: Conv2d, x: _Shape) -> bool:
-    """Whether a tile is far larger than the problem, or steps over its channels badly."""
-    if x.n >= 2 * -(-problem.k // 32) * 32 or -(-problem.k // x.n) < x.cluster_n:
-        return True
+def _padded(k: int) -> int:
+    """Output channels with those that fill up the weights."""
+    return -(-k // 32) * 32
+
+
+def _steps_well(problem: Conv2d, step: int) -> bool:
+    """Whether a step of so many channels goes well into the problem's."""
     least = next((k for k in (16, 32, 64) if problem.c <= k), 64)
-    return x.k > least or (x.k < least and (problem.c >= 96 or problem.c % 64 == 0))
+    return step == least or (step < least and problem.c < 96 and problem.c % 64 > 0)
 
 
 def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
     assert isinstance(problem, Conv2d)
     x = _shape(config)
-    if _wastes(problem, x):
+    if x.n >= 2 * _padded(problem.k) or -(-problem.k // x.n) < x.cluster_n or not _steps_well(problem, x.k):
         return []
     tiles_n, processors = -(-problem.k // x.n), _room(x, arch)
     result: list[Launch] = []
@@ -316,6 +338,7 @@ FAMILY = Family(
     ),
     launch_parameters=_LAUNCH_PARAMETERS,
     legal=_legal,
+    values=_values,
     supports=_supports,
     launches=_launches,
     cost=_cost,

@@ -96,6 +96,7 @@ AT_DEVICE void load_constant(float (&v)[N], const float* from) {
 AT_DEVICE void touch(const float* from) {
   float unused;
   asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(unused) : "l"(from));
+  (void)unused;
 }
 
 template <typename Element, int N>
