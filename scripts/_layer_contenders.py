@@ -87,7 +87,7 @@ def torch_contenders(case: Case) -> Iterator[Contender]:
     x, weight = given["x"].permute(0, 3, 1, 2), given["weight"].contiguous(memory_format=torch.channels_last)
     geometry = (problem.stride, problem.pad, problem.dilation, problem.groups)
     names = problem.epilogue.names
-    operand = {step.name: given[step.arguments[0].name] for step in problem.epilogue.steps if step.arguments}
+    operand = {a.name.rstrip("0123456789"): given[a.name] for a in problem.epilogue.arguments if a.kind != "scalar"}
 
     def fused() -> Tensors:
         y = torch.cudnn_convolution_relu(x, weight, operand.get("bias"), *geometry)

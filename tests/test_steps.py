@@ -21,7 +21,6 @@ from autotune.steps import STEPS, define_step
 from autotune.tune import Options, Tuning
 from autotune.vendor import aten
 from autotune.worker import Worker
-from fused_resnet.graph import Layer, Network
 from fused_resnet.selection import choices
 from tuning_db import Store
 
@@ -145,9 +144,10 @@ def tuned(tmp_path_factory, cpu, cpu_target):
     define_step("broken", cuda="x * unheard_of(2.f)", torch="x * 2")
     define_step("lying", cuda="x * 2.f", torch="x * 2.01")
     texts = [CONV + name for name in ("broken", "lying")]
-    network = Network("steps", tuple(Layer(text, parse(text), {}) for text in texts))
     with Store.create(path) as store, Worker("cpu") as worker:
-        Tuning(store, network, Options(cpu, cpu_target, trials=1, budget=120.0, jobs=2), worker, Progress()).run()
+        Tuning(
+            store, map(parse, texts), Options(cpu, cpu_target, trials=1, budget=120.0, jobs=2), worker, Progress()
+        ).run()
     return path
 
 
