@@ -101,7 +101,8 @@ for path in texts:
     if path.name.startswith("unit."):
         continue
     before, text = digests(), path.read_text()
-    path.write_text(text.replace("at::", "at ::").replace("asm", "asm ") if path.suffix == ".j2" else text + "// changed")
+    spaced = text.replace("at::", "at ::").replace("asm", "asm ")
+    path.write_text(spaced if path.suffix == ".j2" else text + "// changed")
     assert digests() != before, path
     path.write_text(text)
     assert digests() == before
