@@ -87,7 +87,7 @@ struct HopperConv2d {
     int n, out_h, out_w, k, rows;
     int cluster_tiles;
     Divider cluster_rows, cluster_columns, out_area, out_width;  // out_*: of pixels, or of patches
-    int chunks, r, s, phases_h, phases_w, taps_h, taps_w;  // of a phase; the first phase has most
+    int chunks, r, s, phases_h, phases_w;
     int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
     int fills;  // of one tile
     int fill_slots, slot_bytes, fill_bytes, weight_slots;
@@ -107,7 +107,6 @@ struct HopperConv2d {
     x.dilation_h = a.dilation_h, x.dilation_w = a.dilation_w;
     x.chunks = ceil_div(a.c, kK);
     x.phases_h = kPatch ? min(a.r, a.stride_h) : a.r, x.phases_w = kPatch ? min(a.s, a.stride_w) : a.s;
-    x.taps_h = ceil_div(a.r, x.phases_h), x.taps_w = ceil_div(a.s, x.phases_w);
     x.fills = x.phases_h * x.phases_w * x.chunks;
     x.along_m = a.launch[kRaster];
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
@@ -119,8 +118,9 @@ struct HopperConv2d {
       x.squares_h = a.launch[kSquaresH], x.squares_w = a.launch[kSquaresW], x.images = a.launch[kImages];
       if (x.squares_h * x.squares_w * x.images * 64 != kM) return refused(out);
       if (a.stride_h > 1 && a.dilation_h > 1 || a.stride_w > 1 && a.dilation_w > 1) return refused(out);
-      x.patch_h = 8 * x.squares_h + (x.taps_h - 1) * a.dilation_h;
-      x.patch_w = 8 * x.squares_w + (x.taps_w - 1) * a.dilation_w;
+      // The first phase has the most taps.
+      x.patch_h = 8 * x.squares_h + (ceil_div(a.r, x.phases_h) - 1) * a.dilation_h;
+      x.patch_w = 8 * x.squares_w + (ceil_div(a.s, x.phases_w) - 1) * a.dilation_w;
       const int patches_h = ceil_div(a.p, 8 * x.squares_h), patches_w = ceil_div(a.q, 8 * x.squares_w);
       x.out_area = Divider::by(patches_h * patches_w), x.out_width = Divider::by(patches_w);
       tiles_m = ceil_div(a.n, x.images) * patches_h * patches_w;
