@@ -465,8 +465,7 @@ struct HopperConv2d {
     int tiles = 0;
     touch_parameters(x, Tile(x, me, first_tile()));
     if constexpr (kGated)
-      excitation(x).load_weights(gate_memory(at), (const Element*)x.p.p[kFirstGate], (const Element*)x.p.p[kFirstGate + 2],
-                                 own_channel(me, Tile(x, me, first_tile())), x.k);
+      excitation(x).load_weights(gate_memory(at), x.p.p + kFirstGate, own_channel(me, Tile(x, me, first_tile())), x.k);
     wait_for_previous();
     if (kResident) hopper::wait(at.weight_full, 0);
     for (int index = first_tile(); index < x.cluster_tiles; index += tile_step()) {
@@ -639,9 +638,7 @@ struct HopperConv2d {
         }
       }
     }
-    const float* const* p = (const float* const*)x.p.p;
-    gate.excite(memory, p[kFirstGate + 1], p[kFirstGate + 3], own_channel(me, tile), x.k, me.n * kSlices + me.slice,
-                at.gate_full, [&](int peer) { return me.rank(me.m, peer / kSlices, peer % kSlices); });
+    gate.excite(memory, own_channel(me, tile), x.k, me.n * kSlices + me.slice, at.gate_full, [&](int peer) { return me.rank(me.m, peer / kSlices, peer % kSlices); });
     const float* gates = (const float*)(memory + gate.mean());
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
@@ -717,44 +714,52 @@ struct HopperConv2d {
     for (int i = 0; i < 2 * kBlocks; ++i)
       pixels[i / 2][i % 2] =
           Config::kAtPixels ? output_pixel(x, tile, first_block + i / 2, 16 * (warp % 4) + 8 * (i % 2) + lane / 4) : 0;
+    auto channel_of = [&](int batch, int i) {
+      return tile.n * kN + 32 * (batch / kBlocks * kColumns + i) + 8 * (lane % 4);
+    };
+    typename Config::Steps::Fetched fetched[2][2 * kColumns];
+    auto fetch = [&](int batch) {
 #pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-#pragma unroll
-      for (int m = 0; m < kBlocks; ++m) {
-        const uint32_t buffer = at.staging + (kStages * warp + (chunk * kBlocks + m) % kStages) * kStageBytes;
-        // Until the buffer's last store has read it: kStages ago, or one of the tile before.
-        if (chunk + m == 0 && kChunks * kBlocks % kStages != 0) hopper::wait_for_stores<0>();
-        else hopper::wait_for_stores<kStages - 1>();
-        __syncwarp();
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-#pragma unroll
-          for (int i = 0; i < kColumns; ++i) {
-            const int columns = chunk * kColumns + i, row = 8 * half + lane / 4;
-            const int channel = tile.n * kN + 32 * columns + 8 * (lane % 4);
-            float v[kVector];
-            take(v, sums, m, half, columns);
-            if (pixels[m][half] >= 0 && channel < x.k)
-              Config::Steps::apply(v, x.p.p, x.scalars, channel, (int64_t)pixels[m][half] * x.k + channel);
-            const int place = (4 * i + lane % 4) ^ (kStageChannels == 64 ? row % 8 : row / 2 % 4);
-            hopper::write(buffer + row * kStageChannels * (int)sizeof(Element) + 16 * place,
-                          rounded<Element>(v).words[0]);
-          }
-        }
-        hopper::publish_shared();
-        __syncwarp();
-        if (lane == 0) {
-          const int channel = tile.n * kN + chunk * kStageChannels;
-          if (kPatch) {
-            int n, h, w;
-            square(x, tile, first_block + m, n, h, w);
-            hopper::store_4d(x.output_map, buffer, channel, 8 * w, 8 * h + 2 * (warp % 4), n);
-          } else {
-            hopper::store_2d(x.output_map, buffer, channel, tile.m * kM + 64 * (first_block + m) + 16 * (warp % 4));
-          }
-        }
-        hopper::commit_stores();
+      for (int i = 0; i < 2 * kColumns; ++i) {
+        const int pixel = pixels[batch % kBlocks][i % 2], channel = channel_of(batch, i / 2);
+        if (pixel >= 0 && channel < x.k)
+          Config::Steps::fetch(fetched[batch % 2][i], x.p.p, (int64_t)pixel * x.k + channel);
       }
+    };
+    fetch(0);
+#pragma unroll
+    for (int batch = 0; batch < kChunks * kBlocks; ++batch) {
+      const int chunk = batch / kBlocks, m = batch % kBlocks;
+      const uint32_t buffer = at.staging + (kStages * warp + batch % kStages) * kStageBytes;
+      if (batch + 1 < kChunks * kBlocks) fetch(batch + 1);
+      // Until the buffer's last store has read it: kStages ago, or one of the tile before.
+      if (batch == 0 && kChunks * kBlocks % kStages != 0) hopper::wait_for_stores<0>();
+      else hopper::wait_for_stores<kStages - 1>();
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < 2 * kColumns; ++i) {
+        const int half = i % 2, columns = chunk * kColumns + i / 2, row = 8 * half + lane / 4;
+        const int pixel = pixels[m][half], channel = channel_of(batch, i / 2);
+        float v[kVector];
+        take(v, sums, m, half, columns);
+        if (pixel >= 0 && channel < x.k)
+          Config::Steps::apply(v, x.p.p, x.scalars, channel, (int64_t)pixel * x.k + channel, fetched[batch % 2][i]);
+        const int place = (4 * (i / 2) + lane % 4) ^ (kStageChannels == 64 ? row % 8 : row / 2 % 4);
+        hopper::write(buffer + row * kStageChannels * (int)sizeof(Element) + 16 * place, rounded<Element>(v).words[0]);
+      }
+      hopper::publish_shared();
+      __syncwarp();
+      if (lane == 0) {
+        const int channel = tile.n * kN + chunk * kStageChannels;
+        if (kPatch) {
+          int n, h, w;
+          square(x, tile, first_block + m, n, h, w);
+          hopper::store_4d(x.output_map, buffer, channel, 8 * w, 8 * h + 2 * (warp % 4), n);
+        } else {
+          hopper::store_2d(x.output_map, buffer, channel, tile.m * kM + 64 * (first_block + m) + 16 * (warp % 4));
+        }
+      }
+      hopper::commit_stores();
     }
   }
 
@@ -766,17 +771,31 @@ struct HopperConv2d {
 #pragma unroll
     for (int i = 0; i < 2 * kBlocks; ++i)
       pixels[i / 2][i % 2] = output_pixel(x, tile, first_block + i / 2, 16 * warp + 8 * (i % 2) + lane / 4);
+    // A group's tensors are read while the group before is worked on.
+    constexpr int kGroup = kUnits / kSlices < 4 ? kUnits / kSlices : 4;
+    typename Config::Steps::Fetched fetched[2][kGroup];
+    auto each = [&](int group, auto work) {
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      int m, half, columns;
-      unit(i, m, half, columns);
-      const int channel = first_channel + 32 * columns;
-      if (pixels[m][half] < 0 || channel >= x.k || i / kOwn != me.slice) continue;
-      float v[kVector];
-      take(v, sums, m, half, columns);
-      const int64_t offset = (int64_t)pixels[m][half] * x.k + channel;
-      Config::Steps::apply(v, x.p.p, x.scalars, channel, offset);
-      store(v, (Element*)x.p.p[kY] + offset);
+      for (int j = 0; j < kGroup; ++j) {
+        const int i = group * kGroup + j;
+        int m, half, columns;
+        unit(i, m, half, columns);
+        const int channel = first_channel + 32 * columns;
+        if (pixels[m][half] < 0 || channel >= x.k || i / kOwn != me.slice) continue;
+        work(m, half, columns, channel, (int64_t)pixels[m][half] * x.k + channel, fetched[group % 2][j]);
+      }
+    };
+    auto fetch = [&](int, int, int, int, int64_t offset, auto& to) { Config::Steps::fetch(to, x.p.p, offset); };
+    each(0, fetch);
+#pragma unroll
+    for (int group = 0; group < kUnits / kGroup; ++group) {
+      if (group + 1 < kUnits / kGroup) each(group + 1, fetch);
+      each(group, [&](int m, int half, int columns, int channel, int64_t offset, auto& from) {
+        float v[kVector];
+        take(v, sums, m, half, columns);
+        Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, from);
+        store(v, (Element*)x.p.p[kY] + offset);
+      });
     }
   }
 };

@@ -27,12 +27,17 @@ struct Gate {
   AT_DEVICE int vector() const { return parts() + kPeers * images * hidden * 4; }
   AT_DEVICE int w1() const { return vector() + images * hidden * 4; }
   AT_DEVICE int w2() const { return w1() + hidden * kColumn * 2; }
-  AT_DEVICE int bytes() const { return w2() + kN * (hidden + 8) * 2; }
+  AT_DEVICE int biases() const { return w2() + kN * (hidden + 8) * 2; }  // b2, then b1
+  AT_DEVICE int bytes() const { return biases() + (kN + hidden) * 4; }
 
   AT_DEVICE static void sync() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
 
-  // Brings this block's part of the weights near. w1 (hidden, k), w2 (k, hidden); the part begins at `channel`.
-  AT_DEVICE void load_weights(char* memory, const Element* first, const Element* second, int channel, int k) const {
+  // Brings this block's part of the weights near. p: w1 (hidden, k), b1, w2 (k, hidden), b2; the part begins at `channel`.
+  AT_DEVICE void load_weights(char* memory, void* const* p, int channel, int k) const {
+    const Element *first = (const Element*)p[0], *second = (const Element*)p[2];
+    float* vectors = (float*)(memory + biases());
+    for (int i = threadIdx.x; i < hidden; i += kThreads) vectors[kN + i] = __ldg((const float*)p[1] + i);
+    for (int i = threadIdx.x; i < kN && channel + i < k; i += kThreads) vectors[i] = __ldg((const float*)p[3] + channel + i);
     Element* to = (Element*)(memory + w1());
     for (int i = threadIdx.x; i < hidden * (kN / kVector); i += kThreads) {
       const int o = i / (kN / kVector), c = i % (kN / kVector) * kVector;
@@ -54,8 +59,7 @@ struct Gate {
   // Partial sums -> gates, in the place of the means: (images, kN). me: this block's number among its peers;
   // rank_of: peer -> block of the cluster; barrier: counts what comes from the others.
   template <typename RankOf>
-  AT_DEVICE void excite(char* memory, const float* b1, const float* b2, int channel, int k, int me, uint32_t barrier,
-                        RankOf rank_of) const {
+  AT_DEVICE void excite(char* memory, int channel, int k, int me, uint32_t barrier, RankOf rank_of) const {
     const int thread = threadIdx.x;
     const float* sums = (const float*)memory;
     float* means = (float*)(memory + mean());
@@ -66,6 +70,7 @@ struct Gate {
     for (int i = thread; i < images * kN; i += kThreads) {
       const int image = i / kN, c = i % kN;
       float total = 0.f;
+#pragma unroll 4
       for (int j = 0; j < each; ++j) total += sums[(image * each + j) * kN + c];
       means[i] = total / pixels;
     }
@@ -86,7 +91,7 @@ struct Gate {
     }
     float* hiddens = (float*)(memory + vector());
     for (int i = thread; i < pairs; i += kThreads) {
-      float total = __ldg(b1 + i % hidden);
+      float total = ((const float*)(memory + biases()))[kN + i % hidden];
 #pragma unroll
       for (int peer = 0; peer < kPeers; ++peer) total += ((const float*)(memory + parts()))[peer * pairs + i];
       hiddens[i] = fmaxf(total, 0.f);
@@ -96,7 +101,7 @@ struct Gate {
     for (int i = thread; i < images * kN; i += kThreads) {
       const int image = i / kN, c = i % kN;
       if (channel + c >= k) continue;
-      float total = __ldg(b2 + channel + c);
+      float total = ((const float*)(memory + biases()))[c];
       for (int o = 0; o < hidden; o += 4) {
         float w[4];
         load(w, weights + c * (hidden + 8) + o);
