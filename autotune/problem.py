@@ -408,6 +408,7 @@ class Conv2dSe(Convolution):
 
     operator: ClassVar[str] = "conv2d_se"
     hidden: int
+    epilogue: Epilogue = Epilogue(("gate",))
 
     def __post_init__(self) -> None:
         super().__post_init__()
