@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.measure import Result, random_tensor, replay_sampler, timed
+from autotune.result import Result, timed
+from autotune.timing import replay_sampler
+from autotune.verify import random_tensor
 from fused_resnet.binding import Candidate
 from fused_resnet.graph import INPUT, OUTPUT, Network
 from fused_resnet.plan import BoundLayer, bind_layer, capture, make_buffers, make_graph, make_runs

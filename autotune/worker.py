@@ -18,9 +18,10 @@ from typing import Any
 
 from autotune.device import DeviceFacts
 from autotune.errors import WorkerError
-from autotune.measure import Result
 from autotune.network import Pick
 from autotune.problem import Problem
+from autotune.result import Result
+from autotune.timing import Timing
 from fused_resnet.binding import Candidate
 from fused_resnet.graph import Network
 
@@ -34,6 +35,7 @@ class Request:
 
     problem: Problem
     candidates: tuple[Candidate, ...]
+    timing: Timing
     rounds: int = 0
 
 
@@ -47,10 +49,13 @@ class NetworkRequest:
 
 
 class Worker:
-    """Owns the measuring process of one device ("cpu", "cuda:0"). Use it as a context manager."""
+    """Owns the measuring process of one device ("cpu", "cuda:0"). Use it as a context manager.
 
-    def __init__(self, device: str, deadline: float = 30.0) -> None:
-        self.device, self.deadline = device, deadline
+    deadline: seconds for one candidate; several GPUs have a worker each. timing: how candidates are timed.
+    """
+
+    def __init__(self, device: str, deadline: float = 30.0, timing: Timing = Timing()) -> None:  # noqa: B008 (frozen)
+        self.device, self.deadline, self.timing = device, deadline, timing
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
@@ -84,7 +89,7 @@ class Worker:
         left = list(candidates)
         try:
             while left:
-                answer = self._ask(Request(problem, tuple(left)), self.deadline)
+                answer = self._ask(Request(problem, tuple(left), self.timing), self.deadline)
                 while True:
                     left.pop(0)
                     yield answer
@@ -98,7 +103,7 @@ class Worker:
     def finals(self, problem: Problem, candidates: Sequence[Candidate], rounds: int) -> list[Result]:
         """Time verified candidates in interleaved rounds; a failure of one is a failure of all."""
         deadline = self.deadline + rounds * len(candidates) * 0.1
-        first = self._ask(Request(problem, tuple(candidates), rounds), deadline)
+        first = self._ask(Request(problem, tuple(candidates), self.timing, rounds), deadline)
         return first if isinstance(first, list) else [first] * len(candidates)
 
     def plans(self, network: Network, plans: Sequence[Sequence[Pick]], rounds: int) -> list[Result]:

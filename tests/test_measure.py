@@ -7,9 +7,10 @@ import torch
 from helpers import relative_error, solve
 
 from autotune import reference
-from autotune.measure import HALF_SUMS, TOLERANCE, Case
+from autotune.measure import Case
 from autotune.problem import DTYPES, parse
 from autotune.vendor import aten
+from autotune.verify import HALF_SUMS, TOLERANCE
 from fused_resnet.binding import Candidate
 
 CPU = torch.device("cpu")
