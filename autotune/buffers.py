@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -31,10 +31,11 @@ class Rotation:
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Bytes of the largest cache: L2 of a GPU, L3 of a CPU."""
+    """Bytes of the largest cache: L2 of a GPU; of a CPU what Linux tells, and at least 32 MiB, as it may not."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
-    return max(os.sysconf("SC_LEVEL3_CACHE_SIZE"), 2**25)  # a virtual machine may not tell
+    sizes = (path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    return max([2**25, *(1024 * int(size.removesuffix("K")) for size in sizes)])
 
 
 def copies_of(size: int, device: torch.device) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import resource
 import time
@@ -50,16 +51,31 @@ def energy_uj(
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Data of this process on the host and what is taken on a GPU, but for what torch keeps to use again.
-
-    On the host what was asked for counts, whether it was touched or not.
-    """
+    """Memory in use: of a GPU, by anyone, but for what torch keeps to use again; on a CPU this process's data."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return int(total - free - torch.cuda.memory_reserved(device))
     pages = int(Path("/proc/self/statm").read_text().split()[5])
-    host = pages * resource.getpagesize()
-    if device.type != "cuda":
-        return host
-    free, total = torch.cuda.mem_get_info(device)
-    return host + total - free - torch.cuda.memory_reserved(device)
+    return pages * resource.getpagesize() - _free_bytes()
+
+
+_MALLINFO2 = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"),
+    *("uordblks", "fordblks", "keepcost"),
+)
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _MALLINFO2)
+
+
+def _free_bytes() -> int:
+    """What malloc has of the system and not given out: a leak takes that first, before the process grows."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):  # glibc before 2.33, or another C library
+        return 0
+    libc.mallinfo2.restype = _Mallinfo2
+    return int(libc.mallinfo2().fordblks)
 
 
 def workspace_bytes(step: Step, device: torch.device) -> int | None:

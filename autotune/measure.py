@@ -27,8 +27,8 @@ from fused_resnet.binding import Candidate, Step, bind
 from fused_resnet.engine import Program, RefusedError
 
 SAMPLES = 5
-LEAK_BYTES = 2**18
-"""A process that grows by more than this while it takes SAMPLES, and again for as many more, leaks."""
+LEAK_BYTES = 2**16
+"""Who takes more memory than this while SAMPLES are taken, and again for as many more, leaks."""
 
 _SETTLE_SECONDS = 0.05  # of finalists, before their first round
 _ENERGY_US = 2e4  # of work between two looks at the energy counter

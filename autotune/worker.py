@@ -29,6 +29,10 @@ START_SECONDS = 180.0
 """Importing torch and making a CUDA context, on a slow disk."""
 
 
+_ENDS = ("crashed", "timed_out", "leaks")
+"""What costs the process: it may be gone, its device's context ruined, or its memory."""
+
+
 @dataclass(frozen=True)
 class Request:
     """candidates on one problem. rounds = 0: verify and time each by itself; else time all in that many rounds."""
@@ -93,7 +97,7 @@ class Worker:
                 while True:
                     left.pop(0)
                     yield answer
-                    if not left or answer.status in ("crashed", "timed_out"):
+                    if not left or answer.status in _ENDS:
                         break
                     answer = self._answer(self.deadline)
         finally:
@@ -131,8 +135,8 @@ class Worker:
             self.stop()
             name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             return Result("crashed", f"the process died: {name}")
-        if isinstance(answer, Result) and answer.status == "crashed":
-            self.stop()  # its device context may be ruined
+        if isinstance(answer, Result) and answer.status in _ENDS:
+            self.stop()
         return answer
 
     def _ensure(self) -> None:
