@@ -70,15 +70,15 @@ class Case(Operands):
                     return Result("wrong", complaint, error)
                 bits = self.bits()
                 changed = self.repeat(step, bits)
-                # torch's operators may add in any order: that is recorded, and no reason to do without them.
-                if changed and candidate.kind:
+                # A library's operators may add in any order: that is recorded, and no reason to do without them.
+                if changed and step.kernel:
                     return Result(*changed, error)
             verified = time.perf_counter()
             with span("time", self.device):
                 result = self._time(candidate, step, error)
             if complaint := self.trespass():
                 return Result("wrong", f"after many launches {complaint}", error)
-            if candidate.kind and (difference := self.unlike(bits)):
+            if step.kernel and (difference := self.unlike(bits)):
                 return Result("unstable", f"after many launches {difference}", error)
             seconds = {"load": bound - started, "verify": verified - bound, "time": time.perf_counter() - verified}
             result.details["seconds"] = {name: round(value, 5) for name, value in seconds.items()}

@@ -22,7 +22,7 @@ from autotune.errors import AutotuneError
 from autotune.nvml import Monitor
 from autotune.result import median_interval, timed
 from autotune.rounds import interleave
-from autotune.timing import host_clock, sampler, settle
+from autotune.timing import Runnable, Work, host_clock, sampler, settle
 
 CALLS = 20
 EARLIER = 50  # calls that a program has queued before the one that is timed
@@ -68,9 +68,14 @@ def arguments() -> argparse.Namespace:
 def no_warm_up(call: Callable[[], object]) -> Row:
     """Both synchronizations, but from the first call on: the first loads code and chooses an algorithm."""
     samples = []
+
+    def finish() -> None:
+        call()
+        torch.cuda.synchronize()
+
     for _ in range(CALLS):
         torch.cuda.synchronize()
-        samples.append(host_clock(lambda: (call(), torch.cuda.synchronize())))
+        samples.append(host_clock(finish))
     mean = sum(samples) / len(samples)
     return Row(
         "no warm-up", "the mean has the first calls in it, which load and choose", mean, min(samples), max(samples)
@@ -112,7 +117,7 @@ def wrong_ways(call: Callable[[], object]) -> list[Row]:
 def right_ways(wanted: argparse.Namespace, convolution: Convolution, device: torch.device) -> list[Row]:
     """Graphs between events, warm, interleaved; with operands that stay in the cache, and with others each time."""
     copies = [convolution] + [Convolution(wanted, device) for _ in range(copies_of(convolution.bytes, device) - 1)]
-    ways = [
+    ways: list[tuple[str, str, Runnable, int | None, Work | None]] = [
         ("ours, resident", "events around a graph of many calls; operands stay in L2", convolution, None, None),
         ("ours, rotating", "the same; no operand is found in L2", Rotation(copies), len(copies), flush(device)),
     ]
