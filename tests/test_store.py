@@ -33,7 +33,7 @@ def identity(**changed):
     return {**KERNEL, **changed}
 
 
-def add(store, config, median_us, *, status="ok", final=False, launch=None, device="d"):
+def add(store, config, median_us, *, status="ok", final=False, launch=None, device="d", details=None):
     row = store.put_measurement(
         device_id=store.put_device(device, "x86-64", flops_per_us=1.0, bytes_per_us=1.0).id,
         problem_id=store.put_problem(CONV).id,
@@ -42,6 +42,7 @@ def add(store, config, median_us, *, status="ok", final=False, launch=None, devi
         status=status,
         median_us=median_us,
         final=final,
+        details=details or {},
     )
     return row.id
 
