@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from autotune.timing import Work, host_clock, stream_of, synchronize
+from autotune.timing import Work, host_clock, library_choices, stream_of, synchronize
 from fused_resnet.binding import Step
 
 
@@ -86,5 +86,6 @@ def workspace_bytes(step: Step, device: torch.device) -> int | None:
         return None
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    step.run(stream_of(device))
+    with library_choices():
+        step.run(stream_of(device))
     return int(torch.cuda.max_memory_allocated(device)) - before

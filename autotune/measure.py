@@ -10,6 +10,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,14 +22,14 @@ from autotune.problem import Problem
 from autotune.result import Result, timed
 from autotune.rounds import Rounds, interleave
 from autotune.spans import span
-from autotune.timing import Sampler, Timing, sampler, settle, stream_of, synchronize
+from autotune.timing import Sampler, Timing, library_choices, sampler, settle, stream_of, synchronize
 from autotune.verify import HALF_SUMS, TOLERANCE, WHOLE_SLACK, Operands
 from fused_resnet.binding import Candidate, Step, bind
 from fused_resnet.engine import Program, RefusedError
 
 SAMPLES = 5
 LEAK_BYTES = 2**16
-"""Who takes more memory than this while SAMPLES are taken, and again for as many more, leaks."""
+"""Who takes more memory than this while SAMPLES are taken, and some with each of as many more, leaks."""
 
 _SETTLE_SECONDS = 0.05  # of finalists, before their first round
 _ENERGY_US = 2e4  # of work between two looks at the energy counter
@@ -94,6 +95,7 @@ class Case(Operands):
         before = self._monitor.state()
         taken = interleave(samplers, rounds, self._monitor.slowed)
         state = {"rounds": rounds, "before": before, "after": self._monitor.state()}
+        self.trespass()  # so that no later candidate is blamed for what one of these did
         return [
             timed(samples, self._how() | state | _throttling(taken, i) | self._costs(steps[i], samplers[i]))
             for i, samples in enumerate(taken.samples)
@@ -104,7 +106,7 @@ class Case(Operands):
         empty = memory_bytes(self.device)
         taken = interleave([sample], SAMPLES, self._monitor.slowed)
         state = self._monitor.state()
-        if memory_bytes(self.device) - empty > LEAK_BYTES and (grown := self._grows(sample)) > LEAK_BYTES:
+        if memory_bytes(self.device) - empty > LEAK_BYTES and (grown := self._leaked(sample)):
             launches = SAMPLES * sample.launches
             return Result("leaks", f"memory grew by {grown / 2**20:.1f} MiB in {launches} launches", error)
         details = {"kernel": step.kernel.describe() if step.kernel else "torch", **self._how()}
@@ -117,12 +119,14 @@ class Case(Operands):
     def _how(self) -> dict[str, Any]:
         return {"timer": self.timing.timer, "buffers": self.timing.buffers}
 
-    def _grows(self, sample: Sampler) -> int:
-        """By how much memory grows while as many samples as are wanted are taken once more."""
-        before = memory_bytes(self.device)
+    def _leaked(self, sample: Sampler) -> int:
+        """Bytes by which the memory in use grows in some more samples, if it does in each of them."""
+        sizes = [memory_bytes(self.device)]
         for _ in range(SAMPLES):
             sample()
-        return memory_bytes(self.device) - before
+            sizes.append(memory_bytes(self.device))
+        steady = all(after > before for before, after in pairwise(sizes))
+        return sizes[-1] - sizes[0] if steady else 0
 
     def _sampler(self, candidate: Candidate, step: Step) -> Sampler:
         if self.timing.buffers == "resident":
@@ -164,8 +168,9 @@ class Case(Operands):
             if step.kernel:
                 program.run(stream)
                 return
-            for _ in range(_HOST_LAUNCHES):
-                step.run(stream)
+            with library_choices():
+                for _ in range(_HOST_LAUNCHES):
+                    step.run(stream)
 
         return host_us(launch, _HOST_LAUNCHES, self.device)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -98,7 +99,7 @@ def _cuda_sampler(step: Runnable, device: torch.device, timer: str, most: int | 
         for _ in range(times):
             step.run(stream_of(device))
 
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
+    with library_choices():
         side = torch.cuda.Stream(device)
         with torch.cuda.stream(side):
             repeat(3)
@@ -108,7 +109,7 @@ def _cuda_sampler(step: Runnable, device: torch.device, timer: str, most: int | 
         if timer == "events":
 
             def launch_all() -> None:
-                with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
+                with library_choices():
                     repeat(repeats)
 
             return Sampler(launch_all, repeats, between, before)
@@ -116,6 +117,11 @@ def _cuda_sampler(step: Runnable, device: torch.device, timer: str, most: int | 
         with torch.cuda.graph(graph, stream=side):
             repeat(repeats)
     return Sampler(graph.replay, repeats, between, before, keep=step)
+
+
+def library_choices() -> AbstractContextManager[None]:
+    """Let cuDNN try its algorithms for torch's operators and keep the fastest: what a user who cares would do."""
+    return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True)
 
 
 def replay_sampler(replay: Work, replays: int = 10) -> Sampler:

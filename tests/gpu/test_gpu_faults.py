@@ -107,13 +107,3 @@ def test_every_way_of_timing_works(faulty):
             for answer in finals:
                 low, high = answer.details["interval_us"]
                 assert low - 1e-3 <= answer.median_us <= high + 1e-3
-
-
-def test_large_operands_take_longer_from_memory_than_from_the_cache():
-    problem = parse("avg_pool2d n=32 h=32 w=32 c=64 r=2 s=2 stride=2 dtype=f32")  # 8 MiB in, 2 MiB out
-    candidate = Candidate(aten.FAMILY, '{"memory_format": "channels_last"}', "")
-    times = {}
-    for buffers in ("resident", "rotating"):
-        with Worker("cuda:0", timing=Timing(buffers=buffers)) as worker:
-            times[buffers] = worker.finals(problem, [candidate], rounds=9)[0].median_us
-    assert times["rotating"] > times["resident"]
