@@ -38,7 +38,7 @@ from autotune.timing import BUFFERS, TIMERS, Timing
 from autotune.tune import Options, Tuning
 from autotune.worker import Worker
 from fused_resnet.graph import GRAPHS, Network, network
-from tuning_db import Store
+from tuning_db import DatabaseError, Store
 
 UNTIMED_TRIALS = 3
 
@@ -182,6 +182,15 @@ def _no_dtype(arch: Architecture, dtype: str) -> str:
     return f"{arch.name} has no kernels in {dtype}: choose {' or '.join(arch.dtypes)}"
 
 
+def refuse_other_timing(tuning: Tuning, timing: Timing, path: Path) -> None:
+    """Raises DatabaseError if the database holds times that were taken in another way: they cannot be compared."""
+    for problem in tuning.problems:
+        for row in tuning.store.ranking(tuning.device, str(problem))[:1]:
+            for name, default in (("buffers", BUFFERS[0]), ("timer", TIMERS[0])):
+                if (before := row.details.get(name, default)) != getattr(timing, name):
+                    raise DatabaseError(f"{path} was timed with --{name} {before}: keep to that, or give another --db")
+
+
 def show_compiled(console: Console, tuning: Tuning) -> None:
     """What was done where nothing could be timed."""
     options = tuning.options
@@ -258,6 +267,8 @@ def main() -> int:
         tuning = Tuning(store, [problem for _, problem in wanted.named], options, worker, progress)
         with progress:
             try:
+                if worker:
+                    refuse_other_timing(tuning, timing, path)
                 tuning.run()
                 if wanted.network:
                     tuning.settle_inside(wanted.network)

@@ -283,3 +283,10 @@ def test_mistakes_of_timing_are_shown_on_a_gpu_only():
     done = script("timing_mistakes")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr == "error: torch sees no NVIDIA GPU: what goes wrong here goes wrong on a GPU only\n"
+
+
+def test_times_that_were_taken_in_another_way_are_not_mixed(tuned_db, tmp_path):
+    path = shutil.copy(tuned_db, tmp_path / "resident.db")
+    done = script("tune", "--arch", "cpu", "--batch", TUNED_BATCH, "--db", path, "--buffers", "rotating")
+    assert done.returncode == 2
+    assert done.stderr == f"error: {path} was timed with --buffers resident: keep to that, or give another --db\n"
