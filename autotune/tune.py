@@ -19,9 +19,9 @@ from autotune.epilogue import Epilogue
 from autotune.errors import AutotuneError
 from autotune.families import family, serving
 from autotune.families.base import Config, Family, Kernel
-from autotune.measure import Result
 from autotune.problem import Problem
 from autotune.progress import Progress
+from autotune.result import Result
 from autotune.search import Study
 from autotune.settle import settle_network
 from autotune.vendor import aten

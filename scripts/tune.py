@@ -34,10 +34,11 @@ from autotune.paths import FAMILIES
 from autotune.problem import DTYPES, OPERATORS, Problem, dtype_name, parse
 from autotune.report import failures as failed
 from autotune.report import illegal, lines, unserved
+from autotune.timing import BUFFERS, TIMERS, Timing
 from autotune.tune import Options, Tuning
 from autotune.worker import Worker
 from fused_resnet.graph import GRAPHS, Network, network
-from tuning_db import Store
+from tuning_db import DatabaseError, Store
 
 UNTIMED_TRIALS = 3
 
@@ -118,6 +119,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", default=[], metavar="FAMILY", help="try no families but these; may be repeated"
     )
+    parser.add_argument(
+        "--buffers",
+        choices=BUFFERS,
+        default=BUFFERS[0],
+        help="time on operands that stay in the cache, as far as they fit (the default), or on others at each launch",
+    )
+    parser.add_argument(
+        "--timer",
+        choices=TIMERS,
+        default=TIMERS[0],
+        help="on a GPU, time graphs of many launches (the default), or launches one by one between events",
+    )
     parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the search")
     if {"-h", "--help"} & set(sys.argv):
         parser.epilog = grammar()
@@ -167,6 +180,15 @@ def work(args: argparse.Namespace, arch: Architecture) -> Work:
 
 def _no_dtype(arch: Architecture, dtype: str) -> str:
     return f"{arch.name} has no kernels in {dtype}: choose {' or '.join(arch.dtypes)}"
+
+
+def refuse_other_timing(tuning: Tuning, timing: Timing, path: Path) -> None:
+    """Raises DatabaseError if the database holds times that were taken in another way: they cannot be compared."""
+    for problem in tuning.problems:
+        for row in tuning.store.ranking(tuning.device, str(problem))[:1]:
+            for name, default in (("buffers", BUFFERS[0]), ("timer", TIMERS[0])):
+                if (before := row.details.get(name, default)) != getattr(timing, name):
+                    raise DatabaseError(f"{path} was timed with --{name} {before}: keep to that, or give another --db")
 
 
 def show_compiled(console: Console, tuning: Tuning) -> None:
@@ -233,17 +255,20 @@ def main() -> int:
     allow = tuple(name.replace("-", "_") for name in args.allow)
     only = tuple(family(name).name for name in args.only)
     options = Options(arch, target, trials, budget, args.jobs, args.seed, allow, only)
+    timing = Timing(args.timer, args.buffers)
 
     console = Console()
     interrupted = False
     if not wanted.network:
         for name, problem in wanted.named:
             console.print(f"{name:>3}  {problem}", highlight=False, markup=False)
-    with Store.create(path) as store, Worker(device) if device else nullcontext() as worker:
+    with Store.create(path) as store, Worker(device, timing=timing) if device else nullcontext() as worker:
         progress = LiveProgress(console, wanted.named)
         tuning = Tuning(store, [problem for _, problem in wanted.named], options, worker, progress)
         with progress:
             try:
+                if worker:
+                    refuse_other_timing(tuning, timing, path)
                 tuning.run()
                 if wanted.network:
                     tuning.settle_inside(wanted.network)
