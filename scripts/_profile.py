@@ -1,0 +1,101 @@
+"""The command line of profile.py."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read when torch is loaded
+
+import torch
+from _cli import positive
+from _models import HELP, input_size, load_model
+from _record import machine
+from torch import nn
+
+from autotune.device import measure_device
+from autotune.errors import AutotuneError
+from autotune.problem import DTYPES
+from autotune.profiling import record
+from autotune.profiling.fused import of_fused
+from fused_resnet import FusedResNet
+
+
+def main() -> None:
+    """Run the command line."""
+    arguments = parse()
+    traces = make_traces(arguments)
+    if arguments.trace:
+        for path, trace in zip(trace_paths(Path(arguments.trace)), traces, strict=False):
+            record.save(trace, path)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="profile.py", description="What runs beneath each layer of a network: module, operators, kernels."
+    )
+    parser.add_argument("--model", default="se_resnet9_fixup", help=HELP)
+    parser.add_argument("--input", type=shape, metavar="C,H,W", help="shape of a sample (default: the network's usual)")
+    parser.add_argument("--batch", type=positive, default=32, metavar="N", help="samples a call (default: 32)")
+    parser.add_argument("--dtype", choices=["f16", "bf16", "f32"], help="default: f16 on a GPU, f32 on a CPU")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--channels-last", action="store_true", help="weights and input channels last in memory")
+    parser.add_argument("--cudnn", choices=["on", "off"], help="whether torch may use cuDNN (default: on)")
+    parser.add_argument("--compile", action="store_true", help="profile what torch.compile makes of the network")
+    parser.add_argument("--db", metavar="FILE", help="also FusedResNet on this tuning database, side by side")
+    parser.add_argument("--calls", type=positive, default=4, metavar="N", help="calls that are averaged (default: 4)")
+    parser.add_argument("--trace", metavar="F", help="write the Chrome trace, for Perfetto; .gz compresses")
+    return parser.parse_args()
+
+
+def shape(text: str) -> tuple[int, ...]:
+    return tuple(positive(part) for part in text.split(","))
+
+
+def trace_paths(path: Path) -> tuple[Path, Path]:
+    """Where the traces of the network and of its FusedResNet go."""
+    stem, dot, suffixes = path.name.partition(".")
+    return path, path.with_name(f"{stem}-fused{dot}{suffixes}")
+
+
+def make_traces(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A trace of the network, and with --db one of its FusedResNet."""
+    device = torch.device("cuda" if arguments.device != "cpu" and torch.cuda.is_available() else "cpu")
+    if device.type != "cuda" and (arguments.cudnn or arguments.device == "cuda"):
+        raise AutotuneError("torch sees no NVIDIA GPU: leave --cudnn and --device cuda out to profile the CPU")
+    dtype = DTYPES[arguments.dtype or ("f16" if device.type == "cuda" else "f32")]
+    torch.backends.cudnn.enabled = arguments.cudnn != "off"
+    channels = arguments.input[0] if arguments.input else 3
+    model: Any = load_model(arguments.model, channels).requires_grad_(False)
+    size = arguments.input or input_size(arguments.model, model)
+    x = torch.randn(arguments.batch, *size, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    facts = measure_device(device)
+    about = {
+        "model": arguments.model,
+        "input": [arguments.batch, *size],
+        "dtype": str(dtype).removeprefix("torch."),
+        "channels_last": arguments.channels_last,
+        "cudnn": torch.backends.cudnn.enabled,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": machine(device),
+        "limits": {"flops_per_us": facts.flops_per_us, "bytes_per_us": facts.bytes_per_us},
+    }
+
+    def traced(variant: str, subject: record.Subject) -> dict[str, Any]:
+        return record.record(subject, device, arguments.calls, {**about, "variant": variant})
+
+    layout = torch.channels_last if arguments.channels_last else torch.contiguous_format
+    placed: nn.Module = model.to(device, dtype, memory_format=layout)
+    given = x.contiguous(memory_format=layout)
+    if arguments.compile:
+        traces = [traced("torch.compile", record.of_compiled(placed, given))]
+    else:
+        traces = [traced("eager", record.of_module(placed, given))]
+    if arguments.db:
+        fused = FusedResNet(arguments.db, model=arguments.model, in_channels=channels)
+        fused.load_state_dict(model.state_dict())
+        traces.append(traced("FusedResNet", of_fused(fused.to(device, dtype), x)))
+    return traces
