@@ -5,32 +5,46 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read when torch is loaded
 
+import _profile_page
+import _profile_report as report
 import torch
 from _cli import positive
 from _models import HELP, input_size, load_model
-from _record import machine
+from _record import machine, one_line, write
+from rich.console import Console
+from rich.markup import escape
 from torch import nn
 
 from autotune.device import measure_device
 from autotune.errors import AutotuneError
 from autotune.problem import DTYPES
-from autotune.profiling import record
+from autotune.profiling import attribution, record
+from autotune.profiling.attribution import Profile
 from autotune.profiling.fused import of_fused
+from autotune.profiling.summary import as_json, libraries, totals
+from autotune.profiling.tree import Node, matching, tree
 from fused_resnet import FusedResNet
 
 
 def main() -> None:
     """Run the command line."""
     arguments = parse()
-    traces = make_traces(arguments)
+    traces = [read_trace(path) for path in arguments.from_traces or []] or make_traces(arguments)
     if arguments.trace:
         for path, trace in zip(trace_paths(Path(arguments.trace)), traces, strict=False):
             record.save(trace, path)
+    profiles = [(profile, tree(profile)) for profile in map(attribution.read, traces)]
+    show(profiles, arguments)
+    if arguments.json:
+        write({"profiles": [as_json(profile, root) for profile, root in profiles]}, Path(arguments.json))
+    if arguments.html:
+        _profile_page.write(profiles, Path(arguments.html))
 
 
 def parse() -> argparse.Namespace:
@@ -47,7 +61,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="profile what torch.compile makes of the network")
     parser.add_argument("--db", metavar="FILE", help="also FusedResNet on this tuning database, side by side")
     parser.add_argument("--calls", type=positive, default=4, metavar="N", help="calls that are averaged (default: 4)")
+    parser.add_argument("--layer", metavar="PATTERN", help="show only modules whose path matches, such as 'layer1.*'")
+    parser.add_argument("--depth", type=positive, metavar="N", help="levels of modules to show (default: all)")
+    parser.add_argument("--json", metavar="F", help="write all that is known of it as JSON")
+    parser.add_argument("--html", metavar="F", help="write a page with the tree, which needs no network")
     parser.add_argument("--trace", metavar="F", help="write the Chrome trace, for Perfetto; .gz compresses")
+    parser.add_argument(
+        "--from", dest="from_traces", nargs="+", metavar="F", help="show traces of --trace instead of running anything"
+    )
     return parser.parse_args()
 
 
@@ -59,6 +80,13 @@ def trace_paths(path: Path) -> tuple[Path, Path]:
     """Where the traces of the network and of its FusedResNet go."""
     stem, dot, suffixes = path.name.partition(".")
     return path, path.with_name(f"{stem}-fused{dot}{suffixes}")
+
+
+def read_trace(path: str) -> dict[str, Any]:
+    try:
+        return record.load(Path(path))
+    except (OSError, ValueError, EOFError) as problem:
+        raise AutotuneError(f"'{path}' is not a trace: {one_line(problem)}") from problem
 
 
 def make_traces(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -99,3 +127,22 @@ def make_traces(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         fused.load_state_dict(model.state_dict())
         traces.append(traced("FusedResNet", of_fused(fused.to(device, dtype), x)))
     return traces
+
+
+def show(profiles: Sequence[tuple[Profile, Node]], arguments: argparse.Namespace) -> None:
+    console = Console(highlight=False)
+    for profile, root in profiles:
+        about = dict(profile.about)
+        where = "GPU" if about["device_type"] == "cuda" else "CPU"
+        sums = totals(profile)
+        roots = matching(root, arguments.layer) if arguments.layer else [root]
+        console.print(f"\n[italic]{escape(report.heading(about))}[/]\n")
+        report.show_tree(console, roots, sums.total_us, arguments.depth, where)
+        console.print()
+        report.show_libraries(console, libraries(root), sums.total_us)
+        console.print()
+        report.show_totals(console, sums, where)
+    if len(profiles) == 2:
+        (before, left), (after, right) = profiles
+        console.print()
+        report.show_both(console, left, right, (before.about["variant"], after.about["variant"]))
