@@ -193,15 +193,14 @@ class _Builder:
 
 def _device(builder: _Builder, spans: Sequence[Span], events: Sequence[Mapping[str, Any]]) -> None:
     """Attribute what ran on a GPU, from the first kernel that a call launched to the last."""
-    launches = {
-        span.args["correlation"]: span for span in spans if span.kind == "launch" and "correlation" in span.args
-    }
+    launches = _by(spans, ("launch",), "correlation")
+    others = _by(spans, ("module", "operator"), "External id")  # of launches that the profiler does not record
     calls = [span for span in spans if span.kind == "call"]
     ran = sorted((e for e in events if e.get("ph") == "X" and e.get("cat") in _DEVICE), key=lambda e: float(e["ts"]))
     busy_until: float | None = None
     for event in ran:
         args = event.get("args", {})
-        launch = launches.get(args.get("correlation"))
+        launch = launches.get(args.get("correlation")) or others.get(args.get("External id"))
         ours = any(call.start <= launch.start < call.end for call in calls) if launch else busy_until is not None
         if not ours:
             continue  # what holds the device back until the host is ahead
@@ -213,6 +212,10 @@ def _device(builder: _Builder, spans: Sequence[Span], events: Sequence[Mapping[s
         kernel.wait_us += (busy_until - before - us) * builder.share
         kernel.launches += builder.share
         kernel.details = {key: args[key] for key in ("grid", "block", "registers per thread") if key in args}
+
+
+def _by(spans: Sequence[Span], kinds: Sequence[str], key: str) -> dict[Any, Span]:
+    return {span.args[key]: span for span in spans if span.kind in kinds and key in span.args}
 
 
 def _origin(builder: _Builder, name: str, launch: Span | None) -> Origin:
