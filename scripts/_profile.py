@@ -99,6 +99,7 @@ def make_traces(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     channels = arguments.input[0] if arguments.input else 3
     model: Any = load_model(arguments.model, channels).requires_grad_(False)
     size = arguments.input or input_size(arguments.model, model)
+    fused = FusedResNet(arguments.db, model=arguments.model, in_channels=channels) if arguments.db else None
     x = torch.randn(arguments.batch, *size, generator=torch.Generator().manual_seed(1)).to(device, dtype)
     facts = measure_device(device)
     about = {
@@ -122,8 +123,7 @@ def make_traces(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         traces = [traced("torch.compile", record.of_compiled(placed, given))]
     else:
         traces = [traced("eager", record.of_module(placed, given))]
-    if arguments.db:
-        fused = FusedResNet(arguments.db, model=arguments.model, in_channels=channels)
+    if fused:
         fused.load_state_dict(model.state_dict())
         traces.append(traced("FusedResNet", of_fused(fused.to(device, dtype), x)))
     return traces
