@@ -22,7 +22,7 @@ from rich.markup import escape
 from torch import nn
 
 from autotune.device import measure_device
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, UnknownNameError
 from autotune.problem import DTYPES
 from autotune.profiling import attribution, record
 from autotune.profiling.attribution import Profile
@@ -40,11 +40,11 @@ def main() -> None:
         for path, trace in zip(trace_paths(Path(arguments.trace)), traces, strict=False):
             record.save(trace, path)
     profiles = [(profile, tree(profile)) for profile in map(attribution.read, traces)]
-    show(profiles, arguments)
     if arguments.json:
         write({"profiles": [as_json(profile, root) for profile, root in profiles]}, Path(arguments.json))
     if arguments.html:
         _profile_page.write(profiles, Path(arguments.html))
+    show(profiles, arguments)
 
 
 def parse() -> argparse.Namespace:
@@ -93,7 +93,8 @@ def make_traces(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """A trace of the network, and with --db one of its FusedResNet."""
     device = torch.device("cuda" if arguments.device != "cpu" and torch.cuda.is_available() else "cpu")
     if device.type != "cuda" and (arguments.cudnn or arguments.device == "cuda"):
-        raise AutotuneError("torch sees no NVIDIA GPU: leave --cudnn and --device cuda out to profile the CPU")
+        why = "--device cpu was given" if torch.cuda.is_available() else "torch sees no NVIDIA GPU"
+        raise AutotuneError(f"{why}: leave --cudnn and --device cuda out to profile the CPU")
     dtype = DTYPES[arguments.dtype or ("f16" if device.type == "cuda" else "f32")]
     torch.backends.cudnn.enabled = arguments.cudnn != "off"
     channels = arguments.input[0] if arguments.input else 3
@@ -135,7 +136,7 @@ def show(profiles: Sequence[tuple[Profile, Node]], arguments: argparse.Namespace
         about = dict(profile.about)
         where = "GPU" if about["device_type"] == "cuda" else "CPU"
         sums = totals(profile)
-        roots = matching(root, arguments.layer) if arguments.layer else [root]
+        roots = chosen(root, arguments.layer, root is profiles[0][1])
         console.print(f"\n[italic]{escape(report.heading(about))}[/]\n")
         report.show_tree(console, roots, sums.total_us, arguments.depth, where)
         console.print()
@@ -146,3 +147,13 @@ def show(profiles: Sequence[tuple[Profile, Node]], arguments: argparse.Namespace
         (before, left), (after, right) = profiles
         console.print()
         report.show_both(console, left, right, (before.about["variant"], after.about["variant"]))
+
+
+def chosen(root: Node, pattern: str | None, needed: bool) -> list[Node]:
+    """The modules to show. Those of FusedResNet need not match: there a layer may be part of another."""
+    try:
+        return matching(root, pattern) if pattern else [root]
+    except UnknownNameError:
+        if needed:
+            raise
+        return []

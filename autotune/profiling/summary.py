@@ -26,8 +26,13 @@ class Totals:
 
     @property
     def difference(self) -> float:
-        """How much more the profile has than was measured, as a share of that."""
+        """How much more the profile has than was measured without the profiler, as a share of that."""
         return self.total_us / self.measured_us - 1
+
+    @property
+    def profiled_difference(self) -> float:
+        """The same against what was measured in the recorded calls themselves."""
+        return self.total_us / self.profiled_us - 1
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ def as_json(profile: Profile, root: Node) -> dict[str, Any]:
     sums = totals(profile)
     return {
         "about": {key: value for key, value in profile.about.items() if key not in ("modules", "layers")},
-        "totals": vars(sums) | {"difference": sums.difference},
+        "totals": vars(sums) | {"difference": sums.difference, "profiled_difference": sums.profiled_difference},
         "libraries": [vars(library) for library in libraries(root)],
         "layers": profile.about["layers"],
         "tree": root.as_dict(),
