@@ -58,7 +58,7 @@ def _level(root: Node, node: Node, level: int) -> int:
 
 def _cells(node: Node, operator: str, level: int, total_us: float, wide: bool) -> list[str]:
     """A row of a module, or of a kernel with the operator that launched it."""
-    name = escape(node.name)
+    name = escape(node.path if node.path and not level else node.name)
     if node.kind == "module":
         label = f"[bold]{name}[/] [dim]{escape(node.text)}[/]"
     else:
@@ -101,7 +101,7 @@ def show_totals(console: Console, sums: Totals, where: str) -> None:
         f"between them {number(sums.wait_us)} us: {number(sums.total_us)} us a call"
     )
     console.print(
-        f"measured: {number(sums.profiled_us)} us as it was recorded (the profile has {sums.profiled_difference:+.1%}), "
+        f"measured: {number(sums.profiled_us)} us while recording (the profile has {sums.profiled_difference:+.1%}), "
         f"{number(sums.measured_us)} us without the profiler ({sums.difference:+.1%})"
     )
     if sums.as_used_us:
