@@ -101,8 +101,10 @@ def show_totals(console: Console, sums: Totals, where: str) -> None:
         f"between them {number(sums.wait_us)} us: {number(sums.total_us)} us a call"
     )
     console.print(
-        f"measured: {number(sums.profiled_us)} us while recording (the profile has {sums.profiled_difference:+.1%}), "
-        f"{number(sums.measured_us)} us without the profiler ({sums.difference:+.1%})"
+        f"measured while recording: {number(sums.profiled_us)} us; the profile has {sums.profiled_difference:+.1%}"
+    )
+    console.print(
+        f"measured without the profiler: {number(sums.measured_us)} us; the profile has {sums.difference:+.1%}"
     )
     if sums.as_used_us:
         console.print(f"as it is used{', in a CUDA graph' if where == 'GPU' else ''}: {number(sums.as_used_us)} us")
