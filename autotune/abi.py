@@ -16,6 +16,7 @@ from autotune.problem import (
     Gemm,
     PatchConv2d,
     Problem,
+    SeBlock,
     SeTail,
     SpaceToDepth,
 )
@@ -42,6 +43,7 @@ STRUCTS: dict[type[Problem], type[ctypes.Structure]] = {
     AvgPool2d: _struct("at_avg_pool2d", "n h w c r s p q stride_h stride_w pad_h pad_w"),
     SpaceToDepth: _struct("at_space_to_depth", "n h w c block"),
     SeTail: _struct("at_se_tail", "n h w c hidden"),
+    SeBlock: _struct("at_se_block", "n h w c hidden"),
 }
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from autotune.errors import ProblemError
-from autotune.steps import STEPS, Definition, full_name, register
+from autotune.steps import PLACES, STEPS, Definition, full_name, register
 
 MAX_SCALARS = 8
 """Scalars one epilogue may take (AT_MAX_SCALARS of templates/abi.h)."""
+
+_NOTHING: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {}
 
 
 @dataclass(frozen=True)
@@ -112,28 +114,36 @@ class Epilogue:
         shares = torch.rand(len(ranges), generator=generator).tolist()
         return tuple(least + (most - least) * share for (least, most), share in zip(ranges, shares, strict=True))
 
-    def around_gate(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-        """The steps before `gate` and those after it."""
-        place = self.names.index("gate")
-        return self.steps[:place], self.steps[place + 1 :]
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The steps that only mark a place, in order."""
+        return tuple(name for name in self.names if name in PLACES)
+
+    @property
+    def parts(self) -> tuple[tuple[Step, ...], ...]:
+        """The steps before the first place, those between places, and those after the last."""
+        ends = [i for i, name in enumerate(self.names) if name in PLACES]
+        return tuple(
+            self.steps[begin + 1 : end] for begin, end in zip([-1, *ends], [*ends, len(self.names)], strict=True)
+        )
 
     def apply(
         self,
         value: torch.Tensor,
         operands: Mapping[str, torch.Tensor],
         scalars: Sequence[float],
-        gate: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        places: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = _NOTHING,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Apply the chain with torch: returns the last value and what each `store` step kept, by operand name.
 
-        gate: what happens at the step `gate`.
+        places: what happens at the steps that mark a place, by their names.
         """
         stored: dict[str, torch.Tensor] = {}
         for step in self.steps:
             if step.name == "store":
                 stored[step.arguments[0].name] = value
-            elif step.name == "gate" and gate:
-                value = gate(value)
+            elif step.name in places:
+                value = places[step.name](value)
             else:
                 value = STEPS[step.name].torch(value, *step.values(operands, scalars, value.dtype))
         return value, stored

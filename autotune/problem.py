@@ -22,6 +22,7 @@ import torch
 
 from autotune.epilogue import MAX_SCALARS, Epilogue
 from autotune.errors import ProblemError, choose
+from autotune.steps import PLACES
 
 DTYPES: dict[str, torch.dtype] = {
     "f32": torch.float32,
@@ -74,6 +75,7 @@ def output_extent(size: int, kernel: int, stride: int, pad: int, dilation: int) 
 
 _NO_STEPS = Epilogue()
 _GATE_ALONE = Epilogue(("gate",))
+_CONV_AND_GATE = Epilogue(("conv", "gate"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +85,14 @@ class Problem:
     A problem from outside this package (see `register`) declares two things more and defines `reference`.
     sizes: its attributes that kernels are given as int32, in the order of its C struct, separated by spaces.
     scalars: how many floats it takes at run time; kernels find them before the epilogue's.
+
+    places: the steps of PLACES that its epilogue has, in order: where in the chain something of its own happens.
     """
 
     operator: ClassVar[str]
     sizes: ClassVar[str]
     scalars: ClassVar[int] = 0
+    places: ClassVar[tuple[str, ...]] = ()
     batch_field: ClassVar[str] = "n"
     dtype: str
     epilogue: Epilogue = _NO_STEPS
@@ -100,8 +105,9 @@ class Problem:
             least = 0 if field.name == "pad" else 1
             if any(isinstance(size, int) and size < least for size in sizes):
                 raise ProblemError(f"{self.operator}: {field.name}={value} must be at least {least}")
-        if "gate" in self.epilogue.names and not isinstance(self, Conv2dSe):
-            raise ProblemError(f"'{self}': the step gate needs the weights that conv2d_se has")
+        if self.epilogue.places != self.places:
+            wanted = f"must have {' and then '.join(self.places)}, once" if self.places else "can have none"
+            raise ProblemError(f"'{self}': of the steps {', '.join(PLACES)} the epilogue of {self.operator} {wanted}")
         if self.scalars + self.epilogue.scalars > MAX_SCALARS:
             raise ProblemError(f"'{self}' takes more than {MAX_SCALARS} scalars, with its epilogue's")
         if min(self.output_shape) < 1:
@@ -364,6 +370,16 @@ class SpaceToDepth(Problem):
         return (Operand("x", "input", (self.n, self.c, self.h, self.w), self.dtype),)
 
 
+def _excitation(channels: int, hidden: int, dtype: str) -> tuple[Operand, ...]:
+    """The weights of squeeze-and-excitation."""
+    return (
+        Operand("w1", "weight", (hidden, channels), dtype),
+        Operand("b1", "vector", (hidden,), "f32"),
+        Operand("w2", "weight", (channels, hidden), dtype),
+        Operand("b2", "vector", (channels,), "f32"),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class SeTail(Problem):
     """Squeeze-and-excitation and what follows it in a residual block.
@@ -392,10 +408,7 @@ class SeTail(Problem):
     def _inputs(self) -> tuple[Operand, ...]:
         return (
             Operand("x", "input", self.output_shape, self.dtype),
-            Operand("w1", "weight", (self.hidden, self.c), self.dtype),
-            Operand("b1", "vector", (self.hidden,), "f32"),
-            Operand("w2", "weight", (self.c, self.hidden), self.dtype),
-            Operand("b2", "vector", (self.c,), "f32"),
+            *_excitation(self.c, self.hidden, self.dtype),
         )
 
 
@@ -408,13 +421,9 @@ class Conv2dSe(Convolution):
     """
 
     operator: ClassVar[str] = "conv2d_se"
+    places: ClassVar[tuple[str, ...]] = ("gate",)
     hidden: int
     epilogue: Epilogue = _GATE_ALONE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.epilogue.names.count("gate") != 1:
-            raise ProblemError(f"'{self}': the step gate must stand once in its epilogue")
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -430,10 +439,45 @@ class Conv2dSe(Convolution):
         return (
             self._x,
             self._weight,
-            Operand("w1", "weight", (self.hidden, self.k), self.dtype),
-            Operand("b1", "vector", (self.hidden,), "f32"),
-            Operand("w2", "weight", (self.k, self.hidden), self.dtype),
-            Operand("b2", "vector", (self.k,), "f32"),
+            *_excitation(self.k, self.hidden, self.dtype),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeBlock(Problem):
+    """A residual block: two 3x3 convolutions, squeeze-and-excitation, and the steps around them.
+
+    x (n, h, w, c) is convolved with weight1 (c, c, 3, 3), stride and padding 1. In the epilogue, `conv` stands where the
+    value so far is convolved with weight2 (c, c, 3, 3) likewise, and `gate` where it is scaled as by conv2d_se, with
+    w1 (hidden, c) and w2 (c, hidden): "bias,relu,conv,bias,gate,add,relu".
+    """
+
+    operator: ClassVar[str] = "se_block"
+    places: ClassVar[tuple[str, ...]] = ("conv", "gate")
+    n: int
+    h: int
+    w: int
+    c: int
+    hidden: int
+    epilogue: Epilogue = _CONV_AND_GATE
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, h, w, c)."""
+        return (self.n, self.h, self.w, self.c)
+
+    @property
+    def flops(self) -> int:
+        """The two convolutions, the mean, the scaling and the two products."""
+        pixels = self.h * self.w
+        return self.n * (36 * pixels * self.c**2 + 2 * pixels * self.c + 4 * self.c * self.hidden)
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (
+            Operand("x", "input", self.output_shape, self.dtype),
+            Operand("weight1", "weight", (self.c, self.c, 3, 3), self.dtype),
+            Operand("weight2", "weight", (self.c, self.c, 3, 3), self.dtype),
+            *_excitation(self.c, self.hidden, self.dtype),
         )
 
 
@@ -495,6 +539,7 @@ OPERATORS: dict[str, type[Problem]] = {
         AvgPool2d,
         SpaceToDepth,
         SeTail,
+        SeBlock,
     )
 }
 

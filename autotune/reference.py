@@ -22,6 +22,7 @@ from autotune.problem import (
     Gemm,
     PatchConv2d,
     Problem,
+    SeBlock,
     SeTail,
     SpaceToDepth,
     Tensors,
@@ -80,6 +81,14 @@ def _excite(x: torch.Tensor, t: Tensors) -> torch.Tensor:
     return x * gate[:, None, None, :]
 
 
+def _conv3x3(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return _nhwc(F.conv2d(_nchw(x), weight, padding=1))
+
+
+def _se_block(problem: SeBlock, t: Tensors) -> torch.Tensor:
+    return _conv3x3(t["x"], t["weight1"])
+
+
 def _patch_conv2d(problem: PatchConv2d, t: Tensors) -> torch.Tensor:
     return _nhwc(F.conv2d(t["x"], t["weight"], stride=problem.block))
 
@@ -94,6 +103,7 @@ _MEANING: dict[type[Problem], Callable[..., torch.Tensor]] = {
     AvgPool2d: _avg_pool2d,
     SpaceToDepth: _space_to_depth,
     SeTail: _se_tail,
+    SeBlock: _se_block,
 }
 
 
@@ -102,5 +112,6 @@ def compute(problem: Problem, tensors: Tensors, scalars: tuple[float, ...] = ())
     own, rest = scalars[: problem.scalars], scalars[problem.scalars :]
     meaning = _MEANING.get(type(problem))
     value = meaning(problem, tensors) if meaning else problem.reference(tensors, own)
-    value, stored = problem.epilogue.apply(value, dict(tensors), rest, lambda x: _excite(x, tensors))
+    places = {"conv": lambda x: _conv3x3(x, tensors["weight2"]), "gate": lambda x: _excite(x, tensors)}
+    value, stored = problem.epilogue.apply(value, dict(tensors), rest, places)
     return {"y": value, **stored}

@@ -61,6 +61,7 @@ STEPS: dict[str, StepKind] = {
     "scale": StepKind(("vector",), torch.mul),
     "add": StepKind(("tensor",), torch.add),
     "store": StepKind(("output",), lambda v, _: v),
+    "conv": StepKind((), lambda v: v),
     "gate": StepKind((), lambda v: v),
     "add_scalar": StepKind(("scalar",), torch.add),
     "mul_scalar": StepKind(("scalar",), torch.mul),
@@ -76,8 +77,10 @@ STEPS: dict[str, StepKind] = {
     "gelu": StepKind((), F.gelu),
     "gelu_tanh": StepKind((), lambda v: F.gelu(v, approximate="tanh")),
 }
-"""Every step by name: those of templates/epilogue.h, and custom steps by their full names. `gate` only marks a place:
-what happens there is the problem's, Conv2dSe."""
+"""Every step by name: those of templates/epilogue.h, and custom steps by their full names."""
+
+PLACES = ("conv", "gate")
+"""Steps that only mark a place in a chain: what happens there is the problem's, such as Conv2dSe or SeBlock."""
 
 _BUILT_IN = tuple(STEPS)
 _newest: dict[str, str] = {}  # of each custom step's definitions: name -> full name

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from autotune.epilogue import Epilogue
 from autotune.errors import ProblemError, choose
-from autotune.problem import AvgPool2d, Conv2d, Conv2dSe, Gemm, PatchConv2d, Problem, SeTail, SpaceToDepth
+from autotune.problem import AvgPool2d, Conv2d, Conv2dSe, Gemm, PatchConv2d, Problem, SeBlock, SeTail, SpaceToDepth
 from fused_resnet.derived import Derived, Source
 from fused_resnet.reference import SEResNet9Fixup
 
@@ -132,7 +132,7 @@ class _Block:
         return [self._conv1(), *projection, self._conv2(), self._tail()]
 
     def alternatives(self) -> list[Alternative]:
-        """Pool and projection as one convolution; the second convolution with the tail, or dense on tiny images."""
+        """Pool and projection as one convolution; the second convolution with the tail, or dense on tiny images; all."""
         found = []
         if self._projects:
             replaced = (self._pool().name, self._project().name)
@@ -142,6 +142,9 @@ class _Block:
             found.append(Alternative(dense.name, (self._conv2().name,), (dense,)))
         gated = self._gated_conv2()
         found.append(Alternative(gated.name, (self._conv2().name, self._tail().name), (gated,)))
+        if not self._projects:
+            whole = self._whole()
+            found.append(Alternative(whole.name, tuple(layer.name for layer in self.layers()), (whole,)))
         return found
 
     @property
@@ -228,6 +231,21 @@ class _Block:
             {**conv2.weights, **tail.weights},
             (*conv2.scalars, *tail.scalars),
         )
+
+    def _whole(self) -> Layer:
+        """The whole block in one kernel: of an image nothing but the block's input and output leaves a multiprocessor."""
+        conv1, conv2, tail = self.layers()
+        chains = [part.problem.epilogue.names for part in (conv1, conv2, tail)]
+        return Layer(
+            self._key("block"),
+            SeBlock(
+                n=self.n, h=self.h, w=self.h, c=self.c, hidden=self.k // 16, dtype=self.dtype,
+                epilogue=Epilogue((*chains[0], "conv", *chains[1], "gate", *chains[2])),
+            ),
+            {**tail.buffers, "x": self._buffer("biased")},
+            {"weight1": conv1.weights["weight"], "weight2": conv2.weights["weight"], **tail.weights},
+            (*conv1.scalars, *conv2.scalars, *tail.scalars),
+        )  # fmt: skip
 
     def _tail(self) -> Layer:
         h, output = self.h // self.stride, OUTPUT if self.last else f"block{self.index + 1}.biased"

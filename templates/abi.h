@@ -60,6 +60,11 @@ typedef struct at_se_tail {
   AT_TAIL
 } at_se_tail;
 
+typedef struct at_se_block {
+  int32_t n, h, w, c, hidden;
+  AT_TAIL
+} at_se_block;
+
 /* Operands in the order of Problem.operands(), then, in its fixed place, the workspace. A workspace is
    zeroed before the first launch, and every launch leaves its first bytes as it found them where the
    kernel relies on that. */

@@ -28,6 +28,7 @@ from autotune.problem import (
     Gemm,
     PatchConv2d,
     Problem,
+    SeBlock,
     SeTail,
     SpaceToDepth,
 )
@@ -73,6 +74,8 @@ def solve(problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequen
             value = value.reshape(n, problem.c, -1, p, q).permute(0, 3, 4, 2, 1).reshape(n, p, q, -1)
         case SeTail():
             value = _gated(given["x"], given)
+        case SeBlock():
+            value = _convolved(given["x"], given["weight1"])
     return run_chain(problem.epilogue.names, value, given, scalars)
 
 
@@ -81,6 +84,13 @@ def _gated(x: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
     mean = x.sum((1, 2)) / (x.shape[1] * x.shape[2])
     hidden = (mean @ given["w1"].T + given["b1"]).clamp_min(0)
     return x * sigmoid(hidden @ given["w2"].T + given["b2"])[:, None, None, :]
+
+
+def _convolved(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A 3x3 convolution, stride and padding 1, of pixels gathered by hand."""
+    n, h, w, c = x.shape
+    windows = F.pad(x, (0, 0, 1, 1, 1, 1)).unfold(1, 3, 1).unfold(2, 3, 1)
+    return windows.reshape(n, h, w, -1) @ weight.flatten(1).T
 
 
 def run_chain(
@@ -96,6 +106,9 @@ def run_chain(
             continue
         if name == "gate":
             value = _gated(value, given)
+            continue
+        if name == "conv":
+            value = _convolved(value, given["weight2"])
             continue
         wanted, function = MEANINGS[name.partition("@")[0]]
         arguments = []

@@ -35,6 +35,7 @@ TEXTS = [
     "avg_pool2d n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 dtype=bf16 epilogue=none",
     "space_to_depth n=2 h=8 w=12 c=3 block=4 dtype=f16 epilogue=none",
     "se_tail n=2 h=3 w=4 c=16 hidden=2 dtype=f16 epilogue=add,relu,add_scalar",
+    "se_block n=2 h=3 w=4 c=16 hidden=2 dtype=f16 epilogue=bias,conv,gate,add,relu",
 ]
 
 

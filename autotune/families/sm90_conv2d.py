@@ -102,7 +102,7 @@ def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -
 
 
 def _gate_rules(x: _Shape, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
-    before, _ = epilogue.around_gate()
+    before, *_ = epilogue.parts
     at_pixels = any(argument.kind in ("tensor", "output") for step in before for argument in step.arguments)
     yield at_pixels, "steps before the gate that read or write tensors"
     yield x.pingpong or x.resident or x.cluster_m > 1, "a gated tile belongs to one block, or to those of its columns"

@@ -172,11 +172,11 @@ struct HopperConv2d {
     out->tensor_map_count = 2;
     at_tensor_map activation{kActivationMap, kX, Config::kMapElement, kSwizzle};
     if (x.pointwise) {
-      describe(activation, {c, (uint64_t)x.rows}, {kK, kPixels}, {1, 1});
+      hopper::describe<Element>(activation, {c, (uint64_t)x.rows}, {kK, kPixels}, {1, 1});
     } else {
       const uint32_t step_h = a.stride_h, step_w = a.stride_w;
       const uint32_t box_h = (x.patch_h - 1) * step_h + 1, box_w = (x.patch_w - 1) * step_w + 1;
-      describe(activation, {c, w, h, n}, {kK, box_w, box_h, (uint32_t)x.images}, {1, step_w, step_h, 1});
+      hopper::describe<Element>(activation, {c, w, h, n}, {kK, box_w, box_h, (uint32_t)x.images}, {1, step_w, step_h, 1});
     }
     if (!kPatch && !x.pointwise) {
       activation.pixels = kPixels;
@@ -184,15 +184,15 @@ struct HopperConv2d {
       activation.lower[1] = -a.pad_h, activation.upper[1] = a.pad_h - (a.r - 1) * a.dilation_h;
     }
     at_tensor_map weight{kWeightMap, kWeight, Config::kMapElement, kSwizzle};
-    describe(weight, {c, taps, padded_k}, {kK, 1, kN / kClusterM}, {1, 1, 1});
+    hopper::describe<Element>(weight, {c, taps, padded_k}, {kK, 1, kN / kClusterM}, {1, 1, 1});
     out->tensor_maps[0] = activation;
     out->tensor_maps[1] = weight;
     if (x.staging_bytes) {
       out->tensor_map_count = 3;
       at_tensor_map output{kOutputMap, kY, Config::kMapElement, kStageChannels == 64 ? 3 : 2};
       const uint64_t k = a.k, p = a.p, q = a.q;
-      if (kPatch) describe(output, {k, q, p, n}, {kStageChannels, 8, 2, 1}, {1, 1, 1, 1});
-      else describe(output, {k, (uint64_t)x.rows}, {kStageChannels, 16}, {1, 1});
+      if (kPatch) hopper::describe<Element>(output, {k, q, p, n}, {kStageChannels, 8, 2, 1}, {1, 1, 1, 1});
+      else hopper::describe<Element>(output, {k, (uint64_t)x.rows}, {kStageChannels, 16}, {1, 1});
       out->tensor_maps[2] = output;
     }
   }
@@ -234,8 +234,8 @@ struct HopperConv2d {
   }
 
  private:
-  static constexpr int kSwizzle = kRowBytes == 128 ? 3 : kRowBytes == 64 ? 2 : 1;  // CUtensorMapSwizzle
-  static constexpr int kActivationMap = 0, kWeightMap = 128, kOutputMap = 256;     // in Params
+  static constexpr int kSwizzle = hopper::swizzle_of(kRowBytes);
+  static constexpr int kActivationMap = 0, kWeightMap = 128, kOutputMap = 256;  // in Params
 
   struct Member {
     int m, n, slice;
@@ -289,18 +289,6 @@ struct HopperConv2d {
       phase_w = 0, ++phase_h;
     }
   };
-
-  template <int rank>
-  AT_DEVICE static void describe(at_tensor_map& map, const uint64_t (&sizes)[rank], const uint32_t (&box)[rank],
-                                 const uint32_t (&element_strides)[rank]) {
-    map.rank = rank;
-    uint64_t stride = sizeof(Element);
-    for (int i = 0; i < rank; ++i) {
-      map.sizes[i] = sizes[i], map.box[i] = box[i], map.element_strides[i] = element_strides[i];
-      stride *= sizes[i];
-      if (i + 1 < rank) map.strides[i] = stride;
-    }
-  }
 
   AT_DEVICE static int first_tile() { return blockIdx.x / kCluster; }
   AT_DEVICE static int tile_step() { return gridDim.x / kCluster; }
@@ -417,11 +405,6 @@ struct HopperConv2d {
 
   using Sums = float[kBlocks][kN / 2];
 
-  AT_DEVICE static void pin_all(Sums& sums) {
-#pragma unroll
-    for (int m = 0; m < kBlocks; ++m) hopper::pin(sums[m]);
-  }
-
   // The first operand's blocks of rows: where each begins in a fill, in units of 16 bytes, and the descriptor's half.
   struct Rows {
     uint32_t block[kBlocks], high;
@@ -486,7 +469,7 @@ struct HopperConv2d {
       int accumulate = 0, used = -1, used_weight = -1;
       uint32_t resident = weight_low;
       Place place(x, 0);  // only counted where there is no split
-      pin_all(sums);
+      hopper::pin(sums);
       for (int i = 0; i < fills; ++i) {
         hopper::wait(at.full + 8 * ring.slot, ring.parity);
         const uint32_t a = fill_low + ring.slot * (x.slot_bytes >> 4);
@@ -533,7 +516,7 @@ struct HopperConv2d {
         if (threadIdx.x % 128 == 0) hopper::arrive(at.turn + 8 * ((group + 1) % kGroups));
       }
       hopper::wait_for_products<0>();
-      pin_all(sums);
+      hopper::pin(sums);
       if (used_weight >= 0) release_weight(at, me, used_weight);
       if (used >= 0) release_fill(at, me, used);
       if (index + tile_step() >= x.cluster_tiles) launch_next();
@@ -605,12 +588,8 @@ struct HopperConv2d {
     const uint32_t own = kSlices == 1 ? ~0u : ((1u << kOwnColumns) - 1) << me.slice * kOwnColumns;
     const Excitation gate = excitation(x);
     char* memory = gate_memory(at);
-    float* partial = (float*)memory;
     const int lane = threadIdx.x % 32, warp = hopper::uniform(threadIdx.x / 32) % 4;
-    const int first_channel = tile.n * kN + 8 * (lane % 4), parts = 16 / gate.rows;
-    auto write = [&](const float (&v)[kVector], int row, int columns) {
-      store(v, partial + row * kOwnN + 32 * (columns % kOwnColumns) + 8 * (lane % 4));
-    };
+    const int first_channel = tile.n * kN + 8 * (lane % 4);
 #pragma unroll
     for (int columns = 0; columns < kN / 32; ++columns) {
       if (!(own >> columns & 1)) continue;
@@ -620,35 +599,16 @@ struct HopperConv2d {
         float v[2][kVector];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          take(v[half], sums, m, half, columns);
+          hopper::take(v[half], sums, m, half, columns);
           if (channel < x.k) Config::Steps::before(v[half], x.p.p, x.scalars, channel);
-          put(v[half], sums, m, half, columns);
+          hopper::put(v[half], sums, m, half, columns);
         }
-        const int slab = 4 * (first_block + m) + warp;
-        if (gate.rows == 16) {
-#pragma unroll
-          for (int e = 0; e < kVector; ++e) v[0][e] += v[1][e];
-          sum_over_rows(v[0], 8);
-          if (lane < 4) write(v[0], slab, columns);
-        } else {
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            sum_over_rows(v[half], gate.rows);
-            if (lane / 4 % gate.rows == 0) write(v[half], slab * parts + (8 * half + lane / 4) / gate.rows, columns);
-          }
-        }
+        gate.collect(v, memory, 4 * (first_block + m) + warp, 32 * (columns % kOwnColumns) + 8 * (lane % 4));
       }
     }
     gate.excite(memory, own_channel(me, tile), x.k, me.n * kSlices + me.slice, at.gate_full,
                 [&](int peer) { return me.rank(me.m, peer / kSlices, peer % kSlices); });
     return gate;
-  }
-
-  // Adds up neighbouring rows, which are in every fourth lane: `rows` of them, 4 or 8.
-  AT_DEVICE static void sum_over_rows(float (&v)[kVector], int rows) {
-    for (int distance = 4; distance < 4 * rows; distance *= 2)
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) v[e] += __shfl_xor_sync(0xffffffffu, v[e], distance);
   }
 
   // The image and the square of 8 x 8 pixels that are a tile's block of 64 rows.
@@ -670,23 +630,6 @@ struct HopperConv2d {
     square(x, tile, block, n, h, w);
     h = 8 * h + row / 8, w = 8 * w + row % 8;
     return n < x.n && h < x.out_h && w < x.out_w ? (n * x.out_h + h) * x.out_w + w : -1;
-  }
-
-  // Eight channels of a pixel, from the accumulators.
-  AT_DEVICE static void take(float (&v)[kVector], const Sums& sums, int block, int half, int columns) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      v[2 * j] = sums[block][16 * columns + 4 * j + 2 * half];
-      v[2 * j + 1] = sums[block][16 * columns + 4 * j + 2 * half + 1];
-    }
-  }
-
-  AT_DEVICE static void put(const float (&v)[kVector], Sums& sums, int block, int half, int columns) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      sums[block][16 * columns + 4 * j + 2 * half] = v[2 * j];
-      sums[block][16 * columns + 4 * j + 2 * half + 1] = v[2 * j + 1];
-    }
   }
 
   // Brings the epilogue's vectors near while the first loads are on their way.
@@ -730,7 +673,7 @@ struct HopperConv2d {
         const int half = i % 2, columns = chunk * kColumns + i / 2, row = 8 * half + lane / 4;
         const int pixel = pixels[m][half], channel = channel_of(batch, i / 2);
         float v[kVector];
-        take(v, sums, m, half, columns);
+        hopper::take(v, sums, m, half, columns);
         if (pixel >= 0 && channel < x.k)
           Config::Steps::apply(v, x.p.p, x.scalars, channel, (int64_t)pixel * x.k + channel, fetched[batch % 2][i]);
         const int place = (4 * (i / 2) + lane % 4) ^ (kStageChannels == 64 ? row % 8 : row / 2 % 4);
@@ -793,7 +736,7 @@ struct HopperConv2d {
       if (group + 1 < kUnitGroups) fetch(group + 1);
       each_unit(x, me, tile, pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset) {
         float v[kVector];
-        take(v, sums, m, half, columns);
+        hopper::take(v, sums, m, half, columns);
         Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[group % 2][j]);
         store(v, (Element*)x.p.p[kY] + offset);
       });
@@ -822,7 +765,7 @@ struct HopperConv2d {
       each_unit(x, me, tile, pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset) {
         const int image = (64 * (first_block + m) + 16 * warp + 8 * half + lane / 4) / gate.pixels;
         float v[kVector], factor[kVector];
-        take(v, sums, m, half, columns);
+        hopper::take(v, sums, m, half, columns);
         load(factor, gates + image * kOwnN + 32 * (columns % kOwnColumns) + 8 * (lane % 4));
 #pragma unroll
         for (int e = 0; e < kVector; ++e) v[e] *= factor[e];

@@ -53,6 +53,25 @@ struct Gate {
     for (int i = threadIdx.x; i < hidden / 4; i += kThreads) copy<16>(to + biases() + 4 * kN + 16 * i, b1 + 4 * i);
   }
 
+  // Leaves the sums over a warp's 16 rows for excite(). v[half]: eight channels from `column` on of row 8 half + lane / 4;
+  // slab: the rows' number among the tile's.
+  AT_DEVICE void collect(float (&v)[2][kVector], char* memory, int slab, int column) const {
+    const int lane = threadIdx.x % 32;
+    float* to = (float*)memory + column;
+    if (rows == 16) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) v[0][e] += v[1][e];
+      sum_over_rows(v[0], 8);
+      if (lane < 4) store(v[0], to + slab * kN);
+    } else {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        sum_over_rows(v[half], rows);
+        if (lane / 4 % rows == 0) store(v[half], to + (slab * (16 / rows) + (8 * half + lane / 4) / rows) * kN);
+      }
+    }
+  }
+
   // Partial sums -> gates, in the place of the means: (images, kN). me: this block's number among its peers;
   // rank_of: peer -> block of the cluster; barrier: counts what comes from the others.
   template <typename RankOf>
@@ -115,6 +134,13 @@ struct Gate {
   template <int kBytes>
   AT_DEVICE static void copy(uint32_t to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
+  }
+
+  // Adds up neighbouring rows, which are in every fourth lane: `rows` of them, 4 or 8.
+  AT_DEVICE static void sum_over_rows(float (&v)[kVector], int rows) {
+    for (int distance = 4; distance < 4 * rows; distance *= 2)
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) v[e] += __shfl_xor_sync(0xffffffffu, v[e], distance);
   }
 
   // This block's share of w1 mean, kLanes threads each.

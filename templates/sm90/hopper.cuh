@@ -41,6 +41,23 @@ AT_DEVICE void wait(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
+// ---- Tensor maps, as a kernel's prepare asks for them: of a contiguous tensor, dimensions from the innermost ----
+
+template <typename Element, int rank>
+AT_DEVICE void describe(at_tensor_map& map, const uint64_t (&sizes)[rank], const uint32_t (&box)[rank],
+                        const uint32_t (&element_strides)[rank]) {
+  map.rank = rank;
+  uint64_t stride = sizeof(Element);
+  for (int i = 0; i < rank; ++i) {
+    map.sizes[i] = sizes[i], map.box[i] = box[i], map.element_strides[i] = element_strides[i];
+    stride *= sizes[i];
+    if (i + 1 < rank) map.strides[i] = stride;
+  }
+}
+
+// Of operands whose rows are so many bytes.
+AT_DEVICE constexpr int swizzle_of(int row_bytes) { return row_bytes == 128 ? 3 : row_bytes == 64 ? 2 : 1; }  // CUtensorMapSwizzle
+
 // ---- TMA: loads of a box into shared memory, which count their bytes at a barrier. kShared: the box and the
 //      bytes go to the same places of all `blocks` of the cluster, a mask. ----
 
@@ -184,11 +201,33 @@ AT_DEVICE void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-// Keeps the compiler from moving what touches the accumulators across.
-template <int N>
-AT_DEVICE void pin(float (&v)[N]) {
+// A thread's accumulators of some blocks of 64 rows. Keeps the compiler from moving what touches them across.
+template <int kBlocks, int N>
+AT_DEVICE void pin(float (&sums)[kBlocks][N]) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(v[i])::"memory");
+  for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sums[block][i])::"memory");
+}
+
+// Eight channels of a pixel from or to the accumulators, which are so ordered because the weights are (layout "wgmma",
+// fused_resnet/layout.py): row 16 warp + 8 half + lane / 4 of a block, channels 32 columns + 8 (lane % 4) on.
+template <int kBlocks, int N>
+AT_DEVICE void take(float (&v)[8], const float (&sums)[kBlocks][N], int block, int half, int columns) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    v[2 * j] = sums[block][16 * columns + 4 * j + 2 * half];
+    v[2 * j + 1] = sums[block][16 * columns + 4 * j + 2 * half + 1];
+  }
+}
+
+template <int kBlocks, int N>
+AT_DEVICE void put(const float (&v)[8], float (&sums)[kBlocks][N], int block, int half, int columns) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    sums[block][16 * columns + 4 * j + 2 * half] = v[2 * j];
+    sums[block][16 * columns + 4 * j + 2 * half + 1] = v[2 * j + 1];
+  }
 }
 
 // The halves of a matrix descriptor: a K-major operand at a shared address (`low`, to which offsets in units of 16 bytes
