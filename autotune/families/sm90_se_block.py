@@ -97,14 +97,15 @@ def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
 
 
 def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
-    """A block for every tile, or as many blocks as there are multiprocessors, whose filters are loaded once."""
+    """A block for every tile, or as many blocks as there are multiprocessors, which load the filters once."""
     assert isinstance(problem, SeBlock)
     x = _shape(config)
     tiles = _tiles(problem, x)
     if tiles < x.cluster:
         return []
     room = arch.processors // x.cluster * x.cluster
-    return [{"grid": grid} for grid in ((0,) if tiles <= room else (room, 0))]
+    grids = (0,) if tiles <= room else (room, 0)
+    return [{"grid": grid, "early_taps": taps} for grid in grids for taps in (9, 0, 18)]
 
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
@@ -144,7 +145,10 @@ FAMILY = Family(
         Parameter("groups", (1, 2, 4), "warpgroups that multiply"),
         Parameter("cluster", (1, 2, 4), "blocks that share their loads of the filters"),
     ),
-    launch_parameters=(Parameter("grid", (0, 128, 132), "most blocks: 0 gives each tile a block of its own"),),
+    launch_parameters=(
+        Parameter("grid", (0, 128, 132), "most blocks: 0 gives each tile a block of its own"),
+        Parameter("early_taps", (0, 9, 18), "of the filters, loaded before the image, and before the kernel before ends"),
+    ),
     legal=_legal,
     values=_values,
     supports=_supports,

@@ -26,14 +26,15 @@ struct HopperSeBlock {
   using Excitation = Gate<Element, kM, kChannels, 1, 128 * kGroups>;
   // Places of the pointers: Problem.operands() of se_block.
   enum { kX = 0, kWeight = 1, kFirstGate = 3, kY = 7 };
-  enum Launch { kGrid };
+  enum Launch { kGrid, kEarlyTaps };
   static_assert(kM % (64 * kGroups) == 0 && (kChannels == 32 || kChannels == 64), "no such tile");
 
   struct alignas(64) Params {
     uint8_t image_map[128], weight_maps[2][128];
-    int tiles, rows, images, pixels, width;          // rows: pixels of all images
-    int squares, squares_w, patch_area, patch_w;     // of an image
-    int image_bytes, patch_bytes, gate_bytes, hidden;  // image: what TMA brings; patch: what is set aside for it
+    int tiles, rows, images, pixels, width;  // rows: pixels of all images
+    int squares, squares_w, patch_area, patch_w;  // of an image
+    int image_bytes, patch_bytes;  // of a tile: what TMA brings, and what is set aside for it
+    int gate_bytes, hidden, early_taps;
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
   };
@@ -51,6 +52,7 @@ struct HopperSeBlock {
     x.squares = x.pixels / 64, x.squares_w = a.w / 8;
     x.image_bytes = x.images * x.patch_area * kRowBytes, x.patch_bytes = ceil_div(x.image_bytes, 1024) * 1024;
     x.hidden = a.hidden, x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
+    x.early_taps = min(a.launch[kEarlyTaps], 2 * kTaps);
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
 
     const int shared = 1024 + x.patch_bytes + 2 * kTaps * kTapBytes + x.gate_bytes + 8 * kBarriers;
@@ -112,15 +114,15 @@ struct HopperSeBlock {
 
   // ---- Loads ----
 
-  // Both filters are constants, so the first is loaded while the kernel before may still run; the second comes behind the
-  // image, because the first products wait for that.
+  // The filters are constants: their first taps are loaded while the kernel before may still run, but the others
+  // come behind the image, because the first products wait for that.
   AT_DEVICE static void load_all(const Params& x, const Layout& at) {
     hopper::prefetch_map(x.image_map);
-    load_weights(x, at, 0);
+    load_taps(x, at, 0, x.early_taps);
     wait_for_previous();
     int tile = blockIdx.x;
     if (tile < x.tiles) load_images(x, at, tile);
-    load_weights(x, at, 1);
+    load_taps(x, at, x.early_taps, 2 * kTaps);
     for (uint32_t parity = 0; (tile += (int)gridDim.x) < x.tiles; parity ^= 1) {
       hopper::wait(at.empty, parity);
       load_images(x, at, tile);
@@ -134,16 +136,15 @@ struct HopperSeBlock {
     hopper::load_4d(at.patch, x.image_map, at.full, 0, -1, -1, tile * x.images);
   }
 
-  AT_DEVICE static void load_weights(const Params& x, const Layout& at, int which) {
+  // Of both filters, one behind the other.
+  AT_DEVICE static void load_taps(const Params& x, const Layout& at, int begin, int end) {
     constexpr int kRows = kChannels / kCluster;
     const int first = kCluster > 1 ? (int)hopper::rank_in_cluster() * kRows : 0;
-    hopper::prefetch_map(x.weight_maps[which]);
-    for (int tap = 0; tap < kTaps; ++tap) {
-      const int i = which * kTaps + tap;
+    for (int i = begin; i < end; ++i) {
       const uint32_t full = at.weights_full + 8 * i;
       hopper::expect_bytes(full, kTapBytes);
-      hopper::load_3d<(kCluster > 1)>(at.weights + i * kTapBytes + first * kRowBytes, x.weight_maps[which], full, 0, tap,
-                                      first, (1 << kCluster) - 1);
+      hopper::load_3d<(kCluster > 1)>(at.weights + i * kTapBytes + first * kRowBytes, x.weight_maps[i / kTaps], full, 0,
+                                      i % kTaps, first, (1 << kCluster) - 1);
     }
   }
 
@@ -185,7 +186,9 @@ struct HopperSeBlock {
   }
 
   AT_DEVICE static void solve_all(const Params& x, const Layout& at) {
+    if ((int)blockIdx.x >= x.tiles) return;
     const Part part(x);
+    __builtin_assume(x.pixels >= 64);
     const Excitation gate(x.pixels, x.hidden);
     char* memory = (char*)__cvta_shared_to_generic(at.gate);
     if (threadIdx.x % 32 < 4 * kColumns && threadIdx.x % 4 == 0) Config::Steps::touch(x.p.p, threadIdx.x % 32 * 8);
