@@ -447,9 +447,9 @@ class Conv2dSe(Convolution):
 class SeBlock(Problem):
     """A residual block: two 3x3 convolutions, squeeze-and-excitation, and the steps around them.
 
-    x (n, h, w, c) is convolved with weight1 (c, c, 3, 3), stride and padding 1. In the epilogue, `conv` stands where the
-    value so far is convolved with weight2 (c, c, 3, 3) likewise, and `gate` where it is scaled as by conv2d_se, with
-    w1 (hidden, c) and w2 (c, hidden): "bias,relu,conv,bias,gate,add,relu".
+    x (n, h, w, c) is convolved with weight1 (c, c, 3, 3), stride and padding 1. In the epilogue, the step `conv` stands
+    where the value so far is convolved with weight2 (c, c, 3, 3) likewise, and `gate` where it is scaled as by
+    conv2d_se, with w1 (hidden, c) and w2 (c, hidden): "bias,relu,conv,bias,gate,add,relu".
     """
 
     operator: ClassVar[str] = "se_block"

@@ -132,7 +132,7 @@ class _Block:
         return [self._conv1(), *projection, self._conv2(), self._tail()]
 
     def alternatives(self) -> list[Alternative]:
-        """Pool and projection as one convolution; the second convolution with the tail, or dense on tiny images; all."""
+        """Pool and projection as one convolution; the second convolution dense, or with the tail; all in one kernel."""
         found = []
         if self._projects:
             replaced = (self._pool().name, self._project().name)
@@ -233,7 +233,7 @@ class _Block:
         )
 
     def _whole(self) -> Layer:
-        """The whole block in one kernel: of an image nothing but the block's input and output leaves a multiprocessor."""
+        """The whole block in one kernel: nothing between its input and its output leaves a multiprocessor."""
         conv1, conv2, tail = self.layers()
         chains = [part.problem.epilogue.names for part in (conv1, conv2, tail)]
         return Layer(

@@ -21,7 +21,7 @@ def some_kernel(name, epilogue=""):
     found = families()[name]
     arch = architecture(found.architectures[-1])
     target = f"sm_{arch.capability}" if arch.is_cuda else "x86-64"
-    chain = Epilogue.parse(epilogue)
+    chain = Epilogue((*Epilogue.parse(epilogue).names, *found.operators[0].places))
     return Kernel.of(name, next(iter(found.configs(arch, arch.dtypes[0], chain))), arch.dtypes[0], chain, target)
 
 
@@ -85,7 +85,7 @@ assert paths.PACKAGE.parent == Path.cwd(), paths.PACKAGE
 kernels = []
 for family in families().values():
     arch = architecture(family.architectures[-1])
-    chain = Epilogue.parse("" if "space" in family.name else "relu")
+    chain = Epilogue((*(() if "space" in family.name else ("relu",)), *family.operators[0].places))
     config = next(iter(family.configs(arch, arch.dtypes[0], chain)))
     target = f"sm_{arch.capability}" if arch.is_cuda else "x86-64"
     kernels.append(Kernel.of(family.name, config, arch.dtypes[0], chain, target))

@@ -99,6 +99,18 @@ def test_every_step_has_a_meaning_of_its_own_here():
     assert {*STEPS, *steps.PLACES} >= {name for name, kind in steps.STEPS.items() if not kind.custom}
 
 
+def test_places_part_a_chain():
+    epilogue = Epilogue.parse("bias,relu,conv,mul_scalar,gate,add,add_scalar")
+    assert epilogue.places == ("conv", "gate")
+    assert [[step.name for step in part] for part in epilogue.parts] == [
+        ["bias", "relu"],
+        ["mul_scalar"],
+        ["add", "add_scalar"],
+    ]
+    assert [a.index for part in epilogue.parts for step in part for a in step.arguments] == [0, 0, 1, 1]
+    assert Epilogue.parse("gate").parts == ((), ()) and Epilogue.parse("relu").places == ()
+
+
 def test_random_scalars_lie_in_the_steps_ranges():
     epilogue = Epilogue.parse("clamp,add_scalar,clamp")
     for seed in range(50):

@@ -6,7 +6,7 @@ from helpers import relative_error, solve
 
 from autotune.errors import ProblemError, UnknownNameError
 from autotune.problem import Conv2d
-from fused_resnet import reference
+from fused_resnet import derived, reference
 from fused_resnet.graph import INPUT, OUTPUT, network
 
 BLOCK = [
@@ -83,6 +83,28 @@ def test_layers_solved_one_by_one_are_the_network(channels):
         solved = solve(layer.problem, given, [float(state[key]) for key in layer.scalars])
         tensors |= {layer.buffers[name]: value for name, value in solved.items()}
     assert relative_error(tensors[OUTPUT].permute(0, 3, 1, 2), plain(x)) < 1e-12
+
+
+ALTERNATIVES = network("se_resnet9_fixup", 3, 3, "f32").alternatives
+
+
+@pytest.mark.parametrize("alternative", ALTERNATIVES, ids=lambda alternative: alternative.name)
+def test_an_alternative_is_what_it_replaces(alternative):
+    plain = reference.randomize(reference.build(), seed=5).double()
+    state, x = plain.state_dict(), torch.randn(3, 3, 64, 64, dtype=torch.float64)
+    tensors = {INPUT: x}
+    for layer in network("se_resnet9_fixup", 3, 3, "f32").layers_with([alternative.name]):
+        shapes = {operand.name: operand.shape for operand in layer.problem.operands()}
+        given = {key: tensors[name].reshape(shapes[key]) for key, name in layer.buffers.items() if name in tensors}
+        given |= {operand: derived.tensor(state, source) for operand, source in layer.weights.items()}
+        solved = solve(layer.problem, given, [float(state[key]) for key in layer.scalars])
+        tensors |= {layer.buffers[name]: value for name, value in solved.items()}
+    assert relative_error(tensors[OUTPUT].permute(0, 3, 1, 2), plain(x)) < 1e-12
+
+
+def test_a_block_is_one_alternative_only_where_nothing_is_projected():
+    names = [alternative.name for alternative in ALTERNATIVES if alternative.name.endswith("block")]
+    assert names == ["layers.0.0.block"]
 
 
 def test_unknown_model_lists_the_known():

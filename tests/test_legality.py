@@ -168,14 +168,17 @@ def test_a_sample_of_the_day_compiles(name):
         assert built.path, f"{built.unit.kernels[0]}: {built.error}"
 
 
-def test_a_sample_of_the_days_hopper_kernels_compiles():
-    arch, found = architecture("sm90"), family("sm90_conv2d")
+@pytest.mark.parametrize(
+    ("name", "chain"), [("sm90_conv2d", "bias,add,relu"), ("sm90_se_block", "bias,silu,conv,gate,add,relu")]
+)
+def test_a_sample_of_the_days_hopper_kernels_compiles(name, chain):
+    arch, found = architecture("sm90"), family(name)
     try:
         toolchain.for_target("sm_90")
     except ToolchainError as error:
         pytest.skip(str(error))
     rng = random.Random(f"{datetime.date.today()} hopper")
-    epilogue = Epilogue.parse("bias,add,relu")
+    epilogue = Epilogue.parse(chain)
     chosen = [
         (config, dtype)
         for dtype in found.dtypes

@@ -145,6 +145,34 @@ def test_gemm_is_torchs_linear_and_a_convolution_of_one_pixel():
     assert problem.bytes == problem.as_conv2d.bytes
 
 
+@pytest.mark.parametrize(
+    ("operator", "epilogue", "wanted"),
+    [
+        ("conv2d n=1 h=4 w=4 c=8 k=8", "relu,gate", "of conv2d can have none"),
+        ("se_tail n=1 h=4 w=4 c=8 hidden=2", "conv", "of se_tail can have none"),
+        ("conv2d_se n=1 h=4 w=4 c=8 k=8 hidden=2", "relu", "of conv2d_se must have gate, once"),
+        ("conv2d_se n=1 h=4 w=4 c=8 k=8 hidden=2", "gate,gate", "must have gate, once"),
+        ("se_block n=1 h=4 w=4 c=8 hidden=2", "gate,conv", "of se_block must have conv and then gate, once"),
+        ("se_block n=1 h=4 w=4 c=8 hidden=2", "conv", "must have conv and then gate, once"),
+    ],
+)
+def test_places_in_a_chain_are_the_problems_own(operator, epilogue, wanted):
+    with pytest.raises(ProblemError, match=wanted):
+        parse(f"{operator} dtype=f16 epilogue={epilogue}")
+
+
+def test_a_blocks_operands_and_work_are_those_of_its_parts():
+    block = parse("se_block n=2 h=3 w=4 c=16 hidden=2 dtype=f16 epilogue=bias,conv,gate,add")
+    names = ["x", "weight1", "weight2", "w1", "b1", "w2", "b2", "y", "bias0", "add1"]
+    assert [operand.name for operand in block.operands()] == names
+    tail = SeTail(n=2, h=3, w=4, c=16, hidden=2, dtype="f16")
+    conv = Conv2d(n=2, h=3, w=4, c=16, k=16, r=3, s=3, pad=(1, 1), dtype="f16")
+    shapes = {operand.name: operand.shape for part in (conv, tail) for operand in part.operands()}
+    shapes |= {"weight1": shapes["weight"], "weight2": shapes["weight"]}
+    assert all(operand.shape == shapes[operand.name] for operand in block.operands()[:8])
+    assert block.flops == 2 * conv.flops + tail.flops
+
+
 def test_se_tail_and_space_to_depth_operands():
     tail = SeTail(n=2, h=3, w=4, c=16, hidden=2, dtype="f32", epilogue=Epilogue.parse("add,relu"))
     assert [operand.name for operand in tail.operands()] == ["x", "w1", "b1", "w2", "b2", "y", "add0"]

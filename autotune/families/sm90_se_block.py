@@ -1,6 +1,6 @@
 """A residual block with squeeze-and-excitation in one kernel for Hopper; fp16 and bf16 with float32 sums, NHWC.
 
-A block of threads has whole images and both filters in its shared memory. See templates/sm90/block.cuh for how it works.
+A multiprocessor has whole images and both filters in its shared memory: templates/sm90/block.cuh says how it works.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def _supports(problem: Problem) -> str | None:
 def _limits(problem: SeBlock) -> Iterator[tuple[bool, str]]:
     yield problem.c not in _CHANNELS, f"c must be one of {', '.join(map(str, _CHANNELS))}: both filters stay on chip"
     pixels = problem.h * problem.w
-    yield problem.h % 8 > 0 or problem.w % 8 > 0 or 256 % pixels > 0, "images of 64, 128 or 256 pixels, in squares of 8 x 8"
+    squares = problem.h % 8 == 0 and problem.w % 8 == 0
+    yield not squares or 256 % pixels > 0, "images of 64, 128 or 256 pixels, in squares of 8 x 8"
     yield problem.hidden % 4 > 0 or problem.hidden > 64, "hidden must be a multiple of 4, at most 64"
     yield problem.n * pixels >= 2**31, "tensors of up to 2^31 pixels"
 
@@ -147,7 +148,7 @@ FAMILY = Family(
     ),
     launch_parameters=(
         Parameter("grid", (0, 128, 132), "most blocks: 0 gives each tile a block of its own"),
-        Parameter("early_taps", (0, 9, 18), "of the filters, loaded before the image, and before the kernel before ends"),
+        Parameter("early_taps", (0, 9, 18), "taps of the filters that are loaded before the image, of 18"),
     ),
     legal=_legal,
     values=_values,

@@ -70,6 +70,13 @@ PROBLEMS = {
         "conv2d_se n=70 h=2 w=2 c=256 k=512 r=3 s=3 pad=1 hidden=32 dtype={} epilogue=gate,add,relu",
         "conv2d_se n=11 h=4 w=2 c=64 k=120 hidden=12 dtype={} epilogue=bias,gate,add_scalar",
     ],
+    "sm90_se_block": [
+        "se_block n=5 h=16 w=16 c=64 hidden=4 dtype={} epilogue=add_scalar,relu,conv,mul_scalar,add_scalar,gate,add,relu",
+        "se_block n=300 h=16 w=16 c=64 hidden=4 dtype={} epilogue=relu,conv,bias,gate,add,store,add_scalar",
+        "se_block n=277 h=8 w=8 c=64 hidden=8 dtype={} epilogue=bias,silu,conv,scale,gate,add,add,relu",
+        "se_block n=7 h=8 w=32 c=32 hidden=12 dtype={} epilogue=bias,conv,gate",
+        "se_block n=1 h=16 w=8 c=32 hidden=4 dtype={} epilogue=conv,gate,relu",
+    ],
     "cuda_patch_conv2d": [
         "patch_conv2d n=3 h=64 w=64 c=3 k=64 block=4 dtype={} epilogue=relu,store,add_scalar",
         "patch_conv2d n=2 h=12 w=20 c=5 k=40 block=2 dtype={} epilogue=bias,add,silu",
@@ -134,7 +141,7 @@ def trials(arch):
             (problem, kernel)
             for text in texts
             for problem in [parse(text.format(dtype))]
-            for kernel in kernels_for(name, problem, arch, 8 if name == "sm90_conv2d" else 2)
+            for kernel in kernels_for(name, problem, arch, 8 if name.startswith("sm90") else 2)
         ]
         for name, texts in PROBLEMS.items()
         for dtype in arch.dtypes
@@ -211,6 +218,8 @@ def test_a_problem_that_a_kernel_cannot_solve_is_refused(trials, device):
         ("cuda_depthwise_conv2d", "conv2d n=1 h=4 w=4 c=16 k=16 r=3 s=3 pad=1 groups=8 dtype=f16 epilogue={}"),
         ("cuda_se_tail", "se_tail n=1 h=4 w=4 c=12 hidden=2 dtype=f16 epilogue={}"),
         ("cuda_space_to_depth", "space_to_depth n=1 h=9 w=9 c=3 block=3 dtype=f16 epilogue={}"),
+        ("sm90_se_block", "se_block n=1 h=16 w=12 c=64 hidden=4 dtype=f16 epilogue={}"),
+        ("sm90_se_block", "se_block n=1 h=16 w=16 c=128 hidden=4 dtype=f16 epilogue={}"),
     ]:
         kernel = pairs[name, "f16"][0][1]
         launch = {parameter.name: parameter.values[0] for parameter in family(name).launch_parameters}
