@@ -71,7 +71,7 @@ PROBLEMS = {
         "conv2d_se n=11 h=4 w=2 c=64 k=120 hidden=12 dtype={} epilogue=bias,gate,add_scalar",
     ],
     "sm90_se_block": [
-        "se_block n=5 h=16 w=16 c=64 hidden=4 dtype={} epilogue=add_scalar,relu,conv,mul_scalar,add_scalar,gate,add,relu",
+        "se_block n=5 h=16 w=16 c=64 hidden=4 dtype={} epilogue=add_scalar,relu,conv,mul_scalar,add_scalar,gate,add",
         "se_block n=300 h=16 w=16 c=64 hidden=4 dtype={} epilogue=relu,conv,bias,gate,add,store,add_scalar",
         "se_block n=277 h=8 w=8 c=64 hidden=8 dtype={} epilogue=bias,silu,conv,scale,gate,add,add,relu",
         "se_block n=7 h=8 w=32 c=32 hidden=12 dtype={} epilogue=bias,conv,gate",
