@@ -136,7 +136,8 @@ def _recorded(
 ) -> Track:
     chosen = family(name)
     arch = architecture(target.replace("_", "") if target.startswith("sm_") else "cpu")
-    space = Space.ranked(problem, name, map(json.loads, configs), lambda c: chosen.cost(problem, c, arch))
+    values = list(map(json.loads, configs))
+    space = Space.ranked(problem, name, values, [chosen.cost(problem, config, arch) for config in values])
     names = [parameter.name for parameter in chosen.launch_parameters]
     estimate = sum(chosen.compile_seconds)
     results = []

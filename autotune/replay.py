@@ -18,6 +18,9 @@ from autotune.search import strategy
 from autotune.search.schedule import Schedule
 from autotune.search.space import Study
 
+FEW = 8
+"""Configs of a space that may be tried whatever the share."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -38,7 +41,7 @@ class Replay:
 
     def excess_after(self, problem: Problem, share: float) -> float:
         """How far above the best a problem is, as a share of it, once so much of its spaces was tried."""
-        limit = share * self.totals[problem]
+        limit = max(FEW, share * self.totals[problem])
         found = [step.best_us for step in self.steps[problem] if step.tried <= limit]
         return found[-1] / self.best_us[problem] - 1 if found else math.inf
 
@@ -67,11 +70,11 @@ def replay(
     """Search a recording by a strategy's name. share: how much of each space may be tried; gain: as in Strategy."""
     studies = strategy(name).studies([track.space for track in recording.tracks], seed, gain)
     bench = _Simulated(recording, studies, cores, budget)
-    Schedule(studies, bench, recording.target, lambda study: math.ceil(share * study.total)).run()
+    Schedule(studies, bench, recording.target, lambda study: max(FEW, math.ceil(share * study.total))).run()
     totals: dict[Problem, int] = {}
     for track in recording.tracks:
         totals[track.space.problem] = totals.get(track.space.problem, 0) + len(track.results)
-    best = {problem: us for problem, us in recording.best_us().items()}
+    best = recording.best_us()
     return Replay({problem: bench.steps.get(problem, []) for problem in best}, totals, best)
 
 
@@ -95,13 +98,13 @@ class _Simulated:
         return self.clock < self._budget
 
     def room(self) -> int:
-        return self._cores - len(self._making)
+        return max(0, self._cores - len(self._making))
 
     def seconds(self, kernel: Kernel) -> float:
         making = 0.0 if kernel in self._known else self._seconds[kernel] / self._cores
         return making + sum(result.seconds for _, result in self._serves[kernel])
 
-    def compile(self, kernels: Sequence[Kernel]) -> None:
+    def compile(self, kernels: Sequence[Kernel], choosing: float) -> None:
         for kernel in kernels:
             if kernel not in self._known:
                 self._known.add(kernel)

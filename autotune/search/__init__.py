@@ -29,15 +29,14 @@ class Strategy:
     bounded: bool = True
 
 
-def _transfer(spaces: Sequence[Space], seed: int, gain: float) -> Studies:
+def _transfer(spaces: Sequence[Space], _: int, gain: float) -> Studies:
     by_family: dict[str, list[Space]] = {}
     for space in spaces:
         by_family.setdefault(space.family, []).append(space)
     lessons = {family: Lessons(group) for family, group in by_family.items()}
     rivals: dict[Problem, float] = {}
     return [
-        Transfer(space, lessons[space.family], by_family[space.family].index(space), rivals, seed + i, gain)
-        for i, space in enumerate(spaces)
+        Transfer(space, lessons[space.family], by_family[space.family].index(space), rivals, gain) for space in spaces
     ]
 
 

@@ -5,15 +5,19 @@ The same loop drives a machine (autotune/tune.py) and a recording of one (autotu
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from autotune.build import together
 from autotune.families.base import Config, Kernel
 from autotune.search.space import Study
 
 AT_ONCE = 4
 """Kernels that are handed to the measuring side together: it goes on with the next while results are recorded."""
+AHEAD = 32
+"""While so many kernels wait to be measured, no more are asked for."""
 LEAST = 4
 """Configs that a study is asked for at a time: to be asked costs it milliseconds."""
 
@@ -25,13 +29,13 @@ class Bench(Protocol):
         """Whether the run may go on."""
 
     def room(self) -> int:
-        """How many more kernels the compilers would start on at once."""
+        """How many more units the compilers would start on at once."""
 
     def seconds(self, kernel: Kernel) -> float:
         """What compiling and measuring a kernel would take; 0 compiling where it exists."""
 
-    def compile(self, kernels: Sequence[Kernel]) -> None:
-        """Begin to make kernels; those that exist are ready at once."""
+    def compile(self, kernels: Sequence[Kernel], choosing: float) -> None:
+        """Begin to make kernels; those that exist are ready at once. choosing: seconds that it took to choose them."""
 
     def ready(self, wait: bool) -> list[Kernel]:
         """Kernels that became ready. wait: until there is one, unless nothing is being made."""
@@ -51,32 +55,45 @@ class Schedule:
         self._bench, self._target, self._trials = bench, target, trials
         self._kernels: dict[int, Kernel] = {}
 
+    def begin(self) -> None:
+        """Give the compilers work, if there is time left."""
+        if self._bench.time_left():
+            self._compile()
+
     def run(self) -> None:
         """Ask, compile and measure until no study wants more, or there is no time left."""
         queue: deque[Kernel] = deque()
         while self._bench.time_left():
             # What waits to be measured will teach more than what is asked for now could know.
-            room = self._bench.room() if len(queue) < AT_ONCE else 0
-            wanted = self.wanted(room) if room else []
-            if wanted:
-                self._bench.compile(wanted)
+            asked = len(queue) < AHEAD and self._compile()
             queue.extend(self._bench.ready(wait=not queue))
             if queue:
                 self._bench.measure([queue.popleft() for _ in range(min(AT_ONCE, len(queue)))])
-            elif not wanted:
+            elif not asked:
                 return
 
-    def wanted(self, count: int) -> list[Kernel]:
-        """About so many kernels, from one study after the other."""
+    def _compile(self) -> bool:
+        """Ask for what the compilers have room for; whether there was anything."""
+        room, started = self._bench.room(), time.perf_counter()
+        wanted = self._wanted(room) if room else []
+        if wanted:
+            self._bench.compile(wanted, time.perf_counter() - started)
+        return bool(wanted)
+
+    def _wanted(self, units: int) -> list[Kernel]:
+        """Kernels that fill about so many units, from one study after the other."""
         wanted: dict[Kernel, None] = {}
-        share = max(LEAST, -(-count // max(1, len(self._turns))))
+        filled = 0.0
         for _ in range(len(self._turns)):
             study = self._turns[0]
             self._turns.rotate(-1)
+            a_unit = together(study.space.family)
+            share = max(LEAST, a_unit, -(-units * a_unit // len(self._turns)))
             left = self._trials(study) - study.told - len(study.pending)
-            if left > 0:
-                wanted |= dict.fromkeys(self._asked(study, min(share, left)))
-            if len(wanted) >= count:
+            asked = self._asked(study, min(share, left)) if left > 0 else []
+            wanted |= dict.fromkeys(asked)
+            filled += len(asked) / a_unit
+            if filled >= units:
                 break
         return list(wanted)
 

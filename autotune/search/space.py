@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autotune.families.base import Config, Kernel, Value
@@ -28,10 +28,10 @@ class Space:
     costs: tuple[float, ...]
 
     @classmethod
-    def ranked(cls, problem: Problem, family: str, configs: Iterable[Config], cost: Callable[[Config], float]) -> Space:
-        """A space from configs in any order and the prior."""
-        pairs = sorted(((cost(config), i, config) for i, config in enumerate(configs)), key=lambda pair: pair[:2])
-        return cls(problem, family, tuple(config for *_, config in pairs), tuple(c for c, *_ in pairs))
+    def ranked(cls, problem: Problem, family: str, configs: Sequence[Config], costs: Sequence[float]) -> Space:
+        """A space from configs in any order, and what the prior thinks of them."""
+        order = sorted(range(len(configs)), key=costs.__getitem__)
+        return cls(problem, family, tuple(configs[i] for i in order), tuple(costs[i] for i in order))
 
     def cut(self, most: int, seed: int) -> Space:
         """At most so many of the configs: three quarters are the prior's best, the others are drawn from the rest."""
@@ -99,7 +99,7 @@ class Study(ABC):
     def choose(self, seconds: Seconds) -> int | None:
         """The free config to try next; None if it is worth none. There is at least one."""
 
-    def learn(self, i: int, value: float) -> None:
+    def learn(self, i: int, value: float) -> None:  # noqa: B027 (a fixed order learns nothing)
         """What a config came to."""
 
     def _key(self, config: Config) -> Key:

@@ -25,9 +25,7 @@ class Tpe(Study):
         super().__init__(space)
         self._queue = spread(space, FIRST)
         self._axes = axes(space.configs)
-        self._places = [
-            [values.index(config[name]) for name, values in self._axes.items()] for config in space.configs
-        ]
+        self._places = [[values.index(config[name]) for name, values in self._axes.items()] for config in space.configs]
         self._distributions = {name: CategoricalDistribution(values) for name, values in self._axes.items()}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)

@@ -22,7 +22,7 @@ Array = np.ndarray
 
 FIRST = 4
 """How many of the prior's best are tried before the process is asked."""
-MOST = 400
+MOST = 250
 """Measurements that the process is fitted to: all of the problem itself, then those of the problems nearest to it."""
 CANDIDATES = 256
 """Configs whose improvement is worked out: those of the lowest expected times."""
@@ -115,18 +115,15 @@ class Transfer(Study):
     rivals: the best of each problem, by any family: what is to be improved upon.
     """
 
-    def __init__(
-        self, space: Space, lessons: Lessons, place: int, rivals: dict[Problem, float], seed: int, gain: float
-    ) -> None:
+    def __init__(self, space: Space, lessons: Lessons, place: int, rivals: dict[Problem, float], gain: float) -> None:
         super().__init__(space)
         self._lessons, self._place, self._rivals, self._gain = lessons, place, rivals, gain
         self._queue = spread(space, FIRST)
-        self._random = np.random.default_rng(seed)
         self._rests_until = 0
 
     def ask(self, count: int, seconds: Seconds = lambda _: 1.0) -> list[Config]:
         """As in Study; the process is asked once for all of them."""
-        asked = super().ask(min(count, len(self._queue)), seconds) if self._queue else []
+        asked = super().ask(count, seconds) if self._queue or not self._lessons.count else []
         return asked + (self._improving(count - len(asked), seconds) if len(asked) < count else [])
 
     def choose(self, seconds: Seconds) -> int | None:
@@ -134,7 +131,7 @@ class Transfer(Study):
         while self._queue:
             if (first := self._queue.pop(0)) in self.free:
                 return first
-        return None
+        return next(iter(self.free)) if not self._lessons.count else None
 
     def learn(self, i: int, value: float) -> None:
         """Remember it for this space, for its problem and for all spaces of the family."""
@@ -143,9 +140,7 @@ class Transfer(Study):
 
     def _improving(self, count: int, seconds: Seconds) -> list[Config]:
         """The configs of the largest expected improvement a second, each as if those before it were measured."""
-        if not self._lessons.count or not self.free:
-            return []
-        if self._lessons.count < self._rests_until:
+        if not self.free or self._lessons.count < self._rests_until:
             return []
         free = np.fromiter(self.free, dtype=int)
         configs, means, covariance = self._lessons.posterior(self._place, free, list(self.pending))
@@ -198,10 +193,11 @@ def _codes(spaces: Sequence[Space]) -> list[Array]:
             step = math.sqrt(min(len(values) - 1, 2) / (len(values) - 1))
             codes = np.tri(len(values), len(values) - 1, -1) * step
         columns.append((name, {value: codes[i] for i, value in enumerate(values)}))
-    return [
-        np.array([np.concatenate([[0.0], *(codes[config[name]] for name, codes in columns)]) for config in space.configs])
-        for space in spaces
-    ]
+
+    def point(config: Config) -> Array:
+        return np.concatenate([[0.0], *(codes[config[name]] for name, codes in columns)])
+
+    return [np.array([point(config) for config in space.configs]) for space in spaces]
 
 
 def _log_costs(space: Space) -> Array:
