@@ -9,13 +9,13 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autotune.arch import architecture
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, choose
 from autotune.families import families, family
 from autotune.families.base import Config, Value
 from autotune.problem import Problem, parse
@@ -69,6 +69,12 @@ class Recording:
                     best[track.space.problem] = min(us, best.get(track.space.problem, math.inf))
         return best
 
+    def of(self, families: Collection[str]) -> Recording:
+        """The spaces of some families; all if there are none given. Raises UnknownNameError."""
+        known = {track.space.family for track in self.tracks}
+        wanted = {choose("family", name, sorted(known)) for name in families} or known
+        return Recording(self.device, self.target, tuple(t for t in self.tracks if t.space.family in wanted))
+
     def save(self, path: Path) -> None:
         """Write the file: gzipped JSON, columns of a space together, the same bytes for the same facts."""
         data = {
@@ -95,11 +101,12 @@ class Recording:
         return cls(data["device"], data["target"], tuple(map(_track, data["tracks"])))
 
 
-def record(store: Store, device: Device, target: str) -> Recording:
+def record(store: Store, device: Device) -> Recording:
     """What a database knows of a device's trials; finals are left out, for they were timed in another way.
 
     A problem or a family that is not defined here is left out.
     """
+    target = device.target
     everything = {row.text: store.measurements(device, row.text) for row in store.problems()}
     compiled = _compile_seconds(row for rows in everything.values() for row in rows)
     tracks = []
