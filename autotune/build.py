@@ -25,7 +25,7 @@ from pathlib import Path
 
 from autotune import emit, paths, toolchain
 from autotune.errors import FamilyError, ToolchainError
-from autotune.families import family
+from autotune.families import families, family
 from autotune.families.base import Kernel
 
 WORTH = 2.0
@@ -101,9 +101,9 @@ def units(kernels: Sequence[Kernel], jobs: int) -> list[Unit]:
 
 
 def together(name: str) -> int:
-    """How many kernels of a family are worth a unit of their own: as many as cost what its headers do."""
-    header, each = family(name).compile_seconds
-    return max(1, round(header / each))
+    """How many kernels of a family are worth a unit: as many as cost what its headers do. 1 if it is not known here."""
+    found = families().get(name)
+    return max(1, round(found.compile_seconds[0] / found.compile_seconds[1])) if found else 1
 
 
 def build(kernels: Sequence[Kernel], jobs: int) -> Generator[Built]:

@@ -82,7 +82,9 @@ def mean(values: Sequence[float]) -> str:
 
 def by_share(runs: dict[str, list[Replay]]) -> Table:
     """How far above its best a layer is after a share of its configs."""
-    table = Table(title="the best found of a layer, above the best of all", title_justify="left", box=None, header_style="bold")
+    table = Table(
+        title="the best found of a layer, above the best of all", title_justify="left", box=None, header_style="bold"
+    )
     table.add_column("strategy")
     for share in SHARES:
         table.add_column(f"{share:.0%}\ntried", justify="right")
@@ -100,7 +102,12 @@ def by_share(runs: dict[str, list[Replay]]) -> Table:
 
 def by_time(runs: dict[str, list[Replay]], cores: int) -> Table:
     """How far above the best sum of all layers is after a time."""
-    table = Table(title=f"the sum over layers, above the best, on {cores} cores", title_justify="left", box=None, header_style="bold")
+    table = Table(
+        title=f"the sum over layers, above the best, on {cores} cores",
+        title_justify="left",
+        box=None,
+        header_style="bold",
+    )
     table.add_column("strategy")
     for moment in MOMENTS:
         table.add_column(f"{moment:.0f} s", justify="right")

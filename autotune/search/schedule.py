@@ -61,14 +61,19 @@ class Schedule:
             self._compile()
 
     def run(self) -> None:
-        """Ask, compile and measure until no study wants more, or there is no time left."""
+        """Ask, compile and measure until no study wants more, or there is no time left.
+
+        What is begun in time is waited for until something has been measured: a short budget is not for nothing.
+        """
         queue: deque[Kernel] = deque()
-        while self._bench.time_left():
+        measured = False
+        while (time_left := self._bench.time_left()) or not measured:
             # What waits to be measured will teach more than what is asked for now could know.
-            asked = len(queue) < AHEAD and self._compile()
+            asked = time_left and len(queue) < AHEAD and self._compile()
             queue.extend(self._bench.ready(wait=not queue))
             if queue:
                 self._bench.measure([queue.popleft() for _ in range(min(AT_ONCE, len(queue)))])
+                measured = True
             elif not asked:
                 return
 
