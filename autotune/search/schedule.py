@@ -53,7 +53,7 @@ class Schedule:
     def __init__(self, studies: Sequence[Study], bench: Bench, target: str, trials: Callable[[Study], int]) -> None:
         self._turns = deque(study for study in studies if study.total)
         self._bench, self._target, self._trials = bench, target, trials
-        self._kernels: dict[int, Kernel] = {}
+        self._kernels: dict[tuple[int, int], Kernel] = {}
 
     def begin(self) -> None:
         """Give the compilers work, if there is time left."""
@@ -108,6 +108,7 @@ class Schedule:
 
     def _kernel(self, study: Study, config: Config) -> Kernel:
         """The kernel of one of a space's configs, made once: a study asks for the seconds of many, many times."""
-        if id(config) not in self._kernels:
-            self._kernels[id(config)] = study.space.kernel(config, self._target)
-        return self._kernels[id(config)]
+        at = id(study), id(config)
+        if at not in self._kernels:
+            self._kernels[at] = study.space.kernel(config, self._target)
+        return self._kernels[at]
