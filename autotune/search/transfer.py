@@ -205,7 +205,7 @@ def _log_costs(space: Space) -> Array:
     costs = np.array(space.costs)
     if not len(costs):
         return costs
-    logs = np.log(costs) if costs.min() > 0 else np.linspace(0, 1, len(costs))
+    logs = np.log(costs) if costs.min() > 0 and np.isfinite(costs).all() else np.linspace(0, 1, len(costs))
     return logs - logs.mean()
 
 
