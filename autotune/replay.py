@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from autotune.search.space import Study
 
 FEW = 8
 """Configs of a space that may be tried whatever the share."""
+NOISE = 0.005
+"""Standard deviation of a time that is told, as a share of it: no time comes out twice. Each seed has its own."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def replay(
 ) -> Replay:
     """Search a recording by a strategy's name. share: how much of each space may be tried; gain: as in Strategy."""
     studies = strategy(name).studies([track.space for track in recording.tracks], seed, gain)
-    bench = _Simulated(recording, studies, cores, budget)
+    bench = _Simulated(recording, studies, seed, cores, budget)
     Schedule(studies, bench, recording.target, lambda study: max(FEW, math.ceil(share * study.total))).run()
     totals: dict[Problem, int] = {}
     for track in recording.tracks:
@@ -81,8 +84,9 @@ def replay(
 class _Simulated:
     """The bench of a recording (search.schedule.Bench)."""
 
-    def __init__(self, recording: Recording, studies: Sequence[Study], cores: int, budget: float) -> None:
+    def __init__(self, recording: Recording, studies: Sequence[Study], seed: int, cores: int, budget: float) -> None:
         self.clock, self._budget, self._cores = 0.0, budget, cores
+        self._random = random.Random(seed)
         self.steps: dict[Problem, list[Step]] = {}
         self._making: list[tuple[float, int, Kernel]] = []
         self._known: set[Kernel] = set()
@@ -125,8 +129,8 @@ class _Simulated:
         for kernel in kernels:
             for study, result in self._serves[kernel]:
                 self.clock += result.seconds
-                config = kernel.values
-                study.tell(config, result.us)
+                told = result.us * math.exp(self._random.gauss(0, NOISE)) if result.us else None
+                study.tell(kernel.values, told)
                 self._note(study.space.problem, result.us)
 
     def _note(self, problem: Problem, us: float | None) -> None:

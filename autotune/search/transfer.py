@@ -23,13 +23,13 @@ Array = np.ndarray
 FIRST = 4
 """How many of the prior's best are tried before the process is asked."""
 MOST = 250
-"""Measurements that the process is fitted to: all of the problem itself, then those of the problems nearest to it."""
+"""Measurements that the process is fitted to: the problem's own, then those of the problems nearest to it."""
 CANDIDATES = 256
 """Configs whose improvement is worked out: those of the lowest expected times."""
 PATIENCE = 3
 """A space rests until so many more measurements of its family came in since it had nothing worth a trial."""
 
-# Variances of the logarithm of a time, and lengths. Chosen on recorded searches; docs/search.md says how they do.
+# Variances of the logarithm of a time, and lengths. scripts/replay.py shows on a recording how they do.
 _OFFSET = 9.0  # of a problem's level, which is not known before the first measurement
 _SLOPE = 0.3  # of how far the prior is to be trusted, around 1
 _CONFIG = 0.12  # of what a config's values do beyond the prior
@@ -84,7 +84,8 @@ class Lessons:
         """(space, config, value) of the measurements nearest to a space's problem."""
         rows: list[tuple[int, int, float]] = []
         for other in sorted(range(len(self._measured)), key=lambda s: -self._near[space, s]):
-            rows += [(other, config, value) for config, value in self._measured[other].items()]
+            fastest = sorted(self._measured[other].items(), key=lambda one: one[1])
+            rows += [(other, config, value) for config, value in fastest]
             if len(rows) >= MOST:
                 break
         at_space, at_config, values = zip(*rows[:MOST], strict=True)
