@@ -114,13 +114,16 @@ class Tuning:
             self._time_torch(problem)
         self.progress.stage("searching")
         while self._time_left() and (wanted := {kernel for space in self.spaces for kernel in self._asked(space)}):
+            elsewhere: list[tuple[Space, Kernel]] = []
             with closing(self._built(wanted)) as built:
                 for kernel in built:
-                    for space in self.spaces:
-                        if space.serves(kernel):
-                            self._time_kernel(space, kernel)
+                    serving = [space for space in self.spaces if space.serves(kernel)]
+                    elsewhere += [(space, kernel) for space in serving if not self._time_kernel(space, kernel)]
                     if not self._time_left():
                         break
+            for space, kernel in elsewhere:  # should that process have died, the trial is ours
+                while self._time_left() and not self._time_kernel(space, kernel):
+                    time.sleep(0.05)
         self.progress.stage("settling between finalists")
         for problem in self.problems:
             self._settle(problem)
@@ -136,12 +139,14 @@ class Tuning:
         """The device's row; measures its limits the first time."""
         assert self.worker
         facts = self.worker.facts()
+        details = {**facts.details, "processors": facts.processors}
+        self.store.put_environment({"autotune": paths.version(), **details})
         return self.store.put_device(
             facts.name,
             facts.target,
             flops_per_us=facts.flops_per_us,
             bytes_per_us=facts.bytes_per_us,
-            details={**facts.details, "processors": facts.processors},
+            details=details,
         )
 
     @cached_property
@@ -176,12 +181,16 @@ class Tuning:
             best: dict[Kernel, float | None] = {
                 kernel: None for kernel, known in self.kernels.items() if known.error and space.serves(kernel)
             }
+            tried: dict[Kernel, list[dict[str, int]]] = {}
             for row in self.store.measurements(self.device, str(space.problem)):
                 if row.kernel_id in by_id and space.serves(by_id[row.kernel_id]):
-                    times = [t for t in (best.get(by_id[row.kernel_id]), row.median_us) if t is not None]
-                    best[by_id[row.kernel_id]] = min(times, default=None)
+                    kernel = by_id[row.kernel_id]
+                    tried.setdefault(kernel, []).append(row.launch)
+                    times = [t for t in (best.get(kernel), row.median_us) if t is not None]
+                    best[kernel] = min(times, default=None)
             for kernel, value in best.items():
-                space.study.tell(kernel.values, value)
+                if kernel not in tried or all(launch in tried[kernel] for launch in space.launches(kernel)):
+                    space.study.tell(kernel.values, value)  # of others a run was stopped between two launch values
 
     # -- searching -------------------------------------------------------------------------------------------
 
@@ -237,38 +246,36 @@ class Tuning:
 
     # -- timing ----------------------------------------------------------------------------------------------
 
-    def _time_kernel(self, space: Space, kernel: Kernel) -> None:
+    def _time_kernel(self, space: Space, kernel: Kernel) -> bool:
+        """Try what was not tried yet of a kernel on a problem; False while another process does that."""
+        row, problem = self.kernels[kernel], str(space.problem)
         launches = space.launches(kernel)
-        row = self.kernels[kernel]
-        if launches and not self._known(space, kernel):
-            times = self._time(space.problem, row, [candidate(self.store, row, launch) for launch in launches])
-            space.study.tell(kernel.values, min(times, default=None))
+        left = self.store.claim(self.device, problem, row, launches) if launches else []
+        if left is None:
+            return False
+        if left:
+            self._time(space.problem, row, [candidate(self.store, row, launch) for launch in left])
+        if launches:
+            space.study.tell(kernel.values, self.store.best_us(self.device, problem, row))
             if space.study.told >= self.options.trials:
-                self.progress.done(str(space.problem))
-
-    def _known(self, space: Space, kernel: Kernel) -> bool:
-        return self.store.is_measured(self.device, str(space.problem), self.kernels[kernel])
+                self.progress.done(problem)
+        return True
 
     def _time_torch(self, problem: Problem) -> None:
-        known = {row.kernel_id for row in self.store.measurements(self.device, str(problem))}
         for config in aten.configs(problem):
             kernel = Kernel.of(aten.FAMILY, config, problem.dtype, problem.epilogue, self.options.target)
             source = f"torch {self.device.details['torch']}"
             row = self.store.put_kernel(_identity(kernel, source), symbol="")
-            if row.id not in known:
+            if self.store.claim(self.device, str(problem), row, [{}]):
                 self._time(problem, row, [candidate(self.store, row, {})])
 
-    def _time(self, problem: Problem, row: KernelRow, candidates: list[Candidate]) -> list[float]:
-        """Verify, time and record; returns the times of those that are right."""
+    def _time(self, problem: Problem, row: KernelRow, candidates: list[Candidate]) -> None:
+        """Verify, time and record."""
         assert self.worker
-        times = []
         for chosen, result in zip(candidates, self.worker.trial(problem, candidates), strict=True):
             self._record(problem, row, chosen, result)
-            if result.median_us is not None:
-                times.append(result.median_us)
         best = self.store.best_us(self.device, str(problem))
         self.progress.measured(str(problem), len(candidates), best)
-        return times
 
     def _record(self, problem: Problem, row: KernelRow, chosen: Candidate, result: Result, final: bool = False) -> None:
         self.store.put_measurement(

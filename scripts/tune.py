@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from _cli import positive, run, seconds
+from _cli import database, positive, run, seconds
 from _live import LiveProgress
 from _tables import failures, winners
 from rich.console import Console
@@ -90,7 +90,10 @@ def arguments() -> argparse.Namespace:
         help=f"load families of your own from here too (docs/add-a-family.md); may be repeated, adds to ${FAMILIES}",
     )
     parser.add_argument(
-        "--db", type=Path, metavar="FILE", help="database (default tuning_db/MODEL_ARCH.db or problems_ARCH.db)"
+        "--db",
+        type=database,
+        help="a file, or a server: postgresql+psycopg://user@host/name (default tuning_db/MODEL_ARCH.db or "
+        "problems_ARCH.db); several processes may tune into one",
     )
     parser.add_argument(
         "--trials", type=positive, metavar="N", help="configs a family may try for a problem (default 64, on a CPU 24)"
@@ -206,14 +209,14 @@ def show_gaps(console: Console, tuning: Tuning, wanted: Work) -> None:
         console.print(line, highlight=False)
 
 
-def show_cost(console: Console, tuning: Tuning, progress: LiveProgress, path: Path) -> None:
+def show_cost(console: Console, tuning: Tuning, progress: LiveProgress, database: str) -> None:
     """What compiling cost, where the time went, and where the results are."""
     if tuning.compiled:
         rate = 60 * tuning.compiled / tuning.compile_seconds
         took = f"{tuning.compile_seconds:.0f} core-seconds"
         console.print(f"kernels compiled: {tuning.compiled} in {took}, {rate:.0f} a core-minute", highlight=False)
     console.print(progress.parts())
-    console.print(f"database {path}")
+    console.print(f"database {database}", highlight=False)
 
 
 def main() -> int:
@@ -257,7 +260,7 @@ def main() -> int:
             show_gaps(console, tuning, wanted)
         else:
             console.print("Interrupted: every finished trial is kept; run the same command to go on.")
-        show_cost(console, tuning, progress, path)
+        show_cost(console, tuning, progress, store.name)
     return 130 if interrupted else 0
 
 
