@@ -181,6 +181,7 @@ class Store:
     def _transaction(self, writing: bool) -> Iterator[Session]:
         with explained(self.name):
             try:
+                self.session.commit()  # ends what an attribute that was loaded late has begun
                 self.session.connection(execution_options={_WRITING: writing})
                 yield self.session
                 self.session.commit()
