@@ -1,7 +1,7 @@
 """All that a database says, as plain values: what merging, packing, exporting and comparing work on.
 
 Facts are rows by table. Their numbers (id, kernel_id, …) count from 1 in the order of the rows, so the same facts look
-the same from whatever database they were read.
+the same from whatever database they were read. A binary that no kernel uses is no fact.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ Facts = dict[str, list[Row]]
 TABLES = ("device", "environment", "problem", "library", "kernel", "measurement", "plan")
 """The tables that hold facts, those referred to first; a claim is none."""
 
+_KERNEL = Base.metadata.tables["kernel"]
+
 KEYS = {
     "device": ("name",),
     "environment": ("software",),
@@ -39,7 +41,10 @@ def read(store: Store) -> Facts:
     with store.reading() as session:
         for name in TABLES:
             table = Base.metadata.tables[name]
-            rows = [dict(row) for row in session.execute(sa.select(table).order_by(table.c.id)).mappings()]
+            query = sa.select(table).order_by(table.c.id)
+            if name == "library":
+                query = sa.select(table).where(table.c.id.in_(sa.select(_KERNEL.c.library_id))).order_by(table.c.digest)
+            rows = [dict(row) for row in session.execute(query).mappings()]
             numbers[name] = {row["id"]: i for i, row in enumerate(rows, 1)}
             facts[name] = [renumbered(name, row, lambda other, number: numbers[other][number]) for row in rows]
     return facts

@@ -74,7 +74,7 @@ class _Union:
                 self._update("device", other["id"], higher)
 
     def _kernels(self) -> None:
-        """Kernels, and the binaries of those that are added: one that no kernel uses is no fact."""
+        """Kernels, and the binaries of those that are added."""
         libraries = {row["id"]: row for row in self._facts["library"]}
         present = self._known("library")
         made = {row["id"]: row for row in present.values()}
@@ -88,7 +88,7 @@ class _Union:
                     self._outcome.others.append(f"{row['family']} {row['config']}: {library['compiler']}")
                     row["source"] += f"+{hashlib.sha256(how.encode()).hexdigest()[:8]}"
                     other = known.get(key_of("kernel", row))
-            if library is None or (other and not other["error"]):
+            if library is None or (other and other["library_id"]):
                 self._settle("kernel", row, other)
                 continue
             if library["id"] not in self._numbers["library"]:
