@@ -170,7 +170,7 @@ class Case:
         verified = time.perf_counter()
         sample = sampler(step, self.device)
         samples = [sample() for _ in range(5)]
-        description = step.kernel.describe() if step.kernel else "torch"
+        description = step.kernel.describe() if step.kernel else "cuDNN" if candidate.kind else "torch"
         seconds = {"verify": round(verified - started, 5), "time": round(time.perf_counter() - verified, 5)}
         details = {"kernel": description, "seconds": seconds, "tolerance": TOLERANCE.get(accuracy, WHOLE_SLACK)}
         return timed(samples, relative_error=error, details=details)

@@ -14,7 +14,8 @@ from autotune.device import measure_device
 from autotune.measure import Case, Result
 from autotune.network import NetworkCase
 from autotune.problem import Problem
-from autotune.worker import NetworkRequest, Request
+from autotune.vendor import cudnn
+from autotune.worker import NetworkRequest, Request, VendorRequest
 
 _CASES_KEPT = 24
 
@@ -57,6 +58,8 @@ class _Server:
                 yield case.finals(request.candidates, request.rounds)
             else:
                 yield from map(case.run, request.candidates)
+        elif isinstance(request, VendorRequest):
+            yield cudnn.offers(request.problem, self._device)
         else:
             yield measure_device(self._device)
 

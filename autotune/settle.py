@@ -100,11 +100,11 @@ class _Settling:
 
     def descend(self) -> list[Pick] | None:
         """The plan that no change of one layer or alternative makes faster; None if plans cannot be timed here."""
-        starts = [self.picks, self._winners]
-        ours, winners = self.worker.plans(self.network, [self._with([], picks) for picks in starts], ROUNDS)
-        if ours.median_us is None or winners.median_us is None:
+        if self.worker.plans(self.network, [self.plan()], 1)[0].median_us is None:
             return None
-        if winners.median_us < GAIN * ours.median_us:
+        starts = [self.plan(), self._with([], self._winners)]
+        ours, winners = self.worker.plans(self.network, starts, ROUNDS)
+        if ours.median_us and winners.median_us and winners.median_us < GAIN * ours.median_us:
             self.picks = self._winners
         for _ in range(SWEEPS):
             changed = [self._settle_alternative(alternative) for alternative in self.network.alternatives]

@@ -20,19 +20,23 @@ from autotune.errors import AutotuneError
 from autotune.families import family, serving
 from autotune.families.base import Config, Family, Kernel
 from autotune.measure import Result
-from autotune.problem import Problem
+from autotune.problem import Convolution, Problem
 from autotune.progress import Progress
 from autotune.search import Study
 from autotune.settle import settle_network
-from autotune.vendor import aten
+from autotune.vendor import aten, cudnn
+from autotune.vendor_plans import plan_rows
 from autotune.worker import Worker
 from fused_resnet.binding import Candidate
 from fused_resnet.candidates import candidate
 from fused_resnet.graph import Network
+from fused_resnet.selection import shortlist
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow, Library
 
 FINALISTS = 6
+PLANS = 3
+"""Plans of cuDNN that are finalists beside them."""
 FINAL_ROUNDS = 15
 
 
@@ -41,6 +45,7 @@ class Options:
     """trials: configs a family may try for one problem; budget: seconds for the search; jobs: compilers at once.
 
     allow: names of families.base.PERMISSIONS. only: names of the families that may try; all if empty.
+    vendor: whose plans are candidates on a GPU: "cudnn" or "none".
     """
 
     arch: Architecture
@@ -51,6 +56,7 @@ class Options:
     seed: int = 0
     allow: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
+    vendor: str = cudnn.FAMILY
 
 
 @dataclass
@@ -112,6 +118,7 @@ class Tuning:
         self.progress.stage("timing torch's operators")
         for problem in self.problems:
             self._time_torch(problem)
+        self._time_vendor()
         self.progress.stage("searching")
         while self._time_left() and (wanted := {kernel for space in self.spaces for kernel in self._asked(space)}):
             with closing(self._built(wanted)) as built:
@@ -258,6 +265,29 @@ class Tuning:
             if row.id not in known:
                 self._time(problem, row, [candidate(self.store, row, {})])
 
+    def _time_vendor(self) -> None:
+        """List all of cuDNN's plans, then verify and time those that were not; say once why there are none."""
+        if self.options.vendor != cudnn.FAMILY or not self.options.arch.is_cuda:
+            return
+        assert self.worker
+        self.progress.stage("listing cuDNN's plans")
+        plans: dict[Problem, list[KernelRow]] = {}
+        reasons: dict[str, None] = {}
+        for problem in self.problems:
+            plans[problem], reason = plan_rows(self.store, self.worker, problem, self.options.target)
+            reasons |= {reason: None} if reason and isinstance(problem, Convolution) else {}
+        for reason in reasons:
+            self.progress.stage(reason)
+        self.progress.stage("timing cuDNN's plans")
+        for problem, rows in plans.items():
+            known = {row.kernel_id for row in self.store.measurements(self.device, str(problem))}
+            left = [row for row in rows if row.library and row.id not in known]
+            candidates = [candidate(self.store, row, {}) for row in left]
+            for row, chosen, result in zip(left, candidates, self.worker.trial(problem, candidates), strict=True):
+                self._record(problem, row, chosen, result)
+            best = self.store.best_us(self.device, str(problem))
+            self.progress.measured(str(problem), len(candidates), best)
+
     def _time(self, problem: Problem, row: KernelRow, candidates: list[Candidate]) -> list[float]:
         """Verify, time and record; returns the times of those that are right."""
         assert self.worker
@@ -291,7 +321,7 @@ class Tuning:
         assert self.worker
         ranked = self.store.ranking(self.device, str(problem), finals_first=False)
         best_of_torch = [row for row in ranked if row.kernel.family == aten.FAMILY][:1]
-        finalists = ranked[:FINALISTS]
+        finalists = shortlist(ranked, FINALISTS, PLANS)
         finalists += [row for row in best_of_torch if row not in finalists]
         settled = {
             (row.kernel_id, str(row.launch)) for row in self.store.ranking(self.device, str(problem)) if row.final

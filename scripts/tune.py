@@ -118,6 +118,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", default=[], metavar="FAMILY", help="try no families but these; may be repeated"
     )
+    parser.add_argument(
+        "--vendor",
+        choices=["cudnn", "none"],
+        default="cudnn",
+        help="on a GPU, time all plans of cuDNN too (the default), which nvidia-cudnn-frontend finds, or none",
+    )
     parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the search")
     if {"-h", "--help"} & set(sys.argv):
         parser.epilog = grammar()
@@ -232,7 +238,7 @@ def main() -> int:
     budget = args.budget or (360.0 if arch.is_cuda else 90.0)
     allow = tuple(name.replace("-", "_") for name in args.allow)
     only = tuple(family(name).name for name in args.only)
-    options = Options(arch, target, trials, budget, args.jobs, args.seed, allow, only)
+    options = Options(arch, target, trials, budget, args.jobs, args.seed, allow, only, args.vendor)
 
     console = Console()
     interrupted = False

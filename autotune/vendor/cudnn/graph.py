@@ -144,24 +144,22 @@ class _Chain:
         graph = self._graph
         if step.name in _UNARY:
             return _UNARY[step.name](graph, value)
-        match step.name:
-            case "bias":
-                return graph.bias(input=value, bias=self._vector(step))
-            case "scale":
-                return graph.mul(a=value, b=self._vector(step))
-            case "add":
-                return graph.add(a=value, b=self._operand(step.arguments[0].name, self._shape))
-            case "add_scalar":
-                return graph.add(a=value, b=self._scalar(step, 0))
-            case "mul_scalar":
-                return graph.mul(a=value, b=self._scalar(step, 0))
-            case "clamp":
-                above = self._shaped(graph.max(input0=value, input1=self._scalar(step, 0)))
-                return graph.min(input0=above, input1=self._scalar(step, 1))
-            case "store":
-                return self._output(value, step.arguments[0].name)
-        gate = self._hardsigmoid(value)
-        return gate if step.name == "hardsigmoid" else graph.mul(a=value, b=self._shaped(gate))
+        made: dict[str, Callable[[], Any]] = {
+            "bias": lambda: graph.bias(input=value, bias=self._vector(step)),
+            "scale": lambda: graph.mul(a=value, b=self._vector(step)),
+            "add": lambda: graph.add(a=value, b=self._operand(step.arguments[0].name, self._shape)),
+            "store": lambda: self._output(value, step.arguments[0].name),
+            "add_scalar": lambda: graph.add(a=value, b=self._scalar(step, 0)),
+            "mul_scalar": lambda: graph.mul(a=value, b=self._scalar(step, 0)),
+            "clamp": lambda: self._clamp(step, value),
+            "hardsigmoid": lambda: self._hardsigmoid(value),
+            "hardswish": lambda: graph.mul(a=value, b=self._shaped(self._hardsigmoid(value))),
+        }
+        return made[step.name]()
+
+    def _clamp(self, step: Step, value: Any) -> Any:
+        above = self._shaped(self._graph.max(input0=value, input1=self._scalar(step, 0)))
+        return self._graph.min(input0=above, input1=self._scalar(step, 1))
 
     def _hardsigmoid(self, value: Any) -> Any:
         graph = self._graph

@@ -18,7 +18,7 @@ from autotune.errors import VendorError
 from autotune.problem import Problem, Tensors
 from autotune.vendor.cudnn.graph import arguments, check, operand_numbers
 from autotune.vendor.cudnn.library import Library, first_line, library
-from autotune.vendor.cudnn.plans import Plan, find_plans
+from autotune.vendor.cudnn.plans import Found, Plan, find_plans
 
 FAMILY = "cudnn"
 """The family's name in the database."""
@@ -45,27 +45,32 @@ class Offers:
     reason: str | None = None
 
 
-def offers(problem: Problem, device: torch.device) -> Offers:
-    """All plans of a problem on the current GPU, in the heuristics' order."""
+def offers(problem: Problem | None, device: torch.device) -> Offers:
+    """All plans of a problem on the current GPU, in the heuristics' order; without a problem, only their source."""
     try:
         source = library(device).source
     except VendorError as error:
         return Offers("", reason=str(error))
+    if problem is None:
+        return Offers(source)
     found = find_plans(problem, device)
-    plans = []
-    for rank, plan in enumerate(found.plans):
-        data, error = b"", plan.error
-        if not error:
-            try:
-                data = found.serialized(plan)
-            except Exception as failure:
-                error = f"cannot be stored: {first_line(failure)}"
-        plans.append(Offer({**config(plan, source), "rank": rank, "of": len(found.plans)}, data, error))
+    count = len(found.plans)
+    plans = (Offer(_config(plan, rank, count, source), *_form(found, plan)) for rank, plan in enumerate(found.plans))
     return Offers(source, tuple(plans), found.reason)
 
 
-def config(plan: Plan, source: str) -> dict[str, Any]:
-    """What the database tells of a plan. made_by: the version of cuDNN that it is good for."""
+def _form(found: Found, plan: Plan) -> tuple[bytes, str | None]:
+    """A plan's own form, or an error."""
+    if plan.error:
+        return b"", plan.error
+    try:
+        return found.serialized(plan), None
+    except Exception as error:  # the package's errors have no common base
+        return b"", f"cannot be stored: {first_line(error)}"
+
+
+def _config(plan: Plan, rank: int, count: int, source: str) -> dict[str, Any]:
+    """What the database tells of a plan: what it is, its rank among so many, and what it was made by."""
     return {
         "plan": plan.name,
         "engine": plan.engine,
@@ -75,6 +80,8 @@ def config(plan: Plan, source: str) -> dict[str, Any]:
         "behavior_notes": list(plan.notes),
         "workspace_bytes": plan.workspace_bytes,
         "made_by": source,
+        "rank": rank,
+        "of": count,
     }
 
 
@@ -123,4 +130,3 @@ def _restored(loaded: Library, path: Path) -> Any:
     except Exception as error:
         raise VendorError(f"{loaded.source} does not take its plan {path.stem[:12]}: {first_line(error)}") from error
     return graph
-
