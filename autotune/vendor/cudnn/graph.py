@@ -87,7 +87,8 @@ def arguments(
             found[numbers[operand.name]] = _laid_out(operand, tensors[operand.name], vectors)
     device = next(iter(tensors.values())).device
     values = {_SCALAR + i: value for i, value in enumerate(scalars)}
-    values |= {_CONSTANT + i: value for i, value in enumerate(_CONSTANTS)}
+    if any(name.startswith("hard") for name in problem.epilogue.names):
+        values |= {_CONSTANT + i: value for i, value in enumerate(_CONSTANTS)}
     return found | {number: torch.full((1,), value, device=device) for number, value in values.items()}
 
 
