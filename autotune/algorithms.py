@@ -105,6 +105,7 @@ def choose(
     mine = [algorithm for algorithm in algorithms if algorithm.direction == direction]
     usable = [algorithm for algorithm in mine if algorithm.usable]
     named = usable if key is None else [algorithm for algorithm in usable if is_called(algorithm, key)]
+    named = [algorithm for algorithm in named if algorithm.key == key] or named  # a plan may be called as its engine is
     if not named:
         refused = [a for a in mine if key is not None and is_called(a, key)]
         why = f" ({refused[0].reason})" if refused and refused[0].reason else ""

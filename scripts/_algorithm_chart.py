@@ -10,11 +10,14 @@ from _chart import FAINT, INK, OURS, THEIRS
 
 from autotune.algorithms import DIRECTIONS, ORDERS, Algorithm, pareto
 from autotune.errors import AutotuneError
+from autotune.problem import parse
+from autotune.report import brief
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes  # an optional package: only drawing needs it
 
 CLASSIC = "#d98a3d"
+TICKS = (0, 1 / 16, 1, 16, 256, 4096)  # MiB
 PANEL_INCHES = (4.6, 4.0)
 AXES = {"workspace": (2**20, "workspace, MiB"), "energy": (1e3, "energy of one call, mJ")}
 """What the horizontal axis shows -> the field's units in one of the axis, and its title."""
@@ -32,12 +35,15 @@ def draw(record: dict[str, Any], against: str, path: Path) -> None:
     for layer in record["layers"]:
         timed = [one for one in algorithms(layer) if one.us is not None and getattr(one, field) is not None]
         if timed:
-            rows.append((layer["name"], timed))
+            named = layer["name"] != layer["problem"]
+            rows.append((layer["name"] if named else brief(parse(layer["problem"])), timed))
     if not rows:
         raise AutotuneError(f"the record has no algorithm with both time and {against}: measure with --energy")
+    seen = {one.direction for _, timed in rows for one in timed}
+    directions = [direction for direction in DIRECTIONS if direction in seen]
     width, height = PANEL_INCHES
     figure = Figure(
-        figsize=(width * len(DIRECTIONS), 0.5 + height * len(rows)),
+        figsize=(max(width * len(directions), 2 * width), 0.5 + height * len(rows)),
         dpi=130,
         facecolor="white",
         layout=ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.1),
@@ -46,12 +52,12 @@ def draw(record: dict[str, Any], against: str, path: Path) -> None:
         f"cuDNN's algorithms on {record['machine']['device']}: what is lower and further left is better",
         x=0.012, ha="left", color=INK, fontsize=14, fontweight="bold",
     )  # fmt: skip
-    grid = figure.subplots(len(rows), len(DIRECTIONS), squeeze=False)
+    grid = figure.subplots(len(rows), len(directions), squeeze=False)
     for axes, (name, timed) in zip(grid, rows, strict=True):
-        for axis, direction in zip(axes, DIRECTIONS, strict=True):
+        for axis, direction in zip(axes, directions, strict=True):
             _panel(axis, [one for one in timed if one.direction == direction], against)
             axis.set_title(direction, loc="left", color=INK, fontsize=11)
-        axes[0].set_title(f"{name}\n{DIRECTIONS[0]}", loc="left", color=INK, fontsize=11)
+        axes[0].set_title(f"{name}\n{directions[0]}", loc="left", color=INK, fontsize=11)
     figure.savefig(path, bbox_inches="tight", pad_inches=0.2)
 
 
@@ -67,13 +73,18 @@ def _panel(axis: Axes, points: list[Algorithm], against: str) -> None:
             axis.scatter(xs, ys, color=color, marker=marker, s=24, label=kind, zorder=2)
     if front := pareto(points, against):
         xs, ys = zip(*sorted(map(place, front)), strict=True)
-        axis.step(xs, ys, where="post", color=OURS, linewidth=1.4, zorder=3, label="not beaten in both")
+        axis.step(xs, ys, where="post", color=OURS, linewidth=1.4, marker="o", zorder=3, label="not beaten in both")
         for point in front:
             text = point.key if point.kind == "classic" else point.key.partition("_")[0]
             axis.annotate(text, place(point), (5, 4), textcoords="offset points", fontsize=8, color=INK)
     axis.set_yscale("log")
     if against == "workspace":
-        axis.set_xscale("symlog", linthresh=1 / 16)
+        most = max((place(point)[0] for point in points), default=1)
+        axis.set_xscale("symlog", linthresh=TICKS[1])
+        axis.set_xticks([tick for tick in TICKS if tick <= 4 * most], minor=False)
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.set_xlim(-0.02, 2 * max(most, TICKS[1]))
+        axis.minorticks_off()
     axis.set_xlabel(title, color=FAINT, fontsize=9)
     axis.set_ylabel("time of one call, us", color=FAINT, fontsize=9)
     axis.tick_params(colors=FAINT, labelsize=8)
