@@ -158,7 +158,7 @@ class _Graph:
                         notes[name] = (*notes.get(name, ()), note.name)
         except Exception:  # a plan without notes is worth more than none
             return None
-        return notes
+        return notes or None  # none has any: then they were not understood
 
     def serialized(self, plan: Plan) -> bytes:
         """The graph with this plan in cuDNN's own form; raises VendorError for a plan that is not the backend's."""
