@@ -20,8 +20,8 @@ from fused_resnet.selection import shortlist
 from tuning_db import Store
 from tuning_db.schema import Device, Measurement, PlanRow
 
-ALTERNATIVES = 6
-"""Candidates of a layer that are tried."""
+CANDIDATES, KEPT = 12, 4
+"""Candidates of a layer that are tried, and how many of them again once all layers were settled."""
 PLANS = 2
 """Plans of cuDNN that are tried beside them."""
 SWEEPS = 3
@@ -37,13 +37,13 @@ def settle_network(store: Store, device: Device, worker: Worker, network: Networ
     details["alternatives"] names those that were taken.
     """
     ranked = {
-        layer.name: shortlist(store.ranking(device, str(layer.problem)), ALTERNATIVES, PLANS)
+        layer.name: shortlist(store.ranking(device, str(layer.problem)), CANDIDATES, PLANS)
         for layer in network.all_layers
     }
     if not all(ranked[layer.name] for layer in network.layers):
         return None
     options = {name: [candidate(store, row.kernel, row.launch) for row in rows] for name, rows in ranked.items()}
-    settling = _Settling(worker, network, options)
+    settling = _Settling(worker, network, dict(options))
     picks = settling.descend()
     if picks is None:
         return None
@@ -103,9 +103,10 @@ class _Settling:
         if self.worker.plans(self.network, [self.plan()], 1)[0].median_us is None:
             return None
         starts = [self.plan(), self._with([], self._winners)]
-        ours, winners = self.worker.plans(self.network, starts, ROUNDS)
-        if ours.median_us and winners.median_us and winners.median_us < GAIN * ours.median_us:
-            self.picks = self._winners
+        if starts[0] != starts[1]:
+            ours, winners = self.worker.plans(self.network, starts, ROUNDS)
+            if ours.median_us and winners.median_us and winners.median_us < GAIN * ours.median_us:
+                self.picks = self._winners
         for _ in range(SWEEPS):
             changed = [self._settle_alternative(alternative) for alternative in self.network.alternatives]
             changed += [self._settle_layer(pick.layer) for pick in self.plan()]
@@ -141,14 +142,21 @@ class _Settling:
             for overlap in (False, True)
             if other.native or not overlap
         ]
-        tried.remove(self.picks[name])
+        now = self.picks[name]
+        tried.remove(now)
         if not tried:
             return False
         shares = self._shares([self._with(self.taken, {**self.picks, name: pick}) for pick in tried])
-        best = min(range(len(shares)), key=shares.__getitem__)
-        if shares[best] < GAIN:
-            self.picks[name] = tried[best]
-        return shares[best] < GAIN
+        ranked = sorted(zip(shares, tried, strict=True), key=lambda pair: pair[0])
+        share, best = ranked[0]
+        if share < GAIN:
+            self.picks[name] = best
+        kept = [now.candidate]
+        for _, pick in ranked:
+            if pick.candidate not in kept and len(kept) < KEPT:
+                kept.append(pick.candidate)
+        self.options[name] = kept
+        return share < GAIN
 
     def _shares(self, plans: Sequence[Sequence[Pick]]) -> list[float]:
         """Each plan's share of the time of the plan so far, in interleaved rounds; infinite for what does not run."""
