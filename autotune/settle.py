@@ -130,7 +130,7 @@ class _Settling:
         else:
             tried = [*others, alternative]
         own = [layer.name for layer in alternative.layers]
-        overlapping = {name: replace(self.picks[name], overlap=bool(self.picks[name].candidate.kind)) for name in own}
+        overlapping = {name: replace(self.picks[name], overlap=self.picks[name].candidate.native) for name in own}
         ways = [self.picks, {**self.picks, **overlapping}]
         shares = self._shares([self._with(tried, picks) for picks in ways])
         best = shares.index(min(shares))
