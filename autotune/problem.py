@@ -407,7 +407,7 @@ class Elementwise(Problem):
 
 @dataclass(frozen=True, kw_only=True)
 class ToChannelsLast(Problem):
-    """NCHW to NHWC: x (n, c, h, w) in torch's order, y (n, h, w, to); channels from c on are zero before the epilogue."""
+    """NCHW to NHWC: x (n, c, h, w) in torch's order, y (n, h, w, to); before the epilogue, channels from c on are 0."""
 
     operator: ClassVar[str] = "to_channels_last"
     n: int

@@ -73,7 +73,11 @@ def bind(
         return run
 
     memory_format = torch.channels_last if config["memory_format"] == "channels_last" else torch.contiguous_format
-    solve = (_stem if isinstance(problem, Stem) else _convolution)(problem, memory_format, tensors)
+    solve = (
+        _stem(problem, memory_format, tensors)
+        if isinstance(problem, Stem)
+        else _convolution(problem, memory_format, tensors)
+    )
 
     def run_convolution(late: Tensors) -> None:
         operands = {**tensors, **late}
