@@ -237,6 +237,10 @@ def test_other_families_compile(arch):
     assert_exported(
         cuda_kernels("cuda_avg_pool2d", arch, 2, "store,mul_scalar")
         + cuda_kernels("cuda_se_tail", arch, 2, "add,relu,add_scalar")
+        + cuda_kernels("cuda_max_pool2d", arch, 2, "bias,relu")
+        + cuda_kernels("cuda_global_avg_pool2d", arch, 2, "store")
+        + cuda_kernels("cuda_elementwise", arch, 2, "add,silu")
+        + cuda_kernels("cuda_to_channels_last", arch, 2, "scale,bias")
         + cuda_kernels("cuda_space_to_depth", arch, 2)
     )
 
