@@ -3,7 +3,14 @@
 
 namespace at {
 
-AT_DEVICE float larger(float a, float b) { return b > a || b != b ? b : a; }
+AT_DEVICE float larger(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+  return a;
+#else
+  return b > a || b != b ? b : a;
+#endif
+}
 AT_DEVICE signed char larger(signed char a, signed char b) { return b > a ? b : a; }
 
 AT_DEVICE __half2 larger(__half2 a, __half2 b) {
