@@ -16,6 +16,7 @@
 // A padded line may multiply a pixel outside of the filter by zero: an infinity in an image may spread by one pixel.
 #pragma once
 #include "cuda/largest.cuh"
+#include "cuda/mma.cuh"
 #include "sm90/hopper.cuh"
 
 namespace at {
@@ -104,7 +105,7 @@ struct StemKernel {
   }
 
   // Registers of the operand: pixels 2g and 2g + 1, taps 2t and 2t + 1, of each half of a step.
-  AT_DEVICE static void load_pixels(uint32_t (&a)[2 * kSteps][2], const uint32_t* words) {
+  AT_DEVICE static void load_pixels(uint32_t (&a)[kSteps][4], const uint32_t* words) {
 #pragma unroll
     for (int half = 0; half < 2 * kSteps; ++half) {
       const uint32_t* line;
@@ -112,7 +113,7 @@ struct StemKernel {
         line = words + line_offset(half);
       else
         line = words + (threadIdx.x % 4 < 2 ? line_offset(2 * half) : line_offset(2 * half + 1));
-      a[half][0] = line[0], a[half][1] = line[1];
+      a[half / 2][half % 2 * 2] = line[0], a[half / 2][half % 2 * 2 + 1] = line[1];
     }
   }
   AT_DEVICE static constexpr int line_offset(int line) {
@@ -128,7 +129,7 @@ struct StemKernel {
     // Neighbouring rows of the convolution, from the words of this thread's first pixel and taps.
     template <int kCount>
     AT_DEVICE void rows(Sums (&sums)[kCount], const uint32_t* words) const {
-      uint32_t a[kCount][2 * kSteps][2];
+      uint32_t a[kCount][kSteps][4];
 #pragma unroll
       for (int row = 0; row < kCount; ++row) load_pixels(a[row], words + 2 * row * kPitch);
       if constexpr (kWgmma) {
@@ -138,7 +139,7 @@ struct StemKernel {
 #pragma unroll
           for (int step = 0; step < kSteps; ++step) {
             const uint64_t b = hopper::descriptor(hopper::low(shared + step * kN * 32), hopper::high<32>(256));
-            Config::multiply(sums[row], a[row][2 * step], a[row][2 * step + 1], b, step > 0);
+            Config::multiply(sums[row], a[row][step], b, step > 0);
           }
         hopper::commit_products();
         hopper::wait_for_products<0>();
@@ -154,8 +155,10 @@ struct StemKernel {
 #pragma unroll
           for (int row = 0; row < kCount; ++row)
 #pragma unroll
-            for (int n8 = 0; n8 < kN / 8; ++n8)
-              Config::multiply(sums[row] + 4 * n8, a[row][2 * step], a[row][2 * step + 1], held + step * kN / 4 + 2 * n8);
+            for (int n8 = 0; n8 < kN / 8; ++n8) {
+              const uint32_t* b = held + step * kN / 4 + 2 * n8;
+              mma<Element>(reinterpret_cast<float(&)[4]>(sums[row][4 * n8]), a[row][step], b[0], b[1]);
+            }
       }
     }
   };
