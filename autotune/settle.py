@@ -9,7 +9,7 @@ alternatives and layers changes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.network import Pick
 from autotune.worker import Worker
@@ -116,10 +116,14 @@ class _Settling:
             tried = [one for one in self.taken if one != alternative]
         else:
             tried = [*others, alternative]
-        [share] = self._shares([self._with(tried, self.picks)])
-        if share < GAIN:
-            self.taken = tried
-        return share < GAIN
+        own = [layer.name for layer in alternative.layers]
+        overlapping = {name: replace(self.picks[name], overlap=bool(self.picks[name].candidate.kind)) for name in own}
+        ways = [self.picks, {**self.picks, **overlapping}]
+        shares = self._shares([self._with(tried, picks) for picks in ways])
+        best = shares.index(min(shares))
+        if shares[best] < GAIN:
+            self.taken, self.picks = tried, ways[best]
+        return shares[best] < GAIN
 
     def _settle_layer(self, name: str) -> bool:
         """Take the candidate of a layer with which the network is fastest."""

@@ -289,7 +289,7 @@ def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Laun
             own = gated or x.slices > 1 or blocks <= processors * resident
             limit = 0 if own else processors * resident
             tiles = -(-blocks // limit) if limit else 1
-            for staged in (0, 1) if x.slices == 1 else (0,):
+            for staged in (0, 1) if x.slices == 1 and not gated else (0,):
                 room = min(arch.sm_shared // resident - arch.reserved_shared - _SHARED_OVERHEAD, _MOST_SHARED)
                 slots = _slots(
                     problem,

@@ -32,28 +32,25 @@ struct Gate {
 
   AT_DEVICE static void sync() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
 
-  // Brings this block's part of the weights near. p: w1 (hidden, k), b1, w2 (k, hidden), b2; the part begins at `channel`.
+  // Begins to copy this block's part of the weights; excite() waits for it. p: w1 (hidden, k), b1, w2 (k, hidden), b2; the
+  // part begins at `channel`.
   AT_DEVICE void load_weights(char* memory, void* const* p, int channel, int k) const {
-    const Element *first = (const Element*)p[0], *second = (const Element*)p[2];
-    float* vectors = (float*)(memory + biases());
-    for (int i = threadIdx.x; i < hidden; i += kThreads) vectors[kN + i] = __ldg((const float*)p[1] + i);
-    for (int i = threadIdx.x; i < kN && channel + i < k; i += kThreads) vectors[i] = __ldg((const float*)p[3] + channel + i);
-    Element* to = (Element*)(memory + w1());
+    const uint32_t to = hopper::shared_address(memory);
+    const Element *first = (const Element*)p[0] + channel, *second = (const Element*)p[2] + (int64_t)channel * hidden;
+    const float *b1 = (const float*)p[1], *b2 = (const float*)p[3] + channel;
+    const int rest = min(k - channel, kN);  // channels that there are: a multiple of 8
     for (int i = threadIdx.x; i < hidden * (kN / kVector); i += kThreads) {
       const int o = i / (kN / kVector), c = i % (kN / kVector) * kVector;
-      Pack<Element, kVector> part;
-      part.words[0] = make_uint4(0, 0, 0, 0);
-      if (channel + c < k) part.read(first + (int64_t)o * k + channel + c);
-      part.write(to + o * kColumn + c);
+      const uint32_t place = to + w1() + (o * kColumn + c) * 2;
+      if (c < rest) copy<16>(place, first + (int64_t)o * k + c);
+      else hopper::write(place, make_uint4(0, 0, 0, 0));
     }
-    to = (Element*)(memory + w2());
-    for (int i = threadIdx.x; i < kN * (hidden / 4); i += kThreads) {
+    for (int i = threadIdx.x; i < rest * (hidden / 4); i += kThreads) {
       const int c = i / (hidden / 4), o = i % (hidden / 4) * 4;
-      if (channel + c >= k) continue;
-      Pack<Element, 4> part;
-      part.read(second + (int64_t)(channel + c) * hidden + o);
-      part.write(to + c * (hidden + 8) + o);
+      copy<8>(to + w2() + (c * (hidden + 8) + o) * 2, second + c * hidden + o);
     }
+    for (int i = threadIdx.x; i < rest / 4; i += kThreads) copy<16>(to + biases() + 16 * i, b2 + 4 * i);
+    for (int i = threadIdx.x; i < hidden / 4; i += kThreads) copy<16>(to + biases() + 4 * kN + 16 * i, b1 + 4 * i);
   }
 
   // Partial sums -> gates, in the place of the means: (images, kN). me: this block's number among its peers;
@@ -65,6 +62,7 @@ struct Gate {
     float* means = (float*)(memory + mean());
     float* own = (float*)(memory + parts()) + me * images * hidden;
     if (kPeers > 1 && thread == 0) hopper::expect_bytes(barrier, (kPeers - 1) * images * hidden * 4);
+    asm volatile("cp.async.wait_all;" ::: "memory");
     sync();
     const int each = pixels / rows;
     for (int i = thread; i < images * kN; i += kThreads) {
@@ -114,6 +112,11 @@ struct Gate {
   }
 
  private:
+  template <int kBytes>
+  AT_DEVICE static void copy(uint32_t to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
+  }
+
   // This block's share of w1 mean, kLanes threads each.
   template <int kLanes>
   AT_DEVICE void multiply_first(const char* memory, float* own, int pairs) const {
