@@ -2,7 +2,7 @@
 
 Everything is symmetric: a value is scale * byte. Weights have a scale for each output channel, activations one for the
 whole tensor, from the largest magnitude that calibration met. A convolution's epilogue brings its sums, which are
-whole, to its output's scale: y = round(relu(sum * scale + bias)), with scale = input_scale * weight_scale / output_scale.
+whole, to its output's: y = round(relu(sum * scale + bias)), with scale = input_scale * weight_scale / output_scale.
 
     scales = calibrate(model, batches)
     print(compare(model, simulated(model, scales), held_out))

@@ -123,7 +123,6 @@ def test_every_operator_can_be_packed():
     for operator, cls in OPERATORS.items():
         names = [field.name for field in dataclasses.fields(cls) if field.name in sizes]
         words = [f"{name}={sizes[name]}" for name in names] + ["stride=2"] * (operator in ("avg_pool2d", "max_pool2d"))
-        words += ["epilogue=gate"] * (operator == "conv2d_se")
         packed = abi.pack(parse(f"{operator} {' '.join(words)} dtype=f32"))
         assert len(packed) == ctypes.sizeof(abi.STRUCTS[cls])
 
