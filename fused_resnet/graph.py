@@ -19,14 +19,14 @@ INPUT, OUTPUT = "input", "output"
 class Layer:
     """One problem of a network.
 
-    buffers: operand -> activation; weights: operand -> constant; scalars: keys, in the epilogue's order.
+    buffers: operand -> activation; weights: operand -> constant; scalars: constants, in the epilogue's order.
     """
 
     name: str
     problem: Problem
     buffers: Mapping[str, str]
     weights: Mapping[str, Source] = field(default_factory=dict)
-    scalars: tuple[str, ...] = ()
+    scalars: tuple[Source, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,12 @@ class Network:
     """A network for one batch size and dtype; `key` names it in the database.
 
     layers: the plainest way to compute it. alternatives: ways to compute parts of it; any that replace no layer twice
-    may be taken together.
+    may be taken together. output_shape: of the result, in torch's order.
     """
 
     key: str
     layers: tuple[Layer, ...]
+    output_shape: tuple[int, ...]
     alternatives: tuple[Alternative, ...] = ()
 
     @property
@@ -238,4 +239,5 @@ def network(model: str, n: int, in_channels: int, dtype: str) -> Network:
         raise ProblemError(f"batch {n} and in_channels {in_channels} must be at least 1")
     key = f"{model} n={n} in_channels={in_channels} dtype={dtype}"
     layers, alternatives = make(n, in_channels, dtype)
-    return Network(key, tuple(layers), tuple(alternatives))
+    n, p, q, k = layers[-1].problem.output_shape
+    return Network(key, tuple(layers), (n, k, p, q), tuple(alternatives))
