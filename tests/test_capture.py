@@ -206,9 +206,9 @@ def test_a_step_waits_for_no_layer_that_needs_it(empty_db):
         lambda m, x: F.max_pool2d(x, 3, 1, dilation=2),
         lambda m, x: F.adaptive_avg_pool2d(x, 3),
         lambda m, x: F.adaptive_avg_pool2d(x, (4, 2)),
-        lambda m, x: F.conv2d(F.pad(x, (0, 1, 0, 1)), torch.ones(4, 8, 2, 2)),
+        lambda m, x: F.conv2d(F.pad(x, (0, 1, 0, 1)), m.two.weight),
         lambda m, x: F.conv_transpose2d(x, m.conv.weight.transpose(0, 1).transpose(0, 1), stride=2),
-        lambda m, x: x.reshape(2, 4, 2, 8, 8).transpose(1, 2).reshape(2, 8, 8, 8) * 2,
+        lambda m, x: x.reshape(-1, 4, 2, 8, 8).transpose(1, 2).reshape(-1, 8, 8, 8) * 2,
         lambda m, x: x.chunk(2, 1)[1] * x.chunk(2, 1)[0],
         lambda m, x: x.amax((2, 3)),
         lambda m, x: x.mean((1, 2)),
@@ -228,7 +228,7 @@ def test_a_step_waits_for_no_layer_that_needs_it(empty_db):
     ],
 )
 def test_what_is_known_and_what_is_not_come_out_right(function, empty_db):
-    parts = {"bn1d": nn.BatchNorm1d(8), "wide": nn.Linear(512, 4), "rows": nn.Linear(8, 5)}
+    parts = {"bn1d": nn.BatchNorm1d(8), "wide": nn.Linear(512, 4), "rows": nn.Linear(8, 5), "two": nn.Conv2d(8, 4, 2)}
     assert_right(of(function, **parts), empty_db, X)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
@@ -49,7 +49,9 @@ def trace(model: nn.Module, shape: tuple[int, ...], dtype: str) -> Traced:
         raise CaptureError(f"the model is in {found} and the input in {DTYPES[dtype]}: convert one with .to()")
     x = torch.empty(shape, dtype=DTYPES[dtype], device=device)
     exported = _export(model, x)
+    _remove(exported.graph, _dropped_out)
     if not _change_nothing_in_place(exported):
+        exported.graph_module.recompile()
         exported = exported.run_decompositions({})
     return _read(exported, dtype)
 
@@ -143,9 +145,9 @@ def _change_nothing_in_place(exported: torch.export.ExportedProgram) -> bool:
         schema = getattr(node.target, "_schema", None)
         first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
         shares = schema and schema.returns and schema.returns[0].alias_info
-        if first and (shares or name_of(node) in _DROPOUTS | _COPIES | _CASTS or name_of(node) == "getitem"):
+        if first and (shares or name_of(node) in {"getitem", *_COPIES, *_CASTS}):
             roots[node] = roots.get(first, first)
-        if schema and schema.is_mutable and first:
+        if schema and schema.is_mutable and first and name_of(node) not in _COPIES:
             changed.append((node, first))
     for node, target in changed:
         root = roots.get(target, target)
@@ -174,11 +176,9 @@ def _read(exported: torch.export.ExportedProgram, dtype: str) -> Traced:
     constants: dict[fx.Node, Source] = {nodes[name]: key for name, key in keys.items()}
     for name, key in signature.inputs_to_lifted_tensor_constants.items():
         constants[nodes[name]] = _number(nodes[name], exported.constants[key])
-    for node in list(graph.nodes):
-        if node.op == "call_function" and (source := _does_nothing(node)):
-            node.replace_all_uses_with(source)
-            graph.erase_node(node)
-        elif node.op == "call_function":
+    _remove(graph, _does_nothing)
+    for node in graph.nodes:
+        if node.op == "call_function":
             _plain_norm(node)
             _gate(node)
     outputs = [node for node in graph.nodes if node.op == "output"][0].args[0]
@@ -217,12 +217,25 @@ def _number(node: fx.Node, value: torch.Tensor) -> Source:
     return Derived("numbers", (), tuple(value.flatten().tolist()))
 
 
+def _remove(graph: fx.Graph, repeated: Callable[[fx.Node], fx.Node | None]) -> None:
+    """Take out the nodes that only repeat another."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and (source := repeated(node)):
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+
+
+def _dropped_out(node: fx.Node) -> fx.Node | None:
+    """What passes through a dropout, which is the very tensor in inference."""
+    if name_of(node).removesuffix("_") not in _DROPOUTS:
+        return None
+    given = arguments(node)
+    return given["input" if "input" in given else "self"] if not given["train"] else None
+
+
 def _does_nothing(node: fx.Node) -> fx.Node | None:
-    """The node that this one repeats, if that is all it does."""
+    """The node that this one repeats, if that is all it does where nothing is changed in place."""
     name = name_of(node)
-    if name in _DROPOUTS:
-        given = arguments(node)
-        return given["input"] if not given["train"] else None
     if name in _COPIES:
         return node.args[0]  # type: ignore[return-value]
     source = node.args[0] if node.args else None
