@@ -10,6 +10,7 @@ from autotune.arch import Architecture
 from autotune.families import families, serving
 from autotune.problem import AvgPool2d, Convolution, Gemm, Problem, SeTail, SpaceToDepth, limit_us
 from autotune.vendor import aten
+from fused_resnet.capture.torch_call import TorchCall
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow, Measurement
 
@@ -59,7 +60,7 @@ def _config(row: KernelRow) -> str:
     return found.label(json.loads(row.config)) if found else row.config
 
 
-def brief(problem: Problem) -> str:
+def brief(problem: Problem) -> str:  # noqa: PLR0911 -- a table
     """A problem in few characters: window/stride channels @ input size."""
     match problem:
         case Convolution():
@@ -74,6 +75,8 @@ def brief(problem: Problem) -> str:
             return f"s2d {problem.block}x{problem.block} {problem.c} @{problem.h}x{problem.w}"
         case SeTail():
             return f"se {problem.c}>{problem.hidden}>{problem.c} @{problem.h}x{problem.w}"
+        case TorchCall():
+            return f"torch {', '.join(call.name for call in problem.calls)}"
     return str(problem).partition(" dtype=")[0]
 
 

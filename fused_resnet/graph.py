@@ -33,7 +33,7 @@ class Layer:
 class Alternative:
     """Other layers that compute what some of a network's layers do: fused, or written as another problem.
 
-    replaces: names of the layers whose place they take, at that of the first of them.
+    replaces: names of the layers whose place they take, at that of the last of them, where all is there that they read.
     """
 
     name: str
@@ -65,10 +65,11 @@ class Network:
         gone = [name for alternative in taken for name in alternative.replaces]
         if len(set(gone)) < len(gone):
             raise ProblemError(f"{self.key}: {' and '.join(names)} replace a layer twice")
-        first = {alternative.replaces[0]: alternative.layers for alternative in taken}
+        order = [layer.name for layer in self.layers]
+        last = {max(one.replaces, key=order.index): one.layers for one in taken}
         kept: list[Layer] = []
         for layer in self.layers:
-            kept += first.get(layer.name, () if layer.name in gone else (layer,))
+            kept += last.get(layer.name, () if layer.name in gone else (layer,))
         return tuple(kept)
 
 

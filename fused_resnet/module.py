@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from autotune.problem import dtype_name
+from fused_resnet.graph import Network
 from fused_resnet.plan import Plan
 from fused_resnet.source import Captured, InputError, Named, Source, state
 from tuning_db import Store
-
 
 Tracked = tuple[Mapping[str, torch.Tensor | None], str, torch.Tensor, int]
 """A module's parameters or buffers, the name of one, and what it was, with its version, when plans were bound."""
@@ -101,6 +101,10 @@ class FusedResNet(nn.Module):
             for bound in self._plan(x).bound
         ]
 
+    def network(self, x: torch.Tensor) -> Network:
+        """The layers, and alternatives to them, for inputs like x; raises InputError or CaptureError."""
+        return self._source.network(tuple(x.shape), dtype_name(x.dtype))
+
     def _plan(self, x: torch.Tensor) -> Plan:
         for owner, name, parameter, version in self._tracked:
             if owner[name] is not parameter or parameter._version != version:
@@ -122,15 +126,15 @@ class FusedResNet(nn.Module):
             raise InputError(f"the input is {x.dtype}, the module {weight.dtype}: convert one with .to()")
 
     def _bind(self, x: torch.Tensor) -> Plan:
-        wanted = self._source.network(tuple(x.shape), dtype_name(x.dtype))
+        wanted = self.network(x)
         with Store.open(self.tuning_db) as store, torch.no_grad():
             plan = Plan(wanted, state(self), store, x.device, self.graph)
         sources = Counter(bound.choice.source for bound in plan.bound)
         if other := {source: count for source, count in sources.items() if source != "tuned"}:
             listed = ", ".join(f"{count} from '{source}'" for source, count in other.items())
             warnings.warn(
-                f"{self.tuning_db} is not tuned for batch {x.shape[0]} of {self._source.name} in {x.dtype} on this device: "
-                f"of {len(wanted.layers)} layers {listed}; tune it with scripts/tune.py --batch {x.shape[0]}",
+                f"{self.tuning_db} is not tuned for batch {x.shape[0]} of {self._source.name} in {x.dtype} on this "
+                f"device: of {len(wanted.layers)} layers {listed}; tune it with scripts/tune.py --batch {x.shape[0]}",
                 stacklevel=6,  # past torch's two frames around forward
             )
         return plan

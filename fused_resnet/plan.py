@@ -69,7 +69,7 @@ class Plan:
             self._runs = [make_graph(self.bound)] if native else self._captured()
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
-        """x (N, C, H, W), contiguous, on the plan's device, in its dtype -> `output_shape`, channels last in memory if 4-d."""
+        """x, contiguous, on the plan's device, in its dtype -> `output_shape`, channels last in memory if 4-d."""
         y = torch.empty(self._made, dtype=self._dtype, device=self.device)
         if self.device.type == "cuda":
             stream = torch.cuda.current_stream(self.device).cuda_stream

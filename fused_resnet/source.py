@@ -58,10 +58,10 @@ class Captured:
         from fused_resnet.capture import activation
         from fused_resnet.capture.trace import check
 
-        module = copy.deepcopy(model).eval()
+        module = copy.deepcopy(model)
         activation.replace(module, replace)
-        check(module)
-        return cls(module, name or type(model).__name__)
+        check(module.eval())
+        return cls(module, name)
 
     def network(self, shape: tuple[int, ...], dtype: str) -> Network:
         """The layers for an input of this shape; takes seconds the first time."""
@@ -75,7 +75,7 @@ class Captured:
             self._networks.clear()
             self._parts = parts
         if (shape, dtype) not in self._networks:
-            self._networks[shape, dtype] = capture(self.module, shape, dtype, self.name)
+            self._networks[shape, dtype] = capture(self.module, shape, dtype)
         return self._networks[shape, dtype]
 
 

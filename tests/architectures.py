@@ -9,7 +9,9 @@ from torch import nn
 from fused_resnet import reference
 
 
-def conv_norm(c: int, k: int, size: int, stride: int = 1, groups: int = 1, act: type[nn.Module] | None = None) -> nn.Module:
+def conv_norm(
+    c: int, k: int, size: int, stride: int = 1, groups: int = 1, act: type[nn.Module] | None = None
+) -> nn.Module:
     parts = [nn.Conv2d(c, k, size, stride, size // 2, groups=groups, bias=False), nn.BatchNorm2d(k)]
     return nn.Sequential(*parts, *([act(inplace=True)] if act else []))
 

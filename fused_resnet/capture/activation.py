@@ -49,7 +49,9 @@ class Activation(nn.Module):
         self.definition = definition
         kinds = dict(definition.params)
         if set(values) != set(kinds):
-            raise ProblemError(f"step '{step}' takes {', '.join(kinds) or 'nothing'}, not {', '.join(values) or 'nothing'}")
+            raise ProblemError(
+                f"step '{step}' takes {', '.join(kinds) or 'nothing'}, not {', '.join(values) or 'nothing'}"
+            )
         for name, kind in kinds.items():
             value = torch.as_tensor(values[name], dtype=torch.float32).clone()
             if value.dim() != (kind == "channel"):
@@ -67,7 +69,7 @@ class Activation(nn.Module):
         return self.step
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)
         register(self.definition)
 
 
@@ -79,7 +81,9 @@ def replace(model: nn.Module, replacements: Mapping[str, nn.Module]) -> None:
     """
     first = next((tensor for tensor in model.parameters() if tensor.is_floating_point()), torch.empty(0))
     for pattern, module in replacements.items():
-        places = [name for name, _ in model.named_modules(remove_duplicate=False) if name and fnmatchcase(name, pattern)]
+        places = [
+            name for name, _ in model.named_modules(remove_duplicate=False) if name and fnmatchcase(name, pattern)
+        ]
         if not places:
             activations = [name for name, part in model.named_modules() if name and not list(part.parameters())]
             listed = ", ".join(activations[:5]) or "none"

@@ -124,16 +124,16 @@ def layers(drafts: Sequence[Draft], output: Draft) -> tuple[Layer, ...]:
             needed[number[id(draft)]] = {number[id(maker)] for maker in makers}
             left += makers
     output.buffers["y"] = OUTPUT
-    ready = [i for i, makers in needed.items() if not makers]
+    ready = [i for i, missing in needed.items() if not missing]
     heapq.heapify(ready)
     order: list[int] = []
     while ready:
         done = heapq.heappop(ready)
         order.append(done)
-        for i, makers in needed.items():
-            if done in makers:
-                makers.remove(done)
-                if not makers:
+        for i, missing in needed.items():
+            if done in missing:
+                missing.remove(done)
+                if not missing:
                     heapq.heappush(ready, i)
     assert len(order) == len(needed), "layers wait for one another"
     return tuple(_layer(drafts[i]) for i in order)

@@ -105,8 +105,8 @@ class Lowering:
     def add(self, node: fx.Node, draft: Draft) -> None:
         """Take a layer whose result `y` is what a node yields."""
         self._drafts.append(draft)
-        draft.buffers["y"] = node.name
-        self._values[node] = Value(node.name, tuple(node.meta["val"].shape), draft)
+        draft.buffers["y"] = buffer(node)
+        self._values[node] = Value(buffer(node), tuple(node.meta["val"].shape), draft)
 
     def name(self, node: fx.Node, suffix: str = "") -> str:
         """A layer's name: the submodule's path, with the operator's name or a number where that is not unique."""
@@ -125,9 +125,9 @@ class Lowering:
             return Value(INPUT, shape)
         n, c, h, w = shape
         problem = ToChannelsLast(n=n, h=h, w=w, c=c, to=c, dtype=self.dtype)
-        self._drafts.append(Draft(INPUT, problem, {"x": INPUT, "y": node.name}))
+        self._drafts.append(Draft(INPUT, problem, {"x": INPUT, "y": buffer(node)}))
         self._names.add(INPUT)
-        return Value(node.name, shape, self._drafts[-1])
+        return Value(buffer(node), shape, self._drafts[-1])
 
     def _pointwise(self, node: fx.Node) -> bool:
         """Take a node into the epilogue of the deepest layer that makes one of its operands, or of a layer of its own.
@@ -152,7 +152,7 @@ class Lowering:
         draft = Draft(
             self.name(node), Elementwise(n=n, h=h, w=w, c=c, dtype=self.dtype), {"x": value.buffer}, values=[value]
         )
-        if not draft.follow(uses, node.name):
+        if not draft.follow(uses, buffer(node)):
             return False
         self.add(node, draft)
         return True
@@ -168,10 +168,10 @@ class Lowering:
         sole = self.sole(operand)
         if not (sole and draft.fold(uses)):
             kept = [] if sole else [StepUse("store", (value,))]
-            if not draft.follow([*kept, *uses], node.name):
+            if not draft.follow([*kept, *uses], buffer(node)):
                 return False
-        draft.buffers["y"] = node.name
-        self._values[node] = Value(node.name, value.shape, draft)
+        draft.buffers["y"] = buffer(node)
+        self._values[node] = Value(buffer(node), value.shape, draft)
         return True
 
     # -- what is left to torch -------------------------------------------------------------------------------------
@@ -234,6 +234,11 @@ class Lowering:
         if tensor.dtype == DTYPES[self.dtype]:
             return self.dtype
         return {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}.get(tensor.dtype)
+
+
+def buffer(node: fx.Node) -> str:
+    """The name of what a node yields; none is that of the caller's tensors."""
+    return f"%{node.name}"
 
 
 def _live(output: fx.Node) -> set[fx.Node]:

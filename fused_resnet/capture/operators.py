@@ -11,7 +11,7 @@ from torch import fx
 from autotune.errors import ProblemError
 from autotune.problem import AvgPool2d, Conv2d, Gemm, GlobalAvgPool2d, MaxPool2d, Problem
 from fused_resnet.capture.draft import Draft, StepUse, Value
-from fused_resnet.capture.lower import Lowering
+from fused_resnet.capture.lower import Lowering, buffer
 from fused_resnet.capture.squeeze_excite import squeeze_excite
 from fused_resnet.capture.torch_call import stored
 from fused_resnet.capture.trace import arguments, name_of
@@ -82,7 +82,7 @@ def _product(
         return False
     draft = Draft(lowering.name(node), made, {"x": x.buffer}, {"weight": weight}, values=[x])
     lowering.add(node, draft)
-    return added is None or draft.follow([StepUse("bias", (added.source,))], node.name)
+    return added is None or draft.follow([StepUse("bias", (added.source,))], buffer(node))
 
 
 def _max_pool2d(lowering: Lowering, node: fx.Node) -> bool:
@@ -113,7 +113,12 @@ def _floored(given: dict[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
 def _pool(lowering: Lowering, node: fx.Node, make: Callable[[dict[str, Any]], Problem]) -> bool:
     given = arguments(node)
     kernel = _pair(given["kernel_size"])
-    window = {"r": kernel[0], "s": kernel[1], "stride": _pair(given["stride"] or kernel), "pad": _pair(given["padding"])}
+    window = {
+        "r": kernel[0],
+        "s": kernel[1],
+        "stride": _pair(given["stride"] or kernel),
+        "pad": _pair(given["padding"]),
+    }
     return _of_image(lowering, node, lambda sizes: make({**sizes, **window}))
 
 
@@ -133,7 +138,7 @@ def _adaptive_avg_pool2d(lowering: Lowering, node: fx.Node) -> bool:
 
 def _mean(lowering: Lowering, node: fx.Node) -> bool:
     axes = node.args[1] if len(node.args) > 1 else None
-    if not isinstance(axes, list | tuple) or sorted(int(axis) % 4 for axis in axes) != [2, 3]:  # type: ignore[arg-type]
+    if not isinstance(axes, list | tuple) or sorted(int(axis) % 4 for axis in axes) != [2, 3]:
         return False
     return _of_image(lowering, node, lambda sizes: GlobalAvgPool2d(**sizes))
 

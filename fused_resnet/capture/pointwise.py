@@ -76,7 +76,9 @@ def _binary(name: str, value: Value, other: Operand, position: int) -> Sequence[
     source = Derived("product", (other.source, number(-1))) if name == "sub" else other.source
     if _is_single(other.shape):
         return [StepUse("mul_scalar" if name == "mul" else "add_scalar", (source,))]
-    return [StepUse("scale" if name == "mul" else "bias", (source,))] if _is_channels(other.shape, value.shape) else None
+    return (
+        [StepUse("scale" if name == "mul" else "bias", (source,))] if _is_channels(other.shape, value.shape) else None
+    )
 
 
 def _is_single(shape: tuple[int, ...]) -> bool:
@@ -93,7 +95,12 @@ def _normalisation(node: fx.Node, value: Value, find: Find) -> Sequence[StepUse]
     given = arguments(node)
     mean, variance = find(given["running_mean"]), find(given["running_var"])
     training = given["training"]
-    if training or not isinstance(mean, Constant) or not isinstance(variance, Constant) or len(value.shape) not in (2, 4):
+    if (
+        training
+        or not isinstance(mean, Constant)
+        or not isinstance(variance, Constant)
+        or len(value.shape) not in (2, 4)
+    ):
         return None
     weight, bias = find(given["weight"]), find(given["bias"])
     factors = (variance.source, weight.source) if isinstance(weight, Constant) else (variance.source,)

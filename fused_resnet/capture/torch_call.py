@@ -43,9 +43,10 @@ class Call:
         given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs)]
         return f"{self.operator}({','.join(given).replace(' ', '')})"
 
-    def moved(self, place: Callable[[int], int]) -> Call:
-        """The same call where tensor i is called place(i)."""
-        return _mapped(self, lambda value: Ref(place(value.index)) if isinstance(value, Ref) else value)
+    @property
+    def name(self) -> str:
+        """The operator's name alone."""
+        return self.operator.split(".")[1 if "." in self.operator else 0]
 
     def run(self, values: Sequence[Any]) -> Any:
         """The result of the call on `values`, at least one of which is a tensor."""
@@ -115,13 +116,6 @@ def _in_order(x: torch.Tensor) -> torch.Tensor:
 
 def _text(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
-
-
-def _mapped(call: Call, function: Callable[[Any], Any]) -> Call:
-    def inside(value: Any) -> Any:
-        return tuple(map(inside, value)) if isinstance(value, tuple) else function(value)
-
-    return Call(call.operator, inside(call.args), tuple((name, inside(value)) for name, value in call.kwargs))
 
 
 @cache

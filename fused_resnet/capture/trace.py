@@ -181,7 +181,7 @@ def _read(exported: torch.export.ExportedProgram, dtype: str) -> Traced:
         if node.op == "call_function":
             _plain_norm(node)
             _gate(node)
-    outputs = [node for node in graph.nodes if node.op == "output"][0].args[0]
+    outputs = next(node for node in graph.nodes if node.op == "output").args[0]
     if len(outputs) != 1 or not isinstance(outputs[0], fx.Node):
         raise CaptureError(f"the model returns {len(outputs)} values: only one tensor can be returned")
     inputs = [nodes[name] for name in signature.user_inputs if name in nodes]
