@@ -128,6 +128,8 @@ def illegal(problem: Problem, arch: Architecture) -> Iterator[str]:
 
 def unserved(problem: Problem, arch: Architecture) -> str:
     """Why no family has a kernel for a problem, in one sentence."""
+    if isinstance(problem, TorchCall):
+        return "it is no problem of ours"
     mine = [found for found in families().values() if isinstance(problem, found.operator)]
     reasons = [
         f"{found.name}: {found.serves(problem, arch) or 'none of its configs fits'}"

@@ -198,9 +198,13 @@ def show_gaps(console: Console, tuning: Tuning, wanted: Work) -> None:
     """Problems that only torch solves, what failed and, for single problems, configs that are not legal."""
     arch = tuning.options.arch
     searched = {space.problem for space in tuning.spaces if space.study.total}
+    gaps: dict[str, list[str]] = {}
     for name, problem in wanted.named:
         if problem not in searched:
-            console.print(f"{name}: {unserved(problem, arch)}: torch's operators are all there is.", markup=False)
+            gaps.setdefault(unserved(problem, arch), []).append(name)
+    for reason, names in gaps.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        console.print(f"{', '.join(names[:3])}{more}: {reason}: torch's operators are all there is.", markup=False)
     if not wanted.network:
         for sentence in dict.fromkeys(text for problem in tuning.problems for text in illegal(problem, arch)):
             console.print(sentence, markup=False, highlight=False)
