@@ -11,11 +11,13 @@ from autotune.problem import (
     AvgPool2d,
     Conv2d,
     Conv2dDgrad,
+    Conv2dSe,
     Conv2dWgrad,
     Elementwise,
     Gemm,
     GlobalAvgPool2d,
     MaxPool2d,
+    PatchConv2d,
     Problem,
     SeTail,
     SpaceToDepth,
@@ -37,11 +39,13 @@ def _struct(name: str, sizes: str) -> type[ctypes.Structure]:
 
 
 _WINDOW = "stride_h stride_w pad_h pad_w"
-_CONV2D = _struct("at_conv2d", f"n h w c k r s p q {_WINDOW} dilation_h dilation_w groups")
+_CONVOLUTION = f"n h w c k r s p q {_WINDOW} dilation_h dilation_w groups"
+_CONV2D = _struct("at_conv2d", _CONVOLUTION)
 _POOL2D = _struct("at_pool2d", f"n h w c r s p q {_WINDOW}")
 
 STRUCTS: dict[type[Problem], type[ctypes.Structure]] = {
-    **dict.fromkeys((Conv2d, Conv2dDgrad, Conv2dWgrad, Gemm), _CONV2D),
+    **dict.fromkeys((Conv2d, Conv2dDgrad, Conv2dWgrad, Gemm, PatchConv2d), _CONV2D),
+    Conv2dSe: _struct("at_conv2d_se", f"{_CONVOLUTION} hidden"),
     **dict.fromkeys((AvgPool2d, MaxPool2d), _POOL2D),
     **dict.fromkeys((GlobalAvgPool2d, Elementwise), _struct("at_pixels", "n h w c")),
     ToChannelsLast: _struct("at_to_channels_last", "n h w c to"),
@@ -66,7 +70,7 @@ def declaration(operator: type[Problem]) -> str:
 def pack(problem: Problem, scalars: Sequence[float] = (), launch: Sequence[int] = ()) -> bytes:
     """The problem as its C struct: sizes, then its own and the epilogue's scalars, then the family's launch values."""
     packed = struct(type(problem))()
-    problem = problem.as_conv2d if isinstance(problem, Gemm) else problem
+    problem = problem.as_conv2d if isinstance(problem, Gemm | PatchConv2d) else problem
     for name, *_ in packed._fields_[:-2]:
         setattr(packed, name, _size(problem, name))
     packed.scalars[: len(scalars)] = scalars

@@ -23,11 +23,13 @@ from autotune.problem import (
     AvgPool2d,
     Conv2d,
     Conv2dDgrad,
+    Conv2dSe,
     Conv2dWgrad,
     Elementwise,
     Gemm,
     GlobalAvgPool2d,
     MaxPool2d,
+    PatchConv2d,
     Problem,
     SeTail,
     SpaceToDepth,
@@ -48,11 +50,15 @@ def solve(problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequen
     """Every output of a problem, in float64 on the CPU; shares no code with autotune.reference."""
     given = {name: tensor.cpu().double() for name, tensor in tensors.items()}
     match problem:
-        case Conv2d():
+        case Conv2d() | Conv2dSe():
             x = given["x"].movedim(-1, 1)
             value = F.conv2d(
                 x, given["weight"], None, problem.stride, problem.pad, problem.dilation, problem.groups
             ).movedim(1, -1)
+        case PatchConv2d():
+            n, p, q, k = problem.output_shape
+            patches = F.unfold(given["x"], problem.block, stride=problem.block)
+            value = torch.einsum("nci,kc->nik", patches, given["weight"].flatten(1)).reshape(n, p, q, k)
         case Conv2dDgrad():
             x = torch.zeros(problem.n, problem.c, problem.h, problem.w, dtype=torch.float64, requires_grad=True)
             value = _gradient(problem, x, given["weight"], given["dy"], x)
@@ -62,33 +68,45 @@ def solve(problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequen
             value = _gradient(problem, given["x"].movedim(-1, 1), weight, given["dy"], weight)
         case Gemm():
             value = torch.einsum("mk,nk->mn", given["x"], given["weight"])
-        case AvgPool2d():
-            padded = F.pad(given["x"], (0, 0, problem.pad[1], problem.pad[1], problem.pad[0], problem.pad[0]))
-            windows = padded.unfold(1, problem.r, problem.stride[0]).unfold(2, problem.s, problem.stride[1])
-            value = windows.mean((-1, -2))
-        case MaxPool2d():
-            value = _largest(given["x"], (problem.r, problem.s), problem.stride, problem.pad, problem.output_shape)
-        case GlobalAvgPool2d():
-            value = given["x"].sum((1, 2), keepdim=True) / (problem.h * problem.w)
-        case Elementwise():
-            value = given["x"]
-        case ToChannelsLast():
-            value = torch.zeros(problem.output_shape, dtype=torch.float64)
-            value[..., : problem.c] = given["x"].movedim(1, -1)
         case Stem():
             value = F.conv2d(given["x"], given["weight"], None, problem.stride, problem.pad).movedim(1, -1)
             pool, stride, pad = ((size, size) for size in (problem.pool, problem.pool_stride, problem.pool_pad))
             value = _largest(value, pool, stride, pad, problem.output_shape)
+        case SeTail():
+            value = _gated(given["x"], given)
+        case _:
+            value = _without_weights(problem, given["x"])
+    return run_chain(problem.epilogue.names, value, given, scalars)
+
+
+def _without_weights(problem: Problem, x: torch.Tensor) -> torch.Tensor:
+    """Pools, and what only moves data."""
+    match problem:
+        case AvgPool2d():
+            padded = F.pad(x, (0, 0, problem.pad[1], problem.pad[1], problem.pad[0], problem.pad[0]))
+            windows = padded.unfold(1, problem.r, problem.stride[0]).unfold(2, problem.s, problem.stride[1])
+            value = windows.mean((-1, -2))
+        case MaxPool2d():
+            value = _largest(x, (problem.r, problem.s), problem.stride, problem.pad, problem.output_shape)
+        case GlobalAvgPool2d():
+            value = x.sum((1, 2), keepdim=True) / (problem.h * problem.w)
+        case Elementwise():
+            value = x
+        case ToChannelsLast():
+            value = torch.zeros(problem.output_shape, dtype=torch.float64)
+            value[..., : problem.c] = x.movedim(1, -1)
         case SpaceToDepth():
-            value = F.pixel_unshuffle(given["x"], problem.block)  # channels come (c, dy, dx)
+            value = F.pixel_unshuffle(x, problem.block)  # channels come (c, dy, dx)
             n, _, p, q = value.shape
             value = value.reshape(n, problem.c, -1, p, q).permute(0, 3, 4, 2, 1).reshape(n, p, q, -1)
-        case SeTail():
-            mean = given["x"].sum((1, 2)) / (problem.h * problem.w)
-            hidden = (mean @ given["w1"].T + given["b1"]).clamp_min(0)
-            gate = 1 / (1 + torch.exp(-(hidden @ given["w2"].T + given["b2"])))
-            value = given["x"] * gate[:, None, None, :]
-    return run_chain(problem.epilogue.names, value, given, scalars)
+    return value
+
+
+def _gated(x: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Squeeze-and-excitation."""
+    mean = x.sum((1, 2)) / (x.shape[1] * x.shape[2])
+    hidden = (mean @ given["w1"].T + given["b1"]).clamp_min(0)
+    return x * sigmoid(hidden @ given["w2"].T + given["b2"])[:, None, None, :]
 
 
 def run_chain(
@@ -101,6 +119,9 @@ def run_chain(
         if name == "store":
             stored[f"store{pointer}"] = value
             pointer += 1
+            continue
+        if name == "gate":
+            value = _gated(value, given)
             continue
         wanted, function = MEANINGS[name.partition("@")[0]]
         arguments = []

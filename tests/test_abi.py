@@ -40,7 +40,7 @@ def compiled(tmp_path_factory):
 
 def test_every_operator_has_a_struct():
     assert set(abi.STRUCTS) == set(OPERATORS.values())
-    shared = {"conv2d_dgrad": "conv2d", "conv2d_wgrad": "conv2d", "gemm": "conv2d"}
+    shared = dict.fromkeys(("conv2d_dgrad", "conv2d_wgrad", "gemm", "patch_conv2d"), "conv2d")
     shared |= {"avg_pool2d": "pool2d", "max_pool2d": "pool2d", "global_avg_pool2d": "pixels", "elementwise": "pixels"}
     for name, operator in OPERATORS.items():
         assert abi.STRUCTS[operator].__name__ == f"at_{shared.get(name, name)}"
@@ -123,6 +123,7 @@ def test_every_operator_can_be_packed():
     for operator, cls in OPERATORS.items():
         names = [field.name for field in dataclasses.fields(cls) if field.name in sizes]
         words = [f"{name}={sizes[name]}" for name in names] + ["stride=2"] * (operator in ("avg_pool2d", "max_pool2d"))
+        words += ["epilogue=gate"] * (operator == "conv2d_se")
         packed = abi.pack(parse(f"{operator} {' '.join(words)} dtype=f32"))
         assert len(packed) == ctypes.sizeof(abi.STRUCTS[cls])
 

@@ -14,13 +14,14 @@
 //
 // The weights' rows are permuted (layout "wgmma", fused_resnet/layout.py), so that each thread's accumulators are eight
 // neighbouring channels of a pixel: the epilogue needs no exchange between threads.
+//
+// With a gate in the epilogue (problem conv2d_se) the steps before it are applied to the sums in registers, the tile's
+// images are summed up, and the sums are scaled before the other steps: see gate.cuh.
 #pragma once
+#include "sm90/gate.cuh"
 #include "sm90/hopper.cuh"
 
 namespace at {
-
-// Places of the pointers: Problem.operands() of conv2d.
-enum { kX = 0, kWeight = 1, kY = 2, kFirstStep = 3 };
 
 // Where in a ring of buffers, and in which round.
 struct Ring {
@@ -75,9 +76,16 @@ struct HopperConv2d {
   static constexpr int kStageChannels = kN % 64 == 0 ? 64 : 32;
   static constexpr int kStageBytes = 16 * kStageChannels * (int)sizeof(Element);
   static constexpr int kUnits = kBlocks * 2 * (kN / 32);  // of eight channels, for each thread
+  static constexpr int kOwnN = kN / kSlices, kOwnColumns = kOwnN / 32;  // of a split tile, in the end
+  static constexpr bool kGated = Config::kGated;
+  using Excitation = Gate<Element, kM, kOwnN, kClusterN * kSlices, 128 * kGroups>;
+  // Places of the pointers: Problem.operands() of conv2d, or of conv2d_se.
+  enum { kX = 0, kWeight = 1, kFirstGate = 2, kY = kGated ? 6 : 2 };
   static_assert(kM % (64 * kTeam) == 0 && kN % 32 == 0 && kUnits % kSlices == 0, "no such tile");
   static_assert(kSlices == 1 || !kPingpong && kJoint, "a split tile belongs to the whole block, and streams");
   static_assert(kClusterN == 1 || kJoint, "only pixels gathered by TMA are shared");
+  static_assert(!kGated || !kPingpong && kClusterM == 1 && kUnits / kSlices % (2 * kBlocks) == 0,
+                "a gated tile belongs to the whole block, and a slice of it to whole columns");
 
   enum Launch { kFillSlots, kWeightSlots, kGrid, kRaster, kSquaresH, kSquaresW, kImages, kStaging };
 
@@ -92,14 +100,24 @@ struct HopperConv2d {
     int fills;  // of one tile
     int fill_slots, slot_bytes, fill_bytes, weight_slots;
     int squares_h, squares_w, patch_h, patch_w, images;
+    int pixels, hidden, gate_bytes;  // of the gate
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
   };
 
   // ---- Before the launch ----
 
-  AT_DEVICE static void prepare(const at_conv2d& a, at_prepared* out) {
+  // hidden: of the gate; 0 without one.
+  template <typename Problem>
+  AT_DEVICE static void prepare(const Problem& a, int hidden, at_prepared* out) {
     Params x{};
+    if constexpr (kGated) {
+      const Excitation gate(a.p * a.q, hidden);
+      const bool whole = !kPatch || a.p == 8 * a.launch[kSquaresH] && a.q == 8 * a.launch[kSquaresW];
+      if (!gate.fits() || !whole || a.launch[kGrid] || a.launch[kStaging] || ceil_div(a.k, kN) != kClusterN)
+        return refused(out);
+      x.pixels = a.p * a.q, x.hidden = hidden, x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
+    }
     x.pointwise = !kPatch && a.r * a.s == 1 && a.stride_h * a.stride_w == 1 && a.pad_h + a.pad_w == 0;
     x.n = a.n, x.out_h = a.p, x.out_w = a.q, x.k = a.k, x.rows = a.n * a.p * a.q;
     x.r = a.r, x.s = a.s;
@@ -142,7 +160,7 @@ struct HopperConv2d {
       x.along_m = 0;
     }
 
-    const int64_t shared = 1024 + x.staging_bytes + 8 * (kGroups + 1) + (int64_t)x.fill_slots * (x.slot_bytes + 16) +
+    const int64_t shared = 1024 + x.staging_bytes + x.gate_bytes + 8 * (kGroups + 2) + (int64_t)x.fill_slots * (x.slot_bytes + 16) +
                            (int64_t)x.weight_slots * (kWeightBytes + 16);
     const bool fits = shared <= 232448 && (kSlices == 1 || kM * kN * 4 <= x.fill_slots * x.slot_bytes);
     const bool counts = x.fill_slots >= 1 && x.fill_slots <= 32 && (kResident || x.weight_slots <= 32) && kSlices <= x.fills;
@@ -194,7 +212,7 @@ struct HopperConv2d {
         hopper::init_barrier(at.weight_full + 8 * i, 1);
         hopper::init_barrier(at.weight_empty + 8 * i, kTeam * kClusterM);
       }
-      if (i < kGroups) hopper::init_barrier(at.turn + 8 * i, 1);
+      if (i <= kGroups) hopper::init_barrier(at.turn + 8 * i, 1);
       hopper::publish_barriers();
     }
     if constexpr (kCluster > 1) hopper::sync_cluster();
@@ -228,15 +246,17 @@ struct HopperConv2d {
 
   // Addresses in shared memory. A joint slot holds a fill, then its weights.
   struct Layout {
-    uint32_t fills, weights, staging, full, empty, weight_full, weight_empty, turn;
+    uint32_t fills, weights, staging, gate, full, empty, weight_full, weight_empty, turn, gate_full;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
       fills = (memory + 1023) / 1024 * 1024;
       weights = fills + (kJoint ? kM * kRowBytes : x.fill_slots * x.slot_bytes);
       staging = fills + x.fill_slots * x.slot_bytes + x.weight_slots * kWeightBytes;
-      full = staging + x.staging_bytes;
+      gate = staging + x.staging_bytes;
+      full = gate + x.gate_bytes;
       empty = full + 8 * x.fill_slots;
       turn = empty + 8 * x.fill_slots;
-      weight_full = turn + 8 * kGroups;
+      gate_full = turn + 8 * kGroups;
+      weight_full = gate_full + 8;
       weight_empty = weight_full + 8 * x.weight_slots;
     }
   };
@@ -446,6 +466,8 @@ struct HopperConv2d {
     Ring ring{0, 0}, weight{0, 0};
     int tiles = 0;
     touch_parameters(x, Tile(x, me, first_tile()));
+    if constexpr (kGated)
+      excitation(x).load_weights(gate_memory(at), x.p.p + kFirstGate, own_channel(me, Tile(x, me, first_tile())), x.k);
     wait_for_previous();
     if (kResident) hopper::wait(at.weight_full, 0);
     for (int index = first_tile(); index < x.cluster_tiles; index += tile_step()) {
@@ -517,7 +539,8 @@ struct HopperConv2d {
       if (index + tile_step() >= x.cluster_tiles) launch_next();
       if constexpr (kSlices > 1) gather_slices(at, me, sums);
       const Tile tile(x, me, index);
-      if (kSlices == 1 && x.staging_bytes) stage_tile(x, at, tile, first_block, sums);
+      if constexpr (kGated) store_gated(x, at, me, tile, first_block, sums);
+      else if (kSlices == 1 && x.staging_bytes) stage_tile(x, at, tile, first_block, sums);
       else store_tile(x, me, tile, first_block, sums);
     }
     hopper::wait_for_stores<0>();
@@ -569,6 +592,65 @@ struct HopperConv2d {
     }
   }
 
+  // ---- The gate ----
+
+  AT_DEVICE static Excitation excitation(const Params& x) { return Excitation(x.pixels, x.hidden); }
+  AT_DEVICE static char* gate_memory(const Layout& at) { return (char*)__cvta_shared_to_generic(at.gate); }
+  AT_DEVICE static int own_channel(const Member& me, const Tile& tile) { return tile.n * kN + me.slice * kOwnN; }
+
+  // Applies the steps before the gate to the sums, adds up each image's pixels, and finds the gates.
+  AT_DEVICE static Excitation excite(const Params& x, const Layout& at, const Member& me, const Tile& tile,
+                                     int first_block, Sums& sums) {
+    // A mask, because of a comparison for equality the compiler would make an index of the sums: they would leave registers.
+    const uint32_t own = kSlices == 1 ? ~0u : ((1u << kOwnColumns) - 1) << me.slice * kOwnColumns;
+    const Excitation gate = excitation(x);
+    char* memory = gate_memory(at);
+    float* partial = (float*)memory;
+    const int lane = threadIdx.x % 32, warp = hopper::uniform(threadIdx.x / 32) % 4;
+    const int first_channel = tile.n * kN + 8 * (lane % 4), parts = 16 / gate.rows;
+    auto write = [&](const float (&v)[kVector], int row, int columns) {
+      store(v, partial + row * kOwnN + 32 * (columns % kOwnColumns) + 8 * (lane % 4));
+    };
+#pragma unroll
+    for (int columns = 0; columns < kN / 32; ++columns) {
+      if (!(own >> columns & 1)) continue;
+      const int channel = first_channel + 32 * columns;
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m) {
+        float v[2][kVector];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          take(v[half], sums, m, half, columns);
+          if (channel < x.k) Config::Steps::before(v[half], x.p.p, x.scalars, channel);
+          put(v[half], sums, m, half, columns);
+        }
+        const int slab = 4 * (first_block + m) + warp;
+        if (gate.rows == 16) {
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) v[0][e] += v[1][e];
+          sum_over_rows(v[0], 8);
+          if (lane < 4) write(v[0], slab, columns);
+        } else {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            sum_over_rows(v[half], gate.rows);
+            if (lane / 4 % gate.rows == 0) write(v[half], slab * parts + (8 * half + lane / 4) / gate.rows, columns);
+          }
+        }
+      }
+    }
+    gate.excite(memory, own_channel(me, tile), x.k, me.n * kSlices + me.slice, at.gate_full,
+                [&](int peer) { return me.rank(me.m, peer / kSlices, peer % kSlices); });
+    return gate;
+  }
+
+  // Adds up neighbouring rows, which are in every fourth lane: `rows` of them, 4 or 8.
+  AT_DEVICE static void sum_over_rows(float (&v)[kVector], int rows) {
+    for (int distance = 4; distance < 4 * rows; distance *= 2)
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) v[e] += __shfl_xor_sync(0xffffffffu, v[e], distance);
+  }
+
   // The image and the square of 8 x 8 pixels that are a tile's block of 64 rows.
   AT_DEVICE static void square(const Params& x, const Tile& tile, int block, int& n, int& h, int& w) {
     n = x.out_area.split(tile.m, h) * x.images;
@@ -599,6 +681,14 @@ struct HopperConv2d {
     }
   }
 
+  AT_DEVICE static void put(const float (&v)[kVector], Sums& sums, int block, int half, int columns) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      sums[block][16 * columns + 4 * j + 2 * half] = v[2 * j];
+      sums[block][16 * columns + 4 * j + 2 * half + 1] = v[2 * j + 1];
+    }
+  }
+
   // Brings the epilogue's vectors near while the first loads are on their way.
   AT_DEVICE static void touch_parameters(const Params& x, const Tile& tile) {
     const int channel = tile.n * kN + threadIdx.x % 32 * 8;  // a line of 32 floats by every fourth lane
@@ -613,66 +703,133 @@ struct HopperConv2d {
     for (int i = 0; i < 2 * kBlocks; ++i)
       pixels[i / 2][i % 2] =
           Config::kAtPixels ? output_pixel(x, tile, first_block + i / 2, 16 * (warp % 4) + 8 * (i % 2) + lane / 4) : 0;
+    auto channel_of = [&](int batch, int i) {
+      return tile.n * kN + 32 * (batch / kBlocks * kColumns + i) + 8 * (lane % 4);
+    };
+    typename Config::Steps::Fetched fetched[2][2 * kColumns];
+    auto fetch = [&](int batch) {
 #pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-#pragma unroll
-      for (int m = 0; m < kBlocks; ++m) {
-        const uint32_t buffer = at.staging + (kStages * warp + (chunk * kBlocks + m) % kStages) * kStageBytes;
-        // Until the buffer's last store has read it: kStages ago, or one of the tile before.
-        if (chunk + m == 0 && kChunks * kBlocks % kStages != 0) hopper::wait_for_stores<0>();
-        else hopper::wait_for_stores<kStages - 1>();
-        __syncwarp();
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-#pragma unroll
-          for (int i = 0; i < kColumns; ++i) {
-            const int columns = chunk * kColumns + i, row = 8 * half + lane / 4;
-            const int channel = tile.n * kN + 32 * columns + 8 * (lane % 4);
-            float v[kVector];
-            take(v, sums, m, half, columns);
-            if (pixels[m][half] >= 0 && channel < x.k)
-              Config::Steps::apply(v, x.p.p, x.scalars, channel, (int64_t)pixels[m][half] * x.k + channel);
-            const int place = (4 * i + lane % 4) ^ (kStageChannels == 64 ? row % 8 : row / 2 % 4);
-            hopper::write(buffer + row * kStageChannels * (int)sizeof(Element) + 16 * place,
-                          rounded<Element>(v).words[0]);
-          }
-        }
-        hopper::publish_shared();
-        __syncwarp();
-        if (lane == 0) {
-          const int channel = tile.n * kN + chunk * kStageChannels;
-          if (kPatch) {
-            int n, h, w;
-            square(x, tile, first_block + m, n, h, w);
-            hopper::store_4d(x.output_map, buffer, channel, 8 * w, 8 * h + 2 * (warp % 4), n);
-          } else {
-            hopper::store_2d(x.output_map, buffer, channel, tile.m * kM + 64 * (first_block + m) + 16 * (warp % 4));
-          }
-        }
-        hopper::commit_stores();
+      for (int i = 0; i < 2 * kColumns; ++i) {
+        const int pixel = pixels[batch % kBlocks][i % 2], channel = channel_of(batch, i / 2);
+        if (pixel >= 0 && channel < x.k)
+          Config::Steps::fetch(fetched[batch % 2][i], x.p.p, (int64_t)pixel * x.k + channel);
       }
+    };
+    fetch(0);
+#pragma unroll
+    for (int batch = 0; batch < kChunks * kBlocks; ++batch) {
+      const int chunk = batch / kBlocks, m = batch % kBlocks;
+      const uint32_t buffer = at.staging + (kStages * warp + batch % kStages) * kStageBytes;
+      if (batch + 1 < kChunks * kBlocks) fetch(batch + 1);
+      // Until the buffer's last store has read it: kStages ago, or one of the tile before.
+      if (batch == 0 && kChunks * kBlocks % kStages != 0) hopper::wait_for_stores<0>();
+      else hopper::wait_for_stores<kStages - 1>();
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < 2 * kColumns; ++i) {
+        const int half = i % 2, columns = chunk * kColumns + i / 2, row = 8 * half + lane / 4;
+        const int pixel = pixels[m][half], channel = channel_of(batch, i / 2);
+        float v[kVector];
+        take(v, sums, m, half, columns);
+        if (pixel >= 0 && channel < x.k)
+          Config::Steps::apply(v, x.p.p, x.scalars, channel, (int64_t)pixel * x.k + channel, fetched[batch % 2][i]);
+        const int place = (4 * (i / 2) + lane % 4) ^ (kStageChannels == 64 ? row % 8 : row / 2 % 4);
+        hopper::write(buffer + row * kStageChannels * (int)sizeof(Element) + 16 * place, rounded<Element>(v).words[0]);
+      }
+      hopper::publish_shared();
+      __syncwarp();
+      if (lane == 0) {
+        const int channel = tile.n * kN + chunk * kStageChannels;
+        if (kPatch) {
+          int n, h, w;
+          square(x, tile, first_block + m, n, h, w);
+          hopper::store_4d(x.output_map, buffer, channel, 8 * w, 8 * h + 2 * (warp % 4), n);
+        } else {
+          hopper::store_2d(x.output_map, buffer, channel, tile.m * kM + 64 * (first_block + m) + 16 * (warp % 4));
+        }
+      }
+      hopper::commit_stores();
     }
   }
 
-  AT_DEVICE static void store_tile(const Params& x, const Member& me, const Tile& tile, int first_block, Sums& sums) {
-    constexpr int kOwn = kUnits / kSlices;
+  // Units of eight channels whose tensors are read at once, while the units before are worked on.
+  static constexpr int kGroup = kUnits < 4 ? kUnits : 4, kUnitGroups = (kUnits + kGroup - 1) / kGroup;
+
+  // Calls work(place in the group, block, half, columns, channel, offset) for this thread's units of a group.
+  template <typename Work>
+  AT_DEVICE static void each_unit(const Params& x, const Member& me, const Tile& tile, const int (&pixels)[kBlocks][2],
+                                  int group, const Work& work) {
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) {
+      const int i = group * kGroup + j;
+      if (i >= kUnits) continue;
+      int m, half, columns;
+      unit(i, m, half, columns);
+      const int channel = tile.n * kN + 32 * columns + threadIdx.x % 4 * 8;
+      if (pixels[m][half] < 0 || channel >= x.k || i / (kUnits / kSlices) != me.slice) continue;
+      work(j, m, half, columns, channel, (int64_t)pixels[m][half] * x.k + channel);
+    }
+  }
+
+  AT_DEVICE static void find_pixels(const Params& x, const Tile& tile, int first_block, int (&pixels)[kBlocks][2]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const int first_channel = tile.n * kN + 8 * (lane % 4);
-    int pixels[kBlocks][2];
 #pragma unroll
     for (int i = 0; i < 2 * kBlocks; ++i)
       pixels[i / 2][i % 2] = output_pixel(x, tile, first_block + i / 2, 16 * warp + 8 * (i % 2) + lane / 4);
+  }
+
+  AT_DEVICE static void store_tile(const Params& x, const Member& me, const Tile& tile, int first_block, Sums& sums) {
+    int pixels[kBlocks][2];
+    find_pixels(x, tile, first_block, pixels);
+    typename Config::Steps::Fetched fetched[2][kGroup];
+    auto fetch = [&](int group) {
+      each_unit(x, me, tile, pixels, group, [&](int j, int, int, int, int, int64_t offset) {
+        Config::Steps::fetch(fetched[group % 2][j], x.p.p, offset);
+      });
+    };
+    fetch(0);
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      int m, half, columns;
-      unit(i, m, half, columns);
-      const int channel = first_channel + 32 * columns;
-      if (pixels[m][half] < 0 || channel >= x.k || i / kOwn != me.slice) continue;
-      float v[kVector];
-      take(v, sums, m, half, columns);
-      const int64_t offset = (int64_t)pixels[m][half] * x.k + channel;
-      Config::Steps::apply(v, x.p.p, x.scalars, channel, offset);
-      store(v, (Element*)x.p.p[kY] + offset);
+    for (int group = 0; group < kUnitGroups; ++group) {
+      if (group + 1 < kUnitGroups) fetch(group + 1);
+      each_unit(x, me, tile, pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset) {
+        float v[kVector];
+        take(v, sums, m, half, columns);
+        Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[group % 2][j]);
+        store(v, (Element*)x.p.p[kY] + offset);
+      });
+    }
+  }
+
+  // With a gate: sums up, scales and stores. What the steps read of tensors is on its way while the gate is computed.
+  AT_DEVICE static void store_gated(const Params& x, const Layout& at, const Member& me, const Tile& tile,
+                                    int first_block, Sums& sums) {
+    int pixels[kBlocks][2];
+    find_pixels(x, tile, first_block, pixels);
+    constexpr int kEarly = kUnitGroups < 2 ? kUnitGroups : 2;
+    typename Config::Steps::Fetched fetched[kEarly][kGroup];
+    auto fetch = [&](int group) {
+      each_unit(x, me, tile, pixels, group, [&](int j, int, int, int, int, int64_t offset) {
+        Config::Steps::fetch(fetched[group % kEarly][j], x.p.p, offset);
+      });
+    };
+#pragma unroll
+    for (int group = 0; group < kEarly; ++group) fetch(group);
+    const Excitation gate = excite(x, at, me, tile, first_block, sums);
+    const float* gates = (const float*)(gate_memory(at) + gate.mean());
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int group = 0; group < kUnitGroups; ++group) {
+      each_unit(x, me, tile, pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset) {
+        const int image = (64 * (first_block + m) + 16 * warp + 8 * half + lane / 4) / gate.pixels;
+        float v[kVector], factor[kVector];
+        take(v, sums, m, half, columns);
+        load(factor, gates + image * kOwnN + 32 * (columns % kOwnColumns) + 8 * (lane % 4));
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) v[e] *= factor[e];
+        Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[group % kEarly][j]);
+        store(v, (Element*)x.p.p[kY] + offset);
+      });
+      if (group + kEarly < kUnitGroups) fetch(group + kEarly);
     }
   }
 };
