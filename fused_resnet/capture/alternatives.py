@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from autotune.epilogue import Epilogue
-from autotune.problem import AvgPool2d, Conv2d, MaxPool2d, Stem, ToChannelsLast
+from autotune.problem import AvgPool2d, Conv2d, Conv2dSe, MaxPool2d, SeTail, Stem, ToChannelsLast
 from fused_resnet.derived import Derived
 from fused_resnet.graph import OUTPUT, Alternative, Layer
 
@@ -21,20 +21,23 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
     found = []
     for layer in layers:
         reader = _only_reader(layers, layer)
-        if reader and isinstance(reader.problem, Conv2d):
-            if isinstance(layer.problem, ToChannelsLast):
+        match (layer.problem, reader.problem if reader else None):
+            case (ToChannelsLast(), Conv2d()) if not layer.problem.epilogue.names:
                 found += list(_first_layers(layers, layer, reader))
-            elif isinstance(layer.problem, AvgPool2d):
+            case (AvgPool2d(), Conv2d()) if not layer.problem.epilogue.names:
                 found += list(_pooled_projection(layer, reader))
+            case (Conv2d(), SeTail()) if "store" not in layer.problem.epilogue.names:
+                found += [_gated(layer, reader)]
     return tuple(found)
 
 
 def _only_reader(layers: Sequence[Layer], of: Layer) -> Layer | None:
-    """The one layer that reads what a layer without epilogue makes, as its x."""
+    """The one layer that reads what a layer makes, as its x alone."""
     made = of.buffers["y"]
     readers = [other for other in layers if other is not of and made in other.buffers.values()]
-    plain = made != OUTPUT and not of.problem.epilogue.names
-    return readers[0] if plain and len(readers) == 1 and readers[0].buffers.get("x") == made else None
+    if made == OUTPUT or len(readers) != 1:
+        return None
+    return readers[0] if [name for name, read in readers[0].buffers.items() if read == made] == ["x"] else None
 
 
 def _first_layers(layers: Sequence[Layer], image: Layer, conv: Layer) -> Iterator[Alternative]:
@@ -82,15 +85,35 @@ def _first_layers(layers: Sequence[Layer], image: Layer, conv: Layer) -> Iterato
 
 def _max_pool_after(layers: Sequence[Layer], conv: Layer) -> Layer | None:
     """The square max pool that alone reads what a convolution makes, if the steps between may trade places with it."""
-    readers = [other for other in layers if other is not conv and conv.buffers["y"] in other.buffers.values()]
-    if len(readers) != 1 or not set(conv.problem.epilogue.names) <= _RISING:
+    reader = _only_reader(layers, conv)
+    if reader is None or not set(conv.problem.epilogue.names) <= _RISING:
         return None
-    pool = readers[0].problem
+    pool = reader.problem
     square = isinstance(pool, MaxPool2d) and (pool.r, *pool.stride, *pool.pad) == (
         *(pool.s, pool.stride[0], pool.stride[0]),
         *(pool.pad[0], pool.pad[0]),
     )
-    return readers[0] if square and pool.epilogue == Epilogue() else None
+    return reader if square and pool.epilogue == Epilogue() else None
+
+
+def _gated(conv: Layer, tail: Layer) -> Alternative:
+    """A convolution with the squeeze-and-excitation behind it: what lies between stays on the chip."""
+    product, gate = conv.problem, tail.problem
+    assert isinstance(product, Conv2d) and isinstance(gate, SeTail)
+    before, after = product.epilogue, gate.epilogue
+    sizes = {f.name: getattr(product, f.name) for f in dataclasses.fields(product) if f.name != "epilogue"}
+    problem = Conv2dSe(**sizes, hidden=gate.hidden, epilogue=Epilogue((*before.names, "gate", *after.names)))
+    # The steps' operands are numbered along the chain, so those of the tail have other names in it.
+    old = [*((conv, argument) for argument in before.arguments), *((tail, argument) for argument in after.arguments)]
+    buffers = {"x": conv.buffers["x"], "y": tail.buffers["y"]}
+    weights = {"weight": conv.weights["weight"], **{name: tail.weights[name] for name in ("w1", "b1", "w2", "b2")}}
+    for (layer, argument), renamed in zip(old, problem.epilogue.arguments, strict=True):
+        if argument.kind == "vector":
+            weights[renamed.name] = layer.weights[argument.name]
+        elif argument.kind != "scalar":
+            buffers[renamed.name] = layer.buffers[argument.name]
+    both = Layer(f"{tail.name}.gated", problem, buffers, weights, (*conv.scalars, *tail.scalars))
+    return Alternative(both.name, (conv.name, tail.name), (both,))
 
 
 def _pooled_projection(pool: Layer, conv: Layer) -> Iterator[Alternative]:
