@@ -16,9 +16,7 @@ from autotune.errors import AutotuneError, UnknownNameError
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "mine.py"
-    path.write_text(
-        "from torch import nn\n\n\ndef make():\n    return nn.Conv2d(2, 4, 3)\n\n\ndef number():\n    return 3\n"
-    )
+    path.write_text("from torch import nn\nmake = lambda: nn.Conv2d(2, 4, 3)\nnumber = lambda: 3\n")
     return path
 
 

@@ -21,7 +21,9 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
     found = []
     for layer in layers:
         reader = _only_reader(layers, layer)
-        match (layer.problem, reader.problem if reader else None):
+        if reader is None:
+            continue
+        match (layer.problem, reader.problem):
             case (ToChannelsLast(), Conv2d()) if not layer.problem.epilogue.names:
                 found += list(_first_layers(layers, layer, reader))
             case (AvgPool2d(), Conv2d()) if not layer.problem.epilogue.names:

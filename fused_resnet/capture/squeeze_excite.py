@@ -46,7 +46,7 @@ def _gated(lowering: Lowering, node: fx.Node, x: fx.Node, gate: fx.Node) -> bool
         return False
     problem = SeTail(n=n, h=h, w=w, c=c, hidden=first.outputs, dtype=lowering.dtype)
     weights = {"w1": first.weight, "b1": first.bias, "w2": second.weight, "b2": second.bias}
-    lowering.add(node, Draft(lowering.name(node), problem, {"x": value.buffer}, weights, values=[value]))
+    lowering.add(node, Draft(lowering.name(node, "se"), problem, {"x": value.buffer}, weights, values=[value]))
     return True
 
 
