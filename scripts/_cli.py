@@ -37,3 +37,11 @@ def positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
     return int(text)
+
+
+def percent(text: str) -> float:
+    """Read "1%" or "0.5%" as a share."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)%?", text)
+    if not found or float(found[1]) > 100:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a percentage: write 1% or 0.5%")
+    return float(found[1]) / 100

@@ -1,13 +1,12 @@
-"""Models by what the command line calls them: a network of ours, package:name, or file.py:function."""
+"""Networks by the text of --model: one of ours, one of torchvision's, or what a function in a file returns."""
 
 from __future__ import annotations
 
-import importlib
+import difflib
 import importlib.util
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -15,10 +14,11 @@ from autotune.errors import AutotuneError, UnknownNameError
 from autotune.problem import DTYPES
 from fused_resnet import reference
 from fused_resnet.capture import capture
-from fused_resnet.graph import GRAPHS, Network, network
+from fused_resnet.graph import Network, network
 
-IMAGE = (3, 224, 224)
-HELP = f"{', '.join(GRAPHS)} (the default), torchvision:NAME, timm:NAME, or FILE.py:FUNCTION that returns a module"
+HELP = "se_resnet9_fixup, torchvision:NAME, or FILE.py:FUNCTION, which returns an nn.Module (default: %(default)s)"
+
+_TORCHVISION_SIZES = {"inception_v3": (3, 299, 299)}
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Model:
     @property
     def is_ours(self) -> bool:
         """Whether it has a graph of its own."""
-        return self.name in GRAPHS
+        return self.name in reference.MODELS
 
     def network(self, batch: int, dtype: str) -> Network:
         """Its layers; raises CaptureError."""
@@ -42,21 +42,14 @@ class Model:
 
 
 def load(text: str, shape: tuple[int, ...] | None, in_channels: int | None) -> Model:
-    """The model of this name; shape: of one input, in_channels: for a network of ours. Raises AutotuneError."""
-    if ":" not in text:
-        if shape:
-            raise AutotuneError(f"--input is for models that are captured: {text} has a size of its own")
-        module = reference.build(text, in_channels or 3)
-        size = int(module.input_size)  # type: ignore[arg-type]
-        return Model(text, (in_channels or 3, size, size), module)
-    if in_channels:
-        raise AutotuneError(f"--in-channels is for {', '.join(GRAPHS)}: give --input C,H,W")
-    place, _, name = text.rpartition(":")
-    make = _function(Path(place), name) if place.endswith(".py") else _entry(place, name)
-    module = make()
-    if not isinstance(module, nn.Module):
-        raise AutotuneError(f"{text} returned {type(module).__name__}, not a torch module")
-    return Model(name, shape or IMAGE, module.eval())
+    """The network that --model names; shape: of one sample, in_channels: of a network of ours."""
+    ours = ":" not in text
+    if ours and shape:
+        raise AutotuneError(f"--input is for models that are captured: {text} has a size of its own")
+    if in_channels and not ours:
+        raise AutotuneError(f"--in-channels is for {', '.join(reference.MODELS)}: give --input C,H,W")
+    module = load_model(text, in_channels or 3)
+    return Model(text.rpartition(":")[2], shape or input_size(text, module), module)
 
 
 def shape(text: str) -> tuple[int, ...]:
@@ -67,26 +60,67 @@ def shape(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def _function(path: Path, name: str) -> Callable[[], Any]:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise AutotuneError(f"there is no file '{path}'")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not callable(getattr(module, name, None)):
-        raise UnknownNameError(f"'{path}' has no function '{name}'")
-    function: Callable[[], Any] = getattr(module, name)
-    return function
+def load_model(text: str, in_channels: int = 3) -> nn.Module:
+    """The network that --model names, in eval mode, with random weights.
+
+    in_channels: of a network of ours. Raises UnknownNameError for a name that nothing has, AutotuneError for a file
+    that cannot be used.
+    """
+    if text.startswith("torchvision:"):
+        model = _torchvision(text.removeprefix("torchvision:"))
+    elif ".py:" in text:
+        path, _, function = text.rpartition(":")
+        model = _from_file(Path(path), function)
+    elif text in reference.MODELS:
+        model = reference.randomize(reference.build(text, in_channels))
+    else:
+        known = ", ".join(reference.MODELS)
+        raise UnknownNameError(f"unknown model '{text}': give {known}, torchvision:NAME, or FILE.py:FUNCTION")
+    return model.eval()
 
 
-def _entry(package: str, name: str) -> Callable[[], Any]:
-    packages = {"torchvision": "torchvision.models", "timm": "timm"}
-    if package not in packages:
-        raise UnknownNameError(f"unknown source of models '{package}': choose {', '.join(packages)} or FILE.py")
+def input_size(text: str, model: nn.Module) -> tuple[int, ...]:
+    """Shape of one sample of the network that --model names: the usual one, where there is one."""
+    if text.startswith("torchvision:"):
+        return _TORCHVISION_SIZES.get(text.removeprefix("torchvision:"), (3, 224, 224))
+    size, channels = getattr(model, "input_size", None), getattr(model, "in_channels", 3)
+    if isinstance(size, int):
+        return (channels, size, size)
+    raise AutotuneError(f"what '{text}' takes is not known: give --input C,H,W")
+
+
+def _torchvision(name: str) -> nn.Module:
     try:
-        models = importlib.import_module(packages[package])
+        from torchvision import models  # type: ignore[import-not-found,unused-ignore]
     except ImportError as error:
-        raise AutotuneError(f"{package} is not here: pip install {package} ({error})") from error
-    if name not in models.list_models():
-        raise UnknownNameError(f"{package} has no model '{name}': {packages[package]}.list_models() has their names")
-    return lambda: models.get_model(name, weights=None) if package == "torchvision" else models.create_model(name)
+        raise AutotuneError(
+            f"torchvision:{name} needs torchvision: pip install torchvision, the build for this torch"
+        ) from error
+    known = models.list_models()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 5, 0.4)
+        listed = f"near it are {', '.join(near)}" if near else f"it has {', '.join(known[:8])} and more"
+        raise UnknownNameError(f"torchvision has no model '{name}': {listed}")
+    model: nn.Module = models.get_model(name, weights=None)
+    return model
+
+
+def _from_file(path: Path, function: str) -> nn.Module:
+    if not path.is_file():
+        raise AutotuneError(f"there is no file '{path}': --model FILE.py:FUNCTION names one")
+    spec = importlib.util.spec_from_file_location(f"_model_{path.stem}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # so that its classes can be pickled and compiled
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # a user's file may raise anything
+        raise AutotuneError(f"'{path}' cannot be imported: {type(error).__name__}: {error}") from error
+    make = getattr(module, function, None)
+    if not callable(make):
+        have = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise UnknownNameError(f"'{path}' has no function '{function}'; it has {', '.join(have) or 'none'}")
+    model = make()
+    if not isinstance(model, nn.Module):
+        raise AutotuneError(f"'{path}:{function}' returned a {type(model).__name__}: it must return an nn.Module")
+    return model

@@ -111,7 +111,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--db", metavar="PATH", help="the tuning database for the variant fused")
     parser.add_argument("--model", default="se_resnet9_fixup", metavar="MODEL", help=_models.HELP)
     parser.add_argument("--in-channels", type=positive, metavar="N", help="input channels of a network of ours")
-    parser.add_argument("--input", type=_models.shape, metavar="C,H,W", help="input of any other (default: 3,224,224)")
+    parser.add_argument("--input", type=_models.shape, metavar="C,H,W", help="one sample of any other")
     parser.add_argument("--batch", type=sizes, action="extend", metavar="N[,N]", help="batch sizes (default: 128)")
     parser.add_argument("--dtype", choices=["f16", "bf16", "f32"], help="default: f16 on a GPU, f32 on a CPU")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")

@@ -83,7 +83,7 @@ class Measurement(Base):
     problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"))
     kernel_id: Mapped[int] = mapped_column(ForeignKey("kernel.id"), index=True)
     launch: Mapped[dict[str, int]] = mapped_column(JSON, default=dict)
-    status: Mapped[str] = mapped_column(doc='"ok", "refused", "wrong", "crashed" or "timed_out"')
+    status: Mapped[str] = mapped_column(doc='"ok", "refused", "wrong", "unstable", "leaks", "crashed" or "timed_out"')
     error: Mapped[str | None]
     relative_error: Mapped[float | None] = mapped_column(doc="norm of the difference over norm of the reference")
     median_us: Mapped[float | None]

@@ -27,6 +27,7 @@ from tuning_db.schema import (
     PlanRow,
     ProblemRow,
 )
+from tuning_db.ties import by_choice
 
 _PATIENCE = 60.0  # seconds to wait for another process's write
 
@@ -216,13 +217,14 @@ class Store:
     def ranking(self, device: Device, problem: str, finals_first: bool = True) -> list[Measurement]:
         """Verified candidates for a problem on a device, best first, each once.
 
-        Finalists, which were timed in interleaved rounds, come before all others: their times compare fairly.
+        Finalists, which were timed in interleaved rounds, come before all others: their times compare fairly. Those
+        that are tied with the fastest stand in the order of choice.
         """
         best: dict[tuple[int, str], Measurement] = {}
         timed = self.measurements(device, problem, "ok")
         for row in sorted(timed, key=lambda row: (finals_first and not row.final, row.median_us)):
             best.setdefault((row.kernel_id, str(row.launch)), row)
-        return list(best.values())
+        return by_choice(list(best.values())) if finals_first else list(best.values())
 
     def best_us(self, device: Device, problem: str) -> float | None:
         """The shortest verified time of a problem on a device, in microseconds."""
