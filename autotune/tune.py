@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from autotune import toolchain
+from autotune import paths, toolchain
 from autotune.arch import Architecture
 from autotune.device import DeviceFacts
 from autotune.families import family, serving
@@ -76,6 +76,7 @@ class Tuning:
         self.problems = list(dict.fromkeys(problems))
         self.deadline = time.monotonic() + options.budget
         self.ledger = Ledger()
+        self._elsewhere: list[tuple[Study, Kernel]] = []
         self._facts: Future[DeviceFacts] | None = None
         self.workshop = Workshop(store, options.target, options.jobs, self.ledger, progress, self._failed)
 
@@ -106,6 +107,7 @@ class Tuning:
                 self._time_torch(problem)
             self.progress.stage("searching")
             schedule.run()
+            self._finish_elsewhere()
         for problem in self.problems:
             self.progress.done(str(problem))
         self.progress.stage("settling between finalists")
@@ -124,12 +126,14 @@ class Tuning:
         """The device's row; measures its limits the first time."""
         assert self.worker
         facts = self._facts.result() if self._facts else self.worker.facts()
+        details = {**facts.details, "processors": facts.processors}
+        self.store.put_environment({"autotune": paths.version(), **details})
         return self.store.put_device(
             facts.name,
             facts.target,
             flops_per_us=facts.flops_per_us,
             bytes_per_us=facts.bytes_per_us,
-            details={**facts.details, "processors": facts.processors},
+            details=details,
         )
 
     @cached_property
@@ -163,12 +167,17 @@ class Tuning:
             best: dict[Kernel, float | None] = {
                 kernel: None for kernel, row in self.workshop.rows.items() if row.error and space.serves(kernel)
             }
+            tried: dict[Kernel, list[dict[str, int]]] = {}
             for row in self.store.measurements(self.device, str(space.problem)):
                 if row.kernel_id in by_id and space.serves(by_id[row.kernel_id]):
                     kernel, found = by_id[row.kernel_id], self._value(space.problem, row.median_us, row.details)
+                    tried.setdefault(kernel, []).append(row.launch)
                     best[kernel] = min((v for v in (best.get(kernel), found) if v is not None), default=None)
             for kernel, known in best.items():
-                study.tell(kernel.values, known)
+                if kernel not in tried or all(
+                    launch in tried[kernel] for launch in self._launches(space.problem, kernel)
+                ):
+                    study.tell(kernel.values, known)  # of others a run was stopped between two launch values
 
     def _value(self, problem: Problem, us: float | None, details: Mapping[str, Any]) -> float | None:
         return value(self.options.objectives, problem, us, details)
@@ -210,27 +219,54 @@ class Tuning:
         return self.workshop.ready(wait)
 
     def measure(self, kernels: Sequence[Kernel]) -> None:
-        """Verify and time kernels on every problem that they serve, for all launch values, and tell the studies."""
+        """Verify and time kernels on every problem that they serve, for all launch values, and tell the studies.
+
+        What another process is trying is left to it, and looked at again when there is nothing else to do.
+        """
         for study in self.studies:
-            problem = study.space.problem
-            mine = [kernel for kernel in kernels if study.space.serves(kernel) and not self._known(problem, kernel)]
-            trials = [(kernel, launch) for kernel in mine for launch in self._launches(problem, kernel)]
-            found: dict[Kernel, list[float]] = {kernel: [] for kernel, _ in trials}
-            for (kernel, _), result in zip(trials, self._tried(problem, trials), strict=True):
-                if (known := self._value(problem, result.median_us, result.details)) is not None:
-                    found[kernel].append(known)
-            for kernel, values in found.items():
-                study.tell(kernel.values, min(values, default=None))
+            mine = [kernel for kernel in kernels if study.space.serves(kernel)]
+            self._elsewhere += [(study, kernel) for kernel in self._measure(study, mine)]
             if not self.time_left():
                 return
+
+    def _measure(self, study: Study, kernels: Sequence[Kernel]) -> list[Kernel]:
+        """Try what was not tried yet of kernels on a study's problem; returns those that another process is trying."""
+        problem, elsewhere = study.space.problem, []
+        trials: list[tuple[Kernel, dict[str, int]]] = []
+        found: dict[Kernel, list[float]] = {}
+        for kernel in kernels:
+            launches = self._launches(problem, kernel)
+            left = self.store.claim(self.device, str(problem), self._row(kernel), launches) if launches else []
+            if left is None:
+                elsewhere.append(kernel)
+                continue
+            found[kernel] = self._recorded(problem, kernel) if len(left) < len(launches) else []
+            trials += [(kernel, launch) for launch in left]
+        for (kernel, _), result in zip(trials, self._tried(problem, trials), strict=True):
+            if (known := self._value(problem, result.median_us, result.details)) is not None:
+                found[kernel].append(known)
+        for kernel, values in found.items():
+            study.tell(kernel.values, min(values, default=None))
+        return elsewhere
+
+    def _recorded(self, problem: Problem, kernel: Kernel) -> list[float]:
+        """What is known of a kernel on a problem, for any launch values."""
+        row = self._row(kernel)
+        measured = self.store.measurements(self.device, str(problem))
+        values = [self._value(problem, m.median_us, m.details) for m in measured if m.kernel_id == row.id]
+        return [known for known in values if known is not None]
+
+    def _finish_elsewhere(self) -> None:
+        """Wait for what other processes are trying; should one have died, its trials are ours."""
+        while self._elsewhere and self.time_left():
+            self._elsewhere = [(study, kernel) for study, kernel in self._elsewhere if self._measure(study, [kernel])]
+            if self._elsewhere:
+                time.sleep(0.05)
 
     # -- timing ----------------------------------------------------------------------------------------------
 
     def _row(self, kernel: Kernel) -> KernelRow:
         return self.workshop.rows[kernel]
-
-    def _known(self, problem: Problem, kernel: Kernel) -> bool:
-        return self.store.is_measured(self.device, str(problem), self._row(kernel))
 
     def _launches(self, problem: Problem, kernel: Kernel) -> list[dict[str, int]]:
         """The launch values worth timing for a problem; none if the kernel does not fit it."""
@@ -247,12 +283,11 @@ class Tuning:
         return self._time(problem, rows, [launch for _, launch in trials], spent)
 
     def _time_torch(self, problem: Problem) -> None:
-        known = {row.kernel_id for row in self.store.measurements(self.device, str(problem))}
         for config in aten.configs(problem):
             kernel = Kernel.of(aten.FAMILY, config, problem.dtype, problem.epilogue, self.options.target)
             source = f"torch {self.device.details['torch']}"
             row = self.store.put_kernel(identity(kernel, source), symbol="")
-            if row.id not in known:
+            if self.store.claim(self.device, str(problem), row, [{}]):
                 list(self._time(problem, [row], [{}], [{}]))
 
     def _time(

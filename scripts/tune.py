@@ -21,7 +21,7 @@ from pathlib import Path
 
 import _models
 import torch
-from _cli import percent, positive, run, seconds
+from _cli import database, percent, positive, run, seconds
 from _live import LiveProgress
 from _tables import failures, spent, tradeoffs, winners
 from rich.console import Console
@@ -98,7 +98,10 @@ def arguments() -> argparse.Namespace:
         help=f"load families of your own from here too (docs/add-a-family.md); may be repeated, adds to ${FAMILIES}",
     )
     parser.add_argument(
-        "--db", type=Path, metavar="FILE", help="database (default tuning_db/MODEL_ARCH.db or problems_ARCH.db)"
+        "--db",
+        type=database,
+        help="a file, or a server: postgresql+psycopg://user@host/name (default tuning_db/MODEL_ARCH.db or "
+        "problems_ARCH.db); several processes may tune into one",
     )
     add_search(parser)
     parser.add_argument(
@@ -277,7 +280,7 @@ def show_tradeoffs(console: Console, tuning: Tuning, wanted: Work) -> None:
         console.print(tradeoffs(tuning.store, tuning.device, wanted.named, objectives))
 
 
-def show_cost(console: Console, tuning: Tuning, progress: LiveProgress, path: Path) -> None:
+def show_cost(console: Console, tuning: Tuning, progress: LiveProgress, database: str) -> None:
     """What compiling cost, where the time went, and where the results are."""
     shop = tuning.workshop
     if shop.compiled:
@@ -287,7 +290,7 @@ def show_cost(console: Console, tuning: Tuning, progress: LiveProgress, path: Pa
     if tuning.ledger.trials:
         console.print(spent(tuning.ledger))
     console.print(progress.parts())
-    console.print(f"database {path}")
+    console.print(f"database {database}", highlight=False)
 
 
 def main() -> int:
@@ -344,7 +347,7 @@ def main() -> int:
             show_gaps(console, tuning, wanted)
         else:
             console.print("Interrupted: every finished trial is kept; run the same command to go on.")
-        show_cost(console, tuning, progress, path)
+        show_cost(console, tuning, progress, store.name)
     return 130 if interrupted else 0
 
 
