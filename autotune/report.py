@@ -11,6 +11,7 @@ from autotune.families import families, serving
 from autotune.objective import OBJECTIVES, undominated
 from autotune.problem import Convolution, Gemm, Pool2d, Problem, SeTail, SpaceToDepth, Stem, limit_us
 from autotune.vendor import aten, cudnn
+from fused_resnet.capture.torch_call import TorchCall
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow, Measurement
 
@@ -74,7 +75,7 @@ def _config(row: KernelRow) -> str:
     return found.label(json.loads(row.config)) if found else row.config
 
 
-def brief(problem: Problem) -> str:
+def brief(problem: Problem) -> str:  # noqa: PLR0911 -- a table
     """A problem in few characters: window/stride channels @ input size."""
     match problem:
         case Convolution():
@@ -89,6 +90,8 @@ def brief(problem: Problem) -> str:
             return f"s2d {problem.block}x{problem.block} {problem.c} @{problem.h}x{problem.w}"
         case SeTail():
             return f"se {problem.c}>{problem.hidden}>{problem.c} @{problem.h}x{problem.w}"
+        case TorchCall():
+            return f"torch {', '.join(call.name for call in problem.calls)}"
     return str(problem).partition(" dtype=")[0]
 
 
@@ -145,6 +148,8 @@ def illegal(problem: Problem, arch: Architecture) -> Iterator[str]:
 
 def unserved(problem: Problem, arch: Architecture) -> str:
     """Why no family has a kernel for a problem, in one sentence."""
+    if isinstance(problem, TorchCall):
+        return "it is no problem of ours"
     mine = [found for found in families().values() if isinstance(problem, found.operator)]
     reasons = [
         f"{found.name}: {found.serves(problem, arch) or 'none of its configs fits'}"

@@ -5,25 +5,20 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from autotune.errors import AutotuneError
 from autotune.problem import dtype_name
-from fused_resnet import reference
-from fused_resnet.graph import network
+from fused_resnet.graph import Network
 from fused_resnet.plan import Plan
+from fused_resnet.source import Captured, InputError, Named, Source, state
 from tuning_db import Store
 
-
-class InputError(AutotuneError, ValueError):
-    """An input that the network cannot take."""
-
-
-Tracked = tuple[dict[str, nn.Parameter | None], str, nn.Parameter, int]
-"""A module's parameters, the name of one, and what it was, with its version, when plans were bound."""
+Tracked = tuple[Mapping[str, torch.Tensor | None], str, torch.Tensor, int]
+"""A module's parameters or buffers, the name of one, and what it was, with its version, when plans were bound."""
 
 
 class FusedResNet(nn.Module):
@@ -31,7 +26,7 @@ class FusedResNet(nn.Module):
 
     Args:
         tuning_db: path of a database made by scripts/tune.py.
-        model: the network's name, as scripts/tune.py takes it.
+        model: the network's name, as scripts/tune.py takes it; `from_model` takes any module.
         in_channels: channels of the input.
         graph: on a GPU, replay the network as a CUDA graph.
 
@@ -44,7 +39,7 @@ class FusedResNet(nn.Module):
     def __init__(
         self,
         tuning_db: str | os.PathLike[str],
-        model: str = "se_resnet9_fixup",
+        model: str | Source = "se_resnet9_fixup",
         in_channels: int = 3,
         graph: bool = True,
     ) -> None:
@@ -52,15 +47,32 @@ class FusedResNet(nn.Module):
         with Store.open(tuning_db):
             pass  # a file that cannot be used should say so here
         self.tuning_db = os.fspath(tuning_db)
-        self.model, self.in_channels, self.graph = model, in_channels, graph
-        plain = reference.build(model, in_channels)
-        for name, child in plain.named_children():
-            self.add_module(name, child)
-        self.__dict__["_reference"] = plain  # not a submodule: its parameters are ours already
+        self.graph = graph
+        source = Named(model, in_channels) if isinstance(model, str) else model
+        self.__dict__["_source"] = source  # its module is no submodule: the two have the same parts
+        for parts in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
+            self.__dict__[parts] = getattr(source.module, parts)
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self.rebind()
         self.register_load_state_dict_post_hook(_rebind)
         self.eval()
+
+    @classmethod
+    def from_model(
+        cls,
+        model: nn.Module,
+        tuning_db: str | os.PathLike[str],
+        replace: Mapping[str, nn.Module] | None = None,
+        name: str = "",
+        graph: bool = True,
+    ) -> FusedResNet:
+        """A copy of any module for inference, with its state_dict and its results, on tuned kernels.
+
+        replace: paths of submodules, with `*` for any text, and what to put there: a module, or
+        `fused_resnet.Activation` for a step of your own. name: for messages. What has no kernels runs on torch's
+        operators; `explain` says which. docs/any-model.md. Raises CaptureError with the path of the submodule.
+        """
+        return cls(tuning_db, Captured.of(model, replace or {}, name), graph=graph)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the network: (N, in_channels, 64, 64) -> (N, 512, 2, 2)."""
@@ -71,7 +83,11 @@ class FusedResNet(nn.Module):
     @property
     def _plain(self) -> nn.Module:
         """The network in plain torch, on this module's parameters."""
-        return self.__dict__["_reference"]
+        return self._source.module
+
+    @property
+    def _source(self) -> Source:
+        return self.__dict__["_source"]
 
     def rebind(self) -> None:
         """Forget all plans; the next call binds anew. Needed only after weights were changed behind autograd's back."""
@@ -84,6 +100,10 @@ class FusedResNet(nn.Module):
             (bound.layer.name, str(bound.choice.candidate), bound.choice.source, bound.choice.expected_us)
             for bound in self._plan(x).bound
         ]
+
+    def network(self, x: torch.Tensor) -> Network:
+        """The layers, and alternatives to them, for inputs like x; raises InputError or CaptureError."""
+        return self._source.network(tuple(x.shape), dtype_name(x.dtype))
 
     def _plan(self, x: torch.Tensor) -> Plan:
         for owner, name, parameter, version in self._tracked:
@@ -99,26 +119,22 @@ class FusedResNet(nn.Module):
         return plan
 
     def _check(self, x: torch.Tensor) -> None:
-        size = int(self._plain.input_size)  # type: ignore[arg-type]
-        if x.dim() != 4 or x.shape[1:] != (self.in_channels, size, size) or not x.shape[0]:
-            wanted = f"(N, {self.in_channels}, {size}, {size})"
-            raise InputError(f"the input has shape {tuple(x.shape)}; {self.model} takes {wanted} with N of at least 1")
-        weight = next(self.parameters())
+        weight = next(self.parameters(), x)
         if x.device != weight.device:
             raise InputError(f"the input is on {x.device}, the module on {weight.device}: move one with .to()")
         if x.dtype != weight.dtype:
             raise InputError(f"the input is {x.dtype}, the module {weight.dtype}: convert one with .to()")
 
     def _bind(self, x: torch.Tensor) -> Plan:
-        wanted = network(self.model, x.shape[0], self.in_channels, dtype_name(x.dtype))
+        wanted = self.network(x)
         with Store.open(self.tuning_db) as store, torch.no_grad():
-            plan = Plan(wanted, self.state_dict(), store, x.device, self.graph)
+            plan = Plan(wanted, state(self), store, x.device, self.graph)
         sources = Counter(bound.choice.source for bound in plan.bound)
         if other := {source: count for source, count in sources.items() if source != "tuned"}:
             listed = ", ".join(f"{count} from '{source}'" for source, count in other.items())
             warnings.warn(
-                f"{self.tuning_db} is not tuned for batch {x.shape[0]} of {self.model} in {x.dtype} on this device: "
-                f"of {len(wanted.layers)} layers {listed}; tune it with scripts/tune.py --batch {x.shape[0]}",
+                f"{self.tuning_db} is not tuned for batch {x.shape[0]} of {self._source.name} in {x.dtype} on this "
+                f"device: of {len(wanted.layers)} layers {listed}; tune it with scripts/tune.py --batch {x.shape[0]}",
                 stacklevel=6,  # past torch's two frames around forward
             )
         return plan
@@ -133,12 +149,13 @@ class FusedResNet(nn.Module):
 
 
 def _tracked(module: nn.Module) -> list[Tracked]:
-    """All parameters that tell when they change; those made in inference mode count no versions."""
+    """All tensors that tell when they change; those made in inference mode count no versions."""
     return [
-        (owner._parameters, name, parameter, parameter._version)
+        (tensors, name, tensor, tensor._version)
         for owner in module.modules()
-        for name, parameter in owner._parameters.items()
-        if parameter is not None and not parameter.is_inference()
+        for tensors in (owner._parameters, owner._buffers)
+        for name, tensor in tensors.items()
+        if tensor is not None and not tensor.is_inference()
     ]
 
 

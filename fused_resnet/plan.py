@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.problem import DTYPES
+from autotune.problem import DTYPES, Operand
 from fused_resnet import engine
 from fused_resnet.binding import Slot, Step, bind
-from fused_resnet.derived import State
+from fused_resnet.derived import Source, State
 from fused_resnet.derived import tensor as constant
 from fused_resnet.engine import EngineError
 from fused_resnet.graph import INPUT, OUTPUT, Layer, Network
@@ -58,7 +58,8 @@ class Plan:
         self.device = device
         self._buffers = make_buffers(layers, device)
         self.bound = [self._bind(layer, state, store, settled.get(layer.name)) for layer in layers]
-        self.output_shape = layers[-1].problem.output_shape
+        self._made = layers[-1].problem.output_shape
+        self.output_shape = network.output_shape
         self._dtype = DTYPES[layers[-1].problem.dtype]
         self._lock = threading.Lock()  # callers share the buffers
         self._plain = make_runs(self.bound)
@@ -68,8 +69,8 @@ class Plan:
             self._runs = [make_graph(self.bound)] if native else self._captured()
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
-        """x (N, C, H, W), contiguous, on the plan's device, in its dtype -> (N, K, P, Q), channels last in memory."""
-        y = torch.empty(self.output_shape, dtype=self._dtype, device=self.device)
+        """x, contiguous, on the plan's device, in its dtype -> `output_shape`, channels last in memory if 4-d."""
+        y = torch.empty(self._made, dtype=self._dtype, device=self.device)
         if self.device.type == "cuda":
             stream = torch.cuda.current_stream(self.device).cuda_stream
             runs = self._plain if torch.cuda.is_current_stream_capturing() else self._runs
@@ -77,7 +78,10 @@ class Plan:
             stream, runs = 0, self._plain
         with self._lock, torch.no_grad():
             _execute(runs, stream, (x, y))
-        return y.permute(0, 3, 1, 2)
+        if len(self.output_shape) != 4:
+            return y.view(self.output_shape)
+        n, k, p, q = self.output_shape
+        return y.view(n, p, q, k).permute(0, 3, 1, 2)
 
     # -- binding ---------------------------------------------------------------------------------------------
 
@@ -123,12 +127,16 @@ def bind_layer(
     tensors: dict[str, torch.Tensor | Slot] = {}
     for operand in layer.problem.operands():
         if operand.role in ("weight", "vector"):
-            tensors[operand.name] = constant(state, layer.weights[operand.name]).to(DTYPES[operand.dtype])
+            tensors[operand.name] = _constant(state, layer.weights[operand.name], operand, device)
         else:
             name = layer.buffers[operand.name]
             tensors[operand.name] = _SLOTS[name] if name in _SLOTS else buffers[name].view(operand.shape)
-    scalars = tuple(float(state[key]) for key in layer.scalars)
+    scalars = tuple(float(constant(state, source)) for source in layer.scalars)
     return BoundLayer(layer, choice, bind(choice.candidate, layer.problem, tensors, scalars, device, layer.name))
+
+
+def _constant(state: State, source: Source, operand: Operand, device: torch.device) -> torch.Tensor:
+    return constant(state, source).to(device, DTYPES[operand.dtype]).reshape(operand.shape)
 
 
 def make_graph(bound: Sequence[BoundLayer]) -> engine.Graph:
