@@ -13,6 +13,7 @@ import torch
 
 from autotune.measure import Result, random_tensor, replay_sampler, timed
 from fused_resnet.binding import Candidate
+from fused_resnet.derived import Source
 from fused_resnet.graph import INPUT, OUTPUT, Network
 from fused_resnet.plan import BoundLayer, bind_layer, capture, make_buffers, make_graph, make_runs
 from fused_resnet.selection import Choice
@@ -20,8 +21,9 @@ from fused_resnet.selection import Choice
 
 @dataclass(frozen=True)
 class Pick:
-    """What runs one layer. overlap: it may be placed on the GPU while the kernel before it ends."""
+    """What runs a layer, by its name. overlap: it may be placed on the GPU while the kernel before it ends."""
 
+    layer: str
     candidate: Candidate
     overlap: bool = False
 
@@ -32,10 +34,11 @@ class NetworkCase:
     def __init__(self, network: Network, device: torch.device) -> None:
         self.network, self.device = network, device
         generator = torch.Generator().manual_seed(0)
-        self._buffers = make_buffers(network.layers, device)
-        self._state: dict[str, torch.Tensor] = {}
+        self._layers = {layer.name: layer for layer in network.all_layers}
+        self._buffers = make_buffers(network.all_layers, device)
+        self._state: dict[Source, torch.Tensor] = {}
         self._ends: dict[str, torch.Tensor] = {}
-        for layer in network.layers:
+        for layer in network.all_layers:
             for operand in layer.problem.operands():
                 tensor = random_tensor(operand, generator).to(device)
                 if operand.name in layer.weights:
@@ -43,13 +46,11 @@ class NetworkCase:
                 elif layer.buffers[operand.name] in (INPUT, OUTPUT):
                     self._ends[layer.buffers[operand.name]] = tensor
             self._state |= dict.fromkeys(layer.scalars, torch.full((1,), 0.5))
-        self._bound: dict[tuple[int, str], BoundLayer] = {}
+        self._bound: dict[str, BoundLayer] = {}
 
     def compare(self, plans: Sequence[Sequence[Pick]], rounds: int) -> list[Result]:
-        """Time several plans, a pick for each layer, in interleaved rounds."""
-        samplers = [
-            replay_sampler(self._replay([self._bind(i, pick) for i, pick in enumerate(picks)])) for picks in plans
-        ]
+        """Time several plans, a pick for each layer in order, in interleaved rounds."""
+        samplers = [replay_sampler(self._replay([self._bind(pick) for pick in picks])) for picks in plans]
         samples: list[list[float]] = [[] for _ in plans]
         for _ in range(rounds):
             for sample, kept in zip(samplers, samples, strict=True):
@@ -65,9 +66,10 @@ class NetworkCase:
             return lambda: graph.run(stream, addresses)
         return capture(make_runs(bound), self.device, slots).replay
 
-    def _bind(self, index: int, pick: Pick) -> BoundLayer:
-        key = (index, f"{pick}")
+    def _bind(self, pick: Pick) -> BoundLayer:
+        key = f"{pick}"
         if key not in self._bound:
             choice = Choice(pick.candidate, "", overlap=pick.overlap)
-            self._bound[key] = bind_layer(self.network.layers[index], choice, self._buffers, self._state, self.device)
+            layer = self._layers[pick.layer]
+            self._bound[key] = bind_layer(layer, choice, self._buffers, self._state, self.device)
         return self._bound[key]

@@ -1,23 +1,26 @@
 """Settles a network's candidates inside its CUDA graph: coordinate descent from each layer's winner.
 
-For one layer at a time its finalists, and the choice to let it overlap with the kernel before it, are timed in the
-whole network against the plan so far, in interleaved rounds; what is faster by more than the noise is kept. It ends
-when a sweep over all layers changes nothing.
+First the network's alternatives: each is taken or given up as the whole network's time says. Then for one layer at a
+time its finalists, and the choice to let it overlap with the kernel before it, are timed in the whole network against
+the plan so far, in interleaved rounds; what is faster by more than the noise is kept. It ends when a sweep over
+alternatives and layers changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autotune.network import Pick
 from autotune.worker import Worker
 from fused_resnet.binding import Candidate
 from fused_resnet.candidates import candidate
-from fused_resnet.graph import Network
+from fused_resnet.graph import Alternative, Network
 from tuning_db import Store
-from tuning_db.schema import Device, PlanRow
+from tuning_db.schema import Device, Measurement, PlanRow
 
 ALTERNATIVES = 6
+"""Candidates of a layer that are tried."""
 SWEEPS = 3
 ROUNDS = 9
 GAIN = 0.998
@@ -27,75 +30,120 @@ GAIN = 0.998
 def settle_network(store: Store, device: Device, worker: Worker, network: Network) -> PlanRow | None:
     """Find and record the network's fastest plan; None where it cannot be timed.
 
-    details["alone_us"] of the result is the time with each layer's winner, in the same rounds.
+    details["alone_us"] of the result is the time of the plainest layers with the winner of each, in the same rounds;
+    details["alternatives"] names those that were taken.
     """
-    ranked = [store.ranking(device, str(layer.problem))[:ALTERNATIVES] for layer in network.layers]
-    if not all(ranked):
+    ranked = {layer.name: store.ranking(device, str(layer.problem))[:ALTERNATIVES] for layer in network.all_layers}
+    if not all(ranked[layer.name] for layer in network.layers):
         return None
-    options = [[candidate(store, row.kernel, row.launch) for row in rows] for rows in ranked]
-    alone = [Pick(candidates[0]) for candidates in options]
-    # One torch operator keeps all kernels from being one graph of ours, so we start without any, where that can be.
-    start = [Pick(next((c for c in candidates if c.kind), candidates[0])) for candidates in options]
-    picks = _descend(worker, network, start, options)
+    options = {name: [candidate(store, row.kernel, row.launch) for row in rows] for name, rows in ranked.items()}
+    settling = _Settling(worker, network, options)
+    picks = settling.descend()
     if picks is None:
         return None
-    before, end = worker.plans(network, [alone, picks], 3 * ROUNDS)
+    alone = [Pick(layer.name, options[layer.name][0]) for layer in network.layers]
+    before, end = worker.plans(network, [alone, settling.plan()], 3 * ROUNDS)
     if before.median_us is None or end.median_us is None or end.spread_us is None:
         return None
-    chosen = []
-    for layer, pick, candidates, rows in zip(network.layers, picks, options, ranked, strict=True):
-        row = rows[candidates.index(pick.candidate)]
-        chosen.append(
-            {
-                "layer": layer.name,
-                "kernel": row.kernel_id,
-                "launch": dict(row.launch),
-                "us": row.median_us,
-                "overlap": pick.overlap,
-            }
-        )
     return store.put_plan(
         device_id=device.id,
         network=network.key,
         median_us=end.median_us,
         spread_us=end.spread_us,
-        choices=chosen,
-        details={"alone_us": before.median_us, "samples_us": end.samples_us},
+        choices=[_choice(pick, ranked[pick.layer][options[pick.layer].index(pick.candidate)]) for pick in picks],
+        details={
+            "alone_us": before.median_us,
+            "samples_us": end.samples_us,
+            "alternatives": [alternative.name for alternative in settling.taken],
+        },
     )
 
 
-def _descend(
-    worker: Worker, network: Network, start: Sequence[Pick], options: Sequence[Sequence[Candidate]]
-) -> list[Pick] | None:
-    """The plan that no change of one layer makes faster; None if plans cannot be timed here."""
-    picks = list(start)
-    if worker.plans(network, [picks], 1)[0].median_us is None:
-        return None
-    for _ in range(SWEEPS):
-        changed = False
-        for i, candidates in enumerate(options):
-            tried = [
-                Pick(other, overlap) for other in candidates for overlap in (False, True) if other.kind or not overlap
-            ]
-            tried.remove(picks[i])
-            if not tried:
-                continue
-            shares = _shares(worker, network, picks, [[*picks[:i], pick, *picks[i + 1 :]] for pick in tried])
-            best = min(range(len(shares)), key=shares.__getitem__)
-            if shares[best] < GAIN:
-                picks[i] = tried[best]
-                changed = True
-        if not changed:
-            break
-    return picks
+def _choice(pick: Pick, row: Measurement) -> dict[str, object]:
+    return {
+        "layer": pick.layer,
+        "kernel": row.kernel_id,
+        "launch": dict(row.launch),
+        "us": row.median_us,
+        "overlap": pick.overlap,
+    }
 
 
-def _shares(worker: Worker, network: Network, picks: Sequence[Pick], plans: Sequence[Sequence[Pick]]) -> list[float]:
-    """Each plan's share of the time that `picks` takes, from one interleaved run; infinite for what does not run."""
-    now, *results = worker.plans(network, [picks, *plans], ROUNDS)
-    if now.median_us is not None:
-        return [(result.median_us or float("inf")) / now.median_us for result in results]
-    if len(plans) == 1:
-        return [float("inf")]
-    # A failure of one is a failure of all: which one?
-    return [share for plan in plans for share in _shares(worker, network, picks, [plan])]
+@dataclass
+class _Settling:
+    """The plan so far: a pick for every layer, taken or not, and the alternatives taken."""
+
+    worker: Worker
+    network: Network
+    options: dict[str, list[Candidate]]
+
+    def __post_init__(self) -> None:
+        # One torch operator keeps all kernels from being one graph of ours, so we start without any, where that can be.
+        self.picks = {
+            name: Pick(name, next((c for c in candidates if c.kind), candidates[0]))
+            for name, candidates in self.options.items()
+            if candidates
+        }
+        self.taken: list[Alternative] = []
+
+    def plan(self) -> list[Pick]:
+        """The picks of the layers that run, in order."""
+        return self._with(self.taken, self.picks)
+
+    def descend(self) -> list[Pick] | None:
+        """The plan that no change of one layer or alternative makes faster; None if plans cannot be timed here."""
+        if self.worker.plans(self.network, [self.plan()], 1)[0].median_us is None:
+            return None
+        for _ in range(SWEEPS):
+            changed = [self._settle_alternative(alternative) for alternative in self.network.alternatives]
+            changed += [self._settle_layer(pick.layer) for pick in self.plan()]
+            if not any(changed):
+                break
+        return self.plan()
+
+    def _with(self, taken: Sequence[Alternative], picks: dict[str, Pick]) -> list[Pick]:
+        return [picks[layer.name] for layer in self.network.layers_with([one.name for one in taken])]
+
+    def _settle_alternative(self, alternative: Alternative) -> bool:
+        """Take an alternative, or give it up, if that is faster; those that it excludes are given up with it."""
+        if any(layer.name not in self.picks for layer in alternative.layers):
+            return False  # it has no candidates
+        gone = set(alternative.replaces)
+        others = [one for one in self.taken if one != alternative and gone.isdisjoint(one.replaces)]
+        if alternative in self.taken:
+            if any(name not in self.picks for name in alternative.replaces):
+                return False
+            tried = [one for one in self.taken if one != alternative]
+        else:
+            tried = [*others, alternative]
+        [share] = self._shares([self._with(tried, self.picks)])
+        if share < GAIN:
+            self.taken = tried
+        return share < GAIN
+
+    def _settle_layer(self, name: str) -> bool:
+        """Take the candidate of a layer with which the network is fastest."""
+        tried = [
+            Pick(name, other, overlap)
+            for other in self.options[name]
+            for overlap in (False, True)
+            if other.kind or not overlap
+        ]
+        tried.remove(self.picks[name])
+        if not tried:
+            return False
+        shares = self._shares([self._with(self.taken, {**self.picks, name: pick}) for pick in tried])
+        best = min(range(len(shares)), key=shares.__getitem__)
+        if shares[best] < GAIN:
+            self.picks[name] = tried[best]
+        return shares[best] < GAIN
+
+    def _shares(self, plans: Sequence[Sequence[Pick]]) -> list[float]:
+        """Each plan's share of the time of the plan so far, in interleaved rounds; infinite for what does not run."""
+        now, *results = self.worker.plans(self.network, [self.plan(), *plans], ROUNDS)
+        if now.median_us is not None:
+            return [(result.median_us or float("inf")) / now.median_us for result in results]
+        if len(plans) == 1:
+            return [float("inf")]
+        # A failure of one is a failure of all: which one?
+        return [share for plan in plans for share in self._shares([plan])]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from autotune.epilogue import Epilogue
 from autotune.errors import ProblemError, choose
-from autotune.problem import AvgPool2d, Conv2d, Problem, SeTail, SpaceToDepth
+from autotune.problem import AvgPool2d, Conv2d, Gemm, Problem, SeTail, SpaceToDepth
+from fused_resnet.derived import Derived, Source
 from fused_resnet.reference import SEResNet9Fixup
 
 INPUT, OUTPUT = "input", "output"
@@ -18,25 +19,62 @@ INPUT, OUTPUT = "input", "output"
 class Layer:
     """One problem of a network.
 
-    buffers: operand -> activation; weights: operand -> key of the state_dict; scalars: keys, in the epilogue's order.
+    buffers: operand -> activation; weights: operand -> constant; scalars: keys, in the epilogue's order.
     """
 
     name: str
     problem: Problem
     buffers: Mapping[str, str]
-    weights: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, Source] = field(default_factory=dict)
     scalars: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Network:
-    """A network for one batch size and dtype; `key` names it in the database."""
+class Alternative:
+    """Other layers that compute what some of a network's layers do: fused, or written as another problem.
 
-    key: str
+    replaces: names of the layers whose place they take, at that of the first of them.
+    """
+
+    name: str
+    replaces: tuple[str, ...]
     layers: tuple[Layer, ...]
 
 
-def se_resnet9_fixup(n: int, in_channels: int, dtype: str) -> list[Layer]:
+@dataclass(frozen=True)
+class Network:
+    """A network for one batch size and dtype; `key` names it in the database.
+
+    layers: the plainest way to compute it. alternatives: ways to compute parts of it; any that replace no layer twice
+    may be taken together.
+    """
+
+    key: str
+    layers: tuple[Layer, ...]
+    alternatives: tuple[Alternative, ...] = ()
+
+    @property
+    def all_layers(self) -> tuple[Layer, ...]:
+        """The layers, and those of all alternatives."""
+        return (*self.layers, *(layer for alternative in self.alternatives for layer in alternative.layers))
+
+    def layers_with(self, names: Sequence[str]) -> tuple[Layer, ...]:
+        """The layers with the alternatives of these names taken; raises ProblemError if they replace a layer twice."""
+        taken = [alternative for alternative in self.alternatives if alternative.name in names]
+        gone = [name for alternative in taken for name in alternative.replaces]
+        if len(set(gone)) < len(gone):
+            raise ProblemError(f"{self.key}: {' and '.join(names)} replace a layer twice")
+        first = {alternative.replaces[0]: alternative.layers for alternative in taken}
+        kept: list[Layer] = []
+        for layer in self.layers:
+            kept += first.get(layer.name, () if layer.name in gone else (layer,))
+        return tuple(kept)
+
+
+Layers = tuple[list[Layer], list[Alternative]]
+
+
+def se_resnet9_fixup(n: int, in_channels: int, dtype: str) -> Layers:
     """SE-ResNet9-Fixup for a batch of n.
 
     A bias before a padded convolution is not a bias after it: at the border fewer taps see it. So each bias1a is added
@@ -57,12 +95,15 @@ def se_resnet9_fixup(n: int, in_channels: int, dtype: str) -> list[Layer]:
             ("layers.0.0.fixup_bias1a",),
         ),
     ]
+    alternatives: list[Alternative] = []
     h, c = size // 4, 64
     last = len(SEResNet9Fixup.planes) - 1
     for i, (k, stride) in enumerate(zip(SEResNet9Fixup.planes, SEResNet9Fixup.strides, strict=True)):
-        layers += _Block(i, i == last, n, h, c, k, stride, dtype).layers()
+        block = _Block(i, i == last, n, h, c, k, stride, dtype)
+        layers += block.layers()
+        alternatives += block.alternatives()
         h, c = h // stride, k
-    return layers
+    return layers, alternatives
 
 
 @dataclass(frozen=True)
@@ -80,8 +121,23 @@ class _Block:
 
     def layers(self) -> list[Layer]:
         """Two convolutions, the projection if there is one, and the tail, which adds the next block's bias."""
-        projection = [self._pool(), self._project()] if self.stride != 1 or self.c != self.k else []
+        projection = [self._pool(), self._project()] if self._projects else []
         return [self._conv1(), *projection, self._conv2(), self._tail()]
+
+    def alternatives(self) -> list[Alternative]:
+        """The pooled projection as one convolution; the second convolution of tiny images as a matrix product."""
+        found = []
+        if self._projects:
+            replaced = (self._pool().name, self._project().name)
+            found.append(Alternative(self._key("downsample"), replaced, (self._pooled_projection(),)))
+        if self.h // self.stride <= 2:
+            dense = self._dense_conv2()
+            found.append(Alternative(dense.name, (self._conv2().name,), (dense,)))
+        return found
+
+    @property
+    def _projects(self) -> bool:
+        return self.stride != 1 or self.c != self.k
 
     def _key(self, name: str) -> str:
         return f"layers.{self.index}.0.{name}"
@@ -129,6 +185,27 @@ class _Block:
             {"weight": self._key("downsample.1.weight")},
         )
 
+    def _pooled_projection(self) -> Layer:
+        """An average pool and a 1x1 convolution are one convolution of the pool's window."""
+        weight = Derived("pool_filter", (self._key("downsample.1.weight"),), (3, 3))
+        return Layer(
+            self._key("downsample"),
+            self._conv(self.c, self.h, 3, self.stride, "none"),
+            {"x": self._buffer("biased"), "y": self._buffer("identity")},
+            {"weight": weight},
+        )
+
+    def _dense_conv2(self) -> Layer:
+        """In images of 2x2 pixels five of nine taps meet nothing but padding: the product with whole images is less."""
+        plain, size = self._conv2(), self.h // self.stride
+        count = size * size * self.k
+        return replace(
+            plain,
+            name=f"{plain.name}.dense",
+            problem=Gemm(m=self.n, n=count, k=count, dtype=self.dtype, epilogue=plain.problem.epilogue),
+            weights={"weight": Derived("dense", (self._key("conv2.weight"),), (size, size, 1, 1))},
+        )
+
     def _tail(self) -> Layer:
         h, output = self.h // self.stride, OUTPUT if self.last else f"block{self.index + 1}.biased"
         chain = _chain("add,relu" if self.last else "add,relu,add_scalar")
@@ -150,8 +227,8 @@ def _chain(text: str) -> Epilogue:
     return Epilogue.parse(text)
 
 
-GRAPHS: dict[str, Callable[[int, int, str], list[Layer]]] = {"se_resnet9_fixup": se_resnet9_fixup}
-"""Networks by name: (n, in_channels, dtype) -> layers."""
+GRAPHS: dict[str, Callable[[int, int, str], Layers]] = {"se_resnet9_fixup": se_resnet9_fixup}
+"""Networks by name: (n, in_channels, dtype) -> layers and alternatives."""
 
 
 def network(model: str, n: int, in_channels: int, dtype: str) -> Network:
@@ -160,4 +237,5 @@ def network(model: str, n: int, in_channels: int, dtype: str) -> Network:
     if n < 1 or in_channels < 1:
         raise ProblemError(f"batch {n} and in_channels {in_channels} must be at least 1")
     key = f"{model} n={n} in_channels={in_channels} dtype={dtype}"
-    return Network(key, tuple(make(n, in_channels, dtype)))
+    layers, alternatives = make(n, in_channels, dtype)
+    return Network(key, tuple(layers), tuple(alternatives))

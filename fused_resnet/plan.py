@@ -11,9 +11,11 @@ import torch
 from autotune.problem import DTYPES
 from fused_resnet import engine
 from fused_resnet.binding import Slot, Step, bind
+from fused_resnet.derived import State
+from fused_resnet.derived import tensor as constant
 from fused_resnet.engine import EngineError
 from fused_resnet.graph import INPUT, OUTPUT, Layer, Network
-from fused_resnet.selection import Choice, choices, plan_choices, torch_choice
+from fused_resnet.selection import Choice, choices, select, torch_choice
 from tuning_db import Store
 
 Run = engine.Program | engine.Graph | Step
@@ -47,15 +49,14 @@ class Plan:
     def __init__(
         self,
         network: Network,
-        state: Mapping[str, torch.Tensor],
+        state: State,
         store: Store,
         device: torch.device,
         graph: bool,
     ) -> None:
-        layers = network.layers
+        layers, settled = select(store, network, device)
         self.device = device
         self._buffers = make_buffers(layers, device)
-        settled = plan_choices(store, network, device)
         self.bound = [self._bind(layer, state, store, settled.get(layer.name)) for layer in layers]
         self.output_shape = layers[-1].problem.output_shape
         self._dtype = DTYPES[layers[-1].problem.dtype]
@@ -80,9 +81,7 @@ class Plan:
 
     # -- binding ---------------------------------------------------------------------------------------------
 
-    def _bind(
-        self, layer: Layer, state: Mapping[str, torch.Tensor], store: Store, settled: Choice | None
-    ) -> BoundLayer:
+    def _bind(self, layer: Layer, state: State, store: Store, settled: Choice | None) -> BoundLayer:
         for choice in [*([settled] if settled else []), *choices(store, layer.problem, self.device)]:
             try:
                 return bind_layer(layer, choice, self._buffers, state, self.device)
@@ -117,16 +116,17 @@ def bind_layer(
     layer: Layer,
     choice: Choice,
     buffers: Mapping[str, torch.Tensor],
-    state: Mapping[str, torch.Tensor],
+    state: State,
     device: torch.device,
 ) -> BoundLayer:
     """Bind a candidate to a layer's buffers and weights (`state`: a state_dict); raises EngineError."""
-    tensors: dict[str, torch.Tensor | Slot] = {
-        operand: _SLOTS[name] if name in _SLOTS else buffers[name] for operand, name in layer.buffers.items()
-    }
+    tensors: dict[str, torch.Tensor | Slot] = {}
     for operand in layer.problem.operands():
         if operand.role in ("weight", "vector"):
-            tensors[operand.name] = state[layer.weights[operand.name]].detach().to(DTYPES[operand.dtype])
+            tensors[operand.name] = constant(state, layer.weights[operand.name]).to(DTYPES[operand.dtype])
+        else:
+            name = layer.buffers[operand.name]
+            tensors[operand.name] = _SLOTS[name] if name in _SLOTS else buffers[name].view(operand.shape)
     scalars = tuple(float(state[key]) for key in layer.scalars)
     return BoundLayer(layer, choice, bind(choice.candidate, layer.problem, tensors, scalars, device, layer.name))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from autotune.problem import Problem, parse, with_batch
 from autotune.vendor import aten
 from fused_resnet.binding import Candidate
 from fused_resnet.candidates import candidate
-from fused_resnet.graph import Network
+from fused_resnet.graph import Alternative, Layer, Network
 from tuning_db import Store
 from tuning_db.schema import Device
 
@@ -50,16 +50,43 @@ def choices(store: Store, problem: Problem, device: torch.device) -> Iterator[Ch
     yield torch_choice(problem)
 
 
-def plan_choices(store: Store, network: Network, device: torch.device) -> dict[str, Choice]:
-    """Layer -> choice, where the whole network was settled on this kind of device; else nothing."""
+def select(store: Store, network: Network, device: torch.device) -> tuple[tuple[Layer, ...], dict[str, Choice]]:
+    """The layers to run, and for each by name what was chosen for it inside the network on this kind of device.
+
+    Where the whole network was settled, what was found then. Elsewhere nothing is chosen yet, and an alternative is
+    taken if all its layers are tuned and the sum of their times is less than that of the layers that it replaces.
+    """
     row = store.device(device_name(device))
     plan = store.plan(row, network.key) if row else None
-    return {
-        saved["layer"]: Choice(
-            candidate(store, store.kernel(saved["kernel"]), saved["launch"]), "tuned", saved["us"], saved["overlap"]
-        )
-        for saved in (plan.choices if plan else [])
-    }
+    if plan:
+        chosen = {
+            saved["layer"]: Choice(
+                candidate(store, store.kernel(saved["kernel"]), saved["launch"]), "tuned", saved["us"], saved["overlap"]
+            )
+            for saved in plan.choices
+        }
+        return network.layers_with(plan.details.get("alternatives", [])), chosen
+    return network.layers_with(_faster(store, row, network) if row else []), {}
+
+
+def _faster(store: Store, device: Device, network: Network) -> list[str]:
+    """Names of the alternatives that take less time alone, the greatest gains first, none that excludes another."""
+
+    def total(layers: Iterable[Layer]) -> float:
+        times = [store.best_us(device, str(layer.problem)) for layer in layers]
+        return sum(math.inf if time is None else time for time in times)
+
+    by_name = {layer.name: layer for layer in network.layers}
+    gains: list[tuple[float, Alternative]] = []
+    for alternative in network.alternatives:
+        time = total(alternative.layers)
+        if math.isfinite(time):
+            gains.append((total(by_name[name] for name in alternative.replaces) - time, alternative))
+    taken: list[Alternative] = []
+    for gain, alternative in sorted(gains, key=lambda pair: pair[0], reverse=True):
+        if gain > 0 and all(set(alternative.replaces).isdisjoint(other.replaces) for other in taken):
+            taken.append(alternative)
+    return [alternative.name for alternative in taken]
 
 
 def torch_choice(problem: Problem) -> Choice:

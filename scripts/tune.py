@@ -161,7 +161,7 @@ def work(args: argparse.Namespace, arch: Architecture) -> Work:
     batch, model = args.batch or (128 if arch.is_cuda else 8), args.model or next(iter(GRAPHS))
     wanted = network(model, batch, args.in_channels or 3, dtype)
     return Work(
-        model, f"{model}, batch {batch}, {dtype}", [(layer.name, layer.problem) for layer in wanted.layers], wanted
+        model, f"{model}, batch {batch}, {dtype}", [(layer.name, layer.problem) for layer in wanted.all_layers], wanted
     )
 
 

@@ -1,0 +1,78 @@
+"""Constants that are computed from a network's parameters once, when it is bound.
+
+A layer's weight is a key of the state_dict, or a `Derived`: a function's name and what it is computed from. So a
+network can fold and rearrange parameters, and stays a plain record that can be compared, printed and sent to another
+process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autotune.errors import choose
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A tensor computed from others. function: a name in FUNCTIONS; arguments: what it takes after the tensors."""
+
+    function: str
+    sources: tuple[Source, ...]
+    arguments: tuple[int | float, ...] = ()
+
+    def __post_init__(self) -> None:
+        choose("function of constants", self.function, list(FUNCTIONS))
+
+
+Source = str | Derived
+"""Where a constant comes from: a key of the state_dict, or a computation."""
+
+
+State = Mapping[Any, torch.Tensor]
+"""Constants by their sources: a state_dict, or more."""
+
+
+def tensor(state: State, source: Source) -> torch.Tensor:
+    """The constant itself, in the dtype of what it is computed from."""
+    if source in state or not isinstance(source, Derived):
+        return state[source].detach()
+    return FUNCTIONS[source.function](*(tensor(state, part) for part in source.sources), *source.arguments)
+
+
+def _pool_filter(weight: torch.Tensor, r: int, s: int) -> torch.Tensor:
+    """(k, c, 1, 1) after an average over r x s, padding counted -> the one convolution (k, c, r, s) that both are."""
+    return (weight / (r * s)).expand(-1, -1, r, s)
+
+
+def _patch_filter(weight: torch.Tensor, block: int) -> torch.Tensor:
+    """(k, block*block*c, 1, 1) on what SpaceToDepth makes -> (k, c, block, block) on the image itself."""
+    k, channels = weight.shape[:2]
+    return weight.reshape(k, block, block, channels // block**2).permute(0, 3, 1, 2)
+
+
+def _dense(weight: torch.Tensor, h: int, w: int, pad_h: int, pad_w: int) -> torch.Tensor:
+    """(k, c, r, s), stride 1 -> the matrix (p*q*k, h*w*c) by which it multiplies a whole image, channels last."""
+    k, c, r, s = weight.shape
+    p, q = h + 2 * pad_h - r + 1, w + 2 * pad_w - s + 1
+    matrix = weight.new_zeros(p, q, k, h, w, c)
+    for y in range(p):
+        for x in range(q):
+            for dy in range(r):
+                for dx in range(s):
+                    row, column = y + dy - pad_h, x + dx - pad_w
+                    if 0 <= row < h and 0 <= column < w:
+                        matrix[y, x, :, row, column] = weight[:, :, dy, dx]
+    return matrix.reshape(p * q * k, h * w * c)
+
+
+FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "concatenate": lambda *tensors: torch.cat(tensors),
+    "pool_filter": _pool_filter,
+    "patch_filter": _patch_filter,
+    "dense": _dense,
+}
+"""By name: tensors, then numbers -> a tensor."""
