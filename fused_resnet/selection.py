@@ -28,12 +28,14 @@ class Choice:
 
     overlap: whether the kernel may be placed on the GPU while the one before it ends.
     source: why it was chosen: "tuned", "batch 128", either with " on DEVICE", or "untuned".
+    tuned_batch: the batch size that it was timed at.
     """
 
     candidate: Candidate
     source: str
     expected_us: float | None = None
     overlap: bool = False
+    tuned_batch: int | None = None
 
 
 def choices(store: Store, problem: Problem, device: torch.device) -> Iterator[Choice]:
@@ -95,16 +97,16 @@ def torch_choice(problem: Problem) -> Choice:
 
 
 def _of_device(store: Store, device: Device, problem: Problem, target: str, where: str) -> Iterator[Choice]:
-    for n in _batches(store, problem):
+    for n in batches(store, problem):
         tuned = with_batch(problem, n)
         source = "tuned" if tuned == problem else f"batch {n}"
         for row in store.ranking(device, str(tuned))[:5]:
             library = row.kernel.library
             if library is None or runs_on(library.target, target):
-                yield Choice(candidate(store, row.kernel, row.launch), source + where, row.median_us)
+                yield Choice(candidate(store, row.kernel, row.launch), source + where, row.median_us, tuned_batch=n)
 
 
-def _batches(store: Store, problem: Problem) -> list[int]:
+def batches(store: Store, problem: Problem) -> list[int]:
     """Batch sizes for which this problem is in the database, the nearest (by ratio) first."""
     same = dataclasses.asdict(with_batch(problem, 1))
     batches = []
