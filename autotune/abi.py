@@ -11,8 +11,10 @@ from autotune.problem import (
     AvgPool2d,
     Conv2d,
     Conv2dDgrad,
+    Conv2dSe,
     Conv2dWgrad,
     Gemm,
+    PatchConv2d,
     Problem,
     SeTail,
     SpaceToDepth,
@@ -31,10 +33,12 @@ def _struct(name: str, sizes: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"_fields_": [*fields, *_TAIL]})
 
 
-_CONV2D = _struct("at_conv2d", "n h w c k r s p q stride_h stride_w pad_h pad_w dilation_h dilation_w groups")
+_CONVOLUTION = "n h w c k r s p q stride_h stride_w pad_h pad_w dilation_h dilation_w groups"
+_CONV2D = _struct("at_conv2d", _CONVOLUTION)
 
 STRUCTS: dict[type[Problem], type[ctypes.Structure]] = {
-    **dict.fromkeys((Conv2d, Conv2dDgrad, Conv2dWgrad, Gemm), _CONV2D),
+    **dict.fromkeys((Conv2d, Conv2dDgrad, Conv2dWgrad, Gemm, PatchConv2d), _CONV2D),
+    Conv2dSe: _struct("at_conv2d_se", f"{_CONVOLUTION} hidden"),
     AvgPool2d: _struct("at_avg_pool2d", "n h w c r s p q stride_h stride_w pad_h pad_w"),
     SpaceToDepth: _struct("at_space_to_depth", "n h w c block"),
     SeTail: _struct("at_se_tail", "n h w c hidden"),
@@ -56,7 +60,7 @@ def declaration(operator: type[Problem]) -> str:
 def pack(problem: Problem, scalars: Sequence[float] = (), launch: Sequence[int] = ()) -> bytes:
     """The problem as its C struct: sizes, then its own and the epilogue's scalars, then the family's launch values."""
     packed = struct(type(problem))()
-    problem = problem.as_conv2d if isinstance(problem, Gemm) else problem
+    problem = problem.as_conv2d if isinstance(problem, Gemm | PatchConv2d) else problem
     for name, *_ in packed._fields_[:-2]:
         setattr(packed, name, _size(problem, name))
     packed.scalars[: len(scalars)] = scalars

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -112,14 +112,28 @@ class Epilogue:
         shares = torch.rand(len(ranges), generator=generator).tolist()
         return tuple(least + (most - least) * share for (least, most), share in zip(ranges, shares, strict=True))
 
+    def around_gate(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+        """The steps before `gate` and those after it."""
+        place = self.names.index("gate")
+        return self.steps[:place], self.steps[place + 1 :]
+
     def apply(
-        self, value: torch.Tensor, operands: Mapping[str, torch.Tensor], scalars: Sequence[float]
+        self,
+        value: torch.Tensor,
+        operands: Mapping[str, torch.Tensor],
+        scalars: Sequence[float],
+        gate: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Apply the chain with torch: returns the last value and what each `store` step kept, by operand name."""
+        """Apply the chain with torch: returns the last value and what each `store` step kept, by operand name.
+
+        gate: what happens at the step `gate`.
+        """
         stored: dict[str, torch.Tensor] = {}
         for step in self.steps:
             if step.name == "store":
                 stored[step.arguments[0].name] = value
+            elif step.name == "gate" and gate:
+                value = gate(value)
             else:
                 value = STEPS[step.name].torch(value, *step.values(operands, scalars, value.dtype))
         return value, stored

@@ -99,6 +99,8 @@ class Problem:
             least = 0 if field.name == "pad" else 1
             if any(isinstance(size, int) and size < least for size in sizes):
                 raise ProblemError(f"{self.operator}: {field.name}={value} must be at least {least}")
+        if "gate" in self.epilogue.names and not isinstance(self, Conv2dSe):
+            raise ProblemError(f"'{self}': the step gate needs the weights that conv2d_se has")
         if self.scalars + self.epilogue.scalars > MAX_SCALARS:
             raise ProblemError(f"'{self}' takes more than {MAX_SCALARS} scalars, with its epilogue's")
         if min(self.output_shape) < 1:
@@ -396,8 +398,102 @@ class SeTail(Problem):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Conv2dSe(Convolution):
+    """Convolution with squeeze-and-excitation among the steps that follow it.
+
+    The step `gate` stands where the value x so far is scaled: x * sigmoid(w2 relu(w1 mean(x) + b1) + b2), the mean over
+    the output's pixels, w1 (hidden, k), w2 (k, hidden). A residual block ends with "bias,gate,add,relu".
+    """
+
+    operator: ClassVar[str] = "conv2d_se"
+    hidden: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epilogue.names.count("gate") != 1:
+            raise ProblemError(f"'{self}': the step gate must stand once in its epilogue")
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, p, q, k)."""
+        return self._dy.shape
+
+    @property
+    def flops(self) -> int:
+        """The convolution's, the mean, the scaling and the two products."""
+        return super().flops + self.n * (2 * self.p * self.q * self.k + 4 * self.k * self.hidden)
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (
+            self._x,
+            self._weight,
+            Operand("w1", "weight", (self.hidden, self.k), self.dtype),
+            Operand("b1", "vector", (self.hidden,), "f32"),
+            Operand("w2", "weight", (self.k, self.hidden), self.dtype),
+            Operand("b2", "vector", (self.k,), "f32"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchConv2d(Problem):
+    """Convolution of patches that do not overlap, on an image in torch's order: stride and filter are the block.
+
+    x (n, c, h, w), weight (k, c, block, block), y (n, h/block, w/block, k).
+    """
+
+    operator: ClassVar[str] = "patch_conv2d"
+    n: int
+    h: int
+    w: int
+    c: int
+    k: int
+    block: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.h % self.block or self.w % self.block:
+            raise ProblemError(f"'{self}': block must divide both h and w")
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, h/block, w/block, k)."""
+        return (self.n, self.h // self.block, self.w // self.block, self.k)
+
+    @property
+    def flops(self) -> int:
+        """2 n h w c k."""
+        return 2 * self.n * self.h * self.w * self.c * self.k
+
+    @property
+    def as_conv2d(self) -> Conv2d:
+        """The convolution that it is, apart from the order of x: how kernels are told of it."""
+        block = (self.block, self.block)
+        return Conv2d(
+            n=self.n, h=self.h, w=self.w, c=self.c, k=self.k, r=self.block, s=self.block, stride=block,
+            dtype=self.dtype, epilogue=self.epilogue,
+        )  # fmt: skip
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (
+            Operand("x", "input", (self.n, self.c, self.h, self.w), self.dtype),
+            Operand("weight", "weight", (self.k, self.c, self.block, self.block), self.dtype),
+        )
+
+
 OPERATORS: dict[str, type[Problem]] = {
-    cls.operator: cls for cls in (Conv2d, Conv2dDgrad, Conv2dWgrad, Gemm, AvgPool2d, SpaceToDepth, SeTail)
+    cls.operator: cls
+    for cls in (
+        Conv2d,
+        Conv2dSe,
+        PatchConv2d,
+        Conv2dDgrad,
+        Conv2dWgrad,
+        Gemm,
+        AvgPool2d,
+        SpaceToDepth,
+        SeTail,
+    )
 }
 
 

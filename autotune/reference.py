@@ -16,9 +16,11 @@ from autotune.problem import (
     AvgPool2d,
     Conv2d,
     Conv2dDgrad,
+    Conv2dSe,
     Conv2dWgrad,
     Convolution,
     Gemm,
+    PatchConv2d,
     Problem,
     SeTail,
     SpaceToDepth,
@@ -38,7 +40,7 @@ def _window(problem: Convolution) -> tuple[tuple[int, int], tuple[int, int], tup
     return problem.stride, problem.pad, problem.dilation, problem.groups
 
 
-def _conv2d(problem: Conv2d, t: Tensors) -> torch.Tensor:
+def _conv2d(problem: Conv2d | Conv2dSe, t: Tensors) -> torch.Tensor:
     return _nhwc(F.conv2d(_nchw(t["x"]), t["weight"], None, *_window(problem)))
 
 
@@ -67,15 +69,25 @@ def _space_to_depth(problem: SpaceToDepth, t: Tensors) -> torch.Tensor:
 
 
 def _se_tail(problem: SeTail, t: Tensors) -> torch.Tensor:
-    x = t["x"]
+    return _excite(t["x"], t)
+
+
+def _excite(x: torch.Tensor, t: Tensors) -> torch.Tensor:
+    """x scaled channel by channel, as its mean over the pixels says."""
     squeezed = x.mean((1, 2))
     hidden = torch.relu(F.linear(squeezed, t["w1"], t["b1"].to(x.dtype)))
     gate = torch.sigmoid(F.linear(hidden, t["w2"], t["b2"].to(x.dtype)))
     return x * gate[:, None, None, :]
 
 
+def _patch_conv2d(problem: PatchConv2d, t: Tensors) -> torch.Tensor:
+    return _nhwc(F.conv2d(t["x"], t["weight"], stride=problem.block))
+
+
 _MEANING: dict[type[Problem], Callable[..., torch.Tensor]] = {
     Conv2d: _conv2d,
+    Conv2dSe: _conv2d,
+    PatchConv2d: _patch_conv2d,
     Conv2dDgrad: _conv2d_dgrad,
     Conv2dWgrad: _conv2d_wgrad,
     Gemm: _gemm,
@@ -90,5 +102,5 @@ def compute(problem: Problem, tensors: Tensors, scalars: tuple[float, ...] = ())
     own, rest = scalars[: problem.scalars], scalars[problem.scalars :]
     meaning = _MEANING.get(type(problem))
     value = meaning(problem, tensors) if meaning else problem.reference(tensors, own)
-    value, stored = problem.epilogue.apply(value, dict(tensors), rest)
+    value, stored = problem.epilogue.apply(value, dict(tensors), rest, lambda x: _excite(x, tensors))
     return {"y": value, **stored}

@@ -61,6 +61,7 @@ STEPS: dict[str, StepKind] = {
     "scale": StepKind(("vector",), torch.mul),
     "add": StepKind(("tensor",), torch.add),
     "store": StepKind(("output",), lambda v, _: v),
+    "gate": StepKind((), lambda v: v),
     "add_scalar": StepKind(("scalar",), torch.add),
     "mul_scalar": StepKind(("scalar",), torch.mul),
     "clamp": StepKind(("scalar", "scalar"), torch.clamp, ((-1.0, -0.25), (0.25, 1.0))),
@@ -75,7 +76,8 @@ STEPS: dict[str, StepKind] = {
     "gelu": StepKind((), F.gelu),
     "gelu_tanh": StepKind((), lambda v: F.gelu(v, approximate="tanh")),
 }
-"""Every step by name: those of templates/epilogue.h, and custom steps by their full names."""
+"""Every step by name: those of templates/epilogue.h, and custom steps by their full names. `gate` only marks a place:
+what happens there is the problem's, Conv2dSe."""
 
 _BUILT_IN = tuple(STEPS)
 _newest: dict[str, str] = {}  # of each custom step's definitions: name -> full name

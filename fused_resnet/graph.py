@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from autotune.epilogue import Epilogue
 from autotune.errors import ProblemError, choose
-from autotune.problem import AvgPool2d, Conv2d, Gemm, Problem, SeTail, SpaceToDepth
+from autotune.problem import AvgPool2d, Conv2d, Conv2dSe, Gemm, PatchConv2d, Problem, SeTail, SpaceToDepth
 from fused_resnet.derived import Derived, Source
 from fused_resnet.reference import SEResNet9Fixup
 
@@ -95,7 +95,14 @@ def se_resnet9_fixup(n: int, in_channels: int, dtype: str) -> Layers:
             ("layers.0.0.fixup_bias1a",),
         ),
     ]
-    alternatives: list[Alternative] = []
+    whole = replace(
+        layers[1],
+        name="stem",
+        problem=PatchConv2d(n=n, h=size, w=size, c=in_channels, k=64, block=4, dtype=dtype, epilogue=stem.epilogue),
+        buffers={**layers[1].buffers, "x": INPUT},
+        weights={"weight": Derived("patch_filter", ("stem.1.weight",), (4,))},
+    )
+    alternatives = [Alternative("stem", ("stem.0", "stem.1"), (whole,))]
     h, c = size // 4, 64
     last = len(SEResNet9Fixup.planes) - 1
     for i, (k, stride) in enumerate(zip(SEResNet9Fixup.planes, SEResNet9Fixup.strides, strict=True)):
@@ -125,7 +132,7 @@ class _Block:
         return [self._conv1(), *projection, self._conv2(), self._tail()]
 
     def alternatives(self) -> list[Alternative]:
-        """The pooled projection as one convolution; the second convolution of tiny images as a matrix product."""
+        """Pool and projection as one convolution; the second convolution with the tail, or dense on tiny images."""
         found = []
         if self._projects:
             replaced = (self._pool().name, self._project().name)
@@ -133,6 +140,8 @@ class _Block:
         if self.h // self.stride <= 2:
             dense = self._dense_conv2()
             found.append(Alternative(dense.name, (self._conv2().name,), (dense,)))
+        gated = self._gated_conv2()
+        found.append(Alternative(gated.name, (self._conv2().name, self._tail().name), (gated,)))
         return found
 
     @property
@@ -204,6 +213,20 @@ class _Block:
             name=f"{plain.name}.dense",
             problem=Gemm(m=self.n, n=count, k=count, dtype=self.dtype, epilogue=plain.problem.epilogue),
             weights={"weight": Derived("dense", (self._key("conv2.weight"),), (size, size, 1, 1))},
+        )
+
+    def _gated_conv2(self) -> Layer:
+        """The second convolution and the tail in one kernel: the residual stays in registers."""
+        conv2, tail = self._conv2(), self._tail()
+        assert isinstance(conv2.problem, Conv2d) and isinstance(tail.problem, SeTail)
+        sizes = {f.name: getattr(conv2.problem, f.name) for f in fields(conv2.problem) if f.name != "epilogue"}
+        chain = Epilogue((*conv2.problem.epilogue.names, "gate", *tail.problem.epilogue.names))
+        return Layer(
+            self._key("conv2.se"),
+            Conv2dSe(**sizes, hidden=tail.problem.hidden, epilogue=chain),
+            {**tail.buffers, "x": self._buffer("inner")},
+            {**conv2.weights, **tail.weights},
+            (*conv2.scalars, *tail.scalars),
         )
 
     def _tail(self) -> Layer:

@@ -9,6 +9,8 @@
   reads them.
 - `wgmma`: krsc with k filled up with zeros to a multiple of 32 and permuted within each 32, so that the columns of
   Hopper's accumulators that one thread holds (2t, 2t + 1 of every eight) are eight neighbouring channels.
+- `mma`: the second operand of m16n8k16 as registers: (blocks of 32 channels, steps of 16 along c*r*s, 2, 32 lanes, 16
+  bytes), filled up with zeros, the channels permuted as in `wgmma`.
 """
 
 from __future__ import annotations
@@ -36,6 +38,14 @@ def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Ten
         packed = weight.new_zeros(blocks * 32, r, s, c)
         packed[:k] = weight.permute(0, 2, 3, 1)
         return packed.view(blocks, 4, 4, 2, r, s, c).transpose(1, 2).contiguous()
+    if layout == "mma":
+        k, depth = weight.shape[0], weight[0].numel()
+        blocks, steps = -(-k // 32), -(-depth // 16)
+        packed = weight.new_zeros(blocks * 32, steps * 16)
+        packed[:k, :depth] = weight.reshape(k, depth)
+        # channels: block, group / 2, half, tile of the half, group % 2; depth: step, register, lane % 4, element
+        axes = packed.view(blocks, 4, 2, 2, 2, steps, 2, 4, 2)
+        return axes.permute(0, 5, 2, 1, 4, 7, 3, 6, 8).contiguous()
     if match := re.fullmatch(r"([kc])([1-9]\d*)", layout):
         block = int(match[2])
         if match[1] == "c":  # exchange the channels of each group
@@ -47,5 +57,5 @@ def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Ten
         packed[:, : k // groups] = weight.reshape(groups, k // groups, c, r, s)
         return packed.reshape(groups, blocks, block, c, r, s).permute(0, 1, 4, 5, 3, 2).contiguous()
     raise ValueError(
-        f"unknown weight layout '{layout}': choose kcrs, krsc, rsck, wgmma, or k or c and a block size, such as k32"
+        f"unknown weight layout '{layout}': choose kcrs, krsc, rsck, wgmma, mma, or k or c and a block's size (k32)"
     )

@@ -28,12 +28,21 @@ enum at_status { AT_OK = 0, AT_REFUSED = 1, AT_FAILED = 2 };
   float scalars[AT_MAX_SCALARS]; \
   int32_t launch[AT_MAX_LAUNCH];
 
+#define AT_CONVOLUTION              \
+  int32_t n, h, w, c, k, r, s, p, q; \
+  int32_t stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups;
+
 /* All three passes of a convolution, in the sizes of the forward one; a GEMM comes as the 1x1 convolution that it is. */
 typedef struct at_conv2d {
-  int32_t n, h, w, c, k, r, s, p, q;
-  int32_t stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups;
+  AT_CONVOLUTION
   AT_TAIL
 } at_conv2d;
+
+typedef struct at_conv2d_se {
+  AT_CONVOLUTION
+  int32_t hidden;
+  AT_TAIL
+} at_conv2d_se;
 
 typedef struct at_avg_pool2d {
   int32_t n, h, w, c, r, s, p, q;

@@ -23,8 +23,10 @@ from autotune.problem import (
     AvgPool2d,
     Conv2d,
     Conv2dDgrad,
+    Conv2dSe,
     Conv2dWgrad,
     Gemm,
+    PatchConv2d,
     Problem,
     SeTail,
     SpaceToDepth,
@@ -43,11 +45,15 @@ def solve(problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequen
     """Every output of a problem, in float64 on the CPU; shares no code with autotune.reference."""
     given = {name: tensor.cpu().double() for name, tensor in tensors.items()}
     match problem:
-        case Conv2d():
+        case Conv2d() | Conv2dSe():
             x = given["x"].movedim(-1, 1)
             value = F.conv2d(
                 x, given["weight"], None, problem.stride, problem.pad, problem.dilation, problem.groups
             ).movedim(1, -1)
+        case PatchConv2d():
+            n, p, q, k = problem.output_shape
+            patches = F.unfold(given["x"], problem.block, stride=problem.block)
+            value = torch.einsum("nci,kc->nik", patches, given["weight"].flatten(1)).reshape(n, p, q, k)
         case Conv2dDgrad():
             x = torch.zeros(problem.n, problem.c, problem.h, problem.w, dtype=torch.float64, requires_grad=True)
             value = _gradient(problem, x, given["weight"], given["dy"], x)
@@ -66,11 +72,15 @@ def solve(problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequen
             n, _, p, q = value.shape
             value = value.reshape(n, problem.c, -1, p, q).permute(0, 3, 4, 2, 1).reshape(n, p, q, -1)
         case SeTail():
-            mean = given["x"].sum((1, 2)) / (problem.h * problem.w)
-            hidden = (mean @ given["w1"].T + given["b1"]).clamp_min(0)
-            gate = 1 / (1 + torch.exp(-(hidden @ given["w2"].T + given["b2"])))
-            value = given["x"] * gate[:, None, None, :]
+            value = _gated(given["x"], given)
     return run_chain(problem.epilogue.names, value, given, scalars)
+
+
+def _gated(x: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Squeeze-and-excitation."""
+    mean = x.sum((1, 2)) / (x.shape[1] * x.shape[2])
+    hidden = (mean @ given["w1"].T + given["b1"]).clamp_min(0)
+    return x * sigmoid(hidden @ given["w2"].T + given["b2"])[:, None, None, :]
 
 
 def run_chain(
@@ -83,6 +93,9 @@ def run_chain(
         if name == "store":
             stored[f"store{pointer}"] = value
             pointer += 1
+            continue
+        if name == "gate":
+            value = _gated(value, given)
             continue
         wanted, function = MEANINGS[name.partition("@")[0]]
         arguments = []

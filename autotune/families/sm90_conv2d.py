@@ -1,6 +1,7 @@
 """Forward convolution for Hopper: persistent, warp-specialised, TMA and wgmma; fp16 and bf16 with float32 sums, NHWC.
 
-The GEMM is M = n*p*q, N = k, K = r*s*c. See templates/sm90/conv2d.cuh for how it works.
+The GEMM is M = n*p*q, N = k, K = r*s*c; a linear layer is one of images of one pixel. See templates/sm90/conv2d.cuh for
+how it works.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
-from autotune.problem import Conv2d, Problem
+from autotune.problem import Conv2d, Conv2dSe, Gemm, Problem
 
 _MAP_ELEMENTS = {"f16": 6, "bf16": 9}  # CUtensorMapDataType
 _SHARED_OVERHEAD = 1024 + 64  # the buffers begin at a multiple of 1024; some barriers
@@ -87,8 +88,25 @@ def _shape(config: Config) -> _Shape:
     )
 
 
+Solved = Conv2d | Conv2dSe
+
+
+def _convolution(problem: Problem) -> Solved:
+    assert isinstance(problem, Conv2d | Conv2dSe | Gemm)
+    return problem.as_conv2d if isinstance(problem, Gemm) else problem
+
+
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    return next((why for broken, why in _rules(_shape(config)) if broken), None)
+    rules = [*_rules(_shape(config)), *(_gate_rules(_shape(config), epilogue) if "gate" in epilogue.names else ())]
+    return next((why for broken, why in rules if broken), None)
+
+
+def _gate_rules(x: _Shape, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
+    before, _ = epilogue.around_gate()
+    at_pixels = any(argument.kind in ("tensor", "output") for step in before for argument in step.arguments)
+    yield at_pixels, "steps before the gate that read or write tensors"
+    yield x.pingpong or x.resident or x.cluster_m > 1, "a gated tile belongs to one block, or to those of its columns"
+    yield x.n % (64 * x.slices) > 0, "of a gated tile each block has a multiple of 64 channels: fewer leave registers"
 
 
 def _rules(x: _Shape) -> Iterator[tuple[bool, str]]:
@@ -98,7 +116,7 @@ def _rules(x: _Shape) -> Iterator[tuple[bool, str]]:
     yield x.cluster_n > 1 and (x.patch or x.resident), "only streamed pixels gathered by TMA are shared"
     yield x.slices > 1 and (x.patch or x.resident), "a split tile is gathered and streamed"
     yield x.cluster > 8, "clusters of up to eight blocks"
-    yield x.slices > 1 and x.cluster > x.slices, "a split tile shares nothing"
+    yield x.slices > 1 and x.cluster_m > 1, "split tiles share no weights"
     yield (x.m // x.team // 64 * 2 * (x.n // 32)) % x.slices > 0, "the split must divide the tile"
     yield x.k < 64 and (x.n > 128 or x.m > 128 or x.cluster > 1), "narrow steps are for few channels"
     yield 2 * (x.m + x.n) * x.k * 2 > _MOST_SHARED, "shared memory"
@@ -114,29 +132,31 @@ def _values(
     if parameter.name == "cluster_n" and not shares:
         return (1,)
     if parameter.name == "slices":
-        cluster = int(chosen["cluster_m"]) * int(chosen["cluster_n"])
-        return parameter.values if shares and cluster == 1 and chosen["schedule"] == "cooperative" else (1,)
-    if isinstance(problem, Conv2d) and parameter.name == "tile_n":
-        return [n for n in parameter.values if int(n) < 2 * _padded(problem.k)]
-    if isinstance(problem, Conv2d) and parameter.name == "tile_k":
-        return [k for k in parameter.values if _steps_well(problem, int(k))]
+        return parameter.values if shares and chosen["schedule"] == "cooperative" else (1,)
+    if problem and parameter.name == "tile_n":
+        return [n for n in parameter.values if int(n) < 2 * _padded(_convolution(problem).k)]
+    if problem and parameter.name == "tile_k":
+        return [k for k in parameter.values if _steps_well(_convolution(problem), int(k))]
     return parameter.values
 
 
 def _supports(problem: Problem) -> str | None:
-    assert isinstance(problem, Conv2d)
-    if problem.groups != 1:
-        return "groups"
-    if problem.c % 8 or problem.k % 8:
-        return "c and k must be multiples of 8"
+    return next((why for beyond, why in _limits(_convolution(problem)) if beyond), None)
+
+
+def _limits(problem: Solved) -> Iterator[tuple[bool, str]]:
+    yield problem.groups != 1, "groups"
+    yield problem.c % 8 > 0 or problem.k % 8 > 0, "c and k must be multiples of 8"
     reach = [d * (extent - 1) for d, extent in zip(problem.dilation, (problem.r, problem.s), strict=True)]
-    if max(reach) > _MOST_OFFSET or max(problem.pad) > _MOST_CORNER or max(reach) - min(problem.pad) > _MOST_CORNER:
-        return "filters that reach further than TMA can"
-    if max(problem.stride) > 8:
-        return "strides up to 8"
-    if problem.n * problem.p * problem.q >= 2**31:
-        return "tensors of up to 2^31 pixels"
-    return None
+    corner = max(*problem.pad, max(reach) - min(problem.pad))
+    yield max(reach) > _MOST_OFFSET or corner > _MOST_CORNER, "filters that reach further than TMA can"
+    yield max(problem.stride) > 8, "strides up to 8"
+    yield problem.n * problem.p * problem.q >= 2**31, "tensors of up to 2^31 pixels"
+    if isinstance(problem, Conv2dSe):
+        pixels = problem.p * problem.q
+        odd = pixels % 16 > 0 and 16 % pixels > 0
+        yield pixels < 4 or pixels > 256 or odd, "gated images have 4, 8 or a multiple of 16 pixels, at most 256"
+        yield problem.hidden % 4 > 0 or problem.hidden > 64, "a gate's hidden must be a multiple of 4, at most 64"
 
 
 def _room(x: _Shape, arch: Architecture) -> int:
@@ -144,7 +164,7 @@ def _room(x: _Shape, arch: Architecture) -> int:
     return arch.processors if x.cluster <= 2 else arch.processors // 16 * 16
 
 
-def _is_pointwise(problem: Conv2d) -> bool:
+def _is_pointwise(problem: Solved) -> bool:
     return (problem.r, problem.s, problem.stride, problem.pad) == (1, 1, (1, 1), (0, 0))
 
 
@@ -158,7 +178,7 @@ class _Loading:
     tiles_m: int
 
 
-def _loadings(problem: Conv2d, x: _Shape) -> list[_Loading]:
+def _loadings(problem: Solved, x: _Shape) -> list[_Loading]:
     """The ways worth trying, the best first."""
     chunks, pixels = -(-problem.c // x.k), problem.n * problem.p * problem.q
     if not x.patch:
@@ -189,12 +209,12 @@ def _round(size: int) -> int:
     return -(-size // 1024) * 1024
 
 
-def _products(problem: Conv2d, x: _Shape) -> int:
+def _products(problem: Solved, x: _Shape) -> int:
     """Products of tile_k channels that a tile takes."""
     return problem.r * problem.s * -(-problem.c // x.k)
 
 
-def _slots(problem: Conv2d, x: _Shape, loading: _Loading, room: int, fills_a_block: int) -> tuple[int, int] | None:
+def _slots(problem: Solved, x: _Shape, loading: _Loading, room: int, fills_a_block: int) -> tuple[int, int] | None:
     """Buffers of activations and of weights: what fits `room` bytes of shared memory, and no more than are of use.
 
     None if too few fit.
@@ -212,7 +232,7 @@ def _slots(problem: Conv2d, x: _Shape, loading: _Loading, room: int, fills_a_blo
     return (fills, weights) if weights >= 3 else None
 
 
-def _blocks(problem: Conv2d, x: _Shape, loading: _Loading) -> int:
+def _blocks(problem: Solved, x: _Shape, loading: _Loading) -> int:
     """Blocks that give every tile its own, in whole clusters."""
     tiles_n = -(-problem.k // x.n)
     return -(-loading.tiles_m // x.cluster_m) * -(-tiles_n // x.cluster_n) * x.cluster
@@ -223,31 +243,59 @@ def _padded(k: int) -> int:
     return -(-k // 32) * 32
 
 
-def _steps_well(problem: Conv2d, step: int) -> bool:
+def _steps_well(problem: Solved, step: int) -> bool:
     """Whether a step of so many channels goes well into the problem's."""
     least = next((k for k in (16, 32, 64) if problem.c <= k), 64)
     return step == least or (step < least and problem.c < 96 and problem.c % 64 > 0)
 
 
+def _gate_bytes(problem: Solved, x: _Shape) -> int:
+    """Shared memory of the gate (templates/sm90/gate.cuh)."""
+    if not isinstance(problem, Conv2dSe):
+        return 0
+    pixels, columns = problem.p * problem.q, x.n // x.slices
+    images, vectors = x.m // pixels, x.cluster_n * x.slices + 1
+    floats = x.m // min(pixels, 16) * columns + images * columns + vectors * images * problem.hidden
+    weights = problem.hidden * (columns + 8) + columns * (problem.hidden + 8)
+    return -(-(4 * floats + 2 * weights) // 128) * 128
+
+
+def _gate_fits(problem: Conv2dSe, x: _Shape, loading: _Loading) -> bool:
+    """Whether a tile is whole images, and a cluster has all of their channels."""
+    h, w, _ = loading.squares
+    whole = not x.patch or (problem.p, problem.q) == (8 * h, 8 * w)
+    return whole and x.m % (problem.p * problem.q) == 0 and -(-problem.k // x.n) == x.cluster_n
+
+
 def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
-    assert isinstance(problem, Conv2d)
+    problem = _convolution(problem)
     x = _shape(config)
     if x.n >= 2 * _padded(problem.k) or -(-problem.k // x.n) < x.cluster_n or not _steps_well(problem, x.k):
         return []
     tiles_n, processors = -(-problem.k // x.n), _room(x, arch)
     result: list[Launch] = []
     for loading in _loadings(problem, x):
+        gated = isinstance(problem, Conv2dSe)
+        if isinstance(problem, Conv2dSe) and not _gate_fits(problem, x, loading):
+            continue
         blocks = _blocks(problem, x, loading)
         if loading.tiles_m < x.cluster_m or x.slices > loading.fills or (x.slices > 1 and blocks > 2 * processors):
             continue
         for resident in range(1, x.blocks_by_registers + 1):
             if resident > 1 and blocks <= processors * (resident - 1):
                 continue
-            limit = 0 if blocks <= processors * resident or x.slices > 1 else processors * resident
+            own = gated or x.slices > 1 or blocks <= processors * resident
+            limit = 0 if own else processors * resident
             tiles = -(-blocks // limit) if limit else 1
             for staged in (0, 1) if x.slices == 1 else (0,):
                 room = min(arch.sm_shared // resident - arch.reserved_shared - _SHARED_OVERHEAD, _MOST_SHARED)
-                slots = _slots(problem, x, loading, room - staged * x.staging_bytes, tiles * loading.fills)
+                slots = _slots(
+                    problem,
+                    x,
+                    loading,
+                    room - staged * x.staging_bytes - _gate_bytes(problem, x),
+                    tiles * loading.fills,
+                )
                 if slots is None:
                     continue
                 if x.slices > 1 and x.m * x.n * 4 > slots[0] * (_round(loading.fill_bytes) + x.weight_bytes):
@@ -268,7 +316,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
 
     Its constants are fitted to 5000 kernels timed on 23 layers of ResNets on an H200.
     """
-    assert isinstance(problem, Conv2d)
+    problem = _convolution(problem)
     x = _shape(config)
     room, products, best = _room(x, arch), _products(problem, x), float("inf")
     for loading in _loadings(problem, x):
@@ -325,7 +373,7 @@ _LAUNCH_PARAMETERS = (
 
 FAMILY = Family(
     name="sm90_conv2d",
-    operator=Conv2d,
+    operator=(Conv2d, Conv2dSe, Gemm),
     kind=DEVICE_IMAGE,
     template="sm90/conv2d.cu.j2",
     architectures=("sm90",),

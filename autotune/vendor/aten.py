@@ -9,17 +9,20 @@ import torch
 import torch.nn.functional as F
 
 from autotune.epilogue import Epilogue
-from autotune.problem import DTYPES, Conv2d, Conv2dDgrad, Convolution, Problem, Tensors
+from autotune.problem import DTYPES, Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, Problem, Tensors
 from autotune.reference import compute
 from autotune.steps import STEPS
 
 FAMILY = "aten"
 """The family's name in the database."""
 
+PASSES = (Conv2d, Conv2dDgrad, Conv2dWgrad)
+"""What torch has one operator for; of anything else it computes the definition."""
+
 
 def configs(problem: Problem) -> list[dict[str, str]]:
     """The ways torch can solve `problem`: convolutions in either memory format, everything else in one way."""
-    formats = ["channels_last", "contiguous"] if isinstance(problem, Convolution) else ["channels_last"]
+    formats = ["channels_last", "contiguous"] if isinstance(problem, PASSES) else ["channels_last"]
     return [{"memory_format": name} for name in formats]
 
 
@@ -62,7 +65,7 @@ def bind(
     problem: Problem, config: dict[str, str], tensors: Tensors, scalars: tuple[float, ...]
 ) -> Callable[[Tensors], None]:
     """Returns run(late): solves `problem` on `tensors`, with those in `late` taken instead, and fills the outputs."""
-    if not isinstance(problem, Convolution):
+    if not isinstance(problem, PASSES):
 
         def run(late: Tensors) -> None:
             operands = {**tensors, **late}

@@ -14,13 +14,14 @@
 //
 // The weights' rows are permuted (layout "wgmma", fused_resnet/layout.py), so that each thread's accumulators are eight
 // neighbouring channels of a pixel: the epilogue needs no exchange between threads.
+//
+// With a gate in the epilogue (problem conv2d_se) the steps before it are applied to the sums in registers, the tile's
+// images are summed up, and the sums are scaled before the other steps: see gate.cuh.
 #pragma once
+#include "sm90/gate.cuh"
 #include "sm90/hopper.cuh"
 
 namespace at {
-
-// Places of the pointers: Problem.operands() of conv2d.
-enum { kX = 0, kWeight = 1, kY = 2, kFirstStep = 3 };
 
 // Where in a ring of buffers, and in which round.
 struct Ring {
@@ -75,9 +76,15 @@ struct HopperConv2d {
   static constexpr int kStageChannels = kN % 64 == 0 ? 64 : 32;
   static constexpr int kStageBytes = 16 * kStageChannels * (int)sizeof(Element);
   static constexpr int kUnits = kBlocks * 2 * (kN / 32);  // of eight channels, for each thread
+  static constexpr bool kGated = Config::kGated;
+  using Excitation = Gate<Element, kM, kN / kSlices, kClusterN * kSlices, 128 * kGroups>;
+  // Places of the pointers: Problem.operands() of conv2d, or of conv2d_se.
+  enum { kX = 0, kWeight = 1, kFirstGate = 2, kY = kGated ? 6 : 2 };
   static_assert(kM % (64 * kTeam) == 0 && kN % 32 == 0 && kUnits % kSlices == 0, "no such tile");
   static_assert(kSlices == 1 || !kPingpong && kJoint, "a split tile belongs to the whole block, and streams");
   static_assert(kClusterN == 1 || kJoint, "only pixels gathered by TMA are shared");
+  static_assert(!kGated || !kPingpong && kClusterM == 1 && kUnits / kSlices % (2 * kBlocks) == 0,
+                "a gated tile belongs to the whole block, and a slice of it to whole columns");
 
   enum Launch { kFillSlots, kWeightSlots, kGrid, kRaster, kSquaresH, kSquaresW, kImages, kStaging };
 
@@ -92,14 +99,23 @@ struct HopperConv2d {
     int fills;  // of one tile
     int fill_slots, slot_bytes, fill_bytes, weight_slots;
     int squares_h, squares_w, patch_h, patch_w, images;
+    int pixels, hidden, gate_bytes;  // of the gate
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
   };
 
   // ---- Before the launch ----
 
-  AT_DEVICE static void prepare(const at_conv2d& a, at_prepared* out) {
+  // hidden: of the gate; 0 without one.
+  template <typename Problem>
+  AT_DEVICE static void prepare(const Problem& a, int hidden, at_prepared* out) {
     Params x{};
+    if constexpr (kGated) {
+      const Excitation gate(a.p * a.q, hidden);
+      const bool whole = !kPatch || a.p == 8 * a.launch[kSquaresH] && a.q == 8 * a.launch[kSquaresW];
+      if (!gate.fits() || !whole || a.launch[kGrid] || ceil_div(a.k, kN) != kClusterN) return refused(out);
+      x.pixels = a.p * a.q, x.hidden = hidden, x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
+    }
     x.pointwise = !kPatch && a.r * a.s == 1 && a.stride_h * a.stride_w == 1 && a.pad_h + a.pad_w == 0;
     x.n = a.n, x.out_h = a.p, x.out_w = a.q, x.k = a.k, x.rows = a.n * a.p * a.q;
     x.r = a.r, x.s = a.s;
@@ -142,7 +158,7 @@ struct HopperConv2d {
       x.along_m = 0;
     }
 
-    const int64_t shared = 1024 + x.staging_bytes + 8 * (kGroups + 1) + (int64_t)x.fill_slots * (x.slot_bytes + 16) +
+    const int64_t shared = 1024 + x.staging_bytes + x.gate_bytes + 8 * (kGroups + 2) + (int64_t)x.fill_slots * (x.slot_bytes + 16) +
                            (int64_t)x.weight_slots * (kWeightBytes + 16);
     const bool fits = shared <= 232448 && (kSlices == 1 || kM * kN * 4 <= x.fill_slots * x.slot_bytes);
     const bool counts = x.fill_slots >= 1 && x.fill_slots <= 32 && (kResident || x.weight_slots <= 32) && kSlices <= x.fills;
@@ -194,7 +210,7 @@ struct HopperConv2d {
         hopper::init_barrier(at.weight_full + 8 * i, 1);
         hopper::init_barrier(at.weight_empty + 8 * i, kTeam * kClusterM);
       }
-      if (i < kGroups) hopper::init_barrier(at.turn + 8 * i, 1);
+      if (i <= kGroups) hopper::init_barrier(at.turn + 8 * i, 1);
       hopper::publish_barriers();
     }
     if constexpr (kCluster > 1) hopper::sync_cluster();
@@ -228,15 +244,17 @@ struct HopperConv2d {
 
   // Addresses in shared memory. A joint slot holds a fill, then its weights.
   struct Layout {
-    uint32_t fills, weights, staging, full, empty, weight_full, weight_empty, turn;
+    uint32_t fills, weights, staging, gate, full, empty, weight_full, weight_empty, turn, gate_full;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
       fills = (memory + 1023) / 1024 * 1024;
       weights = fills + (kJoint ? kM * kRowBytes : x.fill_slots * x.slot_bytes);
       staging = fills + x.fill_slots * x.slot_bytes + x.weight_slots * kWeightBytes;
-      full = staging + x.staging_bytes;
+      gate = staging + x.staging_bytes;
+      full = gate + x.gate_bytes;
       empty = full + 8 * x.fill_slots;
       turn = empty + 8 * x.fill_slots;
-      weight_full = turn + 8 * kGroups;
+      gate_full = turn + 8 * kGroups;
+      weight_full = gate_full + 8;
       weight_empty = weight_full + 8 * x.weight_slots;
     }
   };
@@ -446,6 +464,9 @@ struct HopperConv2d {
     Ring ring{0, 0}, weight{0, 0};
     int tiles = 0;
     touch_parameters(x, Tile(x, me, first_tile()));
+    if constexpr (kGated)
+      excitation(x).load_weights(gate_memory(at), (const Element*)x.p.p[kFirstGate], (const Element*)x.p.p[kFirstGate + 2],
+                                 own_channel(me, Tile(x, me, first_tile())), x.k);
     wait_for_previous();
     if (kResident) hopper::wait(at.weight_full, 0);
     for (int index = first_tile(); index < x.cluster_tiles; index += tile_step()) {
@@ -517,6 +538,7 @@ struct HopperConv2d {
       if (index + tile_step() >= x.cluster_tiles) launch_next();
       if constexpr (kSlices > 1) gather_slices(at, me, sums);
       const Tile tile(x, me, index);
+      if constexpr (kGated) apply_gate(x, at, me, tile, first_block, sums);
       if (kSlices == 1 && x.staging_bytes) stage_tile(x, at, tile, first_block, sums);
       else store_tile(x, me, tile, first_block, sums);
     }
@@ -569,6 +591,80 @@ struct HopperConv2d {
     }
   }
 
+  // ---- The gate ----
+
+  AT_DEVICE static Excitation excitation(const Params& x) { return Excitation(x.pixels, x.hidden); }
+  AT_DEVICE static char* gate_memory(const Layout& at) { return (char*)__cvta_shared_to_generic(at.gate); }
+  AT_DEVICE static int own_channel(const Member& me, const Tile& tile) { return tile.n * kN + me.slice * (kN / kSlices); }
+
+  // Applies the steps before the gate, sums up each image's pixels, and scales.
+  AT_DEVICE static void apply_gate(const Params& x, const Layout& at, const Member& me, const Tile& tile, int first_block,
+                                   Sums& sums) {
+    constexpr int kOwnColumns = kN / 32 / kSlices, kOwnN = kN / kSlices;
+    // A mask, because of a comparison for equality the compiler would make an index of the sums: they would leave registers.
+    const uint32_t own = kSlices == 1 ? ~0u : ((1u << kOwnColumns) - 1) << me.slice * kOwnColumns;
+    const Excitation gate = excitation(x);
+    char* memory = gate_memory(at);
+    float* partial = (float*)memory;
+    const int lane = threadIdx.x % 32, warp = hopper::uniform(threadIdx.x / 32) % 4;
+    const int first_channel = tile.n * kN + 8 * (lane % 4), parts = 16 / gate.rows;
+    auto write = [&](const float (&v)[kVector], int row, int columns) {
+      store(v, partial + row * kOwnN + 32 * (columns % kOwnColumns) + 8 * (lane % 4));
+    };
+#pragma unroll
+    for (int columns = 0; columns < kN / 32; ++columns) {
+      if (!(own >> columns & 1)) continue;
+      const int channel = first_channel + 32 * columns;
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m) {
+        float v[2][kVector];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          take(v[half], sums, m, half, columns);
+          if (channel < x.k) Config::Steps::before(v[half], x.p.p, x.scalars, channel);
+          put(v[half], sums, m, half, columns);
+        }
+        const int slab = 4 * (first_block + m) + warp;
+        if (gate.rows == 16) {
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) v[0][e] += v[1][e];
+          sum_over_rows(v[0], 8);
+          if (lane < 4) write(v[0], slab, columns);
+        } else {
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            sum_over_rows(v[half], gate.rows);
+            if (lane / 4 % gate.rows == 0) write(v[half], slab * parts + (8 * half + lane / 4) / gate.rows, columns);
+          }
+        }
+      }
+    }
+    const float* const* p = (const float* const*)x.p.p;
+    gate.excite(memory, p[kFirstGate + 1], p[kFirstGate + 3], own_channel(me, tile), x.k, me.n * kSlices + me.slice,
+                at.gate_full, [&](int peer) { return me.rank(me.m, peer / kSlices, peer % kSlices); });
+    const float* gates = (const float*)(memory + gate.mean());
+#pragma unroll
+    for (int i = 0; i < kUnits; ++i) {
+      int m, half, columns;
+      unit(i, m, half, columns);
+      if (!(own >> columns & 1)) continue;
+      const int image = (64 * (first_block + m) + 16 * warp + 8 * half + lane / 4) / gate.pixels;
+      float v[kVector], factor[kVector];
+      take(v, sums, m, half, columns);
+      load(factor, gates + image * kOwnN + 32 * (columns % kOwnColumns) + 8 * (lane % 4));
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) v[e] *= factor[e];
+      put(v, sums, m, half, columns);
+    }
+  }
+
+  // Adds up neighbouring rows, which are in every fourth lane: `rows` of them, 4 or 8.
+  AT_DEVICE static void sum_over_rows(float (&v)[kVector], int rows) {
+    for (int distance = 4; distance < 4 * rows; distance *= 2)
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) v[e] += __shfl_xor_sync(0xffffffffu, v[e], distance);
+  }
+
   // The image and the square of 8 x 8 pixels that are a tile's block of 64 rows.
   AT_DEVICE static void square(const Params& x, const Tile& tile, int block, int& n, int& h, int& w) {
     n = x.out_area.split(tile.m, h) * x.images;
@@ -596,6 +692,14 @@ struct HopperConv2d {
     for (int j = 0; j < 4; ++j) {
       v[2 * j] = sums[block][16 * columns + 4 * j + 2 * half];
       v[2 * j + 1] = sums[block][16 * columns + 4 * j + 2 * half + 1];
+    }
+  }
+
+  AT_DEVICE static void put(const float (&v)[kVector], Sums& sums, int block, int half, int columns) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      sums[block][16 * columns + 4 * j + 2 * half] = v[2 * j];
+      sums[block][16 * columns + 4 * j + 2 * half + 1] = v[2 * j + 1];
     }
   }
 

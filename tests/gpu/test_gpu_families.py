@@ -62,6 +62,18 @@ PROBLEMS = {
         "conv2d n=9 h=24 w=24 c=64 k=256 r=3 s=3 pad=1 dtype={} epilogue=bias,relu",
         "conv2d n=40 h=4 w=4 c=320 k=136 r=3 s=3 pad=1 dtype={} epilogue=bias,swish_b,add,bent,store,clamp,leaky_relu",
         "conv2d n=2 h=12 w=12 c=16 k=32 r=3 s=3 stride=2,2 dtype={} epilogue=none",
+        "gemm m=1000 n=520 k=1000 dtype={} epilogue=bias,relu,store,add_scalar",
+        "gemm m=3 n=2048 k=2048 dtype={} epilogue=mul_scalar,add_scalar",
+        "conv2d_se n=5 h=16 w=16 c=64 k=64 r=3 s=3 pad=1 hidden=4 dtype={} epilogue=bias,gate,add,store,add_scalar",
+        "conv2d_se n=9 h=8 w=8 c=72 k=128 r=3 s=3 pad=1 hidden=8 dtype={} epilogue=mul_scalar,gate,add,relu",
+        "conv2d_se n=37 h=8 w=8 c=128 k=256 r=3 s=3 stride=2 pad=1 hidden=16 dtype={} epilogue=scale,silu,gate",
+        "conv2d_se n=70 h=2 w=2 c=256 k=512 r=3 s=3 pad=1 hidden=32 dtype={} epilogue=gate,add,relu",
+        "conv2d_se n=11 h=4 w=2 c=64 k=120 hidden=12 dtype={} epilogue=bias,gate,add_scalar",
+    ],
+    "cuda_patch_conv2d": [
+        "patch_conv2d n=3 h=64 w=64 c=3 k=64 block=4 dtype={} epilogue=relu,store,add_scalar",
+        "patch_conv2d n=2 h=12 w=20 c=5 k=40 block=2 dtype={} epilogue=bias,add,silu",
+        "patch_conv2d n=1 h=16 w=32 c=3 k=72 block=8 dtype={} epilogue=none",
     ],
     "cuda_depthwise_conv2d": [
         "conv2d n=3 h=13 w=9 c=24 k=24 r=3 s=3 pad=1,1 groups=24 dtype={} epilogue=bias,relu,store,add_scalar",

@@ -1,0 +1,135 @@
+// Squeeze-and-excitation within a convolution: from sums over the rows of a tile to a gate for every image and channel.
+//
+// A tile holds whole images. The channels of an image are dealt out to `kPeers` blocks of a cluster, each with kN of
+// them; what they exchange are the small vectors between the two products. All sums have a fixed order.
+#pragma once
+#include "sm90/hopper.cuh"
+
+namespace at {
+
+template <typename Element, int kM, int kN, int kPeers, int kThreads>
+struct Gate {
+  static constexpr int kVector = 8;
+  static constexpr int kColumn = kN + 8;  // elements between rows of w1: the padding spreads them over the banks
+
+  int pixels, hidden;
+  int rows;    // whose sum is one partial sum: those of a warp in wgmma's blocks, or of an image if it has fewer
+  int images;  // of a tile
+
+  AT_DEVICE Gate(int pixels, int hidden) : pixels(pixels), hidden(hidden) {
+    rows = min(pixels, 16), images = kM / max(pixels, 1);
+  }
+  AT_DEVICE bool fits() const { return pixels >= 4 && kM % pixels == 0 && pixels % rows == 0 && 16 % rows == 0 && hidden % 4 == 0; }
+
+  // ---- Shared memory, in bytes from its beginning ----
+  AT_DEVICE int mean() const { return kM / rows * kN * 4; }
+  AT_DEVICE int parts() const { return mean() + images * kN * 4; }
+  AT_DEVICE int vector() const { return parts() + kPeers * images * hidden * 4; }
+  AT_DEVICE int w1() const { return vector() + images * hidden * 4; }
+  AT_DEVICE int w2() const { return w1() + hidden * kColumn * 2; }
+  AT_DEVICE int bytes() const { return w2() + kN * (hidden + 8) * 2; }
+
+  AT_DEVICE static void sync() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
+
+  // Brings this block's part of the weights near. w1 (hidden, k), w2 (k, hidden); the part begins at `channel`.
+  AT_DEVICE void load_weights(char* memory, const Element* first, const Element* second, int channel, int k) const {
+    Element* to = (Element*)(memory + w1());
+    for (int i = threadIdx.x; i < hidden * (kN / kVector); i += kThreads) {
+      const int o = i / (kN / kVector), c = i % (kN / kVector) * kVector;
+      Pack<Element, kVector> part;
+      part.words[0] = make_uint4(0, 0, 0, 0);
+      if (channel + c < k) part.read(first + (int64_t)o * k + channel + c);
+      part.write(to + o * kColumn + c);
+    }
+    to = (Element*)(memory + w2());
+    for (int i = threadIdx.x; i < kN * (hidden / 4); i += kThreads) {
+      const int c = i / (hidden / 4), o = i % (hidden / 4) * 4;
+      if (channel + c >= k) continue;
+      Pack<Element, 4> part;
+      part.read(second + (int64_t)(channel + c) * hidden + o);
+      part.write(to + c * (hidden + 8) + o);
+    }
+  }
+
+  // Partial sums -> gates, in the place of the means: (images, kN). me: this block's number among its peers;
+  // rank_of: peer -> block of the cluster; barrier: counts what comes from the others.
+  template <typename RankOf>
+  AT_DEVICE void excite(char* memory, const float* b1, const float* b2, int channel, int k, int me, uint32_t barrier,
+                        RankOf rank_of) const {
+    const int thread = threadIdx.x;
+    const float* sums = (const float*)memory;
+    float* means = (float*)(memory + mean());
+    float* own = (float*)(memory + parts()) + me * images * hidden;
+    if (kPeers > 1 && thread == 0) hopper::expect_bytes(barrier, (kPeers - 1) * images * hidden * 4);
+    sync();
+    const int each = pixels / rows;
+    for (int i = thread; i < images * kN; i += kThreads) {
+      const int image = i / kN, c = i % kN;
+      float total = 0.f;
+      for (int j = 0; j < each; ++j) total += sums[(image * each + j) * kN + c];
+      means[i] = total / pixels;
+    }
+    sync();
+    const int pairs = images * hidden;
+    if (pairs >= kThreads) multiply_first<1>(memory, own, pairs);
+    else multiply_first<8>(memory, own, pairs);
+    sync();
+    if constexpr (kPeers > 1) {
+      const uint32_t place = hopper::shared_address(own);
+      for (int i = thread; i < pairs / 4; i += kThreads) {
+        const float4 part = ((const float4*)own)[i];
+#pragma unroll
+        for (int peer = 0; peer < kPeers; ++peer)
+          if (peer != me) hopper::send(place + 16 * i, barrier, rank_of(peer), part);
+      }
+      hopper::wait(barrier, 0);
+    }
+    float* hiddens = (float*)(memory + vector());
+    for (int i = thread; i < pairs; i += kThreads) {
+      float total = __ldg(b1 + i % hidden);
+#pragma unroll
+      for (int peer = 0; peer < kPeers; ++peer) total += ((const float*)(memory + parts()))[peer * pairs + i];
+      hiddens[i] = fmaxf(total, 0.f);
+    }
+    sync();
+    const Element* weights = (const Element*)(memory + w2());
+    for (int i = thread; i < images * kN; i += kThreads) {
+      const int image = i / kN, c = i % kN;
+      if (channel + c >= k) continue;
+      float total = __ldg(b2 + channel + c);
+      for (int o = 0; o < hidden; o += 4) {
+        float w[4];
+        load(w, weights + c * (hidden + 8) + o);
+        const float4 h = *(const float4*)(hiddens + image * hidden + o);
+        total += w[0] * h.x + w[1] * h.y + w[2] * h.z + w[3] * h.w;
+      }
+      means[i] = 1.f / (1.f + __expf(-total));
+    }
+    sync();
+  }
+
+ private:
+  // This block's share of w1 mean, kLanes threads each.
+  template <int kLanes>
+  AT_DEVICE void multiply_first(const char* memory, float* own, int pairs) const {
+    const float* means = (const float*)(memory + mean());
+    const Element* weights = (const Element*)(memory + w1());
+    for (int i = threadIdx.x / kLanes; i < pairs; i += kThreads / kLanes) {
+      const int image = i / hidden, o = i % hidden;
+      float total = 0.f;
+      for (int c = threadIdx.x % kLanes * kVector; c < kN; c += kLanes * kVector) {
+        float w[kVector], m[kVector];
+        load(w, weights + o * kColumn + c);
+        load(m, means + image * kN + c);
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) total += w[e] * m[e];
+      }
+      const uint32_t group = kLanes == 32 ? 0xffffffffu : ((1u << kLanes) - 1) << (threadIdx.x & 31 & ~(kLanes - 1));
+#pragma unroll
+      for (int distance = kLanes / 2; distance; distance /= 2) total += __shfl_xor_sync(group, total, distance);
+      if (threadIdx.x % kLanes == 0) own[i] = total;
+    }
+  }
+};
+
+}  // namespace at
