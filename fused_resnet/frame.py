@@ -14,6 +14,9 @@ from fused_resnet.binding import Step
 from fused_resnet.graph import INPUT, OUTPUT
 from fused_resnet.plan import Plan, Run, capture, execute, make_graph, make_runs
 
+ACCESS = 16
+"""Bytes of the widest access, to which kernels take tensors to be aligned: a view into another may be less."""
+
 _calls = itertools.count()
 
 
@@ -52,6 +55,8 @@ class Frame:
         """x, as the plan takes it, -> y, strided as `template`. stream: the current one's handle; 0 on a CPU."""
         if self.plan.copies_input:
             x = x.contiguous()
+        if x.data_ptr() % ACCESS:
+            x = x.clone()
         with self.lock:
             self.used = next(_calls)
             if self._native:

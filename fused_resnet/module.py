@@ -15,7 +15,7 @@ from autotune.errors import AutotuneError
 from autotune.problem import dtype_name
 from fused_resnet import engine, operator, reference
 from fused_resnet.explain import Explanation, explain
-from fused_resnet.frame import Frame, close
+from fused_resnet.frame import ACCESS, Frame, close
 from fused_resnet.graph import Network, network
 from fused_resnet.operator import InputError
 from fused_resnet.plan import Plan
@@ -248,7 +248,8 @@ def _fits(out: torch.Tensor, template: torch.Tensor) -> bool:
             f"out is {tuple(out.shape)}, {out.dtype}, on {out.device}; "
             f"the result is {tuple(template.shape)}, {template.dtype}, on {template.device}"
         )
-    return out.is_contiguous(memory_format=torch.channels_last) if out.dim() == 4 else out.is_contiguous()
+    order = torch.channels_last if out.dim() == 4 else torch.contiguous_format
+    return out.is_contiguous(memory_format=order) and out.data_ptr() % ACCESS == 0
 
 
 def _rebind(module: nn.Module, _: object) -> None:

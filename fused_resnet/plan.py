@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 
@@ -94,7 +95,7 @@ class Plan:
         slots: Mapping[str, Slot],
         workspace: Slot,
     ) -> BoundLayer:
-        for choice in [*([settled] if settled else []), *choices(store, layer.problem, self.device)]:
+        for choice in chain([settled] if settled else [], choices(store, layer.problem, self.device)):
             try:
                 return bind_layer(layer, self._for_input(layer, choice), slots, state, self.device, workspace)
             except EngineError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator
@@ -12,8 +11,7 @@ import torch
 
 from autotune.arch import runs_on
 from autotune.device import device_name, device_target
-from autotune.errors import AutotuneError
-from autotune.problem import Problem, parse, with_batch
+from autotune.problem import Problem, with_batch
 from autotune.vendor import aten
 from fused_resnet.binding import Candidate
 from fused_resnet.candidates import candidate
@@ -108,16 +106,9 @@ def _of_device(store: Store, device: Device, problem: Problem, target: str, wher
 
 def batches(store: Store, problem: Problem) -> list[int]:
     """Batch sizes for which this problem is in the database, the nearest (by ratio) first."""
-    same = dataclasses.asdict(with_batch(problem, 1))
-    batches = []
-    for row in store.problems():
-        if row.operator != problem.operator:  # others may be of a family that is not here
-            continue
-        try:
-            other = parse(row.text)
-        except AutotuneError:  # of another version, or with a custom step that this process has not defined
-            continue
-        if dataclasses.asdict(with_batch(other, 1)) == same:
-            batches.append(other.batch)
-    wanted = problem.batch
-    return sorted(batches, key=lambda n: abs(math.log(n / wanted)))
+    # By text, which is what identifies a problem: parsing all of a large database would take longer than binding.
+    head, _, tail = str(problem).partition(f" {problem.batch_field}={problem.batch} ")
+    head = f"{head} {problem.batch_field}="
+    texts = [row.text for row in store.problems()]
+    between = [text[len(head) : -len(tail) - 1] for text in texts if text.startswith(head) and text.endswith(f" {tail}")]
+    return sorted((int(n) for n in between if n.isdigit()), key=lambda n: abs(math.log(n / problem.batch)))
