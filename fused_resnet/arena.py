@@ -77,4 +77,3 @@ def _conflicts(names: Iterable[str], uses: Sequence[Use]) -> dict[str, set[str]]
         one: {other for other in users if other != one and not over(one, other) and not over(other, one)}
         for one in users
     }
-

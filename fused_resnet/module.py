@@ -6,12 +6,12 @@ import os
 import threading
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from autotune.errors import AutotuneError
 from autotune.problem import dtype_name
 from fused_resnet import engine, operator, reference
 from fused_resnet.explain import Explanation, explain
@@ -30,8 +30,9 @@ _PARTS = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 _OWN = ("_frames", "_held", "_binding", "_watch", "_number")
 """What belongs to one object in one process: copies and pickles begin without it."""
 
-_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # absent where torch has no CUDA
-_is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+_is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+# Both are absent where torch has no CUDA.
 
 
 class FusedResNet(nn.Module):
@@ -51,6 +52,8 @@ class FusedResNet(nn.Module):
     network. docs/running.md says how it behaves among streams, threads, processes, autocast and tracers.
     Raises DatabaseError and InputError.
     """
+
+    _frames: dict[Key, Frame]
 
     def __init__(
         self,
@@ -135,13 +138,14 @@ class FusedResNet(nn.Module):
 
     def rebind(self) -> None:
         """Forget all plans; the next call binds anew. Needed only after weights were changed behind autograd's back."""
-        frames, self._frames = list(self._frames.values()), {}
+        frames = list(self._frames.values())
+        self._frames = {}
         self._watch = engine.Watch(_watched(self))
         close(frames)
 
     def _start(self) -> None:
         """Begin without plans, as a new object or a copy."""
-        self._frames: dict[Key, Frame] = {}
+        self._frames = {}
         self._held: list[Plan] = []  # what was captured into graphs of others must stay where it is
         self._binding = threading.RLock()
         self._watch = engine.Watch(_watched(self))

@@ -32,7 +32,7 @@ class Runnable(Protocol):
 _networks: WeakValueDictionary[int, Runnable] = WeakValueDictionary()
 _numbers = itertools.count(1)
 
-# Inductor's CUDA graphs must leave it out: it launches a graph of its own, and makes plans when shapes or weights are new.
+# Inductor's CUDA graphs must leave it out: it launches a graph of its own, and binds when shapes or weights are new.
 _TAGS = [torch.Tag.needs_fixed_stride_order] + [
     getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name)
 ]

@@ -109,6 +109,7 @@ def batches(store: Store, problem: Problem) -> list[int]:
     # By text, which is what identifies a problem: parsing all of a large database would take longer than binding.
     head, _, tail = str(problem).partition(f" {problem.batch_field}={problem.batch} ")
     head = f"{head} {problem.batch_field}="
-    texts = [row.text for row in store.problems()]
-    between = [text[len(head) : -len(tail) - 1] for text in texts if text.startswith(head) and text.endswith(f" {tail}")]
+    texts = (row.text for row in store.problems())
+    alike = (text for text in texts if text.startswith(head) and text.endswith(f" {tail}"))
+    between = [text[len(head) : -len(tail) - 1] for text in alike]
     return sorted((int(n) for n in between if n.isdigit()), key=lambda n: abs(math.log(n / problem.batch)))

@@ -43,7 +43,12 @@ class Worker(threading.Thread):
     """Makes its share of the calls, on its own stream. `wrong` and `worst` stay on the device until the end."""
 
     def __init__(
-        self, network: FusedResNet, cases: Sequence[tuple[torch.Tensor, torch.Tensor]], calls: int, seed: int, limit: float
+        self,
+        network: FusedResNet,
+        cases: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        calls: int,
+        seed: int,
+        limit: float,
     ) -> None:
         super().__init__()
         device = cases[0][0].device
