@@ -34,7 +34,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=positive, default=4, metavar="N", help="default 4")
     parser.add_argument("--batches", default="1,2,3,8,17,32,64,128", metavar="N,N", help="default %(default)s")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--plans", type=positive, default=16, metavar="N", help="plans that are kept (default 16)")
+    parser.add_argument("--plans", type=positive, default=256, metavar="N", help="plans that are kept (default 256: all)")
     parser.add_argument("--no-graph", action="store_true", help="launch kernels one by one instead of as a CUDA graph")
     return parser.parse_args()
 
@@ -115,6 +115,8 @@ def main() -> int:
     network.load_state_dict(reference.randomize(reference.build()).state_dict())
     network.to(device, torch.float16 if cuda else torch.float32)
     cases = cases_of(network, [int(n) for n in options.batches.split(",")], device)
+    for x, _ in cases:
+        network(x)
     shares = [options.calls // options.threads + (i < options.calls % options.threads) for i in range(options.threads)]
     workers = [Worker(network, cases, share, seed, 5e-3 if cuda else 1e-5) for seed, share in enumerate(shares)]
 
