@@ -9,7 +9,7 @@ alternatives and layers changes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.network import Pick
 from autotune.worker import Worker
@@ -19,8 +19,8 @@ from fused_resnet.graph import Alternative, Network
 from tuning_db import Store
 from tuning_db.schema import Device, Measurement, PlanRow
 
-ALTERNATIVES = 6
-"""Candidates of a layer that are tried."""
+CANDIDATES, KEPT = 12, 4
+"""Candidates of a layer that are tried, and how many of them again once all layers were settled."""
 SWEEPS = 3
 ROUNDS = 9
 GAIN = 0.998
@@ -33,11 +33,11 @@ def settle_network(store: Store, device: Device, worker: Worker, network: Networ
     details["alone_us"] of the result is the time of the plainest layers with the winner of each, in the same rounds;
     details["alternatives"] names those that were taken.
     """
-    ranked = {layer.name: store.ranking(device, str(layer.problem))[:ALTERNATIVES] for layer in network.all_layers}
+    ranked = {layer.name: store.ranking(device, str(layer.problem))[:CANDIDATES] for layer in network.all_layers}
     if not all(ranked[layer.name] for layer in network.layers):
         return None
     options = {name: [candidate(store, row.kernel, row.launch) for row in rows] for name, rows in ranked.items()}
-    settling = _Settling(worker, network, options)
+    settling = _Settling(worker, network, dict(options))
     picks = settling.descend()
     if picks is None:
         return None
@@ -116,10 +116,14 @@ class _Settling:
             tried = [one for one in self.taken if one != alternative]
         else:
             tried = [*others, alternative]
-        [share] = self._shares([self._with(tried, self.picks)])
-        if share < GAIN:
-            self.taken = tried
-        return share < GAIN
+        own = [layer.name for layer in alternative.layers]
+        overlapping = {name: replace(self.picks[name], overlap=bool(self.picks[name].candidate.kind)) for name in own}
+        ways = [self.picks, {**self.picks, **overlapping}]
+        shares = self._shares([self._with(tried, picks) for picks in ways])
+        best = shares.index(min(shares))
+        if shares[best] < GAIN:
+            self.taken, self.picks = tried, ways[best]
+        return shares[best] < GAIN
 
     def _settle_layer(self, name: str) -> bool:
         """Take the candidate of a layer with which the network is fastest."""
@@ -129,14 +133,21 @@ class _Settling:
             for overlap in (False, True)
             if other.kind or not overlap
         ]
-        tried.remove(self.picks[name])
+        now = self.picks[name]
+        tried.remove(now)
         if not tried:
             return False
         shares = self._shares([self._with(self.taken, {**self.picks, name: pick}) for pick in tried])
-        best = min(range(len(shares)), key=shares.__getitem__)
-        if shares[best] < GAIN:
-            self.picks[name] = tried[best]
-        return shares[best] < GAIN
+        ranked = sorted(zip(shares, tried, strict=True), key=lambda pair: pair[0])
+        share, best = ranked[0]
+        if share < GAIN:
+            self.picks[name] = best
+        kept = [now.candidate]
+        for _, pick in ranked:
+            if pick.candidate not in kept and len(kept) < KEPT:
+                kept.append(pick.candidate)
+        self.options[name] = kept
+        return share < GAIN
 
     def _shares(self, plans: Sequence[Sequence[Pick]]) -> list[float]:
         """Each plan's share of the time of the plan so far, in interleaved rounds; infinite for what does not run."""

@@ -34,7 +34,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=positive, default=4, metavar="N", help="default 4")
     parser.add_argument("--batches", default="1,2,3,8,17,32,64,128", metavar="N,N", help="default %(default)s")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--plans", type=positive, default=256, metavar="N", help="plans that are kept (default 256: all)")
+    parser.add_argument(
+        "--plans", type=positive, default=256, metavar="N", help="plans that are kept (default 256: all)"
+    )
     parser.add_argument("--no-graph", action="store_true", help="launch kernels one by one instead of as a CUDA graph")
     return parser.parse_args()
 

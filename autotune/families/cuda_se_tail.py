@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from autotune.arch import Architecture
+from autotune.epilogue import Epilogue
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.problem import Problem, SeTail
+from autotune.problem import DTYPES, Problem, SeTail
 
 _VECTOR = 8
 
@@ -14,9 +15,26 @@ def _supports(problem: Problem) -> str | None:
     return "c must be a multiple of 8, at most 8192" if problem.c % _VECTOR or problem.c > 8192 else None
 
 
+def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    if not config["early"]:
+        return None
+    if arch.capability is None or arch.capability < 80:
+        return "copies to shared memory that run by themselves exist from sm_80 on"
+    tensors = sum(argument.kind == "tensor" for argument in epilogue.arguments)
+    words = 4 * int(config["keep"]) * (1 + tensors) * DTYPES[dtype].itemsize // 2
+    return "too many registers" if int(config["threads"]) * (words + 32) > 65536 else None
+
+
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     assert isinstance(problem, SeTail)
-    return "more channels than its threads hold" if problem.c // _VECTOR > int(config["threads"]) else None
+    if problem.c // _VECTOR > int(config["threads"]):
+        return "more channels than its threads hold"
+    if config["early"]:
+        weights = problem.c * problem.hidden * 2 * DTYPES[problem.dtype].itemsize
+        sums = (int(config["threads"]) * _VECTOR + 2 * problem.c + 2 * problem.hidden) * 4
+        if problem.hidden % 4 or weights + sums > arch.block_shared:
+            return "weights that do not fit shared memory, or not in whole accesses"
+    return None
 
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
@@ -24,6 +42,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     assert isinstance(problem, SeTail)
     vectors = problem.h * problem.w * problem.c / _VECTOR
     passes = max(1.0, vectors / int(config["threads"]))
+    passes -= 0.3 * int(config["early"])
     return passes + 2 * max(0.0, passes - int(config["keep"])) + int(config["keep"]) / 8 + int(config["threads"]) / 512
 
 
@@ -36,7 +55,9 @@ FAMILY = Family(
     parameters=(
         Parameter("threads", (128, 256, 512, 1024), "threads a block, one block an image"),
         Parameter("keep", (1, 2, 4, 8, 16), "vectors of 8 channels that a thread keeps in registers"),
+        Parameter("early", (0, 1), "1: weights and added tensors are read before they are needed"),
     ),
+    legal=_legal,
     supports=_supports,
     fits=_fits,
     cost=_cost,

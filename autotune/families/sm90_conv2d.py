@@ -256,6 +256,7 @@ def _gate_bytes(problem: Solved, x: _Shape) -> int:
     pixels, columns = problem.p * problem.q, x.n // x.slices
     images, vectors = x.m // pixels, x.cluster_n * x.slices + 1
     floats = x.m // min(pixels, 16) * columns + images * columns + vectors * images * problem.hidden
+    floats += columns + problem.hidden
     weights = problem.hidden * (columns + 8) + columns * (problem.hidden + 8)
     return -(-(4 * floats + 2 * weights) // 128) * 128
 
@@ -282,12 +283,13 @@ def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Laun
         if loading.tiles_m < x.cluster_m or x.slices > loading.fills or (x.slices > 1 and blocks > 2 * processors):
             continue
         for resident in range(1, x.blocks_by_registers + 1):
-            if resident > 1 and blocks <= processors * (resident - 1):
+            # Beside half the memory a block of the next kernel finds room while this one ends.
+            if resident > 2 and blocks <= processors * (resident - 1):
                 continue
             own = gated or x.slices > 1 or blocks <= processors * resident
             limit = 0 if own else processors * resident
             tiles = -(-blocks // limit) if limit else 1
-            for staged in (0, 1) if x.slices == 1 else (0,):
+            for staged in (0, 1) if x.slices == 1 and not gated else (0,):
                 room = min(arch.sm_shared // resident - arch.reserved_shared - _SHARED_OVERHEAD, _MOST_SHARED)
                 slots = _slots(
                     problem,
@@ -302,7 +304,7 @@ def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Laun
                     continue  # the others' sums find no room
                 rasters = (0, 1) if tiles_n > x.cluster_n and tiles > 1 and not x.resident and staged else (0,)
                 result += [_launch(loading, slots, limit, raster, staged) for raster in rasters]
-    return result
+    return [launch for i, launch in enumerate(result) if launch not in result[:i]]
 
 
 def _launch(loading: _Loading, slots: tuple[int, int], limit: int, raster: int, staged: int) -> Launch:

@@ -77,6 +77,12 @@ AT_DEVICE void load(float (&v)[N], const Element* from) {
   for (int i = 0; i < N; ++i) v[i] = to_float(pack.elements[i]);
 }
 
+template <int N, typename Element>
+AT_DEVICE void load(float (&v)[N], const Pack<Element, N>* from) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) v[i] = to_float(from->elements[i]);
+}
+
 // From device memory that is read-only for the whole kernel: the compiler may keep or move what it has read.
 template <int N>
 AT_DEVICE void load_constant(float (&v)[N], const float* from) {

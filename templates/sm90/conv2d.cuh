@@ -76,8 +76,9 @@ struct HopperConv2d {
   static constexpr int kStageChannels = kN % 64 == 0 ? 64 : 32;
   static constexpr int kStageBytes = 16 * kStageChannels * (int)sizeof(Element);
   static constexpr int kUnits = kBlocks * 2 * (kN / 32);  // of eight channels, for each thread
+  static constexpr int kOwnN = kN / kSlices, kOwnColumns = kOwnN / 32;  // of a split tile, in the end
   static constexpr bool kGated = Config::kGated;
-  using Excitation = Gate<Element, kM, kN / kSlices, kClusterN * kSlices, 128 * kGroups>;
+  using Excitation = Gate<Element, kM, kOwnN, kClusterN * kSlices, 128 * kGroups>;
   // Places of the pointers: Problem.operands() of conv2d, or of conv2d_se.
   enum { kX = 0, kWeight = 1, kFirstGate = 2, kY = kGated ? 6 : 2 };
   static_assert(kM % (64 * kTeam) == 0 && kN % 32 == 0 && kUnits % kSlices == 0, "no such tile");
@@ -113,7 +114,8 @@ struct HopperConv2d {
     if constexpr (kGated) {
       const Excitation gate(a.p * a.q, hidden);
       const bool whole = !kPatch || a.p == 8 * a.launch[kSquaresH] && a.q == 8 * a.launch[kSquaresW];
-      if (!gate.fits() || !whole || a.launch[kGrid] || ceil_div(a.k, kN) != kClusterN) return refused(out);
+      if (!gate.fits() || !whole || a.launch[kGrid] || a.launch[kStaging] || ceil_div(a.k, kN) != kClusterN)
+        return refused(out);
       x.pixels = a.p * a.q, x.hidden = hidden, x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
     }
     x.pointwise = !kPatch && a.r * a.s == 1 && a.stride_h * a.stride_w == 1 && a.pad_h + a.pad_w == 0;
@@ -465,8 +467,7 @@ struct HopperConv2d {
     int tiles = 0;
     touch_parameters(x, Tile(x, me, first_tile()));
     if constexpr (kGated)
-      excitation(x).load_weights(gate_memory(at), (const Element*)x.p.p[kFirstGate], (const Element*)x.p.p[kFirstGate + 2],
-                                 own_channel(me, Tile(x, me, first_tile())), x.k);
+      excitation(x).load_weights(gate_memory(at), x.p.p + kFirstGate, own_channel(me, Tile(x, me, first_tile())), x.k);
     wait_for_previous();
     if (kResident) hopper::wait(at.weight_full, 0);
     for (int index = first_tile(); index < x.cluster_tiles; index += tile_step()) {
@@ -538,8 +539,8 @@ struct HopperConv2d {
       if (index + tile_step() >= x.cluster_tiles) launch_next();
       if constexpr (kSlices > 1) gather_slices(at, me, sums);
       const Tile tile(x, me, index);
-      if constexpr (kGated) apply_gate(x, at, me, tile, first_block, sums);
-      if (kSlices == 1 && x.staging_bytes) stage_tile(x, at, tile, first_block, sums);
+      if constexpr (kGated) store_gated(x, at, me, tile, first_block, sums);
+      else if (kSlices == 1 && x.staging_bytes) stage_tile(x, at, tile, first_block, sums);
       else store_tile(x, me, tile, first_block, sums);
     }
     hopper::wait_for_stores<0>();
@@ -595,12 +596,11 @@ struct HopperConv2d {
 
   AT_DEVICE static Excitation excitation(const Params& x) { return Excitation(x.pixels, x.hidden); }
   AT_DEVICE static char* gate_memory(const Layout& at) { return (char*)__cvta_shared_to_generic(at.gate); }
-  AT_DEVICE static int own_channel(const Member& me, const Tile& tile) { return tile.n * kN + me.slice * (kN / kSlices); }
+  AT_DEVICE static int own_channel(const Member& me, const Tile& tile) { return tile.n * kN + me.slice * kOwnN; }
 
-  // Applies the steps before the gate, sums up each image's pixels, and scales.
-  AT_DEVICE static void apply_gate(const Params& x, const Layout& at, const Member& me, const Tile& tile, int first_block,
-                                   Sums& sums) {
-    constexpr int kOwnColumns = kN / 32 / kSlices, kOwnN = kN / kSlices;
+  // Applies the steps before the gate to the sums, adds up each image's pixels, and finds the gates.
+  AT_DEVICE static Excitation excite(const Params& x, const Layout& at, const Member& me, const Tile& tile,
+                                     int first_block, Sums& sums) {
     // A mask, because of a comparison for equality the compiler would make an index of the sums: they would leave registers.
     const uint32_t own = kSlices == 1 ? ~0u : ((1u << kOwnColumns) - 1) << me.slice * kOwnColumns;
     const Excitation gate = excitation(x);
@@ -639,23 +639,9 @@ struct HopperConv2d {
         }
       }
     }
-    const float* const* p = (const float* const*)x.p.p;
-    gate.excite(memory, p[kFirstGate + 1], p[kFirstGate + 3], own_channel(me, tile), x.k, me.n * kSlices + me.slice,
-                at.gate_full, [&](int peer) { return me.rank(me.m, peer / kSlices, peer % kSlices); });
-    const float* gates = (const float*)(memory + gate.mean());
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      int m, half, columns;
-      unit(i, m, half, columns);
-      if (!(own >> columns & 1)) continue;
-      const int image = (64 * (first_block + m) + 16 * warp + 8 * half + lane / 4) / gate.pixels;
-      float v[kVector], factor[kVector];
-      take(v, sums, m, half, columns);
-      load(factor, gates + image * kOwnN + 32 * (columns % kOwnColumns) + 8 * (lane % 4));
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) v[e] *= factor[e];
-      put(v, sums, m, half, columns);
-    }
+    gate.excite(memory, own_channel(me, tile), x.k, me.n * kSlices + me.slice, at.gate_full,
+                [&](int peer) { return me.rank(me.m, peer / kSlices, peer % kSlices); });
+    return gate;
   }
 
   // Adds up neighbouring rows, which are in every fourth lane: `rows` of them, 4 or 8.
@@ -717,66 +703,133 @@ struct HopperConv2d {
     for (int i = 0; i < 2 * kBlocks; ++i)
       pixels[i / 2][i % 2] =
           Config::kAtPixels ? output_pixel(x, tile, first_block + i / 2, 16 * (warp % 4) + 8 * (i % 2) + lane / 4) : 0;
+    auto channel_of = [&](int batch, int i) {
+      return tile.n * kN + 32 * (batch / kBlocks * kColumns + i) + 8 * (lane % 4);
+    };
+    typename Config::Steps::Fetched fetched[2][2 * kColumns];
+    auto fetch = [&](int batch) {
 #pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-#pragma unroll
-      for (int m = 0; m < kBlocks; ++m) {
-        const uint32_t buffer = at.staging + (kStages * warp + (chunk * kBlocks + m) % kStages) * kStageBytes;
-        // Until the buffer's last store has read it: kStages ago, or one of the tile before.
-        if (chunk + m == 0 && kChunks * kBlocks % kStages != 0) hopper::wait_for_stores<0>();
-        else hopper::wait_for_stores<kStages - 1>();
-        __syncwarp();
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-#pragma unroll
-          for (int i = 0; i < kColumns; ++i) {
-            const int columns = chunk * kColumns + i, row = 8 * half + lane / 4;
-            const int channel = tile.n * kN + 32 * columns + 8 * (lane % 4);
-            float v[kVector];
-            take(v, sums, m, half, columns);
-            if (pixels[m][half] >= 0 && channel < x.k)
-              Config::Steps::apply(v, x.p.p, x.scalars, channel, (int64_t)pixels[m][half] * x.k + channel);
-            const int place = (4 * i + lane % 4) ^ (kStageChannels == 64 ? row % 8 : row / 2 % 4);
-            hopper::write(buffer + row * kStageChannels * (int)sizeof(Element) + 16 * place,
-                          rounded<Element>(v).words[0]);
-          }
-        }
-        hopper::publish_shared();
-        __syncwarp();
-        if (lane == 0) {
-          const int channel = tile.n * kN + chunk * kStageChannels;
-          if (kPatch) {
-            int n, h, w;
-            square(x, tile, first_block + m, n, h, w);
-            hopper::store_4d(x.output_map, buffer, channel, 8 * w, 8 * h + 2 * (warp % 4), n);
-          } else {
-            hopper::store_2d(x.output_map, buffer, channel, tile.m * kM + 64 * (first_block + m) + 16 * (warp % 4));
-          }
-        }
-        hopper::commit_stores();
+      for (int i = 0; i < 2 * kColumns; ++i) {
+        const int pixel = pixels[batch % kBlocks][i % 2], channel = channel_of(batch, i / 2);
+        if (pixel >= 0 && channel < x.k)
+          Config::Steps::fetch(fetched[batch % 2][i], x.p.p, (int64_t)pixel * x.k + channel);
       }
+    };
+    fetch(0);
+#pragma unroll
+    for (int batch = 0; batch < kChunks * kBlocks; ++batch) {
+      const int chunk = batch / kBlocks, m = batch % kBlocks;
+      const uint32_t buffer = at.staging + (kStages * warp + batch % kStages) * kStageBytes;
+      if (batch + 1 < kChunks * kBlocks) fetch(batch + 1);
+      // Until the buffer's last store has read it: kStages ago, or one of the tile before.
+      if (batch == 0 && kChunks * kBlocks % kStages != 0) hopper::wait_for_stores<0>();
+      else hopper::wait_for_stores<kStages - 1>();
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < 2 * kColumns; ++i) {
+        const int half = i % 2, columns = chunk * kColumns + i / 2, row = 8 * half + lane / 4;
+        const int pixel = pixels[m][half], channel = channel_of(batch, i / 2);
+        float v[kVector];
+        take(v, sums, m, half, columns);
+        if (pixel >= 0 && channel < x.k)
+          Config::Steps::apply(v, x.p.p, x.scalars, channel, (int64_t)pixel * x.k + channel, fetched[batch % 2][i]);
+        const int place = (4 * (i / 2) + lane % 4) ^ (kStageChannels == 64 ? row % 8 : row / 2 % 4);
+        hopper::write(buffer + row * kStageChannels * (int)sizeof(Element) + 16 * place, rounded<Element>(v).words[0]);
+      }
+      hopper::publish_shared();
+      __syncwarp();
+      if (lane == 0) {
+        const int channel = tile.n * kN + chunk * kStageChannels;
+        if (kPatch) {
+          int n, h, w;
+          square(x, tile, first_block + m, n, h, w);
+          hopper::store_4d(x.output_map, buffer, channel, 8 * w, 8 * h + 2 * (warp % 4), n);
+        } else {
+          hopper::store_2d(x.output_map, buffer, channel, tile.m * kM + 64 * (first_block + m) + 16 * (warp % 4));
+        }
+      }
+      hopper::commit_stores();
     }
   }
 
-  AT_DEVICE static void store_tile(const Params& x, const Member& me, const Tile& tile, int first_block, Sums& sums) {
-    constexpr int kOwn = kUnits / kSlices;
+  // Units of eight channels whose tensors are read at once, while the units before are worked on.
+  static constexpr int kGroup = kUnits < 4 ? kUnits : 4, kUnitGroups = (kUnits + kGroup - 1) / kGroup;
+
+  // Calls work(place in the group, block, half, columns, channel, offset) for this thread's units of a group.
+  template <typename Work>
+  AT_DEVICE static void each_unit(const Params& x, const Member& me, const Tile& tile, const int (&pixels)[kBlocks][2],
+                                  int group, const Work& work) {
+#pragma unroll
+    for (int j = 0; j < kGroup; ++j) {
+      const int i = group * kGroup + j;
+      if (i >= kUnits) continue;
+      int m, half, columns;
+      unit(i, m, half, columns);
+      const int channel = tile.n * kN + 32 * columns + threadIdx.x % 4 * 8;
+      if (pixels[m][half] < 0 || channel >= x.k || i / (kUnits / kSlices) != me.slice) continue;
+      work(j, m, half, columns, channel, (int64_t)pixels[m][half] * x.k + channel);
+    }
+  }
+
+  AT_DEVICE static void find_pixels(const Params& x, const Tile& tile, int first_block, int (&pixels)[kBlocks][2]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const int first_channel = tile.n * kN + 8 * (lane % 4);
-    int pixels[kBlocks][2];
 #pragma unroll
     for (int i = 0; i < 2 * kBlocks; ++i)
       pixels[i / 2][i % 2] = output_pixel(x, tile, first_block + i / 2, 16 * warp + 8 * (i % 2) + lane / 4);
+  }
+
+  AT_DEVICE static void store_tile(const Params& x, const Member& me, const Tile& tile, int first_block, Sums& sums) {
+    int pixels[kBlocks][2];
+    find_pixels(x, tile, first_block, pixels);
+    typename Config::Steps::Fetched fetched[2][kGroup];
+    auto fetch = [&](int group) {
+      each_unit(x, me, tile, pixels, group, [&](int j, int, int, int, int, int64_t offset) {
+        Config::Steps::fetch(fetched[group % 2][j], x.p.p, offset);
+      });
+    };
+    fetch(0);
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      int m, half, columns;
-      unit(i, m, half, columns);
-      const int channel = first_channel + 32 * columns;
-      if (pixels[m][half] < 0 || channel >= x.k || i / kOwn != me.slice) continue;
-      float v[kVector];
-      take(v, sums, m, half, columns);
-      const int64_t offset = (int64_t)pixels[m][half] * x.k + channel;
-      Config::Steps::apply(v, x.p.p, x.scalars, channel, offset);
-      store(v, (Element*)x.p.p[kY] + offset);
+    for (int group = 0; group < kUnitGroups; ++group) {
+      if (group + 1 < kUnitGroups) fetch(group + 1);
+      each_unit(x, me, tile, pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset) {
+        float v[kVector];
+        take(v, sums, m, half, columns);
+        Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[group % 2][j]);
+        store(v, (Element*)x.p.p[kY] + offset);
+      });
+    }
+  }
+
+  // With a gate: sums up, scales and stores. What the steps read of tensors is on its way while the gate is computed.
+  AT_DEVICE static void store_gated(const Params& x, const Layout& at, const Member& me, const Tile& tile,
+                                    int first_block, Sums& sums) {
+    int pixels[kBlocks][2];
+    find_pixels(x, tile, first_block, pixels);
+    constexpr int kEarly = kUnitGroups < 2 ? kUnitGroups : 2;
+    typename Config::Steps::Fetched fetched[kEarly][kGroup];
+    auto fetch = [&](int group) {
+      each_unit(x, me, tile, pixels, group, [&](int j, int, int, int, int, int64_t offset) {
+        Config::Steps::fetch(fetched[group % kEarly][j], x.p.p, offset);
+      });
+    };
+#pragma unroll
+    for (int group = 0; group < kEarly; ++group) fetch(group);
+    const Excitation gate = excite(x, at, me, tile, first_block, sums);
+    const float* gates = (const float*)(gate_memory(at) + gate.mean());
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int group = 0; group < kUnitGroups; ++group) {
+      each_unit(x, me, tile, pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset) {
+        const int image = (64 * (first_block + m) + 16 * warp + 8 * half + lane / 4) / gate.pixels;
+        float v[kVector], factor[kVector];
+        take(v, sums, m, half, columns);
+        load(factor, gates + image * kOwnN + 32 * (columns % kOwnColumns) + 8 * (lane % 4));
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) v[e] *= factor[e];
+        Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[group % kEarly][j]);
+        store(v, (Element*)x.p.p[kY] + offset);
+      });
+      if (group + kEarly < kUnitGroups) fetch(group + kEarly);
     }
   }
 };

@@ -27,45 +27,48 @@ struct Gate {
   AT_DEVICE int vector() const { return parts() + kPeers * images * hidden * 4; }
   AT_DEVICE int w1() const { return vector() + images * hidden * 4; }
   AT_DEVICE int w2() const { return w1() + hidden * kColumn * 2; }
-  AT_DEVICE int bytes() const { return w2() + kN * (hidden + 8) * 2; }
+  AT_DEVICE int biases() const { return w2() + kN * (hidden + 8) * 2; }  // b2, then b1
+  AT_DEVICE int bytes() const { return biases() + (kN + hidden) * 4; }
 
   AT_DEVICE static void sync() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
 
-  // Brings this block's part of the weights near. w1 (hidden, k), w2 (k, hidden); the part begins at `channel`.
-  AT_DEVICE void load_weights(char* memory, const Element* first, const Element* second, int channel, int k) const {
-    Element* to = (Element*)(memory + w1());
+  // Begins to copy this block's part of the weights; excite() waits for it. p: w1 (hidden, k), b1, w2 (k, hidden), b2; the
+  // part begins at `channel`.
+  AT_DEVICE void load_weights(char* memory, void* const* p, int channel, int k) const {
+    const uint32_t to = hopper::shared_address(memory);
+    const Element *first = (const Element*)p[0] + channel, *second = (const Element*)p[2] + (int64_t)channel * hidden;
+    const float *b1 = (const float*)p[1], *b2 = (const float*)p[3] + channel;
+    const int rest = min(k - channel, kN);  // channels that there are: a multiple of 8
     for (int i = threadIdx.x; i < hidden * (kN / kVector); i += kThreads) {
       const int o = i / (kN / kVector), c = i % (kN / kVector) * kVector;
-      Pack<Element, kVector> part;
-      part.words[0] = make_uint4(0, 0, 0, 0);
-      if (channel + c < k) part.read(first + (int64_t)o * k + channel + c);
-      part.write(to + o * kColumn + c);
+      const uint32_t place = to + w1() + (o * kColumn + c) * 2;
+      if (c < rest) copy<16>(place, first + (int64_t)o * k + c);
+      else hopper::write(place, make_uint4(0, 0, 0, 0));
     }
-    to = (Element*)(memory + w2());
-    for (int i = threadIdx.x; i < kN * (hidden / 4); i += kThreads) {
+    for (int i = threadIdx.x; i < rest * (hidden / 4); i += kThreads) {
       const int c = i / (hidden / 4), o = i % (hidden / 4) * 4;
-      if (channel + c >= k) continue;
-      Pack<Element, 4> part;
-      part.read(second + (int64_t)(channel + c) * hidden + o);
-      part.write(to + c * (hidden + 8) + o);
+      copy<8>(to + w2() + (c * (hidden + 8) + o) * 2, second + c * hidden + o);
     }
+    for (int i = threadIdx.x; i < rest / 4; i += kThreads) copy<16>(to + biases() + 16 * i, b2 + 4 * i);
+    for (int i = threadIdx.x; i < hidden / 4; i += kThreads) copy<16>(to + biases() + 4 * kN + 16 * i, b1 + 4 * i);
   }
 
   // Partial sums -> gates, in the place of the means: (images, kN). me: this block's number among its peers;
   // rank_of: peer -> block of the cluster; barrier: counts what comes from the others.
   template <typename RankOf>
-  AT_DEVICE void excite(char* memory, const float* b1, const float* b2, int channel, int k, int me, uint32_t barrier,
-                        RankOf rank_of) const {
+  AT_DEVICE void excite(char* memory, int channel, int k, int me, uint32_t barrier, RankOf rank_of) const {
     const int thread = threadIdx.x;
     const float* sums = (const float*)memory;
     float* means = (float*)(memory + mean());
     float* own = (float*)(memory + parts()) + me * images * hidden;
     if (kPeers > 1 && thread == 0) hopper::expect_bytes(barrier, (kPeers - 1) * images * hidden * 4);
+    asm volatile("cp.async.wait_all;" ::: "memory");
     sync();
     const int each = pixels / rows;
     for (int i = thread; i < images * kN; i += kThreads) {
       const int image = i / kN, c = i % kN;
       float total = 0.f;
+#pragma unroll 4
       for (int j = 0; j < each; ++j) total += sums[(image * each + j) * kN + c];
       means[i] = total / pixels;
     }
@@ -86,7 +89,7 @@ struct Gate {
     }
     float* hiddens = (float*)(memory + vector());
     for (int i = thread; i < pairs; i += kThreads) {
-      float total = __ldg(b1 + i % hidden);
+      float total = ((const float*)(memory + biases()))[kN + i % hidden];
 #pragma unroll
       for (int peer = 0; peer < kPeers; ++peer) total += ((const float*)(memory + parts()))[peer * pairs + i];
       hiddens[i] = fmaxf(total, 0.f);
@@ -96,7 +99,7 @@ struct Gate {
     for (int i = thread; i < images * kN; i += kThreads) {
       const int image = i / kN, c = i % kN;
       if (channel + c >= k) continue;
-      float total = __ldg(b2 + channel + c);
+      float total = ((const float*)(memory + biases()))[c];
       for (int o = 0; o < hidden; o += 4) {
         float w[4];
         load(w, weights + c * (hidden + 8) + o);
@@ -109,6 +112,11 @@ struct Gate {
   }
 
  private:
+  template <int kBytes>
+  AT_DEVICE static void copy(uint32_t to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
+  }
+
   // This block's share of w1 mean, kLanes threads each.
   template <int kLanes>
   AT_DEVICE void multiply_first(const char* memory, float* own, int pairs) const {
