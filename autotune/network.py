@@ -11,7 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.measure import Result, random_tensor, replay_sampler, timed
+from autotune.nvml import Monitor
+from autotune.result import Result, timed
+from autotune.rounds import interleave
+from autotune.timing import replay_sampler
+from autotune.verify import random_tensor
 from fused_resnet.binding import Candidate
 from fused_resnet.derived import Source
 from fused_resnet.graph import INPUT, OUTPUT, Network
@@ -47,15 +51,13 @@ class NetworkCase:
                     self._ends[layer.buffers[operand.name]] = tensor
             self._state |= dict.fromkeys(layer.scalars, torch.full((1,), 0.5))
         self._bound: dict[str, BoundLayer] = {}
+        self._monitor = Monitor(device)
 
     def compare(self, plans: Sequence[Sequence[Pick]], rounds: int) -> list[Result]:
         """Time several plans, a pick for each layer in order, in interleaved rounds."""
         samplers = [replay_sampler(self._replay([self._bind(pick) for pick in picks])) for picks in plans]
-        samples: list[list[float]] = [[] for _ in plans]
-        for _ in range(rounds):
-            for sample, kept in zip(samplers, samples, strict=True):
-                kept.append(sample())
-        return [timed(kept) for kept in samples]
+        taken = interleave(samplers, rounds, self._monitor.slowed)
+        return [timed(samples) for samples in taken.samples]
 
     def _replay(self, bound: Sequence[BoundLayer]) -> Callable[[], None]:
         """One run of the network: our graph where all kernels are ours, else a graph that torch captures."""

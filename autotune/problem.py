@@ -73,6 +73,7 @@ def output_extent(size: int, kernel: int, stride: int, pad: int, dilation: int) 
 
 
 _NO_STEPS = Epilogue()
+_GATE_ALONE = Epilogue(("gate",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -408,6 +409,7 @@ class Conv2dSe(Convolution):
 
     operator: ClassVar[str] = "conv2d_se"
     hidden: int
+    epilogue: Epilogue = _GATE_ALONE
 
     def __post_init__(self) -> None:
         super().__post_init__()

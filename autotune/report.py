@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from autotune.arch import Architecture
 from autotune.families import families, serving
+from autotune.objective import OBJECTIVES, undominated
 from autotune.problem import AvgPool2d, Convolution, Gemm, Problem, SeTail, SpaceToDepth, limit_us
 from autotune.vendor import aten
 from tuning_db import Store
@@ -43,6 +44,18 @@ def lines(store: Store, device: Device, layers: Sequence[tuple[str, Problem]]) -
         limit = limit_us(problem, device.flops_per_us, device.bytes_per_us)
         speed_up = library / time if library else None
         yield Line(name, problem, label(best), time, best.spread_us, speed_up, limit / time)
+
+
+def pareto(
+    store: Store, device: Device, problem: Problem, objectives: Sequence[str]
+) -> list[tuple[str, tuple[float, ...]]]:
+    """A problem's candidates, with their values, that no other beats in all objectives; the best by the first first."""
+    found: list[tuple[str, tuple[float, ...]]] = []
+    for row in store.measurements(device, str(problem), "ok"):
+        values = [OBJECTIVES[name].value(problem, row.median_us or 0.0, row.details) for name in objectives]
+        if None not in values:
+            found.append((label(row), tuple(v for v in values if v is not None)))
+    return sorted((found[i] for i in undominated([values for _, values in found])), key=lambda one: one[1])
 
 
 def label(row: Measurement) -> str:

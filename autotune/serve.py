@@ -11,9 +11,11 @@ from multiprocessing.connection import Connection
 import torch
 
 from autotune.device import measure_device
-from autotune.measure import Case, Result
+from autotune.measure import Case
 from autotune.network import NetworkCase
-from autotune.problem import Problem
+from autotune.result import Result
+from autotune.spans import span
+from autotune.timing import Timing
 from autotune.worker import NetworkRequest, Request
 
 _CASES_KEPT = 24
@@ -42,7 +44,7 @@ class _Server:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._cases: OrderedDict[str, Case] = OrderedDict()
+        self._cases: OrderedDict[tuple[str, Timing], Case] = OrderedDict()
         self._network: NetworkCase | None = None
 
     def answers(self, request: object) -> Iterator[object]:
@@ -52,18 +54,20 @@ class _Server:
                 self._network = NetworkCase(request.network, self._device)
             yield self._network.compare(request.plans, request.rounds)
         elif isinstance(request, Request):
-            case = self._case(request.problem)
-            if request.rounds:
-                yield case.finals(request.candidates, request.rounds)
-            else:
-                yield from map(case.run, request.candidates)
+            with span(str(request.problem), self._device):
+                if request.rounds:
+                    yield self._case(request).finals(request.candidates, request.rounds)
+                    return
+                for candidate in request.candidates:
+                    yield self._case(request).run(candidate)
         else:
             yield measure_device(self._device)
 
-    def _case(self, problem: Problem) -> Case:
-        key = str(problem)
-        if key not in self._cases:
-            self._cases[key] = Case(problem, self._device)
+    def _case(self, request: Request) -> Case:
+        """The operands of a request's problem: made once, and again after a kernel has written where it must not."""
+        key = (str(request.problem), request.timing)
+        if key not in self._cases or self._cases[key].spoiled:
+            self._cases[key] = Case(request.problem, self._device, timing=request.timing)
         self._cases.move_to_end(key)
         while len(self._cases) > _CASES_KEPT:
             self._cases.popitem(last=False)

@@ -18,14 +18,19 @@ from typing import Any
 
 from autotune.device import DeviceFacts
 from autotune.errors import WorkerError
-from autotune.measure import Result
 from autotune.network import Pick
 from autotune.problem import Problem
+from autotune.result import Result
+from autotune.timing import Timing
 from fused_resnet.binding import Candidate
 from fused_resnet.graph import Network
 
 START_SECONDS = 180.0
 """Importing torch and making a CUDA context, on a slow disk."""
+
+
+_ENDS = ("crashed", "timed_out", "leaks")
+"""What costs the process: it may be gone, its device's context ruined, or its memory."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Request:
 
     problem: Problem
     candidates: tuple[Candidate, ...]
+    timing: Timing
     rounds: int = 0
 
 
@@ -47,10 +53,13 @@ class NetworkRequest:
 
 
 class Worker:
-    """Owns the measuring process of one device ("cpu", "cuda:0"). Use it as a context manager."""
+    """Owns the measuring process of one device ("cpu", "cuda:0"). Use it as a context manager.
 
-    def __init__(self, device: str, deadline: float = 30.0) -> None:
-        self.device, self.deadline = device, deadline
+    deadline: seconds for one candidate; several GPUs have a worker each. timing: how candidates are timed.
+    """
+
+    def __init__(self, device: str, deadline: float = 30.0, timing: Timing = Timing()) -> None:  # noqa: B008 (frozen)
+        self.device, self.deadline, self.timing = device, deadline, timing
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
@@ -84,11 +93,11 @@ class Worker:
         left = list(candidates)
         try:
             while left:
-                answer = self._ask(Request(problem, tuple(left)), self.deadline)
+                answer = self._ask(Request(problem, tuple(left), self.timing), self.deadline)
                 while True:
                     left.pop(0)
                     yield answer
-                    if not left or answer.status in ("crashed", "timed_out"):
+                    if not left or answer.status in _ENDS:
                         break
                     answer = self._answer(self.deadline)
         finally:
@@ -98,7 +107,7 @@ class Worker:
     def finals(self, problem: Problem, candidates: Sequence[Candidate], rounds: int) -> list[Result]:
         """Time verified candidates in interleaved rounds; a failure of one is a failure of all."""
         deadline = self.deadline + rounds * len(candidates) * 0.1
-        first = self._ask(Request(problem, tuple(candidates), rounds), deadline)
+        first = self._ask(Request(problem, tuple(candidates), self.timing, rounds), deadline)
         return first if isinstance(first, list) else [first] * len(candidates)
 
     def plans(self, network: Network, plans: Sequence[Sequence[Pick]], rounds: int) -> list[Result]:
@@ -126,8 +135,8 @@ class Worker:
             self.stop()
             name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             return Result("crashed", f"the process died: {name}")
-        if isinstance(answer, Result) and answer.status == "crashed":
-            self.stop()  # its device context may be ruined
+        if isinstance(answer, Result) and answer.status in _ENDS:
+            self.stop()
         return answer
 
     def _ensure(self) -> None:

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from autotune.device import DeviceFacts, device_name, measure_device
-from autotune.measure import Case, Runnable
+from autotune.measure import Case
 from autotune.problem import DTYPES, Conv2d
 from autotune.report import label
+from autotune.timing import Runnable
 from autotune.vendor import cudnn
 from fused_resnet.candidates import candidate
 from tuning_db import Store

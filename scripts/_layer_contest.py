@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,8 +15,11 @@ import torch
 from _layer_contenders import Contender, our_contenders, plan_contenders, torch_contenders
 from _record import one_line
 
-from autotune.measure import Case, Runnable, between, device_state, sampler
+from autotune.measure import Case
+from autotune.nvml import Monitor
 from autotune.problem import Problem, limit_us
+from autotune.rounds import interleave
+from autotune.timing import Runnable, Sampler, between, sampler, stream_of, synchronize
 from autotune.vendor import cudnn
 
 SIDES = {"ours": "our best kernel", "cudnn": "cuDNN's best plan", "first": "cuDNN's first choice", "torch": "torch"}
@@ -57,7 +59,8 @@ class LostError(Exception):
 def contest(job: Job, device: torch.device, tell: Tell) -> dict[str, Any]:
     """Measure a layer: its entry in the record. `tell` hears what is being tried."""
     started = time.perf_counter()
-    before = device_state(device)
+    monitor = Monitor(device)
+    before = monitor.state()
     tell("operands and reference")
     case = Case(job.problem, device)
     missing: dict[str, str] = {}
@@ -85,7 +88,7 @@ def contest(job: Job, device: torch.device, tell: Tell) -> dict[str, Any]:
         "ratios": _ratios(chosen, samples),
         "missing": missing,
         "trials": [_as_json(trial) for trial in trials],
-        "state": {"before": before, "after": device_state(device)},
+        "state": {"before": before, "after": monitor.state()},
         "seconds": round(time.perf_counter() - started, 2),
     }
 
@@ -119,7 +122,7 @@ def _trial(case: Case, contender: Contender, limit: float) -> Trial:
         return Trial(contender, "ok", median(sample() for _ in range(5)), error)
     except Exception as problem:  # a library's errors have no common base
         try:
-            timing.synchronize(case.device)
+            synchronize(case.device)
         except Exception as ruin:
             raise LostError(one_line(ruin)) from problem
         return Trial(contender, "failed", reason=one_line(problem))
@@ -129,8 +132,7 @@ def _once(step: Runnable, device: torch.device) -> float:
     """Microseconds of one run, roughly; nothing for a CPU, where nothing is bounded."""
     if device.type != "cuda":
         return 0.0
-    stream = torch.cuda.current_stream(device).cuda_stream
-    return min(between(lambda: step.run(stream)) for _ in range(2))
+    return min(between(lambda: step.run(stream_of(device))) for _ in range(2))
 
 
 def _finals(case: Case, trials: list[Trial], rounds: int) -> tuple[dict[str, Trial], dict[str, list[float]]]:
@@ -138,27 +140,21 @@ def _finals(case: Case, trials: list[Trial], rounds: int) -> tuple[dict[str, Tri
     ranked = sorted((trial for trial in trials if trial.status == "ok"), key=lambda trial: trial.us)
     sides = {side: [t for t in ranked if t.contender.side == side][:FINALISTS] for side in ("ours", "cudnn", "torch")}
     first = next((t for t in trials if t.status == "ok" and t.contender.side == "cudnn"), None)
-    samplers: dict[str, Callable[[], float]] = {}
+    samplers: dict[str, Sampler] = {}
     for trial in [*(trial for group in sides.values() for trial in group), *([first] if first else [])]:
         if trial.contender.label not in samplers:
             samplers[trial.contender.label] = sampler(trial.contender.bind(), case.device)
-    times = {name: median(values) for name, values in interleave(samplers, CHOOSING_ROUNDS).items()}
+    times = {name: median(values) for name, values in _interleaved(case, samplers, CHOOSING_ROUNDS).items()}
     chosen = {side: min(group, key=lambda t: times[t.contender.label]) for side, group in sides.items() if group}
     if first:
         chosen["first"] = first
     wanted = {trial.contender.label for trial in chosen.values()}
-    return chosen, interleave({name: sample for name, sample in samplers.items() if name in wanted}, rounds)
+    return chosen, _interleaved(case, {name: samplers[name] for name in samplers if name in wanted}, rounds)
 
 
-def interleave(samplers: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """A sample of each in every round, in a new random order, so that drift meets all alike."""
-    samples: dict[str, list[float]] = {name: [] for name in samplers}
-    order, shuffle = list(samplers), random.Random(0).shuffle
-    for _ in range(rounds):
-        shuffle(order)
-        for name in order:
-            samples[name].append(samplers[name]())
-    return samples
+def _interleaved(case: Case, samplers: Mapping[str, Sampler], rounds: int) -> dict[str, list[float]]:
+    taken = interleave(list(samplers.values()), rounds, Monitor(case.device).slowed)
+    return dict(zip(samplers, taken.samples, strict=True))
 
 
 def _side(trial: Trial, samples: list[float], limit: float) -> dict[str, Any]:

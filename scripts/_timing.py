@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 import time
@@ -13,6 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+
+from autotune.result import median_interval
+from autotune.timing import between, host_clock, settle, synchronize
 
 Call = Callable[[], object]
 
@@ -48,49 +50,36 @@ class Samples:
     latency: list[list[float]] = field(default_factory=list)
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait for everything that was queued on the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def burst_us(call: Call, device: torch.device, calls: int) -> float:
     """Microseconds per call of `calls` back-to-back calls: by events on a GPU, by the host's clock on a CPU."""
     call()  # not timed: refills the caches, and occupies the GPU while the burst's first call is on its way
-    if device.type == "cuda":
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        first.record()
+
+    def burst() -> None:
         for _ in range(calls):
             call()
-        last.record()
-        last.synchronize()
-        return float(first.elapsed_time(last)) * 1e3 / calls
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter() - start) * 1e6 / calls
+
+    return (between if device.type == "cuda" else host_clock)(burst) / calls
 
 
 def latency_us(call: Call, device: torch.device) -> float:
     """Microseconds from an idle device, through one call, to an idle device again, by the host's clock."""
     synchronize(device)
-    start = time.perf_counter()
-    call()
-    synchronize(device)
-    return (time.perf_counter() - start) * 1e6
+
+    def finish() -> None:
+        call()
+        synchronize(device)
+
+    return host_clock(finish)
 
 
 def warm_up(call: Call, device: torch.device, seconds: float = 0.5, limit: float = 20.0) -> None:
-    """Call for `seconds` and until three bursts in a row bring less than 2 %, but not longer than `limit` seconds.
+    """Call for `seconds` and until the times are steady, but not longer than `limit` seconds.
 
     The first call does not count: it may compile.
     """
-    best = burst_us(call, device, 1)
-    start, quiet = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - start) < limit and (quiet < 3 or elapsed < seconds):
-        now = burst_us(call, device, _calls_in(SLICE_SECONDS / 2, best))
-        quiet = quiet + 1 if now > 0.98 * best else 0
-        best = min(best, now)
+    burst_us(call, device, 1)
+    calls = _calls_in(SLICE_SECONDS / 2, burst_us(call, device, 1))
+    settle(lambda: burst_us(call, device, calls), seconds, limit)
 
 
 def interleave(
@@ -129,22 +118,9 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def paired_ratio(values: Sequence[float], base: Sequence[float]) -> Ratio:
-    """How many times `base` the values are, round by round.
-
-    The interval is the sign test's, two of the sorted ratios: it assumes nothing about their distribution.
-    """
-    ratios = sorted(ours / theirs for ours, theirs in zip(values, base, strict=True))
-    outside = _outside(len(ratios))
-    return Ratio(statistics.median(ratios), ratios[outside], ratios[-1 - outside], len(ratios))
-
-
-def _outside(count: int) -> int:
-    """How many of `count` sorted values may be cut off at each end so that the rest holds the median with 95 %."""
-    cut, tail = 0, 1
-    while tail + math.comb(count, cut + 1) <= 0.025 * 2**count:
-        cut += 1
-        tail += math.comb(count, cut)
-    return cut
+    """How many times `base` the values are, round by round."""
+    ratios = [ours / theirs for ours, theirs in zip(values, base, strict=True)]
+    return Ratio(statistics.median(ratios), *median_interval(ratios), len(ratios))
 
 
 def _calls_in(seconds: float, us: float) -> int:

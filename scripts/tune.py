@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from _cli import positive, run, seconds
+from _cli import database, percent, positive, run, seconds
 from _live import LiveProgress
-from _tables import failures, winners
+from _tables import failures, spent, tradeoffs, winners
 from rich.console import Console
 
 from autotune.arch import ARCHITECTURES, Architecture, architecture, cpu_targets, of_capability
@@ -30,14 +30,17 @@ from autotune.errors import ProblemError, UnknownNameError
 from autotune.families import families, family, use
 from autotune.families.base import PERMISSIONS
 from autotune.grammar import read_problems, usage
+from autotune.objective import OBJECTIVES
 from autotune.paths import FAMILIES
 from autotune.problem import DTYPES, OPERATORS, Problem, dtype_name, parse
 from autotune.report import failures as failed
 from autotune.report import illegal, lines, unserved
+from autotune.search import DEFAULT, STRATEGIES
+from autotune.timing import BUFFERS, TIMERS, Timing
 from autotune.tune import Options, Tuning
 from autotune.worker import Worker
 from fused_resnet.graph import GRAPHS, Network, network
-from tuning_db import Store
+from tuning_db import DatabaseError, Store
 
 UNTIMED_TRIALS = 3
 
@@ -90,17 +93,12 @@ def arguments() -> argparse.Namespace:
         help=f"load families of your own from here too (docs/add-a-family.md); may be repeated, adds to ${FAMILIES}",
     )
     parser.add_argument(
-        "--db", type=Path, metavar="FILE", help="database (default tuning_db/MODEL_ARCH.db or problems_ARCH.db)"
+        "--db",
+        type=database,
+        help="a file, or a server: postgresql+psycopg://user@host/name (default tuning_db/MODEL_ARCH.db or "
+        "problems_ARCH.db); several processes may tune into one",
     )
-    parser.add_argument(
-        "--trials", type=positive, metavar="N", help="configs a family may try for a problem (default 64, on a CPU 24)"
-    )
-    parser.add_argument(
-        "--budget",
-        type=seconds,
-        metavar="TIME",
-        help="time for the search, such as 90s or 5m (default 6m, on a CPU 90s)",
-    )
+    add_search(parser)
     parser.add_argument(
         "--jobs",
         type=positive,
@@ -118,10 +116,60 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", default=[], metavar="FAMILY", help="try no families but these; may be repeated"
     )
-    parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the search")
+    parser.add_argument(
+        "--buffers",
+        choices=BUFFERS,
+        default=BUFFERS[0],
+        help="time on operands that stay in the cache, as far as they fit (the default), or on others at each launch",
+    )
+    parser.add_argument(
+        "--timer",
+        choices=TIMERS,
+        default=TIMERS[0],
+        help="on a GPU, time graphs of many launches (the default), or launches one by one between events",
+    )
     if {"-h", "--help"} & set(sys.argv):
         parser.epilog = grammar()
     return parser.parse_args()
+
+
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """The options of the search."""
+    search = parser.add_argument_group("the search (docs/search.md)")
+    search.add_argument(
+        "--strategy",
+        choices=list(STRATEGIES),
+        default=DEFAULT,
+        help="; ".join(f"{name}: {strategy.meaning}" for name, strategy in STRATEGIES.items())
+        + f" (default {DEFAULT})",
+    )
+    search.add_argument(
+        "--trials", type=positive, metavar="N", help="configs a family may try for a problem (default 64, on a CPU 24)"
+    )
+    search.add_argument(
+        "--budget",
+        type=seconds,
+        metavar="TIME",
+        help="time for the search, such as 90s or 5m (default 6m, on a CPU 90s)",
+    )
+    search.add_argument(
+        "--gain",
+        type=percent,
+        metavar="PERCENT",
+        default=0.01,
+        help="end a problem's search where no config is expected to gain so much (default 1%%; 0%%: never)",
+    )
+    search.add_argument(
+        "--limit", type=positive, metavar="N", help="choose among N configs a family: the prior's best, some by chance"
+    )
+    search.add_argument(
+        "--objective",
+        action="append",
+        choices=list(OBJECTIVES),
+        help="; ".join(f"{name}: {objective.meaning}" for name, objective in OBJECTIVES.items())
+        + " (default time); several: the trade-offs between them are listed",
+    )
+    search.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the search")
 
 
 def gpu_capability() -> int | None:
@@ -169,11 +217,21 @@ def _no_dtype(arch: Architecture, dtype: str) -> str:
     return f"{arch.name} has no kernels in {dtype}: choose {' or '.join(arch.dtypes)}"
 
 
+def refuse_other_timing(tuning: Tuning, timing: Timing, path: Path) -> None:
+    """Raises DatabaseError if the database holds times that were taken in another way: they cannot be compared."""
+    for problem in tuning.problems:
+        for row in tuning.store.ranking(tuning.device, str(problem))[:1]:
+            for name, default in (("buffers", BUFFERS[0]), ("timer", TIMERS[0])):
+                if (before := row.details.get(name, default)) != getattr(timing, name):
+                    raise DatabaseError(f"{path} was timed with --{name} {before}: keep to that, or give another --db")
+
+
 def show_compiled(console: Console, tuning: Tuning) -> None:
     """What was done where nothing could be timed."""
     options = tuning.options
-    compiled = sum(row.error is None for row in tuning.kernels.values())
-    failed = len(tuning.kernels) - compiled
+    rows = tuning.workshop.rows.values()
+    compiled = sum(row.error is None for row in rows)
+    failed = len(rows) - compiled
     console.print(f"\n{compiled} kernels compiled for {options.target}, {failed} would not compile.")
     console.print(f"[bold]Nothing was timed:[/] no GPU here runs {options.arch.name} code. Run the same command with")
     console.print("the same database on a machine with one; it starts from what is compiled.")
@@ -194,7 +252,7 @@ def show_winners(console: Console, tuning: Tuning, wanted: Work) -> None:
 def show_gaps(console: Console, tuning: Tuning, wanted: Work) -> None:
     """Problems that only torch solves, what failed and, for single problems, configs that are not legal."""
     arch = tuning.options.arch
-    searched = {space.problem for space in tuning.spaces if space.study.total}
+    searched = {study.space.problem for study in tuning.studies if study.total}
     for name, problem in wanted.named:
         if problem not in searched:
             console.print(f"{name}: {unserved(problem, arch)}: torch's operators are all there is.", markup=False)
@@ -202,18 +260,28 @@ def show_gaps(console: Console, tuning: Tuning, wanted: Work) -> None:
         for sentence in dict.fromkeys(text for problem in tuning.problems for text in illegal(problem, arch)):
             console.print(sentence, markup=False, highlight=False)
     device = tuning.device if tuning.worker else None
-    for line in failures(failed(tuning.store, device, tuning.problems, tuning.kernels.values())):
+    for line in failures(failed(tuning.store, device, tuning.problems, tuning.workshop.rows.values())):
         console.print(line, highlight=False)
 
 
-def show_cost(console: Console, tuning: Tuning, progress: LiveProgress, path: Path) -> None:
+def show_tradeoffs(console: Console, tuning: Tuning, wanted: Work) -> None:
+    """Of several objectives, the candidates of each problem that no other beats in all of them."""
+    objectives = tuning.options.objectives
+    if objectives != ("time",):
+        console.print(tradeoffs(tuning.store, tuning.device, wanted.named, objectives))
+
+
+def show_cost(console: Console, tuning: Tuning, progress: LiveProgress, database: str) -> None:
     """What compiling cost, where the time went, and where the results are."""
-    if tuning.compiled:
-        rate = 60 * tuning.compiled / tuning.compile_seconds
-        took = f"{tuning.compile_seconds:.0f} core-seconds"
-        console.print(f"kernels compiled: {tuning.compiled} in {took}, {rate:.0f} a core-minute", highlight=False)
+    shop = tuning.workshop
+    if shop.compiled:
+        rate = 60 * shop.compiled / shop.compile_seconds
+        took = f"{shop.compile_seconds:.0f} core-seconds"
+        console.print(f"kernels compiled: {shop.compiled} in {took}, {rate:.0f} a core-minute", highlight=False)
+    if tuning.ledger.trials:
+        console.print(spent(tuning.ledger))
     console.print(progress.parts())
-    console.print(f"database {path}")
+    console.print(f"database {database}", highlight=False)
 
 
 def main() -> int:
@@ -232,18 +300,30 @@ def main() -> int:
     budget = args.budget or (360.0 if arch.is_cuda else 90.0)
     allow = tuple(name.replace("-", "_") for name in args.allow)
     only = tuple(family(name).name for name in args.only)
-    options = Options(arch, target, trials, budget, args.jobs, args.seed, allow, only)
+    objectives = tuple(dict.fromkeys(args.objective or ["time"]))
+    if "energy" in objectives and not arch.is_cuda:
+        raise UnknownNameError("--objective energy: only a GPU tells what it consumes")
+    options = Options(
+        *(arch, target, trials, budget, args.jobs, args.seed, allow, only),
+        strategy=args.strategy,
+        limit=args.limit or 0,
+        gain=args.gain,
+        objectives=objectives,
+    )
+    timing = Timing(args.timer, args.buffers, "energy" in objectives)
 
     console = Console()
     interrupted = False
     if not wanted.network:
         for name, problem in wanted.named:
             console.print(f"{name:>3}  {problem}", highlight=False, markup=False)
-    with Store.create(path) as store, Worker(device) if device else nullcontext() as worker:
+    with Store.create(path) as store, Worker(device, timing=timing) if device else nullcontext() as worker:
         progress = LiveProgress(console, wanted.named)
         tuning = Tuning(store, [problem for _, problem in wanted.named], options, worker, progress)
         with progress:
             try:
+                if worker:
+                    refuse_other_timing(tuning, timing, path)
                 tuning.run()
                 if wanted.network:
                     tuning.settle_inside(wanted.network)
@@ -253,11 +333,12 @@ def main() -> int:
             show_compiled(console, tuning)
         elif not interrupted or "device" in vars(tuning):
             show_winners(console, tuning, wanted)
+            show_tradeoffs(console, tuning, wanted)
         if not interrupted:
             show_gaps(console, tuning, wanted)
         else:
             console.print("Interrupted: every finished trial is kept; run the same command to go on.")
-        show_cost(console, tuning, progress, path)
+        show_cost(console, tuning, progress, store.name)
     return 130 if interrupted else 0
 
 

@@ -7,7 +7,15 @@ import pytest
 from helpers import ROOT, python
 
 TOOLS = ("jinja2", "optuna", "cutlass_library", "ninja", "rich", "matplotlib")
-TUNER = ("autotune.build", "autotune.emit", "autotune.families", "autotune.search", "autotune.tune", "autotune.worker")
+TUNER = (
+    "autotune.build",
+    "autotune.emit",
+    "autotune.families",
+    "autotune.search",
+    "autotune.tune",
+    "autotune.worker",
+    "autotune.replay",
+)
 SHARED = {"errors", "problem", "epilogue", "steps", "abi", "arch", "device", "reference", "vendor"}
 
 

@@ -20,7 +20,7 @@ from tuning_db import Store
 sys.path.insert(0, str(SCRIPTS))
 import bench_layers
 from _layer_contenders import torch_contenders
-from _layer_contest import Job, interleave
+from _layer_contest import Job
 from _layer_process import Contests
 from _layer_report import summary
 from _layer_sets import layer_set, title
@@ -159,14 +159,6 @@ def test_what_kills_the_process_is_a_result_and_the_layer_goes_on(tmp_path, cont
     assert trials['faulty "segfault"'] == ("crashed", "its process died")
     assert trials['faulty "scaled"'][0] == "wrong" and "relative error" in trials['faulty "scaled"'][1]
     assert entry["sides"]["ours"]["label"] == 'faulty "good"'
-
-
-def test_every_round_has_a_sample_of_each_in_changing_order():
-    seen = []
-    samples = interleave({name: lambda n=name: seen.append(n) or float(len(seen)) for name in "abc"}, 20)
-    rounds = [tuple(seen[i : i + 3]) for i in range(0, 60, 3)]
-    assert all(sorted(order) == ["a", "b", "c"] for order in rounds) and len(set(rounds)) > 3
-    assert {name: len(values) for name, values in samples.items()} == {"a": 20, "b": 20, "c": 20}
 
 
 # -- what is said of it ------------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ import torch
 from helpers import relative_error, solve
 
 from autotune import reference
-from autotune.measure import HALF_SUMS, TOLERANCE, Case
+from autotune.measure import Case
 from autotune.problem import DTYPES, parse
 from autotune.vendor import aten
+from autotune.verify import HALF_SUMS, TOLERANCE
 from fused_resnet.binding import Candidate
 
 CPU = torch.device("cpu")
@@ -144,6 +145,33 @@ def test_poisoned_bytes_are_far_from_right():
     for name, value in case.expected.items():
         assert ((case.tensors[name].double() - value.clamp(-128, 127)).abs() > 100).all()
     assert "off by" in case.check()[1]
+
+
+@pytest.mark.parametrize("text", [BYTES, TEXTS[0].format("f16"), TEXTS[0].format("bf16")])
+def test_the_second_poison_differs_from_the_first_in_every_element(text):
+    case = Case(parse(text), CPU)
+    case.poison()
+    first = case.bits()
+    case.poison(other=True)
+    for name, bits in first.items():
+        assert case.unlike({name: bits}) == f"{name} differs in {bits.numel()} of {bits.numel()} elements"
+        assert not case.tensors[name].isnan().any() and case.tensors[name].double().std() > 20
+
+
+@pytest.mark.parametrize("name", ["x", "weight", "bias0"])
+def test_operands_are_watched(name):
+    case = Case(parse(TEXTS[0].format("f16")), CPU)
+    case.poison()
+    assert case.trespass() is None and not case.spoiled
+    case.tensors[name].view(-1)[5] *= -1
+    assert case.trespass() == f"{name} was overwritten" and case.spoiled
+
+
+def test_the_reference_is_watched():
+    case = Case(parse(TEXTS[0].format("f16")), CPU)
+    case.poison()
+    case.expected["y"].view(-1)[7] += 1e-6
+    assert case.trespass() == "the reference of y was overwritten" and case.spoiled
 
 
 def test_half_sums_have_a_tolerance_of_their_own_and_it_is_recorded():

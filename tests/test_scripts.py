@@ -276,3 +276,17 @@ def test_bench_records_and_draws_what_it_timed(tuned_db, tmp_path):
     assert (tmp_path / "tiny.png").read_bytes().startswith(b"\x89PNG")
     assert "fused" in done.stdout
     assert_error(script("bench", "--device", "cpu", "--only", "nonsense"), "nonsense", "eager")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_mistakes_of_timing_are_shown_on_a_gpu_only():
+    done = script("timing_mistakes")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == "error: torch sees no NVIDIA GPU: what goes wrong here goes wrong on a GPU only\n"
+
+
+def test_times_that_were_taken_in_another_way_are_not_mixed(tuned_db, tmp_path):
+    path = shutil.copy(tuned_db, tmp_path / "resident.db")
+    done = script("tune", "--arch", "cpu", "--batch", TUNED_BATCH, "--db", path, "--buffers", "rotating")
+    assert done.returncode == 2
+    assert done.stderr == f"error: {path} was timed with --buffers resident: keep to that, or give another --db\n"

@@ -33,7 +33,7 @@ def identity(**changed):
     return {**KERNEL, **changed}
 
 
-def add(store, config, median_us, *, status="ok", final=False, launch=None, device="d"):
+def add(store, config, median_us, *, status="ok", final=False, launch=None, device="d", details=None):
     row = store.put_measurement(
         device_id=store.put_device(device, "x86-64", flops_per_us=1.0, bytes_per_us=1.0).id,
         problem_id=store.put_problem(CONV).id,
@@ -42,6 +42,7 @@ def add(store, config, median_us, *, status="ok", final=False, launch=None, devi
         status=status,
         median_us=median_us,
         final=final,
+        details=details or {},
     )
     return row.id
 
@@ -148,6 +149,25 @@ def test_finals_come_before_trials_that_were_faster(path):
         add(store, "b", 2.2, final=True)
         assert ranked(store) == [("a", 2.1), ("b", 2.2), ("lucky", 1.0)]
         assert ranked(store, finals_first=False) == [("lucky", 1.0), ("b", 1.9), ("a", 2.0)]
+
+
+def test_of_finalists_that_are_tied_the_smallest_workspace_is_chosen(path):
+    finals = [  # config, median, interval, workspace
+        ("fast", 2.00, (1.97, 2.04), 4096),
+        ("tied", 2.03, (2.02, 2.05), 512),
+        ("as_small", 2.02, (1.98, 2.06), 512),
+        ("unknown", 2.05, (2.04, 2.09), None),
+        ("slower", 2.06, (2.05, 2.07), 0),
+    ]
+    with Store.create(path) as store:
+        for config, median, interval, workspace in finals:
+            details = {"interval_us": interval} | ({} if workspace is None else {"workspace_bytes": workspace})
+            add(store, config, median, final=True, details=details)
+        add(store, "no_finalist", 1.0, details={"interval_us": (1.0, 3.0), "workspace_bytes": 0})
+        order = ["unknown", "as_small", "tied", "fast", "slower", "no_finalist"]
+        assert [config for config, _ in ranked(store)] == order
+        by_time = ["no_finalist", "fast", "as_small", "tied", "unknown", "slower"]
+        assert [config for config, _ in ranked(store, finals_first=False)] == by_time
 
 
 def test_launch_values_make_another_candidate(path):

@@ -35,6 +35,15 @@ FAULTS = {
     "infinite": ("wrong", "not finite"),
     "writes_behind": ("wrong", "bytes around y were overwritten"),
     "writes_before": ("wrong", "bytes around y were overwritten"),
+    "writes_input": ("wrong", "x was overwritten"),
+    "writes_far": ("crashed", "SIGSEGV"),
+    "throws": ("crashed", "RuntimeError: the kernel has given up"),
+    "made_up": ("wrong", "relative error"),
+    "jitters": ("unstable", "the same input gave other results in another run: y differs in 1 of 280 elements"),
+    "tires": ("unstable", "after many launches y differs in 1 of 280 elements"),
+    "strays": ("wrong", "after many launches x was overwritten"),
+    "keeps_largest": ("wrong", "the result depends on what the output held before: y differs in 140 of 280"),
+    "leaks": ("leaks", "memory grew by"),
     "refuses": ("refused", "c=7 is not what this kernel likes"),
     "fails_to_launch": ("crashed", "the launch went wrong"),
 }
@@ -84,6 +93,10 @@ def test_a_good_kernel_after_it_is_still_measured(name, results):
     assert answer.status == "ok" and answer.error is None
     assert answer.median_us > 0 and answer.spread_us >= 0 and len(answer.samples_us) > 1
     assert 0 <= answer.relative_error < 1e-6
+
+
+def test_memory_that_is_taken_once_is_no_leak(worker, faulty):
+    assert [answer.status for answer in worker.trial(OTHER, [faulty("grows_once")])] == ["ok"]
 
 
 def test_finals_time_every_candidate_in_every_round(worker, faulty):

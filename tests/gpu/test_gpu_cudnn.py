@@ -7,8 +7,9 @@ import torch
 from helpers import relative_error, script, solve
 
 from autotune.errors import VendorError
-from autotune.measure import Case, sampler
+from autotune.measure import Case
 from autotune.problem import parse
+from autotune.timing import sampler
 from autotune.vendor import cudnn
 from tuning_db import Store
 

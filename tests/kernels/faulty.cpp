@@ -1,7 +1,10 @@
 // Kernels for avg_pool2d that go wrong, each in its own way, and one that does not.
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
+
+#include <stdexcept>
 
 #include "cpu/kernel.h"
 
@@ -72,6 +75,62 @@ void writes_before(const Problem& a, void* const* p) {
   ((float*)p[1])[-1] = 0.f;
 }
 
+void writes_input(const Problem& a, void* const* p) {
+  pool(a, p);
+  ((float*)p[0])[3] += 1.f;
+}
+
+void writes_far(const Problem& a, void* const* p) {
+  pool(a, p);
+  ((volatile float*)p[1])[1ll << 40] = 0.f;
+}
+
+void throws(const Problem&, void* const*) { throw std::runtime_error("the kernel has given up\nfor good"); }
+
+void made_up(const Problem& a, void* const* p) {  // other numbers each time, all of them wrong
+  static unsigned state = 1;
+  for (int64_t o = 0; o < outputs(a); ++o) ((float*)p[1])[o] = (state = state * 1664525u + 1013904223u) * 0x1p-31f - 1.f;
+}
+
+void jitters(const Problem& a, void* const* p) {  // other bits each time, all of them right
+  static int calls = 0;
+  pool(a, p);
+  float* last = (float*)p[1] + outputs(a) - 1;
+  for (int i = calls++ % 7; i > 0; --i) *last = nextafterf(*last, 9.f);
+}
+
+void tires(const Problem& a, void* const* p) {  // wrong from the tenth call on
+  static int calls = 0;
+  pool(a, p);
+  if (++calls >= 10) ((float*)p[1])[0] += 0.25f;
+}
+
+void strays(const Problem& a, void* const* p) {  // writes its input from the tenth call on
+  static int calls = 0;
+  pool(a, p);
+  if (++calls >= 10) ((float*)p[0])[3] = 5.f;
+}
+
+void keeps_largest(const Problem& a, void* const* p) {  // NaN is no larger than anything, so it is not seen in the result
+  static float before[1 << 16];
+  float* y = (float*)p[1];
+  for (int64_t o = 0; o < outputs(a); ++o) before[o] = y[o];
+  pool(a, p);
+  for (int64_t o = 0; o < outputs(a); ++o) y[o] = fmaxf(y[o], before[o]);
+}
+
+void leaks(const Problem& a, void* const* p) {
+  pool(a, p);
+  *(volatile char*)malloc(1 << 14) = 1;
+}
+
+void grows_once(const Problem& a, void* const* p) {  // a cache, not a leak
+  static int calls = 0;
+  static void* volatile kept;
+  pool(a, p);
+  if (++calls == 2000) kept = malloc(1 << 23);
+}
+
 template <int status>
 int32_t no_prepare(const void*, void**, int64_t*, char* text, uint64_t size) {
   snprintf(text, size, "c=7 is not what this kernel likes");
@@ -105,6 +164,16 @@ const at_kernel kernels[] = {
     entry<infinite>("infinite"),
     entry<writes_behind>("writes_behind"),
     entry<writes_before>("writes_before"),
+    entry<writes_input>("writes_input"),
+    entry<writes_far>("writes_far"),
+    entry<throws>("throws"),
+    entry<made_up>("made_up"),
+    entry<jitters>("jitters"),
+    entry<tires>("tires"),
+    entry<strays>("strays"),
+    entry<keeps_largest>("keeps_largest"),
+    entry<leaks>("leaks"),
+    entry<grows_once>("grows_once"),
     {"refuses", no_prepare<AT_REFUSED>, Good::launch, Good::release},
     {"fails_to_prepare", no_prepare<AT_FAILED>, Good::launch, Good::release},
     {"fails_to_launch", Good::prepare, no_launch, Good::release},

@@ -1,0 +1,105 @@
+"""A trace's host side as a forest: calls, modules, operators and launches, each within what it ran in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.profiling.record import CALL, KERNEL, MODULE
+
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
+
+
+@dataclass
+class Span:
+    """Something that ran on the host from `start` to `end`, in us. kind: call, module, operator or launch."""
+
+    kind: str
+    name: str
+    start: float
+    end: float
+    args: Mapping[str, Any]
+    parent: Span | None = None
+    children: list[Span] = field(default_factory=list)
+
+    @property
+    def us(self) -> float:
+        """How long it took the host."""
+        return self.end - self.start
+
+    @property
+    def own_us(self) -> float:
+        """The same without what ran within it."""
+        return self.us - sum(child.us for child in self.children)
+
+    def above(self) -> Iterator[Span]:
+        """This span, what it ran in, and so on outwards."""
+        span: Span | None = self
+        while span:
+            yield span
+            span = span.parent
+
+    def within(self) -> Iterator[Span]:
+        """This span and all in it, each before what it holds."""
+        yield self
+        for child in self.children:
+            yield from child.within()
+
+    def call(self) -> Span | None:
+        """The call of the network that it is part of."""
+        return next((span for span in self.above() if span.kind == "call"), None)
+
+    def module(self) -> Span | None:
+        """The innermost module that it is part of."""
+        return next((span for span in self.above() if span.kind == "module"), None)
+
+    def operators(self) -> list[Span]:
+        """The operators that it is part of, up to its module, the outermost first."""
+        found: list[Span] = []
+        for span in self.above():
+            if span.kind in ("module", "call"):
+                break
+            if span.kind == "operator":
+                found.insert(0, span)
+        return found
+
+
+def forest(events: Sequence[Mapping[str, Any]]) -> list[Span]:
+    """All spans of a trace, in the order of their starts; those of one thread are nested by their times."""
+    by_thread: dict[tuple[Any, Any], list[Span]] = {}
+    for event in events:
+        if event.get("ph") == "X" and (kind_and_name := _kind(event)):
+            start = float(event["ts"])
+            span = Span(*kind_and_name, start, start + float(event.get("dur", 0)), event.get("args", {}))
+            by_thread.setdefault((event.get("pid"), event.get("tid")), []).append(span)
+    for spans in by_thread.values():
+        spans.sort(key=lambda span: (span.start, -span.end))
+        _nest(spans)
+    return sorted((span for spans in by_thread.values() for span in spans), key=lambda span: span.start)
+
+
+def _nest(spans: Sequence[Span]) -> None:
+    """Give each span its parent: the innermost that has not ended when it starts."""
+    open_spans: list[Span] = []
+    for span in spans:
+        while open_spans and open_spans[-1].end <= span.start:
+            open_spans.pop()
+        if open_spans:
+            span.parent = open_spans[-1]
+            span.parent.children.append(span)
+        open_spans.append(span)
+
+
+def _kind(event: Mapping[str, Any]) -> tuple[str, str] | None:
+    category, name = event.get("cat"), str(event.get("name", ""))
+    if category in _LAUNCHES:
+        return "launch", name
+    if category == "user_annotation":
+        for prefix, kind in ((CALL, "call"), (MODULE, "module"), (KERNEL, "operator")):
+            if name.startswith(prefix):
+                return kind, name.removeprefix(prefix)
+    # Operators are words; names with spaces are what compilers wrap around a whole graph.
+    if category == "cpu_op" and " " not in name:
+        return "operator", name
+    return None

@@ -1,0 +1,126 @@
+"""A profile as a tree: modules by their paths, in them operators, in those kernels; each with the sums of its parts."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.errors import UnknownNameError
+from autotune.profiling.attribution import Kernel, Module, Operator, Profile
+from autotune.profiling.libraries import brief
+
+
+@dataclass
+class Node:
+    """A module (`path` is its place in the network), an operator or a kernel, per call of the network.
+
+    us: device time; wait_us: what the device waited before its kernels; host_us: how long the host was at it, with the
+    profiler's own work. flops, bytes: the least work that its problem takes. limit: the share of the device's limit
+    that is reached, None where no work is known. text: of a module its class, of an operator its shapes, of a kernel
+    its whole name.
+    """
+
+    kind: str
+    name: str
+    path: str
+    text: str = ""
+    us: float = 0.0
+    wait_us: float = 0.0
+    host_us: float = 0.0
+    calls: float = 0.0
+    flops: float = 0.0
+    bytes: float = 0.0
+    limit_us: float = 0.0
+    library: str = ""
+    open: bool | None = None
+    source: str = ""
+    chain: tuple[str, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict)
+    children: list[Node] = field(default_factory=list)
+
+    @property
+    def limit(self) -> float | None:
+        """The limit's time over its time."""
+        return self.limit_us / self.us if self.us and self.limit_us else None
+
+    def walk(self, depth: int = 0) -> Iterator[tuple[int, Node]]:
+        """It and all beneath, each with its depth."""
+        yield depth, self
+        for child in self.children:
+            yield from child.walk(depth + 1)
+
+    def modules(self) -> dict[str, Node]:
+        """The modules from here on, by path."""
+        return {node.path: node for _, node in self.walk() if node.kind == "module"}
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        values = {key: value for key, value in vars(self).items() if value not in ("", (), None) and key != "children"}
+        return values | {"limit": self.limit, "children": [child.as_dict() for child in self.children]}
+
+
+def tree(profile: Profile) -> Node:
+    """The root of a profile's tree. Kernels that no module launched are in a node of their own at its end."""
+    root = Node("module", "network", "", profile.about["modules"].get("", ""))
+    nodes = {"": root}
+    for module in profile.modules.values():
+        node = _at(nodes, module.path)
+        node.text, node.calls, node.host_us, node.wait_us = module.kind, module.calls, module.host_us, module.wait_us
+        node.children[:0] = [_operator(profile, module, operator) for operator in module.operators.values()]
+    if profile.unattributed:
+        lost = Node("operator", "unattributed", "")
+        lost.children = [_kernel(lost, kernel) for kernel in profile.unattributed.values()]
+        root.children.append(lost)
+    _add_up(root)
+    return root
+
+
+def matching(root: Node, pattern: str) -> list[Node]:
+    """The modules whose paths match a pattern of shells, the outermost of each branch alone.
+
+    Raises UnknownNameError if none does.
+    """
+    modules = root.modules()
+    found = [path for path in modules if fnmatch.fnmatch(path, pattern)]
+    if not found:
+        listed = ", ".join([path for path in modules if path][:12])
+        raise UnknownNameError(f"no layer matches '{pattern}': the network has {listed}, … ('*' stands for any text)")
+    return [modules[path] for path in found if not any(path.startswith(f"{other}.") for other in found)]
+
+
+def _at(nodes: dict[str, Node], path: str) -> Node:
+    """The module's node; containers that are never called have one too."""
+    if path not in nodes:
+        above, _, name = path.rpartition(".")
+        nodes[path] = Node("module", name, path)
+        _at(nodes, above).children.append(nodes[path])
+    return nodes[path]
+
+
+def _operator(profile: Profile, module: Module, operator: Operator) -> Node:
+    node = Node("operator", operator.name.removeprefix("aten::"), module.path, operator.shapes)
+    node.calls, node.host_us, node.flops, node.bytes = operator.calls, operator.host_us, operator.flops, operator.bytes
+    if operator.kernels:  # a work that nothing ran takes no time
+        node.limit_us = profile.limit_us(operator.flops, operator.bytes)
+    node.children = [_kernel(node, kernel) for kernel in operator.kernels.values()]
+    return node
+
+
+def _kernel(operator: Node, kernel: Kernel) -> Node:
+    origin = kernel.origin
+    return Node(
+        "kernel", brief(kernel.name), operator.path, kernel.name, kernel.us, kernel.wait_us, calls=kernel.launches,
+        library=origin.library, open=origin.open, source=origin.where, chain=kernel.chain, details=kernel.details,
+    )  # fmt: skip
+
+
+def _add_up(node: Node) -> None:
+    for child in node.children:
+        _add_up(child)
+    for name in ("us", "wait_us", "flops", "bytes", "limit_us"):
+        if node.kind != "kernel":
+            setattr(node, name, getattr(node, name) + sum(getattr(child, name) for child in node.children))
+    if node.kind == "module" and not node.calls:
+        node.host_us = sum(child.host_us for child in node.children)

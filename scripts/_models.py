@@ -1,0 +1,83 @@
+"""Networks by the text of --model: one of ours, one of torchvision's, or what a function in a file returns."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import sys
+from pathlib import Path
+
+from torch import nn
+
+from autotune.errors import AutotuneError, UnknownNameError
+from fused_resnet import reference
+
+HELP = "se_resnet9_fixup, torchvision:NAME, or FILE.py:FUNCTION, which returns an nn.Module (default: %(default)s)"
+
+_TORCHVISION_SIZES = {"inception_v3": (3, 299, 299)}
+
+
+def load_model(text: str, in_channels: int = 3) -> nn.Module:
+    """The network that --model names, in eval mode, with random weights.
+
+    in_channels: of a network of ours. Raises UnknownNameError for a name that nothing has, AutotuneError for a file
+    that cannot be used.
+    """
+    if text.startswith("torchvision:"):
+        model = _torchvision(text.removeprefix("torchvision:"))
+    elif ".py:" in text:
+        path, _, function = text.rpartition(":")
+        model = _from_file(Path(path), function)
+    elif text in reference.MODELS:
+        model = reference.randomize(reference.build(text, in_channels))
+    else:
+        known = ", ".join(reference.MODELS)
+        raise UnknownNameError(f"unknown model '{text}': give {known}, torchvision:NAME, or FILE.py:FUNCTION")
+    return model.eval()
+
+
+def input_size(text: str, model: nn.Module) -> tuple[int, ...]:
+    """Shape of one sample of the network that --model names: the usual one, where there is one."""
+    if text.startswith("torchvision:"):
+        return _TORCHVISION_SIZES.get(text.removeprefix("torchvision:"), (3, 224, 224))
+    size, channels = getattr(model, "input_size", None), getattr(model, "in_channels", 3)
+    if isinstance(size, int):
+        return (channels, size, size)
+    raise AutotuneError(f"what '{text}' takes is not known: give --input C,H,W")
+
+
+def _torchvision(name: str) -> nn.Module:
+    try:
+        from torchvision import models  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise AutotuneError(
+            f"torchvision:{name} needs torchvision: pip install torchvision, the build for this torch"
+        ) from error
+    known = models.list_models()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 5, 0.4)
+        listed = f"near it are {', '.join(near)}" if near else f"it has {', '.join(known[:8])} and more"
+        raise UnknownNameError(f"torchvision has no model '{name}': {listed}")
+    model: nn.Module = models.get_model(name, weights=None)
+    return model
+
+
+def _from_file(path: Path, function: str) -> nn.Module:
+    if not path.is_file():
+        raise AutotuneError(f"there is no file '{path}': --model FILE.py:FUNCTION names one")
+    spec = importlib.util.spec_from_file_location(f"_model_{path.stem}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # so that its classes can be pickled and compiled
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # a user's file may raise anything
+        raise AutotuneError(f"'{path}' cannot be imported: {type(error).__name__}: {error}") from error
+    make = getattr(module, function, None)
+    if not callable(make):
+        have = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise UnknownNameError(f"'{path}' has no function '{function}'; it has {', '.join(have) or 'none'}")
+    model = make()
+    if not isinstance(model, nn.Module):
+        raise AutotuneError(f"'{path}:{function}' returned a {type(model).__name__}: it must return an nn.Module")
+    return model

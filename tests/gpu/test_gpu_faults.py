@@ -1,0 +1,109 @@
+"""The measuring process against kernels that hang, lie, write where they must not and ruin the context, on a GPU."""
+
+import subprocess
+
+import pytest
+import torch
+from helpers import ROOT
+
+from autotune import paths, toolchain
+from autotune.problem import parse
+from autotune.timing import Timing
+from autotune.vendor import aten
+from autotune.worker import Worker
+from fused_resnet.binding import Candidate
+
+pytestmark = pytest.mark.gpu
+
+PROBLEM = parse("avg_pool2d n=2 h=9 w=7 c=7 r=3 s=3 stride=2 pad=1 dtype=f32")
+DEADLINE = 20
+
+FAULTS = {
+    "does_nothing": ("wrong", "never written"),
+    "scaled": ("wrong", "relative error of 1.00e-03"),
+    "one_missing": ("wrong", "never written"),
+    "one_wrong": ("wrong", "relative error"),
+    "writes_behind": ("wrong", "bytes around y were overwritten"),
+    "writes_before": ("wrong", "bytes around y were overwritten"),
+    "writes_input": ("wrong", "x was overwritten"),
+    "writes_far": ("crashed", "illegal memory access"),
+    "misaligned": ("crashed", "misaligned address"),
+    "loops": ("timed_out", f"no answer within {DEADLINE} s"),
+    "traps": ("crashed", "launch failure"),
+    "made_up": ("wrong", "relative error"),
+    "jitters": ("unstable", "the same input gave other results in another run: y differs in 1 of 280 elements"),
+    "tires": ("unstable", "after many launches y differs in 1 of 280 elements"),
+    "strays": ("wrong", "after many launches x was overwritten"),
+    "keeps_largest": ("wrong", "the result depends on what the output held before: y differs in 140 of 280"),
+    "trusts_workspace": ("unstable", "the same input gave other results in another run"),
+    "leaks": ("crashed", "illegal memory access"),
+    "refuses": ("refused", "refuses the problem"),
+    "asks_too_much": ("refused", "needs 1048576 bytes of shared memory"),
+    "has_no_blocks": ("crashed", "invalid argument"),
+}
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    """Name -> candidate, all in one device image."""
+    major, minor = torch.cuda.get_device_capability()
+    compiler = toolchain.for_target(f"sm_{major}{minor}")
+    path = tmp_path_factory.mktemp("faulty") / "faulty.cubin"
+    source = ROOT / "tests" / "kernels" / "faulty.cu"
+    subprocess.run(compiler.command(source, path, [paths.templates()]), check=True)
+    return lambda name: Candidate("faulty", "{}", f"at_{name}", "device_image", path)
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with Worker("cuda:0", deadline=DEADLINE) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def results(worker, faulty):
+    """One request: each fault, and the good kernel after it."""
+    names = [name for fault in FAULTS for name in (fault, "good")]
+    answers = list(worker.trial(PROBLEM, [faulty(name) for name in names]))
+    assert len(answers) == len(names)
+    return {fault: (answers[2 * i], answers[2 * i + 1]) for i, fault in enumerate(FAULTS)}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_named_for_what_it_is(name, results):
+    status, text = FAULTS[name]
+    answer = results[name][0]
+    assert (answer.status, answer.median_us, answer.samples_us) == (status, None, []), answer.error
+    assert text in answer.error
+    assert "\n" not in answer.error and "Traceback" not in answer.error
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_good_kernel_after_it_is_still_measured(name, results):
+    answer = results[name][1]
+    assert answer.status == "ok", answer.error
+    assert answer.median_us > 0 and answer.relative_error < 1e-6
+    details = answer.details
+    assert details["repeatable"] and details["workspace_bytes"] == 4
+    assert 0.5 < details["host_us"] < 200
+    state = details["state"]
+    assert state["sm_mhz"] > 100 and 0 < state["celsius"] < 110 and state["watts"] > 10
+    assert isinstance(state["throttle_reasons"], list)
+
+
+def test_every_way_of_timing_works(faulty):
+    candidates = [faulty("good"), Candidate(aten.FAMILY, '{"memory_format": "channels_last"}', "")]
+    for timing in (Timing(), Timing("events"), Timing(buffers="rotating"), Timing("events", "rotating", energy=True)):
+        with Worker("cuda:0", timing=timing) as worker:
+            for answer in worker.trial(PROBLEM, candidates):
+                assert answer.status == "ok", answer.error
+                assert (answer.details["timer"], answer.details["buffers"]) == (timing.timer, timing.buffers)
+                assert 0.3 < answer.median_us < 1000
+                assert ("energy_uj" in answer.details) == timing.energy
+                if timing.energy:  # a GPU that works draws some tens to some hundreds of watts
+                    assert 10 < answer.details["energy_uj"] / answer.median_us < 2000
+            finals = worker.finals(PROBLEM, candidates, rounds=9)
+            assert all(answer.status == "ok" and len(answer.samples_us) == 9 for answer in finals)
+            for answer in finals:
+                low, high = answer.details["interval_us"]
+                assert low - 1e-3 <= answer.median_us <= high + 1e-3

@@ -1,0 +1,201 @@
+// Kernels for avg_pool2d in float32 that go wrong on a GPU, each in its own way, and one that does not.
+#include <assert.h>
+
+#include "cuda/kernel.cuh"
+
+namespace {
+
+using Params = at::Plain<at_avg_pool2d>;
+constexpr int kThreads = 128;
+
+AT_DEVICE int64_t outputs(const Params& params) {
+  const at_avg_pool2d& a = params.a;
+  return (int64_t)a.n * a.p * a.q * a.c;
+}
+
+AT_DEVICE int64_t thread() { return (int64_t)blockIdx.x * kThreads + threadIdx.x; }
+AT_DEVICE float* input(const Params& params) { return (float*)params.p.p[0]; }
+AT_DEVICE float* output(const Params& params) { return (float*)params.p.p[1]; }
+AT_DEVICE bool is_last(const Params& params) { return thread() == outputs(params) - 1; }
+
+// Every output but `missing`; a thread each.
+AT_DEVICE void pool(const Params& params, int64_t missing = -1) {
+  const at_avg_pool2d& a = params.a;
+  const int64_t o = thread();
+  if (o >= outputs(params) || o == missing) return;
+  const int c = o % a.c, j = o / a.c % a.q, i = o / a.c / a.q % a.p, n = o / a.c / a.q / a.p;
+  float sum = 0.f;
+  for (int r = 0; r < a.r; ++r)
+    for (int s = 0; s < a.s; ++s) {
+      const int h = i * a.stride_h - a.pad_h + r, w = j * a.stride_w - a.pad_w + s;
+      if (h >= 0 && h < a.h && w >= 0 && w < a.w) sum += input(params)[(((int64_t)n * a.h + h) * a.w + w) * a.c + c];
+    }
+  output(params)[o] = sum / (a.r * a.s);
+}
+
+// A number that is another at each call: of launches so far.
+AT_DEVICE int count(int* counter) { return atomicAdd(counter, 1); }
+
+__device__ int jitters_calls, tires_calls, strays_calls;
+
+struct good {
+  static AT_DEVICE void run(const Params& params) { pool(params); }
+};
+struct does_nothing {
+  static AT_DEVICE void run(const Params&) {}
+};
+struct scaled {
+  static AT_DEVICE void run(const Params& params) {
+    pool(params);
+    if (thread() < outputs(params)) output(params)[thread()] *= 1.001f;
+  }
+};
+struct one_missing {
+  static AT_DEVICE void run(const Params& params) { pool(params, outputs(params) / 2); }
+};
+struct one_wrong {
+  static AT_DEVICE void run(const Params& params) {
+    pool(params);
+    if (is_last(params)) output(params)[thread()] += 0.5f;
+  }
+};
+struct writes_behind {
+  static AT_DEVICE void run(const Params& params) {
+    pool(params);
+    if (is_last(params)) output(params)[thread() + 1] = 0.f;
+  }
+};
+struct writes_before {
+  static AT_DEVICE void run(const Params& params) {
+    pool(params);
+    if (thread() == 0) output(params)[-1] = 0.f;
+  }
+};
+struct writes_input {  // after all have read it, as far as one kernel can know
+  static AT_DEVICE void run(const Params& params) {
+    pool(params);
+    if (is_last(params)) input(params)[0] = 7.f;
+  }
+};
+struct writes_far {
+  static AT_DEVICE void run(const Params& params) {
+    pool(params);
+    if (thread() == 0) ((volatile float*)output(params))[1ll << 40] = 0.f;
+  }
+};
+struct misaligned {
+  static AT_DEVICE void run(const Params& params) {
+    pool(params);
+    if (thread() == 0) *(volatile float*)((char*)output(params) + 1) = 0.f;
+  }
+};
+struct loops {
+  static AT_DEVICE void run(const Params& params) {
+    while (*(volatile float*)input(params) != 1e30f) {
+    }
+    pool(params);
+  }
+};
+struct traps {
+  static AT_DEVICE void run(const Params& params) {
+    pool(params);
+    if (thread() == 0) __trap();
+  }
+};
+struct made_up {  // other numbers each time, all of them wrong
+  static AT_DEVICE void run(const Params& params) {
+    if (thread() < outputs(params)) output(params)[thread()] = (unsigned)(clock64() * 2654435761u) * 0x1p-31f - 1.f;
+  }
+};
+struct jitters {  // other bits each time, all of them right
+  static AT_DEVICE void run(const Params& params) {
+    pool(params);
+    if (is_last(params)) {
+      float* last = output(params) + thread();
+      *last = __int_as_float(__float_as_int(*last) + count(&jitters_calls) % 7);
+    }
+  }
+};
+struct tires {  // wrong from the tenth launch on
+  static AT_DEVICE void run(const Params& params) {
+    pool(params);
+    if (is_last(params) && count(&tires_calls) >= 9) output(params)[thread()] += 0.25f;
+  }
+};
+struct strays {  // writes its input from the tenth launch on
+  static AT_DEVICE void run(const Params& params) {
+    pool(params);
+    if (is_last(params) && count(&strays_calls) >= 9) input(params)[0] = 7.f;
+  }
+};
+struct keeps_largest {  // NaN is no larger than anything, so it is not seen in the result
+  static AT_DEVICE void run(const Params& params) {
+    const bool inside = thread() < outputs(params);
+    const float before = inside ? output(params)[thread()] : 0.f;
+    pool(params);
+    if (inside) output(params)[thread()] = fmaxf(output(params)[thread()], before);
+  }
+};
+struct trusts_workspace {  // right as long as the workspace is zero, which it is once
+  static AT_DEVICE void run(const Params& params) {
+    pool(params);
+    float* sum = (float*)params.p.p[AT_WORKSPACE];
+    if (is_last(params)) output(params)[thread()] += *sum, *sum += 0.5f;
+  }
+};
+struct leaks {  // the device's heap has a size; when it is used up there is no memory to write to
+  static AT_DEVICE void run(const Params& params) {
+    pool(params);
+    if (is_last(params)) {
+      volatile float* copy = (volatile float*)malloc(1 << 17);
+      *copy = output(params)[thread()];
+    }
+  }
+};
+
+template <typename Fault>
+AT_DEVICE void prepare(const at_avg_pool2d& a, at_prepared* out, int workspace_bytes) {
+  const int64_t count = (int64_t)a.n * a.p * a.q * a.c;
+  at::prepared(out, Params{a, {}}, (int)at::ceil_div(count, kThreads), 1, 1, kThreads, 0, workspace_bytes);
+}
+
+}  // namespace
+
+#define FAULT(name)                                                                           \
+  extern "C" __global__ void at_##name(const __grid_constant__ Params params) { name::run(params); } \
+  extern "C" __global__ void at_##name##_prepare(at_avg_pool2d a, at_prepared* out) { prepare<name>(a, out, 4); }
+
+FAULT(good)
+FAULT(does_nothing)
+FAULT(scaled)
+FAULT(one_missing)
+FAULT(one_wrong)
+FAULT(writes_behind)
+FAULT(writes_before)
+FAULT(writes_input)
+FAULT(writes_far)
+FAULT(misaligned)
+FAULT(loops)
+FAULT(traps)
+FAULT(made_up)
+FAULT(jitters)
+FAULT(tires)
+FAULT(strays)
+FAULT(keeps_largest)
+FAULT(trusts_workspace)
+FAULT(leaks)
+
+extern "C" __global__ void at_refuses(const __grid_constant__ Params params) { good::run(params); }
+extern "C" __global__ void at_refuses_prepare(at_avg_pool2d, at_prepared* out) { at::refused(out); }
+
+extern "C" __global__ void at_asks_too_much(const __grid_constant__ Params params) { good::run(params); }
+extern "C" __global__ void at_asks_too_much_prepare(at_avg_pool2d a, at_prepared* out) {
+  prepare<good>(a, out, 0);
+  out->shared_bytes = 1 << 20;
+}
+
+extern "C" __global__ void at_has_no_blocks(const __grid_constant__ Params params) { good::run(params); }
+extern "C" __global__ void at_has_no_blocks_prepare(at_avg_pool2d a, at_prepared* out) {
+  prepare<good>(a, out, 0);
+  out->grid[0] = 0;
+}

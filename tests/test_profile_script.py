@@ -1,0 +1,90 @@
+"""scripts/profile.py as users run it: its tables, JSON, page and traces, and what it says of mistakes."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TUNED_BATCH
+from helpers import ROOT, SCRIPTS, python, script
+
+CALLS = 2
+MODELS = """
+from torch import nn
+
+def net():
+    return nn.Conv2d(3, 4, 3)
+
+def number():
+    return 3
+"""
+
+
+def test_the_script_profiles_a_network_and_its_fused_one(tuned_db, tmp_path):
+    files = [tmp_path / name for name in ("all.json", "page.html", "trace.json.gz")]
+    words = ["--device", "cpu", "--batch", TUNED_BATCH, "--db", tuned_db, "--calls", CALLS]
+    words += ["--json", files[0], "--html", files[1], "--trace", files[2]]
+    done = script("profile", *words)
+    assert done.returncode == 0, done.stderr
+    before, after = json.loads(files[0].read_text())["profiles"]
+    assert before["about"]["variant"] == "eager" and after["about"]["variant"] == "FusedResNet"
+    for profile in (before, after):
+        totals = profile["totals"]
+        assert totals["kernels_us"] + totals["wait_us"] == pytest.approx(totals["total_us"])
+        assert profile["tree"]["us"] == pytest.approx(totals["kernels_us"])
+        assert totals["difference"] == pytest.approx(totals["total_us"] / totals["measured_us"] - 1)
+    ours = {library["name"]: library for library in after["libraries"]}["ours"]
+    symbols = {layer["symbol"] for layer in after["layers"].values() if "template" in layer}
+    assert ours["kernels"] == len(symbols) and ours["open"]
+    assert after["layers"]["layers.3.0.conv2"]["flops"] == 2 * TUNED_BATCH * 4 * 512 * 512 * 9
+    page = files[1].read_text()
+    assert not re.search(r"""(src|href)=|https?://(?!schema)|@import|url\(""", page.replace("github.com", ""))
+    assert "cpu/conv2d.cpp.j2" in page and "mkldnn_convolution" in page and "Side by side" in page
+    for name in ("conv2 Conv2d", "mkldnn_convolution", "oneDNN", "fused", "without the profiler"):
+        assert name in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+    again = script("profile", "--from", files[2], tmp_path / "trace-fused.json.gz", "--layer", "layers.1.*.conv1")
+    assert again.returncode == 0, again.stderr
+    assert "conv1 Conv2d" in again.stdout and "stem Sequential" not in again.stdout
+
+
+def test_mistakes_are_told_in_a_sentence(tmp_path):
+    path = tmp_path / "models.py"
+    path.write_text(MODELS)
+    wrong = {
+        "torchvision:NAME": ["--model", "resnet9000"],
+        "no file": ["--model", f"{tmp_path}/absent.py:net"],
+        "it has net, number": ["--model", f"{path}:nothing"],
+        "returned a int": ["--model", f"{path}:number"],
+        "--input C,H,W": ["--model", f"{path}:net"],
+        "x.db": ["--model", f"{path}:net", "--input", "3,8,8", "--db", "x.db"],
+        "is not a trace": ["--from", str(path)],
+        "absent.json": ["--from", f"{tmp_path}/absent.json"],
+        "torchvision": ["--model", "torchvision:resnet5O"],
+    }
+    if not torch.cuda.is_available():
+        wrong["no NVIDIA GPU"] = ["--cudnn", "off"]
+    code = f"""
+import sys
+import _profile
+from autotune.errors import AutotuneError
+for word, line in {wrong}.items():
+    sys.argv = ["profile.py", "--device", "cpu", *line]
+    try:
+        _profile.main()
+        print("accepted", line)
+    except AutotuneError as error:
+        assert word in str(error) and len(str(error).splitlines()) == 1, error
+"""
+    done = python(code, env={**os.environ, "PYTHONPATH": f"{SCRIPTS}{os.pathsep}{ROOT}"})
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_the_standard_librarys_profile_is_found_beside_the_script():
+    code = "import cProfile, profile; cProfile.run('1 + 1'); print(profile.__file__, profile.Profile)"
+    done = python(code, env={**os.environ, "PYTHONPATH": str(SCRIPTS)})
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.splitlines()[-1].split()[0]).parent == Path(os.__file__).parent
