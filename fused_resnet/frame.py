@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -40,7 +41,7 @@ class Frame:
             self._memory, self._tensors = _allocate(plan)
             self.template = _like_output(plan.output, self._memory)
         # Places of the caller's tensors are filled in at a run; torch's operators take tensors, kernels addresses.
-        slots = [0, 0, *(tensor.data_ptr() for tensor in self._tensors)]
+        slots = self._slots = [0, 0, *(tensor.data_ptr() for tensor in self._tensors)]
         self._runs = make_runs(plan.bound, slots)
         if graph:
             self._runs = [make_graph(plan.bound, slots)] if plan.native else self._captured(slots)
@@ -66,10 +67,15 @@ class Frame:
         if self.closed:  # forgotten meanwhile by another thread, which did not wait for this run
             _synchronize(self.plan.device)
 
+    def singly(self, x: torch.Tensor, y: torch.Tensor, stream: int) -> list[Callable[[], None]]:
+        """The plan's layers as calls of their own, in order and outside any graph, for those who look at each."""
+        tensors = (x.contiguous() if self.plan.copies_input else x, _inner(y), *self._tensors)
+        runs = [make_runs([item], self._slots) for item in self.plan.bound]
+        return [partial(execute, run, stream, tensors) for run in runs]
+
     def _run_mixed(self, x: torch.Tensor, y: torch.Tensor, stream: int) -> None:
-        inner = y.permute(0, 2, 3, 1) if y.dim() == 4 else y
         with torch.no_grad(), torch.autocast(self.plan.device.type, enabled=False):
-            execute(self._runs, stream, (x, inner, *self._tensors))
+            execute(self._runs, stream, (x, _inner(y), *self._tensors))
 
     def _captured(self, slots: Sequence[int]) -> list[Run]:
         """Head, captured middle and tail: the head and the tail touch the caller's tensors."""
@@ -83,6 +89,11 @@ class Frame:
         graph = capture(middle, self.plan.device, (nobody, nobody, *self._tensors))
         replay = Step("captured", function=lambda _: graph.replay())
         return [*make_runs(bound[:first], slots), replay, *make_runs(bound[last:], slots)]
+
+
+def _inner(y: torch.Tensor) -> torch.Tensor:
+    """A result as the last layer writes it: channels last."""
+    return y.permute(0, 2, 3, 1) if y.dim() == 4 else y
 
 
 def close(frames: Sequence[Frame]) -> None:

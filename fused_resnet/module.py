@@ -123,11 +123,16 @@ class FusedResNet(nn.Module):
 
     def explain(self, x: torch.Tensor) -> Explanation:
         """What runs each layer for inputs like x, and why: a table to print, or to go through row by row."""
-        if not self._watch.unchanged():
-            self.rebind()
-        _, frame = self._frame(x, _raw_stream(x.get_device()) if x.is_cuda else 0)
+        _, frame, _ = self.frame(x)
         with Store.open(self.tuning_db) as store:
             return explain(frame, store)
+
+    def frame(self, x: torch.Tensor) -> tuple[torch.Tensor, Frame, int]:
+        """(x as it is taken, what runs it on the current stream, that stream's handle)."""
+        if not self._watch.unchanged():
+            self.rebind()
+        stream = _raw_stream(x.get_device()) if x.is_cuda else 0
+        return (*self._frame(x, stream), stream)
 
     @property
     def _plain(self) -> nn.Module:

@@ -47,8 +47,7 @@ def measure(network: FusedResNet, x: torch.Tensor, calls: int) -> dict[str, floa
     """Microseconds of a call, and of its parts."""
     with torch.inference_mode():
         out = network(x)
-        stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
-        _, frame = network._frame(x, stream)
+        _, frame, stream = network.frame(x)
         parts: dict[str, Callable[[], object]] = {
             "call": lambda: network(x),
             "call with out=": lambda: network(x, out=out),
