@@ -10,7 +10,7 @@ from autotune.arch import Architecture
 from autotune.families import families, serving
 from autotune.objective import OBJECTIVES, undominated
 from autotune.problem import AvgPool2d, Convolution, Gemm, Problem, SeTail, SpaceToDepth, limit_us
-from autotune.vendor import aten
+from autotune.vendor import aten, cudnn
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow, Measurement
 
@@ -62,6 +62,8 @@ def label(row: Measurement) -> str:
     """A candidate in few characters: family, config, launch values."""
     if row.kernel.family == aten.FAMILY:
         return f"torch {json.loads(row.kernel.config)['memory_format']}"
+    if row.kernel.family == cudnn.FAMILY:
+        return cudnn.summary(json.loads(row.kernel.config))
     words = [row.kernel.family, _config(row.kernel)]
     words += [f"{name} {value}" for name, value in row.launch.items() if value not in (0, 1) or name == "threads"]
     return " ".join(filter(None, words))

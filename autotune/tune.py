@@ -21,22 +21,26 @@ from autotune.families.base import Kernel
 from autotune.ledger import RECORD, WAIT, Ledger
 from autotune.objective import DEFAULT as BY_TIME
 from autotune.objective import value
-from autotune.problem import Problem
+from autotune.problem import Convolution, Problem
 from autotune.progress import Progress
 from autotune.result import Result
 from autotune.search import DEFAULT, Space, Study, strategy
 from autotune.search.schedule import Schedule
 from autotune.settle import settle_network
-from autotune.vendor import aten
+from autotune.vendor import aten, cudnn
+from autotune.vendor_plans import plan_rows
 from autotune.worker import Worker
 from autotune.workshop import Workshop, identity
 from fused_resnet.binding import Candidate
 from fused_resnet.candidates import candidate
 from fused_resnet.graph import Network
+from fused_resnet.selection import shortlist
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
 
 FINALISTS = 6
+PLANS = 3
+"""Plans of cuDNN that are finalists beside them."""
 FINAL_ROUNDS = 15
 TRIAL_SECONDS = 0.05
 """Of verifying and timing a config, about."""
@@ -50,6 +54,7 @@ class Options:
     strategy: of search.STRATEGIES. limit: most configs in a family's space for a problem; 0: all that are legal.
     gain: a search rests where it expects less than this share of the best time from any config.
     objectives: of objective.OBJECTIVES.
+    vendor: whose plans are candidates on a GPU: "cudnn" or "none".
     """
 
     arch: Architecture
@@ -64,6 +69,7 @@ class Options:
     limit: int = 0
     gain: float = 0.01
     objectives: tuple[str, ...] = BY_TIME
+    vendor: str = cudnn.FAMILY
 
 
 class Tuning:
@@ -105,6 +111,7 @@ class Tuning:
             self.progress.stage("timing torch's operators")
             for problem in self.problems:
                 self._time_torch(problem)
+            self._time_vendor()
             self.progress.stage("searching")
             schedule.run()
             self._finish_elsewhere()
@@ -241,7 +248,7 @@ class Tuning:
                 elsewhere.append(kernel)
                 continue
             found[kernel] = self._recorded(problem, kernel) if len(left) < len(launches) else []
-            trials += [(kernel, launch) for launch in left]
+            trials += [(kernel, dict(launch)) for launch in left]
         for (kernel, _), result in zip(trials, self._tried(problem, trials), strict=True):
             if (known := self._value(problem, result.median_us, result.details)) is not None:
                 found[kernel].append(known)
@@ -290,6 +297,26 @@ class Tuning:
             if self.store.claim(self.device, str(problem), row, [{}]):
                 list(self._time(problem, [row], [{}], [{}]))
 
+    def _time_vendor(self) -> None:
+        """List all of cuDNN's plans, then verify and time those that were not; say once why there are none."""
+        if self.options.vendor != cudnn.FAMILY or not self.options.arch.is_cuda:
+            return
+        assert self.worker
+        self.progress.stage("listing cuDNN's plans")
+        plans: dict[Problem, list[KernelRow]] = {}
+        reasons: dict[str, None] = {}
+        for problem in self.problems:
+            plans[problem], reason = plan_rows(self.store, self.worker, problem, self.options.target)
+            reasons |= {reason: None} if reason and isinstance(problem, Convolution) else {}
+        for reason in reasons:
+            self.progress.stage(reason)
+        self.progress.stage("timing cuDNN's plans")
+        for problem, rows in plans.items():
+            left = [row for row in rows if row.library and self.store.claim(self.device, str(problem), row, [{}])]
+            nothing: list[dict[str, Any]] = [{} for _ in left]
+            for _ in self._time(problem, left, nothing, nothing):
+                pass
+
     def _time(
         self,
         problem: Problem,
@@ -335,7 +362,7 @@ class Tuning:
         assert self.worker
         ranked = self.store.ranking(self.device, str(problem), finals_first=False)
         best_of_torch = [row for row in ranked if row.kernel.family == aten.FAMILY][:1]
-        finalists = ranked[:FINALISTS]
+        finalists = shortlist(ranked, FINALISTS, PLANS)
         finalists += [row for row in best_of_torch if row not in finalists]
         settled = {
             (row.kernel_id, str(row.launch)) for row in self.store.ranking(self.device, str(problem)) if row.final

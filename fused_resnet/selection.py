@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,12 +12,12 @@ import torch
 from autotune.arch import runs_on
 from autotune.device import device_name, device_target
 from autotune.problem import Problem, with_batch
-from autotune.vendor import aten
+from autotune.vendor import aten, cudnn
 from fused_resnet.binding import Candidate
 from fused_resnet.candidates import candidate
 from fused_resnet.graph import Alternative, Layer, Network
 from tuning_db import Store
-from tuning_db.schema import Device
+from tuning_db.schema import Device, Measurement
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,21 @@ def torch_choice(problem: Problem) -> Choice:
     return Choice(Candidate(aten.FAMILY, json.dumps(aten.configs(problem)[0]), ""), "untuned")
 
 
+def shortlist(ranking: Sequence[Measurement], most: int, plans: int) -> list[Measurement]:
+    """The best `most` of a ranking and the best `plans` of cuDNN's plans, in the ranking's order.
+
+    They take no place from each other: a plan serves its own sizes only, and another cuDNN refuses them all.
+    """
+    theirs = [row for row in ranking if row.kernel.family == cudnn.FAMILY][:plans]
+    others = [row for row in ranking if row.kernel.family != cudnn.FAMILY][:most]
+    return [row for row in ranking if row in theirs or row in others]
+
+
 def _of_device(store: Store, device: Device, problem: Problem, target: str, where: str) -> Iterator[Choice]:
     for n in batches(store, problem):
         tuned = with_batch(problem, n)
         source = "tuned" if tuned == problem else f"batch {n}"
-        for row in store.ranking(device, str(tuned))[:5]:
+        for row in shortlist(store.ranking(device, str(tuned)), 5, 5 if tuned == problem else 0):
             library = row.kernel.library
             if library is None or runs_on(library.target, target):
                 yield Choice(candidate(store, row.kernel, row.launch), source + where, row.median_us, tuned_batch=n)

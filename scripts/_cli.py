@@ -51,3 +51,11 @@ def percent(text: str) -> float:
 def database(text: str) -> Path | str:
     """Read where a database is: a file, or a server's address such as postgresql+psycopg://user@host/name."""
     return text if "://" in text else Path(text)
+
+
+def size(text: str) -> int:
+    """Read "64M", "1G", "512K" or a bare number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)", text.upper())
+    if not found:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a size: write 512K, 64M or 1G")
+    return int(float(found[1]) * 1024 ** " KMG".index(found[2] or " "))

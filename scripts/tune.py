@@ -128,6 +128,12 @@ def arguments() -> argparse.Namespace:
         default=TIMERS[0],
         help="on a GPU, time graphs of many launches (the default), or launches one by one between events",
     )
+    parser.add_argument(
+        "--vendor",
+        choices=["cudnn", "none"],
+        default="cudnn",
+        help="on a GPU, time all plans of cuDNN too (the default), which nvidia-cudnn-frontend finds, or none",
+    )
     if {"-h", "--help"} & set(sys.argv):
         parser.epilog = grammar()
     return parser.parse_args()
@@ -309,6 +315,7 @@ def main() -> int:
         limit=args.limit or 0,
         gain=args.gain,
         objectives=objectives,
+        vendor=args.vendor,
     )
     timing = Timing(args.timer, args.buffers, "energy" in objectives)
 
