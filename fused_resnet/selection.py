@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,8 +11,7 @@ import torch
 
 from autotune.arch import runs_on
 from autotune.device import device_name, device_target
-from autotune.errors import AutotuneError
-from autotune.problem import Problem, parse, with_batch
+from autotune.problem import Problem, with_batch
 from autotune.vendor import aten, cudnn
 from fused_resnet.binding import Candidate
 from fused_resnet.candidates import candidate
@@ -28,12 +26,14 @@ class Choice:
 
     overlap: whether the kernel may be placed on the GPU while the one before it ends.
     source: why it was chosen: "tuned", "batch 128", either with " on DEVICE", or "untuned".
+    tuned_batch: the batch size that it was timed at.
     """
 
     candidate: Candidate
     source: str
     expected_us: float | None = None
     overlap: bool = False
+    tuned_batch: int | None = None
 
 
 def choices(store: Store, problem: Problem, device: torch.device) -> Iterator[Choice]:
@@ -105,27 +105,21 @@ def shortlist(ranking: Sequence[Measurement], most: int, plans: int) -> list[Mea
 
 
 def _of_device(store: Store, device: Device, problem: Problem, target: str, where: str) -> Iterator[Choice]:
-    for n in _batches(store, problem):
+    for n in batches(store, problem):
         tuned = with_batch(problem, n)
         source = "tuned" if tuned == problem else f"batch {n}"
         for row in shortlist(store.ranking(device, str(tuned)), 5, 5 if tuned == problem else 0):
             library = row.kernel.library
             if library is None or runs_on(library.target, target):
-                yield Choice(candidate(store, row.kernel, row.launch), source + where, row.median_us)
+                yield Choice(candidate(store, row.kernel, row.launch), source + where, row.median_us, tuned_batch=n)
 
 
-def _batches(store: Store, problem: Problem) -> list[int]:
+def batches(store: Store, problem: Problem) -> list[int]:
     """Batch sizes for which this problem is in the database, the nearest (by ratio) first."""
-    same = dataclasses.asdict(with_batch(problem, 1))
-    batches = []
-    for row in store.problems():
-        if row.operator != problem.operator:  # others may be of a family that is not here
-            continue
-        try:
-            other = parse(row.text)
-        except AutotuneError:  # of another version, or with a custom step that this process has not defined
-            continue
-        if dataclasses.asdict(with_batch(other, 1)) == same:
-            batches.append(other.batch)
-    wanted = problem.batch
-    return sorted(batches, key=lambda n: abs(math.log(n / wanted)))
+    # By text, which is what identifies a problem: parsing all of a large database would take longer than binding.
+    head, _, tail = str(problem).partition(f" {problem.batch_field}={problem.batch} ")
+    head = f"{head} {problem.batch_field}="
+    texts = (row.text for row in store.problems())
+    alike = (text for text in texts if text.startswith(head) and text.endswith(f" {tail}"))
+    between = [text[len(head) : -len(tail) - 1] for text in alike]
+    return sorted((int(n) for n in between if n.isdigit()), key=lambda n: abs(math.log(n / problem.batch)))

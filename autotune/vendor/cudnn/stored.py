@@ -109,9 +109,9 @@ def bind(
     graph = _restored(loaded, path)
     numbers = operand_numbers(problem)
     pack = arguments(convolution, config["bias"], tensors, scalars)
-    workspace = torch.empty(max(config["workspace_bytes"], 1), dtype=torch.uint8, device=device)
 
     def run(late: Tensors) -> None:
+        workspace = torch.empty(max(config["workspace_bytes"], 1), dtype=torch.uint8, device=device)  # the stream's own
         stream = torch.cuda.current_stream(device).cuda_stream
         given = {**pack, **{numbers[name]: tensor for name, tensor in late.items()}} if late else pack
         with loaded.lock:
