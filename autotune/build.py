@@ -17,21 +17,22 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from autotune import emit, paths, toolchain
 from autotune.errors import FamilyError, ToolchainError
-from autotune.families import family
+from autotune.families import families, family
 from autotune.families.base import Kernel
 
 WORTH = 2.0
 """Kernels are put into one unit until they cost so many times what its headers do; more would only delay the first."""
 
 _COMPILE_SECONDS = 900  # a compiler that takes longer has hung
-_POLL_SECONDS = 0.05
+POLL_SECONDS = 0.02
 _LEAST_SPACE = 2**20
 
 
@@ -99,47 +100,107 @@ def units(kernels: Sequence[Kernel], jobs: int) -> list[Unit]:
     return [unit for _, unit in sorted(result, key=lambda cost_unit: -cost_unit[0])]
 
 
+def together(name: str) -> int:
+    """How many kernels of a family are worth a unit: as many as cost what its headers do. 1 if it is not known here."""
+    found = families().get(name)
+    return max(1, round(found.compile_seconds[0] / found.compile_seconds[1])) if found else 1
+
+
 def build(kernels: Sequence[Kernel], jobs: int) -> Generator[Built]:
     """Compile kernels on `jobs` cores and yield each unit as it is ready; a failed kernel comes with its error.
 
     Raises ToolchainError if there is no compiler for the target or no room on the disk.
     """
+    sound, faulty = renderable(kernels)
+    yield from faulty
+    waiting = [units(sound, jobs)]
+    while waiting:
+        with closing(Batch(waiting.pop(), jobs)) as batch:
+            while batch.pending:
+                for built in batch.finished():
+                    if parts := apart(built):
+                        waiting.append(parts)
+                    else:
+                        yield built
+                if batch.pending:
+                    time.sleep(POLL_SECONDS)
+
+
+def renderable(kernels: Sequence[Kernel]) -> tuple[list[Kernel], list[Built]]:
+    """The kernels that have a text, and what to say of the others."""
     sound: list[Kernel] = []
+    faulty: list[Built] = []
     for kernel in kernels:
         try:
             emit.render(kernel)
             sound.append(kernel)
         except FamilyError as error:
-            yield Built(Unit((kernel,)), None, str(error))
-    broken: list[Unit] = []
-    for built in _ninja(units(sound, jobs), jobs):
-        if built.path is None and len(built.unit.kernels) > 1:
-            broken.append(built.unit)
-        else:
-            yield built
-    yield from _ninja([Unit((kernel,)) for unit in broken for kernel in unit.kernels], jobs)
+            faulty.append(Built(Unit((kernel,)), None, str(error)))
+    return sound, faulty
 
 
-def _ninja(units: list[Unit], jobs: int) -> Iterator[Built]:
-    missing = []
-    for unit in units:
-        if unit.path.exists():
-            yield Built(unit, unit.path)
-        else:
-            missing.append(unit)
-    if not missing:
-        return
-    try:
-        paths.generated().mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="ninja-", dir=paths.generated()))
-        commands = {unit: _write(unit, folder) for unit in missing}
-        (folder / "build.ninja").write_text(_ninja_file(commands))
-    except OSError as error:
-        raise ToolchainError(f"cannot write kernels' sources to {paths.generated()}: {error.strerror}") from error
-    try:
-        yield from _run(missing, folder, jobs)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def apart(built: Built) -> list[Unit]:
+    """The kernels of a unit that would not compile, each alone, to find which are at fault; none if it was alone."""
+    kernels = built.unit.kernels
+    return [Unit((kernel,)) for kernel in kernels] if built.path is None and len(kernels) > 1 else []
+
+
+class Batch:
+    """Units that a ninja of their own compiles in the background, on `jobs` cores; close() ends what still runs.
+
+    pending: those that finished() has not told of.
+    """
+
+    def __init__(self, units: Sequence[Unit], jobs: int) -> None:
+        self.pending = dict.fromkeys(units)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+        self._exists = [unit for unit in self.pending if unit.path.exists()]
+        missing = [unit for unit in self.pending if unit not in set(self._exists)]
+        if not missing:
+            return
+        try:
+            paths.generated().mkdir(parents=True, exist_ok=True)
+            self._folder = Path(tempfile.mkdtemp(prefix="ninja-", dir=paths.generated()))
+            commands = {unit: _write(unit, self._folder) for unit in missing}
+            (self._folder / "build.ninja").write_text(_ninja_file(commands))
+        except OSError as error:
+            self.close()
+            raise ToolchainError(f"cannot write kernels' sources to {paths.generated()}: {error.strerror}") from error
+        # A session of its own: Ctrl-C reaches us alone, and we end the compilers with their whole group.
+        self._process = subprocess.Popen(
+            [shutil.which("ninja") or _bundled_ninja(), "-C", str(self._folder), "-k", "0", "-j", str(jobs)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def finished(self) -> list[Built]:
+        """What has ended since the last call. Does not wait."""
+        ended = [Built(unit, unit.path) for unit in self._exists]
+        self._exists = []
+        for built in ended:
+            del self.pending[built.unit]
+        if self._folder and self._process:
+            running = self._process.poll() is None
+            for unit in list(self.pending):
+                if unit.path.exists() or _failed(unit, self._folder).exists():
+                    del self.pending[unit]
+                    ended.append(_outcome(unit, self._folder))
+            if not running and self.pending:
+                code = self._process.returncode
+                raise ToolchainError(f"ninja stopped with exit code {code} before all kernels were built")
+        return ended
+
+    def close(self) -> None:
+        """End the compilers and remove what they worked on."""
+        if self._process and self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGTERM)
+        if self._process:
+            self._process.wait()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _write(unit: Unit, folder: Path) -> str:
@@ -175,32 +236,6 @@ def _ninja_file(commands: dict[Unit, str]) -> str:
         escaped = command.replace("$", "$$")
         lines += [f"build {unit.name}: unit", f"  shell = {escaped}"]
     return "\n".join(lines) + "\n"
-
-
-def _run(units: list[Unit], folder: Path, jobs: int) -> Iterator[Built]:
-    ninja = shutil.which("ninja") or _bundled_ninja()
-    # A session of its own: Ctrl-C reaches us alone, and we end the compilers with their whole group.
-    process = subprocess.Popen(
-        [ninja, "-C", str(folder), "-k", "0", "-j", str(jobs)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        pending = dict.fromkeys(units)
-        while pending:
-            running = process.poll() is None
-            for unit in list(pending):
-                if unit.path.exists() or _failed(unit, folder).exists():
-                    del pending[unit]
-                    yield _outcome(unit, folder)
-            if not running and pending:
-                raise ToolchainError(f"ninja stopped with exit code {process.returncode} before all kernels were built")
-            time.sleep(_POLL_SECONDS if running else 0)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
 
 
 def _outcome(unit: Unit, folder: Path) -> Built:

@@ -109,7 +109,8 @@ class Case(Operands):
         if memory_bytes(self.device) - empty > LEAK_BYTES and (grown := self._leaked(sample)):
             launches = SAMPLES * sample.launches
             return Result("leaks", f"memory grew by {grown / 2**20:.1f} MiB in {launches} launches", error)
-        details = {"kernel": step.kernel.describe() if step.kernel else "torch", **self._how()}
+        description = step.kernel.describe() if step.kernel else "cuDNN" if candidate.kind else "torch"
+        details = {"kernel": description, **self._how()}
         details |= {"state": state} if state else {}
         details |= _throttling(taken, 0) | self._costs(step, sample)
         if self.device.type == "cuda":

@@ -43,3 +43,11 @@ def cutlass_include() -> Path:
 def cutlass_version() -> str:
     """Version of the nvidia-cutlass package, such as "4.2.0.0"."""
     return importlib.metadata.version("nvidia-cutlass")
+
+
+def version() -> str:
+    """This project's version; "unknown" where it runs from a checkout that was not installed."""
+    try:
+        return importlib.metadata.version("autotune-cutlass")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

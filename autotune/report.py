@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from autotune.arch import Architecture
 from autotune.families import families, serving
-from autotune.problem import AvgPool2d, Convolution, Gemm, Problem, SeTail, SpaceToDepth, limit_us
-from autotune.vendor import aten
+from autotune.objective import OBJECTIVES, undominated
+from autotune.problem import Convolution, Gemm, Pool2d, Problem, SeTail, SpaceToDepth, Stem, limit_us
+from autotune.vendor import aten, cudnn
+from fused_resnet.capture.torch_call import TorchCall
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow, Measurement
 
@@ -45,10 +47,24 @@ def lines(store: Store, device: Device, layers: Sequence[tuple[str, Problem]]) -
         yield Line(name, problem, label(best), time, best.spread_us, speed_up, limit / time)
 
 
+def pareto(
+    store: Store, device: Device, problem: Problem, objectives: Sequence[str]
+) -> list[tuple[str, tuple[float, ...]]]:
+    """A problem's candidates, with their values, that no other beats in all objectives; the best by the first first."""
+    found: list[tuple[str, tuple[float, ...]]] = []
+    for row in store.measurements(device, str(problem), "ok"):
+        values = [OBJECTIVES[name].value(problem, row.median_us or 0.0, row.details) for name in objectives]
+        if None not in values:
+            found.append((label(row), tuple(v for v in values if v is not None)))
+    return sorted((found[i] for i in undominated([values for _, values in found])), key=lambda one: one[1])
+
+
 def label(row: Measurement) -> str:
     """A candidate in few characters: family, config, launch values."""
     if row.kernel.family == aten.FAMILY:
         return f"torch {json.loads(row.kernel.config)['memory_format']}"
+    if row.kernel.family == cudnn.FAMILY:
+        return cudnn.summary(json.loads(row.kernel.config))
     words = [row.kernel.family, _config(row.kernel)]
     words += [f"{name} {value}" for name, value in row.launch.items() if value not in (0, 1) or name == "threads"]
     return " ".join(filter(None, words))
@@ -59,22 +75,29 @@ def _config(row: KernelRow) -> str:
     return found.label(json.loads(row.config)) if found else row.config
 
 
-def brief(problem: Problem) -> str:
+def brief(problem: Problem) -> str:  # noqa: PLR0911 -- a table
     """A problem in few characters: window/stride channels @ input size."""
     match problem:
         case Convolution():
-            shape = f"{problem.r}x{problem.s}/{problem.stride[0]} {problem.c}>{problem.k} @{problem.h}x{problem.w}"
             gradient = [problem.operator.removeprefix("conv2d_")] if problem.operator != "conv2d" else []
-            return " ".join([*gradient, shape, *([f"g{problem.groups}"] if problem.groups > 1 else [])])
+            return " ".join([*gradient, _window(problem), *([f"g{problem.groups}"] if problem.groups > 1 else [])])
         case Gemm():
             return f"gemm {problem.k}>{problem.n} @{problem.m}"
-        case AvgPool2d():
-            return f"pool {problem.r}x{problem.s}/{problem.stride[0]} {problem.c} @{problem.h}x{problem.w}"
+        case Pool2d() | Stem():
+            kind = {"avg_pool2d": "pool", "max_pool2d": "max", "stem": "stem"}[problem.operator]
+            return f"{kind} {_window(problem)}"
         case SpaceToDepth():
             return f"s2d {problem.block}x{problem.block} {problem.c} @{problem.h}x{problem.w}"
         case SeTail():
             return f"se {problem.c}>{problem.hidden}>{problem.c} @{problem.h}x{problem.w}"
+        case TorchCall():
+            return f"torch {', '.join(call.name for call in problem.calls)}"
     return str(problem).partition(" dtype=")[0]
+
+
+def _window(problem: Convolution | Pool2d | Stem) -> str:
+    channels = problem.c if isinstance(problem, Pool2d) else f"{problem.c}>{problem.k}"
+    return f"{problem.r}x{problem.s}/{problem.stride[0]} {channels} @{problem.h}x{problem.w}"
 
 
 @dataclass(frozen=True)
@@ -125,6 +148,8 @@ def illegal(problem: Problem, arch: Architecture) -> Iterator[str]:
 
 def unserved(problem: Problem, arch: Architecture) -> str:
     """Why no family has a kernel for a problem, in one sentence."""
+    if isinstance(problem, TorchCall):
+        return "it is no problem of ours"
     mine = [found for found in families().values() if isinstance(problem, found.operator)]
     reasons = [
         f"{found.name}: {found.serves(problem, arch) or 'none of its configs fits'}"

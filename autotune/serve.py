@@ -16,7 +16,8 @@ from autotune.network import NetworkCase
 from autotune.result import Result
 from autotune.spans import span
 from autotune.timing import Timing
-from autotune.worker import NetworkRequest, Request
+from autotune.vendor import cudnn
+from autotune.worker import NetworkRequest, Request, VendorRequest
 
 _CASES_KEPT = 24
 
@@ -60,6 +61,8 @@ class _Server:
                     return
                 for candidate in request.candidates:
                     yield self._case(request).run(candidate)
+        elif isinstance(request, VendorRequest):
+            yield cudnn.offers(request.problem, self._device)
         else:
             yield measure_device(self._device)
 

@@ -16,11 +16,14 @@ from autotune.worker import Worker
 from fused_resnet.binding import Candidate
 from fused_resnet.candidates import candidate
 from fused_resnet.graph import Alternative, Network
+from fused_resnet.selection import shortlist
 from tuning_db import Store
 from tuning_db.schema import Device, Measurement, PlanRow
 
 CANDIDATES, KEPT = 12, 4
 """Candidates of a layer that are tried, and how many of them again once all layers were settled."""
+PLANS = 2
+"""Plans of cuDNN that are tried beside them."""
 SWEEPS = 3
 ROUNDS = 9
 GAIN = 0.998
@@ -33,7 +36,10 @@ def settle_network(store: Store, device: Device, worker: Worker, network: Networ
     details["alone_us"] of the result is the time of the plainest layers with the winner of each, in the same rounds;
     details["alternatives"] names those that were taken.
     """
-    ranked = {layer.name: store.ranking(device, str(layer.problem))[:CANDIDATES] for layer in network.all_layers}
+    ranked = {
+        layer.name: shortlist(store.ranking(device, str(layer.problem)), CANDIDATES, PLANS)
+        for layer in network.all_layers
+    }
     if not all(ranked[layer.name] for layer in network.layers):
         return None
     options = {name: [candidate(store, row.kernel, row.launch) for row in rows] for name, rows in ranked.items()}
@@ -78,12 +84,14 @@ class _Settling:
     options: dict[str, list[Candidate]]
 
     def __post_init__(self) -> None:
-        # One torch operator keeps all kernels from being one graph of ours, so we start without any, where that can be.
+        # One operator of torch's, or plan of cuDNN's, keeps all kernels from being one graph of ours: no change of one
+        # layer tells whether that is worth it. So we start without any, unless the layers' winners are faster together.
+        options = {name: candidates for name, candidates in self.options.items() if candidates}
         self.picks = {
-            name: Pick(name, next((c for c in candidates if c.kind), candidates[0]))
-            for name, candidates in self.options.items()
-            if candidates
+            name: Pick(name, next((c for c in candidates if c.native), candidates[0]))
+            for name, candidates in options.items()
         }
+        self._winners = {name: Pick(name, candidates[0]) for name, candidates in options.items()}
         self.taken: list[Alternative] = []
 
     def plan(self) -> list[Pick]:
@@ -94,6 +102,11 @@ class _Settling:
         """The plan that no change of one layer or alternative makes faster; None if plans cannot be timed here."""
         if self.worker.plans(self.network, [self.plan()], 1)[0].median_us is None:
             return None
+        starts = [self.plan(), self._with([], self._winners)]
+        if starts[0] != starts[1]:
+            ours, winners = self.worker.plans(self.network, starts, ROUNDS)
+            if ours.median_us and winners.median_us and winners.median_us < GAIN * ours.median_us:
+                self.picks = self._winners
         for _ in range(SWEEPS):
             changed = [self._settle_alternative(alternative) for alternative in self.network.alternatives]
             changed += [self._settle_layer(pick.layer) for pick in self.plan()]
@@ -117,7 +130,7 @@ class _Settling:
         else:
             tried = [*others, alternative]
         own = [layer.name for layer in alternative.layers]
-        overlapping = {name: replace(self.picks[name], overlap=bool(self.picks[name].candidate.kind)) for name in own}
+        overlapping = {name: replace(self.picks[name], overlap=self.picks[name].candidate.native) for name in own}
         ways = [self.picks, {**self.picks, **overlapping}]
         shares = self._shares([self._with(tried, picks) for picks in ways])
         best = shares.index(min(shares))
@@ -131,7 +144,7 @@ class _Settling:
             Pick(name, other, overlap)
             for other in self.options[name]
             for overlap in (False, True)
-            if other.kind or not overlap
+            if other.native or not overlap
         ]
         now = self.picks[name]
         tried.remove(now)

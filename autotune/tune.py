@@ -6,34 +6,44 @@ stopped goes on where it was. A compiled kernel serves every problem with its ep
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
-from autotune import abi, build, emit, paths, toolchain
+from autotune import paths, toolchain
 from autotune.arch import Architecture
-from autotune.epilogue import Epilogue
-from autotune.errors import AutotuneError
+from autotune.device import DeviceFacts
 from autotune.families import family, serving
-from autotune.families.base import Config, Family, Kernel
-from autotune.problem import Problem
+from autotune.families.base import Kernel
+from autotune.ledger import RECORD, WAIT, Ledger
+from autotune.objective import DEFAULT as BY_TIME
+from autotune.objective import value
+from autotune.problem import Convolution, Problem
 from autotune.progress import Progress
 from autotune.result import Result
-from autotune.search import Study
+from autotune.search import DEFAULT, Space, Study, strategy
+from autotune.search.schedule import Schedule
 from autotune.settle import settle_network
-from autotune.vendor import aten
+from autotune.vendor import aten, cudnn
+from autotune.vendor_plans import plan_rows
 from autotune.worker import Worker
+from autotune.workshop import Workshop, identity
 from fused_resnet.binding import Candidate
 from fused_resnet.candidates import candidate
 from fused_resnet.graph import Network
+from fused_resnet.selection import shortlist
 from tuning_db import Store
-from tuning_db.schema import Device, KernelRow, Library
+from tuning_db.schema import Device, KernelRow
 
 FINALISTS = 6
+PLANS = 3
+"""Plans of cuDNN that are finalists beside them."""
 FINAL_ROUNDS = 15
+TRIAL_SECONDS = 0.05
+"""Of verifying and timing a config, about."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,10 @@ class Options:
     """trials: configs a family may try for one problem; budget: seconds for the search; jobs: compilers at once.
 
     allow: names of families.base.PERMISSIONS. only: names of the families that may try; all if empty.
+    strategy: of search.STRATEGIES. limit: most configs in a family's space for a problem; 0: all that are legal.
+    gain: a search rests where it expects less than this share of the best time from any config.
+    objectives: of objective.OBJECTIVES.
+    vendor: whose plans are candidates on a GPU: "cudnn" or "none".
     """
 
     arch: Architecture
@@ -51,41 +65,15 @@ class Options:
     seed: int = 0
     allow: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
-
-
-@dataclass
-class Space:
-    """The search of one family for one problem."""
-
-    problem: Problem
-    family: Family
-    study: Study
-    arch: Architecture
-    target: str
-
-    def kernel(self, config: Config) -> Kernel:
-        """The kernel of a config, for this problem's dtype and epilogue."""
-        return Kernel.of(self.family.name, config, self.problem.dtype, self.problem.epilogue, self.target)
-
-    def serves(self, kernel: Kernel) -> bool:
-        """Whether a kernel belongs to this space."""
-        mine = (self.family.name, self.problem.dtype, self.problem.epilogue)
-        return (kernel.family, kernel.dtype, kernel.epilogue) == mine
-
-    def launches(self, kernel: Kernel) -> list[dict[str, int]]:
-        """The launch values worth timing for this problem; none if the kernel does not fit it."""
-        if self.family.fits(self.problem, kernel.values, self.arch):
-            return []
-        names = [parameter.name for parameter in self.family.launch_parameters]
-        launches = self.family.launches(self.problem, kernel.values, self.arch)
-        return [{name: launch[name] for name in names} for launch in launches]
+    strategy: str = DEFAULT
+    limit: int = 0
+    gain: float = 0.01
+    objectives: tuple[str, ...] = BY_TIME
+    vendor: str = cudnn.FAMILY
 
 
 class Tuning:
-    """One run over some problems. Without a worker it compiles the prior's best and times nothing.
-
-    compiled, compile_seconds: kernels that this run compiled, and the seconds of one core that their units took.
-    """
+    """One run over some problems. Without a worker it compiles the prior's best and times nothing."""
 
     def __init__(
         self, store: Store, problems: Iterable[Problem], options: Options, worker: Worker | None, progress: Progress
@@ -93,34 +81,42 @@ class Tuning:
         self.store, self.options, self.worker, self.progress = store, options, worker, progress
         self.problems = list(dict.fromkeys(problems))
         self.deadline = time.monotonic() + options.budget
-        self.kernels: dict[Kernel, KernelRow] = {}
-        self.compiled, self.compile_seconds = 0, 0.0
+        self.ledger = Ledger()
+        self._elsewhere: list[tuple[Study, Kernel]] = []
+        self._facts: Future[DeviceFacts] | None = None
+        self.workshop = Workshop(store, options.target, options.jobs, self.ledger, progress, self._failed)
 
     def run(self) -> None:
         """Search every problem, then settle between finalists. Raises ToolchainError, WorkerError, DatabaseError."""
         toolchain.for_target(self.options.target)  # without a compiler, say so before anything else
         self.progress.total(len(self.problems))
         self.progress.stage("reading what is known")
+        with ThreadPoolExecutor(1) as beside, self.workshop:
+            self._facts = beside.submit(self.worker.facts) if self.worker else None  # it takes seconds to start
+            for problem in self.problems:
+                self.store.put_problem(str(problem))
+            self.workshop.recall()
+            if self.worker is None:
+                self.progress.stage("compiling the prior's best")
+                self._compile_only()
+                return
+            schedule = Schedule(self.studies, self, self.options.target, self._trials)
+            if not self.store.devices():
+                schedule.begin()  # nothing is known that could change what is asked for first
+            self.progress.stage("starting the device's process")
+            with self.ledger.charge(WAIT if self.workshop.is_making else "load"):
+                assert self.device
+            self._recall()
+            schedule.begin()
+            self.progress.stage("timing torch's operators")
+            for problem in self.problems:
+                self._time_torch(problem)
+            self._time_vendor()
+            self.progress.stage("searching")
+            schedule.run()
+            self._finish_elsewhere()
         for problem in self.problems:
-            self.store.put_problem(str(problem))
-        self._recall()
-        if self.worker is None:
-            self.progress.stage("compiling the prior's best")
-            for _ in self._built({kernel for space in self.spaces for kernel in self._asked(space)}):
-                pass
-            return
-        self.progress.stage("timing torch's operators")
-        for problem in self.problems:
-            self._time_torch(problem)
-        self.progress.stage("searching")
-        while self._time_left() and (wanted := {kernel for space in self.spaces for kernel in self._asked(space)}):
-            with closing(self._built(wanted)) as built:
-                for kernel in built:
-                    for space in self.spaces:
-                        if space.serves(kernel):
-                            self._time_kernel(space, kernel)
-                    if not self._time_left():
-                        break
+            self.progress.done(str(problem))
         self.progress.stage("settling between finalists")
         for problem in self.problems:
             self._settle(problem)
@@ -129,146 +125,221 @@ class Tuning:
         """On a GPU, choose between the finalists of a tuned network's layers once more, inside its CUDA graph."""
         if self.worker and self.options.arch.is_cuda:
             self.progress.stage("settling inside the network")
-            settle_network(self.store, self.device, self.worker, network)
+            with self.ledger.charge("time"):
+                settle_network(self.store, self.device, self.worker, network)
 
     @cached_property
     def device(self) -> Device:
         """The device's row; measures its limits the first time."""
         assert self.worker
-        facts = self.worker.facts()
+        facts = self._facts.result() if self._facts else self.worker.facts()
+        details = {**facts.details, "processors": facts.processors}
+        self.store.put_environment({"autotune": paths.version(), **details})
         return self.store.put_device(
             facts.name,
             facts.target,
             flops_per_us=facts.flops_per_us,
             bytes_per_us=facts.bytes_per_us,
-            details={**facts.details, "processors": facts.processors},
+            details=details,
         )
 
     @cached_property
-    def spaces(self) -> list[Space]:
+    def studies(self) -> list[Study]:
         """A search for each problem and family that serves it."""
-        arch = self.options.arch
-        spaces = []
+        options, spaces = self.options, []
         for problem in self.problems:
-            for found in serving(problem, arch):
-                if self.options.only and found.name not in self.options.only:
+            for found in serving(problem, options.arch):
+                if options.only and found.name not in options.only:
                     continue
-                configs = found.configs_for(problem, arch, self.options.allow)
-                study = Study(configs, lambda c, f=found, p=problem: f.cost(p, c, arch), self.options.seed)  # type: ignore[misc]
-                spaces.append(Space(problem, found, study, arch, self.options.target))
-        return spaces
+                configs = found.configs_for(problem, options.arch, options.allow)
+                costs = [found.cost(problem, config, options.arch) for config in configs]
+                space = Space.ranked(problem, found.name, configs, costs)
+                spaces.append(space.cut(options.limit, options.seed) if options.limit else space)
+        return strategy(options.strategy).studies(spaces, options.seed, options.gain)
 
-    def _time_left(self) -> bool:
-        return time.monotonic() < self.deadline
+    def _trials(self, study: Study) -> int:
+        return self.options.trials if strategy(self.options.strategy).bounded else study.total
 
-    # -- what is known already -------------------------------------------------------------------------------
+    def _failed(self, kernel: Kernel) -> None:
+        """Tell what would not compile."""
+        for study in self.studies:
+            if study.space.serves(kernel):
+                study.tell(kernel.values, None)
 
     def _recall(self) -> None:
-        """Read compiled kernels and, where there is a device, their times; forget those whose source has changed."""
-        for known in self.store.kernels(self.options.target):
-            kernel = None if known.family == aten.FAMILY else _kernel_of(known)
-            if kernel and known.source == emit.source_digest(kernel):
-                self.kernels[kernel] = known
-        if self.worker is None:
-            return
-        by_id = {row.id: kernel for kernel, row in self.kernels.items()}
-        for space in self.spaces:
+        """Tell the studies what the database holds of kernels that would be made again as they are."""
+        by_id = {row.id: kernel for kernel, row in self.workshop.rows.items()}
+        for study in self.studies:
+            space = study.space
             best: dict[Kernel, float | None] = {
-                kernel: None for kernel, known in self.kernels.items() if known.error and space.serves(kernel)
+                kernel: None for kernel, row in self.workshop.rows.items() if row.error and space.serves(kernel)
             }
+            tried: dict[Kernel, list[dict[str, int]]] = {}
             for row in self.store.measurements(self.device, str(space.problem)):
                 if row.kernel_id in by_id and space.serves(by_id[row.kernel_id]):
-                    times = [t for t in (best.get(by_id[row.kernel_id]), row.median_us) if t is not None]
-                    best[by_id[row.kernel_id]] = min(times, default=None)
-            for kernel, value in best.items():
-                space.study.tell(kernel.values, value)
+                    kernel, found = by_id[row.kernel_id], self._value(space.problem, row.median_us, row.details)
+                    tried.setdefault(kernel, []).append(row.launch)
+                    best[kernel] = min((v for v in (best.get(kernel), found) if v is not None), default=None)
+            for kernel, known in best.items():
+                if kernel not in tried or all(
+                    launch in tried[kernel] for launch in self._launches(space.problem, kernel)
+                ):
+                    study.tell(kernel.values, known)  # of others a run was stopped between two launch values
 
-    # -- searching -------------------------------------------------------------------------------------------
+    def _value(self, problem: Problem, us: float | None, details: Mapping[str, Any]) -> float | None:
+        return value(self.options.objectives, problem, us, details)
 
-    def _asked(self, space: Space) -> Iterator[Kernel]:
-        """The next kernels that a space wants: a batch large enough to keep the compilers busy."""
-        batch = max(4, self.options.jobs // 2)
-        for config in space.study.ask(min(batch, self.options.trials - space.study.told)):
-            yield space.kernel(config)
+    def _compile_only(self) -> None:
+        """Make the prior's best, where nothing can be timed."""
+        kernels = {
+            study.space.kernel(config, self.options.target): None
+            for study in self.studies
+            for config in study.ask(self._trials(study))
+        }
+        self.workshop.make(list(kernels))
+        while self.workshop.ready(wait=True):
+            pass
 
-    def _built(self, wanted: set[Kernel]) -> Generator[Kernel]:
-        """Kernels as they become ready: first those that the database holds, then those that are compiled now."""
-        yield from (kernel for kernel in wanted if kernel in self.kernels and not self.kernels[kernel].error)
-        missing = sorted((kernel for kernel in wanted if kernel not in self.kernels), key=str)
-        if not missing:
-            return
-        self.progress.compiling(len(missing))
-        with closing(build.build(missing, self.options.jobs)) as built:
-            for outcome in built:
-                self._record_build(outcome)
-                self.compile_seconds += outcome.seconds
-                self.compiled += len(outcome.unit.kernels) if outcome.path and outcome.seconds else 0
-                self.progress.compiled(len(outcome.unit.kernels), 0 if outcome.path else len(outcome.unit.kernels))
-                if outcome.path:
-                    yield from outcome.unit.kernels
+    # -- the bench of the schedule ---------------------------------------------------------------------------
 
-    def _record_build(self, outcome: build.Built) -> None:
-        library = self._store_library(outcome) if outcome.path else None
-        for kernel in outcome.unit.kernels:
-            self.kernels[kernel] = self.store.put_kernel(
-                _identity(kernel, emit.source_digest(kernel)),
-                symbol=emit.symbol(kernel),
-                weight_layouts=dict(family(kernel.family).weight_layouts(kernel.values)),
-                library_id=library.id if library else None,
-                error=outcome.error or None,
-            )
-            if outcome.error:
-                for space in self.spaces:
-                    if space.serves(kernel):
-                        space.study.tell(kernel.values, None)
+    def time_left(self) -> bool:
+        """Whether the budget allows more."""
+        return time.monotonic() < self.deadline
 
-    def _store_library(self, outcome: build.Built) -> Library:
-        assert outcome.path
-        first = outcome.unit.kernels[0]
-        return self.store.put_library(
-            outcome.path.read_bytes(),
-            kind=family(first.family).kind,
-            target=first.target,
-            compiler=outcome.unit.toolchain.compiler,
-            flags=outcome.unit.toolchain.flags,
-            cutlass=paths.cutlass_version(),
-            abi_version=abi.ABI_VERSION,
-        )
+    def room(self) -> int:
+        """Cores that would compile at once."""
+        return self.workshop.room()
+
+    def seconds(self, kernel: Kernel) -> float:
+        """What a trial would cost: compiling on one of all cores, unless that was done, and some milliseconds."""
+        if kernel in self.workshop.rows:
+            return TRIAL_SECONDS
+        return TRIAL_SECONDS + sum(family(kernel.family).compile_seconds) / self.options.jobs
+
+    def compile(self, kernels: Sequence[Kernel], choosing: float) -> None:
+        """Begin to make kernels; choosing: the seconds that it took to choose them."""
+        self.ledger.add({"search": choosing})
+        self.workshop.make(kernels, choosing)
+
+    def ready(self, wait: bool) -> list[Kernel]:
+        """Kernels that became ready."""
+        return self.workshop.ready(wait)
+
+    def measure(self, kernels: Sequence[Kernel]) -> None:
+        """Verify and time kernels on every problem that they serve, for all launch values, and tell the studies.
+
+        What another process is trying is left to it, and looked at again when there is nothing else to do.
+        """
+        for study in self.studies:
+            mine = [kernel for kernel in kernels if study.space.serves(kernel)]
+            self._elsewhere += [(study, kernel) for kernel in self._measure(study, mine)]
+            if not self.time_left():
+                return
+
+    def _measure(self, study: Study, kernels: Sequence[Kernel]) -> list[Kernel]:
+        """Try what was not tried yet of kernels on a study's problem; returns those that another process is trying."""
+        problem, elsewhere = study.space.problem, []
+        trials: list[tuple[Kernel, dict[str, int]]] = []
+        found: dict[Kernel, list[float]] = {}
+        for kernel in kernels:
+            launches = self._launches(problem, kernel)
+            left = self.store.claim(self.device, str(problem), self._row(kernel), launches) if launches else []
+            if left is None:
+                elsewhere.append(kernel)
+                continue
+            found[kernel] = self._recorded(problem, kernel) if len(left) < len(launches) else []
+            trials += [(kernel, dict(launch)) for launch in left]
+        for (kernel, _), result in zip(trials, self._tried(problem, trials), strict=True):
+            if (known := self._value(problem, result.median_us, result.details)) is not None:
+                found[kernel].append(known)
+        for kernel, values in found.items():
+            study.tell(kernel.values, min(values, default=None))
+        return elsewhere
+
+    def _recorded(self, problem: Problem, kernel: Kernel) -> list[float]:
+        """What is known of a kernel on a problem, for any launch values."""
+        row = self._row(kernel)
+        measured = self.store.measurements(self.device, str(problem))
+        values = [self._value(problem, m.median_us, m.details) for m in measured if m.kernel_id == row.id]
+        return [known for known in values if known is not None]
+
+    def _finish_elsewhere(self) -> None:
+        """Wait for what other processes are trying; should one have died, its trials are ours."""
+        while self._elsewhere and self.time_left():
+            self._elsewhere = [(study, kernel) for study, kernel in self._elsewhere if self._measure(study, [kernel])]
+            if self._elsewhere:
+                time.sleep(0.05)
 
     # -- timing ----------------------------------------------------------------------------------------------
 
-    def _time_kernel(self, space: Space, kernel: Kernel) -> None:
-        launches = space.launches(kernel)
-        row = self.kernels[kernel]
-        if launches and not self._known(space, kernel):
-            times = self._time(space.problem, row, [candidate(self.store, row, launch) for launch in launches])
-            space.study.tell(kernel.values, min(times, default=None))
-            if space.study.told >= self.options.trials:
-                self.progress.done(str(space.problem))
+    def _row(self, kernel: Kernel) -> KernelRow:
+        return self.workshop.rows[kernel]
 
-    def _known(self, space: Space, kernel: Kernel) -> bool:
-        return self.store.is_measured(self.device, str(space.problem), self.kernels[kernel])
+    def _launches(self, problem: Problem, kernel: Kernel) -> list[dict[str, int]]:
+        """The launch values worth timing for a problem; none if the kernel does not fit it."""
+        found, arch = family(kernel.family), self.options.arch
+        if found.fits(problem, kernel.values, arch):
+            return []
+        names = [parameter.name for parameter in found.launch_parameters]
+        return [{name: launch[name] for name in names} for launch in found.launches(problem, kernel.values, arch)]
+
+    def _tried(self, problem: Problem, trials: Sequence[tuple[Kernel, dict[str, int]]]) -> Iterator[Result]:
+        """Verify, time and record candidates; the device goes on with the next while one is recorded."""
+        rows = [self._row(kernel) for kernel, _ in trials]
+        spent = [self.workshop.spent(kernel) for kernel, _ in trials]  # told once: to the first trial of a kernel
+        return self._time(problem, rows, [launch for _, launch in trials], spent)
 
     def _time_torch(self, problem: Problem) -> None:
-        known = {row.kernel_id for row in self.store.measurements(self.device, str(problem))}
         for config in aten.configs(problem):
             kernel = Kernel.of(aten.FAMILY, config, problem.dtype, problem.epilogue, self.options.target)
             source = f"torch {self.device.details['torch']}"
-            row = self.store.put_kernel(_identity(kernel, source), symbol="")
-            if row.id not in known:
-                self._time(problem, row, [candidate(self.store, row, {})])
+            row = self.store.put_kernel(identity(kernel, source), symbol="")
+            if self.store.claim(self.device, str(problem), row, [{}]):
+                list(self._time(problem, [row], [{}], [{}]))
 
-    def _time(self, problem: Problem, row: KernelRow, candidates: list[Candidate]) -> list[float]:
-        """Verify, time and record; returns the times of those that are right."""
+    def _time_vendor(self) -> None:
+        """List all of cuDNN's plans, then verify and time those that were not; say once why there are none."""
+        if self.options.vendor != cudnn.FAMILY or not self.options.arch.is_cuda:
+            return
         assert self.worker
-        times = []
-        for chosen, result in zip(candidates, self.worker.trial(problem, candidates), strict=True):
-            self._record(problem, row, chosen, result)
-            if result.median_us is not None:
-                times.append(result.median_us)
-        best = self.store.best_us(self.device, str(problem))
-        self.progress.measured(str(problem), len(candidates), best)
-        return times
+        self.progress.stage("listing cuDNN's plans")
+        plans: dict[Problem, list[KernelRow]] = {}
+        reasons: dict[str, None] = {}
+        for problem in self.problems:
+            plans[problem], reason = plan_rows(self.store, self.worker, problem, self.options.target)
+            reasons |= {reason: None} if reason and isinstance(problem, Convolution) else {}
+        for reason in reasons:
+            self.progress.stage(reason)
+        self.progress.stage("timing cuDNN's plans")
+        for problem, rows in plans.items():
+            left = [row for row in rows if row.library and self.store.claim(self.device, str(problem), row, [{}])]
+            nothing: list[dict[str, Any]] = [{} for _ in left]
+            for _ in self._time(problem, left, nothing, nothing):
+                pass
+
+    def _time(
+        self,
+        problem: Problem,
+        rows: Sequence[KernelRow],
+        launches: Sequence[dict[str, int]],
+        spent: Sequence[dict[str, float]],
+    ) -> Iterator[Result]:
+        """Verify, time and record candidates of one problem. spent: the seconds that each has cost so far."""
+        assert self.worker
+        with self.ledger.charge("load"):
+            candidates = [candidate(self.store, row, launch) for row, launch in zip(rows, launches, strict=True)]
+        for row, chosen, before, result in zip(
+            rows, candidates, spent, self.worker.trial(problem, candidates) if candidates else (), strict=True
+        ):
+            seconds = result.details.get("seconds", {})
+            self.ledger.add(seconds)
+            self.ledger.trials += 1
+            with self.ledger.charge(RECORD):
+                details = {**result.details, "seconds": {**before, **seconds}}
+                self._record(problem, row, chosen, replace(result, details=details))
+            yield result
+        if candidates:
+            self.progress.measured(str(problem), len(candidates), self.store.best_us(self.device, str(problem)))
 
     def _record(self, problem: Problem, row: KernelRow, chosen: Candidate, result: Result, final: bool = False) -> None:
         self.store.put_measurement(
@@ -291,7 +362,7 @@ class Tuning:
         assert self.worker
         ranked = self.store.ranking(self.device, str(problem), finals_first=False)
         best_of_torch = [row for row in ranked if row.kernel.family == aten.FAMILY][:1]
-        finalists = ranked[:FINALISTS]
+        finalists = shortlist(ranked, FINALISTS, PLANS)
         finalists += [row for row in best_of_torch if row not in finalists]
         settled = {
             (row.kernel_id, str(row.launch)) for row in self.store.ranking(self.device, str(problem)) if row.final
@@ -299,31 +370,9 @@ class Tuning:
         if all((row.kernel_id, str(row.launch)) in settled for row in finalists):
             return
         candidates = [candidate(self.store, row.kernel, row.launch) for row in finalists]
-        results = self.worker.finals(problem, candidates, FINAL_ROUNDS)
+        with self.ledger.charge("time"):
+            results = self.worker.finals(problem, candidates, FINAL_ROUNDS)
         for row, chosen, result in zip(finalists, candidates, results, strict=True):
             if result.status == "ok":  # a failure of the whole round says nothing of any one of them
                 self._record(problem, row.kernel, chosen, result, final=True)
         self.progress.measured(str(problem), 0, self.store.best_us(self.device, str(problem)))
-
-
-def _identity(kernel: Kernel, source: str) -> dict[str, str]:
-    """A kernel's key in the database. source: what its code was made from."""
-    return {
-        "family": kernel.family,
-        "config": kernel.config,
-        "dtype": kernel.dtype,
-        "epilogue": str(kernel.epilogue),
-        "target": kernel.target,
-        "source": source,
-    }
-
-
-def _kernel_of(row: KernelRow) -> Kernel | None:
-    """The kernel of a row; None if its family, its parameters or its epilogue are not this version's."""
-    try:
-        config = json.loads(row.config)
-        if list(config) != [parameter.name for parameter in family(row.family).parameters]:
-            return None
-        return Kernel.of(row.family, config, row.dtype, Epilogue.parse(row.epilogue), row.target)
-    except AutotuneError:
-        return None

@@ -22,6 +22,7 @@ from autotune.network import Pick
 from autotune.problem import Problem
 from autotune.result import Result
 from autotune.timing import Timing
+from autotune.vendor import cudnn
 from fused_resnet.binding import Candidate
 from fused_resnet.graph import Network
 
@@ -50,6 +51,13 @@ class NetworkRequest:
     network: Network
     plans: tuple[tuple[Pick, ...], ...]
     rounds: int
+
+
+@dataclass(frozen=True)
+class VendorRequest:
+    """All of cuDNN's plans for a problem; without one, only what would make them."""
+
+    problem: Problem | None
 
 
 class Worker:
@@ -115,6 +123,13 @@ class Worker:
         request = NetworkRequest(network, tuple(map(tuple, plans)), rounds)
         answer = self._ask(request, self.deadline)
         return answer if isinstance(answer, list) else [answer] * len(plans)
+
+    def vendor(self, problem: Problem | None, deadline: float) -> cudnn.Offers:
+        """All of cuDNN's plans for a problem, built but not run; without a problem, only what would make them."""
+        answer = self._ask(VendorRequest(problem), deadline)
+        if isinstance(answer, Result):
+            return cudnn.Offers("", reason=f"cuDNN's plans cannot be listed: {answer.error}")
+        return answer
 
     def _ask(self, request: object, deadline: float) -> Any:
         self._ensure()

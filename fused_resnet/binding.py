@@ -11,15 +11,19 @@ from pathlib import Path
 import torch
 
 from autotune import abi
+from autotune.errors import VendorError
 from autotune.problem import Convolution, Problem, Tensors
-from autotune.vendor import aten
+from autotune.vendor import aten, cudnn
 from fused_resnet import engine
 from fused_resnet.layout import pack_weight
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Anything that can solve a problem. kind is None for a torch operator; path is where the binary lies."""
+    """Anything that can solve a problem. kind is None for a torch operator; path is where the binary lies.
+
+    symbol: the kernel's name in its binary or, for a plan of cuDNN, the text of the problem that it was made for.
+    """
 
     family: str
     config: str
@@ -29,21 +33,28 @@ class Candidate:
     weight_layouts: Mapping[str, str] = field(default_factory=dict)
     launch: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def native(self) -> bool:
+        """Whether it is a kernel that the engine runs: one of ours."""
+        return self.kind not in (None, cudnn.KIND)
+
     def __str__(self) -> str:
+        if self.kind == cudnn.KIND:
+            return cudnn.summary(json.loads(self.config))
         values = {**json.loads(self.config), **self.launch}
         return " ".join([self.family, *(f"{name}={value}" for name, value in values.items())])
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Stands for a tensor that is given at each run: the caller's input or output."""
+    """Stands for a tensor that is known only at a run: the caller's input or output, or a part of a plan's memory."""
 
     index: int
 
 
 @dataclass
 class Step:
-    """A bound candidate: either a native kernel with its pointers, or a function of torch."""
+    """A bound candidate: either a native kernel with its pointers, or a function of torch or cuDNN."""
 
     name: str
     kernel: engine.Prepared | None = None
@@ -77,27 +88,60 @@ def bind(
     scalars: tuple[float, ...],
     device: torch.device,
     name: str = "",
+    workspace: Slot | None = None,
 ) -> Step:
     """Bind a candidate to the tensors of a problem.
 
     tensors: every operand by name, as problem.py describes them; activations may be Slots.
+    workspace: where the kernel's workspace will be, which is the caller's to make then: zeroed, and never shared.
     Raises RefusedError if the kernel cannot solve the problem, EngineError if it cannot be loaded.
     """
     slots = {key: value.index for key, value in tensors.items() if isinstance(value, Slot)}
     fixed = {key: value for key, value in tensors.items() if isinstance(value, torch.Tensor)}
     if candidate.kind is None or candidate.path is None:
         run = aten.bind(problem, json.loads(candidate.config), fixed, scalars)
-        return Step(name, function=lambda given: run({key: given[index] for key, index in slots.items()}))
+        return Step(name, function=lambda given: run(_late(problem, slots, given)))
+    if candidate.kind == cudnn.KIND:
+        replay = _vendor_plan(candidate, candidate.path, problem, fixed, scalars, device)
+        return Step(name, function=lambda given: replay(_late(problem, slots, given)))
 
     library = _load(candidate.kind, candidate.path, device.index or 0)
     prepared = library.prepare(candidate.symbol, abi.pack(problem, scalars, list(candidate.launch.values())))
     packed = _packed(candidate, problem, fixed)
-    workspace = torch.zeros(max(prepared.workspace_bytes, 1), dtype=torch.uint8, device=device)
+    keep = list(packed.values())
     pointers = [0] * abi.MAX_POINTERS
     for i, operand in enumerate(problem.operands()):
         pointers[i] = -1 - slots[operand.name] if operand.name in slots else packed[operand.name].data_ptr()
-    pointers[abi.WORKSPACE] = workspace.data_ptr()
-    return Step(name, prepared, pointers, keep=[*packed.values(), workspace])
+    if workspace:
+        pointers[abi.WORKSPACE] = -1 - workspace.index
+    else:
+        keep.append(torch.zeros(max(prepared.workspace_bytes, 1), dtype=torch.uint8, device=device))
+        pointers[abi.WORKSPACE] = keep[-1].data_ptr()
+    return Step(name, prepared, pointers, keep=keep)
+
+
+def _late(problem: Problem, slots: Mapping[str, int], given: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors in slots by operand, each in the operand's shape: the same memory may be an image and a row."""
+    shapes = {operand.name: operand.shape for operand in problem.operands()}
+    tensors = {key: given[index] for key, index in slots.items()}
+    return {key: t if t.shape == shapes[key] else t.view(shapes[key]) for key, t in tensors.items()}
+
+
+def _vendor_plan(
+    candidate: Candidate,
+    path: Path,
+    problem: Problem,
+    tensors: Tensors,
+    scalars: tuple[float, ...],
+    device: torch.device,
+) -> Callable[[Tensors], None]:
+    """A plan of cuDNN; raises RefusedError where it is for another problem or another version."""
+    if candidate.symbol != str(problem):
+        raise engine.RefusedError(f"the plan of cuDNN is for '{candidate.symbol}', not for '{problem}'")
+    try:
+        return cudnn.bind(problem, path, json.loads(candidate.config), tensors, scalars, device)
+    except VendorError as error:
+        raise engine.RefusedError(str(error)) from error
 
 
 def _packed(candidate: Candidate, problem: Problem, tensors: Tensors) -> dict[str, torch.Tensor]:

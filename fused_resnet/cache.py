@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-SUFFIX = {"device_image": ".cubin", "shared_library": ".so"}
+SUFFIX = {"device_image": ".cubin", "shared_library": ".so", "cudnn_plan": ".plan"}
 
 _checked: set[Path] = set()  # what this process has verified or written
 

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from autotune.errors import AutotuneError
 from autotune.problem import dtype_name
-from fused_resnet import reference
-from fused_resnet.graph import network
+from fused_resnet import engine, operator
+from fused_resnet.explain import Explanation, explain
+from fused_resnet.frame import ACCESS, Frame, close
+from fused_resnet.graph import Network
+from fused_resnet.operator import InputError
 from fused_resnet.plan import Plan
+from fused_resnet.source import Captured, Named, Source, state
 from tuning_db import Store
 
+__all__ = ["FusedResNet", "InputError"]
 
-class InputError(AutotuneError, ValueError):
-    """An input that the network cannot take."""
+Key = tuple[torch.Size, torch.dtype, torch.device, bool, int]
+"""What a frame is for: the input's shape, dtype, device, whether it is contiguous, and the stream's handle."""
 
+_PARTS = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
+_OWN = ("_frames", "_held", "_binding", "_watch", "_number")
+"""What belongs to one object in one process: copies and pickles begin without it."""
 
-Tracked = tuple[dict[str, nn.Parameter | None], str, nn.Parameter, int]
-"""A module's parameters, the name of one, and what it was, with its version, when plans were bound."""
+_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+_is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+# Both are absent where torch has no CUDA.
 
 
 class FusedResNet(nn.Module):
@@ -31,97 +41,206 @@ class FusedResNet(nn.Module):
 
     Args:
         tuning_db: path of a database made by scripts/tune.py.
-        model: the network's name, as scripts/tune.py takes it.
+        model: the network's name, as scripts/tune.py takes it; `from_model` takes any module.
         in_channels: channels of the input.
         graph: on a GPU, replay the network as a CUDA graph.
+        plans: how many plans are kept, the last used ones: one for each shape and, on a GPU, stream.
 
     The state_dict is that of the plain network (fused_resnet.reference). `forward` takes (N, in_channels, 64, 64) on
-    the module's device and in its dtype, and returns (N, 512, 2, 2). Each new shape binds a plan, which takes a moment
-    the first time. What the database does not have runs on the nearest that is right, at worst on torch's operators,
-    and is named in a warning. In training mode the module is the plain network. Raises DatabaseError and InputError.
+    the module's device and in its dtype, contiguous or channels last, and returns (N, 512, 2, 2), channels last. Each
+    new shape binds a plan, which takes a moment the first time. What the database does not have runs on the nearest
+    that is right, at worst on torch's operators, and is named in a warning. In training mode the module is the plain
+    network. docs/running.md says how it behaves among streams, threads, processes, autocast and tracers.
+    Raises DatabaseError and InputError.
     """
+
+    _frames: dict[Key, Frame]
 
     def __init__(
         self,
         tuning_db: str | os.PathLike[str],
-        model: str = "se_resnet9_fixup",
+        model: str | Source = "se_resnet9_fixup",
         in_channels: int = 3,
         graph: bool = True,
+        plans: int = 16,
     ) -> None:
         super().__init__()
         with Store.open(tuning_db):
             pass  # a file that cannot be used should say so here
         self.tuning_db = os.fspath(tuning_db)
-        self.model, self.in_channels, self.graph = model, in_channels, graph
-        plain = reference.build(model, in_channels)
-        for name, child in plain.named_children():
-            self.add_module(name, child)
-        self.__dict__["_reference"] = plain  # not a submodule: its parameters are ours already
-        self._plans: dict[tuple[Any, ...], Plan] = {}
-        self.rebind()
+        self.graph, self.plans = graph, plans
+        source = Named(model, in_channels) if isinstance(model, str) else model
+        self.__dict__["_source"] = source  # its module is no submodule: the two are made of the same parts
+        self.__dict__ |= {name: source.module.__dict__[name] for name in _PARTS}
         self.register_load_state_dict_post_hook(_rebind)
+        self._start()
         self.eval()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run the network: (N, in_channels, 64, 64) -> (N, 512, 2, 2)."""
+    @classmethod
+    def from_model(
+        cls,
+        model: nn.Module,
+        tuning_db: str | os.PathLike[str],
+        replace: Mapping[str, nn.Module] | None = None,
+        name: str = "",
+        graph: bool = True,
+        plans: int = 16,
+    ) -> FusedResNet:
+        """A copy of any module for inference, with its state_dict and its results, on tuned kernels.
+
+        replace: paths of submodules, with `*` for any text, and what to put there: a module, or
+        `fused_resnet.Activation` for a step of your own. name: for messages. What has no kernels runs on torch's
+        operators; `explain` says which. docs/any-model.md. Raises CaptureError with the path of the submodule.
+        """
+        return cls(tuning_db, Captured.of(model, replace or {}, name), graph=graph, plans=plans)
+
+    # -- running ---------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        memory_format: torch.memory_format = torch.channels_last,
+    ) -> torch.Tensor:
+        """Run the network: (N, in_channels, 64, 64) -> (N, 512, 2, 2).
+
+        out: a tensor for the result, which is returned; filled without a copy if it is channels last in memory.
+        memory_format: that of the result where there is no `out`; torch.contiguous_format costs a copy.
+        """
         if self.training:
-            return self._plain.train()(x)
-        return self._plan(x).run(x if x.is_contiguous() else x.contiguous())
+            y = self._plain.train()(x)
+        elif operator.is_traced(x):
+            y = operator.call(self._cast(x), self._number)
+        else:
+            y = self.run(x, out)
+        if out is not None:
+            return out if y is out else out.copy_(y)
+        return y if memory_format is torch.channels_last else y.contiguous(memory_format=memory_format)
+
+    def run(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """What `forward` does in eval mode where nobody traces; the result is `out` if it could be filled directly."""
+        if x.requires_grad:
+            operator.refuse_gradient(x)
+        if not self._watch.unchanged():
+            self.rebind()
+        stream = _raw_stream(x.get_device()) if x.is_cuda else 0
+        frame = self._frames.get((x.shape, x.dtype, x.device, x.is_contiguous(), stream))
+        if frame is None or (x.is_cuda and _is_capturing()):
+            x, frame = self._frame(x, stream)
+        y = torch.empty_like(frame.template) if out is None or not _fits(out, frame.template) else out
+        frame.run(x, y, stream)
+        return y
+
+    def like_result(self, x: torch.Tensor) -> torch.Tensor:
+        """An empty result for an input, for tracers."""
+        dtype = next(self.parameters(), x).dtype
+        shape = self._source.output_shape(tuple(map(int, x.shape)), dtype_name(dtype))
+        if len(shape) != 4:
+            return x.new_empty(shape, dtype=dtype)
+        _, k, p, q = shape
+        return x.new_empty_strided(shape, (p * q * k, 1, q * k, k), dtype=dtype)
+
+    def explain(self, x: torch.Tensor) -> Explanation:
+        """What runs each layer for inputs like x, and why: a table to print, or to go through row by row."""
+        _, frame, _ = self.frame(x)
+        with Store.open(self.tuning_db) as store:
+            return explain(frame, store)
+
+    def frame(self, x: torch.Tensor) -> tuple[torch.Tensor, Frame, int]:
+        """(x as it is taken, what runs it on the current stream, that stream's handle)."""
+        if not self._watch.unchanged():
+            self.rebind()
+        stream = _raw_stream(x.get_device()) if x.is_cuda else 0
+        return (*self._frame(x, stream), stream)
 
     @property
     def _plain(self) -> nn.Module:
         """The network in plain torch, on this module's parameters."""
-        return self.__dict__["_reference"]
+        return self._source.module
+
+    @property
+    def _source(self) -> Source:
+        return self.__dict__["_source"]
+
+    def network(self, x: torch.Tensor) -> Network:
+        """The layers, and alternatives to them, for inputs like x; raises InputError or CaptureError."""
+        return self._source.network(tuple(x.shape), dtype_name(x.dtype))
+
+    # -- plans -----------------------------------------------------------------------------------------------
 
     def rebind(self) -> None:
         """Forget all plans; the next call binds anew. Needed only after weights were changed behind autograd's back."""
-        self._plans.clear()
-        self._tracked: list[Tracked] = []
+        frames = list(self._frames.values())
+        self._frames = {}
+        self._watch = engine.Watch(_watched(self))
+        close(frames)
 
-    def explain(self, x: torch.Tensor) -> list[tuple[str, str, str, float | None]]:
-        """What runs each layer for inputs like x: (layer, candidate, where it comes from, its tuned time in us)."""
-        return [
-            (bound.layer.name, str(bound.choice.candidate), bound.choice.source, bound.choice.expected_us)
-            for bound in self._plan(x).bound
-        ]
+    def _start(self) -> None:
+        """Begin without plans, as a new object or a copy."""
+        self._frames = {}
+        self._held: list[Plan] = []  # what was captured into graphs of others must stay where it is
+        self._binding = threading.RLock()
+        self._watch = engine.Watch(_watched(self))
+        self._number = operator.register(self)
 
-    def _plan(self, x: torch.Tensor) -> Plan:
-        for owner, name, parameter, version in self._tracked:
-            if owner[name] is not parameter or parameter._version != version:
-                self.rebind()
-                break
-        key = (x.shape, x.dtype, x.device)
-        plan = self._plans.get(key)
+    def _frame(self, x: torch.Tensor, stream: int) -> tuple[torch.Tensor, Frame]:
+        """(the input as a frame takes it, the frame for it); binds a plan where there is none."""
+        x = self._cast(x)
+        self._check(x)
+        if not x.is_contiguous(memory_format=torch.channels_last):
+            x = x.contiguous()
+        key = (x.shape, x.dtype, x.device, x.is_contiguous(), stream)
+        with self._binding:
+            plan = next((frame.plan for other, frame in self._frames.items() if other[:-1] == key[:-1]), None)
+            if x.is_cuda and _is_capturing():
+                return x, self._captured(plan)
+            if key not in self._frames:
+                plan = plan or self._bind(x)
+                self._frames[key] = Frame(plan, plan.graph)
+                while len(self._frames) > max(self.plans, 1):
+                    close([self._frames.pop(min(self._frames, key=lambda key: self._frames[key].used))])
+            return x, self._frames[key]
+
+    def _captured(self, plan: Plan | None) -> Frame:
+        """Memory of its own, from the pool of whoever captures, so that its replays meet no other run."""
         if plan is None:
-            self._check(x)
-            plan = self._plans[key] = self._bind(x)
-            self._tracked = _tracked(self)
-        return plan
+            raise InputError(
+                "nothing is bound for this input yet, and while a CUDA graph is being captured nothing can be: "
+                "call the module once with such an input, and the weights as they are, before the capture"
+            )
+        self._held.append(plan)
+        return Frame(plan, graph=False)
+
+    def _cast(self, x: torch.Tensor) -> torch.Tensor:
+        """Under autocast floating-point inputs of all dtypes are taken; the network runs in its own all the same."""
+        kind = x.device.type
+        if x.is_floating_point() and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+            return x.to(next(self.parameters(), x).dtype)
+        return x
 
     def _check(self, x: torch.Tensor) -> None:
-        size = int(self._plain.input_size)  # type: ignore[arg-type]
-        if x.dim() != 4 or x.shape[1:] != (self.in_channels, size, size) or not x.shape[0]:
-            wanted = f"(N, {self.in_channels}, {size}, {size})"
-            raise InputError(f"the input has shape {tuple(x.shape)}; {self.model} takes {wanted} with N of at least 1")
-        weight = next(self.parameters())
+        weight = next(self.parameters(), x)
         if x.device != weight.device:
             raise InputError(f"the input is on {x.device}, the module on {weight.device}: move one with .to()")
         if x.dtype != weight.dtype:
             raise InputError(f"the input is {x.dtype}, the module {weight.dtype}: convert one with .to()")
 
     def _bind(self, x: torch.Tensor) -> Plan:
-        wanted = network(self.model, x.shape[0], self.in_channels, dtype_name(x.dtype))
-        with Store.open(self.tuning_db) as store, torch.no_grad():
-            plan = Plan(wanted, self.state_dict(), store, x.device, self.graph)
+        wanted = self.network(x)
+        with Store.open(self.tuning_db) as store, torch.inference_mode(False), torch.no_grad():
+            plan = Plan(wanted, state(self), store, x.device, self.graph, not x.is_contiguous())
         sources = Counter(bound.choice.source for bound in plan.bound)
         if other := {source: count for source, count in sources.items() if source != "tuned"}:
             listed = ", ".join(f"{count} from '{source}'" for source, count in other.items())
             warnings.warn(
-                f"{self.tuning_db} is not tuned for batch {x.shape[0]} of {self.model} in {x.dtype} on this device: "
-                f"of {len(wanted.layers)} layers {listed}; tune it with scripts/tune.py --batch {x.shape[0]}",
-                stacklevel=6,  # past torch's two frames around forward
+                f"{self.tuning_db} is not tuned for batch {x.shape[0]} of {self._source.name} in {x.dtype} on this "
+                f"device: of {len(plan.bound)} layers {listed}; tune it with scripts/tune.py --batch {x.shape[0]}",
+                stacklevel=7,  # past torch's two frames around forward
             )
         return plan
+
+    # -- what torch does with modules ------------------------------------------------------------------------
 
     def _apply(self, *args: Any, **kwargs: Any) -> FusedResNet:
         result = super()._apply(*args, **kwargs)
@@ -129,19 +248,42 @@ class FusedResNet(nn.Module):
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plans": {}, "_tracked": []}
+        return {name: value for name, value in self.__dict__.items() if name not in _OWN}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._start()
 
 
-def _tracked(module: nn.Module) -> list[Tracked]:
-    """All parameters that tell when they change; those made in inference mode count no versions."""
-    return [
-        (owner._parameters, name, parameter, parameter._version)
-        for owner in module.modules()
-        for name, parameter in owner._parameters.items()
-        if parameter is not None and not parameter.is_inference()
-    ]
+def _watched(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+    """Every parameter, buffer and child, by the dictionary that it is in and its name there."""
+    owners = [parts for part in module.modules() for parts in (part._parameters, part._buffers, part._modules)]
+    return [(owner, name) for owner in owners for name in owner]
+
+
+def _fits(out: torch.Tensor, template: torch.Tensor) -> bool:
+    """Whether a result can be written to `out` directly; raises InputError if it cannot go there at all."""
+    if (out.shape, out.dtype, out.device) != (template.shape, template.dtype, template.device):
+        raise InputError(
+            f"out is {tuple(out.shape)}, {out.dtype}, on {out.device}; "
+            f"the result is {tuple(template.shape)}, {template.dtype}, on {template.device}"
+        )
+    order = torch.channels_last if out.dim() == 4 else torch.contiguous_format
+    return out.is_contiguous(memory_format=order) and out.data_ptr() % ACCESS == 0
 
 
 def _rebind(module: nn.Module, _: object) -> None:
     assert isinstance(module, FusedResNet)
     module.rebind()
+
+
+def _after_fork() -> None:
+    """In a new process: locks that another thread of the parent held would never be given back."""
+    for module in operator.networks():
+        assert isinstance(module, FusedResNet)
+        module._binding = threading.RLock()
+        for frame in module._frames.values():
+            frame.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,17 +1,18 @@
-"""A network bound for one shape, dtype and device: candidates, buffers, and on a GPU a CUDA graph."""
+"""A network bound for one shape, dtype and device: candidates with their weights, and where activations lie."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 
-from autotune.problem import DTYPES
+from autotune.problem import DTYPES, Operand
 from fused_resnet import engine
+from fused_resnet.arena import Use, arrange
 from fused_resnet.binding import Slot, Step, bind
-from fused_resnet.derived import State
+from fused_resnet.derived import Source, State
 from fused_resnet.derived import tensor as constant
 from fused_resnet.engine import EngineError
 from fused_resnet.graph import INPUT, OUTPUT, Layer, Network
@@ -22,6 +23,9 @@ Run = engine.Program | engine.Graph | Step
 """What a plan executes: kernels in a row, a graph of kernels, or one of torch's operators."""
 
 _SLOTS = {INPUT: Slot(0), OUTPUT: Slot(1)}
+
+CHANNELS_LAST = "channels_last"
+"""The launch value of kernels that read the caller's image in either order: 1 if it is channels last in memory."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +44,11 @@ class BoundLayer:
 
 
 class Plan:
-    """Runs a network's layers. Everything that can be done once is done here.
+    """A network's layers bound for one shape, dtype, device and order of the input: kernels, weights, and places.
 
-    On a GPU the whole network is one CUDA graph, which takes the caller's tensors as they come. Where some layers run
-    on torch's operators, those between the first and the last are captured by torch, with its memory pool.
+    What a run writes to is a `Frame` (fused_resnet/frame.py), so one plan serves several streams at once.
+
+    channels_last: the caller's input is channels last in memory. graph: on a GPU, replay a CUDA graph.
     """
 
     def __init__(
@@ -53,87 +58,113 @@ class Plan:
         store: Store,
         device: torch.device,
         graph: bool,
+        channels_last: bool = False,
     ) -> None:
         layers, settled = select(store, network, device)
-        self.device = device
-        self._buffers = make_buffers(layers, device)
-        self.bound = [self._bind(layer, state, store, settled.get(layer.name)) for layer in layers]
-        self.output_shape = layers[-1].problem.output_shape
-        self._dtype = DTYPES[layers[-1].problem.dtype]
-        self._lock = threading.Lock()  # callers share the buffers
-        self._plain = make_runs(self.bound)
-        self._runs: list[Run] = self._plain
-        if device.type == "cuda" and graph:
-            native = all(bound.step.kernel for bound in self.bound)
-            self._runs = [make_graph(self.bound)] if native else self._captured()
+        self.network, self.device, self.graph = network, device, graph and device.type == "cuda"
+        self.buffers = _activations(layers)
+        self.output = _operand(layers[-1], OUTPUT)
+        self.copies_input = False
+        self._channels_last = channels_last
+        slots = {name: Slot(index) for index, name in enumerate([INPUT, OUTPUT, *self.buffers])}
+        self.bound = [
+            self._bind(layer, state, store, settled.get(layer.name), slots, Slot(len(slots) + i))
+            for i, layer in enumerate(layers)
+        ]
+        uses = [Use(frozenset(_read(item)), frozenset(_written(item))) for item in self.bound]
+        self.arena = arrange({name: operand.bytes for name, operand in self.buffers.items()}, uses)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the weights are in their order, for whichever stream comes first
 
-    def run(self, x: torch.Tensor) -> torch.Tensor:
-        """x (N, C, H, W), contiguous, on the plan's device, in its dtype -> (N, K, P, Q), channels last in memory."""
-        y = torch.empty(self.output_shape, dtype=self._dtype, device=self.device)
-        if self.device.type == "cuda":
-            stream = torch.cuda.current_stream(self.device).cuda_stream
-            runs = self._plain if torch.cuda.is_current_stream_capturing() else self._runs
-        else:
-            stream, runs = 0, self._plain
-        with self._lock, torch.no_grad():
-            _execute(runs, stream, (x, y))
-        return y.permute(0, 3, 1, 2)
+    @property
+    def native(self) -> bool:
+        """Whether all layers run on kernels of ours."""
+        return all(item.step.kernel for item in self.bound)
 
-    # -- binding ---------------------------------------------------------------------------------------------
+    @property
+    def workspaces(self) -> list[int]:
+        """Bytes of each layer's workspace."""
+        return [item.step.kernel.workspace_bytes if item.step.kernel else 0 for item in self.bound]
 
-    def _bind(self, layer: Layer, state: State, store: Store, settled: Choice | None) -> BoundLayer:
-        for choice in [*([settled] if settled else []), *choices(store, layer.problem, self.device)]:
+    def _bind(
+        self,
+        layer: Layer,
+        state: State,
+        store: Store,
+        settled: Choice | None,
+        slots: Mapping[str, Slot],
+        workspace: Slot,
+    ) -> BoundLayer:
+        for choice in chain([settled] if settled else [], choices(store, layer.problem, self.device)):
             try:
-                return bind_layer(layer, choice, self._buffers, state, self.device)
+                return bind_layer(layer, self._for_input(layer, choice), slots, state, self.device, workspace)
             except EngineError:
                 continue  # it refuses this size, or its code does not load here: the next is as right
-        return bind_layer(layer, torch_choice(layer.problem), self._buffers, state, self.device)
+        return bind_layer(layer, torch_choice(layer.problem), slots, state, self.device, workspace)
 
-    def _captured(self) -> list[Run]:
-        """Head, captured middle and tail: the head and the tail touch the caller's tensors."""
-        first = max(i for i, bound in enumerate(self.bound) if INPUT in bound.layer.buffers.values()) + 1
-        last = min(i for i, bound in enumerate(self.bound) if OUTPUT in bound.layer.buffers.values())
-        middle = make_runs(self.bound[first:last])
-        if not middle:
-            return self._plain
-        graph = capture(middle, self.device, ())
-        replay = Step("captured", function=lambda _: graph.replay())
-        return [*make_runs(self.bound[:first]), replay, *make_runs(self.bound[last:])]
+    def _for_input(self, layer: Layer, choice: Choice) -> Choice:
+        """The choice, told of the input's order where it reads the input and can read either; else it is copied."""
+        if not self._channels_last or INPUT not in layer.buffers.values() or choice.candidate.kind is None:
+            return choice
+        if CHANNELS_LAST not in choice.candidate.launch:
+            self.copies_input = True
+            return choice
+        launch = {**choice.candidate.launch, CHANNELS_LAST: 1}
+        return replace(choice, candidate=replace(choice.candidate, launch=launch))
+
+
+def _operand(layer: Layer, buffer: str) -> Operand:
+    """The operand of a layer that lies in a buffer."""
+    return next(operand for operand in layer.problem.operands() if layer.buffers.get(operand.name) == buffer)
+
+
+def _activations(layers: Sequence[Layer]) -> dict[str, Operand]:
+    """What flows between layers, as its maker writes it."""
+    return {
+        name: operand
+        for layer in layers
+        for operand in layer.problem.operands()
+        if operand.role == "output" and (name := layer.buffers[operand.name]) not in _SLOTS
+    }
 
 
 def make_buffers(layers: Sequence[Layer], device: torch.device) -> dict[str, torch.Tensor]:
     """One tensor for each activation that flows between layers."""
-    buffers = {}
-    for layer in layers:
-        for operand in layer.problem.operands():
-            name = layer.buffers.get(operand.name)
-            if operand.role == "output" and name and name not in _SLOTS:
-                buffers[name] = torch.empty(operand.shape, dtype=DTYPES[operand.dtype], device=device)
-    return buffers
+    return {
+        name: torch.empty(operand.shape, dtype=DTYPES[operand.dtype], device=device)
+        for name, operand in _activations(layers).items()
+    }
 
 
 def bind_layer(
     layer: Layer,
     choice: Choice,
-    buffers: Mapping[str, torch.Tensor],
+    buffers: Mapping[str, torch.Tensor] | Mapping[str, Slot],
     state: State,
     device: torch.device,
+    workspace: Slot | None = None,
 ) -> BoundLayer:
     """Bind a candidate to a layer's buffers and weights (`state`: a state_dict); raises EngineError."""
     tensors: dict[str, torch.Tensor | Slot] = {}
     for operand in layer.problem.operands():
         if operand.role in ("weight", "vector"):
-            tensors[operand.name] = constant(state, layer.weights[operand.name]).to(DTYPES[operand.dtype])
+            tensors[operand.name] = _constant(state, layer.weights[operand.name], operand, device)
         else:
             name = layer.buffers[operand.name]
-            tensors[operand.name] = _SLOTS[name] if name in _SLOTS else buffers[name].view(operand.shape)
-    scalars = tuple(float(state[key]) for key in layer.scalars)
-    return BoundLayer(layer, choice, bind(choice.candidate, layer.problem, tensors, scalars, device, layer.name))
+            place = _SLOTS[name] if name in _SLOTS else buffers[name]
+            tensors[operand.name] = place if isinstance(place, Slot) else place.view(operand.shape)
+    scalars = tuple(float(constant(state, source)) for source in layer.scalars)
+    step = bind(choice.candidate, layer.problem, tensors, scalars, device, layer.name, workspace)
+    return BoundLayer(layer, choice, step)
 
 
-def make_graph(bound: Sequence[BoundLayer]) -> engine.Graph:
-    """All kernels as a CUDA graph, each after those that write what it reads."""
-    graph = engine.Graph()
+def _constant(state: State, source: Source, operand: Operand, device: torch.device) -> torch.Tensor:
+    return constant(state, source).to(device, DTYPES[operand.dtype]).reshape(operand.shape)
+
+
+def make_graph(bound: Sequence[BoundLayer], slots: Sequence[int] = ()) -> engine.Graph:
+    """All kernels as a CUDA graph, each after those that write what it reads. slots: addresses that stay."""
+    graph = engine.Graph(list(slots))
     made_by: dict[str, int] = {}
     for item in bound:
         after = sorted({made_by[name] for name in _read(item) if name in made_by})
@@ -142,15 +173,15 @@ def make_graph(bound: Sequence[BoundLayer]) -> engine.Graph:
     return graph
 
 
-def make_runs(bound: Sequence[BoundLayer]) -> list[Run]:
-    """Steps in order, neighbouring kernels joined into programs."""
+def make_runs(bound: Sequence[BoundLayer], slots: Sequence[int] = ()) -> list[Run]:
+    """Steps in order, neighbouring kernels joined into programs. slots: addresses that stay."""
     runs: list[Run] = []
     for item in bound:
         if item.step.function:
             runs.append(item.step)
             continue
         if not runs or not isinstance(runs[-1], engine.Program):
-            runs.append(engine.Program())
+            runs.append(engine.Program(list(slots)))
         program = runs[-1]
         assert isinstance(program, engine.Program)
         program.add(item.kernel, item.step.pointers)
@@ -164,15 +195,16 @@ def capture(runs: Sequence[Run], device: torch.device, slots: Sequence[torch.Ten
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
             for _ in range(3):  # loads what is loaded lazily, and lets torch's libraries choose
-                _execute(runs, stream.cuda_stream, slots)
+                execute(runs, stream.cuda_stream, slots)
         stream.synchronize()
         with torch.cuda.graph(graph, stream=stream):
-            _execute(runs, stream.cuda_stream, slots)
+            execute(runs, stream.cuda_stream, slots)
         torch.cuda.synchronize()
     return graph
 
 
-def _execute(runs: Sequence[Run], stream: int, slots: Sequence[torch.Tensor]) -> None:
+def execute(runs: Sequence[Run], stream: int, slots: Sequence[torch.Tensor]) -> None:
+    """Run them in order on a stream (0 on a CPU), with the tensors in slots, from the first."""
     addresses = [tensor.data_ptr() for tensor in slots]
     for run in runs:
         if isinstance(run, Step):

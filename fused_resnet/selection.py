@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from autotune.arch import runs_on
 from autotune.device import device_name, device_target
-from autotune.errors import AutotuneError
-from autotune.problem import Problem, parse, with_batch
-from autotune.vendor import aten
+from autotune.problem import Problem, with_batch
+from autotune.vendor import aten, cudnn
 from fused_resnet.binding import Candidate
 from fused_resnet.candidates import candidate
 from fused_resnet.graph import Alternative, Layer, Network
 from tuning_db import Store
-from tuning_db.schema import Device
+from tuning_db.schema import Device, Measurement
 
 
 @dataclass(frozen=True)
@@ -28,12 +26,14 @@ class Choice:
 
     overlap: whether the kernel may be placed on the GPU while the one before it ends.
     source: why it was chosen: "tuned", "batch 128", either with " on DEVICE", or "untuned".
+    tuned_batch: the batch size that it was timed at.
     """
 
     candidate: Candidate
     source: str
     expected_us: float | None = None
     overlap: bool = False
+    tuned_batch: int | None = None
 
 
 def choices(store: Store, problem: Problem, device: torch.device) -> Iterator[Choice]:
@@ -94,28 +94,32 @@ def torch_choice(problem: Problem) -> Choice:
     return Choice(Candidate(aten.FAMILY, json.dumps(aten.configs(problem)[0]), ""), "untuned")
 
 
+def shortlist(ranking: Sequence[Measurement], most: int, plans: int) -> list[Measurement]:
+    """The best `most` of a ranking and the best `plans` of cuDNN's plans, in the ranking's order.
+
+    They take no place from each other: a plan serves its own sizes only, and another cuDNN refuses them all.
+    """
+    theirs = [row for row in ranking if row.kernel.family == cudnn.FAMILY][:plans]
+    others = [row for row in ranking if row.kernel.family != cudnn.FAMILY][:most]
+    return [row for row in ranking if row in theirs or row in others]
+
+
 def _of_device(store: Store, device: Device, problem: Problem, target: str, where: str) -> Iterator[Choice]:
-    for n in _batches(store, problem):
+    for n in batches(store, problem):
         tuned = with_batch(problem, n)
         source = "tuned" if tuned == problem else f"batch {n}"
-        for row in store.ranking(device, str(tuned))[:5]:
+        for row in shortlist(store.ranking(device, str(tuned)), 5, 5 if tuned == problem else 0):
             library = row.kernel.library
             if library is None or runs_on(library.target, target):
-                yield Choice(candidate(store, row.kernel, row.launch), source + where, row.median_us)
+                yield Choice(candidate(store, row.kernel, row.launch), source + where, row.median_us, tuned_batch=n)
 
 
-def _batches(store: Store, problem: Problem) -> list[int]:
+def batches(store: Store, problem: Problem) -> list[int]:
     """Batch sizes for which this problem is in the database, the nearest (by ratio) first."""
-    same = dataclasses.asdict(with_batch(problem, 1))
-    batches = []
-    for row in store.problems():
-        if row.operator != problem.operator:  # others may be of a family that is not here
-            continue
-        try:
-            other = parse(row.text)
-        except AutotuneError:  # of another version, or with a custom step that this process has not defined
-            continue
-        if dataclasses.asdict(with_batch(other, 1)) == same:
-            batches.append(other.batch)
-    wanted = problem.batch
-    return sorted(batches, key=lambda n: abs(math.log(n / wanted)))
+    # By text, which is what identifies a problem: parsing all of a large database would take longer than binding.
+    head, _, tail = str(problem).partition(f" {problem.batch_field}={problem.batch} ")
+    head = f"{head} {problem.batch_field}="
+    texts = (row.text for row in store.problems())
+    alike = (text for text in texts if text.startswith(head) and text.endswith(f" {tail}"))
+    between = [text[len(head) : -len(tail) - 1] for text in alike]
+    return sorted((int(n) for n in between if n.isdigit()), key=lambda n: abs(math.log(n / problem.batch)))

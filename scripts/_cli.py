@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from autotune.errors import AutotuneError
 
@@ -37,3 +38,24 @@ def positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
     return int(text)
+
+
+def percent(text: str) -> float:
+    """Read "1%" or "0.5%" as a share."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)%?", text)
+    if not found or float(found[1]) > 100:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a percentage: write 1% or 0.5%")
+    return float(found[1]) / 100
+
+
+def database(text: str) -> Path | str:
+    """Read where a database is: a file, or a server's address such as postgresql+psycopg://user@host/name."""
+    return text if "://" in text else Path(text)
+
+
+def size(text: str) -> int:
+    """Read "64M", "1G", "512K" or a bare number of bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)", text.upper())
+    if not found:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a size: write 512K, 64M or 1G")
+    return int(float(found[1]) * 1024 ** " KMG".index(found[2] or " "))

@@ -62,7 +62,7 @@ def _facts(device: torch.device) -> DeviceFacts:
 def plan_contenders(case: Case, found: cudnn.Found) -> Iterator[Contender]:
     """All plans of cuDNN, also those that cannot run."""
     for plan in found.plans:
-        yield Contender("cudnn", str(plan), lambda p=plan: found.bind(p, case.tensors), plan=plan)  # type: ignore[misc]
+        yield Contender("cudnn", str(plan), lambda p=plan: found.bind(p, case.tensors, case.scalars), plan=plan)  # type: ignore[misc]
 
 
 class _TorchCall:

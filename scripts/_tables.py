@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.markup import escape
 from rich.table import Table
 
-from autotune.report import Failure, Line, brief
+from autotune.ledger import RECORD, WAIT, Ledger
+from autotune.objective import OBJECTIVES
+from autotune.problem import Problem
+from autotune.report import Failure, Line, brief, pareto
+from tuning_db import Store
+from tuning_db.schema import Device
 
 _FAILURES = 8
 
@@ -37,6 +42,41 @@ def winners(lines: Iterable[Line], title: str, first: str = "layer") -> Table:
         library += torch or line.time_us or 0.0
     if total:
         table.add_row("sum", "", f"{total:.1f}", f"{library:.1f}\n[dim]{library / total:.2f}", "", style="bold")
+    return table
+
+
+def spent(ledger: Ledger) -> Table:
+    """Where the seconds of a run went: beside each other on the cores and the device, and what the framework took."""
+    table = Table(title="where the seconds went", title_justify="left", box=None, header_style="bold")
+    for name in ("step", "s", "of the run", "ms a trial"):
+        table.add_column(name, justify="left" if name == "step" else "right")
+    total, trials = ledger.total, ledger.trials
+
+    def row(name: str, seconds: float, share: bool = True, style: str = "") -> None:
+        part = f"{seconds / total:.1%}" if share else ""
+        table.add_row(name, f"{seconds:.1f}", part, f"{1e3 * seconds / trials:.2f}", style=style)
+
+    row("compile, in core-seconds", ledger.seconds["compile"], share=False)
+    row(WAIT, ledger.seconds[WAIT])
+    for step in ("verify", "time"):
+        row(step, ledger.seconds[step])
+    row("overhead", ledger.overhead)
+    for step in ("search", "emit", "load", RECORD):
+        row(f"  {step}", ledger.seconds[step], style="dim")
+    row(f"run, {trials} trials", total, style="bold")
+    return table
+
+
+def tradeoffs(store: Store, device: Device, named: Sequence[tuple[str, Problem]], objectives: Sequence[str]) -> Table:
+    """Each problem's candidates that no other beats in all objectives."""
+    table = Table(title=f"trade-offs: {', '.join(objectives)}", title_justify="left", box=None, header_style="bold")
+    table.add_column("layer", no_wrap=True)
+    table.add_column("candidate", overflow="fold")
+    for name in objectives:
+        table.add_column(f"{name}\n{OBJECTIVES[name].unit}", justify="right", no_wrap=True)
+    for name, problem in named:
+        for i, (words, values) in enumerate(pareto(store, device, problem, objectives)):
+            table.add_row("" if i else name, words, *(f"{v:.4g}" for v in values))
     return table
 
 

@@ -1,17 +1,17 @@
-"""Look into a tuning database.
+"""Look into tuning databases; unite, pack, export and compare them.
 
-info  devices, tables, and how trials ended
-best  each problem's winner
-list  the candidates of each problem, the fastest first
-pack  writes what FusedResNet needs, the best candidates and the plans, to --to
+DB is a file, or a server: postgresql+psycopg://user@host/name.
+docs/database.md says more.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+from contextlib import ExitStack
 from pathlib import Path
 
-from _cli import positive, run
+from _cli import database, positive, run
 from _tables import winners
 from rich.console import Console
 from rich.table import Table
@@ -20,28 +20,50 @@ from autotune.errors import AutotuneError
 from autotune.families import families
 from autotune.problem import parse
 from autotune.report import brief, label, lines
-from tuning_db import Store
-from tuning_db.pack import pack
-from tuning_db.schema import SCHEMA_VERSION
+from tuning_db import Store, diff, text
+from tuning_db.facts import read
+from tuning_db.merge import Outcome
+from tuning_db.pack import merge, pack
+from tuning_db.schema import SCHEMA_VERSION, Measurement
+from tuning_db.store import Location
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("info", "best", "list", "pack"))
-    parser.add_argument("file", type=Path, metavar="FILE", help="the database")
-    parser.add_argument("--to", type=Path, metavar="FILE", help="pack: the new file")
-    parser.add_argument(
-        "--most", type=positive, metavar="N", default=10, help="list: candidates a problem (default 10)"
-    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, about: str, *positional: str, many: str = "") -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        for each in positional:
+            sub.add_argument(each.lower(), metavar=each, type=Path if each == "FILE" else database)
+        if many:
+            sub.add_argument(many.lower(), metavar=many, nargs="+", type=database)
+            sub.add_argument("-o", "--to", metavar="FILE", type=Path, required=True, help="the new file")
+        return sub
+
+    command("info", "devices, software, tables, and how trials ended", "DB")
+    command("best", "each problem's winner", "DB")
+    listed = command("list", "the candidates of each problem, the fastest first", "DB")
+    listed.add_argument("--most", type=positive, metavar="N", default=10, help="candidates a problem (default 10)")
+    command("pack", "what FusedResNet needs, the best candidates and plans, in a new file", many="DBS")
+    command("merge", "all that several databases know in a new file", many="DBS")
+    command("diff", "what only one of two databases has, and where winners differ", "DB", "OTHER")
+    command("export", "everything as JSON that people can read", "DB", "FILE")
+    command("import", "add an exported file to a database, made if need be", "FILE", "DB")
     return parser.parse_args()
 
 
 def info(store: Store, console: Console) -> None:
-    console.print(f"{store.path}: schema {SCHEMA_VERSION}, {store.path.stat().st_size / 2**20:.1f} MiB")
+    file = Path(store.name)
+    size = f", {file.stat().st_size / 2**20:.1f} MiB" if file.is_file() else ""
+    console.print(f"{store.name}: schema {SCHEMA_VERSION}{size}", highlight=False)
     for device in store.devices():
         console.print(f"device: {device.name} ({device.target})", highlight=False)
         rates = f"{device.flops_per_us / 1e6:.1f} TFLOP/s, {device.bytes_per_us / 1e6:.2f} TB/s measured"
         console.print(f"        {rates}; {device.details}", highlight=False)
+    for environment in store.environments():
+        software = ", ".join(f"{name} {version}" for name, version in json.loads(environment.software).items())
+        console.print(f"measured with: {software}", highlight=False)
     table = Table(box=None, show_header=False)
     for name, count in store.counts().items():
         table.add_row(name, str(count))
@@ -75,31 +97,71 @@ def listing(store: Store, console: Console, most: int) -> None:
                 console.print(f"  {time}  {label(measurement)}  {mark}", highlight=False)
 
 
-def _brief(text: str) -> str:
+def compare(store: Store, other: Store, console: Console) -> None:
+    table = Table(box=None, header_style="bold")
+    table.add_column("")
+    for name in ("only in the first", "in both", "only in the second"):
+        table.add_column(name, justify="right")
+    for name, count in diff.counts(read(store), read(other)).items():
+        table.add_row(name, str(count.first), str(count.both), str(count.second))
+    console.print(table)
+    for device, problem, mine, its in diff.winners(store, other):
+        console.print(f"\n[bold]{_brief(problem)}[/] on {device}: {problem}", highlight=False)
+        for at, winner in (("first", mine), ("second", its)):
+            console.print(f"  {at:>6}  {_winner(winner)}", highlight=False)
+
+
+def show_outcome(outcome: Outcome, place: Location, console: Console) -> None:
+    table = Table(box=None, header_style="bold")
+    for name in ("", "added", "known already"):
+        table.add_column(name, justify="right" if name else "left")
+    for name in outcome.added | outcome.known:
+        table.add_row(name, str(outcome.added[name]), str(outcome.known[name]))
+    console.print(table)
+    for kernel in outcome.others:
+        console.print(f"kept beside one that was compiled otherwise: {kernel}", highlight=False, markup=False)
+    console.print(f"database {place}", highlight=False)
+
+
+def _winner(row: Measurement | None) -> str:
+    return f"{row.median_us:9.2f} us  {label(row)}" if row else "not timed"
+
+
+def _brief(problem: str) -> str:
     """A problem in few characters; its operator alone, where it has a step that is not defined here."""
     try:
-        return brief(parse(text))
+        return brief(parse(problem))
     except AutotuneError:
-        return text.split(maxsplit=1)[0]
+        return problem.split(maxsplit=1)[0]
 
 
 def main() -> None:
     args = arguments()
     console = Console()
-    if args.command == "pack":
-        if not args.to:
-            raise AutotuneError("pack needs a file to write: give --to FILE")
-        pack(args.file, args.to)
-        console.print(f"{args.to}: {args.to.stat().st_size / 2**20:.1f} MiB")
-        return
     families()  # a problem may be one of a user's, named by AUTOTUNE_FAMILIES
-    with Store.open(args.file) as store:
-        if args.command == "info":
-            info(store, console)
-        elif args.command == "best":
-            best(store, console)
-        else:
-            listing(store, console, args.most)
+    if args.command == "pack":
+        pack(args.dbs, args.to)
+        console.print(f"{args.to}: {args.to.stat().st_size / 2**20:.1f} MiB", highlight=False)
+    elif args.command == "merge":
+        show_outcome(merge(args.dbs, args.to), args.to, console)
+    elif args.command == "import":
+        with Store.create(args.db) as store:
+            show_outcome(text.import_(args.file, store), store.name, console)
+    else:
+        with ExitStack() as stack:
+            store = stack.enter_context(Store.open(args.db))
+            match args.command:
+                case "info":
+                    info(store, console)
+                case "best":
+                    best(store, console)
+                case "list":
+                    listing(store, console, args.most)
+                case "export":
+                    text.export(store, args.file)
+                    console.print(f"{args.file}: {args.file.stat().st_size / 2**20:.1f} MiB", highlight=False)
+                case "diff":
+                    compare(store, stack.enter_context(Store.open(args.other)), console)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ every trial in a database.
 
 Examples:
   python scripts/tune.py --arch sm80 --batch 128
+  python scripts/tune.py --arch sm90 --model torchvision:resnet50 --batch 128
   python scripts/tune.py --arch cpu --problem "conv2d n=8 h=32 w=32 c=64 k=64
          r=3 s=3 pad=1 dtype=f32 epilogue=bias,relu"
 """
@@ -18,10 +19,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import _models
 import torch
-from _cli import positive, run, seconds
+from _cli import database, percent, positive, run, seconds
 from _live import LiveProgress
-from _tables import failures, winners
+from _tables import failures, spent, tradeoffs, winners
 from rich.console import Console
 
 from autotune.arch import ARCHITECTURES, Architecture, architecture, cpu_targets, of_capability
@@ -30,14 +32,16 @@ from autotune.errors import ProblemError, UnknownNameError
 from autotune.families import families, family, use
 from autotune.families.base import PERMISSIONS
 from autotune.grammar import read_problems, usage
+from autotune.objective import OBJECTIVES
 from autotune.paths import FAMILIES
 from autotune.problem import DTYPES, OPERATORS, Problem, dtype_name, parse
 from autotune.report import failures as failed
 from autotune.report import illegal, lines, unserved
+from autotune.search import DEFAULT, STRATEGIES
 from autotune.timing import BUFFERS, TIMERS, Timing
 from autotune.tune import Options, Tuning
 from autotune.worker import Worker
-from fused_resnet.graph import GRAPHS, Network, network
+from fused_resnet.graph import GRAPHS, Network
 from tuning_db import DatabaseError, Store
 
 UNTIMED_TRIALS = 3
@@ -74,8 +78,11 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--arch", default="auto", help=f"auto (the GPU's, else cpu), {', '.join(ARCHITECTURES)}")
     network = parser.add_argument_group("a network")
-    network.add_argument("--model", help=f"{', '.join(GRAPHS)} (the default)")
-    network.add_argument("--in-channels", type=positive, metavar="N", help="channels of the input (default 3)")
+    network.add_argument(
+        "--model", metavar="MODEL", default=None, help=_models.HELP.replace("%(default)s", next(iter(GRAPHS)))
+    )
+    network.add_argument("--in-channels", type=positive, metavar="N", help="input channels of a network of ours")
+    network.add_argument("--input", type=_models.shape, metavar="C,H,W", help="one sample of any other")
     network.add_argument("--batch", type=positive, metavar="N", help="batch size (default 128, on a CPU 8)")
     network.add_argument("--dtype", help="f16, bf16 or f32 (default f16, on a CPU f32)")
     single = parser.add_argument_group("or problems of your own")
@@ -91,17 +98,12 @@ def arguments() -> argparse.Namespace:
         help=f"load families of your own from here too (docs/add-a-family.md); may be repeated, adds to ${FAMILIES}",
     )
     parser.add_argument(
-        "--db", type=Path, metavar="FILE", help="database (default tuning_db/MODEL_ARCH.db or problems_ARCH.db)"
+        "--db",
+        type=database,
+        help="a file, or a server: postgresql+psycopg://user@host/name (default tuning_db/MODEL_ARCH.db or "
+        "problems_ARCH.db); several processes may tune into one",
     )
-    parser.add_argument(
-        "--trials", type=positive, metavar="N", help="configs a family may try for a problem (default 64, on a CPU 24)"
-    )
-    parser.add_argument(
-        "--budget",
-        type=seconds,
-        metavar="TIME",
-        help="time for the search, such as 90s or 5m (default 6m, on a CPU 90s)",
-    )
+    add_search(parser)
     parser.add_argument(
         "--jobs",
         type=positive,
@@ -131,10 +133,54 @@ def arguments() -> argparse.Namespace:
         default=TIMERS[0],
         help="on a GPU, time graphs of many launches (the default), or launches one by one between events",
     )
-    parser.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the search")
+    parser.add_argument(
+        "--vendor",
+        choices=["cudnn", "none"],
+        default="cudnn",
+        help="on a GPU, time all plans of cuDNN too (the default), which nvidia-cudnn-frontend finds, or none",
+    )
     if {"-h", "--help"} & set(sys.argv):
         parser.epilog = grammar()
     return parser.parse_args()
+
+
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """The options of the search."""
+    search = parser.add_argument_group("the search (docs/search.md)")
+    search.add_argument(
+        "--strategy",
+        choices=list(STRATEGIES),
+        default=DEFAULT,
+        help="; ".join(f"{name}: {strategy.meaning}" for name, strategy in STRATEGIES.items())
+        + f" (default {DEFAULT})",
+    )
+    search.add_argument(
+        "--trials", type=positive, metavar="N", help="configs a family may try for a problem (default 64, on a CPU 24)"
+    )
+    search.add_argument(
+        "--budget",
+        type=seconds,
+        metavar="TIME",
+        help="time for the search, such as 90s or 5m (default 6m, on a CPU 90s)",
+    )
+    search.add_argument(
+        "--gain",
+        type=percent,
+        metavar="PERCENT",
+        default=0.01,
+        help="end a problem's search where no config is expected to gain so much (default 1%%; 0%%: never)",
+    )
+    search.add_argument(
+        "--limit", type=positive, metavar="N", help="choose among N configs a family: the prior's best, some by chance"
+    )
+    search.add_argument(
+        "--objective",
+        action="append",
+        choices=list(OBJECTIVES),
+        help="; ".join(f"{name}: {objective.meaning}" for name, objective in OBJECTIVES.items())
+        + " (default time); several: the trade-offs between them are listed",
+    )
+    search.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the search")
 
 
 def gpu_capability() -> int | None:
@@ -157,7 +203,7 @@ def choose_device(arch: Architecture, capability: int | None) -> tuple[str | Non
 
 def work(args: argparse.Namespace, arch: Architecture) -> Work:
     """What the arguments ask for; raises AutotuneError."""
-    of_network = ("model", "in_channels", "batch", "dtype")
+    of_network = ("model", "in_channels", "input", "batch", "dtype")
     if args.problem or args.problems:
         if given := [f"--{name.replace('_', '-')}" for name in of_network if getattr(args, name) is not None]:
             raise ProblemError(f"{' and '.join(given)}: only for a network; a problem's text says all of itself")
@@ -171,11 +217,11 @@ def work(args: argparse.Namespace, arch: Architecture) -> Work:
     dtype = dtype_name(args.dtype or arch.dtypes[0])
     if dtype not in arch.dtypes or dtype == "s8":  # the networks are not quantized
         raise UnknownNameError(_no_dtype(arch, dtype))
-    batch, model = args.batch or (128 if arch.is_cuda else 8), args.model or next(iter(GRAPHS))
-    wanted = network(model, batch, args.in_channels or 3, dtype)
-    return Work(
-        model, f"{model}, batch {batch}, {dtype}", [(layer.name, layer.problem) for layer in wanted.all_layers], wanted
-    )
+    batch = args.batch or (128 if arch.is_cuda else 8)
+    model = _models.load(args.model or next(iter(GRAPHS)), args.input, args.in_channels)
+    wanted = model.network(batch, dtype)
+    title = f"{model.name}, batch {batch}, {dtype}"
+    return Work(model.name, title, [(layer.name, layer.problem) for layer in wanted.all_layers], wanted)
 
 
 def _no_dtype(arch: Architecture, dtype: str) -> str:
@@ -194,8 +240,9 @@ def refuse_other_timing(tuning: Tuning, timing: Timing, path: Path) -> None:
 def show_compiled(console: Console, tuning: Tuning) -> None:
     """What was done where nothing could be timed."""
     options = tuning.options
-    compiled = sum(row.error is None for row in tuning.kernels.values())
-    failed = len(tuning.kernels) - compiled
+    rows = tuning.workshop.rows.values()
+    compiled = sum(row.error is None for row in rows)
+    failed = len(rows) - compiled
     console.print(f"\n{compiled} kernels compiled for {options.target}, {failed} would not compile.")
     console.print(f"[bold]Nothing was timed:[/] no GPU here runs {options.arch.name} code. Run the same command with")
     console.print("the same database on a machine with one; it starts from what is compiled.")
@@ -216,26 +263,40 @@ def show_winners(console: Console, tuning: Tuning, wanted: Work) -> None:
 def show_gaps(console: Console, tuning: Tuning, wanted: Work) -> None:
     """Problems that only torch solves, what failed and, for single problems, configs that are not legal."""
     arch = tuning.options.arch
-    searched = {space.problem for space in tuning.spaces if space.study.total}
+    searched = {study.space.problem for study in tuning.studies if study.total}
+    gaps: dict[str, list[str]] = {}
     for name, problem in wanted.named:
         if problem not in searched:
-            console.print(f"{name}: {unserved(problem, arch)}: torch's operators are all there is.", markup=False)
+            gaps.setdefault(unserved(problem, arch), []).append(name)
+    for reason, names in gaps.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        console.print(f"{', '.join(names[:3])}{more}: {reason}: torch's operators are all there is.", markup=False)
     if not wanted.network:
         for sentence in dict.fromkeys(text for problem in tuning.problems for text in illegal(problem, arch)):
             console.print(sentence, markup=False, highlight=False)
     device = tuning.device if tuning.worker else None
-    for line in failures(failed(tuning.store, device, tuning.problems, tuning.kernels.values())):
+    for line in failures(failed(tuning.store, device, tuning.problems, tuning.workshop.rows.values())):
         console.print(line, highlight=False)
 
 
-def show_cost(console: Console, tuning: Tuning, progress: LiveProgress, path: Path) -> None:
+def show_tradeoffs(console: Console, tuning: Tuning, wanted: Work) -> None:
+    """Of several objectives, the candidates of each problem that no other beats in all of them."""
+    objectives = tuning.options.objectives
+    if objectives != ("time",):
+        console.print(tradeoffs(tuning.store, tuning.device, wanted.named, objectives))
+
+
+def show_cost(console: Console, tuning: Tuning, progress: LiveProgress, database: str) -> None:
     """What compiling cost, where the time went, and where the results are."""
-    if tuning.compiled:
-        rate = 60 * tuning.compiled / tuning.compile_seconds
-        took = f"{tuning.compile_seconds:.0f} core-seconds"
-        console.print(f"kernels compiled: {tuning.compiled} in {took}, {rate:.0f} a core-minute", highlight=False)
+    shop = tuning.workshop
+    if shop.compiled:
+        rate = 60 * shop.compiled / shop.compile_seconds
+        took = f"{shop.compile_seconds:.0f} core-seconds"
+        console.print(f"kernels compiled: {shop.compiled} in {took}, {rate:.0f} a core-minute", highlight=False)
+    if tuning.ledger.trials:
+        console.print(spent(tuning.ledger))
     console.print(progress.parts())
-    console.print(f"database {path}")
+    console.print(f"database {database}", highlight=False)
 
 
 def main() -> int:
@@ -254,8 +315,18 @@ def main() -> int:
     budget = args.budget or (360.0 if arch.is_cuda else 90.0)
     allow = tuple(name.replace("-", "_") for name in args.allow)
     only = tuple(family(name).name for name in args.only)
-    options = Options(arch, target, trials, budget, args.jobs, args.seed, allow, only)
-    timing = Timing(args.timer, args.buffers)
+    objectives = tuple(dict.fromkeys(args.objective or ["time"]))
+    if "energy" in objectives and not arch.is_cuda:
+        raise UnknownNameError("--objective energy: only a GPU tells what it consumes")
+    options = Options(
+        *(arch, target, trials, budget, args.jobs, args.seed, allow, only),
+        strategy=args.strategy,
+        limit=args.limit or 0,
+        gain=args.gain,
+        objectives=objectives,
+        vendor=args.vendor,
+    )
+    timing = Timing(args.timer, args.buffers, "energy" in objectives)
 
     console = Console()
     interrupted = False
@@ -278,11 +349,12 @@ def main() -> int:
             show_compiled(console, tuning)
         elif not interrupted or "device" in vars(tuning):
             show_winners(console, tuning, wanted)
+            show_tradeoffs(console, tuning, wanted)
         if not interrupted:
             show_gaps(console, tuning, wanted)
         else:
             console.print("Interrupted: every finished trial is kept; run the same command to go on.")
-        show_cost(console, tuning, progress, path)
+        show_cost(console, tuning, progress, store.name)
     return 130 if interrupted else 0
 
 

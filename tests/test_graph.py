@@ -97,7 +97,7 @@ def test_an_alternative_is_what_it_replaces(alternative):
         shapes = {operand.name: operand.shape for operand in layer.problem.operands()}
         given = {key: tensors[name].reshape(shapes[key]) for key, name in layer.buffers.items() if name in tensors}
         given |= {operand: derived.tensor(state, source) for operand, source in layer.weights.items()}
-        solved = solve(layer.problem, given, [float(state[key]) for key in layer.scalars])
+        solved = solve(layer.problem, given, [float(derived.tensor(state, source)) for source in layer.scalars])
         tensors |= {layer.buffers[name]: value for name, value in solved.items()}
     assert relative_error(tensors[OUTPUT].permute(0, 3, 1, 2), plain(x)) < 1e-12
 

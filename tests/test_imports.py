@@ -7,7 +7,15 @@ import pytest
 from helpers import ROOT, python
 
 TOOLS = ("jinja2", "optuna", "cutlass_library", "ninja", "rich", "matplotlib")
-TUNER = ("autotune.build", "autotune.emit", "autotune.families", "autotune.search", "autotune.tune", "autotune.worker")
+TUNER = (
+    "autotune.build",
+    "autotune.emit",
+    "autotune.families",
+    "autotune.search",
+    "autotune.tune",
+    "autotune.worker",
+    "autotune.replay",
+)
 SHARED = {"errors", "problem", "epilogue", "steps", "abi", "arch", "device", "reference", "vendor"}
 
 
@@ -36,8 +44,8 @@ import torch
 network = FusedResNet({str(tuned_db)!r})
 x = torch.randn(3, 3, 64, 64)
 assert network(x).shape == (3, 512, 2, 2)
-assert any(name.startswith("cpu_") for _, name, _, _ in network.explain(x))
-assert {{source for *_, source, _ in network.explain(x)}} == {{"tuned"}}
+assert any(row.kernel.startswith("cpu_") for row in network.explain(x))
+assert {{row.source for row in network.explain(x)}} == {{"tuned"}}
 print([name for name in {TOOLS + TUNER} if name in sys.modules])
 """
     nothing = {"PATH": "/nonexistent", "CXX": "/nonexistent", "XDG_CACHE_HOME": "/dev/null"}

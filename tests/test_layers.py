@@ -15,6 +15,7 @@ from autotune.device import device_name
 from autotune.errors import AutotuneError
 from autotune.problem import Conv2d, parse
 from autotune.vendor import cudnn
+from autotune.vendor.cudnn.graph import channels_last
 from tuning_db import Store
 
 sys.path.insert(0, str(SCRIPTS))
@@ -78,8 +79,8 @@ def test_torchs_convolution_with_the_chain_behind_it_is_right(epilogue):
     ("text", "device", "words"),
     [
         ("conv2d n=1 h=4 w=4 c=8 k=8 dtype=f16 epilogue=bias,relu", "cpu", ["GPU"]),
-        ("conv2d n=1 h=4 w=4 c=8 k=8 dtype=f32 epilogue=bias,relu", "cuda:0", ["f16", "f32"]),
-        ("conv2d n=1 h=4 w=4 c=8 k=8 dtype=f16 epilogue=bias,silu,store", "cuda:0", ["silu, store", "relu"]),
+        ("conv2d n=1 h=4 w=4 c=8 k=8 dtype=s8 epilogue=bias,relu", "cuda:0", ["f16", "s8"]),
+        ("conv2d n=1 h=4 w=4 c=8 k=8 dtype=f16 epilogue=bias,leaky_relu", "cuda:0", ["with leaky_relu", "silu"]),
         (str(POOL), "cuda:0", ["convolutions", "avg_pool2d"]),
     ],
     ids=["device", "dtype", "epilogue", "operator"],
@@ -99,7 +100,7 @@ def test_a_missing_or_unusable_package_is_a_sentence():
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (7, 16, 3, 3)])
 def test_strides_are_torchs_channels_last(shape):
-    assert tuple(cudnn.channels_last(shape)) == torch.empty(shape, memory_format=torch.channels_last).stride()
+    assert tuple(channels_last(shape)) == torch.empty(shape, memory_format=torch.channels_last).stride()
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------

@@ -256,7 +256,7 @@ def test_a_packed_database_runs_the_network_on_the_same_kernels(tuned_db, tmp_pa
     for path in (tuned_db, packed):
         net = FusedResNet(path)
         net.load_state_dict(plain.state_dict())
-        chosen.append([row[:3] for row in net.explain(x)])
+        chosen.append([(row.layer, row.kernel, row.source) for row in net.explain(x)])
         results.append(net(x))
     assert chosen[0] == chosen[1]
     assert torch.equal(*results)

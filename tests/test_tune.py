@@ -3,7 +3,7 @@
 import json
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import pytest
 
@@ -39,16 +39,14 @@ class Log(Progress):
         self.finished.append(problem)
 
 
-def tune(path, cpu, target, trials=TRIALS, budget=120.0, worker=True):
-    """One run; returns what it said."""
+def tune(path, cpu, target, trials=TRIALS, budget=120.0, worker=True, **options):
+    """One run; returns what it said, and its ledger."""
     log = Log()
-    options = Options(cpu, target, trials, budget, jobs=2)
-    with Store.create(path) as store:
-        if worker:
-            with Worker("cpu") as process:
-                Tuning(store, map(parse, PROBLEMS), options, process, log).run()
-        else:
-            Tuning(store, map(parse, PROBLEMS), options, None, log).run()
+    options = Options(cpu, target, trials, budget, jobs=2, **options)
+    with Store.create(path) as store, Worker("cpu") if worker else nullcontext() as process:
+        tuning = Tuning(store, map(parse, PROBLEMS), options, process, log)
+        tuning.run()
+        log.ledger = tuning.ledger
     return log
 
 
@@ -165,3 +163,39 @@ def test_the_budget_ends_the_search_and_not_the_settling(cpu, cpu_target, tmp_pa
     tune(path, cpu, cpu_target, trials=1000, budget=0.001)
     assert time.monotonic() - started < 90, "1000 trials take many minutes"
     assert rows(path, "SELECT count(DISTINCT problem_id) FROM measurement WHERE final") == [(len(PROBLEMS),)]
+
+
+def test_the_ledger_adds_up_and_stands_with_the_trials(tuned):
+    path, log = tuned
+    ledger = log.ledger
+    details = [json.loads(text) for (text,) in rows(path, "SELECT details FROM measurement WHERE NOT final")]
+    assert ledger.trials == len(details)
+    for step in ("verify", "time", "compile", "search"):
+        stored = sum(found["seconds"].get(step, 0.0) for found in details)
+        assert stored > 0 and stored <= ledger.seconds[step] + 1e-3, step
+    verified = sum(found["seconds"]["verify"] for found in details)
+    assert verified == pytest.approx(ledger.seconds["verify"], abs=1e-3)
+    compiled = [found for found in details if "compile" in found["seconds"]]
+    assert len(compiled) == log.compiled_kernels, "a kernel's compiling is told once"
+    assert 0 < ledger.overhead < ledger.total
+    parts = ledger.overhead + ledger.seconds["wait for compilers"] + ledger.seconds["verify"] + ledger.seconds["time"]
+    assert parts == pytest.approx(ledger.total, abs=0.1)
+
+
+def test_exhaustive_tries_all_of_what_it_is_limited_to(cpu, cpu_target, tmp_path):
+    path, limit = tmp_path / "all.db", 4
+    tune(path, cpu, cpu_target, trials=1, strategy="exhaustive", limit=limit, only=("cpu_conv2d",))
+    query = """
+        SELECT text, count(DISTINCT kernel_id) FROM measurement JOIN kernel ON kernel.id = kernel_id
+        JOIN problem ON problem.id = problem_id WHERE family = 'cpu_conv2d' GROUP BY text"""
+    found = dict(rows(path, query))
+    assert set(found) == set(PROBLEMS[1:])
+    assert all(limit <= count <= 2 * limit for count in found.values()), "the other problem's kernels are timed too"
+
+
+def test_a_budget_that_ends_while_compilers_work_is_not_for_nothing(cpu, cpu_target, tmp_path):
+    path = tmp_path / "short.db"
+    tune(path, cpu, cpu_target, trials=1000, budget=3.0)
+    ours = "SELECT count(*) FROM measurement JOIN kernel ON kernel.id = kernel_id WHERE family LIKE 'cpu_%'"
+    begun = "SELECT count(*) FROM kernel WHERE family LIKE 'cpu_%'"
+    assert rows(path, ours)[0][0] > 0 or rows(path, begun) == [(0,)]

@@ -1,5 +1,6 @@
-"""The tuning database: every trial, and each kernel's binary, in one SQLite file."""
+"""The tuning database: every trial, and each kernel's binary, in one SQLite file or on a PostgreSQL server."""
 
-from tuning_db.store import DatabaseError, Store
+from tuning_db.errors import DatabaseError
+from tuning_db.store import Store
 
 __all__ = ["DatabaseError", "Store"]

@@ -1,4 +1,4 @@
-"""The tables. SCHEMA_VERSION counts changes that older code cannot read; it is SQLite's user_version."""
+"""The tables. SCHEMA_VERSION counts their changes; a file keeps it as SQLite's user_version, a server in a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, deferred, mapped_column, rel
 APPLICATION_ID = 0x6B746462
 """SQLite's application_id: marks the file as a tuning database."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""1: as first published. 2: environments, times of recording, claims. tuning_db/migration.py leads from 1 to 2."""
 
 
 class Base(DeclarativeBase):
@@ -27,6 +28,14 @@ class Device(Base):
     flops_per_us: Mapped[float] = mapped_column(doc="highest arithmetic rate measured, per microsecond")
     bytes_per_us: Mapped[float] = mapped_column(doc="highest memory rate measured, read and written, per microsecond")
     details: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+
+
+class Environment(Base):
+    """The software that something was measured with."""
+
+    __tablename__ = "environment"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    software: Mapped[str] = mapped_column(unique=True, doc="JSON, sorted keys: versions of torch, CUDA, this project …")
 
 
 class ProblemRow(Base):
@@ -91,6 +100,8 @@ class Measurement(Base):
     samples_us: Mapped[list[float]] = mapped_column(JSON, default=list)
     final: Mapped[bool] = mapped_column(default=False, doc="timed in interleaved rounds with the other finalists")
     details: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    recorded: Mapped[str | None] = mapped_column(doc="UTC, for people: nothing is decided by it, for clocks jump")
+    environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))
     kernel: Mapped[KernelRow] = relationship()
     problem: Mapped[ProblemRow] = relationship()
     device: Mapped[Device] = relationship()
@@ -110,3 +121,16 @@ class PlanRow(Base):
         JSON, doc="a layer each: layer, kernel (its id), launch, us alone, overlap"
     )
     details: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    recorded: Mapped[str | None] = mapped_column(doc="UTC, for people: nothing is decided by it, for clocks jump")
+    environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))
+
+
+class Claim(Base):
+    """What a tuning process tries now: one trial each, so that no other process tries the same."""
+
+    __tablename__ = "claim"
+    owner: Mapped[str] = mapped_column(primary_key=True, doc="the process, as tuning_db/process.py names it")
+    device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
+    problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"))
+    kernel_id: Mapped[int] = mapped_column(ForeignKey("kernel.id"))
+    since: Mapped[float] = mapped_column(doc="seconds since 1970")

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-import sqlite3
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, joinedload
 
-from autotune.errors import AutotuneError
+from tuning_db import files, process
+from tuning_db.errors import DatabaseError, explained
 from tuning_db.schema import (
-    APPLICATION_ID,
-    SCHEMA_VERSION,
     Base,
+    Claim,
     Device,
+    Environment,
     KernelRow,
     Library,
     Measurement,
@@ -29,83 +30,53 @@ from tuning_db.schema import (
 )
 from tuning_db.ties import by_choice
 
-_PATIENCE = 60.0  # seconds to wait for another process's write
+Location = str | os.PathLike[str]
+"""A file, or the address of a server: postgresql+psycopg://user@host/name."""
 
-
-class DatabaseError(AutotuneError):
-    """A database that cannot be read, written or trusted."""
+_WRITING = "autotune_writing"  # the option of transactions that write: they take turns
 
 
 class Store:
-    """One database file.
+    """One database.
 
-    Store.create(path) opens it for tuning and makes it if it is not there; Store.open(path) opens it for reading
+    Store.create(where) opens it for tuning and makes it if it is not there; Store.open(where) opens it for reading
     only, also from a read-only place. Every write is committed when its method returns. Use it as a context manager.
     """
 
-    def __init__(self, path: Path, engine: sa.Engine, writable: bool) -> None:
-        self.path = path
-        self._writable = writable
-        self._engine = engine
+    def __init__(self, name: str, engine: sa.Engine, close: Callable[[sa.Engine], None] | None) -> None:
+        self.name = name
+        self._engine, self._close = engine, close
+        self._claimed = False
+        self._environment: int | None = None
         self.session = Session(engine, expire_on_commit=False)
 
     # -- opening ---------------------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str]) -> Store:
-        """Open for reading and writing; raises DatabaseError for a foreign, newer, corrupted or unwritable file."""
-        path = Path(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DatabaseError(f"cannot make the folder of {path}: {error.strerror}") from error
-        new = not path.exists() or path.stat().st_size == 0
-        if not new:
-            _check_file(path)
-        engine = sa.create_engine(sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": _PATIENCE})
-        sa.event.listen(engine, "connect", _configure)
-        sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
-        with _explained(path), engine.begin() as connection:  # all at once: nobody sees tables without the mark
-            Base.metadata.create_all(connection)
-            if new:
-                connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        return cls(path, engine, writable=True)
+    def create(cls, where: Location) -> Store:
+        """Open for reading and writing; raises DatabaseError for a foreign, newer, corrupted or unwritable one."""
+        if is_address(where):
+            from tuning_db import server
+
+            return cls(server.name_of(where), server.engine_to_write(where, _WRITING), sa.Engine.dispose)
+        return cls(str(where), files.engine_to_write(Path(where), _WRITING), files.leave)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Store:
-        """Open for reading only; raises DatabaseError, also if there is no such file."""
-        path = Path(path)
-        if not path.is_file():
-            raise DatabaseError(f"no tuning database at {path}: make one with scripts/tune.py --db {path}")
-        _check_file(path)
-        # Where the folder is read-only nobody can be writing, and SQLite must not try to make a lock beside the file.
-        frozen = "" if os.access(path.parent, os.W_OK) else "&immutable=1"
-        address = f"{path.resolve().as_uri()}?mode=ro{frozen}"
-        engine = sa.create_engine(
-            "sqlite://", creator=lambda: sqlite3.connect(address, uri=True, timeout=_PATIENCE), poolclass=sa.NullPool
-        )
-        return cls(path, engine, writable=False)
+    def open(cls, where: Location) -> Store:
+        """Open for reading only; raises DatabaseError, also if there is no such database."""
+        if is_address(where):
+            from tuning_db import server
 
-    def compact(self) -> None:
-        """Give the room of deleted rows back to the file system."""
-        self.session.close()
-        with _explained(self.path), self._engine.connect() as connection:
-            raw = connection.connection.driver_connection
-            assert raw
-            raw.rollback()
-            raw.execute("VACUUM")
+            return cls(server.name_of(where), server.engine_to_read(where), None)
+        return cls(str(where), files.engine_to_read(Path(where)), None)
 
     def close(self) -> None:
-        """Close; a file opened for writing is left in one piece, ready to be copied, unless others still write it."""
+        """Close; a file that was written is left in one piece, ready to be copied, unless others still write it."""
+        if self._claimed:
+            with suppress(DatabaseError), self.writing():
+                self.session.execute(sa.delete(Claim).where(Claim.owner == process.me()))
         self.session.close()
-        if self._writable:
-            with suppress(sa.exc.DatabaseError, sqlite3.Error), self._engine.connect() as connection:
-                raw = connection.connection.driver_connection
-                assert raw
-                raw.rollback()
-                raw.execute("PRAGMA journal_mode = DELETE")
-        self._engine.dispose()
+        (self._close or sa.Engine.dispose)(self._engine)
 
     def __enter__(self) -> Store:
         return self
@@ -119,6 +90,12 @@ class Store:
         """Find a device by name, or record it. values: flops_per_us, bytes_per_us, details."""
         return self._find_or_add(Device, {"name": name}, {"target": target, **values})
 
+    def put_environment(self, software: Mapping[str, Any]) -> Environment:
+        """Find or record the software in use; what is measured from now on is recorded as measured with it."""
+        row: Environment = self._find_or_add(Environment, {"software": json.dumps(software, sort_keys=True)}, {})
+        self._environment = row.id
+        return row
+
     def put_problem(self, text: str) -> ProblemRow:
         """Find a problem by its text, or record it."""
         return self._find_or_add(ProblemRow, {"text": text}, {"operator": text.split(maxsplit=1)[0]})
@@ -130,7 +107,7 @@ class Store:
         """
         row = self._find_or_add(KernelRow, identity, values)
         if row.error and not values.get("error"):
-            with self._transaction():
+            with self.writing():
                 row.error, row.library_id = None, values.get("library_id")
         return row
 
@@ -142,32 +119,72 @@ class Store:
 
     def put_measurement(self, **values: Any) -> Measurement:
         """Record a measurement; values are the columns of `Measurement`."""
-        with self._transaction():
-            row = Measurement(**values)
-            self.session.add(row)
-        return row
+        return self._add(Measurement(**values))
 
     def put_plan(self, **values: Any) -> PlanRow:
         """Record a timed network; values are the columns of `PlanRow`."""
-        with self._transaction():
-            row = PlanRow(**values)
-            self.session.add(row)
-        return row
+        return self._add(PlanRow(**values))
+
+    def claim(
+        self, device: Device, problem: str, kernel: KernelRow, launches: Sequence[Mapping[str, int]]
+    ) -> list[Mapping[str, int]] | None:
+        """The launch values that are still to be tried, for this process to try now; None while another tries them.
+
+        A process holds one claim: the next replaces it. That of a process that ended, however it did, does not count.
+        """
+        mine = {"device_id": device.id, "problem_id": self.put_problem(problem).id, "kernel_id": kernel.id}
+        with self.writing():
+            query = sa.select(Measurement.launch).filter_by(**mine, final=False)
+            tried = list(self.session.scalars(query))
+            left = [launch for launch in launches if dict(launch) not in tried]
+            rivals = self.session.scalars(sa.select(Claim).filter_by(**mine)).all() if left else []
+            others = [rival for rival in rivals if rival.owner != process.me()]
+            if any(process.lives(rival.owner, rival.since) for rival in others):
+                return None
+            owners = [process.me(), *(rival.owner for rival in others)]
+            self.session.execute(sa.delete(Claim).where(Claim.owner.in_(owners)))
+            if left:
+                self.session.add(Claim(owner=process.me(), since=time.time(), **mine))
+                self._claimed = True
+        return left
 
     def _find_or_add(self, table: Any, key: dict[str, Any], values: dict[str, Any]) -> Any:
-        with self._transaction():
+        with self.writing():
             row = self.session.scalars(sa.select(table).filter_by(**key)).one_or_none()
             if row is None:
                 row = table(**key, **values)
                 self.session.add(row)
         return row
 
+    def _add(self, row: Any) -> Any:
+        """Add what was measured just now."""
+        row.recorded = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        row.environment_id = self._environment
+        with self.writing():
+            self.session.add(row)
+        return row
+
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Every read or write is a transaction of its own: between calls the file is free for others."""
-        with _explained(self.path):
+    def writing(self) -> Iterator[Session]:
+        """A transaction that writes: no other process writes between its start and its end."""
+        if self._close is None:
+            raise DatabaseError(f"{self.name} was opened as readonly: open it with Store.create to make it writable")
+        with self._transaction(writing=True) as session:
+            yield session
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """A transaction that reads: between calls the database is free for others."""
+        with self._transaction(writing=False) as session:
+            yield session
+
+    @contextmanager
+    def _transaction(self, writing: bool) -> Iterator[Session]:
+        with explained(self.name):
             try:
-                yield
+                self.session.commit()  # ends what an attribute that was loaded late has begun
+                self.session.connection(execution_options={_WRITING: writing})
+                yield self.session
                 self.session.commit()
             except BaseException:
                 self.session.rollback()
@@ -177,22 +194,26 @@ class Store:
 
     def binary(self, library: Library) -> bytes:
         """The binary of a library; raises DatabaseError if it is not what its digest says."""
-        with self._transaction():
+        with self.reading():
             try:
                 binary = zlib.decompress(library.blob)
             except zlib.error:
                 binary = b""
         if hashlib.sha256(binary).hexdigest() != library.digest:
-            raise DatabaseError(f"{self.path}: binary {library.digest[:12]} is damaged; tune again or restore the file")
+            raise DatabaseError(f"{self.name}: binary {library.digest[:12]} is damaged; tune again or restore the file")
         return binary
 
     def devices(self) -> list[Device]:
         """All devices that measured."""
         return self._all(sa.select(Device).order_by(Device.id))
 
+    def environments(self) -> list[Environment]:
+        """The software of all measurements."""
+        return self._all(sa.select(Environment).order_by(Environment.id))
+
     def device(self, name: str) -> Device | None:
         """A device by name."""
-        with self._transaction():
+        with self.reading():
             return self.session.scalars(sa.select(Device).filter_by(name=name)).one_or_none()
 
     def kernels(self, target: str) -> list[KernelRow]:
@@ -226,23 +247,17 @@ class Store:
             best.setdefault((row.kernel_id, str(row.launch)), row)
         return by_choice(list(best.values())) if finals_first else list(best.values())
 
-    def best_us(self, device: Device, problem: str) -> float | None:
-        """The shortest verified time of a problem on a device, in microseconds."""
-        query = sa.select(sa.func.min(Measurement.median_us)).join(ProblemRow)
-        with self._transaction():
-            return self.session.scalar(query.where(Measurement.device_id == device.id, ProblemRow.text == problem))
-
-    def is_measured(self, device: Device, problem: str, kernel: KernelRow) -> bool:
-        """Whether a kernel was tried on a problem (its text) on a device, whatever came of it."""
-        query = sa.select(Measurement.id).join(ProblemRow).where(ProblemRow.text == problem)
-        mine = query.where(Measurement.device_id == device.id, Measurement.kernel_id == kernel.id).limit(1)
-        with self._transaction():
-            return self.session.scalar(mine) is not None
+    def best_us(self, device: Device, problem: str, kernel: KernelRow | None = None) -> float | None:
+        """The shortest verified time of a problem on a device, of one kernel or of any, in microseconds."""
+        query = sa.select(sa.func.min(Measurement.median_us)).join(ProblemRow).where(ProblemRow.text == problem)
+        query = query.where(Measurement.device_id == device.id)
+        with self.reading():
+            return self.session.scalar(query.where(Measurement.kernel_id == kernel.id) if kernel else query)
 
     def plan(self, device: Device, network: str) -> PlanRow | None:
         """The newest plan of a network on a device: it started from all that was known before."""
         query = sa.select(PlanRow).filter_by(device_id=device.id, network=network).order_by(PlanRow.id.desc()).limit(1)
-        with self._transaction():
+        with self.reading():
             return self.session.scalars(query).one_or_none()
 
     def plans(self) -> list[PlanRow]:
@@ -252,12 +267,12 @@ class Store:
     def kernel(self, kernel_id: int) -> KernelRow:
         """A kernel by its number."""
         query = sa.select(KernelRow).filter_by(id=kernel_id).options(joinedload(KernelRow.library))
-        with self._transaction():
+        with self.reading():
             return self.session.scalars(query).one()
 
     def counts(self) -> dict[str, int]:
         """Rows of each table, and measurements by status."""
-        with self._transaction():
+        with self.reading():
             counts = {
                 table.name: self.session.scalar(sa.select(sa.func.count()).select_from(table)) or 0
                 for table in Base.metadata.sorted_tables
@@ -266,72 +281,10 @@ class Store:
             return counts | {f"measurement: {status}": count for status, count in self.session.execute(query)}
 
     def _all(self, query: Any) -> list[Any]:
-        with self._transaction():
+        with self.reading():
             return list(self.session.scalars(query).unique())
 
 
-def _configure(connection: sqlite3.Connection, _: object) -> None:
-    # Transactions are begun by SQLAlchemy's event, not by sqlite3, so that writers wait for each other in order.
-    connection.isolation_level = None
-    connection.execute("PRAGMA foreign_keys = ON")
-    _write_ahead(connection)
-    connection.execute("PRAGMA synchronous = NORMAL")
-
-
-def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Log writes ahead: a commit costs no flush, and readers do not wait. SQLite itself would not wait for its turn."""
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-
-
-def _check_file(path: Path) -> None:
-    """Raise DatabaseError unless `path` is a tuning database of a schema that this code reads."""
-    try:
-        with path.open("rb") as file:
-            header = file.read(16)
-        if header != b"SQLite format 3\0":
-            raise DatabaseError(f"{path} is not a tuning database: it is not an SQLite file")
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_PATIENCE)
-        try:
-            application = connection.execute("PRAGMA application_id").fetchone()[0]
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-        finally:
-            connection.close()
-    except OSError as error:
-        raise DatabaseError(f"cannot read {path}: {error.strerror}") from error
-    except sqlite3.Error as error:
-        raise DatabaseError(f"cannot read {path}: {error}") from error
-    if application != APPLICATION_ID:
-        raise DatabaseError(f"{path} is an SQLite file, but not a tuning database")
-    if version > SCHEMA_VERSION:
-        raise DatabaseError(
-            f"{path} has schema {version}, newer than the {SCHEMA_VERSION} that this version reads: upgrade the package"
-        )
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into one sentence about the file."""
-    try:
-        yield
-    except sa.exc.DatabaseError as error:
-        text = str(error.orig)
-        advice = {
-            "disk is full": "free some space and run again: what was committed is safe",
-            "readonly": "make the file and its folder writable, or name another with --db",
-            "locked": "another process holds it: wait for that to end",
-            "malformed": "it is corrupted: restore it from a copy, or start a new one",
-            "not a database": "it is corrupted: restore it from a copy, or start a new one",
-            "unable to open": "check that its folder exists and is writable",
-        }
-        hint = next(
-            (hint for sign, hint in advice.items() if sign in text), "it does not fit this version: start a new one"
-        )
-        raise DatabaseError(f"{path}: {text}; {hint}") from error
+def is_address(where: Location) -> TypeGuard[str]:
+    """Whether a location is a server's address, not a file."""
+    return isinstance(where, str) and "://" in where

@@ -33,6 +33,10 @@ class Parameter:
     meaning: str
 
 
+CHANNELS_LAST = Parameter("channels_last", (0, 1), "1: the image is channels last in memory, as its caller has it")
+"""A launch value of kernels that read an NCHW image: timed with 0; a plan sets it where the network's input is."""
+
+
 @dataclass(frozen=True)
 class Family:
     """A template and what is known about it. All fields that are functions are pure.

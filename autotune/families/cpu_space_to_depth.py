@@ -1,6 +1,6 @@
 """Space-to-depth on the CPU: NCHW patches to NHWC channels, rows in parallel."""
 
-from autotune.families.base import SHARED_LIBRARY, Family
+from autotune.families.base import CHANNELS_LAST, SHARED_LIBRARY, Family
 from autotune.families.cpu import THREADS, threads
 from autotune.problem import SpaceToDepth
 
@@ -11,7 +11,7 @@ FAMILY = Family(
     template="cpu/space_to_depth.cpp.j2",
     architectures=("cpu",),
     parameters=(),
-    launch_parameters=(THREADS,),
-    launches=threads,
+    launch_parameters=(THREADS, CHANNELS_LAST),
+    launches=lambda *of: [{**launch, CHANNELS_LAST.name: 0} for launch in threads(*of)],
     cost=lambda problem, config, arch: 0.0,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.arch import Architecture
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
+from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Parameter, Value
 from autotune.problem import PatchConv2d, Problem
 
 _STEPS = (1, 2, 3, 4, 6, 8, 12)
@@ -58,6 +58,8 @@ FAMILY = Family(
         Parameter("fragments", (1, 2, 4), "times 16 patches a warp"),
         Parameter("threads", (64, 128, 256, 512), "threads a block"),
     ),
+    launch_parameters=(CHANNELS_LAST,),
+    launches=lambda *_: [{CHANNELS_LAST.name: 0}],
     values=_values,
     legal=lambda config, *_: "too many registers" if int(config["steps"]) * int(config["fragments"]) > 16 else None,
     supports=_supports,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autotune.arch import Architecture
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
+from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Parameter
 from autotune.problem import DTYPES, Problem, SpaceToDepth
 
 _BLOCKS = (2, 4, 8)
@@ -45,6 +45,8 @@ FAMILY = Family(
         Parameter("strips", (1, 2, 4, 8), "rows of patches a thread block"),
         Parameter("threads", (64, 128, 256), "threads a block"),
     ),
+    launch_parameters=(CHANNELS_LAST,),
+    launches=lambda *_: [{CHANNELS_LAST.name: 0}],
     supports=_supports,
     fits=_fits,
     cost=_cost,

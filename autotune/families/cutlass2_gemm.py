@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
 from autotune.families import cutlass2_stream as stream
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
+from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.problem import Conv2d, Gemm, Problem
 
 
@@ -22,6 +24,17 @@ def _gemm(problem: Problem) -> tuple[int, int, int]:
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
     return stream.unavailable(config, arch, dtype) or _tile(config).broken(arch)
+
+
+def _values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
+) -> Sequence[Value]:
+    if problem is None:
+        return stream.possible(parameter, chosen, arch, None)
+    _, n, k = _gemm(problem)
+    if parameter.name in ("alignment", "vector"):
+        return (stream.widest(k if parameter.name == "alignment" else n),)
+    return stream.possible(parameter, chosen, arch, stream.widest(k))
 
 
 def _supports(problem: Problem) -> str | None:
@@ -62,6 +75,7 @@ FAMILY = Family(
     ),
     launch_parameters=stream.launch_parameters("columns"),
     legal=_legal,
+    values=_values,
     supports=_supports,
     launches=_launches,
     cost=_cost,

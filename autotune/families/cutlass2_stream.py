@@ -6,11 +6,11 @@ tile's K over warps (sliced-K). The rules mirror static assertions of CUTLASS's 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.arch import Architecture
-from autotune.families.base import Config, Launch, Parameter
+from autotune.families.base import Config, Launch, Parameter, Value
 from autotune.problem import Problem
 
 # The tensor-core instruction of each generation. Its code runs on newer GPUs too; 2.x has none newer than Ampere's.
@@ -145,6 +145,22 @@ class Tile:
         registers = min(255, self.warp[0] * self.warp[1] // 32 + 90)
         by_shared = arch.sm_shared // (self.shared_bytes + arch.reserved_shared)
         return max(1, min(by_shared, 65536 // (registers * self.threads), arch.sm_threads // self.threads))
+
+
+def possible(parameter: Parameter, chosen: Config, arch: Architecture, alignment: int | None) -> Sequence[Value]:
+    """A tile's values that can be legal beside those chosen so far. alignment: of the problem, if there is one."""
+    name, generation = parameter.name, _GENERATIONS.get(arch.capability or 0, 0)
+    if name == "generation":
+        return (generation,)
+    if name in ("warp_m", "warp_n"):
+        return [value for value in parameter.values if int(chosen[f"tile_{name[-1]}"]) % int(value) == 0]
+    if name == "warp_k":
+        return [value for value in parameter.values if chosen["tile_k"] in (value, 2 * int(value))]
+    if name == "stages" and (generation < 80 or alignment == 1):
+        return (2,)
+    if name == "stages" and alignment:
+        return [value for value in parameter.values if value != 2]
+    return parameter.values
 
 
 def unavailable(config: Config, arch: Architecture, dtype: str) -> str | None:

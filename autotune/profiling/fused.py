@@ -16,20 +16,19 @@ from fused_resnet.plan import BoundLayer
 
 def of_fused(network: FusedResNet, x: torch.Tensor) -> Subject:
     """What a FusedResNet runs for inputs like x, kernel by kernel."""
-    plan = network._plan(x)
-    given = x.contiguous()
-    stream = torch.cuda.current_stream(x.device).cuda_stream if x.device.type == "cuda" else 0
-    output = torch.empty(plan.output_shape, dtype=x.dtype, device=x.device)
+    given, frame, stream = network.frame(x)
+    plan = frame.plan
+    layers_run = frame.singly(given, torch.empty_like(frame.template), stream)
 
     def call() -> None:
-        for bound in plan.bound:
-            bound.step.run(stream, (given, output))
+        for run in layers_run:
+            run()
 
     def marked() -> None:
         with record_function(MODULE):
-            for bound in plan.bound:
+            for bound, run in zip(plan.bound, layers_run, strict=True):
                 with record_function(MODULE + bound.layer.name), _kernel_range(bound):
-                    bound.step.run(stream, (given, output))
+                    run()
 
     modules = {"": type(network).__name__} | {bound.layer.name: bound.layer.problem.operator for bound in plan.bound}
     layers = {bound.layer.name: _about(bound) for bound in plan.bound}

@@ -9,6 +9,17 @@ from fused_resnet.engine._engine import (
     Program,
     RefusedError,
     SharedLibrary,
+    Watch,
 )
 
-__all__ = ["ABI_VERSION", "DeviceImage", "EngineError", "Graph", "Prepared", "Program", "RefusedError", "SharedLibrary"]
+__all__ = [
+    "ABI_VERSION",
+    "DeviceImage",
+    "EngineError",
+    "Graph",
+    "Prepared",
+    "Program",
+    "RefusedError",
+    "SharedLibrary",
+    "Watch",
+]

@@ -28,10 +28,6 @@ cuda::KernelNode describe(const PreparedImage& kernel, const at_pointers& pointe
 
 }  // namespace
 
-bool Graph::Node::has_slots() const {
-  return std::any_of(pointers.begin(), pointers.end(), [](int64_t value) { return value < 0; });
-}
-
 Graph::~Graph() {
   if (exec_) driver().graph_exec_destroy(exec_);
   if (graph_) driver().graph_destroy(graph_);
@@ -46,12 +42,12 @@ int Graph::add(const std::shared_ptr<Prepared>& kernel, const Pointers& pointers
   return static_cast<int>(nodes_.size()) - 1;
 }
 
-void Graph::build(const std::vector<int64_t>& slots) {
+void Graph::build() {
   check(driver().graph_create(&graph_, 0), "a CUDA graph");
   for (Node& node : nodes_) {
     alignas(64) uint8_t params[AT_MAX_PARAMS];
     void* argument;
-    const cuda::KernelNode description = describe(*node.kernel, resolve(node.pointers, slots), params, &argument);
+    const cuda::KernelNode description = describe(*node.kernel, resolve(node.pointers, slots_), params, &argument);
     check(driver().graph_add_kernel(&node.handle, graph_, nullptr, 0, &description), "a kernel of a CUDA graph");
     for (int i : node.after) {
       const cuda::EdgeData full{}, programmatic{1, 0, 1, {}};
@@ -61,23 +57,30 @@ void Graph::build(const std::vector<int64_t>& slots) {
     }
   }
   check(driver().graph_instantiate(&exec_, graph_, 0), "a CUDA graph");
+}
+
+void Graph::update(const Slots& slots) {
+  const auto changed = [&](int64_t pointer) { return pointer < 0 && slots.at(-1 - pointer) != slots_.at(-1 - pointer); };
+  for (Node& node : nodes_) {
+    if (std::none_of(node.pointers.begin(), node.pointers.end(), changed)) continue;
+    alignas(64) uint8_t params[AT_MAX_PARAMS];
+    void* argument;
+    const cuda::KernelNode description = describe(*node.kernel, resolve(node.pointers, slots), params, &argument);
+    check(driver().graph_set_kernel(exec_, node.handle, &description), "new pointers for a CUDA graph");
+  }
   slots_ = slots;
 }
 
-void Graph::run(void* stream, const std::vector<int64_t>& slots) {
+void Graph::run(void* stream, const Slots& given) {
   if (nodes_.empty()) return;
   std::lock_guard lock(mutex_);
   cuda::ContextScope scope(nodes_.front().kernel->context());
-  if (!exec_) build(slots);
-  if (slots != slots_) {
-    for (Node& node : nodes_) {
-      if (!node.has_slots()) continue;
-      alignas(64) uint8_t params[AT_MAX_PARAMS];
-      void* argument;
-      const cuda::KernelNode description = describe(*node.kernel, resolve(node.pointers, slots), params, &argument);
-      check(driver().graph_set_kernel(exec_, node.handle, &description), "new pointers for a CUDA graph");
-    }
+  const Slots slots = with_first(slots_, given);
+  if (!exec_) {
     slots_ = slots;
+    build();
+  } else if (slots != slots_) {
+    update(slots);
   }
   check(driver().graph_launch(exec_, stream), "launch of a CUDA graph");
 }

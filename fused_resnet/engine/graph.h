@@ -10,7 +10,7 @@ namespace engine {
 
 class Graph {
  public:
-  Graph() = default;
+  explicit Graph(Slots slots) : slots_(std::move(slots)) {}
   ~Graph();
   Graph(const Graph&) = delete;
 
@@ -18,9 +18,9 @@ class Graph {
   // overlap: it may be placed on the machine while its one predecessor ends (programmatic dependent launch).
   int add(const std::shared_ptr<Prepared>& kernel, const Pointers& pointers, const std::vector<int>& after, bool overlap);
 
-  // Enqueues the graph. Kernels that read slots are given the new pointers first, where they changed. Thread-safe;
+  // Enqueues the graph. Kernels whose slots have other addresses than in the run before are told so first. Thread-safe;
   // runs of one graph follow each other, as CUDA has it.
-  void run(void* stream, const std::vector<int64_t>& slots);
+  void run(void* stream, const Slots& given);
 
  private:
   struct Node {
@@ -29,12 +29,12 @@ class Graph {
     std::vector<int> after;
     bool overlap;
     void* handle;
-    bool has_slots() const;
   };
-  void build(const std::vector<int64_t>& slots);
+  void build();
+  void update(const Slots& slots);
 
   std::vector<Node> nodes_;
-  std::vector<int64_t> slots_;  // what the instantiated graph has
+  Slots slots_;  // what the instantiated graph has
   std::mutex mutex_;
   void* graph_ = nullptr;
   void* exec_ = nullptr;

@@ -32,9 +32,15 @@ struct Prepared {
   int64_t workspace_bytes = 0;
 };
 
-// Pointers as a plan gives them: addresses, or -1 - i for the i-th slot, which a run fills in.
+// Pointers as a plan gives them: addresses, or -1 - i for the i-th slot.
 using Pointers = std::vector<int64_t>;
 
-at_pointers resolve(const Pointers& pointers, const std::vector<int64_t>& slots);
+// Addresses of the slots. Whatever runs kernels has them from its maker; a run gives the first few anew.
+using Slots = std::vector<int64_t>;
+
+at_pointers resolve(const Pointers& pointers, const Slots& slots);
+
+// `slots` with the first ones replaced by those of a run.
+Slots with_first(Slots slots, const Slots& given);
 
 }  // namespace engine

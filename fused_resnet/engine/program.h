@@ -9,10 +9,12 @@ namespace engine {
 
 class Program {
  public:
+  explicit Program(Slots slots) : slots_(std::move(slots)) {}
+
   void add(std::shared_ptr<Prepared> kernel, const Pointers& pointers);
 
-  // Enqueues all kernels in order. Thread-safe.
-  void run(void* stream, const std::vector<int64_t>& slots) const;
+  // Enqueues all kernels in order. Thread-safe, as far as the tensors behind the pointers are.
+  void run(void* stream, const Slots& given) const;
 
   size_t size() const { return steps_.size(); }
 
@@ -22,6 +24,7 @@ class Program {
     Pointers pointers;
   };
   std::vector<Step> steps_;
+  Slots slots_;
 };
 
 }  // namespace engine

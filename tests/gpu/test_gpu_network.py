@@ -107,8 +107,8 @@ def test_tuned_batch_is_silent_and_runs_our_kernels(gpu_db):
         network = fused(gpu_db)
         network(images(BATCH))
     listed = network.explain(images(BATCH))
-    assert {source for *_, source, _ in listed} == {"tuned"}
-    assert any(candidate.startswith(("cutlass2_", "sm90_")) for _, candidate, _, _ in listed)
+    assert {row.source for row in listed} == {"tuned"}
+    assert any(row.kernel.startswith(("cutlass2_", "sm90_")) for row in listed)
 
 
 def test_same_input_same_bits(net):

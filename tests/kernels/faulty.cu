@@ -5,11 +5,11 @@
 
 namespace {
 
-using Params = at::Plain<at_avg_pool2d>;
+using Params = at::Plain<at_pool2d>;
 constexpr int kThreads = 128;
 
 AT_DEVICE int64_t outputs(const Params& params) {
-  const at_avg_pool2d& a = params.a;
+  const at_pool2d& a = params.a;
   return (int64_t)a.n * a.p * a.q * a.c;
 }
 
@@ -20,7 +20,7 @@ AT_DEVICE bool is_last(const Params& params) { return thread() == outputs(params
 
 // Every output but `missing`; a thread each.
 AT_DEVICE void pool(const Params& params, int64_t missing = -1) {
-  const at_avg_pool2d& a = params.a;
+  const at_pool2d& a = params.a;
   const int64_t o = thread();
   if (o >= outputs(params) || o == missing) return;
   const int c = o % a.c, j = o / a.c % a.q, i = o / a.c / a.q % a.p, n = o / a.c / a.q / a.p;
@@ -154,7 +154,7 @@ struct leaks {  // the device's heap has a size; when it is used up there is no 
 };
 
 template <typename Fault>
-AT_DEVICE void prepare(const at_avg_pool2d& a, at_prepared* out, int workspace_bytes) {
+AT_DEVICE void prepare(const at_pool2d& a, at_prepared* out, int workspace_bytes) {
   const int64_t count = (int64_t)a.n * a.p * a.q * a.c;
   at::prepared(out, Params{a, {}}, (int)at::ceil_div(count, kThreads), 1, 1, kThreads, 0, workspace_bytes);
 }
@@ -163,7 +163,7 @@ AT_DEVICE void prepare(const at_avg_pool2d& a, at_prepared* out, int workspace_b
 
 #define FAULT(name)                                                                           \
   extern "C" __global__ void at_##name(const __grid_constant__ Params params) { name::run(params); } \
-  extern "C" __global__ void at_##name##_prepare(at_avg_pool2d a, at_prepared* out) { prepare<name>(a, out, 4); }
+  extern "C" __global__ void at_##name##_prepare(at_pool2d a, at_prepared* out) { prepare<name>(a, out, 4); }
 
 FAULT(good)
 FAULT(does_nothing)
@@ -186,16 +186,16 @@ FAULT(trusts_workspace)
 FAULT(leaks)
 
 extern "C" __global__ void at_refuses(const __grid_constant__ Params params) { good::run(params); }
-extern "C" __global__ void at_refuses_prepare(at_avg_pool2d, at_prepared* out) { at::refused(out); }
+extern "C" __global__ void at_refuses_prepare(at_pool2d, at_prepared* out) { at::refused(out); }
 
 extern "C" __global__ void at_asks_too_much(const __grid_constant__ Params params) { good::run(params); }
-extern "C" __global__ void at_asks_too_much_prepare(at_avg_pool2d a, at_prepared* out) {
+extern "C" __global__ void at_asks_too_much_prepare(at_pool2d a, at_prepared* out) {
   prepare<good>(a, out, 0);
   out->shared_bytes = 1 << 20;
 }
 
 extern "C" __global__ void at_has_no_blocks(const __grid_constant__ Params params) { good::run(params); }
-extern "C" __global__ void at_has_no_blocks_prepare(at_avg_pool2d a, at_prepared* out) {
+extern "C" __global__ void at_has_no_blocks_prepare(at_pool2d a, at_prepared* out) {
   prepare<good>(a, out, 0);
   out->grid[0] = 0;
 }

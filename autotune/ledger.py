@@ -1,0 +1,47 @@
+"""Where the seconds of a run go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+STEPS = ("search", "emit", "compile", "load", "verify", "time")
+"""What a trial's seconds are of. compile: of a core, beside all else; the others keep the run."""
+
+WAIT = "wait for compilers"
+RECORD = "record"
+
+
+class Ledger:
+    """Seconds by step, since it was made. What is not charged to a step is the framework's too: see overhead."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self.seconds = dict.fromkeys((*STEPS, WAIT, RECORD), 0.0)
+        self.trials = 0
+
+    @contextmanager
+    def charge(self, step: str) -> Iterator[None]:
+        """Charge what is done inside to a step."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[step] += time.perf_counter() - started
+
+    def add(self, seconds: dict[str, float]) -> None:
+        """Charge steps that were timed elsewhere."""
+        for step, spent in seconds.items():
+            if step in self.seconds:
+                self.seconds[step] += spent
+
+    @property
+    def total(self) -> float:
+        """Seconds since the ledger was made."""
+        return time.perf_counter() - self._started
+
+    @property
+    def overhead(self) -> float:
+        """Seconds that were neither waiting for compilers nor verifying nor timing."""
+        return max(0.0, self.total - self.seconds[WAIT] - self.seconds["verify"] - self.seconds["time"])

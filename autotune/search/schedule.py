@@ -1,0 +1,114 @@
+"""The order of a run: the compilers are kept at work on what is asked for while what is ready is being measured.
+
+The same loop drives a machine (autotune/tune.py) and a recording of one (autotune/replay.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from autotune.build import together
+from autotune.families.base import Config, Kernel
+from autotune.search.space import Study
+
+AT_ONCE = 4
+"""Kernels that are handed to the measuring side together: it goes on with the next while results are recorded."""
+AHEAD = 32
+"""While so many kernels wait to be measured, no more are asked for."""
+LEAST = 4
+"""Configs that a study is asked for at a time: to be asked costs it milliseconds."""
+
+
+class Bench(Protocol):
+    """Compiles and measures."""
+
+    def time_left(self) -> bool:
+        """Whether the run may go on."""
+
+    def room(self) -> int:
+        """How many more units the compilers would start on at once."""
+
+    def seconds(self, kernel: Kernel) -> float:
+        """What compiling and measuring a kernel would take; 0 compiling where it exists."""
+
+    def compile(self, kernels: Sequence[Kernel], choosing: float) -> None:
+        """Begin to make kernels; those that exist are ready at once. choosing: seconds that it took to choose them."""
+
+    def ready(self, wait: bool) -> list[Kernel]:
+        """Kernels that became ready. wait: until there is one, unless nothing is being made."""
+
+    def measure(self, kernels: Sequence[Kernel]) -> None:
+        """Measure kernels on every problem that they serve, and tell the studies."""
+
+
+class Schedule:
+    """Takes turns among the studies.
+
+    target: what kernels are compiled for. trials: how many configs a study may try.
+    """
+
+    def __init__(self, studies: Sequence[Study], bench: Bench, target: str, trials: Callable[[Study], int]) -> None:
+        self._turns = deque(study for study in studies if study.total)
+        self._bench, self._target, self._trials = bench, target, trials
+        self._kernels: dict[tuple[int, int], Kernel] = {}
+
+    def begin(self) -> None:
+        """Give the compilers work, if there is time left."""
+        if self._bench.time_left():
+            self._compile()
+
+    def run(self) -> None:
+        """Ask, compile and measure until no study wants more, or there is no time left.
+
+        What is begun in time is waited for until something has been measured: a short budget is not for nothing.
+        """
+        queue: deque[Kernel] = deque()
+        measured = False
+        while (time_left := self._bench.time_left()) or not measured:
+            # What waits to be measured will teach more than what is asked for now could know.
+            asked = time_left and len(queue) < AHEAD and self._compile()
+            queue.extend(self._bench.ready(wait=not queue))
+            if queue:
+                self._bench.measure([queue.popleft() for _ in range(min(AT_ONCE, len(queue)))])
+                measured = True
+            elif not asked:
+                return
+
+    def _compile(self) -> bool:
+        """Ask for what the compilers have room for; whether there was anything."""
+        room, started = self._bench.room(), time.perf_counter()
+        wanted = self._wanted(room) if room else []
+        if wanted:
+            self._bench.compile(wanted, time.perf_counter() - started)
+        return bool(wanted)
+
+    def _wanted(self, units: int) -> list[Kernel]:
+        """Kernels that fill about so many units, from one study after the other."""
+        wanted: dict[Kernel, None] = {}
+        filled = 0.0
+        for _ in range(len(self._turns)):
+            study = self._turns[0]
+            self._turns.rotate(-1)
+            a_unit = together(study.space.family)
+            share = max(LEAST, a_unit, -(-units * a_unit // len(self._turns)))
+            left = self._trials(study) - study.told - len(study.pending)
+            asked = self._asked(study, min(share, left)) if left > 0 else []
+            wanted |= dict.fromkeys(asked)
+            filled += len(asked) / a_unit
+            if filled >= units:
+                break
+        return list(wanted)
+
+    def _asked(self, study: Study, count: int) -> list[Kernel]:
+        configs = study.ask(count, lambda config: self._bench.seconds(self._kernel(study, config)))
+        return [self._kernel(study, config) for config in configs]
+
+    def _kernel(self, study: Study, config: Config) -> Kernel:
+        """The kernel of one of a space's configs, made once: a study asks for the seconds of many, many times."""
+        at = id(study), id(config)
+        if at not in self._kernels:
+            self._kernels[at] = study.space.kernel(config, self._target)
+        return self._kernels[at]

@@ -1,0 +1,227 @@
+"""Learns across layers: a Gaussian process over the configs and problems of a family says what to try next.
+
+What was fast on a problem is likely to be fast on those like it, and so is what differs from it in little. Both enter
+the covariance of two measurements as a product: nearness of configs times nearness of problems. The prior enters as
+one more linear feature, so it is trusted as far as it has been right. The config with the largest expected
+improvement a second is tried next; where that improvement is small for every config, the search of the space ends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, fields
+
+import numpy as np
+
+from autotune.families.base import Config
+from autotune.problem import Problem
+from autotune.search.space import Seconds, Space, Study, axes, spread
+
+Array = np.ndarray
+
+FIRST = 4
+"""How many of the prior's best are tried before the process is asked."""
+MOST = 250
+"""Measurements that the process is fitted to: the problem's own, then those of the problems nearest to it."""
+CANDIDATES = 256
+"""Configs whose improvement is worked out: those of the lowest expected times."""
+PATIENCE = 3
+"""A space rests until so many more measurements of its family came in since it had nothing worth a trial."""
+
+# Variances of the logarithm of a time, and lengths. scripts/replay.py shows on a recording how they do.
+_OFFSET = 9.0  # of a problem's level, which is not known before the first measurement
+_SLOPE = 0.3  # of how far the prior is to be trusted, around 1
+_CONFIG = 0.12  # of what a config's values do beyond the prior
+_NOISE = 2e-4
+_CONFIG_LENGTH = 3.0
+_PROBLEM_LENGTH = 8.0
+_FLOOR = 0.4  # of what configs do alike on all problems
+
+
+class Lessons:
+    """Everything that was measured on the spaces of one family, with the shared terms of its covariances."""
+
+    def __init__(self, spaces: Sequence[Space]) -> None:
+        self._codes = _codes(spaces)
+        self._priors = [_log_costs(space) for space in spaces]
+        self._near = np.array([[_nearness(a.problem, b.problem) for b in spaces] for a in spaces])
+        self._measured: list[dict[int, float]] = [{} for _ in spaces]
+        self.count = 0
+
+    def add(self, space: int, config: int, value: float) -> None:
+        """A measurement; the better one counts where there are several."""
+        known = self._measured[space].get(config, math.inf)
+        self._measured[space][config] = min(known, math.log(value))
+        self.count += 1
+
+    def best(self, space: int) -> float:
+        """The lowest logarithm that was measured in a space; infinite where there is none."""
+        return min(self._measured[space].values(), default=math.inf)
+
+    def posterior(self, space: int, configs: Array, pending: Sequence[int]) -> tuple[Array, Array, Array]:
+        """The most promising of some configs, and their means and covariances, as if what is pending were known."""
+        at_space, at_config, values = self._data(space)
+        level = values.mean()
+        # The prior is taken at its word; what it misses is the process's.
+        prior = np.concatenate([self._priors[s][[c]] for s, c in zip(at_space, at_config, strict=True)])
+        inverse = np.linalg.inv(
+            self._covariance(at_space, at_config, at_space, at_config) + _NOISE * np.eye(len(values))
+        )
+        weights = inverse @ (values - level - prior)
+        here = np.full(len(configs), space)
+        means = self._covariance(here, configs, at_space, at_config) @ weights + level + self._priors[space][configs]
+        order = np.argsort(means, kind="stable")[:CANDIDATES]
+        chosen = np.concatenate([np.array(pending, dtype=int), configs[order]])
+        here = np.full(len(chosen), space)
+        known = self._covariance(here, chosen, at_space, at_config)
+        covariance = self._covariance(here, chosen, here, chosen) - known @ inverse @ known.T
+        for i in range(len(pending)):
+            _condition(covariance, i)
+        return configs[order], means[order], covariance[len(pending) :, len(pending) :]
+
+    def _data(self, space: int) -> tuple[Array, Array, Array]:
+        """(space, config, value) of the measurements nearest to a space's problem."""
+        rows: list[tuple[int, int, float]] = []
+        for other in sorted(range(len(self._measured)), key=lambda s: -self._near[space, s]):
+            fastest = sorted(self._measured[other].items(), key=lambda one: one[1])
+            rows += [(other, config, value) for config, value in fastest]
+            if len(rows) >= MOST:
+                break
+        at_space, at_config, values = zip(*rows[:MOST], strict=True)
+        return np.array(at_space), np.array(at_config), np.array(values)
+
+    def _covariance(self, space_a: Array, a: Array, space_b: Array, b: Array) -> Array:
+        left, right = self._gather(self._codes, space_a, a), self._gather(self._codes, space_b, b)
+        steps = (left**2).sum(1)[:, None] + (right**2).sum(1)[None] - 2 * left @ right.T
+        priors = np.outer(self._gather(self._priors, space_a, a), self._gather(self._priors, space_b, b))
+        near = self._near[space_a][:, space_b]
+        alike = _SLOPE * priors + _CONFIG * np.exp(-steps.clip(0) / _CONFIG_LENGTH)
+        return _OFFSET * (space_a[:, None] == space_b[None]) + near * alike
+
+    @staticmethod
+    def _gather(parts: Sequence[Array], spaces: Array, configs: Array) -> Array:
+        """parts[space][config] for each pair."""
+        result = np.empty((len(spaces), *parts[0].shape[1:]))
+        for space in np.unique(spaces):
+            here = spaces == space
+            result[here] = parts[space][configs[here]]
+        return result
+
+
+class Transfer(Study):
+    """Asks for the largest expected improvement a second.
+
+    gain: the search rests where no config is expected to be better than the problem's best by this share of it.
+    rivals: the best of each problem, by any family: what is to be improved upon.
+    """
+
+    def __init__(self, space: Space, lessons: Lessons, place: int, rivals: dict[Problem, float], gain: float) -> None:
+        super().__init__(space)
+        self._lessons, self._place, self._rivals, self._gain = lessons, place, rivals, gain
+        self._queue = spread(space, FIRST)
+        self._rests_until = 0
+
+    def ask(self, count: int, seconds: Seconds = lambda _: 1.0) -> list[Config]:
+        """As in Study; the process is asked once for all of them."""
+        asked = super().ask(count, seconds) if self._queue or not self._lessons.count else []
+        return asked + (self._improving(count - len(asked), seconds) if len(asked) < count else [])
+
+    def choose(self, seconds: Seconds) -> int | None:
+        """One of the prior's best."""
+        while self._queue:
+            if (first := self._queue.pop(0)) in self.free:
+                return first
+        return next(iter(self.free)) if not self._lessons.count else None
+
+    def learn(self, i: int, value: float) -> None:
+        """Remember it for this space, for its problem and for all spaces of the family."""
+        self._lessons.add(self._place, i, value)
+        self._rivals[self.space.problem] = min(self._rivals.get(self.space.problem, math.inf), math.log(value))
+
+    def _improving(self, count: int, seconds: Seconds) -> list[Config]:
+        """The configs of the largest expected improvement a second, each as if those before it were measured."""
+        if not self.free or self._lessons.count < self._rests_until:
+            return []
+        free = np.fromiter(self.free, dtype=int)
+        configs, means, covariance = self._lessons.posterior(self._place, free, list(self.pending))
+        known = math.isfinite(self._lessons.best(self._place))
+        best = min(self._rivals.get(self.space.problem, math.inf), means.min() if not known else math.inf)
+        cost = np.array([seconds(self.space.configs[i]) for i in configs])
+        asked: list[Config] = []
+        for _ in range(min(count, len(configs))):
+            improvement = _expected_improvement(best - means, np.sqrt(np.diag(covariance).clip(1e-12)))
+            improvement[[int(i) not in self.free for i in configs]] = 0.0
+            if known and improvement.max() < self._gain:
+                self._rests_until = self._lessons.count + PATIENCE
+                break
+            at = int((improvement / cost).argmax())
+            i = int(configs[at])
+            if i not in self.free:
+                break
+            del self.free[i]
+            self.pending[i] = None
+            asked.append(self.space.configs[i])
+            _condition(covariance, at)
+        return asked
+
+
+def _condition(covariance: Array, i: int) -> None:
+    """The covariances once the i-th value is known, in place."""
+    column = covariance[:, i].copy()
+    covariance -= np.outer(column, column) / (column[i] + _NOISE)
+
+
+def _expected_improvement(gap: Array, deviation: Array) -> Array:
+    """E[max(0, X)] of normal X with these means and deviations."""
+    z = gap / deviation
+    density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+    below = 0.5 * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))
+    return gap * below + deviation * density
+
+
+def _codes(spaces: Sequence[Space]) -> list[Array]:
+    """Configs as points whose squared distance counts the steps between their values, over all axes.
+
+    Neighbours among numbers are one step apart, and at most two lie between the ends of an axis; words are one apart.
+    """
+    found = axes([config for space in spaces for config in space.configs])
+    columns = []
+    for name, values in found.items():
+        if isinstance(values[0], str):
+            codes = np.eye(len(values)) * math.sqrt(0.5)
+        else:
+            step = math.sqrt(min(len(values) - 1, 2) / (len(values) - 1))
+            codes = np.tri(len(values), len(values) - 1, -1) * step
+        columns.append((name, {value: codes[i] for i, value in enumerate(values)}))
+
+    def point(config: Config) -> Array:
+        return np.concatenate([[0.0], *(codes[config[name]] for name, codes in columns)])
+
+    return [np.array([point(config) for config in space.configs]) for space in spaces]
+
+
+def _log_costs(space: Space) -> Array:
+    """The prior's opinion as a logarithm of a time, up to a constant; ranks where its costs are no amounts."""
+    costs = np.array(space.costs)
+    if not len(costs):
+        return costs
+    logs = np.log(costs) if costs.min() > 0 and np.isfinite(costs).all() else np.linspace(0, 1, len(costs))
+    return logs - logs.mean()
+
+
+def _nearness(a: Problem, b: Problem) -> float:
+    """1 for the same sizes, less the more they differ; never nothing, for some of what is fast is fast everywhere."""
+    if a is b or a == b:
+        return 1.0
+    if type(a) is not type(b):
+        return _FLOOR
+    steps = math.dist(_sizes(a), _sizes(b)) / _PROBLEM_LENGTH
+    return _FLOOR + (0.97 - _FLOOR) * math.exp(-steps)
+
+
+def _sizes(problem: Problem) -> list[float]:
+    """Every number of a problem, as a logarithm."""
+    values = [value for field, value in zip(fields(problem), astuple(problem), strict=True) if field.name != "epilogue"]
+    flat = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
+    return [math.log2(1 + part) for part in flat if isinstance(part, int)]

@@ -1,0 +1,25 @@
+"""cuDNN: its execution plans, through its graph API and its Python package, and its classic convolution algorithms.
+
+library: the package and its handle. graph: a problem as a graph. plans: every plan, built, with what it is.
+stored: a plan from a database. classic: the numbered algorithms of the older API, which need no package.
+"""
+
+from autotune.vendor.cudnn.library import PACKAGE, library, versions
+from autotune.vendor.cudnn.plans import Found, Plan, find_plans
+from autotune.vendor.cudnn.stored import FAMILY, KIND, Offer, Offers, bind, offers, summary
+
+__all__ = [
+    "FAMILY",
+    "KIND",
+    "PACKAGE",
+    "Found",
+    "Offer",
+    "Offers",
+    "Plan",
+    "bind",
+    "find_plans",
+    "library",
+    "offers",
+    "summary",
+    "versions",
+]

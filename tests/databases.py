@@ -1,0 +1,76 @@
+"""Databases with random facts, and all that a file says told by names instead of numbers, read by sqlite3 alone."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+from tuning_db import Store
+
+LIBRARY = {"kind": "device_image", "target": "sm_90", "flags": "-O3", "cutlass": "4", "abi_version": 1}
+CONV = "conv2d n={n} h=4 w=4 c=8 k=8 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 groups=1 dtype=f32 epilogue=none"
+
+
+def identity(config: str, source: str = "0") -> dict[str, str]:
+    return {"family": "f", "config": config, "dtype": "f32", "epilogue": "none", "target": "sm_90", "source": source}
+
+
+def fill(store: Store, seed: int, device: str = "d", compiler: str = "c", count: int = 25) -> None:
+    """Random facts; what two seeds make overlaps in devices, problems and kernels and differs in what was measured."""
+    rng = random.Random(seed)
+    row = store.put_device(device, "sm_90", flops_per_us=rng.random(), bytes_per_us=rng.random(), details={"ä": seed})
+    store.put_environment({"torch": f"2.{seed}"})
+    for _ in range(count):
+        config = json.dumps({"a": rng.randrange(14)})
+        if rng.random() < 0.2:
+            store.put_kernel(identity(config, "broken"), symbol="s", error="line 1\nλ 'quoted' \"twice\"")
+            continue
+        shared = rng.randrange(3)  # a binary holds several kernels, and which ones is a matter of chance
+        library = store.put_library(rng.randbytes(3000), compiler=compiler, **LIBRARY) if shared else None
+        kernel = store.put_kernel(identity(config), symbol="s", library_id=library.id if library else None)
+        ok = rng.random() < 0.7
+        store.put_measurement(
+            device_id=row.id,
+            problem_id=store.put_problem(CONV.format(n=rng.randrange(1, 6))).id,
+            kernel_id=kernel.id,
+            launch={"z": rng.randrange(2), "a": rng.randrange(2)},
+            status="ok" if ok else "wrong",
+            error=None if ok else "far off",
+            relative_error=rng.random() if ok else float("inf"),
+            median_us=rng.random() if ok else None,
+            samples_us=[rng.random() for _ in range(3)] if ok else [],
+            final=rng.random() < 0.3,
+            details={"deep": [{"x": rng.random()}]},
+        )
+    kernels = [kernel.id for kernel in store.kernels("sm_90") if not kernel.error]
+    for n in (1, 2):
+        choices = [{"layer": str(i), "kernel": rng.choice(kernels), "launch": {"z": i}, "us": 1.5} for i in range(3)]
+        median = rng.random()
+        store.put_plan(device_id=row.id, network=f"net n={n}", median_us=median, spread_us=0.1, choices=choices)
+
+
+QUERIES = {
+    "device": "SELECT name, target FROM device",
+    "environment": "SELECT software FROM environment",
+    "problem": "SELECT text, operator FROM problem",
+    "kernel": """SELECT family, config, dtype, epilogue, kernel.target, source, symbol, weight_layouts, error, compiler
+        FROM kernel LEFT JOIN library ON library.id = library_id""",
+    "measurement": """SELECT name, text, family, config, source, launch, status, measurement.error, relative_error,
+        median_us, spread_us, samples_us, final, measurement.details, recorded, software
+        FROM measurement JOIN device ON device.id = device_id JOIN problem ON problem.id = problem_id
+        JOIN kernel ON kernel.id = kernel_id LEFT JOIN environment ON environment.id = environment_id""",
+    "plan": """SELECT name, network, median_us, spread_us, plan.details, recorded, software,
+        (SELECT group_concat(json_extract(value, '$.layer') || config || source || json_extract(value, '$.launch'))
+         FROM json_each(choices) JOIN kernel ON kernel.id = json_extract(value, '$.kernel'))
+        FROM plan JOIN device ON device.id = device_id LEFT JOIN environment ON environment.id = environment_id""",
+}
+
+
+def told(path: Path) -> dict[str, Counter[tuple[object, ...]]]:
+    """Table -> its facts, with how often each is there."""
+    with closing(sqlite3.connect(path)) as connection:
+        return {table: Counter(connection.execute(query).fetchall()) for table, query in QUERIES.items()}

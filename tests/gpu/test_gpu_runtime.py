@@ -1,0 +1,282 @@
+"""FusedResNet among streams, threads, devices, captures and tracers, on a GPU."""
+
+import gc
+import threading
+
+import pytest
+import torch
+from helpers import relative_error, script
+from test_gpu_network import BATCH, LIMIT, fused, gpu_db, images, precise
+
+from fused_resnet import InputError
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*is not tuned")]
+
+__all__ = ["gpu_db"]  # a fixture
+
+
+@pytest.fixture(scope="module")
+def net(gpu_db):
+    return fused(gpu_db)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["graph", "launches"])
+def either(request, gpu_db):
+    return fused(gpu_db, graph=request.param)
+
+
+def slow(x):
+    """x, made late on the current stream."""
+    late = torch.zeros_like(x)
+    torch.cuda._sleep(3_000_000)
+    return late.copy_(x)
+
+
+# -- streams and threads -------------------------------------------------------------------
+
+
+def test_streams_that_nobody_orders_do_not_meet(either):
+    """Without graphs too: the kernels of two runs may be on the device at once, in memory of their own."""
+    inputs = [images(BATCH, seed=seed) for seed in range(3)]
+    expected = [either(x) for x in inputs]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in inputs]
+    results = [[] for _ in inputs]
+    for _ in range(50):
+        for i, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                results[i].append(either(inputs[i]))
+    torch.cuda.synchronize()
+    for found, y in zip(results, expected, strict=True):
+        assert all(torch.equal(other, y) for other in found)
+
+
+def test_threads_on_one_stream_and_on_their_own(either):
+    inputs = [images(n, seed=n) for n in (BATCH, 1, 3, BATCH)]
+    expected = [either(x) for x in inputs]
+    torch.cuda.synchronize()
+    wrong = []
+
+    def work(i, stream):
+        with torch.cuda.stream(stream):
+            for _ in range(40):
+                if not torch.equal(either(inputs[i]), expected[i]):
+                    wrong.append(i)
+
+    own = [torch.cuda.Stream() for _ in inputs]
+    for streams in (own, [torch.cuda.default_stream()] * len(inputs)):
+        threads = [threading.Thread(target=work, args=(i, stream)) for i, stream in enumerate(streams)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_plans_that_are_taken_away_while_they_run(gpu_db):
+    """Two plans for four shapes and three threads: memory of a run must not be given to the next plan too early."""
+    network = fused(gpu_db, plans=2)
+    inputs = [images(n, seed=n) for n in (BATCH, 1, 3, 5)]
+    expected = [network(x) for x in inputs]
+    torch.cuda.synchronize()
+    wrong = []
+
+    def work(start):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for i in range(12):
+                j = (start + i) % len(inputs)
+                if not torch.equal(network(slow(inputs[j])), expected[j]):
+                    wrong.append(j)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_plans_give_their_memory_back(gpu_db):
+    network = fused(gpu_db, plans=2)
+    for n in (64, 65):
+        network(images(n))
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for n in range(66, 74):
+        network(images(n))
+    gc.collect()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() < before * 1.3
+
+
+def test_two_networks_side_by_side(gpu_db):
+    one, other = fused(gpu_db), fused(gpu_db)
+    with torch.no_grad():
+        other.stem[1].weight.mul_(1.5)
+    x = images(BATCH)
+    ys = [(one(x), other(x)) for _ in range(10)]
+    assert all(torch.equal(a, ys[0][0]) and torch.equal(b, ys[0][1]) for a, b in ys)
+    assert relative_error(ys[0][0], ys[0][1]) > 0.01
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+@pytest.mark.parametrize("graph", [True, False])
+def test_a_second_gpu_while_the_first_is_current(gpu_db, graph):
+    x = images(BATCH)
+    expected = fused(gpu_db, graph=graph)(x)
+    network = fused(gpu_db, graph=graph).to("cuda:1")
+    assert torch.cuda.current_device() == 0
+    y = network(x.to("cuda:1"))
+    assert y.device == torch.device("cuda:1") and torch.equal(y.to("cuda:0"), expected)
+    with pytest.raises(InputError, match=r"on cuda:0.*on cuda:1"):
+        network(x)
+
+
+# -- layouts and outputs -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, BATCH])
+def test_channels_last_inputs(either, n):
+    x = images(n)
+    y = either(x.to(memory_format=torch.channels_last))
+    assert relative_error(y, precise(x)) <= LIMIT
+    assert torch.equal(y, either(x.to(memory_format=torch.channels_last)))
+
+
+def test_no_kernel_is_launched_for_a_channels_last_input(net):
+    x = images(BATCH)
+    other = x.to(memory_format=torch.channels_last)
+    net(other)
+    plans = {key[3]: frame.plan for key, frame in net._frames.items() if key[0] == x.shape}
+    first = next(item for item in plans[False].bound if "input" in item.layer.buffers.values())
+    assert not plans[False].copies_input
+    assert first.step.function or first.choice.candidate.launch["channels_last"] == 1
+
+
+@pytest.mark.parametrize("order", [torch.channels_last, torch.contiguous_format])
+def test_a_result_goes_where_it_is_told(either, order):
+    x = images(BATCH)
+    out = torch.full((BATCH, 512, 2, 2), float("nan"), device="cuda").half().contiguous(memory_format=order)
+    assert either(x, out=out) is out and torch.equal(out, either(x))
+
+
+def test_places_that_are_not_aligned(either):
+    x = images(BATCH)
+    shifted = torch.cat([torch.zeros(1, device="cuda").half(), x.flatten()])[1:].view(x.shape)
+    out = torch.empty(BATCH * 2048 + 1, device="cuda").half()[1:].view(BATCH, 2, 2, 512).permute(0, 3, 1, 2)
+    assert torch.equal(either(shifted, out=out), either(x))
+
+
+# -- captures -------------------------------------------------------------------
+
+
+def test_a_captured_run_has_memory_of_its_own(either):
+    """Replays on one stream while direct calls run on another."""
+    x, other = images(BATCH, seed=1), images(BATCH, seed=2)
+    y, y_other = either(x), either(other)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = either(x)
+    stream = torch.cuda.Stream()
+    for _ in range(30):
+        graph.replay()
+        kept = captured.clone()
+        with torch.cuda.stream(stream):
+            direct = either(other)
+        torch.cuda.synchronize()
+        assert torch.equal(kept, y) and torch.equal(direct, y_other)
+
+
+def test_a_capture_outlives_its_plan(gpu_db):
+    network = fused(gpu_db, plans=1)
+    x = images(BATCH)
+    y = network(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = network(x)
+    network(images(1))
+    network(images(2))  # the plan is gone from the module's list
+    filler = [torch.full((2**20,), float("nan"), device="cuda") for _ in range(20)]
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured, y) and filler
+
+
+def test_nothing_is_bound_within_a_capture(gpu_db):
+    network, x = fused(gpu_db), images(BATCH)
+    torch.cuda.synchronize()
+    with pytest.raises(InputError, match="before the capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        network(x)
+    torch.cuda.synchronize()
+    assert relative_error(network(x), precise(x)) <= LIMIT
+
+
+# -- torch -------------------------------------------------------------------
+
+
+class Holder(torch.nn.Module):
+    """A model with the network inside."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.encoder = network
+        self.head = torch.nn.Linear(512, 5).cuda().half()
+
+    def forward(self, x):
+        return self.head(self.encoder(2 * x).mean((2, 3)))
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])
+def test_compiled_without_a_graph_break(net, mode):
+    holder = Holder(net).eval()
+    compiled = torch.compile(holder, fullgraph=True, mode=mode)
+    with torch.no_grad():
+        for seed in range(5):
+            x = images(BATCH, seed=seed)
+            torch.testing.assert_close(compiled(x), holder(x), rtol=1e-2, atol=1e-2)
+
+
+def test_exported_and_checked_by_torch(net):
+    holder = Holder(net).eval()
+    batch = {"x": {0: torch.export.Dim("n", min=1, max=256)}}
+    program = torch.export.export(holder, (images(2),), dynamic_shapes=batch)
+    with torch.no_grad():
+        for n in (BATCH, 3):
+            torch.testing.assert_close(program.module()(images(n)), holder(images(n)))
+    torch.library.opcheck(torch.ops.fused_resnet.run.default, (images(BATCH), net._number))
+
+
+def test_autocast(net, gpu_db):
+    x = images(BATCH)
+    y = net(x)
+    with torch.autocast("cuda"):
+        assert torch.equal(net(x), y) and torch.equal(net(x.float()), y)
+        single = fused(gpu_db, dtype=torch.float32)
+        assert single(x).dtype == torch.float32
+        assert relative_error(single(x), precise(x)) <= LIMIT
+
+
+def test_modes(net):
+    x = images(BATCH)
+    y = net(x)
+    with torch.inference_mode():
+        assert torch.equal(net(x), y)
+    with torch.no_grad():
+        assert torch.equal(net(x), y)
+    with pytest.raises(InputError, match="gradient"):
+        net(x.clone().requires_grad_())
+
+
+def test_stress(gpu_db):
+    for calls, *words in ((2000,), (2000, "--no-graph"), (100, "--plans", 3)):
+        done = script("stress", "--db", gpu_db, "--calls", calls, "--batches", "1,2,8", *words)
+        assert done.returncode == 0 and f"{calls} calls from 4 threads, 0 wrong" in done.stdout, (
+            done.stdout + done.stderr
+        )
+
+
+def test_the_host_cost_of_a_call(gpu_db):
+    done = script("bench_host", "--db", gpu_db, "--batch", BATCH, "--calls", 200)
+    assert done.returncode == 0 and "with a CUDA graph" in done.stdout, done.stderr

@@ -1,0 +1,85 @@
+"""scripts/algorithms.py where there is no GPU: records are printed and drawn, bad input is a sentence."""
+
+import json
+import sys
+
+import pytest
+import torch
+from helpers import SCRIPTS
+from test_cudnn import CLASSIC, recorded
+
+sys.path.insert(0, str(SCRIPTS))
+
+import algorithms
+from _cli import run
+from _conv_layers import layers_of
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory):
+    path = tmp_path_factory.mktemp("record") / "record.json"
+    layer = {
+        "name": "layer1.0.conv1",
+        "problem": "conv2d n=128 h=16 w=16 c=64 k=64 r=3 s=3 pad=1 dtype=f16",
+        "algorithms": [algorithm.as_json() for algorithm in [*recorded(), *CLASSIC]],
+        "missing": ["no engines on Sundays"],
+    }
+    path.write_text(json.dumps({"machine": {"device": "NVIDIA H200"}, "layers": [layer]}))
+    return path
+
+
+def here(monkeypatch, *arguments):
+    """Run the script in this process: its exit code."""
+    monkeypatch.setattr(sys, "argv", ["algorithms.py", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exited:
+        run(algorithms.main)
+    return exited.value.code
+
+
+def test_a_record_is_printed_in_order_within_demands_and_drawn(record, tmp_path, monkeypatch, capsys):
+    chart = tmp_path / "chart.png"
+    arguments = ("--order", "workspace", "--workspace-limit", "1K", "--top", 3, "--plot", chart)
+    assert here(monkeypatch, "--show", record, *arguments) == 0
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    assert lines[0].strip() == "layer1.0.conv1" and max(map(len, lines)) <= 100
+    table = lines[lines.index(next(line for line in lines if line.startswith("algorithm"))) + 1 :]
+    assert table[0].split()[:4] == ["eng4_k24=26", "9.33", "0", "B"]  # the fastest of those that need nothing
+    assert "4 FFT: unsupported: NOT_SUPPORTED" in printed
+    assert "do not meet the demands" in printed and "no engines on Sundays" in printed
+    assert "IMPLICIT_PRECOMP_GEMM" not in printed
+    assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def test_those_that_repeat_their_bits_alone(record, monkeypatch, capsys):
+    assert here(monkeypatch, "--show", record, "--deterministic") == 0
+    printed = capsys.readouterr().out
+    assert "0 IMPLICIT_GEMM" in printed and "1 ALGO_1" in printed
+    assert "WINOGRAD" not in printed and "eng41" not in printed
+
+
+def test_the_layers_of_a_model_have_the_sizes_that_they_meet():
+    found = dict(layers_of("se_resnet9_fixup", "layers.1.*", 7, None, "half"))
+    assert list(found) == ["layers.1.0.conv1", "layers.1.0.conv2", "layers.1.0.downsample.1"]
+    text = "n=7 h=16 w=16 c=64 k=128 r=3 s=3 stride=2,2 pad=1,1 dilation=1,1 groups=1 dtype=f16 epilogue=none"
+    assert str(found["layers.1.0.conv1"]) == f"conv2d {text}"
+
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--show", "nothing.json"], "not a record"),
+        (["--problem", "gemm m=1 n=1 k=1 dtype=f16"], "convolutions"),
+        (["--model", "se_resnet9_fixup", "--layer", "layer9*"], "no convolution is called 'layer9*'"),
+        (["--model", "se_resnet9_fixup", "--input", "3,x"], "--input 3,x is not a shape"),
+        (["--model", "se_resnet9_fixup", "--input", "7,64,64"], "does not take a sample"),
+        (["--problem", "conv2d n=1 h=4 w=4 c=8 k=8", "--workspace-limit", "much"], "write 512K, 64M or 1G"),
+        pytest.param(["--problem", "conv2d n=1 h=4 w=4 c=8 k=8 dtype=f16"], "no NVIDIA GPU", marks=NO_GPU),
+    ],
+)
+def test_bad_input_is_a_sentence(arguments, words, monkeypatch, capsys):
+    assert here(monkeypatch, *arguments) == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,385 @@
+"""FusedResNet as a part of torch: layouts, memory, threads and processes, tracers, autocast. On the CPU."""
+
+import copy
+import multiprocessing
+import sqlite3
+import threading
+import warnings
+from contextlib import closing
+
+import pytest
+import torch
+from conftest import TUNED_BATCH
+from helpers import built_paths, candidate_of, python, relative_error, script, solve
+from test_module import LIMIT, expected, fused, images
+from torch.utils.data import DataLoader, Dataset
+
+from autotune.problem import parse
+from fused_resnet import FusedResNet, InputError
+from fused_resnet.binding import bind
+from fused_resnet.operator import is_traced
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
+
+
+@pytest.fixture(scope="module")
+def net(tuned_db):
+    """A network for tests that leave it as it is."""
+    return fused(tuned_db)
+
+
+def assert_right(network, x, y):
+    assert relative_error(y, expected(network, x)) < LIMIT
+
+
+# -- layouts and outputs -------------------------------------------------------------------
+
+
+def test_a_channels_last_input_is_read_where_it_lies(net):
+    x = images(TUNED_BATCH)
+    y, other = net(x), net(x.to(memory_format=torch.channels_last))
+    assert torch.equal(other, y)
+    plans = {key[3]: frame.plan for key, frame in net._frames.items() if key[0] == x.shape}
+    assert not plans[False].copies_input
+    first = plans[False].bound[0]  # torch's operator, which takes any strides, or a kernel that is told
+    assert first.step.function or first.choice.candidate.launch["channels_last"] == 1
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_the_kernel_that_reads_images_reads_either_order(cpu_kernel, threads):
+    problem = parse("space_to_depth n=3 h=12 w=20 c=3 block=4 dtype=f32")
+    kernel = cpu_kernel("cpu_space_to_depth", {})
+    path = built_paths([kernel])[kernel]
+    x = torch.randn(3, 3, 12, 20, generator=torch.Generator().manual_seed(0))
+    wanted = solve(problem, {"x": x}, ())["y"]
+    for last, given in enumerate((x, x.to(memory_format=torch.channels_last))):
+        y = torch.full(problem.output_shape, float("nan"))
+        launch = {"threads": threads, "channels_last": last}
+        bind(candidate_of(kernel, path, launch), problem, {"x": given, "y": y}, (), torch.device("cpu")).run()
+        assert torch.equal(y.double(), wanted)
+
+
+def test_results_are_channels_last_or_as_asked(net):
+    x = images(2)
+    y = net(x)
+    assert y.is_contiguous(memory_format=torch.channels_last) and not y.is_contiguous()
+    other = net(x, memory_format=torch.contiguous_format)
+    assert other.is_contiguous() and torch.equal(other, y)
+
+
+@pytest.mark.parametrize("order", [torch.channels_last, torch.contiguous_format])
+def test_a_result_goes_where_it_is_told(net, order):
+    x = images(2)
+    out = torch.full((2, 512, 2, 2), float("nan")).contiguous(memory_format=order)
+    address = out.data_ptr()
+    assert net(x, out=out) is out
+    assert out.data_ptr() == address and torch.equal(out, net(x))
+
+
+def test_places_that_are_not_aligned(net):
+    x = images(2)
+    y = net(x)
+    shifted = torch.cat([torch.zeros(1), x.flatten()])[1:].view(x.shape)
+    out = torch.full((2 * 2048 + 1,), float("nan"))[1:].view(2, 2, 2, 512).permute(0, 3, 1, 2)
+    assert shifted.data_ptr() % 16 and out.data_ptr() % 16
+    assert net(shifted, out=out) is out and torch.equal(out, y)
+
+
+@pytest.mark.parametrize(
+    "out", [torch.empty(3, 512, 2, 2), torch.empty(2, 512, 2, 2).half(), torch.empty(2, 512, 2, 2, device="meta")]
+)
+def test_a_place_that_does_not_fit_is_refused(net, out):
+    with pytest.raises(InputError, match=r"out is .*the result is \(2, 512, 2, 2\), torch.float32, on cpu"):
+        net(images(2), out=out)
+
+
+# -- memory -------------------------------------------------------------------
+
+
+def test_only_so_many_plans_are_kept(tuned_db):
+    network = FusedResNet(tuned_db, plans=3)
+    for n in (1, 2, 3, 4, 2, 5):
+        network(images(n))
+    assert sorted(key[0][0] for key in network._frames) == [2, 4, 5]
+    assert_right(network, images(1), network(images(1)))
+
+
+def test_activations_share_memory(net):
+    shown = net.explain(images(TUNED_BATCH))
+    assert 0 < shown.arena_bytes < shown.buffer_bytes / 2
+    assert shown.arena_bytes <= shown.frame_bytes
+
+
+# -- what it says -------------------------------------------------------------------
+
+
+def test_explain_is_a_table(net):
+    shown = net.explain(images(TUNED_BATCH))
+    text = str(shown).splitlines()
+    assert len(shown) == len(list(shown)) and all(len(line) <= 80 for line in text)
+    assert all(any(line.startswith(row.layer[:20]) for line in text) for row in shown)
+    assert all(row.source == "tuned" and row.loss == 0 and row.limit_share > 0 for row in shown)
+    assert shown.expected_us == pytest.approx(sum(row.expected_us for row in shown))
+
+
+@pytest.mark.parametrize(("n", "runs"), [(1, 1), (TUNED_BATCH - 1, 1), (2 * TUNED_BATCH, 2), (2 * TUNED_BATCH + 1, 3)])
+def test_a_neighbours_kernels_are_expected_to_lose_something(net, tuned_db, n, runs):
+    """One tuned batch: its kernels run as often as it goes into the other, and no kernel takes less than the limit."""
+    with closing(sqlite3.connect(tuned_db)) as connection:
+        times = connection.execute("SELECT median_us FROM measurement WHERE status = 'ok'").fetchall()
+    for row in net.explain(images(n)):
+        assert row.source == f"batch {TUNED_BATCH}"
+        assert any(row.expected_us == pytest.approx(runs * time) for (time,) in times)
+        assert 0 <= row.loss <= max(0.0, 1 / row.limit_share - 1) + 1e-9
+
+
+def test_untuned_layers_are_not_given_times(tuned_db):
+    shown = fused(tuned_db).bfloat16().explain(images(1).bfloat16())
+    assert shown.expected_us is None
+    assert {(row.source, row.expected_us, row.loss) for row in shown} == {("untuned", None, None)}
+    assert all(len(line) <= 80 for line in str(shown).splitlines())
+
+
+# -- threads and processes -------------------------------------------------------------------
+
+
+def test_threads_with_shapes_of_their_own_and_few_plans(tuned_db):
+    network = fused(tuned_db)
+    network.plans = 2  # so that threads take each other's plans away
+    inputs = [images(n, seed=n) for n in (1, 2, 3, 4)]
+    wanted = [expected(network, x) for x in inputs]
+    wrong = []
+
+    def work(start):
+        for i in range(6):
+            j = (start + i) % len(inputs)
+            if relative_error(network(inputs[j]), wanted[j]) > LIMIT:
+                wrong.append(j)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and len(network._frames) <= 2
+
+
+def test_two_networks_side_by_side(tuned_db):
+    one, other = fused(tuned_db, seed=1), fused(tuned_db, seed=2)
+    x = images(2)
+    for _ in range(3):
+        assert_right(one, x, one(x))
+        assert_right(other, x, other(x))
+
+
+class Encoded(Dataset):
+    """What a network makes of random images, in whichever process asks."""
+
+    def __init__(self, network):
+        self.network = network
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return self.network(images(1, seed=i))[0].clone()
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_data_loader_workers(tuned_db, context):
+    network = fused(tuned_db)
+    network(images(1))  # the workers of a fork inherit the plan
+    loader = DataLoader(Encoded(network), batch_size=2, num_workers=2, multiprocessing_context=context, timeout=120)
+    found = torch.cat(list(loader))
+    with torch.no_grad():
+        for i, y in enumerate(found):
+            assert_right(network, images(1, seed=i), y[None])
+
+
+def test_a_fork_while_another_thread_runs(tuned_db):
+    """The child must not wait for a lock that a thread of the parent held."""
+    network, x = fused(tuned_db), images(1)
+    network(x)
+    ended = threading.Event()
+
+    def work():
+        while not ended.is_set():
+            network(x)
+
+    def child(queue):
+        torch.set_num_threads(1)
+        queue.put(network(x).double().sum().item())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        context = multiprocessing.get_context("fork")
+        queue = context.Queue()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # newer Pythons warn of forks among threads
+            children = [context.Process(target=child, args=(queue,)) for _ in range(4)]
+            for process in children:
+                process.start()
+        sums = [queue.get(timeout=60) for _ in children]
+        for process in children:
+            process.join(60)
+    finally:
+        ended.set()
+        thread.join()
+    assert sums == pytest.approx([network(x).double().sum().item()] * 4, rel=1e-5)
+
+
+# -- weights and structure -------------------------------------------------------------------
+
+
+def test_a_replaced_submodule_is_seen(tuned_db):
+    network, x = fused(tuned_db), images(2)
+    before = network(x)
+    other = fused(tuned_db, seed=7)
+    network.layers[1] = copy.deepcopy(other.layers[1])
+    assert_right(network, x, network(x))
+    assert relative_error(network(x), before) > 0.01
+    network.layers = copy.deepcopy(other.layers)
+    network.stem = other.stem
+    assert torch.equal(network(x), other(x))
+    assert torch.equal(network.train()(x), other.train()(x))
+
+
+def test_a_submodule_of_another_kind_is_refused(tuned_db):
+    network = fused(tuned_db)
+    network.layers[2][0].se = torch.nn.Identity()
+    with pytest.raises(InputError, match=r"'layers\.2\.0\.se' is a Identity, where .* has a SqueezeExcite"):
+        network(images(1))
+
+
+def test_weights_of_another_shape_are_refused(tuned_db):
+    network = fused(tuned_db)
+    network.stem[1].weight = torch.nn.Parameter(torch.randn(64, 40, 1, 1))
+    with pytest.raises(InputError, match=r"'stem\.1\.weight' is of shape \(64, 40, 1, 1\)"):
+        network(images(1))
+
+
+# -- tracers -------------------------------------------------------------------
+
+
+class Holder(torch.nn.Module):
+    """A model with the network inside."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.encoder = network
+        self.head = torch.nn.Linear(512, 5)
+
+    def forward(self, x):
+        return self.head(self.encoder(2 * x).mean((2, 3)))
+
+
+@pytest.fixture
+def holder(net):
+    torch.manual_seed(0)
+    return Holder(net).eval()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_without_a_graph_break(holder, backend):
+    compiled = torch.compile(holder, fullgraph=True, backend=backend, dynamic=True)
+    for n in (2, 3):
+        x = images(n, seed=n)
+        torch.testing.assert_close(compiled(x), holder(x))
+
+
+def test_exported(holder):
+    batch = {"x": {0: torch.export.Dim("n", min=1, max=64)}}
+    program = torch.export.export(holder, (images(2),), dynamic_shapes=batch)
+    assert any("fused_resnet.run" in str(node.target) for node in program.graph.nodes)
+    for n in (2, 5):
+        torch.testing.assert_close(program.module()(images(n)), holder(images(n)))
+
+
+def test_traced_by_jit_and_fx(holder):
+    traced = torch.jit.trace(holder, images(2), check_trace=False)
+    recorded = torch.fx.experimental.proxy_tensor.make_fx(holder)(images(2))
+    x = images(2, seed=1)
+    assert torch.equal(traced(x), holder(x)) and torch.equal(recorded(x), holder(x))
+
+
+def test_the_operator_keeps_torchs_rules(net):
+    assert not is_traced(images(1))
+    torch.library.opcheck(torch.ops.fused_resnet.run.default, (images(2), net._number))
+
+
+def test_a_traced_program_whose_network_is_gone_says_so():
+    with pytest.raises(InputError, match="number 987654"):
+        torch.ops.fused_resnet.run(images(1), 987654)
+
+
+# -- modes -------------------------------------------------------------------
+
+
+def test_autocast_changes_what_is_taken_and_not_what_is_computed(net):
+    x = images(2)
+    rounded = x.bfloat16()
+    y, of_rounded = net(x), net(rounded.float())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(net(x), y)
+        assert torch.equal(net(rounded), of_rounded)
+        assert torch.equal(torch.compile(net, fullgraph=True, backend="aot_eager")(rounded), of_rounded)
+        with pytest.raises(InputError, match="uint8"):
+            net(torch.zeros(2, 3, 64, 64, dtype=torch.uint8))
+    with pytest.raises(InputError, match="bfloat16"):
+        net(rounded)
+
+
+def test_torchs_operators_are_not_autocast(tuned_db):
+    x = images(2)
+    mixed = fused(tuned_db).bfloat16()
+    y = mixed(x.bfloat16())
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert torch.equal(mixed(x.bfloat16()), y)
+
+
+def test_an_input_that_requires_a_gradient_is_refused(net):
+    x = images(1).requires_grad_()
+    with pytest.raises(InputError, match=r"detach\(\).*no_grad\(\).*train\(\)"):
+        net(x)
+    with pytest.raises(InputError, match="gradient"):
+        torch.ops.fused_resnet.run(x, net._number)
+    with torch.no_grad():
+        assert torch.equal(net(x), net(x.detach()))
+    assert copy.deepcopy(net).train()(x).requires_grad
+
+
+def test_buffers_made_in_inference_mode_serve_outside(tuned_db):
+    network, x = fused(tuned_db).bfloat16(), images(2).bfloat16()
+    with torch.inference_mode():
+        y = network(x)
+    assert torch.equal(network(x), y)
+
+
+# -- processes of their own -------------------------------------------------------------------
+
+
+def test_the_first_result_comes_without_what_only_tuning_needs(tuned_db):
+    code = f"""
+import sys, torch
+before = set(sys.modules)
+from fused_resnet import FusedResNet
+FusedResNet({str(tuned_db)!r})(torch.randn({TUNED_BATCH}, 3, 64, 64))
+late = {{name.split(".")[0] for name in set(sys.modules) - before}}
+print(sorted(late & {{"sympy", "optuna", "jinja2", "rich", "matplotlib", "ninja", "numpy", "setuptools", "pandas"}}))
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_stress_finds_nothing(tuned_db):
+    done = script("stress", "--db", tuned_db, "--device", "cpu", "--calls", 24, "--batches", "1,2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "24 calls from 4 threads, 0 wrong" in done.stdout
+
+
+def test_host_cost_is_measured(tuned_db):
+    done = script("bench_host", "--db", tuned_db, "--device", "cpu", "--calls", 20)
+    assert done.returncode == 0, done.stderr
+    assert "us a call" in done.stdout

@@ -1,0 +1,45 @@
+"""Leads files of older schemas to the present one: for good when they are written, in passing when only read.
+
+A version that reads a newer file refuses it; one that reads an older file loses nothing, because every change so far
+adds tables, or columns that may be empty.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+
+import sqlalchemy as sa
+from sqlalchemy.schema import CreateTable
+
+from tuning_db.schema import Base
+
+_MEASURED = {"recorded": "VARCHAR", "environment_id": "INTEGER REFERENCES environment (id)"}
+ADDED_COLUMNS = {2: {"measurement": _MEASURED, "plan": _MEASURED}}
+ADDED_TABLES = {2: ("environment", "claim")}
+
+
+def upgrade(connection: sa.Connection, version: int) -> None:
+    """Add what a file of schema `version` lacks, in the caller's transaction; new tables are made by create_all."""
+    for table, columns in _lacking(version).items():
+        for name, kind in columns.items():
+            connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
+
+
+def shadow(connection: sqlite3.Connection, version: int) -> None:
+    """Show a file of schema `version` as one of the present schema, without writing it: temporary views hide tables."""
+    connection.execute("PRAGMA temp_store = MEMORY")
+    for table, columns in _lacking(version).items():
+        empty = "".join(f", NULL AS {name}" for name in columns)
+        connection.execute(f"CREATE TEMP VIEW {table} AS SELECT *{empty} FROM main.{table}")
+    for since, tables in ADDED_TABLES.items():
+        for table in tables if version < since else ():
+            made = str(CreateTable(Base.metadata.tables[table]))
+            connection.execute(made.replace("CREATE TABLE", "CREATE TEMP TABLE"))
+
+
+def _lacking(version: int) -> dict[str, dict[str, str]]:
+    lacking: dict[str, dict[str, str]] = {}
+    for since, tables in ADDED_COLUMNS.items():
+        for table, columns in tables.items() if version < since else ():
+            lacking.setdefault(table, {}).update(columns)
+    return lacking
