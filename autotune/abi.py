@@ -13,11 +13,16 @@ from autotune.problem import (
     Conv2dDgrad,
     Conv2dSe,
     Conv2dWgrad,
+    Elementwise,
     Gemm,
+    GlobalAvgPool2d,
+    MaxPool2d,
     PatchConv2d,
     Problem,
     SeTail,
     SpaceToDepth,
+    Stem,
+    ToChannelsLast,
 )
 
 ABI_VERSION = 2
@@ -33,13 +38,18 @@ def _struct(name: str, sizes: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"_fields_": [*fields, *_TAIL]})
 
 
-_CONVOLUTION = "n h w c k r s p q stride_h stride_w pad_h pad_w dilation_h dilation_w groups"
+_WINDOW = "stride_h stride_w pad_h pad_w"
+_CONVOLUTION = f"n h w c k r s p q {_WINDOW} dilation_h dilation_w groups"
 _CONV2D = _struct("at_conv2d", _CONVOLUTION)
+_POOL2D = _struct("at_pool2d", f"n h w c r s p q {_WINDOW}")
 
 STRUCTS: dict[type[Problem], type[ctypes.Structure]] = {
     **dict.fromkeys((Conv2d, Conv2dDgrad, Conv2dWgrad, Gemm, PatchConv2d), _CONV2D),
     Conv2dSe: _struct("at_conv2d_se", f"{_CONVOLUTION} hidden"),
-    AvgPool2d: _struct("at_avg_pool2d", "n h w c r s p q stride_h stride_w pad_h pad_w"),
+    **dict.fromkeys((AvgPool2d, MaxPool2d), _POOL2D),
+    **dict.fromkeys((GlobalAvgPool2d, Elementwise), _struct("at_pixels", "n h w c")),
+    ToChannelsLast: _struct("at_to_channels_last", "n h w c to"),
+    Stem: _struct("at_stem", f"n h w c k r s p q {_WINDOW} pool pool_stride pool_pad"),
     SpaceToDepth: _struct("at_space_to_depth", "n h w c block"),
     SeTail: _struct("at_se_tail", "n h w c hidden"),
 }
@@ -69,8 +79,7 @@ def pack(problem: Problem, scalars: Sequence[float] = (), launch: Sequence[int] 
 
 
 def _size(problem: Problem, field: str) -> int:
-    if type(problem) not in STRUCTS:
-        return getattr(problem, field)
-    name, _, axis = field.partition("_")
-    value = getattr(problem, name)
-    return value["hw".index(axis)] if axis else value
+    if hasattr(problem, field):
+        return int(getattr(problem, field))
+    name, _, axis = field.rpartition("_")
+    return int(getattr(problem, name)["hw".index(axis)])

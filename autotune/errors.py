@@ -13,6 +13,10 @@ class ProblemError(AutotuneError, ValueError):
     """A problem whose sizes or epilogue make no sense."""
 
 
+class CaptureError(AutotuneError, ValueError):
+    """A model that cannot be captured: what stands in the way, and in which submodule."""
+
+
 class FamilyError(AutotuneError):
     """A user's family that cannot be loaded, or whose template cannot be rendered."""
 

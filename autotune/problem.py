@@ -67,13 +67,19 @@ MAX_OPERANDS = 15
 """Tensors one problem may have (AT_WORKSPACE of templates/abi.h, which comes behind them)."""
 
 
-def output_extent(size: int, kernel: int, stride: int, pad: int, dilation: int) -> int:
-    """Output height or width of a sliding window, as torch counts it."""
-    return (size + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1
+def output_extent(size: int, kernel: int, stride: int, pad: int, dilation: int = 1, ceil: int = 0) -> int:
+    """Output height or width of a sliding window, as torch counts it.
+
+    ceil: 1 counts a last window that hangs over the padded input too, if it begins before the padding behind it.
+    """
+    room = size + 2 * pad - dilation * (kernel - 1) - 1
+    extent = (room + (stride - 1) * ceil) // stride + 1
+    return extent - (ceil and (extent - 1) * stride >= size + pad)
 
 
 _NO_STEPS = Epilogue()
 _GATE_ALONE = Epilogue(("gate",))
+_MAY_BE_ZERO = ("pad", "pool_pad", "ceil")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +103,7 @@ class Problem:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             sizes = value if isinstance(value, tuple) else (value,)
-            least = 0 if field.name == "pad" else 1
+            least = 0 if field.name in _MAY_BE_ZERO else 1
             if any(isinstance(size, int) and size < least for size in sizes):
                 raise ProblemError(f"{self.operator}: {field.name}={value} must be at least {least}")
         if "gate" in self.epilogue.names and not isinstance(self, Conv2dSe):
@@ -285,10 +291,9 @@ class Gemm(Problem):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AvgPool2d(Problem):
-    """Average pooling with the padding counted: x (n, h, w, c), y (n, p, q, c)."""
+class Pool2d(Problem):
+    """What the pools share: a window that slides over x (n, h, w, c) and makes y (n, p, q, c)."""
 
-    operator: ClassVar[str] = "avg_pool2d"
     n: int
     h: int
     w: int
@@ -308,12 +313,12 @@ class AvgPool2d(Problem):
     @property
     def p(self) -> int:
         """Output height."""
-        return output_extent(self.h, self.r, self.stride[0], self.pad[0], 1)
+        return output_extent(self.h, self.r, self.stride[0], self.pad[0])
 
     @property
     def q(self) -> int:
         """Output width."""
-        return output_extent(self.w, self.s, self.stride[1], self.pad[1], 1)
+        return output_extent(self.w, self.s, self.stride[1], self.pad[1])
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -322,12 +327,115 @@ class AvgPool2d(Problem):
 
     @property
     def flops(self) -> int:
-        """One addition a tap."""
+        """One addition or comparison a tap."""
         n, p, q, c = self.output_shape
         return n * p * q * c * self.r * self.s
 
     def _inputs(self) -> tuple[Operand, ...]:
         return (Operand("x", "input", (self.n, self.h, self.w, self.c), self.dtype),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AvgPool2d(Pool2d):
+    """Average pooling with the padding counted: x (n, h, w, c), y (n, p, q, c)."""
+
+    operator: ClassVar[str] = "avg_pool2d"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaxPool2d(Pool2d):
+    """Max pooling: x (n, h, w, c), y (n, p, q, c). Padding is below every value; ceil=1 is torch's ceil_mode."""
+
+    operator: ClassVar[str] = "max_pool2d"
+    ceil: int = 0
+
+    @property
+    def p(self) -> int:
+        """Output height."""
+        return output_extent(self.h, self.r, self.stride[0], self.pad[0], ceil=self.ceil)
+
+    @property
+    def q(self) -> int:
+        """Output width."""
+        return output_extent(self.w, self.s, self.stride[1], self.pad[1], ceil=self.ceil)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalAvgPool2d(Problem):
+    """The mean of all pixels: x (n, h, w, c), y (n, 1, 1, c), which is the x (n, c) of a gemm."""
+
+    operator: ClassVar[str] = "global_avg_pool2d"
+    n: int
+    h: int
+    w: int
+    c: int
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, 1, 1, c)."""
+        return (self.n, 1, 1, self.c)
+
+    @property
+    def flops(self) -> int:
+        """One addition a pixel and channel."""
+        return self.n * self.h * self.w * self.c
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (Operand("x", "input", (self.n, self.h, self.w, self.c), self.dtype),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elementwise(Problem):
+    """An epilogue of its own, where there is no kernel to append it to: y = epilogue(x), both (n, h, w, c)."""
+
+    operator: ClassVar[str] = "elementwise"
+    n: int
+    h: int
+    w: int
+    c: int
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, h, w, c)."""
+        return (self.n, self.h, self.w, self.c)
+
+    @property
+    def flops(self) -> int:
+        """None: memory alone bounds it."""
+        return 0
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (Operand("x", "input", self.output_shape, self.dtype),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToChannelsLast(Problem):
+    """NCHW to NHWC: x (n, c, h, w) in torch's order, y (n, h, w, to); before the epilogue, channels from c on are 0."""
+
+    operator: ClassVar[str] = "to_channels_last"
+    n: int
+    h: int
+    w: int
+    c: int
+    to: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.to < self.c:
+            raise ProblemError(f"'{self}': to must be at least c")
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, h, w, to)."""
+        return (self.n, self.h, self.w, self.to)
+
+    @property
+    def flops(self) -> int:
+        """None: data only moves."""
+        return 0
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (Operand("x", "input", (self.n, self.c, self.h, self.w), self.dtype),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,6 +470,72 @@ class SpaceToDepth(Problem):
 
     def _inputs(self) -> tuple[Operand, ...]:
         return (Operand("x", "input", (self.n, self.c, self.h, self.w), self.dtype),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stem(Problem):
+    """First layers of a network: x (n, c, h, w) in torch's order, weight (k, c, r, s), y (n, p, q, k).
+
+    y = epilogue(max_pool(conv(x))), the pool with a square window of `pool` pixels; pool=1 is none. Steps that never
+    fall as their argument rises, such as bias and relu, give the same behind the pool as before it, to the bit.
+    """
+
+    operator: ClassVar[str] = "stem"
+    n: int
+    h: int
+    w: int
+    c: int
+    k: int
+    r: int
+    s: int
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int] = (0, 0)
+    pool: int = 1
+    pool_stride: int = 1
+    pool_pad: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if 2 * self.pool_pad > self.pool:
+            raise ProblemError(f"'{self}': the pool's padding must be at most half its window")
+        if min(self.conv_p, self.conv_q, self.p, self.q) < 1:
+            raise ProblemError(f"'{self}': a window is larger than its padded input")
+
+    @property
+    def conv_p(self) -> int:
+        """Height of the convolution's result."""
+        return output_extent(self.h, self.r, self.stride[0], self.pad[0])
+
+    @property
+    def conv_q(self) -> int:
+        """Width of the convolution's result."""
+        return output_extent(self.w, self.s, self.stride[1], self.pad[1])
+
+    @property
+    def p(self) -> int:
+        """Output height."""
+        return output_extent(self.conv_p, self.pool, self.pool_stride, self.pool_pad)
+
+    @property
+    def q(self) -> int:
+        """Output width."""
+        return output_extent(self.conv_q, self.pool, self.pool_stride, self.pool_pad)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, p, q, k)."""
+        return (self.n, self.p, self.q, self.k)
+
+    @property
+    def flops(self) -> int:
+        """The convolution's: 2 n conv_p conv_q k r s c."""
+        return 2 * self.n * self.conv_p * self.conv_q * self.k * self.r * self.s * self.c
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (
+            Operand("x", "input", (self.n, self.c, self.h, self.w), self.dtype),
+            Operand("weight", "weight", (self.k, self.c, self.r, self.s), self.dtype),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -486,15 +660,9 @@ class PatchConv2d(Problem):
 OPERATORS: dict[str, type[Problem]] = {
     cls.operator: cls
     for cls in (
-        Conv2d,
-        Conv2dSe,
-        PatchConv2d,
-        Conv2dDgrad,
-        Conv2dWgrad,
-        Gemm,
-        AvgPool2d,
-        SpaceToDepth,
-        SeTail,
+        *(Conv2d, Conv2dSe, PatchConv2d, Conv2dDgrad, Conv2dWgrad, Gemm),
+        *(AvgPool2d, MaxPool2d, GlobalAvgPool2d, Elementwise),
+        *(ToChannelsLast, SpaceToDepth, Stem, SeTail),
     )
 }
 

@@ -19,12 +19,17 @@ from autotune.problem import (
     Conv2dSe,
     Conv2dWgrad,
     Convolution,
+    Elementwise,
     Gemm,
+    GlobalAvgPool2d,
+    MaxPool2d,
     PatchConv2d,
     Problem,
     SeTail,
     SpaceToDepth,
+    Stem,
     Tensors,
+    ToChannelsLast,
 )
 
 
@@ -62,6 +67,35 @@ def _avg_pool2d(problem: AvgPool2d, t: Tensors) -> torch.Tensor:
     return _nhwc(F.avg_pool2d(_nchw(t["x"]), (problem.r, problem.s), problem.stride, problem.pad))
 
 
+def _max_pool2d(problem: MaxPool2d, t: Tensors) -> torch.Tensor:
+    window = (problem.r, problem.s)
+    return _nhwc(F.max_pool2d(_nchw(t["x"]), window, problem.stride, problem.pad, ceil_mode=bool(problem.ceil)))
+
+
+def _global_avg_pool2d(problem: GlobalAvgPool2d, t: Tensors) -> torch.Tensor:
+    return t["x"].mean((1, 2), keepdim=True)
+
+
+def _elementwise(problem: Elementwise, t: Tensors) -> torch.Tensor:
+    return t["x"]
+
+
+def _to_channels_last(problem: ToChannelsLast, t: Tensors) -> torch.Tensor:
+    return F.pad(_nhwc(t["x"]), (0, problem.to - problem.c))
+
+
+def _stem(problem: Stem, t: Tensors) -> torch.Tensor:
+    value = F.conv2d(t["x"], t["weight"], None, problem.stride, problem.pad)
+    return _nhwc(pooled(problem, value))
+
+
+def pooled(problem: Stem, value: torch.Tensor) -> torch.Tensor:
+    """The second half of a stem: its pool, if it has one, of the convolution's result (n, k, conv_p, conv_q)."""
+    if problem.pool == problem.pool_stride == 1:
+        return value
+    return F.max_pool2d(value, problem.pool, problem.pool_stride, problem.pool_pad)
+
+
 def _space_to_depth(problem: SpaceToDepth, t: Tensors) -> torch.Tensor:
     n, p, q, channels = problem.output_shape
     patches = t["x"].reshape(n, problem.c, p, problem.block, q, problem.block)
@@ -92,6 +126,11 @@ _MEANING: dict[type[Problem], Callable[..., torch.Tensor]] = {
     Conv2dWgrad: _conv2d_wgrad,
     Gemm: _gemm,
     AvgPool2d: _avg_pool2d,
+    MaxPool2d: _max_pool2d,
+    GlobalAvgPool2d: _global_avg_pool2d,
+    Elementwise: _elementwise,
+    ToChannelsLast: _to_channels_last,
+    Stem: _stem,
     SpaceToDepth: _space_to_depth,
     SeTail: _se_tail,
 }

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from autotune.arch import Architecture
 from autotune.families import families, serving
 from autotune.objective import OBJECTIVES, undominated
-from autotune.problem import AvgPool2d, Convolution, Gemm, Problem, SeTail, SpaceToDepth, limit_us
+from autotune.problem import Convolution, Gemm, Pool2d, Problem, SeTail, SpaceToDepth, Stem, limit_us
 from autotune.vendor import aten, cudnn
+from fused_resnet.capture.torch_call import TorchCall
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow, Measurement
 
@@ -74,22 +75,29 @@ def _config(row: KernelRow) -> str:
     return found.label(json.loads(row.config)) if found else row.config
 
 
-def brief(problem: Problem) -> str:
+def brief(problem: Problem) -> str:  # noqa: PLR0911 -- a table
     """A problem in few characters: window/stride channels @ input size."""
     match problem:
         case Convolution():
-            shape = f"{problem.r}x{problem.s}/{problem.stride[0]} {problem.c}>{problem.k} @{problem.h}x{problem.w}"
             gradient = [problem.operator.removeprefix("conv2d_")] if problem.operator != "conv2d" else []
-            return " ".join([*gradient, shape, *([f"g{problem.groups}"] if problem.groups > 1 else [])])
+            return " ".join([*gradient, _window(problem), *([f"g{problem.groups}"] if problem.groups > 1 else [])])
         case Gemm():
             return f"gemm {problem.k}>{problem.n} @{problem.m}"
-        case AvgPool2d():
-            return f"pool {problem.r}x{problem.s}/{problem.stride[0]} {problem.c} @{problem.h}x{problem.w}"
+        case Pool2d() | Stem():
+            kind = {"avg_pool2d": "pool", "max_pool2d": "max", "stem": "stem"}[problem.operator]
+            return f"{kind} {_window(problem)}"
         case SpaceToDepth():
             return f"s2d {problem.block}x{problem.block} {problem.c} @{problem.h}x{problem.w}"
         case SeTail():
             return f"se {problem.c}>{problem.hidden}>{problem.c} @{problem.h}x{problem.w}"
+        case TorchCall():
+            return f"torch {', '.join(call.name for call in problem.calls)}"
     return str(problem).partition(" dtype=")[0]
+
+
+def _window(problem: Convolution | Pool2d | Stem) -> str:
+    channels = problem.c if isinstance(problem, Pool2d) else f"{problem.c}>{problem.k}"
+    return f"{problem.r}x{problem.s}/{problem.stride[0]} {channels} @{problem.h}x{problem.w}"
 
 
 @dataclass(frozen=True)
@@ -140,6 +148,8 @@ def illegal(problem: Problem, arch: Architecture) -> Iterator[str]:
 
 def unserved(problem: Problem, arch: Architecture) -> str:
     """Why no family has a kernel for a problem, in one sentence."""
+    if isinstance(problem, TorchCall):
+        return "it is no problem of ours"
     mine = [found for found in families().values() if isinstance(problem, found.operator)]
     reasons = [
         f"{found.name}: {found.serves(problem, arch) or 'none of its configs fits'}"

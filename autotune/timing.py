@@ -20,6 +20,7 @@ BUFFERS = ("resident", "rotating")
 
 _SAMPLE_US = 400.0  # length of one GPU sample
 _CPU_SAMPLE_US = 3000.0
+_REPLAYS_US = 1000.0  # of a whole network's graph
 _LAUNCHES = 100  # most launches in one GPU sample
 _STEADY = 0.98  # a sample that takes this share of the best so far, or more, is no progress
 
@@ -124,8 +125,10 @@ def library_choices() -> AbstractContextManager[None]:
     return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True)
 
 
-def replay_sampler(replay: Work, replays: int = 10) -> Sampler:
-    """A sampler of a graph that is replayed several times, warmed up."""
+def replay_sampler(replay: Work) -> Sampler:
+    """A sampler of a graph that is replayed until a sample is long enough, warmed up."""
+    replay()
+    replays = max(1, min(10, round(_REPLAYS_US / between(replay))))
 
     def work() -> None:
         for _ in range(replays):

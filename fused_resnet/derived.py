@@ -69,10 +69,49 @@ def _dense(weight: torch.Tensor, h: int, w: int, pad_h: int, pad_w: int) -> torc
     return matrix.reshape(p * q * k, h * w * c)
 
 
+def _precise(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _norm_scale(variance: torch.Tensor, *weight_and_epsilon: torch.Tensor | float) -> torch.Tensor:
+    """By what a normalisation with these statistics multiplies: weight / sqrt(variance + epsilon)."""
+    *weight, epsilon = weight_and_epsilon
+    scale = torch.rsqrt(_precise(variance) + epsilon)
+    return scale * weight[0] if weight else scale
+
+
+def _norm_shift(mean: torch.Tensor, scale: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
+    """What it adds after that: bias - mean scale."""
+    return (bias[0] if bias else 0) - _precise(mean) * scale
+
+
+def _scale_rows(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Weights (k, ...) of a layer whose k results are multiplied by `scale`: k numbers, or one."""
+    return _precise(weight) * scale.to(weight.device).reshape(-1, *[1] * (weight.dim() - 1))
+
+
+def _columns_last(weight: torch.Tensor, c: int, h: int, w: int) -> torch.Tensor:
+    """(k, c*h*w) for a flattened (c, h, w) -> the same for a flattened (h, w, c)."""
+    return weight.reshape(-1, c, h, w).permute(0, 2, 3, 1).flatten(1)
+
+
+def _pad_inputs(weight: torch.Tensor, c: int) -> torch.Tensor:
+    """Weights (k, c', r, s) for an input with c channels, of which those beyond c' are to count nothing."""
+    return torch.nn.functional.pad(weight, (0, 0, 0, 0, 0, c - weight.shape[1]))
+
+
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "concatenate": lambda *tensors: torch.cat(tensors),
     "pool_filter": _pool_filter,
     "patch_filter": _patch_filter,
     "dense": _dense,
+    "numbers": lambda *values: torch.tensor(values, dtype=torch.float32),
+    "sum": lambda a, b: _precise(a).flatten() + b.to(a.device).flatten(),
+    "product": lambda a, b: _precise(a).flatten() * b.to(a.device).flatten(),
+    "norm_scale": _norm_scale,
+    "norm_shift": _norm_shift,
+    "scale_rows": _scale_rows,
+    "columns_last": _columns_last,
+    "pad_inputs": _pad_inputs,
 }
 """By name: tensors, then numbers -> a tensor."""

@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from autotune.problem import DTYPES, Operand
+from autotune.problem import DTYPES
 from fused_resnet.arena import aligned
 from fused_resnet.binding import Step
 from fused_resnet.graph import INPUT, OUTPUT
@@ -39,7 +39,7 @@ class Frame:
         self.closed = False
         with torch.inference_mode(False), torch.no_grad():
             self._memory, self._tensors = _allocate(plan)
-            self.template = _like_output(plan.output, self._memory)
+            self.template = _like_output(plan, self._memory)
         # Places of the caller's tensors are filled in at a run; torch's operators take tensors, kernels addresses.
         slots = self._slots = [0, 0, *(tensor.data_ptr() for tensor in self._tensors)]
         self._runs = make_runs(plan.bound, slots)
@@ -92,7 +92,7 @@ class Frame:
 
 
 def _inner(y: torch.Tensor) -> torch.Tensor:
-    """A result as the last layer writes it: channels last."""
+    """A result in the order of its memory: channels last."""
     return y.permute(0, 2, 3, 1) if y.dim() == 4 else y
 
 
@@ -131,7 +131,11 @@ def _allocate(plan: Plan) -> tuple[torch.Tensor, list[torch.Tensor]]:
     return memory, tensors
 
 
-def _like_output(output: Operand, memory: torch.Tensor) -> torch.Tensor:
+def _like_output(plan: Plan, memory: torch.Tensor) -> torch.Tensor:
     """What results look like: torch's order of dimensions, channels last in memory. Its values mean nothing."""
-    like = memory[: output.bytes].view(DTYPES[output.dtype]).view(output.shape)
-    return like.permute(0, 3, 1, 2) if like.dim() == 4 else like
+    like = memory[: plan.output.bytes].view(DTYPES[plan.output.dtype])
+    shape = plan.network.output_shape
+    if len(shape) != 4:
+        return like.view(shape)
+    n, k, p, q = shape
+    return like.view(n, p, q, k).permute(0, 3, 1, 2)

@@ -19,21 +19,21 @@ INPUT, OUTPUT = "input", "output"
 class Layer:
     """One problem of a network.
 
-    buffers: operand -> activation; weights: operand -> constant; scalars: keys, in the epilogue's order.
+    buffers: operand -> activation; weights: operand -> constant; scalars: constants, in the epilogue's order.
     """
 
     name: str
     problem: Problem
     buffers: Mapping[str, str]
     weights: Mapping[str, Source] = field(default_factory=dict)
-    scalars: tuple[str, ...] = ()
+    scalars: tuple[Source, ...] = ()
 
 
 @dataclass(frozen=True)
 class Alternative:
     """Other layers that compute what some of a network's layers do: fused, or written as another problem.
 
-    replaces: names of the layers whose place they take, at that of the first of them.
+    replaces: names of the layers whose place they take, at that of the last of them, where all is there that they read.
     """
 
     name: str
@@ -46,11 +46,12 @@ class Network:
     """A network for one batch size and dtype; `key` names it in the database.
 
     layers: the plainest way to compute it. alternatives: ways to compute parts of it; any that replace no layer twice
-    may be taken together.
+    may be taken together. output_shape: of the result, in torch's order.
     """
 
     key: str
     layers: tuple[Layer, ...]
+    output_shape: tuple[int, ...]
     alternatives: tuple[Alternative, ...] = ()
 
     @property
@@ -64,10 +65,11 @@ class Network:
         gone = [name for alternative in taken for name in alternative.replaces]
         if len(set(gone)) < len(gone):
             raise ProblemError(f"{self.key}: {' and '.join(names)} replace a layer twice")
-        first = {alternative.replaces[0]: alternative.layers for alternative in taken}
+        order = [layer.name for layer in self.layers]
+        last = {max(one.replaces, key=order.index): one.layers for one in taken}
         kept: list[Layer] = []
         for layer in self.layers:
-            kept += first.get(layer.name, () if layer.name in gone else (layer,))
+            kept += last.get(layer.name, () if layer.name in gone else (layer,))
         return tuple(kept)
 
 
@@ -261,4 +263,5 @@ def network(model: str, n: int, in_channels: int, dtype: str) -> Network:
         raise ProblemError(f"batch {n} and in_channels {in_channels} must be at least 1")
     key = f"{model} n={n} in_channels={in_channels} dtype={dtype}"
     layers, alternatives = make(n, in_channels, dtype)
-    return Network(key, tuple(layers), tuple(alternatives))
+    n, p, q, k = layers[-1].problem.output_shape
+    return Network(key, tuple(layers), (n, k, p, q), tuple(alternatives))

@@ -6,19 +6,20 @@ import os
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from autotune.problem import dtype_name
-from fused_resnet import engine, operator, reference
+from fused_resnet import engine, operator
 from fused_resnet.explain import Explanation, explain
 from fused_resnet.frame import ACCESS, Frame, close
-from fused_resnet.graph import Network, network
-from fused_resnet.operator import InputError
+from fused_resnet.graph import Network
 from fused_resnet.plan import Plan
+from fused_resnet.source import Captured, InputError, Named, Source, state
 from tuning_db import Store
 
 __all__ = ["FusedResNet", "InputError"]
@@ -40,7 +41,7 @@ class FusedResNet(nn.Module):
 
     Args:
         tuning_db: path of a database made by scripts/tune.py.
-        model: the network's name, as scripts/tune.py takes it.
+        model: the network's name, as scripts/tune.py takes it; `from_model` takes any module.
         in_channels: channels of the input.
         graph: on a GPU, replay the network as a CUDA graph.
         plans: how many plans are kept, the last used ones: one for each shape and, on a GPU, stream.
@@ -58,7 +59,7 @@ class FusedResNet(nn.Module):
     def __init__(
         self,
         tuning_db: str | os.PathLike[str],
-        model: str = "se_resnet9_fixup",
+        model: str | Source = "se_resnet9_fixup",
         in_channels: int = 3,
         graph: bool = True,
         plans: int = 16,
@@ -67,15 +68,31 @@ class FusedResNet(nn.Module):
         with Store.open(tuning_db):
             pass  # a file that cannot be used should say so here
         self.tuning_db = os.fspath(tuning_db)
-        self.model, self.in_channels, self.graph, self.plans = model, in_channels, graph, plans
-        plain = reference.build(model, in_channels)
-        self.__dict__["_reference"] = plain  # not a submodule: the two are made of the same parts
-        self.__dict__ |= {name: plain.__dict__[name] for name in _PARTS}
-        self._structure = _structure(self)
-        self._output = network(model, 1, in_channels, "f32").layers[-1].problem.output_shape[1:]
+        self.graph, self.plans = graph, plans
+        source = Named(model, in_channels) if isinstance(model, str) else model
+        self.__dict__["_source"] = source  # its module is no submodule: the two have the same parts
+        self.__dict__ |= {name: source.module.__dict__[name] for name in _PARTS}
         self.register_load_state_dict_post_hook(_rebind)
         self._start()
         self.eval()
+
+    @classmethod
+    def from_model(
+        cls,
+        model: nn.Module,
+        tuning_db: str | os.PathLike[str],
+        replace: Mapping[str, nn.Module] | None = None,
+        name: str = "",
+        graph: bool = True,
+        plans: int = 16,
+    ) -> FusedResNet:
+        """A copy of any module for inference, with its state_dict and its results, on tuned kernels.
+
+        replace: paths of submodules, with `*` for any text, and what to put there: a module, or
+        `fused_resnet.Activation` for a step of your own. name: for messages. What has no kernels runs on torch's
+        operators; `explain` says which. docs/any-model.md. Raises CaptureError with the path of the submodule.
+        """
+        return cls(tuning_db, Captured.of(model, replace or {}, name), graph=graph, plans=plans)
 
     # -- running ---------------------------------------------------------------------------------------------
 
@@ -117,9 +134,14 @@ class FusedResNet(nn.Module):
 
     def like_result(self, x: torch.Tensor) -> torch.Tensor:
         """An empty result for an input, for tracers."""
-        p, q, k = self._output
-        dtype = next(self.parameters()).dtype
-        return x.new_empty_strided((x.shape[0], k, p, q), (p * q * k, 1, q * k, k), dtype=dtype)
+        dtype = self._weight(x).dtype
+        rest = tuple(int(extent) for extent in x.shape[1:])
+        with unset_fake_temporarily():  # a network may have to be captured, from real weights
+            shape = (x.shape[0], *self._source.network((1, *rest), dtype_name(dtype)).output_shape[1:])
+        if len(shape) != 4:
+            return x.new_empty(shape, dtype=dtype)
+        n, k, p, q = shape
+        return x.new_empty_strided((n, k, p, q), (p * q * k, 1, q * k, k), dtype=dtype)
 
     def explain(self, x: torch.Tensor) -> Explanation:
         """What runs each layer for inputs like x, and why: a table to print, or to go through row by row."""
@@ -137,7 +159,15 @@ class FusedResNet(nn.Module):
     @property
     def _plain(self) -> nn.Module:
         """The network in plain torch, on this module's parameters."""
-        return self.__dict__["_reference"]
+        return self._source.module
+
+    @property
+    def _source(self) -> Source:
+        return self.__dict__["_source"]
+
+    def _weight(self, x: torch.Tensor) -> torch.Tensor:
+        """What tells the module's dtype and device; the input itself where there are no weights."""
+        return next(self.parameters(), x)
 
     # -- plans -----------------------------------------------------------------------------------------------
 
@@ -160,7 +190,7 @@ class FusedResNet(nn.Module):
         """(the input as a frame takes it, the frame for it); binds a plan where there is none."""
         x = self._cast(x)
         self._check(x)
-        if not x.is_contiguous(memory_format=torch.channels_last):
+        if x.dim() != 4 or not x.is_contiguous(memory_format=torch.channels_last):
             x = x.contiguous()
         key = (x.shape, x.dtype, x.device, x.is_contiguous(), stream)
         with self._binding:
@@ -188,37 +218,30 @@ class FusedResNet(nn.Module):
         """Under autocast floating-point inputs of all dtypes are taken; the network runs in its own all the same."""
         kind = x.device.type
         if x.is_floating_point() and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-            return x.to(next(self.parameters()).dtype)
+            return x.to(self._weight(x).dtype)
         return x
 
     def _check(self, x: torch.Tensor) -> None:
-        size = int(self._plain.input_size)  # type: ignore[arg-type]
-        if x.dim() != 4 or x.shape[1:] != (self.in_channels, size, size) or not x.shape[0]:
-            wanted = f"(N, {self.in_channels}, {size}, {size})"
-            raise InputError(f"the input has shape {tuple(x.shape)}; {self.model} takes {wanted} with N of at least 1")
-        weight = next(self.parameters())
+        weight = self._weight(x)
         if x.device != weight.device:
             raise InputError(f"the input is on {x.device}, the module on {weight.device}: move one with .to()")
         if x.dtype != weight.dtype:
             raise InputError(f"the input is {x.dtype}, the module {weight.dtype}: convert one with .to()")
 
-    def _network(self, x: torch.Tensor) -> Network:
-        return network(self.model, x.shape[0], self.in_channels, dtype_name(x.dtype))
+    def network(self, x: torch.Tensor) -> Network:
+        """The layers, and alternatives to them, for inputs like x; raises InputError or CaptureError."""
+        return self._source.network(tuple(x.shape), dtype_name(x.dtype))
 
     def _bind(self, x: torch.Tensor) -> Plan:
-        wanted, structure = self._network(x), _structure(self)
-        for name, kind in self._structure.items():
-            if structure.get(name) != kind:
-                is_now = structure.get(name, "gone")
-                raise InputError(f"'{name}' is {is_now}, where {self.model} has {kind}: no kernel computes that")
+        wanted = self.network(x)
         with Store.open(self.tuning_db) as store, torch.inference_mode(False), torch.no_grad():
-            plan = Plan(wanted, self.state_dict(), store, x.device, self.graph, not x.is_contiguous())
+            plan = Plan(wanted, state(self), store, x.device, self.graph, not x.is_contiguous())
         sources = Counter(bound.choice.source for bound in plan.bound)
         if other := {source: count for source, count in sources.items() if source != "tuned"}:
             listed = ", ".join(f"{count} from '{source}'" for source, count in other.items())
             warnings.warn(
-                f"{self.tuning_db} is not tuned for batch {x.shape[0]} of {self.model} in {x.dtype} on this device: "
-                f"of {len(plan.bound)} layers {listed}; tune it with scripts/tune.py --batch {x.shape[0]}",
+                f"{self.tuning_db} is not tuned for batch {x.shape[0]} of {self._source.name} in {x.dtype} on this "
+                f"device: of {len(plan.bound)} layers {listed}; tune it with scripts/tune.py --batch {x.shape[0]}",
                 stacklevel=7,  # past torch's two frames around forward
             )
         return plan
@@ -242,12 +265,6 @@ def _watched(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
     """Every parameter, buffer and child, by the dictionary that it is in and its name there."""
     owners = [parts for part in module.modules() for parts in (part._parameters, part._buffers, part._modules)]
     return [(owner, name) for owner in owners for name in owner]
-
-
-def _structure(module: nn.Module) -> dict[str, str]:
-    """What kind of part each submodule is, and each tensor's shape, in words."""
-    parts = {name: f"a {type(part).__name__}" for name, part in module.named_modules() if name}
-    return parts | {name: f"of shape {tuple(tensor.shape)}" for name, tensor in module.state_dict().items()}
 
 
 def _fits(out: torch.Tensor, template: torch.Tensor) -> bool:

@@ -12,11 +12,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from autotune.errors import AutotuneError
-
-
-class InputError(AutotuneError, ValueError):
-    """An input that the network cannot take."""
+from fused_resnet.source import InputError
 
 
 class Runnable(Protocol):

@@ -12,7 +12,7 @@ from autotune.problem import DTYPES, Operand
 from fused_resnet import engine
 from fused_resnet.arena import Use, arrange
 from fused_resnet.binding import Slot, Step, bind
-from fused_resnet.derived import State
+from fused_resnet.derived import Source, State
 from fused_resnet.derived import tensor as constant
 from fused_resnet.engine import EngineError
 from fused_resnet.graph import INPUT, OUTPUT, Layer, Network
@@ -148,14 +148,18 @@ def bind_layer(
     tensors: dict[str, torch.Tensor | Slot] = {}
     for operand in layer.problem.operands():
         if operand.role in ("weight", "vector"):
-            tensors[operand.name] = constant(state, layer.weights[operand.name]).to(DTYPES[operand.dtype])
+            tensors[operand.name] = _constant(state, layer.weights[operand.name], operand, device)
         else:
             name = layer.buffers[operand.name]
             place = _SLOTS[name] if name in _SLOTS else buffers[name]
             tensors[operand.name] = place if isinstance(place, Slot) else place.view(operand.shape)
-    scalars = tuple(float(state[key]) for key in layer.scalars)
+    scalars = tuple(float(constant(state, source)) for source in layer.scalars)
     step = bind(choice.candidate, layer.problem, tensors, scalars, device, layer.name, workspace)
     return BoundLayer(layer, choice, step)
+
+
+def _constant(state: State, source: Source, operand: Operand, device: torch.device) -> torch.Tensor:
+    return constant(state, source).to(device, DTYPES[operand.dtype]).reshape(operand.shape)
 
 
 def make_graph(bound: Sequence[BoundLayer], slots: Sequence[int] = ()) -> engine.Graph:

@@ -116,3 +116,20 @@ def randomize(module: nn.Module, seed: int = 0) -> nn.Module:
             values *= 0.5
         parameter.copy_(values.to(parameter))
     return module
+
+
+@torch.no_grad()
+def calibrate(module: nn.Module, x: torch.Tensor) -> nn.Module:
+    """Set the statistics of all batch normalisations to those that x meets there; leaves the module in eval mode."""
+    norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    module.eval()
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the mean of what comes, of one batch here
+        norm.train()
+    if norms:
+        module(x)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    return module.eval()

@@ -5,16 +5,59 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
 
 from autotune.errors import AutotuneError, UnknownNameError
+from autotune.problem import DTYPES
 from fused_resnet import reference
+from fused_resnet.capture import capture
+from fused_resnet.graph import Network, network
 
 HELP = "se_resnet9_fixup, torchvision:NAME, or FILE.py:FUNCTION, which returns an nn.Module (default: %(default)s)"
 
 _TORCHVISION_SIZES = {"inception_v3": (3, 299, 299)}
+
+
+@dataclass(frozen=True)
+class Model:
+    """name: for files and titles. shape: of one input. module: in plain torch, in eval mode."""
+
+    name: str
+    shape: tuple[int, ...]
+    module: nn.Module
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it has a graph of its own."""
+        return self.name in reference.MODELS
+
+    def network(self, batch: int, dtype: str) -> Network:
+        """Its layers; raises CaptureError."""
+        if self.is_ours:
+            return network(self.name, batch, self.shape[0], dtype)
+        return capture(self.module.to(DTYPES[dtype]), (batch, *self.shape), dtype)
+
+
+def load(text: str, shape: tuple[int, ...] | None, in_channels: int | None) -> Model:
+    """The network that --model names; shape: of one sample, in_channels: of a network of ours."""
+    ours = ":" not in text
+    if ours and shape:
+        raise AutotuneError(f"--input is for models that are captured: {text} has a size of its own")
+    if in_channels and not ours:
+        raise AutotuneError(f"--in-channels is for {', '.join(reference.MODELS)}: give --input C,H,W")
+    module = load_model(text, in_channels or 3)
+    return Model(text.rpartition(":")[2], shape or input_size(text, module), module)
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """Read "3,224,224"."""
+    sizes = tuple(int(part) for part in text.split(","))
+    if min(sizes) < 1:
+        raise ValueError
+    return sizes
 
 
 def load_model(text: str, in_channels: int = 3) -> nn.Module:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from _models import Model
 from torch import Tensor, nn
 
 CAPTURE_WARM_UPS = 10  # TorchScript optimizes during its first calls, cuDNN searches during its very first
@@ -19,10 +20,8 @@ Forward = Callable[[], Tensor]
 class Case:
     """A network, its input on the device, and what must come out."""
 
-    model: str
-    channels: int
+    model: Model  # float32, on the CPU
     database: str  # empty where no variant reads it
-    network: nn.Module  # float32, on the CPU
     x: Tensor
     expected: Tensor
 
@@ -33,7 +32,7 @@ class Case:
 
     def eager(self, layout: torch.memory_format = torch.contiguous_format) -> nn.Module:
         """A copy of the network, ready to infer in this layout."""
-        network: Any = copy.deepcopy(self.network).requires_grad_(False)  # Any: torch's stubs lack memory_format
+        network: Any = copy.deepcopy(self.model.module).requires_grad_(False)  # Any: torch's stubs lack memory_format
         ready: nn.Module = network.to(self.device, self.x.dtype, memory_format=layout)
         return ready
 
@@ -88,8 +87,12 @@ def compiled_max(case: Case) -> Forward:
 def fused(case: Case) -> Forward:
     from fused_resnet import FusedResNet
 
-    network = FusedResNet(tuning_db=case.database, model=case.model, in_channels=case.channels)
-    network.load_state_dict(case.network.state_dict())
+    model = case.model
+    if model.is_ours:
+        network = FusedResNet(tuning_db=case.database, model=model.name, in_channels=model.shape[0])
+        network.load_state_dict(model.module.state_dict())
+    else:
+        network = FusedResNet.from_model(model.module, case.database, name=model.name)
     network.eval().to(case.device, case.x.dtype)
     return lambda: cast(Tensor, network(case.x))
 

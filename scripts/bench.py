@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import _chart
+import _models
 import _timing as timing
 import torch
 from _cli import positive, run, seconds
+from _models import Model
 from _peers import VARIANTS, Case, Forward, Variant
 from _record import machine, one_line, slug, write
 from rich.console import Console
@@ -77,6 +79,7 @@ def main() -> None:
     device = pick_device(arguments.device)
     dtype = arguments.dtype or ("f16" if device.type == "cuda" else "f32")
     chosen = pick_variants(arguments, device)
+    model = _models.load(arguments.model, arguments.input, arguments.in_channels)
     database = pick_database(arguments, chosen)
     torch.backends.cudnn.benchmark = True
 
@@ -90,14 +93,14 @@ def main() -> None:
         "method": METHOD,
         "batches": [],
     }
-    path = Path(arguments.out) / f"{arguments.name or default_name(arguments.model, device, dtype)}.json"
+    path = Path(arguments.out) / f"{arguments.name or default_name(model.name, device, dtype)}.json"
     ran = False
     for batch in arguments.batch:
-        results = measure(make_case(arguments, batch, device, DTYPES[dtype]), chosen, arguments.seconds)
+        results = measure(make_case(model, arguments.db, batch, device, DTYPES[dtype]), chosen, arguments.seconds)
         ran |= any(result.reason is None for result in results)
         record["batches"].append({"batch": batch, "variants": {r.variant.name: as_json(r) for r in results}})
         write(record, path)  # after every batch size: an interrupted run keeps what it measured
-        show(results, f"{arguments.model}, {dtype}, batch {batch}, {record['machine']['device']}")
+        show(results, f"{model.name}, {dtype}, batch {batch}, {record['machine']['device']}")
     if not ran:
         raise AutotuneError("no variant ran: the reasons stand below each table")
     plot(path)
@@ -106,8 +109,9 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time FusedResNet against what a user would run instead.")
     parser.add_argument("--db", metavar="PATH", help="the tuning database for the variant fused")
-    parser.add_argument("--model", default="se_resnet9_fixup", help="the network (default: %(default)s)")
-    parser.add_argument("--in-channels", type=positive, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--model", default="se_resnet9_fixup", metavar="MODEL", help=_models.HELP)
+    parser.add_argument("--in-channels", type=positive, metavar="N", help="input channels of a network of ours")
+    parser.add_argument("--input", type=_models.shape, metavar="C,H,W", help="one sample of any other")
     parser.add_argument("--batch", type=sizes, action="extend", metavar="N[,N]", help="batch sizes (default: 128)")
     parser.add_argument("--dtype", choices=["f16", "bf16", "f32"], help="default: f16 on a GPU, f32 on a CPU")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
@@ -164,16 +168,16 @@ def pick_database(arguments: argparse.Namespace, chosen: Iterable[Variant]) -> d
     return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
-def make_case(arguments: argparse.Namespace, batch: int, device: torch.device, dtype: torch.dtype) -> Case:
+def make_case(model: Model, database: str, batch: int, device: torch.device, dtype: torch.dtype) -> Case:
     """Random weights, a random input, and the result that float32 on the CPU gives for them."""
     torch.compiler.reset()  # otherwise torch.compile remembers the last batch size
-    network = reference.build(arguments.model, arguments.in_channels).eval()
-    reference.randomize(network, 0)
-    size = cast(int, network.input_size)
-    x = torch.randn(batch, arguments.in_channels, size, size, generator=torch.Generator().manual_seed(1)).to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    reference.randomize(model.module, 0)
+    reference.calibrate(model.module, torch.randn(8, *model.shape, generator=generator))
+    x = torch.randn(batch, *model.shape, generator=generator).to(dtype)
     with torch.inference_mode():
-        expected = network(x.float())
-    return Case(arguments.model, arguments.in_channels, arguments.db or "", network, x.to(device), expected)
+        expected = model.module(x.float())
+    return Case(model, database or "", x.to(device), expected)
 
 
 def measure(case: Case, chosen: list[Variant], budget: float) -> list[Result]:

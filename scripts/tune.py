@@ -3,6 +3,7 @@ every trial in a database.
 
 Examples:
   python scripts/tune.py --arch sm80 --batch 128
+  python scripts/tune.py --arch sm90 --model torchvision:resnet50 --batch 128
   python scripts/tune.py --arch cpu --problem "conv2d n=8 h=32 w=32 c=64 k=64
          r=3 s=3 pad=1 dtype=f32 epilogue=bias,relu"
 """
@@ -18,6 +19,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import _models
 import torch
 from _cli import database, percent, positive, run, seconds
 from _live import LiveProgress
@@ -39,7 +41,7 @@ from autotune.search import DEFAULT, STRATEGIES
 from autotune.timing import BUFFERS, TIMERS, Timing
 from autotune.tune import Options, Tuning
 from autotune.worker import Worker
-from fused_resnet.graph import GRAPHS, Network, network
+from fused_resnet.graph import GRAPHS, Network
 from tuning_db import DatabaseError, Store
 
 UNTIMED_TRIALS = 3
@@ -76,8 +78,11 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--arch", default="auto", help=f"auto (the GPU's, else cpu), {', '.join(ARCHITECTURES)}")
     network = parser.add_argument_group("a network")
-    network.add_argument("--model", help=f"{', '.join(GRAPHS)} (the default)")
-    network.add_argument("--in-channels", type=positive, metavar="N", help="channels of the input (default 3)")
+    network.add_argument(
+        "--model", metavar="MODEL", default=None, help=_models.HELP.replace("%(default)s", next(iter(GRAPHS)))
+    )
+    network.add_argument("--in-channels", type=positive, metavar="N", help="input channels of a network of ours")
+    network.add_argument("--input", type=_models.shape, metavar="C,H,W", help="one sample of any other")
     network.add_argument("--batch", type=positive, metavar="N", help="batch size (default 128, on a CPU 8)")
     network.add_argument("--dtype", help="f16, bf16 or f32 (default f16, on a CPU f32)")
     single = parser.add_argument_group("or problems of your own")
@@ -198,7 +203,7 @@ def choose_device(arch: Architecture, capability: int | None) -> tuple[str | Non
 
 def work(args: argparse.Namespace, arch: Architecture) -> Work:
     """What the arguments ask for; raises AutotuneError."""
-    of_network = ("model", "in_channels", "batch", "dtype")
+    of_network = ("model", "in_channels", "input", "batch", "dtype")
     if args.problem or args.problems:
         if given := [f"--{name.replace('_', '-')}" for name in of_network if getattr(args, name) is not None]:
             raise ProblemError(f"{' and '.join(given)}: only for a network; a problem's text says all of itself")
@@ -212,11 +217,11 @@ def work(args: argparse.Namespace, arch: Architecture) -> Work:
     dtype = dtype_name(args.dtype or arch.dtypes[0])
     if dtype not in arch.dtypes or dtype == "s8":  # the networks are not quantized
         raise UnknownNameError(_no_dtype(arch, dtype))
-    batch, model = args.batch or (128 if arch.is_cuda else 8), args.model or next(iter(GRAPHS))
-    wanted = network(model, batch, args.in_channels or 3, dtype)
-    return Work(
-        model, f"{model}, batch {batch}, {dtype}", [(layer.name, layer.problem) for layer in wanted.all_layers], wanted
-    )
+    batch = args.batch or (128 if arch.is_cuda else 8)
+    model = _models.load(args.model or next(iter(GRAPHS)), args.input, args.in_channels)
+    wanted = model.network(batch, dtype)
+    title = f"{model.name}, batch {batch}, {dtype}"
+    return Work(model.name, title, [(layer.name, layer.problem) for layer in wanted.all_layers], wanted)
 
 
 def _no_dtype(arch: Architecture, dtype: str) -> str:
@@ -259,9 +264,13 @@ def show_gaps(console: Console, tuning: Tuning, wanted: Work) -> None:
     """Problems that only torch solves, what failed and, for single problems, configs that are not legal."""
     arch = tuning.options.arch
     searched = {study.space.problem for study in tuning.studies if study.total}
+    gaps: dict[str, list[str]] = {}
     for name, problem in wanted.named:
         if problem not in searched:
-            console.print(f"{name}: {unserved(problem, arch)}: torch's operators are all there is.", markup=False)
+            gaps.setdefault(unserved(problem, arch), []).append(name)
+    for reason, names in gaps.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        console.print(f"{', '.join(names[:3])}{more}: {reason}: torch's operators are all there is.", markup=False)
     if not wanted.network:
         for sentence in dict.fromkeys(text for problem in tuning.problems for text in illegal(problem, arch)):
             console.print(sentence, markup=False, highlight=False)

@@ -44,11 +44,30 @@ typedef struct at_conv2d_se {
   AT_TAIL
 } at_conv2d_se;
 
-typedef struct at_avg_pool2d {
+/* Average and maximum. */
+typedef struct at_pool2d {
   int32_t n, h, w, c, r, s, p, q;
   int32_t stride_h, stride_w, pad_h, pad_w;
   AT_TAIL
-} at_avg_pool2d;
+} at_pool2d;
+
+/* What needs no more than its input's shape. */
+typedef struct at_pixels {
+  int32_t n, h, w, c;
+  AT_TAIL
+} at_pixels;
+
+typedef struct at_to_channels_last {
+  int32_t n, h, w, c, to;
+  AT_TAIL
+} at_to_channels_last;
+
+/* p, q: of the output, behind the pool */
+typedef struct at_stem {
+  int32_t n, h, w, c, k, r, s, p, q;
+  int32_t stride_h, stride_w, pad_h, pad_w, pool, pool_stride, pool_pad;
+  AT_TAIL
+} at_stem;
 
 typedef struct at_space_to_depth {
   int32_t n, h, w, c, block;

@@ -25,11 +25,16 @@ from autotune.problem import (
     Conv2dDgrad,
     Conv2dSe,
     Conv2dWgrad,
+    Elementwise,
     Gemm,
+    GlobalAvgPool2d,
+    MaxPool2d,
     PatchConv2d,
     Problem,
     SeTail,
     SpaceToDepth,
+    Stem,
+    ToChannelsLast,
 )
 from autotune.steps import define_step
 from fused_resnet.binding import Candidate
@@ -63,17 +68,38 @@ def solve(problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequen
             value = _gradient(problem, given["x"].movedim(-1, 1), weight, given["dy"], weight)
         case Gemm():
             value = torch.einsum("mk,nk->mn", given["x"], given["weight"])
-        case AvgPool2d():
-            padded = F.pad(given["x"], (0, 0, problem.pad[1], problem.pad[1], problem.pad[0], problem.pad[0]))
-            windows = padded.unfold(1, problem.r, problem.stride[0]).unfold(2, problem.s, problem.stride[1])
-            value = windows.mean((-1, -2))
-        case SpaceToDepth():
-            value = F.pixel_unshuffle(given["x"], problem.block)  # channels come (c, dy, dx)
-            n, _, p, q = value.shape
-            value = value.reshape(n, problem.c, -1, p, q).permute(0, 3, 4, 2, 1).reshape(n, p, q, -1)
+        case Stem():
+            value = F.conv2d(given["x"], given["weight"], None, problem.stride, problem.pad).movedim(1, -1)
+            pool, stride, pad = ((size, size) for size in (problem.pool, problem.pool_stride, problem.pool_pad))
+            value = _largest(value, pool, stride, pad, problem.output_shape)
         case SeTail():
             value = _gated(given["x"], given)
+        case _:
+            value = _without_weights(problem, given["x"])
     return run_chain(problem.epilogue.names, value, given, scalars)
+
+
+def _without_weights(problem: Problem, x: torch.Tensor) -> torch.Tensor:
+    """Pools, and what only moves data."""
+    match problem:
+        case AvgPool2d():
+            padded = F.pad(x, (0, 0, problem.pad[1], problem.pad[1], problem.pad[0], problem.pad[0]))
+            windows = padded.unfold(1, problem.r, problem.stride[0]).unfold(2, problem.s, problem.stride[1])
+            value = windows.mean((-1, -2))
+        case MaxPool2d():
+            value = _largest(x, (problem.r, problem.s), problem.stride, problem.pad, problem.output_shape)
+        case GlobalAvgPool2d():
+            value = x.sum((1, 2), keepdim=True) / (problem.h * problem.w)
+        case Elementwise():
+            value = x
+        case ToChannelsLast():
+            value = torch.zeros(problem.output_shape, dtype=torch.float64)
+            value[..., : problem.c] = x.movedim(1, -1)
+        case SpaceToDepth():
+            value = F.pixel_unshuffle(x, problem.block)  # channels come (c, dy, dx)
+            n, _, p, q = value.shape
+            value = value.reshape(n, problem.c, -1, p, q).permute(0, 3, 4, 2, 1).reshape(n, p, q, -1)
+    return value
 
 
 def _gated(x: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -105,6 +131,20 @@ def run_chain(
             pointer += operand != SCALAR
         value = function(value, *arguments)
     return {"y": value, **stored}
+
+
+def _largest(
+    x: torch.Tensor, window: tuple[int, int], stride: tuple[int, int], pad: tuple[int, int], shape: tuple[int, ...]
+) -> torch.Tensor:
+    """Max pooling by its definition: x (n, h, w, c), each window clipped to the image."""
+    _, h, w, _ = x.shape
+    y = torch.empty(shape, dtype=x.dtype)
+    for i in range(shape[1]):
+        for j in range(shape[2]):
+            top, left = i * stride[0] - pad[0], j * stride[1] - pad[1]
+            rows, columns = slice(max(0, top), min(h, top + window[0])), slice(max(0, left), min(w, left + window[1]))
+            y[:, i, j] = x[:, rows, columns].amax((1, 2))
+    return y
 
 
 def _gradient(

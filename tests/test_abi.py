@@ -40,7 +40,8 @@ def compiled(tmp_path_factory):
 
 def test_every_operator_has_a_struct():
     assert set(abi.STRUCTS) == set(OPERATORS.values())
-    shared = {"conv2d_dgrad": "conv2d", "conv2d_wgrad": "conv2d", "gemm": "conv2d", "patch_conv2d": "conv2d"}
+    shared = dict.fromkeys(("conv2d_dgrad", "conv2d_wgrad", "gemm", "patch_conv2d"), "conv2d")
+    shared |= {"avg_pool2d": "pool2d", "max_pool2d": "pool2d", "global_avg_pool2d": "pixels", "elementwise": "pixels"}
     for name, operator in OPERATORS.items():
         assert abi.STRUCTS[operator].__name__ == f"at_{shared.get(name, name)}"
 
@@ -100,11 +101,28 @@ def test_a_packed_problem_is_read_in_c(text, tmp_path):
     assert said == f"{PACKED[text]} 0.5 0 7 9 0"
 
 
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        (
+            "stem n=2 h=13 w=11 c=3 k=40 r=5 s=4 stride=2,1 pad=2,3 pool=3 pool_stride=2 pool_pad=1 dtype=f32",
+            [2, 13, 11, 3, 40, 5, 4, 4, 7, 2, 1, 2, 3, 3, 2, 1],
+        ),
+        ("max_pool2d n=2 h=8 w=5 c=3 r=3 s=2 stride=2,1 ceil=1 dtype=f32", [2, 8, 5, 3, 3, 2, 4, 4, 2, 1, 0, 0]),
+    ],
+)
+def test_a_packed_pool_holds_its_output_sizes(text, values):
+    problem = parse(text)
+    packed = abi.struct(type(problem)).from_buffer_copy(abi.pack(problem, (), (6,)))
+    assert [getattr(packed, name) for name, *_ in packed._fields_[:-2]] == values
+    assert list(packed.launch) == [6, *[0] * 7]
+
+
 def test_every_operator_can_be_packed():
-    sizes = {"n": 2, "h": 8, "w": 6, "c": 4, "k": 8, "r": 3, "s": 2, "block": 2, "hidden": 3, "m": 5}
+    sizes = {"n": 2, "h": 8, "w": 6, "c": 4, "k": 8, "r": 3, "s": 2, "block": 2, "hidden": 3, "m": 5, "to": 4}
     for operator, cls in OPERATORS.items():
         names = [field.name for field in dataclasses.fields(cls) if field.name in sizes]
-        words = [f"{name}={sizes[name]}" for name in names] + ["stride=2"] * (operator == "avg_pool2d")
+        words = [f"{name}={sizes[name]}" for name in names] + ["stride=2"] * (operator in ("avg_pool2d", "max_pool2d"))
         packed = abi.pack(parse(f"{operator} {' '.join(words)} dtype=f32"))
         assert len(packed) == ctypes.sizeof(abi.STRUCTS[cls])
 

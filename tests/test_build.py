@@ -237,8 +237,22 @@ def test_other_families_compile(arch):
     assert_exported(
         cuda_kernels("cuda_avg_pool2d", arch, 2, "store,mul_scalar")
         + cuda_kernels("cuda_se_tail", arch, 2, "add,relu,add_scalar")
+        + cuda_kernels("cuda_max_pool2d", arch, 2, "bias,relu")
+        + cuda_kernels("cuda_global_avg_pool2d", arch, 2, "store")
+        + cuda_kernels("cuda_elementwise", arch, 2, "add,silu")
+        + cuda_kernels("cuda_to_channels_last", arch, 2, "scale,bias")
         + cuda_kernels("cuda_space_to_depth", arch, 2)
     )
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+def test_stems_compile_with_either_instruction(arch):
+    need_compiler(f"sm_{arch.removeprefix('sm')}", nvcc=True)
+    configs = list(family("cuda_stem").configs(architecture(arch), "bf16", Epilogue()))
+    chosen = {config["instruction"]: config for config in random.Random(arch).sample(configs, 200)}
+    assert set(chosen) == ({"mma", "wgmma"} if arch == "sm90" else {"mma"})
+    target, epilogue = f"sm_{arch.removeprefix('sm')}", Epilogue.parse("bias,relu")
+    assert_exported([Kernel.of("cuda_stem", config, "bf16", epilogue, target) for config in chosen.values()])
 
 
 def test_an_illegal_tile_fails_alone_with_cutlass_words():

@@ -18,7 +18,19 @@ from autotune.errors import UnknownNameError
 from autotune.families import families, family, serving
 from autotune.families.base import DEVICE_IMAGE, PERMISSIONS, SHARED_LIBRARY, Kernel
 from autotune.measure import Case
-from autotune.problem import AvgPool2d, Conv2d, Conv2dDgrad, Conv2dWgrad, SeTail, SpaceToDepth, parse
+from autotune.problem import (
+    AvgPool2d,
+    Conv2d,
+    Conv2dDgrad,
+    Conv2dWgrad,
+    Elementwise,
+    GlobalAvgPool2d,
+    MaxPool2d,
+    SeTail,
+    SpaceToDepth,
+    ToChannelsLast,
+    parse,
+)
 from fused_resnet.binding import bind
 
 SEEDS = range(10)
@@ -44,13 +56,32 @@ def odd_weight_gradient(rng):
     return odd_conv(rng, Conv2dWgrad)
 
 
-def odd_pool(rng):
+def odd_pool(rng, kind=AvgPool2d, **more):
     r, s = rng.randint(1, 4), rng.randint(1, 4)
-    return AvgPool2d(
+    return kind(
         n=rng.randint(1, 3), h=rng.randint(4, 11), w=rng.randint(4, 11), c=rng.choice((1, 7, 16, 33, 71)), r=r, s=s,
         stride=(rng.randint(1, 3), rng.randint(1, 3)), pad=(rng.randint(0, r // 2), rng.randint(0, s // 2)),
-        dtype="f32", epilogue=random_epilogue(rng),
+        dtype="f32", epilogue=random_epilogue(rng), **more,
     )  # fmt: skip
+
+
+def odd_max_pool(rng):
+    return odd_pool(rng, MaxPool2d, ceil=rng.randint(0, 1))
+
+
+def odd_pixels(rng, kind=Elementwise, **more):
+    return kind(
+        n=rng.randint(1, 4), h=rng.randint(1, 9), w=rng.randint(1, 9), c=rng.choice((1, 5, 16, 33, 100)),
+        dtype="f32", epilogue=random_epilogue(rng), **more,
+    )  # fmt: skip
+
+
+def odd_mean(rng):
+    return odd_pixels(rng, GlobalAvgPool2d)
+
+
+def odd_turn(rng):
+    return odd_pixels(rng, ToChannelsLast, to=100 + rng.choice((0, 1, 12)))
 
 
 def odd_tail(rng):
@@ -73,6 +104,10 @@ PROBLEMS = {
     "cpu_conv2d_dgrad": odd_input_gradient,
     "cpu_conv2d_wgrad": odd_weight_gradient,
     "cpu_avg_pool2d": odd_pool,
+    "cpu_max_pool2d": odd_max_pool,
+    "cpu_global_avg_pool2d": odd_mean,
+    "cpu_elementwise": odd_pixels,
+    "cpu_to_channels_last": odd_turn,
     "cpu_se_tail": odd_tail,
     "cpu_space_to_depth": odd_patches,
 }
@@ -183,6 +218,18 @@ def test_a_bound_kernel_runs_on_any_tensors_of_its_problem(trials, built):
             assert relative_error(tensors[key], value) < 2e-6
 
 
+def test_a_max_pool_keeps_nan_and_infinities_as_torch_does(cpu_kernel):
+    problem = parse("max_pool2d n=1 h=9 w=9 c=21 r=3 s=3 stride=2 pad=1 dtype=f32")
+    kernel = cpu_kernel("cpu_max_pool2d", {"block_c": 8})
+    case = Case(problem, DEVICE)
+    x = case.tensors["x"]
+    x[0, ::4, ::2, ::2], x[0, 1::3, 1, 1::2], x[0, 2:7, 2:7, 20] = float("nan"), float("inf"), -float("inf")
+    case.bind(candidate_of(kernel, built_paths([kernel])[kernel], {"threads": 1})).run()
+    expected = torch.nn.functional.max_pool2d(x.movedim(-1, 1), 3, 2, 1).movedim(1, -1)
+    assert expected.isnan().any() and expected.isinf().any() and expected.isfinite().any()
+    torch.testing.assert_close(case.tensors["y"], expected, rtol=0, atol=0, equal_nan=True)
+
+
 def test_weights_in_the_wrong_order_come_out_as_wrong(cpu_kernel):
     problem = parse("conv2d n=2 h=6 w=6 c=24 k=32 r=3 s=3 pad=1 dtype=f32 epilogue=relu")
     kernel = cpu_kernel("cpu_conv2d", {"block_k": 16, "block_pixels": 4, "unroll_c": 1}, "relu")
@@ -239,6 +286,10 @@ NETWORK = [
     "conv2d_wgrad n=8 h=16 w=16 c=64 k=128 r=3 s=3 stride=2 pad=1 dtype={}",
     "gemm m=64 n=1000 k=512 dtype={} epilogue=bias",
     "avg_pool2d n=8 h=16 w=16 c=64 r=3 s=3 stride=2 pad=1 dtype={}",
+    "max_pool2d n=8 h=16 w=16 c=64 r=3 s=3 stride=2 pad=1 dtype={}",
+    "global_avg_pool2d n=8 h=7 w=7 c=512 dtype={}",
+    "elementwise n=8 h=7 w=7 c=512 dtype={} epilogue=scale,bias,relu",
+    "to_channels_last n=8 h=32 w=32 c=3 to=8 dtype={}",
     "space_to_depth n=8 h=64 w=64 c=3 block=4 dtype={}",
     "se_tail n=8 h=16 w=16 c=64 hidden=4 dtype={} epilogue=add,relu,add_scalar",
 ]
@@ -281,6 +332,24 @@ def test_families_refuse_what_they_cannot_solve():
     assert family("cuda_se_tail").serves(tail, sm80)
     assert family("cuda_se_tail").serves(conv, sm80)
     assert family("cpu_conv2d").serves(conv, sm80)
+
+
+def test_stems_are_served_where_the_kernel_can_solve_them():
+    stem, sm90 = family("cuda_stem"), architecture("sm90")
+    text = "stem n=8 h=224 w=224 c=3 k=64 r=7 s=7 stride=2 pad=3 pool=3 pool_stride=2 pool_pad=1 dtype=f16"
+    problem = parse(text)
+    for arch in map(architecture, stem.architectures):
+        assert stem.serves(problem, arch) is None
+        configs = stem.configs_for(problem, arch)
+        assert {config["instruction"] for config in configs} == ({"mma", "wgmma"} if arch is sm90 else {"mma"})
+        assert all(stem.fits(problem, config, arch) is None for config in configs)
+        assert all(math.isfinite(stem.cost(problem, config, arch)) for config in configs)
+    for old, new in [
+        *(("c=3", "c=5"), ("k=64", "k=60"), ("w=224", "w=225"), ("stride=2", "stride=1"), ("pad=3", "pad=2")),
+        *(("r=7", "r=5"), ("pool_stride=2", "pool_stride=1"), ("dtype=f16", "dtype=f32")),
+    ]:
+        assert stem.serves(parse(text.replace(old, new, 1)), sm90), new
+    assert {config["access"] for config in stem.configs_for(replace(problem, w=226), sm90)} == {2}
 
 
 def test_symbols_tell_kernels_apart(cpu_target):

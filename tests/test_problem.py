@@ -15,8 +15,10 @@ from autotune.problem import (
     Conv2dDgrad,
     Conv2dWgrad,
     Gemm,
+    MaxPool2d,
     SeTail,
     SpaceToDepth,
+    Stem,
     dtype_name,
     limit_us,
     output_extent,
@@ -33,7 +35,12 @@ TEXTS = [
     "patch_conv2d n=2 h=8 w=12 c=3 k=16 block=4 dtype=bf16 epilogue=relu",
     "gemm m=3 n=7 k=5 dtype=f32 epilogue=bias,relu",
     "avg_pool2d n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 dtype=bf16 epilogue=none",
+    "max_pool2d n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 ceil=1 dtype=f16 epilogue=relu",
+    "global_avg_pool2d n=1 h=7 w=8 c=3 dtype=f16 epilogue=none",
+    "elementwise n=1 h=7 w=8 c=3 dtype=f16 epilogue=add,relu",
+    "to_channels_last n=2 h=8 w=12 c=3 to=8 dtype=f16 epilogue=none",
     "space_to_depth n=2 h=8 w=12 c=3 block=4 dtype=f16 epilogue=none",
+    "stem n=2 h=8 w=9 c=3 k=16 r=7 s=7 stride=2,2 pad=3,3 pool=3 pool_stride=2 pool_pad=1 dtype=f16 epilogue=bias,relu",
     "se_tail n=2 h=3 w=4 c=16 hidden=2 dtype=f16 epilogue=add,relu,add_scalar",
 ]
 
@@ -92,6 +99,31 @@ def test_pool_has_torchs_shape(seed):
     problem = AvgPool2d(n=2, h=9, w=11, c=5, r=window[0], s=window[1], stride=stride, pad=(1, 1), dtype="f32")
     n, c, p, q = torch.nn.AvgPool2d(window, stride, 1)(torch.randn(2, 5, 9, 11)).shape
     assert problem.output_shape == (n, p, q, c)
+
+
+@pytest.mark.parametrize("size", range(2, 14))
+@pytest.mark.parametrize("ceil", [0, 1])
+def test_max_pool_has_torchs_shape(size, ceil):
+    for window, stride, pad in [(3, 2, 0), (3, 2, 1), (2, 2, 0), (2, 2, 1), (2, 3, 0), (2, 3, 1), (4, 3, 2), (1, 2, 0)]:
+        if size + 2 * pad < window:
+            continue
+        expected = torch.nn.MaxPool2d(window, stride, pad, ceil_mode=bool(ceil))(torch.randn(1, 1, size, 9)).shape
+        problem = MaxPool2d(
+            n=1, h=size, w=9, c=1, r=window, s=window, stride=(stride,) * 2, pad=(pad,) * 2, ceil=ceil, dtype="f32"
+        )
+        assert problem.output_shape == (1, expected[2], expected[3], 1)
+
+
+def test_a_stem_is_a_convolution_and_a_pool():
+    conv, pool = torch.nn.Conv2d(3, 64, 7, 2, 3), torch.nn.MaxPool2d(3, 2, 1)
+    problem = Stem(
+        n=2, h=50, w=37, c=3, k=64, r=7, s=7, stride=(2, 2), pad=(3, 3), pool=3, pool_stride=2, pool_pad=1, dtype="f32"
+    )
+    between = conv(torch.randn(2, 3, 50, 37))
+    n, k, p, q = pool(between).shape
+    assert problem.output_shape == (n, p, q, k)
+    assert problem.flops == 2 * between.numel() * 3 * 7 * 7
+    assert [operand.shape for operand in problem.operands()] == [(2, 3, 50, 37), conv.weight.shape, (n, p, q, k)]
 
 
 def test_output_extent_is_torchs_for_every_small_window():
@@ -219,6 +251,10 @@ CONV = "conv2d n=1 h=4 w=4 c=8 k=8 dtype=f32"
         (f"{CONV} r=5 s=5".replace("conv2d", "conv2d_dgrad"), "window"),
         (f"{CONV} groups=3".replace("conv2d", "conv2d_wgrad"), "groups"),
         ("avg_pool2d n=1 h=2 w=2 c=1 r=3 s=3 stride=1 dtype=f32", "window"),
+        ("max_pool2d n=1 h=8 w=8 c=1 r=3 s=3 stride=2 pad=2 dtype=f32", "half the window"),
+        ("to_channels_last n=1 h=8 w=8 c=4 to=3 dtype=f32", "at least c"),
+        ("stem n=1 h=8 w=8 c=3 k=8 r=9 s=3 dtype=f32", "window"),
+        ("stem n=1 h=8 w=8 c=3 k=8 r=3 s=3 pool=2 pool_pad=2 dtype=f32", "half"),
         ("gemm m=0 n=4 k=4 dtype=f32", "m=0"),
         ("gemm m=4 n=4 dtype=f32", "k"),
         (CONV.replace("f32", "f64"), "f64"),

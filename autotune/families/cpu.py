@@ -6,7 +6,7 @@ from functools import cache
 
 from autotune.arch import Architecture, cpu_targets
 from autotune.families.base import Config, Launch, Parameter
-from autotune.problem import AvgPool2d, Problem, SeTail
+from autotune.problem import Problem
 
 THREADS = Parameter("threads", (0, 1), "0: torch's number of threads; 1: the caller's alone")
 BLOCK_C = Parameter("block_c", (8, 16, 32, 64), "channels a loop handles together")
@@ -19,8 +19,7 @@ def threads(problem: Problem, config: Config, arch: Architecture) -> list[Launch
 
 def channel_steps(problem: Problem, config: Config, arch: Architecture) -> float:
     """A cost: steps of a loop over a pixel's channels, those behind the last block taken one by one."""
-    assert isinstance(problem, AvgPool2d | SeTail)
-    blocks, left = divmod(problem.c, int(config["block_c"]))
+    blocks, left = divmod(problem.output_shape[-1], int(config["block_c"]))
     return blocks + left
 
 

@@ -8,10 +8,11 @@ FAMILY = Family(
     name="cpu_avg_pool2d",
     operator=AvgPool2d,
     kind=SHARED_LIBRARY,
-    template="cpu/avg_pool2d.cpp.j2",
+    template="cpu/pool2d.cpp.j2",
     architectures=("cpu",),
     parameters=(BLOCK_C,),
     launch_parameters=(THREADS,),
     launches=threads,
     cost=channel_steps,
+    context=lambda config, arch, dtype: {**config, "maximum": False},
 )

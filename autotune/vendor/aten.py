@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from autotune.epilogue import Epilogue
-from autotune.problem import DTYPES, Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, Problem, Tensors
-from autotune.reference import compute
+from autotune.problem import DTYPES, Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, Problem, Stem, Tensors
+from autotune.reference import compute, pooled
 from autotune.steps import STEPS
 
 FAMILY = "aten"
@@ -22,7 +22,7 @@ PASSES = (Conv2d, Conv2dDgrad, Conv2dWgrad)
 
 def configs(problem: Problem) -> list[dict[str, str]]:
     """The ways torch can solve `problem`: convolutions in either memory format, everything else in one way."""
-    formats = ["channels_last", "contiguous"] if isinstance(problem, PASSES) else ["channels_last"]
+    formats = ["channels_last", "contiguous"] if isinstance(problem, (*PASSES, Stem)) else ["channels_last"]
     return [{"memory_format": name} for name in formats]
 
 
@@ -65,17 +65,22 @@ def bind(
     problem: Problem, config: dict[str, str], tensors: Tensors, scalars: tuple[float, ...]
 ) -> Callable[[Tensors], None]:
     """Returns run(late): solves `problem` on `tensors`, with those in `late` taken instead, and fills the outputs."""
-    if not isinstance(problem, PASSES):
+    if not isinstance(problem, (*PASSES, Stem)):
 
         def run(late: Tensors) -> None:
             operands = {**tensors, **late}
-            for name, value in compute(problem, operands, scalars).items():
+            given = {name: tensor.float() for name, tensor in operands.items()} if problem.dtype == "s8" else operands
+            for name, value in compute(problem, given, scalars).items():
                 _leave(value, operands[name])
 
         return run
 
     memory_format = torch.channels_last if config["memory_format"] == "channels_last" else torch.contiguous_format
-    solve = _convolution(problem, memory_format, tensors)
+    solve = (
+        _stem(problem, memory_format, tensors)
+        if isinstance(problem, Stem)
+        else _convolution(problem, memory_format, tensors)
+    )
 
     def run_convolution(late: Tensors) -> None:
         operands = {**tensors, **late}
@@ -87,13 +92,17 @@ def bind(
     return run_convolution
 
 
+def _factors(problem: Problem) -> torch.dtype:
+    """torch computes next to nothing on bytes; in float32 their sums are exact up to 2^24, and nearly so beyond."""
+    return torch.float32 if problem.dtype == "s8" else DTYPES[problem.dtype]
+
+
 def _convolution(
     problem: Convolution, memory_format: torch.memory_format, tensors: Tensors
 ) -> Callable[[Tensors], torch.Tensor]:
     """A pass of a convolution without its epilogue: operands -> a fresh tensor in torch's order, channels second."""
     window = (problem.stride, problem.pad, problem.dilation)
-    # torch has no convolution of bytes; in float32 their sums are exact up to 2^24, and nearly so beyond.
-    factors = torch.float32 if problem.dtype == "s8" else DTYPES[problem.dtype]
+    factors = _factors(problem)
 
     def nchw(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.permute(0, 3, 1, 2).to(factors).contiguous(memory_format=memory_format)
@@ -115,3 +124,14 @@ def _convolution(
         return lambda t: F.conv2d(nchw(t["x"]), weight, None, *window, problem.groups)
     shape = (problem.n, problem.c, problem.h, problem.w)
     return lambda t: backward(t["dy"], stand_in(shape, t["dy"]), weight, 0)
+
+
+def _stem(problem: Stem, memory_format: torch.memory_format, tensors: Tensors) -> Callable[[Tensors], torch.Tensor]:
+    """A convolution and its pool without the epilogue, as `_convolution`."""
+    weight = tensors["weight"].to(_factors(problem)).contiguous(memory_format=memory_format)
+
+    def solve(t: Tensors) -> torch.Tensor:
+        x = t["x"].to(_factors(problem)).contiguous(memory_format=memory_format)
+        return pooled(problem, F.conv2d(x, weight, None, problem.stride, problem.pad))
+
+    return solve

@@ -15,7 +15,7 @@ from fused_resnet.binding import bind
 
 pytestmark = pytest.mark.gpu
 
-CONFIG = {"vector": 8, "threads": 64}
+CONFIG = {"filter": 0, "stride": 0, "vector": 8, "columns": 1, "rows": 1, "threads": 64}
 
 
 def kernel(epilogue):

@@ -85,6 +85,34 @@ PROBLEMS = {
         "avg_pool2d n=2 h=11 w=5 c=13 r=2 s=3 stride=1,2 pad=1,0 dtype={} epilogue=bias,relu,store,mul_scalar",
         "avg_pool2d n=2 h=5 w=6 c=24 r=2 s=2 stride=1 dtype={} epilogue=scale,gelu,bent,store,gelu_tanh,add,hardswish",
     ],
+    "cuda_max_pool2d": [
+        "max_pool2d n=3 h=13 w=10 c=24 r=3 s=3 stride=2,2 pad=1,1 dtype={} epilogue=bias,relu",
+        "max_pool2d n=2 h=8 w=7 c=40 r=3 s=3 stride=2,2 ceil=1 dtype={}",
+        "max_pool2d n=2 h=9 w=8 c=12 r=2 s=2 stride=2,2 dtype={} epilogue=store,mul_scalar",
+        "max_pool2d n=2 h=11 w=9 c=13 r=4 s=3 stride=1,2 pad=2,0 dtype={} epilogue=silu",
+        "max_pool2d n=2 h=9 w=9 c=64 r=3 s=3 stride=1,1 pad=1,1 dtype={} epilogue=add",
+    ],
+    "cuda_global_avg_pool2d": [
+        "global_avg_pool2d n=3 h=7 w=7 c=264 dtype={} epilogue=store,scale",
+        "global_avg_pool2d n=2 h=1 w=3 c=13 dtype={} epilogue=none",
+        "global_avg_pool2d n=2 h=14 w=13 c=36 dtype={} epilogue=bias,silu",
+    ],
+    "cuda_elementwise": [
+        "elementwise n=3 h=5 w=7 c=24 dtype={} epilogue=add,relu",
+        "elementwise n=1 h=3 w=3 c=13 dtype={} epilogue=scale,bias,store,silu",
+        "elementwise n=2 h=16 w=16 c=36 dtype={} epilogue=none",
+    ],
+    "cuda_to_channels_last": [
+        "to_channels_last n=3 h=12 w=10 c=3 to=8 dtype={}",
+        "to_channels_last n=2 h=5 w=7 c=3 to=3 dtype={} epilogue=scale,bias",
+        "to_channels_last n=2 h=6 w=6 c=20 to=36 dtype={} epilogue=add,relu",
+    ],
+    "cuda_stem": [
+        "stem n=3 h=9 w=56 c=3 k=64 r=7 s=7 stride=2 pad=3 pool=3 pool_stride=2 pool_pad=1 dtype={} epilogue=bias,relu",
+        "stem n=2 h=36 w=34 c=4 k=40 r=5 s=5 stride=2 pad=2 pool=3 pool_stride=2 pool_pad=1 dtype={} epilogue=store",
+        "stem n=2 h=31 w=40 c=3 k=32 r=3 s=3 stride=2 pad=1 dtype={} epilogue=bias,silu,add",
+        "stem n=1 h=70 w=130 c=1 k=104 r=7 s=7 stride=2 pad=3 dtype={} epilogue=none",
+    ],
     "cuda_se_tail": [
         "se_tail n=3 h=5 w=3 c=72 hidden=5 dtype={} epilogue=add,relu,add_scalar",
         "se_tail n=2 h=16 w=16 c=64 hidden=4 dtype={} epilogue=add,relu",
@@ -134,7 +162,7 @@ def trials(arch):
             (problem, kernel)
             for text in texts
             for problem in [parse(text.format(dtype))]
-            for kernel in kernels_for(name, problem, arch, 8 if name == "sm90_conv2d" else 2)
+            for kernel in kernels_for(name, problem, arch, 8 if name in ("sm90_conv2d", "cuda_stem") else 2)
         ]
         for name, texts in PROBLEMS.items()
         for dtype in arch.dtypes

@@ -10,7 +10,7 @@
 
 namespace {
 
-using Problem = at_avg_pool2d;
+using Problem = at_pool2d;
 
 int64_t outputs(const Problem& a) { return (int64_t)a.n * a.p * a.q * a.c; }
 

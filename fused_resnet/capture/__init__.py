@@ -1,0 +1,33 @@
+"""Any module as a Network: traced, constants folded, chains of operators found, the rest left to torch."""
+
+from __future__ import annotations
+
+import hashlib
+
+from torch import nn
+
+from autotune.problem import dtype_name
+from fused_resnet.capture.alternatives import alternatives
+from fused_resnet.capture.lower import Lowering
+from fused_resnet.capture.trace import trace
+from fused_resnet.graph import Layer, Network
+
+
+def capture(model: nn.Module, shape: tuple[int, ...], dtype: str) -> Network:
+    """The layers of a module in eval mode for one input shape.
+
+    shape: of the input, in torch's order, such as (N, C, H, W). dtype: the project's name of the dtype that the
+    module's tensors have. Layers are called by the submodules' paths, the network by the module's class. Raises
+    CaptureError, which names the submodule that stands in the way.
+    """
+    traced = trace(model, shape, dtype_name(dtype))
+    layers = Lowering(traced, dtype_name(dtype)).layers()
+    size = "x".join(map(str, shape[1:]))
+    key = f"{type(model).__name__} n={shape[0]} input={size} dtype={dtype_name(dtype)} {_digest(layers)}"
+    return Network(key, layers, tuple(traced.output.meta["val"].shape), alternatives(layers))
+
+
+def _digest(layers: tuple[Layer, ...]) -> str:
+    """Tells networks apart by their layers and wiring, whatever their weights."""
+    texts = [f"{layer.name} {layer.problem} {sorted(layer.buffers.items())}" for layer in layers]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]

@@ -1,0 +1,93 @@
+"""Custom steps as modules, to take the place of a model's activations; their parameters are the module's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from autotune.errors import CaptureError, ProblemError
+from autotune.steps import STEPS, full_name, register
+from fused_resnet.capture.trace import tracing
+
+
+@torch.library.custom_op("autotune::step", mutates_args=())
+def _step(x: torch.Tensor, name: str, values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """What a traced Activation is: one operation."""
+    return _apply(x, name, values).clone()
+
+
+@_step.register_fake
+def _(x: torch.Tensor, name: str, values: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _apply(x: torch.Tensor, name: str, values: Sequence[torch.Tensor]) -> torch.Tensor:
+    channels_last = x.movedim(1, -1) if x.dim() > 2 else x
+    y = STEPS[name].torch(channels_last, *values)
+    return y.movedim(-1, 1) if x.dim() > 2 else y
+
+
+class Activation(nn.Module):
+    """A custom step (autotune.steps.define_step) as a module, on tensors (n, channels, ...).
+
+    step: its name. values: what its parameters begin with, by name: a number for a "scalar", a tensor (channels,) for a
+    "channel". They become parameters of the module. Raises ProblemError for a step that is not custom, and for other
+    parameters than the step has.
+    """
+
+    def __init__(self, step: str, **values: float | torch.Tensor) -> None:
+        super().__init__()
+        self.step = full_name(step)
+        definition = STEPS[self.step].custom
+        if definition is None:
+            raise ProblemError(f"'{step}' is no custom step: put the module of torch that computes it in its place")
+        self.definition = definition
+        kinds = dict(definition.params)
+        if set(values) != set(kinds):
+            raise ProblemError(
+                f"step '{step}' takes {', '.join(kinds) or 'nothing'}, not {', '.join(values) or 'nothing'}"
+            )
+        for name, kind in kinds.items():
+            value = torch.as_tensor(values[name], dtype=torch.float32).clone()
+            if value.dim() != (kind == "channel"):
+                wanted = "a number" if kind == "scalar" else "a tensor (channels,)"
+                raise ProblemError(f"step '{step}': {name} must be {wanted}, not of shape {tuple(value.shape)}")
+            self.register_parameter(name, nn.Parameter(value))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The step on every element."""
+        values = [getattr(self, name) for name, _ in self.definition.params]
+        return torch.ops.autotune.step(x, self.step, values) if tracing.get() else _apply(x, self.step, values)
+
+    def extra_repr(self) -> str:
+        """The step's name."""
+        return self.step
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        register(self.definition)
+
+
+def replace(model: nn.Module, replacements: Mapping[str, nn.Module]) -> None:
+    """Put copies of modules in the place of those whose path matches a pattern, such as "layer1.*.relu".
+
+    `*` stands for any text, dots too. Each place has a copy, with parameters of its own. Raises CaptureError for a
+    pattern that matches nothing.
+    """
+    first = next((tensor for tensor in model.parameters() if tensor.is_floating_point()), torch.empty(0))
+    for pattern, module in replacements.items():
+        places = [
+            name for name, _ in model.named_modules(remove_duplicate=False) if name and fnmatchcase(name, pattern)
+        ]
+        if not places:
+            activations = [name for name, part in model.named_modules() if name and not list(part.parameters())]
+            listed = ", ".join(activations[:5]) or "none"
+            raise CaptureError(f"no submodule is called '{pattern}'; some without parameters: {listed}")
+        for place in places:
+            parent, _, name = place.rpartition(".")
+            setattr(model.get_submodule(parent), name, copy.deepcopy(module).to(first.device, first.dtype))

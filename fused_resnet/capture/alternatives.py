@@ -1,0 +1,138 @@
+"""Other ways to compute some of a captured network's layers, which the tuner may find faster."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from autotune.epilogue import Epilogue
+from autotune.problem import AvgPool2d, Conv2d, Conv2dSe, MaxPool2d, SeTail, Stem, ToChannelsLast
+from fused_resnet.derived import Derived
+from fused_resnet.graph import OUTPUT, Alternative, Layer
+
+_RISING = {"bias", "add_scalar", "relu", "relu6", "clamp", "sigmoid", "tanh", "hardsigmoid"}
+"""Steps that give the same before a maximum as after it."""
+_PADDED = (4, 8)
+"""Channels to which the image is filled up, so that kernels can read it in wider accesses."""
+
+
+def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
+    """All that are known for these layers."""
+    found = []
+    for layer in layers:
+        reader = _only_reader(layers, layer)
+        if reader is None:
+            continue
+        match (layer.problem, reader.problem):
+            case (ToChannelsLast(), Conv2d()) if not layer.problem.epilogue.names:
+                found += list(_first_layers(layers, layer, reader))
+            case (AvgPool2d(), Conv2d()) if not layer.problem.epilogue.names:
+                found += list(_pooled_projection(layer, reader))
+            case (Conv2d(), SeTail()) if "store" not in layer.problem.epilogue.names:
+                found += [_gated(layer, reader)]
+    return tuple(found)
+
+
+def _only_reader(layers: Sequence[Layer], of: Layer) -> Layer | None:
+    """The one layer that reads what a layer makes, as its x alone."""
+    made = of.buffers["y"]
+    readers = [other for other in layers if other is not of and made in other.buffers.values()]
+    if made == OUTPUT or len(readers) != 1:
+        return None
+    return readers[0] if [name for name, read in readers[0].buffers.items() if read == made] == ["x"] else None
+
+
+def _first_layers(layers: Sequence[Layer], image: Layer, conv: Layer) -> Iterator[Alternative]:
+    """A convolution of the caller's image: with the channels filled up, straight from NCHW, and with its max pool."""
+    problem, entry = conv.problem, image.problem
+    assert isinstance(problem, Conv2d) and isinstance(entry, ToChannelsLast)
+    if problem.groups != 1:
+        return
+    both = (image.name, conv.name)
+    for c in (c for c in _PADDED if c > problem.c):
+        filled = dataclasses.replace(image, name=f"{image.name}.c{c}", problem=dataclasses.replace(entry, to=c))
+        filled = dataclasses.replace(filled, buffers={**image.buffers, "y": f"{image.buffers['y']}.c{c}"})
+        wide = dataclasses.replace(
+            conv,
+            name=f"{conv.name}.c{c}",
+            problem=dataclasses.replace(problem, c=c),
+            buffers={**conv.buffers, "x": filled.buffers["y"]},
+            weights={**conv.weights, "weight": Derived("pad_inputs", (conv.weights["weight"],), (c,))},
+        )
+        yield Alternative(wide.name, both, (filled, wide))
+    if problem.dilation != (1, 1):
+        return
+    sizes = {name: getattr(problem, name) for name in ("n", "h", "w", "c", "k", "r", "s", "stride", "pad", "dtype")}
+    stem = Stem(**sizes, epilogue=problem.epilogue)
+    whole = dataclasses.replace(
+        conv,
+        name=f"{conv.name}.stem",
+        problem=stem,
+        buffers={**conv.buffers, "x": image.buffers["x"]},
+    )
+    yield Alternative(whole.name, both, (whole,))
+    pool = _max_pool_after(layers, conv)
+    if pool:
+        assert isinstance(pool.problem, MaxPool2d)
+        r, stride, pad = pool.problem.r, pool.problem.stride[0], pool.problem.pad[0]
+        pooled = dataclasses.replace(
+            whole,
+            name=f"{conv.name}.stem_pool",
+            problem=dataclasses.replace(stem, pool=r, pool_stride=stride, pool_pad=pad),
+            buffers={**whole.buffers, "y": pool.buffers["y"]},
+        )
+        if pooled.problem.output_shape == pool.problem.output_shape:
+            yield Alternative(pooled.name, (*both, pool.name), (pooled,))
+
+
+def _max_pool_after(layers: Sequence[Layer], conv: Layer) -> Layer | None:
+    """The square max pool that alone reads what a convolution makes, if the steps between may trade places with it."""
+    reader = _only_reader(layers, conv)
+    if reader is None or not set(conv.problem.epilogue.names) <= _RISING:
+        return None
+    pool = reader.problem
+    square = isinstance(pool, MaxPool2d) and (pool.r, *pool.stride, *pool.pad) == (
+        *(pool.s, pool.stride[0], pool.stride[0]),
+        *(pool.pad[0], pool.pad[0]),
+    )
+    return reader if square and pool.epilogue == Epilogue() else None
+
+
+def _gated(conv: Layer, tail: Layer) -> Alternative:
+    """A convolution with the squeeze-and-excitation behind it: what lies between stays on the chip."""
+    product, gate = conv.problem, tail.problem
+    assert isinstance(product, Conv2d) and isinstance(gate, SeTail)
+    before, after = product.epilogue, gate.epilogue
+    sizes = {f.name: getattr(product, f.name) for f in dataclasses.fields(product) if f.name != "epilogue"}
+    problem = Conv2dSe(**sizes, hidden=gate.hidden, epilogue=Epilogue((*before.names, "gate", *after.names)))
+    # The steps' operands are numbered along the chain, so those of the tail have other names in it.
+    old = [*((conv, argument) for argument in before.arguments), *((tail, argument) for argument in after.arguments)]
+    buffers = {"x": conv.buffers["x"], "y": tail.buffers["y"]}
+    weights = {"weight": conv.weights["weight"], **{name: tail.weights[name] for name in ("w1", "b1", "w2", "b2")}}
+    for (layer, argument), renamed in zip(old, problem.epilogue.arguments, strict=True):
+        if argument.kind == "vector":
+            weights[renamed.name] = layer.weights[argument.name]
+        elif argument.kind != "scalar":
+            buffers[renamed.name] = layer.buffers[argument.name]
+    both = Layer(f"{tail.name}.gated", problem, buffers, weights, (*conv.scalars, *tail.scalars))
+    return Alternative(both.name, (conv.name, tail.name), (both,))
+
+
+def _pooled_projection(pool: Layer, conv: Layer) -> Iterator[Alternative]:
+    """An average pool and a 1x1 convolution are one convolution of the pool's window."""
+    window, product = pool.problem, conv.problem
+    assert isinstance(window, AvgPool2d) and isinstance(product, Conv2d)
+    if (product.r, product.s, product.stride, product.pad, product.groups) != (1, 1, (1, 1), (0, 0), 1):
+        return
+    sizes = {name: getattr(window, name) for name in ("h", "w", "r", "s", "stride", "pad")}
+    both = dataclasses.replace(
+        conv,
+        name=f"{conv.name}.pooled",
+        problem=dataclasses.replace(product, **sizes),
+        buffers={**conv.buffers, "x": pool.buffers["x"]},
+        weights={
+            **conv.weights,
+            "weight": Derived("pool_filter", (conv.weights["weight"],), (window.r, window.s)),
+        },
+    )
+    yield Alternative(both.name, (pool.name, conv.name), (both,))

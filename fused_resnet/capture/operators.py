@@ -1,0 +1,177 @@
+"""Operators that are problems of ours -> layers. A handler returns False where its node is not quite the problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+from torch import fx
+
+from autotune.errors import ProblemError
+from autotune.problem import AvgPool2d, Conv2d, Gemm, GlobalAvgPool2d, MaxPool2d, Problem
+from fused_resnet.capture.draft import Draft, StepUse, Value
+from fused_resnet.capture.lower import Lowering, buffer
+from fused_resnet.capture.squeeze_excite import squeeze_excite
+from fused_resnet.capture.torch_call import stored
+from fused_resnet.capture.trace import arguments, name_of
+from fused_resnet.derived import Derived, Source
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return (values[0], values[-1])
+
+
+def _conv2d(lowering: Lowering, node: fx.Node) -> bool:
+    given = arguments(node)
+    x, weight = lowering.value(given["input"]), lowering.constant(given["weight"])
+    if x is None or weight is None or len(x.shape) != 4 or given.get("transposed"):
+        return False
+    k, _, r, s = weight.shape
+    dilation = _pair(given["dilation"])
+    pad = given["padding"]
+    if isinstance(pad, str):
+        whole = [d * (extent - 1) if pad == "same" else 0 for d, extent in zip(dilation, (r, s), strict=True)]
+        if any(extent % 2 for extent in whole):
+            return False
+        pad = [extent // 2 for extent in whole]
+    n, h, w, c = stored(x.shape)
+
+    def problem() -> Problem:
+        return Conv2d(
+            n=n, h=h, w=w, c=c, k=k, r=r, s=s, stride=_pair(given["stride"]), pad=_pair(pad), dilation=dilation,
+            groups=given["groups"], dtype=lowering.dtype,
+        )  # fmt: skip
+
+    return _product(lowering, node, problem, x, weight.source, given["bias"])
+
+
+def _linear(lowering: Lowering, node: fx.Node) -> bool:
+    given = arguments(node)
+    weight, flat = lowering.constant(given["weight"]), given["input"]
+    x, source = lowering.value(flat), weight.source if weight else ""
+    if image := _flattened(lowering, flat):
+        x, (_, c, h, w) = image, image.shape
+        source = Derived("columns_last", (source,), (c, h, w))
+    if x is None or weight is None or (len(x.shape) == 4 and not image):
+        return False
+    n, k = weight.shape
+    return _product(
+        lowering, node, lambda: Gemm(m=prod(x.shape) // k, n=n, k=k, dtype=lowering.dtype), x, source, given["bias"]
+    )
+
+
+def _flattened(lowering: Lowering, node: fx.Node) -> Value | None:
+    """The image (n, c, h, w) of which a node is the flattened (n, c*h*w)."""
+    made, shape = lowering.origin(node), tuple(node.meta["val"].shape)
+    image = lowering.value(made.args[0]) if name_of(made) in ("view", "reshape", "flatten") else None
+    fits = image and len(image.shape) == 4 and len(shape) == 2 and image.shape[0] == shape[0]
+    return image if fits else None
+
+
+def _product(
+    lowering: Lowering, node: fx.Node, problem: Callable[[], Problem], x: Value, weight: Source, bias: Any
+) -> bool:
+    """A layer with a weight and, as its first step, a bias."""
+    added = lowering.constant(bias)
+    if bias is not None and added is None:
+        return False
+    made = _tried(problem)
+    if made is None:
+        return False
+    draft = Draft(lowering.name(node), made, {"x": x.buffer}, {"weight": weight}, values=[x])
+    lowering.add(node, draft)
+    return added is None or draft.follow([StepUse("bias", (added.source,))], buffer(node))
+
+
+def _max_pool2d(lowering: Lowering, node: fx.Node) -> bool:
+    given = arguments(node)
+    if _pair(given["dilation"]) != (1, 1):
+        return False
+    return _pool(lowering, node, lambda sizes: MaxPool2d(**sizes, ceil=int(given["ceil_mode"])))
+
+
+def _avg_pool2d(lowering: Lowering, node: fx.Node) -> bool:
+    given = arguments(node)
+    x = lowering.value(given["self"])
+    uneven = given["ceil_mode"] and x and tuple(node.meta["val"].shape[2:]) != _floored(given, x.shape)
+    counted = given["count_include_pad"] or _pair(given["padding"]) == (0, 0)
+    if uneven or not counted or given["divisor_override"]:
+        return False
+    return _pool(lowering, node, lambda sizes: AvgPool2d(**sizes))
+
+
+def _floored(given: dict[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Height and width of a pool's output without ceil_mode."""
+    kernel, pad = _pair(given["kernel_size"]), _pair(given["padding"])
+    stride = _pair(given["stride"] or kernel)
+    sizes = zip(shape[2:], kernel, stride, pad, strict=True)
+    return tuple((size + 2 * p - k) // step + 1 for size, k, step, p in sizes)
+
+
+def _pool(lowering: Lowering, node: fx.Node, make: Callable[[dict[str, Any]], Problem]) -> bool:
+    given = arguments(node)
+    kernel = _pair(given["kernel_size"])
+    window = {
+        "r": kernel[0],
+        "s": kernel[1],
+        "stride": _pair(given["stride"] or kernel),
+        "pad": _pair(given["padding"]),
+    }
+    return _of_image(lowering, node, lambda sizes: make({**sizes, **window}))
+
+
+def _adaptive_avg_pool2d(lowering: Lowering, node: fx.Node) -> bool:
+    given = arguments(node)
+    x, (p, q) = lowering.value(given["self"]), _pair(given["output_size"])
+    if x is None or len(x.shape) != 4:
+        return False
+    h, w = x.shape[2:]
+    if (p, q) == (1, 1):
+        return _of_image(lowering, node, lambda sizes: GlobalAvgPool2d(**sizes))
+    if h % p or w % q:
+        return False
+    window = (h // p, w // q)
+    return _of_image(lowering, node, lambda sizes: AvgPool2d(**sizes, r=window[0], s=window[1], stride=window))
+
+
+def _mean(lowering: Lowering, node: fx.Node) -> bool:
+    axes = node.args[1] if len(node.args) > 1 else None
+    if not isinstance(axes, list | tuple) or sorted(int(axis) % 4 for axis in axes) != [2, 3]:
+        return False
+    return _of_image(lowering, node, lambda sizes: GlobalAvgPool2d(**sizes))
+
+
+def _of_image(lowering: Lowering, node: fx.Node, make: Callable[[dict[str, Any]], Problem]) -> bool:
+    """A layer that reads one image and has no weights."""
+    x = lowering.value(node.args[0])
+    if x is None or len(x.shape) != 4:
+        return False
+    n, h, w, c = stored(x.shape)
+    problem = _tried(lambda: make({"n": n, "h": h, "w": w, "c": c, "dtype": lowering.dtype}))
+    if problem is None:
+        return False
+    lowering.add(node, Draft(lowering.name(node), problem, {"x": x.buffer}, values=[x]))
+    return True
+
+
+def _tried(make: Callable[[], Problem]) -> Problem | None:
+    """A problem; None for sizes that it does not allow, which torch may."""
+    try:
+        return make()
+    except ProblemError:
+        return None
+
+
+HANDLERS: dict[str, Callable[[Lowering, fx.Node], bool]] = {
+    "conv2d": _conv2d,
+    "convolution": _conv2d,
+    "linear": _linear,
+    "max_pool2d": _max_pool2d,
+    "avg_pool2d": _avg_pool2d,
+    "adaptive_avg_pool2d": _adaptive_avg_pool2d,
+    "mean": _mean,
+    "mul": squeeze_excite,
+}
+"""By the operator's name in aten."""

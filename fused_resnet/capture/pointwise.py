@@ -1,0 +1,151 @@
+"""Operators that work on each element -> steps of epilogues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from fused_resnet.capture.draft import StepUse, Value
+from fused_resnet.capture.trace import arguments, name_of
+from fused_resnet.derived import Derived, Source
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant operand and its shape in torch's order."""
+
+    source: Source
+    shape: tuple[int, ...]
+
+
+Operand = Value | Constant | float
+Find = Callable[[Any], Operand | None]
+"""What an argument is: None for what can be no operand of a step."""
+
+_PLAIN = ("relu", "relu6", "sigmoid", "hardsigmoid", "silu", "hardswish", "tanh")
+CUSTOM = "autotune.step.default"
+"""The operator that stands for a custom step (see activation.py)."""
+
+
+def number(value: float) -> Source:
+    """A constant of one number."""
+    return Derived("numbers", (), (float(value),))
+
+
+def operands(node: fx.Node) -> list[Any]:
+    """The arguments to which the steps of a node can be applied, if it has steps at all."""
+    name = name_of(node)
+    if name in ("add", "sub", "mul"):
+        given = arguments(node)
+        return [given["self"], given["other"]]
+    known = name in _PLAIN or name in _UNARY or name in (CUSTOM, "batch_norm")
+    return [node.args[0]] if known else []
+
+
+def steps(node: fx.Node, value: Value, position: int, find: Find) -> Sequence[StepUse] | None:
+    """The steps that make of `value`, the operand at `position`, what the node does; None if there are none."""
+    name = name_of(node)
+    if name in _PLAIN:
+        return [StepUse(name)]
+    if name == CUSTOM:
+        return _custom(node, value, find)
+    if name == "batch_norm":
+        return _normalisation(node, value, find)
+    given = arguments(node)
+    if name in ("add", "sub", "mul"):
+        other = find(given["other" if position == 0 else "self"])
+        if other is None or given.get("alpha", 1) != 1:
+            return None
+        return _binary(name, value, other, position)
+    return _UNARY[name](given)
+
+
+def _binary(name: str, value: Value, other: Operand, position: int) -> Sequence[StepUse] | None:
+    """value + other, value * other, value - other or, at position 1, other - value."""
+    negative = [StepUse("mul_scalar", (number(-1),))]
+    if name == "sub" and position == 1:
+        added = _binary("add", value, other, 0)
+        return None if added is None else [*negative, *added]
+    if isinstance(other, Value):
+        return [StepUse("add", (other,))] if name == "add" and other.shape == value.shape else None
+    if isinstance(other, float):
+        return [StepUse(f"{'mul' if name == 'mul' else 'add'}_scalar", (number(-other if name == "sub" else other),))]
+    source = Derived("product", (other.source, number(-1))) if name == "sub" else other.source
+    if _is_single(other.shape):
+        return [StepUse("mul_scalar" if name == "mul" else "add_scalar", (source,))]
+    return (
+        [StepUse("scale" if name == "mul" else "bias", (source,))] if _is_channels(other.shape, value.shape) else None
+    )
+
+
+def _is_single(shape: tuple[int, ...]) -> bool:
+    return all(extent == 1 for extent in shape)
+
+
+def _is_channels(shape: tuple[int, ...], of: tuple[int, ...]) -> bool:
+    """Whether a tensor that is broadcast to `of` has one element for each channel, the last axis in memory."""
+    aligned = (*[1] * (len(of) - len(shape)), *shape)
+    return len(of) in (2, 4) and aligned == tuple(extent if i == 1 else 1 for i, extent in enumerate(of))
+
+
+def _normalisation(node: fx.Node, value: Value, find: Find) -> Sequence[StepUse] | None:
+    given = arguments(node)
+    mean, variance = find(given["running_mean"]), find(given["running_var"])
+    training = given["training"]
+    if (
+        training
+        or not isinstance(mean, Constant)
+        or not isinstance(variance, Constant)
+        or len(value.shape) not in (2, 4)
+    ):
+        return None
+    weight, bias = find(given["weight"]), find(given["bias"])
+    factors = (variance.source, weight.source) if isinstance(weight, Constant) else (variance.source,)
+    scale = Derived("norm_scale", factors, (float(given["eps"]),))
+    added = (bias.source,) if isinstance(bias, Constant) else ()
+    shift = Derived("norm_shift", (mean.source, scale, *added))
+    return [StepUse("scale", (scale,)), StepUse("bias", (shift,))]
+
+
+def _custom(node: fx.Node, value: Value, find: Find) -> Sequence[StepUse] | None:
+    _, name, parameters = node.args
+    found = [find(parameter) for parameter in parameters]  # type: ignore[union-attr]
+    sources = tuple(constant.source for constant in found if isinstance(constant, Constant))
+    fits = len(sources) == len(found) and len(value.shape) in (2, 4)
+    return [StepUse(str(name), sources)] if fits else None
+
+
+def _clamped(low: float | None, high: float | None) -> Sequence[StepUse] | None:
+    if (low, high) in ((0, None), (0, 6)):
+        return [StepUse("relu" if high is None else "relu6")]
+    infinite = float("inf")
+    ends = (-infinite if low is None else low, infinite if high is None else high)
+    return [StepUse("clamp", tuple(map(number, ends)))]
+
+
+def _scaled(given: dict[str, Any]) -> Sequence[StepUse] | None:
+    other = given["other"]
+    fits = isinstance(other, int | float) and other != 0 and given.get("rounding_mode") is None
+    return [StepUse("mul_scalar", (number(1 / other),))] if fits else None
+
+
+def _reversed(given: dict[str, Any]) -> Sequence[StepUse] | None:
+    if given["alpha"] != 1 or not isinstance(given["other"], int | float):
+        return None
+    return [StepUse("mul_scalar", (number(-1),)), StepUse("add_scalar", (number(given["other"]),))]
+
+
+_UNARY: dict[str, Callable[[dict[str, Any]], Sequence[StepUse] | None]] = {
+    "hardtanh": lambda given: _clamped(given["min_val"], given["max_val"]),
+    "clamp": lambda given: _clamped(given["min"], given["max"]),
+    "clamp_min": lambda given: _clamped(given["min"], None),
+    "clamp_max": lambda given: _clamped(None, given["max"]),
+    "leaky_relu": lambda given: [StepUse("leaky_relu", (number(given["negative_slope"]),))],
+    "gelu": lambda given: [StepUse("gelu" if given["approximate"] == "none" else "gelu_tanh")],
+    "neg": lambda given: [StepUse("mul_scalar", (number(-1),))],
+    "div": _scaled,
+    "rsub": _reversed,
+}

@@ -1,0 +1,81 @@
+"""Finds squeeze-and-excitation: x * sigmoid(w2 relu(w1 mean(x) + b1) + b2), in linear layers or 1x1 convolutions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from autotune.problem import SeTail
+from fused_resnet.capture.draft import Draft
+from fused_resnet.capture.lower import Lowering
+from fused_resnet.capture.torch_call import stored
+from fused_resnet.capture.trace import arguments, name_of
+from fused_resnet.derived import Source
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A matrix product with bias: what it reads, its constants and its number of outputs."""
+
+    x: fx.Node
+    weight: Source
+    bias: Source
+    outputs: int
+
+
+def squeeze_excite(lowering: Lowering, node: fx.Node) -> bool:
+    """A multiplication whose one factor is a gate computed from the other becomes a layer with all of it."""
+    for x, gate in (node.args, node.args[::-1]):
+        if isinstance(x, fx.Node) and isinstance(gate, fx.Node) and _gated(lowering, node, x, gate):
+            return True
+    return False
+
+
+def _gated(lowering: Lowering, node: fx.Node, x: fx.Node, gate: fx.Node) -> bool:
+    value = lowering.value(x)
+    if value is None or len(value.shape) != 4:
+        return False
+    n, h, w, c = stored(value.shape)
+    if tuple(gate.meta["val"].shape) != (n, c, 1, 1):
+        return False
+    second = _product(lowering, _before(lowering, gate, "sigmoid"))
+    first = _product(lowering, _before(lowering, second.x, "relu")) if second else None
+    mean = _alone(lowering, first.x) if first else None
+    if first is None or second is None or mean is None or not _is_mean(mean, x):
+        return False
+    problem = SeTail(n=n, h=h, w=w, c=c, hidden=first.outputs, dtype=lowering.dtype)
+    weights = {"w1": first.weight, "b1": first.bias, "w2": second.weight, "b2": second.bias}
+    lowering.add(node, Draft(lowering.name(node, "se"), problem, {"x": value.buffer}, weights, values=[value]))
+    return True
+
+
+def _alone(lowering: Lowering, node: fx.Node) -> fx.Node | None:
+    """The node that a value comes from, if no other reads it."""
+    return lowering.origin(node) if lowering.sole(node) else None
+
+
+def _before(lowering: Lowering, node: fx.Node, name: str) -> fx.Node | None:
+    """What the operator of this name was applied to, if it is what made the node."""
+    made = _alone(lowering, node)
+    return made.args[0] if made and name_of(made) == name and isinstance(made.args[0], fx.Node) else None
+
+
+def _product(lowering: Lowering, node: fx.Node | None) -> _Product | None:
+    made = _alone(lowering, node) if node else None
+    if made is None or name_of(made) not in ("linear", "conv2d"):
+        return None
+    given = arguments(made)
+    weight, bias = lowering.constant(given["weight"]), lowering.constant(given["bias"])
+    if weight is None or bias is None or given.get("groups", 1) != 1 or any(size != 1 for size in weight.shape[2:]):
+        return None
+    return _Product(given["input"], weight.source, bias.source, weight.shape[0])
+
+
+def _is_mean(node: fx.Node, x: fx.Node) -> bool:
+    """Whether a node is the mean of x over its pixels."""
+    if node.args[0] is not x:
+        return False
+    if name_of(node) == "mean":
+        return sorted(int(axis) % 4 for axis in node.args[1]) == [2, 3]  # type: ignore[union-attr, arg-type]
+    return name_of(node) == "adaptive_avg_pool2d" and list(node.args[1]) in ([1, 1], [1])  # type: ignore[arg-type]

@@ -1,0 +1,249 @@
+"""A module -> its operations for one input shape, as a torch.fx graph of aten operators that change nothing in place.
+
+torch.export makes the graph; where it fails, torch.fx's tracer goes first. What does nothing in inference (dropout,
+clone, contiguous ...) is taken out. Nodes say by `path` in which submodule they are.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from autotune.errors import CaptureError
+from autotune.problem import DTYPES
+from fused_resnet.derived import Derived, Source
+
+tracing: ContextVar[bool] = ContextVar("tracing", default=False)
+"""Whether a module is being traced: those of ours then stand for themselves as one operation."""
+
+LARGEST_CONSTANT = 4096
+"""Elements of a tensor that `forward` makes itself, beyond which it is to be a buffer."""
+
+_DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
+_COPIES = {"clone", "contiguous", "alias", "detach", "detach_", "lift_fresh_copy", "lift_fresh"}
+_CASTS = {"to", "_to_copy", "type_as"}
+
+
+@dataclass(frozen=True)
+class Traced:
+    """graph: aten operators; input, output: of its nodes; constants: what its other placeholders stand for."""
+
+    graph: fx.Graph
+    input: fx.Node
+    output: fx.Node
+    constants: Mapping[fx.Node, Source]
+
+
+def trace(model: nn.Module, shape: tuple[int, ...], dtype: str) -> Traced:
+    """Trace a module in eval mode for one input of `shape`; raises CaptureError with the path of the submodule."""
+    device, found = check(model)
+    if found and found != DTYPES[dtype]:
+        raise CaptureError(f"the model is in {found} and the input in {DTYPES[dtype]}: convert one with .to()")
+    x = torch.empty(shape, dtype=DTYPES[dtype], device=device)
+    exported = _export(model, x)
+    _remove(exported.graph, _dropped_out)
+    if not _change_nothing_in_place(exported):
+        exported.graph_module.recompile()
+        exported = exported.run_decompositions({})
+    return _read(exported, dtype)
+
+
+def check(model: nn.Module) -> tuple[torch.device, torch.dtype | None]:
+    """The one device and dtype of a module's floating-point tensors; CaptureError unless all is in eval mode."""
+    for name, module in model.named_modules():
+        if module.training:
+            raise CaptureError(f"{_called(name, module)} is in training mode: call .eval() on the model first")
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    kinds = {name: (tensor.device, tensor.dtype) for name, tensor in tensors if tensor.is_floating_point()}
+    if not kinds:
+        return torch.device("cpu"), None
+    first, kind = next(iter(kinds.items()))
+    for name, (device, dtype) in kinds.items():
+        if (device, dtype) != kind:
+            raise CaptureError(
+                f"{name} is {dtype} on {device}, and {first} {kind[1]} on {kind[0]}: convert the whole model with .to()"
+            )
+    return kind
+
+
+def path(node: fx.Node) -> str:
+    """Where a node comes from: the path of the innermost submodule; empty for the model itself."""
+    stack = node.meta.get("nn_module_stack") or {"": ("", None)}
+    return str(list(stack.values())[-1][0])
+
+
+def name_of(node: fx.Node) -> str:
+    """The operator's name without its overload: "conv2d"; empty for what is no operator."""
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._opname if node.target.namespace == "aten" else str(node.target)
+    return "getitem" if node.target is operator.getitem else ""
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """All arguments of an operator by the names of its schema, with the defaults of those that are not given."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    formal = node.target._schema.arguments
+    given = dict(zip((argument.name for argument in formal), node.args, strict=False))
+    return {argument.name: argument.default_value for argument in formal} | given | dict(node.kwargs)
+
+
+def _export(model: nn.Module, x: torch.Tensor) -> torch.export.ExportedProgram:
+    token = tracing.set(True)
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            try:
+                return torch.export.export(model, (x,), strict=False)
+            except Exception as error:  # whatever the model's own code raises, too
+                try:
+                    return torch.export.export(fx.symbolic_trace(model), (x,), strict=False)
+                except Exception:
+                    raise _failure(model, x, error) from error
+    finally:
+        tracing.reset(token)
+
+
+def _failure(model: nn.Module, x: torch.Tensor, error: Exception) -> CaptureError:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
+    return CaptureError(
+        f"{_where(model, error.__traceback__)} cannot be traced for an input of {tuple(x.shape)}: {reason}. What a "
+        "forward does must depend on shapes alone, not on the values of tensors, and fit these"
+    )
+
+
+def _where(model: nn.Module, frames: TracebackType | None) -> str:
+    """The innermost submodule whose method an exception passed through."""
+    paths = {id(module): (name, module) for name, module in model.named_modules()}
+    found = ("", model)
+    while frames:
+        found = paths.get(id(frames.tb_frame.f_locals.get("self")), found)
+        frames = frames.tb_next
+    return _called(*found)
+
+
+def _called(name: str, module: nn.Module) -> str:
+    return f"{name} ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
+
+
+def _change_nothing_in_place(exported: torch.export.ExportedProgram) -> bool:
+    """Rewrite relu_(x) as relu(x), and what reads x later; False where another view of x is read later."""
+    graph = exported.graph
+    signature = exported.graph_signature
+    place = {node: i for i, node in enumerate(graph.nodes)}
+    roots: dict[fx.Node, fx.Node] = {}
+    changed = []
+    for node in graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        first = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+        shares = schema and schema.returns and schema.returns[0].alias_info
+        if first and (shares or name_of(node) in {"getitem", *_COPIES, *_CASTS}):
+            roots[node] = roots.get(first, first)
+        if schema and schema.is_mutable and first and name_of(node) not in _COPIES:
+            changed.append((node, first))
+    for node, target in changed:
+        root = roots.get(target, target)
+        if root.op == "placeholder" and root.name not in signature.user_inputs:
+            key = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}.get(root.name, root.name)
+            raise CaptureError(f"{path(node) or 'the model'}: forward changes '{key}', which a captured one would not")
+        others = [other for other in (root, *roots) if roots.get(other, other) is root and other is not target]
+        if any(place[b] < place[node] < place[user] for b in others for user in b.users if b is not node):
+            return False
+    for node, target in changed:
+        assert isinstance(node.target, torch._ops.OpOverload)
+        packet = getattr(getattr(torch.ops, node.target.namespace), node.target._opname.removesuffix("_"), None)
+        overload = node.target._overloadname
+        if packet is None or overload not in packet.overloads() or not node.target._opname.endswith("_"):
+            return False
+        node.target = getattr(packet, overload)
+        for user in [user for user in target.users if place[user] > place[node]]:
+            user.replace_input_with(target, node)
+    return True
+
+
+def _read(exported: torch.export.ExportedProgram, dtype: str) -> Traced:
+    signature, graph = exported.graph_signature, exported.graph
+    keys = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    nodes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    constants: dict[fx.Node, Source] = {nodes[name]: key for name, key in keys.items()}
+    for name, key in signature.inputs_to_lifted_tensor_constants.items():
+        constants[nodes[name]] = _number(nodes[name], exported.constants[key])
+    _remove(graph, _does_nothing)
+    for node in graph.nodes:
+        if node.op == "call_function":
+            _plain_norm(node)
+            _gate(node)
+    outputs = next(node for node in graph.nodes if node.op == "output").args[0]
+    if len(outputs) != 1 or not isinstance(outputs[0], fx.Node):
+        raise CaptureError(f"the model returns {len(outputs)} values: only one tensor can be returned")
+    inputs = [nodes[name] for name in signature.user_inputs if name in nodes]
+    return Traced(graph, inputs[0], outputs[0], constants)
+
+
+def _plain_norm(node: fx.Node) -> None:
+    """Write the normalisation that yields statistics too, which nobody reads, as the one that does not."""
+    if name_of(node) == "_native_batch_norm_legit_no_training":
+        x, weight, bias, mean, variance, momentum, epsilon = node.args
+        node.target = torch.ops.aten.batch_norm.default
+        node.args = (x, weight, bias, mean, variance, False, momentum, epsilon, True)
+        node.meta["val"] = node.meta["val"][0]
+        for user in list(node.users):
+            user.replace_all_uses_with(node)
+
+
+def _gate(node: fx.Node) -> None:
+    """Write x * sigmoid(x) as silu(x), and so with hardswish."""
+    gates = {"sigmoid": torch.ops.aten.silu.default, "hardsigmoid": torch.ops.aten.hardswish.default}
+    if node.target is torch.ops.aten.mul.Tensor:
+        for x, gate in (node.args, node.args[::-1]):
+            if isinstance(gate, fx.Node) and name_of(gate) in gates and gate.args[0] is x:
+                node.target, node.args = gates[name_of(gate)], (x,)
+                return
+
+
+def _number(node: fx.Node, value: torch.Tensor) -> Source:
+    """A tensor that `forward` makes of numbers."""
+    if value.numel() > LARGEST_CONSTANT:
+        shape = tuple(value.shape)
+        raise CaptureError(f"{path(node) or 'the model'}: forward makes a tensor of {shape}: register it as a buffer")
+    return Derived("numbers", (), tuple(value.flatten().tolist()))
+
+
+def _remove(graph: fx.Graph, repeated: Callable[[fx.Node], fx.Node | None]) -> None:
+    """Take out the nodes that only repeat another."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and (source := repeated(node)):
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+
+
+def _dropped_out(node: fx.Node) -> fx.Node | None:
+    """What passes through a dropout, which is the very tensor in inference."""
+    if name_of(node).removesuffix("_") not in _DROPOUTS:
+        return None
+    given = arguments(node)
+    return given["input" if "input" in given else "self"] if not given["train"] else None
+
+
+def _does_nothing(node: fx.Node) -> fx.Node | None:
+    """The node that this one repeats, if that is all it does where nothing is changed in place."""
+    name = name_of(node)
+    if name in _COPIES:
+        return node.args[0]  # type: ignore[return-value]
+    source = node.args[0] if node.args else None
+    if name == "adaptive_avg_pool2d" and isinstance(source, fx.Node):
+        return source if source.meta["val"].shape == node.meta["val"].shape else None
+    if name in _CASTS and isinstance(source, fx.Node):
+        before, after = source.meta["val"], node.meta["val"]
+        return source if (before.dtype, before.device) == (after.dtype, after.device) else None
+    if name == "cat" and isinstance(source, list | tuple) and len(source) == 1:
+        return source[0]  # type: ignore[return-value]
+    return None

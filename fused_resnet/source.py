@@ -1,0 +1,96 @@
+"""What a FusedResNet computes: a network with a graph of its own, or any module, which is captured."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from autotune.errors import AutotuneError
+from fused_resnet import graph, reference
+from fused_resnet.graph import Network
+
+
+class InputError(AutotuneError, ValueError):
+    """An input that the network cannot take."""
+
+
+class Source(Protocol):
+    """name: for messages. module: the network in plain torch."""
+
+    name: str
+    module: nn.Module
+
+    def network(self, shape: tuple[int, ...], dtype: str) -> Network:
+        """The layers for an input shape; raises InputError or CaptureError."""
+
+
+class Named:
+    """A network of graph.py, by its name."""
+
+    def __init__(self, name: str, in_channels: int) -> None:
+        self.name, self.in_channels = name, in_channels
+        self.module = reference.build(name, in_channels)
+        self._structure = _structure(self.module)
+
+    def network(self, shape: tuple[int, ...], dtype: str) -> Network:
+        """The layers for an input (N, in_channels, H, W) of the one size that the network takes."""
+        size = int(self.module.input_size)  # type: ignore[arg-type]
+        if len(shape) != 4 or shape[1:] != (self.in_channels, size, size) or not shape[0]:
+            wanted = f"(N, {self.in_channels}, {size}, {size})"
+            raise InputError(f"the input has shape {shape}; {self.name} takes {wanted} with N of at least 1")
+        structure = _structure(self.module)
+        for part, kind in self._structure.items():
+            if structure.get(part) != kind:
+                now = structure.get(part, "gone")
+                raise InputError(f"'{part}' is {now}, where {self.name} has {kind}: no kernel computes that")
+        return graph.network(self.name, shape[0], self.in_channels, dtype)
+
+
+class Captured:
+    """Any module, captured once for each shape and dtype; and again if a submodule is replaced."""
+
+    def __init__(self, module: nn.Module, name: str = "") -> None:
+        self.name, self.module = name or type(module).__name__, module
+        self._networks: dict[tuple[tuple[int, ...], str], Network] = {}
+        self._parts: dict[str, nn.Module] = {}
+
+    @classmethod
+    def of(cls, model: nn.Module, replace: Mapping[str, nn.Module], name: str = "") -> Captured:
+        """A copy of a model, in eval mode, with other modules in some places (capture/activation.py)."""
+        from fused_resnet.capture import activation
+        from fused_resnet.capture.trace import check
+
+        module = copy.deepcopy(model)
+        activation.replace(module, replace)
+        check(module.eval())
+        return cls(module, name)
+
+    def network(self, shape: tuple[int, ...], dtype: str) -> Network:
+        """The layers for an input of this shape; takes seconds the first time."""
+        from fused_resnet.capture import capture
+
+        if 0 in shape or not shape:
+            raise InputError(f"the input has shape {shape}: it must hold something")
+        self.module.training = False  # of the parts, whoever has them as its own decides
+        parts = dict(self.module.named_modules())
+        if parts != self._parts:
+            self._networks.clear()
+            self._parts = parts
+        if (shape, dtype) not in self._networks:
+            self._networks[shape, dtype] = capture(self.module, shape, dtype)
+        return self._networks[shape, dtype]
+
+
+def _structure(module: nn.Module) -> dict[str, str]:
+    """What kind of part each submodule is, and each tensor's shape, in words."""
+    parts = {name: f"a {type(part).__name__}" for name, part in module.named_modules() if name}
+    return parts | {name: f"of shape {tuple(tensor.shape)}" for name, tensor in module.state_dict().items()}
+
+
+def state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """All tensors of a module by name, those buffers included that its state_dict leaves out."""
+    return {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict()}

@@ -1,0 +1,324 @@
+// The first layers of a network in one kernel: a convolution with stride 2 of few channels, from the image as torch has it
+// (NCHW), and the 3x3 max pool behind it, to channels last.
+//
+// What makes it fast is that the im2col matrix needs not be made. Its columns run over lines, a line being a row of the
+// filter in one channel, filled up with zeros to 4 or 8 taps. With stride 2 the taps of neighbouring pixels begin one
+// 32-bit word apart, so in shared memory, where the image lies as it is, the word of (pixel, taps 2t and 2t + 1) is at
+// pixel + t: one load without a bank conflict is a register of the tensor cores' operand. An odd padding is made even by
+// a zero tap in front, so that words begin where the image's do. Weights stay where they are needed for all of a block's
+// tiles: in registers for mma.sync, in shared memory for wgmma.
+//
+// A warp makes strips of 16 pixels, downwards. Row g of the operand is pixel 2g and row g + 8 is pixel 2g + 1, so of a
+// pool's three columns a thread holds two and its neighbour the third; seven pooled pixels come of a strip, and the next
+// strip begins 14 pixels on. Of its three rows the last is the first of the pixel below, and is kept. Weights are
+// permuted such that a thread's accumulators are eight neighbouring channels.
+//
+// A padded line may multiply a pixel outside of the filter by zero: an infinity in an image may spread by one pixel.
+#pragma once
+#include "cuda/largest.cuh"
+#include "cuda/mma.cuh"
+#include "sm90/hopper.cuh"
+
+namespace at {
+
+AT_DEVICE void copy_async(uint32_t to, const void* from, int bytes, bool inside) {  // zeros from outside
+  const int read = inside ? bytes : 0;
+  if (bytes == 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(read) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(read) : "memory");
+}
+AT_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int pending>
+AT_DEVICE void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
+}
+
+template <typename Config>
+struct StemKernel {
+  using Element = typename Config::Element;
+  using Params = Plain<at_stem>;
+  static constexpr int kFilter = Config::kFilter, kChannels = Config::kChannels, kN = Config::kN;
+  static constexpr int kStrips = Config::kStrips, kRows = Config::kRows, kStages = Config::kStages;
+  static constexpr bool kPool = Config::kPool, kWgmma = Config::kWgmma;
+  static constexpr int kThreads = 32 * kStrips * Config::kSlices;
+
+  static constexpr int kPad = kFilter / 2, kLead = kPad % 2, kTaps = kFilter + kLead <= 4 ? 4 : 8;
+  static constexpr int kLines = kChannels * kFilter, kSteps = (kLines * kTaps + 15) / 16;
+  static constexpr int kStripPixels = kPool ? 14 : 16, kStripOutputs = kPool ? 7 : 16;
+  static constexpr int kConvRows = kPool ? 2 * kRows + 1 : kRows;
+
+  // A tile of the image in shared memory: (channel, row, column), in accesses of kAccess elements.
+  static constexpr int kAccess = Config::kAccess;
+  static constexpr int kTall = 2 * (kConvRows - 1) + kFilter;
+  static constexpr int kWords = (kStrips - 1) * kStripPixels + 16 + kTaps / 2 + kAccess / 2 - 2;
+  static constexpr int kPitch = (kWords + 3) / 4 * 4;
+  static constexpr int kStageBytes = kChannels * kTall * kPitch * 4;
+  static constexpr int kWeightBytes = kWgmma ? kSteps * kN * 32 : 0;
+  static constexpr int kSharedBytes = kStages * kStageBytes + (kWgmma ? kWeightBytes + 256 : 0);
+
+  using Sums = float[kN / 2];
+
+  // Where a block's tiles are: `count` of them, downwards from output row `row`.
+  struct Place {
+    int image, channel, row, column, count;
+    AT_DEVICE explicit Place(const at_stem& a) {
+      const int walk = a.launch[0], wide = columns(a), parts = ceil_div(ceil_div(a.p, kRows), walk);
+      int index = blockIdx.x;
+      column = index % wide * (kStrips * kStripOutputs), index /= wide;
+      row = index % parts * walk * kRows, index /= parts;
+      channel = index % channel_blocks(a) * (kN * Config::kSlices), image = index / channel_blocks(a);
+      count = min(walk, (int)ceil_div(a.p - row, kRows));
+    }
+  };
+  AT_DEVICE static int columns(const at_stem& a) { return ceil_div(a.q, kStrips * kStripOutputs); }
+  AT_DEVICE static int channel_blocks(const at_stem& a) { return ceil_div(a.k, kN * Config::kSlices); }
+  // The first row or column of the convolution that an output row or column needs.
+  AT_DEVICE static int conv_first(int output) { return kPool ? 2 * output - 1 : output; }
+  // The image's column at which a block's words begin, before they are moved to the border of an access.
+  AT_DEVICE static int window_first(const Place& at) { return 2 * conv_first(at.column) - kPad - kLead; }
+  AT_DEVICE static int access_shift(const Place& at) { return window_first(at) & (kAccess - 1); }
+
+  AT_DEVICE static void load_tile(const Params& params, const Place& at, int row, uint32_t stage) {
+    const at_stem& a = params.a;
+    constexpr int kChunks = kPitch * 2 / kAccess, kAll = kChannels * kTall * kChunks;
+    const int top = 2 * conv_first(row) - kPad, left = window_first(at) - access_shift(at);
+    const Element* x = (const Element*)params.p.p[0] + (int64_t)at.image * kChannels * a.h * a.w;
+    for (int i = threadIdx.x; i < kAll; i += kThreads) {
+      const int line = i / kChunks, h = top + line % kTall, w = left + i % kChunks * kAccess;
+      const bool inside = h >= 0 && h < a.h && w >= 0 && w < a.w;
+      const Element* from = x + ((int64_t)(line / kTall) * a.h + h) * a.w + w;
+      copy_async(stage + i * kAccess * 2, inside ? from : x, kAccess * 2, inside);
+    }
+  }
+
+  // Two neighbouring weights along K, as they lie in an operand; n counts the permuted channels of a slice.
+  AT_DEVICE static uint32_t weights(const Params& params, int first_channel, int n, int k) {
+    const int channel = first_channel + n / 32 * 32 + n % 8 / 2 * 8 + n % 32 / 8 * 2 + n % 2;
+    const int line = k / kTaps, tap = k % kTaps - kLead;
+    const bool known = line < kLines && channel < params.a.k;
+    const unsigned short* from =
+        (const unsigned short*)params.p.p[1] + ((int64_t)channel * kLines + line) * kFilter + tap;
+    const uint32_t low = known && tap >= 0 && tap < kFilter ? from[0] : 0;
+    const uint32_t high = known && tap + 1 < kFilter ? from[1] : 0;
+    return low | high << 16;
+  }
+
+  // Registers of the operand: pixels 2g and 2g + 1, taps 2t and 2t + 1, of each half of a step.
+  AT_DEVICE static void load_pixels(uint32_t (&a)[kSteps][4], const uint32_t* words) {
+#pragma unroll
+    for (int half = 0; half < 2 * kSteps; ++half) {
+      const uint32_t* line;
+      if constexpr (kTaps == 8)
+        line = words + line_offset(half);
+      else
+        line = words + (threadIdx.x % 4 < 2 ? line_offset(2 * half) : line_offset(2 * half + 1));
+      a[half / 2][half % 2 * 2] = line[0], a[half / 2][half % 2 * 2 + 1] = line[1];
+    }
+  }
+  AT_DEVICE static constexpr int line_offset(int line) {
+    const int known = line < kLines ? line : kLines - 1;  // weights beyond the last are zero
+    return (known / kFilter * kTall + known % kFilter) * kPitch;
+  }
+
+  // The weights, and what is multiplied with them.
+  struct Products {
+    uint32_t shared;  // where they are, or
+    uint32_t held[kWgmma ? 1 : kSteps * kN / 4];
+
+    // Neighbouring rows of the convolution, from the words of this thread's first pixel and taps.
+    template <int kCount>
+    AT_DEVICE void rows(Sums (&sums)[kCount], const uint32_t* words) const {
+      uint32_t a[kCount][kSteps][4];
+#pragma unroll
+      for (int row = 0; row < kCount; ++row) load_pixels(a[row], words + 2 * row * kPitch);
+      if constexpr (kWgmma) {
+        hopper::begin_products();
+#pragma unroll
+        for (int row = 0; row < kCount; ++row)
+#pragma unroll
+          for (int step = 0; step < kSteps; ++step) {
+            const uint64_t b = hopper::descriptor(hopper::low(shared + step * kN * 32), hopper::high<32>(256));
+            Config::multiply(sums[row], a[row][step], b, step > 0);
+          }
+        hopper::commit_products();
+        hopper::wait_for_products<0>();
+#pragma unroll
+        for (int row = 0; row < kCount; ++row) hopper::pin(sums[row]);
+      } else {
+#pragma unroll
+        for (int row = 0; row < kCount; ++row)
+#pragma unroll
+          for (int i = 0; i < kN / 2; ++i) sums[row][i] = 0.f;
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+          for (int row = 0; row < kCount; ++row)
+#pragma unroll
+            for (int n8 = 0; n8 < kN / 8; ++n8) {
+              const uint32_t* b = held + step * kN / 4 + 2 * n8;
+              mma<Element>(reinterpret_cast<float(&)[4]>(sums[row][4 * n8]), a[row][step], b[0], b[1]);
+            }
+      }
+    }
+  };
+
+  // Output rows from the accumulators. best: the larger of the convolution's rows so far.
+  AT_DEVICE static void take(Sums& best, const Sums& sums) {
+#pragma unroll
+    for (int i = 0; i < kN / 2; ++i) best[i] = larger(best[i], sums[i]);
+  }
+  AT_DEVICE static void clear(Sums& best) {
+#pragma unroll
+    for (int i = 0; i < kN / 2; ++i) best[i] = lowest();
+  }
+
+  struct Column {
+    int strip, conv, output, channel;  // of this thread's first pixel, and its first channel
+    AT_DEVICE Column(const Place& at) {
+      const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
+      strip = warp % kStrips;
+      conv = conv_first(at.column + strip * kStripOutputs) + 2 * g;
+      output = at.column + strip * kStripOutputs + (kPool ? g : 2 * g);
+      channel = at.channel + warp / kStrips * kN + lane % 4 * 8;
+    }
+  };
+
+  AT_DEVICE static void store(const Params& params, const Place& at, const Column& column, int row, const Sums& sums,
+                              int pixel) {
+    const at_stem& a = params.a;
+    const int q = column.output + pixel;
+    const bool extra = kPool && threadIdx.x % 32 >= 28;  // the strip's last pixels serve their neighbour alone
+    if (row >= a.p || q >= a.q || extra) return;
+#pragma unroll
+    for (int block = 0; block < kN / 32; ++block) {
+      const int channel = column.channel + 32 * block;
+      if (channel >= a.k) return;
+      float v[8];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        v[2 * j] = sums[16 * block + 4 * j + 2 * pixel];
+        v[2 * j + 1] = sums[16 * block + 4 * j + 2 * pixel + 1];
+      }
+      const int64_t offset = (((int64_t)at.image * a.p + row) * a.q + q) * a.k + channel;
+      Config::apply(v, params.p.p, a.scalars, channel, offset);
+      at::store(v, (Element*)params.p.p[2] + offset);
+    }
+  }
+
+  // The pool's three columns, from its three rows.
+  AT_DEVICE static void store_pooled(const Params& params, const Place& at, const Column& column, int row,
+                                     const Sums& best, int conv_q) {
+    const bool first = column.conv >= 0 && column.conv < conv_q, second = column.conv + 1 < conv_q;
+    Sums pooled;
+#pragma unroll
+    for (int i = 0; i < kN / 2; i += 4)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float left = first ? best[i + e] : lowest(), middle = second ? best[i + 2 + e] : lowest();
+        pooled[i + e] = larger(larger(left, middle), __shfl_down_sync(0xffffffffu, left, 4));
+      }
+    store(params, at, column, row, pooled, 0);
+  }
+
+  AT_DEVICE static void run(const Params& params, char* shared) {
+    const at_stem& a = params.a;
+    const Place at(a);
+    const Column column(at);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int conv_p = (a.h + 2 * kPad - kFilter) / 2 + 1, conv_q = (a.w + 2 * kPad - kFilter) / 2 + 1;
+
+    uint32_t base = (uint32_t)__cvta_generic_to_shared(shared);
+    Products products;
+    if constexpr (kWgmma) {
+      const uint32_t aligned = (base + 255) & ~255u;  // the swizzle's pattern repeats every 256 bytes
+      shared += aligned - base, base = aligned;
+      for (int i = threadIdx.x; i < kSteps * kN * 8; i += kThreads) {  // (step, n, k / 2)
+        const int n = i / 8 % kN, k = i / 8 / kN * 16 + i % 8 * 2;
+        const int place = i / 8 * 32 + (i % 8 / 4 ^ n / 4 % 2) * 16 + i % 4 * 4;
+        *(uint32_t*)(shared + place) = weights(params, at.channel, n, k);
+      }
+      hopper::publish_shared();
+      products.shared = base;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSteps * kN / 4; ++i) {  // (step, eighth of the channels, half of the step)
+        const int step = i / (kN / 4), n = i / 2 % (kN / 8) * 8 + lane / 4, k = 16 * step + i % 2 * 8 + lane % 4 * 2;
+        products.held[i] = weights(params, at.channel + warp / kStrips * kN, n, k);
+      }
+    }
+    wait_for_previous();
+
+    const uint32_t stages = base + kWeightBytes;
+    const uint32_t* words = (const uint32_t*)(shared + kWeightBytes);
+    words += column.strip * kStripPixels + access_shift(at) / 2 + lane / 4 * 2 + lane % (kTaps / 2);
+    load_tile(params, at, at.row, stages);
+    commit_copies();
+
+    Sums best;
+    clear(best);
+    for (int tile = 0; tile < at.count; ++tile) {
+      const int row = at.row + tile * kRows, conv_row = conv_first(row);
+      const uint32_t* image = words + tile % kStages * (kStageBytes / 4);
+      if (kStages == 2 && tile + 1 < at.count) {
+        load_tile(params, at, row + kRows, stages + (tile + 1) % 2 * kStageBytes);
+        commit_copies();
+        wait_for_copies<1>();
+      } else {
+        wait_for_copies<0>();
+      }
+      __syncthreads();
+      if (tile + 1 == at.count) launch_next();
+
+      // Rows of the convolution, of which `pooled` counts those of an output row.
+      if constexpr (kPool) {
+        if (tile == 0) {
+          Sums sums[1];
+          products.rows(sums, image);
+          if (conv_row >= 0) take(best, sums[0]);
+        }
+      }
+      constexpr int kTogether = Config::kTogether, kMore = kPool ? 1 : 0, kEach = kPool ? 2 : kTogether;
+#pragma unroll 1
+      for (int y = 0; y < kConvRows - kMore; y += kEach) {
+#pragma unroll
+        for (int part = 0; part < kEach; part += kTogether) {
+          Sums sums[kTogether];
+          products.rows(sums, image + 2 * (y + kMore + part) * kPitch);
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) {
+            const int of_pool = part + i;
+            if constexpr (kPool) {
+              if (conv_row + 1 + y + of_pool < conv_p) take(best, sums[i]);
+              if (of_pool == 1) {
+                store_pooled(params, at, column, row + y / 2, best, conv_q);
+#pragma unroll
+                for (int j = 0; j < kN / 2; ++j) best[j] = sums[i][j];
+              }
+            } else {
+              store(params, at, column, row + y + i, sums[i], 0);
+              store(params, at, column, row + y + i, sums[i], 1);
+            }
+          }
+        }
+      }
+      __syncthreads();
+      if (kStages == 1 && tile + 1 < at.count) {
+        load_tile(params, at, row + kRows, stages);
+        commit_copies();
+      }
+    }
+  }
+
+  AT_DEVICE static void prepare(const at_stem& a, at_prepared* out) {
+    const bool pool = kPool ? a.pool == 3 && a.pool_stride == 2 && a.pool_pad == 1
+                            : a.pool == 1 && a.pool_stride == 1 && a.pool_pad == 0;
+    const bool conv = a.c == kChannels && a.r == kFilter && a.s == kFilter && a.stride_h == 2 && a.stride_w == 2 &&
+                      a.pad_h == kPad && a.pad_w == kPad;
+    if (!pool || !conv || a.k % 8 || a.w % kAccess || a.launch[0] < 1) return refused(out);
+    const int64_t parts = ceil_div(ceil_div(a.p, kRows), a.launch[0]);
+    prepared(out, Params{a, {}}, a.n * channel_blocks(a) * parts * columns(a), 1, 1, kThreads, kSharedBytes, 0);
+  }
+};
+
+}  // namespace at

@@ -1,0 +1,113 @@
+"""torchvision's models on a GPU: captured, as right as torch in the dtype, with tuned kernels and without."""
+
+import copy
+
+import pytest
+import torch
+from helpers import relative_error, script
+
+from fused_resnet import Activation, FusedResNet, reference
+from fused_resnet.capture.torch_call import TorchCall
+from tuning_db import Store
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*is not tuned")]
+
+models = pytest.importorskip("torchvision.models")
+
+NAMES = [
+    *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2", "resnext50_32x4d"),
+    *("vgg11", "vgg16_bn", "densenet121", "mobilenet_v2", "mobilenet_v3_large", "efficientnet_b0"),
+]
+WHOLLY_OURS = ("resnet18", "resnet50", "wide_resnet50_2", "resnext50_32x4d", "vgg16_bn", "mobilenet_v2")
+
+
+@pytest.fixture(scope="module")
+def empty_db(folders):
+    path = folders / "gpu_capture_empty.db"
+    Store.create(path).close()
+    return path
+
+
+def images(n, size=96, seed=0):
+    return torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(seed)).cuda()
+
+
+def model(name):
+    module = reference.randomize(models.get_model(name, weights=None).eval(), 0).cuda()
+    return reference.calibrate(module, images(16, seed=1))
+
+
+@torch.no_grad()
+def precise(module, x):
+    """In float32, without TF32."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        return copy.deepcopy(module).float()(x.float())
+
+
+@torch.no_grad()
+def assert_as_good_as_torch(network, module, x):
+    expected = precise(module, x)
+    of_torch = relative_error(copy.deepcopy(module).to(x.dtype)(x), expected)
+    error = relative_error(network(x), expected)
+    assert error <= max(2 * of_torch, 2e-3), (error, of_torch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_as_good_as_torchs(name, empty_db):
+    module = model(name)
+    network = FusedResNet.from_model(module, empty_db).half()
+    assert network(images(2).half()).shape == (2, 1000)
+    assert_as_good_as_torch(network, module, images(4, seed=2).half())
+
+
+@pytest.mark.parametrize("name", WHOLLY_OURS)
+def test_nothing_is_left_to_torch(name, empty_db):
+    network = FusedResNet.from_model(model(name), empty_db)
+    layers = network.network(images(1)).layers
+    assert [layer.name for layer in layers if isinstance(layer.problem, TorchCall)] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_other_dtypes(dtype, empty_db):
+    module = model("resnet18")
+    network = FusedResNet.from_model(module, empty_db).to(dtype)
+    x = images(3, seed=3).to(dtype)
+    expected = precise(module, x)
+    of_torch = relative_error(copy.deepcopy(module).to(dtype)(x), expected)
+    assert relative_error(network(x), expected) <= max(2 * of_torch, 2e-3)
+
+
+def test_a_replaced_activation(empty_db):
+    from autotune.steps import define_step
+
+    define_step(
+        "swish_gpu",
+        cuda="x / (1.f + expf(-beta * x))",
+        torch="x * torch.sigmoid(beta * x)",
+        params={"beta": "scalar"},
+    )
+    module = model("resnet18")
+    network = FusedResNet.from_model(module, empty_db, {"layer1.*.relu": Activation("swish_gpu", beta=1.5)}).half()
+    x = images(2).half()
+    before = network(x)
+    assert_as_good_as_torch(network, network._plain, x)
+    with torch.no_grad():
+        network.get_parameter("layer1.0.relu.beta").fill_(0.25)
+    assert relative_error(network(x), before) > 1e-2
+    assert_as_good_as_torch(network, network._plain, x)
+
+
+def test_tuned_kernels_run_a_captured_network(folders):
+    path = folders / "gpu_capture.db"
+    sizes = ("--batch", 8, "--input", "3,96,96")
+    options = ("--trials", 1, "--budget", "200s", "--db", path)
+    done = script("tune", "--model", "torchvision:resnet18", *sizes, *options, timeout=550)
+    assert done.returncode == 0, done.stderr
+    module = model("resnet18")
+    network = FusedResNet.from_model(module, path).half()
+    x = images(8, seed=4).half()
+    assert_as_good_as_torch(network, module, x)
+    ours = network.network(x)
+    with Store.open(path) as store:
+        (device,) = store.devices()
+        assert store.plan(device, ours.key) is not None

@@ -1,0 +1,75 @@
+"""Other ways to compute a captured network's layers give what those layers give."""
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, ResNet, images, random_model
+from helpers import relative_error
+from torch import nn
+
+from fused_resnet.capture import capture
+from fused_resnet.graph import Network
+from fused_resnet.plan import Plan
+from fused_resnet.source import state
+from tuning_db import Store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    with Store.create(tmp_path_factory.mktemp("alternatives") / "empty.db") as opened:
+        yield opened
+
+
+def pooled_projection():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.AvgPool2d(3, 2, 1), nn.Conv2d(8, 5, 1), nn.BatchNorm2d(5))
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "names"),
+    [
+        (lambda: ResNet("basic"), 32, ["conv1.c4", "conv1.c8", "conv1.stem", "conv1.stem_pool"]),
+        (ARCHITECTURES["senet"], 16, ["stem.0.c4", "stem.0.c8", "stem.0.stem", "block.se.gated"]),
+        (pooled_projection, 16, ["0.c4", "0.c8", "0.stem", "2.pooled"]),
+    ],
+)
+def test_each_alternative_computes_what_it_replaces(make, size, names, store):
+    model, x = random_model(make(), size=size), images(2, size)
+    network = capture(model, tuple(x.shape), "f32")
+    assert [alternative.name for alternative in network.alternatives] == names
+    with torch.no_grad():
+        expected = model.double()(x.double())
+    for name in names:
+        taken = Network(network.key, network.layers_with([name]), network.output_shape)
+        assert len(taken.layers) < len(network.layers) or name.endswith(("c4", "c8"))
+        y = Plan(taken, state(model.float()), store, torch.device("cpu"), graph=False).run(x)
+        assert relative_error(y, expected) < 1e-5, name
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        nn.functional.silu,  # falls before it rises
+        lambda x: torch.cat([nn.functional.relu(x), x], 1),  # read by two
+    ],
+)
+def test_a_pool_is_not_fused_with_what_may_not_trade_places(between):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3)
+
+        def forward(self, x):
+            return nn.functional.max_pool2d(between(self.conv(x)), 2)
+
+    network = capture(Model().eval(), (1, 3, 12, 12), "f32")
+    assert "conv.stem_pool" not in [alternative.name for alternative in network.alternatives]
+
+
+def test_pools_that_are_not_square_stay_apart():
+    for pool in (
+        nn.MaxPool2d((3, 2)),
+        nn.MaxPool2d(2, (2, 1)),
+        nn.MaxPool2d(3, 2, (1, 0)),
+        nn.MaxPool2d(2, ceil_mode=True),
+    ):
+        network = capture(nn.Sequential(nn.Conv2d(3, 8, 3), pool).eval(), (1, 3, 13, 13), "f32")
+        assert "0.stem_pool" not in [alternative.name for alternative in network.alternatives]
