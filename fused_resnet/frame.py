@@ -133,8 +133,7 @@ def _allocate(plan: Plan) -> tuple[torch.Tensor, list[torch.Tensor]]:
 
 def _like_output(plan: Plan, memory: torch.Tensor) -> torch.Tensor:
     """What results look like: torch's order of dimensions, channels last in memory. Its values mean nothing."""
-    like = memory[: plan.output.bytes].view(DTYPES[plan.output.dtype])
-    shape = plan.network.output_shape
+    like, shape = memory[: plan.output.bytes].view(DTYPES[plan.output.dtype]), plan.network.output_shape
     if len(shape) != 4:
         return like.view(shape)
     n, k, p, q = shape

@@ -18,8 +18,9 @@ from fused_resnet import engine, operator
 from fused_resnet.explain import Explanation, explain
 from fused_resnet.frame import ACCESS, Frame, close
 from fused_resnet.graph import Network
+from fused_resnet.operator import InputError
 from fused_resnet.plan import Plan
-from fused_resnet.source import Captured, InputError, Named, Source, state
+from fused_resnet.source import Captured, Named, Source, state
 from tuning_db import Store
 
 __all__ = ["FusedResNet", "InputError"]
@@ -70,7 +71,7 @@ class FusedResNet(nn.Module):
         self.tuning_db = os.fspath(tuning_db)
         self.graph, self.plans = graph, plans
         source = Named(model, in_channels) if isinstance(model, str) else model
-        self.__dict__["_source"] = source  # its module is no submodule: the two have the same parts
+        self.__dict__["_source"] = source  # its module is no submodule: the two are made of the same parts
         self.__dict__ |= {name: source.module.__dict__[name] for name in _PARTS}
         self.register_load_state_dict_post_hook(_rebind)
         self._start()
@@ -134,14 +135,12 @@ class FusedResNet(nn.Module):
 
     def like_result(self, x: torch.Tensor) -> torch.Tensor:
         """An empty result for an input, for tracers."""
-        dtype = self._weight(x).dtype
-        rest = tuple(int(extent) for extent in x.shape[1:])
-        with unset_fake_temporarily():  # a network may have to be captured, from real weights
-            shape = (x.shape[0], *self._source.network((1, *rest), dtype_name(dtype)).output_shape[1:])
+        dtype = next(self.parameters(), x).dtype
+        shape = self._source.output_shape(tuple(map(int, x.shape)), dtype_name(dtype))
         if len(shape) != 4:
             return x.new_empty(shape, dtype=dtype)
-        n, k, p, q = shape
-        return x.new_empty_strided((n, k, p, q), (p * q * k, 1, q * k, k), dtype=dtype)
+        _, k, p, q = shape
+        return x.new_empty_strided(shape, (p * q * k, 1, q * k, k), dtype=dtype)
 
     def explain(self, x: torch.Tensor) -> Explanation:
         """What runs each layer for inputs like x, and why: a table to print, or to go through row by row."""
@@ -165,9 +164,9 @@ class FusedResNet(nn.Module):
     def _source(self) -> Source:
         return self.__dict__["_source"]
 
-    def _weight(self, x: torch.Tensor) -> torch.Tensor:
-        """What tells the module's dtype and device; the input itself where there are no weights."""
-        return next(self.parameters(), x)
+    def network(self, x: torch.Tensor) -> Network:
+        """The layers, and alternatives to them, for inputs like x; raises InputError or CaptureError."""
+        return self._source.network(tuple(x.shape), dtype_name(x.dtype))
 
     # -- plans -----------------------------------------------------------------------------------------------
 
@@ -218,7 +217,7 @@ class FusedResNet(nn.Module):
         """Under autocast floating-point inputs of all dtypes are taken; the network runs in its own all the same."""
         kind = x.device.type
         if x.is_floating_point() and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-            return x.to(self._weight(x).dtype)
+            return x.to(next(self.parameters(), x).dtype)
         return x
 
     def _check(self, x: torch.Tensor) -> None:
@@ -227,10 +226,6 @@ class FusedResNet(nn.Module):
             raise InputError(f"the input is on {x.device}, the module on {weight.device}: move one with .to()")
         if x.dtype != weight.dtype:
             raise InputError(f"the input is {x.dtype}, the module {weight.dtype}: convert one with .to()")
-
-    def network(self, x: torch.Tensor) -> Network:
-        """The layers, and alternatives to them, for inputs like x; raises InputError or CaptureError."""
-        return self._source.network(tuple(x.shape), dtype_name(x.dtype))
 
     def _bind(self, x: torch.Tensor) -> Plan:
         wanted = self.network(x)

@@ -8,14 +8,11 @@ from typing import Protocol
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from autotune.errors import AutotuneError
 from fused_resnet import graph, reference
 from fused_resnet.graph import Network
-
-
-class InputError(AutotuneError, ValueError):
-    """An input that the network cannot take."""
+from fused_resnet.operator import InputError
 
 
 class Source(Protocol):
@@ -27,6 +24,9 @@ class Source(Protocol):
     def network(self, shape: tuple[int, ...], dtype: str) -> Network:
         """The layers for an input shape; raises InputError or CaptureError."""
 
+    def output_shape(self, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
+        """The result's shape, in torch's order."""
+
 
 class Named:
     """A network of graph.py, by its name."""
@@ -35,6 +35,7 @@ class Named:
         self.name, self.in_channels = name, in_channels
         self.module = reference.build(name, in_channels)
         self._structure = _structure(self.module)
+        self._output = graph.network(name, 1, in_channels, "f32").output_shape[1:]
 
     def network(self, shape: tuple[int, ...], dtype: str) -> Network:
         """The layers for an input (N, in_channels, H, W) of the one size that the network takes."""
@@ -45,9 +46,13 @@ class Named:
         structure = _structure(self.module)
         for part, kind in self._structure.items():
             if structure.get(part) != kind:
-                now = structure.get(part, "gone")
-                raise InputError(f"'{part}' is {now}, where {self.name} has {kind}: no kernel computes that")
+                is_now = structure.get(part, "gone")
+                raise InputError(f"'{part}' is {is_now}, where {self.name} has {kind}: no kernel computes that")
         return graph.network(self.name, shape[0], self.in_channels, dtype)
+
+    def output_shape(self, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
+        """(N, K, P, Q)."""
+        return (shape[0], *self._output)
 
 
 class Captured:
@@ -83,6 +88,17 @@ class Captured:
         if (shape, dtype) not in self._networks:
             self._networks[shape, dtype] = capture(self.module, shape, dtype)
         return self._networks[shape, dtype]
+
+    def output_shape(self, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
+        """As the captured network has it, which is found even while somebody else traces."""
+        with unset_fake_temporarily():
+            return self.network(shape, dtype).output_shape
+
+
+def _structure(module: nn.Module) -> dict[str, str]:
+    """What kind of part each submodule is, and each tensor's shape, in words."""
+    parts = {name: f"a {type(part).__name__}" for name, part in module.named_modules() if name}
+    return parts | {name: f"of shape {tuple(tensor.shape)}" for name, tensor in module.state_dict().items()}
 
 
 def _structure(module: nn.Module) -> dict[str, str]:
