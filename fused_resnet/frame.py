@@ -92,7 +92,7 @@ class Frame:
 
 
 def _inner(y: torch.Tensor) -> torch.Tensor:
-    """A result in the order of its memory: channels last."""
+    """A result as the last layer writes it: channels last."""
     return y.permute(0, 2, 3, 1) if y.dim() == 4 else y
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from autotune.problem import dtype_name
 from fused_resnet import engine, operator
@@ -136,7 +135,8 @@ class FusedResNet(nn.Module):
     def like_result(self, x: torch.Tensor) -> torch.Tensor:
         """An empty result for an input, for tracers."""
         dtype = next(self.parameters(), x).dtype
-        shape = self._source.output_shape(tuple(map(int, x.shape)), dtype_name(dtype))
+        one = self._source.output_shape((1, *map(int, x.shape[1:])), dtype_name(dtype))
+        shape = (x.shape[0], *one[1:])  # the batch may be a symbol, which asking for it would fix
         if len(shape) != 4:
             return x.new_empty(shape, dtype=dtype)
         _, k, p, q = shape
@@ -221,7 +221,7 @@ class FusedResNet(nn.Module):
         return x
 
     def _check(self, x: torch.Tensor) -> None:
-        weight = self._weight(x)
+        weight = next(self.parameters(), x)
         if x.device != weight.device:
             raise InputError(f"the input is on {x.device}, the module on {weight.device}: move one with .to()")
         if x.dtype != weight.dtype:

@@ -12,7 +12,11 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from fused_resnet.source import InputError
+from autotune.errors import AutotuneError
+
+
+class InputError(AutotuneError, ValueError):
+    """An input that the network cannot take."""
 
 
 class Runnable(Protocol):

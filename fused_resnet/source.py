@@ -101,12 +101,6 @@ def _structure(module: nn.Module) -> dict[str, str]:
     return parts | {name: f"of shape {tuple(tensor.shape)}" for name, tensor in module.state_dict().items()}
 
 
-def _structure(module: nn.Module) -> dict[str, str]:
-    """What kind of part each submodule is, and each tensor's shape, in words."""
-    parts = {name: f"a {type(part).__name__}" for name, part in module.named_modules() if name}
-    return parts | {name: f"of shape {tuple(tensor.shape)}" for name, tensor in module.state_dict().items()}
-
-
 def state(module: nn.Module) -> dict[str, torch.Tensor]:
     """All tensors of a module by name, those buffers included that its state_dict leaves out."""
     return {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict()}
