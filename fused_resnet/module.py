@@ -216,7 +216,7 @@ class FusedResNet(nn.Module):
     def _cast(self, x: torch.Tensor) -> torch.Tensor:
         """Under autocast floating-point inputs of all dtypes are taken; the network runs in its own all the same."""
         kind = x.device.type
-        if x.is_floating_point() and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        if x.is_floating_point() and kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
             return x.to(next(self.parameters(), x).dtype)
         return x
 
