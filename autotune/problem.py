@@ -100,6 +100,7 @@ class Problem:
     scalars: ClassVar[int] = 0
     places: ClassVar[tuple[str, ...]] = ()
     batch_field: ClassVar[str] = "n"
+    most_operands: ClassVar[int] = MAX_OPERANDS
     dtype: str
     epilogue: Epilogue = _NO_STEPS
 
@@ -118,7 +119,7 @@ class Problem:
             raise ProblemError(f"'{self}' takes more than {MAX_SCALARS} scalars, with its epilogue's")
         if min(self.output_shape) < 1:
             raise ProblemError(f"'{self}' has no output: its window is larger than its padded input")
-        if len(self.operands()) > MAX_OPERANDS:
+        if len(self.operands()) > self.most_operands:
             raise ProblemError(f"'{self}' has {len(self.operands())} tensors; at most {MAX_OPERANDS} are possible")
 
     def __str__(self) -> str:

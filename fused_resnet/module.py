@@ -135,7 +135,8 @@ class FusedResNet(nn.Module):
     def like_result(self, x: torch.Tensor) -> torch.Tensor:
         """An empty result for an input, for tracers."""
         dtype = next(self.parameters(), x).dtype
-        shape = self._source.output_shape(tuple(map(int, x.shape)), dtype_name(dtype))
+        one = self._source.output_shape((1, *map(int, x.shape[1:])), dtype_name(dtype))
+        shape = (x.shape[0], *one[1:])  # the batch may be a symbol, which asking for it would fix
         if len(shape) != 4:
             return x.new_empty(shape, dtype=dtype)
         _, k, p, q = shape
@@ -188,7 +189,7 @@ class FusedResNet(nn.Module):
         """(the input as a frame takes it, the frame for it); binds a plan where there is none."""
         x = self._cast(x)
         self._check(x)
-        if not x.is_contiguous(memory_format=torch.channels_last):
+        if x.dim() != 4 or not x.is_contiguous(memory_format=torch.channels_last):
             x = x.contiguous()
         key = (x.shape, x.dtype, x.device, x.is_contiguous(), stream)
         with self._binding:
@@ -215,7 +216,7 @@ class FusedResNet(nn.Module):
     def _cast(self, x: torch.Tensor) -> torch.Tensor:
         """Under autocast floating-point inputs of all dtypes are taken; the network runs in its own all the same."""
         kind = x.device.type
-        if x.is_floating_point() and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        if x.is_floating_point() and kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
             return x.to(next(self.parameters(), x).dtype)
         return x
 

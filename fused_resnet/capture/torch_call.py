@@ -71,6 +71,7 @@ class TorchCall(Problem):
     """
 
     operator: ClassVar[str] = "torch"
+    most_operands: ClassVar[int] = 2**31  # no kernel is given them
     n: int
     calls: tuple[Call, ...]
     inputs: tuple[Operand, ...]

@@ -1,0 +1,115 @@
+"""Time tune.py on a network, and compare what it chooses with the best of an exhaustive run.
+
+It tunes twice from nothing, with different seeds, and once more with an empty
+database but the first run's binaries on disk. The winners of all runs and of the
+exhaustive database are then timed side by side, in interleaved rounds.
+
+Example:
+  python scripts/tune.py --strategy exhaustive --limit 150 --budget 1h --db all.db
+  python scripts/bench_tuning.py --against all.db -- --batch 128 --budget 100s
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from _cli import positive, run
+from _record import machine, slug, write
+from rich.console import Console
+from rich.table import Table
+
+from autotune.errors import AutotuneError
+from autotune.problem import parse
+from autotune.worker import Worker
+from fused_resnet.candidates import candidate
+from tuning_db import Store
+from tuning_db.schema import Measurement
+
+RUNS = {"first": ("a", 0), "second": ("b", 1), "libraries built": ("a", 2)}
+"""Name -> (folder of binaries, seed)."""
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", type=Path, required=True, metavar="DB", help="of an exhaustive run")
+    parser.add_argument("--rounds", type=positive, default=15, metavar="N", help="interleaved rounds (default 15)")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks"), metavar="DIR", help="default: benchmarks")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="of tune.py, after --")
+    return parser.parse_args()
+
+
+def tune(options: list[str], folder: Path, name: str) -> tuple[Path, float]:
+    """Run tune.py in a process of its own: the database that it makes, and the seconds that it took."""
+    binaries, seed = RUNS[name]
+    database = folder / f"{name.replace(' ', '-')}.db"
+    script = Path(__file__).with_name("tune.py")
+    command = [sys.executable, str(script), *options, "--db", str(database), "--seed", str(seed)]
+    start = time.perf_counter()
+    done = subprocess.run(
+        command, check=False, env={**os.environ, "AUTOTUNE_GENERATED": str(folder / binaries)}, capture_output=True
+    )
+    if done.returncode:
+        raise AutotuneError(f"tune.py ended with {done.returncode}: {done.stderr.decode().strip()[-500:]}")
+    return database, time.perf_counter() - start
+
+
+def best(store: Store, problem: str) -> Measurement | None:
+    """The winner of a problem among kernels and torch's operators; a vendor's plans are no config of ours."""
+    [device] = store.devices()
+    return next((row for row in store.ranking(device, problem) if row.kernel.family != "cudnn"), None)
+
+
+def compare(databases: dict[str, Path], rounds: int) -> dict[str, dict[str, float]]:
+    """Problem -> run -> microseconds of its winner, all timed side by side."""
+    stores = {name: Store.open(path) for name, path in databases.items()}
+    problems = [row.text for row in next(iter(stores.values())).problems()]
+    times: dict[str, dict[str, float]] = {}
+    with Worker("cuda:0" if torch.cuda.is_available() else "cpu") as worker:
+        for problem in problems:
+            rows = {name: row for name, store in stores.items() if (row := best(store, problem))}
+            if len(rows) < len(stores):
+                continue
+            candidates = [candidate(stores[name], row.kernel, row.launch) for name, row in rows.items()]
+            results = worker.finals(parse(problem), candidates, rounds)
+            if all(result.median_us for result in results):
+                times[problem] = {
+                    name: result.median_us or math.nan for name, result in zip(rows, results, strict=True)
+                }
+    return times
+
+
+def main() -> int:
+    args = arguments()
+    options = [word for word in args.options if word != "--"]
+    databases, seconds = {"exhaustive": args.against}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in RUNS:
+            databases[name], seconds[name] = tune(options, Path(folder), name)
+            print(f"{name}: tuned in {seconds[name]:.0f} s", file=sys.stderr)
+        times = compare(databases, args.rounds)
+    sums = {name: sum(of[name] for of in times.values()) for name in databases}
+    table = Table("run", "s", "layers, us", "of exhaustive", "worst layer", title="tuning, and what it found")
+    for name in databases:
+        worst = max(of[name] / of["exhaustive"] for of in times.values())
+        took = f"{seconds[name]:.0f}" if name in seconds else ""
+        table.add_row(name, took, f"{sums[name]:.1f}", f"{sums[name] / sums['exhaustive']:.3f}", f"{worst:.3f}")
+    Console().print(table)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    record: dict[str, Any] = {"machine": machine(device), "options": options, "seconds": seconds, "times_us": times}
+    path = args.out / f"tuning-{slug(record['machine']['device'])}.json"
+    write({**record, "sums_us": sums}, path)
+    print(f"wrote {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    run(main)
