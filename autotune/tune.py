@@ -92,7 +92,8 @@ class Tuning:
         self.progress.total(len(self.problems))
         self.progress.stage("reading what is known")
         with ThreadPoolExecutor(1) as beside, self.workshop:
-            self._facts = beside.submit(self.worker.facts) if self.worker else None  # it takes seconds to start
+            if self.worker and "device" not in vars(self):
+                self._facts = beside.submit(self.worker.facts)  # it takes seconds to start
             for problem in self.problems:
                 self.store.put_problem(str(problem))
             self.workshop.recall()
@@ -105,7 +106,7 @@ class Tuning:
                 schedule.begin()  # nothing is known that could change what is asked for first
             self.progress.stage("starting the device's process")
             with self.ledger.charge(WAIT if self.workshop.is_making else "load"):
-                assert self.device
+                _ = self.device
             self._recall()
             schedule.begin()
             self.progress.stage("timing torch's operators")
@@ -239,21 +240,17 @@ class Tuning:
     def _measure(self, study: Study, kernels: Sequence[Kernel]) -> list[Kernel]:
         """Try what was not tried yet of kernels on a study's problem; returns those that another process is trying."""
         problem, elsewhere = study.space.problem, []
-        trials: list[tuple[Kernel, dict[str, int]]] = []
-        found: dict[Kernel, list[float]] = {}
         for kernel in kernels:
             launches = self._launches(problem, kernel)
             left = self.store.claim(self.device, str(problem), self._row(kernel), launches) if launches else []
             if left is None:
                 elsewhere.append(kernel)
                 continue
-            found[kernel] = self._recorded(problem, kernel) if len(left) < len(launches) else []
-            trials += [(kernel, dict(launch)) for launch in left]
-        for (kernel, _), result in zip(trials, self._tried(problem, trials), strict=True):
-            if (known := self._value(problem, result.median_us, result.details)) is not None:
-                found[kernel].append(known)
-        for kernel, values in found.items():
-            study.tell(kernel.values, min(values, default=None))
+            found = self._recorded(problem, kernel) if len(left) < len(launches) else []
+            for result in self._tried(problem, [(kernel, dict(launch)) for launch in left]):
+                if (known := self._value(problem, result.median_us, result.details)) is not None:
+                    found.append(known)
+            study.tell(kernel.values, min(found, default=None))
         return elsewhere
 
     def _recorded(self, problem: Problem, kernel: Kernel) -> list[float]:
@@ -312,10 +309,9 @@ class Tuning:
             self.progress.stage(reason)
         self.progress.stage("timing cuDNN's plans")
         for problem, rows in plans.items():
-            left = [row for row in rows if row.library and self.store.claim(self.device, str(problem), row, [{}])]
-            nothing: list[dict[str, Any]] = [{} for _ in left]
-            for _ in self._time(problem, left, nothing, nothing):
-                pass
+            for row in rows:
+                if row.library and self.store.claim(self.device, str(problem), row, [{}]):
+                    list(self._time(problem, [row], [{}], [{}]))
 
     def _time(
         self,

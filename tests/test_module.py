@@ -93,7 +93,7 @@ def test_tuned_kernels_really_run(net):
 def test_inputs_of_any_layout_are_taken(net):
     x = images(4)
     y = net(x)
-    assert torch.equal(net(x.to(memory_format=torch.channels_last)), y)
+    torch.testing.assert_close(net(x.to(memory_format=torch.channels_last)), y)  # another plan: other roundings
     assert torch.equal(net(torch.cat([x, x], 1)[:, :3]), y)
     assert torch.equal(net(images(4).flip(3).flip(3)), y)
 

@@ -57,7 +57,7 @@ def _engine(address: str, arguments: dict[str, Any]) -> sa.Engine:
             raise DatabaseError(f"{name_of(address)}: name a file, or a server as postgresql+psycopg://user@host/name")
         # A server that was restarted between two trials is asked once more instead of ending the run.
         return sa.create_engine(url, connect_args=arguments, pool_pre_ping=True)
-    except sa.exc.ArgumentError as error:
+    except (sa.exc.ArgumentError, ValueError) as error:
         raise DatabaseError(f"not an address of a database: {error}") from error
     except ModuleNotFoundError as error:
         raise DatabaseError(f"{name_of(address)} needs {error.name}: pip install 'psycopg[binary]'") from error
