@@ -25,7 +25,7 @@ CANDIDATES, KEPT = 12, 4
 PLANS = 2
 """Plans of cuDNN that are tried beside them."""
 SWEEPS = 3
-ROUNDS = 9
+ROUNDS = 7
 GAIN = 0.998
 """A plan must take at most this share of the time of the one that it replaces."""
 
