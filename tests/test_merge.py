@@ -14,7 +14,7 @@ from tuning_db import DatabaseError, Store, diff, text
 from tuning_db.facts import read
 from tuning_db.pack import KEPT, merge, pack
 
-SHIPPED = ROOT / "tuning_db" / "se_resnet9_fixup_h200.db"  # of schema 1
+OLDER = ROOT / "tests" / "data" / "schema_1.db"
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_kernel_that_compiled_somewhere_is_compiled(tmp_path, broken_first):
 
 
 def test_older_schemas_are_merged_and_newer_ones_refused(two, tmp_path):
-    merge([SHIPPED, *two], tmp_path / "out.db")
+    merge([OLDER, *two], tmp_path / "out.db")
     shipped, whole = told_of_schema_1(tmp_path), told(tmp_path / "out.db")
     assert all(shipped[table] <= whole[table] for table in shipped)
     with closing(sqlite3.connect(two[1])) as connection:
@@ -120,9 +120,9 @@ def test_older_schemas_are_merged_and_newer_ones_refused(two, tmp_path):
 def told_of_schema_1(folder: Path):
     """The shipped file's facts, from a copy of the present schema whose rows are compared with the original's."""
     copy = folder / "shipped.db"
-    shutil.copy(SHIPPED, copy)
+    shutil.copy(OLDER, copy)
     Store.create(copy).close()
-    with closing(sqlite3.connect(copy)) as new, closing(sqlite3.connect(SHIPPED)) as old:
+    with closing(sqlite3.connect(copy)) as new, closing(sqlite3.connect(OLDER)) as old:
         for (table,) in old.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
             before = old.execute(f"SELECT * FROM {table} ORDER BY id").fetchall()
             assert [row[: len(before[0])] for row in new.execute(f"SELECT * FROM {table} ORDER BY id")] == before
