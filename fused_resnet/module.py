@@ -125,7 +125,10 @@ class FusedResNet(nn.Module):
         if not self._watch.unchanged():
             self.rebind()
         stream = _raw_stream(x.get_device()) if x.is_cuda else 0
-        frame = self._frames.get((x.shape, x.dtype, x.device, x.is_contiguous(), stream))
+        plain = x.is_contiguous()
+        # A frame reads images in either order; a view with gaps is neither, and must not be taken for one.
+        known = plain or x.is_contiguous(memory_format=torch.channels_last)
+        frame = self._frames.get((x.shape, x.dtype, x.device, plain, stream)) if known else None
         if frame is None or (x.is_cuda and _is_capturing()):
             x, frame = self._frame(x, stream)
         y = torch.empty_like(frame.template) if out is None or not _fits(out, frame.template) else out

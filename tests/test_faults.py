@@ -25,7 +25,7 @@ NOBODY = 65534
 def test_a_tuner_killed_at_random_moments_loses_nothing_and_goes_on(tmp_path, folders):
     path = tmp_path / "tuning.db"
     rng = random.Random()
-    for _ in range(4):
+    for _ in range(2):
         kill(path, rng, 3.0, trials=24)
     before = trial_rows(check(path)) if path.exists() else []
     last = tuner(path, trials=2)

@@ -47,18 +47,23 @@ def engine_to_read(address: str) -> sa.Engine:
 
 def name_of(address: str) -> str:
     """The address without its password."""
-    return sa.make_url(address).render_as_string(hide_password=True)
+    return _url(address).render_as_string(hide_password=True)
+
+
+def _url(address: str) -> sa.URL:
+    try:
+        return sa.make_url(address)
+    except (sa.exc.ArgumentError, ValueError) as error:
+        raise DatabaseError(f"not an address of a database: {error}") from error
 
 
 def _engine(address: str, arguments: dict[str, Any]) -> sa.Engine:
     try:
-        url = sa.make_url(address)
+        url = _url(address)
         if url.get_backend_name() != "postgresql":
             raise DatabaseError(f"{name_of(address)}: name a file, or a server as postgresql+psycopg://user@host/name")
         # A server that was restarted between two trials is asked once more instead of ending the run.
         return sa.create_engine(url, connect_args=arguments, pool_pre_ping=True)
-    except (sa.exc.ArgumentError, ValueError) as error:
-        raise DatabaseError(f"not an address of a database: {error}") from error
     except ModuleNotFoundError as error:
         raise DatabaseError(f"{name_of(address)} needs {error.name}: pip install 'psycopg[binary]'") from error
 
