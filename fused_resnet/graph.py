@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from autotune.epilogue import Epilogue
 from autotune.errors import ProblemError, choose
-from autotune.problem import AvgPool2d, Conv2d, Conv2dSe, Gemm, PatchConv2d, Problem, SeBlock, SeTail, SpaceToDepth
+from autotune.problem import AvgPool2d, Conv2d, Gemm, PatchConv2d, Problem, SeBlock, SeTail, SpaceToDepth
 from fused_resnet.derived import Derived, Source
 from fused_resnet.reference import SEResNet9Fixup
+from fused_resnet.rewrites import gated, pooled_projection
 
 INPUT, OUTPUT = "input", "output"
 """Names of the caller's tensors among the buffers."""
@@ -137,13 +138,15 @@ class _Block:
         """Pool and projection as one convolution; the second convolution dense, or with the tail; all in one kernel."""
         found = []
         if self._projects:
-            replaced = (self._pool().name, self._project().name)
-            found.append(Alternative(self._key("downsample"), replaced, (self._pooled_projection(),)))
+            pool, project = self._pool(), self._project()
+            both = pooled_projection(pool, project, self._key("downsample"))
+            found.append(Alternative(both.name, (pool.name, project.name), (both,)))
         if self.h // self.stride <= 2:
             dense = self._dense_conv2()
             found.append(Alternative(dense.name, (self._conv2().name,), (dense,)))
-        gated = self._gated_conv2()
-        found.append(Alternative(gated.name, (self._conv2().name, self._tail().name), (gated,)))
+        conv2, tail = self._conv2(), self._tail()
+        one = gated(conv2, tail, self._key("conv2.se"))
+        found.append(Alternative(one.name, (conv2.name, tail.name), (one,)))
         if not self._projects:
             whole = self._whole()
             found.append(Alternative(whole.name, tuple(layer.name for layer in self.layers()), (whole,)))
@@ -199,16 +202,6 @@ class _Block:
             {"weight": self._key("downsample.1.weight")},
         )
 
-    def _pooled_projection(self) -> Layer:
-        """An average pool and a 1x1 convolution are one convolution of the pool's window."""
-        weight = Derived("pool_filter", (self._key("downsample.1.weight"),), (3, 3))
-        return Layer(
-            self._key("downsample"),
-            self._conv(self.c, self.h, 3, self.stride, "none"),
-            {"x": self._buffer("biased"), "y": self._buffer("identity")},
-            {"weight": weight},
-        )
-
     def _dense_conv2(self) -> Layer:
         """In images of 2x2 pixels five of nine taps meet nothing but padding: the product with whole images is less."""
         plain, size = self._conv2(), self.h // self.stride
@@ -218,20 +211,6 @@ class _Block:
             name=f"{plain.name}.dense",
             problem=Gemm(m=self.n, n=count, k=count, dtype=self.dtype, epilogue=plain.problem.epilogue),
             weights={"weight": Derived("dense", (self._key("conv2.weight"),), (size, size, 1, 1))},
-        )
-
-    def _gated_conv2(self) -> Layer:
-        """The second convolution and the tail in one kernel: the residual stays in registers."""
-        conv2, tail = self._conv2(), self._tail()
-        assert isinstance(conv2.problem, Conv2d) and isinstance(tail.problem, SeTail)
-        sizes = {f.name: getattr(conv2.problem, f.name) for f in fields(conv2.problem) if f.name != "epilogue"}
-        chain = Epilogue((*conv2.problem.epilogue.names, "gate", *tail.problem.epilogue.names))
-        return Layer(
-            self._key("conv2.se"),
-            Conv2dSe(**sizes, hidden=tail.problem.hidden, epilogue=chain),
-            {**tail.buffers, "x": self._buffer("inner")},
-            {**conv2.weights, **tail.weights},
-            (*conv2.scalars, *tail.scalars),
         )
 
     def _whole(self) -> Layer:

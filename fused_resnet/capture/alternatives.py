@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from autotune.epilogue import Epilogue
-from autotune.problem import AvgPool2d, Conv2d, Conv2dSe, MaxPool2d, SeTail, Stem, ToChannelsLast
+from autotune.problem import AvgPool2d, Conv2d, MaxPool2d, SeTail, Stem, ToChannelsLast
 from fused_resnet.derived import Derived
 from fused_resnet.graph import OUTPUT, Alternative, Layer
+from fused_resnet.rewrites import gated, pooled_projection
 
 _RISING = {"bias", "add_scalar", "relu", "relu6", "clamp", "sigmoid", "tanh", "hardsigmoid"}
 """Steps that give the same before a maximum as after it."""
@@ -29,7 +30,8 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
             case (AvgPool2d(), Conv2d()) if not layer.problem.epilogue.names:
                 found += list(_pooled_projection(layer, reader))
             case (Conv2d(), SeTail()) if "store" not in layer.problem.epilogue.names:
-                found += [_gated(layer, reader)]
+                both = gated(layer, reader, f"{reader.name}.gated")
+                found += [Alternative(both.name, (layer.name, reader.name), (both,))]
     return tuple(found)
 
 
@@ -98,41 +100,10 @@ def _max_pool_after(layers: Sequence[Layer], conv: Layer) -> Layer | None:
     return reader if square and pool.epilogue == Epilogue() else None
 
 
-def _gated(conv: Layer, tail: Layer) -> Alternative:
-    """A convolution with the squeeze-and-excitation behind it: what lies between stays on the chip."""
-    product, gate = conv.problem, tail.problem
-    assert isinstance(product, Conv2d) and isinstance(gate, SeTail)
-    before, after = product.epilogue, gate.epilogue
-    sizes = {f.name: getattr(product, f.name) for f in dataclasses.fields(product) if f.name != "epilogue"}
-    problem = Conv2dSe(**sizes, hidden=gate.hidden, epilogue=Epilogue((*before.names, "gate", *after.names)))
-    # The steps' operands are numbered along the chain, so those of the tail have other names in it.
-    old = [*((conv, argument) for argument in before.arguments), *((tail, argument) for argument in after.arguments)]
-    buffers = {"x": conv.buffers["x"], "y": tail.buffers["y"]}
-    weights = {"weight": conv.weights["weight"], **{name: tail.weights[name] for name in ("w1", "b1", "w2", "b2")}}
-    for (layer, argument), renamed in zip(old, problem.epilogue.arguments, strict=True):
-        if argument.kind == "vector":
-            weights[renamed.name] = layer.weights[argument.name]
-        elif argument.kind != "scalar":
-            buffers[renamed.name] = layer.buffers[argument.name]
-    both = Layer(f"{tail.name}.gated", problem, buffers, weights, (*conv.scalars, *tail.scalars))
-    return Alternative(both.name, (conv.name, tail.name), (both,))
-
-
 def _pooled_projection(pool: Layer, conv: Layer) -> Iterator[Alternative]:
-    """An average pool and a 1x1 convolution are one convolution of the pool's window."""
-    window, product = pool.problem, conv.problem
-    assert isinstance(window, AvgPool2d) and isinstance(product, Conv2d)
-    if (product.r, product.s, product.stride, product.pad, product.groups) != (1, 1, (1, 1), (0, 0), 1):
-        return
-    sizes = {name: getattr(window, name) for name in ("h", "w", "r", "s", "stride", "pad")}
-    both = dataclasses.replace(
-        conv,
-        name=f"{conv.name}.pooled",
-        problem=dataclasses.replace(product, **sizes),
-        buffers={**conv.buffers, "x": pool.buffers["x"]},
-        weights={
-            **conv.weights,
-            "weight": Derived("pool_filter", (conv.weights["weight"],), (window.r, window.s)),
-        },
-    )
-    yield Alternative(both.name, (pool.name, conv.name), (both,))
+    """The projection with its pool, where it does nothing else to the image."""
+    product = conv.problem
+    assert isinstance(product, Conv2d)
+    if (product.r, product.s, product.stride, product.pad, product.groups) == (1, 1, (1, 1), (0, 0), 1):
+        both = pooled_projection(pool, conv, f"{conv.name}.pooled")
+        yield Alternative(both.name, (pool.name, conv.name), (both,))
