@@ -59,7 +59,11 @@ def render(kernel: Kernel) -> str:
         context = chosen.context(kernel.values, architecture_of(kernel), kernel.dtype)
         template = _environment(tuple(folders(kernel))).get_template(chosen.template)
         return template.render(
-            symbol=symbol(kernel), element=CPP_TYPES[kernel.dtype], epilogue=kernel.epilogue, **context
+            symbol=symbol(kernel),
+            element=CPP_TYPES[kernel.dtype],
+            types=CPP_TYPES,
+            epilogue=kernel.epilogue,
+            **context,
         )
     except Exception as error:  # a template may hold any expression
         raise FamilyError(_fault(chosen.template, error)) from error

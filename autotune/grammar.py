@@ -30,7 +30,7 @@ def usage(operator: type[Problem]) -> str:
 def _word(field: dataclasses.Field[object]) -> str:
     if field.default is not dataclasses.MISSING:
         return f"[{field.name}={value_text(field.default)}]"
-    return f"{field.name}={'DTYPE' if field.name == 'dtype' else 'N,N' if 'tuple' in str(field.type) else 'N'}"
+    return f"{field.name}={'DTYPE' if field.name in ('dtype', 'result') else 'N,N' if 'tuple' in str(field.type) else 'N'}"
 
 
 def read_problems(path: Path) -> list[Problem]:

@@ -185,5 +185,5 @@ def _throttling(rounds: Rounds, index: int) -> dict[str, Any]:
 
 
 def _accuracy(problem: Problem, candidate: Candidate) -> str:
-    """What a candidate is held to: the dtype's tolerance, unless it sums in half precision."""
-    return HALF_SUMS if json.loads(candidate.config).get("accumulator") == "f16" else problem.dtype
+    """What a candidate is held to: the tolerance of the output's dtype, unless it sums in half precision."""
+    return HALF_SUMS if json.loads(candidate.config).get("accumulator") == "f16" else problem.output_dtype

@@ -21,6 +21,7 @@ from autotune.families.base import Config, Kernel
 from autotune.problem import (
     DTYPES,
     AvgPool2d,
+    Cast,
     Conv2d,
     Conv2dDgrad,
     Conv2dSe,
@@ -93,7 +94,7 @@ def _without_weights(problem: Problem, x: torch.Tensor) -> torch.Tensor:
             value = _largest(x, (problem.r, problem.s), problem.stride, problem.pad, problem.output_shape)
         case GlobalAvgPool2d():
             value = x.sum((1, 2), keepdim=True) / (problem.h * problem.w)
-        case Elementwise():
+        case Elementwise() | Cast():
             value = x
         case ToChannelsLast():
             value = torch.zeros(problem.output_shape, dtype=torch.float64)

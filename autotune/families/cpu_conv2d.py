@@ -45,6 +45,7 @@ FAMILY = Family(
     kind=SHARED_LIBRARY,
     template="cpu/conv2d.cpp.j2",
     architectures=("cpu",),
+    dtypes=("f32", "s8"),
     parameters=cpu_tiles.PARAMETERS,
     legal=cpu_tiles.legal,
     cost=_cost,

@@ -10,6 +10,7 @@ FAMILY = Family(
     kind=SHARED_LIBRARY,
     template="cpu/global_avg_pool2d.cpp.j2",
     architectures=("cpu",),
+    dtypes=("f32", "s8"),
     parameters=(BLOCK_C,),
     launch_parameters=(THREADS,),
     launches=threads,

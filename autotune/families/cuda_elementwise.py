@@ -5,13 +5,18 @@ from __future__ import annotations
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.problem import DTYPES, Elementwise, Problem
+from autotune.problem import DTYPES, Cast, Elementwise, Problem
 
 _ACCESS = 16  # bytes
 
 
-def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+def access(config: Config, dtype: str) -> str | None:
+    """None if a vector of this dtype can be accessed at once, else why not."""
     return "accesses of at most 16 bytes" if int(config["vector"]) * DTYPES[dtype].itemsize > _ACCESS else None
+
+
+def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    return access(config, dtype)
 
 
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
@@ -21,7 +26,7 @@ def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     """Accesses, dearer where several a thread leave processors without any."""
-    assert isinstance(problem, Elementwise)
+    assert isinstance(problem, Elementwise | Cast)
     vector, items, threads = (int(config[name]) for name in ("vector", "items", "threads"))
     started = problem.n * problem.h * problem.w * problem.c / (vector * items)
     idle = max(1.0, arch.processors * arch.sm_threads / started)

@@ -1,5 +1,6 @@
 """Implicit-GEMM forward convolution from CUTLASS 2.x, NHWC, with groups of channels or without.
 
+Matrix products are 1x1 convolutions of one-pixel images here; those of halves have a family of their own.
 The GEMM is M = n*p*q, N = k, K = r*s*c. Tile names follow CUTLASS: the threadblock tile (tile_*) is made of
 warp tiles (warp_*); warp_k < tile_k slices the tile's K over warps (sliced-K).
 """
@@ -25,7 +26,7 @@ from autotune.epilogue import Epilogue
 from autotune.families import cutlass2
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.cutlass2 import Tile
-from autotune.problem import Conv2d, Problem
+from autotune.problem import Conv2d, Gemm, Problem
 
 _ELEMENTS = {
     "f16": DataType.f16,
@@ -82,7 +83,7 @@ def _values(
     parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
 ) -> Sequence[Value]:
     """The values of a parameter that can be legal with those before it, and fit."""
-    assert problem is None or isinstance(problem, Conv2d)
+    problem = _conv(problem) if problem else None
     values, bits = parameter.values, cutlass2.BITS[dtype]
     match parameter.name:
         case "generation":
@@ -117,8 +118,17 @@ def _iterators(tile: Tile, arch: Architecture, problem: Conv2d | None) -> tuple[
     return tuple(v for v in _ITERATORS if not (problem and _fits_iterator(problem, v, tile.alignment, tile.shape[2])))
 
 
+def _conv(problem: Problem) -> Conv2d:
+    """The convolution that a problem is."""
+    conv = problem.as_conv2d if isinstance(problem, Gemm) else problem
+    assert isinstance(conv, Conv2d)
+    return conv
+
+
 def _supports(problem: Problem) -> str | None:
-    assert isinstance(problem, Conv2d)
+    if isinstance(problem, Gemm) and problem.dtype in ("f16", "bf16"):
+        return "matrix products in f16 and bf16, which have a family of their own"
+    problem = _conv(problem)
     if problem.groups > 1 and problem.c == problem.groups:
         return "groups of one channel"
     if problem.groups > 1 and problem.dtype == "f32":
@@ -132,7 +142,7 @@ def _supports(problem: Problem) -> str | None:
 
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     """Why a kernel cannot solve a problem, or moves less at a time than it could."""
-    assert isinstance(problem, Conv2d)
+    problem = _conv(problem)
     return (
         _fits_alignment(problem, int(config["alignment"]))
         or _fits_groups(problem, config)
@@ -204,7 +214,7 @@ def _slices(problem: Conv2d, config: Config, arch: Architecture) -> list[int]:
 
 
 def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
-    assert isinstance(problem, Conv2d)
+    problem = _conv(problem)
     tiles_n = _tiles(problem, config)[1]
     swizzles = [log for log in (0, 1, 2) if log == 0 or 2**log <= tiles_n]
     return [{"swizzle": log, "slices": s} for s in _slices(problem, config, arch) for log in swizzles]
@@ -224,7 +234,7 @@ _ADDRESSING = {"optimized": 0.0, "analytic": 5.0, "fixed_channels": 8.0, "few_ch
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     """Cycles by a crude model: waves of blocks, each bound by arithmetic, by its loads or by latency."""
-    assert isinstance(problem, Conv2d)
+    problem = _conv(problem)
     tile = _tile(config, problem.dtype)
     (tm, tn, tk), resident, bits = tile.shape, _blocks_per_processor(tile, arch), cutlass2.BITS[problem.dtype]
     tiles_m, tiles_n = _tiles(problem, config)
@@ -284,7 +294,7 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
 
 FAMILY = Family(
     name="cutlass2_conv2d",
-    operator=Conv2d,
+    operator=(Conv2d, Gemm),
     kind=DEVICE_IMAGE,
     template="cutlass2/conv2d.cu.j2",
     architectures=("sm70", "sm75", "sm80", "sm86", "sm89", "sm90"),

@@ -1,12 +1,13 @@
-"""What needs hardly any arithmetic: a chain alone, and images put in another order."""
+"""What needs hardly any arithmetic: a chain alone, another dtype, and images put in another order."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autotune.errors import ProblemError
+from autotune.errors import ProblemError, choose
 from autotune.problem.base import Operand, Problem
+from autotune.problem.dtypes import DTYPES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,45 @@ class Elementwise(Problem):
     h: int
     w: int
     c: int
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, h, w, c)."""
+        return (self.n, self.h, self.w, self.c)
+
+    @property
+    def flops(self) -> int:
+        """None: memory alone bounds it."""
+        return 0
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (Operand("x", "input", self.output_shape, self.dtype),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cast(Problem):
+    """Another dtype: y = epilogue(x), both (n, h, w, c), x in `dtype`, y and the epilogue's tensors in `result`.
+
+    So values become signed bytes, and bytes values: "mul_scalar" is by what a byte stands for.
+    """
+
+    operator: ClassVar[str] = "cast"
+    n: int
+    h: int
+    w: int
+    c: int
+    result: str
+
+    def __post_init__(self) -> None:
+        choose("dtype", self.result, list(DTYPES))
+        super().__post_init__()
+        if self.result == self.dtype:
+            raise ProblemError(f"'{self}': result must be another dtype")
+
+    @property
+    def output_dtype(self) -> str:
+        """`result`."""
+        return self.result
 
     @property
     def output_shape(self) -> tuple[int, ...]:
