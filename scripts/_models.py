@@ -16,9 +16,10 @@ from autotune.problem import DTYPES
 from fused_resnet import reference
 from fused_resnet.capture import capture
 from fused_resnet.graph import Network, network
-from fused_resnet.source import INT8, TF32
+from fused_resnet.source import INT8, PRECISIONS, TF32
 
 HELP = "se_resnet9_fixup, torchvision:NAME, or FILE.py:FUNCTION, which returns an nn.Module (default: %(default)s)"
+PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/precision.md)"
 
 _TORCHVISION_SIZES = {"inception_v3": (3, 299, 299)}
 
