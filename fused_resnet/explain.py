@@ -73,9 +73,9 @@ class Explanation:
         lines = [("layer", "dtype", "kernel", "from", "us", "loss <=", "of limit")]
         lines += [
             (
-                _cut(row.layer, 22),
+                _cut(row.layer, 20),
                 row.dtype,
-                _cut(row.kernel.split()[0], 20),
+                _cut(row.kernel.split()[0], 18),
                 _cut(row.source, 12),
                 _number(row.expected_us),
                 _percent(row.loss),

@@ -2,7 +2,7 @@
 
     scales = calibrate(model, batches)
     net = FusedResNet.from_model(model, "tuned.db", precision="int8", calibration=scales)
-    print(compare(model, net, held_out))
+    print(compare(model(held_out), net(held_out)))
 
 docs/precision.md says what runs in bytes and how. rounding.py has the arithmetic.
 """
@@ -93,29 +93,30 @@ def _inputs(layer: Layer) -> list[str]:
 
 @dataclass(frozen=True)
 class Loss:
-    """What a model lost. agreement: the share of samples with the same largest output; error: relative, of all."""
+    """How far results are from what they should be.
+
+    agreement: the share of samples with the same largest output. error: the norm of all differences over that of all
+    outputs. worst: the largest difference over the root mean square of all outputs.
+    """
 
     samples: int
     agreement: float
     error: float
+    worst: float
 
     def __str__(self) -> str:
         return (
             f"the same top-1 on {self.agreement:.2%} of {self.samples} samples; outputs differ by {self.error:.2%} "
-            "of their norm"
+            f"of their norm, at most by {self.worst:.2g} of their root mean square"
         )
 
 
-@torch.no_grad()
-def compare(model: nn.Module, other: nn.Module, batches: Iterable[torch.Tensor]) -> Loss:
-    """How far the outputs (n, classes) of `other` are from those of `model`; both in eval mode. Raises ProblemError."""
-    samples, same, difference, norm = 0, 0, 0.0, 0.0
-    for batch in batches:
-        expected, actual = model(batch).double(), other(batch).double()
-        samples += len(batch)
-        same += int((expected.argmax(1) == actual.argmax(1)).sum())
-        difference += float((actual - expected).square().sum())
-        norm += float(expected.square().sum())
-    if not samples:
-        raise ProblemError("there is nothing to compare on: no batch was given")
-    return Loss(samples, same / samples, (difference / norm) ** 0.5 if norm else 0.0)
+def compare(expected: torch.Tensor, actual: torch.Tensor) -> Loss:
+    """Outputs (n, classes, ...) against those that were expected; raises ProblemError for shapes that differ."""
+    if expected.shape != actual.shape or not len(expected):
+        raise ProblemError(f"outputs of {tuple(actual.shape)} cannot be compared with {tuple(expected.shape)}")
+    expected, actual = (outputs.detach().double().flatten(1) for outputs in (expected, actual.to(expected.device)))
+    same = float((expected.argmax(1) == actual.argmax(1)).double().mean())
+    difference, norm = actual - expected, expected.norm().clamp_min(1e-300)
+    worst = difference.abs().amax() / norm * expected.numel() ** 0.5
+    return Loss(len(expected), same, float(difference.norm() / norm), float(worst))
