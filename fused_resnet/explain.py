@@ -20,7 +20,8 @@ from tuning_db.schema import Device
 class Row:
     """One layer. Times are in microseconds; None is what the database cannot say.
 
-    dtype: of what it reads and multiplies. kernel: what runs it, with its config. source: why: "tuned", "batch 128", "batch 128 on DEVICE", or "untuned".
+    dtype: of what it reads and multiplies.
+    kernel: what runs it, with its config. source: why: "tuned", "batch 128", "batch 128 on DEVICE", or "untuned".
     expected_us: its tuned time or, at another batch, the most that it should take.
     loss: by what share it may be slower than a kernel tuned for this batch would be, at most.
     limit_share: the time that the device's rates of arithmetic and memory allow, as a share of expected_us.

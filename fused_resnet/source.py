@@ -1,4 +1,4 @@
-"""What a FusedResNet computes, and how precisely: a network with a graph of its own, or any module, which is captured."""
+"""What a FusedResNet computes, and how precisely: a network with a graph of its own, or any module, captured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from autotune.errors import choose
 from fused_resnet import graph, reference
 from fused_resnet.graph import Network
 from fused_resnet.operator import InputError
-
 
 TF32, INT8 = "tf32", "int8"
 PRECISIONS = {

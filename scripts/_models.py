@@ -44,7 +44,9 @@ class Model:
         dtype = TF32 if precision == TF32 else dtype
         if self.is_ours:
             if precision == INT8:
-                raise AutotuneError(f"--precision int8 is for models that are captured: {self.name} has a graph of its own")
+                raise AutotuneError(
+                    f"--precision int8 is for models that are captured: {self.name} has a graph of its own"
+                )
             return network(self.name, batch, self.shape[0], dtype)
         scales = defaultdict[str, float](lambda: 1.0) if precision == INT8 else None
         return capture(self.module.to(DTYPES[dtype]), (batch, *self.shape), dtype, scales)

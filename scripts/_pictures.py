@@ -8,6 +8,7 @@ and mean tell nothing, and neither the outline nor the texture is enough.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -76,8 +77,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         identity = x if self.downsample is None else self.downsample(x)
-        y: Tensor = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        return self.relu(y + identity)  # type: ignore[no-any-return]
+        y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        result: Tensor = self.relu(y + identity)
+        return result
 
 
 class ResNet18(nn.Module):
@@ -88,14 +90,15 @@ class ResNet18(nn.Module):
         self.conv1, self.bn1 = nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width)
         self.relu, self.maxpool = nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
         planes = [width, width, 2 * width, 4 * width, 8 * width]
-        for i, (c, k) in enumerate(zip(planes, planes[1:], strict=False), 1):
-            setattr(self, f"layer{i}", nn.Sequential(Block(c, k, 1 if i == 1 else 2), Block(k, k, 1)))
+        stages = [nn.Sequential(Block(c, k, 1 if c == k else 2), Block(k, k, 1)) for c, k in pairwise(planes)]
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(8 * width, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.fc(self.avgpool(x).flatten(1))  # type: ignore[no-any-return]
+        result: Tensor = self.fc(self.avgpool(x).flatten(1))
+        return result
 
 
 def resnet18() -> nn.Module:
@@ -113,7 +116,7 @@ def train(model: nn.Module, steps: int, batch: int, size: int, generator: torch.
         x, classes = pictures(batch, size, generator)
         loss = nn.functional.cross_entropy(model(x), classes, label_smoothing=0.05)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         schedule.step()
         if step >= steps - max(1, steps // 10):

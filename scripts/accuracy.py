@@ -1,8 +1,9 @@
 """Tell what precision costs: FusedResNet in each against torch in float32.
 
-Without --model it trains a ResNet-18 on pictures that it draws (_pictures.py), which takes a few minutes on a GPU, and
-reports its top-1 and how often each precision agrees with float32. With --model it compares the outputs of that model,
-its parameters random, on random images. Out come a table and a JSON record.
+Without --model it trains a ResNet-18 on pictures that it draws (_pictures.py),
+and reports its top-1 and how often each precision agrees with float32. With
+--model it compares the outputs of that model, its parameters random, on random
+images. Out come a table and a JSON record.
 
 Layers that the database has no kernels for run on torch's operators:
   python scripts/tune.py --model scripts/_pictures.py:resnet18 --input 3,64,64
@@ -27,7 +28,7 @@ import _models
 import _pictures
 import torch
 from _cli import positive, run
-from _record import machine, one_line, slug, write
+from _record import machine, slug, write
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -35,8 +36,7 @@ from torch import Tensor, nn
 from autotune.errors import AutotuneError, choose
 from autotune.problem import DTYPES
 from fused_resnet import FusedResNet, reference
-from fused_resnet.explain import Explanation
-from fused_resnet.quantize import Loss, compare
+from fused_resnet.quantize import compare
 from tuning_db import Store
 
 PRECISIONS = {
@@ -105,7 +105,9 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--db", metavar="PATH", help="a tuning database (default: none, all on torch's operators)")
-    parser.add_argument("--precision", action="append", metavar="P", help=f"of {', '.join(PRECISIONS)}; may be repeated")
+    parser.add_argument(
+        "--precision", action="append", metavar="P", help=f"of {', '.join(PRECISIONS)}; may be repeated"
+    )
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--images", type=positive, metavar="N", help="to compare on (default 10000; with --model 1000)")
     parser.add_argument("--batch", type=positive, default=250, metavar="N", help="images a call (default 250)")
@@ -120,7 +122,9 @@ def parse() -> argparse.Namespace:
     trained.add_argument("--train-batch", type=positive, default=256, metavar="N", help="(default 256)")
     trained.add_argument("--width", type=positive, default=64, metavar="N", help="of the first stage (default 64)")
     trained.add_argument("--size", type=positive, default=64, metavar="N", help="side of a picture (default 64)")
-    trained.add_argument("--save", type=Path, metavar="FILE", help="keep the weights here; if there are some, take them")
+    trained.add_argument(
+        "--save", type=Path, metavar="FILE", help="keep the weights here; if there are some, take them"
+    )
     given = parser.add_argument_group("or any model, on random images")
     given.add_argument("--model", metavar="MODEL", help=_models.HELP.partition(" (default")[0])
     given.add_argument("--input", type=_models.shape, metavar="C,H,W", help="one sample of it")
@@ -207,23 +211,19 @@ def measure(case: Case, expected: Tensor, database: str, name: str, device: torc
     network = FusedResNet.from_model(
         copy.deepcopy(case.module), database, precision=precision, calibration=calibration
     ).to(device, kind)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is not tuned is told in the record
         found = outputs(lambda x: network(x.to(kind)), case.batches)
     loss = compare(expected, found)
     if not loss.error < float("inf"):
         raise AutotuneError(f"{name}: the outputs are not finite")
     layers = network.explain(case.batches[0].to(kind))
-    said = dict.fromkeys(one_line(warning.message) for warning in caught if issubclass(warning.category, UserWarning))
-    return entry(loss, found, case.classes, layers, kind) | {"warnings": list(said)}
-
-
-def entry(loss: Loss, found: Tensor, classes: Tensor | None, layers: Explanation, kind: torch.dtype) -> dict[str, Any]:
     return {
         "tensors": str(kind).removeprefix("torch."),
-        "top1": top1(found, classes),
+        "top1": top1(found, case.classes),
         **asdict(loss),
         "layers": dict(Counter(row.dtype for row in layers)),
+        "kernels_from": dict(Counter(row.source for row in layers)),
         "on_our_kernels": sum(not row.kernel.startswith("aten") for row in layers),
         "not_in_bytes": dict(layers.kept),
     }

@@ -3,8 +3,8 @@
 A layer's epilogue works on values in a unit: real values are unit * value. It begins with whole sums, whose unit is
 that of the input times the weight's, a scale for each output channel, and must end in that of its output; a tensor
 that is added must be in the unit reached by then. So the chain is read from its end: steps such as relu keep any unit,
-constants are divided by it, and where units differ a `mul_scalar` stands between them. Which steps come of it depends on
-the wiring alone, so a network is tuned without a calibration.
+constants are divided by it, and where units differ a `mul_scalar` stands between them. Which steps come of it depends
+on the wiring alone, so a network is tuned without a calibration.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from fused_resnet.graph import Layer
 from fused_resnet.quantize import Scales, activation
 
 BYTES = "s8"
+
 
 @dataclass(frozen=True)
 class Unit:
