@@ -177,6 +177,17 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return error if math.isfinite(error) else math.inf
 
 
+def assert_bytes_are_right(actual: torch.Tensor, expected: torch.Tensor, name: str) -> None:
+    """Every byte is the expected real value rounded; where that lies near the middle of two, either will do."""
+    expected = expected.clamp(-128, 127)
+    exact = expected.round()
+    near = (expected - expected.floor() - 0.5).abs() < 1e-3
+    wrong = (actual.cpu().double() != exact) & ~near
+    assert not wrong.any(), f"{name}: {int(wrong.sum())} of {wrong.numel()} bytes"
+    assert (actual.cpu().double() - exact).abs().max() <= 1
+    assert exact.std() > 5, "a test of saturated bytes would prove little"
+
+
 SCALAR = "a scalar"
 
 

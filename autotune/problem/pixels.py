@@ -51,8 +51,6 @@ class Cast(Problem):
     def __post_init__(self) -> None:
         choose("dtype", self.result, list(DTYPES))
         super().__post_init__()
-        if self.result == self.dtype:
-            raise ProblemError(f"'{self}': result must be another dtype")
 
     @property
     def output_dtype(self) -> str:
