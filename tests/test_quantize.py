@@ -247,7 +247,7 @@ def basic():
 
 
 def assert_bytes_arithmetic(y, expected, model, x):
-    """Equal to the simulation but for samples in which float32 rounds a byte the other way; far from the exact result."""
+    """Equal to the simulation but where float32 rounds a byte the other way; far from the exact result."""
     exact = copy.deepcopy(model).double()(x.double())
     cost = relative_error(expected, exact)
     assert 5e-3 < cost < 5e-2, "what quantization costs"
