@@ -23,20 +23,6 @@
 
 namespace at {
 
-// Where in a ring of buffers, and in which round.
-struct Ring {
-  int slot;
-  uint32_t parity;
-  AT_DEVICE void advance(int slots) {
-    if (++slot == slots) slot = 0, parity ^= 1;
-  }
-  AT_DEVICE void skip(int count, int slots) {
-    slot += count;
-    parity ^= slot / slots & 1;
-    slot %= slots;
-  }
-};
-
 // Divides what is below 2^31 by a number known before the launch: a multiplication and a shift.
 struct Divider {
   int divisor;
