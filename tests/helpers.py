@@ -32,6 +32,7 @@ from autotune.problem import (
     PatchConv2d,
     Problem,
     SeBlock,
+    SeDownBlock,
     SeTail,
     SpaceToDepth,
     Stem,
@@ -77,6 +78,8 @@ def solve(problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequen
             value = _gated(given["x"], given)
         case SeBlock():
             value = _convolved(given["x"], given["weight1"])
+        case SeDownBlock():
+            value = _convolved(given["x"], given["weight1"], 2)
         case _:
             value = _without_weights(problem, given["x"])
     return run_chain(problem.epilogue.names, value, given, scalars)
@@ -112,10 +115,14 @@ def _gated(x: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return x * sigmoid(hidden @ given["w2"].T + given["b2"])[:, None, None, :]
 
 
-def _convolved(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """A 3x3 convolution, stride and padding 1, of pixels gathered by hand."""
-    windows = F.pad(x, (0, 0, 1, 1, 1, 1)).unfold(1, 3, 1).unfold(2, 3, 1)
-    return windows.flatten(3) @ weight.flatten(1).T
+def _windows(x: torch.Tensor, stride: int) -> torch.Tensor:
+    """The pixels of 3x3 windows, padding 1: (n, p, q, c, 3, 3)."""
+    return F.pad(x, (0, 0, 1, 1, 1, 1)).unfold(1, 3, stride).unfold(2, 3, stride)
+
+
+def _convolved(x: torch.Tensor, weight: torch.Tensor, stride: int = 1) -> torch.Tensor:
+    """A 3x3 convolution, padding 1, of pixels gathered by hand."""
+    return _windows(x, stride).flatten(3) @ weight.flatten(1).T
 
 
 def run_chain(
@@ -134,6 +141,9 @@ def run_chain(
             continue
         if name == "conv":
             value = _convolved(value, given["weight2"])
+            continue
+        if name == "project":
+            value = value + _windows(given["x"], 2).mean((-1, -2)) @ given["projection"].flatten(1).T
             continue
         wanted, function = MEANINGS[name.partition("@")[0]]
         arguments = []
