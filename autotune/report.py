@@ -9,7 +9,18 @@ from dataclasses import dataclass
 from autotune.arch import Architecture
 from autotune.families import families, serving
 from autotune.objective import OBJECTIVES, undominated
-from autotune.problem import Convolution, Gemm, Pool2d, Problem, SeBlock, SeDownBlock, SeTail, SpaceToDepth, Stem, limit_us
+from autotune.problem import (
+    Convolution,
+    Gemm,
+    Pool2d,
+    Problem,
+    SeBlock,
+    SeDownBlock,
+    SeTail,
+    SpaceToDepth,
+    Stem,
+    limit_us,
+)
 from autotune.vendor import aten, cudnn
 from fused_resnet.capture.torch_call import TorchCall
 from tuning_db import Store

@@ -199,8 +199,8 @@ class SeDownBlock(Problem):
 
     x (n, h, w, c) is convolved with weight1 (k, c, 3, 3), stride 2 and padding 1. In the epilogue, `conv` stands where
     the value so far is convolved with weight2 (k, k, 3, 3), stride and padding 1, `gate` where it is scaled as by
-    conv2d_se, and `project` where the mean of x over 3x3 pixels, stride 2 and padding 1, which counts, is added, after a
-    1x1 convolution with `projection` (k, c, 1, 1): "bias,relu,conv,bias,gate,project,relu".
+    conv2d_se, and `project` where the identity is added: the mean of x over 3x3 pixels, stride 2 and padding 1, which
+    counts, behind a 1x1 convolution with `projection` (k, c, 1, 1): "bias,relu,conv,bias,gate,project,relu".
     """
 
     operator: ClassVar[str] = "se_down_block"

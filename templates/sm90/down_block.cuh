@@ -71,9 +71,9 @@ struct HopperSeDownBlock {
     const uint32_t lines = a.p / kParts;
     hopper::describe<Element>(image, {c, w, n, h}, {kK, 2u * a.q - 1, (uint32_t)x.images, 2 * lines - 1}, {1, 2, 1, 2});
     image.strides[1] = h * w * c * sizeof(Element), image.strides[2] = w * c * sizeof(Element);
-    const int weights[] = {kWeight1, kProjection, kWeight2};
     for (int i = 0; i < 3; ++i) {
-      out->tensor_maps[1 + i] = {kWeightMaps + 128 * i, weights[i], Config::kMapElement, kSwizzle};
+      const int weight = i == 0 ? kWeight1 : i == 1 ? kProjection : kWeight2;
+      out->tensor_maps[1 + i] = {kWeightMaps + 128 * i, weight, Config::kMapElement, kSwizzle};
       hopper::describe<Element>(out->tensor_maps[1 + i], {i == 2 ? k : c, i == 1 ? 1ull : kTaps, k}, {kK, 1, kN / kPeers},
                                 {1, 1, 1});
     }
@@ -363,7 +363,7 @@ struct HopperSeDownBlock {
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) pooled[i][e] /= kTaps;
+        for (int e = 0; e < kVector; ++e) pooled[i][e] *= 1.f / kTaps;
         hopper::write(own_copy(x, at, me, chunk) + (threadIdx.x + i * kWide) * 16, rounded<Element>(pooled[i]).words[0]);
       }
     }
