@@ -62,7 +62,7 @@ def _emulated(text: str) -> str:
             return ";"
         found = [name for name in _PTX if name in ptx]
         if not found or any(name in ptx for name in _UNUSED):
-            return "std::abort();"
+            return 'emu::fail("PTX that the emulator does not know");'
         return _PTX[max(found, key=len)] or ";"
 
     return re.sub(r"asm volatile\(.*?\);", replaced, text, flags=re.DOTALL)
@@ -97,7 +97,10 @@ class Emulated:
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequence[float], launch: Launch,
         cluster: int, seed: int = 0,
     ) -> dict[str, torch.Tensor]:  # fmt: skip
-        """Every output of a problem, from operands in the shapes and dtypes of problem.operands()."""
+        """Every output of a problem, from operands in the shapes and dtypes of problem.operands().
+
+        cluster: blocks of one. seed: of the order of threads; TMA is late if it is even, and at once if it is odd.
+        """
         layouts = family(self.kernel.family).weight_layouts(self.kernel.values)
         operands: list[torch.Tensor] = []
         for operand in problem.operands():
