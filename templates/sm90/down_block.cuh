@@ -10,6 +10,7 @@
 // with lines of zeros above and below: a tap of the second convolution is one of these copies from some line on. Blocks
 // that share a tile send each other their channels of it. Between x and y nothing leaves the cluster.
 #pragma once
+#include "sm90/counting.cuh"
 #include "sm90/gate.cuh"
 #include "sm90/hopper.cuh"
 
