@@ -40,8 +40,8 @@ class Frame:
         with torch.inference_mode(False), torch.no_grad():
             self._memory, self._tensors = _allocate(plan)
             self.template = _like_output(plan, self._memory)
-        # Places of the caller's tensors are filled in at a run; torch's operators take tensors, kernels addresses.
-        slots = self._slots = [0, 0, *(tensor.data_ptr() for tensor in self._tensors)]
+        # Places of the caller's tensors are told at a run; torch's operators take tensors, kernels addresses.
+        slots = self._slots = [None, None, *(tensor.data_ptr() for tensor in self._tensors)]
         self._runs = make_runs(plan.bound, slots)
         if graph:
             self._runs = [make_graph(plan.bound, slots)] if plan.native else self._captured(slots)
@@ -77,7 +77,7 @@ class Frame:
         with torch.no_grad(), torch.autocast(self.plan.device.type, enabled=False):
             execute(self._runs, stream, (x, _inner(y), *self._tensors))
 
-    def _captured(self, slots: Sequence[int]) -> list[Run]:
+    def _captured(self, slots: Sequence[int | None]) -> list[Run]:
         """Head, captured middle and tail: the head and the tail touch the caller's tensors."""
         bound = self.plan.bound
         first = max(i for i, item in enumerate(bound) if INPUT in item.layer.buffers.values()) + 1

@@ -259,10 +259,9 @@ class FusedResNet(nn.Module):
         self._start()
 
 
-def _watched(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Every parameter, buffer and child, by the dictionary that it is in and its name there."""
-    owners = [parts for part in module.modules() for parts in (part._parameters, part._buffers, part._modules)]
-    return [(owner, name) for owner in owners for name in owner]
+def _watched(module: nn.Module) -> list[dict[str, Any]]:
+    """The dictionaries in which every parameter, buffer and child is."""
+    return [parts for part in module.modules() for parts in (part._parameters, part._buffers, part._modules)]
 
 
 def _fits(out: torch.Tensor, template: torch.Tensor) -> bool:
