@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,7 +18,9 @@ from fused_resnet.derived import tensor as constant
 from fused_resnet.engine import EngineError
 from fused_resnet.graph import INPUT, OUTPUT, Layer, Network
 from fused_resnet.selection import Choice, choices, select, torch_choice
-from tuning_db import Store
+
+if TYPE_CHECKING:
+    from tuning_db.asked import Database
 
 Run = engine.Program | engine.Graph | Step
 """What a plan executes: kernels in a row, a graph of kernels, or one of torch's operators."""
@@ -55,7 +58,7 @@ class Plan:
         self,
         network: Network,
         state: State,
-        store: Store,
+        store: Database,
         device: torch.device,
         graph: bool,
         channels_last: bool = False,
@@ -90,7 +93,7 @@ class Plan:
         self,
         layer: Layer,
         state: State,
-        store: Store,
+        store: Database,
         settled: Choice | None,
         slots: Mapping[str, Slot],
         workspace: Slot,
