@@ -13,7 +13,7 @@ import torch
 from autotune.arch import runs_on
 from autotune.device import device_name, device_target
 from autotune.problem import Problem, with_batch
-from autotune.vendor import aten, cudnn
+from autotune.vendor import aten, cudnn_names
 from fused_resnet.binding import Candidate
 from fused_resnet.candidates import candidate
 from fused_resnet.graph import Alternative, Layer, Network
@@ -103,8 +103,8 @@ def shortlist(ranking: Sequence[Row], most: int, plans: int) -> list[Row]:
 
     They take no place from each other: a plan serves its own sizes only, and another cuDNN refuses them all.
     """
-    theirs = [row for row in ranking if row.kernel.family == cudnn.FAMILY][:plans]
-    others = [row for row in ranking if row.kernel.family != cudnn.FAMILY][:most]
+    theirs = [row for row in ranking if row.kernel.family == cudnn_names.FAMILY][:plans]
+    others = [row for row in ranking if row.kernel.family != cudnn_names.FAMILY][:most]
     return [row for row in ranking if row in theirs or row in others]
 
 
