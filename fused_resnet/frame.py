@@ -33,7 +33,7 @@ class Frame:
     """
 
     def __init__(self, plan: Plan, graph: bool) -> None:
-        self.plan = plan
+        self.plan, self._copies_input = plan, plan.copies_input
         self.lock = threading.Lock()
         self.used = next(_calls)
         self.closed = False
@@ -54,14 +54,16 @@ class Frame:
 
     def run(self, x: torch.Tensor, y: torch.Tensor, stream: int) -> None:
         """x, as the plan takes it, -> y, strided as `template`. stream: the current one's handle; 0 on a CPU."""
-        if self.plan.copies_input:
+        if self._copies_input:
             x = x.contiguous()
-        if x.data_ptr() % ACCESS:
+        address = x.data_ptr()
+        if address % ACCESS:
             x = x.clone()
+            address = x.data_ptr()
         with self.lock:
             self.used = next(_calls)
             if self._native:
-                self._native(stream, (x.data_ptr(), y.data_ptr()))
+                self._native(stream, (address, y.data_ptr()))
             else:
                 self._run_mixed(x, y, stream)
         if self.closed:  # forgotten meanwhile by another thread, which did not wait for this run

@@ -126,9 +126,10 @@ class FusedResNet(nn.Module):
             operator.refuse_gradient(x)
         if not self._watch.unchanged():
             self.rebind()
-        stream = _raw_stream(x.get_device()) if x.is_cuda else 0
+        cuda = x.is_cuda
+        stream = _raw_stream(x.get_device()) if cuda else 0
         frame = self._frames.get((x.shape, x.dtype, x.device, _order(x), stream))
-        if frame is None or (x.is_cuda and _is_capturing()):
+        if frame is None or (cuda and _is_capturing()):
             x, frame = self._frame(x, stream)
         y = torch.empty_like(frame.template) if out is None or not _fits(out, frame.template) else out
         frame.run(x, y, stream)

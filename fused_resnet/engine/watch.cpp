@@ -47,7 +47,7 @@ bool Watch::unchanged() const {
   auto entry = entries_.begin();
   for (const Dictionary& dictionary : dictionaries_) {
     const auto end = entries_.begin() + dictionary.end;
-    if (PyDict_Size(dictionary.entries.ptr()) != end - entry) return false;
+    if (PyDict_GET_SIZE(dictionary.entries.ptr()) != end - entry) return false;
     PyObject *name, *value;
     for (Py_ssize_t at = 0; entry != end && PyDict_Next(dictionary.entries.ptr(), &at, &name, &value); ++entry) {
       if (name != entry->name.ptr() || value != entry->value.ptr()) return false;
