@@ -92,7 +92,7 @@ def test_what_cannot_be_read_is_named(tmp_path):
     shutil.copy(OLDER, newer)
     with closing(sqlite3.connect(newer)) as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    with pytest.raises(DatabaseError, match="newer than .*upgrade the package"):
+    with pytest.raises(DatabaseError, match=r"newer than .*upgrade the package"):
         reader(newer)
     with closing(sqlite3.connect(newer)) as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
