@@ -17,7 +17,7 @@ from databases import CONV, LIBRARY, fill, identity, told
 from helpers import ROOT
 from kill_tuner import tuner
 
-from tuning_db import DatabaseError, Store, process, text
+from tuning_db import DatabaseError, Store, process, reader, text
 
 NOBODY = 65534
 
@@ -107,7 +107,10 @@ def test_reading_is_only_reading(where):
     with Store.create(where) as store:
         fill(store, 1)
     with Store.open(where) as store:
-        assert store.ranking(store.device("d"), store.problems()[0].text)
+        ranking = store.ranking(store.device("d"), store.problems()[0].text)
+        with reader(where) as database:
+            found = database.ranking(database.device("d"), database.problem_texts()[0])
+        assert ranking and [row.kernel_id for row in found] == [row.kernel_id for row in ranking]
         with pytest.raises(DatabaseError, match=r"readonly.*writable"):
             store.put_problem("conv2d other")
 

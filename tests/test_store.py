@@ -14,7 +14,7 @@ import pytest
 from helpers import ROOT
 
 from tuning_db import DatabaseError, Store
-from tuning_db.schema import APPLICATION_ID, SCHEMA_VERSION
+from tuning_db.place import APPLICATION_ID, SCHEMA_VERSION
 
 CONV = "conv2d n=1 h=4 w=4 c=8 k=8 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 groups=1 dtype=f32 epilogue=none"
 LIBRARY = {"kind": "shared_library", "target": "x86-64", "compiler": "c", "flags": "", "cutlass": "", "abi_version": 1}
