@@ -21,13 +21,6 @@ NAMES = [
 WHOLLY_OURS = ("resnet18", "resnet50", "wide_resnet50_2", "resnext50_32x4d", "vgg16_bn", "mobilenet_v2")
 
 
-@pytest.fixture(scope="module")
-def empty_db(folders):
-    path = folders / "gpu_capture_empty.db"
-    Store.create(path).close()
-    return path
-
-
 def images(n, size=96, seed=0):
     return torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(seed)).cuda()
 

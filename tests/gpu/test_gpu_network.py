@@ -10,7 +10,6 @@ import torch
 from helpers import relative_error, script
 
 from fused_resnet import FusedResNet, reference
-from tuning_db import Store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*is not tuned")]
 
@@ -24,13 +23,6 @@ def gpu_db(folders):
     path = folders / "gpu.db"
     done = script("tune", "--batch", BATCH, "--trials", 1, "--budget", "120s", "--db", path)
     assert done.returncode == 0, done.stderr
-    return path
-
-
-@pytest.fixture(scope="module")
-def empty_db(folders):
-    path = folders / "gpu_empty.db"
-    Store.create(path).close()
     return path
 
 
