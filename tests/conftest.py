@@ -9,6 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+# Threads of torch and of our kernels that wait for each other sleep, in this process and in those that it starts: where
+# they spin and something else wants the cores too, one that could work waits for one that does nothing.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded
+
 import pytest
 import torch
 from helpers import process
