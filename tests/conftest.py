@@ -20,6 +20,7 @@ from helpers import process
 from autotune.arch import Architecture, architecture, cpu_targets
 from autotune.epilogue import Epilogue
 from autotune.families.base import Kernel
+from autotune.worker import Worker
 from tuning_db import Store
 
 TUNED_BATCH = 3
@@ -66,6 +67,13 @@ def cpu_target() -> str:
 def cpu_kernel(cpu_target: str) -> Callable[..., Kernel]:
     """(family, config, epilogue text) -> a CPU kernel."""
     return lambda name, config, epilogue="": Kernel.of(name, config, "f32", Epilogue.parse(epilogue), cpu_target)
+
+
+@pytest.fixture(scope="session")
+def worker() -> Iterator[Worker]:
+    """A measuring process of the CPU; one that was ended is replaced at the next request, at a cost of seconds."""
+    with Worker("cpu") as worker:
+        yield worker
 
 
 @pytest.fixture(scope="session")

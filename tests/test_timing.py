@@ -17,7 +17,6 @@ from autotune.result import median_interval, timed
 from autotune.rounds import interleave
 from autotune.timing import Timing, sampler, settle
 from autotune.vendor import aten
-from autotune.worker import Worker
 from fused_resnet.binding import Candidate
 
 CPU = torch.device("cpu")
@@ -181,10 +180,10 @@ def test_what_is_done_before_a_sample_is_not_in_it():
     assert 900 < min(sample() for _ in range(3)) < 12000
 
 
-def test_the_worker_times_as_it_was_told():
-    with Worker("cpu", timing=Timing(buffers="rotating")) as worker:
-        (answer,) = worker.trial(PROBLEM, [TORCH])
-        (final,) = worker.finals(PROBLEM, [TORCH], rounds=7)
+def test_the_worker_times_as_it_was_told(worker, monkeypatch):
+    monkeypatch.setattr(worker, "timing", Timing(buffers="rotating"))
+    (answer,) = worker.trial(PROBLEM, [TORCH])
+    (final,) = worker.finals(PROBLEM, [TORCH], rounds=7)
     for result in (answer, final):
         assert result.status == "ok", result.error
         assert (result.details["timer"], result.details["buffers"]) == ("graph", "rotating")
