@@ -1,4 +1,4 @@
-"""Kernels that go wrong, on a CPU and on a GPU: what is said of each, and that the one after it is measured all the same.
+"""Kernels that go wrong, on a CPU and on a GPU: what is said of each, and the one after it is measured all the same.
 
 tests/kernels/faulty.cpp and faulty.cu hold them.
 """

@@ -304,6 +304,15 @@ def candidate_of(kernel: Kernel, path: Path, launch: Config) -> Candidate:
     return Candidate(kernel.family, kernel.config, emit.symbol(kernel), chosen.kind, path, layouts, values)
 
 
+def assert_exported(kernels: Iterable[Kernel]) -> None:
+    """Build device images, and find every kernel in its own with what prepares it. They share headers, so one core."""
+    for kernel, path in built_paths(kernels, jobs=1).items():
+        binary = path.read_bytes()
+        symbol = emit.symbol(kernel).encode()
+        assert binary[:4] == b"\x7fELF"
+        assert b"\0" + symbol + b"\0" in binary and b"\0" + symbol + b"_prepare\0" in binary, kernel
+
+
 def documented_family(folder: Path) -> str:
     """Write the files of docs/add-a-family.md to a folder; returns the command that tunes them."""
     page = (ROOT / "docs" / "add-a-family.md").read_text()
@@ -328,7 +337,7 @@ def script(name: str, *arguments: object, **variables: str) -> subprocess.Comple
         patch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
         patch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
         patch.chdir(ROOT)
-        for variable, value in {"COLUMNS": "80", **variables}.items():
+        for variable, value in {"COLUMNS": "80", "AUTOTUNE_FAMILIES": "", **variables}.items():
             patch.setenv(variable, value)
         with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()) as complained:
             try:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 
 import pytest
+
 from autotune import emit, paths
 from autotune.arch import architecture
 from autotune.epilogue import Epilogue

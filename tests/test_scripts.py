@@ -114,13 +114,14 @@ def test_without_a_gpu_kernels_are_compiled_and_nothing_is_timed(tmp_path):
     except ToolchainError as error:
         pytest.skip(str(error))
     path = tmp_path / "compiled.db"
-    done = script("tune", "--arch", "sm80", "--trials", 1, "--db", path)
+    ours = ("cuda_avg_pool2d", "cuda_patch_conv2d", "cuda_se_tail", "cuda_space_to_depth")  # the quickly compiled
+    only = [word for family in ours for word in ("--only", family)]
+    done = script("tune", "--arch", "sm80", "--trials", 1, *only, "--db", path)
     assert done.returncode == 0, done.stderr
     assert "Nothing was timed" in done.stdout and "compiled for sm_80, 0 would not compile" in done.stdout
     assert rows(path, "SELECT count(*) FROM measurement") == rows(path, "SELECT count(*) FROM device") == [(0,)]
     families = {family for (family,) in rows(path, "SELECT family FROM kernel WHERE library_id IS NOT NULL")}
-    ours = {"cuda_avg_pool2d", "cuda_patch_conv2d", "cuda_se_tail", "cuda_space_to_depth"}
-    assert families == {"cutlass2_conv2d", "cutlass2_gemm", *ours}
+    assert families == set(ours)
     assert {kind for (kind,) in rows(path, "SELECT DISTINCT kind FROM library")} == {"device_image"}
     with Store.open(path) as store:
         for kernel in store.kernels("sm_80"):
