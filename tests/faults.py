@@ -29,7 +29,7 @@ FAULTS = {
     "strays": ("wrong", "after many launches x was overwritten"),
     "keeps_largest": ("wrong", "the result depends on what the output held before: y differs in 140 of 280"),
 }
-HANG = 2.0  # seconds that a kernel which never ends is given
+DEADLINE = 2.0  # seconds that a kernel which never ends is given
 
 
 def answers(
@@ -40,7 +40,7 @@ def answers(
     found = list(worker.trial(PROBLEM, [faulty(name) for name in wanted]))
     assert len(found) == len(wanted)
     told = {name: (found[i], found[i + 1]) for i, name in enumerate(wanted) if not i % 2}
-    usual, worker.deadline = worker.deadline, HANG
+    usual, worker.deadline = worker.deadline, DEADLINE
     [hung] = worker.trial(PROBLEM, [faulty("loops")])
     worker.deadline = usual
     return {**told, "loops": (hung, next(worker.trial(PROBLEM, [faulty("good")])))}

@@ -47,6 +47,8 @@ from fused_resnet.binding import Candidate
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts"
+HANG = 600
+"""Seconds that no process takes, however busy the machine is."""
 
 
 # -- the meaning of a problem, written a second time -------------------------------------------------------------------
@@ -359,5 +361,5 @@ def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def _run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    settings = {"capture_output": True, "text": True, "timeout": 240, "cwd": ROOT, **options}
+    settings = {"capture_output": True, "text": True, "timeout": HANG, "cwd": ROOT, **options}
     return subprocess.run(command, check=False, **settings)

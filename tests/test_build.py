@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, assert_exported, built_paths, python
+from helpers import HANG, ROOT, assert_exported, built_paths, python
 
 from autotune import build, emit, paths, toolchain
 from autotune.arch import architecture
@@ -123,7 +123,7 @@ for built in build.build(kernels, 2):
 def test_two_processes_that_build_the_same_both_succeed(fresh):
     command = [sys.executable, "-c", BUILD]
     both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [sorted(process.communicate(timeout=120)[0].split()) for process in both]
+    said = [sorted(process.communicate(timeout=HANG)[0].split()) for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert said[0] == said[1] and said[0]
     for path in said[0]:

@@ -26,7 +26,7 @@ OTHER = parse("avg_pool2d n=1 h=6 w=6 c=3 r=2 s=2 stride=2 dtype=f32")
 FAULTS = {
     **faults.FAULTS,
     "aborts": ("crashed", "SIGABRT"),
-    "loops": ("timed_out", f"no answer within {faults.HANG:g} s"),
+    "loops": ("timed_out", f"no answer within {faults.DEADLINE:g} s"),
     "unpadded_mean": ("wrong", "relative error"),
     "infinite": ("wrong", "not finite"),
     "writes_far": ("crashed", "SIGSEGV"),

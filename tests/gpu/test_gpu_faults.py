@@ -20,7 +20,7 @@ FAULTS = {
     **faults.FAULTS,
     "writes_far": ("crashed", "illegal memory access"),
     "misaligned": ("crashed", "misaligned address"),
-    "loops": ("timed_out", f"no answer within {faults.HANG:g} s"),
+    "loops": ("timed_out", f"no answer within {faults.DEADLINE:g} s"),
     "traps": ("crashed", "launch failure"),
     "trusts_workspace": ("unstable", "the same input gave other results in another run"),
     "leaks": ("crashed", "illegal memory access"),
