@@ -11,7 +11,7 @@ import zlib
 from contextlib import closing, contextmanager
 
 import pytest
-from helpers import ROOT
+from helpers import HANG, ROOT
 
 from tuning_db import DatabaseError, Store
 from tuning_db.place import APPLICATION_ID, SCHEMA_VERSION
@@ -353,7 +353,7 @@ def test_two_writers_at_once_lose_nothing(path):
     count = 150
     writers = [writer(path, name, count) for name in ("one", "two")]
     for process in writers:
-        process.communicate(timeout=120)
+        process.communicate(timeout=HANG)
     assert [process.returncode for process in writers] == [0, 0]
     with sql(path) as connection:
         rows = connection.execute(
@@ -423,5 +423,5 @@ def test_a_locked_file_is_waited_for(path):
     assert process.poll() is None
     holder.execute("COMMIT")
     holder.close()
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG)
     assert process.returncode == 0
