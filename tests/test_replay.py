@@ -76,6 +76,7 @@ def test_a_recording_comes_back_as_it_was(recording, tmp_path):
         (gzip.compress(b"[1]"), "make it again"),
         (gzip.compress(json.dumps({"format": 1}).encode())[:-9], "damaged"),
     ],
+    ids=["no gzip", "no JSON", "another format", "no record", "cut off"],  # compressed bytes hold the time
 )
 def test_what_is_no_recording_is_told_in_a_sentence(content, words, tmp_path):
     path = tmp_path / "bad.json.gz"
