@@ -60,9 +60,13 @@ class _Shape:
         return max(1, min(4, _REGISTERS // (self.threads * (self.accumulators + 64))))
 
     @property
-    def staging_bytes(self) -> int:
-        """Shared memory that the output passes through where it is staged."""
-        return self.groups * 4 * 2 * 16 * (64 if self.n % 64 == 0 else 32) * 2
+    def piece_bytes(self) -> int:
+        """Shared memory for a piece of the output in each warp: 16 pixels, and the barriers of those that are loaded."""
+        return self.groups * 4 * (16 * (64 if self.n % 64 == 0 else 32) * 2 + 8)
+
+    def staging_bytes(self, staged: int) -> int:
+        """Shared memory that the output, and an added tensor, pass through."""
+        return (2 + (staged if staged > 1 else 0)) * self.piece_bytes if staged else 0
 
     @property
     def cluster(self) -> int:
@@ -289,13 +293,13 @@ def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Laun
             own = gated or x.slices > 1 or blocks <= processors * resident
             limit = 0 if own else processors * resident
             tiles = -(-blocks // limit) if limit else 1
-            for staged in (0, 1) if x.slices == 1 and not gated else (0,):
+            for staged in _stagings(problem, x):
                 room = min(arch.sm_shared // resident - arch.reserved_shared - _SHARED_OVERHEAD, _MOST_SHARED)
                 slots = _slots(
                     problem,
                     x,
                     loading,
-                    room - staged * x.staging_bytes - _gate_bytes(problem, x),
+                    room - x.staging_bytes(staged) - _gate_bytes(problem, x),
                     tiles * loading.fills,
                 )
                 if slots is None:
@@ -305,6 +309,14 @@ def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Laun
                 rasters = (0, 1) if tiles_n > x.cluster_n and tiles > 1 and not x.resident and staged else (0,)
                 result += [_launch(loading, slots, limit, raster, staged) for raster in rasters]
     return [launch for i, launch in enumerate(result) if launch not in result[:i]]
+
+
+def _stagings(problem: Solved, x: _Shape) -> tuple[int, ...]:
+    """Values of the launch parameter `staged`."""
+    if x.slices > 1 or isinstance(problem, Conv2dSe):
+        return (0,)
+    added = [argument for argument in problem.epilogue.arguments if argument.kind == "tensor"]
+    return (0, 1, *_AHEAD) if len(added) == 1 else (0, 1)
 
 
 def _launch(loading: _Loading, slots: tuple[int, int], limit: int, raster: int, staged: int) -> Launch:
@@ -324,7 +336,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     for loading in _loadings(problem, x):
         blocks = _blocks(problem, x, loading)
         rounds = -(-blocks // room)
-        buffers = 2 * (loading.fill_bytes + x.weight_bytes) + x.staging_bytes
+        buffers = 2 * (loading.fill_bytes + x.weight_bytes) + x.staging_bytes(1)
         beside = max(1, min(x.blocks_by_registers, rounds, arch.sm_shared // buffers)) * (2 if x.pingpong else 1)
         arithmetic = products * (x.m * max(x.n, 24) * x.k / _PRODUCTS_A_CYCLE + 120 / beside)
         weights = products * x.weight_bytes / x.cluster_m / (rounds if x.resident else 1)
@@ -354,9 +366,13 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
         "type": dtype,
         "map_element": _MAP_ELEMENTS[dtype],
         "threads": x.threads,
+        "many_sums": x.groups == 2 and x.accumulators > 96,
         "resident_blocks": x.blocks_by_registers,
     }
 
+
+_AHEAD = (4, 8)
+"""Pieces of an added tensor that each warp may have on their way."""
 
 _LAUNCH_PARAMETERS = (
     Parameter("fill_slots", tuple(range(1, 13)), "buffers of activations"),
@@ -370,7 +386,11 @@ _LAUNCH_PARAMETERS = (
     Parameter("squares_h", (0, 1, 2, 3, 4), "patch: squares of 8 x 8 pixels in a tile, down"),
     Parameter("squares_w", (0, 1, 2, 3, 4), "patch: across"),
     Parameter("images", (0, 1, 2, 3, 4), "patch: and over images"),
-    Parameter("staged", (0, 1), "1: the output goes through shared memory and out by TMA"),
+    Parameter(
+        "staged",
+        (0, 1, *_AHEAD),
+        "1: the output goes through shared memory and out by TMA; more: an added tensor comes so too, so many pieces ahead",
+    ),
 )
 
 FAMILY = Family(

@@ -52,7 +52,10 @@ struct HopperConv2d {
   static constexpr bool kJoint = !kPatch && !kResident;  // weights come with the activations, one tap with one fill
   static constexpr int kTeam = kPingpong ? 1 : kGroups;  // warpgroups that share a tile
   static constexpr int kBlocks = kM / kTeam / 64;        // wgmma's blocks of rows for each
-  static constexpr int kThreads = 128 * kGroups + 64;
+  // Two warpgroups with many sums, and tensors read ahead, need more registers than an equal share: a whole warpgroup of
+  // loading warps, two of them idle, gives its own away.
+  static constexpr bool kMoves = Config::kMovesRegisters;
+  static constexpr int kThreads = 128 * kGroups + (kMoves ? 128 : 64);
   static constexpr int kRowBytes = kK * (int)sizeof(Element);
   static constexpr int kWeightBytes = kN * kRowBytes;
   static constexpr int kVector = 8;
@@ -61,6 +64,10 @@ struct HopperConv2d {
   static constexpr int kStages = 2;
   static constexpr int kStageChannels = kN % 64 == 0 ? 64 : 32;
   static constexpr int kStageBytes = 16 * kStageChannels * (int)sizeof(Element);
+  static constexpr int kPieces = kN / kStageChannels * kBlocks;  // of a warp, in a tile
+  // A tensor that the epilogue adds can come the same way: each warp loads its pieces ahead of their use, also those of
+  // its next tile, so that memory is kept busy while the tensor cores are.
+  static constexpr bool kAhead = Config::kAddedPointer >= 0 && !Config::kGated && kSlices == 1;
   static constexpr int kUnits = kBlocks * 2 * (kN / 32);  // of eight channels, for each thread
   static constexpr int kOwnN = kN / kSlices, kOwnColumns = kOwnN / 32;  // of a split tile, in the end
   static constexpr bool kGated = Config::kGated;
@@ -76,8 +83,9 @@ struct HopperConv2d {
   enum Launch { kFillSlots, kWeightSlots, kGrid, kRaster, kSquaresH, kSquaresW, kImages, kStaging };
 
   struct alignas(64) Params {
-    uint8_t activation_map[128], weight_map[128], output_map[128];
+    uint8_t activation_map[128], weight_map[128], output_map[128], added_map[128];
     int pointwise, along_m, staging_bytes;
+    int ahead;  // pieces of the added tensor for which each warp has room; 0: it is read when it is needed
     int n, out_h, out_w, k, rows;
     int cluster_tiles;
     Divider cluster_rows, cluster_columns, out_area, out_width;  // out_*: of pixels, or of patches
@@ -131,7 +139,8 @@ struct HopperConv2d {
       x.fill_bytes = x.images * x.patch_h * x.patch_w * kRowBytes;
       if ((x.patch_h - 1) * a.stride_h >= 256 || (x.patch_w - 1) * a.stride_w >= 256) return refused(out);
     }
-    x.staging_bytes = a.launch[kStaging] ? kGroups * 4 * kStages * kStageBytes : 0;
+    x.ahead = a.launch[kStaging] > 1 ? a.launch[kStaging] : 0;
+    x.staging_bytes = a.launch[kStaging] ? kGroups * 4 * (kStages + x.ahead) * kStageBytes : 0;
     x.fill_slots = a.launch[kFillSlots];
     x.slot_bytes = ceil_div(x.fill_bytes, 1024) * 1024 + (kJoint ? kWeightBytes : 0);
     x.weight_slots = kResident ? a.r * a.s * x.chunks : kPatch ? a.launch[kWeightSlots] : 0;
@@ -146,11 +155,12 @@ struct HopperConv2d {
       x.along_m = 0;
     }
 
-    const int64_t shared = 1024 + x.staging_bytes + x.gate_bytes + 8 * (kGroups + 2) + (int64_t)x.fill_slots * (x.slot_bytes + 16) +
+    const int64_t shared = 1024 + x.staging_bytes + x.gate_bytes + 8 * (kGroups + 2 + kGroups * 4 * x.ahead) + (int64_t)x.fill_slots * (x.slot_bytes + 16) +
                            (int64_t)x.weight_slots * (kWeightBytes + 16);
     const bool fits = shared <= 232448 && (kSlices == 1 || kM * kN * 4 <= x.fill_slots * x.slot_bytes);
     const bool counts = x.fill_slots >= 1 && x.fill_slots <= 32 && (kResident || x.weight_slots <= 32) && kSlices <= x.fills;
-    if (!fits || !counts || a.groups != 1 || a.c % 8 || a.k % 8 || kSlices > 1 && x.staging_bytes) return refused(out);
+    if (!fits || !counts || a.groups != 1 || a.c % 8 || a.k % 8 || kSlices > 1 && x.staging_bytes || x.ahead > (kAhead ? 8 : 0))
+      return refused(out);
     prepared(out, x, clusters * kCluster, 1, 1, kThreads, (int)shared, 0);
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, taps = a.r * a.s, padded_k = ceil_div(a.k, 32) * 32;
@@ -180,6 +190,11 @@ struct HopperConv2d {
       if (kPatch) hopper::describe<Element>(output, {k, q, p, n}, {kStageChannels, 8, 2, 1}, {1, 1, 1, 1});
       else hopper::describe<Element>(output, {k, (uint64_t)x.rows}, {kStageChannels, 16}, {1, 1});
       out->tensor_maps[2] = output;
+      if (x.ahead) {
+        out->tensor_map_count = 4;
+        output.params_offset = kAddedMap, output.pointer = Config::kAddedPointer;
+        out->tensor_maps[3] = output;
+      }
     }
   }
 
@@ -198,7 +213,8 @@ struct HopperConv2d {
         hopper::init_barrier(at.weight_full + 8 * i, 1);
         hopper::init_barrier(at.weight_empty + 8 * i, kTeam * kClusterM);
       }
-      if (i <= kGroups) hopper::init_barrier(at.turn + 8 * i, 1);
+      if (i <= kGroups) hopper::init_barrier(at.turn + 8 * i, kPingpong ? 4 : 1);
+      for (int j = i; j < 4 * kGroups * x.ahead; j += 32) hopper::init_barrier(at.added_full + 8 * j, 1);
       hopper::publish_barriers();
     }
     if constexpr (kCluster > 1) hopper::sync_cluster();
@@ -208,11 +224,13 @@ struct HopperConv2d {
     const Member me{rank % kClusterM, rank / kClusterM % kClusterN, rank / (kClusterM * kClusterN)};
     const int warp = hopper::uniform(threadIdx.x / 32);
     if (warp < 4 * kGroups) {
+      if constexpr (kMoves) hopper::take_registers<232>();
       multiply_all(x, at, me);
     } else {
+      if constexpr (kMoves) hopper::give_registers<40>();
       if (hopper::elect()) {
         if (warp == 4 * kGroups) load_activations(x, at, me);
-        else load_weights(x, at, me);
+        else if (warp == 4 * kGroups + 1) load_weights(x, at, me);
       }
       __syncwarp();
       if constexpr (kSlices > 1) hopper::sync_cluster();
@@ -221,7 +239,7 @@ struct HopperConv2d {
 
  private:
   static constexpr int kSwizzle = hopper::swizzle_of(kRowBytes);
-  static constexpr int kActivationMap = 0, kWeightMap = 128, kOutputMap = 256;  // in Params
+  static constexpr int kActivationMap = 0, kWeightMap = 128, kOutputMap = 256, kAddedMap = 384;  // in Params
 
   struct Member {
     int m, n, slice;
@@ -232,7 +250,7 @@ struct HopperConv2d {
 
   // Addresses in shared memory. A joint slot holds a fill, then its weights.
   struct Layout {
-    uint32_t fills, weights, staging, gate, full, empty, weight_full, weight_empty, turn, gate_full;
+    uint32_t fills, weights, staging, gate, full, empty, weight_full, weight_empty, turn, gate_full, added, added_full;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
       fills = (memory + 1023) / 1024 * 1024;
       weights = fills + (kJoint ? kM * kRowBytes : x.fill_slots * x.slot_bytes);
@@ -244,6 +262,8 @@ struct HopperConv2d {
       gate_full = turn + 8 * kGroups;
       weight_full = gate_full + 8;
       weight_empty = weight_full + 8 * x.weight_slots;
+      added = staging + kGroups * 4 * kStages * kStageBytes;
+      added_full = weight_empty + 8 * x.weight_slots;
     }
   };
 
@@ -433,11 +453,16 @@ struct HopperConv2d {
     constexpr int kWeightStep = kWeightBytes / 16;
 
     Ring ring{0, 0}, weight{0, 0};
+    Added added{first_tile() + (kPingpong ? group * tile_step() : 0), 0, {0, 0}};
     int tiles = 0;
     touch_parameters(x, Tile(x, me, first_tile()));
     if constexpr (kGated)
       excitation(x).load_weights(gate_memory(at), x.p.p + kFirstGate, own_channel(me, Tile(x, me, first_tile())), x.k);
     wait_for_previous();
+    if constexpr (kAhead) {
+      Ring slot{0, 0};
+      for (int i = 0; i < x.ahead; ++i, slot.advance(x.ahead)) load_added(x, at, me, first_block, added, slot.slot);
+    }
     if (kResident) hopper::wait(at.weight_full, 0);
     for (int index = first_tile(); index < x.cluster_tiles; index += tile_step()) {
       if constexpr (kPingpong) {
@@ -499,7 +524,8 @@ struct HopperConv2d {
         ring.advance(x.fill_slots);
       }
       if constexpr (kPingpong) {
-        if (threadIdx.x % 128 == 0) hopper::arrive(at.turn + 8 * ((group + 1) % kGroups));
+        // Every warp tells, so that none is left behind at the turn before.
+        if (threadIdx.x % 32 == 0) hopper::arrive(at.turn + 8 * ((group + 1) % kGroups));
       }
       hopper::wait_for_products<0>();
       hopper::pin(sums);
@@ -509,7 +535,7 @@ struct HopperConv2d {
       if constexpr (kSlices > 1) gather_slices(at, me, sums);
       const Tile tile(x, me, index);
       if constexpr (kGated) store_gated(x, at, me, tile, first_block, sums);
-      else if (kSlices == 1 && x.staging_bytes) stage_tile(x, at, tile, first_block, sums);
+      else if (kSlices == 1 && x.staging_bytes) stage_tile(x, at, me, tile, first_block, sums, added);
       else store_tile(x, me, tile, first_block, sums);
     }
     hopper::wait_for_stores<0>();
@@ -624,8 +650,45 @@ struct HopperConv2d {
     if (threadIdx.x % 4 == 0 && channel < min(x.k, tile.n * kN + kN)) Config::Steps::touch(x.p.p, channel);
   }
 
-  AT_DEVICE static void stage_tile(const Params& x, const Layout& at, const Tile& tile, int first_block, Sums& sums) {
-    constexpr int kChunks = kN / kStageChannels, kColumns = kStageChannels / 32;
+  // What a warp loads next of the added tensor, piece by piece, and which of its buffers it uses next.
+  struct Added {
+    int index, piece;
+    Ring ring;
+  };
+
+  // Where a warp's piece of a tile is: piece / kBlocks counts its channels, piece % kBlocks its rows.
+  template <typename Move>
+  AT_DEVICE static void at_piece(const Params& x, const Tile& tile, int first_block, int piece, const Move& move) {
+    const int warp = threadIdx.x / 32 % 4;
+    const int channel = tile.n * kN + piece / kBlocks * kStageChannels, block = first_block + piece % kBlocks;
+    if (kPatch) {
+      int n, h, w;
+      square(x, tile, block, n, h, w);
+      move(channel, 8 * w, 8 * h + 2 * warp, n);
+    } else {
+      move(channel, tile.m * kM + 64 * block + 16 * warp, 0, 0);
+    }
+  }
+
+  AT_DEVICE static void load_added(const Params& x, const Layout& at, const Member& me, int first_block, Added& next,
+                                   int slot) {
+    if (next.index >= x.cluster_tiles) return;
+    const int warp = hopper::uniform(threadIdx.x / 32), buffer = warp * x.ahead + slot;
+    if (hopper::elect()) {
+      const uint32_t full = at.added_full + 8 * buffer, to = at.added + buffer * kStageBytes;
+      hopper::expect_bytes(full, kStageBytes);
+      at_piece(x, Tile(x, me, next.index), first_block, next.piece, [&](int c, int w, int h, int n) {
+        if (kPatch) hopper::load_4d(to, x.added_map, full, c, w, h, n);
+        else hopper::load_2d<false>(to, x.added_map, full, c, w, 0);
+      });
+    }
+    __syncwarp();
+    if (++next.piece == kPieces) next.piece = 0, next.index += tile_step() * (kPingpong ? kGroups : 1);
+  }
+
+  AT_DEVICE static void stage_tile(const Params& x, const Layout& at, const Member& me, const Tile& tile, int first_block,
+                                   Sums& sums, Added& added) {
+    constexpr int kColumns = kStageChannels / 32;
     const int lane = threadIdx.x % 32, warp = hopper::uniform(threadIdx.x / 32);
     int pixels[kBlocks][2];
 #pragma unroll
@@ -637,6 +700,7 @@ struct HopperConv2d {
     };
     typename Config::Steps::Fetched fetched[2][2 * kColumns];
     auto fetch = [&](int batch) {
+      if (kAhead && x.ahead) return;
 #pragma unroll
       for (int i = 0; i < 2 * kColumns; ++i) {
         const int pixel = pixels[batch % kBlocks][i % 2], channel = channel_of(batch, i / 2);
@@ -646,37 +710,48 @@ struct HopperConv2d {
     };
     fetch(0);
 #pragma unroll
-    for (int batch = 0; batch < kChunks * kBlocks; ++batch) {
+    for (int batch = 0; batch < kPieces; ++batch) {
       const int chunk = batch / kBlocks, m = batch % kBlocks;
       const uint32_t buffer = at.staging + (kStages * warp + batch % kStages) * kStageBytes;
-      if (batch + 1 < kChunks * kBlocks) fetch(batch + 1);
+      if (batch + 1 < kPieces) fetch(batch + 1);
       // Until the buffer's last store has read it: kStages ago, or one of the tile before.
-      if (batch == 0 && kChunks * kBlocks % kStages != 0) hopper::wait_for_stores<0>();
+      if (batch == 0 && kPieces % kStages != 0) hopper::wait_for_stores<0>();
       else hopper::wait_for_stores<kStages - 1>();
       __syncwarp();
+      // Of eight channels in a piece, which is swizzled as TMA has it.
+      auto place_of = [&](int i) {
+        const int row = 8 * (i % 2) + lane / 4, place = 4 * (i / 2) + lane % 4;
+        return row * kStageChannels * (int)sizeof(Element) + 16 * (place ^ (kStageChannels == 64 ? row % 8 : row / 2 % 4));
+      };
+      if constexpr (kAhead) {
+        if (x.ahead) {
+          const int slot = added.ring.slot, piece = warp * x.ahead + slot;
+          hopper::wait(at.added_full + 8 * piece, added.ring.parity);
+#pragma unroll
+          for (int i = 0; i < 2 * kColumns; ++i)
+            fetched[batch % 2][i][0].words[0] = hopper::read(at.added + piece * kStageBytes + place_of(i));
+          __syncwarp();
+          load_added(x, at, me, first_block, added, slot);
+          added.ring.advance(x.ahead);
+        }
+      }
 #pragma unroll
       for (int i = 0; i < 2 * kColumns; ++i) {
-        const int half = i % 2, columns = chunk * kColumns + i / 2, row = 8 * half + lane / 4;
+        const int half = i % 2, columns = chunk * kColumns + i / 2;
         const int pixel = pixels[m][half], channel = channel_of(batch, i / 2);
         float v[kVector];
         hopper::take(v, sums, m, half, columns);
         if (pixel >= 0 && channel < x.k)
           Config::Steps::apply(v, x.p.p, x.scalars, channel, (int64_t)pixel * x.k + channel, fetched[batch % 2][i]);
-        const int place = (4 * (i / 2) + lane % 4) ^ (kStageChannels == 64 ? row % 8 : row / 2 % 4);
-        hopper::write(buffer + row * kStageChannels * (int)sizeof(Element) + 16 * place, rounded<Element>(v).words[0]);
+        hopper::write(buffer + place_of(i), rounded<Element>(v).words[0]);
       }
       hopper::publish_shared();
       __syncwarp();
-      if (lane == 0) {
-        const int channel = tile.n * kN + chunk * kStageChannels;
-        if (kPatch) {
-          int n, h, w;
-          square(x, tile, first_block + m, n, h, w);
-          hopper::store_4d(x.output_map, buffer, channel, 8 * w, 8 * h + 2 * (warp % 4), n);
-        } else {
-          hopper::store_2d(x.output_map, buffer, channel, tile.m * kM + 64 * (first_block + m) + 16 * (warp % 4));
-        }
-      }
+      if (lane == 0)
+        at_piece(x, tile, first_block, batch, [&](int c, int w, int h, int n) {
+          if (kPatch) hopper::store_4d(x.output_map, buffer, c, w, h, n);
+          else hopper::store_2d(x.output_map, buffer, c, w);
+        });
       hopper::commit_stores();
     }
   }
