@@ -15,20 +15,19 @@ from autotune.epilogue import Epilogue
 from autotune.errors import ToolchainError
 from autotune.families import cutlass2, family
 from autotune.families.base import PERMISSIONS, Kernel
-from autotune.families.cutlass2 import Tile, broken_rules
+from autotune.families.cutlass2 import Tile
+from autotune.families.cutlass2_rules import broken
 from autotune.problem import parse
 
 FPROP = family("cutlass2_conv2d")
 
 # Why a tile that compiles is refused all the same: it would spill, not start, be beaten, or come out wrong.
 BEYOND_COMPILING = (
-    "the accumulators would spill",
     "sm70: the accumulators would spill",
     "64 to 256 threads",
     "shared memory",
     "at least three stages from sm80 on",
     "the epilogue's threads do not fit the tile",
-    "sm70: the epilogue's threads do not fit the tile",
 )
 
 
@@ -49,8 +48,8 @@ def tile_of(row):
 
 
 def complaint(tile):
-    broken = next(broken_rules(tile, architecture(f"sm{tile.generation}")), None)
-    return broken or (None if cutlass2.filter_rows_fit(tile) else "the filter iterator's predicates")
+    why = broken(tile, architecture(f"sm{tile.generation}"))
+    return why or (None if tile.filter_rows_fit else "the filter iterator's predicates")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_a_map_with_idle_lanes_is_refused():
     """32 output channels in vectors of 16 need two lanes a row, and eight rows have no use for 32 lanes."""
     narrow = Tile(80, "s8", (64, 32, 64), (32, 32, 64), 3, 16, 16, "s32")
     assert complaint(narrow) == "the epilogue's threads do not fit the tile"
-    assert complaint(cutlass2.wider(narrow, 8)) is None
+    assert complaint(narrow.wider(8)) is None
 
 
 @pytest.mark.parametrize("name", ["sm70", "sm75", "sm80"])

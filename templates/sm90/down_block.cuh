@@ -11,6 +11,7 @@
 // that share a tile send each other their channels of it. Between x and y nothing leaves the cluster.
 #pragma once
 #include "sm90/gate.cuh"
+#include "sm90/counting.cuh"
 #include "sm90/hopper.cuh"
 
 namespace at {

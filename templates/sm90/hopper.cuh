@@ -3,21 +3,6 @@
 #pragma once
 
 namespace at {
-
-// Where in a ring of buffers, and in which round.
-struct Ring {
-  int slot;
-  uint32_t parity;
-  AT_DEVICE void advance(int slots) {
-    if (++slot == slots) slot = 0, parity ^= 1;
-  }
-  AT_DEVICE void skip(int count, int slots) {
-    slot += count;
-    parity ^= slot / slots & 1;
-    slot %= slots;
-  }
-};
-
 namespace hopper {
 
 AT_DEVICE uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
