@@ -12,7 +12,18 @@ from autotune.epilogue import Epilogue
 from autotune.families import families, serving
 from autotune.families.base import Family
 from autotune.objective import OBJECTIVES, undominated
-from autotune.problem import Convolution, Gemm, Pool2d, Problem, SeBlock, SeDownBlock, SeTail, SpaceToDepth, Stem, limit_us
+from autotune.problem import (
+    Convolution,
+    Gemm,
+    Pool2d,
+    Problem,
+    SeBlock,
+    SeDownBlock,
+    SeTail,
+    SpaceToDepth,
+    Stem,
+    limit_us,
+)
 from autotune.vendor import aten, cudnn
 from fused_resnet.capture.torch_call import TorchCall
 from tuning_db import Store

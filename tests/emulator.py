@@ -46,7 +46,7 @@ _PTX = {
     "ld.global.nc": "unused = 0;",
     "elect": "chosen = emu::lane() == 0;",
     "mov.u32 %0, %%cluster_ctarank": "rank = emu::own().rank;",
-    "barrier.cluster": "emu::sync_cluster(EMULATED_THREADS);",
+    "barrier.cluster": "emu::sync_cluster(emu::own().threads);",
     "bar.sync": "emu::sync_of(1, kThreads);",
     "cp.async.ca": "std::memcpy(emu::generic(to), from, kBytes);",
     "cp.async.wait_all": "",
@@ -56,7 +56,7 @@ _PTX = {
     "wgmma.wait_group": "emu::wait_for_products(pending);",
     "wgmma.mma_async": "emu::multiply<Element>(d, a, b, accumulate);",
 }
-"""A piece of PTX that tells an instruction from the others -> what stands for it; none: it orders, but computes nothing."""
+"""A piece of PTX that tells an instruction from others -> what stands for it; empty: it orders, computes nothing."""
 
 
 def _emulated(text: str) -> str:
@@ -68,34 +68,31 @@ def _emulated(text: str) -> str:
             return ";"
         found = [name for name in _PTX if name in ptx]
         if not found:
-            return "std::abort();"
+            return 'emu::fail("PTX that the emulator does not know");'
         return _PTX[max(found, key=len)] or ";"
 
     return re.sub(r"asm volatile\(.*?\);", replaced, text, flags=re.DOTALL)
 
 
 class Emulated:
-    """A kernel compiled for this machine. cluster: blocks of one."""
+    """A kernel compiled for this machine. folder: where what it is made of is written."""
 
     def __init__(self, kernel: Kernel, folder: Path) -> None:
         self.kernel = kernel
-        chosen = family(kernel.family)
-        threads = chosen.context(kernel.values, emit.architecture_of(kernel), kernel.dtype)["threads"]
         for header in ("sm90/hopper.cuh", "sm90/gate.cuh", "cuda/kernel.cuh"):
             (folder / header).parent.mkdir(parents=True, exist_ok=True)
             (folder / header).write_text(_emulated((paths.templates() / header).read_text()))
-        symbol, struct = emit.symbol(kernel), abi.struct(chosen.operators[0]).__name__
-        source = folder / "kernel.cpp"
-        source.write_text(
-            f'#define EMULATED_THREADS {threads}\n#include "emulator.h"\n#include "cuda/kernel.cuh"\n'
-            f"char at_shared[1];\n{_emulated(emit.unit([kernel]))}\n"
-            f'extern "C" int emulate(const {struct}& problem, void* const* pointers, int cluster, unsigned seed, char* text) {{\n'
-            f"  return emu::run<in_{symbol}::Kernel>(problem, in_{symbol}::{symbol}_prepare, pointers, cluster, seed, text, 4096);\n}}\n"
-        )
-        includes = [folder, Path(__file__).parent / "kernels", paths.templates(), _cuda_headers()]
-        library = folder / "kernel.so"
-        command = ["g++", "-std=c++20", "-O2", "-fno-strict-aliasing", "-fPIC", "-shared", "-w", str(source), "-o", str(library)]
-        done = subprocess.run([*command, *(f"-I{path}" for path in includes)], capture_output=True, text=True)
+        text, symbol = emit.unit([kernel]), emit.symbol(kernel)
+        (folder / "kernel.cu").write_text(_emulated(text))
+        problem = re.search(rf"{symbol}_prepare\((\w+) ", text)
+        assert problem
+        values = {"SYMBOL": symbol, "PROBLEM": problem[1]}
+        defined = [f"-DEMULATED_{name}={value}" for name, value in values.items()]
+        here, library = Path(__file__).parent / "kernels", folder / "kernel.so"
+        included = [f"-I{path}" for path in (folder, here, paths.templates(), _cuda_headers())]
+        flags = ["-std=c++20", "-O1", "-fno-strict-aliasing", "-fPIC", "-shared", "-w"]
+        command = ["g++", *flags, *defined, *included, here / "emulated.cpp", "-o", library]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[:4000]
         self._library = ctypes.CDLL(str(library))
 
@@ -103,9 +100,11 @@ class Emulated:
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequence[float], launch: Launch,
         cluster: int, seed: int = 0,
     ) -> dict[str, torch.Tensor]:  # fmt: skip
-        """Every output of a problem, from operands in the shapes and dtypes of problem.operands()."""
-        chosen = family(self.kernel.family)
-        layouts = chosen.weight_layouts(self.kernel.values)
+        """Every output of a problem, from operands in the shapes and dtypes of problem.operands().
+
+        cluster: blocks of one. seed: of the order of threads; TMA is late if it is even, and at once if it is odd.
+        """
+        layouts = family(self.kernel.family).weight_layouts(self.kernel.values)
         operands: list[torch.Tensor] = []
         for operand in problem.operands():
             if operand.role == "output":
@@ -115,12 +114,20 @@ class Emulated:
             else:
                 operands.append(tensors[operand.name].contiguous())
         pointers = (ctypes.c_void_p * abi.MAX_POINTERS)(*(operand.data_ptr() for operand in operands))
-        packed = abi.pack(problem, scalars, [launch[parameter.name] for parameter in chosen.launch_parameters])
         text = ctypes.create_string_buffer(4096)
-        status = self._library.emulate(packed, pointers, cluster, ctypes.c_uint(seed), text)
+        packed = self._packed(problem, scalars, launch)
+        status = self._library.emulate(packed, pointers, cluster, ctypes.c_uint(seed), text, len(text))
         assert status == 0, f"status {status}: {text.value.decode()}"
         named = zip(problem.operands(), operands, strict=True)
         return {operand.name: tensor for operand, tensor in named if operand.role == "output"}
+
+    def shared_bytes(self, problem: Problem, launch: Launch) -> int:
+        """Shared memory that the kernel asks for, or -1 where it refuses the problem."""
+        return int(self._library.shared_bytes(self._packed(problem, (), launch)))
+
+    def _packed(self, problem: Problem, scalars: Sequence[float], launch: Launch) -> bytes:
+        parameters = family(self.kernel.family).launch_parameters
+        return abi.pack(problem, scalars, [launch[parameter.name] for parameter in parameters])
 
 
 def _cuda_headers() -> Path:

@@ -1,6 +1,6 @@
 """A residual block that halves its images in one kernel for Hopper; fp16 and bf16 with float32 sums, NHWC.
 
-A cluster has whole images in its shared memory and streams the filters: templates/sm90/down_block.cuh says how it works.
+A cluster has whole images in its shared memory and streams the filters: templates/sm90/down_block.cuh says how.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Laun
     assert isinstance(problem, SeDownBlock)
     x = _shape(config)
     room = _MOST_SHARED - _fixed_bytes(problem, x)
-    launches = []
+    launches: list[Launch] = []
     for fills in (2, 3, 4):
         most = min((room - fills * (_TILE_BYTES + 16)) // (x.n * _CHUNK * 2 + 16), 16)
         launches += [{"fill_slots": fills, "weight_slots": slots} for slots in (most, most // 2) if slots > 1]

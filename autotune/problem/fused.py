@@ -182,13 +182,13 @@ class SeBlock(Images):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeDownBlock(Problem):
+class SeDownBlock(Images):
     """A residual block that halves its image: as se_block, but with stride 2, and with a projection as its identity.
 
     x (n, h, w, c) is convolved with weight1 (k, c, 3, 3), stride 2 and padding 1. In the epilogue, `conv` stands where
     the value so far is convolved with weight2 (k, k, 3, 3), stride and padding 1, `gate` where it is scaled as by
-    conv2d_se, and `project` where the mean of x over 3x3 pixels, stride 2 and padding 1, which counts, is added, after a
-    1x1 convolution with `projection` (k, c, 1, 1): "bias,relu,conv,bias,gate,project,relu".
+    conv2d_se, and `project` where the identity is added: the mean of x over 3x3 pixels, stride 2 and padding 1, which
+    counts, behind a 1x1 convolution with `projection` (k, c, 1, 1): "bias,relu,conv,bias,gate,project,relu".
     """
 
     operator: ClassVar[str] = "se_down_block"
@@ -199,10 +199,6 @@ class SeDownBlock(Problem):
     pad: ClassVar[tuple[int, int]] = (1, 1)
     dilation: ClassVar[tuple[int, int]] = (1, 1)
     groups: ClassVar[int] = 1
-    n: int
-    h: int
-    w: int
-    c: int
     k: int
     hidden: int
     epilogue: Epilogue = _DOWN
@@ -231,7 +227,7 @@ class SeDownBlock(Problem):
 
     def _inputs(self) -> tuple[Operand, ...]:
         return (
-            Operand("x", "input", (self.n, self.h, self.w, self.c), self.dtype),
+            self._x,
             Operand("weight1", "weight", (self.k, self.c, 3, 3), self.dtype),
             Operand("weight2", "weight", (self.k, self.k, 3, 3), self.dtype),
             Operand("projection", "weight", (self.k, self.c, 1, 1), self.dtype),

@@ -10,6 +10,7 @@
 // with lines of zeros above and below: a tap of the second convolution is one of these copies from some line on. Blocks
 // that share a tile send each other their channels of it. Between x and y nothing leaves the cluster.
 #pragma once
+#include "sm90/counting.cuh"
 #include "sm90/gate.cuh"
 #include "sm90/counting.cuh"
 #include "sm90/hopper.cuh"
@@ -72,9 +73,9 @@ struct HopperSeDownBlock {
     const uint32_t lines = a.p / kParts;
     hopper::describe<Element>(image, {c, w, n, h}, {kK, 2u * a.q - 1, (uint32_t)x.images, 2 * lines - 1}, {1, 2, 1, 2});
     image.strides[1] = h * w * c * sizeof(Element), image.strides[2] = w * c * sizeof(Element);
-    const int weights[] = {kWeight1, kProjection, kWeight2};
     for (int i = 0; i < 3; ++i) {
-      out->tensor_maps[1 + i] = {kWeightMaps + 128 * i, weights[i], Config::kMapElement, kSwizzle};
+      const int weight = i == 0 ? kWeight1 : i == 1 ? kProjection : kWeight2;
+      out->tensor_maps[1 + i] = {kWeightMaps + 128 * i, weight, Config::kMapElement, kSwizzle};
       hopper::describe<Element>(out->tensor_maps[1 + i], {i == 2 ? k : c, i == 1 ? 1ull : kTaps, k}, {kK, 1, kN / kPeers},
                                 {1, 1, 1});
     }
@@ -364,7 +365,7 @@ struct HopperSeDownBlock {
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) pooled[i][e] /= kTaps;
+        for (int e = 0; e < kVector; ++e) pooled[i][e] *= 1.f / kTaps;
         hopper::write(own_copy(x, at, me, chunk) + (threadIdx.x + i * kWide) * 16, rounded<Element>(pooled[i]).words[0]);
       }
     }

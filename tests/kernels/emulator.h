@@ -1,6 +1,6 @@
 // Runs a Hopper kernel's own text on a CPU, to test its arithmetic and its hand-shakes: every CUDA thread of a cluster is a
-// fiber, and what the hardware does by itself (TMA, wgmma) happens as late or as early as it may. Fibers run in a random
-// order given by a seed, so a run can be repeated. tests/emulator.py puts these functions in the place of PTX.
+// fiber, and what the hardware does by itself happens as late as it may (wgmma), or at once (TMA, if the seed is odd).
+// Fibers run in an order given by the seed, so a run can be repeated. tests/emulator.py puts these functions in the place of PTX.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -46,7 +46,7 @@ struct Named {
 };
 
 struct Block {
-  int index, rank, threads;
+  int index, rank, threads, left;
   char* memory;
   std::map<uint32_t, Barrier> barriers;
   std::map<std::pair<int, uint32_t>, Collective> collectives;
@@ -73,12 +73,19 @@ inline std::vector<std::unique_ptr<Thread>> threads;
 inline std::vector<std::function<void()>> transfers;  // of TMA, on their way
 inline Thread* current;
 inline ucontext_t scheduler;
+inline bool inside_fiber, late;  // late: transfers come when nothing else happens any more, else at once
 inline std::function<void(Block&)> body;
 inline int cluster_arrived, grid_blocks;
 inline std::map<Thread*, int> cluster_turn;
 inline std::mt19937 random_order;
 
-inline void stop(const std::string& why) { throw std::runtime_error(why); }
+// Ends the run: thrown by the scheduler, because an exception cannot leave a fiber.
+inline std::string failure;
+inline void fail(const std::string& why) {
+  if (failure.empty()) failure = why;
+  for (;; swapcontext(&current->context, &scheduler))
+    if (!inside_fiber) throw std::runtime_error(failure);
+}
 
 inline void yield_until(std::function<bool()> ready, const std::string& what) {
   if (ready()) return;
@@ -87,10 +94,15 @@ inline void yield_until(std::function<bool()> ready, const std::string& what) {
   swapcontext(&current->context, &scheduler);
 }
 
+inline void transfer(std::function<void()> work) {
+  if (late) transfers.push_back(std::move(work));
+  else work();
+}
+
 inline Block& own() { return *current->block; }
 inline int lane() { return current->index.x % 32; }
 inline void* generic(uint32_t address) {
-  if (address >= kSharedBytes) { std::fprintf(stderr, "shared address %u\n", address); std::abort(); }
+  if (address >= kSharedBytes) fail("the shared address " + std::to_string(address));
   return own().memory + address;
 }
 inline uint32_t shared_address(const void* p) { return (uint32_t)((const char*)p - own().memory); }
@@ -98,17 +110,18 @@ inline uint32_t shared_address(const void* p) { return (uint32_t)((const char*)p
 // ---- Barriers ----
 
 inline Barrier& barrier_of(Block& block, uint32_t address) {
+  if (block.left == 0) fail("a block has ended before all had come that is sent to it");
   auto found = block.barriers.find(address);
-  if (found == block.barriers.end() || address % 8) { std::fprintf(stderr, "no barrier at %u\n", address); std::abort(); }
+  if (found == block.barriers.end() || address % 8) fail("no barrier at " + std::to_string(address));
   return found->second;
 }
 inline void init_barrier(uint32_t address, int arrivals) {
-  if (own().barriers.count(address)) { std::fprintf(stderr, "two barriers at %u\n", address); std::abort(); }
+  if (own().barriers.count(address)) fail("two barriers at " + std::to_string(address));
   own().barriers[address] = {arrivals, arrivals};
 }
 inline void arrive_in(Block& block, uint32_t address, int bytes) {
   Barrier& barrier = barrier_of(block, address);
-  if (--barrier.pending < 0) { std::fprintf(stderr, "too many arrivals at %u\n", address); std::abort(); }
+  if (--barrier.pending < 0) fail("too many arrivals at " + std::to_string(address));
   barrier.bytes += bytes;
   barrier.settle();
 }
@@ -196,11 +209,11 @@ inline void load(uint32_t to, const void* params_map, uint32_t barrier, std::vec
   int bytes = 2;
   for (int i = 0; i < map->wanted.rank; ++i)
     bytes *= (map->wanted.box[i] + map->wanted.element_strides[i] - 1) / map->wanted.element_strides[i];
-  if (to % 128) { std::fprintf(stderr, "TMA to %u\n", to); std::abort(); }
+  if (to % 128) fail("TMA to " + std::to_string(to));
   for (auto& block : blocks) {
     if (to_blocks ? !(to_blocks >> block->rank & 1) : block.get() != &own()) continue;
     Block* target = block.get();
-    transfers.push_back([=] { store_box(*target, to, *map, from), come(*target, barrier, bytes); });
+    transfer([=] { store_box(*target, to, *map, from), come(*target, barrier, bytes); });
   }
 }
 
@@ -211,11 +224,11 @@ inline void load_im2col(uint32_t to, const void* params_map, uint32_t barrier, s
   std::memcpy(&map, params_map, sizeof map);
   const at_tensor_map m = map->wanted;
   const char* base = map->base;
-  if (to % 128) { std::fprintf(stderr, "TMA to %u\n", to); std::abort(); }
+  if (to % 128) fail("TMA to " + std::to_string(to));
   for (auto& block : blocks) {
     if (to_blocks ? !(to_blocks >> block->rank & 1) : block.get() != &own()) continue;
     Block* target = block.get();
-    transfers.push_back([=] {
+    transfer([=] {
       const int row_bytes = m.swizzle == 3 ? 128 : m.swizzle == 2 ? 64 : 32;
       int w = from[1], h = from[2], n = from[3];
       for (int pixel = 0; pixel < m.pixels; ++pixel) {
@@ -239,12 +252,12 @@ inline void load_im2col(uint32_t to, const void* params_map, uint32_t barrier, s
   }
 }
 
-// A store reads shared memory as late as it may: when its thread waits for that, or has ended.
+// A store reads shared memory at once or, where it may be late, when its thread waits for that.
 inline void store(const void* params_map, uint32_t from, std::vector<int> to) {
   const Map* map;
   std::memcpy(&map, params_map, sizeof map);
   Block* block = &own();
-  current->open_stores.push_back([=] {
+  auto work = [=] {
     const at_tensor_map& m = map->wanted;
     const int row_bytes = m.swizzle == 3 ? 128 : m.swizzle == 2 ? 64 : 32;
     std::vector<int> at(m.rank, 0);
@@ -261,7 +274,9 @@ inline void store(const void* params_map, uint32_t from, std::vector<int> to) {
       while (i < m.rank && ++at[i] == (int)m.box[i]) at[i++] = 0;
       if (i == m.rank) return;
     }
-  });
+  };
+  if (late) current->open_stores.push_back(work);
+  else work();
 }
 inline void commit_stores() { current->stores.push_back(std::move(current->open_stores)), current->open_stores.clear(); }
 inline void wait_for_stores(int pending) {
@@ -271,7 +286,7 @@ inline void wait_for_stores(int pending) {
 
 inline void send_bytes(uint32_t address, int bytes, uint32_t barrier, uint32_t to) {
   Block *source = &own(), *target = blocks.at(to).get();
-  transfers.push_back([=] {
+  transfer([=] {
     std::memcpy(target->memory + address, source->memory + address, bytes);
     come(*target, barrier, bytes);
   });
@@ -280,7 +295,7 @@ inline void send_bytes(uint32_t address, int bytes, uint32_t barrier, uint32_t t
 template <typename Vector>
 void send(uint32_t address, uint32_t barrier, uint32_t to, Vector v) {
   Block* target = blocks.at(to).get();
-  transfers.push_back([=] {
+  transfer([=] {
     std::memcpy(target->memory + address, &v, sizeof v);
     come(*target, barrier, sizeof v);
   });
@@ -346,12 +361,24 @@ inline void wait_for_products(int pending) {
 
 inline void enter() {
   body(own());
-  if (!current->stores.empty() && !current->stores.back().empty()) {
-    std::fprintf(stderr, "a thread ends while its stores still read shared memory\n");
-    std::abort();
-  }
+  for (auto& group : current->stores)
+    if (!group.empty()) fail("a thread has ended while its stores still read shared memory");
   current->ended = true;
+  --own().left;
   for (;;) swapcontext(&current->context, &scheduler);
+}
+
+// What the threads wait for, warp by warp.
+inline std::string waiting() {
+  std::map<std::string, int> threads_of;
+  for (auto& thread : threads) {
+    if (thread->ended) continue;
+    const std::string warp = std::to_string(thread->index.x / 32);
+    ++threads_of["block " + std::to_string(thread->block->rank) + " warp " + warp + ": " + thread->waits_for];
+  }
+  std::string text;
+  for (auto& [what, count] : threads_of) text += "\n" + std::to_string(count) + " threads of " + what;
+  return text;
 }
 
 inline void run_cluster(int first, int count, int threads_of_block) {
@@ -361,7 +388,7 @@ inline void run_cluster(int first, int count, int threads_of_block) {
   for (int i = 0; i < count; ++i) {
     memories.emplace_back((char*)std::aligned_alloc(1024, (kSharedBytes + 1023) / 1024 * 1024), &std::free);
     std::memset(memories.back().get(), 0xff, kSharedBytes);  // NaN in every type
-    blocks.push_back(std::make_unique<Block>(Block{first + i, i, threads_of_block, memories.back().get(), {}, {}, {}}));
+    blocks.push_back(std::make_unique<Block>(Block{first + i, i, threads_of_block, threads_of_block, memories.back().get(), {}, {}, {}}));
     for (int t = 0; t < threads_of_block; ++t) {
       auto thread = std::make_unique<Thread>();
       thread->block = blocks.back().get();
@@ -375,39 +402,38 @@ inline void run_cluster(int first, int count, int threads_of_block) {
   }
   std::vector<int> order(threads.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = (int)i;
-  for (;;) {
-    bool moved = false, left = false;
-    const int skip = random_order() % 3;  // now and then the threads of a whole warp stay behind
-    const int behind = random_order() % (threads.size() / 32);
+  for (bool left = true; left;) {
+    bool moved = false;
+    left = false;
+    const bool skips = random_order() % 3 == 0;  // now and then the threads of a whole warp stay behind
+    const size_t behind = random_order() % (threads.size() / 32);
     for (int i : order) {
       Thread& thread = *threads[i];
       left |= !thread.ended;
-      if (thread.ended || skip == 0 && i / 32 == behind || thread.ready && !thread.ready()) continue;
+      if (thread.ended || skips && i / 32 == behind || thread.ready && !thread.ready()) continue;
       thread.ready = nullptr;
       current = &thread;
-      moved = true;
+      moved = inside_fiber = true;
       swapcontext(&scheduler, &thread.context);
+      inside_fiber = false;
+      if (!failure.empty()) fail(failure);
     }
     if (random_order() % 2) std::reverse(order.begin(), order.end());
-    std::vector<std::function<void()>> now;
-    for (size_t i = 0; i < transfers.size();)
-      if (random_order() % 4) ++i;
-      else now.push_back(std::move(transfers[i])), transfers.erase(transfers.begin() + i);
-    for (auto& transfer : now) transfer();
-    if (!left) break;
-    if (!moved && now.empty() && transfers.empty() && skip) {
-      std::map<std::string, int> waiting;
-      for (auto& thread : threads)
-        if (!thread->ended) ++waiting["block " + std::to_string(thread->block->rank) + " warp " + std::to_string(thread->index.x / 32) + ": " + thread->waits_for];
-      std::string text = "the kernel hangs:";
-      for (auto& [what, number] : waiting) text += "\n" + std::to_string(number) + " threads of " + what;
-      stop(text);
+    if (moved || skips) continue;
+    if (!transfers.empty()) {
+      // Mostly the newest: the others are overtaken for long.
+      if (random_order() % 16 == 0) std::swap(transfers[random_order() % transfers.size()], transfers.back());
+      const auto work = std::move(transfers.back());
+      transfers.pop_back();
+      work();
+    } else if (left) {
+      fail("the kernel hangs:" + waiting());
     }
   }
-  if (!transfers.empty()) stop("blocks have ended before what was on its way to them had come");
+  if (!transfers.empty()) fail("blocks have ended before what was on its way to them had come");
   for (auto& block : blocks)
     for (auto& [address, barrier] : block->barriers)
-      if (barrier.bytes) stop("bytes are awaited that never come");
+      if (barrier.bytes) fail("bytes are awaited that never come");
 }
 
 // Prepares and runs a kernel as the engine would. Returns an at_status; text says what went wrong.
@@ -427,12 +453,10 @@ int run(const Problem& problem, Prepare prepare, void* const* pointers, int clus
   typename Kernel::Params params;
   std::memcpy((void*)&params, out.params, sizeof params);
   random_order.seed(seed);
+  late = seed % 2 == 0;
+  failure.clear();
   grid_blocks = out.grid[0];
-  const uint32_t shared = out.shared_bytes;
-  body = [&](Block& block) {
-    (void)shared;
-    Kernel::run(params, block.memory);
-  };
+  body = [&](Block& block) { Kernel::run(params, block.memory); };
   try {
     for (int first = 0; first < out.grid[0]; first += cluster) run_cluster(first, cluster, out.threads);
   } catch (const std::exception& error) {
@@ -458,7 +482,7 @@ struct EmulatedIndex { int x; };
 #define __shfl_sync(mask, value, from) emu::shuffled(mask, value, from)
 #define __shfl_xor_sync(mask, value, distance) emu::shuffled(mask, value, emu::lane() ^ (distance))
 #define __syncwarp() emu::exchange(0xffffffffu, 0, 0)
-#define __syncthreads() emu::sync_of(0, EMULATED_THREADS)
+#define __syncthreads() emu::sync_of(0, emu::own().threads)
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint64_t)a * b >> 32; }
 #define __expf std::exp
 #define __float2int_rn (int)std::lrint
