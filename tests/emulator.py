@@ -32,6 +32,13 @@ _PTX = {
     "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier": (
         "emu::load(to, map, barrier, {x, y, z, w}, kShared ? blocks : 0);"
     ),
+    "cp.async.bulk.tensor.4d.shared::cluster.global.im2col": (
+        "emu::load_im2col(to, map, barrier, {c, w, h, n}, offset_w, offset_h, kShared ? blocks : 0);"
+    ),
+    "cp.async.bulk.tensor.2d.global": "emu::store(map, from, {x, y});",
+    "cp.async.bulk.tensor.4d.global": "emu::store(map, from, {c, w, h, n});",
+    "cp.async.bulk.commit_group": "emu::commit_stores();",
+    "cp.async.bulk.wait_group.read": "emu::wait_for_stores(pending);",
     "cp.async.bulk.shared::cluster": "emu::send_bytes(address, bytes, barrier, block);",
     "st.async": "emu::send(address, barrier, block, v);",
     "ld.shared.v4": "std::memcpy(&v, emu::generic(address), 16);",
@@ -39,18 +46,17 @@ _PTX = {
     "ld.global.nc": "unused = 0;",
     "elect": "chosen = emu::lane() == 0;",
     "mov.u32 %0, %%cluster_ctarank": "rank = emu::own().rank;",
-    "barrier.cluster": "emu::sync_cluster(EMULATED_THREADS);",
+    "barrier.cluster": "emu::sync_cluster(emu::own().threads);",
     "bar.sync": "emu::sync_of(1, kThreads);",
     "cp.async.ca": "std::memcpy(emu::generic(to), from, kBytes);",
     "cp.async.wait_all": "",
-    "wgmma.fence": "",
+    "setmaxnreg": "",
+    "wgmma.fence": "emu::exchange(0xffffffffu, 0, 0);",
     "wgmma.commit_group": "emu::commit_products();",
     "wgmma.wait_group": "emu::wait_for_products(pending);",
     "wgmma.mma_async": "emu::multiply<Element>(d, a, b, accumulate);",
 }
 """A piece of PTX that tells an instruction from others -> what stands for it; empty: it orders, computes nothing."""
-
-_UNUSED = ("im2col", "bulk.tensor.2d.global", "bulk.tensor.4d.global", "bulk.commit_group", "bulk.wait_group")
 
 
 def _emulated(text: str) -> str:
@@ -61,7 +67,7 @@ def _emulated(text: str) -> str:
         if '""' in ptx:  # only pins registers
             return ";"
         found = [name for name in _PTX if name in ptx]
-        if not found or any(name in ptx for name in _UNUSED):
+        if not found:
             return 'emu::fail("PTX that the emulator does not know");'
         return _PTX[max(found, key=len)] or ";"
 
@@ -73,17 +79,14 @@ class Emulated:
 
     def __init__(self, kernel: Kernel, folder: Path) -> None:
         self.kernel = kernel
-        chosen = family(kernel.family)
         for header in ("sm90/hopper.cuh", "sm90/gate.cuh", "cuda/kernel.cuh"):
             (folder / header).parent.mkdir(parents=True, exist_ok=True)
             (folder / header).write_text(_emulated((paths.templates() / header).read_text()))
-        (folder / "kernel.cu").write_text(_emulated(emit.unit([kernel])))
-        threads = chosen.context(kernel.values, emit.architecture_of(kernel), kernel.dtype)["threads"]
-        values = {
-            "THREADS": threads,
-            "SYMBOL": emit.symbol(kernel),
-            "PROBLEM": abi.struct(chosen.operators[0]).__name__,
-        }
+        text, symbol = emit.unit([kernel]), emit.symbol(kernel)
+        (folder / "kernel.cu").write_text(_emulated(text))
+        problem = re.search(rf"{symbol}_prepare\((\w+) ", text)
+        assert problem
+        values = {"SYMBOL": symbol, "PROBLEM": problem[1]}
         defined = [f"-DEMULATED_{name}={value}" for name, value in values.items()]
         here, library = Path(__file__).parent / "kernels", folder / "kernel.so"
         included = [f"-I{path}" for path in (folder, here, paths.templates(), _cuda_headers())]

@@ -12,6 +12,7 @@
 #pragma once
 #include "sm90/counting.cuh"
 #include "sm90/gate.cuh"
+#include "sm90/counting.cuh"
 #include "sm90/hopper.cuh"
 
 namespace at {

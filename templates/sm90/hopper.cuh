@@ -176,6 +176,16 @@ AT_DEVICE bool elect() {
 // A value that is the same in all threads of a warp, and known to be.
 AT_DEVICE int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
+// Registers of each thread of this warpgroup from now on; who takes waits until others have given.
+template <int count>
+AT_DEVICE void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
+template <int count>
+AT_DEVICE void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+
 // ---- Clusters ----
 
 AT_DEVICE uint32_t rank_in_cluster() {

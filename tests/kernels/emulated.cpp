@@ -1,4 +1,4 @@
-// One kernel as a library for tests/emulator.py, which says which: EMULATED_SYMBOL, _PROBLEM and _THREADS.
+// One kernel as a library for tests/emulator.py, which says which: EMULATED_SYMBOL and EMULATED_PROBLEM.
 #include "emulator.h"
 
 #include "cuda/kernel.cuh"

@@ -63,6 +63,8 @@ struct Thread {
   std::deque<std::vector<std::function<void()>>> groups;  // of wgmma, committed and not over
   std::vector<std::function<void()>> open;
   int committed = 0;
+  std::deque<std::vector<std::function<void()>>> stores;  // groups whose shared memory may not have been read
+  std::vector<std::function<void()>> open_stores;
   bool ended = false;
 };
 
@@ -215,6 +217,73 @@ inline void load(uint32_t to, const void* params_map, uint32_t barrier, std::vec
   }
 }
 
+// Pixels of the im2col matrix: starting pixels run through the box between the corners, an image after the other.
+inline void load_im2col(uint32_t to, const void* params_map, uint32_t barrier, std::vector<int> from, int offset_w, int offset_h,
+                        uint32_t to_blocks) {
+  const Map* map;
+  std::memcpy(&map, params_map, sizeof map);
+  const at_tensor_map m = map->wanted;
+  const char* base = map->base;
+  if (to % 128) fail("TMA to " + std::to_string(to));
+  for (auto& block : blocks) {
+    if (to_blocks ? !(to_blocks >> block->rank & 1) : block.get() != &own()) continue;
+    Block* target = block.get();
+    transfer([=] {
+      const int row_bytes = m.swizzle == 3 ? 128 : m.swizzle == 2 ? 64 : 32;
+      int w = from[1], h = from[2], n = from[3];
+      for (int pixel = 0; pixel < m.pixels; ++pixel) {
+        const int at[3] = {w + offset_w, h + offset_h, n};
+        bool inside = true;
+        int64_t place = 0;
+        for (int i = 0; i < 3; ++i)
+          inside &= at[i] >= 0 && at[i] < (int64_t)m.sizes[i + 1], place += at[i] * (int64_t)m.strides[i];
+        for (uint32_t c = 0; c < m.box[0]; ++c) {
+          uint16_t value = 0;
+          if (inside && from[0] + c < m.sizes[0]) std::memcpy(&value, base + place + 2 * (from[0] + c), 2);
+          std::memcpy(target->memory + swizzled(to + pixel * row_bytes + 2 * c, row_bytes), &value, 2);
+        }
+        if ((w += m.element_strides[1]) < (int64_t)m.sizes[1] + m.upper[0]) continue;
+        w = m.lower[0];
+        if ((h += m.element_strides[2]) < (int64_t)m.sizes[2] + m.upper[1]) continue;
+        h = m.lower[1], ++n;
+      }
+      come(*target, barrier, m.pixels * row_bytes);
+    });
+  }
+}
+
+// A store reads shared memory at once or, where it may be late, when its thread waits for that.
+inline void store(const void* params_map, uint32_t from, std::vector<int> to) {
+  const Map* map;
+  std::memcpy(&map, params_map, sizeof map);
+  Block* block = &own();
+  auto work = [=] {
+    const at_tensor_map& m = map->wanted;
+    const int row_bytes = m.swizzle == 3 ? 128 : m.swizzle == 2 ? 64 : 32;
+    std::vector<int> at(m.rank, 0);
+    for (uint32_t offset = 0;; offset += 2) {
+      bool inside = true;
+      int64_t place = 0;
+      for (int i = 0; i < m.rank; ++i) {
+        const int64_t x = to[i] + at[i];
+        inside &= x >= 0 && x < (int64_t)m.sizes[i];
+        place += x * (i ? (int64_t)m.strides[i - 1] : 2);
+      }
+      if (inside) std::memcpy((char*)map->base + place, block->memory + swizzled(from + offset, row_bytes), 2);
+      int i = 0;
+      while (i < m.rank && ++at[i] == (int)m.box[i]) at[i++] = 0;
+      if (i == m.rank) return;
+    }
+  };
+  if (late) current->open_stores.push_back(work);
+  else work();
+}
+inline void commit_stores() { current->stores.push_back(std::move(current->open_stores)), current->open_stores.clear(); }
+inline void wait_for_stores(int pending) {
+  for (; (int)current->stores.size() > pending; current->stores.pop_front())
+    for (auto& one : current->stores.front()) one();
+}
+
 inline void send_bytes(uint32_t address, int bytes, uint32_t barrier, uint32_t to) {
   Block *source = &own(), *target = blocks.at(to).get();
   transfer([=] {
@@ -292,6 +361,8 @@ inline void wait_for_products(int pending) {
 
 inline void enter() {
   body(own());
+  for (auto& group : current->stores)
+    if (!group.empty()) fail("a thread has ended while its stores still read shared memory");
   current->ended = true;
   --own().left;
   for (;;) swapcontext(&current->context, &scheduler);
@@ -411,7 +482,8 @@ struct EmulatedIndex { int x; };
 #define __shfl_sync(mask, value, from) emu::shuffled(mask, value, from)
 #define __shfl_xor_sync(mask, value, distance) emu::shuffled(mask, value, emu::lane() ^ (distance))
 #define __syncwarp() emu::exchange(0xffffffffu, 0, 0)
-#define __syncthreads() emu::sync_of(0, EMULATED_THREADS)
+#define __syncthreads() emu::sync_of(0, emu::own().threads)
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint64_t)a * b >> 32; }
 #define __expf std::exp
 #define __float2int_rn (int)std::lrint
 #define __cvta_generic_to_shared(p) emu::shared_address(p)
