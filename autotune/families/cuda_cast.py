@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
-from autotune.families import cast
+from autotune.families import cast, cuda
 from autotune.families.base import DEVICE_IMAGE, Config, Family
 from autotune.families.cuda_elementwise import FAMILY as ELEMENTWISE
-from autotune.families.cuda_elementwise import access
 from autotune.problem import Cast, Problem
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    wide = access(config, dtype) or access(config, str(config["result"]))
+    vector = int(config["vector"])
+    wide = cuda.too_wide(vector, dtype) or cuda.too_wide(vector, str(config["result"]))
     return wide or cast.legal(config, arch, dtype, epilogue)
 
 
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     assert isinstance(problem, Cast)
-    narrow = "c must be a multiple of the vector" if problem.c % int(config["vector"]) else None
-    return narrow or cast.fits(problem, config, arch)
+    return cuda.odd(problem.c, int(config["vector"])) or cast.fits(problem, config, arch)
 
 
 FAMILY = Family(
