@@ -36,7 +36,7 @@ LAUNCH_PARAMETERS = (
     Parameter(
         "staged",
         (0, 1, *_AHEAD),
-        "1: the output passes through shared memory, out by TMA; more: an added tensor comes so too, so many pieces ahead",
+        "1: the output leaves through shared memory, by TMA; more: an added tensor comes so too, so many pieces ahead",
     ),
 )
 
