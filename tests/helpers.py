@@ -37,7 +37,9 @@ from autotune.problem import (
     Stem,
     ToChannelsLast,
 )
+from autotune.result import Result
 from autotune.steps import define_step
+from autotune.worker import Worker
 from fused_resnet.binding import Candidate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -297,6 +299,13 @@ def candidate_of(kernel: Kernel, path: Path, launch: Config) -> Candidate:
     values = {parameter.name: int(launch[parameter.name]) for parameter in chosen.launch_parameters}
     layouts = chosen.weight_layouts(kernel.values)
     return Candidate(kernel.family, kernel.config, emit.symbol(kernel), chosen.kind, path, layouts, values)
+
+
+def tried(worker: Worker, problem: Problem, candidates: Sequence[Candidate]) -> list[Result]:
+    """What comes of candidates that are all sent before the first answer is read."""
+    for chosen in candidates:
+        worker.send(problem, chosen)
+    return [worker.receive() for _ in candidates]
 
 
 def documented_family(folder: Path) -> str:

@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from helpers import tried
 
 from autotune import nvml
 from autotune.buffers import Rotation, cache_bytes, copies_of
@@ -183,7 +184,7 @@ def test_what_is_done_before_a_sample_is_not_in_it():
 
 def test_the_worker_times_as_it_was_told():
     with Worker("cpu", timing=Timing(buffers="rotating")) as worker:
-        (answer,) = worker.trial(PROBLEM, [TORCH])
+        (answer,) = tried(worker, PROBLEM, [TORCH])
         (final,) = worker.finals(PROBLEM, [TORCH], rounds=7)
     for result in (answer, final):
         assert result.status == "ok", result.error

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 import torch
-from helpers import ROOT
+from helpers import ROOT, tried
 
 from autotune import paths, toolchain
 from autotune.problem import parse
@@ -64,7 +64,7 @@ def worker():
 def results(worker, faulty):
     """One request: each fault, and the good kernel after it."""
     names = [name for fault in FAULTS for name in (fault, "good")]
-    answers = list(worker.trial(PROBLEM, [faulty(name) for name in names]))
+    answers = tried(worker, PROBLEM, [faulty(name) for name in names])
     assert len(answers) == len(names)
     return {fault: (answers[2 * i], answers[2 * i + 1]) for i, fault in enumerate(FAULTS)}
 
@@ -95,7 +95,7 @@ def test_every_way_of_timing_works(faulty):
     candidates = [faulty("good"), Candidate(aten.FAMILY, '{"memory_format": "channels_last"}', "")]
     for timing in (Timing(), Timing("events"), Timing(buffers="rotating"), Timing("events", "rotating", energy=True)):
         with Worker("cuda:0", timing=timing) as worker:
-            for answer in worker.trial(PROBLEM, candidates):
+            for answer in tried(worker, PROBLEM, candidates):
                 assert answer.status == "ok", answer.error
                 assert (answer.details["timer"], answer.details["buffers"]) == (timing.timer, timing.buffers)
                 assert 0.3 < answer.median_us < 1000
