@@ -93,6 +93,7 @@ for family in families().values():
 def digests():
     emit.headers_digest.cache_clear()
     emit._environment.cache_clear()
+    emit._rendered.cache_clear()
     return list(map(emit.source_digest, kernels))
 
 texts = [path for path in sorted(paths.templates().rglob("*")) if path.suffix in (".h", ".cuh", ".hpp", ".inl", ".j2")]
