@@ -82,6 +82,7 @@ class Tuning:
         self.problems = list(dict.fromkeys(problems))
         self.deadline = time.monotonic() + options.budget
         self.ledger = Ledger()
+        self._begun: set[tuple[Study, Kernel]] = set()  # two studies may ask for one kernel
         self._elsewhere: list[tuple[Study, Kernel]] = []
         self._facts: Future[DeviceFacts] | None = None
         self.workshop = Workshop(store, options.target, options.jobs, self.ledger, progress, self._failed)
@@ -238,8 +239,10 @@ class Tuning:
         """
         for study in self.studies:
             for kernel in kernels:
-                if study.space.serves(kernel) and not self._begin(study, kernel):
-                    self._elsewhere.append((study, kernel))
+                if study.space.serves(kernel) and (study, kernel) not in self._begun:
+                    if not self._begin(study, kernel):
+                        self._elsewhere.append((study, kernel))
+                    self._begun.add((study, kernel))
             if not self.time_left():
                 return
 

@@ -253,7 +253,9 @@ class Store:
         """All problems."""
         return self._all(sa.select(ProblemRow).order_by(ProblemRow.id))
 
-    def measurements(self, device: Device, problem: str, status: str | None = None) -> list[Measurement]:
+    def measurements(
+        self, device: Device, problem: str, status: str | None = None, most: int | None = None
+    ) -> list[Measurement]:
         """Measurements of a problem (its text) on a device, the fastest first, those without a time last."""
         query = (
             sa.select(Measurement)
@@ -261,6 +263,7 @@ class Store:
             .where(Measurement.device_id == device.id, ProblemRow.text == problem)
             .options(joinedload(Measurement.kernel).joinedload(KernelRow.library))
             .order_by(Measurement.median_us.is_(None), Measurement.median_us)
+            .limit(most)
         )
         return self._all(query.where(Measurement.status == status) if status else query)
 
