@@ -51,6 +51,12 @@ class Case(Operands):
         self._monitor = Monitor(device)
         self._copies: list[dict[str, torch.Tensor]] = []
 
+    @property
+    def bytes(self) -> int:
+        """Memory of the operands, of their copies and of what they are to give."""
+        kept = [self.tensors, self.expected, *self._copies]
+        return sum(tensor.nbytes for tensors in kept for tensor in tensors.values())
+
     def bind(self, candidate: Candidate, tensors: Mapping[str, torch.Tensor] | None = None) -> Step:
         """Bind a candidate to this case's tensors, or to a copy of them."""
         return bind(candidate, self.problem, tensors or self.tensors, self.scalars, self.device)

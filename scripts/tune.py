@@ -27,6 +27,7 @@ from _tables import failures, spent, tradeoffs, winners
 from rich.console import Console
 
 from autotune.arch import ARCHITECTURES, Architecture, architecture, cpu_targets, of_capability
+from autotune.device import device_name
 from autotune.epilogue import STEPS
 from autotune.errors import ProblemError, UnknownNameError
 from autotune.families import families, family, use
@@ -235,13 +236,16 @@ def _no_dtype(arch: Architecture, dtype: str) -> str:
     return f"{arch.name} has no kernels in {dtype}: choose {' or '.join(arch.dtypes)}"
 
 
-def refuse_other_timing(tuning: Tuning, timing: Timing, path: Path) -> None:
+def refuse_other_timing(store: Store, device: str, problems: list[Problem], timing: Timing) -> None:
     """Raises DatabaseError if the database holds times that were taken in another way: they cannot be compared."""
-    for problem in tuning.problems:
-        for row in tuning.store.ranking(tuning.device, str(problem))[:1]:
+    if not (row := store.device(device_name(torch.device(device)))):
+        return
+    for problem in problems:
+        for measured in store.measurements(row, str(problem), "ok", most=1):
             for name, default in (("buffers", BUFFERS[0]), ("timer", TIMERS[0])):
-                if (before := row.details.get(name, default)) != getattr(timing, name):
-                    raise DatabaseError(f"{path} was timed with --{name} {before}: keep to that, or give another --db")
+                if (before := measured.details.get(name, default)) != getattr(timing, name):
+                    said = f"{store.name} was timed with --{name} {before}"
+                    raise DatabaseError(f"{said}: keep to that, or give another --db")
 
 
 def show_compiled(console: Console, tuning: Tuning) -> None:
@@ -345,8 +349,8 @@ def main() -> int:
         tuning = Tuning(store, [problem for _, problem in wanted.named], options, worker, progress)
         with progress:
             try:
-                if worker:
-                    refuse_other_timing(tuning, timing, path)
+                if device:
+                    refuse_other_timing(store, device, tuning.problems, timing)
                 tuning.run()
                 if wanted.network:
                     tuning.settle_inside(wanted.network)

@@ -44,7 +44,9 @@ from autotune.problem import (
     Stem,
     ToChannelsLast,
 )
+from autotune.result import Result
 from autotune.steps import define_step
+from autotune.worker import Worker
 from fused_resnet.binding import Candidate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -335,6 +337,13 @@ def assert_exported(kernels: Iterable[Kernel]) -> None:
         symbol = emit.symbol(kernel).encode()
         assert binary[:4] == b"\x7fELF"
         assert b"\0" + symbol + b"\0" in binary and b"\0" + symbol + b"_prepare\0" in binary, kernel
+
+
+def tried(worker: Worker, problem: Problem, candidates: Sequence[Candidate]) -> list[Result]:
+    """What comes of candidates that are all sent before the first answer is read."""
+    for chosen in candidates:
+        worker.send(problem, chosen)
+    return [worker.receive() for _ in candidates]
 
 
 def documented_family(folder: Path) -> str:
