@@ -9,6 +9,7 @@ from autotune.epilogue import MAX_SCALARS
 from autotune.problem import (
     MAX_OPERANDS,
     AvgPool2d,
+    Cast,
     Conv2d,
     Conv2dDgrad,
     Conv2dSe,
@@ -50,7 +51,7 @@ STRUCTS: dict[type[Problem], type[ctypes.Structure]] = {
     **dict.fromkeys((Conv2d, Conv2dDgrad, Conv2dWgrad, Gemm, PatchConv2d), _CONV2D),
     **dict.fromkeys((Conv2dSe, SeDownBlock), _CONV2D_SE),
     **dict.fromkeys((AvgPool2d, MaxPool2d), _POOL2D),
-    **dict.fromkeys((GlobalAvgPool2d, Elementwise), _struct("at_pixels", "n h w c")),
+    **dict.fromkeys((GlobalAvgPool2d, Elementwise, Cast), _struct("at_pixels", "n h w c")),
     ToChannelsLast: _struct("at_to_channels_last", "n h w c to"),
     Stem: _struct("at_stem", f"n h w c k r s p q {_WINDOW} pool pool_stride pool_pad"),
     SpaceToDepth: _struct("at_space_to_depth", "n h w c block"),

@@ -14,6 +14,7 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 
 from autotune.problem import (
     AvgPool2d,
+    Cast,
     Conv2d,
     Conv2dDgrad,
     Conv2dSe,
@@ -78,7 +79,7 @@ def _global_avg_pool2d(problem: GlobalAvgPool2d, t: Tensors) -> torch.Tensor:
     return t["x"].mean((1, 2), keepdim=True)
 
 
-def _elementwise(problem: Elementwise, t: Tensors) -> torch.Tensor:
+def _elementwise(problem: Elementwise | Cast, t: Tensors) -> torch.Tensor:
     return t["x"]
 
 
@@ -147,7 +148,7 @@ _MEANING: dict[type[Problem], Callable[..., torch.Tensor]] = {
     AvgPool2d: _avg_pool2d,
     MaxPool2d: _max_pool2d,
     GlobalAvgPool2d: _global_avg_pool2d,
-    Elementwise: _elementwise,
+    **dict.fromkeys((Elementwise, Cast), _elementwise),
     ToChannelsLast: _to_channels_last,
     Stem: _stem,
     SpaceToDepth: _space_to_depth,

@@ -49,13 +49,15 @@ class Network:
     """A network for one batch size and dtype; `key` names it in the database.
 
     layers: the plainest way to compute it. alternatives: ways to compute parts of it; any that replace no layer twice
-    may be taken together. output_shape: of the result, in torch's order.
+    may be taken together. output_shape: of the result, in torch's order. kept: where others are in bytes, the
+    convolutions and linear layers that are not, and why.
     """
 
     key: str
     layers: tuple[Layer, ...]
     output_shape: tuple[int, ...]
     alternatives: tuple[Alternative, ...] = ()
+    kept: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def all_layers(self) -> tuple[Layer, ...]:

@@ -26,6 +26,7 @@ from autotune.families.base import Config, Kernel
 from autotune.problem import (
     DTYPES,
     AvgPool2d,
+    Cast,
     Conv2d,
     Conv2dDgrad,
     Conv2dSe,
@@ -43,7 +44,9 @@ from autotune.problem import (
     Stem,
     ToChannelsLast,
 )
+from autotune.result import Result
 from autotune.steps import define_step
+from autotune.worker import Worker
 from fused_resnet.binding import Candidate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,7 +106,7 @@ def _without_weights(problem: Problem, x: torch.Tensor) -> torch.Tensor:
             value = _largest(x, (problem.r, problem.s), problem.stride, problem.pad, problem.output_shape)
         case GlobalAvgPool2d():
             value = x.sum((1, 2), keepdim=True) / (problem.h * problem.w)
-        case Elementwise():
+        case Elementwise() | Cast():
             value = x
         case ToChannelsLast():
             value = torch.zeros(problem.output_shape, dtype=torch.float64)
@@ -191,6 +194,17 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     assert actual.shape == expected.shape
     error = float((actual - expected).norm() / expected.norm())
     return error if math.isfinite(error) else math.inf
+
+
+def assert_bytes_are_right(actual: torch.Tensor, expected: torch.Tensor, name: str) -> None:
+    """Every byte is the expected real value rounded; where that lies near the middle of two, either will do."""
+    expected = expected.clamp(-128, 127)
+    exact = expected.round()
+    near = (expected - expected.floor() - 0.5).abs() < 1e-3
+    wrong = (actual.cpu().double() != exact) & ~near
+    assert not wrong.any(), f"{name}: {int(wrong.sum())} of {wrong.numel()} bytes"
+    assert (actual.cpu().double() - exact).abs().max() <= 1
+    assert exact.std() > 5, "a test of saturated bytes would prove little"
 
 
 SCALAR = "a scalar"
@@ -323,6 +337,13 @@ def assert_exported(kernels: Iterable[Kernel]) -> None:
         symbol = emit.symbol(kernel).encode()
         assert binary[:4] == b"\x7fELF"
         assert b"\0" + symbol + b"\0" in binary and b"\0" + symbol + b"_prepare\0" in binary, kernel
+
+
+def tried(worker: Worker, problem: Problem, candidates: Sequence[Candidate]) -> list[Result]:
+    """What comes of candidates that are all sent before the first answer is read."""
+    for chosen in candidates:
+        worker.send(problem, chosen)
+    return [worker.receive() for _ in candidates]
 
 
 def documented_family(folder: Path) -> str:
