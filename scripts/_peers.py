@@ -85,15 +85,7 @@ def compiled_max(case: Case) -> Forward:
 
 
 def fused(case: Case) -> Forward:
-    from fused_resnet import FusedResNet
-
-    model = case.model
-    if model.is_ours:
-        network = FusedResNet(tuning_db=case.database, model=model.name, in_channels=model.shape[0])
-        network.load_state_dict(model.module.state_dict())
-    else:
-        network = FusedResNet.from_model(model.module, case.database, name=model.name)
-    network.eval().to(case.device, case.x.dtype)
+    network = case.model.fused(case.database).to(case.device, case.x.dtype)
     return lambda: cast(Tensor, network(case.x))
 
 
