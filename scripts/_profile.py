@@ -66,9 +66,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--depth", type=positive, metavar="N", help="levels of modules to show (default: all)")
     parser.add_argument("--json", type=output, metavar="F", help="write all that is known of it as JSON")
     parser.add_argument("--html", type=output, metavar="F", help="write a page with the tree, which needs no network")
-    parser.add_argument(
-        "--trace", type=output, metavar="F", help="write the trace, for Perfetto; .gz compresses"
-    )
+    parser.add_argument("--trace", type=output, metavar="F", help="write the trace, for Perfetto; .gz compresses")
     parser.add_argument(
         "--from", dest="from_traces", nargs="+", metavar="F", help="show traces of --trace instead of running anything"
     )

@@ -95,7 +95,7 @@ def matches(paths: Sequence[str], pattern: str) -> list[str]:
     if found := [path for path in paths if fnmatch.fnmatchcase(path, pattern)]:
         return found
     named = [path for path in paths if path]
-    listed = difflib.get_close_matches(pattern, named, _LISTED, 0.4) or named[:_LISTED]
+    listed = difflib.get_close_matches(pattern, named, _LISTED) or named[:_LISTED]
     more = f" and {len(named) - len(listed)} more" if len(named) > len(listed) else ""
     raise UnknownNameError(
         f"no layer matches '{pattern}' ('*' stands for any text): there are {', '.join(listed) or 'none'}{more}"
