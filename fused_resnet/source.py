@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fused_resnet import graph, reference
 from fused_resnet.graph import Network
@@ -91,8 +91,8 @@ class Captured:
 
     def output_shape(self, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
         """As the captured network has it, which is found even while somebody else traces."""
-        with unset_fake_temporarily():
-            return self.network(shape, dtype).output_shape
+        with ThreadPoolExecutor(1) as untraced:  # what traces change, they change for their own thread alone
+            return untraced.submit(self.network, shape, dtype).result().output_shape
 
 
 def _structure(module: nn.Module) -> dict[str, str]:
