@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from autotune.device import device_name
 from autotune.problem import Problem, limit_us, with_batch
 from fused_resnet.frame import Frame
 from fused_resnet.plan import BoundLayer
 from fused_resnet.selection import batches
-from tuning_db import Store
-from tuning_db.schema import Device
+from tuning_db.asked import Database, Device
 
 
 @dataclass(frozen=True)
 class Row:
     """One layer. Times are in microseconds; None is what the database cannot say.
 
+    dtype: of what it reads and multiplies.
     kernel: what runs it, with its config. source: why: "tuned", "batch 128", "batch 128 on DEVICE", or "untuned".
     expected_us: its tuned time or, at another batch, the most that it should take.
     loss: by what share it may be slower than a kernel tuned for this batch would be, at most.
@@ -26,6 +27,7 @@ class Row:
     """
 
     layer: str
+    dtype: str
     kernel: str
     source: str
     expected_us: float | None
@@ -39,6 +41,7 @@ class Explanation:
 
     network_us: the whole network's time, where it was settled as a whole. arena_bytes: peak memory of activations,
     of which buffer_bytes would be needed without sharing; frame_bytes: all memory of one stream, with workspaces.
+    kept: where layers are in bytes, the convolutions and linear layers that are not, and why.
     """
 
     rows: tuple[Row, ...]
@@ -46,6 +49,7 @@ class Explanation:
     arena_bytes: int
     buffer_bytes: int
     frame_bytes: int
+    kept: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def expected_us(self) -> float | None:
@@ -60,11 +64,14 @@ class Explanation:
         return len(self.rows)
 
     def __str__(self) -> str:
-        lines = [("layer", "kernel", "from", "us", "loss <=", "of limit")]
+        mixed = len({row.dtype for row in self.rows}) > 1  # a column more, and room for it
+        name, kernel = (18, 17) if mixed else (24, 20)
+        lines = [("layer", "in", "kernel", "from", "us", "loss <=", "of limit")]
         lines += [
             (
-                _cut(row.layer, 24),
-                _cut(row.kernel.split()[0], 20),
+                _cut(row.layer, name),
+                row.dtype,
+                _cut(row.kernel.split()[0], kernel),
                 _cut(row.source, 12),
                 _number(row.expected_us),
                 _percent(row.loss),
@@ -72,22 +79,30 @@ class Explanation:
             )
             for row in self.rows
         ]
-        lines.append(("sum", "", "", _number(self.expected_us), "", ""))
-        widths = [max(len(line[i]) for line in lines) for i in range(6)]
-        table = [
-            "  ".join(cell.ljust(width) if i < 3 else cell.rjust(width) for i, (cell, width) in enumerate(zipped))
-            for zipped in (list(zip(line, widths, strict=True)) for line in lines)
+        lines.append(("sum", "", "", "", _number(self.expected_us), "", ""))
+        padded = [
+            [cell.ljust(max(map(len, column))) if i < 4 else cell.rjust(max(map(len, column))) for cell in column]
+            for i, column in enumerate(zip(*lines, strict=True))
+            if mixed or i != 1
         ]
+        table = ["  ".join(line) for line in zip(*padded, strict=True)]
         table.insert(1, "-" * len(table[0]))
         if self.network_us is not None:
             table.append(f"the whole network, timed as one: {self.network_us:.1f} us")
+        table += textwrap.wrap(self._told(), 80) if self.kept else []
         saved = 1 - self.arena_bytes / self.buffer_bytes if self.buffer_bytes else 0.0
         table.append(f"activations: {_size(self.arena_bytes)} at the peak, {saved:.0%} less than one buffer each")
         table.append(f"with workspaces: {_size(self.frame_bytes)} for each stream")
         return "\n".join(line.rstrip() for line in table)
 
+    def _told(self) -> str:
+        """Which layers are not in bytes, and why."""
+        reasons = dict.fromkeys(self.kept.values())
+        named = {why: ", ".join(name for name, its in self.kept.items() if its == why) for why in reasons}
+        return "not in bytes: " + "; ".join(f"{names} ({why})" for why, names in named.items())
 
-def explain(frame: Frame, store: Store) -> Explanation:
+
+def explain(frame: Frame, store: Database) -> Explanation:
     """The table of what a frame runs."""
     plan = frame.plan
     device = store.device(device_name(plan.device))
@@ -98,10 +113,11 @@ def explain(frame: Frame, store: Store) -> Explanation:
         plan.arena.bytes,
         sum(operand.bytes for operand in plan.buffers.values()),
         frame.bytes,
+        plan.network.kept,
     )
 
 
-def _row(item: BoundLayer, store: Store, device: Device | None) -> Row:
+def _row(item: BoundLayer, store: Database, device: Device | None) -> Row:
     choice, problem = item.choice, item.layer.problem
     least = limit_us(problem, device.flops_per_us, device.bytes_per_us) if device else None
     expected, loss = None, None
@@ -113,10 +129,10 @@ def _row(item: BoundLayer, store: Store, device: Device | None) -> Row:
         best = _least_us(problem, store, device, least)
         loss = max(0.0, expected / best - 1) if best else None
     share = least / expected if least is not None and expected else None
-    return Row(item.layer.name, str(choice.candidate), choice.source, expected, loss, share)
+    return Row(item.layer.name, problem.dtype, str(choice.candidate), choice.source, expected, loss, share)
 
 
-def _least_us(problem: Problem, store: Store, device: Device | None, limit: float | None) -> float | None:
+def _least_us(problem: Problem, store: Database, device: Device | None, limit: float | None) -> float | None:
     """What even the best kernel needs for this batch, as the tuned batches tell.
 
     For fewer images it would serve as well, so it takes no less than the best for fewer; and a larger batch is

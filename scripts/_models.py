@@ -7,6 +7,8 @@ import difflib
 import importlib.util
 import re
 import sys
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +21,10 @@ from autotune.problem import DTYPES
 from fused_resnet import FusedResNet, reference
 from fused_resnet.capture import capture
 from fused_resnet.graph import Network, network
+from fused_resnet.source import INT8, PRECISIONS, TF32
 
 HELP = "se_resnet9_fixup, torchvision:NAME, or FILE.py:FUNCTION, which returns an nn.Module (default: %(default)s)"
+PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/precision.md)"
 
 _TORCHVISION_SIZES = {"inception_v3": (3, 299, 299)}
 
@@ -38,11 +42,19 @@ class Model:
         """Whether it has a graph of its own."""
         return self.name in reference.MODELS
 
-    def network(self, batch: int, dtype: str) -> Network:
-        """Its layers; raises CaptureError."""
+    def network(self, batch: int, dtype: str, precision: str | None = None) -> Network:
+        """Its layers as FusedResNet runs them with this precision, for any calibration; raises AutotuneError."""
+        if precision == TF32 and dtype != "f32":
+            raise AutotuneError(f"--precision tf32 is for --dtype f32, not {dtype}")
+        dtype = TF32 if precision == TF32 else dtype
         if self.is_ours:
+            if precision == INT8:
+                raise AutotuneError(
+                    f"--precision int8 is for models that are captured: {self.name} has a graph of its own"
+                )
             return network(self.name, batch, self.shape[0], dtype)
-        return capture(self.module.to(DTYPES[dtype]), (batch, *self.shape), dtype)
+        scales = defaultdict[str, float](lambda: 1.0) if precision == INT8 else None
+        return capture(self.module.to(DTYPES[dtype]), (batch, *self.shape), dtype, scales)
 
     def call(self, x: torch.Tensor) -> object:
         """Run the module once; raises AutotuneError where it does not take such an input."""
@@ -53,11 +65,15 @@ class Model:
             shape = "x".join(map(str, x.shape))
             raise AutotuneError(f"{self.name} does not take an input of {shape}: {one_line(error)}") from error
 
-    def fused(self, database: str) -> FusedResNet:
+    def fused(
+        self, database: str, precision: str | None = None, calibration: Sequence[torch.Tensor] | None = None
+    ) -> FusedResNet:
         """It on a tuning database's kernels, with the module's weights, in float32 on the CPU."""
         if not self.is_ours:
-            return FusedResNet.from_model(self.module, database, name=self.name)
-        fused = FusedResNet(database, model=self.name, in_channels=self.shape[0])
+            return FusedResNet.from_model(
+                self.module, database, name=self.name, precision=precision, calibration=calibration
+            )
+        fused = FusedResNet(database, model=self.name, in_channels=self.shape[0], precision=precision)
         fused.load_state_dict(self.module.state_dict())
         return fused
 

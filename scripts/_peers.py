@@ -11,6 +11,8 @@ import torch
 from _models import Model
 from torch import Tensor, nn
 
+from fused_resnet.source import INT8
+
 CAPTURE_WARM_UPS = 10  # TorchScript optimizes during its first calls, cuDNN searches during its very first
 
 Forward = Callable[[], Tensor]
@@ -22,6 +24,7 @@ class Case:
 
     model: Model  # float32, on the CPU
     database: str  # empty where no variant reads it
+    precision: str | None  # of FusedResNet, beside the input's dtype
     x: Tensor
     expected: Tensor
 
@@ -85,7 +88,9 @@ def compiled_max(case: Case) -> Forward:
 
 
 def fused(case: Case) -> Forward:
-    network = case.model.fused(case.database).to(case.device, case.x.dtype)
+    calibration = [case.x.cpu()] if case.precision == INT8 and not case.model.is_ours else None
+    network = case.model.fused(case.database, case.precision, calibration)
+    network.eval().to(case.device, case.x.dtype)
     return lambda: cast(Tensor, network(case.x))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,7 @@ def write(profiles: Sequence[tuple[Profile, Node]], path: Path) -> None:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    filters: dict[str, Callable[..., str]] = {
-        "number": number,
-        "percent": lambda share: f"{share:.1%}",
-        "colour": _colour,
-        "libraries": _names,
-    }
-    environment.filters |= filters
+    environment.filters.update(number=number, percent=lambda share: f"{share:.1%}", colour=_colour, libraries=_names)
     trees = [root for _, root in profiles]
     page = environment.get_template("profile_page.html.j2").render(
         title=str(profiles[0][0].about["model"]),

@@ -5,11 +5,34 @@ from __future__ import annotations
 from functools import cache
 
 from autotune.arch import Architecture, cpu_targets
-from autotune.families.base import Config, Launch, Parameter
+from autotune.families.base import SHARED_LIBRARY, Config, Family, Launch, Parameter
 from autotune.problem import Problem
 
+WITH_BYTES = ("f32", "s8")
 THREADS = Parameter("threads", (0, 1), "0: torch's number of threads; 1: the caller's alone")
 BLOCK_C = Parameter("block_c", (8, 16, 32, 64), "channels a loop handles together")
+
+
+def over_channels(
+    operator: type[Problem], template: str = "", dtypes: tuple[str, ...] = ("f32",), **variables: object
+) -> Family:
+    """A family whose kernels take the channels of each pixel in blocks, as wide as their one parameter says.
+
+    template: cpu/<operator>.cpp.j2 if it is not named. variables: the template's, beside the config.
+    """
+    return Family(
+        name=f"cpu_{operator.operator}",
+        operator=operator,
+        kind=SHARED_LIBRARY,
+        template=template or f"cpu/{operator.operator}.cpp.j2",
+        architectures=("cpu",),
+        dtypes=dtypes,
+        parameters=(BLOCK_C,),
+        launch_parameters=(THREADS,),
+        launches=threads,
+        cost=channel_steps,
+        context=lambda config, arch, dtype: {**config, **variables},
+    )
 
 
 def threads(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
@@ -18,7 +41,7 @@ def threads(problem: Problem, config: Config, arch: Architecture) -> list[Launch
 
 
 def channel_steps(problem: Problem, config: Config, arch: Architecture) -> float:
-    """A cost: steps of a loop over a pixel's channels, those behind the last block taken one by one."""
+    """Steps of a loop over a pixel's channels, those behind the last block taken one by one."""
     blocks, left = divmod(problem.output_shape[-1], int(config["block_c"]))
     return blocks + left
 

@@ -7,12 +7,13 @@ from typing import ClassVar
 
 from autotune.epilogue import Epilogue
 from autotune.errors import ProblemError
-from autotune.problem.base import Operand, Problem
+from autotune.problem.base import Images, Operand
 from autotune.problem.convolution import Convolution
 from autotune.problem.window import output_extent
 
 _GATE_ALONE = Epilogue(("gate",))
 _CONV_AND_GATE = Epilogue(("conv", "gate"))
+_DOWN = Epilogue(("conv", "gate", "project"))
 
 
 def _excitation(channels: int, hidden: int, dtype: str) -> tuple[Operand, ...]:
@@ -26,7 +27,7 @@ def _excitation(channels: int, hidden: int, dtype: str) -> tuple[Operand, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stem(Problem):
+class Stem(Images):
     """First layers of a network: x (n, c, h, w) in torch's order, weight (k, c, r, s), y (n, p, q, k).
 
     y = epilogue(max_pool(conv(x))), the pool with a square window of `pool` pixels; pool=1 is none. Steps that never
@@ -34,10 +35,6 @@ class Stem(Problem):
     """
 
     operator: ClassVar[str] = "stem"
-    n: int
-    h: int
-    w: int
-    c: int
     k: int
     r: int
     s: int
@@ -86,13 +83,13 @@ class Stem(Problem):
 
     def _inputs(self) -> tuple[Operand, ...]:
         return (
-            Operand("x", "input", (self.n, self.c, self.h, self.w), self.dtype),
+            self._x_nchw,
             Operand("weight", "weight", (self.k, self.c, self.r, self.s), self.dtype),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeTail(Problem):
+class SeTail(Images):
     """Squeeze-and-excitation and what follows it in a residual block.
 
     y = epilogue(x * sigmoid(w2 relu(w1 mean(x) + b1) + b2)), the mean over h and w, w1 (hidden, c), w2 (c, hidden).
@@ -100,10 +97,6 @@ class SeTail(Problem):
     """
 
     operator: ClassVar[str] = "se_tail"
-    n: int
-    h: int
-    w: int
-    c: int
     hidden: int
 
     @property
@@ -118,7 +111,7 @@ class SeTail(Problem):
 
     def _inputs(self) -> tuple[Operand, ...]:
         return (
-            Operand("x", "input", self.output_shape, self.dtype),
+            self._x,
             *_excitation(self.c, self.hidden, self.dtype),
         )
 
@@ -155,7 +148,7 @@ class Conv2dSe(Convolution):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeBlock(Problem):
+class SeBlock(Images):
     """A residual block: two 3x3 convolutions, squeeze-and-excitation, and the steps around them.
 
     x (n, h, w, c) is convolved with weight1 (c, c, 3, 3), stride and padding 1. In the epilogue, the step `conv` stands
@@ -165,10 +158,6 @@ class SeBlock(Problem):
 
     operator: ClassVar[str] = "se_block"
     places: ClassVar[tuple[str, ...]] = ("conv", "gate")
-    n: int
-    h: int
-    w: int
-    c: int
     hidden: int
     epilogue: Epilogue = _CONV_AND_GATE
 
@@ -185,8 +174,62 @@ class SeBlock(Problem):
 
     def _inputs(self) -> tuple[Operand, ...]:
         return (
-            Operand("x", "input", self.output_shape, self.dtype),
+            self._x,
             Operand("weight1", "weight", (self.c, self.c, 3, 3), self.dtype),
             Operand("weight2", "weight", (self.c, self.c, 3, 3), self.dtype),
             *_excitation(self.c, self.hidden, self.dtype),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeDownBlock(Images):
+    """A residual block that halves its image: as se_block, but with stride 2, and with a projection as its identity.
+
+    x (n, h, w, c) is convolved with weight1 (k, c, 3, 3), stride 2 and padding 1. In the epilogue, `conv` stands where
+    the value so far is convolved with weight2 (k, k, 3, 3), stride and padding 1, `gate` where it is scaled as by
+    conv2d_se, and `project` where the identity is added: the mean of x over 3x3 pixels, stride 2 and padding 1, which
+    counts, behind a 1x1 convolution with `projection` (k, c, 1, 1): "bias,relu,conv,bias,gate,project,relu".
+    """
+
+    operator: ClassVar[str] = "se_down_block"
+    places: ClassVar[tuple[str, ...]] = ("conv", "gate", "project")
+    r: ClassVar[int] = 3
+    s: ClassVar[int] = 3
+    stride: ClassVar[tuple[int, int]] = (2, 2)
+    pad: ClassVar[tuple[int, int]] = (1, 1)
+    dilation: ClassVar[tuple[int, int]] = (1, 1)
+    groups: ClassVar[int] = 1
+    k: int
+    hidden: int
+    epilogue: Epilogue = _DOWN
+
+    @property
+    def p(self) -> int:
+        """Output height."""
+        return output_extent(self.h, self.r, self.stride[0], self.pad[0])
+
+    @property
+    def q(self) -> int:
+        """Output width."""
+        return output_extent(self.w, self.s, self.stride[1], self.pad[1])
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, p, q, k)."""
+        return (self.n, self.p, self.q, self.k)
+
+    @property
+    def flops(self) -> int:
+        """The three convolutions, the pool, the mean, the scaling and the two products."""
+        products = 9 * self.c * self.k + 9 * self.k**2 + self.c * self.k
+        a_pixel = 2 * products + 9 * self.c + 2 * self.k
+        return self.n * (self.p * self.q * a_pixel + 4 * self.k * self.hidden)
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (
+            self._x,
+            Operand("weight1", "weight", (self.k, self.c, 3, 3), self.dtype),
+            Operand("weight2", "weight", (self.k, self.k, 3, 3), self.dtype),
+            Operand("projection", "weight", (self.k, self.c, 1, 1), self.dtype),
+            *_excitation(self.k, self.hidden, self.dtype),
         )

@@ -1,23 +1,20 @@
-"""What needs hardly any arithmetic: a chain alone, and images put in another order."""
+"""What needs hardly any arithmetic: a chain alone, another dtype, and images put in another order."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autotune.errors import ProblemError
-from autotune.problem.base import Operand, Problem
+from autotune.errors import ProblemError, choose
+from autotune.problem.base import Images, Operand
+from autotune.problem.dtypes import DTYPES
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elementwise(Problem):
+class Elementwise(Images):
     """An epilogue of its own, where there is no kernel to append it to: y = epilogue(x), both (n, h, w, c)."""
 
     operator: ClassVar[str] = "elementwise"
-    n: int
-    h: int
-    w: int
-    c: int
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -30,18 +27,47 @@ class Elementwise(Problem):
         return 0
 
     def _inputs(self) -> tuple[Operand, ...]:
-        return (Operand("x", "input", self.output_shape, self.dtype),)
+        return (self._x,)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToChannelsLast(Problem):
+class Cast(Images):
+    """Another dtype: y = epilogue(x), both (n, h, w, c), x in `dtype`, y and the epilogue's tensors in `result`.
+
+    So values become signed bytes, and bytes values: "mul_scalar" is by what a byte stands for.
+    """
+
+    operator: ClassVar[str] = "cast"
+    result: str
+
+    def __post_init__(self) -> None:
+        choose("dtype", self.result, list(DTYPES))
+        super().__post_init__()
+
+    @property
+    def output_dtype(self) -> str:
+        """`result`."""
+        return self.result
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, h, w, c)."""
+        return (self.n, self.h, self.w, self.c)
+
+    @property
+    def flops(self) -> int:
+        """None: memory alone bounds it."""
+        return 0
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (self._x,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToChannelsLast(Images):
     """NCHW to NHWC: x (n, c, h, w) in torch's order, y (n, h, w, to); before the epilogue, channels from c on are 0."""
 
     operator: ClassVar[str] = "to_channels_last"
-    n: int
-    h: int
-    w: int
-    c: int
     to: int
 
     def __post_init__(self) -> None:
@@ -60,11 +86,11 @@ class ToChannelsLast(Problem):
         return 0
 
     def _inputs(self) -> tuple[Operand, ...]:
-        return (Operand("x", "input", (self.n, self.c, self.h, self.w), self.dtype),)
+        return (self._x_nchw,)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpaceToDepth(Problem):
+class SpaceToDepth(Images):
     """Moves block x block patches to channels, and NCHW to NHWC.
 
     x (n, c, h, w) in torch's order; y (n, h/block, w/block, block*block*c), output channel
@@ -72,10 +98,6 @@ class SpaceToDepth(Problem):
     """
 
     operator: ClassVar[str] = "space_to_depth"
-    n: int
-    h: int
-    w: int
-    c: int
     block: int
 
     def __post_init__(self) -> None:
@@ -94,4 +116,4 @@ class SpaceToDepth(Problem):
         return 0
 
     def _inputs(self) -> tuple[Operand, ...]:
-        return (Operand("x", "input", (self.n, self.c, self.h, self.w), self.dtype),)
+        return (self._x_nchw,)

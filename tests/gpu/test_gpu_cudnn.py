@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import relative_error, script, solve
+from helpers import process, relative_error, solve, tried
 
 from autotune import cudnn as public
 from autotune.device import device_target
@@ -16,7 +16,7 @@ from autotune.problem import parse
 from autotune.timing import sampler
 from autotune.vendor import cudnn
 from autotune.vendor.cudnn.graph import arguments
-from autotune.vendor_plans import plan_rows
+from autotune.vendor_rows import plan_rows
 from autotune.worker import Worker
 from fused_resnet.candidates import candidate
 from fused_resnet.engine import RefusedError
@@ -121,13 +121,13 @@ def test_plans_are_tuned_stored_and_run_by_the_plan(device, tmp_path):
     problem = parse(TEXTS[1].format("f16"))
     target = device_target(device)
     with Store.create(tmp_path / "plans.db") as store, Worker(str(device)) as worker:
-        rows, reason = plan_rows(store, worker, problem, target)
+        [(_, rows, reason)] = plan_rows(store, worker, [problem], target)
         assert reason is None and len(rows) > 5
-        again, _ = plan_rows(store, worker, problem, target)
+        [(_, again, _)] = plan_rows(store, worker, [problem], target)
         assert [row.id for row in again] == [row.id for row in rows]
         usable = [row for row in rows if row.library]
         candidates = [candidate(store, row, {}) for row in usable]
-        results = list(worker.trial(problem, candidates))
+        results = tried(worker, problem, candidates)
         config = json.loads(usable[0].config)
     assert sum(result.status == "ok" for result in results) >= 2, results
     assert config["engine"] is not None and config["made_by"].startswith("cuDNN 9.") and config["of"] == len(rows)
@@ -260,7 +260,7 @@ def test_an_engine_is_chosen_by_name(device):
 def test_the_script_lists_all_passes(tmp_path):
     record = tmp_path / "record.json"
     problem = "conv2d n=8 h=28 w=28 c=64 k=64 r=3 s=3 pad=1 dtype=f16"
-    done = script("algorithms", "--problem", problem, "--json", record, "--energy", "--plot", tmp_path / "p.png")
+    done = process("algorithms", "--problem", problem, "--json", record, "--energy", "--plot", tmp_path / "p.png")
     assert done.returncode == 0, done.stderr
     (layer,) = json.loads(record.read_text())["layers"]
     seen = {(a["direction"], a["kind"]) for a in layer["algorithms"] if a["status"] == "ok"}
@@ -297,7 +297,7 @@ def test_layers_are_compared(device, tmp_path):
     layers = tmp_path / "small.txt"
     layers.write_text("\n".join(text.format("f16") for text in TEXTS[:2]))
     place = tmp_path / "record.json"
-    done = script("bench_layers", "--layers", layers, "--db", tmp_path / "empty.db", "--json", place)
+    done = process("bench_layers", "--layers", layers, "--db", tmp_path / "empty.db", "--json", place)
     assert done.returncode == 0, done.stderr
     assert "without our best kernel" in done.stdout and "tune.py --problems" in done.stdout
     record = json.loads(place.read_text())
