@@ -44,7 +44,7 @@ def show(record: dict[str, Any], order: str, workspace_limit: int | None, determ
         console.width = WIDTH
     every = [algorithm for layer in record["layers"] for algorithm in algorithms(layer)]
     if all(getattr(algorithm, ORDERS[order]) is None for algorithm in every):
-        console.print(f"[yellow]{order} was not measured: the order is cuDNN's own[/]")
+        console.print(f"[yellow]{order} was not measured: they stand in the order of their times[/]")
     for layer in record["layers"]:
         console.print(f"[bold]{escape(layer['name'])}[/]")
         if layer["name"] != layer["problem"]:
