@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from autotune.errors import choose
 from fused_resnet import graph, reference
@@ -138,8 +138,8 @@ class Captured:
 
     def output_shape(self, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
         """As the captured network has it, which is found even while somebody else traces."""
-        with unset_fake_temporarily():
-            return self.network(shape, dtype).output_shape
+        with ThreadPoolExecutor(1) as untraced:  # what traces change, they change for their own thread alone
+            return untraced.submit(self.network, shape, dtype).result().output_shape
 
 
 def _products(dtype: str, precision: str | None) -> str:

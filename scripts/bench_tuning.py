@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,11 @@ def best(store: Store, problem: str) -> Measurement | None:
 
 def compare(databases: dict[str, Path], rounds: int) -> dict[str, dict[str, float]]:
     """Problem -> run -> microseconds of its winner, all timed side by side."""
-    stores = {name: Store.open(path) for name, path in databases.items()}
-    problems = [row.text for row in next(iter(stores.values())).problems()]
     times: dict[str, dict[str, float]] = {}
-    with Worker("cuda:0" if torch.cuda.is_available() else "cpu") as worker:
+    with ExitStack() as stack:
+        stores = {name: stack.enter_context(Store.open(path)) for name, path in databases.items()}
+        worker = stack.enter_context(Worker("cuda:0" if torch.cuda.is_available() else "cpu"))
+        problems = [row.text for row in next(iter(stores.values())).problems()]
         for problem in problems:
             rows = {name: row for name, store in stores.items() if (row := best(store, problem))}
             if len(rows) < len(stores):
