@@ -133,13 +133,14 @@ class Captured:
             self._parts = parts
         if (shape, dtype) not in self._networks:
             products = _products(dtype, self.precision)
-            self._networks[shape, dtype] = capture(self.module, shape, products, self.scales)
+            with ThreadPoolExecutor(1) as untraced:  # whoever traces or compiles us changes torch for its thread alone
+                captured = untraced.submit(capture, self.module, shape, products, self.scales)
+            self._networks[shape, dtype] = captured.result()
         return self._networks[shape, dtype]
 
     def output_shape(self, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
-        """As the captured network has it, which is found even while somebody else traces."""
-        with ThreadPoolExecutor(1) as untraced:  # what traces change, they change for their own thread alone
-            return untraced.submit(self.network, shape, dtype).result().output_shape
+        """As the captured network has it."""
+        return self.network(shape, dtype).output_shape
 
 
 def _products(dtype: str, precision: str | None) -> str:
