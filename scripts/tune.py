@@ -46,7 +46,7 @@ from fused_resnet.graph import GRAPHS, Network
 from fused_resnet.source import PRECISIONS, TF32
 from tuning_db import DatabaseError, Store
 
-UNTIMED_TRIALS = 3
+UNTIMED_TRIALS = 6
 PRODUCTS = {"int8": ("s8",), "tf32": ("tf32",)}
 """The dtypes that a precision multiplies in, beside the network's."""
 
@@ -160,7 +160,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         + f" (default {DEFAULT})",
     )
     search.add_argument(
-        "--trials", type=positive, metavar="N", help="configs a family may try for a problem (default 64, on a CPU 24)"
+        "--trials", type=positive, metavar="N", help="configs to try for a problem, at most (default 160, on a CPU 32)"
     )
     search.add_argument(
         "--budget",
@@ -322,7 +322,7 @@ def main() -> int:
     device, target = choose_device(arch, capability)
     wanted = work(args, arch)
     path = args.db or Path("tuning_db") / f"{wanted.name}_{arch.name}.db"
-    trials = args.trials or (24 if not arch.is_cuda else 64 if device else UNTIMED_TRIALS)
+    trials = args.trials or (32 if not arch.is_cuda else 160 if device else UNTIMED_TRIALS)
     budget = args.budget or (360.0 if arch.is_cuda else 90.0)
     allow = tuple(name.replace("-", "_") for name in args.allow)
     only = tuple(family(name).name for name in args.only)
