@@ -21,12 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _algorithm_chart import check, draw
-from _algorithm_report import read, show
-from _cli import output, positive, run, size
-from _conv_layers import layers_of
-from _models import HELP, shape
-from _record import machine, write
 from rich.console import Console
 
 from autotune import survey
@@ -37,6 +31,12 @@ from autotune.measure import Case
 from autotune.problem import Convolution, parse
 from autotune.survey import KINDS
 from autotune.vendor import cudnn
+from parts.algorithms.chart import check, draw
+from parts.algorithms.layers import layers_of
+from parts.algorithms.report import read, show
+from parts.cli import output, positive, run, size
+from parts.models import HELP, shape
+from parts.record import machine, write
 
 METHOD = {
     "time": "mean over a CUDA graph of many launches, between two events; median and interquartile range of 5; what "

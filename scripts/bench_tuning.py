@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _cli import positive, run
-from _record import machine, slug, write
 from rich.console import Console
 from rich.table import Table
 
@@ -32,6 +30,8 @@ from autotune.errors import AutotuneError
 from autotune.problem import parse
 from autotune.worker import Worker
 from fused_resnet.candidates import candidate
+from parts.cli import positive, run
+from parts.record import machine, slug, write
 from tuning_db import Store
 from tuning_db.schema import Measurement
 

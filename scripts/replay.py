@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from _cli import percent, positive, run, seconds
 from rich.console import Console
 from rich.table import Table
 
@@ -21,6 +20,7 @@ from autotune.errors import AutotuneError, choose
 from autotune.recording import Recording, record
 from autotune.replay import FEW, Replay, replay
 from autotune.search import STRATEGIES
+from parts.cli import percent, positive, run, seconds
 from tuning_db import Store
 
 SHARES = (0.02, 0.05, 0.10, 0.15)
@@ -138,7 +138,7 @@ def compare(args: argparse.Namespace, console: Console) -> None:
     console.print(by_share(runs))
     console.print(by_time(runs, args.cores))
     if args.chart:
-        from _curves import draw
+        from parts.curves import draw
 
         draw(runs, f"Search strategies on {recording.device}, {args.seeds} seeds", args.chart)
         console.print(f"chart {args.chart}")

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from _cli import positive, run
 
 from fused_resnet import FusedResNet, reference
+from parts.cli import positive, run
 
 WARM_SHARE = 5
 """The first of so many parts of the calls may still grow: plans are bound, pools fill."""

@@ -11,8 +11,8 @@ from test_cudnn import CLASSIC, recorded
 sys.path.insert(0, str(SCRIPTS))
 
 import algorithms
-from _cli import run
-from _conv_layers import layers_of
+from parts.algorithms.layers import layers_of
+from parts.cli import run
 
 
 @pytest.fixture(scope="module")

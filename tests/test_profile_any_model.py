@@ -10,11 +10,10 @@ from helpers import ROOT, SCRIPTS
 
 sys.path.insert(0, str(SCRIPTS))
 
-import _profile
-from _cli import run
-
 from autotune.profiling import attribution, record
 from autotune.profiling.tree import tree
+from parts.cli import run
+from parts.profiles import command
 from tuning_db import Store
 
 MODELS = """
@@ -58,7 +57,7 @@ def profile(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["profile.py", *map(str, words)])
         monkeypatch.setenv("COLUMNS", "80")
         with pytest.raises(SystemExit) as exited:
-            run(_profile.main)
+            run(command.main)
         return exited.value.code, *capsys.readouterr()
 
     return here

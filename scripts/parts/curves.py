@@ -7,10 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from _chart import FAINT, INK, OURS
-
 from autotune.replay import Replay
 from autotune.search import DEFAULT
+from parts.chart import FAINT, INK, OURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes  # an optional package: only drawing needs it

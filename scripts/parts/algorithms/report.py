@@ -7,8 +7,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from _chart import number
-from _record import one_line
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -16,6 +14,8 @@ from rich.table import Table
 from autotune.algorithms import DIRECTIONS, ORDERS, Algorithm, ordered, size
 from autotune.errors import AutotuneError
 from autotune.problem import parse
+from parts.chart import number
+from parts.record import one_line
 
 WIDTH = 100  # of the tables where the output is no terminal
 

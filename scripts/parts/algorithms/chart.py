@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _algorithm_report import algorithms
-from _chart import FAINT, INK, OURS, THEIRS
-
 from autotune.algorithms import DIRECTIONS, ORDERS, Algorithm, pareto
 from autotune.errors import AutotuneError
 from autotune.problem import parse
 from autotune.report import brief
+from parts.algorithms.report import algorithms
+from parts.chart import FAINT, INK, OURS, THEIRS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes  # an optional package: only drawing needs it
