@@ -1,13 +1,13 @@
 """Tell what precision costs: FusedResNet in each against torch in float32.
 
-Without --model it trains a ResNet-18 on pictures that it draws (parts/pictures.py),
-and reports its top-1 and how often each precision agrees with float32. With
---model it compares the outputs of that model, its parameters random, on random
-images. Out come a table and a JSON record.
+Without --model it trains a ResNet-18 on pictures that it draws
+(parts/pictures.py), and reports its top-1 and how often each precision agrees
+with float32. With --model it compares the outputs of that model, its parameters
+random, on random images. Out come a table and a JSON record.
 
 Layers that the database has no kernels for run on torch's operators:
-  python scripts/tune.py --model scripts/parts/pictures.py:resnet18 --input 3,64,64
-         --batch 250 --precision int8 --db accuracy.db
+  python scripts/tune.py --model scripts/parts/pictures.py:resnet18 \\
+         --input 3,64,64 --batch 250 --precision int8 --db accuracy.db
   python scripts/accuracy.py --db accuracy.db --save resnet18.pt
 """
 

@@ -61,7 +61,10 @@ def main() -> int:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        usage="%(prog)s (--problem TEXT | --problems FILE | --model M | --show F) [options]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     what = parser.add_argument_group("what").add_mutually_exclusive_group(required=True)
     what.add_argument("--problem", metavar="TEXT", help="a convolution; its epilogue is left out")

@@ -1,8 +1,9 @@
 """What FusedResNet costs the host: loading, and each call.
 
-Loading is from `import torch` to a first result, in fresh processes that have no
-binary in their cache. A call leaves the device to work on; on a CPU the kernels
-run within it, so there only the weights and the output are the host's cost.
+Loading is from `import torch` to a first result, in fresh processes that have
+no binary in their cache. A call leaves the device to work on; on a CPU the
+kernels run within it, so there only the weights and the output are the host's
+cost.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Time tune.py on a network, and compare what it chooses with the best of an exhaustive run.
+"""Time tune.py on a network, and compare what it chooses with the best of an
+exhaustive run.
 
 It tunes twice from nothing, with different seeds, and once more with an empty
-database but the first run's binaries on disk. The winners of all runs and of the
-exhaustive database are then timed side by side, in interleaved rounds.
+database but the first run's binaries on disk. The winners of all runs and of
+the exhaustive database are then timed side by side, in interleaved rounds.
 
 Example:
-  python scripts/tune.py --strategy exhaustive --limit 150 --budget 1h --db all.db
+  python scripts/tune.py --strategy exhaustive --limit 150 --budget 1h \\
+         --db all.db
   python scripts/bench_tuning.py --against all.db -- --batch 128 --budget 100s
 """
 
