@@ -61,7 +61,7 @@ def main() -> int:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        usage="%(prog)s (--problem TEXT | --problems FILE | --model M | --show F) [options]",
+        usage="%(prog)s (--problem TEXT | --problems FILE | --model M | --show F)\n                     [options]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
