@@ -30,6 +30,7 @@ from autotune.progress import Progress
 from autotune.result import Result
 from autotune.search import DEFAULT, Space, Study, strategy
 from autotune.search.schedule import Schedule
+from autotune.search.space import spread
 from autotune.settle import settle_network
 from autotune.trials import Trials
 from autotune.vendor import aten, cudnn
@@ -203,11 +204,11 @@ class Tuning:
     def _compile_only(self) -> None:
         """Make the prior's best, where nothing can be timed."""
         families = Counter(study.space.problem for study in self.studies)
-        kernels = {
-            study.space.kernel(config, self.options.target): None
-            for study in self.studies
-            for config in study.ask(math.ceil(self._trials(study.space.problem) / families[study.space.problem]))
-        }
+        kernels: dict[Kernel, None] = {}
+        for space in (study.space for study in self.studies):
+            count = min(math.ceil(self._trials(space.problem) / families[space.problem]), len(space.configs))
+            for i in spread(space, count):
+                kernels[space.kernel(space.configs[i], self.options.target)] = None
         self.workshop.make(list(kernels))
         while self.workshop.ready(wait=True):
             pass

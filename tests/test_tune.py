@@ -10,6 +10,7 @@ from autotune.epilogue import Epilogue
 from autotune.families import family
 from autotune.problem import parse
 from autotune.progress import Progress
+from autotune.search import transfer
 from autotune.search.schedule import AHEAD
 from autotune.tune import Options, Tuning
 from tuning_db import Store
@@ -157,6 +158,13 @@ def test_without_a_device_it_compiles_and_times_nothing(worker, cpu, cpu_target,
     timed = tune(path, worker, cpu, cpu_target, trials=1)
     assert timed.compiled_kernels == 0
     assert rows(path, "SELECT count(*) FROM measurement WHERE status = 'ok'")[0][0] > len(PROBLEMS)
+
+
+def test_without_a_device_as_many_are_compiled_as_may_be_tried(cpu, cpu_target, tmp_path):
+    path, trials = tmp_path / "many.db", transfer.FIRST + 2
+    tune(path, None, cpu, cpu_target, trials=trials, only=("cpu_conv2d",))
+    query = "SELECT count(*) FROM kernel WHERE library_id IS NOT NULL GROUP BY epilogue"
+    assert all(count >= trials for (count,) in rows(path, query))
 
 
 def test_the_budget_ends_the_search_and_not_the_settling(worker, cpu, cpu_target, tmp_path):
