@@ -12,6 +12,7 @@ from autotune.families.sm90_conv2d_loads import (
     blocks_needed,
     convolution_of,
     fill_slot,
+    group_channels,
     loadings,
     processors_for,
     slots_in,
@@ -46,6 +47,8 @@ def launches(problem: Problem, config: Config, arch: Architecture) -> list[Launc
     conv, x = convolution_of(problem), shape_of(config)
     if x.n >= 2 * padded(conv.k) or -(-conv.k // x.n) < x.cluster_n or not steps_well(conv, x.k):
         return []
+    if conv.groups > 1 and conv.k // conv.groups % (x.n * x.cluster_n):
+        return []  # a tile reads one group's channels
     result = [launch for loading in loadings(conv, x) for launch in _of_loading(conv, x, loading, arch)]
     return [launch for i, launch in enumerate(result) if launch not in result[:i]]
 
@@ -97,8 +100,11 @@ def padded(k: int) -> int:
 
 def steps_well(problem: Solved, step: int) -> bool:
     """Whether a step of so many channels goes well into the problem's."""
-    least = next((k for k in (16, 32, 64) if problem.c <= k), 64)
-    return step == least or (step < least and problem.c < 96 and problem.c % 64 > 0)
+    channels = group_channels(problem)
+    if problem.groups > 1:  # a step must not reach into the next group
+        return step == next(k for k in (64, 32, 16) if channels % k == 0)
+    least = next((k for k in (16, 32, 64) if channels <= k), 64)
+    return step == least or (step < least and channels < 96 and channels % 64 > 0)
 
 
 def _gate_bytes(problem: Solved, x: Shape) -> int:
