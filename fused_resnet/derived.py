@@ -102,13 +102,13 @@ def _pad_inputs(weight: torch.Tensor, c: int) -> torch.Tensor:
 
 
 def _merge_groups(weight: torch.Tensor, groups: int, merged: int) -> torch.Tensor:
-    """(k, c/groups, r, s) of a convolution in groups -> the same of one where each `merged` of them are a single one."""
-    k, c, r, s = weight.shape
-    parts = weight.reshape(groups // merged, merged, k // groups, c, r, s)
-    whole = weight.new_zeros(groups // merged, merged, k // groups, merged, c, r, s)
+    """(k, c/groups, r, s) of a convolution in groups -> the same where each `merged` of them are one."""
+    k, c, *window = weight.shape
+    parts = weight.reshape(groups // merged, merged, k // groups, c, *window)
+    whole = weight.new_zeros(groups // merged, merged, k // groups, merged, c, *window)
     for i in range(merged):
         whole[:, i, :, i] = parts[:, i]
-    return whole.reshape(k, merged * c, r, s)
+    return whole.reshape(k, merged * c, *window)
 
 
 def _byte_scales(weight: torch.Tensor, factor: float) -> torch.Tensor:

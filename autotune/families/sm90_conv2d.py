@@ -44,12 +44,15 @@ def _values(
         return parameter.values if shares and chosen["schedule"] == "cooperative" else (1,)
     if problem and parameter.name == "tile_n":
         conv = convolution_of(problem)
-        if conv.groups > 1:
-            return [n for n in parameter.values if conv.k // conv.groups % int(n) == 0]
-        return [n for n in parameter.values if int(n) < 2 * padded(conv.k)]
+        return [n for n in parameter.values if _is_of_use(conv, int(n))]
     if problem and parameter.name == "tile_k":
         return [k for k in parameter.values if steps_well(convolution_of(problem), int(k))]
     return parameter.values
+
+
+def _is_of_use(problem: Solved, tile_n: int) -> bool:
+    """Whether tiles so wide are not half empty, nor reach into another group."""
+    return tile_n < 2 * padded(problem.k) if problem.groups == 1 else problem.k // problem.groups % tile_n == 0
 
 
 def _supports(problem: Problem) -> str | None:

@@ -21,7 +21,7 @@ _MERGED = (32, 64)
 
 def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
     """All that are known for these layers."""
-    found = []
+    found: list[Alternative] = []
     for layer in layers:
         found += _merged_groups(layer)
         reader = _only_reader(layers, layer)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rich.console import Group
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from autotune.ledger import RECORD, WAIT, Ledger
 from autotune.objective import OBJECTIVES
@@ -18,30 +21,28 @@ _FAILURES = 8
 
 
 def winners(lines: Iterable[Line], title: str, first: str = "layer") -> Table:
-    """Each line's problem, winner, time, torch's time, and share of the limit; a last row sums the times.
+    """Each line's problem, time, torch's time, and share of the limit, and below it the winner; a last row sums up.
 
     first: what the lines' names are.
     """
     table = Table(title=title, title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column(f"{first}\nproblem", no_wrap=True)
-    table.add_column("winner\nconfig", overflow="fold")
-    for name in ("time\nus", "torch us\ntimes", "share of\nlimit"):
+    table.add_column(f"{first}  problem\n  winner", overflow="fold")
+    for name in ("time\nus", "torch\nus", "\ntimes", "share of\nlimit"):
         table.add_column(name, justify="right", no_wrap=True)
     total = library = 0.0
     for line in lines:
-        family, _, config = line.winner.partition(" ")
         torch = line.time_us * line.speed_up if line.time_us and line.speed_up else None
+        winner = Padding(Text(line.winner, style="dim"), (0, 0, 0, 2))
         table.add_row(
-            f"{line.layer}\n[dim]{escape(brief(line.problem))}",
-            f"{family}\n[dim]{config}",
+            Group(Text.assemble((line.layer, "bold"), "  ", brief(line.problem)), winner),
             f"{line.time_us:.1f}" if line.time_us else "-",
-            f"{torch:.1f}\n[dim]{line.speed_up:.2f}" if torch else "-",
+            *((f"{torch:.1f}", f"{line.speed_up:.2f}") if torch else ("-", "-")),
             f"{line.share:.0%}" if line.share is not None else "-",
         )
         total += line.time_us or 0.0
         library += torch or line.time_us or 0.0
     if total:
-        table.add_row("sum", "", f"{total:.1f}", f"{library:.1f}\n[dim]{library / total:.2f}", "", style="bold")
+        table.add_row("sum", f"{total:.1f}", f"{library:.1f}", f"{library / total:.2f}", "", style="bold")
     return table
 
 
