@@ -36,6 +36,8 @@ from parts.peers import VARIANTS, Case, Forward, Variant
 from parts.record import machine, one_line, slug, write
 
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.float32: 5e-3}  # f32 may mean TF32 on a GPU
+AS_TORCH = 1.5
+"""By how much a variant's error may exceed that of torch's own operators: in deep networks roundings add up."""
 INT8_TOLERANCE = 0.15  # whether it is right at all; scripts/accuracy.py tells what it costs
 METHOD = {
     "unit": "microseconds",
@@ -189,7 +191,8 @@ def measure(case: Case, chosen: list[Variant], budget: float) -> list[Result]:
     text = TextColumn("{task.description}")
     with Progress(text, BarColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(chosen))
-        results = [prepare(case, variant, progress, task) for variant in chosen]
+        limit = tolerance(case)
+        results = [prepare(case, variant, limit, progress, task) for variant in chosen]
         calls = {result.variant.name: result.forward for result in results if result.forward}
         if not calls:
             return results
@@ -203,7 +206,14 @@ def measure(case: Case, chosen: list[Variant], budget: float) -> list[Result]:
     return [with_times(result, times) if result.forward else result for result in results]
 
 
-def prepare(case: Case, variant: Variant, progress: Progress, task: TaskID) -> Result:
+@torch.inference_mode()
+def tolerance(case: Case) -> float:
+    """The error that a variant may have: what the dtype allows, or more where torch's own operators have more."""
+    own = relative_error(case.eager()(case.x).cpu(), case.expected)
+    return max(TOLERANCE[case.x.dtype], AS_TORCH * own)
+
+
+def prepare(case: Case, variant: Variant, limit: float, progress: Progress, task: TaskID) -> Result:
     """Build, check and warm up one variant. Whatever goes wrong is its result, not the end of the run."""
     progress.update(task, description=f"preparing {variant.name}, batch {len(case.x)}")
     start = time.perf_counter()
@@ -219,7 +229,7 @@ def prepare(case: Case, variant: Variant, progress: Progress, task: TaskID) -> R
         progress.advance(task)
         gc.collect()
     in_bytes = variant.name == "fused" and case.precision == INT8
-    if not error < (INT8_TOLERANCE if in_bytes else TOLERANCE[case.x.dtype]):  # so written that nan fails
+    if not error < (INT8_TOLERANCE if in_bytes else limit):  # so written that nan fails
         return Result(variant, f"wrong result: relative error {error:.1e}")
     said = dict.fromkeys(one_line(w.message) for w in caught if issubclass(w.category, UserWarning))
     return Result(variant, None, forward, error, time.perf_counter() - start, tuple(said))
