@@ -120,6 +120,7 @@ class Tuning:
             self._time_vendor()
             self.progress.stage("searching")
             schedule.run()
+            self._complete()
             self._finish_elsewhere()
         for problem in self.problems:
             self.progress.done(str(problem))
@@ -255,6 +256,23 @@ class Tuning:
 
     def finish(self) -> None:
         """Record what is still being measured."""
+        self.trials.finish()
+
+    def _complete(self) -> None:
+        """Try the prior's best for every problem that time left without any: else its layer could not be chosen."""
+        tried = {study.space.problem for study in self.studies if study.told}
+        missing: dict[Problem, tuple[Study, Kernel]] = {}
+        for study in self.studies:
+            if study.total and study.space.problem not in tried:
+                kernel = study.space.kernel(study.space.configs[0], self.options.target)
+                missing.setdefault(study.space.problem, (study, kernel))
+        kernels = {kernel for _, kernel in missing.values()}
+        self.workshop.make(list(kernels))
+        while kernels and (ready := self.workshop.ready(wait=True)):
+            for study, kernel in missing.values():
+                if kernel in ready:
+                    self._begin(study, kernel)
+            kernels -= {*ready, *(kernel for kernel in kernels if kernel in self.workshop.rows)}
         self.trials.finish()
 
     def _begin(self, study: Study, kernel: Kernel) -> bool:
