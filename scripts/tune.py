@@ -26,7 +26,7 @@ from autotune.arch import ARCHITECTURES, Architecture, architecture, cpu_targets
 from autotune.device import device_name
 from autotune.epilogue import STEPS
 from autotune.errors import ProblemError, UnknownNameError
-from autotune.families import families, family, use
+from autotune.families import families, family, serving, use
 from autotune.families.base import PERMISSIONS
 from autotune.grammar import read_problems, usage
 from autotune.objective import OBJECTIVES
@@ -267,7 +267,9 @@ def show_winners(console: Console, tuning: Tuning, wanted: Work) -> None:
         console.print(winners(found, title, "number"))
         return
     count = len(wanted.network.layers)  # the alternatives' come after them
-    console.print(winners(found[:count], title, "layer", found[count:]))
+    served = {problem for problem in tuning.problems if serving(problem, tuning.options.arch)}
+    others = [line for line in found[count:] if line.problem in served]  # show_gaps names those that only torch solves
+    console.print(winners(found[:count], title, "layer", others))
     if plan := tuning.store.plan(tuning.device, wanted.network.key):
         gain = plan.details["alone_us"] / plan.median_us
         taken = ", ".join(plan.details["alternatives"]) or "none"
