@@ -114,7 +114,7 @@ class _Settling:
             names = [pick.layer for pick in self.plan()]
             groups = self._of_one_problem(names) if sweep == 0 else [[name] for name in names]
             changed += [self._settle_layers(group) for group in groups]
-            if sweep > 0 and not any(changed):
+            if len(groups) == len(names) and not any(changed):
                 break
         return self.plan()
 

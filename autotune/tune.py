@@ -272,7 +272,7 @@ class Tuning:
             for study, kernel in missing.values():
                 if kernel in ready:
                     self._begin(study, kernel)
-            kernels -= {*ready, *(kernel for kernel in kernels if kernel in self.workshop.rows)}
+            kernels -= self.workshop.rows.keys()
         self.trials.finish()
 
     def _begin(self, study: Study, kernel: Kernel) -> bool:

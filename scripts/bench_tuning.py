@@ -32,7 +32,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from autotune.arch import architecture
+from autotune.arch import of_target
 from autotune.errors import AutotuneError
 from autotune.problem import parse
 from autotune.progress import Progress
@@ -48,6 +48,7 @@ from tuning_db.schema import Measurement
 
 RUNS = {"first": ("a", 0), "second": ("b", 1), "libraries built": ("a", 2)}
 """Name -> (folder of binaries, seed)."""
+DEVICE = "cuda:0" if torch.cuda.is_available() else "cpu"
 RECORDING = Path("tests/data/search_h200.json.gz")
 BEST = 4
 """Configs of each problem and family of a recording that are made and timed anew."""
@@ -90,7 +91,7 @@ class Again(Tuning):
 
     def __init__(self, recording: Recording, store: Store, worker: Worker) -> None:
         self._spaces = list(map(best_configs, recording.tracks))
-        arch, jobs = architecture(recording.target.replace("_", "")), len(os.sched_getaffinity(0))
+        arch, jobs = of_target(recording.target), len(os.sched_getaffinity(0))
         options = Options(arch, recording.target, 0, 3600.0, jobs, strategy="exhaustive", gain=0.0, vendor="none")
         super().__init__(store, (space.problem for space in self._spaces), options, worker, Progress())
 
@@ -113,7 +114,7 @@ def exhaustive(against: Path, folder: Path) -> Path:
     if not against.name.endswith(".json.gz"):
         return against
     recording, path = Recording.load(against), folder / "exhaustive.db"
-    with Store.create(path) as store, Worker("cuda:0") as worker:
+    with Store.create(path) as store, Worker(DEVICE) as worker:
         Again(recording, store, worker).run()
     return path
 
@@ -129,7 +130,7 @@ def compare(databases: dict[str, Path], rounds: int) -> dict[str, dict[str, floa
     times: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
         stores = {name: stack.enter_context(Store.open(path)) for name, path in databases.items()}
-        worker = stack.enter_context(Worker("cuda:0" if torch.cuda.is_available() else "cpu"))
+        worker = stack.enter_context(Worker(DEVICE))
         problems = [row.text for row in next(iter(stores.values())).problems()]
         for problem in problems:
             rows = {name: row for name, store in stores.items() if (row := best(store, problem))}

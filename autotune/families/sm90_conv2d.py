@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from autotune.arch import Architecture
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
-from autotune.families.sm90_conv2d_launches import LAUNCH_PARAMETERS, launches, padded, steps_well
+from autotune.families.sm90_conv2d_launches import LAUNCH_PARAMETERS, columns_fit, launches, steps_well
 from autotune.families.sm90_conv2d_loads import (
     Solved,
     blocks_needed,
@@ -43,16 +43,10 @@ def _values(
     if parameter.name == "slices":
         return parameter.values if shares and chosen["schedule"] == "cooperative" else (1,)
     if problem and parameter.name == "tile_n":
-        conv = convolution_of(problem)
-        return [n for n in parameter.values if _is_of_use(conv, int(n))]
+        return [n for n in parameter.values if columns_fit(convolution_of(problem), int(n))]
     if problem and parameter.name == "tile_k":
         return [k for k in parameter.values if steps_well(convolution_of(problem), int(k))]
     return parameter.values
-
-
-def _is_of_use(problem: Solved, tile_n: int) -> bool:
-    """Whether tiles so wide are not half empty, nor reach into another group."""
-    return tile_n < 2 * padded(problem.k) if problem.groups == 1 else problem.k // problem.groups % tile_n == 0
 
 
 def _supports(problem: Problem) -> str | None:

@@ -45,10 +45,8 @@ LAUNCH_PARAMETERS = (
 def launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
     """Family.launches."""
     conv, x = convolution_of(problem), shape_of(config)
-    if x.n >= 2 * padded(conv.k) or -(-conv.k // x.n) < x.cluster_n or not steps_well(conv, x.k):
+    if not columns_fit(conv, x.n, x.cluster_n) or not steps_well(conv, x.k):
         return []
-    if conv.groups > 1 and conv.k // conv.groups % (x.n * x.cluster_n):
-        return []  # a tile reads one group's channels
     result = [launch for loading in loadings(conv, x) for launch in _of_loading(conv, x, loading, arch)]
     return [launch for i, launch in enumerate(result) if launch not in result[:i]]
 
@@ -93,9 +91,12 @@ def _launch(loading: Loading, slots: tuple[int, int], limit: int, raster: int, s
     return dict(zip(names, (*slots, limit, raster, h, w, images, staged), strict=True))
 
 
-def padded(k: int) -> int:
-    """Output channels with those that fill up the weights."""
-    return -(-k // 32) * 32
+def columns_fit(problem: Solved, tile_n: int, cluster_n: int = 1) -> bool:
+    """Whether a cluster's columns of tiles are not half empty, nor reach from one group into another."""
+    if problem.groups > 1:
+        return problem.k // problem.groups % (tile_n * cluster_n) == 0
+    padded = -(-problem.k // 32) * 32  # with the channels that fill up the weights
+    return tile_n < 2 * padded and -(-problem.k // tile_n) >= cluster_n
 
 
 def steps_well(problem: Solved, step: int) -> bool:

@@ -14,7 +14,7 @@ class __attribute__((visibility("hidden"))) Watch {
   explicit Watch(const pybind11::list& dictionaries);
 
   // Whether each still has the same objects under the same names, in the same order, and each tensor its version.
-  bool unchanged();
+  bool unchanged() const;
 
  private:
   struct Entry {
@@ -26,16 +26,11 @@ class __attribute__((visibility("hidden"))) Watch {
   struct Dictionary {
     pybind11::dict entries;
     size_t end;  // of its entries in entries_, which begin where those of the one before it end
-    uint64_t changes;
   };
-  using Entries = std::vector<Entry>;
   void add(PyObject* name, PyObject* value);
-  // Whether a dictionary has these entries and no other.
-  bool holds(const Dictionary& dictionary, Entries::const_iterator entry, Entries::const_iterator end) const;
 
   std::vector<Dictionary> dictionaries_;
-  Entries entries_;
-  Entries counted_;  // those whose versions count
+  std::vector<Entry> entries_;
 };
 
 }  // namespace engine

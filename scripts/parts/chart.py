@@ -53,8 +53,9 @@ def draw(record: dict[str, Any], path: Path) -> None:
         for axis, (size, bars, metric) in zip(axes, row, strict=False):
             times = [(key, variant["label"], variant[metric]) for key, variant in bars]
             _panel(axis, f"batch {size}: {METRICS[metric]}", times)
-        if [[name for name, _ in bars] for _, bars, _ in row] == [[name for name, _ in row[0][1]]] * 2:
-            axes[-1].set_yticks([])  # those of its neighbour
+        names = [[name for name, _ in bars] for _, bars, _ in row]
+        if len(row) == 2 and names[0] == names[1]:
+            axes[1].set_yticks([])  # those of its neighbour
         for axis in axes[len(row) :]:
             axis.set_axis_off()
     figure.savefig(path, bbox_inches="tight", pad_inches=0.2)
