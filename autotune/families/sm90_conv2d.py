@@ -17,7 +17,6 @@ from autotune.families.sm90_conv2d_loads import (
     convolution_of,
     group_channels,
     loadings,
-    processors_for,
     products_a_tile,
 )
 from autotune.families.sm90_conv2d_shape import legal, shape_of
@@ -78,7 +77,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     """
     problem = convolution_of(problem)
     x = shape_of(config)
-    processors, products, best = processors_for(x, arch), products_a_tile(problem, x), float("inf")
+    processors, products, best = arch.processors_for(x.cluster), products_a_tile(problem, x), float("inf")
     for loading in loadings(problem, x):
         rounds = -(-blocks_needed(problem, x, loading) // processors)
         buffers = 2 * (loading.fill_bytes + x.weight_bytes) + x.staging_bytes(1)

@@ -14,7 +14,6 @@ from autotune.families.sm90_conv2d_loads import (
     fill_slot,
     group_channels,
     loadings,
-    processors_for,
     slots_in,
 )
 from autotune.families.sm90_conv2d_shape import MOST_SHARED, SHARED_OVERHEAD, Shape, shape_of
@@ -27,7 +26,7 @@ LAUNCH_PARAMETERS = (
     Parameter("weight_slots", tuple(range(13)), "buffers of weights where they have a ring of their own"),
     Parameter(
         "grid",
-        (0, *(blocks * n for n in range(1, 5) for blocks in (128, 132))),
+        (0, *(blocks * n for n in range(1, 5) for blocks in (120, 128, 132))),
         "most blocks: 0 gives each tile a block of its own",
     ),
     Parameter("raster", (0, 1), "1: blocks that follow each other share weights instead of pixels"),
@@ -55,7 +54,7 @@ def _of_loading(problem: Solved, x: Shape, loading: Loading, arch: Architecture)
     gated = isinstance(problem, Conv2dSe)
     if isinstance(problem, Conv2dSe) and not _gate_fits(problem, x, loading):
         return
-    tiles_n, processors, blocks = -(-problem.k // x.n), processors_for(x, arch), blocks_needed(problem, x, loading)
+    tiles_n, processors, blocks = -(-problem.k // x.n), arch.processors_for(x.cluster), blocks_needed(problem, x, loading)
     if loading.tiles_m < x.cluster_m or x.slices > loading.fills or (x.slices > 1 and blocks > 2 * processors):
         return
     for resident in range(1, x.blocks_by_registers + 1):
@@ -71,7 +70,7 @@ def _of_loading(problem: Solved, x: Shape, loading: Loading, arch: Architecture)
             slots = slots_in(room, problem, x, loading, tiles * loading.fills)
             if slots is None:
                 continue
-            if x.slices > 1 and x.m * x.n * 4 > slots[0] * (fill_slot(loading) + x.weight_bytes):
+            if x.exchanged_bytes > slots[0] * (fill_slot(loading) + x.weight_bytes):
                 continue  # the others' sums find no room
             rasters = (0, 1) if tiles_n > x.cluster_n and tiles > 1 and not x.resident and staged else (0,)
             yield from (_launch(loading, slots, limit, raster, staged) for raster in rasters)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.arch import Architecture
 from autotune.families.sm90_conv2d_shape import Shape
 from autotune.problem import Conv2d, Conv2dSe, Gemm, Problem
 
@@ -98,8 +97,3 @@ def blocks_needed(problem: Solved, x: Shape, loading: Loading) -> int:
     """Blocks that give every tile its own, in whole clusters."""
     tiles_n = -(-problem.k // x.n)
     return -(-loading.tiles_m // x.cluster_m) * -(-tiles_n // x.cluster_n) * x.cluster
-
-
-def processors_for(x: Shape, arch: Architecture) -> int:
-    """Multiprocessors that clusters can fill: those of four and more leave some of each GPC's 16 or 18 idle."""
-    return arch.processors if x.cluster <= 2 else arch.processors // 16 * 16

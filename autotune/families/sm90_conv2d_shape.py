@@ -62,6 +62,11 @@ class Shape:
         return self.cluster_m * self.cluster_n * self.slices
 
     @property
+    def exchanged_bytes(self) -> int:
+        """Shared memory for the sums that go to and come from the other slices."""
+        return 2 * (self.slices - 1) * (self.m * self.n * 4 // self.slices)
+
+    @property
     def weight_bytes(self) -> int:
         """Shared memory of a step's weights."""
         return self.n * self.k * 2

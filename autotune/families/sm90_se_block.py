@@ -98,7 +98,7 @@ def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Laun
     tiles = _tiles(problem, x)
     if tiles < x.cluster:
         return []
-    room = arch.processors // x.cluster * x.cluster
+    room = arch.processors_for(x.cluster)
     grids = (0,) if tiles <= room else (room, 0)
     return [{"grid": grid, "early_taps": taps} for grid in grids for taps in (9, 0, 18)]
 
@@ -107,7 +107,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     """Cycles by a crude model: the filters' loads, then rounds of tiles."""
     assert isinstance(problem, SeBlock)
     x = _shape(config)
-    rounds = -(-_tiles(problem, x) // arch.processors)
+    rounds = -(-_tiles(problem, x) // arch.processors_for(x.cluster))
     arithmetic = 2 * 9 * x.m * x.channels**2 / _PRODUCTS_A_CYCLE
     latency = 4000 / x.groups
     return x.weight_bytes / 2 / x.cluster / _LOADED_BYTES_A_CYCLE + rounds * (arithmetic + latency)
@@ -141,7 +141,7 @@ FAMILY = Family(
         Parameter("cluster", (1, 2, 4), "blocks that share their loads of the filters"),
     ),
     launch_parameters=(
-        Parameter("grid", (0, 128, 132), "most blocks: 0 gives each tile a block of its own"),
+        Parameter("grid", (0, 120, 128, 132), "most blocks: 0 gives each tile a block of its own"),
         Parameter("early_taps", (0, 9, 18), "taps of the filters that are loaded before the image, of 18"),
     ),
     legal=_legal,

@@ -111,7 +111,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     assert isinstance(problem, SeDownBlock)
     x = _shape(config)
     depth = 9 * problem.c + problem.c + 9 * problem.k
-    rounds = -(-_tiles(problem) * x.parts // arch.processors)
+    rounds = -(-_tiles(problem) * x.parts // arch.processors_for(x.cluster))
     loaded = depth * 2 * (x.n / x.peers + _TILE_ROWS / x.parts) / _LOADED_BYTES_A_CYCLE
     products = depth * _TILE_ROWS * x.n / _PRODUCTS_A_CYCLE
     moved = depth * 2 * (2 * x.n + _TILE_ROWS) / _READ_BYTES_A_CYCLE

@@ -312,6 +312,7 @@ struct HopperConv2d : Conv2dGate<Config> {
       else store_tile(x, me, tile, first_block, sums);
     }
     hopper::wait_for_stores<0>();
+    if constexpr (kSlices > 1) hopper::wait_for_cluster();
   }
 };
 

@@ -36,6 +36,7 @@ struct Conv2dPlan {
   static constexpr bool kAhead = Config::kAddedPointer >= 0 && !Config::kGated && kSlices == 1;
   static constexpr int kUnits = kBlocks * 2 * (kN / 32);  // of eight channels, for each thread
   static constexpr int kOwnN = kN / kSlices, kOwnColumns = kOwnN / 32;  // of a split tile, in the end
+  static constexpr int kExchangedBytes = 2 * (kSlices - 1) * (kM * kN * 4 / kSlices);  // to and from the other slices
   static constexpr bool kGated = Config::kGated;
   using Excitation = Gate<Element, kM, kOwnN, kClusterN * kSlices, 128 * kGroups>;
   // Places of the pointers: Problem.operands() of conv2d, or of conv2d_se.
@@ -125,7 +126,7 @@ struct Conv2dPlan {
 
     const int64_t shared = 1024 + x.staging_bytes + x.gate_bytes + 8 * (kGroups + 2 + kGroups * 4 * x.ahead) +
                            (int64_t)x.fill_slots * (x.slot_bytes + 16) + (int64_t)x.weight_slots * (kWeightBytes + 16);
-    const bool fits = shared <= 232448 && (kSlices == 1 || kM * kN * 4 <= x.fill_slots * x.slot_bytes);
+    const bool fits = shared <= 232448 && kExchangedBytes <= x.fill_slots * x.slot_bytes;
     const bool counts =
         x.fill_slots >= 1 && x.fill_slots <= 32 && (kResident || x.weight_slots <= 32) && kSlices <= x.fills;
     // A fill must not reach into the next group, nor a tile: theirs are other activations.

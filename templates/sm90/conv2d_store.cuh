@@ -19,26 +19,52 @@ struct Conv2dStore : Conv2dStage<Config> {
     columns = i / (2 * kBlocks), half = i % 2, block = i / 2 % kBlocks;
   }
 
-  // Each slice keeps a part of the tile's units, gets the others' sums of it and gives away the rest.
+  // Each slice keeps a part of the tile's units, gets the others' sums of it and gives away the rest. Few go to the owner's
+  // shared memory one by one; each such store counts its bytes at a barrier, so many are written to this block's own
+  // memory first, and from there go by TMA, all of a warp's to the same warp of the owner.
   AT_DEVICE static void gather_slices(const Layout& at, const Member& me, Sums& sums) {
-    constexpr int kOwn = kUnits / kSlices, kWide = 128 * kGroups;
-    hopper::sync_cluster();  // all loads have been used: the rings are free
-    if (threadIdx.x == 0) hopper::expect_bytes(at.turn, (kSlices - 1) * kOwn * 32 * kWide);
+    constexpr int kOwn = kUnits / kSlices, kOthers = kSlices - 1;
+    constexpr int kWarpBytes = kOwn * 32 * 32, kPartBytes = kWarpBytes * 4 * kGroups;
+    constexpr bool kOneByOne = kOthers * kPartBytes <= 8192;
+    const int lane = threadIdx.x % 32, warp = hopper::uniform(threadIdx.x / 32);
+    // Parts that leave, then those that come; `place`: of a slice among the others of `whose`.
+    const auto place = [](int slice, int whose) { return slice - (slice > whose); };
+    const uint32_t leaving = at.fills + warp * kWarpBytes, coming = leaving + kOthers * kPartBytes;
+    const auto of_unit = [&](int i, int j) { return (i % kOwn * 2 + j) * 512 + lane * 16; };
+    const auto rank = [&](int slice) { return me.rank(me.m, me.n, slice); };
+
+    hopper::arrive_in_cluster();                           // all loads of this warp's have been used
+    if constexpr (kOneByOne) hopper::wait_for_cluster();   // and those of the others
+    else Plan::Excitation::sync();
+    if (threadIdx.x == 0) hopper::expect_bytes(at.turn, kOthers * kPartBytes);
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       int m, half, columns;
       unit(i, m, half, columns);
       const int owner = i / kOwn;
       if (owner == me.slice) continue;
-      const int to = me.rank(me.m, me.n, owner);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const float* d = &sums[m][16 * columns + 8 * j + 2 * half];
-        const uint32_t place = ((me.slice * kOwn + i % kOwn) * 2 + j) * kWide + threadIdx.x;
-        hopper::send(at.fills + place * 16, at.turn, to, make_float4(d[0], d[1], d[4], d[5]));
+        const float4 four = make_float4(d[0], d[1], d[4], d[5]);
+        if constexpr (kOneByOne)
+          hopper::send(coming + place(me.slice, owner) * kPartBytes + of_unit(i, j), at.turn, rank(owner), four);
+        else
+          hopper::write(leaving + place(owner, me.slice) * kPartBytes + of_unit(i, j), four);
+      }
+    }
+    if constexpr (!kOneByOne) {
+      hopper::publish_shared();
+      __syncwarp();
+      hopper::wait_for_cluster();  // the others' memory is free
+      if (lane < kOthers) {
+        const int to = (me.slice + 1 + lane) % kSlices;  // not all to the same at once
+        hopper::send_bytes(leaving + place(to, me.slice) * kPartBytes, coming + place(me.slice, to) * kPartBytes,
+                           kWarpBytes, at.turn, rank(to));
       }
     }
     hopper::wait(at.turn, 0);
+    hopper::arrive_in_cluster();  // a block ends when all have got what it sent
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       int m, half, columns;
@@ -51,8 +77,8 @@ struct Conv2dStore : Conv2dStage<Config> {
         float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
         for (int slice = 0; slice < kSlices; ++slice) {
-          const uint32_t place = ((slice * kOwn + i % kOwn) * 2 + j) * kWide + threadIdx.x;
-          const float4 part = slice == me.slice ? own : hopper::load_own(at.fills + place * 16);
+          const uint32_t from = coming + place(slice, me.slice) * kPartBytes + of_unit(i, j);
+          const float4 part = slice == me.slice ? own : hopper::load_own(from);
           total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
         }
         d[0] = total.x, d[1] = total.y, d[4] = total.z, d[5] = total.w;

@@ -408,8 +408,10 @@ struct HopperSeDownBlock {
   AT_DEVICE static void send_inner(const Params& x, const Layout& at, const Member& me) {
     for (int i = 1; i < kParts; ++i) {
       const int to = Member::rank((me.part + i) % kParts, me.peer);
-      for (int copy = 0; copy < kOwn * kCopies; ++copy)
-        hopper::send_bytes(own_copy(x, at, me, copy), kTileBytes, at.inner_full + 8 * me.part, to);
+      for (int copy = 0; copy < kOwn * kCopies; ++copy) {
+        const uint32_t place = own_copy(x, at, me, copy);
+        hopper::send_bytes(place, place, kTileBytes, at.inner_full + 8 * me.part, to);
+      }
     }
   }
 

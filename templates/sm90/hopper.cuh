@@ -160,6 +160,11 @@ AT_DEVICE void write(uint32_t address, uint4 v) {
                : "memory");
 }
 
+AT_DEVICE void write(uint32_t address, float4 v) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
+}
+
 AT_DEVICE uint4 read(uint32_t address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
@@ -199,6 +204,10 @@ AT_DEVICE void sync_cluster() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
+// The same in two steps, for threads that need not come together in between. A thread that has ended is not waited for.
+AT_DEVICE void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+AT_DEVICE void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+
 // Stores into the same place of another block's memory and counts the bytes at its barrier.
 AT_DEVICE void send(uint32_t address, uint32_t barrier, uint32_t block, float4 v) {
   asm volatile(
@@ -208,12 +217,12 @@ AT_DEVICE void send(uint32_t address, uint32_t barrier, uint32_t block, float4 v
       : "memory");
 }
 
-// The same for whole pieces of shared memory, by TMA: what this block has published goes to the same place of another.
-AT_DEVICE void send_bytes(uint32_t address, int bytes, uint32_t barrier, uint32_t block) {
+// Copies what this block has published into another block's memory, by TMA, and counts the bytes at the other's barrier.
+AT_DEVICE void send_bytes(uint32_t from, uint32_t to, int bytes, uint32_t barrier, uint32_t block) {
   asm volatile(
-      "{\n.reg .b32 to, at;\nmapa.shared::cluster.u32 to, %0, %3;\nmapa.shared::cluster.u32 at, %2, %3;\n"
-      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%0], %1, [at];\n}" ::"r"(address),
-      "r"(bytes), "r"(barrier), "r"(block)
+      "{\n.reg .b32 place, at;\nmapa.shared::cluster.u32 place, %1, %4;\nmapa.shared::cluster.u32 at, %3, %4;\n"
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [place], [%0], %2, [at];\n}" ::"r"(from),
+      "r"(to), "r"(bytes), "r"(barrier), "r"(block)
       : "memory");
 }
 

@@ -62,7 +62,7 @@ struct Thread {
   std::string waits_for;
   std::deque<std::vector<std::function<void()>>> groups;  // of wgmma, committed and not over
   std::vector<std::function<void()>> open;
-  int committed = 0;
+  int committed = 0, cluster_turn = 0;
   std::deque<std::vector<std::function<void()>>> stores;  // groups whose shared memory may not have been read
   std::vector<std::function<void()>> open_stores;
   bool ended = false;
@@ -75,8 +75,7 @@ inline Thread* current;
 inline ucontext_t scheduler;
 inline bool inside_fiber, late;  // late: transfers come when nothing else happens any more, else at once
 inline std::function<void(Block&)> body;
-inline int cluster_arrived, grid_blocks;
-inline std::map<Thread*, int> cluster_turn;
+inline int grid_blocks;
 inline std::mt19937 random_order;
 
 // Ends the run: thrown by the scheduler, because an exception cannot leave a fiber.
@@ -146,10 +145,11 @@ inline void sync_of(int name, int count) {
   ++named.arrived;
   yield_until([&named, turn, count] { return named.arrived >= turn * count; }, "bar.sync " + std::to_string(name));
 }
-inline void sync_cluster(int threads_of_block) {
-  const int turn = ++cluster_turn[current], all = threads_of_block * (int)blocks.size();
-  ++cluster_arrived;
-  yield_until([turn, all] { return cluster_arrived >= turn * all; }, "the cluster");
+inline void arrive_in_cluster() { ++current->cluster_turn; }
+inline void wait_for_cluster() {
+  const int turn = current->cluster_turn;
+  const auto there = [turn](const auto& thread) { return thread->ended || thread->cluster_turn >= turn; };
+  yield_until([there] { return std::all_of(threads.begin(), threads.end(), there); }, "the cluster");
 }
 inline uint64_t exchange(uint32_t mask, uint64_t value, int from) {
   Collective& all = own().collectives[{current->index.x / 32, mask}];
@@ -284,10 +284,11 @@ inline void wait_for_stores(int pending) {
     for (auto& one : current->stores.front()) one();
 }
 
-inline void send_bytes(uint32_t address, int bytes, uint32_t barrier, uint32_t to) {
-  Block *source = &own(), *target = blocks.at(to).get();
+inline void send_bytes(uint32_t from, uint32_t to, int bytes, uint32_t barrier, uint32_t block) {
+  Block *source = &own(), *target = blocks.at(block).get();
   transfer([=] {
-    std::memcpy(target->memory + address, source->memory + address, bytes);
+    if (source->left == 0) fail("a block has ended before what it sends was read");
+    std::memcpy(target->memory + to, source->memory + from, bytes);
     come(*target, barrier, bytes);
   });
 }
@@ -382,8 +383,7 @@ inline std::string waiting() {
 }
 
 inline void run_cluster(int first, int count, int threads_of_block) {
-  blocks.clear(), threads.clear(), transfers.clear(), cluster_turn.clear();
-  cluster_arrived = 0;
+  blocks.clear(), threads.clear(), transfers.clear();
   std::vector<std::unique_ptr<char, decltype(&std::free)>> memories;
   for (int i = 0; i < count; ++i) {
     memories.emplace_back((char*)std::aligned_alloc(1024, (kSharedBytes + 1023) / 1024 * 1024), &std::free);
