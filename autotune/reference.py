@@ -31,6 +31,7 @@ from autotune.problem import (
     SeTail,
     SpaceToDepth,
     Stem,
+    StemSeBlock,
     Tensors,
     ToChannelsLast,
 )
@@ -134,14 +135,14 @@ def _projected(t: Tensors) -> torch.Tensor:
     return _nhwc(F.conv2d(F.avg_pool2d(_nchw(t["x"]), 3, 2, 1), t["projection"]))
 
 
-def _patch_conv2d(problem: PatchConv2d, t: Tensors) -> torch.Tensor:
+def _patch_conv2d(problem: PatchConv2d | StemSeBlock, t: Tensors) -> torch.Tensor:
     return _nhwc(F.conv2d(t["x"], t["weight"], stride=problem.block))
 
 
 _MEANING: dict[type[Problem], Callable[..., torch.Tensor]] = {
     Conv2d: _conv2d,
     Conv2dSe: _conv2d,
-    PatchConv2d: _patch_conv2d,
+    **dict.fromkeys((PatchConv2d, StemSeBlock), _patch_conv2d),
     Conv2dDgrad: _conv2d_dgrad,
     Conv2dWgrad: _conv2d_wgrad,
     Gemm: _gemm,
@@ -158,15 +159,28 @@ _MEANING: dict[type[Problem], Callable[..., torch.Tensor]] = {
 }
 
 
+def _places(problem: Problem, t: Tensors) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """What happens at the steps that only mark a place."""
+    filters = iter(("weight1", "weight2") if isinstance(problem, StemSeBlock) else ("weight2",))
+    kept: list[torch.Tensor] = []
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x)
+        return x
+
+    return {
+        "conv": lambda x: _conv3x3(x, t[next(filters)]),
+        "gate": lambda x: _excite(x, t),
+        "project": lambda x: x + _projected(t),
+        "keep": keep,
+        "add_kept": lambda x: x + kept.pop(),
+    }
+
+
 def compute(problem: Problem, tensors: Tensors, scalars: tuple[float, ...] = ()) -> dict[str, torch.Tensor]:
     """Solve `problem` for the given operands: returns every output by its operand name, `y` among them."""
     own, rest = scalars[: problem.scalars], scalars[problem.scalars :]
     meaning = _MEANING.get(type(problem))
     value = meaning(problem, tensors) if meaning else problem.reference(tensors, own)
-    places = {
-        "conv": lambda x: _conv3x3(x, tensors["weight2"]),
-        "gate": lambda x: _excite(x, tensors),
-        "project": lambda x: x + _projected(tensors),
-    }
-    value, stored = problem.epilogue.apply(value, dict(tensors), rest, places)
+    value, stored = problem.epilogue.apply(value, dict(tensors), rest, _places(problem, tensors))
     return {"y": value, **stored}

@@ -22,6 +22,7 @@ from autotune.problem import (
     SeTail,
     SpaceToDepth,
     Stem,
+    StemSeBlock,
     limit_us,
 )
 from autotune.vendor import aten, cudnn
@@ -106,6 +107,8 @@ def brief(problem: Problem) -> str:  # noqa: PLR0911 -- a table
             return f"se {problem.c}>{problem.hidden}>{problem.c} @{problem.h}x{problem.w}"
         case SeBlock():
             return f"block {problem.c} @{problem.h}x{problem.w}"
+        case StemSeBlock():
+            return f"stem+block {problem.c}>{problem.k} @{problem.h}x{problem.w}"
         case SeDownBlock():
             return f"block/2 {problem.c}>{problem.k} @{problem.h}x{problem.w}"
         case TorchCall():

@@ -64,6 +64,8 @@ STEPS: dict[str, StepKind] = {
     "conv": StepKind((), lambda v: v),
     "gate": StepKind((), lambda v: v),
     "project": StepKind((), lambda v: v),
+    "keep": StepKind((), lambda v: v),
+    "add_kept": StepKind((), lambda v: v),
     "add_scalar": StepKind(("scalar",), torch.add),
     "mul_scalar": StepKind(("scalar",), torch.mul),
     "clamp": StepKind(("scalar", "scalar"), torch.clamp, ((-1.0, -0.25), (0.25, 1.0))),
@@ -80,7 +82,7 @@ STEPS: dict[str, StepKind] = {
 }
 """Every step by name: those of templates/epilogue.h, and custom steps by their full names."""
 
-PLACES = ("conv", "gate", "project")
+PLACES = ("conv", "gate", "project", "keep", "add_kept")
 """Steps that only mark a place in a chain: what happens there is the problem's, such as Conv2dSe or SeBlock."""
 
 _BUILT_IN = tuple(STEPS)

@@ -7,7 +7,18 @@ from dataclasses import dataclass, field, replace
 
 from autotune.epilogue import Epilogue
 from autotune.errors import ProblemError, choose
-from autotune.problem import AvgPool2d, Conv2d, Gemm, PatchConv2d, Problem, SeBlock, SeDownBlock, SeTail, SpaceToDepth
+from autotune.problem import (
+    AvgPool2d,
+    Conv2d,
+    Gemm,
+    PatchConv2d,
+    Problem,
+    SeBlock,
+    SeDownBlock,
+    SeTail,
+    SpaceToDepth,
+    StemSeBlock,
+)
 from fused_resnet.derived import Derived, Source
 from fused_resnet.reference import SEResNet9Fixup
 from fused_resnet.rewrites import gated, pooled_projection
@@ -117,7 +128,31 @@ def se_resnet9_fixup(n: int, in_channels: int, dtype: str) -> Layers:
         layers += block.layers()
         alternatives += block.alternatives()
         h, c = h // stride, k
+    # Behind the alternatives that it excludes: it is to be better than both together.
+    alternatives.append(_stem_and_block(whole, layers[2:5]))
     return layers, alternatives
+
+
+def _stem_and_block(stem: Layer, block: Sequence[Layer]) -> Alternative:
+    """Stem and block 0 in one kernel: nothing between the image and the block's output leaves a multiprocessor."""
+    conv1, conv2, tail = block
+    patches = stem.problem
+    assert isinstance(patches, PatchConv2d) and isinstance(tail.problem, SeTail)
+    kept = ["keep" if name == "store" else name for name in patches.epilogue.names]
+    last = ["add_kept" if name == "add" else name for name in tail.problem.epilogue.names]
+    first, second = (part.problem.epilogue.names for part in (conv1, conv2))
+    layer = Layer(
+        "stem.block",
+        StemSeBlock(
+            n=patches.n, h=patches.h, w=patches.w, c=patches.c, k=patches.k, block=patches.block,
+            hidden=tail.problem.hidden, dtype=patches.dtype,
+            epilogue=Epilogue((*kept, "conv", *first, "conv", *second, "gate", *last)),
+        ),
+        {"x": INPUT, "y": tail.buffers["y"]},
+        {**stem.weights, "weight1": conv1.weights["weight"], "weight2": conv2.weights["weight"], **tail.weights},
+        (*stem.scalars, *conv1.scalars, *conv2.scalars, *tail.scalars),
+    )  # fmt: skip
+    return Alternative(layer.name, ("stem.0", "stem.1", *(part.name for part in block)), (layer,))
 
 
 @dataclass(frozen=True)

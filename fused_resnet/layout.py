@@ -9,6 +9,9 @@
   reads them.
 - `wgmma`: krsc with k filled up with zeros to a multiple of 32 and permuted within each 32, so that the columns of
   Hopper's accumulators that one thread holds (2t, 2t + 1 of every eight) are eight neighbouring channels.
+- `wgmma_patch`: the second operand of a wgmma whose first is in registers: (steps of 16 along c*r*s, k, 16), filled up
+  with zeros, k as in `wgmma`. Of each step a thread holds 2t, 2t + 1, 2t + 8 and 2t + 9 of the first operand: their
+  order is such that these are neighbours in torch's, as in a line of a patch of 4 x 4.
 - `mma`: the second operand of m16n8k16 as registers: (blocks of 32 channels, steps of 16 along c*r*s, 2, 32 lanes, 16
   bytes), filled up with zeros, the channels permuted as in `wgmma`.
 """
@@ -18,9 +21,10 @@ from __future__ import annotations
 import re
 
 import torch
+from torch.nn.functional import pad
 
 
-def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Tensor:
+def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Tensor:  # noqa: PLR0911 -- a table
     """A contiguous copy of `weight` in `layout`; raises ValueError for an unknown layout.
 
     weight: (k, c/groups, r, s), or (n, k), which is read as (n, k, 1, 1).
@@ -38,6 +42,12 @@ def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Ten
         packed = weight.new_zeros(blocks * 32, r, s, c)
         packed[:k] = weight.permute(0, 2, 3, 1)
         return packed.view(blocks, 4, 4, 2, r, s, c).transpose(1, 2).contiguous()
+    if layout == "wgmma_patch":
+        depth = weight[0].numel()
+        flat = pad(weight.flatten(1), (0, -depth % 16))
+        rows = pack_weight(flat, "wgmma").flatten(0, -2)
+        # depth: step, lane % 4, register / 2, element
+        return rows.view(len(rows), -1, 4, 2, 2).permute(1, 0, 3, 2, 4).flatten(2).contiguous()
     if layout == "mma":
         k, depth = weight.shape[0], weight[0].numel()
         blocks, steps = -(-k // 32), -(-depth // 16)
@@ -57,5 +67,6 @@ def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Ten
         packed[:, : k // groups] = weight.reshape(groups, k // groups, c, r, s)
         return packed.reshape(groups, blocks, block, c, r, s).permute(0, 1, 4, 5, 3, 2).contiguous()
     raise ValueError(
-        f"unknown weight layout '{layout}': choose kcrs, krsc, rsck, wgmma, mma, or k or c and a block's size (k32)"
+        f"unknown weight layout '{layout}': choose kcrs, krsc, rsck, wgmma, wgmma_patch, mma, "
+        "or k or c and a block's size (k32)"
     )

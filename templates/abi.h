@@ -84,6 +84,11 @@ typedef struct at_se_block {
   AT_TAIL
 } at_se_block;
 
+typedef struct at_stem_se_block {
+  int32_t n, h, w, c, k, block, hidden;
+  AT_TAIL
+} at_stem_se_block;
+
 /* Operands in the order of Problem.operands(), then, in its fixed place, the workspace. A workspace is
    zeroed before the first launch, and every launch leaves its first bytes as it found them where the
    kernel relies on that. */

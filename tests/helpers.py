@@ -42,6 +42,7 @@ from autotune.problem import (
     SeTail,
     SpaceToDepth,
     Stem,
+    StemSeBlock,
     ToChannelsLast,
 )
 from autotune.result import Result
@@ -67,7 +68,7 @@ def solve(problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequen
             value = F.conv2d(
                 x, given["weight"], None, problem.stride, problem.pad, problem.dilation, problem.groups
             ).movedim(1, -1)
-        case PatchConv2d():
+        case PatchConv2d() | StemSeBlock():
             n, p, q, k = problem.output_shape
             patches = F.unfold(given["x"], problem.block, stride=problem.block)
             value = torch.einsum("nci,kc->nik", patches, given["weight"].flatten(1)).reshape(n, p, q, k)
@@ -139,8 +140,9 @@ def run_chain(
     names: Sequence[str], value: torch.Tensor, given: Mapping[str, torch.Tensor], scalars: Sequence[float]
 ) -> dict[str, torch.Tensor]:
     """An epilogue by its steps' names: `y`, and what each `store` kept."""
-    stored = {}
+    stored, kept = {}, None
     pointer = scalar = 0
+    filters = iter(("weight1", "weight2") if names.count("conv") == 2 else ("weight2",))
     for name in names:
         if name == "store":
             stored[f"store{pointer}"] = value
@@ -150,7 +152,13 @@ def run_chain(
             value = _gated(value, given)
             continue
         if name == "conv":
-            value = _convolved(value, given["weight2"])
+            value = _convolved(value, given[next(filters)])
+            continue
+        if name == "keep":
+            kept = value
+            continue
+        if name == "add_kept":
+            value = value + kept
             continue
         if name == "project":
             value = value + _windows(given["x"], 2).mean((-1, -2)) @ given["projection"].flatten(1).T

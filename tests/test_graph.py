@@ -104,7 +104,19 @@ def test_an_alternative_is_what_it_replaces(alternative):
 
 def test_a_block_is_one_alternative_while_its_image_has_more_than_a_few_pixels():
     names = [alternative.name for alternative in ALTERNATIVES if alternative.name.endswith("block")]
-    assert names == ["layers.0.0.block", "layers.1.0.block", "layers.2.0.block"]
+    assert names == ["layers.0.0.block", "layers.1.0.block", "layers.2.0.block", "stem.block"]
+
+
+def test_stem_and_block_in_one_kernel_come_behind_what_they_exclude():
+    net = network("se_resnet9_fixup", 3, 3, "f32")
+    assert ALTERNATIVES[-1].name == "stem.block"
+    assert [layer.name for layer in net.layers_with(["stem.block", "layers.1.0.block"])][:2] == [
+        "stem.block",
+        "layers.1.0.block",
+    ]
+    for other in ("stem", "layers.0.0.block", "layers.0.0.conv2.se"):
+        with pytest.raises(ProblemError, match="replace a layer twice"):
+            net.layers_with([other, "stem.block"])
 
 
 def test_unknown_model_lists_the_known():

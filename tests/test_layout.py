@@ -72,6 +72,18 @@ def test_unknown_layouts_list_the_known(layout):
         pack_weight(torch.randn(8, 4, 1, 1), layout)
 
 
+def test_each_thread_reads_lines_of_four_where_wgmma_takes_registers():
+    """Of 64 x 16 a thread has 2t, 2t + 1, 2t + 8 and 2t + 9 of its rows; PTX ISA, wgmma, fragment of A."""
+    weight = torch.randn(40, 3, 4, 4)
+    packed, plain = pack_weight(weight, "wgmma_patch"), pack_weight(weight.flatten(1), "wgmma").flatten(0, -2)
+    assert packed.is_contiguous() and packed.shape == (3, 64, 16)
+    for c in range(3):
+        for t in range(4):
+            held = packed[c][:, [2 * t, 2 * t + 1, 2 * t + 8, 2 * t + 9]]
+            assert torch.equal(held, plain[:, 16 * c + 4 * t : 16 * c + 4 * t + 4])
+    assert pack_weight(torch.randn(8, 5, 2, 2), "wgmma_patch").shape == (2, 32, 16)
+
+
 def test_each_threads_columns_of_wgmma_are_neighbouring_channels():
     """Of 64 x n accumulators a thread holds columns 2t and 2t + 1 of every eight; PTX ISA, wgmma, fragment of D."""
     k, c = 40, 5

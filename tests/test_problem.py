@@ -17,6 +17,8 @@ from autotune.problem import (
     Elementwise,
     Gemm,
     MaxPool2d,
+    PatchConv2d,
+    SeBlock,
     SeTail,
     SpaceToDepth,
     Stem,
@@ -45,6 +47,7 @@ TEXTS = [
     "stem n=2 h=8 w=9 c=3 k=16 r=7 s=7 stride=2,2 pad=3,3 pool=3 pool_stride=2 pool_pad=1 dtype=f16 epilogue=bias,relu",
     "se_tail n=2 h=3 w=4 c=16 hidden=2 dtype=f16 epilogue=add,relu,add_scalar",
     "se_block n=2 h=3 w=4 c=16 hidden=2 dtype=f16 epilogue=bias,conv,gate,add,relu",
+    "stem_se_block n=2 h=8 w=12 c=3 k=16 block=4 hidden=2 dtype=f16 epilogue=relu,keep,conv,bias,conv,gate,add_kept",
     "se_down_block n=2 h=7 w=8 c=16 k=24 hidden=2 dtype=f16 epilogue=bias,relu,conv,gate,project,relu",
 ]
 
@@ -189,6 +192,11 @@ def test_gemm_is_torchs_linear_and_a_convolution_of_one_pixel():
         ("conv2d_se n=1 h=4 w=4 c=8 k=8 hidden=2", "gate,gate", "must have gate, once"),
         ("se_block n=1 h=4 w=4 c=8 hidden=2", "gate,conv", "of se_block must have conv and then gate, once"),
         ("se_block n=1 h=4 w=4 c=8 hidden=2", "conv", "must have conv and then gate, once"),
+        (
+            "stem_se_block n=1 h=8 w=8 c=3 k=8 block=4 hidden=2",
+            "keep,conv,gate,add_kept",
+            "conv and then conv and then",
+        ),
         ("se_down_block n=1 h=4 w=4 c=8 k=8 hidden=2", "conv,gate", "conv and then gate and then project, once"),
     ],
 )
@@ -207,6 +215,19 @@ def test_a_blocks_operands_and_work_are_those_of_its_parts():
     shapes |= {"weight1": shapes["weight"], "weight2": shapes["weight"]}
     assert all(operand.shape == shapes[operand.name] for operand in block.operands()[:8])
     assert block.flops == 2 * conv.flops + tail.flops
+
+
+def test_a_block_behind_a_stem_is_made_of_both():
+    both = parse(
+        "stem_se_block n=2 h=8 w=12 c=3 k=16 block=4 hidden=2 dtype=f16 epilogue=bias,keep,conv,conv,gate,add_kept,add"
+    )
+    names = ["x", "weight", "weight1", "weight2", "w1", "b1", "w2", "b2", "y", "bias0", "add1"]
+    assert [operand.name for operand in both.operands()] == names
+    stem = PatchConv2d(n=2, h=8, w=12, c=3, k=16, block=4, dtype="f16")
+    block = SeBlock(n=2, h=2, w=3, c=16, hidden=2, dtype="f16")
+    assert both.output_shape == stem.output_shape == block.output_shape
+    assert both.flops == stem.flops + block.flops
+    assert both.operands()[:9] == (*stem.operands()[:2], *block.operands()[1:])
 
 
 def test_a_block_that_halves_its_image_is_made_of_known_parts():

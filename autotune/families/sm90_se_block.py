@@ -119,6 +119,7 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
         "type": dtype,
         "map_element": _MAP_ELEMENTS[dtype],
         "threads": 128 * int(config["groups"]) + 32,
+        "image": 0,  # no stem
     }
 
 

@@ -16,7 +16,7 @@ them. registry: all by name. text: reading them.
 from autotune.problem.base import MAX_OPERANDS, Operand, Problem, Tensors, limit_us, with_batch
 from autotune.problem.convolution import Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, Gemm, PatchConv2d
 from autotune.problem.dtypes import DTYPES, dtype_name
-from autotune.problem.fused import Conv2dSe, SeBlock, SeDownBlock, SeTail, Stem
+from autotune.problem.fused import Conv2dSe, SeBlock, SeDownBlock, SeTail, Stem, StemSeBlock
 from autotune.problem.pixels import Cast, Elementwise, SpaceToDepth, ToChannelsLast
 from autotune.problem.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d, Pool2d
 from autotune.problem.registry import OPERATORS, register
@@ -47,6 +47,7 @@ __all__ = [
     "SeTail",
     "SpaceToDepth",
     "Stem",
+    "StemSeBlock",
     "Tensors",
     "ToChannelsLast",
     "dtype_name",

@@ -8,12 +8,13 @@ from typing import ClassVar
 from autotune.epilogue import Epilogue
 from autotune.errors import ProblemError
 from autotune.problem.base import Images, Operand
-from autotune.problem.convolution import Convolution
+from autotune.problem.convolution import Convolution, PatchConv2d
 from autotune.problem.window import output_extent
 
 _GATE_ALONE = Epilogue(("gate",))
 _CONV_AND_GATE = Epilogue(("conv", "gate"))
 _DOWN = Epilogue(("conv", "gate", "project"))
+_BEHIND_A_STEM = Epilogue(("keep", "conv", "conv", "gate", "add_kept"))
 
 
 def _excitation(channels: int, hidden: int, dtype: str) -> tuple[Operand, ...]:
@@ -179,6 +180,48 @@ class SeBlock(Images):
             Operand("weight2", "weight", (self.c, self.c, 3, 3), self.dtype),
             *_excitation(self.c, self.hidden, self.dtype),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StemSeBlock(Images):
+    """A network's first layer and the residual block behind it, whose identity is the layer's result.
+
+    x (n, c, h, w) in torch's order is convolved as by patch_conv2d, with weight (k, c, block, block). In the epilogue,
+    `keep` stands where the value so far is kept as the identity, the first `conv` where it is convolved as by se_block
+    with weight1 (k, k, 3, 3), the second with weight2 (k, k, 3, 3), `gate` where it is scaled as by conv2d_se, and
+    `add_kept` where the identity is added: "relu,keep,conv,bias,relu,conv,bias,gate,add_kept,relu".
+    """
+
+    operator: ClassVar[str] = "stem_se_block"
+    places: ClassVar[tuple[str, ...]] = _BEHIND_A_STEM.places
+    k: int
+    block: int
+    hidden: int
+    epilogue: Epilogue = _BEHIND_A_STEM
+
+    @property
+    def stem(self) -> PatchConv2d:
+        """The first layer, without what follows it."""
+        return PatchConv2d(n=self.n, h=self.h, w=self.w, c=self.c, k=self.k, block=self.block, dtype=self.dtype)
+
+    @property
+    def behind(self) -> SeBlock:
+        """The block, without what surrounds its convolutions."""
+        n, h, w, c = self.output_shape
+        return SeBlock(n=n, h=h, w=w, c=c, hidden=self.hidden, dtype=self.dtype)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, h/block, w/block, k)."""
+        return self.stem.output_shape
+
+    @property
+    def flops(self) -> int:
+        """Those of both."""
+        return self.stem.flops + self.behind.flops
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (*self.stem.operands()[:2], *self.behind.operands()[1:-1])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,12 @@
 // a shift of the address that wgmma reads from, and pixels form squares of 8 x 8. When the first convolution has read the
 // image, what follows from its sums is written over the pixels, in TMA's swizzle, and the halo is still zero: the second
 // convolution reads it from there. Between x and y nothing leaves the multiprocessor.
+//
+// TMA brings the image, or a stem makes it (block_stem.cuh). Then the halo is written once, at the beginning, and there is
+// no warp that only loads: all that is left to load is constant, and without it each thread may have more registers.
 #pragma once
+#include "sm90/block_part.cuh"
+#include "sm90/block_stem.cuh"
 #include "sm90/gate.cuh"
 #include "sm90/hopper.cuh"
 
@@ -17,32 +22,46 @@ struct HopperSeBlock {
   using Element = typename Config::Element;
   static constexpr int kM = Config::kM, kChannels = Config::kChannels;
   static constexpr int kGroups = Config::kGroups, kCluster = Config::kCluster;
+  static constexpr int kImage = Config::kImage;  // channels of the image that a stem reads, or 0
+  static constexpr bool kStem = kImage > 0;
   static constexpr int kBlocks = kM / kGroups / 64;  // wgmma's blocks of rows for each warpgroup: squares of 8 x 8 pixels
-  static constexpr int kColumns = kChannels / 32, kUnits = kBlocks * 2 * kColumns;  // of eight channels, for each thread
-  static constexpr int kThreads = 128 * kGroups + 32;
+  static constexpr int kWarps = 4 * kGroups, kThreads = 32 * (kWarps + !kStem);
   static constexpr int kRowBytes = kChannels * (int)sizeof(Element);
-  static constexpr int kTaps = 9, kTapBytes = kChannels * kRowBytes;
-  static constexpr int kVector = 8;
+  static constexpr int kTaps = 9, kTapBytes = kChannels * kRowBytes, kVector = 8;
+  using Part = BlockPart<kBlocks, kChannels, kRowBytes>;
+  static constexpr int kColumns = Part::kColumns, kUnits = Part::kUnits;
   using Excitation = Gate<Element, kM, kChannels, 1, 128 * kGroups>;
-  // Places of the pointers: Problem.operands() of se_block.
-  enum { kX = 0, kWeight = 1, kFirstGate = 3, kY = 7 };
-  enum Launch { kGrid, kEarlyTaps };
+  using Stem = BlockStem<Element, kImage, kChannels, kBlocks>;
+  // Places of the pointers: Problem.operands() of se_block or, with the stem's weights before the filters, of stem_se_block.
+  enum { kX = 0, kStemWeight = 1, kWeight = kStem ? 2 : 1, kFirstGate = kWeight + 2, kY = kFirstGate + 4 };
+  enum Launch { kGrid, kEarlyTaps, kChannelsLast };
   static_assert(kM % (64 * kGroups) == 0 && (kChannels == 32 || kChannels == 64), "no such tile");
 
   struct alignas(64) Params {
-    uint8_t image_map[128], weight_maps[2][128];
+    uint8_t first_map[128], weight_maps[2][128];  // of the image or, where a stem reads that, of the stem's weights
     int tiles, rows, images, pixels, width;  // rows: pixels of all images
     int squares, squares_w, patch_area, patch_w;  // of an image
     int image_bytes, patch_bytes;  // of a tile: what TMA brings, and what is set aside for it
     int gate_bytes, hidden, early_taps;
+    StemImage stem;
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
   };
 
   // ---- Before the launch ----
 
-  AT_DEVICE static void prepare(const at_se_block& a, at_prepared* out) {
+  AT_DEVICE static void prepare(const at_stem_se_block& a, at_prepared* out) {
+    constexpr int kSide = Stem::kSide;
+    if (a.c != kImage || a.block != kSide || a.h % kSide || a.w % kSide) return refused(out);
+    at_se_block behind{a.n, a.h / kSide, a.w / kSide, a.k, a.hidden};
+    for (int i = 0; i < AT_MAX_SCALARS; ++i) behind.scalars[i] = a.scalars[i];
+    for (int i = 0; i < AT_MAX_LAUNCH; ++i) behind.launch[i] = a.launch[i];
+    prepare(behind, out, stem_image(a.n, a.h, a.w, a.c, a.launch[kChannelsLast]));
+  }
+
+  AT_DEVICE static void prepare(const at_se_block& a, at_prepared* out, const StemImage& stem = {}) {
     Params x{};
+    x.stem = stem;
     const Excitation gate(a.h * a.w, a.hidden);
     if (a.c != kChannels || a.h % 8 || a.w % 8 || !gate.fits()) return refused(out);
     x.pixels = a.h * a.w, x.width = a.w, x.rows = a.n * x.pixels, x.images = kM / x.pixels;
@@ -55,16 +74,21 @@ struct HopperSeBlock {
     x.early_taps = min(a.launch[kEarlyTaps], 2 * kTaps);
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
 
-    const int shared = 1024 + x.patch_bytes + 2 * kTaps * kTapBytes + x.gate_bytes + 8 * kBarriers;
+    const int shared = 1024 + x.patch_bytes + 2 * kTaps * kTapBytes + kStemBytes + x.gate_bytes + 8 * kBarriers;
     if (shared > 232448) return refused(out);
     const int blocks = a.launch[kGrid] ? min(x.tiles, a.launch[kGrid]) : x.tiles;
     prepared(out, x, ceil_div(blocks, kCluster) * kCluster, 1, 1, kThreads, shared, 0);
 
     const uint64_t c = kChannels, h = a.h, w = a.w, n = a.n;
     out->tensor_map_count = 3;
-    out->tensor_maps[0] = {kImageMap, kX, Config::kMapElement, kSwizzle};
-    hopper::describe<Element>(out->tensor_maps[0], {c, w, h, n},
-                              {kChannels, (uint32_t)x.patch_w, (uint32_t)patch_h, (uint32_t)x.images}, {1, 1, 1, 1});
+    if constexpr (kStem) {
+      out->tensor_maps[0] = {kFirstMap, kStemWeight, Config::kMapElement, hopper::swizzle_of(32)};
+      hopper::describe<Element>(out->tensor_maps[0], {16, c, kImage}, {16, kChannels, kImage}, {1, 1, 1});
+    } else {
+      out->tensor_maps[0] = {kFirstMap, kX, Config::kMapElement, kSwizzle};
+      hopper::describe<Element>(out->tensor_maps[0], {c, w, h, n},
+                                {kChannels, (uint32_t)x.patch_w, (uint32_t)patch_h, (uint32_t)x.images}, {1, 1, 1, 1});
+    }
     for (int i = 0; i < 2; ++i) {
       out->tensor_maps[1 + i] = {kWeightMaps + 128 * i, kWeight + i, Config::kMapElement, kSwizzle};
       hopper::describe<Element>(out->tensor_maps[1 + i], {c, kTaps, c}, {kChannels, 1, kChannels / kCluster}, {1, 1, 1});
@@ -86,7 +110,7 @@ struct HopperSeBlock {
     else __syncthreads();
 
     const int warp = hopper::uniform(threadIdx.x / 32);
-    if (warp < 4 * kGroups) {
+    if (kStem || warp < kWarps) {
       solve_all(x, at);
     } else {
       if (hopper::elect()) load_all(x, at);
@@ -96,16 +120,18 @@ struct HopperSeBlock {
 
  private:
   static constexpr int kSwizzle = hopper::swizzle_of(kRowBytes);
-  static constexpr int kImageMap = 0, kWeightMaps = 128;  // in Params
+  static constexpr int kFirstMap = 0, kWeightMaps = 128;  // in Params
+  static constexpr int kStemBytes = kImage * Stem::kStepBytes;
   static constexpr int kBarriers = 2 + 2 * kTaps;
 
-  // Addresses in shared memory.
+  // Addresses in shared memory. The barrier `full` is of the image or, with a stem, of the stem's weights.
   struct Layout {
-    uint32_t patch, weights, gate, full, empty, weights_full;
+    uint32_t patch, weights, stem, gate, full, empty, weights_full;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
       patch = (memory + 1023) / 1024 * 1024;
       weights = patch + x.patch_bytes;
-      gate = weights + 2 * kTaps * kTapBytes;
+      stem = weights + 2 * kTaps * kTapBytes;
+      gate = stem + kStemBytes;
       full = gate + x.gate_bytes;
       empty = full + 8;
       weights_full = empty + 8;
@@ -117,99 +143,100 @@ struct HopperSeBlock {
   // The filters are constants: their first taps are loaded while the kernel before may still run, but the others
   // come behind the image, because the first products wait for that.
   AT_DEVICE static void load_all(const Params& x, const Layout& at) {
-    hopper::prefetch_map(x.image_map);
-    load_taps(x, at, 0, x.early_taps);
+    hopper::prefetch_map(x.first_map);
+    for (int i = 0; i < x.early_taps; ++i) load_tap(x, at, i);
     wait_for_previous();
     int tile = blockIdx.x;
     if (tile < x.tiles) load_images(x, at, tile);
-    load_taps(x, at, x.early_taps, 2 * kTaps);
+    for (int i = x.early_taps; i < 2 * kTaps; ++i) load_tap(x, at, i);
     for (uint32_t parity = 0; (tile += (int)gridDim.x) < x.tiles; parity ^= 1) {
       hopper::wait(at.empty, parity);
       load_images(x, at, tile);
     }
-    if constexpr (kCluster > 1)  // a block must not end while another still loads into it
+    wait_for_taps(at);
+  }
+
+  // A block must not end while others of the cluster still load into it.
+  AT_DEVICE static void wait_for_taps(const Layout& at) {
+    if constexpr (kCluster > 1)
       for (int i = 0; i < 2 * kTaps; ++i) hopper::wait(at.weights_full + 8 * i, 0);
   }
 
   AT_DEVICE static void load_images(const Params& x, const Layout& at, int tile) {
     hopper::expect_bytes(at.full, x.image_bytes);
-    hopper::load_4d(at.patch, x.image_map, at.full, 0, -1, -1, tile * x.images);
+    hopper::load_4d(at.patch, x.first_map, at.full, 0, -1, -1, tile * x.images);
   }
 
   // Of both filters, one behind the other.
-  AT_DEVICE static void load_taps(const Params& x, const Layout& at, int begin, int end) {
+  AT_DEVICE static void load_tap(const Params& x, const Layout& at, int i) {
     constexpr int kRows = kChannels / kCluster;
     const int first = kCluster > 1 ? (int)hopper::rank_in_cluster() * kRows : 0;
-    for (int i = begin; i < end; ++i) {
-      const uint32_t full = at.weights_full + 8 * i;
-      hopper::expect_bytes(full, kTapBytes);
-      hopper::load_3d<(kCluster > 1)>(at.weights + i * kTapBytes + first * kRowBytes, x.weight_maps[i / kTaps], full, 0,
-                                      i % kTaps, first, (1 << kCluster) - 1);
-    }
+    const uint32_t full = at.weights_full + 8 * i;
+    hopper::expect_bytes(full, kTapBytes);
+    hopper::load_3d<(kCluster > 1)>(at.weights + i * kTapBytes + first * kRowBytes, x.weight_maps[i / kTaps], full, 0,
+                                    i % kTaps, first, (1 << kCluster) - 1);
+  }
+
+  AT_DEVICE static void load_stem(const Params& x, const Layout& at) {
+    hopper::expect_bytes(at.full, kStemBytes);
+    hopper::load_3d<false>(at.stem, x.first_map, at.full, 0, 0, 0, 0);
+  }
+
+  // With a stem: each warp its share of the taps from `begin` to `end`.
+  AT_DEVICE static void load_share(const Params& x, const Layout& at, int begin, int end) {
+    const int warp = hopper::uniform(threadIdx.x / 32);
+    if (hopper::elect())
+      for (int i = warp; i < end; i += kWarps)
+        if (i >= begin) load_tap(x, at, i);
+    __syncwarp();
   }
 
   // ---- Products, and what follows them ----
 
   using Sums = float[kBlocks][kChannels / 2];
 
-  // This thread's part of a tile: of each of its warpgroup's squares the rows 2 warp and 2 warp + 1, column lane / 4; there
-  // the channels 8 (lane % 4) on of every 32.
-  struct Part {
-    int image[kBlocks];        // of the tile
-    uint32_t corner[kBlocks];  // in the patch, of the square's first tap: in units of 16 bytes
-    int place[kBlocks];        // in the patch, of the pixel in the upper row
-    int pixel[kBlocks];        // the same among the tile's pixels
-    int slab, channel;
-    AT_DEVICE explicit Part(const Params& x) {
-      const int lane = threadIdx.x % 32, warp = hopper::uniform(threadIdx.x / 32), first = warp / 4 * kBlocks;
-      slab = 4 * first + warp % 4, channel = 8 * (lane % 4);
-#pragma unroll
-      for (int m = 0; m < kBlocks; ++m) {
-        image[m] = (first + m) / x.squares;
-        const int square = (first + m) % x.squares, h = 8 * (square / x.squares_w), w = 8 * (square % x.squares_w);
-        const int begin = image[m] * x.patch_area + h * x.patch_w + w;
-        corner[m] = hopper::uniform(begin * kRowBytes / 16);
-        place[m] = begin + (2 * (warp % 4) + 1) * x.patch_w + lane / 4 + 1;
-        pixel[m] = image[m] * x.pixels + (h + 2 * (warp % 4)) * x.width + w + lane / 4;
-      }
-    }
-  };
-
-  // Calls work(number, block, half, channel) for this thread's units of eight channels.
-  template <typename Work>
-  AT_DEVICE static void each_unit(const Part& part, const Work& work) {
-#pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      const int columns = i % kColumns, half = i / kColumns % 2, m = i / kColumns / 2;
-      work(i, m, half, part.channel + 32 * columns);
-    }
-  }
-
   AT_DEVICE static void solve_all(const Params& x, const Layout& at) {
-    if ((int)blockIdx.x >= x.tiles) return;
+    const bool idle = (int)blockIdx.x >= x.tiles;  // it fills up a cluster
+    if constexpr (kStem) {
+      if (threadIdx.x == 0 && !idle) load_stem(x, at);
+      load_share(x, at, 0, idle ? 2 * kTaps : x.early_taps);
+      if (idle) wait_for_taps(at);
+    }
+    if (idle) return;
     const Part part(x);
     __builtin_assume(x.pixels >= 64);
     const Excitation gate(x.pixels, x.hidden);
     char* memory = (char*)__cvta_shared_to_generic(at.gate);
+    [[maybe_unused]] Stem stem(x.stem, part);
+    if constexpr (kStem) {  // nothing is needed sooner than the image, and there is time for the rest while it comes
+      wait_for_previous();
+      stem.read(x.stem, x.p.p[kX], blockIdx.x * x.images);
+      clear_patch(x, at);
+    }
     if (threadIdx.x % 32 < 4 * kColumns && threadIdx.x % 4 == 0) Config::Steps::touch(x.p.p, threadIdx.x % 32 * 8);
     gate.load_weights(memory, x.p.p + kFirstGate, 0, kChannels);
-    wait_for_previous();
+    if constexpr (kStem) Excitation::sync();  // the patch is clear
+    else wait_for_previous();
     uint32_t parity = 0;
     for (int tile = blockIdx.x; tile < x.tiles; tile += gridDim.x, parity ^= 1) {
+      const bool last = tile + (int)gridDim.x >= x.tiles;
       Sums sums;
-      hopper::wait(at.full, parity);
+      typename Config::Steps::Fetched fetched[kUnits];
+      if constexpr (kStem) {
+        make_image(x, at, part, stem, sums, fetched, tile == (int)blockIdx.x);
+        if (!last) stem.read(x.stem, x.p.p[kX], (tile + (int)gridDim.x) * x.images);
+      } else {
+        hopper::wait(at.full, parity);
+      }
       convolve(x, at, part, 0, sums);
       Excitation::sync();  // nothing reads the image any more
       write_inner(x, at, part, sums);
-      hopper::publish_shared();
-      Excitation::sync();
-      typename Config::Steps::Fetched fetched[kUnits];
       each_there(x, part, tile, [&](int i, int, int, int, int64_t offset) {
         Config::Steps::fetch(fetched[i], x.p.p, offset);
       });
       convolve(x, at, part, 1, sums);
-      if (threadIdx.x % 128 == 0) hopper::arrive(at.empty);
-      if (tile + (int)gridDim.x >= x.tiles) launch_next();
+      if (!kStem && threadIdx.x % 128 == 0) hopper::arrive(at.empty);
+      if (last) launch_next();
       excite(x, gate, memory, part, sums);
       const float* gates = (const float*)(memory + gate.mean());
       each_there(x, part, tile, [&](int i, int m, int half, int channel, int64_t offset) {
@@ -224,10 +251,10 @@ struct HopperSeBlock {
     }
   }
 
-  // each_unit for the pixels that there are, with the place of the unit in a tensor: the last tile may lack images.
+  // part.each_unit for the pixels that there are, with the place of the unit in a tensor: the last tile may lack images.
   template <typename Work>
   AT_DEVICE static void each_there(const Params& x, const Part& part, int tile, const Work& work) {
-    each_unit(part, [&](int i, int m, int half, int channel) {
+    part.each_unit([&](int i, int m, int half, int channel) {
       const int pixel = tile * kM + part.pixel[m] + half * x.width;
       if (pixel < x.rows) work(i, m, half, channel, (int64_t)pixel * kChannels + channel);
     });
@@ -260,16 +287,43 @@ struct HopperSeBlock {
     hopper::pin(sums);
   }
 
-  // What the second convolution reads, in the place of what the first has read. The swizzle goes by the bits of the address.
+  AT_DEVICE static void clear_patch(const Params& x, const Layout& at) {
+    for (int i = threadIdx.x; i < x.image_bytes / 16; i += 128 * kGroups)
+      hopper::write(at.patch + 16 * i, make_uint4(0, 0, 0, 0));
+  }
+
+  // What the first convolution reads, from the stem's sums. What the last steps add is kept.
+  AT_DEVICE static void make_image(const Params& x, const Layout& at, const Part& part, const Stem& stem, Sums& sums,
+                                   typename Config::Steps::Fetched (&fetched)[kUnits], bool first) {
+    hopper::wait(at.full, 0);
+    stem.template multiply<Config>(sums, at.stem);
+    if (first) load_share(x, at, x.early_taps, 2 * kTaps);  // not sooner, because the first products wait for the image
+    write_patch(x, at, part, sums, [&](float (&v)[kVector], int i, int channel) {
+      Config::Steps::stem(v, fetched[i], x.p.p, x.scalars, channel);
+    });
+  }
+
+  // What the second convolution reads, in the place of what the first has read.
   AT_DEVICE static void write_inner(const Params& x, const Layout& at, const Part& part, Sums& sums) {
-    each_unit(part, [&](int i, int m, int half, int channel) {
+    write_patch(x, at, part, sums, [&](float (&v)[kVector], int, int channel) {
+      Config::Steps::inner(v, x.p.p, x.scalars, channel);
+    });
+  }
+
+  // What steps(v, number, channel) make of the sums, over the image's pixels, for all. The swizzle goes by the bits of the
+  // address.
+  template <typename Steps>
+  AT_DEVICE static void write_patch(const Params& x, const Layout& at, const Part& part, Sums& sums, const Steps& steps) {
+    part.each_unit([&](int i, int m, int half, int channel) {
       float v[kVector];
       hopper::take(v, sums, m, half, i % kColumns);
-      Config::Steps::inner(v, x.p.p, x.scalars, channel);
+      steps(v, i, channel);
       const int place = part.place[m] + half * x.patch_w;
       const int chunk = channel / kVector ^ (kRowBytes == 128 ? place % 8 : place / 2 % 4);
       hopper::write(at.patch + place * kRowBytes + 16 * chunk, rounded<Element>(v).words[0]);
     });
+    hopper::publish_shared();
+    Excitation::sync();
   }
 
   // Applies the steps before the gate to the sums, adds up each image's pixels, and finds the gates.

@@ -78,6 +78,16 @@ PROBLEMS = {
         "se_block n=7 h=8 w=32 c=32 hidden=12 dtype={} epilogue=bias,conv,gate",
         "se_block n=1 h=16 w=8 c=32 hidden=4 dtype={} epilogue=conv,gate,relu",
     ],
+    "sm90_stem_se_block": [
+        "stem_se_block n=5 h=64 w=64 c=3 k=64 block=4 hidden=4 dtype={} "
+        "epilogue=relu,keep,add_scalar,conv,add_scalar,relu,add_scalar,conv,mul_scalar,add_scalar,gate,add_kept,relu,add_scalar",
+        "stem_se_block n=300 h=64 w=64 c=1 k=64 block=4 hidden=4 dtype={} "
+        "epilogue=relu,keep,conv,conv,gate,add_kept,add",
+        "stem_se_block n=277 h=32 w=32 c=3 k=64 block=4 hidden=8 dtype={} "
+        "epilogue=bias,keep,silu,conv,scale,conv,bias,gate,scale,add_kept,store,relu",
+        "stem_se_block n=7 h=32 w=128 c=2 k=32 block=4 hidden=12 dtype={} epilogue=keep,conv,conv,gate,add_kept",
+        "stem_se_block n=1 h=64 w=32 c=4 k=32 block=4 hidden=4 dtype={} epilogue=keep,conv,conv,gate,add_kept,relu",
+    ],
     "sm90_se_down_block": [
         "se_down_block n=5 h=16 w=16 c=64 k=128 hidden=8 dtype={} "
         "epilogue=add_scalar,relu,add_scalar,conv,mul_scalar,add_scalar,gate,project,relu,add_scalar",
@@ -258,6 +268,8 @@ def test_a_problem_that_a_kernel_cannot_solve_is_refused(trials, device):
         ("cuda_space_to_depth", "space_to_depth n=1 h=9 w=9 c=3 block=3 dtype=f16 epilogue={}"),
         ("sm90_se_block", "se_block n=1 h=16 w=12 c=64 hidden=4 dtype=f16 epilogue={}"),
         ("sm90_se_block", "se_block n=1 h=16 w=16 c=128 hidden=4 dtype=f16 epilogue={}"),
+        ("sm90_stem_se_block", "stem_se_block n=1 h=64 w=64 c=2 k=64 block=4 hidden=4 dtype=f16 epilogue={}"),
+        ("sm90_stem_se_block", "stem_se_block n=1 h=32 w=32 c=3 k=64 block=2 hidden=4 dtype=f16 epilogue={}"),
         ("sm90_se_down_block", "se_down_block n=1 h=32 w=16 c=64 k=128 hidden=8 dtype=f16 epilogue={}"),
         ("sm90_se_down_block", "se_down_block n=1 h=16 w=16 c=64 k=32 hidden=8 dtype=f16 epilogue={}"),
     ]:

@@ -315,16 +315,18 @@ float value_at(const char* memory, uint32_t low, uint32_t high, int row, int k) 
   return (float)v;
 }
 
-template <typename Element, int N>
-void multiply(float (&d)[N], uint64_t a, uint64_t b, int accumulate) {
+struct Rows {  // of the first operand: those of a thread's sums
+  float of[2][16];
+};
+
+// rows: () -> Rows, called when the products are computed.
+template <typename Element, int N, typename Operand>
+void multiply_rows(float (&d)[N], const Operand& rows, uint64_t b, int accumulate) {
   float* sums = d;
   const char* memory = own().memory;
   const int thread = current->index.x % 128;
   current->open.push_back([=] {
-    float left[2][16];
-    for (int half = 0; half < 2; ++half)
-      for (int k = 0; k < 16; ++k)
-        left[half][k] = value_at<Element>(memory, (uint32_t)a, a >> 32, thread / 32 * 16 + 8 * half + thread % 32 / 4, k);
+    const Rows left = rows();
     for (int j = 0; j < N; j += 4)
       for (int e = 0; e < 2; ++e) {
         float right[16];
@@ -333,11 +335,38 @@ void multiply(float (&d)[N], uint64_t a, uint64_t b, int accumulate) {
         for (int half = 0; half < 2; ++half) {
           float& sum = sums[j + 2 * half + e];
           if (!accumulate) sum = 0.f;
-          for (int k = 0; k < 16; ++k) sum += left[half][k] * right[k];
+          for (int k = 0; k < 16; ++k) sum += left.of[half][k] * right[k];
         }
       }
   });
 }
+template <typename Element, int N>
+void multiply(float (&d)[N], uint64_t a, uint64_t b, int accumulate) {
+  const char* memory = own().memory;
+  const int row = current->index.x % 128 / 32 * 16 + lane() / 4;
+  const auto rows = [=] {
+    Rows left;
+    for (int half = 0; half < 2; ++half)
+      for (int k = 0; k < 16; ++k) left.of[half][k] = value_at<Element>(memory, (uint32_t)a, a >> 32, row + 8 * half, k);
+    return left;
+  };
+  multiply_rows<Element>(d, rows, b, accumulate);
+}
+
+// With the first operand in registers, of which four neighbouring lanes have a row.
+template <typename Element, int N>
+void multiply(float (&d)[N], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  Rows left;
+  for (int i = 0; i < 4; ++i)
+    for (int from = 0; from < 4; ++from) {
+      const uint32_t pair = shuffled(0xffffffffu, a[i], lane() / 4 * 4 + from);
+      Element v[2];
+      std::memcpy((void*)v, &pair, sizeof v);
+      for (int e = 0; e < 2; ++e) left.of[i % 2][8 * (i / 2) + 2 * from + e] = (float)v[e];
+    }
+  multiply_rows<Element>(d, [=] { return left; }, b, accumulate);
+}
+
 inline void commit_products() {
   current->groups.push_back(std::move(current->open)), current->open.clear();
   ++current->committed;

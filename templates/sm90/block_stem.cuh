@@ -1,0 +1,100 @@
+// A network's first layer in the kernel of the block behind it: a convolution of 4 x 4 patches that do not overlap, on the
+// image as torch has it. As a matrix product its rows are patches, and every channel of the image is a step along K.
+//
+// wgmma takes these rows from registers. Of a step a thread holds four elements of each of its rows, and the layout of the
+// weights (`wgmma_patch`, fused_resnet/layout.py) makes them a line of a patch: a thread reads each of its pixels once,
+// straight from the image, and nothing passes through shared memory. Its sums are then of the same pixels and channels as
+// those of the block's own convolutions, so what the block adds as its identity stays in this thread.
+#pragma once
+#include "sm90/hopper.cuh"
+
+namespace at {
+
+// The image in memory: how many there are, and elements from one to the next.
+struct StemImage {
+  int count, of_image, of_channel, of_row, of_pixel;
+  AT_DEVICE bool channels_last() const { return of_pixel != 1; }
+};
+
+// An image of one channel is the same in both orders.
+AT_DEVICE StemImage stem_image(int n, int h, int w, int c, bool channels_last) {
+  if (channels_last) return {n, h * w * c, 1, w * c, c};
+  return {n, h * w * c, h * w, w, 1};
+}
+
+// kImage: channels of the image. kBlocks: wgmma's blocks of rows for each warpgroup.
+template <typename Element, int kImage, int kChannels, int kBlocks>
+struct BlockStem {
+  static constexpr int kSide = 4;                                           // of a patch
+  static constexpr int kStepBytes = kChannels * 16 * (int)sizeof(Element);  // of the weights of one step
+
+  int image[kBlocks], place[kBlocks];  // of the tile; in it, of this thread's line of the patch in the upper row
+  uint32_t rows[kBlocks][kImage][4];   // as wgmma takes them
+
+  template <typename Part>
+  AT_DEVICE BlockStem(const StemImage& x, const Part& part) {
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+      image[m] = part.image[m];
+      place[m] = (kSide * part.row[m] + (int)threadIdx.x % 4) * x.of_row + kSide * part.column[m] * x.of_pixel;
+    }
+  }
+
+  // Begins to read the lines of a tile whose first image is `first`.
+  AT_DEVICE void read(const StemImage& x, const void* from, int first) {
+    if (x.channels_last()) read<true>(x, (const Element*)from, first);
+    else read<false>(x, (const Element*)from, first);
+  }
+
+  // Of all rows and output channels, with weights in shared memory from `weights` on.
+  template <typename Config, typename Sums>
+  AT_DEVICE void multiply(Sums& sums, uint32_t weights) const {
+    const uint32_t b = hopper::low(weights), high = hopper::high<32>(8 * 32);
+    hopper::pin(sums);
+    hopper::begin_products();
+#pragma unroll
+    for (int c = 0; c < kImage; ++c)
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m)
+        Config::multiply(sums[m], rows[m][c], hopper::descriptor(b + c * (kStepBytes / 16), high), c > 0);
+    hopper::commit_products();
+    hopper::wait_for_products<0>();
+    hopper::pin(sums);
+  }
+
+ private:
+  template <bool kChannelsLast>
+  AT_DEVICE void read(const StemImage& x, const Element* from, int first) {
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+      const int64_t number = min(first + image[m], x.count - 1);  // the last tile may lack images
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Element* at = from + number * x.of_image + place[m] + half * kSide * x.of_row;
+        Pack<Element, 4 * kImage> pixels;  // of the line, in the order of memory
+        if constexpr (kChannelsLast) pixels.read(at);
+#pragma unroll
+        for (int c = 0; c < kImage; ++c) {
+          Pack<Element, 4> four;
+          if constexpr (kChannelsLast) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) four.elements[i] = pixels.elements[i * kImage + c];
+          } else {
+            four.read(at + c * x.of_channel);
+          }
+          rows[m][c][half] = four.words[0].x, rows[m][c][2 + half] = four.words[0].y;
+        }
+      }
+    }
+  }
+};
+
+// A block without a stem.
+template <typename Element, int kChannels, int kBlocks>
+struct BlockStem<Element, 0, kChannels, kBlocks> {
+  static constexpr int kStepBytes = 0;
+  template <typename Part>
+  AT_DEVICE BlockStem(const StemImage&, const Part&) {}
+};
+
+}  // namespace at
