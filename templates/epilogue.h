@@ -97,9 +97,18 @@ AT_INLINE void clamp(float (&v)[N], float low, float high) {
   each(v, [](float x, float low, float high) AT_INLINED { return clamped(x, low, high); }, low, high);
 }
 
+AT_INLINE float at_least_zero(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(x));  // one instruction instead of two
+  return x;
+#else
+  return x < 0.f ? 0.f : x;
+#endif
+}
+
 template <int N>
 AT_INLINE void relu(float (&v)[N]) {
-  each(v, [](float x) AT_INLINED { return x < 0.f ? 0.f : x; });
+  each(v, [](float x) AT_INLINED { return at_least_zero(x); });
 }
 
 template <int N>

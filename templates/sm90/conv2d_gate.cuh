@@ -57,8 +57,8 @@ struct Conv2dGate : Conv2dStore<Config> {
     constexpr int kEarly = kUnitGroups < 2 ? kUnitGroups : 2;
     typename Config::Steps::Fetched fetched[kEarly][kGroup];
     auto fetch = [&](int group) {
-      each_unit(x, me, tile, pixels, group, [&](int j, int, int, int, int, int64_t offset) {
-        Config::Steps::fetch(fetched[group % kEarly][j], x.p.p, offset);
+      each_unit(x, me, tile, pixels, group, [&](int j, int, int, int, int, int64_t offset, bool there) {
+        if (there) Config::Steps::fetch(fetched[group % kEarly][j], x.p.p, offset);
       });
     };
 #pragma unroll
@@ -68,15 +68,16 @@ struct Conv2dGate : Conv2dStore<Config> {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
     for (int group = 0; group < kUnitGroups; ++group) {
-      each_unit(x, me, tile, pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset) {
+      each_unit(x, me, tile, pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset, bool there) {
         const int image = (64 * (first_block + m) + 16 * warp + 8 * half + lane / 4) / gate.pixels;
         float v[kVector], factor[kVector];
         hopper::take(v, sums, m, half, columns);
         load(factor, gates + image * kOwnN + 32 * (columns % kOwnColumns) + 8 * (lane % 4));
 #pragma unroll
         for (int e = 0; e < kVector; ++e) v[e] *= factor[e];
-        Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[group % kEarly][j]);
-        store(v, (Element*)x.p.p[kY] + offset);
+        if (!Config::kStores || there)
+          Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[group % kEarly][j]);
+        if (there) store(v, (Element*)x.p.p[kY] + offset);
       });
       if (group + kEarly < kUnitGroups) fetch(group + kEarly);
     }

@@ -41,10 +41,10 @@ struct Conv2dStage : Conv2dPlan<Config> {
     if (threadIdx.x % 4 == 0 && channel < min(x.k, tile.n * kN + kN)) Config::Steps::touch(x.p.p, channel);
   }
 
-  // Where a warp's piece of a tile is: piece / kBlocks counts its channels, piece % kBlocks its rows.
+  // Where a warp's piece of a tile is: piece / kBlocks counts its channels, piece % kBlocks its rows. warp: of its group.
   template <typename Move>
-  AT_DEVICE static void at_piece(const Params& x, const Tile& tile, int first_block, int piece, const Move& move) {
-    const int warp = threadIdx.x / 32 % 4, block = first_block + piece % kBlocks;
+  AT_DEVICE static void at_piece(const Params& x, const Tile& tile, int first_block, int warp, int piece, const Move& move) {
+    const int block = first_block + piece % kBlocks;
     const int channel = tile.n * kN + piece / kBlocks * kStageChannels;
     if (kPatch) {
       int n, h, w;
@@ -64,11 +64,11 @@ struct Conv2dStage : Conv2dPlan<Config> {
   AT_DEVICE static void load_added(const Params& x, const Layout& at, const Member& me, int first_block, Added& next,
                                    int slot) {
     if (next.index >= x.cluster_tiles) return;
-    const int buffer = hopper::uniform(threadIdx.x / 32) * x.ahead + slot;
+    const int warp = hopper::uniform(threadIdx.x / 32), buffer = warp * x.ahead + slot;
     if (hopper::elect()) {
       const uint32_t full = at.added_full + 8 * buffer, to = at.added + buffer * kStageBytes;
       hopper::expect_bytes(full, kStageBytes);
-      at_piece(x, Tile(x, me, next.index), first_block, next.piece, [&](int c, int w, int h, int n) {
+      at_piece(x, Tile(x, me, next.index), first_block, warp % 4, next.piece, [&](int c, int w, int h, int n) {
         if (kPatch) hopper::load_4d(to, x.added_map, full, c, w, h, n);
         else hopper::load_2d<false>(to, x.added_map, full, c, w, 0);
       });
@@ -129,17 +129,19 @@ struct Conv2dStage : Conv2dPlan<Config> {
 #pragma unroll
       for (int i = 0; i < 2 * kColumns; ++i) {
         const int half = i % 2, columns = chunk * kColumns + i / 2;
-        const int pixel = pixels[m][half], channel = channel_of(batch, i / 2);
+        // What lies outside the output is computed too, and clipped by TMA: a branch for each unit would make each wait
+        // for its own vectors. Only what the steps themselves store must not.
+        const int pixel = pixels[m][half], channel = min(channel_of(batch, i / 2), x.k - kVector);
         float v[kVector];
         hopper::take(v, sums, m, half, columns);
-        if (pixel >= 0 && channel < x.k)
+        if (!Config::kStores || pixel >= 0 && channel_of(batch, i / 2) < x.k)
           Config::Steps::apply(v, x.p.p, x.scalars, channel, (int64_t)pixel * x.k + channel, fetched[batch % 2][i]);
         hopper::write(buffer + place_of(i), rounded<Element>(v).words[0]);
       }
       hopper::publish_shared();
       __syncwarp();
-      if (lane == 0)
-        at_piece(x, tile, first_block, batch, [&](int c, int w, int h, int n) {
+      if (hopper::elect())
+        at_piece(x, tile, first_block, warp % 4, batch, [&](int c, int w, int h, int n) {
           if (kPatch) hopper::store_4d(x.output_map, buffer, c, w, h, n);
           else hopper::store_2d(x.output_map, buffer, c, w);
         });

@@ -89,7 +89,9 @@ struct Conv2dStore : Conv2dStage<Config> {
   // Units of eight channels whose tensors are read at once, while the units before are worked on.
   static constexpr int kGroup = kUnits < 4 ? kUnits : 4, kUnitGroups = (kUnits + kGroup - 1) / kGroup;
 
-  // Calls work(place in the group, block, half, columns, channel, offset) for this thread's units of a group.
+  // Calls work(place in the group, block, half, columns, channel, offset, there) for this thread's units of a group. What is
+  // not there, in the output, may be computed, with some channel that is: branches would make each unit wait for its own
+  // vectors.
   template <typename Work>
   AT_DEVICE static void each_unit(const Params& x, const Member& me, const Tile& tile, const int (&pixels)[kBlocks][2],
                                   int group, const Work& work) {
@@ -99,9 +101,10 @@ struct Conv2dStore : Conv2dStage<Config> {
       if (i >= kUnits) continue;
       int m, half, columns;
       unit(i, m, half, columns);
-      const int channel = tile.n * kN + 32 * columns + threadIdx.x % 4 * 8;
-      if (pixels[m][half] < 0 || channel >= x.k || i / (kUnits / kSlices) != me.slice) continue;
-      work(j, m, half, columns, channel, (int64_t)pixels[m][half] * x.k + channel);
+      if (kSlices > 1 && i / (kUnits / kSlices) != me.slice) continue;
+      const int own = tile.n * kN + 32 * columns + threadIdx.x % 4 * 8, channel = min(own, x.k - kVector);
+      const bool there = pixels[m][half] >= 0 && own < x.k;
+      work(j, m, half, columns, channel, (int64_t)pixels[m][half] * x.k + channel, there);
     }
   }
 
@@ -117,19 +120,20 @@ struct Conv2dStore : Conv2dStage<Config> {
     find_pixels(x, tile, first_block, pixels);
     typename Config::Steps::Fetched fetched[2][kGroup];
     auto fetch = [&](int group) {
-      each_unit(x, me, tile, pixels, group, [&](int j, int, int, int, int, int64_t offset) {
-        Config::Steps::fetch(fetched[group % 2][j], x.p.p, offset);
+      each_unit(x, me, tile, pixels, group, [&](int j, int, int, int, int, int64_t offset, bool there) {
+        if (there) Config::Steps::fetch(fetched[group % 2][j], x.p.p, offset);
       });
     };
     fetch(0);
 #pragma unroll
     for (int group = 0; group < kUnitGroups; ++group) {
       if (group + 1 < kUnitGroups) fetch(group + 1);
-      each_unit(x, me, tile, pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset) {
+      each_unit(x, me, tile, pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset, bool there) {
         float v[kVector];
         hopper::take(v, sums, m, half, columns);
-        Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[group % 2][j]);
-        store(v, (Element*)x.p.p[kY] + offset);
+        if (!Config::kStores || there)
+          Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[group % 2][j]);
+        if (there) store(v, (Element*)x.p.p[kY] + offset);
       });
     }
   }
