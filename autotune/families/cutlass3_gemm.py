@@ -1,0 +1,101 @@
+"""Matrix products from CUTLASS 3.x for Hopper: TMA, wgmma, persistent; also 1x1 convolutions, which are some."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autotune.arch import Architecture
+from autotune.epilogue import Epilogue
+from autotune.families import cutlass3
+from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.families.cutlass3 import Tile, Work, ceil_div
+from autotune.problem import Conv2d, Gemm, Problem
+
+_SWIZZLES, _SLICES = (0, 1, 2), (1, 2, 4, 8, 16)
+
+
+def _gemm(problem: Problem) -> tuple[int, int, int]:
+    """(m, n, k)."""
+    conv = problem.as_conv2d if isinstance(problem, Gemm) else problem
+    assert isinstance(conv, Conv2d)
+    return conv.n * conv.h * conv.w, conv.k, conv.c
+
+
+def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    return cutlass3.legal(Tile.of(config, dtype), arch, epilogue)
+
+
+def _values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
+) -> Sequence[Value]:
+    found = cutlass3.values(parameter, chosen, dtype, problem.epilogue if problem else None)
+    return cutlass3.fitting(parameter, found, dtype, _gemm(problem)) if problem else found
+
+
+def _supports(problem: Problem) -> str | None:
+    if isinstance(problem, Conv2d):
+        plain = (problem.r, problem.s, problem.stride, problem.pad, problem.groups) == (1, 1, (1, 1), (0, 0), 1)
+        if not plain:
+            return "convolutions 1x1 with stride 1, no padding and no groups"
+    _, n, k = _gemm(problem)
+    return cutlass3.misaligned(problem.dtype, n, k) or cutlass3.too_large(problem)
+
+
+def _work(problem: Problem, x: Tile) -> Work:
+    m, n, k = (ceil_div(size, part) for size, part in zip(_gemm(problem), (x.m, x.n, x.k), strict=True))
+    return Work(m, n, k)
+
+
+def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
+    x = Tile.of(config, problem.dtype)
+    return _work(problem, x).wasteful(x)
+
+
+def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
+    """The plainest first: whole tiles; a split of each where they do not fill the machine; equal shares of all steps."""
+    x = Tile.of(config, problem.dtype)
+    work = _work(problem, x)
+    if x.schedule == "basic":
+        return [{"swizzle": 0, "slices": 1, "stream": 0}]
+    tiles, room = work.tiles(x), x.clusters(arch)
+    deals = [(1, 0)]
+    if x.schedule == "cooperative" and not x.by_tma:
+        deals += [(s, 0) for s in _SLICES if s > 1 and s <= work.steps and tiles * s <= 2 * room]
+        deals += [(1, 1)] if work.steps > 1 and tiles % room and tiles * work.steps > room else []
+    columns = ceil_div(work.tiles_n, x.cluster_n)
+    swizzles = [log for log in _SWIZZLES if log == 0 or 2**log <= columns]
+    return [{"swizzle": log, "slices": slices, "stream": stream} for slices, stream in deals for log in swizzles]
+
+
+def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
+    x = Tile.of(config, problem.dtype)
+    return cutlass3.cost(_work(problem, x), x, arch)
+
+
+FAMILY = Family(
+    name="cutlass3_gemm",
+    operator=(Gemm, Conv2d),
+    kind=DEVICE_IMAGE,
+    template="cutlass3/gemm.cu.j2",
+    architectures=("sm90",),
+    dtypes=tuple(cutlass3.ELEMENTS),
+    parameters=(
+        Parameter("schedule", tuple(cutlass3.KERNEL_SCHEDULES), "one warpgroup and a tile a block; two in turn; two at once"),
+        *cutlass3.parameters("rows of x", "rows of the weight", "columns of both", (64, 128, 256)),
+    ),
+    launch_parameters=(
+        Parameter("swizzle", _SWIZZLES, "log2 of how many tiles of N follow each other"),
+        Parameter("slices", _SLICES, "split of the columns over blocks, summed in float32"),
+        Parameter("stream", (0, 1), "1: the multiprocessors share the steps of all tiles equally"),
+    ),
+    legal=_legal,
+    values=_values,
+    supports=_supports,
+    fits=_fits,
+    launches=_launches,
+    cost=_cost,
+    context=cutlass3.context,
+    label=cutlass3.label,
+    weight_layouts=lambda _: {"weight": "kcrs"},
+    compile_seconds=(14.0, 10.0),
+)
