@@ -70,7 +70,8 @@ def _served() -> str:
     """Operator by operator and dtype by dtype: which family has kernels for which architectures."""
     text = "| operator | family | dtype: architectures |\n| --- | --- | --- |\n"
     for family in families().values():
-        served = {dtype: [arch.name for arch in ARCHITECTURES.values() if dtype in arch.dtypes] for dtype in DTYPES}
+        dtypes = [dtype for dtype in DTYPES if dtype in family.dtypes]
+        served = {dtype: [arch.name for arch in ARCHITECTURES.values() if dtype in arch.dtypes] for dtype in dtypes}
         words = [
             f"{dtype}: {', '.join(name for name in names if name in family.architectures)}"
             for dtype, names in served.items()

@@ -4,9 +4,9 @@
 // Partial sums are added by the block that leaves them last, in the order of the steps: the same input gives the same
 // bits, no block waits for another, and what the next launch relies on is left as it was.
 #pragma once
-#include "cutlass2/schedule.h"
 #include "cutlass/arch/barrier.h"
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
+#include "cutlass3/share.h"
 
 namespace at {
 
@@ -14,6 +14,8 @@ struct Dealt {};  // the tag by which CUTLASS finds it
 
 template <int kClusterM, int kClusterN>
 class DealtTiles {
+  static constexpr int kPeers = kClusterM * kClusterN;
+
  public:
   static constexpr bool IsDynamicPersistent = false;
   using Pipeline = cutlass::PipelineEmpty;
@@ -26,24 +28,12 @@ class DealtTiles {
     CUTLASS_DEVICE CLCResponse* data() { return nullptr; }
   };
 
-  // tiles, blocks: of clusters.
-  struct Params : Schedule {
-    int to_pointers;    // bytes from here to the launch's at_pointers
-    int arrivals;       // where a word of shared memory is
-    CUTLASS_HOST_DEVICE int tiles() const { return tiles_m * tiles_n; }
-
-    // Whole tiles, one after the other, to at most so many clusters.
-    CUTLASS_HOST_DEVICE void persist(int clusters) {
-      blocks = clusters < tiles() ? clusters : tiles();
-      streamed = slots = 0;
-      waves = (tiles() + blocks - 1) / blocks;
-    }
-    CUTLASS_HOST_DEVICE int64_t counters_bytes() const {
-      return ((int64_t)streamed * kClusterM * kClusterN * 4 + 255) / 256 * 256;
-    }
-    CUTLASS_HOST_DEVICE int64_t workspace_bytes(int64_t sums_a_tile) const {
-      if (!slots || !streamed) return 0;
-      return counters_bytes() + (int64_t)blocks * slots * kClusterM * kClusterN * sums_a_tile * 4;
+  struct Params : Deal {
+    int to_pointers;  // bytes from here to the launch's at_pointers
+    int arrivals;     // where a word of shared memory is
+    CUTLASS_DEVICE int64_t counters_bytes() const { return ((int64_t)streamed * kPeers * 4 + 255) / 256 * 256; }
+    CUTLASS_DEVICE int64_t workspace_bytes(int64_t sums_a_tile) const {
+      return streamed ? counters_bytes() + (int64_t)blocks * slots * kPeers * sums_a_tile * 4 : 0;
     }
   };
 
@@ -56,25 +46,36 @@ class DealtTiles {
     CUTLASS_HOST_DEVICE int reduction_subtile_idx() const { return -1; }
   };
 
-  CUTLASS_DEVICE explicit DealtTiles(Params const& x)
-      : x_(x), cluster_(blockIdx.x / kClusterM), step_(x.first_step(cluster_)), end_(x.first_step(cluster_ + 1)) {}
+  CUTLASS_DEVICE explicit DealtTiles(Params const& x) : x_(x), share_(x, blockIdx.x / kClusterM) {}
 
   template <typename Cluster>
   CUTLASS_DEVICE WorkTileInfo initial_work_tile_info(Cluster) const {
     return get_current_work();
   }
 
-  CUTLASS_DEVICE WorkTileInfo get_current_work() const { return work(step_, wave_); }
+  CUTLASS_DEVICE WorkTileInfo get_current_work() const {
+    Piece const piece = share_.current();
+    int m, n;
+    x_.coordinates(piece.tile, m, n);
+    dim3 const own = cute::block_id_in_cluster();
+    WorkTileInfo work;
+    work.M_idx = m * kClusterM + own.x;
+    work.N_idx = n * kClusterN + own.y;
+    work.K_idx = piece.first;
+    work.k_tile_count = piece.steps;
+    work.tile = piece.tile;
+    work.finishes = piece.steps == x_.steps;
+    return work;
+  }
 
   CUTLASS_DEVICE void advance_to_next_work(int count = 1) {
-    for (; count > 0; --count) advance(step_, wave_);
+    for (; count > 0; --count) share_.advance();
   }
 
   CUTLASS_DEVICE bool is_last_tile(WorkTileInfo const&, int count = 1) const {
-    int64_t step = step_;
-    int wave = wave_;
-    for (; count > 0; --count) advance(step, wave);
-    return !work(step, wave).is_valid();
+    Share ahead = share_;
+    for (; count > 0; --count) ahead.advance();
+    return ahead.current().steps == 0;
   }
 
   template <typename... Pipelines>
@@ -98,7 +99,6 @@ class DealtTiles {
   CUTLASS_DEVICE static void fixup(Params const& x, WorkTileInfo& work, Sums& sums, uint32_t groups, uint32_t) {
     if (work.finishes) return;
     constexpr int kWords = decltype(cute::size(sums))::value / 4;
-    constexpr int kPeers = kClusterM * kClusterN;
     int const threads = groups * cutlass::NumThreadsPerWarpGroup, thread = threadIdx.x % threads;
     int const rank = cute::block_rank_in_cluster(), cluster = blockIdx.x / kClusterM;
     int const from = x.owner((int64_t)work.tile * x.steps), to = x.owner((int64_t)(work.tile + 1) * x.steps - 1);
@@ -140,41 +140,7 @@ class DealtTiles {
 
  private:
   Params const& x_;
-  int cluster_;
-  int64_t step_, end_;
-  int wave_ = 0;
-
-  // How many steps of its tile a block takes from a step of its share on.
-  CUTLASS_DEVICE int piece(int64_t step) const {
-    int const in_tile = step % x_.steps, left = x_.steps - in_tile;
-    return end_ - step < left ? int(end_ - step) : left;
-  }
-
-  CUTLASS_DEVICE void advance(int64_t& step, int& wave) const {
-    if (step < end_) step += piece(step);
-    else ++wave;
-  }
-
-  CUTLASS_DEVICE WorkTileInfo work(int64_t step, int wave) const {
-    WorkTileInfo result;
-    if (step < end_) {
-      result.tile = step / x_.steps;
-      result.K_idx = step % x_.steps;
-      result.k_tile_count = piece(step);
-    } else {
-      int64_t const tile = x_.streamed + (int64_t)wave * x_.blocks + cluster_;
-      if (wave >= x_.waves || tile >= x_.tiles()) return result;
-      result.tile = tile;
-      result.k_tile_count = x_.steps;
-    }
-    result.finishes = result.k_tile_count == x_.steps;
-    int m, n;
-    x_.coordinates(result.tile, m, n);
-    dim3 const own = cute::block_id_in_cluster();
-    result.M_idx = m * kClusterM + own.x;
-    result.N_idx = n * kClusterN + own.y;
-    return result;
-  }
+  Share share_;
 };
 
 }  // namespace at
