@@ -16,6 +16,7 @@ from autotune.epilogue import STEPS
 from autotune.errors import AutotuneError
 from autotune.families import families
 from autotune.problem import DTYPES, OPERATORS, Problem, parse
+from autotune.problem.base import value_text
 
 _MARK = re.compile(r"(<!-- (\w+), generated -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -28,8 +29,7 @@ def usage(operator: type[Problem]) -> str:
 
 def _word(field: dataclasses.Field[object]) -> str:
     if field.default is not dataclasses.MISSING:
-        default = ",".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
-        return f"[{field.name}={default}]"
+        return f"[{field.name}={value_text(field.default)}]"
     return f"{field.name}={'DTYPE' if field.name == 'dtype' else 'N,N' if 'tuple' in str(field.type) else 'N'}"
 
 

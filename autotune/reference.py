@@ -1,7 +1,7 @@
 """What each problem means, in plain torch: the reference for verification, and the torch candidates' arithmetic.
 
-All functions take and return channels-last activations as problem.py describes them and compute in the
-dtype of the tensors that they are given, so the caller chooses the precision by upcasting first.
+All functions take and return channels-last activations as autotune/problem describes them and compute in
+the dtype of the tensors that they are given, so the caller chooses the precision by upcasting first.
 """
 
 from __future__ import annotations

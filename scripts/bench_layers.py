@@ -1,10 +1,13 @@
-"""Compare our tuned kernels with cuDNN layer by layer: with the best of all its plans, its first choice, and torch.
+"""Compare our tuned kernels with cuDNN layer by layer: with the best of all its
+plans, its first choice, and torch.
 
-Everything is verified, captured into CUDA graphs and timed in one run, side by side in interleaved rounds. Out come a
-table, a JSON record with every plan that was tried, and a chart.
+Everything is verified, captured into CUDA graphs and timed in one run, side by
+side in interleaved rounds. Out come a table, a JSON record with every plan that
+was tried, and a chart.
 
-Example: python scripts/tune.py --problems benchmarks/layers/resnet.txt --db tuning_db/layers.db
-         python scripts/bench_layers.py --layers resnet --db tuning_db/layers.db
+Example:
+  python scripts/tune.py --problems benchmarks/layers/resnet.txt --db layers.db
+  python scripts/bench_layers.py --layers resnet --db layers.db
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Compile a family's kernels for an architecture, all of them or a sample, and list those that would not.
+"""Compile a family's kernels for an architecture, all of them or a sample, and
+list those that would not.
 
 What a family calls legal must compile. Nothing is timed and no GPU is needed.
 

@@ -1,7 +1,9 @@
-"""Call one FusedResNet from several threads with mixed batch sizes; check every result, and that memory stays flat.
+"""Call one FusedResNet from several threads with mixed batch sizes; check every
+result, and that memory stays flat.
 
-Each thread has a CUDA stream of its own. Results are compared with the plain network in float32. Ends with exit code 1
-if a result is wrong, or if the process or the device holds more memory at the end than after a fifth of the calls.
+Each thread has a CUDA stream of its own. Results are compared with the plain
+network in float32. Ends with exit code 1 if a result is wrong, or if the process
+or the device holds more memory at the end than after a fifth of the calls.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """Show what a GPU's time is not: four common ways of timing a kernel that give
-wrong answers, beside the way that this project times, on one convolution of torch.
+wrong answers, beside the way that this project times, on one convolution of
+torch.
 
 docs/measurement.md explains each of them. Needs a GPU.
 """

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import tomllib
 
 import pytest
 from helpers import ROOT, python
@@ -82,3 +83,10 @@ def test_packages_do_not_know_the_scripts(package):
 def test_the_database_knows_no_runtime():
     for path in sources("tuning_db"):
         assert not any(name.split(".")[0] in ("fused_resnet", "torch") for name in imports(path))
+
+
+def test_every_package_is_part_of_a_wheel():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    tops = [ROOT / name for name in ("autotune", "fused_resnet", "tuning_db")]
+    found = {".".join(file.parent.relative_to(ROOT).parts) for top in tops for file in top.rglob("__init__.py")}
+    assert found == set(listed) - {"autotune.templates"}

@@ -14,6 +14,7 @@ from autotune.problem import (
     Conv2d,
     Conv2dDgrad,
     Conv2dWgrad,
+    Elementwise,
     Gemm,
     MaxPool2d,
     SeTail,
@@ -227,6 +228,15 @@ def test_more_tensors_than_a_kernel_takes_are_refused():
     assert len(fits.operands()) == MAX_OPERANDS
     with pytest.raises(ProblemError, match=f"{MAX_OPERANDS + 1} tensors; at most {MAX_OPERANDS}"):
         Conv2d(n=1, h=4, w=4, c=8, k=16, dtype="f16", epilogue=Epilogue((*epilogue.names, "add")))
+
+
+def test_a_problem_of_fewer_tensors_says_how_many_it_may_have():
+    class Alone(Elementwise):
+        most_operands = 2
+
+    Alone(n=1, h=4, w=4, c=8, dtype="f16")
+    with pytest.raises(ProblemError, match="3 tensors; at most 2 are"):
+        Alone(n=1, h=4, w=4, c=8, dtype="f16", epilogue=Epilogue(("add",)))
 
 
 def test_bytes_count_each_operand_once():

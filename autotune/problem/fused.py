@@ -1,0 +1,192 @@
+"""Several layers as one problem: a network's first, and squeeze-and-excitation with its surroundings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autotune.epilogue import Epilogue
+from autotune.errors import ProblemError
+from autotune.problem.base import Operand, Problem
+from autotune.problem.convolution import Convolution
+from autotune.problem.window import output_extent
+
+_GATE_ALONE = Epilogue(("gate",))
+_CONV_AND_GATE = Epilogue(("conv", "gate"))
+
+
+def _excitation(channels: int, hidden: int, dtype: str) -> tuple[Operand, ...]:
+    """The weights of squeeze-and-excitation."""
+    return (
+        Operand("w1", "weight", (hidden, channels), dtype),
+        Operand("b1", "vector", (hidden,), "f32"),
+        Operand("w2", "weight", (channels, hidden), dtype),
+        Operand("b2", "vector", (channels,), "f32"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stem(Problem):
+    """First layers of a network: x (n, c, h, w) in torch's order, weight (k, c, r, s), y (n, p, q, k).
+
+    y = epilogue(max_pool(conv(x))), the pool with a square window of `pool` pixels; pool=1 is none. Steps that never
+    fall as their argument rises, such as bias and relu, give the same behind the pool as before it, to the bit.
+    """
+
+    operator: ClassVar[str] = "stem"
+    n: int
+    h: int
+    w: int
+    c: int
+    k: int
+    r: int
+    s: int
+    stride: tuple[int, int] = (1, 1)
+    pad: tuple[int, int] = (0, 0)
+    pool: int = 1
+    pool_stride: int = 1
+    pool_pad: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if 2 * self.pool_pad > self.pool:
+            raise ProblemError(f"'{self}': the pool's padding must be at most half its window")
+        if min(self.conv_p, self.conv_q, self.p, self.q) < 1:
+            raise ProblemError(f"'{self}': a window is larger than its padded input")
+
+    @property
+    def conv_p(self) -> int:
+        """Height of the convolution's result."""
+        return output_extent(self.h, self.r, self.stride[0], self.pad[0])
+
+    @property
+    def conv_q(self) -> int:
+        """Width of the convolution's result."""
+        return output_extent(self.w, self.s, self.stride[1], self.pad[1])
+
+    @property
+    def p(self) -> int:
+        """Output height."""
+        return output_extent(self.conv_p, self.pool, self.pool_stride, self.pool_pad)
+
+    @property
+    def q(self) -> int:
+        """Output width."""
+        return output_extent(self.conv_q, self.pool, self.pool_stride, self.pool_pad)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, p, q, k)."""
+        return (self.n, self.p, self.q, self.k)
+
+    @property
+    def flops(self) -> int:
+        """The convolution's: 2 n conv_p conv_q k r s c."""
+        return 2 * self.n * self.conv_p * self.conv_q * self.k * self.r * self.s * self.c
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (
+            Operand("x", "input", (self.n, self.c, self.h, self.w), self.dtype),
+            Operand("weight", "weight", (self.k, self.c, self.r, self.s), self.dtype),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeTail(Problem):
+    """Squeeze-and-excitation and what follows it in a residual block.
+
+    y = epilogue(x * sigmoid(w2 relu(w1 mean(x) + b1) + b2)), the mean over h and w, w1 (hidden, c), w2 (c, hidden).
+    The epilogue is where the identity is added: "add,relu".
+    """
+
+    operator: ClassVar[str] = "se_tail"
+    n: int
+    h: int
+    w: int
+    c: int
+    hidden: int
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, h, w, c)."""
+        return (self.n, self.h, self.w, self.c)
+
+    @property
+    def flops(self) -> int:
+        """Mean, scale and the two products."""
+        return self.n * (2 * self.h * self.w * self.c + 4 * self.c * self.hidden)
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (
+            Operand("x", "input", self.output_shape, self.dtype),
+            *_excitation(self.c, self.hidden, self.dtype),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv2dSe(Convolution):
+    """Convolution with squeeze-and-excitation among the steps that follow it.
+
+    The step `gate` stands where the value x so far is scaled: x * sigmoid(w2 relu(w1 mean(x) + b1) + b2), the mean over
+    the output's pixels, w1 (hidden, k), w2 (k, hidden). A residual block ends with "bias,gate,add,relu".
+    """
+
+    operator: ClassVar[str] = "conv2d_se"
+    places: ClassVar[tuple[str, ...]] = ("gate",)
+    hidden: int
+    epilogue: Epilogue = _GATE_ALONE
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, p, q, k)."""
+        return self._dy.shape
+
+    @property
+    def flops(self) -> int:
+        """The convolution's, the mean, the scaling and the two products."""
+        return super().flops + self.n * (2 * self.p * self.q * self.k + 4 * self.k * self.hidden)
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (
+            self._x,
+            self._weight,
+            *_excitation(self.k, self.hidden, self.dtype),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeBlock(Problem):
+    """A residual block: two 3x3 convolutions, squeeze-and-excitation, and the steps around them.
+
+    x (n, h, w, c) is convolved with weight1 (c, c, 3, 3), stride and padding 1. In the epilogue, the step `conv` stands
+    where the value so far is convolved with weight2 (c, c, 3, 3) likewise, and `gate` where it is scaled as by
+    conv2d_se, with w1 (hidden, c) and w2 (c, hidden): "bias,relu,conv,bias,gate,add,relu".
+    """
+
+    operator: ClassVar[str] = "se_block"
+    places: ClassVar[tuple[str, ...]] = ("conv", "gate")
+    n: int
+    h: int
+    w: int
+    c: int
+    hidden: int
+    epilogue: Epilogue = _CONV_AND_GATE
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, h, w, c)."""
+        return (self.n, self.h, self.w, self.c)
+
+    @property
+    def flops(self) -> int:
+        """The two convolutions, the mean, the scaling and the two products."""
+        pixels = self.h * self.w
+        return self.n * (36 * pixels * self.c**2 + 2 * pixels * self.c + 4 * self.c * self.hidden)
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (
+            Operand("x", "input", self.output_shape, self.dtype),
+            Operand("weight1", "weight", (self.c, self.c, 3, 3), self.dtype),
+            Operand("weight2", "weight", (self.c, self.c, 3, 3), self.dtype),
+            *_excitation(self.c, self.hidden, self.dtype),
+        )

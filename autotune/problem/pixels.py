@@ -1,0 +1,97 @@
+"""What needs hardly any arithmetic: a chain alone, and images put in another order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autotune.errors import ProblemError
+from autotune.problem.base import Operand, Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elementwise(Problem):
+    """An epilogue of its own, where there is no kernel to append it to: y = epilogue(x), both (n, h, w, c)."""
+
+    operator: ClassVar[str] = "elementwise"
+    n: int
+    h: int
+    w: int
+    c: int
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, h, w, c)."""
+        return (self.n, self.h, self.w, self.c)
+
+    @property
+    def flops(self) -> int:
+        """None: memory alone bounds it."""
+        return 0
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (Operand("x", "input", self.output_shape, self.dtype),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToChannelsLast(Problem):
+    """NCHW to NHWC: x (n, c, h, w) in torch's order, y (n, h, w, to); before the epilogue, channels from c on are 0."""
+
+    operator: ClassVar[str] = "to_channels_last"
+    n: int
+    h: int
+    w: int
+    c: int
+    to: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.to < self.c:
+            raise ProblemError(f"'{self}': to must be at least c")
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, h, w, to)."""
+        return (self.n, self.h, self.w, self.to)
+
+    @property
+    def flops(self) -> int:
+        """None: data only moves."""
+        return 0
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (Operand("x", "input", (self.n, self.c, self.h, self.w), self.dtype),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpaceToDepth(Problem):
+    """Moves block x block patches to channels, and NCHW to NHWC.
+
+    x (n, c, h, w) in torch's order; y (n, h/block, w/block, block*block*c), output channel
+    (dy*block + dx)*c + channel.
+    """
+
+    operator: ClassVar[str] = "space_to_depth"
+    n: int
+    h: int
+    w: int
+    c: int
+    block: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.h % self.block or self.w % self.block:
+            raise ProblemError(f"'{self}': block must divide both h and w")
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, h/block, w/block, block*block*c)."""
+        return (self.n, self.h // self.block, self.w // self.block, self.block * self.block * self.c)
+
+    @property
+    def flops(self) -> int:
+        """None: data only moves."""
+        return 0
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (Operand("x", "input", (self.n, self.c, self.h, self.w), self.dtype),)

@@ -1,0 +1,39 @@
+"""Every operator by name: those of this package, and those that users define."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from autotune.errors import ProblemError
+from autotune.problem.base import Problem
+from autotune.problem.convolution import Conv2d, Conv2dDgrad, Conv2dWgrad, Gemm, PatchConv2d
+from autotune.problem.fused import Conv2dSe, SeBlock, SeTail, Stem
+from autotune.problem.pixels import Elementwise, SpaceToDepth, ToChannelsLast
+from autotune.problem.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
+
+OPERATORS: dict[str, type[Problem]] = {
+    cls.operator: cls
+    for cls in (
+        *(Conv2d, Conv2dSe, PatchConv2d, Conv2dDgrad, Conv2dWgrad, Gemm),
+        *(AvgPool2d, MaxPool2d, GlobalAvgPool2d, Elementwise),
+        *(ToChannelsLast, SpaceToDepth, Stem, SeTail, SeBlock),
+    )
+}
+
+
+def register(cls: type[Problem]) -> type[Problem]:
+    """Make a problem from outside this package known, as a decorator of its class; raises ProblemError.
+
+    Its kernels are given the struct `at_<operator>`, which is declared for them from `sizes`.
+    """
+    for name in (cls.operator, *cls.sizes.split()):
+        if not re.fullmatch(r"[a-z]\w*", name):
+            raise ProblemError(f"{cls.__name__}: '{name}' cannot be a name in C: use small letters, digits and _")
+    fields = {field.name for field in dataclasses.fields(cls)}
+    if unknown := [name for name in cls.sizes.split() if name not in fields and not hasattr(cls, name)]:
+        raise ProblemError(f"{cls.__name__}: sizes names {', '.join(unknown)}, which the problem does not have")
+    if cls.operator in OPERATORS:
+        raise ProblemError(f"{cls.__name__}: there is already an operator '{cls.operator}'")
+    OPERATORS[cls.operator] = cls
+    return cls
