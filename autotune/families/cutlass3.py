@@ -19,14 +19,17 @@ BYTES = {"f16": 2, "bf16": 2, "tf32": 4}
 KERNEL_SCHEDULES = {"basic": "kBasic", "pingpong": "kPingpong", "cooperative": "kCooperative"}
 _SWIZZLES = (32, 64, 128)  # bytes of a row in shared memory
 _MOST_STAGES = 16
-_OVERHEAD = 1024 + 16  # barriers, what aligns the buffers, and the scheduler's word
+_OVERHEAD = 1024 + 16  # barriers and what aligns the buffers, and the scheduler's word
 _REGISTERS = 65536
-_SUMS = {"basic": 192, "pingpong": 192, "cooperative": 192}  # registers of a thread that can hold sums without spilling
-_OTHER_REGISTERS = 60  # of a thread of a kernel that shares its processor
+_MOST_SUMS = 192  # registers of a thread that can hold sums without spilling
+_OTHER_REGISTERS = 44  # of a thread of a basic kernel
+_READ_AHEAD = 24  # registers of a thread that reads tensors by itself
+_WIDE_PART = 16  # and of one that stores 64 columns at a time
 
 # For the cost: a multiprocessor's rates a cycle.
 _PRODUCTS_A_CYCLE = 2048  # of 16-bit elements
 _LOADED_BYTES_A_CYCLE = 100
+_LATENCY, _FILLING = 900, 1200  # cycles until a load has come; until a block multiplies
 
 
 @dataclass(frozen=True)
@@ -81,11 +84,12 @@ class Tile:
 
     @property
     def epilogue_bytes(self) -> int:
-        """Shared memory that the output passes through, and what is added to it."""
+        """Shared memory that the output passes through, and what is added to it, in whole patterns of its swizzle."""
         parts = self.m // self.epilogue_m * (self.n // self.epilogue_n)
         stores = min(parts, 2)
         buffers = max(min(parts, 4), stores + 1) if self.by_tma else stores
-        return buffers * self.epilogue_m * self.epilogue_n * self.bytes
+        pattern = 8 * min(self.epilogue_n * self.bytes, _SWIZZLES[-1])
+        return buffers * self.epilogue_m * self.epilogue_n * self.bytes + pattern  # for what it keeps beside them
 
     @property
     def stage_bytes(self) -> int:
@@ -111,17 +115,18 @@ class Tile:
 
 def rules(x: Tile, arch: Architecture, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
     """What a tile may break, and why it is refused then."""
-    reads = any(argument.kind == "tensor" for argument in epilogue.arguments)
+    tensors = sum(argument.kind == "tensor" for argument in epilogue.arguments)
+    ahead = (_READ_AHEAD if tensors > x.by_tma else 0) + (_WIDE_PART if x.epilogue_n > 32 else 0)
     row = x.k * x.bytes
-    yield x.by_tma and not reads, "there is no tensor to load by TMA"
+    yield x.by_tma and not tensors, "there is no tensor to load by TMA"
     yield x.schedule == "cooperative" and x.m % 128 > 0, "two warpgroups share tiles of multiples of 128 rows"
-    yield x.sums > _SUMS[x.schedule], "the accumulators would spill"
+    yield x.sums + ahead > _MOST_SUMS, "the accumulators would spill"
     yield row % _SWIZZLES[0] > 0 or (row > _SWIZZLES[-1] and row % _SWIZZLES[-1] > 0), "rows that no swizzle fits"
     yield x.n % x.epilogue_n > 0, "the epilogue's part must divide the tile"
     yield x.cluster > 4, "clusters of up to four blocks"
     yield x.resident > 1 and x.schedule != "basic", "two warpgroups that multiply take all registers"
-    shared = _REGISTERS // (x.threads * x.resident) // 8 * 8
-    yield x.resident > 1 and x.sums + _OTHER_REGISTERS > shared, "registers for so many blocks"
+    registers = x.sums + ahead + _OTHER_REGISTERS
+    yield x.resident > 1 and registers > _REGISTERS // (x.threads * x.resident) // 8 * 8, "registers for so many blocks"
     yield x.stages(arch) < 2 or x.shared_bytes(arch) > arch.block_shared, "shared memory"
 
 
@@ -156,9 +161,7 @@ def values(parameter: Parameter, chosen: Config, dtype: str, epilogue: Epilogue 
     return parameter.values
 
 
-def fitting(
-    parameter: Parameter, found: Sequence[Value], dtype: str, sizes: tuple[int, int, int]
-) -> Sequence[Value]:
+def fitting(parameter: Parameter, found: Sequence[Value], dtype: str, sizes: tuple[int, int, int]) -> Sequence[Value]:
     """Of an axis's values those that are no waste for a GEMM of m x n x k."""
     m, n, k = sizes
     match parameter.name:
@@ -201,20 +204,20 @@ class Work:
         return "a cluster is larger than the output" if beyond else None
 
 
-def cost(work: Work, x: Tile, arch: Architecture) -> float:
-    """Cycles by a crude model: rounds of tiles, each bound by products or by loads, and epilogues that some hide."""
-    steps, tiles = work.steps, work.tiles(x)
-    beside = x.resident
-    rounds = ceil_div(tiles, x.clusters(arch) * beside)
-    arithmetic = x.m * max(x.n, 32) * x.k * x.bytes / 2 / _PRODUCTS_A_CYCLE * beside
-    loads = (x.m / x.cluster_n + x.n / x.cluster_m) * x.k * x.bytes / _LOADED_BYTES_A_CYCLE * beside
-    latency = 900 / x.stages(arch)
-    overlap = {"basic": 1.0 / beside, "pingpong": 0.3, "cooperative": 0.8}[x.schedule]
-    filling = 1200 * (rounds if x.schedule == "basic" else 1)
-    main_loop = steps * max(arithmetic, loads, latency)
-    if x.schedule == "pingpong":  # a tile of each warpgroup at a time
-        main_loop *= 1.0 if tiles > x.clusters(arch) else 1.1
-    return rounds * (main_loop + overlap * x.m * x.n / 6) + filling
+def cost(work: Work, x: Tile, arch: Architecture, slices: int = 1) -> float:
+    """Cycles by a crude model: rounds of tiles, each bound by products, loads or latency, and what others do not hide.
+
+    slices: of each tile.
+    """
+    rounds = ceil_div(work.tiles(x) * slices, x.clusters(arch) * x.resident)
+    products = x.m * max(x.n, 32) * x.k * x.bytes / 2 / _PRODUCTS_A_CYCLE * x.resident
+    loads = (x.m / x.cluster_n + x.n / x.cluster_m) * x.k * x.bytes / _LOADED_BYTES_A_CYCLE * x.resident
+    step = max(products, loads, _LATENCY / x.stages(arch)) * (1 + 0.01 * x.cluster)
+    exposed = {"basic": 1 / x.resident, "pingpong": 0.3, "cooperative": 0.8}[x.schedule]
+    epilogue = exposed * x.m * x.n / (6.5 if x.by_tma else 6)
+    gather = x.m * x.n * (slices + 1) / 80 if slices > 1 else 0
+    filling = _FILLING * (rounds if x.schedule == "basic" else 1)
+    return rounds * (ceil_div(work.steps, slices) * step + epilogue + gather) + filling
 
 
 def label(config: Config) -> str:
@@ -246,5 +249,5 @@ def context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]
 
 def too_large(problem: Problem) -> str | None:
     """What CUTLASS's 32-bit coordinates cannot count."""
-    rows = max(operand.bytes // max(1, operand.shape[-1]) for operand in problem.operands())
+    rows = max(operand.bytes // BYTES[problem.dtype] // operand.shape[-1] for operand in problem.operands())
     return "tensors of up to 2^31 rows" if rows >= 2**31 else None

@@ -64,7 +64,7 @@ PROBLEMS = {
     ],
     "cutlass3_conv2d": [
         "conv2d n=3 h=13 w=9 c=72 k=40 r=3 s=3 stride=2,1 pad=1,1 dtype={} epilogue=add_scalar,relu,add_scalar",
-        "conv2d n=2 h=7 w=11 c=264 k=136 r=3 s=2 stride=1,2 pad=2,1 dtype={} epilogue=bias,silu,add,scale,store,sigmoid",
+        "conv2d n=2 h=7 w=11 c=264 k=136 r=3 s=2 stride=1,2 pad=2,1 dtype={} epilogue=bias,silu,add,scale,store",
         "conv2d n=9 h=24 w=24 c=64 k=256 r=3 s=3 pad=1 dtype={} epilogue=bias,add,relu",
         "conv2d n=2 h=20 w=30 c=16 k=24 r=5 s=7 stride=3,2 pad=4,0 dilation=1,3 dtype={} epilogue=none",
         "conv2d n=5 h=15 w=16 c=200 k=264 stride=2 dtype={} epilogue=add,swish_b,store,add,bent,clamp",
