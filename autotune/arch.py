@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from autotune.errors import choose
@@ -79,15 +80,22 @@ _X86_LEVELS = {
 }
 
 
-def cpu_targets() -> list[str]:
+@cache
+def cpu_targets() -> tuple[str, ...]:
     """The instruction sets that this machine can run, best first: names that g++ takes as -march."""
     if platform.machine() not in ("x86_64", "AMD64"):
-        return [platform.machine()]
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    flags = set(next((line for line in lines if line.startswith("flags")), "").split())
-    levels = list(_X86_LEVELS)
+        return (platform.machine(),)
+    flags = set(cpu_info("flags").split())
+    levels = tuple(_X86_LEVELS)
     best = next(i for i in range(len(levels)) if all(_X86_LEVELS[level] <= flags for level in levels[i:]))
     return levels[best:]
+
+
+@cache
+def cpu_info(name: str) -> str:
+    """What Linux says of this machine's processor, such as its "model name"; "" where it says nothing."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
 def runs_on(target: str, device_target: str) -> bool:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from autotune.arch import cpu_targets
+from autotune.arch import cpu_info, cpu_targets
 
 
 @dataclass(frozen=True)
@@ -29,9 +28,7 @@ def device_name(device: torch.device) -> str:
     """The name under which measurements are kept: the GPU's, or the CPU's model and torch's number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
-    return f"{model}, {torch.get_num_threads()} threads, {cpu_targets()[0]}"
+    return f"{cpu_info('model name') or 'CPU'}, {torch.get_num_threads()} threads, {cpu_targets()[0]}"
 
 
 def device_target(device: torch.device) -> str:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from autotune.arch import Architecture
+from autotune.epilogue import Epilogue
 from autotune.families import families, serving
+from autotune.families.base import Family
 from autotune.objective import OBJECTIVES, undominated
 from autotune.problem import Convolution, Gemm, Pool2d, Problem, SeBlock, SeTail, SpaceToDepth, Stem, limit_us
 from autotune.vendor import aten, cudnn
@@ -140,12 +143,19 @@ def failures(
 def illegal(problem: Problem, arch: Architecture) -> Iterator[str]:
     """A sentence for each family that serves the problem and has configs that are not legal, with one of them."""
     for found in serving(problem, arch):
-        refused = list(found.illegal(arch, problem.dtype, problem.epilogue))
-        if refused:
-            config, reason = refused[0]
-            legal = sum(1 for _ in found.configs(arch, problem.dtype, problem.epilogue))
-            example = f"not legal is {found.label(config)}: {reason}"
-            yield f"{found.name}: {legal} of {legal + len(refused)} configs are legal; {example}"
+        if sentence := _refused(found, arch, problem.dtype, problem.epilogue):
+            yield sentence
+
+
+@cache
+def _refused(found: Family, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    """How many configs are not legal, and one of them; None where all are."""
+    refused = list(found.illegal(arch, dtype, epilogue))
+    if not refused:
+        return None
+    legal, (config, reason) = sum(1 for _ in found.configs(arch, dtype, epilogue)), refused[0]
+    example = f"not legal is {found.label(config)}: {reason}"
+    return f"{found.name}: {legal} of {legal + len(refused)} configs are legal; {example}"
 
 
 def unserved(problem: Problem, arch: Architecture) -> str:

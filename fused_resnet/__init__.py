@@ -1,5 +1,6 @@
 """Runs a network on the kernels that a tuning database holds for it. Needs no compiler, and imports no tuner."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -8,12 +9,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Activation", "FusedResNet", "InputError"]
 
+_HOMES = {"Activation": "capture.activation", "FusedResNet": "module", "InputError": "module"}
+
 
 def __getattr__(name: str) -> Any:
-    # Late, so that the tuner can use the engine and the graphs without the module that stands on top of them.
-    if name in __all__:
-        from fused_resnet import module
-        from fused_resnet.capture import activation
-
-        return getattr(activation if name == "Activation" else module, name)
+    # Late, so that the tuner can use the engine and the graphs without the module that stands on top of them, and
+    # whoever runs a network needs nothing that captures one.
+    if name in _HOMES:
+        return getattr(import_module(f"fused_resnet.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'fused_resnet' has no attribute '{name}'")

@@ -13,7 +13,7 @@ import torch
 from autotune import abi
 from autotune.errors import VendorError
 from autotune.problem import Convolution, Problem, Tensors
-from autotune.vendor import aten, cudnn
+from autotune.vendor import aten, cudnn_names
 from fused_resnet import engine
 from fused_resnet.layout import pack_weight
 
@@ -36,10 +36,12 @@ class Candidate:
     @property
     def native(self) -> bool:
         """Whether it is a kernel that the engine runs: one of ours."""
-        return self.kind not in (None, cudnn.KIND)
+        return self.kind not in (None, cudnn_names.KIND)
 
     def __str__(self) -> str:
-        if self.kind == cudnn.KIND:
+        if self.kind == cudnn_names.KIND:
+            from autotune.vendor import cudnn
+
             return cudnn.summary(json.loads(self.config))
         values = {**json.loads(self.config), **self.launch}
         return " ".join([self.family, *(f"{name}={value}" for name, value in values.items())])
@@ -101,7 +103,7 @@ def bind(
     if candidate.kind is None or candidate.path is None:
         run = aten.bind(problem, json.loads(candidate.config), fixed, scalars)
         return Step(name, function=lambda given: run(_late(problem, slots, given)))
-    if candidate.kind == cudnn.KIND:
+    if candidate.kind == cudnn_names.KIND:
         replay = _vendor_plan(candidate, candidate.path, problem, fixed, scalars, device)
         return Step(name, function=lambda given: replay(_late(problem, slots, given)))
 
@@ -136,6 +138,8 @@ def _vendor_plan(
     device: torch.device,
 ) -> Callable[[Tensors], None]:
     """A plan of cuDNN; raises RefusedError where it is for another problem or another version."""
+    from autotune.vendor import cudnn  # here, for most networks have no such plan
+
     if candidate.symbol != str(problem):
         raise engine.RefusedError(f"the plan of cuDNN is for '{candidate.symbol}', not for '{problem}'")
     try:

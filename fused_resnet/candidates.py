@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from fused_resnet import cache
 from fused_resnet.binding import Candidate
-from tuning_db import Store
-from tuning_db.schema import KernelRow
+
+if TYPE_CHECKING:
+    from tuning_db.asked import Database, Kernel
 
 
-def candidate(store: Store, row: KernelRow, launch: Mapping[str, int]) -> Candidate:
+def candidate(store: Database, row: Kernel, launch: Mapping[str, int]) -> Candidate:
     """The candidate of a kernel's row with launch values; raises DatabaseError if its binary is damaged."""
     library = row.library
     if library is None:

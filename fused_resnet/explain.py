@@ -11,8 +11,7 @@ from autotune.problem import Problem, limit_us, with_batch
 from fused_resnet.frame import Frame
 from fused_resnet.plan import BoundLayer
 from fused_resnet.selection import batches
-from tuning_db import Store
-from tuning_db.schema import Device
+from tuning_db.asked import Database, Device
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Explanation:
         return "\n".join(line.rstrip() for line in table)
 
 
-def explain(frame: Frame, store: Store) -> Explanation:
+def explain(frame: Frame, store: Database) -> Explanation:
     """The table of what a frame runs."""
     plan = frame.plan
     device = store.device(device_name(plan.device))
@@ -101,7 +100,7 @@ def explain(frame: Frame, store: Store) -> Explanation:
     )
 
 
-def _row(item: BoundLayer, store: Store, device: Device | None) -> Row:
+def _row(item: BoundLayer, store: Database, device: Device | None) -> Row:
     choice, problem = item.choice, item.layer.problem
     least = limit_us(problem, device.flops_per_us, device.bytes_per_us) if device else None
     expected, loss = None, None
@@ -116,7 +115,7 @@ def _row(item: BoundLayer, store: Store, device: Device | None) -> Row:
     return Row(item.layer.name, str(choice.candidate), choice.source, expected, loss, share)
 
 
-def _least_us(problem: Problem, store: Store, device: Device | None, limit: float | None) -> float | None:
+def _least_us(problem: Problem, store: Database, device: Device | None, limit: float | None) -> float | None:
     """What even the best kernel needs for this batch, as the tuned batches tell.
 
     For fewer images it would serve as well, so it takes no less than the best for fewer; and a larger batch is

@@ -33,15 +33,15 @@ class Frame:
     """
 
     def __init__(self, plan: Plan, graph: bool) -> None:
-        self.plan = plan
+        self.plan, self._copies_input = plan, plan.copies_input
         self.lock = threading.Lock()
         self.used = next(_calls)
         self.closed = False
         with torch.inference_mode(False), torch.no_grad():
             self._memory, self._tensors = _allocate(plan)
             self.template = _like_output(plan, self._memory)
-        # Places of the caller's tensors are filled in at a run; torch's operators take tensors, kernels addresses.
-        slots = self._slots = [0, 0, *(tensor.data_ptr() for tensor in self._tensors)]
+        # Places of the caller's tensors are told at a run; torch's operators take tensors, kernels addresses.
+        slots = self._slots = [None, None, *(tensor.data_ptr() for tensor in self._tensors)]
         self._runs = make_runs(plan.bound, slots)
         if graph:
             self._runs = [make_graph(plan.bound, slots)] if plan.native else self._captured(slots)
@@ -54,14 +54,16 @@ class Frame:
 
     def run(self, x: torch.Tensor, y: torch.Tensor, stream: int) -> None:
         """x, as the plan takes it, -> y, strided as `template`. stream: the current one's handle; 0 on a CPU."""
-        if self.plan.copies_input:
+        if self._copies_input:
             x = x.contiguous()
-        if x.data_ptr() % ACCESS:
+        address = x.data_ptr()
+        if address % ACCESS:
             x = x.clone()
+            address = x.data_ptr()
         with self.lock:
             self.used = next(_calls)
             if self._native:
-                self._native(stream, (x.data_ptr(), y.data_ptr()))
+                self._native(stream, (address, y.data_ptr()))
             else:
                 self._run_mixed(x, y, stream)
         if self.closed:  # forgotten meanwhile by another thread, which did not wait for this run
@@ -77,7 +79,7 @@ class Frame:
         with torch.no_grad(), torch.autocast(self.plan.device.type, enabled=False):
             execute(self._runs, stream, (x, _inner(y), *self._tensors))
 
-    def _captured(self, slots: Sequence[int]) -> list[Run]:
+    def _captured(self, slots: Sequence[int | None]) -> list[Run]:
         """Head, captured middle and tail: the head and the tail touch the caller's tensors."""
         bound = self.plan.bound
         first = max(i for i, item in enumerate(bound) if INPUT in item.layer.buffers.values()) + 1

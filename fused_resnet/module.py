@@ -7,25 +7,27 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from autotune.problem import dtype_name
 from fused_resnet import engine, operator
-from fused_resnet.explain import Explanation, explain
 from fused_resnet.frame import ACCESS, Frame, close
 from fused_resnet.graph import Network
 from fused_resnet.operator import InputError
 from fused_resnet.plan import Plan
 from fused_resnet.source import Captured, Named, Source, state
-from tuning_db import Store
+from tuning_db import reader
+
+if TYPE_CHECKING:
+    from fused_resnet.explain import Explanation
 
 __all__ = ["FusedResNet", "InputError"]
 
-Key = tuple[torch.Size, torch.dtype, torch.device, bool, int]
-"""What a frame is for: the input's shape, dtype, device, whether it is contiguous, and the stream's handle."""
+Key = tuple[torch.Size, torch.dtype, torch.device, bool | None, int]
+"""What a frame is for: the input's shape, dtype, device, order (which is known), and the stream's handle."""
 
 _PARTS = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 _OWN = ("_frames", "_held", "_binding", "_watch", "_number")
@@ -65,7 +67,7 @@ class FusedResNet(nn.Module):
         plans: int = 16,
     ) -> None:
         super().__init__()
-        with Store.open(tuning_db):
+        with reader(tuning_db):
             pass  # a file that cannot be used should say so here
         self.tuning_db = os.fspath(tuning_db)
         self.graph, self.plans = graph, plans
@@ -124,12 +126,10 @@ class FusedResNet(nn.Module):
             operator.refuse_gradient(x)
         if not self._watch.unchanged():
             self.rebind()
-        stream = _raw_stream(x.get_device()) if x.is_cuda else 0
-        plain = x.is_contiguous()
-        # A frame reads images in either order; a view with gaps is neither, and must not be taken for one.
-        known = plain or x.is_contiguous(memory_format=torch.channels_last)
-        frame = self._frames.get((x.shape, x.dtype, x.device, plain, stream)) if known else None
-        if frame is None or (x.is_cuda and _is_capturing()):
+        cuda = x.is_cuda
+        stream = _raw_stream(x.get_device()) if cuda else 0
+        frame = self._frames.get((x.shape, x.dtype, x.device, _order(x), stream))
+        if frame is None or (cuda and _is_capturing()):
             x, frame = self._frame(x, stream)
         y = torch.empty_like(frame.template) if out is None or not _fits(out, frame.template) else out
         frame.run(x, y, stream)
@@ -147,8 +147,10 @@ class FusedResNet(nn.Module):
 
     def explain(self, x: torch.Tensor) -> Explanation:
         """What runs each layer for inputs like x, and why: a table to print, or to go through row by row."""
+        from fused_resnet.explain import explain
+
         _, frame, _ = self.frame(x)
-        with Store.open(self.tuning_db) as store:
+        with reader(self.tuning_db) as store:
             return explain(frame, store)
 
     def frame(self, x: torch.Tensor) -> tuple[torch.Tensor, Frame, int]:
@@ -192,9 +194,9 @@ class FusedResNet(nn.Module):
         """(the input as a frame takes it, the frame for it); binds a plan where there is none."""
         x = self._cast(x)
         self._check(x)
-        if x.dim() != 4 or not x.is_contiguous(memory_format=torch.channels_last):
+        if _order(x) is None:
             x = x.contiguous()
-        key = (x.shape, x.dtype, x.device, x.is_contiguous(), stream)
+        key = (x.shape, x.dtype, x.device, _order(x), stream)
         with self._binding:
             plan = next((frame.plan for other, frame in self._frames.items() if other[:-1] == key[:-1]), None)
             if x.is_cuda and _is_capturing():
@@ -232,7 +234,7 @@ class FusedResNet(nn.Module):
 
     def _bind(self, x: torch.Tensor) -> Plan:
         wanted = self.network(x)
-        with Store.open(self.tuning_db) as store, torch.inference_mode(False), torch.no_grad():
+        with reader(self.tuning_db) as store, torch.inference_mode(False), torch.no_grad():
             plan = Plan(wanted, state(self), store, x.device, self.graph, not x.is_contiguous())
         sources = Counter(bound.choice.source for bound in plan.bound)
         if other := {source: count for source, count in sources.items() if source != "tuned"}:
@@ -259,10 +261,14 @@ class FusedResNet(nn.Module):
         self._start()
 
 
-def _watched(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Every parameter, buffer and child, by the dictionary that it is in and its name there."""
-    owners = [parts for part in module.modules() for parts in (part._parameters, part._buffers, part._modules)]
-    return [(owner, name) for owner in owners for name in owner]
+def _order(x: torch.Tensor) -> bool | None:
+    """How an image lies in memory: True contiguous, False channels last, None neither, as a view with gaps."""
+    return True if x.is_contiguous() else False if x.is_contiguous(memory_format=torch.channels_last) else None
+
+
+def _watched(module: nn.Module) -> list[dict[str, Any]]:
+    """The dictionaries in which every parameter, buffer and child is."""
+    return [parts for part in module.modules() for parts in (part._parameters, part._buffers, part._modules)]
 
 
 def _fits(out: torch.Tensor, template: torch.Tensor) -> bool:

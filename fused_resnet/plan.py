@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,7 +18,9 @@ from fused_resnet.derived import tensor as constant
 from fused_resnet.engine import EngineError
 from fused_resnet.graph import INPUT, OUTPUT, Layer, Network
 from fused_resnet.selection import Choice, choices, select, torch_choice
-from tuning_db import Store
+
+if TYPE_CHECKING:
+    from tuning_db.asked import Database
 
 Run = engine.Program | engine.Graph | Step
 """What a plan executes: kernels in a row, a graph of kernels, or one of torch's operators."""
@@ -55,7 +58,7 @@ class Plan:
         self,
         network: Network,
         state: State,
-        store: Store,
+        store: Database,
         device: torch.device,
         graph: bool,
         channels_last: bool = False,
@@ -90,7 +93,7 @@ class Plan:
         self,
         layer: Layer,
         state: State,
-        store: Store,
+        store: Database,
         settled: Choice | None,
         slots: Mapping[str, Slot],
         workspace: Slot,
@@ -162,9 +165,12 @@ def _constant(state: State, source: Source, operand: Operand, device: torch.devi
     return constant(state, source).to(device, DTYPES[operand.dtype]).reshape(operand.shape)
 
 
-def make_graph(bound: Sequence[BoundLayer], slots: Sequence[int] = ()) -> engine.Graph:
-    """All kernels as a CUDA graph, each after those that write what it reads. slots: addresses that stay."""
-    graph = engine.Graph(list(slots))
+def make_graph(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) -> engine.Graph:
+    """All kernels as a CUDA graph, each after those that write what it reads.
+
+    slots: addresses that stay, or None for those that each run gives, as it does all beyond them.
+    """
+    graph = engine.Graph(slots)
     made_by: dict[str, int] = {}
     for item in bound:
         after = sorted({made_by[name] for name in _read(item) if name in made_by})
@@ -173,15 +179,15 @@ def make_graph(bound: Sequence[BoundLayer], slots: Sequence[int] = ()) -> engine
     return graph
 
 
-def make_runs(bound: Sequence[BoundLayer], slots: Sequence[int] = ()) -> list[Run]:
-    """Steps in order, neighbouring kernels joined into programs. slots: addresses that stay."""
+def make_runs(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) -> list[Run]:
+    """Steps in order, neighbouring kernels joined into programs. slots: as make_graph has them."""
     runs: list[Run] = []
     for item in bound:
         if item.step.function:
             runs.append(item.step)
             continue
         if not runs or not isinstance(runs[-1], engine.Program):
-            runs.append(engine.Program(list(slots)))
+            runs.append(engine.Program(slots))
         program = runs[-1]
         assert isinstance(program, engine.Program)
         program.add(item.kernel, item.step.pointers)

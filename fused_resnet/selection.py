@@ -6,18 +6,22 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from autotune.arch import runs_on
 from autotune.device import device_name, device_target
 from autotune.problem import Problem, with_batch
-from autotune.vendor import aten, cudnn
+from autotune.vendor import aten, cudnn_names
 from fused_resnet.binding import Candidate
 from fused_resnet.candidates import candidate
 from fused_resnet.graph import Alternative, Layer, Network
-from tuning_db import Store
-from tuning_db.schema import Device, Measurement
+
+if TYPE_CHECKING:
+    from tuning_db.asked import Database, Device, Measurement
+
+Row = TypeVar("Row", bound="Measurement")
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Choice:
     tuned_batch: int | None = None
 
 
-def choices(store: Store, problem: Problem, device: torch.device) -> Iterator[Choice]:
+def choices(store: Database, problem: Problem, device: torch.device) -> Iterator[Choice]:
     """Candidates for `problem` on `device`, the preferred first; the last is torch's own operator, which always runs.
 
     First what was tuned on this kind of device, for this batch and then for the nearest others; then what was tuned
@@ -50,7 +54,7 @@ def choices(store: Store, problem: Problem, device: torch.device) -> Iterator[Ch
     yield torch_choice(problem)
 
 
-def select(store: Store, network: Network, device: torch.device) -> tuple[tuple[Layer, ...], dict[str, Choice]]:
+def select(store: Database, network: Network, device: torch.device) -> tuple[tuple[Layer, ...], dict[str, Choice]]:
     """The layers to run, and for each by name what was chosen for it inside the network on this kind of device.
 
     Where the whole network was settled, what was found then. Elsewhere nothing is chosen yet, and an alternative is
@@ -69,7 +73,7 @@ def select(store: Store, network: Network, device: torch.device) -> tuple[tuple[
     return network.layers_with(_faster(store, row, network) if row else []), {}
 
 
-def _faster(store: Store, device: Device, network: Network) -> list[str]:
+def _faster(store: Database, device: Device, network: Network) -> list[str]:
     """Names of the alternatives that take less time alone, the greatest gains first, none that excludes another."""
 
     def total(layers: Iterable[Layer]) -> float:
@@ -94,17 +98,17 @@ def torch_choice(problem: Problem) -> Choice:
     return Choice(Candidate(aten.FAMILY, json.dumps(aten.configs(problem)[0]), ""), "untuned")
 
 
-def shortlist(ranking: Sequence[Measurement], most: int, plans: int) -> list[Measurement]:
+def shortlist(ranking: Sequence[Row], most: int, plans: int) -> list[Row]:
     """The best `most` of a ranking and the best `plans` of cuDNN's plans, in the ranking's order.
 
     They take no place from each other: a plan serves its own sizes only, and another cuDNN refuses them all.
     """
-    theirs = [row for row in ranking if row.kernel.family == cudnn.FAMILY][:plans]
-    others = [row for row in ranking if row.kernel.family != cudnn.FAMILY][:most]
+    theirs = [row for row in ranking if row.kernel.family == cudnn_names.FAMILY][:plans]
+    others = [row for row in ranking if row.kernel.family != cudnn_names.FAMILY][:most]
     return [row for row in ranking if row in theirs or row in others]
 
 
-def _of_device(store: Store, device: Device, problem: Problem, target: str, where: str) -> Iterator[Choice]:
+def _of_device(store: Database, device: Device, problem: Problem, target: str, where: str) -> Iterator[Choice]:
     for n in batches(store, problem):
         tuned = with_batch(problem, n)
         source = "tuned" if tuned == problem else f"batch {n}"
@@ -114,12 +118,11 @@ def _of_device(store: Store, device: Device, problem: Problem, target: str, wher
                 yield Choice(candidate(store, row.kernel, row.launch), source + where, row.median_us, tuned_batch=n)
 
 
-def batches(store: Store, problem: Problem) -> list[int]:
+def batches(store: Database, problem: Problem) -> list[int]:
     """Batch sizes for which this problem is in the database, the nearest (by ratio) first."""
     # By text, which is what identifies a problem: parsing all of a large database would take longer than binding.
     head, _, tail = str(problem).partition(f" {problem.batch_field}={problem.batch} ")
     head = f"{head} {problem.batch_field}="
-    texts = (row.text for row in store.problems())
-    alike = (text for text in texts if text.startswith(head) and text.endswith(f" {tail}"))
+    alike = (text for text in store.problem_texts() if text.startswith(head) and text.endswith(f" {tail}"))
     between = [text[len(head) : -len(tail) - 1] for text in alike]
     return sorted((int(n) for n in between if n.isdigit()), key=lambda n: abs(math.log(n / problem.batch)))

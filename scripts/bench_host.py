@@ -1,21 +1,30 @@
-"""What a call of FusedResNet costs the host: microseconds until it returns, with the device left to work on.
+"""What FusedResNet costs the host: loading, and each call.
 
-On a CPU the kernels run within the call, so there only the line "around the engine" is the host's cost.
+Loading is from `import torch` to a first result, in fresh processes that have no
+binary in their cache. A call leaves the device to work on; on a CPU the kernels
+run within it, so there only the weights and the output are the host's cost.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import _loading
 import torch
 from _cli import positive, run
 from _timing import synchronize
 
+from autotune.errors import AutotuneError
 from fused_resnet import FusedResNet
 
 BURST = 20
@@ -27,8 +36,27 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--db", type=Path, required=True, metavar="FILE", help="the tuning database")
     parser.add_argument("--batch", type=positive, default=1, metavar="N", help="default 1")
     parser.add_argument("--calls", type=positive, default=5000, metavar="N", help="of each kind (default 5000)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--loads", type=int, default=5, metavar="N", help="of fresh processes (default 5; 0: none)")
+    parser.add_argument(
+        "--device", help="default cuda, or cpu without one", default="cuda" if torch.cuda.is_available() else "cpu"
+    )
     return parser.parse_args()
+
+
+def loading(database: Path, batch: int, device: torch.device, loads: int) -> dict[str, float]:
+    """Milliseconds of each stage of loading, the medians over fresh processes, and their sum."""
+    command = [sys.executable, _loading.__file__, str(database), str(batch), str(device)]
+    found: list[dict[str, float]] = []
+    for _ in range(loads):
+        with tempfile.TemporaryDirectory() as cache:
+            environment = {**os.environ, "XDG_CACHE_HOME": cache, "PYTHONWARNINGS": "ignore"}
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        if done.returncode:
+            raise AutotuneError(f"loading {database} failed: {done.stderr.strip().splitlines()[-1]}")
+        found.append(json.loads(done.stdout))
+    totals = [sum(seconds[stage] for stage in _loading.STAGES) for seconds in found]
+    medians = {stage: statistics.median(seconds[stage] for seconds in found) for stage in found[0]}
+    return {stage: 1e3 * value for stage, value in {"total": statistics.median(totals), **medians}.items()}
 
 
 def host_us(call: Callable[[], object], device: torch.device, calls: int) -> float:
@@ -64,6 +92,13 @@ def main() -> int:
     options = arguments()
     device = torch.device(options.device)
     warnings.filterwarnings("ignore", message=".*is not tuned")
+    if options.loads > 0:
+        found = loading(options.db, options.batch, device, options.loads)
+        print(f"from import torch to a first result, N = {options.batch}: {found['total']:.0f} ms")
+        for stage in _loading.STAGES:
+            print(f"    {stage:22}{found[stage]:8.1f}")
+            if stage == "choosing and binding":
+                print(f"      {_loading.READING:20}{found[_loading.READING]:8.1f}")
     for graph in (True, False) if device.type == "cuda" else (False,):
         network = FusedResNet(options.db, graph=graph)
         network.to(device, torch.float16 if device.type == "cuda" else torch.float32)
@@ -72,7 +107,8 @@ def main() -> int:
         print(f"{'with' if graph else 'without'} a CUDA graph, N = {options.batch}: {found['call']:.1f} us a call")
         for name in ("call with out=", "look at the weights", "make the output", "engine"):
             print(f"    {name:22}{found[name]:8.2f}")
-        print(f"    {'around the engine':22}{found['call'] - found['engine']:8.2f}")
+        if device.type == "cuda":
+            print(f"    {'around the engine':22}{found['call'] - found['engine']:8.2f}")
     return 0
 
 

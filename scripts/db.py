@@ -24,8 +24,8 @@ from tuning_db import Store, diff, text
 from tuning_db.facts import read
 from tuning_db.merge import Outcome
 from tuning_db.pack import merge, pack
-from tuning_db.schema import SCHEMA_VERSION, Measurement
-from tuning_db.store import Location
+from tuning_db.place import SCHEMA_VERSION, Location
+from tuning_db.schema import Measurement
 
 
 def arguments() -> argparse.Namespace:

@@ -1,20 +1,25 @@
-"""What several test files use: an independent reference, candidates of built kernels, and scripts as processes."""
+"""What several test files use: an independent reference, candidates of built kernels, and scripts run to their end."""
 
 from __future__ import annotations
 
+import io
 import math
 import random
 import re
+import runpy
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
-from autotune import build, emit
+from autotune import build, emit, families
 from autotune.epilogue import Epilogue
 from autotune.families import family
 from autotune.families.base import Config, Kernel
@@ -42,6 +47,8 @@ from fused_resnet.binding import Candidate
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts"
+HANG = 600
+"""Seconds that no process takes, however busy the machine is."""
 
 
 # -- the meaning of a problem, written a second time -------------------------------------------------------------------
@@ -299,6 +306,15 @@ def candidate_of(kernel: Kernel, path: Path, launch: Config) -> Candidate:
     return Candidate(kernel.family, kernel.config, emit.symbol(kernel), chosen.kind, path, layouts, values)
 
 
+def assert_exported(kernels: Iterable[Kernel]) -> None:
+    """Build device images, and find every kernel in its own with what prepares it. They share headers, so one core."""
+    for kernel, path in built_paths(kernels, jobs=1).items():
+        binary = path.read_bytes()
+        symbol = emit.symbol(kernel).encode()
+        assert binary[:4] == b"\x7fELF"
+        assert b"\0" + symbol + b"\0" in binary and b"\0" + symbol + b"_prepare\0" in binary, kernel
+
+
 def documented_family(folder: Path) -> str:
     """Write the files of docs/add-a-family.md to a folder; returns the command that tunes them."""
     page = (ROOT / "docs" / "add-a-family.md").read_text()
@@ -309,13 +325,34 @@ def documented_family(folder: Path) -> str:
     return re.findall(r"```sh\n(.*?)```", page, re.DOTALL)[0]
 
 
-# -- processes -------------------------------------------------------------------
+# -- scripts and processes -------------------------------------------------------------------
 
 
-def script(name: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run one of scripts/ to its end."""
-    command = [sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments)]
-    return _run(command, **options)
+def script(name: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run one of scripts/ to its end in this process, which has imported torch already. variables: of its environment.
+
+    What scripts change for their whole process is put back.
+    """
+    words, code = [f"{name}.py", *map(str, arguments)], 0
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True):
+        patch.setattr(sys, "argv", words)
+        patch.setattr(sys, "path", [str(SCRIPTS), *sys.path])
+        patch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+        patch.chdir(ROOT)
+        for variable, value in {"COLUMNS": "80", "AUTOTUNE_FAMILIES": "", **variables}.items():
+            patch.setenv(variable, value)
+        with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()) as complained:
+            try:
+                runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
+            except SystemExit as end:
+                code = int(end.code or 0)
+    families.use([])
+    return subprocess.CompletedProcess(words, code, said.getvalue(), complained.getvalue())
+
+
+def process(name: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run one of scripts/ to its end in a process of its own."""
+    return _run([sys.executable, str(SCRIPTS / f"{name}.py"), *map(str, arguments)], **options)
 
 
 def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -324,5 +361,5 @@ def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def _run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    settings = {"capture_output": True, "text": True, "timeout": 240, "cwd": ROOT, **options}
+    settings = {"capture_output": True, "text": True, "timeout": HANG, "cwd": ROOT, **options}
     return subprocess.run(command, check=False, **settings)

@@ -77,7 +77,7 @@ def kill(path: Path, rng: random.Random, longest: float, trials: int) -> Killed:
     process = tuner(path, trials)
     assert process.stdout
     if rng.random() < 0.5:
-        select.select([process.stdout], [], [], 120.0)  # its first trial
+        select.select([process.stdout], [], [], 600.0)  # its first trial
     try:
         process.wait(rng.uniform(0, longest))
     except subprocess.TimeoutExpired:

@@ -55,7 +55,7 @@ def test_engine_was_built_for_this_version():
     assert engine.ABI_VERSION == abi.ABI_VERSION
 
 
-@pytest.mark.parametrize("struct", set(abi.STRUCTS.values()), ids=lambda struct: struct.__name__)
+@pytest.mark.parametrize("struct", dict.fromkeys(abi.STRUCTS.values()), ids=lambda struct: struct.__name__)
 def test_every_field_lies_where_the_compiler_puts_it(compiled, struct):
     name = struct.__name__
     assert compiled[name] == [ctypes.sizeof(struct)]

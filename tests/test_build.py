@@ -7,11 +7,12 @@ import random
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, built_paths, python
+from helpers import HANG, ROOT, assert_exported, built_paths, python
 
 from autotune import build, emit, paths, toolchain
 from autotune.arch import architecture
@@ -122,7 +123,7 @@ for built in build.build(kernels, 2):
 def test_two_processes_that_build_the_same_both_succeed(fresh):
     command = [sys.executable, "-c", BUILD]
     both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [sorted(process.communicate(timeout=120)[0].split()) for process in both]
+    said = [sorted(process.communicate(timeout=HANG)[0].split()) for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert said[0] == said[1] and said[0]
     for path in said[0]:
@@ -142,11 +143,10 @@ def test_closing_early_ends_the_compilers(fresh, cpu_kernel):
 
 @pytest.mark.parametrize("compiler", ["/nonexistent", "/bin/true"])
 def test_no_compiler_is_an_error_of_one_sentence(compiler, monkeypatch):
-    code = "from autotune import toolchain; toolchain.for_target('x86-64')"
-    done = python(code, env={**os.environ, "CXX": compiler})
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("autotune.errors.ToolchainError: no C++ compiler")
-    assert compiler in last and "install g++ or set CXX" in last
+    monkeypatch.setenv("CXX", compiler)
+    find = toolchain.for_target.__wrapped__  # without the one that was found before
+    with pytest.raises(ToolchainError, match=rf"^no C\+\+ compiler: '{compiler}' .*install g\+\+ or set CXX"):
+        find("x86-64")
 
 
 def test_no_cuda_compiler_names_what_to_install(tmp_path):
@@ -186,10 +186,14 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_one_sentence(tmp_path, m
 # -- CUDA, as far as it goes without a GPU -------------------------------------------------------------------
 
 
+@cache
+def configs_of(name, arch_name, dtype, chain):
+    return list(family(name).configs(architecture(arch_name), dtype, chain))
+
+
 def cuda_kernels(name, arch_name, count, epilogue="", dtype="f16", seed=0):
     arch, chain = architecture(arch_name), Epilogue.parse(epilogue)
-    configs = list(family(name).configs(arch, dtype, chain))
-    chosen = random.Random(seed).sample(configs, count)
+    chosen = random.Random(seed).sample(configs_of(name, arch_name, dtype, chain), count)
     return [Kernel.of(name, config, dtype, chain, f"sm_{arch.capability}") for config in chosen]
 
 
@@ -203,45 +207,26 @@ def need_compiler(target, *, nvcc):
     return found
 
 
-def assert_exported(kernels):
-    for kernel, path in built_paths(kernels).items():
-        binary = path.read_bytes()
-        symbol = emit.symbol(kernel).encode()
-        assert binary[:4] == b"\x7fELF"
-        assert b"\0" + symbol + b"\0" in binary and b"\0" + symbol + b"_prepare\0" in binary, kernel
-
-
 def test_convolutions_for_ampere_compile_with_nvcc():
+    """Those of all architectures are compiled in test_legality.py."""
     need_compiler("sm_80", nvcc=True)
     assert_exported(
-        cuda_kernels("cutlass2_conv2d", "sm80", 3, "relu,store,add_scalar", seed=1)
+        cuda_kernels("cutlass2_conv2d", "sm80", 1, "relu,store,add_scalar", seed=1)
         + cuda_kernels("cutlass2_conv2d", "sm80", 1, "bias,add,silu", "bf16", seed=2)
     )
-
-
-def test_convolutions_for_turing_compile():
-    need_compiler("sm_75", nvcc=False)
-    assert_exported(cuda_kernels("cutlass2_conv2d", "sm75", 1, "add_scalar,relu,add_scalar"))
-
-
-def test_convolutions_for_volta_compile_with_nvrtc():
-    found = need_compiler("sm_70", nvcc=False)
-    if not found.compiler.startswith("nvrtc"):
-        pytest.skip(f"{found.compiler} serves sm_70 here")
-    assert_exported(cuda_kernels("cutlass2_conv2d", "sm70", 2, "mul_scalar,add_scalar"))
 
 
 @pytest.mark.parametrize("arch", ["sm70", "sm90"])
 def test_other_families_compile(arch):
     need_compiler(f"sm_{arch.removeprefix('sm')}", nvcc=False)
     assert_exported(
-        cuda_kernels("cuda_avg_pool2d", arch, 2, "store,mul_scalar")
-        + cuda_kernels("cuda_se_tail", arch, 2, "add,relu,add_scalar")
-        + cuda_kernels("cuda_max_pool2d", arch, 2, "bias,relu")
-        + cuda_kernels("cuda_global_avg_pool2d", arch, 2, "store")
-        + cuda_kernels("cuda_elementwise", arch, 2, "add,silu")
-        + cuda_kernels("cuda_to_channels_last", arch, 2, "scale,bias")
-        + cuda_kernels("cuda_space_to_depth", arch, 2)
+        cuda_kernels("cuda_avg_pool2d", arch, 1, "store,mul_scalar")
+        + cuda_kernels("cuda_se_tail", arch, 1, "add,relu,add_scalar")
+        + cuda_kernels("cuda_max_pool2d", arch, 1, "bias,relu")
+        + cuda_kernels("cuda_global_avg_pool2d", arch, 1, "store")
+        + cuda_kernels("cuda_elementwise", arch, 1, "add,silu")
+        + cuda_kernels("cuda_to_channels_last", arch, 1, "scale,bias")
+        + cuda_kernels("cuda_space_to_depth", arch, 1)
     )
 
 
@@ -255,14 +240,13 @@ def test_stems_compile_with_either_instruction(arch):
     assert_exported([Kernel.of("cuda_stem", config, "bf16", epilogue, target) for config in chosen.values()])
 
 
-def test_an_illegal_tile_fails_alone_with_cutlass_words():
+def test_an_illegal_tile_fails_with_cutlass_words():
     need_compiler("sm_80", nvcc=True)
     good = cuda_kernels("cutlass2_conv2d", "sm80", 1, seed=3)[0]
     broken = Kernel.of("cutlass2_conv2d", {**good.values, "warp_k": 16, "tile_k": 16}, "f16", Epilogue(), "sm_80")
     assert family("cutlass2_conv2d").legal(broken.values, architecture("sm80"), "f16", Epilogue())
-    outcomes = {kernel: outcome for outcome in build.build([good, broken], jobs=1) for kernel in outcome.unit.kernels}
-    assert outcomes[good].path and not outcomes[broken].path
-    assert "error" in outcomes[broken].error and "cutlass" in outcomes[broken].error
+    [built] = build.build([broken], jobs=1)
+    assert built.path is None and "error" in built.error and "cutlass" in built.error
 
 
 def test_generated_sources_lie_beside_their_binaries(cpu_kernel):

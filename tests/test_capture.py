@@ -13,18 +13,10 @@ from autotune.problem import Conv2d, Elementwise, Gemm, GlobalAvgPool2d, SeTail
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
 from fused_resnet.capture.torch_call import TorchCall
-from tuning_db import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 
 LIMIT = 1e-5
-
-
-@pytest.fixture(scope="module")
-def empty_db(tmp_path_factory):
-    path = tmp_path_factory.mktemp("capture") / "empty.db"
-    Store.create(path).close()
-    return path
 
 
 @torch.no_grad()

@@ -11,17 +11,9 @@ from torch import nn
 from autotune.errors import CaptureError
 from fused_resnet import FusedResNet, InputError
 from fused_resnet.capture import capture
-from tuning_db import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 SHAPE = (2, 3, 32, 32)
-
-
-@pytest.fixture(scope="module")
-def empty_db(tmp_path_factory):
-    path = tmp_path_factory.mktemp("errors") / "empty.db"
-    Store.create(path).close()
-    return path
 
 
 class Part(nn.Module):

@@ -14,7 +14,6 @@ from autotune.errors import CaptureError, ProblemError
 from autotune.steps import define_step
 from fused_resnet import Activation, FusedResNet
 from fused_resnet.capture import capture
-from tuning_db import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 
@@ -24,13 +23,6 @@ define_step(
 define_step("bend", cuda="x > at ? x : slope * x", torch="torch.where(x > at, x, slope * x)",
             params={"at": "scalar", "slope": "channel"})  # fmt: skip
 LIMIT = 1e-5
-
-
-@pytest.fixture(scope="module")
-def empty_db(tmp_path_factory):
-    path = tmp_path_factory.mktemp("operators") / "empty.db"
-    Store.create(path).close()
-    return path
 
 
 class Swish(nn.Module):

@@ -17,7 +17,6 @@ from autotune.vendor import cudnn
 from autotune.vendor.cudnn import classic
 from autotune.vendor.cudnn.graph import arguments, operand_numbers, vector_dtypes
 from autotune.vendor_plans import plan_rows
-from autotune.worker import Worker
 from fused_resnet.binding import bind
 from fused_resnet.candidates import candidate
 from fused_resnet.engine import RefusedError
@@ -87,8 +86,8 @@ def test_plans_take_no_place_from_kernels(tmp_path):
     assert [row.median_us for row in shortlist(ranking, 1, 0)] == [2.5]
 
 
-def test_a_worker_without_cudnn_says_so_and_stores_nothing(tmp_path):
-    with Store.create(tmp_path / "plans.db") as store, Worker("cpu") as worker:
+def test_a_worker_without_cudnn_says_so_and_stores_nothing(worker, tmp_path):
+    with Store.create(tmp_path / "plans.db") as store:
         rows, reason = plan_rows(store, worker, parse(TEXT), device_target(CPU))
         assert rows == [] and "GPU" in reason and "\n" not in reason
         assert store.counts()["kernel"] == 0

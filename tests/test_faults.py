@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from databases import CONV, LIBRARY, identity
-from helpers import ROOT
+from helpers import HANG, ROOT
 from kill_tuner import check, kill, trial_rows, tuner
 
 from tuning_db import DatabaseError, Store, files, process
@@ -29,7 +29,7 @@ def test_a_tuner_killed_at_random_moments_loses_nothing_and_goes_on(tmp_path, fo
         kill(path, rng, 3.0, trials=24)
     before = trial_rows(check(path)) if path.exists() else []
     last = tuner(path, trials=2)
-    said = sum(map(int, last.communicate(timeout=120)[0].split()))
+    said = sum(map(int, last.communicate(timeout=HANG)[0].split()))
     assert last.returncode == 0
     found = check(path)
     assert len(trial_rows(found)) == len(before) + said
@@ -72,7 +72,7 @@ except DatabaseError as error:
 def fill_up(path, limit=0):
     """Write until there is no room; returns the digests that were said to be in the file."""
     command = [sys.executable, "-c", FILLER, str(path), str(limit)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=HANG)
     assert done.returncode == 2, done.stderr
     assert str(path) in done.stderr and "what was committed is safe" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -1,10 +1,9 @@
 """How problems are written: the page, --help and files of problems."""
 
-import os
 import re
 
 import pytest
-from helpers import ROOT, SCRIPTS, python
+from helpers import ROOT, script
 
 from autotune import grammar
 from autotune.errors import AutotuneError
@@ -64,27 +63,16 @@ MISTAKES = {
 }
 
 
-def test_tune_py_tells_mistakes_in_a_sentence_and_its_help_shows_every_operator_within_80_columns(tmp_path):
-    code = f"""
-import sys
-import _cli, tune
-def call(*arguments):
-    sys.argv = ["tune.py", *arguments]
-    try:
-        _cli.run(tune.main)
-    except SystemExit as end:
-        return end.code
-for mistake in {list(MISTAKES)!r}:
-    print("exit", call("--arch", "cpu", "--db", "made.db", *mistake), file=sys.stderr)
-assert call("--help") == 0
-"""
-    done = python(code, cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{ROOT}:{SCRIPTS}", "COLUMNS": "80"})
-    said = done.stderr.splitlines()
-    assert said[1::2] == ["exit 2"] * len(MISTAKES), done.stderr
-    for line, words in zip(said[::2], MISTAKES.values(), strict=True):
-        assert line.startswith("error: ") and words in line
+@pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)
+def test_tune_py_tells_mistakes_in_a_sentence(arguments, tmp_path):
+    done = script("tune", "--arch", "cpu", "--db", tmp_path / "made.db", *arguments)
+    assert (done.returncode, done.stdout) == (2, "") and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: ") and MISTAKES[arguments] in done.stderr
     assert not list(tmp_path.iterdir())
 
-    assert done.stdout and all(len(line) <= 80 for line in done.stdout.splitlines())
+
+def test_tune_pys_help_shows_every_operator_within_80_columns():
+    done = script("tune", "--help", COLUMNS="80")
+    assert done.returncode == 0 and all(len(line) <= 80 for line in done.stdout.splitlines())
     text = " ".join(done.stdout.split())
     assert all(grammar.usage(operator) in text for operator in OPERATORS.values())

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import sys
 import tomllib
 
 import pytest
@@ -17,6 +18,13 @@ TUNER = (
     "autotune.worker",
     "autotune.replay",
 )
+RUNTIME = {
+    "autotune": {"abi", "arch", "device", "epilogue", "errors", "problem", "reference", "steps", "vendor"},
+    "fused_resnet": {"arena", "binding", "cache", "candidates", "derived", "engine", "frame", "graph", "layout"}
+    | {"module", "operator", "plan", "reference", "rewrites", "selection", "source"},
+    "tuning_db": {"binary", "errors", "place", "reader", "ties"},
+}
+"""What running a network of graph.py from a file loads of each package: the first result waits for all of it."""
 SHARED = {"errors", "problem", "epilogue", "steps", "abi", "arch", "device", "reference", "vendor"}
 
 
@@ -39,12 +47,14 @@ def sources(package):
 def test_running_the_network_needs_no_tuner_no_compiler_and_no_cache_folder(tuned_db):
     code = f"""
 import sys
-import fused_resnet
-from fused_resnet import FusedResNet
 import torch
+torch.zeros(1) + 1
+before = set(sys.modules)
+from fused_resnet import FusedResNet
 network = FusedResNet({str(tuned_db)!r})
 x = torch.randn(3, 3, 64, 64)
 assert network(x).shape == (3, 512, 2, 2)
+print(*sorted(set(sys.modules) - before))
 assert any(row.kernel.startswith("cpu_") for row in network.explain(x))
 assert {{row.source for row in network.explain(x)}} == {{"tuned"}}
 print([name for name in {TOOLS + TUNER} if name in sys.modules])
@@ -52,7 +62,15 @@ print([name for name in {TOOLS + TUNER} if name in sys.modules])
     nothing = {"PATH": "/nonexistent", "CXX": "/nonexistent", "XDG_CACHE_HOME": "/dev/null"}
     done = python(code, env={**os.environ, **nothing})
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+    loaded, tools = done.stdout.splitlines()
+    assert tools == "[]"
+    parts = [name.split(".") for name in loaded.split()]
+    foreign = {top for top, *_ in parts} - {*RUNTIME, *sys.stdlib_module_names}
+    assert not foreign, f"running loads {foreign}"
+    for package, allowed in RUNTIME.items():
+        ours = {names[1] for names in parts if names[0] == package and len(names) > 1}
+        assert ours <= allowed, f"running loads {ours - allowed} of {package}"
+    assert "autotune.vendor.cudnn" not in loaded.split()
 
 
 @pytest.mark.parametrize("package", ["fused_resnet", "tuning_db"])

@@ -17,18 +17,11 @@ from test_graph import KEYS
 
 from autotune.errors import UnknownNameError
 from fused_resnet import FusedResNet, InputError, reference
-from tuning_db import DatabaseError, Store
+from tuning_db import DatabaseError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 
 LIMIT = 1e-5
-
-
-@pytest.fixture(scope="session")
-def empty_db(folders):
-    path = folders / "empty.db"
-    Store.create(path).close()
-    return path
 
 
 @pytest.fixture(scope="module", params=["tuned", "empty"])

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from databases import CONV, LIBRARY, fill, identity, told
-from helpers import ROOT
+from helpers import HANG, ROOT
 from kill_tuner import tuner
 
-from tuning_db import DatabaseError, Store, process, text
+from tuning_db import DatabaseError, Store, process, reader, text
 
 NOBODY = 65534
 
@@ -107,7 +107,10 @@ def test_reading_is_only_reading(where):
     with Store.create(where) as store:
         fill(store, 1)
     with Store.open(where) as store:
-        assert store.ranking(store.device("d"), store.problems()[0].text)
+        ranking = store.ranking(store.device("d"), store.problems()[0].text)
+        with reader(where) as database:
+            found = database.ranking(database.device("d"), database.problem_texts()[0])
+        assert ranking and [row.kernel_id for row in found] == [row.kernel_id for row in ranking]
         with pytest.raises(DatabaseError, match=r"readonly.*writable"):
             store.put_problem("conv2d other")
 
@@ -211,7 +214,7 @@ def test_writers_at_once_do_each_trial_once_and_lose_nothing(where):
     count = 60
     commands = [[sys.executable, "-c", WRITER, str(where), name, str(count)] for name in ("one", "two", "three")]
     writers = [subprocess.Popen(command, cwd=ROOT) for command in commands]
-    assert [process.wait(120) for process in writers] == [0, 0, 0]
+    assert [process.wait(HANG) for process in writers] == [0, 0, 0]
     with plain(where) as sql:
         assert sql("SELECT count(*) FROM measurement").fetchone()[0] == count
         assert sql("SELECT count(DISTINCT kernel_id) FROM measurement").fetchone()[0] == count
@@ -222,7 +225,7 @@ def test_writers_at_once_do_each_trial_once_and_lose_nothing(where):
 
 def test_two_tuners_at_once_share_the_work(where, folders):
     processes = [tuner(where, 2) for _ in range(2)]
-    said = [sum(map(int, process.communicate(timeout=200)[0].split())) for process in processes]
+    said = [sum(map(int, process.communicate(timeout=HANG)[0].split())) for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     with plain(where) as sql:
         trials = sql("SELECT count(*) FROM measurement WHERE NOT final").fetchone()[0]

@@ -1,14 +1,16 @@
 """scripts/profile.py as users run it: its tables, JSON, page and traces, and what it says of mistakes."""
 
+import importlib
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import TUNED_BATCH
-from helpers import ROOT, SCRIPTS, python, script
+from helpers import SCRIPTS, script
 
 CALLS = 2
 MODELS = """
@@ -67,24 +69,16 @@ def test_mistakes_are_told_in_a_sentence(tmp_path):
     }
     if not torch.cuda.is_available():
         wrong["no NVIDIA GPU"] = ["--cudnn", "off"]
-    code = f"""
-import sys
-import _profile
-from autotune.errors import AutotuneError
-for word, line in {wrong}.items():
-    sys.argv = ["profile.py", "--device", "cpu", *line]
-    try:
-        _profile.main()
-        print("accepted", line)
-    except AutotuneError as error:
-        assert word in str(error) and len(str(error).splitlines()) == 1, error
-"""
-    done = python(code, env={**os.environ, "PYTHONPATH": f"{SCRIPTS}{os.pathsep}{ROOT}"})
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    for words, line in wrong.items():
+        done = script("profile", "--device", "cpu", *line)
+        assert done.returncode == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
-def test_the_standard_librarys_profile_is_found_beside_the_script():
-    code = "import cProfile, profile; cProfile.run('1 + 1'); print(profile.__file__, profile.Profile)"
-    done = python(code, env={**os.environ, "PYTHONPATH": str(SCRIPTS)})
-    assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.splitlines()[-1].split()[0]).parent == Path(os.__file__).parent
+def test_the_standard_librarys_profile_is_found_beside_the_script(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    monkeypatch.delitem(sys.modules, "profile", raising=False)
+    monkeypatch.delitem(sys.modules, "cProfile", raising=False)
+    cprofile = importlib.import_module("cProfile")
+    found = sys.modules["profile"]
+    cprofile.run("1 + 1")
+    assert found.Profile and Path(found.__file__).parent == Path(os.__file__).parent

@@ -2,6 +2,7 @@
 
 import copy
 import multiprocessing
+import re
 import sqlite3
 import threading
 import warnings
@@ -10,7 +11,7 @@ from contextlib import closing
 import pytest
 import torch
 from conftest import TUNED_BATCH
-from helpers import built_paths, candidate_of, python, relative_error, script, solve
+from helpers import HANG, built_paths, candidate_of, python, relative_error, script, solve
 from test_module import LIMIT, expected, fused, images
 from torch.utils.data import DataLoader, Dataset
 
@@ -189,7 +190,7 @@ class Encoded(Dataset):
 def test_data_loader_workers(tuned_db, context):
     network = fused(tuned_db)
     network(images(1))  # the workers of a fork inherit the plan
-    loader = DataLoader(Encoded(network), batch_size=2, num_workers=2, multiprocessing_context=context, timeout=120)
+    loader = DataLoader(Encoded(network), batch_size=2, num_workers=2, multiprocessing_context=context, timeout=HANG)
     found = torch.cat(list(loader))
     with torch.no_grad():
         for i, y in enumerate(found):
@@ -220,9 +221,9 @@ def test_a_fork_while_another_thread_runs(tuned_db):
             children = [context.Process(target=child, args=(queue,)) for _ in range(4)]
             for process in children:
                 process.start()
-        sums = [queue.get(timeout=60) for _ in children]
+        sums = [queue.get(timeout=HANG) for _ in children]
         for process in children:
-            process.join(60)
+            process.join(HANG)
     finally:
         ended.set()
         thread.join()
@@ -380,6 +381,10 @@ def test_stress_finds_nothing(tuned_db):
 
 
 def test_host_cost_is_measured(tuned_db):
-    done = script("bench_host", "--db", tuned_db, "--device", "cpu", "--calls", 20)
+    done = script("bench_host", "--db", tuned_db, "--device", "cpu", "--calls", 20, "--loads", 1)
     assert done.returncode == 0, done.stderr
     assert "us a call" in done.stdout
+    stages = dict(re.findall(r"^ +(\w[\w ]*?) +([\d.]+)$", done.stdout, re.MULTILINE))
+    total = float(re.search(r"to a first result, N = 1: (\d+) ms", done.stdout)[1])
+    parts = [float(stages[name]) for name in ("imports", "making the module", "choosing and binding", "the first run")]
+    assert min(parts) > 0 and sum(parts) == pytest.approx(total, abs=1)

@@ -1,5 +1,6 @@
 """The scripts as users run them: what they print, their exit codes, and what they say of mistakes."""
 
+import argparse
 import json
 import os
 import shutil
@@ -12,13 +13,17 @@ from contextlib import closing
 
 import pytest
 import torch
-from conftest import TUNED_BATCH
-from helpers import ROOT, SCRIPTS, python, script
+from conftest import TUNE, TUNED_BATCH
+from helpers import HANG, ROOT, SCRIPTS, process, script
 
 from autotune import toolchain
 from autotune.errors import ToolchainError
 from fused_resnet import FusedResNet, reference
 from tuning_db import Store
+
+sys.path.insert(0, str(SCRIPTS))
+
+import _cli
 
 
 def rows(path, query):
@@ -44,7 +49,7 @@ def test_a_second_run_resumes(tuned_db, tmp_path):
     compiled = "SELECT family, config, epilogue, source FROM kernel WHERE library_id IS NOT NULL ORDER BY id"
     measured = "SELECT id, kernel_id, median_us, final FROM measurement ORDER BY id"
     kernels, measurements = rows(path, compiled), rows(path, measured)
-    done = script("tune", "--arch", "cpu", "--batch", TUNED_BATCH, "--trials", 1, "--budget", "60s", "--db", path)
+    done = script("tune", *TUNE, "--db", path)
     assert done.returncode == 0, done.stderr
     assert rows(path, compiled) == kernels and kernels
     after = rows(path, measured)
@@ -76,20 +81,14 @@ def test_numbers_that_are_none_are_refused():
 
 
 def test_times_and_sizes_are_read_from_text():
-    code = """
-import argparse, _cli
-assert [_cli.seconds(text) for text in ("90s", "5m", "1h", "2.5", "0.5m")] == [90, 300, 3600, 2.5, 30]
-assert [_cli.positive(text) for text in ("1", "128")] == [1, 128]
-refused = {_cli.seconds: ("", "-5s", "5d", "s", "1e3", "nan"), _cli.positive: ("0", "-1", "x", "1.5", "")}
-for function, texts in refused.items():
-    for text in texts:
-        try:
-            print("accepted", text, function(text))
-        except argparse.ArgumentTypeError as error:
-            assert repr(text) in str(error)
-"""
-    done = python(code, env={**os.environ, "PYTHONPATH": str(SCRIPTS)})
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert [_cli.seconds(text) for text in ("90s", "5m", "1h", "2.5", "0.5m")] == [90, 300, 3600, 2.5, 30]
+    assert [_cli.positive(text) for text in ("1", "128")] == [1, 128]
+    refused = {_cli.seconds: ("", "-5s", "5d", "s", "1e3", "nan"), _cli.positive: ("0", "-1", "x", "1.5", "")}
+    for function, texts in refused.items():
+        for text in texts:
+            with pytest.raises(argparse.ArgumentTypeError) as error:
+                function(text)
+            assert repr(text) in str(error.value)
 
 
 def test_a_foreign_database_is_left_alone(tmp_path):
@@ -104,7 +103,7 @@ def test_a_foreign_database_is_left_alone(tmp_path):
 
 def test_no_compiler_is_told_in_a_line(tmp_path):
     arguments = ("--arch", "cpu", "--trials", 1, "--budget", "1s", "--db", tmp_path / "x.db")
-    done = script("tune", *arguments, env={**os.environ, "CXX": "/nonexistent"})
+    done = process("tune", *arguments, env={**os.environ, "CXX": "/nonexistent"})
     assert_error(done, "/nonexistent", "install g++ or set CXX")
 
 
@@ -115,13 +114,14 @@ def test_without_a_gpu_kernels_are_compiled_and_nothing_is_timed(tmp_path):
     except ToolchainError as error:
         pytest.skip(str(error))
     path = tmp_path / "compiled.db"
-    done = script("tune", "--arch", "sm80", "--trials", 1, "--db", path)
+    ours = ("cuda_avg_pool2d", "cuda_patch_conv2d", "cuda_se_tail", "cuda_space_to_depth")  # the quickly compiled
+    only = [word for family in ours for word in ("--only", family)]
+    done = script("tune", "--arch", "sm80", "--trials", 1, *only, "--db", path)
     assert done.returncode == 0, done.stderr
     assert "Nothing was timed" in done.stdout and "compiled for sm_80, 0 would not compile" in done.stdout
     assert rows(path, "SELECT count(*) FROM measurement") == rows(path, "SELECT count(*) FROM device") == [(0,)]
     families = {family for (family,) in rows(path, "SELECT family FROM kernel WHERE library_id IS NOT NULL")}
-    ours = {"cuda_avg_pool2d", "cuda_patch_conv2d", "cuda_se_tail", "cuda_space_to_depth"}
-    assert families == {"cutlass2_conv2d", "cutlass2_gemm", *ours}
+    assert families == set(ours)
     assert {kind for (kind,) in rows(path, "SELECT DISTINCT kind FROM library")} == {"device_image"}
     with Store.open(path) as store:
         for kernel in store.kernels("sm_80"):
@@ -139,8 +139,8 @@ def start_tuning(path):
     return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
 
 
-def wait_for(condition, process, seconds=60):
-    end = time.monotonic() + seconds
+def wait_for(condition, process):
+    end = time.monotonic() + HANG
     while not condition():
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.1)
@@ -175,7 +175,7 @@ def test_ctrl_c_keeps_what_was_done(reached, tmp_path):
     try:
         wait_for(lambda: path.exists() and count(path, reached), process)
         os.killpg(process.pid, signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = process.communicate(timeout=HANG)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -185,7 +185,7 @@ def test_ctrl_c_keeps_what_was_done(reached, tmp_path):
         assert len(store.problems()) > 10
     assert rows(path, "PRAGMA integrity_check") == [("ok",)]
     assert rows(path, reached)[0][0]
-    end = time.monotonic() + 5
+    end = time.monotonic() + HANG
     while alive(process.pid) and time.monotonic() < end:
         time.sleep(0.1)
     assert not alive(process.pid), "a process outlives it"
@@ -207,14 +207,14 @@ def test_info_tells_devices_and_counts(tuned_db):
 
 
 def test_best_lists_every_problems_winner(tuned_db):
-    done = script("db", "best", tuned_db, env={**os.environ, "COLUMNS": "160"})
+    done = script("db", "best", tuned_db, COLUMNS="160")
     assert done.returncode == 0, done.stderr
     for word in ("cpu_conv2d", "cpu_se_tail", "3x3/1 64>64 @16x16", "s2d 4x4 3 @64x64", "sum"):
         assert word in done.stdout
 
 
 def test_list_shows_candidates_fastest_first(tuned_db):
-    done = script("db", "list", tuned_db, "--most", 100, env={**os.environ, "COLUMNS": "240"})
+    done = script("db", "list", tuned_db, "--most", 100, COLUMNS="240")
     assert done.returncode == 0, done.stderr
     assert "final" in done.stdout and "torch channels_last" in done.stdout and "se_tail n=3" in done.stdout
     times: list[float] = []
@@ -243,25 +243,28 @@ def test_output_into_a_closed_pipe_is_no_error(tuned_db):
 
 
 def test_a_packed_database_runs_the_network_on_the_same_kernels(tuned_db, tmp_path):
-    packed = tmp_path / "packed.db"
-    done = script("db", "pack", tuned_db, "--to", packed)
+    settled, packed = shutil.copy(tuned_db, tmp_path / "settled.db"), tmp_path / "packed.db"
+    with closing(sqlite3.connect(settled)) as connection:  # a finalist that was faster in its trial is chance
+        connection.execute("DELETE FROM measurement WHERE NOT final")
+        connection.commit()
+    done = script("db", "pack", settled, "--to", packed)
     assert done.returncode == 0, done.stderr
-    assert packed.stat().st_size < tuned_db.stat().st_size
-    assert rows(packed, "SELECT count(*) FROM measurement")[0] < rows(tuned_db, "SELECT count(*) FROM measurement")[0]
+    assert packed.stat().st_size < settled.stat().st_size
+    assert rows(packed, "SELECT count(*) FROM measurement")[0] < rows(settled, "SELECT count(*) FROM measurement")[0]
     unused = "SELECT count(*) FROM library WHERE id NOT IN (SELECT library_id FROM kernel WHERE library_id NOT NULL)"
     assert rows(packed, unused) == [(0,)]
 
     x = torch.randn(TUNED_BATCH, 3, 64, 64, generator=torch.Generator().manual_seed(5))
     plain = reference.randomize(reference.build(), seed=5)
     chosen, results = [], []
-    for path in (tuned_db, packed):
+    for path in (settled, packed):
         net = FusedResNet(path)
         net.load_state_dict(plain.state_dict())
         chosen.append([(row.layer, row.kernel, row.source) for row in net.explain(x)])
         results.append(net(x))
     assert chosen[0] == chosen[1]
     assert torch.equal(*results)
-    assert_error(script("db", "pack", tuned_db, "--to", packed), str(packed), "exists")
+    assert_error(script("db", "pack", settled, "--to", packed), str(packed), "exists")
 
 
 def test_bench_records_and_draws_what_it_timed(tuned_db, tmp_path):

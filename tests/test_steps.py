@@ -20,7 +20,6 @@ from autotune.progress import Progress
 from autotune.steps import STEPS, define_step
 from autotune.tune import Options, Tuning
 from autotune.vendor import aten
-from autotune.worker import Worker
 from fused_resnet.selection import choices
 from tuning_db import Store
 
@@ -138,16 +137,15 @@ def test_a_database_with_unknown_steps_can_be_read(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory, cpu, cpu_target):
+def tuned(tmp_path_factory, worker, cpu, cpu_target):
     """A database in which two custom steps were tuned: one that does not compile, one that lies."""
     path = tmp_path_factory.mktemp("steps") / "steps.db"
     define_step("broken", cuda="x * unheard_of(2.f)", torch="x * 2")
     define_step("lying", cuda="x * 2.f", torch="x * 2.01")
     texts = [CONV + name for name in ("broken", "lying")]
-    with Store.create(path) as store, Worker("cpu") as worker:
-        Tuning(
-            store, map(parse, texts), Options(cpu, cpu_target, trials=1, budget=120.0, jobs=2), worker, Progress()
-        ).run()
+    options = Options(cpu, cpu_target, trials=1, budget=1200.0, jobs=2)
+    with Store.create(path) as store:
+        Tuning(store, map(parse, texts), options, worker, Progress()).run()
     return path
 
 

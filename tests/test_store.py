@@ -11,10 +11,10 @@ import zlib
 from contextlib import closing, contextmanager
 
 import pytest
-from helpers import ROOT
+from helpers import HANG, ROOT
 
 from tuning_db import DatabaseError, Store
-from tuning_db.schema import APPLICATION_ID, SCHEMA_VERSION
+from tuning_db.place import APPLICATION_ID, SCHEMA_VERSION
 
 CONV = "conv2d n=1 h=4 w=4 c=8 k=8 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 groups=1 dtype=f32 epilogue=none"
 LIBRARY = {"kind": "shared_library", "target": "x86-64", "compiler": "c", "flags": "", "cutlass": "", "abi_version": 1}
@@ -353,7 +353,7 @@ def test_two_writers_at_once_lose_nothing(path):
     count = 150
     writers = [writer(path, name, count) for name in ("one", "two")]
     for process in writers:
-        process.communicate(timeout=120)
+        process.communicate(timeout=HANG)
     assert [process.returncode for process in writers] == [0, 0]
     with sql(path) as connection:
         rows = connection.execute(
@@ -423,5 +423,5 @@ def test_a_locked_file_is_waited_for(path):
     assert process.poll() is None
     holder.execute("COMMIT")
     holder.close()
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANG)
     assert process.returncode == 0

@@ -1,6 +1,20 @@
 """The tuning database: every trial, and each kernel's binary, in one SQLite file or on a PostgreSQL server."""
 
-from tuning_db.errors import DatabaseError
-from tuning_db.store import Store
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["DatabaseError", "Store"]
+from tuning_db.errors import DatabaseError
+from tuning_db.reader import reader
+
+if TYPE_CHECKING:
+    from tuning_db.store import Store
+
+__all__ = ["DatabaseError", "Store", "reader"]
+
+
+def __getattr__(name: str) -> Any:
+    # Late, because a Store brings SQLAlchemy, and running a network does without: it needs a reader.
+    if name == "Store":
+        from tuning_db.store import Store
+
+        return Store
+    raise AttributeError(f"module 'tuning_db' has no attribute '{name}'")

@@ -6,8 +6,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import sqlalchemy as sa
-
 from autotune.errors import AutotuneError
 
 _ADVICE = {
@@ -36,11 +34,12 @@ class DatabaseError(AutotuneError):
 
 
 @contextmanager
-def explained(name: str) -> Iterator[None]:
-    """Turn the driver's errors into one sentence about the database called `name`."""
+def explained(name: str, *others: type[Exception]) -> Iterator[None]:
+    """Turn SQLite's errors, and others that tell the driver's as `orig`, into a sentence about the database `name`."""
+    known: tuple[type[Exception], ...] = (sqlite3.Error, *others)
     try:
         yield
-    except (sa.exc.DBAPIError, sqlite3.Error) as error:
+    except known as error:
         text = " ".join(str(getattr(error, "orig", error)).split())
         advice = next((hint for sign, hint in _ADVICE.items() if sign in text), "it does not fit: start a new one")
         raise DatabaseError(f"{name}: {text}; {advice}") from error

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import sqlalchemy as sa
 
 from tuning_db.errors import DatabaseError, explained
 from tuning_db.migration import shadow, upgrade
-from tuning_db.schema import APPLICATION_ID, SCHEMA_VERSION, Base
-
-PATIENCE = 60.0
-"""Seconds to wait for another process's write."""
+from tuning_db.place import APPLICATION_ID, PATIENCE, SCHEMA_VERSION, check, connect, schema_of
+from tuning_db.schema import Base
 
 
 def engine_to_write(path: Path, writing: str) -> sa.Engine:
@@ -34,7 +31,8 @@ def engine_to_write(path: Path, writing: str) -> sa.Engine:
         turn = " IMMEDIATE" if connection.get_execution_options().get(writing) else ""
         connection.exec_driver_sql(f"BEGIN{turn}")
 
-    with explained(str(path)), engine.connect().execution_options(**{writing: True}) as connection, connection.begin():
+    told, options = explained(str(path), sa.exc.DBAPIError), {writing: True}
+    with told, engine.connect().execution_options(**options) as connection, connection.begin():
         # All at once: nobody sees tables without the mark. Another process may have been here while we waited.
         marked = connection.exec_driver_sql("PRAGMA application_id").scalar() == APPLICATION_ID
         version = connection.exec_driver_sql("PRAGMA user_version").scalar() if marked else SCHEMA_VERSION
@@ -48,19 +46,15 @@ def engine_to_write(path: Path, writing: str) -> sa.Engine:
 
 def engine_to_read(path: Path) -> sa.Engine:
     """Open a file that is not to be written, also in a read-only place, and also one of an older schema."""
-    if not path.is_file():
-        raise DatabaseError(f"no tuning database at {path}: make one with scripts/tune.py --db {path}")
-    version = schema_of(path)
-    if version is None:
-        raise DatabaseError(f"{path} is empty: tuning it was stopped before it began; run scripts/tune.py --db {path}")
+    version = check(path)
 
-    def connect() -> sqlite3.Connection:
-        connection = sqlite3.connect(_address(path), uri=True, timeout=PATIENCE)
+    def connected() -> sqlite3.Connection:
+        connection = connect(path)
         if version < SCHEMA_VERSION:
             shadow(connection, version)
         return connection
 
-    return sa.create_engine("sqlite://", creator=connect, poolclass=sa.NullPool)
+    return sa.create_engine("sqlite://", creator=connected, poolclass=sa.NullPool)
 
 
 def leave(engine: sa.Engine) -> None:
@@ -71,38 +65,6 @@ def leave(engine: sa.Engine) -> None:
         raw.rollback()
         raw.execute("PRAGMA journal_mode = DELETE")
     engine.dispose()
-
-
-def schema_of(path: Path) -> int | None:
-    """The schema of a tuning database; None for an SQLite file without any table; DatabaseError for anything else."""
-    try:
-        with path.open("rb") as file:
-            header = file.read(16)
-    except OSError as error:
-        raise DatabaseError(f"cannot read {path}: {error.strerror}") from error
-    if header != b"SQLite format 3\0":
-        raise DatabaseError(f"{path} is not a tuning database: it is not an SQLite file")
-    with explained(str(path)), closing(sqlite3.connect(_address(path), uri=True, timeout=PATIENCE)) as connection:
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
-        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if not application and not tables:
-        return None
-    if application != APPLICATION_ID:
-        raise DatabaseError(f"{path} is an SQLite file, but not a tuning database")
-    if version > SCHEMA_VERSION:
-        raise DatabaseError(
-            f"{path} has schema {version}, newer than the {SCHEMA_VERSION} that this version reads: upgrade the package"
-        )
-    return version
-
-
-def _address(path: Path) -> str:
-    # In a folder that is read-only SQLite must not try to make a lock beside the file. Where there is a log, its writer
-    # lives or was killed: then SQLite has what it needs to read it.
-    log = path.with_name(f"{path.name}-wal")
-    frozen = "" if os.access(path.parent, os.W_OK) or log.exists() else "&immutable=1"
-    return f"{path.resolve().as_uri()}?mode=ro{frozen}"
 
 
 def _configure(connection: sqlite3.Connection, _: object) -> None:

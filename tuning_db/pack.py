@@ -10,7 +10,8 @@ from pathlib import Path
 from tuning_db.errors import DatabaseError
 from tuning_db.facts import TABLES, Facts, read
 from tuning_db.merge import Outcome, unite
-from tuning_db.store import Location, Store
+from tuning_db.place import Location
+from tuning_db.store import Store
 
 KEPT = 3
 """Candidates kept for each problem and device: should one be refused by another batch size, the next one serves."""

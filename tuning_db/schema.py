@@ -1,4 +1,4 @@
-"""The tables. SCHEMA_VERSION counts their changes; a file keeps it as SQLite's user_version, a server in a table."""
+"""The tables. Whoever changes them counts tuning_db/place.py's SCHEMA_VERSION up."""
 
 from __future__ import annotations
 
@@ -6,12 +6,6 @@ from typing import Any
 
 from sqlalchemy import JSON, ForeignKey, Index, LargeBinary, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, deferred, mapped_column, relationship
-
-APPLICATION_ID = 0x6B746462
-"""SQLite's application_id: marks the file as a tuning database."""
-
-SCHEMA_VERSION = 2
-"""1: as first published. 2: environments, times of recording, claims. tuning_db/migration.py leads from 1 to 2."""
 
 
 class Base(DeclarativeBase):

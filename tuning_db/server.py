@@ -7,7 +7,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from tuning_db.errors import DatabaseError, explained
-from tuning_db.schema import APPLICATION_ID, SCHEMA_VERSION, Base
+from tuning_db.place import APPLICATION_ID, SCHEMA_VERSION
+from tuning_db.schema import Base
 
 _MARK = sa.Table("autotune_schema", sa.MetaData(), sa.Column("version", sa.Integer, nullable=False))
 """What SQLite keeps in the file's header: that this is a tuning database, and of which schema."""
@@ -23,7 +24,8 @@ def engine_to_write(address: str, writing: str) -> sa.Engine:
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({APPLICATION_ID})")
 
     name = name_of(address)
-    with explained(name), engine.connect().execution_options(**{writing: True}) as connection, connection.begin():
+    told, options = explained(name, sa.exc.DBAPIError), {writing: True}
+    with told, engine.connect().execution_options(**options) as connection, connection.begin():
         version = _version(connection)
         if version is None:
             _MARK.create(connection)
@@ -37,7 +39,7 @@ def engine_to_read(address: str) -> sa.Engine:
     """Connect to a database that is not to be written; raises DatabaseError if there is none."""
     engine = _engine(address, {"options": "-c default_transaction_read_only=on"})
     name = name_of(address)
-    with explained(name), engine.connect() as connection:
+    with explained(name, sa.exc.DBAPIError), engine.connect() as connection:
         version = _version(connection)
     if version is None:
         raise DatabaseError(f"no tuning database at {name}: make one with scripts/tune.py --db {name}")

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, joinedload
 
 from tuning_db import files, process
+from tuning_db.binary import digest_of, packed, unpacked
 from tuning_db.errors import DatabaseError, explained
+from tuning_db.place import Location, is_address
 from tuning_db.schema import (
     Base,
     Claim,
@@ -28,10 +27,10 @@ from tuning_db.schema import (
     PlanRow,
     ProblemRow,
 )
-from tuning_db.ties import by_choice
+from tuning_db.ties import ranked
 
-Location = str | os.PathLike[str]
-"""A file, or the address of a server: postgresql+psycopg://user@host/name."""
+if TYPE_CHECKING:
+    from tuning_db import asked
 
 _WRITING = "autotune_writing"  # the option of transactions that write: they take turns
 
@@ -113,9 +112,8 @@ class Store:
 
     def put_library(self, binary: bytes, **values: Any) -> Library:
         """Find a binary by its digest, or store it. values: kind, target, compiler, flags, cutlass, abi_version."""
-        digest = hashlib.sha256(binary).hexdigest()
-        blob = zlib.compress(binary, 6)
-        return self._find_or_add(Library, {"digest": digest}, {**values, "size": len(binary), "blob": blob})
+        key = {"digest": digest_of(binary)}
+        return self._find_or_add(Library, key, {**values, "size": len(binary), "blob": packed(binary)})
 
     def put_measurement(self, **values: Any) -> Measurement:
         """Record a measurement; values are the columns of `Measurement`."""
@@ -180,7 +178,7 @@ class Store:
 
     @contextmanager
     def _transaction(self, writing: bool) -> Iterator[Session]:
-        with explained(self.name):
+        with explained(self.name, sa.exc.DBAPIError):
             try:
                 self.session.commit()  # ends what an attribute that was loaded late has begun
                 self.session.connection(execution_options={_WRITING: writing})
@@ -192,16 +190,11 @@ class Store:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def binary(self, library: Library) -> bytes:
+    def binary(self, library: asked.Library) -> bytes:
         """The binary of a library; raises DatabaseError if it is not what its digest says."""
         with self.reading():
-            try:
-                binary = zlib.decompress(library.blob)
-            except zlib.error:
-                binary = b""
-        if hashlib.sha256(binary).hexdigest() != library.digest:
-            raise DatabaseError(f"{self.name}: binary {library.digest[:12]} is damaged; tune again or restore the file")
-        return binary
+            blob = self.session.scalars(sa.select(Library.blob).filter_by(id=library.id)).one()
+        return unpacked(blob, library.digest, self.name)
 
     def devices(self) -> list[Device]:
         """All devices that measured."""
@@ -224,37 +217,33 @@ class Store:
         """All problems."""
         return self._all(sa.select(ProblemRow).order_by(ProblemRow.id))
 
-    def measurements(self, device: Device, problem: str, status: str | None = None) -> list[Measurement]:
+    def problem_texts(self) -> list[str]:
+        """All problems by their text."""
+        return self._all(sa.select(ProblemRow.text).order_by(ProblemRow.id))
+
+    def measurements(self, device: asked.Device, problem: str, status: str | None = None) -> list[Measurement]:
         """Measurements of a problem (its text) on a device, the fastest first, those without a time last."""
         query = (
             sa.select(Measurement)
             .join(ProblemRow)
             .where(Measurement.device_id == device.id, ProblemRow.text == problem)
             .options(joinedload(Measurement.kernel).joinedload(KernelRow.library))
-            .order_by(Measurement.median_us.is_(None), Measurement.median_us)
+            .order_by(Measurement.median_us.is_(None), Measurement.median_us, Measurement.id)
         )
         return self._all(query.where(Measurement.status == status) if status else query)
 
-    def ranking(self, device: Device, problem: str, finals_first: bool = True) -> list[Measurement]:
-        """Verified candidates for a problem on a device, best first, each once.
+    def ranking(self, device: asked.Device, problem: str, finals_first: bool = True) -> list[Measurement]:
+        """Verified candidates for a problem on a device, best first, each once, as tuning_db/ties.py ranks them."""
+        return ranked(self.measurements(device, problem, "ok"), finals_first)
 
-        Finalists, which were timed in interleaved rounds, come before all others: their times compare fairly. Those
-        that are tied with the fastest stand in the order of choice.
-        """
-        best: dict[tuple[int, str], Measurement] = {}
-        timed = self.measurements(device, problem, "ok")
-        for row in sorted(timed, key=lambda row: (finals_first and not row.final, row.median_us)):
-            best.setdefault((row.kernel_id, str(row.launch)), row)
-        return by_choice(list(best.values())) if finals_first else list(best.values())
-
-    def best_us(self, device: Device, problem: str, kernel: KernelRow | None = None) -> float | None:
+    def best_us(self, device: asked.Device, problem: str, kernel: KernelRow | None = None) -> float | None:
         """The shortest verified time of a problem on a device, of one kernel or of any, in microseconds."""
         query = sa.select(sa.func.min(Measurement.median_us)).join(ProblemRow).where(ProblemRow.text == problem)
         query = query.where(Measurement.device_id == device.id)
         with self.reading():
             return self.session.scalar(query.where(Measurement.kernel_id == kernel.id) if kernel else query)
 
-    def plan(self, device: Device, network: str) -> PlanRow | None:
+    def plan(self, device: asked.Device, network: str) -> PlanRow | None:
         """The newest plan of a network on a device: it started from all that was known before."""
         query = sa.select(PlanRow).filter_by(device_id=device.id, network=network).order_by(PlanRow.id.desc()).limit(1)
         with self.reading():
@@ -283,8 +272,3 @@ class Store:
     def _all(self, query: Any) -> list[Any]:
         with self.reading():
             return list(self.session.scalars(query).unique())
-
-
-def is_address(where: Location) -> TypeGuard[str]:
-    """Whether a location is a server's address, not a file."""
-    return isinstance(where, str) and "://" in where

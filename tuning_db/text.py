@@ -13,7 +13,8 @@ from typing import Any
 from tuning_db.errors import DatabaseError
 from tuning_db.facts import TABLES, Facts, Row, read
 from tuning_db.merge import Outcome, unite
-from tuning_db.schema import SCHEMA_VERSION, Base
+from tuning_db.place import SCHEMA_VERSION
+from tuning_db.schema import Base
 from tuning_db.store import Store
 
 FORMAT = "autotune tuning database"

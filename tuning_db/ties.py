@@ -1,14 +1,30 @@
-"""Which of several finalists is chosen: not always the shortest median, where medians say too little."""
+"""Which of several candidates is chosen: not always the shortest median, where medians say too little."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-from tuning_db.schema import Measurement
+if TYPE_CHECKING:
+    from tuning_db import asked
+
+Row = TypeVar("Row", bound="asked.Measurement")
 
 
-def by_choice(ranked: Sequence[Measurement]) -> list[Measurement]:
+def ranked(timed: Iterable[Row], finals_first: bool = True) -> list[Row]:
+    """Verified measurements of a problem, best first, each candidate once.
+
+    Finalists, which were timed in interleaved rounds, come before all others: their times compare fairly. Those that
+    are tied with the fastest stand in the order of choice.
+    """
+    best: dict[tuple[int, str], Row] = {}
+    for row in sorted(timed, key=lambda row: (finals_first and not row.final, row.median_us)):
+        best.setdefault((row.kernel_id, str(row.launch)), row)
+    return by_choice(list(best.values())) if finals_first else list(best.values())
+
+
+def by_choice(ranked: Sequence[Row]) -> list[Row]:
     """Measurements in the order of choice, from the order of their medians, finalists first.
 
     Finalists whose interval overlaps with that of the fastest are tied with it: among them the one with the smallest

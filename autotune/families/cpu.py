@@ -5,11 +5,30 @@ from __future__ import annotations
 from functools import cache
 
 from autotune.arch import Architecture, cpu_targets
-from autotune.families.base import Config, Launch, Parameter
+from autotune.families.base import SHARED_LIBRARY, Config, Family, Launch, Parameter
 from autotune.problem import Problem
 
 THREADS = Parameter("threads", (0, 1), "0: torch's number of threads; 1: the caller's alone")
-BLOCK_C = Parameter("block_c", (8, 16, 32, 64), "channels a loop handles together")
+_BLOCK_C = Parameter("block_c", (8, 16, 32, 64), "channels a loop handles together")
+
+
+def over_channels(operator: type[Problem], template: str = "", **variables: object) -> Family:
+    """A family whose kernels take the channels of each pixel in blocks, as wide as their one parameter says.
+
+    template: cpu/<operator>.cpp.j2 if it is not named. variables: the template's, beside the config.
+    """
+    return Family(
+        name=f"cpu_{operator.operator}",
+        operator=operator,
+        kind=SHARED_LIBRARY,
+        template=template or f"cpu/{operator.operator}.cpp.j2",
+        architectures=("cpu",),
+        parameters=(_BLOCK_C,),
+        launch_parameters=(THREADS,),
+        launches=threads,
+        cost=_steps,
+        context=lambda config, arch, dtype: {**config, **variables},
+    )
 
 
 def threads(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
@@ -17,8 +36,8 @@ def threads(problem: Problem, config: Config, arch: Architecture) -> list[Launch
     return [{"threads": 0}, {"threads": 1}]
 
 
-def channel_steps(problem: Problem, config: Config, arch: Architecture) -> float:
-    """A cost: steps of a loop over a pixel's channels, those behind the last block taken one by one."""
+def _steps(problem: Problem, config: Config, arch: Architecture) -> float:
+    """Steps of a loop over a pixel's channels, those behind the last block taken one by one."""
     blocks, left = divmod(problem.output_shape[-1], int(config["block_c"]))
     return blocks + left
 

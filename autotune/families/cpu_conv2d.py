@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.arch import Architecture
 from autotune.families import cpu_tiles
-from autotune.families.base import SHARED_LIBRARY, Config, Family, Launch
+from autotune.families.base import Config
 from autotune.problem import Conv2d, Gemm, Problem
 
 
@@ -31,25 +30,4 @@ def _work(problem: Problem, config: Config) -> cpu_tiles.Work:
     )
 
 
-def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
-    return cpu_tiles.launches(_work(problem, config), config)
-
-
-def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
-    return cpu_tiles.cost(_work(problem, config), config, arch)
-
-
-FAMILY = Family(
-    name="cpu_conv2d",
-    operator=(Conv2d, Gemm),
-    kind=SHARED_LIBRARY,
-    template="cpu/conv2d.cpp.j2",
-    architectures=("cpu",),
-    parameters=cpu_tiles.PARAMETERS,
-    legal=cpu_tiles.legal,
-    cost=_cost,
-    context=lambda config, arch, dtype: {**config, "header": "cpu/conv2d.h", "pixels": "ForwardPixels"},
-    launch_parameters=cpu_tiles.LAUNCH_PARAMETERS,
-    launches=_launches,
-    weight_layouts=lambda config: {"weight": f"k{config['block_k']}"},
-)
+FAMILY = cpu_tiles.family("cpu_conv2d", (Conv2d, Gemm), "cpu/conv2d.h", "ForwardPixels", _work, layout="k")

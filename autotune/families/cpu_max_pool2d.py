@@ -1,18 +1,6 @@
 """Max pooling on the CPU: output pixels in parallel, blocks of channels in registers."""
 
-from autotune.families.base import SHARED_LIBRARY, Family
-from autotune.families.cpu import BLOCK_C, THREADS, channel_steps, threads
+from autotune.families.cpu import over_channels
 from autotune.problem import MaxPool2d
 
-FAMILY = Family(
-    name="cpu_max_pool2d",
-    operator=MaxPool2d,
-    kind=SHARED_LIBRARY,
-    template="cpu/pool2d.cpp.j2",
-    architectures=("cpu",),
-    parameters=(BLOCK_C,),
-    launch_parameters=(THREADS,),
-    launches=threads,
-    cost=channel_steps,
-    context=lambda config, arch, dtype: {**config, "maximum": True},
-)
+FAMILY = over_channels(MaxPool2d, "cpu/pool2d.cpp.j2", maximum=True)

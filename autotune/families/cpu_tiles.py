@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
 from autotune.arch import Architecture
-from autotune.epilogue import Epilogue
-from autotune.families.base import Config, Launch, Parameter
+from autotune.families.base import SHARED_LIBRARY, Config, Family, Launch, Parameter
 from autotune.families.cpu import THREADS, vector_registers
-
-LAUNCH_PARAMETERS = (
-    THREADS,
-    Parameter("order", (0, 1), "tiles that follow each other share 0: their weights; 1: their input"),
-)
-PARAMETERS = (
-    Parameter("block_k", (8, 16, 32, 48, 64), "output channels of a tile"),
-    Parameter("block_pixels", (1, 2, 4, 6, 8, 12, 14), "output pixels of a tile"),
-    Parameter("unroll_c", (1, 2), "input channels an iteration"),
-)
+from autotune.problem import Problem
 
 _POINTERS = 10  # of a tile's pixels that a general register holds; the others are read again for each channel
 _CACHE = 768 * 1024  # bytes of weights that stay in cache from one tile to the next
@@ -40,6 +31,42 @@ class Work:
     met: float
 
 
+def family(
+    name: str,
+    operator: type[Problem] | tuple[type[Problem], ...],
+    header: str,
+    pixels: str,
+    work: Callable[[Problem, Config], Work],
+    layout: str,
+) -> Family:
+    """A family of such tiles.
+
+    header: the one that defines `pixels`, how a tile's pixels are walked. layout: of the weights, a letter of
+    fused_resnet/layout.py that the number of output channels of a tile is added to.
+    """
+    return Family(
+        name=name,
+        operator=operator,
+        kind=SHARED_LIBRARY,
+        template="cpu/conv2d.cpp.j2",
+        architectures=("cpu",),
+        parameters=(
+            Parameter("block_k", (8, 16, 32, 48, 64), "output channels of a tile"),
+            Parameter("block_pixels", (1, 2, 4, 6, 8, 12, 14), "output pixels of a tile"),
+            Parameter("unroll_c", (1, 2), "input channels an iteration"),
+        ),
+        launch_parameters=(
+            THREADS,
+            Parameter("order", (0, 1), "tiles that follow each other share 0: their weights; 1: their input"),
+        ),
+        legal=lambda config, *_: fits(int(config["block_pixels"]), int(config["block_k"])),
+        launches=lambda problem, config, arch: _launches(work(problem, config), config),
+        cost=lambda problem, config, arch: _cost(work(problem, config), config, arch),
+        context=lambda config, arch, dtype: {**config, "header": header, "pixels": pixels},
+        weight_layouts=lambda config: {"weight": f"{layout}{config['block_k']}"},
+    )
+
+
 def vectors(channels: int) -> int:
     """Vector registers that hold this many channels."""
     return max(1, channels // vector_registers()[1])
@@ -52,13 +79,7 @@ def fits(rows: int, channels: int) -> str | None:
     return None if needed <= registers else f"its tile needs {needed} vector registers and there are {registers}"
 
 
-def legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    """Family.legal."""
-    return fits(int(config["block_pixels"]), int(config["block_k"]))
-
-
-def launches(work: Work, config: Config) -> list[Launch]:
-    """Threads and orders worth timing."""
+def _launches(work: Work, config: Config) -> list[Launch]:
     orders = (0, 1) if _columns(work, config) > 1 else (0,)  # of one column, both are the same
     return [{"threads": threads, "order": order} for threads in (0, 1) for order in orders]
 
@@ -68,7 +89,7 @@ def _columns(work: Work, config: Config) -> int:
     return work.groups * ceil(work.k / int(config["block_k"]))
 
 
-def cost(work: Work, config: Config, arch: Architecture) -> float:
+def _cost(work: Work, config: Config, arch: Architecture) -> float:
     """Cycles of the busiest core: its tiles' loops over channels and taps, and what a tile takes beside them."""
     block_k, block_pixels, unroll_c = (int(config[name]) for name in ("block_k", "block_pixels", "unroll_c"))
     columns = vectors(block_k)

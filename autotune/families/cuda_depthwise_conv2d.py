@@ -6,11 +6,11 @@ from math import ceil
 
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
+from autotune.families import cuda
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
 from autotune.problem import DTYPES, Conv2d, Problem
 
 _FILTERS, _STRIDES = (3, 5, 7), (1, 2)  # known when the kernel is compiled; 0 is any, known when it runs
-_ACCESS = 16  # bytes
 _MOST_REGISTERS = 160  # of sums and of one input row
 
 
@@ -28,8 +28,8 @@ def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -
     filter_, stride, vector, *_ = _numbers(config)
     if (filter_ == 0) != (stride == 0):
         return "filter and stride are known together"
-    if vector * DTYPES[dtype].itemsize > _ACCESS:
-        return "accesses of at most 16 bytes"
+    if wide := cuda.too_wide(vector, dtype):
+        return wide
     return "the sums would spill" if _registers(config, dtype) > _MOST_REGISTERS else None
 
 
@@ -41,12 +41,7 @@ def _supports(problem: Problem) -> str | None:
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     assert isinstance(problem, Conv2d)
     filter_, stride, vector, *_ = _numbers(config)
-    if problem.c % vector:
-        return "c must be a multiple of the vector"
-    square = problem.r == problem.s and problem.stride[0] == problem.stride[1] and problem.dilation == (1, 1)
-    in_list = problem.r in _FILTERS and problem.stride[0] in _STRIDES
-    known = (problem.r, problem.stride[0]) if square and in_list else (0, 0)
-    return None if known == (filter_, stride) else f"its filter and stride are {known}, of which 0 is any"
+    return cuda.odd(problem.c, vector) or cuda.another_window(problem, _FILTERS, _STRIDES, (filter_, stride))
 
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
@@ -68,7 +63,7 @@ FAMILY = Family(
     operator=Conv2d,
     kind=DEVICE_IMAGE,
     template="cuda/depthwise_conv2d.cu.j2",
-    architectures=("sm70", "sm75", "sm80", "sm86", "sm89", "sm90"),
+    architectures=cuda.ARCHITECTURES,
     parameters=(
         Parameter("filter", (0, *_FILTERS), "side of the filter; 0: any"),
         Parameter("stride", (0, *_STRIDES), "stride of both axes; 0: any"),

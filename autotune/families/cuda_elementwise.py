@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
+from autotune.families import cuda
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.problem import DTYPES, Elementwise, Problem
-
-_ACCESS = 16  # bytes
+from autotune.problem import Elementwise, Problem
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    return "accesses of at most 16 bytes" if int(config["vector"]) * DTYPES[dtype].itemsize > _ACCESS else None
+    return cuda.too_wide(int(config["vector"]), dtype)
 
 
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     assert isinstance(problem, Elementwise)
-    return "c must be a multiple of the vector" if problem.c % int(config["vector"]) else None
+    return cuda.odd(problem.c, int(config["vector"]))
 
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
@@ -33,7 +32,7 @@ FAMILY = Family(
     operator=Elementwise,
     kind=DEVICE_IMAGE,
     template="cuda/elementwise.cu.j2",
-    architectures=("sm70", "sm75", "sm80", "sm86", "sm89", "sm90"),
+    architectures=cuda.ARCHITECTURES,
     dtypes=("f16", "bf16", "tf32", "f32", "s8"),
     parameters=(
         Parameter("vector", (1, 2, 4, 8, 16), "channels of an access"),

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
+from autotune.families import cuda
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.problem import DTYPES, GlobalAvgPool2d, Problem
-
-_ACCESS = 16  # bytes
+from autotune.problem import GlobalAvgPool2d, Problem
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    if int(config["vector"]) * DTYPES[dtype].itemsize > _ACCESS:
-        return "accesses of at most 16 bytes"
     threads = int(config["groups"]) * int(config["lanes"])
-    return None if 32 <= threads <= 512 else "32 to 512 threads a block"
+    few_or_many = None if 32 <= threads <= 512 else "32 to 512 threads a block"
+    return cuda.too_wide(int(config["vector"]), dtype) or few_or_many
 
 
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     assert isinstance(problem, GlobalAvgPool2d)
-    return "c must be a multiple of the vector" if problem.c % int(config["vector"]) else None
+    return cuda.odd(problem.c, int(config["vector"]))
 
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
@@ -36,7 +34,7 @@ FAMILY = Family(
     operator=GlobalAvgPool2d,
     kind=DEVICE_IMAGE,
     template="cuda/global_avg_pool2d.cu.j2",
-    architectures=("sm70", "sm75", "sm80", "sm86", "sm89", "sm90"),
+    architectures=cuda.ARCHITECTURES,
     parameters=(
         Parameter("vector", (1, 2, 4, 8), "channels a thread"),
         Parameter("groups", (4, 8, 16, 32), "threads a block side by side, along the channels"),

@@ -6,11 +6,11 @@ from math import ceil
 
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
+from autotune.families import cuda
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
 from autotune.problem import DTYPES, Pool2d, Problem
 
 _FILTERS, _STRIDES = (2, 3), (1, 2)  # known when the kernel is compiled; 0 is any, known when it runs
-_ACCESS = 16  # bytes
 _MOST_REGISTERS = 128  # of windows and of one input row
 
 
@@ -24,8 +24,8 @@ def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -
         return "filter and stride are known together"
     if not filter_ and rows * columns > 1:
         return "outputs of a thread share pixels only where the window is known"
-    if vector * DTYPES[dtype].itemsize > _ACCESS:
-        return "accesses of at most 16 bytes"
+    if wide := cuda.too_wide(vector, dtype):
+        return wide
     line = (columns - 1) * stride + filter_
     registers = rows * columns * vector + ceil(line * vector * DTYPES[dtype].itemsize / 4)
     return "the windows would spill" if registers > _MOST_REGISTERS else None
@@ -34,12 +34,7 @@ def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     assert isinstance(problem, Pool2d)
     filter_, stride, vector, *_ = _numbers(config)
-    if problem.c % vector:
-        return "c must be a multiple of the vector"
-    square = problem.r == problem.s and problem.stride[0] == problem.stride[1]
-    in_list = problem.r in _FILTERS and problem.stride[0] in _STRIDES
-    known = (problem.r, problem.stride[0]) if square and in_list else (0, 0)
-    return None if known == (filter_, stride) else f"its window and stride are {known}, of which 0 is any"
+    return cuda.odd(problem.c, vector) or cuda.another_window(problem, _FILTERS, _STRIDES, (filter_, stride))
 
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
@@ -59,7 +54,7 @@ def family(name: str, operator: type[Pool2d], maximum: bool) -> Family:
         operator=operator,
         kind=DEVICE_IMAGE,
         template="cuda/pool2d.cu.j2",
-        architectures=("sm70", "sm75", "sm80", "sm86", "sm89", "sm90"),
+        architectures=cuda.ARCHITECTURES,
         dtypes=("f16", "bf16", "tf32", "f32", "s8"),
         parameters=(
             Parameter("filter", (0, *_FILTERS), "side of the window; 0: any"),

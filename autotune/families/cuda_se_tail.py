@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
+from autotune.families import cuda
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
 from autotune.problem import DTYPES, Problem, SeTail
 
@@ -51,7 +52,7 @@ FAMILY = Family(
     operator=SeTail,
     kind=DEVICE_IMAGE,
     template="cuda/se_tail.cu.j2",
-    architectures=("sm70", "sm75", "sm80", "sm86", "sm89", "sm90"),
+    architectures=cuda.ARCHITECTURES,
     parameters=(
         Parameter("threads", (128, 256, 512, 1024), "threads a block, one block an image"),
         Parameter("keep", (1, 2, 4, 8, 16), "vectors of 8 channels that a thread keeps in registers"),

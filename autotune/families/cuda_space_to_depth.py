@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autotune.arch import Architecture
+from autotune.families import cuda
 from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Parameter
 from autotune.problem import DTYPES, Problem, SpaceToDepth
 
@@ -39,7 +40,7 @@ FAMILY = Family(
     operator=SpaceToDepth,
     kind=DEVICE_IMAGE,
     template="cuda/space_to_depth.cu.j2",
-    architectures=("sm70", "sm75", "sm80", "sm86", "sm89", "sm90"),
+    architectures=cuda.ARCHITECTURES,
     parameters=(
         Parameter("block", _BLOCKS, "side of a patch in pixels"),
         Parameter("strips", (1, 2, 4, 8), "rows of patches a thread block"),

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
+from autotune.families import cuda
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.problem import DTYPES, Problem, ToChannelsLast
-
-_ACCESS = 16  # bytes
+from autotune.problem import Problem, ToChannelsLast
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    widest = max(int(config["vector"]), int(config["pixels"])) * DTYPES[dtype].itemsize
-    return "accesses of at most 16 bytes" if widest > _ACCESS else None
+    return cuda.too_wide(max(int(config["vector"]), int(config["pixels"])), dtype)
 
 
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
@@ -40,7 +38,7 @@ FAMILY = Family(
     operator=ToChannelsLast,
     kind=DEVICE_IMAGE,
     template="cuda/to_channels_last.cu.j2",
-    architectures=("sm70", "sm75", "sm80", "sm86", "sm89", "sm90"),
+    architectures=cuda.ARCHITECTURES,
     dtypes=("f16", "bf16", "tf32", "f32", "s8"),
     parameters=(
         Parameter("vector", (1, 2, 4, 8, 16), "output channels a thread"),

@@ -124,6 +124,24 @@ class Problem:
         return sum(operand.bytes for operand in self.operands())
 
 
+@dataclass(frozen=True, kw_only=True)
+class Images(Problem):
+    """Problems on n images of h x w pixels with c channels, channels last unless they say otherwise."""
+
+    n: int
+    h: int
+    w: int
+    c: int
+
+    @property
+    def _x(self) -> Operand:
+        return Operand("x", "input", (self.n, self.h, self.w, self.c), self.dtype)
+
+    @property
+    def _x_nchw(self) -> Operand:
+        return Operand("x", "input", (self.n, self.c, self.h, self.w), self.dtype)
+
+
 def value_text(value: object) -> str:
     """A field's value as problems are written: pairs with a comma."""
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

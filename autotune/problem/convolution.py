@@ -6,18 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autotune.errors import ProblemError
-from autotune.problem.base import Operand, Problem
+from autotune.problem.base import Images, Operand, Problem
 from autotune.problem.window import output_extent
 
 
 @dataclass(frozen=True, kw_only=True)
-class Convolution(Problem):
+class Convolution(Images):
     """What the three passes of one convolution share: its sizes, those of the forward pass, and its arithmetic."""
 
-    n: int
-    h: int
-    w: int
-    c: int
     k: int
     r: int = 1
     s: int = 1
@@ -47,10 +43,6 @@ class Convolution(Problem):
     def flops(self) -> int:
         """2 n p q k r s c/groups, in each pass."""
         return 2 * self.n * self.p * self.q * self.k * self.r * self.s * self.c // self.groups
-
-    @property
-    def _x(self) -> Operand:
-        return Operand("x", "input", (self.n, self.h, self.w, self.c), self.dtype)
 
     @property
     def _weight(self) -> Operand:
@@ -142,17 +134,13 @@ class Gemm(Problem):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PatchConv2d(Problem):
+class PatchConv2d(Images):
     """Convolution of patches that do not overlap, on an image in torch's order: stride and filter are the block.
 
     x (n, c, h, w), weight (k, c, block, block), y (n, h/block, w/block, k).
     """
 
     operator: ClassVar[str] = "patch_conv2d"
-    n: int
-    h: int
-    w: int
-    c: int
     k: int
     block: int
 
@@ -182,6 +170,6 @@ class PatchConv2d(Problem):
 
     def _inputs(self) -> tuple[Operand, ...]:
         return (
-            Operand("x", "input", (self.n, self.c, self.h, self.w), self.dtype),
+            self._x_nchw,
             Operand("weight", "weight", (self.k, self.c, self.block, self.block), self.dtype),
         )

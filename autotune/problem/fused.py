@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from autotune.epilogue import Epilogue
 from autotune.errors import ProblemError
-from autotune.problem.base import Operand, Problem
+from autotune.problem.base import Images, Operand
 from autotune.problem.convolution import Convolution
 from autotune.problem.window import output_extent
 
@@ -26,7 +26,7 @@ def _excitation(channels: int, hidden: int, dtype: str) -> tuple[Operand, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stem(Problem):
+class Stem(Images):
     """First layers of a network: x (n, c, h, w) in torch's order, weight (k, c, r, s), y (n, p, q, k).
 
     y = epilogue(max_pool(conv(x))), the pool with a square window of `pool` pixels; pool=1 is none. Steps that never
@@ -34,10 +34,6 @@ class Stem(Problem):
     """
 
     operator: ClassVar[str] = "stem"
-    n: int
-    h: int
-    w: int
-    c: int
     k: int
     r: int
     s: int
@@ -86,13 +82,13 @@ class Stem(Problem):
 
     def _inputs(self) -> tuple[Operand, ...]:
         return (
-            Operand("x", "input", (self.n, self.c, self.h, self.w), self.dtype),
+            self._x_nchw,
             Operand("weight", "weight", (self.k, self.c, self.r, self.s), self.dtype),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeTail(Problem):
+class SeTail(Images):
     """Squeeze-and-excitation and what follows it in a residual block.
 
     y = epilogue(x * sigmoid(w2 relu(w1 mean(x) + b1) + b2)), the mean over h and w, w1 (hidden, c), w2 (c, hidden).
@@ -100,10 +96,6 @@ class SeTail(Problem):
     """
 
     operator: ClassVar[str] = "se_tail"
-    n: int
-    h: int
-    w: int
-    c: int
     hidden: int
 
     @property
@@ -118,7 +110,7 @@ class SeTail(Problem):
 
     def _inputs(self) -> tuple[Operand, ...]:
         return (
-            Operand("x", "input", self.output_shape, self.dtype),
+            self._x,
             *_excitation(self.c, self.hidden, self.dtype),
         )
 
@@ -155,7 +147,7 @@ class Conv2dSe(Convolution):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeBlock(Problem):
+class SeBlock(Images):
     """A residual block: two 3x3 convolutions, squeeze-and-excitation, and the steps around them.
 
     x (n, h, w, c) is convolved with weight1 (c, c, 3, 3), stride and padding 1. In the epilogue, the step `conv` stands
@@ -165,10 +157,6 @@ class SeBlock(Problem):
 
     operator: ClassVar[str] = "se_block"
     places: ClassVar[tuple[str, ...]] = ("conv", "gate")
-    n: int
-    h: int
-    w: int
-    c: int
     hidden: int
     epilogue: Epilogue = _CONV_AND_GATE
 
@@ -185,7 +173,7 @@ class SeBlock(Problem):
 
     def _inputs(self) -> tuple[Operand, ...]:
         return (
-            Operand("x", "input", self.output_shape, self.dtype),
+            self._x,
             Operand("weight1", "weight", (self.c, self.c, 3, 3), self.dtype),
             Operand("weight2", "weight", (self.c, self.c, 3, 3), self.dtype),
             *_excitation(self.c, self.hidden, self.dtype),

@@ -6,18 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autotune.errors import ProblemError
-from autotune.problem.base import Operand, Problem
+from autotune.problem.base import Images, Operand
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elementwise(Problem):
+class Elementwise(Images):
     """An epilogue of its own, where there is no kernel to append it to: y = epilogue(x), both (n, h, w, c)."""
 
     operator: ClassVar[str] = "elementwise"
-    n: int
-    h: int
-    w: int
-    c: int
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -30,18 +26,14 @@ class Elementwise(Problem):
         return 0
 
     def _inputs(self) -> tuple[Operand, ...]:
-        return (Operand("x", "input", self.output_shape, self.dtype),)
+        return (self._x,)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToChannelsLast(Problem):
+class ToChannelsLast(Images):
     """NCHW to NHWC: x (n, c, h, w) in torch's order, y (n, h, w, to); before the epilogue, channels from c on are 0."""
 
     operator: ClassVar[str] = "to_channels_last"
-    n: int
-    h: int
-    w: int
-    c: int
     to: int
 
     def __post_init__(self) -> None:
@@ -60,11 +52,11 @@ class ToChannelsLast(Problem):
         return 0
 
     def _inputs(self) -> tuple[Operand, ...]:
-        return (Operand("x", "input", (self.n, self.c, self.h, self.w), self.dtype),)
+        return (self._x_nchw,)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpaceToDepth(Problem):
+class SpaceToDepth(Images):
     """Moves block x block patches to channels, and NCHW to NHWC.
 
     x (n, c, h, w) in torch's order; y (n, h/block, w/block, block*block*c), output channel
@@ -72,10 +64,6 @@ class SpaceToDepth(Problem):
     """
 
     operator: ClassVar[str] = "space_to_depth"
-    n: int
-    h: int
-    w: int
-    c: int
     block: int
 
     def __post_init__(self) -> None:
@@ -94,4 +82,4 @@ class SpaceToDepth(Problem):
         return 0
 
     def _inputs(self) -> tuple[Operand, ...]:
-        return (Operand("x", "input", (self.n, self.c, self.h, self.w), self.dtype),)
+        return (self._x_nchw,)

@@ -6,18 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autotune.errors import ProblemError
-from autotune.problem.base import Operand, Problem
+from autotune.problem.base import Images, Operand
 from autotune.problem.window import output_extent
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pool2d(Problem):
+class Pool2d(Images):
     """What the pools share: a window that slides over x (n, h, w, c) and makes y (n, p, q, c)."""
 
-    n: int
-    h: int
-    w: int
-    c: int
     r: int
     s: int
     stride: tuple[int, int]
@@ -52,7 +48,7 @@ class Pool2d(Problem):
         return n * p * q * c * self.r * self.s
 
     def _inputs(self) -> tuple[Operand, ...]:
-        return (Operand("x", "input", (self.n, self.h, self.w, self.c), self.dtype),)
+        return (self._x,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +77,10 @@ class MaxPool2d(Pool2d):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GlobalAvgPool2d(Problem):
+class GlobalAvgPool2d(Images):
     """The mean of all pixels: x (n, h, w, c), y (n, 1, 1, c), which is the x (n, c) of a gemm."""
 
     operator: ClassVar[str] = "global_avg_pool2d"
-    n: int
-    h: int
-    w: int
-    c: int
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -101,4 +93,4 @@ class GlobalAvgPool2d(Problem):
         return self.n * self.h * self.w * self.c
 
     def _inputs(self) -> tuple[Operand, ...]:
-        return (Operand("x", "input", (self.n, self.h, self.w, self.c), self.dtype),)
+        return (self._x,)

@@ -28,14 +28,18 @@ class PreparedImage : public Prepared {
  public:
   PreparedImage(std::shared_ptr<DeviceImage> image, void* function, const at_prepared& values);
   void launch(const at_pointers& pointers, void* stream) const override;
+  std::unique_ptr<const Launch> settle(const at_pointers& pointers) const override;
   std::string describe() const override;
+  void* context() const override;
 
-  void* context() const;
   void* function() const { return function_; }
   const at_prepared& values() const { return values_; }
 
-  // Writes the kernel's parameters with these pointers; `params` has room for AT_MAX_PARAMS bytes.
+  // Writes the kernel's parameters with these pointers; `params` has room for values().params_bytes.
   void write_params(uint8_t* params, const at_pointers& pointers) const;
+
+  // Enqueues the kernel with parameters that were written.
+  void launch_with(const uint8_t* params, void* stream) const;
 
  private:
   std::shared_ptr<DeviceImage> image_;  // keeps the code loaded

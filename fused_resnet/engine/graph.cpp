@@ -1,6 +1,6 @@
 #include "graph.h"
 
-#include <algorithm>
+#include <utility>
 
 #include "driver.h"
 
@@ -33,21 +33,22 @@ Graph::~Graph() {
   if (graph_) driver().graph_destroy(graph_);
 }
 
-int Graph::add(const std::shared_ptr<Prepared>& kernel, const Pointers& pointers, const std::vector<int>& after,
-               bool overlap) {
+int Graph::add(const std::shared_ptr<Prepared>& kernel, const std::vector<int64_t>& pointers,
+               const std::vector<int>& after, bool overlap) {
   auto image = std::dynamic_pointer_cast<PreparedImage>(kernel);
   if (!image) throw Error("a CUDA graph takes kernels of device images only");
   if (graph_) throw Error("a graph that has run takes no more kernels");
-  nodes_.push_back({std::move(image), pointers, after, overlap, nullptr});
+  nodes_.push_back({std::move(image), Operands(pointers, slots_), after, overlap, nullptr});
   return static_cast<int>(nodes_.size()) - 1;
 }
 
-void Graph::build() {
+void Graph::build(const Given& given) {
+  if (graph_) driver().graph_destroy(std::exchange(graph_, nullptr));  // a build that failed
   check(driver().graph_create(&graph_, 0), "a CUDA graph");
   for (Node& node : nodes_) {
-    alignas(64) uint8_t params[AT_MAX_PARAMS];
+    uint8_t params[AT_MAX_PARAMS];
     void* argument;
-    const cuda::KernelNode description = describe(*node.kernel, resolve(node.pointers, slots_), params, &argument);
+    const cuda::KernelNode description = describe(*node.kernel, node.operands.with(given), params, &argument);
     check(driver().graph_add_kernel(&node.handle, graph_, nullptr, 0, &description), "a kernel of a CUDA graph");
     for (int i : node.after) {
       const cuda::EdgeData full{}, programmatic{1, 0, 1, {}};
@@ -59,29 +60,26 @@ void Graph::build() {
   check(driver().graph_instantiate(&exec_, graph_, 0), "a CUDA graph");
 }
 
-void Graph::update(const Slots& slots) {
-  const auto changed = [&](int64_t pointer) { return pointer < 0 && slots.at(-1 - pointer) != slots_.at(-1 - pointer); };
+void Graph::update(const Given& given) {
+  const Given before = std::exchange(given_, {});  // should one of them fail, the next run tells all of them again
   for (Node& node : nodes_) {
-    if (std::none_of(node.pointers.begin(), node.pointers.end(), changed)) continue;
-    alignas(64) uint8_t params[AT_MAX_PARAMS];
+    if (!node.operands.differ(given, before)) continue;
+    uint8_t params[AT_MAX_PARAMS];
     void* argument;
-    const cuda::KernelNode description = describe(*node.kernel, resolve(node.pointers, slots), params, &argument);
+    const cuda::KernelNode description = describe(*node.kernel, node.operands.with(given), params, &argument);
     check(driver().graph_set_kernel(exec_, node.handle, &description), "new pointers for a CUDA graph");
   }
-  slots_ = slots;
 }
 
-void Graph::run(void* stream, const Slots& given) {
+void Graph::run(void* stream, const Given& given) {
   if (nodes_.empty()) return;
   std::lock_guard lock(mutex_);
   cuda::ContextScope scope(nodes_.front().kernel->context());
-  const Slots slots = with_first(slots_, given);
-  if (!exec_) {
-    slots_ = slots;
-    build();
-  } else if (slots != slots_) {
-    update(slots);
-  }
+  if (!exec_)
+    build(given);
+  else if (given != given_)
+    update(given);
+  given_ = given;
   check(driver().graph_launch(exec_, stream), "launch of a CUDA graph");
 }
 

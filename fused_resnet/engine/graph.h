@@ -16,25 +16,27 @@ class Graph {
 
   // Adds a kernel that runs after the kernels `after` (their numbers, from 0); returns its number.
   // overlap: it may be placed on the machine while its one predecessor ends (programmatic dependent launch).
-  int add(const std::shared_ptr<Prepared>& kernel, const Pointers& pointers, const std::vector<int>& after, bool overlap);
+  int add(const std::shared_ptr<Prepared>& kernel, const std::vector<int64_t>& pointers, const std::vector<int>& after,
+          bool overlap);
 
   // Enqueues the graph. Kernels whose slots have other addresses than in the run before are told so first. Thread-safe;
   // runs of one graph follow each other, as CUDA has it.
-  void run(void* stream, const Slots& given);
+  void run(void* stream, const Given& given);
 
  private:
   struct Node {
     std::shared_ptr<PreparedImage> kernel;
-    Pointers pointers;
+    Operands operands;
     std::vector<int> after;
     bool overlap;
     void* handle;
   };
-  void build();
-  void update(const Slots& slots);
+  void build(const Given& given);
+  void update(const Given& given);
 
   std::vector<Node> nodes_;
-  Slots slots_;  // what the instantiated graph has
+  Slots slots_;
+  Given given_;  // what the instantiated graph has
   std::mutex mutex_;
   void* graph_ = nullptr;
   void* exec_ = nullptr;

@@ -52,31 +52,24 @@ PYBIND11_MODULE(_engine, m) {
       .def(py::init<Slots>(), py::arg("slots") = Slots())
       .def("add", &Program::add, py::arg("kernel"), py::arg("pointers"))
       .def("run",
-           [](const Program& self, uintptr_t stream, const Slots& slots) {
+           [](const Program& self, uintptr_t stream, const Given& slots) {
              py::gil_scoped_release release;
              self.run(reinterpret_cast<void*>(stream), slots);
            },
-           py::arg("stream") = 0, py::arg("slots") = Slots())
+           py::arg("stream") = 0, py::arg("slots") = Given())
       .def("__len__", &Program::size);
 
   py::class_<Graph>(m, "Graph", "Prepared device kernels as a CUDA graph, launched in one call without the GIL.")
       .def(py::init<Slots>(), py::arg("slots") = Slots())
       .def("add", &Graph::add, py::arg("kernel"), py::arg("pointers"), py::arg("after"), py::arg("overlap") = false)
       .def("run",
-           [](Graph& self, uintptr_t stream, const Slots& slots) {
+           [](Graph& self, uintptr_t stream, const Given& slots) {
              py::gil_scoped_release release;
              self.run(reinterpret_cast<void*>(stream), slots);
            },
            py::arg("stream"), py::arg("slots"));
 
-  py::class_<Watch>(m, "Watch", "Tells whether entries of dictionaries, and versions of tensors, are what they were.")
-      .def(py::init([](const py::list& entries) {
-        std::vector<Watch::Entry> watched;
-        for (const auto& item : entries) {
-          const auto [owner, name] = item.cast<std::pair<py::dict, py::str>>();
-          watched.push_back(Watch::entry(owner, name));
-        }
-        return Watch(std::move(watched));
-      }))
+  py::class_<Watch>(m, "Watch", "Tells whether dictionaries, and the versions of tensors in them, are what they were.")
+      .def(py::init<const py::list&>(), py::arg("dictionaries"))
       .def("unchanged", &Watch::unchanged);
 }

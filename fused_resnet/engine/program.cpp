@@ -1,30 +1,26 @@
 #include "program.h"
 
-#include <algorithm>
+#include "driver.h"
 
 namespace engine {
 
-at_pointers resolve(const Pointers& pointers, const Slots& slots) {
-  at_pointers resolved{};
-  for (size_t i = 0; i < pointers.size(); ++i)
-    resolved.p[i] = reinterpret_cast<void*>(pointers[i] < 0 ? slots.at(-1 - pointers[i]) : pointers[i]);
-  return resolved;
+void Program::add(std::shared_ptr<Prepared> kernel, const std::vector<int64_t>& pointers) {
+  if (!steps_.empty() && steps_.front().kernel->context() != kernel->context())
+    throw Error("all kernels of a program run on one device");
+  Operands operands(pointers, slots_);
+  auto settled = operands.settled() ? kernel->settle(operands.with({})) : nullptr;
+  steps_.push_back({std::move(kernel), std::move(operands), std::move(settled)});
 }
 
-Slots with_first(Slots slots, const Slots& given) {
-  if (slots.size() < given.size()) slots.resize(given.size());
-  std::copy(given.begin(), given.end(), slots.begin());
-  return slots;
-}
-
-void Program::add(std::shared_ptr<Prepared> kernel, const Pointers& pointers) {
-  if (pointers.size() > AT_MAX_POINTERS) throw Error("a kernel takes at most 16 pointers");
-  steps_.push_back({std::move(kernel), pointers});
-}
-
-void Program::run(void* stream, const Slots& given) const {
-  const Slots slots = with_first(slots_, given);
-  for (const Step& step : steps_) step.kernel->launch(resolve(step.pointers, slots), stream);
+void Program::run(void* stream, const Given& given) const {
+  std::optional<cuda::ContextScope> scope;
+  if (!steps_.empty() && steps_.front().kernel->context()) scope.emplace(steps_.front().kernel->context());
+  for (const Step& step : steps_) {
+    if (step.settled)
+      step.settled->run(stream);
+    else
+      step.kernel->launch(step.operands.with(given), stream);
+  }
 }
 
 }  // namespace engine

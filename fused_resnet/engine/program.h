@@ -1,4 +1,4 @@
-// A list of prepared kernels with their pointers, run in one call.
+// A list of prepared kernels with their operands, run in one call.
 #pragma once
 #include <memory>
 #include <vector>
@@ -11,17 +11,20 @@ class Program {
  public:
   explicit Program(Slots slots) : slots_(std::move(slots)) {}
 
-  void add(std::shared_ptr<Prepared> kernel, const Pointers& pointers);
+  // All kernels of a program are of one device.
+  void add(std::shared_ptr<Prepared> kernel, const std::vector<int64_t>& pointers);
 
-  // Enqueues all kernels in order. Thread-safe, as far as the tensors behind the pointers are.
-  void run(void* stream, const Slots& given) const;
+  // Enqueues all kernels in order. Thread-safe, as far as the tensors behind the pointers are: nothing is written, and
+  // no lock is taken, which the child of a fork might find held.
+  void run(void* stream, const Given& given) const;
 
   size_t size() const { return steps_.size(); }
 
  private:
   struct Step {
     std::shared_ptr<Prepared> kernel;
-    Pointers pointers;
+    Operands operands;
+    std::unique_ptr<const Launch> settled;  // unless a run gives an operand
   };
   std::vector<Step> steps_;
   Slots slots_;

@@ -18,6 +18,7 @@ class PreparedLibrary : public Prepared {
       throw Error(std::string(kernel_.name) + ": " + text);
   }
 
+  std::unique_ptr<const Launch> settle(const at_pointers& pointers) const override;
   std::string describe() const override { return kernel_.name; }
 
  private:
@@ -25,6 +26,20 @@ class PreparedLibrary : public Prepared {
   const at_kernel& kernel_;
   void* state_;
 };
+
+class SettledLibrary : public Launch {
+ public:
+  SettledLibrary(const PreparedLibrary& kernel, const at_pointers& pointers) : kernel_(kernel), pointers_(pointers) {}
+  void run(void* stream) const override { kernel_.launch(pointers_, stream); }
+
+ private:
+  const PreparedLibrary& kernel_;
+  at_pointers pointers_;
+};
+
+std::unique_ptr<const Launch> PreparedLibrary::settle(const at_pointers& pointers) const {
+  return std::make_unique<SettledLibrary>(*this, pointers);
+}
 
 SharedLibrary::SharedLibrary(const std::string& path) {
   handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

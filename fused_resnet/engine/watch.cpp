@@ -7,10 +7,9 @@ namespace {
 
 constexpr int64_t kUncounted = -1;
 
-// A tensor's version; kUncounted for all other objects, and for tensors made in inference mode, which count none.
-int64_t version(PyObject* object) {
-  static PyObject* name = PyUnicode_InternFromString("_version");
-  PyObject* value = PyObject_GetAttr(object, name);
+// A tensor's version; kUncounted for tensors made in inference mode, which count none.
+int64_t version(getter get, PyObject* tensor, void* closure) {
+  PyObject* value = get(tensor, closure);
   if (!value) {
     PyErr_Clear();
     return kUncounted;
@@ -22,17 +21,38 @@ int64_t version(PyObject* object) {
 
 }  // namespace
 
-Watch::Entry Watch::entry(py::dict owner, py::str name) {
-  PyObject* value = PyDict_GetItemWithError(owner.ptr(), name.ptr());
-  if (!value) throw py::key_error(std::string(name));
-  return {std::move(owner), std::move(name), py::reinterpret_borrow<py::object>(value), version(value)};
+Watch::Watch(const py::list& dictionaries) {
+  for (const auto& item : dictionaries) {
+    auto entries = item.cast<py::dict>();
+    PyObject *name, *value;
+    for (Py_ssize_t at = 0; PyDict_Next(entries.ptr(), &at, &name, &value);) add(name, value);
+    dictionaries_.push_back({std::move(entries), entries_.size()});
+  }
+}
+
+void Watch::add(PyObject* name, PyObject* value) {
+  Entry entry{py::reinterpret_borrow<py::object>(name), py::reinterpret_borrow<py::object>(value), nullptr, nullptr,
+              kUncounted};
+  // The function behind the attribute, found once: a lookup of the attribute costs several times what the function does.
+  const auto attribute = py::getattr(py::type::handle_of(value), "_version", py::none());
+  if (Py_IS_TYPE(attribute.ptr(), &PyGetSetDescr_Type)) {
+    const PyGetSetDef* definition = reinterpret_cast<PyGetSetDescrObject*>(attribute.ptr())->d_getset;
+    entry.version = version(definition->get, value, definition->closure);
+    if (entry.version != kUncounted) entry.get = definition->get, entry.closure = definition->closure;
+  }
+  entries_.push_back(std::move(entry));
 }
 
 bool Watch::unchanged() const {
-  for (const Entry& entry : entries_) {
-    PyObject* value = PyDict_GetItemWithError(entry.owner.ptr(), entry.name.ptr());
-    if (value != entry.value.ptr()) return false;
-    if (entry.version != kUncounted && version(value) != entry.version) return false;
+  auto entry = entries_.begin();
+  for (const Dictionary& dictionary : dictionaries_) {
+    const auto end = entries_.begin() + dictionary.end;
+    if (PyDict_GET_SIZE(dictionary.entries.ptr()) != end - entry) return false;
+    PyObject *name, *value;
+    for (Py_ssize_t at = 0; entry != end && PyDict_Next(dictionary.entries.ptr(), &at, &name, &value); ++entry) {
+      if (name != entry->name.ptr() || value != entry->value.ptr()) return false;
+      if (entry->get && version(entry->get, value, entry->closure) != entry->version) return false;
+    }
   }
   return true;
 }

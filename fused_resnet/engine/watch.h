@@ -1,5 +1,5 @@
-// Entries of Python dictionaries that must stay what they are: a module's parameters, buffers and children. Looking at
-// all of them on each call is what makes weights changed in place count, so it is done here and not in Python.
+// Python dictionaries that must stay as they are: a module's parameters, buffers and children. Looking at all of them
+// on each call is what makes weights changed in place count, so it is done here and not in Python.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -10,22 +10,26 @@ namespace engine {
 
 class __attribute__((visibility("hidden"))) Watch {
  public:
-  struct __attribute__((visibility("hidden"))) Entry {
-    pybind11::dict owner;
-    pybind11::str name;
-    pybind11::object value;
-    int64_t version;  // of a tensor that counts its changes; else -1
-  };
+  // The dictionaries as they are now.
+  explicit Watch(const pybind11::list& dictionaries);
 
-  // The entry as it is now.
-  static Entry entry(pybind11::dict owner, pybind11::str name);
-
-  explicit Watch(std::vector<Entry> entries) : entries_(std::move(entries)) {}
-
-  // Whether each name still has the same object, and each tensor its version.
+  // Whether each still has the same objects under the same names, in the same order, and each tensor its version.
   bool unchanged() const;
 
  private:
+  struct Entry {
+    pybind11::object name, value;
+    getter get;  // of the value's version; null if it counts none
+    void* closure;
+    int64_t version;
+  };
+  struct Dictionary {
+    pybind11::dict entries;
+    size_t end;  // of its entries in entries_, which begin where those of the one before it end
+  };
+  void add(PyObject* name, PyObject* value);
+
+  std::vector<Dictionary> dictionaries_;
   std::vector<Entry> entries_;
 };
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers import relative_error, script
+from helpers import process, relative_error
 
 from fused_resnet import Activation, FusedResNet, reference
 from fused_resnet.capture.torch_call import TorchCall
@@ -19,13 +19,6 @@ NAMES = [
     *("vgg11", "vgg16_bn", "densenet121", "mobilenet_v2", "mobilenet_v3_large", "efficientnet_b0"),
 ]
 WHOLLY_OURS = ("resnet18", "resnet50", "wide_resnet50_2", "resnext50_32x4d", "vgg16_bn", "mobilenet_v2")
-
-
-@pytest.fixture(scope="module")
-def empty_db(folders):
-    path = folders / "gpu_capture_empty.db"
-    Store.create(path).close()
-    return path
 
 
 def images(n, size=96, seed=0):
@@ -101,7 +94,7 @@ def test_tuned_kernels_run_a_captured_network(folders):
     path = folders / "gpu_capture.db"
     sizes = ("--batch", 8, "--input", "3,96,96")
     options = ("--trials", 1, "--budget", "200s", "--db", path)
-    done = script("tune", "--model", "torchvision:resnet18", *sizes, *options, timeout=550)
+    done = process("tune", "--model", "torchvision:resnet18", *sizes, *options, timeout=550)
     assert done.returncode == 0, done.stderr
     module = model("resnet18")
     network = FusedResNet.from_model(module, path).half()

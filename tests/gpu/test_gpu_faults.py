@@ -2,12 +2,13 @@
 
 import subprocess
 
+import faults
 import pytest
 import torch
+from faults import PROBLEM
 from helpers import ROOT
 
 from autotune import paths, toolchain
-from autotune.problem import parse
 from autotune.timing import Timing
 from autotune.vendor import aten
 from autotune.worker import Worker
@@ -15,26 +16,12 @@ from fused_resnet.binding import Candidate
 
 pytestmark = pytest.mark.gpu
 
-PROBLEM = parse("avg_pool2d n=2 h=9 w=7 c=7 r=3 s=3 stride=2 pad=1 dtype=f32")
-DEADLINE = 20
-
 FAULTS = {
-    "does_nothing": ("wrong", "never written"),
-    "scaled": ("wrong", "relative error of 1.00e-03"),
-    "one_missing": ("wrong", "never written"),
-    "one_wrong": ("wrong", "relative error"),
-    "writes_behind": ("wrong", "bytes around y were overwritten"),
-    "writes_before": ("wrong", "bytes around y were overwritten"),
-    "writes_input": ("wrong", "x was overwritten"),
+    **faults.FAULTS,
     "writes_far": ("crashed", "illegal memory access"),
     "misaligned": ("crashed", "misaligned address"),
-    "loops": ("timed_out", f"no answer within {DEADLINE} s"),
+    "loops": ("timed_out", f"no answer within {faults.DEADLINE:g} s"),
     "traps": ("crashed", "launch failure"),
-    "made_up": ("wrong", "relative error"),
-    "jitters": ("unstable", "the same input gave other results in another run: y differs in 1 of 280 elements"),
-    "tires": ("unstable", "after many launches y differs in 1 of 280 elements"),
-    "strays": ("wrong", "after many launches x was overwritten"),
-    "keeps_largest": ("wrong", "the result depends on what the output held before: y differs in 140 of 280"),
     "trusts_workspace": ("unstable", "the same input gave other results in another run"),
     "leaks": ("crashed", "illegal memory access"),
     "refuses": ("refused", "refuses the problem"),
@@ -55,27 +42,14 @@ def faulty(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def worker():
-    with Worker("cuda:0", deadline=DEADLINE) as worker:
-        yield worker
-
-
-@pytest.fixture(scope="module")
-def results(worker, faulty):
-    """One request: each fault, and the good kernel after it."""
-    names = [name for fault in FAULTS for name in (fault, "good")]
-    answers = list(worker.trial(PROBLEM, [faulty(name) for name in names]))
-    assert len(answers) == len(names)
-    return {fault: (answers[2 * i], answers[2 * i + 1]) for i, fault in enumerate(FAULTS)}
+def results(faulty):
+    with Worker("cuda:0") as worker:
+        return faults.answers(worker, faulty, FAULTS)
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_named_for_what_it_is(name, results):
-    status, text = FAULTS[name]
-    answer = results[name][0]
-    assert (answer.status, answer.median_us, answer.samples_us) == (status, None, []), answer.error
-    assert text in answer.error
-    assert "\n" not in answer.error and "Traceback" not in answer.error
+    faults.assert_told(results[name][0], *FAULTS[name])
 
 
 @pytest.mark.parametrize("name", FAULTS)

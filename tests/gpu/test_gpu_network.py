@@ -7,10 +7,9 @@ from contextlib import closing
 
 import pytest
 import torch
-from helpers import relative_error, script
+from helpers import process, relative_error
 
 from fused_resnet import FusedResNet, reference
-from tuning_db import Store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*is not tuned")]
 
@@ -22,15 +21,8 @@ LIMIT = 5e-3
 def gpu_db(folders):
     """One config a family for each layer: a handful of kernels."""
     path = folders / "gpu.db"
-    done = script("tune", "--batch", BATCH, "--trials", 1, "--budget", "120s", "--db", path)
+    done = process("tune", "--batch", BATCH, "--trials", 1, "--budget", "120s", "--db", path)
     assert done.returncode == 0, done.stderr
-    return path
-
-
-@pytest.fixture(scope="module")
-def empty_db(folders):
-    path = folders / "gpu_empty.db"
-    Store.create(path).close()
     return path
 
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers import ROOT, script
+from helpers import ROOT, process
 
 pytestmark = pytest.mark.gpu
 
@@ -12,7 +12,7 @@ DATABASE = ROOT / "tuning_db" / "se_resnet9_fixup_h200.db"
 
 def profiles(tmp_path, *words):
     path = tmp_path / "profile.json"
-    done = script("profile", *words, "--json", path)
+    done = process("profile", *words, "--json", path)
     assert done.returncode == 0, done.stderr
     return json.loads(path.read_text())["profiles"]
 

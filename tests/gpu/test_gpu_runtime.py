@@ -5,7 +5,7 @@ import threading
 
 import pytest
 import torch
-from helpers import relative_error, script
+from helpers import process, relative_error
 from test_gpu_network import BATCH, LIMIT, fused, gpu_db, images, precise
 
 from fused_resnet import InputError
@@ -271,7 +271,7 @@ def test_modes(net):
 
 def test_stress(gpu_db):
     for calls, *words in ((2000,), (2000, "--no-graph"), (100, "--plans", 3)):
-        done = script("stress", "--db", gpu_db, "--calls", calls, "--batches", "1,2,8", *words)
+        done = process("stress", "--db", gpu_db, "--calls", calls, "--batches", "1,2,8", *words)
         few = calls < 1000  # in which torch's allocator is still finding out how much it keeps
         assert (few or done.returncode == 0) and f"{calls} calls from 4 threads, 0 wrong" in done.stdout, (
             done.stdout + done.stderr
@@ -279,5 +279,5 @@ def test_stress(gpu_db):
 
 
 def test_the_host_cost_of_a_call(gpu_db):
-    done = script("bench_host", "--db", gpu_db, "--batch", BATCH, "--calls", 200)
+    done = process("bench_host", "--db", gpu_db, "--batch", BATCH, "--calls", 200)
     assert done.returncode == 0 and "with a CUDA graph" in done.stdout, done.stderr

@@ -4,7 +4,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from helpers import documented_family, script
+from helpers import documented_family, process
 
 pytestmark = pytest.mark.gpu
 
@@ -30,7 +30,7 @@ def test_problems_of_the_project_and_of_a_user_are_tuned(tmp_path):
         "vector_add count=10001 dtype=f16",
     ]
     words = [word for problem in problems for word in ("--problem", problem)]
-    done = script("tune", *words, "--families", tmp_path / "mine", "--trials", 8, "--budget", "60s", "--db", path)
+    done = process("tune", *words, "--families", tmp_path / "mine", "--trials", 8, "--budget", "60s", "--db", path)
     assert done.returncode == 0, done.stderr
     assert statuses(path, "avg_pool2d") == {"aten": {"ok"}, "cuda_avg_pool2d": {"ok"}}
     assert statuses(path, "vector_add") == {"aten": {"ok"}, "cuda_vector_add": {"ok"}}

@@ -47,7 +47,7 @@ def built(target):
     return built_paths(kernels, len(os.sched_getaffinity(0)))
 
 
-@pytest.mark.parametrize(("size", "pool"), product(SIZES, ("", POOL)), ids=str)
+@pytest.mark.parametrize(("size", "pool"), list(product(SIZES, ("", POOL))), ids=str)
 def test_every_way_solves_every_size(size, pool, built, target):
     arch, _ = target
     asked = problem(*size, pool)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from helpers import script
+from helpers import process
 
 from autotune.costs import energy_uj
 from autotune.nvml import Monitor
@@ -47,7 +47,7 @@ def test_work_takes_more_energy_than_waiting():
 
 
 def test_mistakes_are_shown_for_what_they_are():
-    done = script("timing_mistakes")
+    done = process("timing_mistakes")
     assert done.returncode == 0, done.stderr
     times = {}
     for name in ("no warm-up", "no synchronize before", "no synchronize after", "neither", "ours, resident"):

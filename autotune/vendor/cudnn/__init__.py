@@ -6,7 +6,8 @@ stored: a plan from a database. classic: the numbered algorithms of the older AP
 
 from autotune.vendor.cudnn.library import PACKAGE, library, versions
 from autotune.vendor.cudnn.plans import Found, Plan, find_plans
-from autotune.vendor.cudnn.stored import FAMILY, KIND, Offer, Offers, bind, offers, summary
+from autotune.vendor.cudnn.stored import Offer, Offers, bind, offers, summary
+from autotune.vendor.cudnn_names import FAMILY, KIND
 
 __all__ = [
     "FAMILY",

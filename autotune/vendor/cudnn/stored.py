@@ -19,12 +19,7 @@ from autotune.problem import Problem, Tensors
 from autotune.vendor.cudnn.graph import arguments, check, operand_numbers
 from autotune.vendor.cudnn.library import Library, first_line, library
 from autotune.vendor.cudnn.plans import Found, Plan, find_plans
-
-FAMILY = "cudnn"
-"""The family's name in the database."""
-
-KIND = "cudnn_plan"
-"""The kind of its binaries."""
+from autotune.vendor.cudnn_names import FAMILY
 
 
 @dataclass(frozen=True)

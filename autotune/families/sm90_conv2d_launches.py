@@ -1,0 +1,106 @@
+"""The launch values of sm90_conv2d that are worth timing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autotune.arch import Architecture
+from autotune.families.base import Config, Launch, Parameter
+from autotune.families.sm90_conv2d_loads import (
+    Loading,
+    Solved,
+    blocks_needed,
+    convolution_of,
+    fill_slot,
+    loadings,
+    processors_for,
+    slots_in,
+)
+from autotune.families.sm90_conv2d_shape import MOST_SHARED, SHARED_OVERHEAD, Shape, shape_of
+from autotune.problem import Conv2dSe, Problem
+
+LAUNCH_PARAMETERS = (
+    Parameter("fill_slots", tuple(range(1, 13)), "buffers of activations"),
+    Parameter("weight_slots", tuple(range(13)), "buffers of weights where they have a ring of their own"),
+    Parameter(
+        "grid",
+        (0, *(blocks * n for n in range(1, 5) for blocks in (128, 132))),
+        "most blocks: 0 gives each tile a block of its own",
+    ),
+    Parameter("raster", (0, 1), "1: blocks that follow each other share weights instead of pixels"),
+    Parameter("squares_h", (0, 1, 2, 3, 4), "patch: squares of 8 x 8 pixels in a tile, down"),
+    Parameter("squares_w", (0, 1, 2, 3, 4), "patch: across"),
+    Parameter("images", (0, 1, 2, 3, 4), "patch: and over images"),
+    Parameter("staged", (0, 1), "1: the output goes through shared memory and out by TMA"),
+)
+
+
+def launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
+    """Family.launches."""
+    conv, x = convolution_of(problem), shape_of(config)
+    if x.n >= 2 * padded(conv.k) or -(-conv.k // x.n) < x.cluster_n or not steps_well(conv, x.k):
+        return []
+    result = [launch for loading in loadings(conv, x) for launch in _of_loading(conv, x, loading, arch)]
+    return [launch for i, launch in enumerate(result) if launch not in result[:i]]
+
+
+def _of_loading(problem: Solved, x: Shape, loading: Loading, arch: Architecture) -> Iterator[Launch]:
+    gated = isinstance(problem, Conv2dSe)
+    if isinstance(problem, Conv2dSe) and not _gate_fits(problem, x, loading):
+        return
+    tiles_n, processors, blocks = -(-problem.k // x.n), processors_for(x, arch), blocks_needed(problem, x, loading)
+    if loading.tiles_m < x.cluster_m or x.slices > loading.fills or (x.slices > 1 and blocks > 2 * processors):
+        return
+    for resident in range(1, x.blocks_by_registers + 1):
+        # Beside half the memory a block of the next kernel finds room while this one ends.
+        if resident > 2 and blocks <= processors * (resident - 1):
+            continue
+        own = gated or x.slices > 1 or blocks <= processors * resident
+        limit = 0 if own else processors * resident
+        tiles = -(-blocks // limit) if limit else 1
+        for staged in (0, 1) if x.slices == 1 and not gated else (0,):
+            room = min(arch.sm_shared // resident - arch.reserved_shared - SHARED_OVERHEAD, MOST_SHARED)
+            room -= staged * x.staging_bytes + _gate_bytes(problem, x)
+            slots = slots_in(room, problem, x, loading, tiles * loading.fills)
+            if slots is None:
+                continue
+            if x.slices > 1 and x.m * x.n * 4 > slots[0] * (fill_slot(loading) + x.weight_bytes):
+                continue  # the others' sums find no room
+            rasters = (0, 1) if tiles_n > x.cluster_n and tiles > 1 and not x.resident and staged else (0,)
+            yield from (_launch(loading, slots, limit, raster, staged) for raster in rasters)
+
+
+def _launch(loading: Loading, slots: tuple[int, int], limit: int, raster: int, staged: int) -> Launch:
+    h, w, images = loading.squares
+    names = [parameter.name for parameter in LAUNCH_PARAMETERS]
+    return dict(zip(names, (*slots, limit, raster, h, w, images, staged), strict=True))
+
+
+def padded(k: int) -> int:
+    """Output channels with those that fill up the weights."""
+    return -(-k // 32) * 32
+
+
+def steps_well(problem: Solved, step: int) -> bool:
+    """Whether a step of so many channels goes well into the problem's."""
+    least = next((k for k in (16, 32, 64) if problem.c <= k), 64)
+    return step == least or (step < least and problem.c < 96 and problem.c % 64 > 0)
+
+
+def _gate_bytes(problem: Solved, x: Shape) -> int:
+    """Shared memory of the gate (templates/sm90/gate.cuh)."""
+    if not isinstance(problem, Conv2dSe):
+        return 0
+    pixels, columns = problem.p * problem.q, x.n // x.slices
+    images, vectors = x.m // pixels, x.cluster_n * x.slices + 1
+    floats = x.m // min(pixels, 16) * columns + images * columns + vectors * images * problem.hidden
+    floats += columns + problem.hidden
+    weights = problem.hidden * (columns + 8) + columns * (problem.hidden + 8)
+    return -(-(4 * floats + 2 * weights) // 128) * 128
+
+
+def _gate_fits(problem: Conv2dSe, x: Shape, loading: Loading) -> bool:
+    """Whether a tile is whole images, and a cluster has all of their channels."""
+    h, w, _ = loading.squares
+    whole = not x.patch or (problem.p, problem.q) == (8 * h, 8 * w)
+    return whole and x.m % (problem.p * problem.q) == 0 and -(-problem.k // x.n) == x.cluster_n

@@ -1,0 +1,111 @@
+"""A config of sm90_conv2d as a shape, and which configs compile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from autotune.arch import Architecture
+from autotune.epilogue import Epilogue
+from autotune.families.base import Config
+
+SHARED_OVERHEAD = 1024 + 64
+"""The buffers begin at a multiple of 1024; some barriers."""
+MOST_SHARED = 232448 - SHARED_OVERHEAD
+_REGISTERS = 65536
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A config with its names spelt out."""
+
+    m: int
+    n: int
+    k: int
+    groups: int
+    pingpong: bool
+    patch: bool
+    resident: bool
+    cluster_m: int
+    cluster_n: int
+    slices: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block: the warpgroups that multiply, and two warps that load."""
+        return 128 * self.groups + 64
+
+    @property
+    def team(self) -> int:
+        """Warpgroups that share a tile."""
+        return 1 if self.pingpong else self.groups
+
+    @property
+    def accumulators(self) -> int:
+        """Registers of each thread that hold sums."""
+        return self.m // self.team // 64 * self.n // 2
+
+    @property
+    def blocks_by_registers(self) -> int:
+        """Blocks whose registers fit a multiprocessor."""
+        return max(1, min(4, _REGISTERS // (self.threads * (self.accumulators + 64))))
+
+    @property
+    def staging_bytes(self) -> int:
+        """Shared memory that the output passes through where it is staged."""
+        return self.groups * 4 * 2 * 16 * (64 if self.n % 64 == 0 else 32) * 2
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.cluster_m * self.cluster_n * self.slices
+
+    @property
+    def weight_bytes(self) -> int:
+        """Shared memory of a step's weights."""
+        return self.n * self.k * 2
+
+
+def shape_of(config: Config) -> Shape:
+    """The shape of a config."""
+    return Shape(
+        int(config["tile_m"]),
+        int(config["tile_n"]),
+        int(config["tile_k"]),
+        int(config["groups"]),
+        config["schedule"] == "pingpong",
+        config["activations"] == "patch",
+        config["weights"] == "resident",
+        int(config["cluster_m"]),
+        int(config["cluster_n"]),
+        int(config["slices"]),
+    )
+
+
+def legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    """Family.legal."""
+    x = shape_of(config)
+    gate = _gate_rules(x, epilogue) if "gate" in epilogue.names else ()
+    return next((why for broken, why in chain(_rules(x), gate) if broken), None)
+
+
+def _rules(x: Shape) -> Iterator[tuple[bool, str]]:
+    yield x.pingpong and (x.groups != 2 or x.slices > 1), "ping-pong takes two warpgroups, each with a tile of its own"
+    yield x.m % (64 * x.team) > 0, "a warpgroup multiplies blocks of 64 rows"
+    yield x.accumulators > (96 if x.groups == 3 else 128), "the accumulators would spill"
+    yield x.cluster_n > 1 and (x.patch or x.resident), "only streamed pixels gathered by TMA are shared"
+    yield x.slices > 1 and (x.patch or x.resident), "a split tile is gathered and streamed"
+    yield x.cluster > 8, "clusters of up to eight blocks"
+    yield x.slices > 1 and x.cluster_m > 1, "split tiles share no weights"
+    yield (x.m // x.team // 64 * 2 * (x.n // 32)) % x.slices > 0, "the split must divide the tile"
+    yield x.k < 64 and (x.n > 128 or x.m > 128 or x.cluster > 1), "narrow steps are for few channels"
+    yield 2 * (x.m + x.n) * x.k * 2 > MOST_SHARED, "shared memory"
+
+
+def _gate_rules(x: Shape, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
+    before, *_ = epilogue.parts
+    at_pixels = any(argument.kind in ("tensor", "output") for step in before for argument in step.arguments)
+    yield at_pixels, "steps before the gate that read or write tensors"
+    yield x.pingpong or x.resident or x.cluster_m > 1, "a gated tile belongs to one block, or to those of its columns"
+    yield x.n % (64 * x.slices) > 0, "of a gated tile each block has a multiple of 64 channels: fewer leave registers"

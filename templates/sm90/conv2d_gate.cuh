@@ -1,0 +1,86 @@
+// The end of a gated tile of the Hopper convolution (problem conv2d_se): the steps before the gate are applied to the
+// sums in registers, the tile's images are summed up, and the sums are scaled before the other steps. See gate.cuh.
+#pragma once
+#include "sm90/conv2d_store.cuh"
+
+namespace at {
+
+template <typename Config>
+struct Conv2dGate : Conv2dStore<Config> {
+ protected:
+  using Plan = Conv2dPlan<Config>;
+  using Store = Conv2dStore<Config>;
+  using typename Plan::Element, typename Plan::Excitation, typename Plan::Layout, typename Plan::Member;
+  using typename Plan::Params, typename Plan::Sums, typename Plan::Tile;
+  using Plan::kBlocks, Plan::kN, Plan::kOwnColumns, Plan::kOwnN, Plan::kSlices, Plan::kVector, Plan::kY;
+  using Store::each_unit, Store::find_pixels, Store::kGroup, Store::kUnitGroups;
+
+  AT_DEVICE static Excitation excitation(const Params& x) { return Excitation(x.pixels, x.hidden); }
+  AT_DEVICE static char* gate_memory(const Layout& at) { return (char*)__cvta_shared_to_generic(at.gate); }
+  AT_DEVICE static int own_channel(const Member& me, const Tile& tile) { return tile.n * kN + me.slice * kOwnN; }
+
+  // Applies the steps before the gate to the sums, adds up each image's pixels, and finds the gates.
+  AT_DEVICE static Excitation excite(const Params& x, const Layout& at, const Member& me, const Tile& tile,
+                                     int first_block, Sums& sums) {
+    // A mask: of a comparison for equality the compiler would make an index of the sums, which would leave registers.
+    const uint32_t own = kSlices == 1 ? ~0u : ((1u << kOwnColumns) - 1) << me.slice * kOwnColumns;
+    const Excitation gate = excitation(x);
+    char* memory = gate_memory(at);
+    const int lane = threadIdx.x % 32, warp = hopper::uniform(threadIdx.x / 32) % 4;
+    const int first_channel = tile.n * kN + 8 * (lane % 4);
+#pragma unroll
+    for (int columns = 0; columns < kN / 32; ++columns) {
+      if (!(own >> columns & 1)) continue;
+      const int channel = first_channel + 32 * columns;
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m) {
+        float v[2][kVector];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          hopper::take(v[half], sums, m, half, columns);
+          if (channel < x.k) Config::Steps::before(v[half], x.p.p, x.scalars, channel);
+          hopper::put(v[half], sums, m, half, columns);
+        }
+        gate.collect(v, memory, 4 * (first_block + m) + warp, 32 * (columns % kOwnColumns) + 8 * (lane % 4));
+      }
+    }
+    gate.excite(memory, own_channel(me, tile), x.k, me.n * kSlices + me.slice, at.gate_full,
+                [&](int peer) { return me.rank(me.m, peer / kSlices, peer % kSlices); });
+    return gate;
+  }
+
+  // With a gate: sums up, scales and stores. What the steps read of tensors is on its way while the gate is computed.
+  AT_DEVICE static void store_gated(const Params& x, const Layout& at, const Member& me, const Tile& tile,
+                                    int first_block, Sums& sums) {
+    int pixels[kBlocks][2];
+    find_pixels(x, tile, first_block, pixels);
+    constexpr int kEarly = kUnitGroups < 2 ? kUnitGroups : 2;
+    typename Config::Steps::Fetched fetched[kEarly][kGroup];
+    auto fetch = [&](int group) {
+      each_unit(x, me, tile, pixels, group, [&](int j, int, int, int, int, int64_t offset) {
+        Config::Steps::fetch(fetched[group % kEarly][j], x.p.p, offset);
+      });
+    };
+#pragma unroll
+    for (int group = 0; group < kEarly; ++group) fetch(group);
+    const Excitation gate = excite(x, at, me, tile, first_block, sums);
+    const float* gates = (const float*)(gate_memory(at) + gate.mean());
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int group = 0; group < kUnitGroups; ++group) {
+      each_unit(x, me, tile, pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset) {
+        const int image = (64 * (first_block + m) + 16 * warp + 8 * half + lane / 4) / gate.pixels;
+        float v[kVector], factor[kVector];
+        hopper::take(v, sums, m, half, columns);
+        load(factor, gates + image * kOwnN + 32 * (columns % kOwnColumns) + 8 * (lane % 4));
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) v[e] *= factor[e];
+        Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[group % kEarly][j]);
+        store(v, (Element*)x.p.p[kY] + offset);
+      });
+      if (group + kEarly < kUnitGroups) fetch(group + kEarly);
+    }
+  }
+};
+
+}  // namespace at

@@ -1,0 +1,218 @@
+// The Hopper convolution before its launch, and what its parts have in common: sizes, parameters, who takes which tile
+// and which part of it, and where in shared memory everything lies. conv2d.cuh says how the kernel works.
+#pragma once
+#include "sm90/counting.cuh"
+#include "sm90/gate.cuh"
+#include "sm90/hopper.cuh"
+
+namespace at {
+
+template <typename Config>
+struct Conv2dPlan {
+  using Element = typename Config::Element;
+  static constexpr int kM = Config::kM, kN = Config::kN, kK = Config::kK;
+  static constexpr int kGroups = Config::kGroups, kSlices = Config::kSlices;
+  static constexpr int kClusterM = Config::kClusterM, kClusterN = Config::kClusterN;
+  static constexpr int kCluster = kClusterM * kClusterN * kSlices;
+  static constexpr bool kPingpong = Config::kPingpong, kPatch = Config::kPatch, kResident = Config::kResident;
+  static constexpr bool kJoint = !kPatch && !kResident;  // weights come with the activations, one tap with one fill
+  static constexpr int kTeam = kPingpong ? 1 : kGroups;  // warpgroups that share a tile
+  static constexpr int kBlocks = kM / kTeam / 64;        // wgmma's blocks of rows for each
+  static constexpr int kThreads = 128 * kGroups + 64;
+  static constexpr int kRowBytes = kK * (int)sizeof(Element);
+  static constexpr int kWeightBytes = kN * kRowBytes;
+  static constexpr int kVector = 8;
+  // Where it is staged, the output goes through shared memory, 16 pixels of a warp at a time, and out by TMA in whole
+  // lines; else straight from registers, which takes less time to begin with.
+  static constexpr int kStages = 2;
+  static constexpr int kStageChannels = kN % 64 == 0 ? 64 : 32;
+  static constexpr int kStageBytes = 16 * kStageChannels * (int)sizeof(Element);
+  static constexpr int kUnits = kBlocks * 2 * (kN / 32);  // of eight channels, for each thread
+  static constexpr int kOwnN = kN / kSlices, kOwnColumns = kOwnN / 32;  // of a split tile, in the end
+  static constexpr bool kGated = Config::kGated;
+  using Excitation = Gate<Element, kM, kOwnN, kClusterN * kSlices, 128 * kGroups>;
+  // Places of the pointers: Problem.operands() of conv2d, or of conv2d_se.
+  enum { kX = 0, kWeight = 1, kFirstGate = 2, kY = kGated ? 6 : 2 };
+  static_assert(kM % (64 * kTeam) == 0 && kN % 32 == 0 && kUnits % kSlices == 0, "no such tile");
+  static_assert(kSlices == 1 || !kPingpong && kJoint, "a split tile belongs to the whole block, and streams");
+  static_assert(kClusterN == 1 || kJoint, "only pixels gathered by TMA are shared");
+  static_assert(!kGated || !kPingpong && kClusterM == 1 && kUnits / kSlices % (2 * kBlocks) == 0,
+                "a gated tile belongs to the whole block, and a slice of it to whole columns");
+
+  enum Launch { kFillSlots, kWeightSlots, kGrid, kRaster, kSquaresH, kSquaresW, kImages, kStaging };
+
+  struct alignas(64) Params {
+    uint8_t activation_map[128], weight_map[128], output_map[128];
+    int pointwise, along_m, staging_bytes;
+    int n, out_h, out_w, k, rows;
+    int cluster_tiles;
+    Divider cluster_rows, cluster_columns, out_area, out_width;  // out_*: of pixels, or of patches
+    int chunks, r, s, phases_h, phases_w;
+    int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+    int fills;  // of one tile
+    int fill_slots, slot_bytes, fill_bytes, weight_slots;
+    int squares_h, squares_w, patch_h, patch_w, images;
+    int pixels, hidden, gate_bytes;  // of the gate
+    float scalars[AT_MAX_SCALARS];
+    at_pointers p;
+  };
+
+  // ---- Before the launch ----
+
+  // hidden: of the gate; 0 without one.
+  template <typename Problem>
+  AT_DEVICE static void prepare(const Problem& a, int hidden, at_prepared* out) {
+    Params x{};
+    if constexpr (kGated) {
+      const Excitation gate(a.p * a.q, hidden);
+      const bool whole = !kPatch || a.p == 8 * a.launch[kSquaresH] && a.q == 8 * a.launch[kSquaresW];
+      if (!gate.fits() || !whole || a.launch[kGrid] || a.launch[kStaging] || ceil_div(a.k, kN) != kClusterN)
+        return refused(out);
+      x.pixels = a.p * a.q, x.hidden = hidden, x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
+    }
+    x.pointwise = !kPatch && a.r * a.s == 1 && a.stride_h * a.stride_w == 1 && a.pad_h + a.pad_w == 0;
+    x.n = a.n, x.out_h = a.p, x.out_w = a.q, x.k = a.k, x.rows = a.n * a.p * a.q;
+    x.r = a.r, x.s = a.s;
+    x.stride_h = a.stride_h, x.stride_w = a.stride_w, x.pad_h = a.pad_h, x.pad_w = a.pad_w;
+    x.dilation_h = a.dilation_h, x.dilation_w = a.dilation_w;
+    x.chunks = ceil_div(a.c, kK);
+    x.phases_h = kPatch ? min(a.r, a.stride_h) : a.r, x.phases_w = kPatch ? min(a.s, a.stride_w) : a.s;
+    x.fills = x.phases_h * x.phases_w * x.chunks;
+    x.along_m = a.launch[kRaster];
+    for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
+
+    int64_t tiles_m = ceil_div(x.rows, kM);
+    x.fill_bytes = kM * kRowBytes;
+    x.out_area = Divider::by(a.p * a.q), x.out_width = Divider::by(a.q);
+    if (kPatch) {
+      x.squares_h = a.launch[kSquaresH], x.squares_w = a.launch[kSquaresW], x.images = a.launch[kImages];
+      if (x.squares_h * x.squares_w * x.images * 64 != kM) return refused(out);
+      if (a.stride_h > 1 && a.dilation_h > 1 || a.stride_w > 1 && a.dilation_w > 1) return refused(out);
+      // The first phase has the most taps.
+      x.patch_h = 8 * x.squares_h + (ceil_div(a.r, x.phases_h) - 1) * a.dilation_h;
+      x.patch_w = 8 * x.squares_w + (ceil_div(a.s, x.phases_w) - 1) * a.dilation_w;
+      const int patches_h = ceil_div(a.p, 8 * x.squares_h), patches_w = ceil_div(a.q, 8 * x.squares_w);
+      x.out_area = Divider::by(patches_h * patches_w), x.out_width = Divider::by(patches_w);
+      tiles_m = ceil_div(a.n, x.images) * patches_h * patches_w;
+      x.fill_bytes = x.images * x.patch_h * x.patch_w * kRowBytes;
+      if ((x.patch_h - 1) * a.stride_h >= 256 || (x.patch_w - 1) * a.stride_w >= 256) return refused(out);
+    }
+    x.staging_bytes = a.launch[kStaging] ? kGroups * 4 * kStages * kStageBytes : 0;
+    x.fill_slots = a.launch[kFillSlots];
+    x.slot_bytes = ceil_div(x.fill_bytes, 1024) * 1024 + (kJoint ? kWeightBytes : 0);
+    x.weight_slots = kResident ? a.r * a.s * x.chunks : kPatch ? a.launch[kWeightSlots] : 0;
+
+    const int columns = ceil_div(ceil_div(a.k, kN), kClusterN);
+    x.cluster_rows = Divider::by(ceil_div(tiles_m, kClusterM)), x.cluster_columns = Divider::by(columns);
+    x.cluster_tiles = x.cluster_rows.divisor * columns;
+    int clusters = x.cluster_tiles;
+    if (a.launch[kGrid] && kSlices == 1) clusters = min(clusters, max(1, a.launch[kGrid] / kCluster));
+    if (kResident && clusters < x.cluster_tiles) {  // a block keeps its column
+      clusters = max(clusters / columns, 1) * columns;
+      x.along_m = 0;
+    }
+
+    const int64_t shared = 1024 + x.staging_bytes + x.gate_bytes + 8 * (kGroups + 2) +
+                           (int64_t)x.fill_slots * (x.slot_bytes + 16) + (int64_t)x.weight_slots * (kWeightBytes + 16);
+    const bool fits = shared <= 232448 && (kSlices == 1 || kM * kN * 4 <= x.fill_slots * x.slot_bytes);
+    const bool counts =
+        x.fill_slots >= 1 && x.fill_slots <= 32 && (kResident || x.weight_slots <= 32) && kSlices <= x.fills;
+    if (!fits || !counts || a.groups != 1 || a.c % 8 || a.k % 8 || kSlices > 1 && x.staging_bytes) return refused(out);
+    prepared(out, x, clusters * kCluster, 1, 1, kThreads, (int)shared, 0);
+
+    const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, taps = a.r * a.s, padded_k = ceil_div(a.k, 32) * 32;
+    constexpr uint32_t kPixels = kM / kClusterN;
+    out->tensor_map_count = 2;
+    at_tensor_map activation{kActivationMap, kX, Config::kMapElement, kSwizzle};
+    if (x.pointwise) {
+      hopper::describe<Element>(activation, {c, (uint64_t)x.rows}, {kK, kPixels}, {1, 1});
+    } else {
+      const uint32_t step_h = a.stride_h, step_w = a.stride_w;
+      const uint32_t box_h = (x.patch_h - 1) * step_h + 1, box_w = (x.patch_w - 1) * step_w + 1;
+      const uint32_t images = x.images;
+      hopper::describe<Element>(activation, {c, w, h, n}, {kK, box_w, box_h, images}, {1, step_w, step_h, 1});
+    }
+    if (!kPatch && !x.pointwise) {
+      activation.pixels = kPixels;
+      activation.lower[0] = -a.pad_w, activation.upper[0] = a.pad_w - (a.s - 1) * a.dilation_w;
+      activation.lower[1] = -a.pad_h, activation.upper[1] = a.pad_h - (a.r - 1) * a.dilation_h;
+    }
+    at_tensor_map weight{kWeightMap, kWeight, Config::kMapElement, kSwizzle};
+    hopper::describe<Element>(weight, {c, taps, padded_k}, {kK, 1, kN / kClusterM}, {1, 1, 1});
+    out->tensor_maps[0] = activation;
+    out->tensor_maps[1] = weight;
+    if (x.staging_bytes) {
+      out->tensor_map_count = 3;
+      at_tensor_map output{kOutputMap, kY, Config::kMapElement, kStageChannels == 64 ? 3 : 2};
+      const uint64_t k = a.k, p = a.p, q = a.q;
+      if (kPatch) hopper::describe<Element>(output, {k, q, p, n}, {kStageChannels, 8, 2, 1}, {1, 1, 1, 1});
+      else hopper::describe<Element>(output, {k, (uint64_t)x.rows}, {kStageChannels, 16}, {1, 1});
+      out->tensor_maps[2] = output;
+    }
+  }
+
+ protected:
+  static constexpr int kSwizzle = hopper::swizzle_of(kRowBytes);
+  static constexpr int kActivationMap = 0, kWeightMap = 128, kOutputMap = 256;  // in Params
+
+  struct Member {
+    int m, n, slice;
+    AT_DEVICE int rank(int other_m, int other_n, int other_slice) const {
+      return (other_slice * kClusterN + other_n) * kClusterM + other_m;
+    }
+  };
+
+  // Addresses in shared memory. A joint slot holds a fill, then its weights.
+  struct Layout {
+    uint32_t fills, weights, staging, gate, full, empty, weight_full, weight_empty, turn, gate_full;
+    AT_DEVICE Layout(const Params& x, uint32_t memory) {
+      fills = (memory + 1023) / 1024 * 1024;
+      weights = fills + (kJoint ? kM * kRowBytes : x.fill_slots * x.slot_bytes);
+      staging = fills + x.fill_slots * x.slot_bytes + x.weight_slots * kWeightBytes;
+      gate = staging + x.staging_bytes;
+      full = gate + x.gate_bytes;
+      empty = full + 8 * x.fill_slots;
+      turn = empty + 8 * x.fill_slots;
+      gate_full = turn + 8 * kGroups;
+      weight_full = gate_full + 8;
+      weight_empty = weight_full + 8 * x.weight_slots;
+    }
+  };
+
+  struct Tile {
+    int m, n;
+    AT_DEVICE Tile(const Params& x, const Member& me, int index) {
+      int row, column;
+      if (x.along_m) column = x.cluster_rows.split(index, row);
+      else row = x.cluster_columns.split(index, column);
+      m = row * kClusterM + me.m;
+      n = column * kClusterN + me.n;
+    }
+  };
+
+  // The filter taps and channels that a fill stands for, in the order in which all roles take them.
+  struct Place {
+    int chunk, phase_w, phase_h;
+    AT_DEVICE Place(const Params& x, int fill) {
+      if (kSlices == 1) {
+        chunk = phase_w = phase_h = 0;
+      } else {
+        chunk = fill % x.chunks, phase_w = fill / x.chunks % x.phases_w, phase_h = fill / x.chunks / x.phases_w;
+      }
+    }
+    AT_DEVICE void advance(const Params& x) {
+      if (++chunk < x.chunks) return;
+      chunk = 0;
+      if (++phase_w < x.phases_w) return;
+      phase_w = 0, ++phase_h;
+    }
+  };
+
+  AT_DEVICE static int first_tile() { return blockIdx.x / kCluster; }
+  AT_DEVICE static int tile_step() { return gridDim.x / kCluster; }
+  AT_DEVICE static int first_fill(const Params& x, int slice) { return x.fills * slice / kSlices; }
+
+  using Sums = float[kBlocks][kN / 2];
+};
+
+}  // namespace at

@@ -1,0 +1,129 @@
+// A CUDA driver without a GPU, for tests of what the engine tells the driver: it writes a line for each launch.
+//
+// A module's functions are their names. Each kernel has two tensor maps, of its first two operands, then its pointers.
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "abi.h"
+
+namespace {
+
+struct Params {
+  void* maps[2][16];  // a map is 128 bytes: here the address that it was encoded with, and nothing
+  at_pointers pointers;
+};
+static_assert(sizeof(Params) <= AT_MAX_PARAMS);
+
+struct Node {
+  std::string name;
+  Params params;
+};
+
+void* const kContext = reinterpret_cast<void*>(0x100);
+void* current = nullptr;
+int encoded = 0;
+std::vector<Node> nodes;
+
+void tell(const char* name, const Params& params) {
+  std::printf(" %s", name);
+  for (int i = 0; i < 2; ++i) std::printf(" %ld", reinterpret_cast<long>(params.maps[i][0]));
+  for (void* pointer : params.pointers.p) std::printf(" %ld", reinterpret_cast<long>(pointer));
+}
+
+int encode(void* map, void* address) {
+  std::memset(map, 0, 128);
+  std::memcpy(map, &address, sizeof address);
+  ++encoded;
+  return current == kContext ? 0 : 201;
+}
+
+}  // namespace
+
+extern "C" {
+
+struct Launch {
+  unsigned grid[3], block[3], shared;
+  void* stream;
+};
+
+struct Kernel {
+  const char* function;
+  unsigned grid[3], block[3], shared;
+  void** parameters;
+};
+
+int cuInit(unsigned) { return 0; }
+int cuGetErrorString(int, const char** text) { return *text = "told by the test", 0; }
+int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
+int cuDevicePrimaryCtxRetain(void** context, int) { return *context = kContext, 0; }
+int cuCtxGetCurrent(void** context) { return *context = current, 0; }
+int cuCtxSetCurrent(void* context) { return current = context, 0; }
+int cuModuleLoadData(void**, const void*) { return 0; }
+int cuModuleUnload(void*) { return 0; }
+int cuModuleGetFunction(void** function, void*, const char* name) { return *function = strdup(name), 0; }
+int cuFuncSetAttribute(void*, int, int) { return 0; }
+int cuFuncGetAttribute(int* value, int, void*) { return *value = 1024, 0; }
+int cuMemAlloc_v2(uint64_t*, size_t) { return 0; }
+int cuMemFree_v2(uint64_t) { return 0; }
+
+int cuMemcpyDtoH_v2(void* to, uint64_t, size_t) {
+  at_prepared values{};
+  values.abi_version = AT_ABI_VERSION;
+  values.params_bytes = sizeof(Params);
+  values.pointers_offset = offsetof(Params, pointers);
+  values.tensor_map_count = 2;
+  for (int i = 0; i < 2; ++i) {
+    values.tensor_maps[i].pointer = i;
+    values.tensor_maps[i].params_offset = i * 128;
+    values.tensor_maps[i].pixels = i;  // one of either kind
+  }
+  std::memcpy(to, &values, sizeof values);
+  return 0;
+}
+
+int cuLaunchKernelEx(const Launch* launch, const char* name, void** parameters, void**) {
+  if (std::strstr(name, "_prepare")) return 0;
+  std::printf("launch %ld", reinterpret_cast<long>(launch->stream));
+  tell(name, *static_cast<Params*>(parameters[0]));
+  std::printf("\n");
+  return current == kContext ? 0 : 201;
+}
+
+int cuTensorMapEncodeTiled(void* map, int, unsigned, void* address) { return encode(map, address); }
+int cuTensorMapEncodeIm2col(void* map, int, unsigned, void* address) { return encode(map, address); }
+int cuGraphCreate(void**, unsigned) { return nodes.clear(), 0; }
+int cuGraphDestroy(void*) { return 0; }
+int cuGraphAddDependencies_v2(void*, const void*, const void*, const void*, size_t) { return 0; }
+int cuGraphInstantiateWithFlags(void** exec, void*, unsigned long long) { return *exec = kContext, 0; }
+int cuGraphExecDestroy(void*) { return 0; }
+
+int cuGraphAddKernelNode_v2(void** node, void*, const void*, size_t, const Kernel* kernel) {
+  nodes.push_back({kernel->function, *static_cast<Params*>(kernel->parameters[0])});
+  *node = reinterpret_cast<void*>(nodes.size());
+  return 0;
+}
+
+int cuGraphExecKernelNodeSetParams_v2(void*, void* node, const Kernel* kernel) {
+  const size_t number = reinterpret_cast<size_t>(node) - 1;
+  if (const char* failing = std::getenv("DRIVER_FAILS"); failing && kernel->function == std::string(failing)) return 999;
+  nodes.at(number).params = *static_cast<Params*>(kernel->parameters[0]);
+  return 0;
+}
+
+int cuGraphLaunch(void*, void* stream) {
+  std::printf("graph %ld", reinterpret_cast<long>(stream));
+  for (const Node& node : nodes) tell(node.name.c_str(), node.params);
+  std::printf("\n");
+  return current == kContext ? 0 : 201;
+}
+
+void driver_report() {
+  std::printf("encoded %d\n", encoded);
+  std::fflush(stdout);
+  encoded = 0;
+}
+}

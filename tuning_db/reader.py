@@ -1,0 +1,163 @@
+"""Reads what running a network needs of a database in a file: by plain sqlite3, which is there at once.
+
+The tables are defined in tuning_db/schema.py alone. All columns asked for here are in every schema so far, so files of
+older ones are read as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tuning_db.binary import unpacked
+from tuning_db.errors import explained
+from tuning_db.place import Location, check, connect, is_address
+from tuning_db.ties import ranked
+
+if TYPE_CHECKING:
+    from tuning_db import asked
+
+
+class _Device(NamedTuple):
+    id: int
+    name: str
+    target: str
+    flops_per_us: float
+    bytes_per_us: float
+
+
+class _Library(NamedTuple):
+    id: int
+    digest: str
+    kind: str
+    target: str
+
+
+class _Kernel(NamedTuple):
+    id: int
+    family: str
+    config: str
+    symbol: str
+    weight_layouts: Mapping[str, str]
+    library: _Library | None
+
+
+class _Measurement(NamedTuple):
+    kernel_id: int
+    kernel: _Kernel
+    launch: Mapping[str, int]
+    median_us: float | None
+    final: bool
+    details: Mapping[str, Any]
+
+
+class _Plan(NamedTuple):
+    median_us: float
+    choices: Sequence[Mapping[str, Any]]
+    details: Mapping[str, Any]
+
+
+_KERNEL = "k.id, k.family, k.config, k.symbol, k.weight_layouts, l.id, l.digest, l.kind, l.target"
+_KERNELS = "kernel k LEFT JOIN library l ON l.id = k.library_id"
+_MEASURED = "m.device_id = ? AND m.problem_id = (SELECT id FROM problem WHERE text = ?)"
+
+
+class Reader:
+    """A database in a file, opened for reading only, by one thread; a context manager. It answers `asked.Database`.
+
+    Raises DatabaseError, also if there is no such database.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        check(path)
+        self._connection = connect(path)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def devices(self) -> Sequence[_Device]:
+        """All devices that measured."""
+        return self._devices
+
+    def device(self, name: str) -> _Device | None:
+        """A device by name."""
+        return next((row for row in self._devices if row.name == name), None)
+
+    def problem_texts(self) -> Sequence[str]:
+        """All problems by their text."""
+        return self._problem_texts
+
+    def ranking(self, device: asked.Device, problem: str) -> list[_Measurement]:
+        """Verified candidates for a problem (its text) on a device, best first, each once."""
+        query = f"""
+            SELECT m.launch, m.median_us, m.final, m.details, {_KERNEL}
+            FROM measurement m, {_KERNELS}
+            WHERE {_MEASURED} AND m.status = 'ok' AND k.id = m.kernel_id ORDER BY m.median_us, m.id"""
+        return ranked(
+            _Measurement(kernel[0], _kernel(kernel), json.loads(launch), median_us, bool(final), json.loads(details))
+            for launch, median_us, final, details, *kernel in self._rows(query, device.id, problem)
+        )
+
+    def best_us(self, device: asked.Device, problem: str) -> float | None:
+        """The shortest verified time of a problem on a device, in microseconds."""
+        query = f"SELECT min(m.median_us) FROM measurement m WHERE {_MEASURED}"
+        [[time]] = self._rows(query, device.id, problem)
+        return time
+
+    def plan(self, device: asked.Device, network: str) -> _Plan | None:
+        """The newest plan of a network on a device."""
+        query = """
+            SELECT median_us, choices, details FROM plan
+            WHERE device_id = ? AND network = ? ORDER BY id DESC LIMIT 1"""
+        for median_us, choices, details in self._rows(query, device.id, network):
+            return _Plan(median_us, json.loads(choices), json.loads(details))
+        return None
+
+    def kernel(self, kernel_id: int) -> _Kernel:
+        """A kernel by its number."""
+        [row] = self._rows(f"SELECT {_KERNEL} FROM {_KERNELS} WHERE k.id = ?", kernel_id)
+        return _kernel(row)
+
+    def binary(self, library: asked.Library) -> bytes:
+        """The binary of a library; raises DatabaseError if it is not what its digest says."""
+        [[blob]] = self._rows("SELECT blob FROM library WHERE id = ?", library.id)
+        return unpacked(blob, library.digest, self.name)
+
+    # Asked for once a layer, and few.
+
+    @cached_property
+    def _devices(self) -> list[_Device]:
+        query = "SELECT id, name, target, flops_per_us, bytes_per_us FROM device ORDER BY id"
+        return [_Device(*row) for row in self._rows(query)]
+
+    @cached_property
+    def _problem_texts(self) -> list[str]:
+        return [text for (text,) in self._rows("SELECT text FROM problem ORDER BY id")]
+
+    def _rows(self, query: str, *values: object) -> list[Any]:
+        with explained(self.name):
+            return self._connection.execute(query, values).fetchall()
+
+
+def _kernel(row: Sequence[Any]) -> _Kernel:
+    number, family, config, symbol, layouts, *library = row
+    return _Kernel(
+        number, family, config, symbol, json.loads(layouts), _Library(*library) if library[0] is not None else None
+    )
+
+
+def reader(where: Location) -> AbstractContextManager[asked.Database]:
+    """Open a database for running networks; raises DatabaseError, also if there is no such database."""
+    if is_address(where):
+        from tuning_db.store import Store
+
+        return Store.open(where)
+    return Reader(Path(where))
