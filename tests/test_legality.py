@@ -212,17 +212,14 @@ def test_what_is_legal_of_cutlass3_compiles_and_does_not_spill(name):
 
 def test_a_kernel_of_the_day_from_cutlass3_compiles():
     """One: it takes as long as dozens of others."""
-    arch, rng = architecture("sm90"), random.Random(f"{datetime.date.today()} cutlass3")
-    try:
-        if not toolchain.for_target("sm_90").compiler.startswith("nvcc"):
-            pytest.skip("CUTLASS 3.x needs nvcc")
-    except ToolchainError as error:
-        pytest.skip(str(error))
-    found, epilogue = family(rng.choice(CUTLASS3)), Epilogue.parse("bias,add,relu")
+    need_compiler("sm_90")
+    if not toolchain.for_target("sm_90").compiler.startswith("nvcc"):
+        pytest.skip("NVRTC does not compile CUTLASS 3.x")
+    arch, rng, epilogue = architecture("sm90"), random.Random(f"{TODAY} cutlass3"), Epilogue.parse("bias,add,relu")
+    found = family(rng.choice(CUTLASS3))
     dtype = rng.choice(found.dtypes)
     config = rng.choice(list(found.configs(arch, dtype, epilogue)))
-    for built in build.build([Kernel.of(found.name, config, dtype, epilogue, "sm_90")], jobs=2):
-        assert built.path, f"{built.unit.kernels[0]}: {built.error}"
+    assert_exported([Kernel.of(found.name, config, dtype, epilogue, "sm_90")])
 
 
 def test_the_script_names_what_it_cannot_compile():

@@ -23,8 +23,11 @@ _OVERHEAD = 1024 + 16  # barriers and what aligns the buffers, and the scheduler
 _REGISTERS = 65536
 _MOST_SUMS = 192  # registers of a thread that can hold sums without spilling
 _OTHER_REGISTERS = 44  # of a thread of a basic kernel
-_READ_AHEAD = 24  # registers of a thread that reads tensors by itself
-_WIDE_PART = 16  # and of one that stores 64 columns at a time
+_READ_AHEAD, _TAKEN, _WIDE_PART = (
+    24,
+    8,
+    16,
+)  # of one that reads tensors, or takes what TMA has read, or stores 64 columns
 
 # For the cost: a multiprocessor's rates a cycle.
 _PRODUCTS_A_CYCLE = 2048  # of 16-bit elements
@@ -116,11 +119,12 @@ class Tile:
 def rules(x: Tile, arch: Architecture, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
     """What a tile may break, and why it is refused then."""
     tensors = sum(argument.kind == "tensor" for argument in epilogue.arguments)
-    ahead = (_READ_AHEAD if tensors > x.by_tma else 0) + (_WIDE_PART if x.epilogue_n > 32 else 0)
+    ahead = _READ_AHEAD if tensors > x.by_tma else _TAKEN if x.by_tma else 0
+    ahead += _WIDE_PART if x.epilogue_n > 32 else 0
     row = x.k * x.bytes
     yield x.by_tma and not tensors, "there is no tensor to load by TMA"
     yield x.schedule == "cooperative" and x.m % 128 > 0, "two warpgroups share tiles of multiples of 128 rows"
-    yield x.sums + ahead > _MOST_SUMS, "the accumulators would spill"
+    yield x.sums + (ahead if x.groups > 1 else 0) > _MOST_SUMS, "the accumulators would spill"
     yield row % _SWIZZLES[0] > 0 or (row > _SWIZZLES[-1] and row % _SWIZZLES[-1] > 0), "rows that no swizzle fits"
     yield x.n % x.epilogue_n > 0, "the epilogue's part must divide the tile"
     yield x.cluster > 4, "clusters of up to four blocks"

@@ -164,7 +164,7 @@ PROBLEMS = {
 STREAMED = ("cutlass2_gemm", "cutlass2_conv2d_dgrad", "cutlass2_conv2d_wgrad", "cutlass3_gemm")
 
 # Kernels of a problem, by the family's first letters: they differ in more where many schedules share a source.
-SAMPLED = {"sm90": 8, "cuda_stem": 8, "cutlass3": 4}
+SAMPLED = {"sm90": 8, "cuda_stem": 8, "cutlass3": 3}
 
 
 def sampled(name):
