@@ -9,6 +9,7 @@ from autotune.epilogue import MAX_SCALARS
 from autotune.problem import (
     MAX_OPERANDS,
     AvgPool2d,
+    Cast,
     Conv2d,
     Conv2dDgrad,
     Conv2dSe,
@@ -20,6 +21,7 @@ from autotune.problem import (
     PatchConv2d,
     Problem,
     SeBlock,
+    SeDownBlock,
     SeTail,
     SpaceToDepth,
     Stem,
@@ -42,13 +44,14 @@ def _struct(name: str, sizes: str) -> type[ctypes.Structure]:
 _WINDOW = "stride_h stride_w pad_h pad_w"
 _CONVOLUTION = f"n h w c k r s p q {_WINDOW} dilation_h dilation_w groups"
 _CONV2D = _struct("at_conv2d", _CONVOLUTION)
+_CONV2D_SE = _struct("at_conv2d_se", f"{_CONVOLUTION} hidden")
 _POOL2D = _struct("at_pool2d", f"n h w c r s p q {_WINDOW}")
 
 STRUCTS: dict[type[Problem], type[ctypes.Structure]] = {
     **dict.fromkeys((Conv2d, Conv2dDgrad, Conv2dWgrad, Gemm, PatchConv2d), _CONV2D),
-    Conv2dSe: _struct("at_conv2d_se", f"{_CONVOLUTION} hidden"),
+    **dict.fromkeys((Conv2dSe, SeDownBlock), _CONV2D_SE),
     **dict.fromkeys((AvgPool2d, MaxPool2d), _POOL2D),
-    **dict.fromkeys((GlobalAvgPool2d, Elementwise), _struct("at_pixels", "n h w c")),
+    **dict.fromkeys((GlobalAvgPool2d, Elementwise, Cast), _struct("at_pixels", "n h w c")),
     ToChannelsLast: _struct("at_to_channels_last", "n h w c to"),
     Stem: _struct("at_stem", f"n h w c k r s p q {_WINDOW} pool pool_stride pool_pad"),
     SpaceToDepth: _struct("at_space_to_depth", "n h w c block"),

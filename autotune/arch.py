@@ -47,7 +47,7 @@ class Architecture:
 ARCHITECTURES: dict[str, Architecture] = {
     arch.name: arch
     for arch in (
-        Architecture("cpu", None, ("f32",), processors=len(os.sched_getaffinity(0))),
+        Architecture("cpu", None, ("f32", "s8"), processors=len(os.sched_getaffinity(0))),
         Architecture("sm70", 70, ("f16", "f32"), 98304, 98304, 2048, 80),
         Architecture("sm75", 75, ("f16", "f32", "s8"), 65536, 65536, 1024, 40),
         Architecture("sm80", 80, ("f16", "bf16", "tf32", "f32", "s8"), 166912, 167936, 2048, 108),

@@ -1,8 +1,9 @@
 """Kernels -> binaries: ninja compiles translation units of several kernels, named by their content.
 
-A binary's name is a digest of its source, its headers, the compiler and the flags, so what exists is never
-built again, and two processes that build the same unit end with the same file: each writes a file of its own
-and renames it into place. A unit that does not compile is taken apart, so one bad kernel fails alone.
+A binary's name is a digest of its source, its headers, the compiler and the flags, and the name that a kernel would
+have alone leads to the unit that it is in: so what exists is never built again, whatever it is asked for together with.
+Two processes that build the same unit end with the same file: each writes a file of its own and renames it into place.
+A unit that does not compile is taken apart, so one bad kernel fails alone.
 """
 
 from __future__ import annotations
@@ -112,8 +113,9 @@ def build(kernels: Sequence[Kernel], jobs: int) -> Generator[Built]:
     Raises ToolchainError if there is no compiler for the target or no room on the disk.
     """
     sound, faulty = renderable(kernels)
-    yield from faulty
-    waiting = [units(sound, jobs)]
+    exist, missing = existing(sound)
+    yield from (*faulty, *exist)
+    waiting = [units(missing, jobs)]
     while waiting:
         with closing(Batch(waiting.pop(), jobs)) as batch:
             while batch.pending:
@@ -137,6 +139,19 @@ def renderable(kernels: Sequence[Kernel]) -> tuple[list[Kernel], list[Built]]:
         except FamilyError as error:
             faulty.append(Built(Unit((kernel,)), None, str(error)))
     return sound, faulty
+
+
+def existing(kernels: Sequence[Kernel]) -> tuple[list[Built], list[Kernel]]:
+    """Those kernels that are on the disk, in whatever unit, and the others."""
+    found: dict[Path, list[Kernel]] = {}
+    missing = []
+    for kernel in kernels:
+        alone = Unit((kernel,)).path
+        if alone.exists():
+            found.setdefault(alone.resolve(), []).append(kernel)
+        else:
+            missing.append(kernel)
+    return [Built(Unit(tuple(group)), path) for path, group in found.items()], missing
 
 
 def apart(built: Built) -> list[Unit]:
@@ -241,6 +256,7 @@ def _ninja_file(commands: dict[Unit, str]) -> str:
 def _outcome(unit: Unit, folder: Path) -> Built:
     seconds = _seconds(unit, folder)
     if unit.path.exists():
+        _lead_to(unit)
         return Built(unit, unit.path, seconds=seconds)
     log = _log(unit, folder)
     text = log.read_text(errors="replace").strip() if log.exists() else ""
@@ -248,6 +264,16 @@ def _outcome(unit: Unit, folder: Path) -> Built:
     if "No space left on device" in text or shutil.disk_usage(folder).free < _LEAST_SPACE:
         raise ToolchainError(f"no space left for kernels in {paths.generated()}: free some, or set AUTOTUNE_GENERATED")
     return Built(unit, None, _first_errors(text) or "the compiler was stopped and said nothing", seconds)
+
+
+def _lead_to(unit: Unit) -> None:
+    """Make the name that each kernel would have alone lead to its unit."""
+    for kernel in unit.kernels:
+        alone = Unit((kernel,)).path
+        if not alone.exists():
+            with suppress(FileExistsError):  # another process was as quick
+                alone.unlink(missing_ok=True)  # it led to what is gone
+                alone.symlink_to(unit.path.name)
 
 
 def _first_errors(text: str) -> str:

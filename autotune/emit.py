@@ -7,7 +7,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import jinja2
@@ -16,7 +16,7 @@ from autotune import abi, paths
 from autotune.arch import Architecture, architecture
 from autotune.errors import FamilyError
 from autotune.families import family, folder_of
-from autotune.families.base import DEVICE_IMAGE, Kernel
+from autotune.families.base import DEVICE_IMAGE, Family, Kernel
 
 CPP_TYPES = {"f32": "float", "f16": "at::half", "bf16": "at::bfloat16", "tf32": "float", "s8": "signed char"}
 
@@ -54,12 +54,20 @@ def architecture_of(kernel: Kernel) -> Architecture:
 
 def render(kernel: Kernel) -> str:
     """The kernel's own text: its family's template with its values. Raises FamilyError with the template's fault."""
-    chosen = family(kernel.family)
+    return _rendered(family(kernel.family), kernel)
+
+
+@lru_cache(maxsize=1024)
+def _rendered(chosen: Family, kernel: Kernel) -> str:
     try:
         context = chosen.context(kernel.values, architecture_of(kernel), kernel.dtype)
         template = _environment(tuple(folders(kernel))).get_template(chosen.template)
         return template.render(
-            symbol=symbol(kernel), element=CPP_TYPES[kernel.dtype], epilogue=kernel.epilogue, **context
+            symbol=symbol(kernel),
+            element=CPP_TYPES[kernel.dtype],
+            types=CPP_TYPES,
+            epilogue=kernel.epilogue,
+            **context,
         )
     except Exception as error:  # a template may hold any expression
         raise FamilyError(_fault(chosen.template, error)) from error

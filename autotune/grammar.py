@@ -30,7 +30,8 @@ def usage(operator: type[Problem]) -> str:
 def _word(field: dataclasses.Field[object]) -> str:
     if field.default is not dataclasses.MISSING:
         return f"[{field.name}={value_text(field.default)}]"
-    return f"{field.name}={'DTYPE' if field.name == 'dtype' else 'N,N' if 'tuple' in str(field.type) else 'N'}"
+    kinds = {"str": "DTYPE", "int": "N"}
+    return f"{field.name}={kinds.get(str(field.type), 'N,N')}"
 
 
 def read_problems(path: Path) -> list[Problem]:
@@ -70,8 +71,8 @@ def _served() -> str:
     """Operator by operator and dtype by dtype: which family has kernels for which architectures."""
     text = "| operator | family | dtype: architectures |\n| --- | --- | --- |\n"
     for family in families().values():
-        dtypes = [dtype for dtype in DTYPES if dtype in family.dtypes]
-        served = {dtype: [arch.name for arch in ARCHITECTURES.values() if dtype in arch.dtypes] for dtype in dtypes}
+        own = [dtype for dtype in DTYPES if dtype in family.dtypes]
+        served = {dtype: [arch.name for arch in ARCHITECTURES.values() if dtype in arch.dtypes] for dtype in own}
         words = [
             f"{dtype}: {', '.join(name for name in names if name in family.architectures)}"
             for dtype, names in served.items()

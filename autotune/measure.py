@@ -51,6 +51,12 @@ class Case(Operands):
         self._monitor = Monitor(device)
         self._copies: list[dict[str, torch.Tensor]] = []
 
+    @property
+    def bytes(self) -> int:
+        """Memory of the operands, of their copies and of what they are to give."""
+        kept = [self.tensors, self.expected, *self._copies]
+        return sum(tensor.nbytes for tensors in kept for tensor in tensors.values())
+
     def bind(self, candidate: Candidate, tensors: Mapping[str, torch.Tensor] | None = None) -> Step:
         """Bind a candidate to this case's tensors, or to a copy of them."""
         return bind(candidate, self.problem, tensors or self.tensors, self.scalars, self.device)
@@ -188,5 +194,5 @@ def _throttling(rounds: Rounds, index: int) -> dict[str, Any]:
 
 
 def _accuracy(problem: Problem, candidate: Candidate) -> str:
-    """What a candidate is held to: the dtype's tolerance, unless it sums in half precision."""
-    return HALF_SUMS if json.loads(candidate.config).get("accumulator") == "f16" else problem.dtype
+    """What a candidate is held to: the tolerance of the output's dtype, unless it sums in half precision."""
+    return HALF_SUMS if json.loads(candidate.config).get("accumulator") == "f16" else problem.output_dtype

@@ -14,6 +14,7 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 
 from autotune.problem import (
     AvgPool2d,
+    Cast,
     Conv2d,
     Conv2dDgrad,
     Conv2dSe,
@@ -26,6 +27,7 @@ from autotune.problem import (
     PatchConv2d,
     Problem,
     SeBlock,
+    SeDownBlock,
     SeTail,
     SpaceToDepth,
     Stem,
@@ -77,7 +79,7 @@ def _global_avg_pool2d(problem: GlobalAvgPool2d, t: Tensors) -> torch.Tensor:
     return t["x"].mean((1, 2), keepdim=True)
 
 
-def _elementwise(problem: Elementwise, t: Tensors) -> torch.Tensor:
+def _elementwise(problem: Elementwise | Cast, t: Tensors) -> torch.Tensor:
     return t["x"]
 
 
@@ -115,12 +117,21 @@ def _excite(x: torch.Tensor, t: Tensors) -> torch.Tensor:
     return x * gate[:, None, None, :]
 
 
-def _conv3x3(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return _nhwc(F.conv2d(_nchw(x), weight, padding=1))
+def _conv3x3(x: torch.Tensor, weight: torch.Tensor, stride: int = 1) -> torch.Tensor:
+    return _nhwc(F.conv2d(_nchw(x), weight, stride=stride, padding=1))
 
 
 def _se_block(problem: SeBlock, t: Tensors) -> torch.Tensor:
     return _conv3x3(t["x"], t["weight1"])
+
+
+def _se_down_block(problem: SeDownBlock, t: Tensors) -> torch.Tensor:
+    return _conv3x3(t["x"], t["weight1"], stride=2)
+
+
+def _projected(t: Tensors) -> torch.Tensor:
+    """What a block that halves its image adds as its identity."""
+    return _nhwc(F.conv2d(F.avg_pool2d(_nchw(t["x"]), 3, 2, 1), t["projection"]))
 
 
 def _patch_conv2d(problem: PatchConv2d, t: Tensors) -> torch.Tensor:
@@ -137,12 +148,13 @@ _MEANING: dict[type[Problem], Callable[..., torch.Tensor]] = {
     AvgPool2d: _avg_pool2d,
     MaxPool2d: _max_pool2d,
     GlobalAvgPool2d: _global_avg_pool2d,
-    Elementwise: _elementwise,
+    **dict.fromkeys((Elementwise, Cast), _elementwise),
     ToChannelsLast: _to_channels_last,
     Stem: _stem,
     SpaceToDepth: _space_to_depth,
     SeTail: _se_tail,
     SeBlock: _se_block,
+    SeDownBlock: _se_down_block,
 }
 
 
@@ -151,6 +163,10 @@ def compute(problem: Problem, tensors: Tensors, scalars: tuple[float, ...] = ())
     own, rest = scalars[: problem.scalars], scalars[problem.scalars :]
     meaning = _MEANING.get(type(problem))
     value = meaning(problem, tensors) if meaning else problem.reference(tensors, own)
-    places = {"conv": lambda x: _conv3x3(x, tensors["weight2"]), "gate": lambda x: _excite(x, tensors)}
+    places = {
+        "conv": lambda x: _conv3x3(x, tensors["weight2"]),
+        "gate": lambda x: _excite(x, tensors),
+        "project": lambda x: x + _projected(tensors),
+    }
     value, stored = problem.epilogue.apply(value, dict(tensors), rest, places)
     return {"y": value, **stored}

@@ -133,6 +133,9 @@ class _Simulated:
                 study.tell(kernel.values, told)
                 self._note(study.space.problem, result.us)
 
+    def finish(self) -> None:
+        pass
+
     def _note(self, problem: Problem, us: float | None) -> None:
         steps = self.steps.setdefault(problem, [])
         best = min(us or math.inf, steps[-1].best_us if steps else math.inf)

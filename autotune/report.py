@@ -12,7 +12,18 @@ from autotune.epilogue import Epilogue
 from autotune.families import families, serving
 from autotune.families.base import Family
 from autotune.objective import OBJECTIVES, undominated
-from autotune.problem import Convolution, Gemm, Pool2d, Problem, SeBlock, SeTail, SpaceToDepth, Stem, limit_us
+from autotune.problem import (
+    Convolution,
+    Gemm,
+    Pool2d,
+    Problem,
+    SeBlock,
+    SeDownBlock,
+    SeTail,
+    SpaceToDepth,
+    Stem,
+    limit_us,
+)
 from autotune.vendor import aten, cudnn
 from fused_resnet.capture.torch_call import TorchCall
 from tuning_db import Store
@@ -95,6 +106,8 @@ def brief(problem: Problem) -> str:  # noqa: PLR0911 -- a table
             return f"se {problem.c}>{problem.hidden}>{problem.c} @{problem.h}x{problem.w}"
         case SeBlock():
             return f"block {problem.c} @{problem.h}x{problem.w}"
+        case SeDownBlock():
+            return f"block/2 {problem.c}>{problem.k} @{problem.h}x{problem.w}"
         case TorchCall():
             return f"torch {', '.join(call.name for call in problem.calls)}"
     return str(problem).partition(" dtype=")[0]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import torch
@@ -17,9 +19,12 @@ from autotune.result import Result
 from autotune.spans import span
 from autotune.timing import Timing
 from autotune.vendor import cudnn
-from autotune.worker import NetworkRequest, Request, VendorRequest
+from autotune.worker import FinalsRequest, NetworkRequest, TrialRequest, VendorRequest
 
-_CASES_KEPT = 24
+_SHARE = 0.25
+"""Of the device's memory, for the problems that are kept."""
+_BYTES = 4 * 2**30
+"""On a CPU."""
 
 
 def serve(connection: Connection, device: torch.device) -> None:
@@ -27,17 +32,14 @@ def serve(connection: Connection, device: torch.device) -> None:
     server = _Server(device)
     connection.send("ready")
     while True:
+        request = connection.recv()
         try:
-            request = connection.recv()
-        except EOFError:
-            return
-        try:
-            for answer in server.answers(request):
-                connection.send(answer)
+            answer = server.answer(request)
         except Exception as error:  # no memory, a failed launch, an illegal address
             lines = str(error).splitlines() or [""]
             connection.send(Result("crashed", f"{type(error).__name__}: {lines[0]}"))
             return
+        connection.send(answer)
 
 
 class _Server:
@@ -46,33 +48,41 @@ class _Server:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._cases: OrderedDict[tuple[str, Timing], Case] = OrderedDict()
+        cuda = device.type == "cuda"
+        self._room = int(_SHARE * torch.cuda.get_device_properties(device).total_memory) if cuda else _BYTES
         self._network: NetworkCase | None = None
 
-    def answers(self, request: object) -> Iterator[object]:
-        """One answer for each candidate of a trial; one for all of anything else."""
+    def answer(self, request: object) -> object:
+        """One result of a trial; of anything else, whatever was asked for."""
+        if isinstance(request, TrialRequest):
+            with span(str(request.problem), self._device):
+                return self._trial(request)
+        if isinstance(request, FinalsRequest):
+            with span(str(request.problem), self._device):
+                return self._case(request).finals(request.candidates, request.rounds)
         if isinstance(request, NetworkRequest):
             if self._network is None or self._network.network.key != request.network.key:
                 self._network = NetworkCase(request.network, self._device)
-            yield self._network.compare(request.plans, request.rounds)
-        elif isinstance(request, Request):
-            with span(str(request.problem), self._device):
-                if request.rounds:
-                    yield self._case(request).finals(request.candidates, request.rounds)
-                    return
-                for candidate in request.candidates:
-                    yield self._case(request).run(candidate)
-        elif isinstance(request, VendorRequest):
-            yield cudnn.offers(request.problem, self._device)
-        else:
-            yield measure_device(self._device)
+            return self._network.compare(request.plans, request.rounds)
+        if isinstance(request, VendorRequest):
+            return cudnn.offers(request.problem, self._device)
+        return measure_device(self._device)
 
-    def _case(self, request: Request) -> Case:
+    def _trial(self, request: TrialRequest) -> Result:
+        """Verify and time a candidate. Seconds of neither loading nor timing are of verifying: operands, failures."""
+        started = time.perf_counter()
+        result = self._case(request).run(request.candidate)
+        others = {name: spent for name, spent in result.details.get("seconds", {}).items() if name != "verify"}
+        verify = time.perf_counter() - started - sum(others.values())
+        return replace(result, details={**result.details, "seconds": {**others, "verify": round(verify, 5)}})
+
+    def _case(self, request: TrialRequest | FinalsRequest) -> Case:
         """The operands of a request's problem: made once, and again after a kernel has written where it must not."""
         key = (str(request.problem), request.timing)
         if key not in self._cases or self._cases[key].spoiled:
             self._cases[key] = Case(request.problem, self._device, timing=request.timing)
         self._cases.move_to_end(key)
-        while len(self._cases) > _CASES_KEPT:
+        while len(self._cases) > 1 and sum(case.bytes for case in self._cases.values()) > self._room:
             self._cases.popitem(last=False)
         return self._cases[key]
 
@@ -85,7 +95,7 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.init()
         torch.cuda.set_device(device)
-    with torch.inference_mode():
+    with torch.inference_mode(), suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the tuner has gone
         serve(Connection(int(descriptor)), device)
 
 

@@ -63,6 +63,7 @@ STEPS: dict[str, StepKind] = {
     "store": StepKind(("output",), lambda v, _: v),
     "conv": StepKind((), lambda v: v),
     "gate": StepKind((), lambda v: v),
+    "project": StepKind((), lambda v: v),
     "add_scalar": StepKind(("scalar",), torch.add),
     "mul_scalar": StepKind(("scalar",), torch.mul),
     "clamp": StepKind(("scalar", "scalar"), torch.clamp, ((-1.0, -0.25), (0.25, 1.0))),
@@ -79,7 +80,7 @@ STEPS: dict[str, StepKind] = {
 }
 """Every step by name: those of templates/epilogue.h, and custom steps by their full names."""
 
-PLACES = ("conv", "gate")
+PLACES = ("conv", "gate", "project")
 """Steps that only mark a place in a chain: what happens there is the problem's, such as Conv2dSe or SeBlock."""
 
 _BUILT_IN = tuple(STEPS)

@@ -7,10 +7,10 @@ stopped goes on where it was. A compiled kernel serves every problem with its ep
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 from autotune import paths, toolchain
@@ -18,7 +18,7 @@ from autotune.arch import Architecture
 from autotune.device import DeviceFacts
 from autotune.families import family, serving
 from autotune.families.base import Kernel
-from autotune.ledger import RECORD, WAIT, Ledger
+from autotune.ledger import WAIT, Ledger
 from autotune.objective import DEFAULT as BY_TIME
 from autotune.objective import value
 from autotune.problem import Convolution, Problem
@@ -27,11 +27,11 @@ from autotune.result import Result
 from autotune.search import DEFAULT, Space, Study, strategy
 from autotune.search.schedule import Schedule
 from autotune.settle import settle_network
+from autotune.trials import Trials
 from autotune.vendor import aten, cudnn
-from autotune.vendor_plans import plan_rows
+from autotune.vendor_rows import operator_rows, plan_rows
 from autotune.worker import Worker
-from autotune.workshop import Workshop, identity
-from fused_resnet.binding import Candidate
+from autotune.workshop import Workshop
 from fused_resnet.candidates import candidate
 from fused_resnet.graph import Network
 from fused_resnet.selection import shortlist
@@ -84,6 +84,7 @@ class Tuning:
         self.problems = list(dict.fromkeys(problems))
         self.deadline = time.monotonic() + options.budget
         self.ledger = Ledger()
+        self._begun: set[tuple[Study, Kernel]] = set()  # two studies may ask for one kernel
         self._elsewhere: list[tuple[Study, Kernel]] = []
         self._facts: Future[DeviceFacts] | None = None
         self.workshop = Workshop(store, options.target, options.jobs, self.ledger, progress, self._failed)
@@ -112,8 +113,7 @@ class Tuning:
             self._recall()
             schedule.begin()
             self.progress.stage("timing torch's operators")
-            for problem in self.problems:
-                self._time_torch(problem)
+            self._time_torch()
             self._time_vendor()
             self.progress.stage("searching")
             schedule.run()
@@ -145,6 +145,12 @@ class Tuning:
             bytes_per_us=facts.bytes_per_us,
             details=details,
         )
+
+    @cached_property
+    def trials(self) -> Trials:
+        """What is tried on the device."""
+        assert self.worker
+        return Trials(self.store, self.worker, self.device, self.ledger, self.progress)
 
     @cached_property
     def studies(self) -> list[Study]:
@@ -235,45 +241,44 @@ class Tuning:
         What another process is trying is left to it, and looked at again when there is nothing else to do.
         """
         for study in self.studies:
-            mine = [kernel for kernel in kernels if study.space.serves(kernel)]
-            self._elsewhere += [(study, kernel) for kernel in self._measure(study, mine)]
+            for kernel in kernels:
+                if study.space.serves(kernel) and (study, kernel) not in self._begun:
+                    if not self._begin(study, kernel):
+                        self._elsewhere.append((study, kernel))
+                    self._begun.add((study, kernel))
             if not self.time_left():
                 return
 
-    def _measure(self, study: Study, kernels: Sequence[Kernel]) -> list[Kernel]:
-        """Try what was not tried yet of kernels on a study's problem; returns those that another process is trying."""
-        problem, elsewhere = study.space.problem, []
-        for kernel in kernels:
-            launches = self._launches(problem, kernel)
-            left = self.store.claim(self.device, str(problem), self._row(kernel), launches) if launches else []
-            if left is None:
-                elsewhere.append(kernel)
-                continue
-            found = self._recorded(problem, kernel) if len(left) < len(launches) else []
-            for result in self._tried(problem, [(kernel, dict(launch)) for launch in left]):
-                if (known := self._value(problem, result.median_us, result.details)) is not None:
-                    found.append(known)
-            study.tell(kernel.values, min(found, default=None))
-        return elsewhere
+    def finish(self) -> None:
+        """Record what is still being measured."""
+        self.trials.finish()
 
-    def _recorded(self, problem: Problem, kernel: Kernel) -> list[float]:
+    def _begin(self, study: Study, kernel: Kernel) -> bool:
+        """Try what was not tried yet of a kernel on a study's problem; False if another process is trying it."""
+        problem, row = study.space.problem, self.workshop.rows[kernel]
+        launches = self._launches(problem, kernel)
+
+        def done(results: Sequence[Result]) -> None:
+            known = self._recorded(problem, row) if len(results) < len(launches) else []
+            known += [self._value(problem, result.median_us, result.details) for result in results]
+            study.tell(kernel.values, min((value for value in known if value is not None), default=None))
+
+        return self.trials.begin(problem, row, launches, partial(self.workshop.spent, kernel), done)
+
+    def _recorded(self, problem: Problem, row: KernelRow) -> list[float | None]:
         """What is known of a kernel on a problem, for any launch values."""
-        row = self._row(kernel)
         measured = self.store.measurements(self.device, str(problem))
-        values = [self._value(problem, m.median_us, m.details) for m in measured if m.kernel_id == row.id]
-        return [known for known in values if known is not None]
+        return [self._value(problem, m.median_us, m.details) for m in measured if m.kernel_id == row.id]
 
     def _finish_elsewhere(self) -> None:
         """Wait for what other processes are trying; should one have died, its trials are ours."""
         while self._elsewhere and self.time_left():
-            self._elsewhere = [(study, kernel) for study, kernel in self._elsewhere if self._measure(study, [kernel])]
+            self._elsewhere = [(study, kernel) for study, kernel in self._elsewhere if not self._begin(study, kernel)]
+            self.trials.finish()
             if self._elsewhere:
                 time.sleep(0.05)
 
     # -- timing ----------------------------------------------------------------------------------------------
-
-    def _row(self, kernel: Kernel) -> KernelRow:
-        return self.workshop.rows[kernel]
 
     def _launches(self, problem: Problem, kernel: Kernel) -> list[dict[str, int]]:
         """The launch values worth timing for a problem; none if the kernel does not fit it."""
@@ -283,19 +288,11 @@ class Tuning:
         names = [parameter.name for parameter in found.launch_parameters]
         return [{name: launch[name] for name in names} for launch in found.launches(problem, kernel.values, arch)]
 
-    def _tried(self, problem: Problem, trials: Sequence[tuple[Kernel, dict[str, int]]]) -> Iterator[Result]:
-        """Verify, time and record candidates; the device goes on with the next while one is recorded."""
-        rows = [self._row(kernel) for kernel, _ in trials]
-        spent = [self.workshop.spent(kernel) for kernel, _ in trials]  # told once: to the first trial of a kernel
-        return self._time(problem, rows, [launch for _, launch in trials], spent)
-
-    def _time_torch(self, problem: Problem) -> None:
-        for config in aten.configs(problem):
-            kernel = Kernel.of(aten.FAMILY, config, problem.dtype, problem.epilogue, self.options.target)
-            source = f"torch {self.device.details['torch']}"
-            row = self.store.put_kernel(identity(kernel, source), symbol="")
-            if self.store.claim(self.device, str(problem), row, [{}]):
-                list(self._time(problem, [row], [{}], [{}]))
+    def _time_torch(self) -> None:
+        for problem in self.problems:
+            for row in operator_rows(self.store, problem, self.options.target, self.device.details["torch"]):
+                self.trials.begin(problem, row, [{}])
+        self.trials.finish()
 
     def _time_vendor(self) -> None:
         """List all of cuDNN's plans, then verify and time those that were not; say once why there are none."""
@@ -303,58 +300,15 @@ class Tuning:
             return
         assert self.worker
         self.progress.stage("listing cuDNN's plans")
-        plans: dict[Problem, list[KernelRow]] = {}
-        reasons: dict[str, None] = {}
-        for problem in self.problems:
-            plans[problem], reason = plan_rows(self.store, self.worker, problem, self.options.target)
-            reasons |= {reason: None} if reason and isinstance(problem, Convolution) else {}
-        for reason in reasons:
+        listed = list(plan_rows(self.store, self.worker, self.problems, self.options.target))
+        for reason in dict.fromkeys(why for problem, _, why in listed if why and isinstance(problem, Convolution)):
             self.progress.stage(reason)
         self.progress.stage("timing cuDNN's plans")
-        for problem, rows in plans.items():
+        for problem, rows, _ in listed:
             for row in rows:
-                if row.library and self.store.claim(self.device, str(problem), row, [{}]):
-                    list(self._time(problem, [row], [{}], [{}]))
-
-    def _time(
-        self,
-        problem: Problem,
-        rows: Sequence[KernelRow],
-        launches: Sequence[dict[str, int]],
-        spent: Sequence[dict[str, float]],
-    ) -> Iterator[Result]:
-        """Verify, time and record candidates of one problem. spent: the seconds that each has cost so far."""
-        assert self.worker
-        with self.ledger.charge("load"):
-            candidates = [candidate(self.store, row, launch) for row, launch in zip(rows, launches, strict=True)]
-        for row, chosen, before, result in zip(
-            rows, candidates, spent, self.worker.trial(problem, candidates) if candidates else (), strict=True
-        ):
-            seconds = result.details.get("seconds", {})
-            self.ledger.add(seconds)
-            self.ledger.trials += 1
-            with self.ledger.charge(RECORD):
-                details = {**result.details, "seconds": {**before, **seconds}}
-                self._record(problem, row, chosen, replace(result, details=details))
-            yield result
-        if candidates:
-            self.progress.measured(str(problem), len(candidates), self.store.best_us(self.device, str(problem)))
-
-    def _record(self, problem: Problem, row: KernelRow, chosen: Candidate, result: Result, final: bool = False) -> None:
-        self.store.put_measurement(
-            device_id=self.device.id,
-            problem_id=self.store.put_problem(str(problem)).id,
-            kernel_id=row.id,
-            launch=dict(chosen.launch),
-            status=result.status,
-            error=result.error,
-            relative_error=result.relative_error,
-            median_us=result.median_us,
-            spread_us=result.spread_us,
-            samples_us=result.samples_us,
-            final=final,
-            details=result.details,
-        )
+                if row.library:
+                    self.trials.begin(problem, row, [{}])
+        self.trials.finish()
 
     def _settle(self, problem: Problem) -> None:
         """Time the fastest few, and the best of torch's, in interleaved rounds; unless that was done for these."""
@@ -373,5 +327,5 @@ class Tuning:
             results = self.worker.finals(problem, candidates, FINAL_ROUNDS)
         for row, chosen, result in zip(finalists, candidates, results, strict=True):
             if result.status == "ok":  # a failure of the whole round says nothing of any one of them
-                self._record(problem, row.kernel, chosen, result, final=True)
+                self.trials.record(problem, row.kernel, chosen, result, final=True)
         self.progress.measured(str(problem), 0, self.store.best_us(self.device, str(problem)))

@@ -7,11 +7,13 @@ that wrote there is found out before the next one is blamed for it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
 import torch
 
+from autotune.epilogue import Epilogue
 from autotune.problem import DTYPES, Operand, Problem
 from autotune.reference import compute
 from autotune.timing import Runnable, stream_of, synchronize
@@ -28,7 +30,7 @@ WHOLE_SLACK = 1e-3
 
 _GUARD = 4096  # bytes before and after each output that must stay untouched
 _GUARD_BYTE = 0xA5
-_BYTE_RMS = 74.0  # of uniform signed bytes
+_BYTE_RMS = 64.0  # of bytes that are well spread
 _FAR = 3e4  # a value no output has that float16 can hold
 _SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -51,7 +53,7 @@ class Operands:
                 self._guarded[operand.name], self.tensors[operand.name] = _guarded(operand, device)
             else:
                 self.tensors[operand.name] = random_tensor(operand, generator).to(device)
-        if problem.dtype == "s8":
+        if problem.output_dtype == "s8":
             self._spread_bytes()
         self.expected = self._expected()
         self.spoiled = False
@@ -59,18 +61,20 @@ class Operands:
 
     def _spread_bytes(self) -> None:
         """Scale the first step that scales, so that results spread over a signed byte instead of saturating."""
-        fan_in = math.prod(self.tensors["weight"].shape[1:]) if "weight" in self.tensors else 1
-        gain = 64 / (_BYTE_RMS**2 * math.sqrt(fan_in))
+        before = dataclasses.replace(self.problem, epilogue=Epilogue(self.problem.places))
+        with torch.no_grad():
+            values = compute(before, {name: tensor.float() for name, tensor in self.tensors.items()}, self.scalars)["y"]
+        gain = _BYTE_RMS / max(float(values.square().mean().sqrt()), 1e-30)
         first = next((step for step in self.problem.epilogue.steps if step.name in ("scale", "mul_scalar")), None)
         if first and first.name == "scale":
-            self.tensors[first.arguments[0].name] *= 2 * gain
+            self.tensors[first.arguments[0].name] *= 2 * gain  # its vector is normal, and halved
         elif first:
             own = self.problem.scalars + first.arguments[0].index
             self.scalars = tuple(s * (gain if i == own else 1.0) for i, s in enumerate(self.scalars))
 
     def _expected(self) -> dict[str, torch.Tensor]:
         # In float32 torch may choose algorithms that are less exact than what is checked against them.
-        exact = self.device.type == "cpu" or self.problem.dtype in ("f32", "s8")
+        exact = self.device.type == "cpu" or {self.problem.dtype, self.problem.output_dtype} & {"f32", "s8"}
         precise = torch.float64 if exact else torch.float32
         operands = {name: tensor.to(precise) for name, tensor in self.tensors.items()}
         with torch.backends.cudnn.flags(allow_tf32=False), torch.no_grad():
@@ -111,12 +115,12 @@ class Operands:
     def check(self, accuracy: str = "") -> tuple[float, str | None]:
         """Compare all outputs with the reference: the largest relative error, and what is wrong, if anything.
 
-        accuracy: a key of TOLERANCE instead of the problem's dtype.
+        accuracy: a key of TOLERANCE instead of the output's dtype.
         """
         worst = 0.0
-        accuracy = accuracy or self.problem.dtype
+        accuracy = accuracy or self.problem.output_dtype
         for name, expected in self.expected.items():
-            if self.problem.dtype == "s8":
+            if self.problem.output_dtype == "s8":
                 expected = expected.clamp(-128, 127)  # noqa: PLW2901 (what a byte can hold of it)
             actual = self.tensors[name].to(expected.dtype)
             difference = actual - expected

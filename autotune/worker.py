@@ -1,8 +1,9 @@
 """The tuner's side of the process that touches the device: it may crash, hang or ruin its context without hurting us.
 
-We send a request and read one answer for each candidate in it. A process that does not answer by the deadline is
-killed; one that died, or that says its device context is ruined, is replaced before the next request. autotune/serve.py
-is the other side.
+We send requests and read an answer to each. Candidates may be sent before those ahead of them are answered, so that the
+device goes on while we write down what came of the last. A process that does not answer by the deadline is killed; one
+that died, or that says its device context is ruined, is replaced, and gets what it has not answered once more.
+autotune/serve.py is the other side.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -35,13 +39,22 @@ _ENDS = ("crashed", "timed_out", "leaks")
 
 
 @dataclass(frozen=True)
-class Request:
-    """candidates on one problem. rounds = 0: verify and time each by itself; else time all in that many rounds."""
+class TrialRequest:
+    """A candidate on a problem, to be verified and timed."""
+
+    problem: Problem
+    candidate: Candidate
+    timing: Timing
+
+
+@dataclass(frozen=True)
+class FinalsRequest:
+    """Verified candidates on one problem, to be timed in interleaved rounds."""
 
     problem: Problem
     candidates: tuple[Candidate, ...]
     timing: Timing
-    rounds: int = 0
+    rounds: int
 
 
 @dataclass(frozen=True)
@@ -70,6 +83,7 @@ class Worker:
         self.device, self.deadline, self.timing = device, deadline, timing
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
+        self._sent: deque[TrialRequest] = deque()
 
     def __enter__(self) -> Worker:
         return self
@@ -96,26 +110,31 @@ class Worker:
             raise WorkerError(f"the measuring process for {self.device} failed: {answer.error}")
         return answer
 
-    def trial(self, problem: Problem, candidates: Sequence[Candidate]) -> Iterator[Result]:
-        """Verify and time each candidate by itself; yields one result for each, in order."""
-        left = list(candidates)
-        try:
-            while left:
-                answer = self._ask(Request(problem, tuple(left), self.timing), self.deadline)
-                while True:
-                    left.pop(0)
-                    yield answer
-                    if not left or answer.status in _ENDS:
-                        break
-                    answer = self._answer(self.deadline)
-        finally:
-            if left:  # the caller went away: answers to come would be taken for those of the next request
-                self.stop()
+    def send(self, problem: Problem, candidate: Candidate) -> None:
+        """Have a candidate verified and timed; receive() tells what came of it."""
+        if not self._sent:
+            self._ensure()
+        self._sent.append(TrialRequest(problem, candidate, self.timing))
+        self._write(self._sent[-1])
+
+    def receive(self) -> Result:
+        """What came of the first that was sent of those that were not told of; waits for it."""
+        started = time.perf_counter()
+        answer: Result = self._answer(self.deadline)
+        if "seconds" not in answer.details:  # the process ended: what that took is all that is known
+            waited = {"verify": round(time.perf_counter() - started, 5)}
+            answer = replace(answer, details={**answer.details, "seconds": waited})
+        self._sent.popleft()
+        if self._process is None and self._sent:
+            self._ensure()
+            for request in self._sent:
+                self._write(request)
+        return answer
 
     def finals(self, problem: Problem, candidates: Sequence[Candidate], rounds: int) -> list[Result]:
         """Time verified candidates in interleaved rounds; a failure of one is a failure of all."""
         deadline = self.deadline + rounds * len(candidates) * 0.1
-        first = self._ask(Request(problem, tuple(candidates), self.timing, rounds), deadline)
+        first = self._ask(FinalsRequest(problem, tuple(candidates), self.timing, rounds), deadline)
         return first if isinstance(first, list) else [first] * len(candidates)
 
     def plans(self, network: Network, plans: Sequence[Sequence[Pick]], rounds: int) -> list[Result]:
@@ -132,10 +151,17 @@ class Worker:
         return answer
 
     def _ask(self, request: object, deadline: float) -> Any:
+        if self._sent:  # whoever sent them went away: what came of them would be taken for the answer to this
+            self.stop()
+            self._sent.clear()
         self._ensure()
-        assert self._connection
-        self._connection.send(request)
+        self._write(request)
         return self._answer(deadline)
+
+    def _write(self, request: object) -> None:
+        assert self._connection
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died: reading its answer tells how
+            self._connection.send(request)
 
     def _answer(self, deadline: float) -> Any:
         assert self._connection

@@ -76,9 +76,11 @@ class Workshop:
             self._progress.compiling(len(missing))
             with self._ledger.charge("emit"):
                 sound, faulty = build.renderable(missing)
-                room = max(1, self.room())
-                self._batches.append(build.Batch(build.units(sound, room), room))
-            for built in faulty:
+                exist, absent = build.existing(sound)
+                if absent:
+                    room = max(1, self.room())
+                    self._batches.append(build.Batch(build.units(absent, room), room))
+            for built in (*faulty, *exist):
                 self._keep(built)
         each = (time.perf_counter() - started) / max(1, len(missing))
         for kernel in kernels:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from autotune.errors import choose
+from fused_resnet.rounding import quantize_weight
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,11 @@ def _pad_inputs(weight: torch.Tensor, c: int) -> torch.Tensor:
     return torch.nn.functional.pad(weight, (0, 0, 0, 0, 0, c - weight.shape[1]))
 
 
+def _byte_scales(weight: torch.Tensor, factor: float) -> torch.Tensor:
+    """By what sums of bytes are multiplied, for each output channel: the weight's scale and a factor."""
+    return quantize_weight(weight)[1] * factor
+
+
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "concatenate": lambda *tensors: torch.cat(tensors),
     "pool_filter": _pool_filter,
@@ -113,5 +119,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "scale_rows": _scale_rows,
     "columns_last": _columns_last,
     "pad_inputs": _pad_inputs,
+    "bytes": lambda weight: quantize_weight(weight)[0],
+    "byte_scales": _byte_scales,
 }
 """By name: tensors, then numbers -> a tensor."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from autotune.device import device_name
 from autotune.problem import Problem, limit_us, with_batch
@@ -18,6 +19,7 @@ from tuning_db.asked import Database, Device
 class Row:
     """One layer. Times are in microseconds; None is what the database cannot say.
 
+    dtype: of what it reads and multiplies.
     kernel: what runs it, with its config. source: why: "tuned", "batch 128", "batch 128 on DEVICE", or "untuned".
     expected_us: its tuned time or, at another batch, the most that it should take.
     loss: by what share it may be slower than a kernel tuned for this batch would be, at most.
@@ -25,6 +27,7 @@ class Row:
     """
 
     layer: str
+    dtype: str
     kernel: str
     source: str
     expected_us: float | None
@@ -38,6 +41,7 @@ class Explanation:
 
     network_us: the whole network's time, where it was settled as a whole. arena_bytes: peak memory of activations,
     of which buffer_bytes would be needed without sharing; frame_bytes: all memory of one stream, with workspaces.
+    kept: where layers are in bytes, the convolutions and linear layers that are not, and why.
     """
 
     rows: tuple[Row, ...]
@@ -45,12 +49,19 @@ class Explanation:
     arena_bytes: int
     buffer_bytes: int
     frame_bytes: int
+    kept: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def expected_us(self) -> float | None:
         """Sum of the layers' times."""
         times = [row.expected_us for row in self.rows]
         return sum(time for time in times if time is not None) if None not in times else None
+
+    def _told(self) -> str:
+        """Which layers are not in bytes, and why."""
+        reasons = dict.fromkeys(self.kept.values())
+        named = {why: ", ".join(name for name, its in self.kept.items() if its == why) for why in reasons}
+        return "not in bytes: " + "; ".join(f"{names} ({why})" for why, names in named.items())
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -59,11 +70,12 @@ class Explanation:
         return len(self.rows)
 
     def __str__(self) -> str:
-        lines = [("layer", "kernel", "from", "us", "loss <=", "of limit")]
+        lines = [("layer", "dtype", "kernel", "from", "us", "loss <=", "of limit")]
         lines += [
             (
-                _cut(row.layer, 24),
-                _cut(row.kernel.split()[0], 20),
+                _cut(row.layer, 20),
+                row.dtype,
+                _cut(row.kernel.split()[0], 18),
                 _cut(row.source, 12),
                 _number(row.expected_us),
                 _percent(row.loss),
@@ -71,15 +83,16 @@ class Explanation:
             )
             for row in self.rows
         ]
-        lines.append(("sum", "", "", _number(self.expected_us), "", ""))
-        widths = [max(len(line[i]) for line in lines) for i in range(6)]
+        lines.append(("sum", "", "", "", _number(self.expected_us), "", ""))
+        widths = [max(len(line[i]) for line in lines) for i in range(7)]
         table = [
-            "  ".join(cell.ljust(width) if i < 3 else cell.rjust(width) for i, (cell, width) in enumerate(zipped))
+            "  ".join(cell.ljust(width) if i < 4 else cell.rjust(width) for i, (cell, width) in enumerate(zipped))
             for zipped in (list(zip(line, widths, strict=True)) for line in lines)
         ]
         table.insert(1, "-" * len(table[0]))
         if self.network_us is not None:
             table.append(f"the whole network, timed as one: {self.network_us:.1f} us")
+        table += textwrap.wrap(self._told(), 80) if self.kept else []
         saved = 1 - self.arena_bytes / self.buffer_bytes if self.buffer_bytes else 0.0
         table.append(f"activations: {_size(self.arena_bytes)} at the peak, {saved:.0%} less than one buffer each")
         table.append(f"with workspaces: {_size(self.frame_bytes)} for each stream")
@@ -97,6 +110,7 @@ def explain(frame: Frame, store: Database) -> Explanation:
         plan.arena.bytes,
         sum(operand.bytes for operand in plan.buffers.values()),
         frame.bytes,
+        plan.network.kept,
     )
 
 
@@ -112,7 +126,7 @@ def _row(item: BoundLayer, store: Database, device: Device | None) -> Row:
         best = _least_us(problem, store, device, least)
         loss = max(0.0, expected / best - 1) if best else None
     share = least / expected if least is not None and expected else None
-    return Row(item.layer.name, str(choice.candidate), choice.source, expected, loss, share)
+    return Row(item.layer.name, problem.dtype, str(choice.candidate), choice.source, expected, loss, share)
 
 
 def _least_us(problem: Problem, store: Database, device: Device | None, limit: float | None) -> float | None:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from autotune.epilogue import Epilogue
 from autotune.errors import ProblemError, choose
-from autotune.problem import AvgPool2d, Conv2d, Gemm, PatchConv2d, Problem, SeBlock, SeTail, SpaceToDepth
+from autotune.problem import AvgPool2d, Conv2d, Gemm, PatchConv2d, Problem, SeBlock, SeDownBlock, SeTail, SpaceToDepth
 from fused_resnet.derived import Derived, Source
 from fused_resnet.reference import SEResNet9Fixup
 from fused_resnet.rewrites import gated, pooled_projection
+
+_LEAST_SIDE = 4  # of an image that is made by a block in one kernel: smaller ones have too many channels
 
 INPUT, OUTPUT = "input", "output"
 """Names of the caller's tensors among the buffers."""
@@ -47,13 +49,15 @@ class Network:
     """A network for one batch size and dtype; `key` names it in the database.
 
     layers: the plainest way to compute it. alternatives: ways to compute parts of it; any that replace no layer twice
-    may be taken together. output_shape: of the result, in torch's order.
+    may be taken together. output_shape: of the result, in torch's order. kept: where others are in bytes, the
+    convolutions and linear layers that are not, and why.
     """
 
     key: str
     layers: tuple[Layer, ...]
     output_shape: tuple[int, ...]
     alternatives: tuple[Alternative, ...] = ()
+    kept: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def all_layers(self) -> tuple[Layer, ...]:
@@ -147,8 +151,8 @@ class _Block:
         conv2, tail = self._conv2(), self._tail()
         one = gated(conv2, tail, self._key("conv2.se"))
         found.append(Alternative(one.name, (conv2.name, tail.name), (one,)))
-        if not self._projects:
-            whole = self._whole()
+        if not self._projects or self.h // self.stride >= _LEAST_SIDE:
+            whole = self._whole_with_projection() if self._projects else self._whole()
             found.append(Alternative(whole.name, tuple(layer.name for layer in self.layers()), (whole,)))
         return found
 
@@ -225,6 +229,22 @@ class _Block:
             ),
             {**tail.buffers, "x": self._buffer("biased")},
             {"weight1": conv1.weights["weight"], "weight2": conv2.weights["weight"], **tail.weights},
+            (*conv1.scalars, *conv2.scalars, *tail.scalars),
+        )  # fmt: skip
+
+    def _whole_with_projection(self) -> Layer:
+        """The same of a block that halves its image: the tail adds the projection instead of a tensor."""
+        conv1, _, project, conv2, tail = self.layers()
+        first, second, (_, *last) = (part.problem.epilogue.names for part in (conv1, conv2, tail))
+        weights = {"weight1": conv1.weights["weight"], "weight2": conv2.weights["weight"]}
+        return Layer(
+            self._key("block"),
+            SeDownBlock(
+                n=self.n, h=self.h, w=self.h, c=self.c, k=self.k, hidden=self.k // 16, dtype=self.dtype,
+                epilogue=Epilogue((*first, "conv", *second, "gate", "project", *last)),
+            ),
+            {"x": self._buffer("biased"), "y": tail.buffers["y"]},
+            {**weights, "projection": project.weights["weight"], **tail.weights},
             (*conv1.scalars, *conv2.scalars, *tail.scalars),
         )  # fmt: skip
 

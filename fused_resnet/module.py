@@ -6,7 +6,7 @@ import os
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,6 +45,7 @@ class FusedResNet(nn.Module):
         tuning_db: path of a database made by scripts/tune.py.
         model: the network's name, as scripts/tune.py takes it; `from_model` takes any module.
         in_channels: channels of the input.
+        precision: "tf32" for a float32 module whose products may be rounded to TF32; from_model knows "int8", too.
         graph: on a GPU, replay the network as a CUDA graph.
         plans: how many plans are kept, the last used ones: one for each shape and, on a GPU, stream.
 
@@ -65,13 +66,14 @@ class FusedResNet(nn.Module):
         in_channels: int = 3,
         graph: bool = True,
         plans: int = 16,
+        precision: str | None = None,
     ) -> None:
         super().__init__()
         with reader(tuning_db):
             pass  # a file that cannot be used should say so here
         self.tuning_db = os.fspath(tuning_db)
         self.graph, self.plans = graph, plans
-        source = Named(model, in_channels) if isinstance(model, str) else model
+        source = Named(model, in_channels, precision) if isinstance(model, str) else model
         self.__dict__["_source"] = source  # its module is no submodule: the two are made of the same parts
         self.__dict__ |= {name: source.module.__dict__[name] for name in _PARTS}
         self.register_load_state_dict_post_hook(_rebind)
@@ -87,14 +89,21 @@ class FusedResNet(nn.Module):
         name: str = "",
         graph: bool = True,
         plans: int = 16,
+        precision: str | None = None,
+        calibration: Iterable[Any] | Mapping[str, float] | None = None,
     ) -> FusedResNet:
         """A copy of any module for inference, with its state_dict and its results, on tuned kernels.
 
         replace: paths of submodules, with `*` for any text, and what to put there: a module, or
         `fused_resnet.Activation` for a step of your own. name: for messages. What has no kernels runs on torch's
         operators; `explain` says which. docs/any-model.md. Raises CaptureError with the path of the submodule.
+
+        precision: None for that of the module's dtype; "tf32", or "int8" with its `calibration`: batches of inputs that
+        look like those to come, such as a DataLoader, or the scales that quantize.calibrate made of them.
+        docs/precision.md.
         """
-        return cls(tuning_db, Captured.of(model, replace or {}, name), graph=graph, plans=plans)
+        source = Captured.of(model, replace or {}, name, precision, calibration)
+        return cls(tuning_db, source, graph=graph, plans=plans)
 
     # -- running ---------------------------------------------------------------------------------------------
 
@@ -241,7 +250,8 @@ class FusedResNet(nn.Module):
             listed = ", ".join(f"{count} from '{source}'" for source, count in other.items())
             warnings.warn(
                 f"{self.tuning_db} is not tuned for batch {x.shape[0]} of {self._source.name} in {x.dtype} on this "
-                f"device: of {len(plan.bound)} layers {listed}; tune it with scripts/tune.py --batch {x.shape[0]}",
+                f"device: of {len(plan.bound)} layers {listed}; tune it with scripts/tune.py --batch {x.shape[0]}"
+                + (f" --precision {self._source.precision}" if self._source.precision else ""),
                 stacklevel=7,  # past torch's two frames around forward
             )
         return plan

@@ -1,25 +1,34 @@
-"""What a FusedResNet computes: a network with a graph of its own, or any module, which is captured."""
+"""What a FusedResNet computes, and how precisely: a network with a graph of its own, or any module, captured."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from autotune.errors import choose
 from fused_resnet import graph, reference
 from fused_resnet.graph import Network
 from fused_resnet.operator import InputError
 
+TF32, INT8 = "tf32", "int8"
+PRECISIONS = {
+    TF32: "products of float32 are rounded to TF32",
+    INT8: "what gains by it runs in signed bytes",
+}
+"""What can be chosen beside the dtype of the module's tensors, and what it means."""
+
 
 class Source(Protocol):
-    """name: for messages. module: the network in plain torch."""
+    """name: for messages. module: the network in plain torch. precision: of PRECISIONS, or None for the module's."""
 
     name: str
     module: nn.Module
+    precision: str | None
 
     def network(self, shape: tuple[int, ...], dtype: str) -> Network:
         """The layers for an input shape; raises InputError or CaptureError."""
@@ -31,8 +40,14 @@ class Source(Protocol):
 class Named:
     """A network of graph.py, by its name."""
 
-    def __init__(self, name: str, in_channels: int) -> None:
-        self.name, self.in_channels = name, in_channels
+    def __init__(self, name: str, in_channels: int, precision: str | None = None) -> None:
+        self.name, self.in_channels, self.precision = name, in_channels, precision
+        if precision == INT8:
+            raise InputError(
+                f"{name} has a graph of its own, in floating point: for bytes take "
+                "FusedResNet.from_model(reference.build(...), precision='int8')"
+            )
+        _products("f32", precision)
         self.module = reference.build(name, in_channels)
         self._structure = _structure(self.module)
         self._output = graph.network(name, 1, in_channels, "f32").output_shape[1:]
@@ -48,7 +63,7 @@ class Named:
             if structure.get(part) != kind:
                 is_now = structure.get(part, "gone")
                 raise InputError(f"'{part}' is {is_now}, where {self.name} has {kind}: no kernel computes that")
-        return graph.network(self.name, shape[0], self.in_channels, dtype)
+        return graph.network(self.name, shape[0], self.in_channels, _products(dtype, self.precision))
 
     def output_shape(self, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
         """(N, K, P, Q)."""
@@ -56,23 +71,54 @@ class Named:
 
 
 class Captured:
-    """Any module, captured once for each shape and dtype; and again if a submodule is replaced."""
+    """Any module, captured once for each shape and dtype; and again if a submodule is replaced.
 
-    def __init__(self, module: nn.Module, name: str = "") -> None:
+    scales: of activations by name, where the precision is int8.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        name: str = "",
+        precision: str | None = None,
+        scales: Mapping[str, float] | None = None,
+    ) -> None:
         self.name, self.module = name or type(module).__name__, module
+        self.precision, self.scales = precision, scales
         self._networks: dict[tuple[tuple[int, ...], str], Network] = {}
         self._parts: dict[str, nn.Module] = {}
 
     @classmethod
-    def of(cls, model: nn.Module, replace: Mapping[str, nn.Module], name: str = "") -> Captured:
-        """A copy of a model, in eval mode, with other modules in some places (capture/activation.py)."""
+    def of(
+        cls,
+        model: nn.Module,
+        replace: Mapping[str, nn.Module],
+        name: str = "",
+        precision: str | None = None,
+        calibration: Iterable[Any] | Mapping[str, float] | None = None,
+    ) -> Captured:
+        """A copy of a model, in eval mode, with other modules in some places (capture/activation.py).
+
+        precision, calibration: as FusedResNet.from_model has them.
+        """
         from fused_resnet.capture import activation
         from fused_resnet.capture.trace import check
+        from fused_resnet.quantize import calibrate
 
+        _products("f32", precision)
+        if (calibration is None) == (precision == INT8):
+            raise InputError(
+                "precision='int8' needs calibration: some batches like those to come, or what "
+                "fused_resnet.quantize.calibrate made of them"
+                if calibration is None
+                else "calibration is for precision='int8' alone"
+            )
         module = copy.deepcopy(model)
         activation.replace(module, replace)
         check(module.eval())
-        return cls(module, name)
+        if calibration is None or isinstance(calibration, Mapping):
+            return cls(module, name, precision, calibration)
+        return cls(module, name, precision, calibrate(module, calibration))
 
     def network(self, shape: tuple[int, ...], dtype: str) -> Network:
         """The layers for an input of this shape; takes seconds the first time."""
@@ -86,13 +132,23 @@ class Captured:
             self._networks.clear()
             self._parts = parts
         if (shape, dtype) not in self._networks:
-            self._networks[shape, dtype] = capture(self.module, shape, dtype)
+            products = _products(dtype, self.precision)
+            self._networks[shape, dtype] = capture(self.module, shape, products, self.scales)
         return self._networks[shape, dtype]
 
     def output_shape(self, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
         """As the captured network has it, which is found even while somebody else traces."""
         with unset_fake_temporarily():
             return self.network(shape, dtype).output_shape
+
+
+def _products(dtype: str, precision: str | None) -> str:
+    """The dtype of a network's problems; raises UnknownNameError, and InputError where the precision is not for it."""
+    if precision is not None:
+        choose("precision", precision, list(PRECISIONS))
+    if precision == TF32 and dtype != "f32":
+        raise InputError(f"precision='tf32' is for float32, and the module is in {dtype}: convert it with .float()")
+    return TF32 if precision == TF32 else dtype
 
 
 def _structure(module: nn.Module) -> dict[str, str]:

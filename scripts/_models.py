@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import sys
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from autotune.problem import DTYPES
 from fused_resnet import reference
 from fused_resnet.capture import capture
 from fused_resnet.graph import Network, network
+from fused_resnet.source import INT8, PRECISIONS, TF32
 
 HELP = "se_resnet9_fixup, torchvision:NAME, or FILE.py:FUNCTION, which returns an nn.Module (default: %(default)s)"
+PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/precision.md)"
 
 _TORCHVISION_SIZES = {"inception_v3": (3, 299, 299)}
 
@@ -34,11 +37,19 @@ class Model:
         """Whether it has a graph of its own."""
         return self.name in reference.MODELS
 
-    def network(self, batch: int, dtype: str) -> Network:
-        """Its layers; raises CaptureError."""
+    def network(self, batch: int, dtype: str, precision: str | None = None) -> Network:
+        """Its layers as FusedResNet runs them with this precision, for any calibration; raises AutotuneError."""
+        if precision == TF32 and dtype != "f32":
+            raise AutotuneError(f"--precision tf32 is for --dtype f32, not {dtype}")
+        dtype = TF32 if precision == TF32 else dtype
         if self.is_ours:
+            if precision == INT8:
+                raise AutotuneError(
+                    f"--precision int8 is for models that are captured: {self.name} has a graph of its own"
+                )
             return network(self.name, batch, self.shape[0], dtype)
-        return capture(self.module.to(DTYPES[dtype]), (batch, *self.shape), dtype)
+        scales = defaultdict[str, float](lambda: 1.0) if precision == INT8 else None
+        return capture(self.module.to(DTYPES[dtype]), (batch, *self.shape), dtype, scales)
 
 
 def load(text: str, shape: tuple[int, ...] | None, in_channels: int | None) -> Model:

@@ -11,6 +11,8 @@ import torch
 from _models import Model
 from torch import Tensor, nn
 
+from fused_resnet.source import INT8
+
 CAPTURE_WARM_UPS = 10  # TorchScript optimizes during its first calls, cuDNN searches during its very first
 
 Forward = Callable[[], Tensor]
@@ -22,6 +24,7 @@ class Case:
 
     model: Model  # float32, on the CPU
     database: str  # empty where no variant reads it
+    precision: str | None  # of FusedResNet, beside the input's dtype
     x: Tensor
     expected: Tensor
 
@@ -89,10 +92,13 @@ def fused(case: Case) -> Forward:
 
     model = case.model
     if model.is_ours:
-        network = FusedResNet(tuning_db=case.database, model=model.name, in_channels=model.shape[0])
+        network = FusedResNet(case.database, model.name, in_channels=model.shape[0], precision=case.precision)
         network.load_state_dict(model.module.state_dict())
     else:
-        network = FusedResNet.from_model(model.module, case.database, name=model.name)
+        calibration = [case.x.cpu()] if case.precision == INT8 else None
+        network = FusedResNet.from_model(
+            model.module, case.database, name=model.name, precision=case.precision, calibration=calibration
+        )
     network.eval().to(case.device, case.x.dtype)
     return lambda: cast(Tensor, network(case.x))
 

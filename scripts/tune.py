@@ -27,6 +27,7 @@ from _tables import failures, spent, tradeoffs, winners
 from rich.console import Console
 
 from autotune.arch import ARCHITECTURES, Architecture, architecture, cpu_targets, of_capability
+from autotune.device import device_name
 from autotune.epilogue import STEPS
 from autotune.errors import ProblemError, UnknownNameError
 from autotune.families import families, family, use
@@ -42,9 +43,12 @@ from autotune.timing import BUFFERS, TIMERS, Timing
 from autotune.tune import Options, Tuning
 from autotune.worker import Worker
 from fused_resnet.graph import GRAPHS, Network
+from fused_resnet.source import PRECISIONS, TF32
 from tuning_db import DatabaseError, Store
 
 UNTIMED_TRIALS = 3
+PRODUCTS = {"int8": ("s8",), "tf32": ("tf32",)}
+"""The dtypes that a precision multiplies in, beside the network's."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,8 @@ def arguments() -> argparse.Namespace:
     network.add_argument("--in-channels", type=positive, metavar="N", help="input channels of a network of ours")
     network.add_argument("--input", type=_models.shape, metavar="C,H,W", help="one sample of any other")
     network.add_argument("--batch", type=positive, metavar="N", help="batch size (default 128, on a CPU 8)")
-    network.add_argument("--dtype", help="f16, bf16 or f32 (default f16, on a CPU f32)")
+    network.add_argument("--dtype", help="of its tensors: f16, bf16 or f32 (default f16, on a CPU and for tf32 f32)")
+    network.add_argument("--precision", choices=list(PRECISIONS), help=_models.PRECISION)
     single = parser.add_argument_group("or problems of your own")
     single.add_argument(
         "--problem", action="append", metavar="TEXT", help="a problem to tune instead of a network; may be repeated"
@@ -203,7 +208,7 @@ def choose_device(arch: Architecture, capability: int | None) -> tuple[str | Non
 
 def work(args: argparse.Namespace, arch: Architecture) -> Work:
     """What the arguments ask for; raises AutotuneError."""
-    of_network = ("model", "in_channels", "input", "batch", "dtype")
+    of_network = ("model", "in_channels", "input", "batch", "dtype", "precision")
     if args.problem or args.problems:
         if given := [f"--{name.replace('_', '-')}" for name in of_network if getattr(args, name) is not None]:
             raise ProblemError(f"{' and '.join(given)}: only for a network; a problem's text says all of itself")
@@ -214,13 +219,16 @@ def work(args: argparse.Namespace, arch: Architecture) -> Work:
                 raise UnknownNameError(f"'{problem}': {_no_dtype(arch, problem.dtype)}")
         named = [(str(number), problem) for number, problem in enumerate(dict.fromkeys(problems), 1)]
         return Work("problems", f"{len(named)} problem{'s' * (len(named) > 1)}", named)
-    dtype = dtype_name(args.dtype or arch.dtypes[0])
-    if dtype not in arch.dtypes or dtype == "s8":  # the networks are not quantized
-        raise UnknownNameError(_no_dtype(arch, dtype))
+    dtype = dtype_name(args.dtype or ("f32" if args.precision == TF32 else arch.dtypes[0]))
+    if dtype in ("s8", "tf32"):
+        raise UnknownNameError(f"--dtype {args.dtype}: a network's tensors are f16, bf16 or f32; give --precision, too")
+    for needed in (dtype, *PRODUCTS.get(args.precision, ())):
+        if needed not in arch.dtypes:
+            raise UnknownNameError(_no_dtype(arch, needed))
     batch = args.batch or (128 if arch.is_cuda else 8)
     model = _models.load(args.model or next(iter(GRAPHS)), args.input, args.in_channels)
-    wanted = model.network(batch, dtype)
-    title = f"{model.name}, batch {batch}, {dtype}"
+    wanted = model.network(batch, dtype, args.precision)
+    title = f"{model.name}, batch {batch}, {dtype}" + (f", {args.precision}" if args.precision else "")
     return Work(model.name, title, [(layer.name, layer.problem) for layer in wanted.all_layers], wanted)
 
 
@@ -228,13 +236,16 @@ def _no_dtype(arch: Architecture, dtype: str) -> str:
     return f"{arch.name} has no kernels in {dtype}: choose {' or '.join(arch.dtypes)}"
 
 
-def refuse_other_timing(tuning: Tuning, timing: Timing, path: Path) -> None:
+def refuse_other_timing(store: Store, device: str, problems: list[Problem], timing: Timing) -> None:
     """Raises DatabaseError if the database holds times that were taken in another way: they cannot be compared."""
-    for problem in tuning.problems:
-        for row in tuning.store.ranking(tuning.device, str(problem))[:1]:
+    if not (row := store.device(device_name(torch.device(device)))):
+        return
+    for problem in problems:
+        for measured in store.measurements(row, str(problem), "ok", most=1):
             for name, default in (("buffers", BUFFERS[0]), ("timer", TIMERS[0])):
-                if (before := row.details.get(name, default)) != getattr(timing, name):
-                    raise DatabaseError(f"{path} was timed with --{name} {before}: keep to that, or give another --db")
+                if (before := measured.details.get(name, default)) != getattr(timing, name):
+                    said = f"{store.name} was timed with --{name} {before}"
+                    raise DatabaseError(f"{said}: keep to that, or give another --db")
 
 
 def show_compiled(console: Console, tuning: Tuning) -> None:
@@ -338,8 +349,8 @@ def main() -> int:
         tuning = Tuning(store, [problem for _, problem in wanted.named], options, worker, progress)
         with progress:
             try:
-                if worker:
-                    refuse_other_timing(tuning, timing, path)
+                if device:
+                    refuse_other_timing(store, device, tuning.problems, timing)
                 tuning.run()
                 if wanted.network:
                     tuning.settle_inside(wanted.network)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from helpers import tried
+
 from autotune.problem import parse
 from autotune.result import Result
 from autotune.worker import Worker
@@ -37,13 +39,13 @@ def answers(
 ) -> dict[str, tuple[Result, Result]]:
     """Kernel -> its answer, and that of the good kernel after it; all but the one that never ends in one request."""
     wanted = [name for fault in names if fault != "loops" for name in (fault, "good")]
-    found = list(worker.trial(PROBLEM, [faulty(name) for name in wanted]))
+    found = tried(worker, PROBLEM, [faulty(name) for name in wanted])
     assert len(found) == len(wanted)
     told = {name: (found[i], found[i + 1]) for i, name in enumerate(wanted) if not i % 2}
     usual, worker.deadline = worker.deadline, DEADLINE
-    [hung] = worker.trial(PROBLEM, [faulty("loops")])
+    [hung] = tried(worker, PROBLEM, [faulty("loops")])
     worker.deadline = usual
-    return {**told, "loops": (hung, next(worker.trial(PROBLEM, [faulty("good")])))}
+    return {**told, "loops": (hung, *tried(worker, PROBLEM, [faulty("good")]))}
 
 
 def assert_told(answer: Result, status: str, text: str) -> None:

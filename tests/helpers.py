@@ -26,6 +26,7 @@ from autotune.families.base import Config, Kernel
 from autotune.problem import (
     DTYPES,
     AvgPool2d,
+    Cast,
     Conv2d,
     Conv2dDgrad,
     Conv2dSe,
@@ -37,12 +38,15 @@ from autotune.problem import (
     PatchConv2d,
     Problem,
     SeBlock,
+    SeDownBlock,
     SeTail,
     SpaceToDepth,
     Stem,
     ToChannelsLast,
 )
+from autotune.result import Result
 from autotune.steps import define_step
+from autotune.worker import Worker
 from fused_resnet.binding import Candidate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,6 +88,8 @@ def solve(problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequen
             value = _gated(given["x"], given)
         case SeBlock():
             value = _convolved(given["x"], given["weight1"])
+        case SeDownBlock():
+            value = _convolved(given["x"], given["weight1"], 2)
         case _:
             value = _without_weights(problem, given["x"])
     return run_chain(problem.epilogue.names, value, given, scalars)
@@ -100,7 +106,7 @@ def _without_weights(problem: Problem, x: torch.Tensor) -> torch.Tensor:
             value = _largest(x, (problem.r, problem.s), problem.stride, problem.pad, problem.output_shape)
         case GlobalAvgPool2d():
             value = x.sum((1, 2), keepdim=True) / (problem.h * problem.w)
-        case Elementwise():
+        case Elementwise() | Cast():
             value = x
         case ToChannelsLast():
             value = torch.zeros(problem.output_shape, dtype=torch.float64)
@@ -119,10 +125,14 @@ def _gated(x: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return x * sigmoid(hidden @ given["w2"].T + given["b2"])[:, None, None, :]
 
 
-def _convolved(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """A 3x3 convolution, stride and padding 1, of pixels gathered by hand."""
-    windows = F.pad(x, (0, 0, 1, 1, 1, 1)).unfold(1, 3, 1).unfold(2, 3, 1)
-    return windows.flatten(3) @ weight.flatten(1).T
+def _windows(x: torch.Tensor, stride: int) -> torch.Tensor:
+    """The pixels of 3x3 windows, padding 1: (n, p, q, c, 3, 3)."""
+    return F.pad(x, (0, 0, 1, 1, 1, 1)).unfold(1, 3, stride).unfold(2, 3, stride)
+
+
+def _convolved(x: torch.Tensor, weight: torch.Tensor, stride: int = 1) -> torch.Tensor:
+    """A 3x3 convolution, padding 1, of pixels gathered by hand."""
+    return _windows(x, stride).flatten(3) @ weight.flatten(1).T
 
 
 def run_chain(
@@ -141,6 +151,9 @@ def run_chain(
             continue
         if name == "conv":
             value = _convolved(value, given["weight2"])
+            continue
+        if name == "project":
+            value = value + _windows(given["x"], 2).mean((-1, -2)) @ given["projection"].flatten(1).T
             continue
         wanted, function = MEANINGS[name.partition("@")[0]]
         arguments = []
@@ -181,6 +194,17 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     assert actual.shape == expected.shape
     error = float((actual - expected).norm() / expected.norm())
     return error if math.isfinite(error) else math.inf
+
+
+def assert_bytes_are_right(actual: torch.Tensor, expected: torch.Tensor, name: str) -> None:
+    """Every byte is the expected real value rounded; where that lies near the middle of two, either will do."""
+    expected = expected.clamp(-128, 127)
+    exact = expected.round()
+    near = (expected - expected.floor() - 0.5).abs() < 1e-3
+    wrong = (actual.cpu().double() != exact) & ~near
+    assert not wrong.any(), f"{name}: {int(wrong.sum())} of {wrong.numel()} bytes"
+    assert (actual.cpu().double() - exact).abs().max() <= 1
+    assert exact.std() > 5, "a test of saturated bytes would prove little"
 
 
 SCALAR = "a scalar"
@@ -313,6 +337,13 @@ def assert_exported(kernels: Iterable[Kernel]) -> None:
         symbol = emit.symbol(kernel).encode()
         assert binary[:4] == b"\x7fELF"
         assert b"\0" + symbol + b"\0" in binary and b"\0" + symbol + b"_prepare\0" in binary, kernel
+
+
+def tried(worker: Worker, problem: Problem, candidates: Sequence[Candidate]) -> list[Result]:
+    """What comes of candidates that are all sent before the first answer is read."""
+    for chosen in candidates:
+        worker.send(problem, chosen)
+    return [worker.receive() for _ in candidates]
 
 
 def documented_family(folder: Path) -> str:

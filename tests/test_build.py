@@ -253,3 +253,18 @@ def test_generated_sources_lie_beside_their_binaries(cpu_kernel):
     path = built_paths([cpu_kernel("cpu_conv2d", CONV)])[cpu_kernel("cpu_conv2d", CONV)]
     assert path.is_relative_to(paths.generated())
     assert emit.symbol(cpu_kernel("cpu_conv2d", CONV)) in path.with_suffix(".cpp").read_text()
+
+
+def test_a_kernel_is_found_in_whatever_unit_it_was_built_with(fresh, cpu_kernel):
+    kernels = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS]
+    [together] = build.build(kernels, jobs=1)
+    before = files(fresh)
+    for some in (kernels[2:], kernels[:1], kernels[1:]):
+        [found] = build.build(some, jobs=2)
+        assert found.unit.kernels == tuple(some) and found.path == together.path and found.seconds == 0
+    assert files(fresh) == before
+    together.path.unlink()
+    [again] = build.build(kernels[:1], jobs=1)
+    assert again.seconds > 0 and engine.SharedLibrary(str(again.path)).names() == [emit.symbol(kernels[0])]
+    found, missing = build.existing(kernels)
+    assert [kernel for built in found for kernel in built.unit.kernels] == kernels[:1] and missing == kernels[1:]

@@ -16,7 +16,7 @@ from autotune.survey import offered, passes
 from autotune.vendor import cudnn
 from autotune.vendor.cudnn import classic
 from autotune.vendor.cudnn.graph import arguments, operand_numbers, vector_dtypes
-from autotune.vendor_plans import plan_rows
+from autotune.vendor_rows import plan_rows
 from fused_resnet.binding import bind
 from fused_resnet.candidates import candidate
 from fused_resnet.engine import RefusedError
@@ -88,7 +88,7 @@ def test_plans_take_no_place_from_kernels(tmp_path):
 
 def test_a_worker_without_cudnn_says_so_and_stores_nothing(worker, tmp_path):
     with Store.create(tmp_path / "plans.db") as store:
-        rows, reason = plan_rows(store, worker, parse(TEXT), device_target(CPU))
+        [(_, rows, reason)] = plan_rows(store, worker, [parse(TEXT)], device_target(CPU))
         assert rows == [] and "GPU" in reason and "\n" not in reason
         assert store.counts()["kernel"] == 0
 

@@ -163,7 +163,8 @@ def built(trials):
 
 
 def test_every_cpu_family_is_tested_here():
-    assert set(PROBLEMS) == {name for name, found in families().items() if "cpu" in found.architectures}
+    in_bytes = {"cpu_cast"}  # test_bytes.py
+    assert set(PROBLEMS) | in_bytes == {name for name, found in families().items() if "cpu" in found.architectures}
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
@@ -303,10 +304,13 @@ def test_every_layer_is_served_everywhere_with_costs_and_declared_launches(arch)
         assert dtypes == architecture("sm80").dtypes
         dtypes = dtypes[:1]
     for dtype in dtypes:
-        # Of bytes there are convolutions only: the networks are not quantized. Gradients and products are of halves.
-        halves = dtype in ("f16", "bf16") or not arch.is_cuda
-        layers = [text for text in NETWORK if halves or not text.startswith(("conv2d_", "gemm"))]
-        layers = [text for text in layers if dtype != "s8" or text.startswith("conv2d")]
+        # Gradients are of halves, or of a CPU's float32; bytes have what lies between a network's ends.
+        halves = dtype in ("f16", "bf16") or (not arch.is_cuda and dtype != "s8")
+        layers = [text for text in NETWORK if halves or not text.startswith("conv2d_")]
+        floats = ("to_channels_last", "space_to_depth", "se_tail")
+        layers = [text for text in layers if dtype != "s8" or not text.startswith(floats)]
+        if "s8" in arch.dtypes and dtype != "tf32":
+            layers.append(f"cast n=8 h=7 w=7 c=512 result={'f32' if dtype == 's8' else 's8'} dtype={{}}")
         for problem in (parse(text.format(dtype)) for text in layers):
             serving_families = serving(problem, arch)
             assert serving_families, f"nothing solves {problem} on {arch.name}"

@@ -175,9 +175,14 @@ def test_a_sample_of_the_day_compiles(names):
 
 
 @pytest.mark.parametrize(
-    ("name", "chain"), [("sm90_conv2d", "bias,add,relu"), ("sm90_se_block", "bias,silu,conv,gate,add,relu")]
+    ("name", "chain", "count"),
+    [
+        ("sm90_conv2d", "bias,add,relu", 2),
+        ("sm90_se_block", "bias,silu,conv,gate,add,relu", 2),
+        ("sm90_se_down_block", "bias,silu,conv,scale,gate,project,add,relu", 1),
+    ],
 )
-def test_a_sample_of_the_days_hopper_kernels_compiles(name, chain):
+def test_a_sample_of_the_days_hopper_kernels_compiles(name, chain, count):
     arch, found = architecture("sm90"), family(name)
     need_compiler("sm_90")
     rng = random.Random(f"{TODAY} hopper")
@@ -185,7 +190,7 @@ def test_a_sample_of_the_days_hopper_kernels_compiles(name, chain):
     chosen = [
         (config, dtype)
         for dtype in found.dtypes
-        for config in rng.sample(list(found.configs(arch, dtype, epilogue)), 2)
+        for config in rng.sample(list(found.configs(arch, dtype, epilogue)), count)
     ]
     assert_exported(Kernel.of(found.name, config, dtype, epilogue, "sm_90") for config, dtype in chosen)
 

@@ -39,11 +39,13 @@ TEXTS = [
     "max_pool2d n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 ceil=1 dtype=f16 epilogue=relu",
     "global_avg_pool2d n=1 h=7 w=8 c=3 dtype=f16 epilogue=none",
     "elementwise n=1 h=7 w=8 c=3 dtype=f16 epilogue=add,relu",
+    "cast n=1 h=7 w=8 c=3 result=s8 dtype=f16 epilogue=mul_scalar,add",
     "to_channels_last n=2 h=8 w=12 c=3 to=8 dtype=f16 epilogue=none",
     "space_to_depth n=2 h=8 w=12 c=3 block=4 dtype=f16 epilogue=none",
     "stem n=2 h=8 w=9 c=3 k=16 r=7 s=7 stride=2,2 pad=3,3 pool=3 pool_stride=2 pool_pad=1 dtype=f16 epilogue=bias,relu",
     "se_tail n=2 h=3 w=4 c=16 hidden=2 dtype=f16 epilogue=add,relu,add_scalar",
     "se_block n=2 h=3 w=4 c=16 hidden=2 dtype=f16 epilogue=bias,conv,gate,add,relu",
+    "se_down_block n=2 h=7 w=8 c=16 k=24 hidden=2 dtype=f16 epilogue=bias,relu,conv,gate,project,relu",
 ]
 
 
@@ -187,6 +189,7 @@ def test_gemm_is_torchs_linear_and_a_convolution_of_one_pixel():
         ("conv2d_se n=1 h=4 w=4 c=8 k=8 hidden=2", "gate,gate", "must have gate, once"),
         ("se_block n=1 h=4 w=4 c=8 hidden=2", "gate,conv", "of se_block must have conv and then gate, once"),
         ("se_block n=1 h=4 w=4 c=8 hidden=2", "conv", "must have conv and then gate, once"),
+        ("se_down_block n=1 h=4 w=4 c=8 k=8 hidden=2", "conv,gate", "conv and then gate and then project, once"),
     ],
 )
 def test_places_in_a_chain_are_the_problems_own(operator, epilogue, wanted):
@@ -204,6 +207,21 @@ def test_a_blocks_operands_and_work_are_those_of_its_parts():
     shapes |= {"weight1": shapes["weight"], "weight2": shapes["weight"]}
     assert all(operand.shape == shapes[operand.name] for operand in block.operands()[:8])
     assert block.flops == 2 * conv.flops + tail.flops
+
+
+def test_a_block_that_halves_its_image_is_made_of_known_parts():
+    block = parse("se_down_block n=2 h=7 w=8 c=16 k=24 hidden=2 dtype=f16 epilogue=bias,conv,gate,project,add")
+    names = ["x", "weight1", "weight2", "projection", "w1", "b1", "w2", "b2", "y", "bias0", "add1"]
+    assert [operand.name for operand in block.operands()] == names
+    first = Conv2d(n=2, h=7, w=8, c=16, k=24, r=3, s=3, stride=(2, 2), pad=(1, 1), dtype="f16")
+    second = Conv2d(n=2, h=4, w=4, c=24, k=24, r=3, s=3, pad=(1, 1), dtype="f16")
+    pool = AvgPool2d(n=2, h=7, w=8, c=16, r=3, s=3, stride=(2, 2), pad=(1, 1), dtype="f16")
+    projection = Conv2d(n=2, h=4, w=4, c=16, k=24, dtype="f16")
+    tail = SeTail(n=2, h=4, w=4, c=24, hidden=2, dtype="f16")
+    assert block.output_shape == tail.output_shape
+    assert block.flops == sum(part.flops for part in (first, second, pool, projection, tail))
+    weights = [part.operands()[1].shape for part in (first, second, projection)]
+    assert [operand.shape for operand in block.operands()[1:4]] == weights
 
 
 def test_se_tail_and_space_to_depth_operands():

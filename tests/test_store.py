@@ -34,7 +34,7 @@ def identity(**changed):
 
 
 def add(store, config, median_us, *, status="ok", final=False, launch=None, device="d", details=None):
-    row = store.put_measurement(
+    return store.put_measurement(
         device_id=store.put_device(device, "x86-64", flops_per_us=1.0, bytes_per_us=1.0).id,
         problem_id=store.put_problem(CONV).id,
         kernel_id=store.put_kernel(identity(config=config), symbol="s").id,
@@ -44,7 +44,6 @@ def add(store, config, median_us, *, status="ok", final=False, launch=None, devi
         final=final,
         details=details or {},
     )
-    return row.id
 
 
 @pytest.fixture

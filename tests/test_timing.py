@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from helpers import tried
 
 from autotune import nvml
 from autotune.buffers import Rotation, cache_bytes, copies_of
@@ -187,7 +188,7 @@ def test_what_is_done_before_a_sample_is_not_in_it(sleep):
 
 def test_the_worker_times_as_it_was_told(worker, monkeypatch):
     monkeypatch.setattr(worker, "timing", Timing(buffers="rotating"))
-    (answer,) = worker.trial(PROBLEM, [TORCH])
+    (answer,) = tried(worker, PROBLEM, [TORCH])
     (final,) = worker.finals(PROBLEM, [TORCH], rounds=7)
     for result in (answer, final):
         assert result.status == "ok", result.error

@@ -11,6 +11,7 @@ import faults
 import pytest
 import torch
 from faults import PROBLEM
+from helpers import tried
 
 from autotune import paths
 from autotune.device import DeviceFacts, device_name
@@ -70,7 +71,7 @@ def test_a_good_kernel_after_it_is_still_measured(name, results):
 
 
 def test_memory_that_is_taken_once_is_no_leak(worker, faulty):
-    assert [answer.status for answer in worker.trial(OTHER, [faulty("grows_once")])] == ["ok"]
+    assert [answer.status for answer in tried(worker, OTHER, [faulty("grows_once")])] == ["ok"]
 
 
 def test_finals_time_every_candidate_in_every_round(worker, faulty):
@@ -83,14 +84,29 @@ def test_finals_time_every_candidate_in_every_round(worker, faulty):
 def test_finals_with_a_crash_fail_as_a_whole_and_the_next_request_works(worker, faulty):
     answers = worker.finals(PROBLEM, [faulty("good"), faulty("segfault")], rounds=2)
     assert [answer.status for answer in answers] == ["crashed", "crashed"]
-    assert next(worker.trial(PROBLEM, [faulty("good")])).status == "ok"
+    assert tried(worker, PROBLEM, [faulty("good")])[0].status == "ok"
 
 
 def test_an_abandoned_trial_does_not_answer_the_next_request(worker, faulty):
-    abandoned = worker.trial(PROBLEM, [faulty("good"), faulty("good"), faulty("scaled")])
-    assert next(abandoned).status == "ok"
-    abandoned.close()
-    assert [answer.status for answer in worker.trial(OTHER, [faulty("scaled"), faulty("good")])] == ["wrong", "ok"]
+    for name in ("good", "good", "scaled"):
+        worker.send(PROBLEM, faulty(name))
+    assert worker.receive().status == "ok"
+    assert isinstance(worker.facts(), DeviceFacts)
+    assert [answer.status for answer in tried(worker, OTHER, [faulty("scaled"), faulty("good")])] == ["wrong", "ok"]
+
+
+def test_what_waits_behind_a_process_that_was_killed_is_measured_by_the_next(worker, faulty):
+    assert [answer.status for answer in tried(worker, OTHER, [faulty("good")])] == ["ok"]
+    os.kill(worker.pid, signal.SIGSTOP)
+    worker.send(OTHER, faulty("good"))
+    os.kill(worker.pid, signal.SIGKILL)
+    while worker.pid is not None:
+        time.sleep(0.01)
+    worker.send(OTHER, faulty("scaled"))
+    worker.send(OTHER, faulty("good"))
+    answers = [worker.receive() for _ in range(3)]
+    assert [answer.status for answer in answers] == ["crashed", "wrong", "ok"] and "SIGKILL" in answers[0].error
+    assert all(sum(answer.details["seconds"].values()) >= 0 for answer in answers)
 
 
 def test_a_worker_killed_from_outside_is_replaced(worker, faulty):
@@ -101,12 +117,12 @@ def test_a_worker_killed_from_outside_is_replaced(worker, faulty):
     os.kill(first, signal.SIGKILL)
     while worker.pid is not None:
         time.sleep(0.01)
-    assert next(worker.trial(PROBLEM, [faulty("good")])).status == "ok"
+    assert tried(worker, PROBLEM, [faulty("good")])[0].status == "ok"
     assert worker.pid not in (None, first)
 
 
 def test_an_exit_is_told_with_its_code_and_stopping_ends_the_process(worker, faulty):
-    failed, good = worker.trial(OTHER, [faulty("exits"), faulty("good")])
+    failed, good = tried(worker, OTHER, [faulty("exits"), faulty("good")])
     assert failed.status == "crashed" and "exit code 3" in failed.error and good.status == "ok"
     pid = worker.pid
     worker.stop()

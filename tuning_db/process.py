@@ -16,9 +16,19 @@ def me() -> str:
     return f"{_machine()} {os.getpid()} {_start(os.getpid())}"
 
 
+def claimant(number: int) -> str:
+    """This process as the owner of one of the claims that it may hold."""
+    return f"{me()} {number}"
+
+
+def is_me(owner: str) -> bool:
+    """Whether an owner is this process."""
+    return owner.split()[:3] == me().split()
+
+
 def lives(owner: str, since: float) -> bool:
     """Whether the process that called itself `owner` still runs; one of another machine, whether `since` is recent."""
-    machine, number, start = owner.split()
+    machine, number, start, *_ = owner.split()
     if machine == _machine():
         return _start(int(number)) == start
     return abs(time.time() - since) < LEASE  # a clock that jumps makes a trial start early or late, and no worse

@@ -120,10 +120,12 @@ class PlanRow(Base):
 
 
 class Claim(Base):
-    """What a tuning process tries now: one trial each, so that no other process tries the same."""
+    """What a tuning process tries now, or next, so that no other process tries the same."""
 
     __tablename__ = "claim"
-    owner: Mapped[str] = mapped_column(primary_key=True, doc="the process, as tuning_db/process.py names it")
+    owner: Mapped[str] = mapped_column(
+        primary_key=True, doc="the process, as process.py names it, and which of its claims"
+    )
     device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
     problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"))
     kernel_id: Mapped[int] = mapped_column(ForeignKey("kernel.id"))

@@ -32,7 +32,23 @@ from tuning_db.ties import ranked
 if TYPE_CHECKING:
     from tuning_db import asked
 
+CLAIMS = 2
+"""Trials that a process may have claimed at once: one is being measured while the next is made ready."""
+
 _WRITING = "autotune_writing"  # the option of transactions that write: they take turns
+
+
+def _of_one(table: sa.Table, *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    """Columns of the rows of one device, problem and kernel, which are given when the query is run."""
+    keys = ("device_id", "problem_id", "kernel_id")
+    return sa.select(*columns).where(*(table.c[key] == sa.bindparam(key) for key in keys))
+
+
+# Trials and claims are written as rows and not as objects: it is done for every trial, and takes half the time.
+_TRIALS, _CLAIMS = Base.metadata.tables["measurement"], Base.metadata.tables["claim"]
+_ADD_TRIAL = sa.insert(_TRIALS)
+_TRIED = _of_one(_TRIALS, _TRIALS.c.launch).where(~_TRIALS.c.final)
+_CLAIMED = _of_one(_CLAIMS, _CLAIMS.c.owner, _CLAIMS.c.since)
 
 
 class Store:
@@ -45,8 +61,9 @@ class Store:
     def __init__(self, name: str, engine: sa.Engine, close: Callable[[sa.Engine], None] | None) -> None:
         self.name = name
         self._engine, self._close = engine, close
-        self._claimed = False
+        self._claims = 0
         self._environment: int | None = None
+        self._problems: dict[str, ProblemRow] = {}
         self.session = Session(engine, expire_on_commit=False)
 
     # -- opening ---------------------------------------------------------------------------------------------
@@ -71,9 +88,9 @@ class Store:
 
     def close(self) -> None:
         """Close; a file that was written is left in one piece, ready to be copied, unless others still write it."""
-        if self._claimed:
+        if self._claims:
             with suppress(DatabaseError), self.writing():
-                self.session.execute(sa.delete(Claim).where(Claim.owner == process.me()))
+                self.session.execute(sa.delete(Claim).where(Claim.owner.in_(map(process.claimant, range(CLAIMS)))))
         self.session.close()
         (self._close or sa.Engine.dispose)(self._engine)
 
@@ -91,13 +108,16 @@ class Store:
 
     def put_environment(self, software: Mapping[str, Any]) -> Environment:
         """Find or record the software in use; what is measured from now on is recorded as measured with it."""
-        row: Environment = self._find_or_add(Environment, {"software": json.dumps(software, sort_keys=True)}, {})
+        row = self._find_or_add(Environment, {"software": json.dumps(software, sort_keys=True)}, {})
         self._environment = row.id
         return row
 
     def put_problem(self, text: str) -> ProblemRow:
         """Find a problem by its text, or record it."""
-        return self._find_or_add(ProblemRow, {"text": text}, {"operator": text.split(maxsplit=1)[0]})
+        if text not in self._problems:
+            operator = text.split(maxsplit=1)[0]
+            self._problems[text] = self._find_or_add(ProblemRow, {"text": text}, {"operator": operator})
+        return self._problems[text]
 
     def put_kernel(self, identity: dict[str, str], **values: Any) -> KernelRow:
         """Find a kernel by identity (family, config, dtype, epilogue, target, source), or record it.
@@ -112,38 +132,50 @@ class Store:
 
     def put_library(self, binary: bytes, **values: Any) -> Library:
         """Find a binary by its digest, or store it. values: kind, target, compiler, flags, cutlass, abi_version."""
-        key = {"digest": digest_of(binary)}
-        return self._find_or_add(Library, key, {**values, "size": len(binary), "blob": packed(binary)})
+        digest = digest_of(binary)
+        with self.reading():
+            known = self.session.scalars(sa.select(Library).filter_by(digest=digest)).one_or_none()
+        if known:
+            return known
+        blob = packed(binary)  # outside the transaction: it takes longer than others should wait
+        return self._find_or_add(Library, {"digest": digest}, {**values, "size": len(binary), "blob": blob})
 
-    def put_measurement(self, **values: Any) -> Measurement:
-        """Record a measurement; values are the columns of `Measurement`."""
-        return self._add(Measurement(**values))
+    def put_measurement(self, **values: Any) -> int:
+        """Record a measurement and return its number; values are the columns of `Measurement`."""
+        with self.writing() as session:
+            made = session.connection().execute(_ADD_TRIAL, {**values, **self._now()})
+        assert made.inserted_primary_key
+        return int(made.inserted_primary_key[0])
 
     def put_plan(self, **values: Any) -> PlanRow:
         """Record a timed network; values are the columns of `PlanRow`."""
-        return self._add(PlanRow(**values))
+        row = PlanRow(**values, **self._now())
+        with self.writing() as session:
+            session.add(row)
+        return row
 
     def claim(
         self, device: Device, problem: str, kernel: KernelRow, launches: Sequence[Mapping[str, int]]
     ) -> list[Mapping[str, int]] | None:
         """The launch values that are still to be tried, for this process to try now; None while another tries them.
 
-        A process holds one claim: the next replaces it. That of a process that ended, however it did, does not count.
+        A process holds CLAIMS claims: the next replaces the oldest. That of a process that ended, however it did, does
+        not count.
         """
         mine = {"device_id": device.id, "problem_id": self.put_problem(problem).id, "kernel_id": kernel.id}
-        with self.writing():
-            query = sa.select(Measurement.launch).filter_by(**mine, final=False)
-            tried = list(self.session.scalars(query))
+        with self.writing() as session:
+            connection = session.connection()
+            tried = connection.scalars(_TRIED, mine).all()
             left = [launch for launch in launches if dict(launch) not in tried]
-            rivals = self.session.scalars(sa.select(Claim).filter_by(**mine)).all() if left else []
-            others = [rival for rival in rivals if rival.owner != process.me()]
-            if any(process.lives(rival.owner, rival.since) for rival in others):
+            if not left:
+                return left
+            rivals = [row for row in connection.execute(_CLAIMED, mine) if not process.is_me(row.owner)]
+            if any(process.lives(rival.owner, rival.since) for rival in rivals):
                 return None
-            owners = [process.me(), *(rival.owner for rival in others)]
-            self.session.execute(sa.delete(Claim).where(Claim.owner.in_(owners)))
-            if left:
-                self.session.add(Claim(owner=process.me(), since=time.time(), **mine))
-                self._claimed = True
+            me = process.claimant(self._claims % CLAIMS)
+            connection.execute(sa.delete(_CLAIMS).where(_CLAIMS.c.owner.in_([me, *(rival.owner for rival in rivals)])))
+            connection.execute(sa.insert(_CLAIMS), {"owner": me, "since": time.time(), **mine})
+            self._claims += 1
         return left
 
     def _find_or_add(self, table: Any, key: dict[str, Any], values: dict[str, Any]) -> Any:
@@ -154,13 +186,10 @@ class Store:
                 self.session.add(row)
         return row
 
-    def _add(self, row: Any) -> Any:
-        """Add what was measured just now."""
-        row.recorded = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        row.environment_id = self._environment
-        with self.writing():
-            self.session.add(row)
-        return row
+    def _now(self) -> dict[str, Any]:
+        """When and with what something is measured that is recorded now."""
+        recorded = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        return {"recorded": recorded, "environment_id": self._environment}
 
     @contextmanager
     def writing(self) -> Iterator[Session]:
@@ -180,7 +209,8 @@ class Store:
     def _transaction(self, writing: bool) -> Iterator[Session]:
         with explained(self.name, sa.exc.DBAPIError):
             try:
-                self.session.commit()  # ends what an attribute that was loaded late has begun
+                if self.session.in_transaction():  # an attribute that was loaded late has begun one
+                    self.session.commit()
                 self.session.connection(execution_options={_WRITING: writing})
                 yield self.session
                 self.session.commit()
@@ -221,7 +251,9 @@ class Store:
         """All problems by their text."""
         return self._all(sa.select(ProblemRow.text).order_by(ProblemRow.id))
 
-    def measurements(self, device: asked.Device, problem: str, status: str | None = None) -> list[Measurement]:
+    def measurements(
+        self, device: asked.Device, problem: str, status: str | None = None, most: int | None = None
+    ) -> list[Measurement]:
         """Measurements of a problem (its text) on a device, the fastest first, those without a time last."""
         query = (
             sa.select(Measurement)
@@ -229,6 +261,7 @@ class Store:
             .where(Measurement.device_id == device.id, ProblemRow.text == problem)
             .options(joinedload(Measurement.kernel).joinedload(KernelRow.library))
             .order_by(Measurement.median_us.is_(None), Measurement.median_us, Measurement.id)
+            .limit(most)
         )
         return self._all(query.where(Measurement.status == status) if status else query)
 

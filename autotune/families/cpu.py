@@ -8,11 +8,14 @@ from autotune.arch import Architecture, cpu_targets
 from autotune.families.base import SHARED_LIBRARY, Config, Family, Launch, Parameter
 from autotune.problem import Problem
 
+WITH_BYTES = ("f32", "s8")
 THREADS = Parameter("threads", (0, 1), "0: torch's number of threads; 1: the caller's alone")
-_BLOCK_C = Parameter("block_c", (8, 16, 32, 64), "channels a loop handles together")
+BLOCK_C = Parameter("block_c", (8, 16, 32, 64), "channels a loop handles together")
 
 
-def over_channels(operator: type[Problem], template: str = "", **variables: object) -> Family:
+def over_channels(
+    operator: type[Problem], template: str = "", dtypes: tuple[str, ...] = ("f32",), **variables: object
+) -> Family:
     """A family whose kernels take the channels of each pixel in blocks, as wide as their one parameter says.
 
     template: cpu/<operator>.cpp.j2 if it is not named. variables: the template's, beside the config.
@@ -23,10 +26,11 @@ def over_channels(operator: type[Problem], template: str = "", **variables: obje
         kind=SHARED_LIBRARY,
         template=template or f"cpu/{operator.operator}.cpp.j2",
         architectures=("cpu",),
-        parameters=(_BLOCK_C,),
+        dtypes=dtypes,
+        parameters=(BLOCK_C,),
         launch_parameters=(THREADS,),
         launches=threads,
-        cost=_steps,
+        cost=channel_steps,
         context=lambda config, arch, dtype: {**config, **variables},
     )
 
@@ -36,7 +40,7 @@ def threads(problem: Problem, config: Config, arch: Architecture) -> list[Launch
     return [{"threads": 0}, {"threads": 1}]
 
 
-def _steps(problem: Problem, config: Config, arch: Architecture) -> float:
+def channel_steps(problem: Problem, config: Config, arch: Architecture) -> float:
     """Steps of a loop over a pixel's channels, those behind the last block taken one by one."""
     blocks, left = divmod(problem.output_shape[-1], int(config["block_c"]))
     return blocks + left

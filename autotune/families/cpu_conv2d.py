@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.families import cpu_tiles
 from autotune.families.base import Config
+from autotune.families.cpu import WITH_BYTES
 from autotune.problem import Conv2d, Gemm, Problem
 
 
@@ -30,4 +31,4 @@ def _work(problem: Problem, config: Config) -> cpu_tiles.Work:
     )
 
 
-FAMILY = cpu_tiles.family("cpu_conv2d", (Conv2d, Gemm), "cpu/conv2d.h", "ForwardPixels", _work, layout="k")
+FAMILY = cpu_tiles.family("cpu_conv2d", (Conv2d, Gemm), "cpu/conv2d.h", "ForwardPixels", _work, "k", WITH_BYTES)

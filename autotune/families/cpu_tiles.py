@@ -38,6 +38,7 @@ def family(
     pixels: str,
     work: Callable[[Problem, Config], Work],
     layout: str,
+    dtypes: tuple[str, ...] = ("f32",),
 ) -> Family:
     """A family of such tiles.
 
@@ -50,6 +51,7 @@ def family(
         kind=SHARED_LIBRARY,
         template="cpu/conv2d.cpp.j2",
         architectures=("cpu",),
+        dtypes=dtypes,
         parameters=(
             Parameter("block_k", (8, 16, 32, 48, 64), "output channels of a tile"),
             Parameter("block_pixels", (1, 2, 4, 6, 8, 12, 14), "output pixels of a tile"),

@@ -6,7 +6,7 @@ from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
 from autotune.families import cuda
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.problem import Elementwise, Problem
+from autotune.problem import Cast, Elementwise, Problem
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
@@ -20,7 +20,7 @@ def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     """Accesses, dearer where several a thread leave processors without any."""
-    assert isinstance(problem, Elementwise)
+    assert isinstance(problem, Elementwise | Cast)
     vector, items, threads = (int(config[name]) for name in ("vector", "items", "threads"))
     started = problem.n * problem.h * problem.w * problem.c / (vector * items)
     idle = max(1.0, arch.processors * arch.sm_threads / started)

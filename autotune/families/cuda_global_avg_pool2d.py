@@ -35,6 +35,7 @@ FAMILY = Family(
     kind=DEVICE_IMAGE,
     template="cuda/global_avg_pool2d.cu.j2",
     architectures=cuda.ARCHITECTURES,
+    dtypes=("f16", "bf16", "tf32", "f32", "s8"),
     parameters=(
         Parameter("vector", (1, 2, 4, 8), "channels a thread"),
         Parameter("groups", (4, 8, 16, 32), "threads a block side by side, along the channels"),

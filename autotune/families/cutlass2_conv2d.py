@@ -1,5 +1,6 @@
 """Implicit-GEMM forward convolution from CUTLASS 2.x, NHWC, with groups of channels or without.
 
+Matrix products are 1x1 convolutions of one-pixel images here; those of halves have a family of their own.
 The GEMM is M = n*p*q, N = k, K = r*s*c.
 """
 
@@ -24,9 +25,17 @@ from autotune.families import cuda, cutlass2
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
 from autotune.families.cutlass2 import Tile, tile_of
 from autotune.families.cutlass2_conv2d_cost import cost, launches
-from autotune.families.cutlass2_conv2d_fits import FLAT, fits, fits_alignment, fits_iterator, fits_vector, supports
+from autotune.families.cutlass2_conv2d_fits import (
+    FLAT,
+    as_conv2d,
+    fits,
+    fits_alignment,
+    fits_iterator,
+    fits_vector,
+    supports,
+)
 from autotune.families.cutlass2_rules import Rules, broken
-from autotune.problem import Conv2d, Problem
+from autotune.problem import Conv2d, Gemm, Problem
 
 _ACCUMULATORS = {"f32": DataType.f32, "f16": DataType.f16, "s32": DataType.s32}
 _ITERATORS = {
@@ -60,7 +69,7 @@ def _values(
     parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
 ) -> Sequence[Value]:
     """The values of a parameter that can be legal with those before it, and fit."""
-    assert problem is None or isinstance(problem, Conv2d)
+    problem = as_conv2d(problem) if problem else None
     values, bits = parameter.values, cutlass2.BITS[dtype]
     match parameter.name:
         case "generation":
@@ -124,7 +133,7 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
 
 FAMILY = Family(
     name="cutlass2_conv2d",
-    operator=Conv2d,
+    operator=(Conv2d, Gemm),
     kind=DEVICE_IMAGE,
     template="cutlass2/conv2d.cu.j2",
     architectures=cuda.ARCHITECTURES,

@@ -6,7 +6,7 @@ from autotune.arch import Architecture
 from autotune.families import cutlass2
 from autotune.families.base import Config, Launch
 from autotune.families.cutlass2 import tile_of
-from autotune.families.cutlass2_conv2d_fits import FLAT
+from autotune.families.cutlass2_conv2d_fits import FLAT, as_conv2d
 from autotune.problem import Conv2d, Problem
 
 _ADDRESSING = {"optimized": 0.0, "analytic": 5.0, "fixed_channels": 8.0, "few_channels": 12.0}  # cycles a row
@@ -14,7 +14,7 @@ _ADDRESSING = {"optimized": 0.0, "analytic": 5.0, "fixed_channels": 8.0, "few_ch
 
 def launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
     """Family.launches."""
-    assert isinstance(problem, Conv2d)
+    problem = as_conv2d(problem)
     tiles_n = _tiles(problem, config)[1]
     swizzles = cutlass2.swizzles(tiles_n)
     return [{"swizzle": log, "slices": s} for s in _slices(problem, config, arch) for log in swizzles]
@@ -22,7 +22,7 @@ def launches(problem: Problem, config: Config, arch: Architecture) -> list[Launc
 
 def cost(problem: Problem, config: Config, arch: Architecture) -> float:
     """Cycles by a crude model: waves of blocks, each bound by arithmetic, by its loads or by latency."""
-    assert isinstance(problem, Conv2d)
+    problem = as_conv2d(problem)
     tile = tile_of(config, problem.dtype)
     (tm, tn, tk), resident, bits = tile.shape, tile.resident(arch), cutlass2.BITS[problem.dtype]
     tiles_m, tiles_n = _tiles(problem, config)

@@ -7,16 +7,25 @@ from autotune.families import cutlass2
 from autotune.families.base import Config
 from autotune.families.cutlass2 import Tile, tile_of
 from autotune.families.cutlass2_rules import broken
-from autotune.problem import Conv2d, Problem
+from autotune.problem import Conv2d, Gemm, Problem
 
 FLAT = ("fixed_channels", "few_channels")
 """Iterators whose steps run over r*s*c as a whole instead of over c for each (r, s)."""
 _LONGEST_INTEGER_SUM = 2**31 // 2**14  # products of signed bytes that an int32 surely holds
 
 
+def as_conv2d(problem: Problem) -> Conv2d:
+    """The convolution that a problem is."""
+    conv = problem.as_conv2d if isinstance(problem, Gemm) else problem
+    assert isinstance(conv, Conv2d)
+    return conv
+
+
 def supports(problem: Problem) -> str | None:
     """Family.supports."""
-    assert isinstance(problem, Conv2d)
+    if isinstance(problem, Gemm) and problem.dtype in ("f16", "bf16"):
+        return "matrix products of halves: they have a family of their own"
+    problem = as_conv2d(problem)
     if problem.groups > 1 and problem.c == problem.groups:
         return "groups of one channel"
     if problem.groups > 1 and problem.dtype == "f32":
@@ -28,7 +37,7 @@ def supports(problem: Problem) -> str | None:
 
 def fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     """Why a kernel cannot solve a problem, or moves less at a time than it could."""
-    assert isinstance(problem, Conv2d)
+    problem = as_conv2d(problem)
     return (
         fits_alignment(problem, int(config["alignment"]))
         or _fits_groups(problem, config)

@@ -77,7 +77,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     processors, products, best = processors_for(x, arch), products_a_tile(problem, x), float("inf")
     for loading in loadings(problem, x):
         rounds = -(-blocks_needed(problem, x, loading) // processors)
-        buffers = 2 * (loading.fill_bytes + x.weight_bytes) + x.staging_bytes
+        buffers = 2 * (loading.fill_bytes + x.weight_bytes) + x.staging_bytes(1)
         beside = max(1, min(x.blocks_by_registers, rounds, arch.sm_shared // buffers)) * (2 if x.pingpong else 1)
         arithmetic = products * (x.m * max(x.n, 24) * x.k / _PRODUCTS_A_CYCLE + 120 / beside)
         weights = products * x.weight_bytes / x.cluster_m / (rounds if x.resident else 1)
@@ -108,6 +108,7 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
         "map_element": _MAP_ELEMENTS[dtype],
         "threads": x.threads,
         "resident_blocks": x.blocks_by_registers,
+        "many_sums": x.groups == 2 and x.accumulators > 96,
     }
 
 

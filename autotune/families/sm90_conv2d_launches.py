@@ -19,6 +19,8 @@ from autotune.families.sm90_conv2d_loads import (
 from autotune.families.sm90_conv2d_shape import MOST_SHARED, SHARED_OVERHEAD, Shape, shape_of
 from autotune.problem import Conv2dSe, Problem
 
+_AHEAD = (4, 8)  # pieces of an added tensor that each warp may have on their way
+
 LAUNCH_PARAMETERS = (
     Parameter("fill_slots", tuple(range(1, 13)), "buffers of activations"),
     Parameter("weight_slots", tuple(range(13)), "buffers of weights where they have a ring of their own"),
@@ -31,7 +33,11 @@ LAUNCH_PARAMETERS = (
     Parameter("squares_h", (0, 1, 2, 3, 4), "patch: squares of 8 x 8 pixels in a tile, down"),
     Parameter("squares_w", (0, 1, 2, 3, 4), "patch: across"),
     Parameter("images", (0, 1, 2, 3, 4), "patch: and over images"),
-    Parameter("staged", (0, 1), "1: the output goes through shared memory and out by TMA"),
+    Parameter(
+        "staged",
+        (0, 1, *_AHEAD),
+        "1: the output leaves through shared memory, by TMA; more: an added tensor comes so too, so many pieces ahead",
+    ),
 )
 
 
@@ -58,9 +64,9 @@ def _of_loading(problem: Solved, x: Shape, loading: Loading, arch: Architecture)
         own = gated or x.slices > 1 or blocks <= processors * resident
         limit = 0 if own else processors * resident
         tiles = -(-blocks // limit) if limit else 1
-        for staged in (0, 1) if x.slices == 1 and not gated else (0,):
+        for staged in _stagings(problem, x):
             room = min(arch.sm_shared // resident - arch.reserved_shared - SHARED_OVERHEAD, MOST_SHARED)
-            room -= staged * x.staging_bytes + _gate_bytes(problem, x)
+            room -= x.staging_bytes(staged) + _gate_bytes(problem, x)
             slots = slots_in(room, problem, x, loading, tiles * loading.fills)
             if slots is None:
                 continue
@@ -68,6 +74,14 @@ def _of_loading(problem: Solved, x: Shape, loading: Loading, arch: Architecture)
                 continue  # the others' sums find no room
             rasters = (0, 1) if tiles_n > x.cluster_n and tiles > 1 and not x.resident and staged else (0,)
             yield from (_launch(loading, slots, limit, raster, staged) for raster in rasters)
+
+
+def _stagings(problem: Solved, x: Shape) -> tuple[int, ...]:
+    """Values of `staged`."""
+    if x.slices > 1 or isinstance(problem, Conv2dSe):
+        return (0,)
+    added = [argument for argument in problem.epilogue.arguments if argument.kind == "tensor"]
+    return (0, 1, *_AHEAD) if len(added) == 1 else (0, 1)
 
 
 def _launch(loading: Loading, slots: tuple[int, int], limit: int, raster: int, staged: int) -> Launch:

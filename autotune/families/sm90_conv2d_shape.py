@@ -51,10 +51,10 @@ class Shape:
         """Blocks whose registers fit a multiprocessor."""
         return max(1, min(4, _REGISTERS // (self.threads * (self.accumulators + 64))))
 
-    @property
-    def staging_bytes(self) -> int:
-        """Shared memory that the output passes through where it is staged."""
-        return self.groups * 4 * 2 * 16 * (64 if self.n % 64 == 0 else 32) * 2
+    def staging_bytes(self, staged: int) -> int:
+        """Shared memory that the output, and an added tensor, pass through, by the launch parameter `staged`."""
+        piece = 16 * (64 if self.n % 64 == 0 else 32) * 2 + 8  # of a warp, with its barrier
+        return self.groups * 4 * piece * (2 + (staged if staged > 1 else 0)) if staged else 0
 
     @property
     def cluster(self) -> int:

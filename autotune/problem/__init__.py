@@ -16,8 +16,8 @@ them. registry: all by name. text: reading them.
 from autotune.problem.base import MAX_OPERANDS, Operand, Problem, Tensors, limit_us, with_batch
 from autotune.problem.convolution import Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, Gemm, PatchConv2d
 from autotune.problem.dtypes import DTYPES, dtype_name
-from autotune.problem.fused import Conv2dSe, SeBlock, SeTail, Stem
-from autotune.problem.pixels import Elementwise, SpaceToDepth, ToChannelsLast
+from autotune.problem.fused import Conv2dSe, SeBlock, SeDownBlock, SeTail, Stem
+from autotune.problem.pixels import Cast, Elementwise, SpaceToDepth, ToChannelsLast
 from autotune.problem.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d, Pool2d
 from autotune.problem.registry import OPERATORS, register
 from autotune.problem.text import parse
@@ -28,6 +28,7 @@ __all__ = [
     "MAX_OPERANDS",
     "OPERATORS",
     "AvgPool2d",
+    "Cast",
     "Conv2d",
     "Conv2dDgrad",
     "Conv2dSe",
@@ -42,6 +43,7 @@ __all__ = [
     "Pool2d",
     "Problem",
     "SeBlock",
+    "SeDownBlock",
     "SeTail",
     "SpaceToDepth",
     "Stem",

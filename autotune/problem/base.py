@@ -91,6 +91,11 @@ class Problem:
         return int(getattr(self, self.batch_field))
 
     @property
+    def output_dtype(self) -> str:
+        """Dtype of `y` and of the epilogue's tensors."""
+        return self.dtype
+
+    @property
     def output_shape(self) -> tuple[int, ...]:
         """Shape of the output `y`, channels last."""
         raise NotImplementedError
@@ -109,14 +114,14 @@ class Problem:
 
     def operands(self) -> tuple[Operand, ...]:
         """All tensors in the order in which kernels take them: inputs and weights, `y`, then the epilogue's."""
-        shape = self.output_shape
+        shape, dtype = self.output_shape, self.output_dtype
         of_kind = {
             "vector": ("vector", shape[-1:], "f32"),
-            "tensor": ("input", shape, self.dtype),
-            "output": ("output", shape, self.dtype),
+            "tensor": ("input", shape, dtype),
+            "output": ("output", shape, dtype),
         }
         extra = [Operand(a.name, *of_kind[a.kind]) for a in self.epilogue.arguments if a.kind in of_kind]
-        return (*self._inputs(), Operand("y", "output", shape, self.dtype), *extra)
+        return (*self._inputs(), Operand("y", "output", shape, dtype), *extra)
 
     @property
     def bytes(self) -> int:

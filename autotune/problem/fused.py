@@ -13,6 +13,7 @@ from autotune.problem.window import output_extent
 
 _GATE_ALONE = Epilogue(("gate",))
 _CONV_AND_GATE = Epilogue(("conv", "gate"))
+_DOWN = Epilogue(("conv", "gate", "project"))
 
 
 def _excitation(channels: int, hidden: int, dtype: str) -> tuple[Operand, ...]:
@@ -177,4 +178,58 @@ class SeBlock(Images):
             Operand("weight1", "weight", (self.c, self.c, 3, 3), self.dtype),
             Operand("weight2", "weight", (self.c, self.c, 3, 3), self.dtype),
             *_excitation(self.c, self.hidden, self.dtype),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeDownBlock(Images):
+    """A residual block that halves its image: as se_block, but with stride 2, and with a projection as its identity.
+
+    x (n, h, w, c) is convolved with weight1 (k, c, 3, 3), stride 2 and padding 1. In the epilogue, `conv` stands where
+    the value so far is convolved with weight2 (k, k, 3, 3), stride and padding 1, `gate` where it is scaled as by
+    conv2d_se, and `project` where the identity is added: the mean of x over 3x3 pixels, stride 2 and padding 1, which
+    counts, behind a 1x1 convolution with `projection` (k, c, 1, 1): "bias,relu,conv,bias,gate,project,relu".
+    """
+
+    operator: ClassVar[str] = "se_down_block"
+    places: ClassVar[tuple[str, ...]] = ("conv", "gate", "project")
+    r: ClassVar[int] = 3
+    s: ClassVar[int] = 3
+    stride: ClassVar[tuple[int, int]] = (2, 2)
+    pad: ClassVar[tuple[int, int]] = (1, 1)
+    dilation: ClassVar[tuple[int, int]] = (1, 1)
+    groups: ClassVar[int] = 1
+    k: int
+    hidden: int
+    epilogue: Epilogue = _DOWN
+
+    @property
+    def p(self) -> int:
+        """Output height."""
+        return output_extent(self.h, self.r, self.stride[0], self.pad[0])
+
+    @property
+    def q(self) -> int:
+        """Output width."""
+        return output_extent(self.w, self.s, self.stride[1], self.pad[1])
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, p, q, k)."""
+        return (self.n, self.p, self.q, self.k)
+
+    @property
+    def flops(self) -> int:
+        """The three convolutions, the pool, the mean, the scaling and the two products."""
+        products = 9 * self.c * self.k + 9 * self.k**2 + self.c * self.k
+        a_pixel = 2 * products + 9 * self.c + 2 * self.k
+        return self.n * (self.p * self.q * a_pixel + 4 * self.k * self.hidden)
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (
+            self._x,
+            Operand("weight1", "weight", (self.k, self.c, 3, 3), self.dtype),
+            Operand("weight2", "weight", (self.k, self.k, 3, 3), self.dtype),
+            Operand("projection", "weight", (self.k, self.c, 1, 1), self.dtype),
+            *_excitation(self.k, self.hidden, self.dtype),
         )

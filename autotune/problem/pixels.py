@@ -1,12 +1,13 @@
-"""What needs hardly any arithmetic: a chain alone, and images put in another order."""
+"""What needs hardly any arithmetic: a chain alone, another dtype, and images put in another order."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autotune.errors import ProblemError
+from autotune.errors import ProblemError, choose
 from autotune.problem.base import Images, Operand
+from autotune.problem.dtypes import DTYPES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,6 +15,39 @@ class Elementwise(Images):
     """An epilogue of its own, where there is no kernel to append it to: y = epilogue(x), both (n, h, w, c)."""
 
     operator: ClassVar[str] = "elementwise"
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, h, w, c)."""
+        return (self.n, self.h, self.w, self.c)
+
+    @property
+    def flops(self) -> int:
+        """None: memory alone bounds it."""
+        return 0
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (self._x,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cast(Images):
+    """Another dtype: y = epilogue(x), both (n, h, w, c), x in `dtype`, y and the epilogue's tensors in `result`.
+
+    So values become signed bytes, and bytes values: "mul_scalar" is by what a byte stands for.
+    """
+
+    operator: ClassVar[str] = "cast"
+    result: str
+
+    def __post_init__(self) -> None:
+        choose("dtype", self.result, list(DTYPES))
+        super().__post_init__()
+
+    @property
+    def output_dtype(self) -> str:
+        """`result`."""
+        return self.result
 
     @property
     def output_shape(self) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ def parse(text: str) -> Problem:
 
 
 def _from_text(name: str, value: str, text: str) -> object:
-    if name == "dtype":
+    if name in ("dtype", "result"):
         return dtype_name(value)
     if name == "epilogue":
         return Epilogue.parse(value)

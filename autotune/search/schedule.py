@@ -15,7 +15,7 @@ from autotune.families.base import Config, Kernel
 from autotune.search.space import Study
 
 AT_ONCE = 4
-"""Kernels that are handed to the measuring side together: it goes on with the next while results are recorded."""
+"""Kernels that are measured before the compilers are looked after again."""
 AHEAD = 32
 """While so many kernels wait to be measured, no more are asked for."""
 LEAST = 4
@@ -41,7 +41,10 @@ class Bench(Protocol):
         """Kernels that became ready. wait: until there is one, unless nothing is being made."""
 
     def measure(self, kernels: Sequence[Kernel]) -> None:
-        """Measure kernels on every problem that they serve, and tell the studies."""
+        """Measure kernels on every problem that they serve, and tell the studies; the last may still be under way."""
+
+    def finish(self) -> None:
+        """Tell the studies what is still under way."""
 
 
 class Schedule:
@@ -68,6 +71,8 @@ class Schedule:
         queue: deque[Kernel] = deque()
         measured = False
         while (time_left := self._bench.time_left()) or not measured:
+            if not queue:
+                self._bench.finish()
             # What waits to be measured will teach more than what is asked for now could know.
             asked = time_left and len(queue) < AHEAD and self._compile()
             queue.extend(self._bench.ready(wait=not queue))
@@ -75,7 +80,8 @@ class Schedule:
                 self._bench.measure([queue.popleft() for _ in range(min(AT_ONCE, len(queue)))])
                 measured = True
             elif not asked:
-                return
+                break
+        self._bench.finish()
 
     def _compile(self) -> bool:
         """Ask for what the compilers have room for; whether there was anything."""

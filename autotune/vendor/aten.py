@@ -66,10 +66,11 @@ def bind(
 ) -> Callable[[Tensors], None]:
     """Returns run(late): solves `problem` on `tensors`, with those in `late` taken instead, and fills the outputs."""
     if not isinstance(problem, (*PASSES, Stem)):
+        bytes_ = "s8" in (problem.dtype, problem.output_dtype)
 
         def run(late: Tensors) -> None:
             operands = {**tensors, **late}
-            given = {name: tensor.float() for name, tensor in operands.items()} if problem.dtype == "s8" else operands
+            given = {name: tensor.float() for name, tensor in operands.items()} if bytes_ else operands
             for name, value in compute(problem, given, scalars).items():
                 _leave(value, operands[name])
 

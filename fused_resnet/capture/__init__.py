@@ -8,23 +8,28 @@ from torch import nn
 
 from autotune.problem import dtype_name
 from fused_resnet.capture.alternatives import alternatives
+from fused_resnet.capture.in_bytes import in_bytes
 from fused_resnet.capture.lower import Lowering
 from fused_resnet.capture.trace import trace
 from fused_resnet.graph import Layer, Network
+from fused_resnet.quantize import Scales
 
 
-def capture(model: nn.Module, shape: tuple[int, ...], dtype: str) -> Network:
+def capture(model: nn.Module, shape: tuple[int, ...], dtype: str, scales: Scales | None = None) -> Network:
     """The layers of a module in eval mode for one input shape.
 
     shape: of the input, in torch's order, such as (N, C, H, W). dtype: the project's name of the dtype that the
-    module's tensors have. Layers are called by the submodules' paths, the network by the module's class. Raises
-    CaptureError, which names the submodule that stands in the way.
+    module's tensors have; tf32 for float32 whose products are rounded. scales: of the activations (quantize.calibrate),
+    if what gains by it is to run in signed bytes. Layers are called by the submodules' paths, the network by the
+    module's class. Raises CaptureError, which names the submodule that stands in the way.
     """
     traced = trace(model, shape, dtype_name(dtype))
-    layers = Lowering(traced, dtype_name(dtype)).layers()
-    size = "x".join(map(str, shape[1:]))
-    key = f"{type(model).__name__} n={shape[0]} input={size} dtype={dtype_name(dtype)} {_digest(layers)}"
-    return Network(key, layers, tuple(traced.output.meta["val"].shape), alternatives(layers))
+    layers, kept = Lowering(traced, dtype_name(dtype)).layers(), dict[str, str]()
+    if scales is not None:
+        layers, kept = in_bytes(layers, scales)
+    size, precision = "x".join(map(str, shape[1:])), "" if scales is None else "+s8"
+    key = f"{type(model).__name__} n={shape[0]} input={size} dtype={dtype_name(dtype)}{precision} {_digest(layers)}"
+    return Network(key, layers, tuple(traced.output.meta["val"].shape), alternatives(layers), kept)
 
 
 def _digest(layers: tuple[Layer, ...]) -> str:

@@ -22,33 +22,32 @@ AT_INLINE void for_channels(int channels, const Body& body) {
   for_channels<Block>(0, channels, body);
 }
 
-// v = start and rows x columns pixels, neighbours `row` and `column` floats apart, combined in turn.
-template <int N, typename Combine>
-AT_INLINE void combine_pixels(float (&v)[N], float start, const Combine& combine, const float* x, int rows, int columns,
-                              int64_t row, int64_t column) {
+// v = start and rows x columns pixels, neighbours `row` and `column` elements apart, combined in turn.
+template <int N, typename Combine, typename Element>
+AT_INLINE void combine_pixels(float (&v)[N], float start, const Combine& combine, const Element* x, int rows,
+                              int columns, int64_t row, int64_t column) {
   constexpr int width = N < REGISTER_FLOATS ? N : REGISTER_FLOATS;
   Vector<width> results[N / width];
 #pragma GCC unroll 16
   for (int l = 0; l < N / width; ++l) results[l] = Vector<width>{} + start;
   for (int i = 0; i < rows; ++i)
     for (int j = 0; j < columns; ++j) {
-      Vector<width> pixel[N / width];
-      memcpy(pixel, x + i * row + j * column, sizeof pixel);
+      const Element* pixel = x + i * row + j * column;
 #pragma GCC unroll 16
-      for (int l = 0; l < N / width; ++l) results[l] = combine(results[l], pixel[l]);
+      for (int l = 0; l < N / width; ++l) results[l] = combine(results[l], read<Vector<width>>(pixel + l * width));
     }
   memcpy(v, results, sizeof v);
 }
 
-template <int N>
-AT_INLINE void sum_pixels(float (&v)[N], const float* x, int rows, int columns, int64_t row, int64_t column) {
+template <int N, typename Element>
+AT_INLINE void sum_pixels(float (&v)[N], const Element* x, int rows, int columns, int64_t row, int64_t column) {
   const auto sum = [](auto a, auto b) AT_INLINED { return a + b; };
   combine_pixels(v, 0.f, sum, x, rows, columns, row, column);
 }
 
 // A NaN is larger than all.
-template <int N>
-AT_INLINE void max_pixels(float (&v)[N], const float* x, int rows, int columns, int64_t row, int64_t column) {
+template <int N, typename Element>
+AT_INLINE void max_pixels(float (&v)[N], const Element* x, int rows, int columns, int64_t row, int64_t column) {
   const auto larger = [](auto a, auto b) AT_INLINED { return (b > a) | (b != b) ? b : a; };
   combine_pixels(v, -INFINITY, larger, x, rows, columns, row, column);
 }

@@ -12,11 +12,15 @@ namespace at {
 
 // Input channels that are taken through all taps at a time, so that the taps find them in cache.
 constexpr int CHANNEL_CHUNK = 256;
-alignas(64) static const float zeros[CHANNEL_CHUNK] = {};
+alignas(64) static const float zeros[CHANNEL_CHUNK] = {};  // as many of narrower elements, too
+
+// What products of an element are summed in.
+float sum_of(float);
+int32_t sum_of(signed char);
 
 // sums += x * weight over `channels` input channels; x points to the channels of each pixel.
-template <int UnrollC, int Pixels, int Vectors, typename Vec>
-static inline void multiply(Vec (&sums)[Pixels][Vectors], const float* const (&x)[Pixels], const float* weight,
+template <int UnrollC, int Pixels, int Vectors, typename Vec, typename Element>
+static inline void multiply(Vec (&sums)[Pixels][Vectors], const float* const (&x)[Pixels], const Element* weight,
                             int channels) {
   constexpr int width = sizeof(Vec) / sizeof(float);
   Vec acc[Pixels][Vectors];  // in registers, as every loop over it is unrolled
@@ -27,7 +31,8 @@ static inline void multiply(Vec (&sums)[Pixels][Vectors], const float* const (&x
 
   const auto step = [&](int c) __attribute__((always_inline)) {
     Vec row[Vectors];
-    memcpy(row, weight + (int64_t)c * Vectors * width, sizeof row);
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v) row[v] = read<Vec>(weight + ((int64_t)c * Vectors + v) * width);
 #pragma GCC unroll 16
     for (int i = 0; i < Pixels; ++i)
 #pragma GCC unroll 8
@@ -43,6 +48,29 @@ static inline void multiply(Vec (&sums)[Pixels][Vectors], const float* const (&x
   for (int i = 0; i < Pixels; ++i)
 #pragma GCC unroll 8
     for (int v = 0; v < Vectors; ++v) sums[i][v] = acc[i][v];
+}
+
+// The same of bytes. In float their products and the sums of a chunk are exact, and faster than in whole numbers.
+template <int UnrollC, int Pixels, int Vectors, typename Vec>
+static inline void multiply(Vec (&sums)[Pixels][Vectors], const signed char* const (&x)[Pixels],
+                            const signed char* weight, int channels) {
+  static_assert(CHANNEL_CHUNK * 128 * 128 <= 1 << 24, "a chunk's sums are whole numbers that a float holds");
+  using Part = Vector<sizeof(Vec) / sizeof(float)>;
+  alignas(64) float values[Pixels][CHANNEL_CHUNK];
+  const float* rows[Pixels];
+  for (int i = 0; i < Pixels; ++i) {
+    int c = 0;
+    for (; c + REGISTER_FLOATS <= channels; c += REGISTER_FLOATS) {
+      const auto several = read<Vector<REGISTER_FLOATS>>(x[i] + c);
+      memcpy(values[i] + c, &several, sizeof several);
+    }
+    for (; c < channels; ++c) values[i][c] = x[i][c];
+    rows[i] = values[i];
+  }
+  Part parts[Pixels][Vectors] = {};
+  multiply<UnrollC>(parts, rows, weight, channels);
+  for (int i = 0; i < Pixels; ++i)
+    for (int v = 0; v < Vectors; ++v) sums[i][v] += __builtin_convertvector(parts[i][v], Vec);
 }
 
 // The pixels of one tile of a forward convolution: where their outputs and the inputs of their first tap lie.
@@ -84,13 +112,14 @@ struct ForwardPixels {
   }
 
   // Point to each pixel's input channels under a tap; false if all pixels have padding there.
-  bool tap(const at_conv2d& a, int r, int s, const float* x, const float* (&under)[Count]) const {
+  template <typename Element>
+  bool tap(const at_conv2d& a, int r, int s, const Element* x, const Element* (&under)[Count]) const {
     const int down = r * a.dilation_h, right = s * a.dilation_w;
     const int64_t offset = ((int64_t)down * a.w + right) * a.c;
     bool any = false;
     for (int i = 0; i < Count; ++i) {
       const bool inside = (unsigned)(h[i] + down) < (unsigned)a.h && (unsigned)(w[i] + right) < (unsigned)a.w;
-      under[i] = inside ? x + input[i] + offset : zeros;
+      under[i] = inside ? x + input[i] + offset : (const Element*)zeros;
       any |= inside;
     }
     return any;
@@ -100,10 +129,11 @@ struct ForwardPixels {
 // Solves the problem whose tiles are Pixels. finish(v, channel, offset) applies the epilogue to an array of neighbouring
 // channels of a pixel and stores it. launch[0] = 1: one thread; launch[1] = 0: tiles of the same weights follow each
 // other, 1: of the same input.
-template <typename Pixels, int BlockK, int UnrollC, typename Finish>
-static inline void conv2d(const at_conv2d& a, const float* x, const float* weight, const Finish& finish) {
+template <typename Pixels, int BlockK, int UnrollC, typename Element, typename Finish>
+static inline void conv2d(const at_conv2d& a, const Element* x, const Element* weight, const Finish& finish) {
   constexpr int width = BlockK < REGISTER_FLOATS ? BlockK : REGISTER_FLOATS, vectors = BlockK / width;
-  using Vec = Vector<width>;
+  using Sum = decltype(sum_of(Element{}));
+  using Vec = Vector<width, Sum>;
   constexpr int count = Pixels::COUNT;
   const int c = Pixels::inputs(a) / a.groups, k = Pixels::outputs(a) / a.groups;
   const int k_blocks = (k + BlockK - 1) / BlockK;
@@ -127,7 +157,7 @@ static inline void conv2d(const at_conv2d& a, const float* x, const float* weigh
         const int channels = c - chunk < CHANNEL_CHUNK ? c - chunk : CHANNEL_CHUNK;
         for (int r = 0; r < a.r; ++r)
           for (int s = 0; s < a.s; ++s) {
-            const float* under[count];
+            const Element* under[count];
             if (!pixels.tap(a, r, s, x + group * c + chunk, under)) continue;
             const int64_t tap = ((int64_t)column * a.r + r) * a.s + s;
             multiply<UnrollC>(sums, under, weight + (tap * c + chunk) * BlockK, channels);
@@ -136,15 +166,15 @@ static inline void conv2d(const at_conv2d& a, const float* x, const float* weigh
 
       const int exist = k - block < BlockK ? k - block : BlockK, channel = group * k + block;
       for (int pixel = 0; pixel < pixels.exist; ++pixel) {
-        const float* sum = (const float*)sums[pixel];
+        const Sum* sum = (const Sum*)sums[pixel];
         int l = 0;
         for (; l + width <= exist; l += width) {
           float v[width];
-          load(v, sum + l);
+          for (int i = 0; i < width; ++i) v[i] = sum[l + i];
           finish(v, channel + l, pixels.output[pixel] + channel + l);
         }
         for (; l < exist; ++l) {
-          float v[1] = {sum[l]};
+          float v[1] = {(float)sum[l]};
           finish(v, channel + l, pixels.output[pixel] + channel + l);
         }
       }

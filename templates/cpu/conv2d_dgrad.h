@@ -49,14 +49,15 @@ struct GradientPixels {
   }
 
   // Point to the channels of dy that each pixel meets under a tap; false if there are none for all pixels.
-  bool tap(const at_conv2d& a, int r, int s, const float* dy, const float* (&under)[Count]) const {
+  template <typename Element>
+  bool tap(const at_conv2d& a, int r, int s, const Element* dy, const Element* (&under)[Count]) const {
     bool any = false;
     for (int i = 0; i < Count; ++i) {
       const int down = h[i] - r * a.dilation_h, right = w[i] - s * a.dilation_w;
       const int p = down / a.stride_h, q = right / a.stride_w;
       const bool meets = down >= 0 && right >= 0 && p * a.stride_h == down && q * a.stride_w == right;
       const bool inside = meets && p < a.p && q < a.q;
-      under[i] = inside ? dy + input[i] + ((int64_t)p * a.q + q) * a.k : zeros;
+      under[i] = inside ? dy + input[i] + ((int64_t)p * a.q + q) * a.k : (const Element*)zeros;
       any |= inside;
     }
     return any;

@@ -13,6 +13,11 @@ static inline __attribute__((always_inline)) void load(float (&v)[N], const floa
 }
 
 template <int N>
+static inline __attribute__((always_inline)) void load(float (&v)[N], const signed char* from) {
+  for (int i = 0; i < N; ++i) v[i] = from[i];
+}
+
+template <int N>
 static inline __attribute__((always_inline)) void load_constant(float (&v)[N], const float* from) {
   load(v, from);
 }
@@ -27,6 +32,15 @@ static inline __attribute__((always_inline)) void store(const float (&v)[N], flo
 #include "epilogue.h"
 
 namespace at {
+
+// To the nearest, ties to even, saturated; a NaN becomes 0, as on a GPU.
+template <int N>
+AT_INLINE void store(const float (&v)[N], signed char* to) {
+  constexpr float round = 12582912.f;  // 1.5 * 2^23: adding it leaves a whole number in the last bits
+  signed char bytes[N];
+  for (int i = 0; i < N; ++i) bytes[i] = (signed char)to_bits(clamped(v[i], -128.f, 127.f) + round);
+  memcpy(to, bytes, N);
+}
 
 // The entry of a kernel that is a function of its problem and pointers. The state is a copy of the problem.
 template <typename Problem, void (*run)(const Problem&, void* const*)>

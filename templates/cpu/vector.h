@@ -1,4 +1,4 @@
-// Vectors of float in the compiler's own types, at most as wide as the target's registers.
+// Vectors in the compiler's own types; those of float at most as wide as the target's registers.
 #pragma once
 #include "cpu/kernel.h"
 
@@ -12,7 +12,25 @@ constexpr int REGISTER_FLOATS = 8;
 constexpr int REGISTER_FLOATS = 4;
 #endif
 
-template <int Floats>
-using Vector __attribute__((vector_size(Floats * sizeof(float)))) = float;
+template <int Count, typename Element = float>
+using Vector __attribute__((vector_size(Count * sizeof(Element)))) = Element;
+
+// Neighbouring elements of memory as a vector of float.
+template <typename Vec>
+AT_INLINE Vec read(const float* from) {
+  Vec result;
+  memcpy(&result, from, sizeof result);
+  return result;
+}
+
+template <typename Vec>
+AT_INLINE Vec read(const signed char* from) {
+  constexpr int count = sizeof(Vec) / sizeof(float);
+  Vector<count, signed char> bytes;
+  memcpy(&bytes, from, sizeof bytes);
+  // Doubled step by step: of a wider step GCC makes no vector code.
+  const auto words = __builtin_convertvector(bytes, Vector<count, short>);
+  return __builtin_convertvector(__builtin_convertvector(words, Vector<count, int>), Vec);
+}
 
 }  // namespace at

@@ -16,7 +16,7 @@
 // neighbouring channels of a pixel: the epilogue needs no exchange between threads.
 //
 // Here are the roles: who loads and who multiplies. conv2d_plan.cuh has what comes before the launch and what they
-// share, conv2d_store.cuh and conv2d_gate.cuh the epilogue.
+// share, conv2d_stage.cuh, conv2d_store.cuh and conv2d_gate.cuh the epilogue.
 #pragma once
 #include "sm90/conv2d_gate.cuh"
 
@@ -40,7 +40,8 @@ struct HopperConv2d : Conv2dGate<Config> {
         hopper::init_barrier(at.weight_full + 8 * i, 1);
         hopper::init_barrier(at.weight_empty + 8 * i, kTeam * kClusterM);
       }
-      if (i <= kGroups) hopper::init_barrier(at.turn + 8 * i, 1);
+      if (i <= kGroups) hopper::init_barrier(at.turn + 8 * i, kPingpong ? 4 : 1);
+      for (int j = i; j < 4 * kGroups * x.ahead; j += 32) hopper::init_barrier(at.added_full + 8 * j, 1);
       hopper::publish_barriers();
     }
     if constexpr (kCluster > 1) hopper::sync_cluster();
@@ -50,11 +51,13 @@ struct HopperConv2d : Conv2dGate<Config> {
     const Member me{rank % kClusterM, rank / kClusterM % kClusterN, rank / (kClusterM * kClusterN)};
     const int warp = hopper::uniform(threadIdx.x / 32);
     if (warp < 4 * kGroups) {
+      if constexpr (kMoves) hopper::take_registers<232>();
       multiply_all(x, at, me);
     } else {
+      if constexpr (kMoves) hopper::give_registers<40>();
       if (hopper::elect()) {
         if (warp == 4 * kGroups) load_activations(x, at, me);
-        else load_weights(x, at, me);
+        else if (warp == 4 * kGroups + 1) load_weights(x, at, me);
       }
       __syncwarp();
       if constexpr (kSlices > 1) hopper::sync_cluster();
@@ -65,8 +68,8 @@ struct HopperConv2d : Conv2dGate<Config> {
   using Gate = Conv2dGate<Config>;
   using Store = Conv2dStore<Config>;
   using typename Plan::Layout, typename Plan::Member, typename Plan::Place, typename Plan::Sums, typename Plan::Tile;
-  using Plan::kBlocks, Plan::kCluster, Plan::kClusterM, Plan::kClusterN, Plan::kGated, Plan::kGroups, Plan::kJoint;
-  using Plan::kFirstGate, Plan::kK, Plan::kM, Plan::kN, Plan::kPatch, Plan::kPingpong, Plan::kResident, Plan::kRowBytes;
+  using Plan::kAhead, Plan::kBlocks, Plan::kCluster, Plan::kClusterM, Plan::kClusterN, Plan::kGated, Plan::kGroups;
+  using Plan::kFirstGate, Plan::kJoint, Plan::kK, Plan::kM, Plan::kMoves, Plan::kN, Plan::kPatch, Plan::kPingpong, Plan::kResident, Plan::kRowBytes;
   using Plan::first_fill, Plan::first_tile, Plan::kSlices, Plan::kTeam, Plan::kWeightBytes, Plan::tile_step;
   using Gate::excitation, Gate::gate_memory, Gate::own_channel, Gate::store_gated;
   using Store::gather_slices, Store::stage_tile, Store::store_tile, Store::touch_parameters;
@@ -222,11 +225,14 @@ struct HopperConv2d : Conv2dGate<Config> {
     constexpr int kWeightStep = kWeightBytes / 16;
 
     Ring ring{0, 0}, weight{0, 0};
+    typename Store::Added added{first_tile() + (kPingpong ? group * tile_step() : 0)};
     int tiles = 0;
     touch_parameters(x, Tile(x, me, first_tile()));
     if constexpr (kGated)
       excitation(x).load_weights(gate_memory(at), x.p.p + kFirstGate, own_channel(me, Tile(x, me, first_tile())), x.k);
     wait_for_previous();
+    if constexpr (kAhead)
+      for (int i = 0; i < x.ahead; ++i) Store::load_added(x, at, me, first_block, added, i);
     if (kResident) hopper::wait(at.weight_full, 0);
     for (int index = first_tile(); index < x.cluster_tiles; index += tile_step()) {
       if constexpr (kPingpong) {
@@ -288,7 +294,8 @@ struct HopperConv2d : Conv2dGate<Config> {
         ring.advance(x.fill_slots);
       }
       if constexpr (kPingpong) {
-        if (threadIdx.x % 128 == 0) hopper::arrive(at.turn + 8 * ((group + 1) % kGroups));
+        // Every warp tells, so that none is left behind at the turn before.
+        if (threadIdx.x % 32 == 0) hopper::arrive(at.turn + 8 * ((group + 1) % kGroups));
       }
       hopper::wait_for_products<0>();
       hopper::pin(sums);
@@ -298,7 +305,7 @@ struct HopperConv2d : Conv2dGate<Config> {
       if constexpr (kSlices > 1) gather_slices(at, me, sums);
       const Tile tile(x, me, index);
       if constexpr (kGated) store_gated(x, at, me, tile, first_block, sums);
-      else if (kSlices == 1 && x.staging_bytes) stage_tile(x, at, tile, first_block, sums);
+      else if (kSlices == 1 && x.staging_bytes) stage_tile(x, at, me, tile, first_block, sums, added);
       else store_tile(x, me, tile, first_block, sums);
     }
     hopper::wait_for_stores<0>();

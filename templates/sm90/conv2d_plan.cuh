@@ -18,7 +18,10 @@ struct Conv2dPlan {
   static constexpr bool kJoint = !kPatch && !kResident;  // weights come with the activations, one tap with one fill
   static constexpr int kTeam = kPingpong ? 1 : kGroups;  // warpgroups that share a tile
   static constexpr int kBlocks = kM / kTeam / 64;        // wgmma's blocks of rows for each
-  static constexpr int kThreads = 128 * kGroups + 64;
+  // Two warpgroups with many sums, and tensors read ahead, need more registers than an equal share: a whole warpgroup of
+  // loading warps, two of them idle, gives its own away.
+  static constexpr bool kMoves = Config::kMovesRegisters;
+  static constexpr int kThreads = 128 * kGroups + (kMoves ? 128 : 64);
   static constexpr int kRowBytes = kK * (int)sizeof(Element);
   static constexpr int kWeightBytes = kN * kRowBytes;
   static constexpr int kVector = 8;
@@ -27,6 +30,10 @@ struct Conv2dPlan {
   static constexpr int kStages = 2;
   static constexpr int kStageChannels = kN % 64 == 0 ? 64 : 32;
   static constexpr int kStageBytes = 16 * kStageChannels * (int)sizeof(Element);
+  static constexpr int kPieces = kN / kStageChannels * kBlocks;  // of a warp, in a tile
+  // A tensor that the epilogue adds can come the same way: each warp loads its pieces ahead of their use, also those of
+  // its next tile, so that memory is kept busy while the tensor cores are.
+  static constexpr bool kAhead = Config::kAddedPointer >= 0 && !Config::kGated && kSlices == 1;
   static constexpr int kUnits = kBlocks * 2 * (kN / 32);  // of eight channels, for each thread
   static constexpr int kOwnN = kN / kSlices, kOwnColumns = kOwnN / 32;  // of a split tile, in the end
   static constexpr bool kGated = Config::kGated;
@@ -42,8 +49,9 @@ struct Conv2dPlan {
   enum Launch { kFillSlots, kWeightSlots, kGrid, kRaster, kSquaresH, kSquaresW, kImages, kStaging };
 
   struct alignas(64) Params {
-    uint8_t activation_map[128], weight_map[128], output_map[128];
+    uint8_t activation_map[128], weight_map[128], output_map[128], added_map[128];
     int pointwise, along_m, staging_bytes;
+    int ahead;  // pieces of the added tensor for which each warp has room; 0: it is read when it is needed
     int n, out_h, out_w, k, rows;
     int cluster_tiles;
     Divider cluster_rows, cluster_columns, out_area, out_width;  // out_*: of pixels, or of patches
@@ -97,7 +105,8 @@ struct Conv2dPlan {
       x.fill_bytes = x.images * x.patch_h * x.patch_w * kRowBytes;
       if ((x.patch_h - 1) * a.stride_h >= 256 || (x.patch_w - 1) * a.stride_w >= 256) return refused(out);
     }
-    x.staging_bytes = a.launch[kStaging] ? kGroups * 4 * kStages * kStageBytes : 0;
+    x.ahead = a.launch[kStaging] > 1 ? a.launch[kStaging] : 0;
+    x.staging_bytes = a.launch[kStaging] ? kGroups * 4 * (kStages + x.ahead) * kStageBytes : 0;
     x.fill_slots = a.launch[kFillSlots];
     x.slot_bytes = ceil_div(x.fill_bytes, 1024) * 1024 + (kJoint ? kWeightBytes : 0);
     x.weight_slots = kResident ? a.r * a.s * x.chunks : kPatch ? a.launch[kWeightSlots] : 0;
@@ -112,12 +121,13 @@ struct Conv2dPlan {
       x.along_m = 0;
     }
 
-    const int64_t shared = 1024 + x.staging_bytes + x.gate_bytes + 8 * (kGroups + 2) +
+    const int64_t shared = 1024 + x.staging_bytes + x.gate_bytes + 8 * (kGroups + 2 + kGroups * 4 * x.ahead) +
                            (int64_t)x.fill_slots * (x.slot_bytes + 16) + (int64_t)x.weight_slots * (kWeightBytes + 16);
     const bool fits = shared <= 232448 && (kSlices == 1 || kM * kN * 4 <= x.fill_slots * x.slot_bytes);
     const bool counts =
         x.fill_slots >= 1 && x.fill_slots <= 32 && (kResident || x.weight_slots <= 32) && kSlices <= x.fills;
     if (!fits || !counts || a.groups != 1 || a.c % 8 || a.k % 8 || kSlices > 1 && x.staging_bytes) return refused(out);
+    if (x.ahead > (kAhead ? 8 : 0)) return refused(out);
     prepared(out, x, clusters * kCluster, 1, 1, kThreads, (int)shared, 0);
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, taps = a.r * a.s, padded_k = ceil_div(a.k, 32) * 32;
@@ -148,12 +158,17 @@ struct Conv2dPlan {
       if (kPatch) hopper::describe<Element>(output, {k, q, p, n}, {kStageChannels, 8, 2, 1}, {1, 1, 1, 1});
       else hopper::describe<Element>(output, {k, (uint64_t)x.rows}, {kStageChannels, 16}, {1, 1});
       out->tensor_maps[2] = output;
+      if (x.ahead) {
+        out->tensor_map_count = 4;
+        output.params_offset = kAddedMap, output.pointer = Config::kAddedPointer;
+        out->tensor_maps[3] = output;
+      }
     }
   }
 
  protected:
   static constexpr int kSwizzle = hopper::swizzle_of(kRowBytes);
-  static constexpr int kActivationMap = 0, kWeightMap = 128, kOutputMap = 256;  // in Params
+  static constexpr int kActivationMap = 0, kWeightMap = 128, kOutputMap = 256, kAddedMap = 384;  // in Params
 
   struct Member {
     int m, n, slice;
@@ -164,7 +179,7 @@ struct Conv2dPlan {
 
   // Addresses in shared memory. A joint slot holds a fill, then its weights.
   struct Layout {
-    uint32_t fills, weights, staging, gate, full, empty, weight_full, weight_empty, turn, gate_full;
+    uint32_t fills, weights, staging, gate, full, empty, weight_full, weight_empty, turn, gate_full, added, added_full;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
       fills = (memory + 1023) / 1024 * 1024;
       weights = fills + (kJoint ? kM * kRowBytes : x.fill_slots * x.slot_bytes);
@@ -176,6 +191,8 @@ struct Conv2dPlan {
       gate_full = turn + 8 * kGroups;
       weight_full = gate_full + 8;
       weight_empty = weight_full + 8 * x.weight_slots;
+      added = staging + kGroups * 4 * kStages * kStageBytes;
+      added_full = weight_empty + 8 * x.weight_slots;
     }
   };
 

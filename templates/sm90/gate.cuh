@@ -16,8 +16,9 @@ struct Gate {
   int rows;    // whose sum is one partial sum: those of a warp in wgmma's blocks, or of an image if it has fewer
   int images;  // of a tile
 
-  AT_DEVICE Gate(int pixels, int hidden) : pixels(pixels), hidden(hidden) {
-    rows = min(pixels, 16), images = kM / max(pixels, 1);
+  // run: as many of a warp's rows, one after the other, are of one image.
+  AT_DEVICE Gate(int pixels, int hidden, int run = 16) : pixels(pixels), hidden(hidden) {
+    rows = min(pixels, run), images = kM / max(pixels, 1);
   }
   AT_DEVICE bool fits() const { return pixels >= 4 && kM % pixels == 0 && pixels % rows == 0 && 16 % rows == 0 && hidden % 4 == 0; }
 
@@ -53,7 +54,7 @@ struct Gate {
     for (int i = threadIdx.x; i < hidden / 4; i += kThreads) copy<16>(to + biases() + 4 * kN + 16 * i, b1 + 4 * i);
   }
 
-  // Leaves the sums over a warp's 16 rows for excite(). v[half]: eight channels from `column` on of row 8 half + lane / 4;
+  // Leaves the sums over a warp's 16 rows for excite(), which finds those of an image one after the other. v[half]: eight channels from `column` on of row 8 half + lane / 4;
   // slab: the rows' number among the tile's.
   AT_DEVICE void collect(float (&v)[2][kVector], char* memory, int slab, int column) const {
     const int lane = threadIdx.x % 32;
@@ -70,6 +71,13 @@ struct Gate {
         if (lane / 4 % rows == 0) store(v[half], to + (slab * (16 / rows) + (8 * half + lane / 4) / rows) * kN);
       }
     }
+  }
+
+  // Adds up neighbouring rows, which are in every fourth lane: `rows` of them, 4 or 8.
+  AT_DEVICE static void sum_over_rows(float (&v)[kVector], int rows) {
+    for (int distance = 4; distance < 4 * rows; distance *= 2)
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) v[e] += __shfl_xor_sync(0xffffffffu, v[e], distance);
   }
 
   // Partial sums -> gates, in the place of the means: (images, kN). me: this block's number among its peers;
@@ -134,13 +142,6 @@ struct Gate {
   template <int kBytes>
   AT_DEVICE static void copy(uint32_t to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
-  }
-
-  // Adds up neighbouring rows, which are in every fourth lane: `rows` of them, 4 or 8.
-  AT_DEVICE static void sum_over_rows(float (&v)[kVector], int rows) {
-    for (int distance = 4; distance < 4 * rows; distance *= 2)
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) v[e] += __shfl_xor_sync(0xffffffffu, v[e], distance);
   }
 
   // This block's share of w1 mean, kLanes threads each.

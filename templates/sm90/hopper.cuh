@@ -97,12 +97,20 @@ AT_DEVICE void load_2d(uint32_t to, const void* map, uint32_t barrier, int x, in
         : "memory");
 }
 
-AT_DEVICE void load_4d(uint32_t to, const void* map, uint32_t barrier, int c, int w, int h, int n) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
-          to),
-      "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n)
-      : "memory");
+template <bool kShared = false>
+AT_DEVICE void load_4d(uint32_t to, const void* map, uint32_t barrier, int x, int y, int z, int w, uint16_t blocks = 0) {
+  if constexpr (kShared)
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "h"(blocks)
+        : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
+            to),
+        "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
 }
 
 // Pixels of the im2col matrix from the starting pixel (n, h, w) on, at a filter tap's offset.
@@ -152,6 +160,12 @@ AT_DEVICE void write(uint32_t address, uint4 v) {
                : "memory");
 }
 
+AT_DEVICE uint4 read(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");
+  return v;
+}
+
 // One thread of a converged warp; the compiler knows that it is alone.
 AT_DEVICE bool elect() {
   uint32_t chosen;
@@ -161,6 +175,16 @@ AT_DEVICE bool elect() {
 
 // A value that is the same in all threads of a warp, and known to be.
 AT_DEVICE int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
+
+// Registers of each thread of this warpgroup from now on; who takes waits until others have given.
+template <int count>
+AT_DEVICE void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
+template <int count>
+AT_DEVICE void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
 
 // ---- Clusters ----
 
@@ -181,6 +205,15 @@ AT_DEVICE void send(uint32_t address, uint32_t barrier, uint32_t block, float4 v
       "{\n.reg .b32 to, at;\nmapa.shared::cluster.u32 to, %0, %2;\nmapa.shared::cluster.u32 at, %1, %2;\n"
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%3, %4, %5, %6}, [at];\n}" ::"r"(address),
       "r"(barrier), "r"(block), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+      : "memory");
+}
+
+// The same for whole pieces of shared memory, by TMA: what this block has published goes to the same place of another.
+AT_DEVICE void send_bytes(uint32_t address, int bytes, uint32_t barrier, uint32_t block) {
+  asm volatile(
+      "{\n.reg .b32 to, at;\nmapa.shared::cluster.u32 to, %0, %3;\nmapa.shared::cluster.u32 at, %2, %3;\n"
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [to], [%0], %1, [at];\n}" ::"r"(address),
+      "r"(bytes), "r"(barrier), "r"(block)
       : "memory");
 }
 

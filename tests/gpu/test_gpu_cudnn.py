@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import process, relative_error, solve
+from helpers import process, relative_error, solve, tried
 
 from autotune import cudnn as public
 from autotune.device import device_target
@@ -16,7 +16,7 @@ from autotune.problem import parse
 from autotune.timing import sampler
 from autotune.vendor import cudnn
 from autotune.vendor.cudnn.graph import arguments
-from autotune.vendor_plans import plan_rows
+from autotune.vendor_rows import plan_rows
 from autotune.worker import Worker
 from fused_resnet.candidates import candidate
 from fused_resnet.engine import RefusedError
@@ -121,13 +121,13 @@ def test_plans_are_tuned_stored_and_run_by_the_plan(device, tmp_path):
     problem = parse(TEXTS[1].format("f16"))
     target = device_target(device)
     with Store.create(tmp_path / "plans.db") as store, Worker(str(device)) as worker:
-        rows, reason = plan_rows(store, worker, problem, target)
+        [(_, rows, reason)] = plan_rows(store, worker, [problem], target)
         assert reason is None and len(rows) > 5
-        again, _ = plan_rows(store, worker, problem, target)
+        [(_, again, _)] = plan_rows(store, worker, [problem], target)
         assert [row.id for row in again] == [row.id for row in rows]
         usable = [row for row in rows if row.library]
         candidates = [candidate(store, row, {}) for row in usable]
-        results = list(worker.trial(problem, candidates))
+        results = tried(worker, problem, candidates)
         config = json.loads(usable[0].config)
     assert sum(result.status == "ok" for result in results) >= 2, results
     assert config["engine"] is not None and config["made_by"].startswith("cuDNN 9.") and config["of"] == len(rows)

@@ -104,6 +104,14 @@ PROBLEMS = {
         "se_block n=7 h=8 w=32 c=32 hidden=12 dtype={} epilogue=bias,conv,gate",
         "se_block n=1 h=16 w=8 c=32 hidden=4 dtype={} epilogue=conv,gate,relu",
     ],
+    "sm90_se_down_block": [
+        "se_down_block n=5 h=16 w=16 c=64 k=128 hidden=8 dtype={} "
+        "epilogue=add_scalar,relu,add_scalar,conv,mul_scalar,add_scalar,gate,project,relu,add_scalar",
+        "se_down_block n=301 h=16 w=16 c=64 k=128 hidden=8 dtype={} epilogue=relu,conv,bias,gate,project,relu",
+        "se_down_block n=37 h=8 w=8 c=128 k=256 hidden=16 dtype={} epilogue=bias,silu,conv,scale,gate,project,store",
+        "se_down_block n=19 h=8 w=16 c=128 k=64 hidden=4 dtype={} epilogue=bias,conv,gate,bias,project,add,relu",
+        "se_down_block n=7 h=15 w=7 c=192 k=128 hidden=12 dtype={} epilogue=conv,gate,project",
+    ],
     "cuda_patch_conv2d": [
         "patch_conv2d n=3 h=64 w=64 c=3 k=64 block=4 dtype={} epilogue=relu,store,add_scalar",
         "patch_conv2d n=2 h=12 w=20 c=5 k=40 block=2 dtype={} epilogue=bias,add,silu",
@@ -164,7 +172,7 @@ PROBLEMS = {
 STREAMED = ("cutlass2_gemm", "cutlass2_conv2d_dgrad", "cutlass2_conv2d_wgrad", "cutlass3_gemm")
 
 # Kernels of a problem, by the family's first letters: they differ in more where many schedules share a source.
-SAMPLED = {"sm90": 8, "cuda_stem": 8, "cutlass3": 3}
+SAMPLED = {"sm90": 8, "cuda_stem": 8, "cutlass3": 4}
 
 
 def sampled(name):
@@ -215,7 +223,8 @@ def trials(arch):
 
 
 def test_every_cuda_family_is_tested_here():
-    assert set(PROBLEMS) == {name for name, found in families().items() if found.kind == DEVICE_IMAGE}
+    in_bytes = {"cuda_cast"}  # test_gpu_precision.py
+    assert set(PROBLEMS) | in_bytes == {name for name, found in families().items() if found.kind == DEVICE_IMAGE}
 
 
 @pytest.mark.parametrize("dtype", LIMIT)
@@ -288,6 +297,8 @@ def test_a_problem_that_a_kernel_cannot_solve_is_refused(trials, device):
         ("cuda_space_to_depth", "space_to_depth n=1 h=9 w=9 c=3 block=3 dtype=f16 epilogue={}"),
         ("sm90_se_block", "se_block n=1 h=16 w=12 c=64 hidden=4 dtype=f16 epilogue={}"),
         ("sm90_se_block", "se_block n=1 h=16 w=16 c=128 hidden=4 dtype=f16 epilogue={}"),
+        ("sm90_se_down_block", "se_down_block n=1 h=32 w=16 c=64 k=128 hidden=8 dtype=f16 epilogue={}"),
+        ("sm90_se_down_block", "se_down_block n=1 h=16 w=16 c=64 k=32 hidden=8 dtype=f16 epilogue={}"),
     ]:
         kernel = pairs[name, "f16"][0][1]
         launch = {parameter.name: parameter.values[0] for parameter in family(name).launch_parameters}

@@ -6,7 +6,7 @@ import faults
 import pytest
 import torch
 from faults import PROBLEM
-from helpers import ROOT
+from helpers import ROOT, tried
 
 from autotune import paths, toolchain
 from autotune.timing import Timing
@@ -69,7 +69,7 @@ def test_every_way_of_timing_works(faulty):
     candidates = [faulty("good"), Candidate(aten.FAMILY, '{"memory_format": "channels_last"}', "")]
     for timing in (Timing(), Timing("events"), Timing(buffers="rotating"), Timing("events", "rotating", energy=True)):
         with Worker("cuda:0", timing=timing) as worker:
-            for answer in worker.trial(PROBLEM, candidates):
+            for answer in tried(worker, PROBLEM, candidates):
                 assert answer.status == "ok", answer.error
                 assert (answer.details["timer"], answer.details["buffers"]) == (timing.timer, timing.buffers)
                 assert 0.3 < answer.median_us < 1000

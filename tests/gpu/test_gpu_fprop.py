@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from helpers import built_paths, candidate_of, relative_error, solve
+from helpers import assert_bytes_are_right, built_paths, candidate_of, relative_error, solve
 
 from autotune.arch import of_capability
 from autotune.epilogue import Epilogue
@@ -106,17 +106,6 @@ def built():
     }
     kernels = (kernel for found in pairs.values() for _, kernel in found)
     return pairs, built_paths(kernels, len(os.sched_getaffinity(0)))
-
-
-def assert_bytes_are_right(actual, expected, name):
-    """Every byte is the expected real value rounded; where that lies near the middle of two, either will do."""
-    expected = expected.clamp(-128, 127)
-    exact = expected.round()
-    near = (expected - expected.floor() - 0.5).abs() < 1e-3
-    wrong = (actual.cpu().double() != exact) & ~near
-    assert not wrong.any(), f"{name}: {int(wrong.sum())} of {wrong.numel()} bytes"
-    assert (actual.cpu().double() - exact).abs().max() <= 1
-    assert exact.std() > 5, "a test of saturated bytes would prove little"
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "tf32", "f32", "s8"])

@@ -1,0 +1,115 @@
+"""Trials: what no other process is trying is sent to the device, and recorded as it comes back.
+
+One candidate waits behind the one that is being measured: so the device goes on while that is recorded and the next is
+claimed. A tuner that is killed loses what is being measured and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from autotune.ledger import RECORD, Ledger
+from autotune.problem import Problem
+from autotune.progress import Progress
+from autotune.result import Result
+from autotune.worker import Worker
+from fused_resnet.binding import Candidate
+from fused_resnet.candidates import candidate
+from tuning_db import Store
+from tuning_db.schema import Device, KernelRow
+
+
+@dataclass
+class _Tried:
+    """A kernel on a problem. before: the seconds that its first trial is told; left: trials to come."""
+
+    problem: Problem
+    row: KernelRow
+    before: Mapping[str, float]
+    left: int
+    done: Callable[[list[Result]], None]
+    results: list[Result] = field(default_factory=list)
+
+
+class Trials:
+    """The trials of one tuner on one device."""
+
+    def __init__(self, store: Store, worker: Worker, device: Device, ledger: Ledger, progress: Progress) -> None:
+        self._store, self._worker, self._device = store, worker, device
+        self._ledger, self._progress = ledger, progress
+        self._sent: deque[tuple[_Tried, Candidate]] = deque()
+        self._best: dict[Problem, float | None] = {}
+
+    def begin(
+        self,
+        problem: Problem,
+        row: KernelRow,
+        launches: Sequence[Mapping[str, int]],
+        before: Callable[[], Mapping[str, float]] = dict,
+        done: Callable[[list[Result]], None] = lambda _: None,
+    ) -> bool:
+        """Try those launch values of a kernel on a problem that were not tried; False if another process is at it.
+
+        before: tells the seconds that the kernel has cost so far; called if it is tried. done: called with the results
+        once the last of them is recorded.
+        """
+        self.finish(1)  # as many may be claimed at once: what is being measured, and this
+        with self._ledger.charge(RECORD):
+            left = self._store.claim(self._device, str(problem), row, launches) if launches else []
+        if left is None:
+            return False
+        if not left:
+            done([])
+            return True
+        tried = _Tried(problem, row, before(), len(left), done)
+        for launch in left:
+            with self._ledger.charge("load"):
+                chosen = candidate(self._store, row, launch)
+            self.finish(1)
+            self._worker.send(problem, chosen)
+            self._sent.append((tried, chosen))
+        return True
+
+    def finish(self, most: int = 0) -> None:
+        """Record what comes back until so many candidates are still at the device."""
+        while len(self._sent) > most:
+            result = self._worker.receive()
+            tried, chosen = self._sent.popleft()
+            seconds = result.details["seconds"]
+            self._ledger.add(seconds)
+            self._ledger.trials += 1
+            with self._ledger.charge(RECORD):
+                before = {} if tried.results else tried.before
+                details = {**result.details, "seconds": {**before, **seconds}}
+                self.record(tried.problem, tried.row, chosen, replace(result, details=details))
+                self._progress.measured(str(tried.problem), 1, self._improved(tried.problem, result.median_us))
+            tried.results.append(result)
+            tried.left -= 1
+            if not tried.left:
+                tried.done(tried.results)
+
+    def record(self, problem: Problem, row: KernelRow, chosen: Candidate, result: Result, final: bool = False) -> None:
+        """Write down what came of a candidate."""
+        self._store.put_measurement(
+            device_id=self._device.id,
+            problem_id=self._store.put_problem(str(problem)).id,
+            kernel_id=row.id,
+            launch=dict(chosen.launch),
+            status=result.status,
+            error=result.error,
+            relative_error=result.relative_error,
+            median_us=result.median_us,
+            spread_us=result.spread_us,
+            samples_us=result.samples_us,
+            final=final,
+            details=result.details,
+        )
+
+    def _improved(self, problem: Problem, us: float | None) -> float | None:
+        """The best time of a problem, as far as this process knows."""
+        if problem not in self._best:
+            self._best[problem] = self._store.best_us(self._device, str(problem))
+        self._best[problem] = min((known for known in (us, self._best[problem]) if known), default=None)
+        return self._best[problem]

@@ -1,0 +1,431 @@
+// A residual block that halves its images, in one kernel: a 3x3 convolution with stride 2, a second one, squeeze-and-
+// excitation, and a projection of the pooled input as the identity; NHWC, outputs of 4 or 8 by 4 or 8 pixels.
+//
+// A tile is 64 pixels: whole images, line by line, so that a group of eight rows of wgmma's operand is a piece of one line
+// of neighbouring images. kParts blocks of a cluster share a tile's output channels; kPeers tiles of a cluster share the
+// loads of the weights, which are streamed. What TMA loads for the first convolution, tap by tap, the multiplying threads
+// also add up while the tensor cores multiply it: that is the pool.
+//
+// What follows from the first convolution's sums stays in shared memory three times, shifted by a pixel to either side,
+// with lines of zeros above and below: a tap of the second convolution is one of these copies from some line on. Blocks
+// that share a tile send each other their channels of it. Between x and y nothing leaves the cluster.
+#pragma once
+#include "sm90/counting.cuh"
+#include "sm90/gate.cuh"
+#include "sm90/counting.cuh"
+#include "sm90/hopper.cuh"
+
+namespace at {
+
+template <typename Config>
+struct HopperSeDownBlock {
+  using Element = typename Config::Element;
+  static constexpr int kM = 64, kN = Config::kN, kK = 64;
+  static constexpr int kParts = Config::kParts, kPeers = Config::kPeers, kCluster = kParts * kPeers;
+  static constexpr int kOwn = kN / kK, kInner = kParts * kOwn;  // chunks of 64 channels between the convolutions
+  static constexpr int kWide = 128, kThreads = kWide + 64;
+  static constexpr int kRowBytes = kK * (int)sizeof(Element);
+  static constexpr int kTileBytes = kM * kRowBytes, kWeightBytes = kN * kRowBytes;
+  static constexpr int kTaps = 9, kCopies = 3;
+  static constexpr int kVector = 8, kColumns = kN / 32;
+  using Excitation = Gate<Element, kM, kN, kParts, kWide>;
+  // Places of the pointers: Problem.operands() of se_down_block.
+  enum { kX, kWeight1, kWeight2, kProjection, kFirstGate, kY = 8 };
+  enum Launch { kFillSlots, kWeightSlots };
+  static_assert(kN % 64 == 0, "no such tile");
+
+  struct alignas(64) Params {
+    uint8_t image_map[128], weight_maps[3][128];  // of the weights in the order of their first use
+    int n, out_h, out_w, images;                  // images: of a tile
+    int chunks, k;                                // chunks: of 64 channels of x
+    int line_bytes, copy_bytes;                   // of the inner values: a line of all images, a copy with its zeros
+    int fill_slots, weight_slots, gate_bytes, hidden;
+    float scalars[AT_MAX_SCALARS];
+    at_pointers p;
+    AT_DEVICE int fills() const { return kTaps * chunks; }
+    AT_DEVICE int pieces() const { return fills() + chunks + kTaps * kInner; }  // of the weights
+  };
+
+  // ---- Before the launch ----
+
+  AT_DEVICE static void prepare(const at_conv2d_se& a, at_prepared* out) {
+    Params x{};
+    const bool sides = (a.p == 4 || a.p == 8) && (a.q == 4 || a.q == 8) && a.p % kParts == 0;
+    if (!sides || a.c % kK || a.k != kParts * kN || a.c / kK > kCopies * kOwn) return refused(out);
+    const Excitation gate(a.p * a.q, a.hidden, a.q);
+    x.n = a.n, x.out_h = a.p, x.out_w = a.q, x.images = kM / (a.p * a.q);
+    x.chunks = a.c / kK, x.k = a.k, x.hidden = a.hidden;
+    x.line_bytes = kTileBytes / a.p, x.copy_bytes = (a.p + 2) * x.line_bytes;
+    x.fill_slots = a.launch[kFillSlots], x.weight_slots = a.launch[kWeightSlots];
+    x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
+    for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
+
+    const int64_t shared = 1024 + kInner * kCopies * x.copy_bytes + x.gate_bytes + 8 * (kParts + 1) +
+                           (int64_t)x.fill_slots * (kTileBytes + 16) + (int64_t)x.weight_slots * (kWeightBytes + 16);
+    const bool counts = x.fill_slots >= 1 && x.fill_slots <= 32 && x.weight_slots >= 1 && x.weight_slots <= 32;
+    if (!gate.fits() || !counts || shared > 232448) return refused(out);
+    prepared(out, x, ceil_div(ceil_div(a.n, x.images), kPeers) * kCluster, 1, 1, kThreads, (int)shared, 0);
+
+    const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, k = a.k;
+    out->tensor_map_count = 4;
+    at_tensor_map& image = out->tensor_maps[0];
+    image = {kImageMap, kX, Config::kMapElement, kSwizzle};
+    const uint32_t lines = a.p / kParts;
+    hopper::describe<Element>(image, {c, w, n, h}, {kK, 2u * a.q - 1, (uint32_t)x.images, 2 * lines - 1}, {1, 2, 1, 2});
+    image.strides[1] = h * w * c * sizeof(Element), image.strides[2] = w * c * sizeof(Element);
+    for (int i = 0; i < 3; ++i) {
+      const int weight = i == 0 ? kWeight1 : i == 1 ? kProjection : kWeight2;
+      out->tensor_maps[1 + i] = {kWeightMaps + 128 * i, weight, Config::kMapElement, kSwizzle};
+      hopper::describe<Element>(out->tensor_maps[1 + i], {i == 2 ? k : c, i == 1 ? 1ull : kTaps, k}, {kK, 1, kN / kPeers},
+                                {1, 1, 1});
+    }
+  }
+
+  // ---- The kernel ----
+
+  AT_DEVICE static void run(const Params& x, char* memory) {
+    const Layout at(x, hopper::shared_address(memory));
+    const int rank = kCluster > 1 ? (int)hopper::rank_in_cluster() : 0;
+    const Member me{rank % kParts, rank / kParts, (int)blockIdx.x / kCluster * kPeers + rank / kParts};
+    if (threadIdx.x < 32) {  // a warp has room for every barrier: at most 32 of a kind
+      const int i = threadIdx.x;
+      if (i < x.fill_slots) hopper::init_barrier(at.full + 8 * i, 1);
+      if (i < x.fill_slots) hopper::init_barrier(at.empty + 8 * i, 4 * kParts);
+      if (i < x.weight_slots) hopper::init_barrier(at.weight_full + 8 * i, 1);
+      if (i < x.weight_slots) hopper::init_barrier(at.weight_empty + 8 * i, kPeers);
+      if (i < kParts) hopper::init_barrier(at.inner_full + 8 * i, 1);
+      if (i == 0) hopper::init_barrier(at.gate_full, 1);
+      hopper::publish_barriers();
+      if (i < kParts && i != me.part) hopper::expect_bytes(at.inner_full + 8 * i, kOwn * kCopies * kTileBytes);
+    }
+    if constexpr (kCluster > 1) hopper::sync_cluster();
+    else __syncthreads();
+
+    const int warp = hopper::uniform(threadIdx.x / 32);
+    if (warp < kWide / 32) {
+      solve(x, at, me);
+    } else {
+      if (hopper::elect()) {
+        if (warp == kWide / 32) load_images(x, at, me);
+        else load_weights(x, at, me);
+      }
+      __syncwarp();
+    }
+  }
+
+ private:
+  static constexpr int kSwizzle = hopper::swizzle_of(kRowBytes);
+  static constexpr int kImageMap = 0, kWeightMaps = 128;  // in Params
+
+  // Which channels and which tile of its cluster a block has; tile: among all.
+  struct Member {
+    int part, peer, tile;
+    AT_DEVICE static int rank(int part, int peer) { return peer * kParts + part; }
+  };
+
+  // Addresses in shared memory.
+  struct Layout {
+    uint32_t inner, fills, weights, gate, full, empty, weight_full, weight_empty, inner_full, gate_full;
+    AT_DEVICE Layout(const Params& x, uint32_t memory) {
+      inner = (memory + 1023) / 1024 * 1024;
+      fills = inner + kInner * kCopies * x.copy_bytes;
+      weights = fills + x.fill_slots * kTileBytes;
+      gate = weights + x.weight_slots * kWeightBytes;
+      full = gate + x.gate_bytes;
+      empty = full + 8 * x.fill_slots;
+      weight_full = empty + 8 * x.fill_slots;
+      weight_empty = weight_full + 8 * x.weight_slots;
+      inner_full = weight_empty + 8 * x.weight_slots;
+      gate_full = inner_full + 8 * kParts;
+    }
+  };
+
+  // A copy of the inner values; its lines begin with one of zeros.
+  AT_DEVICE static uint32_t copy_of(const Params& x, const Layout& at, int chunk, int copy) {
+    return at.inner + (chunk * kCopies + copy) * x.copy_bytes;
+  }
+
+  // A copy without its zeros, which is a tile. The pooled input lies in this block's own ones until they are written.
+  AT_DEVICE static uint32_t own_copy(const Params& x, const Layout& at, const Member& me, int i) {
+    return copy_of(x, at, me.part * kOwn, i) + x.line_bytes;
+  }
+
+  // ---- Loads. A buffer that is not filled again is not given back, so no block hears of one that has ended. ----
+
+  AT_DEVICE static void load_images(const Params& x, const Layout& at, const Member& me) {
+    const uint16_t parts = ((1 << kParts) - 1) << Member::rank(0, me.peer);
+    const int lines = x.out_h / kParts, first = me.part * lines;
+    Ring ring{0, 1};
+    hopper::prefetch_map(x.image_map);
+    wait_for_previous();
+    for (int chunk = 0; chunk < x.chunks; ++chunk)
+      for (int r = 0; r < 3; ++r)
+        for (int s = 0; s < 3; ++s, ring.advance(x.fill_slots)) {
+          const uint32_t full = at.full + 8 * ring.slot;
+          hopper::wait(at.empty + 8 * ring.slot, ring.parity);
+          hopper::expect_bytes(full, kTileBytes);
+          hopper::load_4d<(kParts > 1)>(at.fills + ring.slot * kTileBytes + first * x.line_bytes, x.image_map, full,
+                                        chunk * kK, s - 1, me.tile * x.images, 2 * first + r - 1, parts);
+        }
+  }
+
+  AT_DEVICE static void load_weights(const Params& x, const Layout& at, const Member& me) {
+    constexpr int kRows = kN / kPeers;
+    uint16_t peers = 0;
+    for (int i = 0; i < kPeers; ++i) peers |= 1 << Member::rank(me.part, i);
+    Ring ring{0, 1};
+    const auto load = [&](int map, int chunk, int tap) {
+      const uint32_t full = at.weight_full + 8 * ring.slot;
+      hopper::wait(at.weight_empty + 8 * ring.slot, ring.parity);
+      hopper::expect_bytes(full, kWeightBytes);
+      hopper::load_3d<(kPeers > 1)>(at.weights + ring.slot * kWeightBytes + me.peer * kRows * kRowBytes,
+                                    x.weight_maps[map], full, chunk * kK, tap, me.part * kN + me.peer * kRows, peers);
+      ring.advance(x.weight_slots);
+    };
+    hopper::prefetch_map(x.weight_maps[0]);
+    for (int i = 0; i < x.fills(); ++i) load(0, i / kTaps, i % kTaps);
+    for (int i = 0; i < x.chunks; ++i) load(1, i, 0);
+    for (int i = 0; i < kTaps * kInner; ++i) load(2, inner_chunk(me, i / kTaps), i % kTaps);
+  }
+
+  // The second convolution begins with the channels that a block has made itself.
+  AT_DEVICE static int inner_chunk(const Member& me, int i) { return (me.part * kOwn + i) % kInner; }
+
+  // ---- Products ----
+
+  using Sums = float[1][kN / 2];
+
+  // How far the multiplying warps are with the weights.
+  struct Progress {
+    Ring ring{0, 0};
+    int piece = 0, used = -1;  // used: a slot whose products may not be over
+  };
+
+  // Adds the product of the tile at `a` with the next weights; those of the call before are over then.
+  AT_DEVICE static void multiply(const Params& x, const Layout& at, const Member& me, Progress& weights, uint32_t tile,
+                                 Sums& sums, bool accumulate) {
+    const uint32_t high = hopper::high<kRowBytes>(8 * kRowBytes), a = hopper::low(tile);
+    const uint32_t b = hopper::low(at.weights + weights.ring.slot * kWeightBytes);
+    hopper::wait(at.weight_full + 8 * weights.ring.slot, weights.ring.parity);
+    hopper::begin_products();
+#pragma unroll
+    for (int k = 0; k < kK / 16; ++k)
+      Config::multiply(sums[0], hopper::descriptor(a + 2 * k, high), hopper::descriptor(b + 2 * k, high), accumulate || k);
+    hopper::commit_products();
+    hopper::wait_for_products<1>();
+    release_weights(x, at, me, weights);
+    weights.used = weights.ring.slot;
+    weights.ring.advance(x.weight_slots), ++weights.piece;
+  }
+
+  // Waits for all products and closes a sum.
+  AT_DEVICE static void finish(const Params& x, const Layout& at, const Member& me, Progress& weights, Sums& sums) {
+    hopper::wait_for_products<0>();
+    hopper::pin(sums);
+    release_weights(x, at, me, weights);
+    weights.used = -1;
+  }
+
+  // Tells all who fill it that the slot last used is free.
+  AT_DEVICE static void release_weights(const Params& x, const Layout& at, const Member& me, const Progress& weights) {
+    if (weights.used < 0 || weights.piece - 1 + x.weight_slots >= x.pieces()) return;
+    const uint32_t empty = at.weight_empty + 8 * weights.used;
+    if constexpr (kPeers == 1) {
+      if (threadIdx.x == 0) hopper::arrive(empty);
+    } else {
+      if (threadIdx.x < kPeers) hopper::arrive_at(empty, Member::rank(me.part, threadIdx.x));
+    }
+  }
+
+  // The same of a fill, by each warp: its threads have read it too.
+  AT_DEVICE static void release_fill(const Params& x, const Layout& at, const Member& me, int fill, int slot) {
+    if (fill + x.fill_slots >= x.fills()) return;
+    const int lane = threadIdx.x % 32;
+    __syncwarp();
+    if constexpr (kParts == 1) {
+      if (lane == 0) hopper::arrive(at.empty + 8 * slot);
+    } else {
+      if (lane < kParts) hopper::arrive_at(at.empty + 8 * slot, Member::rank(lane, me.peer));
+    }
+  }
+
+  // ---- What the multiplying warps do ----
+
+  // This thread's part of a tile: rows 8 half + lane / 4 of a warp's sixteen, channels 8 (lane % 4) on of every 32.
+  struct Part {
+    int channel;   // of the block's
+    int row[2];    // of the tile: (line, image, column)
+    int place[2];  // of the pixel among all of the output, or -1
+    int image[2], column[2];
+    int partial[2];  // number of the row's run among an image's, and these image by image
+    AT_DEVICE Part(const Params& x, int tile) {
+      const int lane = threadIdx.x % 32, warp = hopper::uniform(threadIdx.x / 32);
+      channel = 8 * (lane % 4);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        row[half] = 16 * warp + 8 * half + lane / 4;
+        column[half] = row[half] % x.out_w, image[half] = row[half] / x.out_w % x.images;
+        const int line = row[half] / x.out_w / x.images, n = tile * x.images + image[half];
+        place[half] = n < x.n ? (n * x.out_h + line) * x.out_w + column[half] : -1;
+        partial[half] = image[half] * x.out_h + line;
+      }
+    }
+  };
+
+  AT_DEVICE static void solve(const Params& x, const Layout& at, const Member& me) {
+    const Part part(x, me.tile);
+    const int first = me.part * kN;  // channel
+    __builtin_assume(x.out_w >= 4 && x.out_h >= 4);
+    const Excitation gate(x.out_h * x.out_w, x.hidden, x.out_w);
+    char* memory = (char*)__cvta_shared_to_generic(at.gate);
+    if (threadIdx.x % 32 < 4 * kColumns && threadIdx.x % 4 == 0) Config::Steps::touch(x.p.p, first + threadIdx.x % 32 * 8);
+    gate.load_weights(memory, x.p.p + kFirstGate, first, x.k);
+    clear_lines(x, at);
+    wait_for_previous();
+
+    Progress weights;
+    Sums sums, projected;
+    hopper::pin(sums);
+    convolve_first(x, at, me, weights, sums);
+    hopper::publish_shared();
+    Excitation::sync();  // the pooled input is there
+    hopper::pin(projected);
+    for (int chunk = 0; chunk < x.chunks; ++chunk)
+      multiply(x, at, me, weights, own_copy(x, at, me, chunk), projected, chunk > 0);
+    finish(x, at, me, weights, projected);
+    Excitation::sync();  // and no longer needed
+    write_inner(x, at, me, part, sums);
+    hopper::publish_shared();
+    Excitation::sync();
+    if (kParts > 1 && threadIdx.x == 0) send_inner(x, at, me);
+
+    hopper::pin(sums);
+    convolve_second(x, at, me, weights, sums);
+    launch_next();
+    excite(x, gate, memory, me, part, at.gate_full, sums);
+    const float* gates = (const float*)(memory + gate.mean());
+    each_unit(part, [&](int half, int columns, int own) {
+      if (part.place[half] < 0) return;
+      const int channel = first + own;
+      const int64_t offset = (int64_t)part.place[half] * x.k + channel;
+      float v[kVector], other[kVector];
+      hopper::take(v, sums, 0, half, columns);
+      load(other, gates + part.image[half] * kN + own);
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) v[e] *= other[e];
+      Config::Steps::gated(v, x.p.p, x.scalars, channel);
+      hopper::take(other, projected, 0, half, columns);
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) v[e] += other[e];
+      Config::Steps::apply(v, x.p.p, x.scalars, channel, offset);
+      store(v, (Element*)x.p.p[kY] + offset);
+    });
+  }
+
+  // Calls work(half, columns, channel of the block's) for this thread's units of eight channels.
+  template <typename Work>
+  AT_DEVICE static void each_unit(const Part& part, const Work& work) {
+#pragma unroll
+    for (int i = 0; i < 2 * kColumns; ++i) work(i % 2, i / 2, part.channel + 32 * (i / 2));
+  }
+
+  // The lines above and below the images, in every copy.
+  AT_DEVICE static void clear_lines(const Params& x, const Layout& at) {
+    const int vectors = x.line_bytes / 16;
+    for (int i = threadIdx.x; i < kInner * kCopies * 2 * vectors; i += kWide) {
+      const int line = i / vectors;
+      const uint32_t copy = at.inner + line / 2 * x.copy_bytes;
+      hopper::write(copy + line % 2 * (x.copy_bytes - x.line_bytes) + i % vectors * 16, make_uint4(0, 0, 0, 0));
+    }
+  }
+
+  // The sums, and the pooled input as tiles: what a tile's taps have in one place is added up there. The tensor cores
+  // multiply a fill while its values are added.
+  AT_DEVICE static void convolve_first(const Params& x, const Layout& at, const Member& me, Progress& weights, Sums& sums) {
+    constexpr int kVectors = kTileBytes / 16 / kWide;  // of each thread
+    Ring ring{0, 0};
+    int used = -1, fill = 0;
+    for (int chunk = 0; chunk < x.chunks; ++chunk) {
+      float pooled[kVectors][kVector] = {};
+      for (int tap = 0; tap < kTaps; ++tap, ++fill) {
+        const uint32_t tile = at.fills + ring.slot * kTileBytes;
+        hopper::wait(at.full + 8 * ring.slot, ring.parity);
+        multiply(x, at, me, weights, tile, sums, fill > 0);
+        if (used >= 0) release_fill(x, at, me, fill - 1, used);
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          Pack<Element, kVector> read;
+          read.words[0] = hopper::read(tile + (threadIdx.x + i * kWide) * 16);
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) pooled[i][e] += to_float(read.elements[e]);
+        }
+        used = ring.slot;
+        ring.advance(x.fill_slots);
+      }
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) pooled[i][e] *= 1.f / kTaps;
+        hopper::write(own_copy(x, at, me, chunk) + (threadIdx.x + i * kWide) * 16, rounded<Element>(pooled[i]).words[0]);
+      }
+    }
+    finish(x, at, me, weights, sums);
+  }
+
+  // The sums of the second convolution, of what all blocks of the tile have made.
+  AT_DEVICE static void convolve_second(const Params& x, const Layout& at, const Member& me, Progress& weights, Sums& sums) {
+    for (int i = 0; i < kInner; ++i) {
+      const int chunk = inner_chunk(me, i);
+      if (kParts > 1 && i >= kOwn) hopper::wait(at.inner_full + 8 * (chunk / kOwn), 0);
+      for (int r = 0; r < 3; ++r)
+        for (int s = 0; s < 3; ++s)
+          multiply(x, at, me, weights, copy_of(x, at, chunk, s) + r * x.line_bytes, sums, i + r + s > 0);
+    }
+    finish(x, at, me, weights, sums);
+  }
+
+  // What follows from the first sums, as the second convolution reads it: copy s holds at a column what tap s finds
+  // there, the value s - 1 columns on, or zero beyond the line. The swizzle is TMA's.
+  AT_DEVICE static void write_inner(const Params& x, const Layout& at, const Member& me, const Part& part, Sums& sums) {
+    const uint4 zero = make_uint4(0, 0, 0, 0);
+    each_unit(part, [&](int half, int columns, int own) {
+      float v[kVector];
+      hopper::take(v, sums, 0, half, columns);
+      Config::Steps::inner(v, x.p.p, x.scalars, me.part * kN + own);
+      const uint4 value = rounded<Element>(v).words[0];
+      const auto put = [&](int copy, int row, uint4 what) {
+        const uint32_t to = own_copy(x, at, me, own / kK * kCopies + copy);
+        hopper::write(to + row * kRowBytes + 16 * (own % kK / kVector ^ row % 8), what);
+      };
+      const int row = part.row[half], last = x.out_w - 1;
+      const bool begins = part.column[half] == 0, ends = part.column[half] == last;
+      put(1, row, value);
+      put(0, ends ? row - last : row + 1, ends ? zero : value);
+      put(2, begins ? row + last : row - 1, begins ? zero : value);
+    });
+  }
+
+  AT_DEVICE static void send_inner(const Params& x, const Layout& at, const Member& me) {
+    for (int i = 1; i < kParts; ++i) {
+      const int to = Member::rank((me.part + i) % kParts, me.peer);
+      for (int copy = 0; copy < kOwn * kCopies; ++copy)
+        hopper::send_bytes(own_copy(x, at, me, copy), kTileBytes, at.inner_full + 8 * me.part, to);
+    }
+  }
+
+  // Applies the steps before the gate to the sums, adds up each image's pixels, and finds the gates.
+  AT_DEVICE static void excite(const Params& x, const Excitation& gate, char* memory, const Member& me, const Part& part,
+                               uint32_t barrier, Sums& sums) {
+    each_unit(part, [&](int half, int columns, int own) {
+      float v[kVector];
+      hopper::take(v, sums, 0, half, columns);
+      Config::Steps::before(v, x.p.p, x.scalars, me.part * kN + own);
+      hopper::put(v, sums, 0, half, columns);
+      gate.sum_over_rows(v, gate.rows);
+      if (part.column[half] == 0) store(v, (float*)memory + part.partial[half] * kN + own);
+    });
+    gate.excite(memory, me.part * kN, x.k, me.part, barrier, [&](int part) { return Member::rank(part, me.peer); });
+  }
+};
+
+}  // namespace at

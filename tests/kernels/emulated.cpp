@@ -1,0 +1,24 @@
+// One kernel as a library for tests/emulator.py, which says which: EMULATED_SYMBOL and EMULATED_PROBLEM.
+#include "emulator.h"
+
+#include "cuda/kernel.cuh"
+
+char at_shared[1];  // unused: every block of a cluster has its own
+
+#include "kernel.cu"
+
+#define JOINED(a, b) a##b
+#define NAMED(a, b) JOINED(a, b)
+namespace kernel = NAMED(in_, EMULATED_SYMBOL);
+
+extern "C" int emulate(const EMULATED_PROBLEM& problem, void* const* pointers, int cluster, unsigned seed, char* text,
+                       int room) {
+  return emu::run<kernel::Kernel>(problem, kernel::NAMED(EMULATED_SYMBOL, _prepare), pointers, cluster, seed, text, room);
+}
+
+extern "C" int shared_bytes(const EMULATED_PROBLEM& problem) {
+  static at_prepared out;
+  out.status = AT_FAILED;
+  kernel::NAMED(EMULATED_SYMBOL, _prepare)(problem, &out);
+  return out.status == AT_OK ? out.shared_bytes : -1;
+}

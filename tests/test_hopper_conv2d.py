@@ -1,0 +1,68 @@
+"""The Hopper convolution's own text, run on a CPU: its ways to load, to share, to split and to store."""
+
+import pytest
+import torch
+from emulator import Emulated
+from helpers import relative_error, solve
+
+from autotune.arch import architecture
+from autotune.families import family
+from autotune.families.base import Kernel
+from autotune.problem import parse
+from autotune.verify import random_tensor
+
+SM90, FAMILY = architecture("sm90"), family("sm90_conv2d")
+SMALL = {
+    "tile_m": 64, "tile_n": 32, "tile_k": 64, "groups": 1, "schedule": "cooperative", "activations": "im2col",
+    "weights": "streamed", "cluster_m": 1, "cluster_n": 1, "slices": 1,
+}  # fmt: skip
+BLOCKS = 4
+"""Of a grid, so that each has several tiles."""
+
+CASES = {
+    "shared loads": (
+        {"tile_m": 128, "groups": 2, "cluster_m": 2, "cluster_n": 2},
+        "conv2d n=3 h=13 w=7 c=72 k=72 r=2 s=2 stride=2,1 pad=1 dtype=f16 epilogue=bias,silu,add,store,relu",
+    ),
+    "turns, many sums": (
+        {"tile_m": 128, "tile_n": 128, "groups": 2, "schedule": "pingpong"},
+        "conv2d n=3 h=13 w=9 c=64 k=136 dtype=f16 epilogue=bias,add,relu",
+    ),
+    "patches, streamed": (
+        {"tile_m": 128, "activations": "patch", "tile_k": 32},
+        "conv2d n=3 h=15 w=15 c=40 k=72 r=3 s=3 stride=2,2 pad=1 dtype=bf16 epilogue=bias,add",
+    ),
+    "resident weights": (
+        {"weights": "resident", "tile_n": 64},
+        "conv2d n=5 h=7 w=9 c=72 k=104 r=3 s=1 pad=1,0 dilation=2,1 dtype=f16 epilogue=add,relu",
+    ),
+    "a split": ({"tile_n": 64, "slices": 4}, "conv2d n=2 h=9 w=8 c=136 k=72 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add"),
+    "a gate": (
+        {"tile_n": 64, "slices": 1, "cluster_n": 2},
+        "conv2d_se n=5 h=8 w=4 c=72 k=128 hidden=8 r=3 s=3 pad=1 dtype=f16 epilogue=bias,gate,add,relu",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_kernels_text_computes_the_convolution(case, tmp_path):
+    config, problem = SMALL | CASES[case][0], parse(CASES[case][1])
+    assert FAMILY.serves(problem, SM90) is None
+    assert FAMILY.legal(config, SM90, problem.dtype, problem.epilogue) is None
+    emulated = Emulated(Kernel.of(FAMILY.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
+    generator = torch.Generator().manual_seed(1)
+    inputs = [operand for operand in problem.operands() if operand.role != "output"]
+    tensors = {operand.name: random_tensor(operand, generator) for operand in inputs}
+    scalars = problem.epilogue.random_scalars(generator)
+    wanted = solve(problem, tensors, scalars)
+    cluster = config["cluster_m"] * config["cluster_n"] * config["slices"]
+    launches = FAMILY.launches(problem, config, SM90)
+    by_staging = {launch["staged"]: launch for launch in launches}  # the last has the least shared memory
+    assert set(by_staging) == ({0} if case in ("a split", "a gate") else {0, 1, 4, 8})
+    for staged, launch in by_staging.items():
+        grid = 0 if case in ("a split", "a gate") else BLOCKS
+        for seed in (0, 1):  # transfers late, and at once
+            found = emulated.run(problem, tensors, scalars, {**launch, "grid": grid}, cluster, seed)
+            for name, value in wanted.items():
+                error = relative_error(found[name], value)
+                assert error < {"f16": 1e-3, "bf16": 8e-3}[problem.dtype], f"{name}, staged {staged}, seed {seed}"
