@@ -41,7 +41,7 @@ def compiled(tmp_path_factory):
 def test_every_operator_has_a_struct():
     assert set(abi.STRUCTS) == set(OPERATORS.values())
     shared = dict.fromkeys(("conv2d_dgrad", "conv2d_wgrad", "gemm", "patch_conv2d"), "conv2d")
-    shared |= {"se_down_block": "conv2d_se"}
+    shared |= {"se_down_block": "conv2d_se", "cast": "pixels"}
     shared |= {"avg_pool2d": "pool2d", "max_pool2d": "pool2d", "global_avg_pool2d": "pixels", "elementwise": "pixels"}
     for name, operator in OPERATORS.items():
         assert abi.STRUCTS[operator].__name__ == f"at_{shared.get(name, name)}"
@@ -120,7 +120,20 @@ def test_a_packed_pool_holds_its_output_sizes(text, values):
 
 
 def test_every_operator_can_be_packed():
-    sizes = {"n": 2, "h": 8, "w": 6, "c": 4, "k": 8, "r": 3, "s": 2, "block": 2, "hidden": 3, "m": 5, "to": 4}
+    sizes = {
+        "n": 2,
+        "h": 8,
+        "w": 6,
+        "c": 4,
+        "k": 8,
+        "r": 3,
+        "s": 2,
+        "block": 2,
+        "hidden": 3,
+        "m": 5,
+        "to": 4,
+        "result": "s8",
+    }
     for operator, cls in OPERATORS.items():
         names = [field.name for field in dataclasses.fields(cls) if field.name in sizes]
         words = [f"{name}={sizes[name]}" for name in names] + ["stride=2"] * (operator in ("avg_pool2d", "max_pool2d"))

