@@ -29,7 +29,8 @@ struct Conv3 {
   using N = cute::Int<Config::kN>;
   using Part = cute::Int<Config::kEpilogueN>;
   // The modes of a tile match those of the problem: c under taps has three.
-  using Tile = cute::Shape<cute::Int<Config::kM>, cute::conditional_t<kWgrad, cute::Shape<N>, N>, cute::Shape<cute::Int<Config::kK>>>;
+  using Tile = cute::Shape<cute::Int<Config::kM>, cute::conditional_t<kWgrad, cute::Shape<N>, N>,
+                           cute::Shape<cute::Int<Config::kK>>>;
   using Cluster = cute::Shape<cute::Int<Config::kClusterM>, cute::Int<Config::kClusterN>, cute::_1>;
   using NHWC = cutlass::layout::TensorNHWC;
   // The output of fprop and dgrad is stored as the matrix that it is in memory.
@@ -85,8 +86,9 @@ struct Conv3 {
     auto const image = [&](auto const* element, int height, int width, int64_t channels) {
       auto const pixels = make_shape(width, height, a.n);
       auto const strides = make_stride(channels, channels * width, channels * width * height);
-      if constexpr (kWgrad) return make_tensor(make_gmem_ptr(element), make_shape(int(channels), pixels), make_stride(_1{}, strides));
-      else return make_tensor(make_gmem_ptr(element), make_shape(pixels, int(channels)), make_stride(strides, _1{}));
+      auto const memory = make_gmem_ptr(element);
+      if constexpr (kWgrad) return make_tensor(memory, make_shape(int(channels), pixels), make_stride(_1{}, strides));
+      else return make_tensor(memory, make_shape(pixels, int(channels)), make_stride(strides, _1{}));
     };
     auto const shared_a = typename Mainloop::SmemLayoutA{}(_, _, _0{});
     auto const shared_b = typename Mainloop::SmemLayoutB{}(_, _, _0{});
@@ -100,11 +102,13 @@ struct Conv3 {
       describe_im2col(maps[1], of_b, image(no_b, a.h, a.w, c), shared_b, kB, Config::kClusterM, window(a), &params);
     } else if constexpr (kDgrad) {
       describe_im2col(maps[0], of_a, image(no_a, a.p, a.q, k), shared_a, kA, Config::kClusterN, window(a), &params);
-      auto const weight = make_layout(make_shape(a.c, make_shape(a.k, a.s, a.r)), make_stride(_1{}, make_stride(c * a.s * a.r, c, c * a.s)));
+      auto const weight = make_layout(make_shape(a.c, make_shape(a.k, a.s, a.r)),
+                                      make_stride(_1{}, make_stride(c * a.s * a.r, c, c * a.s)));
       describe_tiled(maps[1], of_b, make_tensor(no_b, weight), kB, Config::kClusterM, &params);
     } else {
       describe_im2col(maps[0], of_a, image(no_a, a.h, a.w, c), shared_a, kA, Config::kClusterN, window(a), &params);
-      auto const weight = make_layout(make_shape(a.k, make_shape(a.c, a.s, a.r)), make_stride(c * a.s * a.r, make_stride(_1{}, c, c * a.s)));
+      auto const weight = make_layout(make_shape(a.k, make_shape(a.c, a.s, a.r)),
+                                      make_stride(c * a.s * a.r, make_stride(_1{}, c, c * a.s)));
       describe_tiled(maps[1], of_b, make_tensor(no_b, weight), kB, Config::kClusterM, &params);
     }
   }
@@ -138,7 +142,8 @@ struct Conv3 {
                          make_stride(c * a.s * a.r, make_stride(_1{}, c, c * a.s), _0{}));
     } else {
       int const rows = kDgrad ? a.n * a.h * a.w : a.n * a.p * a.q, columns = kDgrad ? a.c : a.k;
-      return make_tensor(none, make_shape(rows, columns, 1), make_stride((int64_t)columns, _1{}, (int64_t)columns * rows));
+      int64_t const along = columns;
+      return make_tensor(none, make_shape(rows, columns, 1), make_stride(along, _1{}, along * rows));
     }
   }
 

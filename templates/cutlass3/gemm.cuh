@@ -28,7 +28,8 @@ struct Gemm3 {
   using Column = cutlass::layout::ColumnMajor;
   using Epilogue = StepEpilogue<
       Config, Tile, cute::Shape<cute::Int<kCooperative ? 128 : 64>, cute::Int<Config::kEpilogueN>>,
-      cute::conditional_t<kCooperative, cutlass::epilogue::TmaWarpSpecializedCooperative, cutlass::epilogue::TmaWarpSpecialized>,
+      cute::conditional_t<kCooperative, cutlass::epilogue::TmaWarpSpecializedCooperative,
+                          cutlass::epilogue::TmaWarpSpecialized>,
       Row>;
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, Config::kAlignment, Element, Column,
@@ -79,7 +80,8 @@ struct Gemm3 {
   }
 
   template <typename Params>
-  CUTLASS_HOST_DEVICE static void describe_operands(Params& params, at_tensor_map* maps, int rows, int columns, int depth) {
+  CUTLASS_HOST_DEVICE static void describe_operands(Params& params, at_tensor_map* maps, int rows, int columns,
+                                                    int depth) {
     using A = typename Mainloop::InternalElementA;
     using B = typename Mainloop::InternalElementB;
     int64_t const along = depth;

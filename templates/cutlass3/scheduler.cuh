@@ -102,7 +102,7 @@ class DealtTiles {
     int const threads = groups * cutlass::NumThreadsPerWarpGroup, thread = threadIdx.x % threads;
     int const rank = cute::block_rank_in_cluster(), cluster = blockIdx.x / kClusterM;
     int const from = x.owner((int64_t)work.tile * x.steps), to = x.owner((int64_t)(work.tile + 1) * x.steps - 1);
-    at_pointers const& pointers = *reinterpret_cast<at_pointers const*>(reinterpret_cast<char const*>(&x) + x.to_pointers);
+    auto const& pointers = *reinterpret_cast<at_pointers const*>(reinterpret_cast<char const*>(&x) + x.to_pointers);
     char* const workspace = (char*)pointers.p[AT_WORKSPACE];
     int* const counter = (int*)workspace + (int64_t)work.tile * kPeers + rank;
     float4* const partials = (float4*)(workspace + x.counters_bytes()) + thread;
@@ -146,6 +146,7 @@ class DealtTiles {
 }  // namespace at
 
 template <typename TileShape, typename ClusterShape, uint32_t kStages>
-struct cutlass::gemm::kernel::detail::TileSchedulerSelector<at::Dealt, cutlass::arch::Sm90, TileShape, ClusterShape, kStages> {
+struct cutlass::gemm::kernel::detail::TileSchedulerSelector<at::Dealt, cutlass::arch::Sm90, TileShape, ClusterShape,
+                                                            kStages> {
   using Scheduler = at::DealtTiles<cute::size<0>(ClusterShape{}), cute::size<1>(ClusterShape{})>;
 };
