@@ -57,12 +57,6 @@ class Explanation:
         times = [row.expected_us for row in self.rows]
         return sum(time for time in times if time is not None) if None not in times else None
 
-    def _told(self) -> str:
-        """Which layers are not in bytes, and why."""
-        reasons = dict.fromkeys(self.kept.values())
-        named = {why: ", ".join(name for name, its in self.kept.items() if its == why) for why in reasons}
-        return "not in bytes: " + "; ".join(f"{names} ({why})" for why, names in named.items())
-
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
 
@@ -70,12 +64,14 @@ class Explanation:
         return len(self.rows)
 
     def __str__(self) -> str:
-        lines = [("layer", "dtype", "kernel", "from", "us", "loss <=", "of limit")]
+        mixed = len({row.dtype for row in self.rows}) > 1  # a column more, and room for it
+        name, kernel = (18, 17) if mixed else (24, 20)
+        lines = [("layer", "in", "kernel", "from", "us", "loss <=", "of limit")]
         lines += [
             (
-                _cut(row.layer, 20),
+                _cut(row.layer, name),
                 row.dtype,
-                _cut(row.kernel.split()[0], 18),
+                _cut(row.kernel.split()[0], kernel),
                 _cut(row.source, 12),
                 _number(row.expected_us),
                 _percent(row.loss),
@@ -84,11 +80,12 @@ class Explanation:
             for row in self.rows
         ]
         lines.append(("sum", "", "", "", _number(self.expected_us), "", ""))
-        widths = [max(len(line[i]) for line in lines) for i in range(7)]
-        table = [
-            "  ".join(cell.ljust(width) if i < 4 else cell.rjust(width) for i, (cell, width) in enumerate(zipped))
-            for zipped in (list(zip(line, widths, strict=True)) for line in lines)
+        padded = [
+            [cell.ljust(max(map(len, column))) if i < 4 else cell.rjust(max(map(len, column))) for cell in column]
+            for i, column in enumerate(zip(*lines, strict=True))
+            if mixed or i != 1
         ]
+        table = ["  ".join(line) for line in zip(*padded, strict=True)]
         table.insert(1, "-" * len(table[0]))
         if self.network_us is not None:
             table.append(f"the whole network, timed as one: {self.network_us:.1f} us")
@@ -97,6 +94,12 @@ class Explanation:
         table.append(f"activations: {_size(self.arena_bytes)} at the peak, {saved:.0%} less than one buffer each")
         table.append(f"with workspaces: {_size(self.frame_bytes)} for each stream")
         return "\n".join(line.rstrip() for line in table)
+
+    def _told(self) -> str:
+        """Which layers are not in bytes, and why."""
+        reasons = dict.fromkeys(self.kept.values())
+        named = {why: ", ".join(name for name, its in self.kept.items() if its == why) for why in reasons}
+        return "not in bytes: " + "; ".join(f"{names} ({why})" for why, names in named.items())
 
 
 def explain(frame: Frame, store: Database) -> Explanation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -51,6 +52,17 @@ def percent(text: str) -> float:
 def database(text: str) -> Path | str:
     """Read where a database is: a file, or a server's address such as postgresql+psycopg://user@host/name."""
     return text if "://" in text else Path(text)
+
+
+def output(text: str) -> Path:
+    """Read the file that results go to; what cannot be written is refused now, not once all is measured."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"'{text}' is a folder: name a file in it")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise argparse.ArgumentTypeError(f"'{text}' cannot be written: name a file in a folder of yours")
+    return path
 
 
 def size(text: str) -> int:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import importlib.util
+import re
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from _record import one_line
 from torch import nn
 
 from autotune.errors import AutotuneError, UnknownNameError
 from autotune.problem import DTYPES
-from fused_resnet import reference
+from fused_resnet import FusedResNet, reference
 from fused_resnet.capture import capture
 from fused_resnet.graph import Network, network
 from fused_resnet.source import INT8, PRECISIONS, TF32
@@ -51,6 +56,27 @@ class Model:
         scales = defaultdict[str, float](lambda: 1.0) if precision == INT8 else None
         return capture(self.module.to(DTYPES[dtype]), (batch, *self.shape), dtype, scales)
 
+    def call(self, x: torch.Tensor) -> object:
+        """Run the module once; raises AutotuneError where it does not take such an input."""
+        try:
+            with torch.no_grad():
+                return self.module(x)
+        except Exception as error:  # whoever wrote it may raise anything
+            shape = "x".join(map(str, x.shape))
+            raise AutotuneError(f"{self.name} does not take an input of {shape}: {one_line(error)}") from error
+
+    def fused(
+        self, database: str, precision: str | None = None, calibration: Sequence[torch.Tensor] | None = None
+    ) -> FusedResNet:
+        """It on a tuning database's kernels, with the module's weights, in float32 on the CPU."""
+        if not self.is_ours:
+            return FusedResNet.from_model(
+                self.module, database, name=self.name, precision=precision, calibration=calibration
+            )
+        fused = FusedResNet(database, model=self.name, in_channels=self.shape[0], precision=precision)
+        fused.load_state_dict(self.module.state_dict())
+        return fused
+
 
 def load(text: str, shape: tuple[int, ...] | None, in_channels: int | None) -> Model:
     """The network that --model names; shape: of one sample, in_channels: of a network of ours."""
@@ -65,10 +91,9 @@ def load(text: str, shape: tuple[int, ...] | None, in_channels: int | None) -> M
 
 def shape(text: str) -> tuple[int, ...]:
     """Read "3,224,224"."""
-    sizes = tuple(int(part) for part in text.split(","))
-    if min(sizes) < 1:
-        raise ValueError
-    return sizes
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a shape: write C,H,W, such as 3,224,224")
+    return tuple(map(int, text.split(",")))
 
 
 def load_model(text: str, in_channels: int = 3) -> nn.Module:

@@ -88,17 +88,8 @@ def compiled_max(case: Case) -> Forward:
 
 
 def fused(case: Case) -> Forward:
-    from fused_resnet import FusedResNet
-
-    model = case.model
-    if model.is_ours:
-        network = FusedResNet(case.database, model.name, in_channels=model.shape[0], precision=case.precision)
-        network.load_state_dict(model.module.state_dict())
-    else:
-        calibration = [case.x.cpu()] if case.precision == INT8 else None
-        network = FusedResNet.from_model(
-            model.module, case.database, name=model.name, precision=case.precision, calibration=calibration
-        )
+    calibration = [case.x.cpu()] if case.precision == INT8 and not case.model.is_ours else None
+    network = case.model.fused(case.database, case.precision, calibration)
     network.eval().to(case.device, case.x.dtype)
     return lambda: cast(Tensor, network(case.x))
 

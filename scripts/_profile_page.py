@@ -30,7 +30,7 @@ def write(profiles: Sequence[tuple[Profile, Node]], path: Path) -> None:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"number": number, "percent": lambda share: f"{share:.1%}", "colour": _colour}
+    environment.filters.update(number=number, percent=lambda share: f"{share:.1%}", colour=_colour, libraries=_names)
     trees = [root for _, root in profiles]
     page = environment.get_template("profile_page.html.j2").render(
         title=str(profiles[0][0].about["model"]),
@@ -51,6 +51,11 @@ def _section(profile: Profile, root: Node) -> dict[str, Any]:
         "root": root,
         "kernels": _busiest(root),
     }
+
+
+def _names(node: Node) -> str:
+    """The libraries of all that a module runs, the most time first."""
+    return ", ".join(dict.fromkeys(library.name for library in libraries(node)))
 
 
 def _busiest(root: Node) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ def show_tree(console: Console, roots: Sequence[Node], total_us: float, depth: i
             elif depth is None or _level(root, node, level) <= depth:
                 cells = _cells(node, operator, level, total_us, wide)
                 table.add_row(*cells, style="" if node.kind == "module" else "dim")
-    console.print(table)
+    _print_fitting(console, table)
 
 
 def _level(root: Node, node: Node, level: int) -> int:
@@ -77,6 +77,13 @@ def _cells(node: Node, operator: str, level: int, total_us: float, wide: bool) -
         cells += [f"{node.calls:g}" if node.calls else "", number(node.wait_us) if node.wait_us else ""]
         cells += [number(rate) if rate else "" for rate in rates]
     return cells
+
+
+def _print_fitting(console: Console, table: Table) -> None:
+    """Print a table whose first column, and no other, gives way where the terminal is too narrow."""
+    unbounded = console.options.update(width=10**4)
+    table.expand = console.measure(table, options=unbounded).maximum > console.width
+    console.print(table)
 
 
 def show_libraries(console: Console, found: Sequence[Library], total_us: float) -> None:
@@ -111,18 +118,20 @@ def show_totals(console: Console, sums: Totals, where: str) -> None:
 
 
 def show_both(console: Console, before: Node, after: Node, names: tuple[str, str]) -> None:
-    """Two profiles side by side, module by module; "fused": its work is in the layers around it."""
+    """Two profiles side by side, module by module.
+
+    "fused": its work is in the layers around it. "-": not a module of that network, but part of the one above.
+    """
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("module\n", no_wrap=True, overflow="ellipsis", ratio=1)
-    for name in (f"{names[0]}\nus", "kernels\n", f"{names[1]}\nus", "kernels\n", "times\n"):
+    for name in (f"{names[0]}\nus", "kernels\n", f"{names[1]}\nus", "kernels\n", "speedup\n"):
         table.add_column(name, justify="right", no_wrap=True)
     for path, left, right in side_by_side(before, after):
         ratio = number(left.us / right.us) if left and right and right.us else ""
-        cells = [
-            cell for node in (left, right) for cell in ([number(node.us), _launches(node)] if node else ["fused", ""])
-        ]
+        cells = [number(left.us), _launches(left)] if left else ["-", ""]
+        cells += [number(right.us), _launches(right)] if right else ["fused", ""]
         table.add_row("  " * (path.count(".") + bool(path)) + (path.rpartition(".")[2] or "network"), *cells, ratio)
-    console.print(table)
+    _print_fitting(console, table)
 
 
 def _launches(node: Node) -> str:

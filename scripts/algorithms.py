@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from _algorithm_chart import draw
 from _algorithm_report import read, show
-from _cli import positive, run, size
+from _cli import output, positive, run, size
 from _conv_layers import layers_of
-from _models import HELP
+from _models import HELP, shape
 from _record import machine, write
 from rich.console import Console
 
@@ -74,7 +74,7 @@ def arguments() -> argparse.Namespace:
     model = parser.add_argument_group("with --model")
     model.add_argument("--layer", default="*", metavar="PATTERN", help="names of its convolutions (default: all)")
     model.add_argument("--batch", type=positive, default=32, metavar="N", help="batch size (default 32)")
-    model.add_argument("--input", metavar="C,H,W", help="shape of one sample, where it is not known")
+    model.add_argument("--input", type=shape, metavar="C,H,W", help="shape of one sample, where it is not known")
     model.add_argument("--dtype", default="f16", help="f16 (default), bf16, f32 or tf32")
     parser.add_argument("--nchw", action="store_true", help="tensors in torch's contiguous format, not channels-last")
     parser.add_argument(
@@ -91,8 +91,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workspace-limit", type=size, metavar="SIZE", help="list those that need no more, as 64M")
     parser.add_argument("--deterministic", action="store_true", help="list those that give the same bits each time")
     parser.add_argument("--top", type=positive, metavar="N", help="lines a pass (default: all)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write a record of all of them")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw time against workspace, or energy")
+    parser.add_argument("--json", type=output, metavar="FILE", help="write a record of all of them")
+    parser.add_argument("--plot", type=output, metavar="FILE", help="draw time against workspace, or energy")
     return parser.parse_args()
 
 

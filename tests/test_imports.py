@@ -21,7 +21,7 @@ TUNER = (
 RUNTIME = {
     "autotune": {"abi", "arch", "device", "epilogue", "errors", "problem", "reference", "steps", "vendor"},
     "fused_resnet": {"arena", "binding", "cache", "candidates", "derived", "engine", "frame", "graph", "layout"}
-    | {"module", "operator", "plan", "reference", "rewrites", "selection", "source"},
+    | {"module", "operator", "plan", "reference", "rewrites", "rounding", "selection", "source"},
     "tuning_db": {"binary", "errors", "place", "reader", "ties"},
 }
 """What running a network of graph.py from a file loads of each package: the first result waits for all of it."""

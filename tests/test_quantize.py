@@ -179,7 +179,7 @@ def test_what_stays_is_told_with_the_reason(empty_db):
     shown = str(FusedResNet.from_model(model, empty_db, precision="int8", calibration=SEEN).explain(images(2)))
     assert all(len(line) <= 80 for line in shown.splitlines())
     said = " ".join(shown.split())
-    assert "not in bytes: 0.0 (the first: it reads the input); 2.0 (depthwise" in said and " 7.0 s8 aten " in said
+    assert "not in bytes: 0.0 (the first: it reads the input); 2.0 (depthwise" in said and "7.0 s8 aten " in said
 
 
 def test_a_tuner_needs_no_calibration():

@@ -25,6 +25,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from autotune.timing import Work, between, host_clock, synchronize
+
 ABOUT = "autotune_profile"
 """The key of the trace that holds what was run."""
 CALL, MODULE, KERNEL = "call:", "module:", "kernel:"
@@ -32,7 +34,7 @@ CALL, MODULE, KERNEL = "call:", "module:", "kernel:"
 
 _BURSTS = 9
 _WARM_SECONDS = 0.3
-_CYCLES_A_SECOND = 2.0e9  # no slower than any GPU's clock, so a wait lasts at least as long as it is asked to
+_CYCLES_A_MICROSECOND = 2.0e3  # no slower than any GPU's clock, so a wait lasts at least as long as it is asked to
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,12 @@ class Subject:
     as_used: the network as its users run it where that differs from `call`, such as in a CUDA graph.
     """
 
-    call: Callable[[], object]
-    marked: Callable[[], object]
+    call: Work
+    marked: Work
     ranges: Callable[[], AbstractContextManager[object]]
     modules: Mapping[str, str]
     layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    as_used: Callable[[], object] | None = None
+    as_used: Work | None = None
 
 
 def of_module(module: nn.Module, x: torch.Tensor) -> Subject:
@@ -107,18 +109,19 @@ def record(subject: Subject, device: torch.device, calls: int, about: Mapping[st
     """Record `calls` calls in a row; returns the trace. `about` is kept in it, with what was measured."""
     with torch.inference_mode():
         _warm_up(subject.call, device)
-        measured = [_burst(subject.call, device, calls) for _ in range(_BURSTS)]
-        as_used = [_burst(subject.as_used, device, calls) for _ in range(_BURSTS)] if subject.as_used else []
+        measured_us = _typical(subject.call, device, calls)
+        as_used_us = _typical(subject.as_used, device, calls) if subject.as_used else None
         with subject.ranges():
             _profiled(subject.marked, device, calls, 0.0)  # loads and starts what the profiler needs
-            trace, profiled_us = _profiled(subject.marked, device, calls, _host_seconds(subject.marked, calls))
+            host_us = host_clock(_repeat(subject.marked, calls))
+            trace, profiled_us = _profiled(subject.marked, device, calls, 3 * host_us)  # recording slows the host down
     trace[ABOUT] = {
         **about,
         "device_type": device.type,
         "calls": calls,
-        "measured_us": statistics.median(measured),
+        "measured_us": measured_us,
         "profiled_us": profiled_us,
-        "as_used_us": statistics.median(as_used) if as_used else None,
+        "as_used_us": as_used_us,
         "modules": dict(subject.modules),
         "layers": {name: dict(layer) for name, layer in subject.layers.items()},
     }
@@ -138,36 +141,33 @@ def load(path: Path) -> dict[str, Any]:
     return trace
 
 
-def _warm_up(call: Callable[[], object], device: torch.device) -> None:
+def _warm_up(call: Work, device: torch.device) -> None:
     end = time.perf_counter() + _WARM_SECONDS
     for _ in range(3):
         call()
-    _synchronize(device)
+    synchronize(device)
     while time.perf_counter() < end:
         call()
-        _synchronize(device)
+        synchronize(device)
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _typical(call: Work, device: torch.device, calls: int) -> float:
+    """Microseconds a call, of `calls` calls in a row: the median of several times that."""
+    work = _repeat(call, calls)
+    samples = [_timed(work, device, host_clock(work) if device.type == "cuda" else 0.0) for _ in range(_BURSTS)]
+    return statistics.median(samples) / calls
 
 
-def _host_seconds(call: Callable[[], object], calls: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return time.perf_counter() - start
+def _repeat(call: Work, calls: int) -> Work:
+    def work() -> None:
+        for _ in range(calls):
+            call()
+
+    return work
 
 
-def _burst(call: Callable[[], object], device: torch.device, calls: int) -> float:
-    """Microseconds a call of `calls` calls in a row, queued before the device begins."""
-    return _timed(call, device, calls, _host_seconds(call, calls) if device.type == "cuda" else 0.0)
-
-
-def _profiled(
-    call: Callable[[], object], device: torch.device, calls: int, host_seconds: float
-) -> tuple[dict[str, Any], float]:
+def _profiled(call: Work, device: torch.device, calls: int, host_us: float) -> tuple[dict[str, Any], float]:
+    """The trace of `calls` calls in a row, and the microseconds of each; host_us: how long the host is at them."""
     numbers = itertools.count()
 
     def numbered() -> None:
@@ -176,22 +176,17 @@ def _profiled(
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profile(activities=activities, record_shapes=True) as recorder:
-        us = _timed(numbered, device, calls, 3 * host_seconds)  # recording slows the host down
+        us = _timed(_repeat(numbered, calls), device, host_us)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         recorder.export_chrome_trace(str(path))
-        return load(path), us
+        return load(path), us / calls
 
 
-def _timed(call: Callable[[], object], device: torch.device, calls: int, host_seconds: float) -> float:
-    _synchronize(device)
+def _timed(work: Work, device: torch.device, host_us: float) -> float:
+    """Microseconds of the device's time, all of which is queued before it begins; on a CPU the host's."""
+    synchronize(device)
     if device.type != "cuda":
-        return _host_seconds(call, calls) * 1e6 / calls
-    torch.cuda._sleep(int(1.5 * host_seconds * _CYCLES_A_SECOND))
-    first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    first.record()
-    for _ in range(calls):
-        call()
-    last.record()
-    _synchronize(device)
-    return float(first.elapsed_time(last)) * 1e3 / calls
+        return host_clock(work)
+    torch.cuda._sleep(int(1.5 * host_us * _CYCLES_A_MICROSECOND))
+    return between(work)

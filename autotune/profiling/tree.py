@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import UnknownNameError
 from autotune.profiling.attribution import Kernel, Module, Operator, Profile
 from autotune.profiling.libraries import brief
+
+_LISTED = 8  # names in a message
 
 
 @dataclass
@@ -83,11 +86,20 @@ def matching(root: Node, pattern: str) -> list[Node]:
     Raises UnknownNameError if none does.
     """
     modules = root.modules()
-    found = [path for path in modules if fnmatch.fnmatch(path, pattern)]
-    if not found:
-        listed = ", ".join([path for path in modules if path][:12])
-        raise UnknownNameError(f"no layer matches '{pattern}': the network has {listed}, … ('*' stands for any text)")
+    found = matches(list(modules), pattern)
     return [modules[path] for path in found if not any(path.startswith(f"{other}.") for other in found)]
+
+
+def matches(paths: Sequence[str], pattern: str) -> list[str]:
+    """Those of a network's modules that a pattern of shells matches; raises UnknownNameError if it does none."""
+    if found := [path for path in paths if fnmatch.fnmatchcase(path, pattern)]:
+        return found
+    named = [path for path in paths if path]
+    listed = difflib.get_close_matches(pattern, named, _LISTED) or named[:_LISTED]
+    more = f" and {len(named) - len(listed)} more" if len(named) > len(listed) else ""
+    raise UnknownNameError(
+        f"no layer matches '{pattern}' ('*' stands for any text): there are {', '.join(listed) or 'none'}{more}"
+    )
 
 
 def _at(nodes: dict[str, Node], path: str) -> Node:
