@@ -15,6 +15,7 @@ is not patched: `use` gives the layers a forward of their own for as long as it 
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,10 +33,13 @@ from autotune.errors import choose as choose_name
 from autotune.measure import Case
 from autotune.problem import Conv2d as Problem
 from autotune.problem import dtype_name
-from autotune.vendor.cudnn.classic import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, NAMES
+from autotune.vendor.cudnn.classic import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, NAMES, load
 
 Algo = int | str | None
 Pair = tuple[int, int]
+
+_PLAN = re.compile(r"eng\d+(_k\d+=-?\d+)*")
+"""What a plan's name, or its engine's, looks like."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,11 @@ class Choice:
             raise VendorError(f"workspace_limit={self.workspace_limit} is less than nothing: give bytes")
         for direction in DIRECTIONS:
             algo, names = self.algo(direction), NAMES[direction]
-            if isinstance(algo, int) and not 0 <= algo < len(names):
+            if algo is not None and str(algo) not in map(str, range(len(names))) and not _PLAN.fullmatch(str(algo)):
                 known = ", ".join(f"{number} {name}" for number, name in enumerate(names))
-                raise VendorError(f"there is no {direction} algorithm {algo}: cuDNN has {known}")
+                raise VendorError(
+                    f"there is no {direction} algorithm {algo!r}: cuDNN has {known}, and plans by names such as 'eng41'"
+                )
         if not self.demands and all(self.algo(direction) is None for direction in DIRECTIONS):
             raise VendorError("nothing is asked of any pass: give an algorithm, a limit, deterministic or prefer")
 
@@ -185,6 +191,7 @@ def problem(layer: nn.Conv2d, x: torch.Tensor) -> Problem:
 def _check_device() -> None:
     if not torch.cuda.is_available():
         raise VendorError("torch sees no NVIDIA GPU: cuDNN's algorithms can be chosen on one only")
+    load()
 
 
 # -- a layer's call --------------------------------------------------------------------------------------------

@@ -154,18 +154,21 @@ class Case(Operands):
         """What a candidate costs beside time: bytes and, if that is asked for, microjoules of one call."""
         workspace = workspace_bytes(step, self.device)
         costs: dict[str, Any] = {} if workspace is None else {"workspace_bytes": workspace}
-        if self.timing.energy:
-            times = max(1, round(_ENERGY_US / (sample() * sample.launches)))
-
-            def work() -> int:
-                for _ in range(times):
-                    sample.work()
-                synchronize(self.device)
-                return times * sample.launches
-
-            energy = energy_uj(work, self._monitor.energy_mj)
-            costs |= {} if energy is None else {"energy_uj": round(energy, 3)}
+        if self.timing.energy and (energy := self.energy_uj(sample)) is not None:
+            costs["energy_uj"] = round(energy, 3)
         return costs
+
+    def energy_uj(self, sample: Sampler) -> float | None:
+        """Microjoules that the whole device takes for one launch of a sampler's; None where it does not count them."""
+        times = max(1, round(_ENERGY_US / (sample() * sample.launches)))
+
+        def work() -> int:
+            for _ in range(times):
+                sample.work()
+            synchronize(self.device)
+            return times * sample.launches
+
+        return energy_uj(work, self._monitor.energy_mj)
 
     def _host_us(self, step: Step) -> float:
         """The host's time for a launch as a plan makes it: from C++ if the kernel is ours."""

@@ -20,7 +20,7 @@ from autotune.search.schedule import Schedule
 from autotune.search.space import Study
 
 FEW = 8
-"""Configs of a space that may be tried whatever the share."""
+"""Configs of a problem that may be tried whatever the share."""
 NOISE = 0.005
 """Standard deviation of a time that is told, as a share of it: no time comes out twice. Each seed has its own."""
 
@@ -70,13 +70,16 @@ class Replay:
 def replay(
     recording: Recording, name: str, seed: int, cores: int, share: float = 1.0, gain: float = 0.0, budget: float = 1e9
 ) -> Replay:
-    """Search a recording by a strategy's name. share: how much of each space may be tried; gain: as in Strategy."""
+    """Search a recording by a strategy's name. share: how many of a problem's configs may be tried.
+
+    gain: as in Strategy. budget: simulated seconds.
+    """
     studies = strategy(name).studies([track.space for track in recording.tracks], seed, gain)
     bench = _Simulated(recording, studies, seed, cores, budget)
-    Schedule(studies, bench, recording.target, lambda study: max(FEW, math.ceil(share * study.total))).run()
     totals: dict[Problem, int] = {}
     for track in recording.tracks:
         totals[track.space.problem] = totals.get(track.space.problem, 0) + len(track.results)
+    Schedule(studies, bench, recording.target, lambda problem: max(FEW, int(share * totals[problem]))).run()
     best = recording.best_us()
     return Replay({problem: bench.steps.get(problem, []) for problem in best}, totals, best)
 
@@ -90,6 +93,7 @@ class _Simulated:
         self.steps: dict[Problem, list[Step]] = {}
         self._making: list[tuple[float, int, Kernel]] = []
         self._known: set[Kernel] = set()
+        self._ready: list[Kernel] = []
         self._seconds: dict[Kernel, float] = {}
         self._serves: dict[Kernel, list[tuple[Study, Recorded]]] = {}
         for track, study in zip(recording.tracks, studies, strict=True):
@@ -106,11 +110,14 @@ class _Simulated:
 
     def seconds(self, kernel: Kernel) -> float:
         making = 0.0 if kernel in self._known else self._seconds[kernel] / self._cores
-        return making + sum(result.seconds for _, result in self._serves[kernel])
+        return making + max(result.seconds for _, result in self._serves[kernel])
 
     def compile(self, kernels: Sequence[Kernel], choosing: float) -> None:
+        making = {kernel for *_, kernel in self._making}
         for kernel in kernels:
-            if kernel not in self._known:
+            if kernel in self._known and kernel not in making:
+                self._ready.append(kernel)
+            elif kernel not in self._known:
                 self._known.add(kernel)
                 # With all cores at work a kernel waits for the first that is done.
                 starts = sorted(end for end, *_ in self._making)
@@ -118,9 +125,9 @@ class _Simulated:
                 heapq.heappush(self._making, (start + self._seconds[kernel], len(self._known), kernel))
 
     def ready(self, wait: bool) -> list[Kernel]:
-        if wait and self._making:
+        if wait and self._making and not self._ready:
             self.clock = max(self.clock, self._making[0][0])
-        done = []
+        done, self._ready = self._ready, []
         while self._making and self._making[0][0] <= self.clock:
             done.append(heapq.heappop(self._making)[2])
         return done
@@ -128,6 +135,8 @@ class _Simulated:
     def measure(self, kernels: Sequence[Kernel]) -> None:
         for kernel in kernels:
             for study, result in self._serves[kernel]:
+                if not study.wants(kernel.values):
+                    continue
                 self.clock += result.seconds
                 told = result.us * math.exp(self._random.gauss(0, NOISE)) if result.us else None
                 study.tell(kernel.values, told)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections import OrderedDict
@@ -89,7 +88,6 @@ class _Server:
 
 def main() -> None:
     """Entry point of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the tuner's to handle
     descriptor, device_name = sys.argv[1:]
     device = torch.device(device_name)
     if device.type == "cuda":

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from autotune.algorithms import Algorithm
+from autotune.algorithms import Algorithm, size
 from autotune.epilogue import Epilogue
 from autotune.errors import ProblemError, VendorError
 from autotune.measure import Case
@@ -20,15 +20,10 @@ from autotune.timing import Runnable, between, sampler
 from autotune.vendor import cudnn
 from autotune.vendor.cudnn.classic import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Answer, Classic, Geometry
 from autotune.vendor.cudnn.library import first_line
-
-WORKSPACE_LIMIT = 4 << 30
-"""Bytes of workspace above which nothing is run."""
+from autotune.vendor.cudnn.plans import WORKSPACE_LIMIT
 
 SLOW = 20
 """What takes this many times the best so far is not timed any further."""
-
-ENERGY_SECONDS = 0.3
-"""How long an algorithm runs for its energy: NVML's counter moves several times in it."""
 
 KINDS = ("classic", "engine")
 """Kinds of algorithms."""
@@ -200,19 +195,19 @@ def _measured(case: Case, offer: Offered, energy: bool, slow_us: float) -> Algor
     """What became of an algorithm; one that takes longer than `slow_us` is run a few times only."""
     algorithm = offer.algorithm
     if algorithm.workspace_bytes > WORKSPACE_LIMIT:
-        return dataclasses.replace(algorithm, status="failed", reason="needs more than 4 GiB of workspace")
+        reason = f"needs {size(algorithm.workspace_bytes)} of workspace"
+        return dataclasses.replace(algorithm, status="failed", reason=reason)
     try:
         error, complaint = case.verify(offer.prove(case))
         if complaint:
             return dataclasses.replace(algorithm, status="wrong", reason=complaint, relative_error=error)
         step = offer.bind(case)
         stream = torch.cuda.current_stream(case.device).cuda_stream
-        samples = [between(lambda: step.run(stream)) for _ in range(3)]
+        samples, joules = [between(lambda: step.run(stream)) for _ in range(3)], None
         if min(samples) < slow_us:
             sample = sampler(step, case.device)
             samples = [sample() for _ in range(5)]
-        us = statistics.median(samples)
-        joules = energy_uj(step, us, case.device) if energy and us < slow_us else None
+            joules = case.energy_uj(sample) if energy else None
     except Exception as failure:  # a library's errors have no common base
         try:
             torch.cuda.synchronize(case.device)
@@ -223,33 +218,8 @@ def _measured(case: Case, offer: Offered, energy: bool, slow_us: float) -> Algor
     return dataclasses.replace(
         algorithm,
         status="ok",
-        us=us,
+        us=statistics.median(samples),
         spread_us=quartiles[2] - quartiles[0],
         energy_uj=joules,
         relative_error=error,
     )
-
-
-def energy_uj(step: Runnable, us: float, device: torch.device) -> float | None:
-    """Microjoules that the GPU takes for one run, from NVML's counter; None where it has none."""
-    import pynvml
-
-    repeats = 50
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(repeats):
-            step.run(torch.cuda.current_stream(device).cuda_stream)
-    replays = max(1, round(ENERGY_SECONDS * 1e6 / (us * repeats)))
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
-        graph.replay()
-        torch.cuda.synchronize(device)
-        before = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-        for _ in range(replays):
-            graph.replay()
-        torch.cuda.synchronize(device)
-        after = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    except pynvml.NVMLError:
-        return None
-    return (after - before) * 1e3 / (replays * repeats)

@@ -1,12 +1,16 @@
 """The whole loop: which candidates to try, built, verified, timed and recorded until trials or time run out.
 
 Every trial is committed as it ends. A run begins by reading what the database already holds, so a run that was
-stopped goes on where it was. A compiled kernel serves every problem with its epilogue and is timed for all of them.
+stopped goes on where it was. A compiled kernel serves every problem with its epilogue, and is timed for those whose
+search wants it.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -50,7 +54,7 @@ DEAR = 5.0
 
 @dataclass(frozen=True)
 class Options:
-    """trials: configs a family may try for one problem; budget: seconds for the search; jobs: compilers at once.
+    """trials: configs that may be tried for one problem; budget: seconds for the search; jobs: compilers at once.
 
     allow: names of families.base.PERMISSIONS. only: names of the families that may try; all if empty.
     strategy: of search.STRATEGIES. limit: most configs in a family's space for a problem; 0: all that are legal.
@@ -167,8 +171,8 @@ class Tuning:
         spaces.sort(key=lambda space: family(space.family).compile_seconds[1] > DEAR)
         return strategy(options.strategy).studies(spaces, options.seed, options.gain)
 
-    def _trials(self, study: Study) -> int:
-        return self.options.trials if strategy(self.options.strategy).bounded else study.total
+    def _trials(self, _: Problem) -> int:
+        return self.options.trials if strategy(self.options.strategy).bounded else sys.maxsize
 
     def _failed(self, kernel: Kernel) -> None:
         """Tell what would not compile."""
@@ -201,10 +205,11 @@ class Tuning:
 
     def _compile_only(self) -> None:
         """Make the prior's best, where nothing can be timed."""
+        families = Counter(study.space.problem for study in self.studies)
         kernels = {
             study.space.kernel(config, self.options.target): None
             for study in self.studies
-            for config in study.ask(self._trials(study))
+            for config in study.ask(math.ceil(self._trials(study.space.problem) / families[study.space.problem]))
         }
         self.workshop.make(list(kernels))
         while self.workshop.ready(wait=True):
@@ -236,13 +241,14 @@ class Tuning:
         return self.workshop.ready(wait)
 
     def measure(self, kernels: Sequence[Kernel]) -> None:
-        """Verify and time kernels on every problem that they serve, for all launch values, and tell the studies.
+        """Verify and time kernels on the problems whose studies want them, for all launch values, and tell these.
 
         What another process is trying is left to it, and looked at again when there is nothing else to do.
         """
         for study in self.studies:
             for kernel in kernels:
-                if study.space.serves(kernel) and (study, kernel) not in self._begun:
+                wanted = study.space.serves(kernel) and study.wants(kernel.values)
+                if wanted and (study, kernel) not in self._begun:
                     if not self._begin(study, kernel):
                         self._elsewhere.append((study, kernel))
                     self._begun.add((study, kernel))

@@ -14,8 +14,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -187,8 +187,19 @@ class Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "autotune.serve", str(theirs.fileno()), self.device]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            with _interrupts_held():
+                self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._connection = Connection(ours.detach())
         ready = self._answer(START_SECONDS)
         if ready != "ready":
             raise WorkerError(f"the measuring process for {self.device} does not start: {ready.error}")
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """A process started meanwhile never gets Ctrl-C, which is ours to handle: not even while its Python comes up."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -146,7 +146,7 @@ class FusedResNet(nn.Module):
 
     def like_result(self, x: torch.Tensor) -> torch.Tensor:
         """An empty result for an input, for tracers."""
-        dtype = next(self.parameters(), x).dtype
+        dtype = _first(self, x).dtype
         one = self._source.output_shape((1, *map(int, x.shape[1:])), dtype_name(dtype))
         shape = (x.shape[0], *one[1:])  # the batch may be a symbol, which asking for it would fix
         if len(shape) != 4:
@@ -231,11 +231,11 @@ class FusedResNet(nn.Module):
         """Under autocast floating-point inputs of all dtypes are taken; the network runs in its own all the same."""
         kind = x.device.type
         if x.is_floating_point() and kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
-            return x.to(next(self.parameters(), x).dtype)
+            return x.to(_first(self, x).dtype)
         return x
 
     def _check(self, x: torch.Tensor) -> None:
-        weight = next(self.parameters(), x)
+        weight = _first(self, x)
         if x.device != weight.device:
             raise InputError(f"the input is on {x.device}, the module on {weight.device}: move one with .to()")
         if x.dtype != weight.dtype:
@@ -279,6 +279,13 @@ def _order(x: torch.Tensor) -> bool | None:
 def _watched(module: nn.Module) -> list[dict[str, Any]]:
     """The dictionaries in which every parameter, buffer and child is."""
     return [parts for part in module.modules() for parts in (part._parameters, part._buffers, part._modules)]
+
+
+def _first(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A module's first parameter; x if it has none. A loop, because not every torch.compile knows next's default."""
+    for parameter in module.parameters():
+        return parameter
+    return x
 
 
 def _fits(out: torch.Tensor, template: torch.Tensor) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from autotune.errors import choose
 from fused_resnet import graph, reference
@@ -133,13 +133,14 @@ class Captured:
             self._parts = parts
         if (shape, dtype) not in self._networks:
             products = _products(dtype, self.precision)
-            self._networks[shape, dtype] = capture(self.module, shape, products, self.scales)
+            with ThreadPoolExecutor(1) as untraced:  # whoever traces or compiles us changes torch for its thread alone
+                captured = untraced.submit(capture, self.module, shape, products, self.scales)
+            self._networks[shape, dtype] = captured.result()
         return self._networks[shape, dtype]
 
     def output_shape(self, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
-        """As the captured network has it, which is found even while somebody else traces."""
-        with unset_fake_temporarily():
-            return self.network(shape, dtype).output_shape
+        """As the captured network has it."""
+        return self.network(shape, dtype).output_shape
 
 
 def _products(dtype: str, precision: str | None) -> str:

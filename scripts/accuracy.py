@@ -1,13 +1,13 @@
 """Tell what precision costs: FusedResNet in each against torch in float32.
 
-Without --model it trains a ResNet-18 on pictures that it draws (_pictures.py),
-and reports its top-1 and how often each precision agrees with float32. With
---model it compares the outputs of that model, its parameters random, on random
-images. Out come a table and a JSON record.
+Without --model it trains a ResNet-18 on pictures that it draws
+(parts/pictures.py), and reports its top-1 and how often each precision agrees
+with float32. With --model it compares the outputs of that model, its parameters
+random, on random images. Out come a table and a JSON record.
 
 Layers that the database has no kernels for run on torch's operators:
-  python scripts/tune.py --model scripts/_pictures.py:resnet18 --input 3,64,64
-         --batch 250 --precision int8 --db accuracy.db
+  python scripts/tune.py --model scripts/parts/pictures.py:resnet18 \\
+         --input 3,64,64 --batch 250 --precision int8 --db accuracy.db
   python scripts/accuracy.py --db accuracy.db --save resnet18.pt
 """
 
@@ -24,11 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import _models
-import _pictures
 import torch
-from _cli import positive, run
-from _record import machine, slug, write
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -37,6 +33,9 @@ from autotune.errors import AutotuneError, choose
 from autotune.problem import DTYPES
 from fused_resnet import FusedResNet, reference
 from fused_resnet.quantize import compare
+from parts import models, pictures
+from parts.cli import positive, run
+from parts.record import machine, slug, write
 from tuning_db import Store
 
 PRECISIONS = {
@@ -81,7 +80,7 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": machine(device),
         "method": METHOD,
-        "model": arguments.model or "ResNet-18 of scripts/_pictures.py",
+        "model": arguments.model or "ResNet-18 of scripts/parts/pictures.py",
         "database": Path(arguments.db).name if arguments.db else None,
         "images": len(expected),
         **case.told,
@@ -126,8 +125,8 @@ def parse() -> argparse.Namespace:
         "--save", type=Path, metavar="FILE", help="keep the weights here; if there are some, take them"
     )
     given = parser.add_argument_group("or any model, on random images")
-    given.add_argument("--model", metavar="MODEL", help=_models.HELP.partition(" (default")[0])
-    given.add_argument("--input", type=_models.shape, metavar="C,H,W", help="one sample of it")
+    given.add_argument("--model", metavar="MODEL", help=models.HELP.partition(" (default")[0])
+    given.add_argument("--input", type=models.shape, metavar="C,H,W", help="one sample of it")
     return parser.parse_args()
 
 
@@ -137,14 +136,14 @@ def parse() -> argparse.Namespace:
 def trained_case(arguments: argparse.Namespace, device: torch.device) -> Case:
     """A ResNet-18 that was trained, and pictures that it has not seen."""
     torch.manual_seed(arguments.seed)
-    module = _pictures.ResNet18(arguments.width).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    module = pictures.ResNet18(arguments.width).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     told: dict[str, Any] = {"width": arguments.width, "size": arguments.size}
     if arguments.save and arguments.save.is_file():
         module.load_state_dict(torch.load(arguments.save, map_location=device, weights_only=True))
     else:
         started = time.perf_counter()
         generator = torch.Generator(device).manual_seed(arguments.seed)
-        loss = _pictures.train(module, arguments.steps, arguments.train_batch, arguments.size, generator)
+        loss = pictures.train(module, arguments.steps, arguments.train_batch, arguments.size, generator)
         seconds = round(time.perf_counter() - started, 1)
         told["training"] = {"steps": arguments.steps, "batch": arguments.train_batch, "loss": loss, "seconds": seconds}
         if arguments.save:
@@ -152,7 +151,7 @@ def trained_case(arguments: argparse.Namespace, device: torch.device) -> Case:
 
     def drawn(count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
         generator = torch.Generator(device).manual_seed(seed)
-        return [_pictures.pictures(part, arguments.size, generator) for part in parts(count, arguments.batch)]
+        return [pictures.pictures(part, arguments.size, generator) for part in parts(count, arguments.batch)]
 
     shown = drawn(arguments.images or 10000, arguments.seed + 1)
     calibration = [x for x, _ in drawn(arguments.calibration, arguments.seed + 2)]
@@ -161,7 +160,7 @@ def trained_case(arguments: argparse.Namespace, device: torch.device) -> Case:
 
 def random_case(arguments: argparse.Namespace, device: torch.device) -> Case:
     """Any model with random parameters and statistics, and random images."""
-    model = _models.load(arguments.model, arguments.input, None)
+    model = models.load(arguments.model, arguments.input, None)
     generator = torch.Generator().manual_seed(arguments.seed)
 
     def images(count: int) -> list[Tensor]:

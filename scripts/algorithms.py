@@ -21,12 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _algorithm_chart import draw
-from _algorithm_report import read, show
-from _cli import output, positive, run, size
-from _conv_layers import layers_of
-from _models import HELP, shape
-from _record import machine, write
 from rich.console import Console
 
 from autotune import survey
@@ -37,24 +31,27 @@ from autotune.measure import Case
 from autotune.problem import Convolution, parse
 from autotune.survey import KINDS
 from autotune.vendor import cudnn
+from parts.algorithms.chart import check, draw
+from parts.algorithms.layers import layers_of
+from parts.algorithms.report import read, show
+from parts.cli import output, positive, run, size
+from parts.models import HELP, shape
+from parts.record import machine, write
 
 METHOD = {
     "time": "mean over a CUDA graph of many launches, between two events; median and interquartile range of 5; what "
     f"takes {survey.SLOW} times the best so far: single launches",
     "checked": "random operands, poisoned and fenced outputs, against a float32 reference",
-    "energy": "of the whole GPU, by NVML's counter, over a graph replayed for 0.3 s",
+    "energy": "of the whole GPU, by NVML's counter, over at least 0.3 s of calls",
     "caches": "warm: the same operands again and again",
 }
 
 
 def main() -> int:
     args = arguments()
-    if args.show:
-        record = read(args.show)
-    else:
-        record = measure(args)
-        if args.json:
-            write(record, args.json)
+    if args.plot:
+        check(args.plot)
+    record = read(args.show) if args.show else measure(args)
     show(record, args.order, args.workspace_limit, args.deterministic, args.top)
     if args.plot:
         draw(record, "energy" if args.order == "energy" else "workspace", args.plot)
@@ -64,7 +61,10 @@ def main() -> int:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        usage="%(prog)s (--problem TEXT | --problems FILE | --model M | --show F)\n                     [options]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     what = parser.add_argument_group("what").add_mutually_exclusive_group(required=True)
     what.add_argument("--problem", metavar="TEXT", help="a convolution; its epilogue is left out")
@@ -93,7 +93,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--top", type=positive, metavar="N", help="lines a pass (default: all)")
     parser.add_argument("--json", type=output, metavar="FILE", help="write a record of all of them")
     parser.add_argument("--plot", type=output, metavar="FILE", help="draw time against workspace, or energy")
-    return parser.parse_args()
+    args = parser.parse_args()
+    for name in ("layer", "batch", "input", "dtype"):
+        if not args.model and getattr(args, name) != parser.get_default(name):
+            parser.error(f"--{name} goes with --model: a problem or a record has its own")
+    return args
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -117,6 +121,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     with console.status("") as status:
         for name, problem in named:
             record["layers"].append(measure_layer(args, name, problem, device, status.update))
+            if args.json:
+                write(record, args.json)  # after every layer: an interrupted run keeps what it measured
     return record
 
 

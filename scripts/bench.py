@@ -18,14 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-import _chart
-import _models
-import _timing as timing
 import torch
-from _cli import positive, run, seconds
-from _models import Model
-from _peers import VARIANTS, Case, Forward, Variant
-from _record import machine, one_line, slug, write
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -36,6 +29,11 @@ from autotune.errors import AutotuneError, choose
 from autotune.problem import DTYPES
 from fused_resnet import reference
 from fused_resnet.source import INT8, PRECISIONS, TF32
+from parts import chart, models, timing
+from parts.cli import positive, run, seconds
+from parts.models import Model
+from parts.peers import VARIANTS, Case, Forward, Variant
+from parts.record import machine, one_line, slug, write
 
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.float32: 5e-3}  # f32 may mean TF32 on a GPU
 INT8_TOLERANCE = 0.15  # whether it is right at all; scripts/accuracy.py tells what it costs
@@ -81,7 +79,7 @@ def main() -> None:
     device = pick_device(arguments.device)
     dtype = arguments.dtype or ("f16" if device.type == "cuda" and arguments.precision != TF32 else "f32")
     chosen = pick_variants(arguments, device)
-    model = _models.load(arguments.model, arguments.input, arguments.in_channels)
+    model = models.load(arguments.model, arguments.input, arguments.in_channels)
     database = pick_database(arguments, chosen)
     torch.backends.cudnn.benchmark = True
 
@@ -112,12 +110,12 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time FusedResNet against what a user would run instead.")
     parser.add_argument("--db", metavar="PATH", help="the tuning database for the variant fused")
-    parser.add_argument("--model", default="se_resnet9_fixup", metavar="MODEL", help=_models.HELP)
+    parser.add_argument("--model", default="se_resnet9_fixup", metavar="MODEL", help=models.HELP)
     parser.add_argument("--in-channels", type=positive, metavar="N", help="input channels of a network of ours")
-    parser.add_argument("--input", type=_models.shape, metavar="C,H,W", help="one sample of any other")
+    parser.add_argument("--input", type=models.shape, metavar="C,H,W", help="one sample of any other")
     parser.add_argument("--batch", type=sizes, action="extend", metavar="N[,N]", help="batch sizes (default: 128)")
     parser.add_argument("--dtype", choices=["f16", "bf16", "f32"], help="default: f16 on a GPU, f32 on a CPU")
-    parser.add_argument("--precision", choices=list(PRECISIONS), help=f"of fused: {_models.PRECISION}")
+    parser.add_argument("--precision", choices=list(PRECISIONS), help=f"of fused: {models.PRECISION}")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--seconds", type=seconds, default=2.0, help="for each variant and batch (default: 2)")
     known = ", ".join(variant.name for variant in VARIANTS)
@@ -266,19 +264,19 @@ def default_name(model: str, device: torch.device, dtype: str) -> str:
 def plot(path: Path) -> None:
     """Draw the chart of the record at `path` beside it."""
     try:
-        chart = path.with_name(f"{path.stem}.png")
-        _chart.draw(json.loads(path.read_text()), chart)
+        picture = path.with_name(f"{path.stem}.png")
+        chart.draw(json.loads(path.read_text()), picture)
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise AutotuneError(f"'{path}' is not a record of this script: {one_line(problem)}") from problem
     except ImportError as problem:
         raise AutotuneError(f"no chart without matplotlib: install it, then run bench.py --plot {path}") from problem
-    Console().print(f"wrote {chart}", highlight=False)
+    Console().print(f"wrote {picture}", highlight=False)
 
 
 def show(results: list[Result], title: str) -> None:
     """The table, fastest variant first, then why a variant failed and what fused had to say."""
     ran = sorted((r for r in results if r.latency), key=lambda r: cast(timing.Spread, r.latency).median)
-    unit, scale = _chart.unit([s.median for r in ran for s in (r.stream, r.latency) if s])
+    unit, scale = chart.unit([s.median for r in ran for s in (r.stream, r.latency) if s])
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     table.add_column("variant", no_wrap=True)
     for heading in (f"stream {unit}", f"latency {unit}", "stream/fused", "latency/fused", "error"):
@@ -303,14 +301,14 @@ def spread_text(value: timing.Spread | None, scale: float) -> str:
     """Median and half the distance from the 10th to the 90th percentile."""
     if value is None:
         return ""
-    return f"{_chart.number(value.median / scale)} ±{50 * (value.high - value.low) / value.median:.0f}%"
+    return f"{chart.number(value.median / scale)} ±{50 * (value.high - value.low) / value.median:.0f}%"
 
 
 def ratio_text(value: timing.Ratio | None) -> str:
     """Ratio and its confidence interval."""
     if value is None:
         return ""
-    return f"{_chart.number(value.median)} ({_chart.number(value.low)}-{_chart.number(value.high)})"
+    return f"{chart.number(value.median)} ({chart.number(value.low)}-{chart.number(value.high)})"
 
 
 if __name__ == "__main__":

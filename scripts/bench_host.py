@@ -1,8 +1,9 @@
 """What FusedResNet costs the host: loading, and each call.
 
-Loading is from `import torch` to a first result, in fresh processes that have no
-binary in their cache. A call leaves the device to work on; on a CPU the kernels
-run within it, so there only the weights and the output are the host's cost.
+Loading is from `import torch` to a first result, in fresh processes that have
+no binary in their cache. A call leaves the device to work on; on a CPU the
+kernels run within it, so there only the weights and the output are the host's
+cost.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import _loading
 import torch
-from _cli import positive, run
-from _timing import synchronize
 
 from autotune.errors import AutotuneError
 from fused_resnet import FusedResNet
+from parts import loading
+from parts.cli import positive, run
+from parts.timing import synchronize
 
 BURST = 20
 """Calls between two waits: few enough that the driver's queue never fills and makes the host wait."""
@@ -43,9 +44,9 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def loading(database: Path, batch: int, device: torch.device, loads: int) -> dict[str, float]:
+def load_times(database: Path, batch: int, device: torch.device, loads: int) -> dict[str, float]:
     """Milliseconds of each stage of loading, the medians over fresh processes, and their sum."""
-    command = [sys.executable, _loading.__file__, str(database), str(batch), str(device)]
+    command = [sys.executable, loading.__file__, str(database), str(batch), str(device)]
     found: list[dict[str, float]] = []
     for _ in range(loads):
         with tempfile.TemporaryDirectory() as cache:
@@ -54,7 +55,7 @@ def loading(database: Path, batch: int, device: torch.device, loads: int) -> dic
         if done.returncode:
             raise AutotuneError(f"loading {database} failed: {done.stderr.strip().splitlines()[-1]}")
         found.append(json.loads(done.stdout))
-    totals = [sum(seconds[stage] for stage in _loading.STAGES) for seconds in found]
+    totals = [sum(seconds[stage] for stage in loading.STAGES) for seconds in found]
     medians = {stage: statistics.median(seconds[stage] for seconds in found) for stage in found[0]}
     return {stage: 1e3 * value for stage, value in {"total": statistics.median(totals), **medians}.items()}
 
@@ -93,12 +94,12 @@ def main() -> int:
     device = torch.device(options.device)
     warnings.filterwarnings("ignore", message=".*is not tuned")
     if options.loads > 0:
-        found = loading(options.db, options.batch, device, options.loads)
+        found = load_times(options.db, options.batch, device, options.loads)
         print(f"from import torch to a first result, N = {options.batch}: {found['total']:.0f} ms")
-        for stage in _loading.STAGES:
+        for stage in loading.STAGES:
             print(f"    {stage:22}{found[stage]:8.1f}")
             if stage == "choosing and binding":
-                print(f"      {_loading.READING:20}{found[_loading.READING]:8.1f}")
+                print(f"      {loading.READING:20}{found[loading.READING]:8.1f}")
     for graph in (True, False) if device.type == "cuda" else (False,):
         network = FusedResNet(options.db, graph=graph)
         network.to(device, torch.float16 if device.type == "cuda" else torch.float32)

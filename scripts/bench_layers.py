@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _cli import positive, run
-from _layer_contest import CHOOSING_ROUNDS, FINALISTS, SLOW, Job
-from _layer_process import Contests
-from _layer_report import draw, read, show, summary
-from _layer_sets import LAYERS, layer_set, title
-from _record import machine, slug, write
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from autotune.device import device_name
 from autotune.errors import AutotuneError
 from autotune.vendor import cudnn
+from parts.cli import positive, run
+from parts.layers.contest import CHOOSING_ROUNDS, FINALISTS, SLOW, Job
+from parts.layers.process import Contests
+from parts.layers.report import draw, read, show, summary
+from parts.layers.sets import LAYERS, layer_set, title
+from parts.record import machine, slug, write
 from tuning_db import Store
 
 LEAST_ROUNDS = 30

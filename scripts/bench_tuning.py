@@ -1,11 +1,13 @@
-"""Time tune.py on a network, and compare what it chooses with the best of an exhaustive run.
+"""Time tune.py on a network, and compare what it chooses with the best of an
+exhaustive run.
 
 It tunes twice from nothing, with different seeds, and once more with an empty
-database but the first run's binaries on disk. The winners of all runs and of the
-exhaustive database are then timed side by side, in interleaved rounds.
+database but the first run's binaries on disk. The winners of all runs and of
+the exhaustive database are then timed side by side, in interleaved rounds.
 
 Example:
-  python scripts/tune.py --strategy exhaustive --limit 150 --budget 1h --db all.db
+  python scripts/tune.py --strategy exhaustive --limit 150 --budget 1h \\
+         --db all.db
   python scripts/bench_tuning.py --against all.db -- --batch 128 --budget 100s
 """
 
@@ -18,12 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from _cli import positive, run
-from _record import machine, slug, write
 from rich.console import Console
 from rich.table import Table
 
@@ -31,6 +32,8 @@ from autotune.errors import AutotuneError
 from autotune.problem import parse
 from autotune.worker import Worker
 from fused_resnet.candidates import candidate
+from parts.cli import positive, run
+from parts.record import machine, slug, write
 from tuning_db import Store
 from tuning_db.schema import Measurement
 
@@ -70,10 +73,11 @@ def best(store: Store, problem: str) -> Measurement | None:
 
 def compare(databases: dict[str, Path], rounds: int) -> dict[str, dict[str, float]]:
     """Problem -> run -> microseconds of its winner, all timed side by side."""
-    stores = {name: Store.open(path) for name, path in databases.items()}
-    problems = [row.text for row in next(iter(stores.values())).problems()]
     times: dict[str, dict[str, float]] = {}
-    with Worker("cuda:0" if torch.cuda.is_available() else "cpu") as worker:
+    with ExitStack() as stack:
+        stores = {name: stack.enter_context(Store.open(path)) for name, path in databases.items()}
+        worker = stack.enter_context(Worker("cuda:0" if torch.cuda.is_available() else "cpu"))
+        problems = [row.text for row in next(iter(stores.values())).problems()]
         for problem in problems:
             rows = {name: row for name, store in stores.items() if (row := best(store, problem))}
             if len(rows) < len(stores):

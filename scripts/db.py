@@ -11,8 +11,6 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 
-from _cli import database, positive, run
-from _tables import winners
 from rich.console import Console
 from rich.table import Table
 
@@ -20,6 +18,8 @@ from autotune.errors import AutotuneError
 from autotune.families import families
 from autotune.problem import parse
 from autotune.report import brief, label, lines
+from parts.cli import database, positive, run
+from parts.tables import winners
 from tuning_db import Store, diff, text
 from tuning_db.facts import read
 from tuning_db.merge import Outcome

@@ -14,7 +14,6 @@ import random
 import time
 from collections import Counter
 
-from _cli import positive, run
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
@@ -26,6 +25,7 @@ from autotune.epilogue import Epilogue
 from autotune.errors import UnknownNameError
 from autotune.families import family
 from autotune.families.base import PERMISSIONS, Config, Kernel
+from parts.cli import positive, run
 
 
 def arguments() -> argparse.Namespace:

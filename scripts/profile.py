@@ -3,8 +3,8 @@
 import sys
 
 if __name__ == "__main__":
-    from _cli import run
-    from _profile import main
+    from parts.cli import run
+    from parts.profiles.command import main
 
     run(main)
 elif __name__ == "profile":

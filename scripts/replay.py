@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from _cli import percent, positive, run, seconds
 from rich.console import Console
 from rich.table import Table
 
@@ -21,6 +20,7 @@ from autotune.errors import AutotuneError, choose
 from autotune.recording import Recording, record
 from autotune.replay import FEW, Replay, replay
 from autotune.search import STRATEGIES
+from parts.cli import percent, positive, run, seconds
 from tuning_db import Store
 
 SHARES = (0.02, 0.05, 0.10, 0.15)
@@ -45,7 +45,11 @@ def arguments() -> argparse.Namespace:
     searching.add_argument("--seeds", type=positive, metavar="N", default=20, help="searches of each (default 20)")
     searching.add_argument("--cores", type=positive, metavar="N", default=16, help="that compile (default 16)")
     searching.add_argument(
-        "--share", type=percent, metavar="PERCENT", default=0.15, help="of each space that may be tried (default 15%%)"
+        "--share",
+        type=percent,
+        metavar="PERCENT",
+        default=0.15,
+        help="of a layer's configs that may be tried (default 15%%)",
     )
     searching.add_argument("--gain", type=percent, metavar="PERCENT", default=0.01, help="as for tune.py (default 1%%)")
     searching.add_argument("--budget", type=seconds, metavar="TIME", default=1e9, help="simulated time (default none)")
@@ -129,14 +133,12 @@ def compare(args: argparse.Namespace, console: Console) -> None:
         runs[name] = [search(seed) for seed in range(args.seeds)]
     configs = sum(len(track.results) for track in recording.tracks)
     problems = len(recording.best_us())
-    about = (
-        f"{configs} configs of {problems} problems on {recording.device}, {args.seeds} seeds, up to {args.share:.0%}"
-    )
-    console.print(f"{about} of a space (at least {FEW} configs)", highlight=False)
+    console.print(f"{configs} configs of {problems} problems on {recording.device}", highlight=False)
+    console.print(f"{args.seeds} seeds; up to {args.share:.0%} of a layer's configs, at least {FEW}", highlight=False)
     console.print(by_share(runs))
     console.print(by_time(runs, args.cores))
     if args.chart:
-        from _curves import draw
+        from parts.curves import draw
 
         draw(runs, f"Search strategies on {recording.device}, {args.seeds} seeds", args.chart)
         console.print(f"chart {args.chart}")

@@ -2,8 +2,9 @@
 result, and that memory stays flat.
 
 Each thread has a CUDA stream of its own. Results are compared with the plain
-network in float32. Ends with exit code 1 if a result is wrong, or if the process
-or the device holds more memory at the end than after a fifth of the calls.
+network in float32. Ends with exit code 1 if a result is wrong, or if the
+process or the device holds more memory at the end than after a fifth of the
+calls.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from _cli import positive, run
 
 from fused_resnet import FusedResNet, reference
+from parts.cli import positive, run
 
 WARM_SHARE = 5
 """The first of so many parts of the calls may still grow: plans are bound, pools fill."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from _cli import positive, run
 from rich.console import Console
 from rich.table import Table
 
@@ -24,6 +23,7 @@ from autotune.nvml import Monitor
 from autotune.result import median_interval, timed
 from autotune.rounds import interleave
 from autotune.timing import Runnable, Work, host_clock, sampler, settle
+from parts.cli import positive, run
 
 CALLS = 20
 EARLIER = 50  # calls that a program has queued before the one that is timed

@@ -19,11 +19,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-import _models
 import torch
-from _cli import database, percent, positive, run, seconds
-from _live import LiveProgress
-from _tables import failures, spent, tradeoffs, winners
 from rich.console import Console
 
 from autotune.arch import ARCHITECTURES, Architecture, architecture, cpu_targets, of_capability
@@ -44,9 +40,13 @@ from autotune.tune import Options, Tuning
 from autotune.worker import Worker
 from fused_resnet.graph import GRAPHS, Network
 from fused_resnet.source import PRECISIONS, TF32
+from parts import models
+from parts.cli import database, percent, positive, run, seconds
+from parts.live import LiveProgress
+from parts.tables import failures, spent, tradeoffs, winners
 from tuning_db import DatabaseError, Store
 
-UNTIMED_TRIALS = 3
+UNTIMED_TRIALS = 6
 PRODUCTS = {"int8": ("s8",), "tf32": ("tf32",)}
 """The dtypes that a precision multiplies in, beside the network's."""
 
@@ -83,13 +83,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--arch", default="auto", help=f"auto (the GPU's, else cpu), {', '.join(ARCHITECTURES)}")
     network = parser.add_argument_group("a network")
     network.add_argument(
-        "--model", metavar="MODEL", default=None, help=_models.HELP.replace("%(default)s", next(iter(GRAPHS)))
+        "--model", metavar="MODEL", default=None, help=models.HELP.replace("%(default)s", next(iter(GRAPHS)))
     )
     network.add_argument("--in-channels", type=positive, metavar="N", help="input channels of a network of ours")
-    network.add_argument("--input", type=_models.shape, metavar="C,H,W", help="one sample of any other")
+    network.add_argument("--input", type=models.shape, metavar="C,H,W", help="one sample of any other")
     network.add_argument("--batch", type=positive, metavar="N", help="batch size (default 128, on a CPU 8)")
     network.add_argument("--dtype", help="of its tensors: f16, bf16 or f32 (default f16, on a CPU and for tf32 f32)")
-    network.add_argument("--precision", choices=list(PRECISIONS), help=_models.PRECISION)
+    network.add_argument("--precision", choices=list(PRECISIONS), help=models.PRECISION)
     single = parser.add_argument_group("or problems of your own")
     single.add_argument(
         "--problem", action="append", metavar="TEXT", help="a problem to tune instead of a network; may be repeated"
@@ -160,7 +160,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         + f" (default {DEFAULT})",
     )
     search.add_argument(
-        "--trials", type=positive, metavar="N", help="configs a family may try for a problem (default 64, on a CPU 24)"
+        "--trials", type=positive, metavar="N", help="configs to try for a problem, at most (default 160, on a CPU 32)"
     )
     search.add_argument(
         "--budget",
@@ -226,7 +226,7 @@ def work(args: argparse.Namespace, arch: Architecture) -> Work:
         if needed not in arch.dtypes:
             raise UnknownNameError(_no_dtype(arch, needed))
     batch = args.batch or (128 if arch.is_cuda else 8)
-    model = _models.load(args.model or next(iter(GRAPHS)), args.input, args.in_channels)
+    model = models.load(args.model or next(iter(GRAPHS)), args.input, args.in_channels)
     wanted = model.network(batch, dtype, args.precision)
     title = f"{model.name}, batch {batch}, {dtype}" + (f", {args.precision}" if args.precision else "")
     return Work(model.name, title, [(layer.name, layer.problem) for layer in wanted.all_layers], wanted)
@@ -322,7 +322,7 @@ def main() -> int:
     device, target = choose_device(arch, capability)
     wanted = work(args, arch)
     path = args.db or Path("tuning_db") / f"{wanted.name}_{arch.name}.db"
-    trials = args.trials or (24 if not arch.is_cuda else 64 if device else UNTIMED_TRIALS)
+    trials = args.trials or (32 if not arch.is_cuda else 160 if device else UNTIMED_TRIALS)
     budget = args.budget or (360.0 if arch.is_cuda else 90.0)
     allow = tuple(name.replace("-", "_") for name in args.allow)
     only = tuple(family(name).name for name in args.only)

@@ -11,8 +11,8 @@ from test_cudnn import CLASSIC, recorded
 sys.path.insert(0, str(SCRIPTS))
 
 import algorithms
-from _cli import run
-from _conv_layers import layers_of
+from parts.algorithms.layers import layers_of
+from parts.cli import run
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +74,41 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
         (["--show", "nothing.json"], "not a record"),
         (["--problem", "gemm m=1 n=1 k=1 dtype=f16"], "convolutions"),
         (["--model", "se_resnet9_fixup", "--layer", "layer9*"], "no convolution is called 'layer9*'"),
-        (["--model", "se_resnet9_fixup", "--input", "3,x"], "--input 3,x is not a shape"),
-        (["--model", "se_resnet9_fixup", "--input", "7,64,64"], "does not take a sample"),
+        (["--model", "se_resnet9_fixup", "--input", "3,x"], "'3,x' is not a shape: write C,H,W"),
+        (["--model", "se_resnet9_fixup", "--input", "3,9,9"], "se_resnet9_fixup has a size of its own"),
+        (["--model", "MODEL:make", "--input", "4,9,9"], "make does not take an input of 1x4x9x9: RuntimeError"),
+        (["--model", "MODEL:make"], "give --input C,H,W"),
+        (["--model", "MODEL:make", "--input", "2,9,9", "--dtype", "f7"], "unknown dtype 'f7'"),
+        (["--problem", "conv2d n=1 h=4 w=4 c=8 k=8", "--batch", "3"], "--batch goes with --model"),
+        (["--problem", "conv2d n=1 h=4 w=4 c=8 k=8", "--plot", "chart.docx"], "end it in one of"),
+        (["--problem", "conv2d n=1 h=4 w=4 c=8 k=8", "--json", "MODEL/record.json"], "cannot be written"),
         (["--problem", "conv2d n=1 h=4 w=4 c=8 k=8", "--workspace-limit", "much"], "write 512K, 64M or 1G"),
         pytest.param(["--problem", "conv2d n=1 h=4 w=4 c=8 k=8 dtype=f16"], "no NVIDIA GPU", marks=NO_GPU),
     ],
 )
-def test_bad_input_is_a_sentence(arguments, words, monkeypatch, capsys):
-    assert here(monkeypatch, *arguments) == 2
-    assert words in capsys.readouterr().err
+def test_bad_input_is_a_sentence(arguments, words, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text("from torch import nn\nmake = lambda: nn.Conv2d(2, 4, 3)\n")
+    assert here(monkeypatch, *(argument.replace("MODEL", str(path)) for argument in arguments)) == 2
+    said = capsys.readouterr().err
+    assert words in said and "Traceback" not in said and "error: " in said.splitlines()[-1]
+
+
+@pytest.mark.parametrize("lacking", ["machine", "name", "problem", "missing"])
+def test_what_is_no_whole_record_is_refused(lacking, record, tmp_path, monkeypatch, capsys):
+    whole = json.loads(record.read_text())
+    (whole if lacking == "machine" else whole["layers"][0]).pop(lacking)
+    part = tmp_path / "part.json"
+    part.write_text(json.dumps(whole))
+    assert here(monkeypatch, "--show", part) == 2
+    assert f"not a record of this script: KeyError: '{lacking}'" in capsys.readouterr().err
+
+
+def test_an_order_by_what_was_not_measured_is_told(record, tmp_path, monkeypatch, capsys):
+    whole = json.loads(record.read_text())
+    for algorithm in whole["layers"][0]["algorithms"]:
+        algorithm["energy_uj"] = None
+    part = tmp_path / "part.json"
+    part.write_text(json.dumps(whole))
+    assert here(monkeypatch, "--show", part, "--order", "energy", "--top", 1) == 0
+    assert "energy was not measured" in capsys.readouterr().out

@@ -20,13 +20,12 @@ from tuning_db import Store
 
 sys.path.insert(0, str(SCRIPTS))
 import bench_layers
-from _layer_contenders import torch_contenders
-from _layer_contest import Job
-from _layer_process import Contests
-from _layer_report import summary
-from _layer_sets import layer_set, title
-
 from autotune.measure import Case
+from parts.layers.contenders import torch_contenders
+from parts.layers.contest import Job
+from parts.layers.process import Contests
+from parts.layers.report import summary
+from parts.layers.sets import layer_set, title
 
 CPU = torch.device("cpu")
 POOL = parse("avg_pool2d n=2 h=9 w=7 c=7 r=3 s=3 stride=2 pad=1 dtype=f32")

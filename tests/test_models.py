@@ -8,9 +8,8 @@ from helpers import SCRIPTS, script
 
 sys.path.insert(0, str(SCRIPTS))
 
-import _models
-
 from autotune.errors import AutotuneError, UnknownNameError
+from parts import models
 
 
 @pytest.fixture
@@ -21,7 +20,7 @@ def file(tmp_path):
 
 
 def test_a_function_in_a_file(file):
-    model = _models.load(f"{file}:make", (2, 9, 8), None)
+    model = models.load(f"{file}:make", (2, 9, 8), None)
     assert (model.name, model.shape, model.module.training, model.is_ours) == ("make", (2, 9, 8), False, False)
     network = model.network(5, "bf16")
     assert str(network.layers[-1].problem).startswith("conv2d n=5 h=9 w=8 c=2 k=4 r=3")
@@ -29,7 +28,7 @@ def test_a_function_in_a_file(file):
 
 
 def test_a_network_of_ours():
-    model = _models.load("se_resnet9_fixup", None, 1)
+    model = models.load("se_resnet9_fixup", None, 1)
     assert model.is_ours and model.shape == (1, 64, 64)
     assert model.network(2, "f32").layers[0].problem.c == 1
     assert model.module(torch.rand(2, 1, 64, 64)).shape == (2, 512, 2, 2)
@@ -47,14 +46,14 @@ def test_a_network_of_ours():
 )
 def test_what_is_no_model(name, shape, channels, said):
     with pytest.raises(AutotuneError, match=said):
-        _models.load(name, shape, channels)
+        models.load(name, shape, channels)
 
 
 def test_what_a_file_lacks(file):
     with pytest.raises(UnknownNameError, match="no function 'made'"):
-        _models.load(f"{file}:made", None, None)
+        models.load(f"{file}:made", None, None)
     with pytest.raises(AutotuneError, match="returned a int: it must return"):
-        _models.load(f"{file}:number", None, None)
+        models.load(f"{file}:number", None, None)
 
 
 def test_the_script_names_the_mistake():

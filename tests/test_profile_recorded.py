@@ -1,12 +1,16 @@
 """Profiles of traces that scripts/profile.py --trace recorded on GPUs: tests/data/traces/*.json.gz."""
 
+from collections import Counter
+
 import pytest
 from helpers import ROOT
 
 from autotune.profiling import attribution, record, summary
+from autotune.profiling.tree import tree
 from fused_resnet import reference
 
-RECORDED = sorted((ROOT / "tests" / "data" / "traces").glob("*.json.gz"))
+TRACES = ROOT / "tests" / "data" / "traces"
+RECORDED = sorted(TRACES.glob("*.json.gz"))
 pytestmark = pytest.mark.skipif(not RECORDED, reason="no recorded traces of a GPU here")
 
 
@@ -53,3 +57,41 @@ def test_convolutions_are_where_the_network_has_them(trace):
             assert operator.name == "aten::conv2d" and operator.us > 0 and operator.flops > 0
     if about["model"] == "se_resnet9_fixup":
         assert about["modules"] == {path: type(module).__name__ for path, module in reference.build().named_modules()}
+
+
+def test_a_tree_has_every_kernel_once_and_adds_up(trace):
+    profile = attribution.read(trace)
+    root = tree(profile)
+    kernels = [node for _, node in root.walk() if node.kind == "kernel"]
+    assert Counter(node.text for node in kernels) == Counter(kernel.name for kernel in profile.kernels())
+    for _, node in root.walk():
+        sums = ("us",) if node.kind == "operator" else ("us", "flops", "bytes")
+        for name in sums if node.children else ():
+            assert getattr(node, name) == pytest.approx(sum(getattr(child, name) for child in node.children))
+    assert sum(library.us for library in summary.libraries(root)) == pytest.approx(root.us) == profile.kernels_us
+
+
+def test_without_its_modules_ranges_a_trace_attributes_nothing_and_loses_no_time(trace):
+    whole = attribution.read(trace)
+    bare = [event for event in trace["traceEvents"] if not event["name"].startswith(record.MODULE)]
+    profile = attribution.read({**trace, "traceEvents": bare})
+    assert not profile.modules and profile.unattributed
+    assert profile.total_us == pytest.approx(whole.total_us)
+
+
+def test_before_and_after_are_one_tree_in_which_nothing_of_ours_is_left_out():
+    before, after = (
+        tree(attribution.read(record.load(TRACES / f"se_resnet9_fixup{end}.json.gz"))) for end in ("", "-fused")
+    )
+    rows = summary.side_by_side(before, after)
+    paths = [path for path, *_ in rows]
+    assert len(set(paths)) == len(paths)
+    above = [""]
+    for path in paths[1:]:  # each stands below its module, or below others of that module
+        while above[-1] and not path.startswith(f"{above[-1]}."):
+            above.pop()
+        assert path.rpartition(".")[0] == above[-1]
+        above.append(path)
+    hidden = [path for path in after.modules() if path not in paths]
+    assert all(any(path.startswith(f"{row}.") and not left for row, left, _ in rows) for path in hidden)
+    assert {path for path, left, right in rows if left and right} == before.modules().keys() & after.modules().keys()

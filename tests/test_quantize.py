@@ -17,7 +17,6 @@ from torch import nn
 sys.path.insert(0, str(SCRIPTS))
 
 import tune
-
 from autotune.arch import architecture
 from autotune.errors import AutotuneError, CaptureError, ProblemError
 from autotune.families import family, serving

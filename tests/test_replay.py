@@ -153,8 +153,25 @@ def test_budget_and_share_end_a_search(recording):
     short = replay(recording, "prior", 0, cores=4, budget=15.0)
     assert 10.0 < short.seconds < 15.0 + 4 * 3 * TRIAL
     some = replay(recording, "prior", 0, cores=4, share=0.2)
-    assert all(len(steps) >= 15 for steps in some.steps.values()) and some.tried < 0.35
-    assert min(len(steps) for steps in replay(recording, "prior", 0, 4, share=0.01).steps.values()) >= FEW
+    assert all(len(steps) == 15 for steps in some.steps.values()) and some.tried == 0.2
+    assert {len(steps) for steps in replay(recording, "prior", 0, 4, share=0.01).steps.values()} == {FEW}
+
+
+@pytest.mark.parametrize("name", list(STRATEGIES))
+def test_a_share_is_of_all_families_of_a_problem(name, recording):
+    """The second family has the same configs, and takes three times as long whatever its config."""
+    track = recording.tracks[0]
+    other = Space(track.space.problem, "g", track.space.configs, track.space.costs)
+    slow = [Recorded(COMPILE, TRIAL, (((0,), 3 * result.us if result.us else "crashed"),)) for result in track.results]
+    both = Recording("a device", "sm_90", (track, Track(other, tuple(slow))))
+    [steps] = replay(both, name, seed=0, cores=4, share=0.2).steps.values()
+    assert len(steps) == 0.2 * 150
+
+
+def test_a_kernel_is_measured_only_where_its_study_wants_it(recording):
+    """The kernels of all three problems are the same; by chance they are asked for in different orders."""
+    steps = replay(recording, "random", seed=0, cores=4, share=0.2).steps
+    assert {len(of_one) for of_one in steps.values()} == {15}
 
 
 def test_excess_counts_what_was_tried_by_then(recording):
@@ -169,14 +186,14 @@ def test_excess_counts_what_was_tried_by_then(recording):
 
 
 def test_the_default_beats_the_others_where_layers_are_alike():
-    """Mean excess over the best after 15 % of each space, on recordings that no strategy was chosen on."""
-    seeds = range(3)
+    """Mean excess over the best after 30 % of the configs, on recordings that no strategy was chosen on."""
+    seeds = range(4)
     mean = {}
     for name in ("random", "prior", "tpe", DEFAULT):
-        runs = [replay(made(4, seed=90 + seed), name, seed, 8, 0.15) for seed in seeds]
-        found = [one.excess_after(problem, 0.15) for one in runs for problem in one.best_us]
+        runs = [replay(made(4, seed=90 + seed), name, seed, 8, 0.3) for seed in seeds]
+        found = [one.excess_after(problem, 0.3) for one in runs for problem in one.best_us]
         mean[name] = sum(found) / len(found)
-    assert mean[DEFAULT] <= 0.02 and mean[DEFAULT] < min(mean["random"], mean["prior"], mean["tpe"]), mean
+    assert mean[DEFAULT] <= 0.01 and mean[DEFAULT] < min(mean["random"], mean["prior"], mean["tpe"]), mean
 
 
 # -- the script --------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from autotune.problem import parse
 from fused_resnet import FusedResNet, InputError
 from fused_resnet.binding import bind
 from fused_resnet.operator import is_traced
+from tuning_db import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 
@@ -312,6 +313,15 @@ def test_the_operator_keeps_torchs_rules(net):
 def test_a_traced_program_whose_network_is_gone_says_so():
     with pytest.raises(InputError, match="number 987654"):
         torch.ops.fused_resnet.run(images(1), 987654)
+
+
+def test_any_module_compiles_though_it_was_never_called(tmp_path):
+    """While torch.compile traces it, it is captured for the first time."""
+    Store.create(tmp_path / "empty.db").close()
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU()).eval()
+    network, x = FusedResNet.from_model(module, tmp_path / "empty.db"), torch.randn(2, 3, 7, 6)
+    y = torch.compile(network, fullgraph=True, backend="aot_eager")(x)
+    assert torch.allclose(y, module(x), atol=1e-5)
 
 
 # -- modes -------------------------------------------------------------------

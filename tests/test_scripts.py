@@ -23,7 +23,7 @@ from tuning_db import Store
 
 sys.path.insert(0, str(SCRIPTS))
 
-import _cli
+from parts import cli
 
 
 def rows(path, query):
@@ -81,9 +81,9 @@ def test_numbers_that_are_none_are_refused():
 
 
 def test_times_and_sizes_are_read_from_text():
-    assert [_cli.seconds(text) for text in ("90s", "5m", "1h", "2.5", "0.5m")] == [90, 300, 3600, 2.5, 30]
-    assert [_cli.positive(text) for text in ("1", "128")] == [1, 128]
-    refused = {_cli.seconds: ("", "-5s", "5d", "s", "1e3", "nan"), _cli.positive: ("0", "-1", "x", "1.5", "")}
+    assert [cli.seconds(text) for text in ("90s", "5m", "1h", "2.5", "0.5m")] == [90, 300, 3600, 2.5, 30]
+    assert [cli.positive(text) for text in ("1", "128")] == [1, 128]
+    refused = {cli.seconds: ("", "-5s", "5d", "s", "1e3", "nan"), cli.positive: ("0", "-1", "x", "1.5", "")}
     for function, texts in refused.items():
         for text in texts:
             with pytest.raises(argparse.ArgumentTypeError) as error:

@@ -130,10 +130,14 @@ def test_failures_are_not_asked_again_and_do_not_end_the_search(name):
 def test_asking_ahead_proposes_distinct_configs(name):
     study = study_of(name, holed())
     ahead = study.ask(50)
-    assert len({key(config) for config in ahead}) == 50
+    assert len({key(config) for config in ahead}) == (transfer.FIRST if name == "transfer" else 50)  # it waits to learn
+    assert all(map(study.wants, ahead))
     for config in ahead:
         study.tell(config, separable(config))
-    assert not {key(config) for config in study.ask(20)} & {key(config) for config in ahead}
+    again = study.ask(20)
+    assert len({key(config) for config in again}) == 20
+    assert not {key(config) for config in again} & {key(config) for config in ahead}
+    assert all(map(study.wants, again)) and not any(map(study.wants, ahead))
 
 
 @pytest.mark.parametrize("name", sorted(LEARNERS))
@@ -229,6 +233,26 @@ def test_a_family_that_another_beats_by_far_rests_early():
     alone = len(drive(study_of("transfer", SPACE, gain=0.01), separable, len(SPACE)))
     drive(fast, separable, len(SPACE))
     assert len(drive(slow, lambda config: 10 * separable(config), len(SPACE))) < alone / 2
+
+
+def test_a_family_yields_to_one_that_promises_more_and_neither_waits_for_ever():
+    """Both are asked in turn, as a run does it; the second is three times as slow whatever its config."""
+    configs = SPACE[::6]
+    spaces = [Space.ranked(PROBLEM, name, configs, [0.0] * len(configs)) for name in ("good", "bad")]
+    studies = strategy("transfer").studies(spaces, 0, 0.0)
+    good, bad = studies
+    of_bad = {}
+    idle = 0
+    while idle < 2:
+        asked = 0
+        for study, factor in ((good, 1), (bad, 3)):
+            for config in study.ask(4):
+                asked += 1
+                study.tell(config, factor * separable(config))
+        of_bad.setdefault(good.told, bad.told)
+        idle = 0 if asked else idle + 1
+    assert good.told == bad.told == len(configs)
+    assert max(told for by, told in of_bad.items() if by <= 30) <= transfer.FIRST + 4
 
 
 def test_what_is_compiled_already_is_preferred():

@@ -73,7 +73,7 @@ def test_every_problem_gets_trials_finals_and_torchs_time(tuned):
         found = rows(path, query)
         assert {status for *_, status in found} == {"ok"}
         ours = {config for family, config, *_ in found if family.startswith("cpu_")}
-        assert TRIALS <= len(ours) <= TRIALS + 5
+        assert len(ours) == TRIALS
         assert any(family == "aten" for family, *_ in found)
         assert any(final for *_, final, _ in found) and all(median > 0 for *_, median, _, _ in found)
 
@@ -191,7 +191,7 @@ def test_exhaustive_tries_all_of_what_it_is_limited_to(worker, cpu, cpu_target, 
         JOIN problem ON problem.id = problem_id WHERE family = 'cpu_conv2d' GROUP BY text"""
     found = dict(rows(path, query))
     assert set(found) == set(PROBLEMS[1:])
-    assert all(limit <= count <= 2 * limit for count in found.values()), "the other problem's kernels are timed too"
+    assert set(found.values()) == {limit}
 
 
 def test_a_budget_that_ends_while_compilers_work_is_not_for_nothing(worker, cpu, cpu_target, tmp_path):

@@ -111,7 +111,7 @@ class Profile:
 
 def read(trace: Mapping[str, Any]) -> Profile:
     """The profile of a recorded trace; raises AutotuneError if it was not recorded by `record`."""
-    if ABOUT not in trace:
+    if not isinstance(trace, Mapping) or ABOUT not in trace:
         raise AutotuneError("this trace was not recorded by scripts/profile.py: it does not say which modules ran")
     about = trace[ABOUT]
     profile = Profile(about, {}, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,15 +71,23 @@ def libraries(root: Node) -> list[Library]:
 
 
 def side_by_side(before: Node, after: Node) -> list[tuple[str, Node | None, Node | None]]:
-    """Modules of two trees by path: those that both have, and what only one has right below them.
+    """Modules of two trees by path: those that both have, each followed by what either has right below it.
 
-    What one has below is, in the other, part of the layers around it: fused into them.
+    What only one has is, in the other, part of the layers around it: fused into them.
     """
     left, right = before.modules(), after.modules()
-    both = left.keys() & right.keys()
-    paths = [*left, *(path for path in right if path not in left)]
-    shown = [path for path in paths if path in both or path.rpartition(".")[0] in both]
-    return [(path, left.get(path), right.get(path)) for path in shown]
+    below: dict[str, list[str]] = {}
+    for path in {**left, **right}:
+        if path:
+            below.setdefault(path.rpartition(".")[0], []).append(path)
+
+    def rows(path: str) -> Iterator[tuple[str, Node | None, Node | None]]:
+        yield path, left.get(path), right.get(path)
+        if path in left and path in right:
+            for inner in below.get(path, []):
+                yield from rows(inner)
+
+    return list(rows(""))
 
 
 def as_json(profile: Profile, root: Node) -> dict[str, Any]:

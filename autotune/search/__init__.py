@@ -10,7 +10,7 @@ from autotune.problem import Problem
 from autotune.search.fixed import Prior, Random
 from autotune.search.space import Space, Study
 from autotune.search.tpe import Tpe
-from autotune.search.transfer import Lessons, Transfer
+from autotune.search.transfer import Contest, Lessons, Transfer
 
 Studies = list[Study]
 DEFAULT = "transfer"
@@ -34,9 +34,10 @@ def _transfer(spaces: Sequence[Space], _: int, gain: float) -> Studies:
     for space in spaces:
         by_family.setdefault(space.family, []).append(space)
     lessons = {family: Lessons(group) for family, group in by_family.items()}
-    rivals: dict[Problem, float] = {}
+    contests: dict[Problem, Contest] = {space.problem: Contest() for space in spaces}
     return [
-        Transfer(space, lessons[space.family], by_family[space.family].index(space), rivals, gain) for space in spaces
+        Transfer(space, lessons[space.family], by_family[space.family].index(space), contests[space.problem], gain)
+        for space in spaces
     ]
 
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from autotune.build import together
 from autotune.families.base import Config, Kernel
+from autotune.problem import Problem
 from autotune.search.space import Study
 
 AT_ONCE = 4
@@ -41,7 +42,7 @@ class Bench(Protocol):
         """Kernels that became ready. wait: until there is one, unless nothing is being made."""
 
     def measure(self, kernels: Sequence[Kernel]) -> None:
-        """Measure kernels on every problem that they serve, and tell the studies; the last may still be under way."""
+        """Measure kernels on the problems whose studies want them, and tell these; the last may still be under way."""
 
     def finish(self) -> None:
         """Tell the studies what is still under way."""
@@ -50,11 +51,14 @@ class Bench(Protocol):
 class Schedule:
     """Takes turns among the studies.
 
-    target: what kernels are compiled for. trials: how many configs a study may try.
+    target: what kernels are compiled for. trials: how many configs may be tried for a problem, by all families.
     """
 
-    def __init__(self, studies: Sequence[Study], bench: Bench, target: str, trials: Callable[[Study], int]) -> None:
+    def __init__(self, studies: Sequence[Study], bench: Bench, target: str, trials: Callable[[Problem], int]) -> None:
         self._turns = deque(study for study in studies if study.total)
+        self._of: dict[Problem, list[Study]] = {}
+        for study in self._turns:
+            self._of.setdefault(study.space.problem, []).append(study)
         self._bench, self._target, self._trials = bench, target, trials
         self._kernels: dict[tuple[int, int], Kernel] = {}
 
@@ -86,7 +90,7 @@ class Schedule:
     def _compile(self) -> bool:
         """Ask for what the compilers have room for; whether there was anything."""
         room, started = self._bench.room(), time.perf_counter()
-        wanted = self._wanted(room) if room else []
+        wanted = (self._wanted(room) or self._wanted(room)) if room else []  # at first one may wait for another
         if wanted:
             self._bench.compile(wanted, time.perf_counter() - started)
         return bool(wanted)
@@ -100,13 +104,17 @@ class Schedule:
             self._turns.rotate(-1)
             a_unit = together(study.space.family)
             share = max(LEAST, a_unit, -(-units * a_unit // len(self._turns)))
-            left = self._trials(study) - study.told - len(study.pending)
+            left = self._left(study.space.problem)
             asked = self._asked(study, min(share, left)) if left > 0 else []
             wanted |= dict.fromkeys(asked)
             filled += len(asked) / a_unit
             if filled >= units:
                 break
         return list(wanted)
+
+    def _left(self, problem: Problem) -> int:
+        """How many more configs may be tried for a problem."""
+        return self._trials(problem) - sum(study.told + len(study.pending) for study in self._of[problem])
 
     def _asked(self, study: Study, count: int) -> list[Kernel]:
         configs = study.ask(count, lambda config: self._bench.seconds(self._kernel(study, config)))

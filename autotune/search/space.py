@@ -95,6 +95,10 @@ class Study(ABC):
         if value is not None:
             self.learn(i, value)
 
+    def wants(self, config: Config) -> bool:
+        """Whether a config was asked for and has not come to an end."""
+        return self._index.get(self._key(config)) in self.pending
+
     @abstractmethod
     def choose(self, seconds: Seconds) -> int | None:
         """The free config to try next; None if it is worth none. There is at least one."""

@@ -3,14 +3,15 @@
 What was fast on a problem is likely to be fast on those like it, and so is what differs from it in little. Both enter
 the covariance of two measurements as a product: nearness of configs times nearness of problems. The prior enters as
 one more linear feature, so it is trusted as far as it has been right. The config with the largest expected
-improvement a second is tried next; where that improvement is small for every config, the search of the space ends.
+improvement a second is tried next, of the families from which a problem has the most to expect; where that is little
+for every config, the search of the space ends.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple, dataclass, field, fields
 
 import numpy as np
 
@@ -20,23 +21,25 @@ from autotune.search.space import Seconds, Space, Study, axes, spread
 
 Array = np.ndarray
 
-FIRST = 4
+FIRST = 6
 """How many of the prior's best are tried before the process is asked."""
 MOST = 250
 """Measurements that the process is fitted to: the problem's own, then those of the problems nearest to it."""
 CANDIDATES = 256
 """Configs whose improvement is worked out: those of the lowest expected times."""
+SHY = 0.6
+"""A family that expects less than this share of what another expects to gain on a problem lets that one go first."""
 PATIENCE = 3
 """A space rests until so many more measurements of its family came in since it had nothing worth a trial."""
 
 # Variances of the logarithm of a time, and lengths. scripts/replay.py shows on a recording how they do.
 _OFFSET = 9.0  # of a problem's level, which is not known before the first measurement
 _SLOPE = 0.3  # of how far the prior is to be trusted, around 1
-_CONFIG = 0.12  # of what a config's values do beyond the prior
+_CONFIG = 0.11  # of what a config's values do beyond the prior
 _NOISE = 2e-4
-_CONFIG_LENGTH = 3.0
-_PROBLEM_LENGTH = 8.0
-_FLOOR = 0.4  # of what configs do alike on all problems
+_CONFIG_LENGTH = 1.6
+_PROBLEM_LENGTH = 16.0
+_FLOOR = 0.6  # of what configs do alike on all problems
 
 
 class Lessons:
@@ -109,61 +112,90 @@ class Lessons:
         return result
 
 
+@dataclass
+class Contest:
+    """The families that serve one problem.
+
+    best: the lowest logarithm of all, which is to be improved upon. promises: the largest improvement that each
+    family expected when it was asked last; a family is left waiting while another promises much more.
+    """
+
+    best: float = math.inf
+    promises: dict[str, float] = field(default_factory=dict)
+
+
 class Transfer(Study):
     """Asks for the largest expected improvement a second.
 
     gain: the search rests where no config is expected to be better than the problem's best by this share of it.
-    rivals: the best of each problem, by any family: what is to be improved upon.
     """
 
-    def __init__(self, space: Space, lessons: Lessons, place: int, rivals: dict[Problem, float], gain: float) -> None:
+    def __init__(self, space: Space, lessons: Lessons, place: int, contest: Contest, gain: float) -> None:
         super().__init__(space)
-        self._lessons, self._place, self._rivals, self._gain = lessons, place, rivals, gain
+        self._lessons, self._place, self._contest, self._gain = lessons, place, contest, gain
         self._queue = spread(space, FIRST)
         self._rests_until = 0
+        self._weighed_at = -1
 
     def ask(self, count: int, seconds: Seconds = lambda _: 1.0) -> list[Config]:
         """As in Study; the process is asked once for all of them."""
-        asked = super().ask(count, seconds) if self._queue or not self._lessons.count else []
-        return asked + (self._improving(count - len(asked), seconds) if len(asked) < count else [])
+        asked = super().ask(count, seconds)
+        return asked + (self._improving(count - len(asked), seconds) if self._lessons.count else [])
 
     def choose(self, seconds: Seconds) -> int | None:
-        """One of the prior's best."""
+        """One of the prior's best; more of them only if these came to nothing."""
         while self._queue:
             if (first := self._queue.pop(0)) in self.free:
                 return first
-        return next(iter(self.free)) if not self._lessons.count else None
+        return None if self._lessons.count or self.pending else next(iter(self.free))
 
     def learn(self, i: int, value: float) -> None:
         """Remember it for this space, for its problem and for all spaces of the family."""
         self._lessons.add(self._place, i, value)
-        self._rivals[self.space.problem] = min(self._rivals.get(self.space.problem, math.inf), math.log(value))
+        self._contest.best = min(self._contest.best, math.log(value))
 
     def _improving(self, count: int, seconds: Seconds) -> list[Config]:
         """The configs of the largest expected improvement a second, each as if those before it were measured."""
+        if not self.free:
+            self._promise(0.0)
         if not self.free or self._lessons.count < self._rests_until:
             return []
+        if self._lessons.count == self._weighed_at and self._yields():
+            return []  # nothing has come in that could change its promise
         free = np.fromiter(self.free, dtype=int)
         configs, means, covariance = self._lessons.posterior(self._place, free, list(self.pending))
         known = math.isfinite(self._lessons.best(self._place))
-        best = min(self._rivals.get(self.space.problem, math.inf), means.min() if not known else math.inf)
+        best = min(self._contest.best, math.inf if known else means.min())
         cost = np.array([seconds(self.space.configs[i]) for i in configs])
+        taken = np.zeros(len(configs), dtype=bool)
         asked: list[Config] = []
         for _ in range(min(count, len(configs))):
             improvement = _expected_improvement(best - means, np.sqrt(np.diag(covariance).clip(1e-12)))
-            improvement[[int(i) not in self.free for i in configs]] = 0.0
+            improvement[taken] = 0.0
+            self._promise(improvement.max())
+            self._weighed_at = self._lessons.count
             if known and improvement.max() < self._gain:
                 self._rests_until = self._lessons.count + PATIENCE
+                self._promise(0.0)
                 break
-            at = int((improvement / cost).argmax())
+            if self._yields():
+                break
+            at = int(np.where(taken, -1.0, improvement / cost).argmax())
+            taken[at] = True
             i = int(configs[at])
-            if i not in self.free:
-                break
             del self.free[i]
             self.pending[i] = None
             asked.append(self.space.configs[i])
             _condition(covariance, at)
         return asked
+
+    def _promise(self, improvement: float) -> None:
+        self._contest.promises[self.space.family] = float(improvement)
+
+    def _yields(self) -> bool:
+        """Whether another family promises so much more that it should be asked first."""
+        promises = self._contest.promises
+        return promises[self.space.family] < SHY * max(promises.values())
 
 
 def _condition(covariance: Array, i: int) -> None:

@@ -279,7 +279,11 @@ def load() -> Any:
             return ctypes.CDLL(name)
         except OSError:
             continue
-    raise VendorError("libcudnn.so.9, which torch uses, cannot be found: pip install nvidia-cudnn-cu13")
+    raise VendorError(f"libcudnn.so.9, which torch uses, cannot be found: pip install {_package()}")
+
+
+def _package() -> str:
+    return f"nvidia-cudnn-cu{str(torch.version.cuda).partition('.')[0]}"
 
 
 def _word(library: Any, status: int) -> str:

@@ -13,8 +13,9 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from _layer_contest import Job, Tell, contest
-from _record import one_line
+
+from parts.layers.contest import Job, Tell, contest
+from parts.record import one_line
 
 DEADLINE = 240.0  # seconds without a word from the process
 CRASHES = 5  # of one layer, after which it is given up; two while doing the same are enough

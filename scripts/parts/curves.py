@@ -7,15 +7,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from _chart import FAINT, INK, OURS
-
 from autotune.replay import Replay
 from autotune.search import DEFAULT
+from parts.chart import FAINT, INK, OURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes  # an optional package: only drawing needs it
 
 OTHERS = ("#c9d0da", "#8d99a8", "#e0a458", "#7fb08a")
+STYLES = {"exhaustive": ":"}
+"""It goes where the prior goes, for as long as both do."""
 POINTS = 120
 MOST = 0.5
 """Where the axis ends: beyond it a search has hardly begun."""
@@ -28,12 +29,13 @@ def draw(runs: dict[str, list[Replay]], title: str, path: Path) -> None:
     figure = Figure(figsize=(12, 4.6), dpi=160, facecolor="white", layout="constrained")
     figure.suptitle(title, x=0.012, ha="left", color=INK, fontsize=14, fontweight="bold")
     left, right = figure.subplots(1, 2, sharey=True)
-    last = max(one.seconds for replays in runs.values() for one in replays)
-    share = max(
-        len(steps) / one.totals[p] for replays in runs.values() for one in replays for p, steps in one.steps.items()
-    )
-    _panel(left, "share of a layer's configs tried", runs, min(1.0, share, 0.3), _of_layers)
-    _panel(right, "seconds; the sum over layers", runs, last, lambda one, at: [one.excess_at(at)])
+    replays = [one for of_one in runs.values() for one in of_one]
+    _panel(left, "configs of a layer that were tried", runs, max(one.tried for one in replays), _of_layers)
+    _panel(right, "seconds", runs, max(one.seconds for one in replays), lambda one, at: [one.excess_at(at)])
+    left.xaxis.set_major_formatter("{x:.0%}")
+    left.set_title("the best found of a layer", loc="left", color=FAINT, fontsize=11)
+    right.set_title("the sum over layers", loc="left", color=FAINT, fontsize=11)
+    left.set_ylim(0, None)
     left.set_ylabel("above the best of all", color=FAINT)
     left.legend(frameon=False, labelcolor=INK)
     figure.savefig(path, bbox_inches="tight", pad_inches=0.2)
@@ -59,10 +61,13 @@ def _panel(
         ours = name == DEFAULT
         color = OURS if ours else next(others, FAINT)
         axis.plot(
-            *zip(*points, strict=True), label=name, color=color, linewidth=2.5 if ours else 1.6
+            *zip(*points, strict=True),
+            label=name,
+            color=color,
+            linewidth=2.5 if ours else 1.6,
+            linestyle=STYLES.get(name, "-"),
         ) if points else None
     axis.set_xlabel(label, color=FAINT)
-    axis.set_ylim(0, MOST)
     axis.yaxis.set_major_formatter("{x:.0%}")
     axis.grid(axis="y", color="#eef1f5")
     for side in ("top", "right"):

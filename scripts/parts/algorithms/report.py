@@ -7,14 +7,15 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from _chart import number
-from _record import one_line
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from autotune.algorithms import DIRECTIONS, Algorithm, ordered, size
+from autotune.algorithms import DIRECTIONS, ORDERS, Algorithm, ordered, size
 from autotune.errors import AutotuneError
+from autotune.problem import parse
+from parts.chart import number
+from parts.record import one_line
 
 WIDTH = 100  # of the tables where the output is no terminal
 
@@ -24,8 +25,9 @@ def read(path: Path) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(path.read_text())
         for layer in record["layers"]:
-            algorithms(layer)
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+            algorithms(layer), layer["name"], parse(layer["problem"]), layer["missing"]
+        record["machine"]["device"]
+    except (OSError, LookupError, TypeError, ValueError) as problem:
         raise AutotuneError(f"'{path}' is not a record of this script: {one_line(problem)}") from problem
     return record
 
@@ -40,6 +42,9 @@ def show(record: dict[str, Any], order: str, workspace_limit: int | None, determ
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDTH
+    every = [algorithm for layer in record["layers"] for algorithm in algorithms(layer)]
+    if all(getattr(algorithm, ORDERS[order]) is None for algorithm in every):
+        console.print(f"[yellow]{order} was not measured: they stand in the order of their times[/]")
     for layer in record["layers"]:
         console.print(f"[bold]{escape(layer['name'])}[/]")
         if layer["name"] != layer["problem"]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from _models import Model
 from torch import Tensor, nn
 
 from fused_resnet.source import INT8
+from parts.models import Model
 
 CAPTURE_WARM_UPS = 10  # TorchScript optimizes during its first calls, cuDNN searches during its very first
 

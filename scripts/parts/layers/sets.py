@@ -9,7 +9,7 @@ from autotune.errors import AutotuneError
 from autotune.problem import Conv2d, Problem, parse
 from autotune.report import brief
 
-LAYERS = Path(__file__).resolve().parents[1] / "benchmarks" / "layers"
+LAYERS = Path(__file__).resolve().parents[3] / "benchmarks" / "layers"
 
 
 def layer_set(name: str, only: str | None) -> tuple[Path, list[Problem]]:

@@ -13,12 +13,7 @@ from typing import Any
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read when torch is loaded
 
-import _profile_page
-import _profile_report as report
 import torch
-from _cli import output, positive
-from _models import HELP, Model, load, shape
-from _record import machine, one_line, write
 from rich.console import Console
 from rich.markup import escape
 
@@ -30,6 +25,10 @@ from autotune.profiling.attribution import Profile
 from autotune.profiling.fused import of_fused
 from autotune.profiling.summary import as_json, libraries, totals
 from autotune.profiling.tree import Node, matches, matching, tree
+from parts.cli import output, positive
+from parts.models import HELP, Model, load, shape
+from parts.profiles import page, report
+from parts.record import machine, one_line, write
 
 
 def main() -> None:
@@ -43,7 +42,7 @@ def main() -> None:
     if arguments.json:
         write({"profiles": [as_json(profile, root) for profile, root in profiles]}, arguments.json)
     if arguments.html:
-        _profile_page.write(profiles, arguments.html)
+        page.write(profiles, arguments.html)
     show(profiles, arguments)
 
 

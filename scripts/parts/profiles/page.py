@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from _chart import number
-from _profile_report import heading
 
 from autotune.profiling.attribution import Profile
 from autotune.profiling.summary import libraries, side_by_side, totals
 from autotune.profiling.tree import Node
+from parts.chart import number
+from parts.profiles.report import heading
 
 # Told apart also by those who do not see all colours; black text is legible on each.
 _COLOURS = {
@@ -32,7 +32,7 @@ def write(profiles: Sequence[tuple[Profile, Node]], path: Path) -> None:
     )
     environment.filters.update(number=number, percent=lambda share: f"{share:.1%}", colour=_colour, libraries=_names)
     trees = [root for _, root in profiles]
-    page = environment.get_template("profile_page.html.j2").render(
+    page = environment.get_template("page.html.j2").render(
         title=str(profiles[0][0].about["model"]),
         profiles=[_section(profile, root) for profile, root in profiles],
         both=side_by_side(*trees) if len(trees) > 1 else [],

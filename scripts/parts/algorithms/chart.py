@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _algorithm_report import algorithms
-from _chart import FAINT, INK, OURS, THEIRS
-
 from autotune.algorithms import DIRECTIONS, ORDERS, Algorithm, pareto
 from autotune.errors import AutotuneError
 from autotune.problem import parse
 from autotune.report import brief
+from parts.algorithms.report import algorithms
+from parts.chart import FAINT, INK, OURS, THEIRS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes  # an optional package: only drawing needs it
@@ -23,13 +22,21 @@ AXES = {"workspace": (2**20, "workspace, MiB"), "energy": (1e3, "energy of one c
 """What the horizontal axis shows -> the field's units in one of the axis, and its title."""
 
 
-def draw(record: dict[str, Any], against: str, path: Path) -> None:
-    """Draw a row of panels for each layer, one a pass; raises AutotuneError where nothing can be drawn."""
+def check(path: Path) -> None:
+    """Raise AutotuneError where no chart can be written to this file."""
     try:
-        from matplotlib.figure import Figure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
+        from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:
         raise AutotuneError("drawing needs matplotlib: pip install '.[bench]'") from error
+    if path.suffix.removeprefix(".") not in (known := FigureCanvasBase.get_supported_filetypes()):
+        raise AutotuneError(f"'{path}' is no kind of picture: end it in one of {', '.join(sorted(known))}")
+
+
+def draw(record: dict[str, Any], against: str, path: Path) -> None:
+    """Draw a row of panels for each layer, one a pass; raises AutotuneError where there is nothing to draw."""
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
     field = ORDERS[against]
     rows = []
     for layer in record["layers"]:

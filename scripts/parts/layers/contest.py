@@ -10,10 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import _timing as timing
 import torch
-from _layer_contenders import Contender, our_contenders, plan_contenders, torch_contenders
-from _record import one_line
 
 from autotune.measure import Case
 from autotune.nvml import Monitor
@@ -21,6 +18,9 @@ from autotune.problem import Problem, limit_us
 from autotune.rounds import interleave
 from autotune.timing import Runnable, Sampler, between, sampler, stream_of, synchronize
 from autotune.vendor import cudnn
+from parts import timing
+from parts.layers.contenders import Contender, our_contenders, plan_contenders, torch_contenders
+from parts.record import one_line
 
 SIDES = {"ours": "our best kernel", "cudnn": "cuDNN's best plan", "first": "cuDNN's first choice", "torch": "torch"}
 FINALISTS = 3  # of each side; the fastest of them in a first set of rounds is timed again

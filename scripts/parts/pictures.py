@@ -76,6 +76,7 @@ class Block(nn.Module):
         self.downsample = project if stride != 1 or c != k else None
 
     def forward(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) -> (N, K, P, Q)."""
         identity = x if self.downsample is None else self.downsample(x)
         y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
         result: Tensor = self.relu(y + identity)
@@ -95,6 +96,7 @@ class ResNet18(nn.Module):
         self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(8 * width, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
+        """(N, 3, H, W) -> (N, classes)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         result: Tensor = self.fc(self.avgpool(x).flatten(1))
@@ -102,7 +104,7 @@ class ResNet18(nn.Module):
 
 
 def resnet18() -> nn.Module:
-    """The network untrained, for `--model scripts/_pictures.py:resnet18`."""
+    """The network untrained, for `--model scripts/parts/pictures.py:resnet18`."""
     return ResNet18()
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from _record import one_line
 from torch import nn
 
 from autotune.errors import AutotuneError, UnknownNameError
@@ -22,6 +21,7 @@ from fused_resnet import FusedResNet, reference
 from fused_resnet.capture import capture
 from fused_resnet.graph import Network, network
 from fused_resnet.source import INT8, PRECISIONS, TF32
+from parts.record import one_line
 
 HELP = "se_resnet9_fixup, torchvision:NAME, or FILE.py:FUNCTION, which returns an nn.Module (default: %(default)s)"
 PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/precision.md)"

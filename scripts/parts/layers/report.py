@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import _layer_chart
-from _chart import number
-from _layer_contest import SIDES
-from _layer_sets import title
-from _record import one_line
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from autotune.errors import AutotuneError
 from autotune.problem import parse
+from parts.chart import number
+from parts.layers import chart
+from parts.layers.contest import SIDES
+from parts.layers.sets import title
+from parts.record import one_line
 
 WIDTH = 110  # of the table where the output is no terminal
 
@@ -149,7 +149,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
         mean = number(total["geometric_mean"])
         subtitle += f"; cuDNN's best plan takes {mean} times our time (geometric mean of {total['layers']} layers)"
     try:
-        _layer_chart.draw("Our kernels against the best of all cuDNN plans", subtitle, rows, path)
+        chart.draw("Our kernels against the best of all cuDNN plans", subtitle, rows, path)
         Console().print(f"wrote {path}", highlight=False)
     except (ValueError, ImportError) as problem:
         reason = "install matplotlib" if isinstance(problem, ImportError) else problem

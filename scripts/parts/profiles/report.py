@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from _chart import number
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from autotune.profiling.summary import Library, Totals, side_by_side
 from autotune.profiling.tree import Node
+from parts.chart import number
 
 WIDE = 120  # columns of a terminal from which on the tree shows all its numbers
 

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from _models import load
 from torch import nn
 
 from autotune import cudnn
 from autotune.problem import Conv2d, dtype_name
+from parts.models import load
 
 
 def layers_of(

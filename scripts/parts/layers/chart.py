@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _chart import FAINT, INK, OURS, number
+from parts.chart import FAINT, INK, OURS, number
 
 LOST = "#d98a3d"  # bars of layers where cuDNN is faster
 ROW_INCHES, HEAD_INCHES = 0.33, 1.5

@@ -1,0 +1,1 @@
+"""What scripts/algorithms.py shows of cuDNN's algorithms."""

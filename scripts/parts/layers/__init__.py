@@ -1,0 +1,1 @@
+"""What scripts/bench_layers.py does: contests of kernels, layer by layer."""

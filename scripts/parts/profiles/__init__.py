@@ -1,0 +1,1 @@
+"""What scripts/profile.py shows of a network."""
