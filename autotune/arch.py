@@ -63,6 +63,11 @@ def architecture(name: str) -> Architecture:
     return ARCHITECTURES[choose("architecture", name, list(ARCHITECTURES))]
 
 
+def of_target(target: str) -> Architecture:
+    """The architecture whose instructions a target has: "sm_90", "x86-64-v4"; raises UnknownNameError."""
+    return architecture(target.replace("_", "") if target.startswith("sm_") else "cpu")
+
+
 def of_capability(capability: int) -> Architecture:
     """The newest architecture in the table that a GPU of this compute capability (times ten) runs natively."""
     cuda = [arch for arch in ARCHITECTURES.values() if arch.capability and arch.capability <= capability]

@@ -64,7 +64,7 @@ class Unit:
         identity = "\n".join([self.source, emit.headers_digest(tuple(self.folders)), self.toolchain.key])
         return hashlib.sha256(identity.encode()).hexdigest()[:24]
 
-    @property
+    @cached_property
     def path(self) -> Path:
         """Where the binary is, once built."""
         return paths.generated() / self.kernels[0].target / f"{self.name}{self.toolchain.binary_suffix}"

@@ -13,7 +13,7 @@ from pathlib import Path
 import jinja2
 
 from autotune import abi, paths
-from autotune.arch import Architecture, architecture
+from autotune.arch import Architecture, of_target
 from autotune.errors import FamilyError
 from autotune.families import family, folder_of
 from autotune.families.base import DEVICE_IMAGE, Family, Kernel
@@ -49,7 +49,7 @@ def symbol(kernel: Kernel) -> str:
 
 def architecture_of(kernel: Kernel) -> Architecture:
     """The architecture whose instructions the kernel's target has."""
-    return architecture(kernel.target.replace("_", "") if kernel.target.startswith("sm_") else "cpu")
+    return of_target(kernel.target)
 
 
 def render(kernel: Kernel) -> str:

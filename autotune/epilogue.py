@@ -127,6 +127,12 @@ class Epilogue:
             self.steps[begin + 1 : end] for begin, end in zip([-1, *ends], [*ends, len(self.names)], strict=True)
         )
 
+    @property
+    def at_pixels_early(self) -> bool:
+        """Whether a step before the last place reads or writes a tensor."""
+        early = (step for part in self.parts[:-1] for step in part)
+        return any(argument.kind in ("tensor", "output") for step in early for argument in step.arguments)
+
     def apply(
         self,
         value: torch.Tensor,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
@@ -41,11 +42,13 @@ def cutlass_includes() -> list[Path]:
     return [source / "include", source / "tools" / "util" / "include"]
 
 
+@cache
 def cutlass_version() -> str:
     """Version of the nvidia-cutlass package, such as "4.2.0.0"."""
     return importlib.metadata.version("nvidia-cutlass")
 
 
+@cache
 def version() -> str:
     """This project's version; "unknown" where it runs from a checkout that was not installed."""
     try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.arch import architecture
+from autotune.arch import of_target
 from autotune.errors import AutotuneError, choose
 from autotune.families import families, family
 from autotune.families.base import Config, Value
@@ -142,7 +142,7 @@ def _recorded(
     problem: Problem, name: str, configs: dict[str, list[Measurement]], target: str, compiled: dict[int, float]
 ) -> Track:
     chosen = family(name)
-    arch = architecture(target.replace("_", "") if target.startswith("sm_") else "cpu")
+    arch = of_target(target)
     values = list(map(json.loads, configs))
     space = Space.ranked(problem, name, values, [chosen.cost(problem, config, arch) for config in values])
     names = [parameter.name for parameter in chosen.launch_parameters]

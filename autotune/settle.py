@@ -2,8 +2,9 @@
 
 First the network's alternatives: each is taken or given up as the whole network's time says. Then for one layer at a
 time its finalists, and the choice to let it overlap with the kernel before it, are timed in the whole network against
-the plan so far, in interleaved rounds; what is faster by more than the noise is kept. It ends when a sweep over
-alternatives and layers changes nothing.
+the plan so far, in interleaved rounds; what is faster by more than the noise is kept. In the first sweep all
+layers with the same problem change together: that takes fewer rounds, and what is gained stands out of the noise. It
+ends when a sweep over alternatives and layers changes nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autotune.network import Pick
+from autotune.problem import Problem
 from autotune.worker import Worker
 from fused_resnet.binding import Candidate
 from fused_resnet.candidates import candidate
@@ -107,12 +109,22 @@ class _Settling:
             ours, winners = self.worker.plans(self.network, starts, ROUNDS)
             if ours.median_us and winners.median_us and winners.median_us < GAIN * ours.median_us:
                 self.picks = self._winners
-        for _ in range(SWEEPS):
+        for sweep in range(SWEEPS):
             changed = [self._settle_alternative(alternative) for alternative in self.network.alternatives]
-            changed += [self._settle_layer(pick.layer) for pick in self.plan()]
-            if not any(changed):
+            names = [pick.layer for pick in self.plan()]
+            groups = self._of_one_problem(names) if sweep == 0 else [[name] for name in names]
+            changed += [self._settle_layers(group) for group in groups]
+            if len(groups) == len(names) and not any(changed):
                 break
         return self.plan()
+
+    def _of_one_problem(self, names: Sequence[str]) -> list[list[str]]:
+        """Layers that have the same candidates."""
+        problems = {layer.name: layer.problem for layer in self.network.all_layers}
+        groups: dict[Problem, list[str]] = {}
+        for name in names:
+            groups.setdefault(problems[name], []).append(name)
+        return list(groups.values())
 
     def _with(self, taken: Sequence[Alternative], picks: dict[str, Pick]) -> list[Pick]:
         return [picks[layer.name] for layer in self.network.layers_with([one.name for one in taken])]
@@ -138,29 +150,29 @@ class _Settling:
             self.taken, self.picks = tried, ways[best]
         return shares[best] < GAIN
 
-    def _settle_layer(self, name: str) -> bool:
-        """Take the candidate of a layer with which the network is fastest."""
-        tried = [
-            Pick(name, other, overlap)
-            for other in self.options[name]
+    def _settle_layers(self, names: Sequence[str]) -> bool:
+        """Take the candidate of some layers, which have the same, with which the network is fastest."""
+        ways = [
+            {name: Pick(name, candidate, overlap) for name in names}
+            for candidate in self.options[names[0]]
             for overlap in (False, True)
-            if other.native or not overlap
+            if candidate.native or not overlap
         ]
-        now = self.picks[name]
-        tried.remove(now)
+        now = {name: self.picks[name] for name in names}
+        tried = [way for way in ways if way != now]
         if not tried:
             return False
-        shares = self._shares([self._with(self.taken, {**self.picks, name: pick}) for pick in tried])
-        ranked = sorted(zip(shares, tried, strict=True), key=lambda pair: pair[0])
-        share, best = ranked[0]
-        if share < GAIN:
-            self.picks[name] = best
-        kept = [now.candidate]
-        for _, pick in ranked:
-            if pick.candidate not in kept and len(kept) < KEPT:
-                kept.append(pick.candidate)
-        self.options[name] = kept
-        return share < GAIN
+        shares = self._shares([self._with(self.taken, {**self.picks, **way}) for way in tried])
+        ranked = [way for _, way in sorted(zip(shares, tried, strict=True), key=lambda pair: pair[0])]
+        if gained := min(shares) < GAIN:
+            self.picks.update(ranked[0])
+        for name in names:
+            kept = [now[name].candidate]
+            for other in (way[name].candidate for way in ranked):
+                if other not in kept and len(kept) < KEPT:
+                    kept.append(other)
+            self.options[name] = kept
+        return gained
 
     def _shares(self, plans: Sequence[Sequence[Pick]]) -> list[float]:
         """Each plan's share of the time of the plan so far, in interleaved rounds; infinite for what does not run."""

@@ -30,6 +30,7 @@ from autotune.progress import Progress
 from autotune.result import Result
 from autotune.search import DEFAULT, Space, Study, strategy
 from autotune.search.schedule import Schedule
+from autotune.search.space import spread
 from autotune.settle import settle_network
 from autotune.trials import Trials
 from autotune.vendor import aten, cudnn
@@ -121,6 +122,7 @@ class Tuning:
             self._time_vendor()
             self.progress.stage("searching")
             schedule.run()
+            self._complete()
             self._finish_elsewhere()
         for problem in self.problems:
             self.progress.done(str(problem))
@@ -206,11 +208,11 @@ class Tuning:
     def _compile_only(self) -> None:
         """Make the prior's best, where nothing can be timed."""
         families = Counter(study.space.problem for study in self.studies)
-        kernels = {
-            study.space.kernel(config, self.options.target): None
-            for study in self.studies
-            for config in study.ask(math.ceil(self._trials(study.space.problem) / families[study.space.problem]))
-        }
+        kernels: dict[Kernel, None] = {}
+        for space in (study.space for study in self.studies):
+            count = min(math.ceil(self._trials(space.problem) / families[space.problem]), len(space.configs))
+            for i in spread(space, count):
+                kernels[space.kernel(space.configs[i], self.options.target)] = None
         self.workshop.make(list(kernels))
         while self.workshop.ready(wait=True):
             pass
@@ -257,6 +259,23 @@ class Tuning:
 
     def finish(self) -> None:
         """Record what is still being measured."""
+        self.trials.finish()
+
+    def _complete(self) -> None:
+        """Try the prior's best for every problem that time left without any: else its layer could not be chosen."""
+        tried = {study.space.problem for study in self.studies if study.told}
+        missing: dict[Problem, tuple[Study, Kernel]] = {}
+        for study in self.studies:
+            if study.total and study.space.problem not in tried:
+                kernel = study.space.kernel(study.space.configs[0], self.options.target)
+                missing.setdefault(study.space.problem, (study, kernel))
+        kernels = {kernel for _, kernel in missing.values()}
+        self.workshop.make(list(kernels))
+        while kernels and (ready := self.workshop.ready(wait=True)):
+            for study, kernel in missing.values():
+                if kernel in ready:
+                    self._begin(study, kernel)
+            kernels -= self.workshop.rows.keys()
         self.trials.finish()
 
     def _begin(self, study: Study, kernel: Kernel) -> bool:

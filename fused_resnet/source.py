@@ -139,8 +139,11 @@ class Captured:
         return self._networks[shape, dtype]
 
     def output_shape(self, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
-        """As the captured network has it."""
-        return self.network(shape, dtype).output_shape
+        """As the captured network has it, which is found even while torch.compile traces."""
+        # It holds a lock then, for which operators that would be compiled themselves, such as torch.cond, must not wait
+        # in the other thread.
+        with torch.compiler.set_stance("force_eager"):
+            return self.network(shape, dtype).output_shape
 
 
 def _products(dtype: str, precision: str | None) -> str:

@@ -3,12 +3,15 @@ exhaustive run.
 
 It tunes twice from nothing, with different seeds, and once more with an empty
 database but the first run's binaries on disk. The winners of all runs and of
-the exhaustive database are then timed side by side, in interleaved rounds.
+an exhaustive run are then timed side by side, in interleaved rounds. Where
+the exhaustive run is a recording (scripts/replay.py), the best configs of
+each of its problems are made and timed anew for that.
 
 Example:
   python scripts/tune.py --strategy exhaustive --limit 150 --budget 1h \\
          --db all.db
   python scripts/bench_tuning.py --against all.db -- --batch 128 --budget 100s
+  python scripts/bench_tuning.py -- --batch 128
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +32,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from autotune.arch import of_target
 from autotune.errors import AutotuneError
 from autotune.problem import parse
+from autotune.progress import Progress
+from autotune.recording import Recording, Track
+from autotune.search import Space, Study, strategy
+from autotune.tune import Options, Tuning
 from autotune.worker import Worker
 from fused_resnet.candidates import candidate
 from parts.cli import positive, run
@@ -39,11 +48,22 @@ from tuning_db.schema import Measurement
 
 RUNS = {"first": ("a", 0), "second": ("b", 1), "libraries built": ("a", 2)}
 """Name -> (folder of binaries, seed)."""
+DEVICE = "cuda:0" if torch.cuda.is_available() else "cpu"
+RECORDING = Path("tests/data/search_h200.json.gz")
+BEST = 4
+"""Configs of each problem and family of a recording that are made and timed anew."""
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", type=Path, required=True, metavar="DB", help="of an exhaustive run")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        default=RECORDING,
+        metavar="FILE",
+        help=f"database or recording of an exhaustive run (default {RECORDING})",
+    )
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the databases, and what tune.py says, there")
     parser.add_argument("--rounds", type=positive, default=15, metavar="N", help="interleaved rounds (default 15)")
     parser.add_argument("--out", type=Path, default=Path("benchmarks"), metavar="DIR", help="default: benchmarks")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="of tune.py, after --")
@@ -60,9 +80,43 @@ def tune(options: list[str], folder: Path, name: str) -> tuple[Path, float]:
     done = subprocess.run(
         command, check=False, env={**os.environ, "AUTOTUNE_GENERATED": str(folder / binaries)}, capture_output=True
     )
+    database.with_suffix(".txt").write_bytes(done.stdout)
     if done.returncode:
         raise AutotuneError(f"tune.py ended with {done.returncode}: {done.stderr.decode().strip()[-500:]}")
     return database, time.perf_counter() - start
+
+
+class Again(Tuning):
+    """A run over the best of a recording alone."""
+
+    def __init__(self, recording: Recording, store: Store, worker: Worker) -> None:
+        self._spaces = list(map(best_configs, recording.tracks))
+        arch, jobs = of_target(recording.target), len(os.sched_getaffinity(0))
+        options = Options(arch, recording.target, 0, 3600.0, jobs, strategy="exhaustive", gain=0.0, vendor="none")
+        super().__init__(store, (space.problem for space in self._spaces), options, worker, Progress())
+
+    @cached_property
+    def studies(self) -> list[Study]:
+        """The spaces, as searches that try everything."""
+        return strategy("exhaustive").studies(self._spaces, 0, 0.0)
+
+
+def best_configs(track: Track) -> Space:
+    """The fastest few of a recorded space."""
+    space, times = track.space, [result.us or math.inf for result in track.results]
+    order = sorted(range(len(times)), key=times.__getitem__)[:BEST]
+    configs, costs = tuple(space.configs[i] for i in order), tuple(space.costs[i] for i in order)
+    return Space(space.problem, space.family, configs, costs)
+
+
+def exhaustive(against: Path, folder: Path) -> Path:
+    """The database of an exhaustive run; of a recording, one with its best."""
+    if not against.name.endswith(".json.gz"):
+        return against
+    recording, path = Recording.load(against), folder / "exhaustive.db"
+    with Store.create(path) as store, Worker(DEVICE) as worker:
+        Again(recording, store, worker).run()
+    return path
 
 
 def best(store: Store, problem: str) -> Measurement | None:
@@ -76,7 +130,7 @@ def compare(databases: dict[str, Path], rounds: int) -> dict[str, dict[str, floa
     times: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
         stores = {name: stack.enter_context(Store.open(path)) for name, path in databases.items()}
-        worker = stack.enter_context(Worker("cuda:0" if torch.cuda.is_available() else "cpu"))
+        worker = stack.enter_context(Worker(DEVICE))
         problems = [row.text for row in next(iter(stores.values())).problems()]
         for problem in problems:
             rows = {name: row for name, store in stores.items() if (row := best(store, problem))}
@@ -94,10 +148,13 @@ def compare(databases: dict[str, Path], rounds: int) -> dict[str, dict[str, floa
 def main() -> int:
     args = arguments()
     options = [word for word in args.options if word != "--"]
-    databases, seconds = {"exhaustive": args.against}, {}
-    with tempfile.TemporaryDirectory() as folder:
+    seconds: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        databases = {"exhaustive": exhaustive(args.against, folder)}
         for name in RUNS:
-            databases[name], seconds[name] = tune(options, Path(folder), name)
+            databases[name], seconds[name] = tune(options, folder, name)
             print(f"{name}: tuned in {seconds[name]:.0f} s", file=sys.stderr)
         times = compare(databases, args.rounds)
     sums = {name: sum(of[name] for of in times.values()) for name in databases}

@@ -26,7 +26,7 @@ from autotune.arch import ARCHITECTURES, Architecture, architecture, cpu_targets
 from autotune.device import device_name
 from autotune.epilogue import STEPS
 from autotune.errors import ProblemError, UnknownNameError
-from autotune.families import families, family, use
+from autotune.families import families, family, serving, use
 from autotune.families.base import PERMISSIONS
 from autotune.grammar import read_problems, usage
 from autotune.objective import OBJECTIVES
@@ -262,13 +262,20 @@ def show_compiled(console: Console, tuning: Tuning) -> None:
 def show_winners(console: Console, tuning: Tuning, wanted: Work) -> None:
     """The table of winners and, of a network on a GPU, what the whole takes."""
     title = f"{wanted.title}, {tuning.options.arch.name} kernels on {tuning.device.name}"
-    first = "layer" if wanted.network else "number"
-    console.print(winners(lines(tuning.store, tuning.device, wanted.named), title, first))
-    plan = tuning.store.plan(tuning.device, wanted.network.key) if wanted.network else None
-    if plan:
+    found = list(lines(tuning.store, tuning.device, wanted.named))
+    if wanted.network is None:
+        console.print(winners(found, title, "number"))
+        return
+    count = len(wanted.network.layers)  # the alternatives' come after them
+    served = {problem for problem in tuning.problems if serving(problem, tuning.options.arch)}
+    others = [line for line in found[count:] if line.problem in served]  # show_gaps names those that only torch solves
+    console.print(winners(found[:count], title, "layer", others))
+    if plan := tuning.store.plan(tuning.device, wanted.network.key):
         gain = plan.details["alone_us"] / plan.median_us
+        taken = ", ".join(plan.details["alternatives"]) or "none"
         console.print(f"The network as one CUDA graph: {plan.median_us:.1f} us, {gain:.2f} times as fast as with the")
-        console.print("winners above: where other candidates are faster among their neighbours, they were taken.")
+        console.print("layers' winners above: where other candidates are faster among their neighbours, they were")
+        console.print(f"taken. Alternatives taken: {taken}", highlight=False)
 
 
 def show_gaps(console: Console, tuning: Tuning, wanted: Work) -> None:

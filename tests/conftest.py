@@ -86,7 +86,7 @@ def empty_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tuned_db(folders: Path) -> Path:
-    """A database that scripts/tune.py made for the network on this CPU, one config a family: read it, do not write."""
+    """A database that scripts/tune.py made for the network on this CPU, one config a problem: read it, do not write."""
     path = folders / "tuned.db"
     with (folders / "tuned.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

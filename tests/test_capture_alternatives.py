@@ -1,11 +1,14 @@
 """Other ways to compute a captured network's layers give what those layers give."""
 
+import copy
+
 import pytest
 import torch
 from architectures import ARCHITECTURES, ResNet, images, random_model
 from helpers import relative_error
 from torch import nn
 
+from fused_resnet import reference
 from fused_resnet.capture import capture
 from fused_resnet.frame import Frame
 from fused_resnet.graph import Network
@@ -45,6 +48,25 @@ def test_each_alternative_computes_what_it_replaces(make, size, names, store):
         y = torch.full_like(frame.template, float("nan"))
         frame.run(x, y, stream=0)
         assert relative_error(y, expected) < 1e-5, name
+
+
+@pytest.mark.parametrize(
+    ("channels", "out", "groups", "names"),
+    [(128, 128, 32, ["0.g4", "0.g2"]), (64, 128, 4, ["0.g2", "0.g1"]), (64, 64, 64, []), (48, 48, 2, [])],
+)
+def test_groups_of_few_channels_are_also_taken_together(channels, out, groups, names, store):
+    model = reference.randomize(nn.Sequential(nn.Conv2d(channels, out, 3, stride=2, padding=1, groups=groups)).half())
+    x = torch.randn(2, channels, 7, 7, generator=torch.Generator().manual_seed(1)).half()
+    network = capture(model.eval(), tuple(x.shape), "f16")
+    assert [alternative.name for alternative in network.alternatives] == names
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(x.double())
+    for name in names:
+        taken = Network(network.key, network.layers_with([name]), network.output_shape)
+        frame = Frame(Plan(taken, state(model), store, torch.device("cpu"), graph=False), graph=False)
+        y = torch.full_like(frame.template, float("nan"))
+        frame.run(x, y, stream=0)
+        assert relative_error(y, expected) < 1e-3, name
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,20 @@ def does_not_fit(m, x):
     return x.view(2, 7, -1)
 
 
+def chooses(m, x):
+    return torch.cond(x.sum() > 0, torch.neg, torch.abs, (x,))
+
+
+def switches(m, x):
+    with torch.autocast("cpu", enabled=False):
+        return x * 2
+
+
 @pytest.mark.parametrize(
     ("function", "said"),
     [
+        (chooses, r"1\.1 calls torch's cond"),
+        (switches, r"calls torch's wrap_with_autocast"),
         (branches, r"1\.1 \(Part\) cannot be traced for an input of \(2, 3, 32, 32\)"),
         (does_not_fit, r"1\.1 \(Part\) cannot be traced"),
         (counts, r"1\.1: forward changes '1\.1\.count'"),

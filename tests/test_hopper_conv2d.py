@@ -36,6 +36,14 @@ CASES = {
         {"weights": "resident", "tile_n": 64},
         "conv2d n=5 h=7 w=9 c=72 k=104 r=3 s=1 pad=1,0 dilation=2,1 dtype=f16 epilogue=add,relu",
     ),
+    "groups, shared loads": (
+        {"tile_m": 128, "groups": 2, "cluster_m": 2, "cluster_n": 2},
+        "conv2d n=3 h=9 w=7 c=192 k=192 r=3 s=3 pad=1 groups=3 dtype=f16 epilogue=bias,add,relu",
+    ),
+    "groups, patches": (
+        {"activations": "patch", "weights": "resident", "tile_k": 16},
+        "conv2d n=2 h=15 w=15 c=48 k=96 r=3 s=3 stride=2 pad=1 groups=3 dtype=bf16 epilogue=bias,add",
+    ),
     "a split": ({"tile_n": 64, "slices": 4}, "conv2d n=2 h=9 w=8 c=136 k=72 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add"),
     "a gate": (
         {"tile_n": 64, "slices": 1, "cluster_n": 2},

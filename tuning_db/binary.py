@@ -15,7 +15,7 @@ def digest_of(binary: bytes) -> str:
 
 def packed(binary: bytes) -> bytes:
     """A binary as it is kept."""
-    return zlib.compress(binary, 6)
+    return zlib.compress(binary, 3)  # twice as fast as the default, for an eighth more bytes
 
 
 def unpacked(blob: bytes, digest: str, database: str) -> bytes:

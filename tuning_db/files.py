@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import time
 from contextlib import suppress
@@ -25,6 +26,8 @@ def engine_to_write(path: Path, writing: str) -> sa.Engine:
         schema_of(path)
     engine = sa.create_engine(sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": PATIENCE})
     sa.event.listen(engine, "connect", _configure)
+    if isinstance(engine.pool.logger, logging.Logger):
+        engine.pool.logger.addFilter(_no_interrupt)
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:  # a writer takes its turn at once: what it read stays true
@@ -42,6 +45,11 @@ def engine_to_write(path: Path, writing: str) -> sa.Engine:
             connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")
     return engine
+
+
+def _no_interrupt(record: logging.LogRecord) -> bool:
+    """Of what the pool logs, all but Ctrl-C amid a transaction: that is rolled back, and raised to its handler."""
+    return not (record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt))
 
 
 def engine_to_read(path: Path) -> sa.Engine:

@@ -6,8 +6,9 @@ tile's K over warps (sliced-K). All extents are powers of two.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 
 from cutlass_library.library import DataType, DataTypeTag
 
@@ -57,7 +58,7 @@ def accumulators(dtype: str) -> tuple[str, ...]:
     return {"f16": ("f32", "f16"), "s8": ("s32",)}.get(dtype, ("f32",))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # made by `_tile` alone, each once: told apart by which it is, which costs nothing
 class Tile:
     """A threadblock tile made of warp tiles (m, n, k); warps whose k is half of the tile's slice it between them.
 
@@ -142,18 +143,21 @@ class Tile:
 
     def wider(self, vector: int) -> Tile:
         """The same tile with another output vector."""
-        return replace(self, vector=vector)
+        others = self.generation, self.dtype, self.shape, self.warp, self.stages, self.alignment
+        return _tile(*others, vector, self.accumulator, self.k_major)
 
 
 _tile = cache(Tile)
+_SIZES = itemgetter(*(f"{kind}_{axis}" for kind in ("tile", "warp") for axis in "mnk"))
+_OTHERS = itemgetter("generation", "stages", "alignment")
 
 
 def tile_of(config: Config, dtype: str, k_major: tuple[bool, bool] = (True, True)) -> Tile:
     """A config's tile. Where it names neither, the output's vector is the alignment, and sums are in float32."""
-    m, n, k, wm, wn, wk = (int(config[f"{kind}_{axis}"]) for kind in ("tile", "warp") for axis in "mnk")
-    generation, stages, alignment = (int(config[name]) for name in ("generation", "stages", "alignment"))
-    vector, accumulator = int(config.get("vector", alignment)), str(config.get("accumulator", "f32"))
-    return _tile(generation, dtype, (m, n, k), (wm, wn, wk), stages, alignment, vector, accumulator, k_major)
+    m, n, k, *warp = _SIZES(config)
+    generation, stages, alignment = _OTHERS(config)
+    vector, accumulator = config.get("vector", alignment), config.get("accumulator", "f32")
+    return _tile(generation, dtype, (m, n, k), tuple(warp), stages, alignment, vector, accumulator, k_major)
 
 
 def too_large(problem: Problem) -> str | None:

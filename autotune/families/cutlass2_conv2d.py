@@ -76,10 +76,12 @@ def _values(
             values = (cutlass2.generation_of(arch),)
         case "tile_k":
             values = (8, 16) if dtype == "f32" else _TILE_K[bits]
-        case "warp_m" | "warp_n" | "warp_k":
-            whole = int(chosen[parameter.name.replace("warp", "tile")])
-            least = whole // 2 if parameter.name == "warp_k" else 0
-            values = tuple(v for v in values if least <= int(v) <= whole)
+        case "warp_m" | "warp_n":
+            values = tuple(v for v in values if int(v) <= int(chosen[parameter.name.replace("warp", "tile")]))
+        case "warp_k":
+            m, n, k, wm, wn = (int(chosen[name]) for name in ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n"))
+            warps = m // wm * (n // wn)  # of each slice of K; what cutlass2_rules.py refuses need not be enumerated
+            values = tuple(v for v in values if k // int(v) in (1, 2) and 2 <= warps * (k // int(v)) <= 8)
         case "alignment" | "vector":
             values = (1,) if dtype == "f32" else tuple(v for v in values if int(v) * bits <= 128)
             if problem and parameter.name == "alignment":

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 
 from autotune.arch import Architecture
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
-from autotune.families.sm90_conv2d_launches import LAUNCH_PARAMETERS, launches, padded, steps_well
+from autotune.families.sm90_conv2d_launches import LAUNCH_PARAMETERS, columns_fit, launches, steps_well
 from autotune.families.sm90_conv2d_loads import (
     Solved,
     blocks_needed,
     convolution_of,
+    group_channels,
     loadings,
     processors_for,
     products_a_tile,
@@ -42,7 +43,7 @@ def _values(
     if parameter.name == "slices":
         return parameter.values if shares and chosen["schedule"] == "cooperative" else (1,)
     if problem and parameter.name == "tile_n":
-        return [n for n in parameter.values if int(n) < 2 * padded(convolution_of(problem).k)]
+        return [n for n in parameter.values if columns_fit(convolution_of(problem), int(n))]
     if problem and parameter.name == "tile_k":
         return [k for k in parameter.values if steps_well(convolution_of(problem), int(k))]
     return parameter.values
@@ -53,7 +54,9 @@ def _supports(problem: Problem) -> str | None:
 
 
 def _limits(problem: Solved) -> Iterator[tuple[bool, str]]:
-    yield problem.groups != 1, "groups"
+    ins, outs = group_channels(problem), problem.k // problem.groups
+    odd_group = ins % 16 > 0 or outs % 32 > 0
+    yield problem.groups > 1 and odd_group, "a group's channels must be multiples of 16, and those out of 32"
     yield problem.c % 8 > 0 or problem.k % 8 > 0, "c and k must be multiples of 8"
     reach = [d * (extent - 1) for d, extent in zip(problem.dilation, (problem.r, problem.s), strict=True)]
     corner = max(*problem.pad, max(reach) - min(problem.pad))
@@ -61,6 +64,7 @@ def _limits(problem: Solved) -> Iterator[tuple[bool, str]]:
     yield max(problem.stride) > 8, "strides up to 8"
     yield problem.n * problem.p * problem.q >= 2**31, "tensors of up to 2^31 pixels"
     if isinstance(problem, Conv2dSe):
+        yield problem.groups > 1, "groups before a gate"
         pixels = problem.p * problem.q
         odd = pixels % 16 > 0 and 16 % pixels > 0
         yield pixels < 4 or pixels > 256 or odd, "gated images have 4, 8 or a multiple of 16 pixels, at most 256"

@@ -12,6 +12,7 @@ from autotune.families.sm90_conv2d_loads import (
     blocks_needed,
     convolution_of,
     fill_slot,
+    group_channels,
     loadings,
     processors_for,
     slots_in,
@@ -44,7 +45,7 @@ LAUNCH_PARAMETERS = (
 def launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
     """Family.launches."""
     conv, x = convolution_of(problem), shape_of(config)
-    if x.n >= 2 * padded(conv.k) or -(-conv.k // x.n) < x.cluster_n or not steps_well(conv, x.k):
+    if not columns_fit(conv, x.n, x.cluster_n) or not steps_well(conv, x.k):
         return []
     result = [launch for loading in loadings(conv, x) for launch in _of_loading(conv, x, loading, arch)]
     return [launch for i, launch in enumerate(result) if launch not in result[:i]]
@@ -90,15 +91,21 @@ def _launch(loading: Loading, slots: tuple[int, int], limit: int, raster: int, s
     return dict(zip(names, (*slots, limit, raster, h, w, images, staged), strict=True))
 
 
-def padded(k: int) -> int:
-    """Output channels with those that fill up the weights."""
-    return -(-k // 32) * 32
+def columns_fit(problem: Solved, tile_n: int, cluster_n: int = 1) -> bool:
+    """Whether a cluster's columns of tiles are not half empty, nor reach from one group into another."""
+    if problem.groups > 1:
+        return problem.k // problem.groups % (tile_n * cluster_n) == 0
+    padded = -(-problem.k // 32) * 32  # with the channels that fill up the weights
+    return tile_n < 2 * padded and -(-problem.k // tile_n) >= cluster_n
 
 
 def steps_well(problem: Solved, step: int) -> bool:
     """Whether a step of so many channels goes well into the problem's."""
-    least = next((k for k in (16, 32, 64) if problem.c <= k), 64)
-    return step == least or (step < least and problem.c < 96 and problem.c % 64 > 0)
+    channels = group_channels(problem)
+    if problem.groups > 1:  # a step must not reach into the next group
+        return step == next(k for k in (64, 32, 16) if channels % k == 0)
+    least = next((k for k in (16, 32, 64) if channels <= k), 64)
+    return step == least or (step < least and channels < 96 and channels % 64 > 0)
 
 
 def _gate_bytes(problem: Solved, x: Shape) -> int:

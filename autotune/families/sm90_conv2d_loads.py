@@ -14,6 +14,11 @@ _MOST_BOX = 256  # of TMA: the extent of a box
 _SLOT_OVERHEAD = 16  # bytes of barriers
 
 
+def group_channels(problem: Solved) -> int:
+    """Input channels that an output channel is computed from."""
+    return problem.c // problem.groups
+
+
 def convolution_of(problem: Problem) -> Solved:
     """The convolution that the kernel is told of."""
     assert isinstance(problem, Conv2d | Conv2dSe | Gemm)
@@ -32,7 +37,7 @@ class Loading:
 
 def loadings(problem: Solved, x: Shape) -> list[Loading]:
     """The ways worth trying, the best first."""
-    chunks, pixels = -(-problem.c // x.k), problem.n * problem.p * problem.q
+    chunks, pixels = -(-group_channels(problem) // x.k), problem.n * problem.p * problem.q
     if not x.patch:
         return [Loading((0, 0, 0), x.m * x.k * 2, problem.r * problem.s * chunks, -(-pixels // x.m))]
     if _is_pointwise(problem) or any(s > 1 and d > 1 for s, d in zip(problem.stride, problem.dilation, strict=True)):
@@ -63,7 +68,7 @@ def _is_pointwise(problem: Solved) -> bool:
 
 def products_a_tile(problem: Solved, x: Shape) -> int:
     """Products of tile_k channels that a tile takes."""
-    return problem.r * problem.s * -(-problem.c // x.k)
+    return problem.r * problem.s * -(-group_channels(problem) // x.k)
 
 
 def fill_slot(loading: Loading) -> int:

@@ -104,8 +104,6 @@ def _rules(x: Shape) -> Iterator[tuple[bool, str]]:
 
 
 def _gate_rules(x: Shape, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
-    before, *_ = epilogue.parts
-    at_pixels = any(argument.kind in ("tensor", "output") for step in before for argument in step.arguments)
-    yield at_pixels, "steps before the gate that read or write tensors"
+    yield epilogue.at_pixels_early, "steps before the gate that read or write tensors"
     yield x.pingpong or x.resident or x.cluster_m > 1, "a gated tile belongs to one block, or to those of its columns"
     yield x.n % (64 * x.slices) > 0, "of a gated tile each block has a multiple of 64 channels: fewer leave registers"

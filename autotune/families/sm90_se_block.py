@@ -53,13 +53,7 @@ def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -
 
 def _rules(x: _Shape, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
     yield epilogue.places != SeBlock.places, "an epilogue without the places of a block"
-    at_pixels = any(
-        argument.kind in ("tensor", "output")
-        for part in epilogue.parts[:-1]
-        for step in part
-        for argument in step.arguments
-    )
-    yield at_pixels, "steps before the gate that read or write tensors"
+    yield epilogue.at_pixels_early, "steps before the gate that read or write tensors"
     yield x.m % (64 * x.groups) > 0, "a warpgroup multiplies blocks of 64 rows"
     yield x.accumulators > 64, "sums and what is read early for them would spill"
 

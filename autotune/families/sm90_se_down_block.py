@@ -52,13 +52,7 @@ def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -
 
 def _rules(x: _Shape, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
     yield epilogue.places != SeDownBlock.places, "an epilogue without the places of a block with a projection"
-    at_pixels = any(
-        argument.kind in ("tensor", "output")
-        for part in epilogue.parts[:-1]
-        for step in part
-        for argument in step.arguments
-    )
-    yield at_pixels, "steps before the projection that read or write tensors"
+    yield epilogue.at_pixels_early, "steps before the projection that read or write tensors"
     yield x.cluster > 8, "clusters of up to eight blocks"
 
 

@@ -10,11 +10,8 @@ from autotune.problem.base import Images, Operand
 from autotune.problem.dtypes import DTYPES
 
 
-@dataclass(frozen=True, kw_only=True)
-class Elementwise(Images):
-    """An epilogue of its own, where there is no kernel to append it to: y = epilogue(x), both (n, h, w, c)."""
-
-    operator: ClassVar[str] = "elementwise"
+class _PerPixel(Images):
+    """Each pixel of y is of the one of x at its place."""
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -30,8 +27,27 @@ class Elementwise(Images):
         return (self._x,)
 
 
+class _Reordered(Images):
+    """Pixels in torch's order, put in another."""
+
+    @property
+    def flops(self) -> int:
+        """None: data only moves."""
+        return 0
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (self._x_nchw,)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Cast(Images):
+class Elementwise(_PerPixel):
+    """An epilogue of its own, where there is no kernel to append it to: y = epilogue(x), both (n, h, w, c)."""
+
+    operator: ClassVar[str] = "elementwise"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cast(_PerPixel):
     """Another dtype: y = epilogue(x), both (n, h, w, c), x in `dtype`, y and the epilogue's tensors in `result`.
 
     So values become signed bytes, and bytes values: "mul_scalar" is by what a byte stands for.
@@ -49,22 +65,9 @@ class Cast(Images):
         """`result`."""
         return self.result
 
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """(n, h, w, c)."""
-        return (self.n, self.h, self.w, self.c)
-
-    @property
-    def flops(self) -> int:
-        """None: memory alone bounds it."""
-        return 0
-
-    def _inputs(self) -> tuple[Operand, ...]:
-        return (self._x,)
-
 
 @dataclass(frozen=True, kw_only=True)
-class ToChannelsLast(Images):
+class ToChannelsLast(_Reordered):
     """NCHW to NHWC: x (n, c, h, w) in torch's order, y (n, h, w, to); before the epilogue, channels from c on are 0."""
 
     operator: ClassVar[str] = "to_channels_last"
@@ -80,17 +83,9 @@ class ToChannelsLast(Images):
         """(n, h, w, to)."""
         return (self.n, self.h, self.w, self.to)
 
-    @property
-    def flops(self) -> int:
-        """None: data only moves."""
-        return 0
-
-    def _inputs(self) -> tuple[Operand, ...]:
-        return (self._x_nchw,)
-
 
 @dataclass(frozen=True, kw_only=True)
-class SpaceToDepth(Images):
+class SpaceToDepth(_Reordered):
     """Moves block x block patches to channels, and NCHW to NHWC.
 
     x (n, c, h, w) in torch's order; y (n, h/block, w/block, block*block*c), output channel
@@ -109,11 +104,3 @@ class SpaceToDepth(Images):
     def output_shape(self) -> tuple[int, ...]:
         """(n, h/block, w/block, block*block*c)."""
         return (self.n, self.h // self.block, self.w // self.block, self.block * self.block * self.c)
-
-    @property
-    def flops(self) -> int:
-        """None: data only moves."""
-        return 0
-
-    def _inputs(self) -> tuple[Operand, ...]:
-        return (self._x_nchw,)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, fields
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from autotune.families.base import Config
 from autotune.problem import Problem
@@ -25,7 +26,7 @@ FIRST = 6
 """How many of the prior's best are tried before the process is asked."""
 MOST = 250
 """Measurements that the process is fitted to: the problem's own, then those of the problems nearest to it."""
-CANDIDATES = 256
+CANDIDATES = 128
 """Configs whose improvement is worked out: those of the lowest expected times."""
 SHY = 0.6
 """A family that expects less than this share of what another expects to gain on a problem lets that one go first."""
@@ -43,13 +44,21 @@ _FLOOR = 0.6  # of what configs do alike on all problems
 
 
 class Lessons:
-    """Everything that was measured on the spaces of one family, with the shared terms of its covariances."""
+    """Everything that was measured on the spaces of one family, with the shared terms of its covariances.
+
+    Configs of all spaces have one numbering: those of a space begin at its start.
+    """
 
     def __init__(self, spaces: Sequence[Space]) -> None:
         self._codes = _codes(spaces)
-        self._priors = [_log_costs(space) for space in spaces]
+        self._squares = (self._codes**2).sum(1)
+        self._priors = np.concatenate([_log_costs(space) for space in spaces])
+        self._starts = np.cumsum([0, *(len(space.configs) for space in spaces)])
+        self._space_of = np.repeat(np.arange(len(spaces)), np.diff(self._starts))
         self._near = np.array([[_nearness(a.problem, b.problem) for b in spaces] for a in spaces])
+        self._nearest = np.argsort(-self._near, axis=1, kind="stable")
         self._measured: list[dict[int, float]] = [{} for _ in spaces]
+        self._threads = ThreadpoolController()
         self.count = 0
 
     def add(self, space: int, config: int, value: float) -> None:
@@ -64,52 +73,43 @@ class Lessons:
 
     def posterior(self, space: int, configs: Array, pending: Sequence[int]) -> tuple[Array, Array, Array]:
         """The most promising of some configs, and their means and covariances, as if what is pending were known."""
-        at_space, at_config, values = self._data(space)
+        with self._threads.limit(limits=1, user_api="blas"):  # the other cores are the compilers'
+            return self._posterior(space, configs, pending)
+
+    def _posterior(self, space: int, configs: Array, pending: Sequence[int]) -> tuple[Array, Array, Array]:
+        start = self._starts[space]
+        known, values = self._data(space)
         level = values.mean()
+        inverse = np.linalg.inv(self._covariance(known, known) + _NOISE * np.eye(len(values)))
         # The prior is taken at its word; what it misses is the process's.
-        prior = np.concatenate([self._priors[s][[c]] for s, c in zip(at_space, at_config, strict=True)])
-        inverse = np.linalg.inv(
-            self._covariance(at_space, at_config, at_space, at_config) + _NOISE * np.eye(len(values))
-        )
-        weights = inverse @ (values - level - prior)
-        here = np.full(len(configs), space)
-        means = self._covariance(here, configs, at_space, at_config) @ weights + level + self._priors[space][configs]
+        weights = inverse @ (values - level - self._priors[known])
+        means = self._covariance(start + configs, known) @ weights + level + self._priors[start + configs]
         order = np.argsort(means, kind="stable")[:CANDIDATES]
-        chosen = np.concatenate([np.array(pending, dtype=int), configs[order]])
-        here = np.full(len(chosen), space)
-        known = self._covariance(here, chosen, at_space, at_config)
-        covariance = self._covariance(here, chosen, here, chosen) - known @ inverse @ known.T
+        chosen = start + np.concatenate([np.array(pending, dtype=int), configs[order]])
+        across = self._covariance(chosen, known)
+        covariance = self._covariance(chosen, chosen) - across @ inverse @ across.T
         for i in range(len(pending)):
             _condition(covariance, i)
         return configs[order], means[order], covariance[len(pending) :, len(pending) :]
 
-    def _data(self, space: int) -> tuple[Array, Array, Array]:
-        """(space, config, value) of the measurements nearest to a space's problem."""
-        rows: list[tuple[int, int, float]] = []
-        for other in sorted(range(len(self._measured)), key=lambda s: -self._near[space, s]):
+    def _data(self, space: int) -> tuple[Array, Array]:
+        """The numbers and the values of the measurements nearest to a space's problem, the fastest of each first."""
+        rows: list[tuple[int, float]] = []
+        for other in self._nearest[space]:
             fastest = sorted(self._measured[other].items(), key=lambda one: one[1])
-            rows += [(other, config, value) for config, value in fastest]
+            rows += [(self._starts[other] + config, value) for config, value in fastest]
             if len(rows) >= MOST:
                 break
-        at_space, at_config, values = zip(*rows[:MOST], strict=True)
-        return np.array(at_space), np.array(at_config), np.array(values)
+        configs, values = zip(*rows[:MOST], strict=True)
+        return np.array(configs), np.array(values)
 
-    def _covariance(self, space_a: Array, a: Array, space_b: Array, b: Array) -> Array:
-        left, right = self._gather(self._codes, space_a, a), self._gather(self._codes, space_b, b)
-        steps = (left**2).sum(1)[:, None] + (right**2).sum(1)[None] - 2 * left @ right.T
-        priors = np.outer(self._gather(self._priors, space_a, a), self._gather(self._priors, space_b, b))
-        near = self._near[space_a][:, space_b]
-        alike = _SLOPE * priors + _CONFIG * np.exp(-steps.clip(0) / _CONFIG_LENGTH)
-        return _OFFSET * (space_a[:, None] == space_b[None]) + near * alike
-
-    @staticmethod
-    def _gather(parts: Sequence[Array], spaces: Array, configs: Array) -> Array:
-        """parts[space][config] for each pair."""
-        result = np.empty((len(spaces), *parts[0].shape[1:]))
-        for space in np.unique(spaces):
-            here = spaces == space
-            result[here] = parts[space][configs[here]]
-        return result
+    def _covariance(self, a: Array, b: Array) -> Array:
+        """Of the configs with these numbers."""
+        steps = self._squares[a][:, None] + self._squares[b][None] - 2 * self._codes[a] @ self._codes[b].T
+        alike = np.exp(steps.clip(0) / -_CONFIG_LENGTH) * _CONFIG
+        alike += _SLOPE * np.outer(self._priors[a], self._priors[b])
+        at_a, at_b = self._space_of[a], self._space_of[b]
+        return self._near[at_a][:, at_b] * alike + _OFFSET * (at_a[:, None] == at_b[None])
 
 
 @dataclass
@@ -212,8 +212,8 @@ def _expected_improvement(gap: Array, deviation: Array) -> Array:
     return gap * below + deviation * density
 
 
-def _codes(spaces: Sequence[Space]) -> list[Array]:
-    """Configs as points whose squared distance counts the steps between their values, over all axes.
+def _codes(spaces: Sequence[Space]) -> Array:
+    """The configs of all spaces as points whose squared distance counts the steps between their values, over all axes.
 
     Neighbours among numbers are one step apart, and at most two lie between the ends of an axis; words are one apart.
     """
@@ -230,7 +230,7 @@ def _codes(spaces: Sequence[Space]) -> list[Array]:
     def point(config: Config) -> Array:
         return np.concatenate([[0.0], *(codes[config[name]] for name, codes in columns)])
 
-    return [np.array([point(config) for config in space.configs]) for space in spaces]
+    return np.array([point(config) for space in spaces for config in space.configs], ndmin=2)
 
 
 def _log_costs(space: Space) -> Array:

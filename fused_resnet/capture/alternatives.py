@@ -15,12 +15,15 @@ _RISING = {"bias", "add_scalar", "relu", "relu6", "clamp", "sigmoid", "tanh", "h
 """Steps that give the same before a maximum as after it."""
 _PADDED = (4, 8)
 """Channels to which the image is filled up, so that kernels can read it in wider accesses."""
+_MERGED = (32, 64)
+"""Channels of a group that fill a step of tensor cores: what they multiply by zero costs them little."""
 
 
 def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
     """All that are known for these layers."""
-    found = []
+    found: list[Alternative] = []
     for layer in layers:
+        found += _merged_groups(layer)
         reader = _only_reader(layers, layer)
         if reader is None:
             continue
@@ -42,6 +45,25 @@ def _only_reader(layers: Sequence[Layer], of: Layer) -> Layer | None:
     if made == OUTPUT or len(readers) != 1:
         return None
     return readers[0] if [name for name, read in readers[0].buffers.items() if read == made] == ["x"] else None
+
+
+def _merged_groups(conv: Layer) -> Iterator[Alternative]:
+    """A convolution whose groups have few channels, with several of them as one."""
+    problem = conv.problem
+    if not isinstance(problem, Conv2d) or problem.groups == 1 or problem.dtype not in ("f16", "bf16"):
+        return
+    least = min(problem.c, problem.k) // problem.groups
+    for width in (width for width in _MERGED if least > 1):
+        merged, rest = divmod(width, least)
+        if merged > 1 and rest == 0 and problem.groups % merged == 0:
+            weight = Derived("merge_groups", (conv.weights["weight"],), (problem.groups, merged))
+            fewer = dataclasses.replace(
+                conv,
+                name=f"{conv.name}.g{problem.groups // merged}",
+                problem=dataclasses.replace(problem, groups=problem.groups // merged),
+                weights={**conv.weights, "weight": weight},
+            )
+            yield Alternative(fewer.name, (conv.name,), (fewer,))
 
 
 def _first_layers(layers: Sequence[Layer], image: Layer, conv: Layer) -> Iterator[Alternative]:

@@ -178,6 +178,11 @@ def _read(exported: torch.export.ExportedProgram, dtype: str) -> Traced:
         constants[nodes[name]] = _number(nodes[name], exported.constants[key])
     _remove(graph, _does_nothing)
     for node in graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise CaptureError(
+                f"{path(node) or 'the model'} calls torch's {node.target.name()}: a forward that chooses by the values "
+                "of tensors, or switches autocast or gradients for a part of itself, cannot be captured"
+            )
         if node.op == "call_function":
             _plain_norm(node)
             _gate(node)

@@ -1,4 +1,7 @@
-"""The bar chart of a benchmark record: a row of panels for each batch size, stream time and latency side by side."""
+"""The bar chart of a benchmark record: stream time and latency of each batch size side by side.
+
+Of many batch sizes it has the stream times alone, two batch sizes in a row.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ if TYPE_CHECKING:
 OURS, THEIRS, INK, FAINT = "#2f6fde", "#c9d0da", "#1c2430", "#6b7686"
 BAR_INCHES, PANEL_INCHES, HEAD_INCHES = 0.38, 0.55, 0.45
 METRICS = {"stream": "time of back-to-back calls", "latency": "latency of one call"}
+FEW = 2
+"""Batch sizes of which both times are drawn."""
 
 
 def unit(microseconds: list[float]) -> tuple[str, float]:
@@ -31,23 +36,28 @@ def draw(record: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    panels = [(batch["batch"], _ran(batch)) for batch in record["batches"]]
-    panels = [(size, bars) for size, bars in panels if bars]
-    if not panels:
+    sizes = sorted((batch["batch"], bars) for batch in record["batches"] if (bars := _ran(batch)))
+    if not sizes:
         raise ValueError("no variant ran")
-    heights = [PANEL_INCHES + BAR_INCHES * len(bars) for _, bars in panels]
+    metrics = list(METRICS)[: 2 if len(sizes) <= FEW else 1]
+    panels = [(size, bars, metric) for size, bars in sizes for metric in metrics]
+    rows = [panels[i : i + 2] for i in range(0, len(panels), 2)]
+    heights = [PANEL_INCHES + BAR_INCHES * max(len(bars) for _, bars, _ in row) for row in rows]
     layout = ConstrainedLayoutEngine(h_pad=0.08)
     figure = Figure(figsize=(12, HEAD_INCHES + sum(heights)), dpi=160, facecolor="white", layout=layout)
     arguments, machine = record["arguments"], record["machine"]
     title = f"{arguments['model']}, {arguments['dtype']}, {machine['device']}"
     figure.suptitle(title, x=0.012, ha="left", color=INK, fontsize=14, fontweight="bold")
-    grid = figure.subplots(len(panels), len(METRICS), squeeze=False, height_ratios=heights)
-    for axes, (size, bars) in zip(grid, panels, strict=True):
-        for axis, (metric, meaning) in zip(axes, METRICS.items(), strict=True):
-            _panel(
-                axis, f"batch {size}: {meaning}", [(key, variant["label"], variant[metric]) for key, variant in bars]
-            )
-        axes[-1].set_yticks([])
+    grid = figure.subplots(len(rows), 2, squeeze=False, height_ratios=heights)
+    for axes, row in zip(grid, rows, strict=True):
+        for axis, (size, bars, metric) in zip(axes, row, strict=False):
+            times = [(key, variant["label"], variant[metric]) for key, variant in bars]
+            _panel(axis, f"batch {size}: {METRICS[metric]}", times)
+        names = [[name for name, _ in bars] for _, bars, _ in row]
+        if len(row) == 2 and names[0] == names[1]:
+            axes[1].set_yticks([])  # those of its neighbour
+        for axis in axes[len(row) :]:
+            axis.set_axis_off()
     figure.savefig(path, bbox_inches="tight", pad_inches=0.2)
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rich.console import Group, RenderableType
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from autotune.ledger import RECORD, WAIT, Ledger
 from autotune.objective import OBJECTIVES
@@ -17,32 +20,45 @@ from tuning_db.schema import Device
 _FAILURES = 8
 
 
-def winners(lines: Iterable[Line], title: str, first: str = "layer") -> Table:
-    """Each line's problem, winner, time, torch's time, and share of the limit; a last row sums the times.
+def winners(lines: Iterable[Line], title: str, first: str, alternatives: Sequence[Line] | None = None) -> Table:
+    """Each line's problem, time, torch's time, and share of the limit, and below it the winner.
 
-    first: what the lines' names are.
+    first: what the lines' names are. alternatives: of a network, other layers for some of its own, whose lines then end
+    with a sum.
     """
     table = Table(title=title, title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column(f"{first}\nproblem", no_wrap=True)
-    table.add_column("winner\nconfig", overflow="fold")
-    for name in ("time\nus", "torch us\ntimes", "share of\nlimit"):
+    table.add_column(f"{first}  problem\n  winner", overflow="fold")
+    for name in ("time\nus", "torch\nus", "\ntimes", "share of\nlimit"):
         table.add_column(name, justify="right", no_wrap=True)
     total = library = 0.0
     for line in lines:
-        family, _, config = line.winner.partition(" ")
-        torch = line.time_us * line.speed_up if line.time_us and line.speed_up else None
-        table.add_row(
-            f"{line.layer}\n[dim]{escape(brief(line.problem))}",
-            f"{family}\n[dim]{config}",
-            f"{line.time_us:.1f}" if line.time_us else "-",
-            f"{torch:.1f}\n[dim]{line.speed_up:.2f}" if torch else "-",
-            f"{line.share:.0%}" if line.share is not None else "-",
-        )
+        table.add_row(*_winner(line))
         total += line.time_us or 0.0
-        library += torch or line.time_us or 0.0
-    if total:
-        table.add_row("sum", "", f"{total:.1f}", f"{library:.1f}\n[dim]{library / total:.2f}", "", style="bold")
+        library += _torch_us(line) or line.time_us or 0.0
+    if alternatives is not None and total:
+        table.add_row("sum", f"{total:.1f}", f"{library:.1f}", f"{library / total:.2f}", "", style="bold")
+    if alternatives:
+        table.add_row("alternatives to layers or several of them", style="bold")
+        for line in alternatives:
+            table.add_row(*_winner(line))
     return table
+
+
+def _winner(line: Line) -> tuple[RenderableType, ...]:
+    torch = _torch_us(line)
+    return (
+        Group(
+            Text.assemble((line.layer, "bold"), "  ", brief(line.problem)),
+            Padding(Text(line.winner, style="dim"), (0, 0, 0, 2)),
+        ),
+        f"{line.time_us:.1f}" if line.time_us else "-",
+        *((f"{torch:.1f}", f"{line.speed_up:.2f}") if torch else ("-", "-")),
+        f"{line.share:.0%}" if line.share is not None else "-",
+    )
+
+
+def _torch_us(line: Line) -> float | None:
+    return line.time_us * line.speed_up if line.time_us and line.speed_up else None
 
 
 def spent(ledger: Ledger) -> Table:

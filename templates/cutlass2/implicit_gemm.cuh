@@ -310,21 +310,22 @@ struct ImplicitGemm {
     if (!last) return false;
     __threadfence();
     if (thread == 0) *counter = 0;
+    // Slice by slice, its own too: so a slice's loads are all on their way at once, and the loop stays short.
+    Partials totals[kAccumulators / 4];
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kAccumulators / 4; ++i) {
-      Partials const own = four(accumulators, i);
-      Partials total;
-      total.clear();
-      for (int slice = 0; slice < params.slices; ++slice) {
-        int4 const word = slice == tile.k() ? reinterpret_cast<int4 const&>(own)
-                                            : __ldcg(partial + (slice * (kAccumulators / 4) + i) * kThreads);
+    for (int i = 0; i < kAccumulators / 4; ++i) totals[i].clear();
+#pragma unroll 1
+    for (int slice = 0; slice < params.slices; ++slice, partial += (kAccumulators / 4) * kThreads) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kAccumulators / 4; ++i) {
+        int4 const word = __ldcg(partial + i * kThreads);
         Partials const& part = reinterpret_cast<Partials const&>(word);
         CUTLASS_PRAGMA_UNROLL
-        for (int e = 0; e < 4; ++e) total[e] += part[e];
+        for (int e = 0; e < 4; ++e) totals[i][e] += part[e];
       }
-      CUTLASS_PRAGMA_UNROLL
-      for (int e = 0; e < 4; ++e) accumulators[4 * i + e] = Accumulator(total[e]);
     }
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kAccumulators; ++i) accumulators[i] = Accumulator(totals[i / 4][i % 4]);
     return true;
   }
 

@@ -1,4 +1,4 @@
-// A persistent, warp-specialised implicit-GEMM convolution for Hopper: TMA loads, wgmma products, NHWC, groups = 1.
+// A persistent, warp-specialised implicit-GEMM convolution for Hopper: TMA loads, wgmma products, NHWC.
 //
 // One warp loads activations, one loads weights, and `kGroups` warpgroups multiply. Between them are rings of buffers
 // in shared memory, so the loads of the next tile run during this tile's epilogue. Activations come in fills of kK
@@ -8,6 +8,8 @@
 //   tap is a shift of the address that wgmma reads from. It reads the input from L2 once, not once a tap. The
 //   tile's pixels form squares of 8 x 8, because wgmma takes rows in groups of eight at any constant distance.
 // Weights are streamed, a tap's kK channels at a time, or resident: those of a tile column are loaded once and stay.
+//
+// With groups a column of tiles lies within one, and reads its channels alone.
 //
 // A cluster of kClusterM x kClusterN tiles shares its loads by multicast. kSlices > 1 splits the channels and
 // taps of one tile over blocks of a cluster, which add their sums through distributed shared memory in a fixed order.
@@ -96,13 +98,14 @@ struct HopperConv2d : Conv2dGate<Config> {
         h = x.out_width.split(h, w);
         h = h * x.stride_h - x.pad_h, w = w * x.stride_w - x.pad_w;
       }
+      const int first_channel = tile.n * kN / x.group_outputs * x.group_channels;
       Place place(x, begin);
       for (int fill = begin; fill < end; ++fill) {
         const uint32_t full = at.full + 8 * ring.slot;
         const uint32_t to = at.fills + ring.slot * x.slot_bytes + me.n * kPixels * kRowBytes;
         hopper::wait(at.empty + 8 * ring.slot, ring.parity);
         hopper::expect_bytes(full, x.fill_bytes);
-        const int c = place.chunk * kK;
+        const int c = first_channel + place.chunk * kK;
         if (kPatch)
           hopper::load_4d(to, x.activation_map, full, c, w + place.phase_w, h + place.phase_h, n);
         else if (x.pointwise)

@@ -55,6 +55,7 @@ struct Conv2dPlan {
     int n, out_h, out_w, k, rows;
     int cluster_tiles;
     Divider cluster_rows, cluster_columns, out_area, out_width;  // out_*: of pixels, or of patches
+    int group_channels, group_outputs;
     int chunks, r, s, phases_h, phases_w;
     int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
     int fills;  // of one tile
@@ -83,7 +84,8 @@ struct Conv2dPlan {
     x.r = a.r, x.s = a.s;
     x.stride_h = a.stride_h, x.stride_w = a.stride_w, x.pad_h = a.pad_h, x.pad_w = a.pad_w;
     x.dilation_h = a.dilation_h, x.dilation_w = a.dilation_w;
-    x.chunks = ceil_div(a.c, kK);
+    x.group_channels = a.c / a.groups, x.group_outputs = a.groups > 1 ? a.k / a.groups : 1 << 30;
+    x.chunks = ceil_div(x.group_channels, kK);
     x.phases_h = kPatch ? min(a.r, a.stride_h) : a.r, x.phases_w = kPatch ? min(a.s, a.stride_w) : a.s;
     x.fills = x.phases_h * x.phases_w * x.chunks;
     x.along_m = a.launch[kRaster];
@@ -126,11 +128,14 @@ struct Conv2dPlan {
     const bool fits = shared <= 232448 && (kSlices == 1 || kM * kN * 4 <= x.fill_slots * x.slot_bytes);
     const bool counts =
         x.fill_slots >= 1 && x.fill_slots <= 32 && (kResident || x.weight_slots <= 32) && kSlices <= x.fills;
-    if (!fits || !counts || a.groups != 1 || a.c % 8 || a.k % 8 || kSlices > 1 && x.staging_bytes) return refused(out);
+    // A fill must not reach into the next group, nor a tile: theirs are other activations.
+    const bool apart = a.groups == 1 || x.group_channels % kK == 0 && x.group_outputs % (kN * kClusterN) == 0;
+    if (!fits || !counts || !apart || a.c % 8 || a.k % 8 || kSlices > 1 && x.staging_bytes) return refused(out);
     if (x.ahead > (kAhead ? 8 : 0)) return refused(out);
     prepared(out, x, clusters * kCluster, 1, 1, kThreads, (int)shared, 0);
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, taps = a.r * a.s, padded_k = ceil_div(a.k, 32) * 32;
+    const uint64_t depth = x.group_channels;
     constexpr uint32_t kPixels = kM / kClusterN;
     out->tensor_map_count = 2;
     at_tensor_map activation{kActivationMap, kX, Config::kMapElement, kSwizzle};
@@ -148,7 +153,7 @@ struct Conv2dPlan {
       activation.lower[1] = -a.pad_h, activation.upper[1] = a.pad_h - (a.r - 1) * a.dilation_h;
     }
     at_tensor_map weight{kWeightMap, kWeight, Config::kMapElement, kSwizzle};
-    hopper::describe<Element>(weight, {c, taps, padded_k}, {kK, 1, kN / kClusterM}, {1, 1, 1});
+    hopper::describe<Element>(weight, {depth, taps, padded_k}, {kK, 1, kN / kClusterM}, {1, 1, 1});
     out->tensor_maps[0] = activation;
     out->tensor_maps[1] = weight;
     if (x.staging_bytes) {
