@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
 from autotune.families.base import Config, Parameter, Value
+from autotune.families.cutlass2_stream import ceil_div
 from autotune.problem import Problem
 
 ELEMENTS = {"f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t", "tf32": "float"}
@@ -23,11 +24,9 @@ _OVERHEAD = 1024 + 16  # barriers and what aligns the buffers, and the scheduler
 _REGISTERS = 65536
 _MOST_SUMS = 192  # registers of a thread that can hold sums without spilling
 _OTHER_REGISTERS = 44  # of a thread of a basic kernel
-_READ_AHEAD, _TAKEN, _WIDE_PART = (
-    24,
-    8,
-    16,
-)  # of one that reads tensors, or takes what TMA has read, or stores 64 columns
+_READ_AHEAD = 24  # of one that reads tensors
+_TAKEN = 8  # of one that takes what TMA has read
+_WIDE_PART = 16  # of one that stores 64 columns at a time
 
 # For the cost: a multiprocessor's rates a cycle.
 _PRODUCTS_A_CYCLE = 2048  # of 16-bit elements
@@ -177,11 +176,6 @@ def fitting(parameter: Parameter, found: Sequence[Value], dtype: str, sizes: tup
             narrow, row = [value for value in found if int(value) < 2 * k], _SWIZZLES[-1] // BYTES[dtype]
             return [value for value in narrow if int(value) >= min(k, row)] or found[:1]
     return found
-
-
-def ceil_div(a: int, b: int) -> int:
-    """The least whole number that is not below a / b."""
-    return -(-a // b)
 
 
 def misaligned(dtype: str, *extents: int) -> str | None:

@@ -8,17 +8,12 @@ from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
 from autotune.families import cutlass3
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
-from autotune.families.cutlass3 import Tile, Work, ceil_div
+from autotune.families.cutlass2_gemm import no_product, sizes
+from autotune.families.cutlass2_stream import ceil_div
+from autotune.families.cutlass3 import Tile, Work
 from autotune.problem import Conv2d, Gemm, Problem
 
 _SWIZZLES, _SLICES = (0, 1, 2), (1, 2, 4, 8, 16)
-
-
-def _gemm(problem: Problem) -> tuple[int, int, int]:
-    """(m, n, k)."""
-    conv = problem.as_conv2d if isinstance(problem, Gemm) else problem
-    assert isinstance(conv, Conv2d)
-    return conv.n * conv.h * conv.w, conv.k, conv.c
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
@@ -29,21 +24,16 @@ def _values(
     parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
 ) -> Sequence[Value]:
     found = cutlass3.values(parameter, chosen, dtype, problem.epilogue if problem else None)
-    return cutlass3.fitting(parameter, found, dtype, _gemm(problem)) if problem else found
+    return cutlass3.fitting(parameter, found, dtype, sizes(problem)) if problem else found
 
 
 def _supports(problem: Problem) -> str | None:
-    if isinstance(problem, Conv2d):
-        plain = (problem.r, problem.s, problem.stride, problem.pad, problem.groups) == (1, 1, (1, 1), (0, 0), 1)
-        if not plain:
-            return "convolutions 1x1 with stride 1, no padding and no groups"
-    _, n, k = _gemm(problem)
-    return cutlass3.misaligned(problem.dtype, n, k) or cutlass3.too_large(problem)
+    _, n, k = sizes(problem)
+    return no_product(problem) or cutlass3.misaligned(problem.dtype, n, k) or cutlass3.too_large(problem)
 
 
 def _work(problem: Problem, x: Tile) -> Work:
-    m, n, k = (ceil_div(size, part) for size, part in zip(_gemm(problem), (x.m, x.n, x.k), strict=True))
-    return Work(m, n, k)
+    return Work(*map(ceil_div, sizes(problem), (x.m, x.n, x.k)))
 
 
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:

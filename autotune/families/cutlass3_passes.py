@@ -11,7 +11,8 @@ from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
 from autotune.families import cutlass3
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
-from autotune.families.cutlass3 import Tile, Work, ceil_div
+from autotune.families.cutlass2_stream import ceil_div
+from autotune.families.cutlass3 import Tile, Work
 from autotune.problem import Convolution, Problem
 
 # Of TMA: corners of the box of starting pixels, offsets of taps, strides.
