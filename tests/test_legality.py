@@ -1,8 +1,7 @@
-"""What families from CUTLASS call legal: against configs that were compiled, and by compiling a few of today's."""
+"""What the CUTLASS convolution calls legal: against configs that were compiled, and by compiling a few of today's."""
 
 import csv
 import datetime
-import json
 import random
 from itertools import islice
 from pathlib import Path
@@ -195,38 +194,6 @@ def test_a_sample_of_the_days_hopper_kernels_compiles(name, chain, count):
         for config in rng.sample(list(found.configs(arch, dtype, epilogue)), count)
     ]
     assert_exported(Kernel.of(found.name, config, dtype, epilogue, "sm_90") for config, dtype in chosen)
-
-
-A_FEW_BYTES = 32  # that a kernel of CUTLASS 3.x may spill: values that it needs once a tile
-CUTLASS3 = ("cutlass3_gemm", "cutlass3_conv2d", "cutlass3_conv2d_dgrad", "cutlass3_conv2d_wgrad")
-
-
-@pytest.mark.parametrize("name", CUTLASS3)
-def test_what_is_legal_of_cutlass3_compiles_and_does_not_spill(name):
-    with (Path(__file__).parent / "data" / "compiled_cutlass3.csv").open() as file:
-        found = [row for row in csv.DictReader(file) if row["family"] == name]
-    assert found
-    for row in found:
-        config = {parameter.name: json.loads(row["config"])[parameter.name] for parameter in family(name).parameters}
-        epilogue = Epilogue.parse(row["epilogue"])
-        said = family(name).legal(config, architecture("sm90"), row["dtype"], epilogue)
-        spilled = int(row["spilled_bytes"] or 0)
-        if said is None:
-            assert row["compiles"] == "1" and spilled <= A_FEW_BYTES, row
-        else:
-            assert row["compiles"] == "0" or spilled > 0, f"{row}: {said}"
-
-
-def test_a_kernel_of_the_day_from_cutlass3_compiles():
-    """One: it takes as long as dozens of others."""
-    need_compiler("sm_90")
-    if not toolchain.for_target("sm_90").compiler.startswith("nvcc"):
-        pytest.skip("NVRTC does not compile CUTLASS 3.x")
-    arch, rng, epilogue = architecture("sm90"), random.Random(f"{TODAY} cutlass3"), Epilogue.parse("bias,add,relu")
-    found = family(rng.choice(CUTLASS3))
-    dtype = rng.choice(found.dtypes)
-    config = rng.choice(list(found.configs(arch, dtype, epilogue)))
-    assert_exported([Kernel.of(found.name, config, dtype, epilogue, "sm_90")])
 
 
 def test_the_script_names_what_it_cannot_compile():
