@@ -124,6 +124,8 @@ def rules(x: Tile, arch: Architecture, epilogue: Epilogue) -> Iterator[tuple[boo
     yield x.by_tma and not tensors, "there is no tensor to load by TMA"
     yield x.schedule == "cooperative" and x.m % 128 > 0, "two warpgroups share tiles of multiples of 128 rows"
     yield x.sums + (ahead if x.groups > 1 else 0) > _MOST_SUMS, "the accumulators would spill"
+    wide_beside_short = x.epilogue_n > 32 and row < _SWIZZLES[-1]
+    yield x.groups > 1 and x.sums >= 128 and wide_beside_short, "wide stores of sums from short rows would spill"
     yield row % _SWIZZLES[0] > 0 or (row > _SWIZZLES[-1] and row % _SWIZZLES[-1] > 0), "rows that no swizzle fits"
     yield x.n % x.epilogue_n > 0, "the epilogue's part must divide the tile"
     yield x.cluster > 4, "clusters of up to four blocks"
