@@ -34,11 +34,12 @@ def generated() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "autotune" / "generated"
 
 
-def cutlass_include() -> Path:
-    """The headers' folder of the nvidia-cutlass package."""
+def cutlass_includes() -> list[Path]:
+    """The headers' folders of the nvidia-cutlass package."""
     import cutlass_library
 
-    return Path(cutlass_library.source_path) / "include"
+    source = Path(cutlass_library.source_path)
+    return [source / "include", source / "tools" / "util" / "include"]
 
 
 @cache

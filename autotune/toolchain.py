@@ -125,7 +125,7 @@ def _nvcc(nvcc: str, target: str) -> Toolchain:
     flags = [*_NVCC_FLAGS, "-gencode", f"arch=compute_{code.removeprefix('sm_')},code={code}"]
 
     def command(source: Path, output: Path, folders: Sequence[Path]) -> list[str]:
-        return [nvcc, *flags, *_include([*folders, paths.cutlass_include()]), str(source), "-o", str(output)]
+        return [nvcc, *flags, *_include([*folders, *paths.cutlass_includes()]), str(source), "-o", str(output)]
 
     return Toolchain(f"nvcc {_nvcc_version(nvcc)}", " ".join(flags), ".cu", ".cubin", command)
 
@@ -146,7 +146,7 @@ def _nvrtc(target: str) -> Toolchain:
     flags = [*_NVRTC_FLAGS, f"--gpu-architecture={_WITH_ALL_INSTRUCTIONS.get(target, target)}"]
 
     def command(source: Path, output: Path, folders: Sequence[Path]) -> list[str]:
-        include = _include([*folders, paths.cutlass_include(), *filter(None, roots)])
+        include = _include([*folders, *paths.cutlass_includes(), *filter(None, roots)])
         script = paths.PACKAGE / "nvrtc.py"
         return [sys.executable, str(script), str(library), str(source), str(output), *flags, *include]
 

@@ -9,7 +9,7 @@ from autotune.families.cutlass2 import Tile
 from autotune.problem import Conv2d, Gemm, Problem
 
 
-def _sizes(problem: Problem) -> tuple[int, int, int]:
+def sizes(problem: Problem) -> tuple[int, int, int]:
     """(m, n, k)."""
     conv = problem.as_conv2d if isinstance(problem, Gemm) else problem
     assert isinstance(conv, Conv2d)
@@ -17,20 +17,21 @@ def _sizes(problem: Problem) -> tuple[int, int, int]:
 
 
 def _decided(problem: Problem) -> dict[str, int]:
-    _, n, k = _sizes(problem)
+    _, n, k = sizes(problem)
     return {"alignment": stream.widest(k), "vector": stream.widest(n)}
 
 
 def _work(problem: Problem, tile: Tile) -> stream.Work:
-    return stream.Work.of(_sizes(problem), tile)
+    return stream.Work.of(sizes(problem), tile)
 
 
-def _supports(problem: Problem) -> str | None:
+def no_product(problem: Problem) -> str | None:
+    """Which convolutions are matrix products, if this is none."""
     if isinstance(problem, Conv2d):
         plain = (problem.r, problem.s, problem.stride, problem.pad, problem.groups) == (1, 1, (1, 1), (0, 0), 1)
         if not plain:
             return "convolutions 1x1 with stride 1, no padding and no groups"
-    return cutlass2.too_large(problem)
+    return None
 
 
 FAMILY = stream.family(
@@ -50,6 +51,6 @@ FAMILY = stream.family(
         Parameter("alignment", stream.ALIGNMENTS, "elements of an access to x and the weight: the most that k allows"),
         Parameter("vector", stream.ALIGNMENTS, "elements of an access to the output: the most that n allows"),
     ),
-    supports=_supports,
+    supports=lambda problem: no_product(problem) or cutlass2.too_large(problem),
     weight_layouts={"weight": "kcrs"},
 )
