@@ -159,7 +159,7 @@ def failures(
 def illegal(problem: Problem, arch: Architecture) -> Iterator[str]:
     """A sentence for each family that serves the problem and has configs that are not legal, with one of them."""
     for found in serving(problem, arch):
-        if sentence := _refused(found, arch, problem.dtype, problem.epilogue):
+        if not found.by_name and (sentence := _refused(found, arch, problem.dtype, problem.epilogue)):
             yield sentence
 
 

@@ -49,8 +49,6 @@ PLANS = 3
 FINAL_ROUNDS = 15
 TRIAL_SECONDS = 0.05
 """Of verifying and timing a config, about."""
-DEAR = 5.0
-"""Seconds: families of whose kernels one takes longer to compile wait until the others had a turn."""
 
 
 @dataclass(frozen=True)
@@ -160,17 +158,16 @@ class Tuning:
 
     @cached_property
     def studies(self) -> list[Study]:
-        """A search for each problem and family that serves it; those whose kernels are dear have their turn last."""
+        """A search for each problem and family that serves it; of those that must be named, the named ones."""
         options, spaces = self.options, []
         for problem in self.problems:
             for found in serving(problem, options.arch):
-                if options.only and found.name not in options.only:
+                if found.name not in options.only and (options.only or found.by_name):
                     continue
                 configs = found.configs_for(problem, options.arch, options.allow)
                 costs = [found.cost(problem, config, options.arch) for config in configs]
                 space = Space.ranked(problem, found.name, configs, costs)
                 spaces.append(space.cut(options.limit, options.seed) if options.limit else space)
-        spaces.sort(key=lambda space: family(space.family).compile_seconds[1] > DEAR)
         return strategy(options.strategy).studies(spaces, options.seed, options.gain)
 
     def _trials(self, _: Problem) -> int:

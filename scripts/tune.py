@@ -124,7 +124,11 @@ def arguments() -> argparse.Namespace:
         help="; ".join(f"{name.replace('_', '-')}: {meaning}" for name, meaning in PERMISSIONS.items()),
     )
     parser.add_argument(
-        "--only", action="append", default=[], metavar="FAMILY", help="try no families but these; may be repeated"
+        "--only",
+        action="append",
+        default=[],
+        metavar="FAMILY",
+        help="try no families but these; may be repeated. Those of CUTLASS 3.x, which take most of a minute to compile, are tried only so",
     )
     parser.add_argument(
         "--buffers",

@@ -55,6 +55,7 @@ class Family:
     cost: (problem, config, arch) -> a rank for the prior, lower is better; no unit.
     context: (config, arch, dtype) -> the template's variables.
     compile_seconds: of a unit's headers and of each kernel in it, roughly; they decide how many share a unit.
+    by_name: its kernels take so long to compile that it is tried only where it is named (tune.py --only).
     label: (config) -> a config in few characters, for tables.
     weight_layouts: (config) -> operand name -> layout, for fused_resnet/layout.py; absent means torch's own.
     """
@@ -79,6 +80,7 @@ class Family:
     launches: Callable[[Problem, Config, Architecture], list[Launch]] = lambda *_: [{}]
     weight_layouts: Callable[[Config], Mapping[str, str]] = lambda _: {}
     compile_seconds: tuple[float, float] = (0.4, 0.2)
+    by_name: bool = False
     label: Callable[[Config], str] = lambda config: " ".join(f"{name} {value}" for name, value in config.items())
 
     @property

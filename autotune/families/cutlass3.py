@@ -111,8 +111,8 @@ class Tile:
         return _OVERHEAD + (max(loads, self.epilogue_bytes) if basic else loads + self.epilogue_bytes)
 
     def clusters(self, arch: Architecture) -> int:
-        """Clusters that fill the machine: those of four leave some of each GPC's 16 or 18 multiprocessors idle."""
-        return (arch.processors if self.cluster <= 2 else arch.processors // 16 * 16) // self.cluster
+        """Clusters that fill the machine."""
+        return arch.processors_for(self.cluster) // self.cluster
 
 
 def rules(x: Tile, arch: Architecture, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:

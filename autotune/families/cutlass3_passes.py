@@ -89,7 +89,8 @@ def family(
         context=lambda config, arch, dtype: {**cutlass3.context(config, arch, dtype), "pass": pass_},
         label=cutlass3.label,
         weight_layouts=lambda _: layouts,
-        compile_seconds=(9.0, 11.0),
+        compile_seconds=(7.0, 33.0),
+        by_name=True,
     )
 
 
