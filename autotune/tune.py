@@ -254,9 +254,9 @@ class Tuning:
             if not self.time_left():
                 return
 
-    def finish(self) -> None:
-        """Record what is still being measured."""
-        self.trials.finish()
+    def finish(self) -> bool:
+        """Record what is still being measured; whether there was anything."""
+        return self.trials.finish()
 
     def _complete(self) -> None:
         """Try the prior's best for every problem that time left without any: else its layer could not be chosen."""

@@ -32,8 +32,8 @@ from tuning_db.ties import ranked
 if TYPE_CHECKING:
     from tuning_db import asked
 
-CLAIMS = 2
-"""Trials that a process may have claimed at once: one is being measured while the next is made ready."""
+CLAIMS = 8
+"""Trials that a process may have claimed at once: what is being measured, and what waits behind it at the device."""
 
 _WRITING = "autotune_writing"  # the option of transactions that write: they take turns
 

@@ -44,8 +44,8 @@ class Bench(Protocol):
     def measure(self, kernels: Sequence[Kernel]) -> None:
         """Measure kernels on the problems whose studies want them, and tell these; the last may still be under way."""
 
-    def finish(self) -> None:
-        """Tell the studies what is still under way."""
+    def finish(self) -> bool:
+        """Tell the studies what is still under way; whether there was anything."""
 
 
 class Schedule:
@@ -75,11 +75,14 @@ class Schedule:
         queue: deque[Kernel] = deque()
         measured = False
         while (time_left := self._bench.time_left()) or not measured:
-            if not queue:
-                self._bench.finish()
-            # What waits to be measured will teach more than what is asked for now could know.
+            # What waits to be measured will teach more than what is asked for now could know. What is at the device is
+            # little: it goes on while we choose, and a study takes into account that it is pending.
             asked = time_left and len(queue) < AHEAD and self._compile()
-            queue.extend(self._bench.ready(wait=not queue))
+            queue.extend(self._bench.ready(wait=False))
+            if not queue:
+                if self._bench.finish():
+                    continue  # with that in mind, there may be more to ask for
+                queue.extend(self._bench.ready(wait=True))
             if queue:
                 self._bench.measure([queue.popleft() for _ in range(min(AT_ONCE, len(queue)))])
                 measured = True
