@@ -10,12 +10,14 @@ from autotune.problem import parse
 from autotune.progress import Progress
 from autotune.result import Result
 from autotune.search import Space, strategy
+from autotune.search.fixed import Prior
 from autotune.search.schedule import AT_ONCE, Schedule
 from autotune.trials import Trials
 from tuning_db.store import CLAIMS
 
 PROBLEM = parse("gemm m=64 n=64 k=64 dtype=f16")
 TRIAL = 10.0
+NOTHING = "asked for nothing"
 ROW = SimpleNamespace(id=1, library=None, family="f", config="{}", symbol="s")
 
 
@@ -103,7 +105,9 @@ class Bench:
         return 1.0
 
     def compile(self, kernels, choosing):
-        self.said.append("asked beside" if self.under_way else "asked")
+        self.said.append(
+            " ".join(["asked", *(["beside"] if self.under_way else []), *([] if kernels else ["for nothing"])])
+        )
         self.made += kernels
 
     def ready(self, wait):
@@ -127,7 +131,7 @@ def test_what_to_try_next_is_asked_while_the_device_works():
     [study] = strategy("prior").studies([Space.ranked(PROBLEM, "f", configs, list(range(len(configs))))], 0, 0.0)
     bench = Bench(study)
     Schedule([study], bench, "sm_90", lambda _: len(configs)).run()
-    assert bench.said == ["asked", "measured", *["asked beside", "measured"] * 3]
+    assert bench.said == ["asked", "measured", *["asked beside", "measured"] * 3, "asked beside for nothing", NOTHING]
     assert study.told == len(configs) and not study.pending
 
 
@@ -140,4 +144,20 @@ def test_what_the_last_results_teach_is_asked_for_too():
     [study] = strategy("prior").studies([Space.ranked(PROBLEM, "f", configs, list(range(len(configs))))], 0, 0.0)
     bench = Once(study)
     Schedule([study], bench, "sm_90", lambda _: len(configs)).run()
-    assert bench.said == ["asked", "measured"] * 3 and study.told == len(configs)
+    assert bench.said == [*["asked", "measured"] * 3, NOTHING] and study.told == len(configs)
+
+
+def test_studies_that_rest_are_told_all_before_they_are_asked_again():
+    class Careful(Prior):
+        def choose(self, seconds):
+            return None if len(self.pending) == 2 * AT_ONCE else super().choose(seconds)
+
+    class Roomy(Bench):
+        def room(self):
+            return 2 * AT_ONCE
+
+    configs = [{"a": i} for i in range(4 * AT_ONCE)]
+    study = Careful(Space.ranked(PROBLEM, "f", configs, list(range(len(configs)))))
+    bench = Roomy(study)
+    Schedule([study], bench, "sm_90", lambda _: len(configs)).run()
+    assert bench.said == ["asked", "measured", "asked beside for nothing", "measured"] * 2 + [NOTHING]
