@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 STEPS = ("search", "emit", "compile", "load", "verify", "time")
-"""What a trial's seconds are of. compile: of a core, beside all else; the others keep the run."""
+"""What a trial's seconds are of. verify and time: of the device; the others: of cores, beside it as far as they can."""
 
 WAIT = "wait for compilers"
 RECORD = "record"
 
 
 class Ledger:
-    """Seconds by step, since it was made. What is not charged to a step is the framework's too: see overhead."""
+    """Seconds by step, since it was made. Steps go on beside each other; what none of them hides is in overhead."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
@@ -43,5 +43,5 @@ class Ledger:
 
     @property
     def overhead(self) -> float:
-        """Seconds that were neither waiting for compilers nor verifying nor timing."""
+        """Seconds in which the device waited for us: it neither verified nor timed, nor did it wait for compilers."""
         return max(0.0, self.total - self.seconds[WAIT] - self.seconds["verify"] - self.seconds["time"])

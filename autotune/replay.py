@@ -142,8 +142,8 @@ class _Simulated:
                 study.tell(kernel.values, told)
                 self._note(study.space.problem, result.us)
 
-    def finish(self) -> None:
-        pass
+    def finish(self) -> bool:
+        return False  # measure() has told all
 
     def _note(self, problem: Problem, us: float | None) -> None:
         steps = self.steps.setdefault(problem, [])

@@ -1,7 +1,7 @@
 """Trials: what no other process is trying is sent to the device, and recorded as it comes back.
 
-One candidate waits behind the one that is being measured: so the device goes on while that is recorded and the next is
-claimed. A tuner that is killed loses what is being measured and nothing else.
+A few candidates wait behind the one that is being measured: so the device goes on while that is recorded, the next are
+chosen, and kernels that were compiled are written down. A tuner that is killed loses these few and nothing else.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fused_resnet.binding import Candidate
 from fused_resnet.candidates import candidate
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
+from tuning_db.store import CLAIMS
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Trials:
         before: tells the seconds that the kernel has cost so far; called if it is tried. done: called with the results
         once the last of them is recorded.
         """
-        self.finish(1)  # as many may be claimed at once: what is being measured, and this
+        self.finish(CLAIMS - 1)
         with self._ledger.charge(RECORD):
             left = self._store.claim(self._device, str(problem), row, launches) if launches else []
         if left is None:
@@ -67,13 +68,14 @@ class Trials:
         for launch in left:
             with self._ledger.charge("load"):
                 chosen = candidate(self._store, row, launch)
-            self.finish(1)
+            self.finish(CLAIMS - 1)
             self._worker.send(problem, chosen)
             self._sent.append((tried, chosen))
         return True
 
-    def finish(self, most: int = 0) -> None:
-        """Record what comes back until so many candidates are still at the device."""
+    def finish(self, most: int = 0) -> bool:
+        """Record what comes back until so many candidates are still at the device; whether there was anything."""
+        waited = len(self._sent) > most
         while len(self._sent) > most:
             result = self._worker.receive()
             tried, chosen = self._sent.popleft()
@@ -89,6 +91,7 @@ class Trials:
             tried.left -= 1
             if not tried.left:
                 tried.done(tried.results)
+        return waited
 
     def record(self, problem: Problem, row: KernelRow, chosen: Candidate, result: Result, final: bool = False) -> None:
         """Write down what came of a candidate."""

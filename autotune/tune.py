@@ -40,7 +40,7 @@ from autotune.workshop import Workshop
 from fused_resnet.candidates import candidate
 from fused_resnet.graph import Network
 from fused_resnet.selection import shortlist
-from tuning_db import Store
+from tuning_db import Store, ties
 from tuning_db.schema import Device, KernelRow
 
 FINALISTS = 6
@@ -254,9 +254,9 @@ class Tuning:
             if not self.time_left():
                 return
 
-    def finish(self) -> None:
-        """Record what is still being measured."""
-        self.trials.finish()
+    def finish(self) -> bool:
+        """Record what is still being measured; whether there was anything."""
+        return self.trials.finish()
 
     def _complete(self) -> None:
         """Try the prior's best for every problem that time left without any: else its layer could not be chosen."""
@@ -272,8 +272,8 @@ class Tuning:
             for study, kernel in missing.values():
                 if kernel in ready:
                     self._begin(study, kernel)
+            self.trials.finish()  # the device waits for compilers only when it has nothing to do
             kernels -= self.workshop.rows.keys()
-        self.trials.finish()
 
     def _begin(self, study: Study, kernel: Kernel) -> bool:
         """Try what was not tried yet of a kernel on a study's problem; False if another process is trying it."""
@@ -335,13 +335,12 @@ class Tuning:
     def _settle(self, problem: Problem) -> None:
         """Time the fastest few, and the best of torch's, in interleaved rounds; unless that was done for these."""
         assert self.worker
-        ranked = self.store.ranking(self.device, str(problem), finals_first=False)
+        timed = self.store.measurements(self.device, str(problem), "ok")
+        ranked = ties.ranked(timed, finals_first=False)
         best_of_torch = [row for row in ranked if row.kernel.family == aten.FAMILY][:1]
         finalists = shortlist(ranked, FINALISTS, PLANS)
         finalists += [row for row in best_of_torch if row not in finalists]
-        settled = {
-            (row.kernel_id, str(row.launch)) for row in self.store.ranking(self.device, str(problem)) if row.final
-        }
+        settled = {(row.kernel_id, str(row.launch)) for row in timed if row.final}
         if all((row.kernel_id, str(row.launch)) in settled for row in finalists):
             return
         candidates = [candidate(self.store, row.kernel, row.launch) for row in finalists]

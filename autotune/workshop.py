@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from autotune import abi, build, emit, paths
 from autotune.epilogue import Epilogue
@@ -113,14 +114,10 @@ class Workshop:
         """Record a unit that has come to an end."""
         kernels = built.unit.kernels
         library = self._put_library(built) if built.path else None
-        for kernel in kernels:
-            self.rows[kernel] = self._store.put_kernel(
-                identity(kernel, emit.source_digest(kernel)),
-                symbol=emit.symbol(kernel),
-                weight_layouts=dict(family(kernel.family).weight_layouts(kernel.values)),
-                library_id=library.id if library else None,
-                error=built.error or None,
-            )
+        outcome = {"library_id": library.id if library else None, "error": built.error or None}
+        rows = self._store.put_kernels([(identity(k, emit.source_digest(k)), _facts(k) | outcome) for k in kernels])
+        for kernel, row in zip(kernels, rows, strict=True):
+            self.rows[kernel] = row
             self._making.discard(kernel)
             self._spent.setdefault(kernel, {})["compile"] = built.seconds / len(kernels)
             if built.error:
@@ -154,6 +151,12 @@ def identity(kernel: Kernel, source: str) -> dict[str, str]:
         "target": kernel.target,
         "source": source,
     }
+
+
+def _facts(kernel: Kernel) -> dict[str, Any]:
+    """What the database says of a kernel beside its key and what became of it."""
+    layouts = family(kernel.family).weight_layouts(kernel.values)
+    return {"symbol": emit.symbol(kernel), "weight_layouts": dict(layouts)}
 
 
 def kernel_of(row: KernelRow) -> Kernel | None:

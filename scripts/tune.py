@@ -1,6 +1,9 @@
 """Tune a network's layers, or single problems, for one architecture, and keep
 every trial in a database.
 
+At the end it says where the seconds went. Overhead are those in which the
+device neither verified nor timed, nor waited for compilers.
+
 Examples:
   python scripts/tune.py --arch sm80 --batch 128
   python scripts/tune.py --arch sm90 --model torchvision:resnet50 --batch 128

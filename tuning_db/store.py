@@ -32,8 +32,8 @@ from tuning_db.ties import ranked
 if TYPE_CHECKING:
     from tuning_db import asked
 
-CLAIMS = 2
-"""Trials that a process may have claimed at once: one is being measured while the next is made ready."""
+CLAIMS = 8
+"""Trials that a process may have claimed at once: what is being measured, and what waits behind it at the device."""
 
 _WRITING = "autotune_writing"  # the option of transactions that write: they take turns
 
@@ -124,11 +124,16 @@ class Store:
 
         values: symbol, weight_layouts, library_id, error. A kernel that had failed to compile takes the new values.
         """
-        row = self._find_or_add(KernelRow, identity, values)
-        if row.error and not values.get("error"):
-            with self.writing():
-                row.error, row.library_id = None, values.get("library_id")
-        return row
+        return self.put_kernels([(identity, values)])[0]
+
+    def put_kernels(self, kernels: Sequence[tuple[dict[str, str], dict[str, Any]]]) -> list[KernelRow]:
+        """put_kernel for several, (identity, values) each, in one transaction."""
+        with self.writing():
+            rows = [self._found_or_added(KernelRow, identity, values) for identity, values in kernels]
+            for row, (_, values) in zip(rows, kernels, strict=True):
+                if row.error and not values.get("error"):
+                    row.error, row.library_id = None, values.get("library_id")
+        return rows
 
     def put_library(self, binary: bytes, **values: Any) -> Library:
         """Find a binary by its digest, or store it. values: kind, target, compiler, flags, cutlass, abi_version."""
@@ -180,10 +185,14 @@ class Store:
 
     def _find_or_add(self, table: Any, key: dict[str, Any], values: dict[str, Any]) -> Any:
         with self.writing():
-            row = self.session.scalars(sa.select(table).filter_by(**key)).one_or_none()
-            if row is None:
-                row = table(**key, **values)
-                self.session.add(row)
+            return self._found_or_added(table, key, values)
+
+    def _found_or_added(self, table: Any, key: dict[str, Any], values: dict[str, Any]) -> Any:
+        """The same, amid a transaction."""
+        row = self.session.scalars(sa.select(table).filter_by(**key)).one_or_none()
+        if row is None:
+            row = table(**key, **values)
+            self.session.add(row)
         return row
 
     def _now(self) -> dict[str, Any]:
@@ -265,9 +274,9 @@ class Store:
         )
         return self._all(query.where(Measurement.status == status) if status else query)
 
-    def ranking(self, device: asked.Device, problem: str, finals_first: bool = True) -> list[Measurement]:
+    def ranking(self, device: asked.Device, problem: str) -> list[Measurement]:
         """Verified candidates for a problem on a device, best first, each once, as tuning_db/ties.py ranks them."""
-        return ranked(self.measurements(device, problem, "ok"), finals_first)
+        return ranked(self.measurements(device, problem, "ok"))
 
     def best_us(self, device: asked.Device, problem: str, kernel: KernelRow | None = None) -> float | None:
         """The shortest verified time of a problem on a device, of one kernel or of any, in microseconds."""

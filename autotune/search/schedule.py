@@ -36,7 +36,7 @@ class Bench(Protocol):
         """What compiling and measuring a kernel would take; 0 compiling where it exists."""
 
     def compile(self, kernels: Sequence[Kernel], choosing: float) -> None:
-        """Begin to make kernels; those that exist are ready at once. choosing: seconds that it took to choose them."""
+        """Begin to make kernels, if any; those that exist are ready at once. choosing: seconds that choosing took."""
 
     def ready(self, wait: bool) -> list[Kernel]:
         """Kernels that became ready. wait: until there is one, unless nothing is being made."""
@@ -44,8 +44,8 @@ class Bench(Protocol):
     def measure(self, kernels: Sequence[Kernel]) -> None:
         """Measure kernels on the problems whose studies want them, and tell these; the last may still be under way."""
 
-    def finish(self) -> None:
-        """Tell the studies what is still under way."""
+    def finish(self) -> bool:
+        """Tell the studies what is still under way; whether there was anything."""
 
 
 class Schedule:
@@ -61,6 +61,7 @@ class Schedule:
             self._of.setdefault(study.space.problem, []).append(study)
         self._bench, self._target, self._trials = bench, target, trials
         self._kernels: dict[tuple[int, int], Kernel] = {}
+        self._resting = False
 
     def begin(self) -> None:
         """Give the compilers work, if there is time left."""
@@ -75,11 +76,16 @@ class Schedule:
         queue: deque[Kernel] = deque()
         measured = False
         while (time_left := self._bench.time_left()) or not measured:
-            if not queue:
-                self._bench.finish()
-            # What waits to be measured will teach more than what is asked for now could know.
+            if self._resting and not queue:
+                self._bench.finish()  # they wanted nothing: before they are asked again they should know more
+            # What waits to be measured will teach more than what is asked for now could know. What is at the device is
+            # little: it goes on while we choose, and a study takes into account that it is pending.
             asked = time_left and len(queue) < AHEAD and self._compile()
-            queue.extend(self._bench.ready(wait=not queue))
+            queue.extend(self._bench.ready(wait=False))
+            if not queue:
+                if self._bench.finish():
+                    continue  # with that in mind, there may be more to ask for
+                queue.extend(self._bench.ready(wait=True))
             if queue:
                 self._bench.measure([queue.popleft() for _ in range(min(AT_ONCE, len(queue)))])
                 measured = True
@@ -91,7 +97,8 @@ class Schedule:
         """Ask for what the compilers have room for; whether there was anything."""
         room, started = self._bench.room(), time.perf_counter()
         wanted = (self._wanted(room) or self._wanted(room)) if room else []  # at first one may wait for another
-        if wanted:
+        self._resting = bool(room) and not wanted
+        if room:
             self._bench.compile(wanted, time.perf_counter() - started)
         return bool(wanted)
 

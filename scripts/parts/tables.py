@@ -62,7 +62,7 @@ def _torch_us(line: Line) -> float | None:
 
 
 def spent(ledger: Ledger) -> Table:
-    """Where the seconds of a run went: beside each other on the cores and the device, and what the framework took."""
+    """Where the seconds of a run went, which are the device's; below them those of cores, most of them beside it."""
     table = Table(title="where the seconds went", title_justify="left", box=None, header_style="bold")
     for name in ("step", "s", "of the run", "ms a trial"):
         table.add_column(name, justify="left" if name == "step" else "right")
@@ -72,14 +72,12 @@ def spent(ledger: Ledger) -> Table:
         part = f"{seconds / total:.1%}" if share else ""
         table.add_row(name, f"{seconds:.1f}", part, f"{1e3 * seconds / trials:.2f}", style=style)
 
-    row("compile, in core-seconds", ledger.seconds["compile"], share=False)
-    row(WAIT, ledger.seconds[WAIT])
-    for step in ("verify", "time"):
+    for step in ("verify", "time", WAIT):
         row(step, ledger.seconds[step])
-    row("overhead", ledger.overhead)
-    for step in ("search", "emit", "load", RECORD):
-        row(f"  {step}", ledger.seconds[step], style="dim")
+    row("overhead: the device waits for us", ledger.overhead)
     row(f"run, {trials} trials", total, style="bold")
+    for step in ("compile", "search", "emit", "load", RECORD):
+        row(f"{step}, in core-seconds", ledger.seconds[step], share=False, style="dim")
     return table
 
 
