@@ -41,8 +41,8 @@ class Architecture:
     def processors_for(self, cluster: int) -> int:
         """SMs that clusters of so many blocks fill at once, a block on each.
 
-        A cluster lies within one GPC, and these differ in size: of an H200's 132 SMs clusters of 4 and of 8 fill 120, as
-        cudaOccupancyMaxActiveClusters has it.
+        A cluster lies within one GPC, and these differ in size: of an H200's 132 SMs clusters of 4 and of 8 fill 120,
+        as cudaOccupancyMaxActiveClusters has it.
         """
         return self.processors if cluster <= 2 else self.processors * 10 // 11 // cluster * cluster
 

@@ -131,7 +131,8 @@ def arguments() -> argparse.Namespace:
         action="append",
         default=[],
         metavar="FAMILY",
-        help="try no families but these; may be repeated. Those of CUTLASS 3.x, which take most of a minute to compile, are tried only so",
+        help="try no families but these; may be repeated. Those of CUTLASS 3.x, whose kernels take most of a minute to "
+        "compile, are tried only so",
     )
     parser.add_argument(
         "--buffers",
