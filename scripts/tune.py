@@ -281,22 +281,28 @@ def show_winners(console: Console, tuning: Tuning, wanted: Work) -> None:
     if plan := tuning.store.plan(tuning.device, wanted.network.key):
         gain = plan.details["alone_us"] / plan.median_us
         taken = ", ".join(plan.details["alternatives"]) or "none"
-        console.print(f"The network as one CUDA graph: {plan.median_us:.1f} us, {gain:.2f} times as fast as with the")
-        console.print("layers' winners above: where other candidates are faster among their neighbours, they were")
-        console.print(f"taken. Alternatives taken: {taken}", highlight=False)
+        console.print(
+            f"The network as one CUDA graph: {plan.median_us:.1f} us, {gain:.2f} times as fast as with the layers' "
+            "winners above: where other candidates are faster among their neighbours, they were taken. "
+            f"Alternatives taken: {taken}",
+            highlight=False,
+        )
 
 
 def show_gaps(console: Console, tuning: Tuning, wanted: Work) -> None:
     """Problems that only torch solves, what failed and, for single problems, configs that are not legal."""
     arch = tuning.options.arch
     searched = {study.space.problem for study in tuning.studies if study.total}
+    needed = len(wanted.network.layers) if wanted.network else len(wanted.named)  # alternatives' layers come after them
     gaps: dict[str, list[str]] = {}
-    for name, problem in wanted.named:
+    for name, problem in wanted.named[:needed]:
         if problem not in searched:
             gaps.setdefault(unserved(problem, arch), []).append(name)
     for reason, names in gaps.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         console.print(f"{', '.join(names[:3])}{more}: {reason}: torch's operators are all there is.", markup=False)
+    if unmade := [name for name, problem in wanted.named[needed:] if problem not in searched]:
+        console.print(f"no kernels for the alternatives {', '.join(unmade)} on {arch.name}", highlight=False)
     if not wanted.network:
         for sentence in dict.fromkeys(text for problem in tuning.problems for text in illegal(problem, arch)):
             console.print(sentence, markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""Runs kernels for Hopper without a GPU: their own text, with functions of kernels/emulator.h in the place of PTX."""
+"""Runs kernels without a GPU, most of them for Hopper: their own text, with functions of kernels/emulator.h for PTX."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ _PTX = {
     "barrier.cluster.arrive.relaxed.aligned": "emu::arrive_in_cluster(), emu::wait_for_cluster();",
     "bar.sync": "emu::sync_of(1, kThreads);",
     "cp.async.ca": "std::memcpy(emu::generic(to), from, kBytes);",
+    "cp.async.cg": "std::memcpy(emu::generic(to), from, 16);",
     "cp.async.wait_all": "",
     "setmaxnreg": "",
     "wgmma.fence": "emu::exchange(0xffffffffu, 0, 0);",
@@ -81,7 +82,7 @@ class Emulated:
 
     def __init__(self, kernel: Kernel, folder: Path) -> None:
         self.kernel = kernel
-        for header in ("sm90/hopper.cuh", "sm90/gate.cuh", "cuda/kernel.cuh"):
+        for header in ("sm90/hopper.cuh", "sm90/gate.cuh", "cuda/kernel.cuh", "cuda/se_tail.cuh"):
             (folder / header).parent.mkdir(parents=True, exist_ok=True)
             (folder / header).write_text(_emulated((paths.templates() / header).read_text()))
         text, symbol = emit.unit([kernel]), emit.symbol(kernel)

@@ -1,14 +1,15 @@
-"""Squeeze-and-excitation and the rest of a residual block on a GPU: one thread block an image."""
+"""Squeeze-and-excitation and the rest of a residual block on a GPU: a thread block takes one image after the other."""
 
 from __future__ import annotations
 
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
 from autotune.families import cuda
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
+from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
 from autotune.problem import DTYPES, Problem, SeTail
 
 _VECTOR = 8
+_IMAGES = (1, 2, 4, 8)
 
 
 def _supports(problem: Problem) -> str | None:
@@ -31,11 +32,18 @@ def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     if problem.c // _VECTOR > int(config["threads"]):
         return "more channels than its threads hold"
     if config["early"]:
-        weights = problem.c * problem.hidden * 2 * DTYPES[problem.dtype].itemsize
+        weights = problem.c * (2 * problem.hidden + _VECTOR) * DTYPES[problem.dtype].itemsize
         sums = (int(config["threads"]) * _VECTOR + 2 * problem.c + 2 * problem.hidden) * 4
         if problem.hidden % 4 or weights + sums > arch.block_shared:
             return "weights that do not fit shared memory, or not in whole accesses"
     return None
+
+
+def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
+    """Where the weights are kept, also several images a block, as long as most multiprocessors have a block."""
+    assert isinstance(problem, SeTail)
+    several = [images for images in _IMAGES if config["early"] and 4 * problem.n >= 3 * images * arch.processors]
+    return [{"images": images} for images in dict.fromkeys((1, *several))]
 
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
@@ -54,13 +62,15 @@ FAMILY = Family(
     template="cuda/se_tail.cu.j2",
     architectures=cuda.ARCHITECTURES,
     parameters=(
-        Parameter("threads", (128, 256, 512, 1024), "threads a block, one block an image"),
+        Parameter("threads", (128, 256, 512, 1024), "threads a block"),
         Parameter("keep", (1, 2, 4, 8, 16), "vectors of 8 channels that a thread keeps in registers"),
         Parameter("early", (0, 1), "1: weights and added tensors are read before they are needed"),
     ),
+    launch_parameters=(Parameter("images", _IMAGES, "images that a block takes, one after the other"),),
     legal=_legal,
     supports=_supports,
     fits=_fits,
+    launches=_launches,
     cost=_cost,
     compile_seconds=(0.9, 0.3),
 )

@@ -142,6 +142,7 @@ PROBLEMS = {
     "cuda_se_tail": [
         "se_tail n=3 h=5 w=3 c=72 hidden=5 dtype={} epilogue=add,relu,add_scalar",
         "se_tail n=2 h=16 w=16 c=64 hidden=4 dtype={} epilogue=add,relu",
+        "se_tail n=303 h=2 w=2 c=512 hidden=32 dtype={} epilogue=add,relu",
         "se_tail n=2 h=1 w=1 c=512 hidden=33 dtype={} epilogue=none",
         "se_tail n=2 h=4 w=3 c=32 hidden=4 dtype={} epilogue=swish_b,add,tanh,mul_scalar,hardsigmoid,bent,relu6",
     ],

@@ -1,0 +1,247 @@
+// Squeeze-and-excitation and the rest of a residual block: a thread block takes one image after the other. A thread owns 8
+// neighbouring channels of every kLanes-th pixel and keeps the first kKeep of them in registers from the mean to the
+// scaling. All sums have a fixed order, so the same input gives the same bits.
+//
+// Early, the weights are copied to shared memory before the kernel that makes x has ended, once for all of a block's
+// images, and what the steps read of tensors is on its way while the gates are computed.
+#pragma once
+
+namespace at {
+
+template <typename Config>
+struct SeTail {
+  using Element = typename Config::Element;
+  static constexpr int kThreads = Config::kThreads, kKeep = Config::kKeep, kVector = 8;
+  static constexpr bool kEarly = Config::kEarly;
+  static constexpr int kAccess = 16;  // bytes
+  // Places of the pointers: Problem.operands() of se_tail.
+  enum { kX = 0, kW1 = 1, kB1 = 2, kW2 = 3, kB2 = 4, kY = 5 };
+  enum Launch { kImages };
+  using Params = Plain<at_se_tail>;
+
+  // ---- Before the launch ----
+
+  AT_DEVICE static void prepare(const at_se_tail& a, at_prepared* out) {
+    if (a.c % kVector || a.c / kVector > kThreads || kEarly && a.hidden % 4) return refused(out);
+    const int images = max(a.launch[kImages], 1);
+    prepared(out, Params{a, {}}, ceil_div(a.n, images), 1, 1, kThreads, Layout(a).bytes, 0);
+  }
+
+  // ---- The kernel ----
+
+  AT_DEVICE static void run(const Params& params, char* memory) {
+    const at_se_tail& a = params.a;
+    void* const* p = params.p.p;
+    const Layout at(a);
+    const Part part(a);
+    Weights weights{(const Element*)p[kW1], (const Element*)p[kW2], (const float*)p[kB1], (const float*)p[kB2], a.hidden};
+    if constexpr (kEarly) weights = copied(weights, a, at, memory);
+    wait_for_previous();
+    for (int image = blockIdx.x; image < a.n; image += gridDim.x) {
+      const int64_t first = (int64_t)image * a.h * a.w * a.c;
+      Kept kept;
+      read(kept, a, p, part, first);
+      if (image + (int)gridDim.x >= a.n) launch_next();
+      float* gates = excite(kept, a, (const Element*)p[kX] + first, part, weights, at, memory);
+      if (part.active) finish(kept, a, p, part, first, gates);
+    }
+  }
+
+ private:
+  // Shared memory, in bytes from its beginning.
+  struct Layout {
+    int rows;      // of partial sums, once the lanes of a warp that share channels have been added up
+    int w2_pitch;  // elements between its rows: the padding spreads them over the banks
+    int mean, hidden, w1, w2, b1, b2, bytes;
+    AT_DEVICE explicit Layout(const at_se_tail& a) {
+      const int groups = a.c / kVector;
+      rows = groups <= 32 && 32 % groups == 0 ? kThreads / 32 : kThreads / groups;
+      w2_pitch = a.hidden * (int)sizeof(Element) % kAccess ? a.hidden : a.hidden + kAccess / (int)sizeof(Element);
+      mean = rows * a.c * 4;
+      hidden = mean + a.c * 4;
+      bytes = w1 = hidden + (a.hidden + 3) / 4 * kAccess;
+      w2 = w1 + a.hidden * a.c * (int)sizeof(Element);
+      b1 = w2 + a.c * w2_pitch * (int)sizeof(Element);
+      b2 = b1 + a.hidden * 4;
+      if (kEarly) bytes = b2 + a.c * 4;
+    }
+  };
+
+  // What a thread has of each image.
+  struct Part {
+    int pixels, groups, lanes, lane, channel;
+    bool active;
+    AT_DEVICE explicit Part(const at_se_tail& a) {
+      pixels = a.h * a.w, groups = a.c / kVector, lanes = kThreads / groups;
+      lane = threadIdx.x / groups, channel = threadIdx.x % groups * kVector;
+      active = lane < lanes;
+    }
+  };
+
+  struct Kept {
+    Pack<Element, kVector> x[kKeep];
+    typename Config::Steps::Fetched fetched[kEarly ? kKeep : 1];
+  };
+
+  struct Weights {
+    const Element *w1, *w2;
+    const float *b1, *b2;
+    int w2_pitch;
+  };
+
+  // Begins to copy `rows` of so many bytes, in whole accesses, at addresses that are multiples of one.
+  AT_DEVICE static void copy(char* to, int pitch, const void* from, int rows, int row_bytes) {
+    const unsigned place = (unsigned)__cvta_generic_to_shared(to);
+    for (int i = threadIdx.x * kAccess; i < rows * row_bytes; i += kThreads * kAccess) {
+      const char* part = (const char*)from + i;
+      copy_access(place + i / row_bytes * pitch + i % row_bytes, part);
+    }
+  }
+
+  AT_DEVICE static void copy_access(unsigned to, const void* from) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+#endif
+  }
+
+  AT_DEVICE static Weights copied(const Weights& from, const at_se_tail& a, const Layout& at, char* memory) {
+    const int size = sizeof(Element);
+    copy(memory + at.w1, 0, from.w1, 1, a.hidden * a.c * size);
+    if (at.w2_pitch == a.hidden) copy(memory + at.w2, 0, from.w2, 1, a.c * a.hidden * size);
+    else copy(memory + at.w2, at.w2_pitch * size, from.w2, a.c, a.hidden * size);
+    copy(memory + at.b1, 0, from.b1, 1, a.hidden * 4);
+    copy(memory + at.b2, 0, from.b2, 1, a.c * 4);
+    return {(const Element*)(memory + at.w1), (const Element*)(memory + at.w2), (const float*)(memory + at.b1),
+            (const float*)(memory + at.b2), at.w2_pitch};
+  }
+
+  // The image's first vectors of this thread and, early, what the steps will read beside them.
+  AT_DEVICE static void read(Kept& kept, const at_se_tail& a, void* const* p, const Part& part, int64_t first) {
+#pragma unroll
+    for (int i = 0; i < kKeep; ++i) {
+      const int pixel = part.lane + i * part.lanes;
+      if (part.active && pixel < part.pixels) kept.x[i].read((const Element*)p[kX] + first + pixel * a.c + part.channel);
+    }
+    if constexpr (kEarly) {
+#pragma unroll
+      for (int i = 0; i < kKeep; ++i) {
+        const int pixel = part.lane + i * part.lanes;
+        if (part.active && pixel < part.pixels)
+          Config::Steps::fetch(kept.fetched[i], p, first + (int64_t)pixel * a.c + part.channel);
+      }
+    }
+  }
+
+  // The gates of an image, a float a channel.
+  AT_DEVICE static float* excite(const Kept& kept, const at_se_tail& a, const Element* x, const Part& part,
+                                 const Weights& weights, const Layout& at, char* memory) {
+    float *sums = (float*)memory, *mean = (float*)(memory + at.mean), *hidden = (float*)(memory + at.hidden);
+    float sum[kVector] = {};
+#pragma unroll
+    for (int i = 0; i < kKeep; ++i)
+      if (part.active && part.lane + i * part.lanes < part.pixels) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) sum[e] += to_float(kept.x[i].elements[e]);
+      }
+    for (int pixel = part.lane + kKeep * part.lanes; part.active && pixel < part.pixels; pixel += part.lanes) {
+      float v[kVector];
+      load(v, x + pixel * a.c + part.channel);
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) sum[e] += v[e];
+    }
+
+    // mean: rows of partial sums in shared memory, then a column each.
+    if (at.rows == part.lanes) {
+      if (part.active) store(sum, sums + part.lane * a.c + part.channel);
+    } else {
+      for (int distance = 16; distance >= part.groups; distance /= 2)
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) sum[e] += __shfl_xor_sync(0xffffffffu, sum[e], distance);
+      if ((int)threadIdx.x % 32 < part.groups) store(sum, sums + threadIdx.x / 32 * a.c + part.channel);
+    }
+    if constexpr (kEarly) wait_for_copies();
+    __syncthreads();
+    for (int c = threadIdx.x; c < a.c; c += kThreads) {
+      float total = 0.f;
+      for (int row = 0; row < at.rows; ++row) total += sums[row * a.c + c];
+      mean[c] = total / part.pixels;
+    }
+    __syncthreads();
+
+    // hidden = relu(w1 mean + b1): a warp an output.
+    for (int o = threadIdx.x / 32; o < a.hidden; o += kThreads / 32) {
+      const Element* row = weights.w1 + o * a.c;
+      float total = 0.f;
+      for (int c = (int)threadIdx.x % 32 * kVector; c < a.c; c += 32 * kVector) {
+        float w[kVector], m[kVector];
+        load(w, row + c);
+        load(m, mean + c);
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) total += w[e] * m[e];
+      }
+      for (int distance = 16; distance; distance /= 2) total += __shfl_xor_sync(0xffffffffu, total, distance);
+      if (threadIdx.x % 32 == 0) hidden[o] = fmaxf(total + weights.b1[o], 0.f);
+    }
+    __syncthreads();
+
+    // gate = sigmoid(w2 hidden + b2): a thread an output; it takes the mean's place.
+    for (int c = threadIdx.x; c < a.c; c += kThreads) {
+      const Element* row = weights.w2 + (int64_t)c * weights.w2_pitch;
+      float total = weights.b2[c];
+      if (a.hidden % kVector == 0) {
+        for (int o = 0; o < a.hidden; o += kVector) {
+          float w[kVector];
+          load(w, row + o);
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) total += w[e] * hidden[o + e];
+        }
+      } else {
+        for (int o = 0; o < a.hidden; ++o) total += to_float(row[o]) * hidden[o];
+      }
+      mean[c] = 1.f / (1.f + __expf(-total));
+    }
+    __syncthreads();
+    return mean;
+  }
+
+  AT_DEVICE static void wait_for_copies() {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+  }
+
+  // Scales, applies the steps and stores. A thread may begin with its next image meanwhile: it writes over no gate before
+  // all have read theirs, which the first barrier there sees to.
+  AT_DEVICE static void finish(const Kept& kept, const at_se_tail& a, void* const* p, const Part& part, int64_t first,
+                               const float* gates) {
+    float gate[kVector];
+    load(gate, gates + part.channel);
+    const auto put = [&](float (&v)[kVector], int pixel, const typename Config::Steps::Fetched& fetched) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) v[e] *= gate[e];
+      const int64_t offset = first + (int64_t)pixel * a.c + part.channel;
+      Config::Steps::apply(v, p, a.scalars, part.channel, offset, fetched);
+      store(v, (Element*)p[kY] + offset);
+    };
+#pragma unroll
+    for (int i = 0; i < kKeep; ++i) {
+      const int pixel = part.lane + i * part.lanes;
+      if (pixel < part.pixels) {
+        float v[kVector];
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) v[e] = to_float(kept.x[i].elements[e]);
+        put(v, pixel, kept.fetched[kEarly ? i : 0]);
+      }
+    }
+    for (int pixel = part.lane + kKeep * part.lanes; pixel < part.pixels; pixel += part.lanes) {
+      float v[kVector];
+      const int64_t offset = first + (int64_t)pixel * a.c + part.channel;
+      load(v, (const Element*)p[kX] + offset);
+      typename Config::Steps::Fetched late;
+      if constexpr (kEarly) Config::Steps::fetch(late, p, offset);
+      put(v, pixel, late);
+    }
+  }
+};
+
+}  // namespace at
