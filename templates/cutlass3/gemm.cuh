@@ -68,8 +68,8 @@ struct Gemm3 {
       bool const split = a.launch[1] > 1 || a.launch[2];
       // A warpgroup of its own, or one that has loaded what is to be added, cannot know in time who will be last.
       if (split && (!kCooperative || Config::kSource > 0)) return refused(out);
-      // Clusters of more than two blocks leave some of each GPC's 16 or 18 processors idle.
-      int const clusters = (kPeers > 2 ? processors() / 16 * 16 : processors()) / kPeers;
+      // Larger clusters leave some of each GPC's 14 to 18 processors idle: Architecture.processors_for has the same.
+      int const clusters = (kPeers > 2 ? processors() * 10 / 11 : processors()) / kPeers;
       if (!split) deal.persist(clusters);
       else if (!deal.deal(a.launch[1], a.launch[2] * clusters)) return refused(out);
       deal.arrivals = Kernel::SharedStorageSize;
