@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from autotune.errors import choose
+from fused_resnet.layout import merge_groups
 from fused_resnet.rounding import quantize_weight
 
 
@@ -101,16 +102,6 @@ def _pad_inputs(weight: torch.Tensor, c: int) -> torch.Tensor:
     return torch.nn.functional.pad(weight, (0, 0, 0, 0, 0, c - weight.shape[1]))
 
 
-def _merge_groups(weight: torch.Tensor, groups: int, merged: int) -> torch.Tensor:
-    """(k, c/groups, r, s) of a convolution in groups -> the same where each `merged` of them are one."""
-    k, c, *window = weight.shape
-    parts = weight.reshape(groups // merged, merged, k // groups, c, *window)
-    whole = weight.new_zeros(groups // merged, merged, k // groups, merged, c, *window)
-    for i in range(merged):
-        whole[:, i, :, i] = parts[:, i]
-    return whole.reshape(k, merged * c, *window)
-
-
 def _byte_scales(weight: torch.Tensor, factor: float) -> torch.Tensor:
     """By what sums of bytes are multiplied, for each output channel: the weight's scale and a factor."""
     return quantize_weight(weight)[1] * factor
@@ -129,7 +120,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "scale_rows": _scale_rows,
     "columns_last": _columns_last,
     "pad_inputs": _pad_inputs,
-    "merge_groups": _merge_groups,
+    "merge_groups": merge_groups,
     "bytes": lambda weight: quantize_weight(weight)[0],
     "byte_scales": _byte_scales,
 }

@@ -9,6 +9,7 @@
   reads them.
 - `wgmma`: krsc with k filled up with zeros to a multiple of 32 and permuted within each 32, so that the columns of
   Hopper's accumulators that one thread holds (2t, 2t + 1 of every eight) are eight neighbouring channels.
+- `wgmma<M>`, such as `wgmma8`: the same where each M groups are one, with zeros between them.
 - `wgmma_patch`: the second operand of a wgmma whose first is in registers: (steps of 16 along c*r*s, k, 16), filled up
   with zeros, k as in `wgmma`. Of each step a thread holds 2t, 2t + 1, 2t + 8 and 2t + 9 of the first operand: their
   order is such that these are neighbours in torch's, as in a line of a patch of 4 x 4.
@@ -56,6 +57,8 @@ def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Ten
         # channels: block, group / 2, half, tile of the half, group % 2; depth: step, register, lane % 4, element
         axes = packed.view(blocks, 4, 2, 2, 2, steps, 2, 4, 2)
         return axes.permute(0, 5, 2, 1, 4, 7, 3, 6, 8).contiguous()
+    if match := re.fullmatch(r"wgmma([1-9]\d*)", layout):
+        return pack_weight(merge_groups(weight, groups, int(match[1])), "wgmma")
     if match := re.fullmatch(r"([kc])([1-9]\d*)", layout):
         block = int(match[2])
         if match[1] == "c":  # exchange the channels of each group
@@ -68,5 +71,15 @@ def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Ten
         return packed.reshape(groups, blocks, block, c, r, s).permute(0, 1, 4, 5, 3, 2).contiguous()
     raise ValueError(
         f"unknown weight layout '{layout}': choose kcrs, krsc, rsck, wgmma, wgmma_patch, mma, "
-        "or k or c and a block's size (k32)"
+        "k or c and a block's size (k32), or wgmma and how many groups are one (wgmma8)"
     )
+
+
+def merge_groups(weight: torch.Tensor, groups: int, merged: int) -> torch.Tensor:
+    """(k, c/groups, r, s) of a convolution in groups -> the same where each `merged` of them are one."""
+    k, c, *window = weight.shape
+    parts = weight.reshape(groups // merged, merged, k // groups, c, *window)
+    whole = weight.new_zeros(groups // merged, merged, k // groups, merged, c, *window)
+    for i in range(merged):
+        whole[:, i, :, i] = parts[:, i]
+    return whole.reshape(k, merged * c, *window)

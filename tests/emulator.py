@@ -113,7 +113,9 @@ class Emulated:
             if operand.role == "output":
                 operands.append(torch.full(operand.shape, float("nan"), dtype=DTYPES[operand.dtype]))
             elif operand.name in layouts:
-                operands.append(pack_weight(tensors[operand.name], layouts[operand.name]))
+                operands.append(
+                    pack_weight(tensors[operand.name], layouts[operand.name], getattr(problem, "groups", 1))
+                )
             else:
                 operands.append(tensors[operand.name].contiguous())
         pointers = (ctypes.c_void_p * abi.MAX_POINTERS)(*(operand.data_ptr() for operand in operands))

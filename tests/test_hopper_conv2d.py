@@ -14,7 +14,7 @@ from autotune.verify import random_tensor
 SM90, FAMILY = architecture("sm90"), family("sm90_conv2d")
 SMALL = {
     "tile_m": 64, "tile_n": 32, "tile_k": 64, "groups": 1, "schedule": "cooperative", "activations": "im2col",
-    "weights": "streamed", "cluster_m": 1, "cluster_n": 1, "slices": 1,
+    "weights": "streamed", "cluster_m": 1, "cluster_n": 1, "slices": 1, "merge": 1,
 }  # fmt: skip
 BLOCKS = 4
 """Of a grid, so that each has several tiles."""
@@ -43,6 +43,14 @@ CASES = {
     "groups, patches": (
         {"activations": "patch", "weights": "resident", "tile_k": 16},
         "conv2d n=2 h=15 w=15 c=48 k=96 r=3 s=3 stride=2 pad=1 groups=3 dtype=bf16 epilogue=bias,add",
+    ),
+    "groups of four, eight of them as one": (
+        {"tile_k": 32, "merge": 8},
+        "conv2d n=2 h=9 w=7 c=64 k=64 r=3 s=3 pad=1 groups=16 dtype=f16 epilogue=bias,add,relu",
+    ),
+    "one group out of two, more channels out than in": (
+        {"tile_n": 64, "tile_k": 32, "merge": 2, "activations": "patch"},
+        "conv2d n=2 h=15 w=7 c=32 k=64 r=3 s=3 pad=1 groups=2 dtype=bf16 epilogue=bias,add",
     ),
     "a split": ({"tile_n": 64, "slices": 4}, "conv2d n=2 h=9 w=8 c=136 k=72 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add"),
     "a split of two warpgroups": (

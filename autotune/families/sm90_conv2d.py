@@ -12,11 +12,12 @@ from autotune.arch import Architecture
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
 from autotune.families.sm90_conv2d_launches import LAUNCH_PARAMETERS, columns_fit, launches, steps_well
 from autotune.families.sm90_conv2d_loads import (
+    MERGED,
     Solved,
     blocks_needed,
     convolution_of,
-    group_channels,
     loadings,
+    merges,
     products_a_tile,
 )
 from autotune.families.sm90_conv2d_shape import legal, shape_of
@@ -34,18 +35,21 @@ def _values(
     parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
 ) -> Sequence[Value]:
     """What can be legal beside the values chosen so far, and is no waste for the problem."""
+    conv = convolution_of(problem, int(chosen.get("merge", 1))) if problem else None
     shares = chosen.get("activations") != "patch" and chosen.get("weights") != "resident"
-    if parameter.name == "schedule" and chosen["groups"] != 2:
-        return ("cooperative",)
-    if parameter.name == "cluster_n" and not shares:
-        return (1,)
-    if parameter.name == "slices":
-        return parameter.values if shares and chosen["schedule"] == "cooperative" else (1,)
-    if problem and parameter.name == "tile_n":
-        return [n for n in parameter.values if columns_fit(convolution_of(problem), int(n))]
-    if problem and parameter.name == "tile_k":
-        return [k for k in parameter.values if steps_well(convolution_of(problem), int(k))]
-    return parameter.values
+    only_first = {
+        "schedule": chosen.get("groups") != 2,
+        "cluster_n": not shares,
+        "slices": not shares or chosen.get("schedule") != "cooperative",
+    }
+    match parameter.name:
+        case "merge":  # another number compiles no differently
+            return merges(conv) if conv else (1,)
+        case "tile_n" if conv:
+            return [n for n in parameter.values if columns_fit(conv, int(n))]
+        case "tile_k" if conv:
+            return [k for k in parameter.values if steps_well(conv, int(k))]
+    return parameter.values[:1] if only_first.get(parameter.name) else parameter.values
 
 
 def _supports(problem: Problem) -> str | None:
@@ -53,9 +57,7 @@ def _supports(problem: Problem) -> str | None:
 
 
 def _limits(problem: Solved) -> Iterator[tuple[bool, str]]:
-    ins, outs = group_channels(problem), problem.k // problem.groups
-    odd_group = ins % 16 > 0 or outs % 32 > 0
-    yield problem.groups > 1 and odd_group, "a group's channels must be multiples of 16, and those out of 32"
+    yield not merges(problem), "the channels of some groups together must be multiples of 16, and those out of 32"
     yield problem.c % 8 > 0 or problem.k % 8 > 0, "c and k must be multiples of 8"
     reach = [d * (extent - 1) for d, extent in zip(problem.dilation, (problem.r, problem.s), strict=True)]
     corner = max(*problem.pad, max(reach) - min(problem.pad))
@@ -75,8 +77,8 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
 
     Its constants are fitted to 5000 kernels timed on 23 layers of ResNets on an H200.
     """
-    problem = convolution_of(problem)
     x = shape_of(config)
+    problem = convolution_of(problem, x.merge)
     processors, products, best = arch.processors_for(x.cluster), products_a_tile(problem, x), float("inf")
     for loading in loadings(problem, x):
         rounds = -(-blocks_needed(problem, x, loading) // processors)
@@ -99,6 +101,7 @@ def _label(config: Config) -> str:
         " resident" if x.resident else "",
         f" c{x.cluster_m}x{x.cluster_n}" if x.cluster_m * x.cluster_n > 1 else "",
         f" split{x.slices}" if x.slices > 1 else "",
+        f" merge{x.merge}" if x.merge > 1 else "",
     ]
     return f"{x.m}x{x.n}x{x.k}{''.join(extras)}"
 
@@ -107,6 +110,7 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
     x = shape_of(config)
     return {
         **config,
+        "merge": x.merge,
         "type": dtype,
         "map_element": _MAP_ELEMENTS[dtype],
         "threads": x.threads,
@@ -123,6 +127,7 @@ FAMILY = Family(
     architectures=("sm90",),
     dtypes=("f16", "bf16"),
     parameters=(
+        Parameter("merge", MERGED, "groups that are computed as one, with zeros between them"),
         Parameter("tile_m", (64, 128, 192, 256), "output pixels of a tile"),
         Parameter("tile_n", (32, 64, 96, 128, 192, 256), "output channels of a tile"),
         Parameter("tile_k", (16, 32, 64), "input channels a step"),
@@ -142,6 +147,6 @@ FAMILY = Family(
     cost=_cost,
     context=_context,
     label=_label,
-    weight_layouts=lambda _: {"weight": "wgmma"},
+    weight_layouts=lambda config: {"weight": f"wgmma{m}" if (m := shape_of(config).merge) > 1 else "wgmma"},
     compile_seconds=(1.0, 1.2),
 )

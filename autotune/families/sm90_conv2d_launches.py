@@ -43,7 +43,8 @@ LAUNCH_PARAMETERS = (
 
 def launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
     """Family.launches."""
-    conv, x = convolution_of(problem), shape_of(config)
+    x = shape_of(config)
+    conv = convolution_of(problem, x.merge)
     if not columns_fit(conv, x.n, x.cluster_n) or not steps_well(conv, x.k):
         return []
     result = [launch for loading in loadings(conv, x) for launch in _of_loading(conv, x, loading, arch)]

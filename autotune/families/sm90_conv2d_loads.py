@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.families.sm90_conv2d_shape import Shape
 from autotune.problem import Conv2d, Conv2dSe, Gemm, Problem
 
 Solved = Conv2d | Conv2dSe
 
+MERGED = (1, 2, 4, 8, 16)
+"""Groups that may be computed as one."""
+_WIDEST_STEP = 64
 _MOST_BOX = 256  # of TMA: the extent of a box
 _SLOT_OVERHEAD = 16  # bytes of barriers
 
@@ -18,10 +21,18 @@ def group_channels(problem: Solved) -> int:
     return problem.c // problem.groups
 
 
-def convolution_of(problem: Problem) -> Solved:
-    """The convolution that the kernel is told of."""
+def convolution_of(problem: Problem, merge: int = 1) -> Solved:
+    """The convolution that is computed: with each `merge` groups as one."""
     assert isinstance(problem, Conv2d | Conv2dSe | Gemm)
-    return problem.as_conv2d if isinstance(problem, Gemm) else problem
+    conv = problem.as_conv2d if isinstance(problem, Gemm) else problem
+    return replace(conv, groups=conv.groups // merge) if merge > 1 else conv
+
+
+def merges(problem: Solved) -> list[int]:
+    """How many groups may be one: so many that columns of tiles are not half empty, up to a step of 64 channels."""
+    ins, outs = group_channels(problem), problem.k // problem.groups
+    fitting = [m for m in MERGED if problem.groups % m == 0 and m * ins % 16 == 0 and m * outs % 32 == 0]
+    return [m for m in fitting if m == 1 or m * ins <= _WIDEST_STEP] if problem.groups > 1 else [1]
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ class Shape:
     cluster_m: int
     cluster_n: int
     slices: int
+    merge: int = 1
 
     @property
     def threads(self) -> int:
@@ -85,6 +86,7 @@ def shape_of(config: Config) -> Shape:
         int(config["cluster_m"]),
         int(config["cluster_n"]),
         int(config["slices"]),
+        int(config.get("merge", 1)),  # kernels in older databases have none
     )
 
 

@@ -29,6 +29,7 @@ PROBLEMS = {
         "conv2d n=2 h=6 w=7 c=64 k=40 r=3 s=3 pad=1 dtype={} epilogue=bias,swish_b,add,bent,store,clamp,leaky_relu",
     ],
     "cutlass2_gemm": [
+        "conv2d n=9 h=14 w=15 c=128 k=256 r=3 s=3 pad=1 groups=32 dtype={} epilogue=bias,add,relu",
         "gemm m=1000 n=520 k=1000 dtype={} epilogue=bias,relu,store,add_scalar",
         "gemm m=300 n=264 k=4104 dtype={} epilogue=none",
         "gemm m=33 n=10 k=52 dtype={} epilogue=bias,silu,add,scale",
@@ -63,6 +64,7 @@ PROBLEMS = {
         "conv2d n=40 h=4 w=4 c=320 k=136 r=3 s=3 pad=1 dtype={} epilogue=bias,swish_b,add,bent,store,clamp,leaky_relu",
         "conv2d n=2 h=12 w=12 c=16 k=32 r=3 s=3 stride=2,2 dtype={} epilogue=none",
         "conv2d n=7 h=15 w=14 c=256 k=512 r=3 s=3 stride=2,1 pad=1 groups=4 dtype={} epilogue=bias,add,relu",
+        "conv2d n=9 h=14 w=15 c=128 k=256 r=3 s=3 pad=1 groups=32 dtype={} epilogue=bias,add,relu",
         "gemm m=1000 n=520 k=1000 dtype={} epilogue=bias,relu,store,add_scalar",
         "gemm m=3 n=2048 k=2048 dtype={} epilogue=mul_scalar,add_scalar",
         "conv2d_se n=5 h=16 w=16 c=64 k=64 r=3 s=3 pad=1 hidden=4 dtype={} epilogue=bias,gate,add,store,add_scalar",
