@@ -55,8 +55,9 @@ TRIAL_SECONDS = 0.05
 class Options:
     """trials: configs that may be tried for one problem; budget: seconds for the search; jobs: compilers at once.
 
-    allow: names of families.base.PERMISSIONS. only: names of the families that may try; all if empty.
-    strategy: of search.STRATEGIES. limit: most configs in a family's space for a problem; 0: all that are legal.
+    allow: names of families.base.PERMISSIONS. only: names of the families that may try; if empty, all but those that
+    must be named. strategy: of search.STRATEGIES.
+    limit: most configs in a family's space for a problem; 0: all that are legal.
     gain: a search rests where it expects less than this share of the best time from any config.
     objectives: of objective.OBJECTIVES.
     vendor: whose plans are candidates on a GPU: "cudnn" or "none".
