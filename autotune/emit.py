@@ -13,7 +13,7 @@ from pathlib import Path
 import jinja2
 
 from autotune import abi, paths
-from autotune.arch import Architecture, of_target
+from autotune.arch import of_target
 from autotune.errors import FamilyError
 from autotune.families import family, folder_of
 from autotune.families.base import DEVICE_IMAGE, Family, Kernel
@@ -47,11 +47,6 @@ def symbol(kernel: Kernel) -> str:
     return f"{kernel.family}_{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
 
-def architecture_of(kernel: Kernel) -> Architecture:
-    """The architecture whose instructions the kernel's target has."""
-    return of_target(kernel.target)
-
-
 def render(kernel: Kernel) -> str:
     """The kernel's own text: its family's template with its values. Raises FamilyError with the template's fault."""
     return _rendered(family(kernel.family), kernel)
@@ -60,7 +55,7 @@ def render(kernel: Kernel) -> str:
 @lru_cache(maxsize=1024)
 def _rendered(chosen: Family, kernel: Kernel) -> str:
     try:
-        context = chosen.context(kernel.values, architecture_of(kernel), kernel.dtype)
+        context = chosen.context(kernel.values, of_target(kernel.target), kernel.dtype)
         template = _environment(tuple(folders(kernel))).get_template(chosen.template)
         return template.render(
             symbol=symbol(kernel),

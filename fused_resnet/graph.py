@@ -129,30 +129,29 @@ def se_resnet9_fixup(n: int, in_channels: int, dtype: str) -> Layers:
         alternatives += block.alternatives()
         h, c = h // stride, k
     # Behind the alternatives that it excludes: it is to be better than both together.
-    alternatives.append(_stem_and_block(whole, layers[2:5]))
+    behind = next(one for one in alternatives if one.name == "layers.0.0.block")
+    alternatives.append(_stem_and_block(alternatives[0], behind))
     return layers, alternatives
 
 
-def _stem_and_block(stem: Layer, block: Sequence[Layer]) -> Alternative:
+def _stem_and_block(stem: Alternative, block: Alternative) -> Alternative:
     """Stem and block 0 in one kernel: nothing between the image and the block's output leaves a multiprocessor."""
-    conv1, conv2, tail = block
-    patches = stem.problem
-    assert isinstance(patches, PatchConv2d) and isinstance(tail.problem, SeTail)
-    kept = ["keep" if name == "store" else name for name in patches.epilogue.names]
-    last = ["add_kept" if name == "add" else name for name in tail.problem.epilogue.names]
-    first, second = (part.problem.epilogue.names for part in (conv1, conv2))
+    (first,), (second,) = stem.layers, block.layers
+    patches, behind = first.problem, second.problem
+    assert isinstance(patches, PatchConv2d) and isinstance(behind, SeBlock)
+    names = ["keep" if name == "store" else name for name in patches.epilogue.names]
+    names += ["conv", *("add_kept" if name == "add" else name for name in behind.epilogue.names)]
     layer = Layer(
         "stem.block",
         StemSeBlock(
             n=patches.n, h=patches.h, w=patches.w, c=patches.c, k=patches.k, block=patches.block,
-            hidden=tail.problem.hidden, dtype=patches.dtype,
-            epilogue=Epilogue((*kept, "conv", *first, "conv", *second, "gate", *last)),
+            hidden=behind.hidden, dtype=patches.dtype, epilogue=Epilogue(tuple(names)),
         ),
-        {"x": INPUT, "y": tail.buffers["y"]},
-        {**stem.weights, "weight1": conv1.weights["weight"], "weight2": conv2.weights["weight"], **tail.weights},
-        (*stem.scalars, *conv1.scalars, *conv2.scalars, *tail.scalars),
+        {"x": INPUT, "y": second.buffers["y"]},
+        {**first.weights, **second.weights},
+        (*first.scalars, *second.scalars),
     )  # fmt: skip
-    return Alternative(layer.name, ("stem.0", "stem.1", *(part.name for part in block)), (layer,))
+    return Alternative(layer.name, (*stem.replaces, *block.replaces), (layer,))
 
 
 @dataclass(frozen=True)

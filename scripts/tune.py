@@ -275,8 +275,7 @@ def show_winners(console: Console, tuning: Tuning, wanted: Work) -> None:
         console.print(winners(found, title, "number"))
         return
     count = len(wanted.network.layers)  # the alternatives' come after them
-    served = {problem for problem in tuning.problems if serving(problem, tuning.options.arch)}
-    others = [line for line in found[count:] if line.problem in served]  # show_gaps names those that only torch solves
+    others = [line for line in found[count:] if serving(line.problem, tuning.options.arch)]  # show_gaps names the rest
     console.print(winners(found[:count], title, "layer", others))
     if plan := tuning.store.plan(tuning.device, wanted.network.key):
         gain = plan.details["alone_us"] / plan.median_us
@@ -301,7 +300,7 @@ def show_gaps(console: Console, tuning: Tuning, wanted: Work) -> None:
     for reason, names in gaps.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         console.print(f"{', '.join(names[:3])}{more}: {reason}: torch's operators are all there is.", markup=False)
-    if unmade := [name for name, problem in wanted.named[needed:] if problem not in searched]:
+    if unmade := [name for name, problem in wanted.named[needed:] if not serving(problem, arch)]:
         console.print(f"no kernels for the alternatives {', '.join(unmade)} on {arch.name}", highlight=False)
     if not wanted.network:
         for sentence in dict.fromkeys(text for problem in tuning.problems for text in illegal(problem, arch)):

@@ -82,9 +82,10 @@ class Emulated:
 
     def __init__(self, kernel: Kernel, folder: Path) -> None:
         self.kernel = kernel
-        for header in ("sm90/hopper.cuh", "sm90/gate.cuh", "cuda/kernel.cuh", "cuda/se_tail.cuh"):
-            (folder / header).parent.mkdir(parents=True, exist_ok=True)
-            (folder / header).write_text(_emulated((paths.templates() / header).read_text()))
+        for header in (header for kind in ("cuda", "sm90") for header in (paths.templates() / kind).glob("*.cuh")):
+            copy = folder / header.relative_to(paths.templates())
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_text(_emulated(header.read_text()))
         text, symbol = emit.unit([kernel]), emit.symbol(kernel)
         (folder / "kernel.cu").write_text(_emulated(text))
         problem = re.search(rf"{symbol}_prepare\((\w+) ", text)

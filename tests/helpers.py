@@ -23,6 +23,7 @@ from autotune import build, emit, families
 from autotune.epilogue import Epilogue
 from autotune.families import family
 from autotune.families.base import Config, Kernel
+from autotune.measure import Case
 from autotune.problem import (
     DTYPES,
     AvgPool2d,
@@ -47,8 +48,9 @@ from autotune.problem import (
 )
 from autotune.result import Result
 from autotune.steps import define_step
+from autotune.verify import random_tensor
 from autotune.worker import Worker
-from fused_resnet.binding import Candidate
+from fused_resnet.binding import Candidate, Step
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts"
@@ -336,6 +338,27 @@ def candidate_of(kernel: Kernel, path: Path, launch: Config) -> Candidate:
     values = {parameter.name: int(launch[parameter.name]) for parameter in chosen.launch_parameters}
     layouts = chosen.weight_layouts(kernel.values)
     return Candidate(kernel.family, kernel.config, emit.symbol(kernel), chosen.kind, path, layouts, values)
+
+
+def random_inputs(problem: Problem, seed: int = 1) -> tuple[dict[str, torch.Tensor], tuple[float, ...]]:
+    """(every input by its operand's name, the epilogue's scalars)"""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = [operand for operand in problem.operands() if operand.role != "output"]
+    tensors = {operand.name: random_tensor(operand, generator) for operand in inputs}
+    return tensors, problem.epilogue.random_scalars(generator)
+
+
+def assert_same_bits(case: Case, step: Step, said: str) -> None:
+    """A right result with the same bits in each of many runs on a GPU."""
+    stream = torch.cuda.current_stream().cuda_stream
+    results = []
+    for _ in range(20):
+        case.poison()
+        step.run(stream)
+        torch.cuda.synchronize()
+        assert case.check()[1] is None
+        results.append(case.tensors["y"].clone())
+    assert all(torch.equal(results[0], other) for other in results[1:]), said
 
 
 def assert_exported(kernels: Iterable[Kernel]) -> None:

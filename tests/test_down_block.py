@@ -1,15 +1,13 @@
 """Blocks that halve their image, in one kernel: its own text on a CPU, and what the family says of it."""
 
 import pytest
-import torch
 from emulator import Emulated
-from helpers import relative_error, solve
+from helpers import random_inputs, relative_error, solve
 
 from autotune.arch import architecture
 from autotune.families import family
 from autotune.families.base import Kernel
 from autotune.problem import parse
-from autotune.verify import random_tensor
 
 SM90, FAMILY = architecture("sm90"), family("sm90_se_down_block")
 BLOCK = "se_down_block n={n} h={h} w={w} c={c} k={k} hidden={hidden} dtype={dtype} epilogue={chain}"
@@ -44,10 +42,7 @@ def test_the_kernels_text_computes_the_block(config, dtype, chain, sizes, tmp_pa
     emulated = Emulated(Kernel.of(FAMILY.name, config, dtype, problems[0].epilogue, "sm_90"), tmp_path)
     for seed, problem in enumerate(problems):
         assert FAMILY.serves(problem, SM90) is None and config in FAMILY.configs_for(problem, SM90)
-        generator = torch.Generator().manual_seed(seed)
-        inputs = [operand for operand in problem.operands() if operand.role != "output"]
-        tensors = {operand.name: random_tensor(operand, generator) for operand in inputs}
-        scalars = problem.epilogue.random_scalars(generator)
+        tensors, scalars = random_inputs(problem, seed)
         launches = FAMILY.launches(problem, config, SM90)
         least = min(launches, key=lambda launch: tuple(launch.values()))
         expected = solve(problem, tensors, scalars)

@@ -1,15 +1,13 @@
 """The Hopper convolution's own text, run on a CPU: its ways to load, to share, to split and to store."""
 
 import pytest
-import torch
 from emulator import Emulated
-from helpers import relative_error, solve
+from helpers import random_inputs, relative_error, solve
 
 from autotune.arch import architecture
 from autotune.families import family
 from autotune.families.base import Kernel
 from autotune.problem import parse
-from autotune.verify import random_tensor
 
 SM90, FAMILY = architecture("sm90"), family("sm90_conv2d")
 SMALL = {
@@ -74,10 +72,7 @@ def test_the_kernels_text_computes_the_convolution(case, tmp_path):
     assert FAMILY.serves(problem, SM90) is None
     assert FAMILY.legal(config, SM90, problem.dtype, problem.epilogue) is None
     emulated = Emulated(Kernel.of(FAMILY.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
-    generator = torch.Generator().manual_seed(1)
-    inputs = [operand for operand in problem.operands() if operand.role != "output"]
-    tensors = {operand.name: random_tensor(operand, generator) for operand in inputs}
-    scalars = problem.epilogue.random_scalars(generator)
+    tensors, scalars = random_inputs(problem)
     wanted = solve(problem, tensors, scalars)
     cluster = config["cluster_m"] * config["cluster_n"] * config["slices"]
     launches = FAMILY.launches(problem, config, SM90)

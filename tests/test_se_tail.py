@@ -1,15 +1,13 @@
 """The tail of a residual block on a GPU: its kernel's own text, run on a CPU."""
 
 import pytest
-import torch
 from emulator import Emulated
-from helpers import relative_error, solve
+from helpers import random_inputs, relative_error, solve
 
 from autotune.arch import architecture
 from autotune.families import family
 from autotune.families.base import Kernel
 from autotune.problem import parse
-from autotune.verify import random_tensor
 
 SM90, FAMILY = architecture("sm90"), family("cuda_se_tail")
 # Several images a block, the last block with fewer; more pixels than registers keep; threads without channels; sums of
@@ -28,10 +26,7 @@ def test_the_kernels_text_computes_the_tail(text, threads, keep, early, images, 
     problem, config = parse(f"se_tail {text}"), {"threads": threads, "keep": keep, "early": early}
     assert config in FAMILY.configs_for(problem, SM90)
     emulated = Emulated(Kernel.of(FAMILY.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
-    generator = torch.Generator().manual_seed(1)
-    inputs = [operand for operand in problem.operands() if operand.role != "output"]
-    tensors = {operand.name: random_tensor(operand, generator) for operand in inputs}
-    scalars = problem.epilogue.random_scalars(generator)
+    tensors, scalars = random_inputs(problem)
     found = emulated.run(problem, tensors, scalars, {"images": images}, 1)
     for name, value in solve(problem, tensors, scalars).items():
         assert relative_error(found[name], value) < {"f16": 1e-3, "bf16": 8e-3, "f32": 4e-6}[problem.dtype], name

@@ -1,15 +1,13 @@
 """A network's first layer and block in one kernel, and a block alone: their text on a CPU; what the family says."""
 
 import pytest
-import torch
 from emulator import Emulated
-from helpers import relative_error, solve
+from helpers import random_inputs, relative_error, solve
 
 from autotune.arch import architecture
 from autotune.families import family
 from autotune.families.base import Kernel
 from autotune.problem import parse
-from autotune.verify import random_tensor
 
 SM90, FAMILY = architecture("sm90"), family("sm90_stem_se_block")
 TEXT = "stem_se_block n={n} h={h} w={w} c={c} k={k} block={block} hidden={hidden} dtype={dtype} epilogue={chain}"
@@ -55,10 +53,7 @@ def test_the_kernels_text_computes_the_block(text, sizes, config, grids, tmp_pat
     config = {"tile_m": config["tile_m"], "channels": problem.output_shape[-1], **config, **stem}
     assert family(name).serves(problem, SM90) is None and config in family(name).configs_for(problem, SM90)
     emulated = Emulated(Kernel.of(name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
-    generator = torch.Generator().manual_seed(1)
-    inputs = [operand for operand in problem.operands() if operand.role != "output"]
-    tensors = {operand.name: random_tensor(operand, generator) for operand in inputs}
-    scalars = problem.epilogue.random_scalars(generator)
+    tensors, scalars = random_inputs(problem)
     expected = solve(problem, tensors, scalars)
     for order, (grid, taps) in enumerate((grid, taps) for grid in grids for taps in (9, 0)):  # TMA late, and at once
         launch = {"grid": grid, "early_taps": taps, "channels_last": order % 2}

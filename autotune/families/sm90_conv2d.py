@@ -110,7 +110,6 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
     x = shape_of(config)
     return {
         **config,
-        "merge": x.merge,
         "type": dtype,
         "map_element": _MAP_ELEMENTS[dtype],
         "threads": x.threads,

@@ -30,9 +30,11 @@ def convolution_of(problem: Problem, merge: int = 1) -> Solved:
 
 def merges(problem: Solved) -> list[int]:
     """How many groups may be one: so many that columns of tiles are not half empty, up to a step of 64 channels."""
+    if problem.groups == 1:
+        return [1]
     ins, outs = group_channels(problem), problem.k // problem.groups
     fitting = [m for m in MERGED if problem.groups % m == 0 and m * ins % 16 == 0 and m * outs % 32 == 0]
-    return [m for m in fitting if m == 1 or m * ins <= _WIDEST_STEP] if problem.groups > 1 else [1]
+    return [m for m in fitting if m == 1 or m * ins <= _WIDEST_STEP]
 
 
 @dataclass(frozen=True)
