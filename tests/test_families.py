@@ -338,6 +338,10 @@ def test_families_refuse_what_they_cannot_solve():
     assert family("cuda_se_tail").serves(replace(tail, c=16, dtype="s8"), sm80)
     assert family("cuda_se_tail").serves(tail, sm80)
     assert family("cuda_se_tail").serves(conv, sm80)
+    moved = parse("space_to_depth n=1 h=8 w=8 c=3 block=4 dtype=f32")
+    for name, arch in (("cuda_space_to_depth", sm80), ("cpu_space_to_depth", architecture("cpu"))):
+        assert family(name).serves(moved, arch) is None
+        assert family(name).serves(replace(moved, epilogue=Epilogue(("relu",))), arch) == "steps behind it"
     assert family("cpu_conv2d").serves(conv, sm80)
     assert family("cpu_conv2d").serves(parse("conv2d_dgrad n=1 h=8 w=8 c=16 k=16 dtype=f32"), architecture("cpu"))
 

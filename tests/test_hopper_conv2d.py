@@ -85,3 +85,13 @@ def test_the_kernels_text_computes_the_convolution(case, tmp_path):
             for name, value in wanted.items():
                 error = relative_error(found[name], value)
                 assert error < {"f16": 1e-3, "bf16": 8e-3}[problem.dtype], f"{name}, staged {staged}, seed {seed}"
+
+
+def test_groups_are_merged_only_where_the_problem_has_them():
+    merged = SMALL | {"tile_k": 32, "merge": 4}
+    narrow = "conv2d n=2 h=8 w=8 c={0} k={0} r=3 s=3 pad=1 groups={1} dtype=f16"
+    assert FAMILY.fits(parse(narrow.format(64, 8)), merged, SM90) is None
+    for channels, groups in ((64, 1), (48, 6), (512, 4)):
+        problem = parse(narrow.format(channels, groups))
+        assert FAMILY.fits(problem, merged, SM90) == "it computes 4 groups as one"
+        assert FAMILY.fits(problem, SMALL, SM90) is None or groups == 6

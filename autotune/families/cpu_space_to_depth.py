@@ -13,5 +13,6 @@ FAMILY = Family(
     parameters=(),
     launch_parameters=(THREADS, CHANNELS_LAST),
     launches=lambda *of: [{**launch, CHANNELS_LAST.name: 0} for launch in threads(*of)],
+    supports=lambda problem: "steps behind it" if problem.epilogue.steps else None,
     cost=lambda problem, config, arch: 0.0,
 )

@@ -13,6 +13,8 @@ _VECTOR = 8  # elements of an access: 16 bytes
 
 def _supports(problem: Problem) -> str | None:
     assert isinstance(problem, SpaceToDepth)
+    if problem.epilogue.steps:
+        return "steps behind it"
     if problem.block not in _BLOCKS:
         return f"blocks of {_BLOCKS}"
     return "w must be a multiple of 8" if problem.w % _VECTOR else None

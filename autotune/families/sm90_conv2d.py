@@ -72,6 +72,11 @@ def _limits(problem: Solved) -> Iterator[tuple[bool, str]]:
         yield problem.hidden % 4 > 0 or problem.hidden > 64, "a gate's hidden must be a multiple of 4, at most 64"
 
 
+def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
+    merge = shape_of(config).merge
+    return None if merge in merges(convolution_of(problem)) else f"it computes {merge} groups as one"
+
+
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     """Cycles by a crude model: rounds of tiles, each bound by products or by loads.
 
@@ -142,6 +147,7 @@ FAMILY = Family(
     legal=legal,
     values=_values,
     supports=_supports,
+    fits=_fits,
     launches=launches,
     cost=_cost,
     context=_context,

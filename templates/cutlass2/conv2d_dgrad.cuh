@@ -5,12 +5,13 @@
 #pragma once
 #include "cutlass/conv/kernel/default_conv2d_dgrad.h"
 #include "cutlass2/stream.cuh"
+#include "cutlass2/strided_loads.cuh"
 
 namespace at {
 
 template <typename Conv>
 struct DgradWork {
-  using Mma = typename Conv::Mma;
+  using Mma = typename WithStridedLoads<typename Conv::Mma>::type;
   using Existing = typename Conv::Epilogue;
   using Shape = typename Mma::Shape;
   using NHWC = cutlass::layout::TensorNHWC;
