@@ -162,7 +162,8 @@ def bind_layer(
 
 
 def _constant(state: State, source: Source, operand: Operand, device: torch.device) -> torch.Tensor:
-    return constant(state, source).to(device, DTYPES[operand.dtype]).reshape(operand.shape)
+    """In torch's own order in memory: the caller's module may have its weights channels last."""
+    return constant(state, source).to(device, DTYPES[operand.dtype]).reshape(operand.shape).contiguous()
 
 
 def make_graph(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) -> engine.Graph:

@@ -266,6 +266,15 @@ def test_other_inputs(empty_db):
     assert_right(nn.Identity(), empty_db, X)
 
 
+def test_models_made_and_converted_in_inference_mode(empty_db):
+    with torch.inference_mode():
+        model = random_model(ResNet("basic"))
+        assert_right(model, empty_db)
+        network = FusedResNet.from_model(model, empty_db).bfloat16()
+        assert any(parameter.is_inference() for parameter in network.parameters())
+        assert relative_error(network(images(2).bfloat16()), precise(model, images(2))) < 2e-2
+
+
 def test_the_key_tells_networks_apart():
     model = random_model(ResNet("basic"))
     keys = {capture(model, (n, 3, size, size), "f32").key for n in (1, 2) for size in (32, 48)}

@@ -6,6 +6,7 @@ clone, contiguous ...) is taken out. Nodes say by `path` in which submodule they
 
 from __future__ import annotations
 
+import copy
 import operator
 import warnings
 from collections.abc import Callable, Mapping
@@ -96,6 +97,8 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def _export(model: nn.Module, x: torch.Tensor) -> torch.export.ExportedProgram:
+    if any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers())):
+        model = copy.deepcopy(model)  # converted under inference_mode, as by .half(); those cannot be exported
     token = tracing.set(True)
     try:
         with warnings.catch_warnings(), torch.no_grad():

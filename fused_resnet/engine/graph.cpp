@@ -43,6 +43,14 @@ int Graph::add(const std::shared_ptr<Prepared>& kernel, const std::vector<int64_
 }
 
 void Graph::build(const Given& given) {
+  try {
+    build(given, true);
+  } catch (const Error&) {  // a driver may know programmatic launches behind one kernel only
+    build(given, false);
+  }
+}
+
+void Graph::build(const Given& given, bool early_joins) {
   if (graph_) driver().graph_destroy(std::exchange(graph_, nullptr));  // a build that failed
   check(driver().graph_create(&graph_, 0), "a CUDA graph");
   for (Node& node : nodes_) {
@@ -52,7 +60,7 @@ void Graph::build(const Given& given) {
     check(driver().graph_add_kernel(&node.handle, graph_, nullptr, 0, &description), "a kernel of a CUDA graph");
     for (int i : node.after) {
       const cuda::EdgeData full{}, programmatic{1, 0, 1, {}};
-      const bool early = node.overlap && node.after.size() == 1 && node.kernel->values().waits;
+      const bool early = node.overlap && node.kernel->values().waits && (early_joins || node.after.size() == 1);
       check(driver().graph_add_edges(graph_, &nodes_.at(i).handle, &node.handle, early ? &programmatic : &full, 1),
             "an edge of a CUDA graph");
     }

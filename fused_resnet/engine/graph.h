@@ -15,7 +15,7 @@ class Graph {
   Graph(const Graph&) = delete;
 
   // Adds a kernel that runs after the kernels `after` (their numbers, from 0); returns its number.
-  // overlap: it may be placed on the machine while its one predecessor ends (programmatic dependent launch).
+  // overlap: it may be placed on the machine while its predecessors end (programmatic dependent launch).
   int add(const std::shared_ptr<Prepared>& kernel, const std::vector<int64_t>& pointers, const std::vector<int>& after,
           bool overlap);
 
@@ -32,6 +32,7 @@ class Graph {
     void* handle;
   };
   void build(const Given& given);
+  void build(const Given& given, bool early_joins);
   void update(const Given& given);
 
   std::vector<Node> nodes_;

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers import process, relative_error
+from helpers import ROOT, process, relative_error
 
 from fused_resnet import Activation, FusedResNet, reference
 from fused_resnet.capture.torch_call import TorchCall
@@ -88,6 +88,16 @@ def test_a_replaced_activation(empty_db):
         network.get_parameter("layer1.0.relu.beta").fill_(0.25)
     assert relative_error(network(x), before) > 1e-2
     assert_as_good_as_torch(network, network._plain, x)
+
+
+def test_weights_that_are_channels_last_give_the_same_bits():
+    """The stem's kernel reads its weights in torch's own order."""
+    module, x = model("resnet18"), images(32, size=224).half()
+    other = copy.deepcopy(module).to(memory_format=torch.channels_last)
+    networks = [FusedResNet.from_model(m, ROOT / "tuning_db" / "resnets_h200.db").half() for m in (module, other)]
+    if not any(row.kernel.startswith("cuda_stem") for row in networks[0].explain(x)):
+        pytest.skip("the database has no stem for this GPU")
+    assert torch.equal(networks[0](x), networks[1](x))
 
 
 def test_tuned_kernels_run_a_captured_network(folders):
