@@ -17,7 +17,8 @@ class Ledger:
     """Seconds by step, since it was made. Steps go on beside each other; what none of them hides is in overhead."""
 
     def __init__(self) -> None:
-        self._started = time.perf_counter()
+        self._started = self._since = time.perf_counter()
+        self._compilers = self._device = False
         self.seconds = dict.fromkeys((*STEPS, WAIT, RECORD), 0.0)
         self.trials = 0
 
@@ -35,6 +36,18 @@ class Ledger:
         for step, spent in seconds.items():
             if step in self.seconds:
                 self.seconds[step] += spent
+
+    def at_work(self, compilers: bool | None = None, device: bool | None = None) -> None:
+        """Tell that compilers, or the device, have work from now on or have none.
+
+        While only compilers have some, the device waits for them, whatever we do meanwhile.
+        """
+        now = time.perf_counter()
+        if self._compilers and not self._device:
+            self.seconds[WAIT] += now - self._since
+        self._since = now
+        self._compilers = self._compilers if compilers is None else compilers
+        self._device = self._device if device is None else device
 
     @property
     def total(self) -> float:

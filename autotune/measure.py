@@ -28,6 +28,8 @@ from fused_resnet.binding import Candidate, Step, bind
 from fused_resnet.engine import Program, RefusedError
 
 SAMPLES = 5
+FAR_BEHIND, FEW_SAMPLES = 1.5, 2
+"""Who takes so many times as long as the best known is timed by a few samples only."""
 LEAK_BYTES = 2**16
 """Who takes more memory than this while SAMPLES are taken, and its share of it with each of as many more, leaks."""
 
@@ -61,8 +63,8 @@ class Case(Operands):
         """Bind a candidate to this case's tensors, or to a copy of them."""
         return bind(candidate, self.problem, tensors or self.tensors, self.scalars, self.device)
 
-    def run(self, candidate: Candidate) -> Result:
-        """Verify a candidate, then time it."""
+    def run(self, candidate: Candidate, best_us: float | None = None) -> Result:
+        """Verify a candidate, then time it; briefly if it is far behind the best time, where one is known."""
         with span(str(candidate), self.device):
             started = time.perf_counter()
             try:
@@ -82,7 +84,7 @@ class Case(Operands):
                     return Result(*changed, error)
             verified = time.perf_counter()
             with span("time", self.device):
-                result = self._time(candidate, step, error)
+                result = self._time(candidate, step, error, best_us or math.inf)
             if complaint := self.trespass():
                 return Result("wrong", f"after many launches {complaint}", error)
             if step.kernel and (difference := self.unlike(bits)):
@@ -107,13 +109,15 @@ class Case(Operands):
             for i, samples in enumerate(taken.samples)
         ]
 
-    def _time(self, candidate: Candidate, step: Step, error: float) -> Result:
-        sample = self._sampler(candidate, step)
+    def _time(self, candidate: Candidate, step: Step, error: float, best_us: float) -> Result:
+        far = FAR_BEHIND * best_us
+        sample = self._sampler(candidate, step, far)
         empty = memory_bytes(self.device)
-        taken = interleave([sample], SAMPLES, self._monitor.slowed)
+        rounds = FEW_SAMPLES if sample.settled_us > far else SAMPLES
+        taken = interleave([sample], rounds, self._monitor.slowed)
         state = self._monitor.state()
         if memory_bytes(self.device) - empty > LEAK_BYTES and (grown := self._leaked(sample)):
-            launches = SAMPLES * sample.launches
+            launches = rounds * sample.launches
             return Result("leaks", f"memory grew by {grown / 2**20:.1f} MiB in {launches} launches", error)
         description = step.kernel.describe() if step.kernel else "cuDNN" if candidate.kind else "torch"
         details = {"kernel": description, **self._how()}
@@ -138,9 +142,9 @@ class Case(Operands):
         steady = all(after - before > LEAK_BYTES // SAMPLES for before, after in pairwise(sizes))
         return sizes[-1] - sizes[0] if steady else 0
 
-    def _sampler(self, candidate: Candidate, step: Step) -> Sampler:
+    def _sampler(self, candidate: Candidate, step: Step, worth: float = math.inf) -> Sampler:
         if self.timing.buffers == "resident":
-            return sampler(step, self.device, self.timing.timer)
+            return sampler(step, self.device, self.timing.timer, worth=worth)
         if not self._copies:
             size = sum(operand.bytes for operand in self.problem.operands())
             self._copies = [
@@ -148,7 +152,7 @@ class Case(Operands):
                 for _ in range(copies_of(size, self.device) - 1)
             ]
         steps = [step, *(self.bind(candidate, tensors) for tensors in self._copies)]
-        return sampler(Rotation(steps), self.device, self.timing.timer, len(steps), flush(self.device))
+        return sampler(Rotation(steps), self.device, self.timing.timer, len(steps), flush(self.device), worth)
 
     def _costs(self, step: Step, sample: Sampler) -> dict[str, Any]:
         """What a candidate costs beside time: bytes and, if that is asked for, microjoules of one call."""

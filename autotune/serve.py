@@ -70,7 +70,7 @@ class _Server:
     def _trial(self, request: TrialRequest) -> Result:
         """Verify and time a candidate. Seconds of neither loading nor timing are of verifying: operands, failures."""
         started = time.perf_counter()
-        result = self._case(request).run(request.candidate)
+        result = self._case(request).run(request.candidate, request.best_us)
         others = {name: spent for name, spent in result.details.get("seconds", {}).items() if name != "verify"}
         verify = time.perf_counter() - started - sum(others.values())
         return replace(result, details={**result.details, "seconds": {**others, "verify": round(verify, 5)}})

@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -51,13 +51,15 @@ class Timing:
 class Sampler:
     """Takes samples: called, it returns the microseconds of one launch.
 
-    work: enqueues `launches` of them; before: enqueued ahead of each sample and not timed.
+    work: enqueues `launches` of them; before: enqueued ahead of each sample and not timed. settled_us: the best sample
+    that was taken while it was warmed up.
     """
 
     work: Work
     launches: int
     clock: Callable[[Work], float]
     before: Work | None = None
+    settled_us: float = math.nan
     keep: object = None
     """Held because a graph runs on memory that nothing else keeps alive: a workspace, packed weights."""
 
@@ -69,17 +71,22 @@ class Sampler:
 
 
 def sampler(
-    step: Runnable, device: torch.device, timer: str = "graph", most: int | None = None, before: Work | None = None
+    step: Runnable,
+    device: torch.device,
+    timer: str = "graph",
+    most: int | None = None,
+    before: Work | None = None,
+    worth: float = math.inf,
 ) -> Sampler:
     """A sampler of `step`, warmed up.
 
     most: launches in one sample, if not as many as make it long enough; before: not timed, ahead of each sample.
+    worth: what takes more microseconds at first is not worth the rest of the warming up.
     """
     made = (
         _cuda_sampler(step, device, timer, most, before) if device.type == "cuda" else _host_sampler(step, most, before)
     )
-    settle(made)
-    return made
+    return replace(made, settled_us=settle(made, worth=worth))
 
 
 def _host_sampler(step: Runnable, most: int | None, before: Work | None) -> Sampler:
@@ -135,8 +142,7 @@ def replay_sampler(replay: Work) -> Sampler:
             replay()
 
     made = Sampler(work, replays, between)
-    settle(made)
-    return made
+    return replace(made, settled_us=settle(made))
 
 
 def host_clock(work: Work) -> float:
@@ -156,16 +162,20 @@ def between(work: Work) -> float:
     return start.elapsed_time(end) * 1e3
 
 
-def settle(sample: Callable[[], float], seconds: float = 0.0, limit: float = 0.05) -> None:
+def settle(sample: Callable[[], float], seconds: float = 0.0, limit: float = 0.05, worth: float = math.inf) -> float:
     """Warm up: take samples until three in a row bring less than 2 %, for `seconds` at least and `limit` at most.
 
     Caches fill, code is loaded, and clocks that rise with the work show as samples that are still getting shorter.
+    Returns the shortest. worth: a first sample above this ends it.
     """
     best, quiet, started = math.inf, 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < limit and (quiet < 3 or elapsed < seconds):
         now = sample()
         quiet = quiet + 1 if now > _STEADY * best else 0
         best = min(best, now)
+        if best > worth:
+            break
+    return best
 
 
 def stream_of(device: torch.device) -> int:

@@ -69,8 +69,9 @@ class Trials:
             with self._ledger.charge("load"):
                 chosen = candidate(self._store, row, launch)
             self.finish(CLAIMS - 1)
-            self._worker.send(problem, chosen)
+            self._worker.send(problem, chosen, self._best_us(problem))
             self._sent.append((tried, chosen))
+            self._ledger.at_work(device=True)
         return True
 
     def finish(self, most: int = 0) -> bool:
@@ -79,6 +80,7 @@ class Trials:
         while len(self._sent) > most:
             result = self._worker.receive()
             tried, chosen = self._sent.popleft()
+            self._ledger.at_work(device=bool(self._sent))
             seconds = result.details["seconds"]
             self._ledger.add(seconds)
             self._ledger.trials += 1
@@ -111,8 +113,13 @@ class Trials:
         )
 
     def _improved(self, problem: Problem, us: float | None) -> float | None:
+        """The best time of a problem, once this result is known."""
+        best = min((known for known in (us, self._best_us(problem)) if known), default=None)
+        self._best[problem] = best
+        return best
+
+    def _best_us(self, problem: Problem) -> float | None:
         """The best time of a problem, as far as this process knows."""
         if problem not in self._best:
             self._best[problem] = self._store.best_us(self._device, str(problem))
-        self._best[problem] = min((known for known in (us, self._best[problem]) if known), default=None)
         return self._best[problem]

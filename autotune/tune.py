@@ -19,10 +19,11 @@ from typing import Any
 
 from autotune import paths, toolchain
 from autotune.arch import Architecture
+from autotune.build import together
 from autotune.device import DeviceFacts
 from autotune.families import family, serving
 from autotune.families.base import Kernel
-from autotune.ledger import WAIT, Ledger
+from autotune.ledger import Ledger
 from autotune.objective import DEFAULT as BY_TIME
 from autotune.objective import value
 from autotune.problem import Convolution, Problem
@@ -112,8 +113,7 @@ class Tuning:
             if not self.store.devices():
                 schedule.begin()  # nothing is known that could change what is asked for first
             self.progress.stage("starting the device's process")
-            with self.ledger.charge(WAIT if self.workshop.is_making else "load"):
-                _ = self.device
+            _ = self.device
             self._recall()
             schedule.begin()
             self.progress.stage("timing torch's operators")
@@ -160,7 +160,7 @@ class Tuning:
     @cached_property
     def studies(self) -> list[Study]:
         """A search for each problem and family that serves it; of those that must be named, the named ones."""
-        options, spaces = self.options, []
+        options, spaces, new = self.options, [], self.worker is not None and not self.store.devices()
         for problem in self.problems:
             for found in serving(problem, options.arch):
                 if found.name not in options.only and (options.only or found.by_name):
@@ -169,7 +169,21 @@ class Tuning:
                 costs = [found.cost(problem, config, options.arch) for config in configs]
                 space = Space.ranked(problem, found.name, configs, costs)
                 spaces.append(space.cut(options.limit, options.seed) if options.limit else space)
+            if new and self._make_first(spaces):
+                new = False
         return strategy(options.strategy).studies(spaces, options.seed, options.gain)
+
+    def _make_first(self, spaces: Sequence[Space]) -> bool:
+        """Make what will be asked for first, if that keeps all cores at work while other spaces are enumerated."""
+        kernels: dict[Kernel, int] = {}
+        for space in spaces:
+            count = min(strategy(self.options.strategy).first, self.options.trials)
+            for i in spread(space, count):
+                kernels[space.kernel(space.configs[i], self.options.target)] = together(space.family)
+        if sum(1 / of_unit for of_unit in kernels.values()) < self.options.jobs:
+            return False
+        self.workshop.make(list(kernels))
+        return True
 
     def _trials(self, _: Problem) -> int:
         return self.options.trials if strategy(self.options.strategy).bounded else sys.maxsize

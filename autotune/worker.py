@@ -40,11 +40,12 @@ _ENDS = ("crashed", "timed_out", "leaks")
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """A candidate on a problem, to be verified and timed."""
+    """A candidate on a problem, to be verified and timed. best_us: the problem's best time so far, if one is known."""
 
     problem: Problem
     candidate: Candidate
     timing: Timing
+    best_us: float | None = None
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,11 @@ class Worker:
             raise WorkerError(f"the measuring process for {self.device} failed: {answer.error}")
         return answer
 
-    def send(self, problem: Problem, candidate: Candidate) -> None:
-        """Have a candidate verified and timed; receive() tells what came of it."""
+    def send(self, problem: Problem, candidate: Candidate, best_us: float | None = None) -> None:
+        """Have a candidate verified and timed, briefly if far behind the best; receive() tells what came of it."""
         if not self._sent:
             self._ensure()
-        self._sent.append(TrialRequest(problem, candidate, self.timing))
+        self._sent.append(TrialRequest(problem, candidate, self.timing, best_us))
         self._write(self._sent[-1])
 
     def receive(self) -> Result:

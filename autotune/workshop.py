@@ -12,7 +12,7 @@ from autotune.epilogue import Epilogue
 from autotune.errors import AutotuneError
 from autotune.families import family
 from autotune.families.base import Kernel
-from autotune.ledger import WAIT, Ledger
+from autotune.ledger import Ledger
 from autotune.progress import Progress
 from autotune.vendor import aten
 from tuning_db import Store
@@ -50,6 +50,8 @@ class Workshop:
     def __exit__(self, *_: object) -> None:
         for batch in self._batches:
             batch.close()
+        self._batches.clear()
+        self._ledger.at_work(compilers=False)
 
     def recall(self) -> None:
         """Read what the database holds; forget kernels whose source has changed."""
@@ -57,11 +59,6 @@ class Workshop:
             kernel = None if known.family == aten.FAMILY else kernel_of(known)
             if kernel and known.source == emit.source_digest(kernel):
                 self.rows[kernel] = known
-
-    @property
-    def is_making(self) -> bool:
-        """Whether compilers are at work."""
-        return bool(self._batches)
 
     def room(self) -> int:
         """Cores without work."""
@@ -81,6 +78,7 @@ class Workshop:
                 if absent:
                     room = max(1, self.room())
                     self._batches.append(build.Batch(build.units(absent, room), room))
+                    self._ledger.at_work(compilers=True)
             for built in (*faulty, *exist):
                 self._keep(built)
         each = (time.perf_counter() - started) / max(1, len(missing))
@@ -100,11 +98,11 @@ class Workshop:
                 if not batch.pending:
                     batch.close()
                     self._batches.remove(batch)
+            self._ledger.at_work(compilers=bool(self._batches))
             if self._ready or not wait or not self._batches:
                 ready, self._ready = self._ready, []
                 return ready
-            with self._ledger.charge(WAIT):
-                time.sleep(build.POLL_SECONDS)
+            time.sleep(build.POLL_SECONDS)
 
     def spent(self, kernel: Kernel) -> dict[str, float]:
         """The seconds of choosing, emitting and compiling a kernel; told once, for its first trial."""

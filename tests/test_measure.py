@@ -195,6 +195,15 @@ def test_half_sums_have_a_tolerance_of_their_own_and_it_is_recorded():
     assert result.details["tolerance"] == TOLERANCE[HALF_SUMS]
 
 
+def test_who_is_far_behind_the_best_is_timed_briefly():
+    case = Case(parse("avg_pool2d n=2 h=9 w=9 c=8 r=3 s=3 stride=2 pad=1 dtype=f32"), CPU)
+    candidate = Candidate(aten.FAMILY, json.dumps(aten.configs(case.problem)[0]), "")
+    full = case.run(candidate, best_us=1e6)
+    brief = case.run(candidate, best_us=1e-3)
+    assert full.status == brief.status == "ok"
+    assert (len(full.samples_us), len(brief.samples_us)) == (5, 2) and brief.median_us > 0
+
+
 def test_a_run_reports_its_samples():
     case = Case(parse(TEXTS[-1].format("f32")), CPU)
     result = case.run(Candidate(aten.FAMILY, json.dumps(aten.configs(case.problem)[0]), ""))

@@ -111,8 +111,11 @@ def test_warming_up_lasts_until_times_are_steady(sleep):
         taken.append(times[len(taken)])
         return taken[-1]
 
-    settle(sample, limit=60)
+    assert settle(sample, limit=60) == 49.8
     assert len(taken) == 7
+    taken.clear()
+    assert settle(sample, limit=60, worth=90.0) == 100.0
+    assert len(taken) == 1, "what is slower than is worth warming up"
     started = time.perf_counter()
     settle(lambda: sleep(0.01) or -time.perf_counter(), limit=0.1)  # faster every time
     assert time.perf_counter() - started == pytest.approx(0.1, abs=0.011)

@@ -31,9 +31,10 @@ class Device:
 
     def __init__(self, recording):
         self.recording, self.clock, self.free, self.waited = recording, 0.0, None, 0.0
-        self.sent, self.recorded, self.most = deque(), [], 0
+        self.sent, self.recorded, self.told, self.most = deque(), [], [], 0
 
-    def send(self, problem, candidate):
+    def send(self, problem, candidate, best_us):
+        self.told.append(best_us)
         if self.free is None:
             self.free = self.clock
         self.waited += max(0.0, self.clock - self.free)
@@ -75,6 +76,7 @@ def test_the_device_does_not_wait_for_what_is_recorded(slow):
         assert trials.begin(PROBLEM, ROW, [{"i": i}])
     assert trials.finish() and not trials.finish()
     assert device.recorded == list(range(100))
+    assert device.told == [None] * CLAIMS + [1.0] * (100 - CLAIMS), "of the first no result was back"
     assert device.waited == 0 and device.most == CLAIMS
     assert device.clock == pytest.approx(101 * TRIAL, rel=0.01)
 
@@ -87,6 +89,27 @@ def test_nor_for_what_takes_as_long_as_the_trials_that_are_at_it(slow):
         device.clock += (CLAIMS - 2) * TRIAL if i % 20 == 19 else 0.0  # the studies are asked, say
     trials.finish()
     assert device.recorded == list(range(100)) and device.waited == 0
+
+
+def test_the_device_waits_for_compilers_while_only_they_have_work(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("autotune.ledger.time.perf_counter", lambda: now[0])
+    ledger = Ledger()
+    for seconds, changes in [
+        (1, {"compilers": True}),  # until then nobody has work
+        (2, {"compilers": True}),
+        (4, {"device": True}),
+        (8, {"compilers": False}),
+        (16, {"compilers": True}),
+        (32, {"device": False}),
+        (64, {"compilers": False}),
+        (128, {}),
+    ]:
+        now[0] += seconds
+        ledger.at_work(**changes)
+    assert ledger.seconds["wait for compilers"] == 2 + 4 + 64
+    ledger.add({"verify": 8 + 16, "time": 32})
+    assert ledger.total == 255 and ledger.overhead == 1 + 128
 
 
 class Bench:

@@ -44,7 +44,7 @@ class Family:
     operator: the problems it solves: one class, or several.
     dtypes: those of the architectures' that it has kernels in.
     legal: (config, arch, dtype, epilogue) -> None, or why this cannot be compiled. What it lets through compiles.
-    needs: (config) -> the names of PERMISSIONS without which it must not be used.
+    needs: (config, or the first of its values) -> the names of PERMISSIONS without which it must not be used.
     values: (parameter, values of those before it, arch, dtype, problem or None) -> the values that can be legal, and
         fit the problem if there is one; only to save enumerating the others.
     supports: (problem) -> None, or why no kernel of the family can solve it.
@@ -92,13 +92,13 @@ class Family:
         self, arch: Architecture, dtype: str, epilogue: Epilogue, allow: Sequence[str] = ()
     ) -> Iterator[dict[str, Value]]:
         """Every legal config for one architecture, dtype and epilogue that needs no more than what is allowed."""
-        for config in self._enumerated(arch, dtype, None):
-            if set(self.needs(config)) <= set(allow) and self.legal(config, arch, dtype, epilogue) is None:
+        for config in self._enumerated(arch, dtype, None, allow):
+            if self.legal(config, arch, dtype, epilogue) is None:
                 yield config
 
     def illegal(self, arch: Architecture, dtype: str, epilogue: Epilogue) -> Iterator[tuple[dict[str, Value], str]]:
         """Every config that is enumerated and not legal, and why."""
-        for config in self._enumerated(arch, dtype, None):
+        for config in self._enumerated(arch, dtype, None, tuple(PERMISSIONS)):
             if why := self.legal(config, arch, dtype, epilogue):
                 yield config, why
 
@@ -106,18 +106,23 @@ class Family:
         """Every config of `configs` that fits a problem."""
         return [
             config
-            for config in self._enumerated(arch, problem.dtype, problem)
-            if set(self.needs(config)) <= set(allow)
-            and self.fits(problem, config, arch) is None
+            for config in self._enumerated(arch, problem.dtype, problem, allow)
+            if self.fits(problem, config, arch) is None
             and self.legal(config, arch, problem.dtype, problem.epilogue) is None
             and self.launches(problem, config, arch)
         ]
 
-    def _enumerated(self, arch: Architecture, dtype: str, problem: Problem | None) -> Iterator[dict[str, Value]]:
+    def _enumerated(
+        self, arch: Architecture, dtype: str, problem: Problem | None, allow: Sequence[str]
+    ) -> Iterator[dict[str, Value]]:
         def extended(configs: Iterable[dict[str, Value]], parameter: Parameter) -> Iterator[dict[str, Value]]:
             for chosen in configs:
                 for value in self.values(parameter, chosen, arch, dtype, problem):
-                    yield {**chosen, parameter.name: value}
+                    config = {**chosen, parameter.name: value}
+                    if set(self.needs(config)) <= allowed:
+                        yield config
+
+        allowed = set(allow)
 
         return reduce(extended, self.parameters, iter([{}]))
 

@@ -115,7 +115,7 @@ def _label(config: Config) -> str:
 
 
 def _needs(config: Config) -> Sequence[str]:
-    return ("f16_accumulation",) if config["accumulator"] == "f16" else ()
+    return ("f16_accumulation",) if config.get("accumulator") == "f16" else ()
 
 
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:

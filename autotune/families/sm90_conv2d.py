@@ -73,7 +73,9 @@ def _limits(problem: Solved) -> Iterator[tuple[bool, str]]:
 
 
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
-    merge = shape_of(config).merge
+    merge = int(config.get("merge", 1))
+    if merge == 1 and getattr(problem, "groups", 1) == 1:
+        return None
     return None if merge in merges(convolution_of(problem)) else f"it computes {merge} groups as one"
 
 

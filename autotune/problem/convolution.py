@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from autotune.errors import ProblemError
@@ -121,7 +122,7 @@ class Gemm(Problem):
         """2 m n k."""
         return 2 * self.m * self.n * self.k
 
-    @property
+    @cached_property
     def as_conv2d(self) -> Conv2d:
         """The same as a 1x1 convolution of m images of one pixel, which is how kernels are told of it."""
         return Conv2d(n=self.m, h=1, w=1, c=self.k, k=self.n, dtype=self.dtype, epilogue=self.epilogue)

@@ -10,7 +10,7 @@ from autotune.problem import Problem
 from autotune.search.fixed import Prior, Random
 from autotune.search.space import Space, Study
 from autotune.search.tpe import Tpe
-from autotune.search.transfer import Contest, Lessons, Transfer
+from autotune.search.transfer import FIRST, Contest, Lessons, Transfer
 
 Studies = list[Study]
 DEFAULT = "transfer"
@@ -22,11 +22,13 @@ class Strategy:
 
     gain: the expected improvement below which a search may end, as a share of the best; 0 never ends one.
     bounded: whether the number of trials ends it; else only the end of the space does.
+    first: so many configs of each space are asked for before anything is known: those of space.spread.
     """
 
     studies: Callable[[Sequence[Space], int, float], Studies]
     meaning: str
     bounded: bool = True
+    first: int = 0
 
 
 def _transfer(spaces: Sequence[Space], _: int, gain: float) -> Studies:
@@ -42,7 +44,7 @@ def _transfer(spaces: Sequence[Space], _: int, gain: float) -> Studies:
 
 
 STRATEGIES = {
-    "transfer": Strategy(_transfer, "a Gaussian process that learns across layers"),
+    "transfer": Strategy(_transfer, "a Gaussian process that learns across layers", first=FIRST),
     "tpe": Strategy(lambda spaces, seed, _: [Tpe(space, seed) for space in spaces], "Optuna's TPE, layer by layer"),
     "prior": Strategy(lambda spaces, *_: [Prior(space) for space in spaces], "the prior's best first"),
     "random": Strategy(
