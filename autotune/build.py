@@ -35,6 +35,7 @@ WORTH = 2.0
 _COMPILE_SECONDS = 900  # a compiler that takes longer has hung
 POLL_SECONDS = 0.02
 _LEAST_SPACE = 2**20
+_NICENESS = 10  # of compilers
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,8 @@ class Batch:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        with suppress(ProcessLookupError):  # what measures, and asks for more, is not to wait for a core
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
 
     def finished(self) -> list[Built]:
         """What has ended since the last call. Does not wait."""

@@ -23,7 +23,7 @@ def test_every_kernel_has_a_module_and_a_library(trace):
     profile = attribution.read(trace)
     assert not profile.unattributed
     assert "unknown" not in {kernel.origin.library for kernel in profile.kernels()}
-    launched = [event for event in trace["traceEvents"] if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    launched = [event for event in trace["traceEvents"] if event.get("cat") in record.DEVICE]
     others = sum("spin_kernel" in event["name"] for event in launched)
     assert others <= 1
     launches = sum(kernel.launches for kernel in profile.kernels())
@@ -34,6 +34,15 @@ def test_times_add_up_to_what_was_measured(trace):
     sums = summary.totals(attribution.read(trace))
     assert sums.total_us == pytest.approx(sums.profiled_us, rel=0.03)
     assert abs(sums.difference) < 0.05  # against a run without the profiler, which lengthens the gaps between kernels
+
+
+def test_no_more_is_recorded_at_once_than_the_device_takes(trace):
+    """Else it would wait for the host, and the profile with it."""
+    launches = sum(event.get("cat") in record.DEVICE for event in trace["traceEvents"])
+    assert record.queued(trace, 1000) == 900 // launches
+    assert record.queued(trace, 1) == 1
+    assert record.queued({"traceEvents": 1000 * trace["traceEvents"]}, 4) == 1, "at least one"
+    assert record.queued({"traceEvents": []}, 4) == 4, "a CPU has no queue"
 
 
 def test_layers_on_our_kernels_ran_them(trace):

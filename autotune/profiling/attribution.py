@@ -16,11 +16,9 @@ from typing import Any
 from autotune.errors import AutotuneError
 from autotune.profiling import libraries, work
 from autotune.profiling.libraries import Origin
-from autotune.profiling.record import ABOUT
+from autotune.profiling.record import ABOUT, DEVICE
 from autotune.profiling.spans import Span, forest
 from autotune.profiling.work import Work
-
-_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 @dataclass
@@ -196,7 +194,7 @@ def _device(builder: _Builder, spans: Sequence[Span], events: Sequence[Mapping[s
     launches = _by(spans, ("launch",), "correlation")
     others = _by(spans, ("module", "operator"), "External id")  # of launches that the profiler does not record
     calls = [span for span in spans if span.kind == "call"]
-    ran = sorted((e for e in events if e.get("ph") == "X" and e.get("cat") in _DEVICE), key=lambda e: float(e["ts"]))
+    ran = sorted((e for e in events if e.get("ph") == "X" and e.get("cat") in DEVICE), key=lambda e: float(e["ts"]))
     busy_until: float | None = None
     for event in ran:
         args = event.get("args", {})

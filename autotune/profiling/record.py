@@ -31,8 +31,11 @@ ABOUT = "autotune_profile"
 """The key of the trace that holds what was run."""
 CALL, MODULE, KERNEL = "call:", "module:", "kernel:"
 """Prefixes of the ranges that a recording marks: a call of the network, a module by its path, a kernel of ours."""
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Categories of the events that are the device's work."""
 
 _BURSTS = 9
+_QUEUE = 900  # launches: a little less than what a stream takes before it makes the host wait
 _WARM_SECONDS = 0.3
 _CYCLES_A_MICROSECOND = 2.0e3  # no slower than any GPU's clock, so a wait lasts at least as long as it is asked to
 
@@ -106,13 +109,18 @@ def _kind(module: nn.Module) -> str:
 
 
 def record(subject: Subject, device: torch.device, calls: int, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Record `calls` calls in a row; returns the trace. `about` is kept in it, with what was measured."""
+    """Record `calls` calls in a row; returns the trace. `about` is kept in it, with what was measured.
+
+    They are fewer where the device could not have all of their kernels queued.
+    """
     with torch.inference_mode():
         _warm_up(subject.call, device)
+        with subject.ranges():
+            first, _ = _profiled(subject.marked, device, 1, 0.0)  # loads and starts what the profiler needs
+        calls = queued(first, calls)
         measured_us = _typical(subject.call, device, calls)
         as_used_us = _typical(subject.as_used, device, calls) if subject.as_used else None
         with subject.ranges():
-            _profiled(subject.marked, device, calls, 0.0)  # loads and starts what the profiler needs
             host_us = host_clock(_repeat(subject.marked, calls))
             trace, profiled_us = _profiled(subject.marked, device, calls, 3 * host_us)  # recording slows the host down
     trace[ABOUT] = {
@@ -126,6 +134,12 @@ def record(subject: Subject, device: torch.device, calls: int, about: Mapping[st
         "layers": {name: dict(layer) for name, layer in subject.layers.items()},
     }
     return trace
+
+
+def queued(trace: Mapping[str, Any], calls: int) -> int:
+    """How many calls the device takes at once, of at most `calls`. trace: of one call."""
+    launches = sum(event.get("cat") in DEVICE for event in trace["traceEvents"])
+    return max(1, min(calls, _QUEUE // max(1, launches)))
 
 
 def save(trace: Mapping[str, Any], path: Path) -> None:
