@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -35,7 +36,7 @@ from autotune.search.space import spread
 from autotune.settle import settle_network
 from autotune.trials import Trials
 from autotune.vendor import aten, cudnn
-from autotune.vendor_rows import operator_rows, plan_rows
+from autotune.vendor_rows import Listing, operator_rows
 from autotune.worker import Worker
 from autotune.workshop import Workshop
 from fused_resnet.candidates import candidate
@@ -92,6 +93,8 @@ class Tuning:
         self._begun: set[tuple[Study, Kernel]] = set()  # two studies may ask for one kernel
         self._elsewhere: list[tuple[Study, Kernel]] = []
         self._facts: Future[DeviceFacts] | None = None
+        self._plans: Listing | None = None
+        self._without_plans: set[str] = set()
         self.workshop = Workshop(store, options.target, options.jobs, self.ledger, progress, self._failed)
 
     def run(self) -> None:
@@ -99,7 +102,7 @@ class Tuning:
         toolchain.for_target(self.options.target)  # without a compiler, say so before anything else
         self.progress.total(len(self.problems))
         self.progress.stage("reading what is known")
-        with ThreadPoolExecutor(1) as beside, self.workshop:
+        with ThreadPoolExecutor(1) as beside, self.workshop, self._listing() as self._plans:
             if self.worker and "device" not in vars(self):
                 self._facts = beside.submit(self.worker.facts)  # it takes seconds to start
             for problem in self.problems:
@@ -118,9 +121,11 @@ class Tuning:
             schedule.begin()
             self.progress.stage("timing torch's operators")
             self._time_torch()
-            self._time_vendor()
             self.progress.stage("searching")
             schedule.run()
+            if self._plans and not self._plans.is_done:
+                self.progress.stage("listing the last of cuDNN's plans")
+            self._time_plans(wait=True)
             self._complete()
             self._finish_elsewhere()
         for problem in self.problems:
@@ -251,7 +256,8 @@ class Tuning:
         self.workshop.make(kernels, choosing)
 
     def ready(self, wait: bool) -> list[Kernel]:
-        """Kernels that became ready."""
+        """Kernels that became ready; plans of cuDNN that did are tried at once."""
+        self._time_plans(wait=False)
         return self.workshop.ready(wait)
 
     def measure(self, kernels: Sequence[Kernel]) -> None:
@@ -331,21 +337,23 @@ class Tuning:
                 self.trials.begin(problem, row, [{}])
         self.trials.finish()
 
-    def _time_vendor(self) -> None:
-        """List all of cuDNN's plans, then verify and time those that were not; say once why there are none."""
-        if self.options.vendor != cudnn.FAMILY or not self.options.arch.is_cuda:
-            return
-        assert self.worker
-        self.progress.stage("listing cuDNN's plans")
-        listed = list(plan_rows(self.store, self.worker, self.problems, self.options.target))
-        for reason in dict.fromkeys(why for problem, _, why in listed if why and isinstance(problem, Convolution)):
-            self.progress.stage(reason)
-        self.progress.stage("timing cuDNN's plans")
-        for problem, rows, _ in listed:
+    def _listing(self) -> AbstractContextManager[Listing | None]:
+        """What lists cuDNN's plans beside the search, on a GPU where they are wanted."""
+        if not self.worker or self.options.vendor != cudnn.FAMILY or not self.options.arch.is_cuda:
+            return nullcontext()
+        return Listing(self.store, Worker(self.worker.device), self.problems, self.options.target)
+
+    def _time_plans(self, wait: bool) -> None:
+        """Verify and time those plans of cuDNN that were listed meanwhile; say once why there are none."""
+        for problem, rows, why in self._plans.ready(wait) if self._plans else ():
+            if why and isinstance(problem, Convolution) and why not in self._without_plans:
+                self._without_plans.add(why)
+                self.progress.stage(why)
             for row in rows:
                 if row.library:
                     self.trials.begin(problem, row, [{}])
-        self.trials.finish()
+        if wait:
+            self.trials.finish()
 
     def _settle(self, problem: Problem) -> None:
         """Time the fastest few, and the best of torch's, in interleaved rounds; unless that was done for these."""

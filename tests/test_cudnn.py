@@ -16,7 +16,8 @@ from autotune.survey import offered, passes
 from autotune.vendor import cudnn
 from autotune.vendor.cudnn import classic
 from autotune.vendor.cudnn.graph import arguments, operand_numbers, vector_dtypes
-from autotune.vendor_rows import plan_rows
+from autotune.vendor_rows import Listing
+from autotune.worker import Worker
 from fused_resnet.binding import bind
 from fused_resnet.candidates import candidate
 from fused_resnet.engine import RefusedError
@@ -86,11 +87,53 @@ def test_plans_take_no_place_from_kernels(tmp_path):
     assert [row.median_us for row in shortlist(ranking, 1, 0)] == [2.5]
 
 
-def test_a_worker_without_cudnn_says_so_and_stores_nothing(worker, tmp_path):
-    with Store.create(tmp_path / "plans.db") as store:
-        [(_, rows, reason)] = plan_rows(store, worker, [parse(TEXT)], device_target(CPU))
-        assert rows == [] and "GPU" in reason and "\n" not in reason
+def test_a_worker_without_cudnn_says_so_and_stores_nothing(tmp_path):
+    with (
+        Store.create(tmp_path / "plans.db") as store,
+        Listing(store, Worker("cpu"), [parse(TEXT)], device_target(CPU)) as listing,
+    ):
+        [(_, rows, reason)] = listing.ready(wait=True)
+        assert rows == [] and "GPU" in reason and "\n" not in reason and listing.is_done
         assert store.counts()["kernel"] == 0
+
+
+def test_listing_that_is_given_up_ends_its_process(tmp_path):
+    worker = Worker("cpu")
+    with Store.create(tmp_path / "plans.db") as store:
+        with Listing(store, worker, [parse(TEXT)], device_target(CPU)) as listing:
+            assert list(listing.ready(wait=False)) == [] and not listing.is_done  # the process is still starting
+        assert worker.pid is None
+
+
+class Offering:
+    """Stands in for the process with a GPU's cuDNN in it: offers two plans for each problem, the second broken."""
+
+    def __init__(self):
+        self.asked = []
+
+    def vendor(self, problem, deadline):
+        self.asked.append(problem)
+        configs = [{**CONFIG, "plan": f"eng{rank}", "rank": rank, "of": 2} for rank in range(2)]
+        plans = cudnn.Offer(configs[0], b"plan", None), cudnn.Offer(configs[1], b"", "cannot be built")
+        return cudnn.Offers(CONFIG["made_by"], plans if problem else ())
+
+    def stop(self):
+        self.asked.append("stop")
+
+
+def test_plans_are_listed_once(tmp_path):
+    first, second = parse(TEXT), parse(TEXT.replace("n=2", "n=3"))
+    with Store.create(tmp_path / "plans.db") as store:
+        for problems, asked in (([first], [None, first]), ([first, second], [None, second]), ([second], [None])):
+            worker = Offering()
+            with Listing(store, worker, problems, "sm_90") as listing:
+                listed = list(listing.ready(wait=True))
+            assert worker.asked == [*asked, "stop"]
+            assert [problem for problem, *_ in listed] == problems
+            for problem, rows, reason in listed:
+                assert reason is None and [row.error for row in rows] == [None, "cannot be built"]
+                assert [bool(row.library) for row in rows] == [True, False]
+                assert {row.symbol for row in rows} == {str(problem)}
 
 
 @pytest.mark.parametrize("epilogue", ["none", "bias,scale,add,store,add_scalar,clamp,hardswish"])

@@ -16,7 +16,7 @@ from autotune.problem import parse
 from autotune.timing import sampler
 from autotune.vendor import cudnn
 from autotune.vendor.cudnn.graph import arguments
-from autotune.vendor_rows import plan_rows
+from autotune.vendor_rows import Listing
 from autotune.worker import Worker
 from fused_resnet.candidates import candidate
 from fused_resnet.engine import RefusedError
@@ -121,9 +121,11 @@ def test_plans_are_tuned_stored_and_run_by_the_plan(device, tmp_path):
     problem = parse(TEXTS[1].format("f16"))
     target = device_target(device)
     with Store.create(tmp_path / "plans.db") as store, Worker(str(device)) as worker:
-        [(_, rows, reason)] = plan_rows(store, worker, [problem], target)
+        with Listing(store, Worker(str(device)), [problem], target) as listing:
+            [(_, rows, reason)] = listing.ready(wait=True)
         assert reason is None and len(rows) > 5
-        [(_, again, _)] = plan_rows(store, worker, [problem], target)
+        with Listing(store, Worker(str(device)), [problem], target) as listing:
+            [(_, again, _)] = listing.ready(wait=True)
         assert [row.id for row in again] == [row.id for row in rows]
         usable = [row for row in rows if row.library]
         candidates = [candidate(store, row, {}) for row in usable]
