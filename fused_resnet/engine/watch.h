@@ -1,5 +1,6 @@
 // Python dictionaries that must stay as they are: a module's parameters, buffers and children. Looking at all of them
-// on each call is what makes weights changed in place count, so it is done here and not in Python.
+// on each call is what makes weights changed in place count, so it is done here and not in Python; and from Python 3.12 on
+// the interpreter tells of changed dictionaries, so that only tensors are looked at.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -19,7 +20,10 @@ class __attribute__((visibility("hidden"))) Watch {
  private:
   struct Entry {
     pybind11::object name, value;
-    getter get;  // of the value's version; null if it counts none
+  };
+  struct Counted {  // a tensor, and how its version is read
+    PyObject* tensor;
+    getter get;
     void* closure;
     int64_t version;
   };
@@ -28,9 +32,13 @@ class __attribute__((visibility("hidden"))) Watch {
     size_t end;  // of its entries in entries_, which begin where those of the one before it end
   };
   void add(PyObject* name, PyObject* value);
+  bool same_objects() const;
 
   std::vector<Dictionary> dictionaries_;
   std::vector<Entry> entries_;
+  std::vector<Counted> counted_;
+  bool told_ = true;           // of changes, by the interpreter
+  mutable uint64_t seen_ = 0;  // the number of changes at which the objects were the same
 };
 
 }  // namespace engine
