@@ -1,4 +1,4 @@
-"""Runs kernels without a GPU, most of them for Hopper: their own text, with functions of kernels/emulator.h for PTX."""
+"""Runs kernels without a GPU, most of them for Hopper: their own text, with functions of kernels/emulator for PTX."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 // One kernel as a library for tests/emulator.py, which says which: EMULATED_SYMBOL and EMULATED_PROBLEM.
-#include "emulator.h"
+#include "emulator/launch.h"
 
 #include "cuda/kernel.cuh"
 

@@ -1,0 +1,172 @@
+// Runs a Hopper kernel's own text on a CPU, to test its arithmetic and its hand-shakes: every CUDA thread of a cluster is a
+// fiber, and what the hardware does by itself happens as late as it may (wgmma), or at once (TMA, if the seed is odd).
+// Fibers run in an order given by the seed, so a run can be repeated. tests/emulator.py puts these functions in the place of PTX.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <bitset>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "abi.h"
+
+namespace emu {
+
+constexpr int kStackBytes = 256 << 10, kSharedBytes = 232448 + 1024;
+
+struct Barrier {
+  int arrivals, pending, bytes = 0, phase = 0;
+  void settle() {
+    if (pending == 0 && bytes == 0) ++phase, pending = arrivals;
+  }
+};
+
+struct Collective {  // of some lanes of a warp
+  int64_t arrived[2] = {0, 0};
+  int64_t turn[32] = {};
+  uint64_t values[2][32];
+};
+
+struct Named {
+  int64_t arrived = 0;
+  int64_t turn[1024] = {};
+};
+
+struct Block {
+  int index, rank, threads, left;
+  char* memory;
+  std::map<uint32_t, Barrier> barriers;
+  std::map<std::pair<int, uint32_t>, Collective> collectives;
+  std::map<int, Named> named;
+};
+
+struct Thread {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  Block* block;
+  struct { int x, y, z; } index;
+  std::function<bool()> ready;  // empty: at once
+  std::string waits_for;
+  std::deque<std::vector<std::function<void()>>> groups;  // of wgmma, committed and not over
+  std::vector<std::function<void()>> open;
+  int committed = 0, cluster_turn = 0;
+  std::deque<std::vector<std::function<void()>>> stores;  // groups whose shared memory may not have been read
+  std::vector<std::function<void()>> open_stores;
+  bool ended = false;
+};
+
+inline std::vector<std::unique_ptr<Block>> blocks;  // of the cluster that runs
+inline std::vector<std::unique_ptr<Thread>> threads;
+inline std::vector<std::function<void()>> transfers;  // of TMA, on their way
+inline Thread* current;
+inline ucontext_t scheduler;
+inline bool inside_fiber, late;  // late: transfers come when nothing else happens any more, else at once
+inline std::function<void(Block&)> body;
+inline int grid_blocks;
+inline std::mt19937 random_order;
+
+// Ends the run: thrown by the scheduler, because an exception cannot leave a fiber.
+inline std::string failure;
+inline void fail(const std::string& why) {
+  if (failure.empty()) failure = why;
+  for (;; swapcontext(&current->context, &scheduler))
+    if (!inside_fiber) throw std::runtime_error(failure);
+}
+
+inline void yield_until(std::function<bool()> ready, const std::string& what) {
+  if (ready()) return;
+  current->ready = std::move(ready);
+  current->waits_for = what;
+  swapcontext(&current->context, &scheduler);
+}
+
+inline void transfer(std::function<void()> work) {
+  if (late) transfers.push_back(std::move(work));
+  else work();
+}
+
+inline Block& own() { return *current->block; }
+inline int lane() { return current->index.x % 32; }
+inline void* generic(uint32_t address) {
+  if (address >= kSharedBytes) fail("the shared address " + std::to_string(address));
+  return own().memory + address;
+}
+inline uint32_t shared_address(const void* p) { return (uint32_t)((const char*)p - own().memory); }
+
+// ---- Barriers ----
+
+inline Barrier& barrier_of(Block& block, uint32_t address) {
+  if (block.left == 0) fail("a block has ended before all had come that is sent to it");
+  auto found = block.barriers.find(address);
+  if (found == block.barriers.end() || address % 8) fail("no barrier at " + std::to_string(address));
+  return found->second;
+}
+inline void init_barrier(uint32_t address, int arrivals) {
+  if (own().barriers.count(address)) fail("two barriers at " + std::to_string(address));
+  own().barriers[address] = {arrivals, arrivals};
+}
+inline void arrive_in(Block& block, uint32_t address, int bytes) {
+  Barrier& barrier = barrier_of(block, address);
+  if (--barrier.pending < 0) fail("too many arrivals at " + std::to_string(address));
+  barrier.bytes += bytes;
+  barrier.settle();
+}
+inline void come(Block& block, uint32_t address, int bytes) {
+  Barrier& barrier = barrier_of(block, address);
+  barrier.bytes -= bytes;
+  barrier.settle();
+}
+inline void expect_bytes(uint32_t address, int bytes) { arrive_in(own(), address, bytes); }
+inline void arrive(uint32_t address) { arrive_in(own(), address, 0); }
+inline void arrive_at(uint32_t address, uint32_t block) { arrive_in(*blocks.at(block), address, 0); }
+inline void wait(uint32_t address, uint32_t parity) {
+  Barrier& barrier = barrier_of(own(), address);
+  yield_until([&barrier, parity] { return (barrier.phase & 1) != (int)parity; }, "barrier " + std::to_string(address));
+}
+
+// ---- Threads together ----
+
+inline void sync_of(int name, int count) {
+  Named& named = own().named[name];
+  const int64_t turn = ++named.turn[current->index.x];
+  ++named.arrived;
+  yield_until([&named, turn, count] { return named.arrived >= turn * count; }, "bar.sync " + std::to_string(name));
+}
+inline void arrive_in_cluster() { ++current->cluster_turn; }
+inline void wait_for_cluster() {
+  const int turn = current->cluster_turn;
+  const auto there = [turn](const auto& thread) { return thread->ended || thread->cluster_turn >= turn; };
+  yield_until([there] { return std::all_of(threads.begin(), threads.end(), there); }, "the cluster");
+}
+inline uint64_t exchange(uint32_t mask, uint64_t value, int from) {
+  Collective& all = own().collectives[{current->index.x / 32, mask}];
+  const int64_t turn = all.turn[lane()]++;
+  const int side = turn % 2, lanes = (int)std::bitset<32>(mask).count();
+  all.values[side][lane()] = value;
+  ++all.arrived[side];
+  yield_until([&all, side, turn, lanes] { return all.arrived[side] >= (turn / 2 + 1) * lanes; }, "a shuffle");
+  return all.values[side][from];
+}
+template <typename T>
+T shuffled(uint32_t mask, T value, int from) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  bits = exchange(mask, bits, from);
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+}  // namespace emu

@@ -1,0 +1,90 @@
+// wgmma: a group of products is computed when the first thread waits for it, from what lies there then. It is the whole
+// warpgroup's: it begins when the last warp has issued it, and is over for all at once.
+#pragma once
+#include "emulator/tma.h"
+
+namespace emu {
+
+template <typename Element>
+float value_at(const char* memory, uint32_t low, uint32_t high, int row, int k) {
+  const int mode = high >> 30, row_bytes = mode == 1 ? 128 : mode == 2 ? 64 : 32;
+  const uint32_t start = (low & 0x3fff) << 4, group = (high & 0x3fff) << 4;
+  const uint32_t address = swizzled(start + row / 8 * group + row % 8 * row_bytes + 2 * k, row_bytes);
+  Element v;
+  std::memcpy((void*)&v, memory + address, sizeof v);
+  return (float)v;
+}
+
+struct Rows {  // of the first operand: those of a thread's sums
+  float of[2][16];
+};
+
+// rows: () -> Rows, called when the products are computed.
+template <typename Element, int N, typename Operand>
+void multiply_rows(float (&d)[N], const Operand& rows, uint64_t b, int accumulate) {
+  float* sums = d;
+  const char* memory = own().memory;
+  const int thread = current->index.x % 128;
+  current->open.push_back([=] {
+    const Rows left = rows();
+    for (int j = 0; j < N; j += 4)
+      for (int e = 0; e < 2; ++e) {
+        float right[16];
+        for (int k = 0; k < 16; ++k)
+          right[k] = value_at<Element>(memory, (uint32_t)b, b >> 32, 2 * j + thread % 4 * 2 + e, k);
+        for (int half = 0; half < 2; ++half) {
+          float& sum = sums[j + 2 * half + e];
+          if (!accumulate) sum = 0.f;
+          for (int k = 0; k < 16; ++k) sum += left.of[half][k] * right[k];
+        }
+      }
+  });
+}
+template <typename Element, int N>
+void multiply(float (&d)[N], uint64_t a, uint64_t b, int accumulate) {
+  const char* memory = own().memory;
+  const int row = current->index.x % 128 / 32 * 16 + lane() / 4;
+  const auto rows = [=] {
+    Rows left;
+    for (int half = 0; half < 2; ++half)
+      for (int k = 0; k < 16; ++k) left.of[half][k] = value_at<Element>(memory, (uint32_t)a, a >> 32, row + 8 * half, k);
+    return left;
+  };
+  multiply_rows<Element>(d, rows, b, accumulate);
+}
+
+// With the first operand in registers, of which four neighbouring lanes have a row.
+template <typename Element, int N>
+void multiply(float (&d)[N], const uint32_t (&a)[4], uint64_t b, int accumulate) {
+  Rows left;
+  for (int i = 0; i < 4; ++i)
+    for (int from = 0; from < 4; ++from) {
+      const uint32_t pair = shuffled(0xffffffffu, a[i], lane() / 4 * 4 + from);
+      Element v[2];
+      std::memcpy((void*)v, &pair, sizeof v);
+      for (int e = 0; e < 2; ++e) left.of[i % 2][8 * (i / 2) + 2 * from + e] = (float)v[e];
+    }
+  multiply_rows<Element>(d, [=] { return left; }, b, accumulate);
+}
+
+inline void commit_products() {
+  current->groups.push_back(std::move(current->open)), current->open.clear();
+  ++current->committed;
+}
+inline void wait_for_products(int pending) {
+  const int target = current->committed - pending, first = current->index.x / 128 * 128, from = own().rank * own().threads + first;
+  yield_until(
+      [=] {
+        for (int i = from; i < from + 128; ++i)
+          if (threads[i]->committed < target) return false;
+        return true;
+      },
+      "products");
+  for (int i = from; i < from + 128; ++i) {
+    Thread& thread = *threads[i];
+    for (; thread.committed - (int)thread.groups.size() < target; thread.groups.pop_front())
+      for (auto& product : thread.groups.front()) product();
+  }
+}
+
+}  // namespace emu
