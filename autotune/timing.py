@@ -142,7 +142,8 @@ def replay_sampler(replay: Work) -> Sampler:
             replay()
 
     made = Sampler(work, replays, between)
-    return replace(made, settled_us=settle(made))
+    settle(made)
+    return made
 
 
 def host_clock(work: Work) -> float:

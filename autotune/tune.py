@@ -11,7 +11,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -165,7 +165,23 @@ class Tuning:
     @cached_property
     def studies(self) -> list[Study]:
         """A search for each problem and family that serves it; of those that must be named, the named ones."""
-        options, spaces, new = self.options, [], self.worker is not None and not self.store.devices()
+        options, chosen = self.options, strategy(self.options.strategy)
+        spaces: list[Space] = []
+        early: dict[Kernel, float] = {}  # what will be asked for first -> its share of a unit
+        ahead = self.worker is not None and not self.store.devices()  # compilers begin while spaces are enumerated
+        for space in self._spaces():
+            spaces.append(space)
+            if ahead:
+                best = self._prior_best(space, min(chosen.first, options.trials))
+                early |= dict.fromkeys(best, 1 / together(space.family))
+                if sum(early.values()) >= options.jobs:
+                    self.workshop.make(list(early))
+                    ahead = False
+        return chosen.studies(spaces, options.seed, options.gain)
+
+    def _spaces(self) -> Iterator[Space]:
+        """The configs of each problem and family."""
+        options = self.options
         for problem in self.problems:
             for found in serving(problem, options.arch):
                 if found.name not in options.only and (options.only or found.by_name):
@@ -173,29 +189,18 @@ class Tuning:
                 configs = found.configs_for(problem, options.arch, options.allow)
                 costs = [found.cost(problem, config, options.arch) for config in configs]
                 space = Space.ranked(problem, found.name, configs, costs)
-                spaces.append(space.cut(options.limit, options.seed) if options.limit else space)
-            if new and self._make_first(spaces):
-                new = False
-        return strategy(options.strategy).studies(spaces, options.seed, options.gain)
+                yield space.cut(options.limit, options.seed) if options.limit else space
 
-    def _make_first(self, spaces: Sequence[Space]) -> bool:
-        """Make what will be asked for first, if that keeps all cores at work while other spaces are enumerated."""
-        kernels: dict[Kernel, int] = {}
-        for space in spaces:
-            count = min(strategy(self.options.strategy).first, self.options.trials)
-            for i in spread(space, count):
-                kernels[space.kernel(space.configs[i], self.options.target)] = together(space.family)
-        if sum(1 / of_unit for of_unit in kernels.values()) < self.options.jobs:
-            return False
-        self.workshop.make(list(kernels))
-        return True
+    def _prior_best(self, space: Space, count: int) -> list[Kernel]:
+        """The kernels of a space that the prior thinks best, unlike each other."""
+        return [space.kernel(space.configs[i], self.options.target) for i in spread(space, count)]
 
     def _trials(self, _: Problem) -> int:
         return self.options.trials if strategy(self.options.strategy).bounded else sys.maxsize
 
     def _failed(self, kernel: Kernel) -> None:
-        """Tell what would not compile."""
-        for study in self.studies:
+        """Tell what would not compile; studies that are still being made find it among what is known."""
+        for study in vars(self).get("studies", ()):
             if study.space.serves(kernel):
                 study.tell(kernel.values, None)
 
@@ -228,8 +233,7 @@ class Tuning:
         kernels: dict[Kernel, None] = {}
         for space in (study.space for study in self.studies):
             count = min(math.ceil(self._trials(space.problem) / families[space.problem]), len(space.configs))
-            for i in spread(space, count):
-                kernels[space.kernel(space.configs[i], self.options.target)] = None
+            kernels |= dict.fromkeys(self._prior_best(space, count))
         self.workshop.make(list(kernels))
         while self.workshop.ready(wait=True):
             pass

@@ -50,7 +50,6 @@ class Workshop:
     def __exit__(self, *_: object) -> None:
         for batch in self._batches:
             batch.close()
-        self._batches.clear()
         self._ledger.at_work(compilers=False)
 
     def recall(self) -> None:

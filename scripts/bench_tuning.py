@@ -2,10 +2,10 @@
 exhaustive run.
 
 It tunes twice from nothing, with different seeds, and once more with an empty
-database but the first run's binaries on disk, in less time. The winners of all runs and of
-an exhaustive run are then timed side by side, in interleaved rounds. Where
-the exhaustive run is a recording (scripts/replay.py), the best configs of
-each of its problems are made and timed anew for that.
+database but the first run's binaries on disk, in less time. The winners of
+all runs and of an exhaustive run are then timed side by side, in interleaved
+rounds. Where the exhaustive run is a recording (scripts/replay.py), the best
+configs of each of its problems are made and timed anew for that.
 
 Example:
   python scripts/tune.py --strategy exhaustive --limit 150 --budget 1h \\
@@ -23,8 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from autotune.errors import AutotuneError
 from autotune.problem import parse
 from autotune.progress import Progress
 from autotune.recording import Recording, Track
-from autotune.search import Space, Study, strategy
+from autotune.search import Space
 from autotune.tune import Options, Tuning
 from autotune.worker import Worker
 from fused_resnet.candidates import candidate
@@ -97,15 +97,13 @@ class Again(Tuning):
     """A run over the best of a recording alone."""
 
     def __init__(self, recording: Recording, store: Store, worker: Worker) -> None:
-        self._spaces = list(map(best_configs, recording.tracks))
+        self._best = list(map(best_configs, recording.tracks))
         arch, jobs = of_target(recording.target), len(os.sched_getaffinity(0))
         options = Options(arch, recording.target, 0, 3600.0, jobs, strategy="exhaustive", gain=0.0, vendor="none")
-        super().__init__(store, (space.problem for space in self._spaces), options, worker, Progress())
+        super().__init__(store, (space.problem for space in self._best), options, worker, Progress())
 
-    @cached_property
-    def studies(self) -> list[Study]:
-        """The spaces, as searches that try everything."""
-        return strategy("exhaustive").studies(self._spaces, 0, 0.0)
+    def _spaces(self) -> Iterator[Space]:
+        return iter(self._best)
 
 
 def best_configs(track: Track) -> Space:

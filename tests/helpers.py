@@ -54,6 +54,8 @@ from fused_resnet.binding import Candidate, Step
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts"
+LIMIT = {"f16": 1e-3, "bf16": 8e-3, "tf32": 2e-3, "f32": 4e-6}
+"""Of a result's error (norm of the whole): what rounding factors, sums and output costs, doubled. Bytes are exact."""
 HANG = 600
 """Seconds that no process takes, however busy the machine is."""
 

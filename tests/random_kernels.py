@@ -14,9 +14,19 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from helpers import STEPS, assert_bytes_are_right, built_paths, candidate_of, random_epilogue, relative_error, solve
+from helpers import (
+    LIMIT,
+    STEPS,
+    assert_bytes_are_right,
+    built_paths,
+    candidate_of,
+    random_epilogue,
+    relative_error,
+    solve,
+)
 
 from autotune.arch import Architecture, of_capability
+from autotune.device import device_target
 from autotune.epilogue import Epilogue
 from autotune.errors import ProblemError
 from autotune.families import family
@@ -25,9 +35,8 @@ from autotune.measure import Case
 from autotune.problem import Problem, parse
 from autotune.verify import HALF_SUMS
 
-LIMIT = {"f16": 1e-3, "bf16": 8e-3, "tf32": 2e-3, "f32": 4e-6, HALF_SUMS: 1e-2}
-"""(norm of the whole) what rounding the factors, the sums and the output costs, doubled; bytes are compared exactly."""
-
+_LIMIT = {**LIMIT, HALF_SUMS: 1e-2}
+_IMAGES = ((16, 16), (8, 8), (8, 16), (16, 8), (8, 32), (32, 8))  # that a block's kernel holds
 _TRIES = 400  # of sizes, for one that a kernel fits
 _BEFORE = [name for name in STEPS if name not in ("add", "store")]  # a place: steps that meet no tensor
 
@@ -85,12 +94,12 @@ def excited(rng: random.Random) -> str:
 
 
 def block(rng: random.Random) -> str:
-    h, w = rng.choice(((16, 16), (8, 8), (8, 16), (16, 8), (8, 32), (32, 8)))
+    h, w = rng.choice(_IMAGES)
     return f"se_block n={rng.randint(1, 300)} h={h} w={w} c={rng.choice((32, 64))} hidden={rng.choice((4, 8, 12, 16))}"
 
 
 def stem_block(rng: random.Random) -> str:
-    h, w = rng.choice(((16, 16), (8, 8), (8, 16), (16, 8), (8, 32), (32, 8)))
+    h, w = rng.choice(_IMAGES)
     sizes = f"n={rng.randint(1, 300)} h={4 * h} w={4 * w} c={rng.randint(1, 4)} k={rng.choice((32, 64))} block=4"
     return f"stem_se_block {sizes} hidden={rng.choice((4, 8, 12, 16))}"
 
@@ -244,7 +253,7 @@ def complaint(case: Case, found: Drawn, path: Path) -> str | None:
         result = case.tensors[key]
         if result.dtype == torch.int8:
             assert_bytes_are_right(result, value, key)
-        elif (error := relative_error(result, value)) > LIMIT[HALF_SUMS if halves else _least_exact(case.problem)]:
+        elif (error := relative_error(result, value)) > _LIMIT[HALF_SUMS if halves else _least_exact(case.problem)]:
             return f"{key} has a relative error of {error:.2e}"
     return None
 
@@ -255,14 +264,15 @@ def _least_exact(problem: Problem) -> str:
 
 def wrong(names: Sequence[str], seed: int, kernels: int, problems: int) -> tuple[int, list[str]]:
     """Draw, build and solve: the number of problems, and what is wrong with which results."""
-    major, minor = torch.cuda.get_device_capability()
-    arch, target = of_capability(10 * major + minor), f"sm_{major}{minor}"
+    device = torch.device("cuda:0")
+    target = device_target(device)
+    arch = of_capability(int(target.removeprefix("sm_")))
     names = [name for name in names if arch.name in family(name).architectures]
     every = [found for name in names for found in drawn(name, arch, target, seed, kernels, problems)]
     paths = built_paths((found.kernel for found in every), len(os.sched_getaffinity(0)))
     complaints = []
     for number, found in enumerate(every):
-        case = Case(found.problem, torch.device("cuda:0"), seed=number)
+        case = Case(found.problem, device, seed=number)
         try:
             if said := complaint(case, found, paths[found.kernel]):
                 complaints.append(f"{found}: {said}")

@@ -6,7 +6,7 @@ how it works.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from autotune.arch import Architecture
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
@@ -26,6 +26,9 @@ from autotune.problem import Conv2d, Conv2dSe, Gemm, Problem
 _MAP_ELEMENTS = {"f16": 6, "bf16": 9}  # CUtensorMapDataType
 _MOST_CORNER, _MOST_OFFSET = 128, 255  # of TMA's im2col
 
+_WELL: dict[str, Callable[[Solved, int], bool]] = {"tile_n": columns_fit, "tile_k": steps_well}
+"""Whether a value of these goes well into a convolution."""
+
 # For the cost: a multiprocessor's rates a cycle.
 _PRODUCTS_A_CYCLE = 2048
 _LOADED_BYTES_A_CYCLE = 190
@@ -35,7 +38,6 @@ def _values(
     parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
 ) -> Sequence[Value]:
     """What can be legal beside the values chosen so far, and is no waste for the problem."""
-    conv = convolution_of(problem, int(chosen.get("merge", 1))) if problem else None
     shares = chosen.get("activations") != "patch" and chosen.get("weights") != "resident"
     only_first = {
         "schedule": chosen.get("groups") != 2,
@@ -44,11 +46,10 @@ def _values(
     }
     match parameter.name:
         case "merge":  # another number compiles no differently
-            return merges(conv) if conv else (1,)
-        case "tile_n" if conv:
-            return [n for n in parameter.values if columns_fit(conv, int(n))]
-        case "tile_k" if conv:
-            return [k for k in parameter.values if steps_well(conv, int(k))]
+            return merges(convolution_of(problem)) if problem else (1,)
+        case "tile_n" | "tile_k" if problem:
+            conv, well = convolution_of(problem, int(chosen["merge"])), _WELL[parameter.name]
+            return [value for value in parameter.values if well(conv, int(value))]
     return parameter.values[:1] if only_first.get(parameter.name) else parameter.values
 
 
@@ -74,8 +75,6 @@ def _limits(problem: Solved) -> Iterator[tuple[bool, str]]:
 
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     merge = int(config.get("merge", 1))
-    if merge == 1 and getattr(problem, "groups", 1) == 1:
-        return None
     return None if merge in merges(convolution_of(problem)) else f"it computes {merge} groups as one"
 
 

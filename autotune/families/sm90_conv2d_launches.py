@@ -55,11 +55,8 @@ def _of_loading(problem: Solved, x: Shape, loading: Loading, arch: Architecture)
     gated = isinstance(problem, Conv2dSe)
     if isinstance(problem, Conv2dSe) and not _gate_fits(problem, x, loading):
         return
-    tiles_n, processors, blocks = (
-        -(-problem.k // x.n),
-        arch.processors_for(x.cluster),
-        blocks_needed(problem, x, loading),
-    )
+    tiles_n, blocks = -(-problem.k // x.n), blocks_needed(problem, x, loading)
+    processors = arch.processors_for(x.cluster)
     if loading.tiles_m < x.cluster_m or x.slices > loading.fills or (x.slices > 1 and blocks > 2 * processors):
         return
     for resident in range(1, x.blocks_by_registers + 1):

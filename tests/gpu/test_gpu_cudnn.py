@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import process, relative_error, solve, tried
+from helpers import LIMIT, process, relative_error, solve, tried
 
 from autotune import cudnn as public
 from autotune.device import device_target
@@ -24,7 +24,6 @@ from tuning_db import Store
 
 pytestmark = pytest.mark.gpu
 
-LIMIT = {"f16": 1e-3, "bf16": 8e-3}
 TEXTS = [
     "conv2d n=4 h=14 w=14 c=64 k=64 r=3 s=3 pad=1 dtype={} epilogue=bias,relu",
     "conv2d n=3 h=13 w=9 c=24 k=40 r=3 s=3 stride=2,1 pad=1 dtype={} epilogue=bias,add,relu",

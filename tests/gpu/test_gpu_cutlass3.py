@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from helpers import assert_same_bits, built_paths, candidate_of, relative_error, solve
+from helpers import LIMIT, assert_same_bits, built_paths, candidate_of, relative_error, solve
 
 from autotune.arch import architecture
 from autotune.epilogue import Epilogue
@@ -14,8 +14,6 @@ from autotune.measure import Case
 from autotune.problem import parse
 
 pytestmark = pytest.mark.gpu
-
-LIMIT = {"f16": 1e-3, "bf16": 8e-3, "tf32": 2e-3}  # (norm of the whole) what rounding costs, doubled
 
 # (dtype, epilogue) -> labels of configs
 KERNELS = {

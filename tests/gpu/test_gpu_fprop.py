@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from helpers import assert_bytes_are_right, built_paths, candidate_of, relative_error, solve
+from helpers import LIMIT, assert_bytes_are_right, built_paths, candidate_of, relative_error, solve
 
 from autotune.arch import of_capability
 from autotune.epilogue import Epilogue
@@ -17,8 +17,6 @@ from fused_resnet.engine import RefusedError
 
 pytestmark = pytest.mark.gpu
 
-# (norm of the whole) what rounding the factors, the sums and the output costs, doubled; bytes are compared exactly
-LIMIT = {"f16": 1e-3, "bf16": 8e-3, "tf32": 2e-3, "f32": 4e-6}
 HALF_SUMS = 1e-2
 
 CHAINS = ("none", "bias,relu", "scale,bias,silu,add", "mul_scalar,store,add_scalar,relu")

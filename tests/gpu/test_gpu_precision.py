@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 from architectures import ARCHITECTURES, images, random_model
-from helpers import ROOT, assert_bytes_are_right, built_paths, candidate_of, relative_error, script, solve
+from helpers import LIMIT, ROOT, assert_bytes_are_right, built_paths, candidate_of, relative_error, script, solve
 
 from autotune.arch import of_capability
 from autotune.families import family, serving
@@ -21,7 +21,6 @@ from tuning_db import Store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*is not tuned")]
 
-LIMIT = {"f16": 1e-3, "bf16": 8e-3, "f32": 4e-6, "tf32": 2e-3}
 PROBLEMS = [
     "cast n=3 h=5 w=7 c=48 result=s8 dtype=f16 epilogue=mul_scalar",
     "cast n=1 h=3 w=3 c=13 result=s8 dtype=bf16 epilogue=mul_scalar,store,add",
