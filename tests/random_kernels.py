@@ -84,6 +84,13 @@ def product(rng: random.Random) -> str:
     return f"gemm m={rng.randint(1, 1500)} n={n} k={k}"
 
 
+def short_product(rng: random.Random) -> str:
+    c, k = 8 * rng.choice((1, 3, 4, 6, 8, 12, 15, 16, 23, 32)), 8 * rng.randint(1, 40)
+    if rng.random() < 0.5:
+        return f"gemm m={rng.randint(1, 5000)} n={k} k={c}"
+    return f"conv2d n={rng.randint(1, 9)} h={rng.randint(1, 30)} w={rng.randint(1, 30)} c={c} k={k}"
+
+
 def excited(rng: random.Random) -> str:
     """A convolution with squeeze-and-excitation, whose kernels take whole images."""
     side, stride = rng.choice((2, 4, 8, 16)), rng.choice((1, 1, 2))
@@ -123,6 +130,13 @@ def stem(rng: random.Random) -> str:
     return f"stem {sizes} k={8 * rng.randint(1, 13)} r={side} s={side} stride=2 pad={side // 2} {pool}"
 
 
+def narrow(rng: random.Random) -> str:
+    side, c, stride = rng.choice((3, 5, 7)), rng.randint(1, 4), rng.choice((1, 2, 2))
+    c += stride * c % 2
+    sizes = f"n={rng.randint(1, 4)} h={rng.randint(9, 70)} w={(1 + c % 2) * rng.randint(5, 60)} c={c}"
+    return f"conv2d {sizes} k={8 * rng.randint(1, 13)} r={side} s={side} stride={stride} pad={side // 2}"
+
+
 def pixels(rng: random.Random, operator: str = "elementwise", more: str = "", c: int | None = None) -> str:
     c = c or rng.choice((1, 13, 24, 36, 64, 100, 264))
     return f"{operator} n={rng.randint(1, 5)} h={rng.randint(1, 17)} w={rng.randint(1, 17)} c={c} {more}"
@@ -147,7 +161,9 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_elementwise": pixels,
     "cuda_global_avg_pool2d": lambda rng: pixels(rng, "global_avg_pool2d"),
     "cuda_max_pool2d": lambda rng: pool(rng, "max_pool2d", f"ceil={rng.randint(0, 1)}"),
+    "cuda_narrow_conv2d": narrow,
     "cuda_patch_conv2d": patches,
+    "cuda_pointwise_conv2d": short_product,
     "cuda_se_tail": tail,
     "cuda_space_to_depth": lambda rng: (
         f"space_to_depth n={rng.randint(1, 4)} h={8 * rng.randint(1, 5)} w={8 * rng.randint(1, 5)} "

@@ -232,13 +232,14 @@ def test_other_families_compile(arch):
 
 
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
-def test_stems_compile_with_either_instruction(arch):
+@pytest.mark.parametrize("name", ["cuda_stem", "cuda_narrow_conv2d"])
+def test_few_channels_compile_with_either_instruction(name, arch):
     need_compiler(f"sm_{arch.removeprefix('sm')}", nvcc=True)
-    configs = list(family("cuda_stem").configs(architecture(arch), "bf16", Epilogue()))
+    configs = list(family(name).configs(architecture(arch), "bf16", Epilogue()))
     chosen = {config["instruction"]: config for config in random.Random(arch).sample(configs, 200)}
     assert set(chosen) == ({"mma", "wgmma"} if arch == "sm90" else {"mma"})
     target, epilogue = f"sm_{arch.removeprefix('sm')}", Epilogue.parse("bias,relu")
-    assert_exported([Kernel.of("cuda_stem", config, "bf16", epilogue, target) for config in chosen.values()])
+    assert_exported([Kernel.of(name, config, "bf16", epilogue, target) for config in chosen.values()])
 
 
 def test_an_illegal_tile_fails_with_cutlass_words():

@@ -98,13 +98,6 @@ AT_DEVICE void load_constant(float (&v)[N], const float* from) {
   }
 }
 
-// Reads ahead: brings the line near and keeps nothing.
-AT_DEVICE void touch(const float* from) {
-  float unused;
-  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(unused) : "l"(from));
-  (void)unused;
-}
-
 template <typename Element, int N>
 AT_DEVICE Pack<Element, N> rounded(const float (&v)[N]) {
   Pack<Element, N> pack;

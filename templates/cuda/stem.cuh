@@ -1,17 +1,19 @@
-// The first layers of a network in one kernel: a convolution with stride 2 of few channels, from the image as torch has it
-// (NCHW), and the 3x3 max pool behind it, to channels last.
+// A convolution of few channels, to channels last; as the first layers of a network also from the image as torch has it
+// (NCHW), with the 3x3 max pool behind it.
 //
 // What makes it fast is that the im2col matrix needs not be made. Its columns run over lines, a line being a row of the
-// filter in one channel, filled up with zeros to 4 or 8 taps. With stride 2 the taps of neighbouring pixels begin one
-// 32-bit word apart, so in shared memory, where the image lies as it is, the word of (pixel, taps 2t and 2t + 1) is at
-// pixel + t: one load without a bank conflict is a register of the tensor cores' operand. An odd padding is made even by
-// a zero tap in front, so that words begin where the image's do. Weights stay where they are needed for all of a block's
-// tiles: in registers for mma.sync, in shared memory for wgmma.
+// filter, in one channel (planes) or in all (interleaved), filled up with zeros to 4 taps or a multiple of 8. Where stride
+// times the elements of a pixel is even, the lines of neighbouring pixels begin whole 32-bit words apart. So in shared
+// memory, where the image lies as it is, the word of (pixel, taps 2t and 2t + 1) is at pixel * that distance + t: one load
+// is a register of the tensor cores' operand. An odd padding is made even by a zero tap in front, so that words begin
+// where the image's do. Weights stay where they are needed for all of a block's tiles: in registers for mma.sync, in
+// shared memory for wgmma.
 //
-// A warp makes strips of 16 pixels, downwards. Row g of the operand is pixel 2g and row g + 8 is pixel 2g + 1, so of a
-// pool's three columns a thread holds two and its neighbour the third; seven pooled pixels come of a strip, and the next
-// strip begins 14 pixels on. Of its three rows the last is the first of the pixel below, and is kept. Weights are
-// permuted such that a thread's accumulators are eight neighbouring channels.
+// A warp makes strips of 16 pixels, downwards. With a pool, row g of the operand is pixel 2g and row g + 8 is pixel
+// 2g + 1, so of a pool's three columns a thread holds two and its neighbour the third; seven pooled pixels come of a
+// strip, and the next strip begins 14 pixels on. Of its three rows the last is the first of the pixel below, and is kept.
+// Without one they are pixels g and g + 8. Weights are permuted such that a thread's accumulators are eight neighbouring
+// channels.
 //
 // A padded line may multiply a pixel outside of the filter by zero: an infinity in an image may spread by one pixel.
 #pragma once
@@ -37,23 +39,34 @@ AT_DEVICE void wait_for_copies() {
 template <typename Config>
 struct StemKernel {
   using Element = typename Config::Element;
-  using Params = Plain<at_stem>;
+  using Problem = typename Config::Problem;
+  using Params = Plain<Problem>;
   static constexpr int kFilter = Config::kFilter, kChannels = Config::kChannels, kN = Config::kN;
   static constexpr int kStrips = Config::kStrips, kRows = Config::kRows, kStages = Config::kStages;
   static constexpr bool kPool = Config::kPool, kWgmma = Config::kWgmma;
   static constexpr int kThreads = 32 * kStrips * Config::kSlices;
 
-  static constexpr int kPad = kFilter / 2, kLead = kPad % 2, kTaps = kFilter + kLead <= 4 ? 4 : 8;
-  static constexpr int kLines = kChannels * kFilter, kSteps = (kLines * kTaps + 15) / 16;
+  static constexpr bool kInterleaved = Config::kInterleaved;
+  static constexpr int kStride = Config::kStride;
+  static constexpr int kPlanes = kInterleaved ? 1 : kChannels;
+  static constexpr int kSide = kInterleaved ? kChannels : 1;  // elements of a pixel in a row
+  static constexpr int kPixel = kStride * kSide / 2;          // words between the lines of neighbouring pixels
+  static_assert(kStride * kSide % 2 == 0, "lines begin whole words apart");
+
+  static constexpr int kPad = kFilter / 2, kLead = kPad * kSide % 2;
+  static constexpr int kLine = kFilter * kSide, kLines = kPlanes * kFilter;
+  static constexpr int kTaps = kLead + kLine <= 4 ? 4 : (kLead + kLine + 7) / 8 * 8;
+  static constexpr int kSteps = (kLines * kTaps + 15) / 16;
+  static constexpr int kFirst = kPool ? 2 : 1, kSecond = kPool ? 1 : 8;  // from row to row of the operand; to row g + 8
   static constexpr int kStripPixels = kPool ? 14 : 16, kStripOutputs = kPool ? 7 : 16;
   static constexpr int kConvRows = kPool ? 2 * kRows + 1 : kRows;
 
-  // A tile of the image in shared memory: (channel, row, column), in accesses of kAccess elements.
+  // A tile of the image in shared memory: (plane, row, element), in accesses of kAccess elements.
   static constexpr int kAccess = Config::kAccess;
-  static constexpr int kTall = 2 * (kConvRows - 1) + kFilter;
-  static constexpr int kWords = (kStrips - 1) * kStripPixels + 16 + kTaps / 2 + kAccess / 2 - 2;
+  static constexpr int kTall = kStride * (kConvRows - 1) + kFilter;
+  static constexpr int kWords = ((kStrips - 1) * kStripPixels + 15) * kPixel + kTaps / 2 + kAccess / 2 - 1;
   static constexpr int kPitch = (kWords + 3) / 4 * 4;
-  static constexpr int kStageBytes = kChannels * kTall * kPitch * 4;
+  static constexpr int kStageBytes = kPlanes * kTall * kPitch * 4;
   static constexpr int kWeightBytes = kWgmma ? kSteps * kN * 32 : 0;
   static constexpr int kSharedBytes = kStages * kStageBytes + (kWgmma ? kWeightBytes + 256 : 0);
 
@@ -62,7 +75,7 @@ struct StemKernel {
   // Where a block's tiles are: `count` of them, downwards from output row `row`.
   struct Place {
     int image, channel, row, column, count;
-    AT_DEVICE explicit Place(const at_stem& a) {
+    AT_DEVICE explicit Place(const Problem& a) {
       const int walk = a.launch[0], wide = columns(a), parts = ceil_div(ceil_div(a.p, kRows), walk);
       int index = blockIdx.x;
       column = index % wide * (kStrips * kStripOutputs), index /= wide;
@@ -71,23 +84,25 @@ struct StemKernel {
       count = min(walk, (int)ceil_div(a.p - row, kRows));
     }
   };
-  AT_DEVICE static int columns(const at_stem& a) { return ceil_div(a.q, kStrips * kStripOutputs); }
-  AT_DEVICE static int channel_blocks(const at_stem& a) { return ceil_div(a.k, kN * Config::kSlices); }
+  AT_DEVICE static int columns(const Problem& a) { return ceil_div(a.q, kStrips * kStripOutputs); }
+  AT_DEVICE static int channel_blocks(const Problem& a) { return ceil_div(a.k, kN * Config::kSlices); }
   // The first row or column of the convolution that an output row or column needs.
   AT_DEVICE static int conv_first(int output) { return kPool ? 2 * output - 1 : output; }
-  // The image's column at which a block's words begin, before they are moved to the border of an access.
-  AT_DEVICE static int window_first(const Place& at) { return 2 * conv_first(at.column) - kPad - kLead; }
+  // The element of a row at which a block's words begin, before they are moved to the border of an access.
+  AT_DEVICE static int window_first(const Place& at) {
+    return (kStride * conv_first(at.column) - kPad) * kSide - kLead;
+  }
   AT_DEVICE static int access_shift(const Place& at) { return window_first(at) & (kAccess - 1); }
 
   AT_DEVICE static void load_tile(const Params& params, const Place& at, int row, uint32_t stage) {
-    const at_stem& a = params.a;
-    constexpr int kChunks = kPitch * 2 / kAccess, kAll = kChannels * kTall * kChunks;
-    const int top = 2 * conv_first(row) - kPad, left = window_first(at) - access_shift(at);
+    const Problem& a = params.a;
+    constexpr int kChunks = kPitch * 2 / kAccess, kAll = kPlanes * kTall * kChunks;
+    const int top = kStride * conv_first(row) - kPad, left = window_first(at) - access_shift(at), wide = a.w * kSide;
     const Element* x = (const Element*)params.p.p[0] + (int64_t)at.image * kChannels * a.h * a.w;
     for (int i = threadIdx.x; i < kAll; i += kThreads) {
-      const int line = i / kChunks, h = top + line % kTall, w = left + i % kChunks * kAccess;
-      const bool inside = h >= 0 && h < a.h && w >= 0 && w < a.w;
-      const Element* from = x + ((int64_t)(line / kTall) * a.h + h) * a.w + w;
+      const int line = i / kChunks, h = top + line % kTall, element = left + i % kChunks * kAccess;
+      const bool inside = h >= 0 && h < a.h && element >= 0 && element < wide;
+      const Element* from = x + ((int64_t)(line / kTall) * a.h + h) * wide + element;
       copy_async(stage + i * kAccess * 2, inside ? from : x, kAccess * 2, inside);
     }
   }
@@ -98,22 +113,22 @@ struct StemKernel {
     const int line = k / kTaps, tap = k % kTaps - kLead;
     const bool known = line < kLines && channel < params.a.k;
     const unsigned short* from =
-        (const unsigned short*)params.p.p[1] + ((int64_t)channel * kLines + line) * kFilter + tap;
-    const uint32_t low = known && tap >= 0 && tap < kFilter ? from[0] : 0;
-    const uint32_t high = known && tap + 1 < kFilter ? from[1] : 0;
+        (const unsigned short*)params.p.p[1] + ((int64_t)channel * kLines + line) * kLine + tap;
+    const uint32_t low = known && tap >= 0 && tap < kLine ? from[0] : 0;
+    const uint32_t high = known && tap + 1 < kLine ? from[1] : 0;
     return low | high << 16;
   }
 
-  // Registers of the operand: pixels 2g and 2g + 1, taps 2t and 2t + 1, of each half of a step.
+  // Registers of the operand: both of a thread's pixels, taps 2t and 2t + 1, of each half of a step.
   AT_DEVICE static void load_pixels(uint32_t (&a)[kSteps][4], const uint32_t* words) {
 #pragma unroll
     for (int half = 0; half < 2 * kSteps; ++half) {
       const uint32_t* line;
-      if constexpr (kTaps == 8)
-        line = words + line_offset(half);
+      if constexpr (kTaps % 8 == 0)
+        line = words + line_offset(half / (kTaps / 8)) + half % (kTaps / 8) * 4;
       else
         line = words + (threadIdx.x % 4 < 2 ? line_offset(2 * half) : line_offset(2 * half + 1));
-      a[half / 2][half % 2 * 2] = line[0], a[half / 2][half % 2 * 2 + 1] = line[1];
+      a[half / 2][half % 2 * 2] = line[0], a[half / 2][half % 2 * 2 + 1] = line[kSecond * kPixel];
     }
   }
   AT_DEVICE static constexpr int line_offset(int line) {
@@ -131,7 +146,7 @@ struct StemKernel {
     AT_DEVICE void rows(Sums (&sums)[kCount], const uint32_t* words) const {
       uint32_t a[kCount][kSteps][4];
 #pragma unroll
-      for (int row = 0; row < kCount; ++row) load_pixels(a[row], words + 2 * row * kPitch);
+      for (int row = 0; row < kCount; ++row) load_pixels(a[row], words + kStride * row * kPitch);
       if constexpr (kWgmma) {
         hopper::begin_products();
 #pragma unroll
@@ -177,16 +192,16 @@ struct StemKernel {
     AT_DEVICE Column(const Place& at) {
       const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
       strip = warp % kStrips;
-      conv = conv_first(at.column + strip * kStripOutputs) + 2 * g;
-      output = at.column + strip * kStripOutputs + (kPool ? g : 2 * g);
+      conv = conv_first(at.column + strip * kStripOutputs) + kFirst * g;
+      output = at.column + strip * kStripOutputs + g;
       channel = at.channel + warp / kStrips * kN + lane % 4 * 8;
     }
   };
 
   AT_DEVICE static void store(const Params& params, const Place& at, const Column& column, int row, const Sums& sums,
                               int pixel) {
-    const at_stem& a = params.a;
-    const int q = column.output + pixel;
+    const Problem& a = params.a;
+    const int q = column.output + pixel * kSecond;
     const bool extra = kPool && threadIdx.x % 32 >= 28;  // the strip's last pixels serve their neighbour alone
     if (row >= a.p || q >= a.q || extra) return;
 #pragma unroll
@@ -221,11 +236,11 @@ struct StemKernel {
   }
 
   AT_DEVICE static void run(const Params& params, char* shared) {
-    const at_stem& a = params.a;
+    const Problem& a = params.a;
     const Place at(a);
     const Column column(at);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int conv_p = (a.h + 2 * kPad - kFilter) / 2 + 1, conv_q = (a.w + 2 * kPad - kFilter) / 2 + 1;
+    const int conv_p = (a.h + 2 * kPad - kFilter) / kStride + 1, conv_q = (a.w + 2 * kPad - kFilter) / kStride + 1;
 
     uint32_t base = (uint32_t)__cvta_generic_to_shared(shared);
     Products products;
@@ -250,7 +265,7 @@ struct StemKernel {
 
     const uint32_t stages = base + kWeightBytes;
     const uint32_t* words = (const uint32_t*)(shared + kWeightBytes);
-    words += column.strip * kStripPixels + access_shift(at) / 2 + lane / 4 * 2 + lane % (kTaps / 2);
+    words += (column.strip * kStripPixels + lane / 4 * kFirst) * kPixel + access_shift(at) / 2 + lane % (kTaps == 4 ? 2 : 4);
     load_tile(params, at, at.row, stages);
     commit_copies();
 
@@ -283,7 +298,7 @@ struct StemKernel {
 #pragma unroll
         for (int part = 0; part < kEach; part += kTogether) {
           Sums sums[kTogether];
-          products.rows(sums, image + 2 * (y + kMore + part) * kPitch);
+          products.rows(sums, image + kStride * (y + kMore + part) * kPitch);
 #pragma unroll
           for (int i = 0; i < kTogether; ++i) {
             const int of_pool = part + i;
@@ -309,12 +324,16 @@ struct StemKernel {
     }
   }
 
-  AT_DEVICE static void prepare(const at_stem& a, at_prepared* out) {
-    const bool pool = kPool ? a.pool == 3 && a.pool_stride == 2 && a.pool_pad == 1
-                            : a.pool == 1 && a.pool_stride == 1 && a.pool_pad == 0;
-    const bool conv = a.c == kChannels && a.r == kFilter && a.s == kFilter && a.stride_h == 2 && a.stride_w == 2 &&
-                      a.pad_h == kPad && a.pad_w == kPad;
-    if (!pool || !conv || a.k % 8 || a.w % kAccess || a.launch[0] < 1) return refused(out);
+  AT_DEVICE static void prepare(const Problem& a, at_prepared* out) {
+    bool as_compiled = a.c == kChannels && a.r == kFilter && a.s == kFilter && a.stride_h == kStride &&
+                       a.stride_w == kStride && a.pad_h == kPad && a.pad_w == kPad;
+    if constexpr (kInterleaved)
+      as_compiled &= a.groups == 1 && a.dilation_h == 1 && a.dilation_w == 1;
+    else if constexpr (kPool)
+      as_compiled &= a.pool == 3 && a.pool_stride == 2 && a.pool_pad == 1;
+    else
+      as_compiled &= a.pool == 1 && a.pool_stride == 1 && a.pool_pad == 0;
+    if (!as_compiled || a.k % 8 || a.w * kSide % kAccess || a.launch[0] < 1) return refused(out);
     const int64_t parts = ceil_div(ceil_div(a.p, kRows), a.launch[0]);
     prepared(out, Params{a, {}}, a.n * channel_blocks(a) * parts * columns(a), 1, 1, kThreads, kSharedBytes, 0);
   }
