@@ -40,7 +40,8 @@ METHOD = {
     "ratio": "a side's time over ours: median over rounds of the ratio in one round, low and high: 95 % interval",
     "rounds": f"the best {FINALISTS} of each side run {CHOOSING_ROUNDS} rounds, and the best of those the rounds that "
     "count, all sides in each round in a new random order",
-    "ours": "the best kernel that the tuning database has for the problem on this kind of GPU",
+    "ours": "the best kernel of ours that the tuning database has for the problem on this kind of GPU",
+    "tuned": "what the database takes for it: a kernel of ours or, where they were candidates, a plan of cuDNN",
     "cudnn": "the best of all plans of heuristics A, B and FALLBACK, with the bias in the problem's dtype or in f32",
     "first": "the first of these that runs: what the heuristics would take",
     "torch": "torch's fused operator, or its convolution and pointwise operators; channels_last, cudnn.benchmark",

@@ -126,7 +126,9 @@ def test_a_layer_is_measured_against_torch(tuned_db, contests):
         assert side["share"] == pytest.approx(entry["limit_us"] / side["us"]["median"])
         assert side["relative_error"] < 1e-5
         assert any(side["label"] == what for what in heard)
-    assert entry["ratios"].keys() == {"torch"} and entry["ratios"]["torch"]["rounds"] == 30
+    assert entry["sides"]["tuned"]["label"].startswith("the tuner's choice: cpu_conv2d")
+    assert entry["ratios"].keys() == {"tuned", "torch"} and entry["ratios"]["torch"]["rounds"] == 30
+    assert entry["ratios_to_tuned"].keys() == {"ours", "torch"}
     assert entry["missing"].keys() == {"cudnn"}
     assert {trial["status"] for trial in entry["trials"]} == {"ok"}
     json.dumps(entry)
@@ -182,7 +184,11 @@ def entry(problem, ours, **others):
         for side, us in others.items()
         if ours and us
     }
-    return {"problem": str(problem), "limit_us": 3.0, "sides": sides, "ratios": ratios, "missing": {}, "trials": []}
+    kept = {"problem": str(problem), "limit_us": 3.0, "sides": sides, "ratios": ratios, "missing": {}, "trials": []}
+    if ours and "tuned" in others and "cudnn" in others:
+        median = others["cudnn"] / others["tuned"]
+        kept["ratios_to_tuned"] = {"cudnn": {"median": median, "low": 0.99 * median, "high": 1.01 * median}}
+    return kept
 
 
 @pytest.fixture
@@ -214,7 +220,14 @@ def test_the_summary_is_over_layers_with_both_times():
         "faster": 1,
         "slower": 1,
     }
-    assert found["torch"]["layers"] == 1 and "first" not in found
+    assert found["torch"]["layers"] == 1 and "first" not in found and "cudnn_to_tuned" not in found
+
+
+def test_the_summary_says_how_the_tuners_choice_compares_with_cudnn():
+    found = summary([entry(POOL, 10.0, tuned=9.0, cudnn=9.0), entry(POOL, 10.0, tuned=10.0, cudnn=12.1)])
+    assert found["tuned"]["worst"] == 0.9 and found["tuned"]["best"] == 1.0
+    assert found["cudnn"]["worst"] == 0.9
+    assert (found["cudnn_to_tuned"]["worst"], found["cudnn_to_tuned"]["best"]) == (1.0, pytest.approx(1.21))
 
 
 def run(monkeypatch, *arguments):

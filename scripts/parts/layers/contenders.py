@@ -24,7 +24,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to solve a problem. side: "ours", "cudnn" or "torch"; label: unique among a problem's contenders.
+    """A way to solve a problem. side: "ours", "tuned", "cudnn" or "torch"; label: unique among a problem's contenders.
 
     prove: what is verified, where that which is timed leaves its result elsewhere.
     """
@@ -37,21 +37,23 @@ class Contender:
 
 
 def our_contenders(case: Case, path: Path, most: int) -> tuple[dict[str, float], list[Contender]]:
-    """The device's limits, measured now if the database has none, and its best kernels for the problem."""
+    """The device's limits, measured now if the database has none; what it takes for the problem; its best kernels."""
     with Store.open(path) as store:
         row = store.device(device_name(case.device))
         facts = row or _facts(case.device)
         rates = {"flops_per_us": facts.flops_per_us, "bytes_per_us": facts.bytes_per_us}
         ranking = store.ranking(row, str(case.problem)) if row else []
-        ranking = [measured for measured in ranking if measured.kernel.library][:most]
-        labels = [label(measured) for measured in ranking]
-        found = {
-            name if labels.count(name) == 1 else f"{name} {dict(measured.launch)}": candidate(
-                store, measured.kernel, measured.launch
-            )
-            for name, measured in zip(labels, ranking, strict=True)
-        }
-    return rates, [Contender("ours", name, lambda c=c: case.bind(c)) for name, c in found.items()]  # type: ignore[misc]
+        ranking = [measured for measured in ranking if measured.kernel.library]
+        kernels = [measured for measured in ranking if measured.kernel.family != cudnn.FAMILY][:most]
+        labels = [label(measured) for measured in kernels]
+        unique = [
+            name if labels.count(name) == 1 else f"{name} {dict(measured.launch)}"
+            for name, measured in zip(labels, kernels, strict=True)
+        ]
+        ranked = [("tuned", f"the tuner's choice: {label(measured)}", measured) for measured in ranking[:1]]
+        ranked += [("ours", name, measured) for name, measured in zip(unique, kernels, strict=True)]
+        found = [(side, name, candidate(store, measured.kernel, measured.launch)) for side, name, measured in ranked]
+    return rates, [Contender(side, name, lambda c=c: case.bind(c)) for side, name, c in found]  # type: ignore[misc]
 
 
 @cache

@@ -22,7 +22,13 @@ from parts import timing
 from parts.layers.contenders import Contender, our_contenders, plan_contenders, torch_contenders
 from parts.record import one_line
 
-SIDES = {"ours": "our best kernel", "cudnn": "cuDNN's best plan", "first": "cuDNN's first choice", "torch": "torch"}
+SIDES = {
+    "ours": "our best kernel",
+    "tuned": "the tuner's choice",
+    "cudnn": "cuDNN's best plan",
+    "first": "cuDNN's first choice",
+    "torch": "torch",
+}
 FINALISTS = 3  # of each side; the fastest of them in a first set of rounds is timed again
 CHOOSING_ROUNDS = 15
 SLOW = 20  # what takes this many times the best so far is not timed any further
@@ -85,7 +91,8 @@ def contest(job: Job, device: torch.device, tell: Tell) -> dict[str, Any]:
         "limit_us": limit,
         "rates": rates,
         "sides": {side: _side(trial, samples[trial.contender.label], limit) for side, trial in chosen.items()},
-        "ratios": _ratios(chosen, samples),
+        "ratios": _ratios("ours", chosen, samples),
+        "ratios_to_tuned": _ratios("tuned", chosen, samples),
         "missing": missing,
         "trials": [_as_json(trial) for trial in trials],
         "state": {"before": before, "after": monitor.state()},
@@ -138,7 +145,7 @@ def _once(step: Runnable, device: torch.device) -> float:
 def _finals(case: Case, trials: list[Trial], rounds: int) -> tuple[dict[str, Trial], dict[str, list[float]]]:
     """The best trial of each side, chosen in some rounds, and their times in others: choosing does not flatter them."""
     ranked = sorted((trial for trial in trials if trial.status == "ok"), key=lambda trial: trial.us)
-    sides = {side: [t for t in ranked if t.contender.side == side][:FINALISTS] for side in ("ours", "cudnn", "torch")}
+    sides = {side: [t for t in ranked if t.contender.side == side][:FINALISTS] for side in SIDES if side != "first"}
     first = next((t for t in trials if t.status == "ok" and t.contender.side == "cudnn"), None)
     samplers: dict[str, Sampler] = {}
     for trial in [*(trial for group in sides.values() for trial in group), *([first] if first else [])]:
@@ -167,13 +174,13 @@ def _side(trial: Trial, samples: list[float], limit: float) -> dict[str, Any]:
     }
 
 
-def _ratios(chosen: Mapping[str, Trial], samples: Mapping[str, list[float]]) -> dict[str, Any]:
-    """How many times ours each side takes."""
-    if "ours" not in chosen:
+def _ratios(base: str, chosen: Mapping[str, Trial], samples: Mapping[str, list[float]]) -> dict[str, Any]:
+    """How many times as long as one side each other takes."""
+    if base not in chosen:
         return {}
-    ours = samples[chosen["ours"].contender.label]
-    others = {side: samples[trial.contender.label] for side, trial in chosen.items() if side != "ours"}
-    return {side: asdict(timing.paired_ratio(values, ours)) for side, values in others.items()}
+    reference = samples[chosen[base].contender.label]
+    others = {side: samples[trial.contender.label] for side, trial in chosen.items() if side != base}
+    return {side: asdict(timing.paired_ratio(values, reference)) for side, values in others.items()}
 
 
 def _as_json(trial: Trial) -> dict[str, Any]:

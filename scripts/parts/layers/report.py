@@ -21,19 +21,22 @@ from parts.layers.sets import title
 from parts.record import one_line
 
 WIDTH = 110  # of the table where the output is no terminal
+TOTALS = {name: ("ratios", name) for name in SIDES if name != "ours"} | {"cudnn_to_tuned": ("ratios_to_tuned", "cudnn")}
+"""Of the summary: which ratios of a layer, and of which side."""
 
 
 def summary(layers: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """For each other side, over the layers where it and we have a time: the ratios' geometric mean and extremes.
 
+    cudnn_to_tuned: cuDNN's best plan over the tuner's choice, which may be a plan of cuDNN too.
     faster, slower: layers where the whole interval of the ratio lies above or below 1.
     """
     result = {}
-    for side in SIDES:
-        ratios = [layer["ratios"][side] for layer in layers if side in layer.get("ratios", {})]
+    for total, (kind, side) in TOTALS.items():
+        ratios = [layer[kind][side] for layer in layers if side in layer.get(kind, {})]
         if ratios:
             medians = [ratio["median"] for ratio in ratios]
-            result[side] = {
+            result[total] = {
                 "layers": len(ratios),
                 "geometric_mean": math.exp(sum(map(math.log, medians)) / len(medians)),
                 "worst": min(medians),
@@ -102,14 +105,15 @@ def table(layers: Sequence[dict[str, Any]], caption: str) -> Table:
 
 
 def totals_table(totals: dict[str, dict[str, Any]]) -> Table:
-    """A row for each side that ours is compared with."""
+    """A row for each side that ours is compared with, and one for the tuner's choice."""
     result = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
     result.add_column("times ours")
     for name in ("layers", "geometric mean", "worst", "best", "ours faster", "ours slower"):
         result.add_column(name, justify="right", no_wrap=True)
-    for side, row in totals.items():
+    for total, row in totals.items():
         ratios = [number(row[name]) for name in ("geometric_mean", "worst", "best")]
-        result.add_row(SIDES[side], str(row["layers"]), *ratios, str(row["faster"]), str(row["slower"]))
+        name = SIDES.get(total, f"{SIDES['cudnn']} to {SIDES['tuned']}")
+        result.add_row(name, str(row["layers"]), *ratios, str(row["faster"]), str(row["slower"]))
     return result
 
 
