@@ -22,6 +22,7 @@ _SAMPLE_US = 400.0  # length of one GPU sample
 _CPU_SAMPLE_US = 3000.0
 _REPLAYS_US = 1000.0  # of a whole network's graph
 _LAUNCHES = 100  # most launches in one GPU sample
+_QUEUING_CYCLES = 500_000  # of the device, while the host queues a few launches
 _STEADY = 0.98  # a sample that takes this share of the best so far, or more, is no progress
 
 Work = Callable[[], object]
@@ -111,6 +112,7 @@ def _cuda_sampler(step: Runnable, device: torch.device, timer: str, most: int | 
         side = torch.cuda.Stream(device)
         with torch.cuda.stream(side):
             repeat(3)
+            torch.cuda._sleep(_QUEUING_CYCLES)  # else a busy host's launches are what is timed, and samples too short
             once = max(1.0, between(lambda: repeat(5)) / 5)
         side.synchronize()
         repeats = max(3, min(most or _LAUNCHES, round(_SAMPLE_US / once)))

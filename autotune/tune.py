@@ -49,6 +49,8 @@ FINALISTS = 6
 PLANS = 3
 """Plans of cuDNN that are finalists beside them."""
 FINAL_ROUNDS = 15
+LISTERS = 4
+"""Processes that list cuDNN's plans, at most."""
 TRIAL_SECONDS = 0.05
 """Of verifying and timing a config, about."""
 
@@ -342,10 +344,14 @@ class Tuning:
         self.trials.finish()
 
     def _listing(self) -> AbstractContextManager[Listing | None]:
-        """What lists cuDNN's plans beside the search, on a GPU where they are wanted."""
+        """What lists cuDNN's plans beside the search, on a GPU where they are wanted.
+
+        cuDNN compiles many of them, on one core a process: ten seconds a layer where compilers have the other cores.
+        """
         if not self.worker or self.options.vendor != cudnn.FAMILY or not self.options.arch.is_cuda:
             return nullcontext()
-        return Listing(self.store, Worker(self.worker.device), self.problems, self.options.target)
+        workers = [Worker(self.worker.device) for _ in range(max(1, min(LISTERS, self.options.jobs // 4)))]
+        return Listing(self.store, workers, self.problems, self.options.target)
 
     def _time_plans(self, wait: bool) -> None:
         """Verify and time those plans of cuDNN that were listed meanwhile; say once why there are none."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from queue import LifoQueue
 
 from autotune.build import POLL_SECONDS
 from autotune.families.base import Kernel
@@ -29,14 +30,17 @@ def operator_rows(store: Store, problem: Problem, target: str, torch: str) -> It
 
 
 class Listing:
-    """cuDNN's plans of some problems, built in a process of their own while others search. Use it as a context manager.
+    """cuDNN's plans of some problems, built in processes of their own while others search. Use it as a context manager.
 
-    worker: of nobody else. What the database has from the same cuDNN is taken from there.
+    workers: of nobody else. What the database has from the same cuDNN is taken from there.
     """
 
-    def __init__(self, store: Store, worker: Worker, problems: Iterable[Problem], target: str) -> None:
-        self._store, self._worker, self._problems, self._target = store, worker, list(problems), target
-        self._pool = ThreadPoolExecutor(1)
+    def __init__(self, store: Store, workers: Sequence[Worker], problems: Iterable[Problem], target: str) -> None:
+        self._store, self._workers, self._problems, self._target = store, workers, list(problems), target
+        self._idle: LifoQueue[Worker] = LifoQueue()  # who has a process already comes first
+        for worker in workers:
+            self._idle.put(worker)
+        self._pool = ThreadPoolExecutor(len(workers))
         self._asked: deque[tuple[Problem | None, Future[cudnn.Offers]]] = deque()
         self._source = ""
         self._ask(None)
@@ -47,9 +51,9 @@ class Listing:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         while not all(asked.done() for _, asked in self._asked):
-            self._worker.stop()
+            self._stop()
             time.sleep(POLL_SECONDS)
-        self._worker.stop()
+        self._stop()
 
     @property
     def is_done(self) -> bool:
@@ -70,7 +74,18 @@ class Listing:
                 yield problem, [self._stored(problem, offer) for offer in found.plans], found.reason
 
     def _ask(self, problem: Problem | None) -> None:
-        self._asked.append((problem, self._pool.submit(self._worker.vendor, problem, LISTING_SECONDS)))
+        self._asked.append((problem, self._pool.submit(self._listed, problem)))
+
+    def _listed(self, problem: Problem | None) -> cudnn.Offers:
+        worker = self._idle.get()
+        try:
+            return worker.vendor(problem, LISTING_SECONDS)
+        finally:
+            self._idle.put(worker)
+
+    def _stop(self) -> None:
+        for worker in self._workers:
+            worker.stop()
 
     def _known(self, made_by: cudnn.Offers) -> Iterator[tuple[Problem, list[KernelRow], str | None]]:
         """What needs no listing; the other problems are asked for."""

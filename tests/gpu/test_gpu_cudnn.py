@@ -120,10 +120,10 @@ def test_plans_are_tuned_stored_and_run_by_the_plan(device, tmp_path):
     problem = parse(TEXTS[1].format("f16"))
     target = device_target(device)
     with Store.create(tmp_path / "plans.db") as store, Worker(str(device)) as worker:
-        with Listing(store, Worker(str(device)), [problem], target) as listing:
+        with Listing(store, [Worker(str(device))], [problem], target) as listing:
             [(_, rows, reason)] = listing.ready(wait=True)
         assert reason is None and len(rows) > 5
-        with Listing(store, Worker(str(device)), [problem], target) as listing:
+        with Listing(store, [Worker(str(device))], [problem], target) as listing:
             [(_, again, _)] = listing.ready(wait=True)
         assert [row.id for row in again] == [row.id for row in rows]
         usable = [row for row in rows if row.library]
