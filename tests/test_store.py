@@ -158,19 +158,20 @@ def test_finals_come_before_trials_that_were_faster(path):
 def test_of_finalists_that_are_tied_the_smallest_workspace_is_chosen(path):
     finals = [  # config, median, interval, workspace
         ("fast", 2.00, (1.97, 2.04), 4096),
-        ("tied", 2.03, (2.02, 2.05), 512),
-        ("as_small", 2.02, (1.98, 2.06), 512),
-        ("unknown", 2.05, (2.04, 2.09), None),
-        ("slower", 2.06, (2.05, 2.07), 0),
+        ("tied", 2.015, (2.00, 2.05), 512),
+        ("as_small", 2.01, (1.98, 2.06), 512),
+        ("unknown", 2.018, (2.01, 2.09), None),
+        ("clearly", 2.019, (2.05, 2.07), 0),
+        ("slower", 2.03, (2.00, 2.09), 0),
     ]
     with Store.create(path) as store:
         for config, median, interval, workspace in finals:
             details = {"interval_us": interval} | ({} if workspace is None else {"workspace_bytes": workspace})
             add(store, config, median, final=True, details=details)
         add(store, "no_finalist", 1.0, details={"interval_us": (1.0, 3.0), "workspace_bytes": 0})
-        order = ["unknown", "as_small", "tied", "fast", "slower", "no_finalist"]
+        order = ["unknown", "as_small", "tied", "fast", "clearly", "slower", "no_finalist"]
         assert [config for config, _ in ranked(store)] == order
-        by_time = ["no_finalist", "fast", "as_small", "tied", "unknown", "slower"]
+        by_time = ["no_finalist", "fast", "as_small", "tied", "unknown", "clearly", "slower"]
         assert [config for config, _ in ranked_by_time(store)] == by_time
 
 

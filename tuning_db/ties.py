@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row", bound="asked.Measurement")
 
+WORTH = 1.01
+"""Times the shortest median: more than that is not given up for a smaller workspace, however wide the intervals are."""
+
 
 def ranked(timed: Iterable[Row], finals_first: bool = True) -> list[Row]:
     """Verified measurements of a problem, best first, each candidate once.
@@ -27,12 +30,14 @@ def ranked(timed: Iterable[Row], finals_first: bool = True) -> list[Row]:
 def by_choice(ranked: Sequence[Row]) -> list[Row]:
     """Measurements in the order of choice, from the order of their medians, finalists first.
 
-    Finalists whose interval overlaps with that of the fastest are tied with it: among them the one with the smallest
-    workspace comes first, and of equal ones the one with the shortest median. One that is not known counts as none.
+    Finalists whose interval overlaps with that of the fastest, and whose median is at most 1 % longer, are tied with it:
+    among them the one with the smallest workspace comes first, and of equal ones the one with the shortest median. One
+    that is not known counts as none.
     """
     if not ranked or not ranked[0].final or "interval_us" not in ranked[0].details:
         return list(ranked)
-    end = ranked[0].details["interval_us"][1]
-    tied = [row for row in ranked if row.final and row.details.get("interval_us", [math.inf])[0] <= end]
+    end, most = ranked[0].details["interval_us"][1], WORTH * (ranked[0].median_us or 0)
+    near = [row for row in ranked if row.final and (row.median_us or 0) <= most]
+    tied = [row for row in near if row.details.get("interval_us", [math.inf])[0] <= end]
     rest = [row for row in ranked if row not in tied]
     return sorted(tied, key=lambda row: row.details.get("workspace_bytes", 0)) + rest
