@@ -213,7 +213,6 @@ struct HopperSeBlock {
       stem.read(x.stem, x.p.p[kX], blockIdx.x * x.images);
       clear_patch(x, at);
     }
-    if (threadIdx.x % 32 < 4 * kColumns && threadIdx.x % 4 == 0) Config::Steps::touch(x.p.p, threadIdx.x % 32 * 8);
     gate.load_weights(memory, x.p.p + kFirstGate, 0, kChannels);
     if constexpr (kStem) Excitation::sync();  // the patch is clear
     else wait_for_previous();

@@ -74,7 +74,7 @@ struct HopperConv2d : Conv2dGate<Config> {
   using Plan::kFirstGate, Plan::kJoint, Plan::kK, Plan::kM, Plan::kMoves, Plan::kN, Plan::kPatch, Plan::kPingpong, Plan::kResident, Plan::kRowBytes;
   using Plan::first_fill, Plan::first_tile, Plan::kSlices, Plan::kTeam, Plan::kWeightBytes, Plan::tile_step;
   using Gate::excitation, Gate::gate_memory, Gate::own_channel, Gate::store_gated;
-  using Store::gather_slices, Store::stage_tile, Store::store_tile, Store::touch_parameters;
+  using Store::gather_slices, Store::stage_tile, Store::store_tile;
 
   AT_DEVICE static void load_activations(const Params& x, const Layout& at, const Member& me) {
     constexpr int kPixels = kM / kClusterN;
@@ -230,7 +230,6 @@ struct HopperConv2d : Conv2dGate<Config> {
     Ring ring{0, 0}, weight{0, 0};
     typename Store::Added added{first_tile() + (kPingpong ? group * tile_step() : 0)};
     int tiles = 0;
-    touch_parameters(x, Tile(x, me, first_tile()));
     if constexpr (kGated)
       excitation(x).load_weights(gate_memory(at), x.p.p + kFirstGate, own_channel(me, Tile(x, me, first_tile())), x.k);
     wait_for_previous();

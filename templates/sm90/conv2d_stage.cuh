@@ -35,12 +35,6 @@ struct Conv2dStage : Conv2dPlan<Config> {
     return n < x.n && h < x.out_h && w < x.out_w ? (n * x.out_h + h) * x.out_w + w : -1;
   }
 
-  // Brings the epilogue's vectors near while the first loads are on their way.
-  AT_DEVICE static void touch_parameters(const Params& x, const Tile& tile) {
-    const int channel = tile.n * kN + threadIdx.x % 32 * 8;  // a line of 32 floats by every fourth lane
-    if (threadIdx.x % 4 == 0 && channel < min(x.k, tile.n * kN + kN)) Config::Steps::touch(x.p.p, channel);
-  }
-
   // Where a warp's piece of a tile is: piece / kBlocks counts its channels, piece % kBlocks its rows. warp: of its group.
   template <typename Move>
   AT_DEVICE static void at_piece(const Params& x, const Tile& tile, int first_block, int warp, int piece, const Move& move) {

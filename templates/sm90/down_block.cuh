@@ -278,7 +278,6 @@ struct HopperSeDownBlock {
     __builtin_assume(x.out_w >= 4 && x.out_h >= 4);
     const Excitation gate(x.out_h * x.out_w, x.hidden, x.out_w);
     char* memory = (char*)__cvta_shared_to_generic(at.gate);
-    if (threadIdx.x % 32 < 4 * kColumns && threadIdx.x % 4 == 0) Config::Steps::touch(x.p.p, first + threadIdx.x % 32 * 8);
     gate.load_weights(memory, x.p.p + kFirstGate, first, x.k);
     clear_lines(x, at);
     wait_for_previous();
