@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from parts.chart import FAINT, INK, OURS, number
 LOST = "#d98a3d"  # bars of layers where cuDNN is faster
 ROW_INCHES, HEAD_INCHES = 0.33, 1.5
 TICKS = (0.25, 0.5, 0.67, 0.8, 1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+LABEL = 0.055  # of the axis: the room of a tick's label
 
 
 def draw(title: str, subtitle: str, rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -47,7 +49,7 @@ def draw(title: str, subtitle: str, rows: Sequence[dict[str, Any]], path: Path) 
     axis.axvline(1, color=INK, linewidth=1)
     axis.set_xscale("log")
     low, high = min(*seen, 0.95) / 1.06, max(*seen, 1.05) * 1.06
-    ticks = [tick for tick in TICKS if low <= tick <= high]
+    ticks = _apart([tick for tick in TICKS if low <= tick <= high], high / low)
     axis.set_xticks(ticks, [f"{tick:g}x" for tick in ticks], color=FAINT, fontsize=9)
     axis.minorticks_off()
     axis.set_xlim(low, high)
@@ -68,3 +70,12 @@ def draw(title: str, subtitle: str, rows: Sequence[dict[str, Any]], path: Path) 
     if axis.get_legend_handles_labels()[0]:
         axis.legend(loc="lower right", frameon=False, fontsize=9, labelcolor=INK)
     figure.savefig(path, bbox_inches="tight", pad_inches=0.2)
+
+
+def _apart(ticks: Sequence[float], span: float) -> list[float]:
+    """Those ticks whose labels have room on an axis of so many times its start, 1 first of all."""
+    kept: list[float] = []
+    for tick in sorted(ticks, key=lambda tick: abs(math.log(tick))):
+        if all(abs(math.log(tick / other)) > LABEL * math.log(span) for other in kept):
+            kept.append(tick)
+    return sorted(kept)
