@@ -43,7 +43,6 @@ _PTX = {
     "st.async": "emu::send(address, barrier, block, v);",
     "ld.shared.v4": "std::memcpy(&v, emu::generic(address), 16);",
     "st.shared.v4": "std::memcpy(emu::generic(address), &v, 16);",
-    "ld.global.nc": "unused = 0;",
     "elect": "chosen = emu::lane() == 0;",
     "mov.u32 %0, %%cluster_ctarank": "rank = emu::own().rank;",
     "barrier.cluster.arrive": "emu::arrive_in_cluster();",
