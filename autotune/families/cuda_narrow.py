@@ -97,7 +97,7 @@ class _Shape:
 def _shape(config: Config) -> _Shape:
     names = ("filter", "channels", "tile_k", "strips", "rows", "together", "stages", "access", "resident")
     numbers = {name: int(config[name]) for name in names}
-    interleaved = "pool" not in config
+    interleaved = "pool" not in config  # only NCHW images are pooled, and those with stride 2 alone
     stride = int(config.get("stride", 2))
     return _Shape(config["instruction"] == "wgmma", interleaved, bool(config.get("pool")), stride=stride, **numbers)
 
