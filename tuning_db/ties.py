@@ -30,9 +30,9 @@ def ranked(timed: Iterable[Row], finals_first: bool = True) -> list[Row]:
 def by_choice(ranked: Sequence[Row]) -> list[Row]:
     """Measurements in the order of choice, from the order of their medians, finalists first.
 
-    Finalists whose interval overlaps with that of the fastest, and whose median is at most 1 % longer, are tied with it:
-    among them the one with the smallest workspace comes first, and of equal ones the one with the shortest median. One
-    that is not known counts as none.
+    Finalists whose interval overlaps with that of the fastest, and whose median is at most 1 % longer, are tied with
+    it: among them the one with the smallest workspace comes first, and of equal ones the one with the shortest median.
+    One that is not known counts as none.
     """
     if not ranked or not ranked[0].final or "interval_us" not in ranked[0].details:
         return list(ranked)
