@@ -242,6 +242,12 @@ def test_few_channels_compile_with_either_instruction(name, arch):
     assert_exported([Kernel.of(name, config, "bf16", epilogue, target) for config in chosen.values()])
 
 
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+def test_short_products_compile(arch):
+    need_compiler(f"sm_{arch.removeprefix('sm')}", nvcc=True)
+    assert_exported(cuda_kernels("cuda_pointwise_conv2d", arch, 6, "bias,silu,add,store", seed=4))
+
+
 def test_an_illegal_tile_fails_with_cutlass_words():
     need_compiler("sm_80", nvcc=True)
     good = cuda_kernels("cutlass2_conv2d", "sm80", 1, seed=3)[0]
