@@ -32,7 +32,7 @@ from fused_resnet.source import INT8, PRECISIONS, TF32
 from parts import chart, models, timing
 from parts.cli import positive, run, seconds
 from parts.models import Model
-from parts.peers import VARIANTS, Case, Forward, Variant
+from parts.peers import VARIANTS, Case, Forward, Variant, from_another
 from parts.record import machine, one_line, slug, write
 
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.float32: 5e-3}  # f32 may mean TF32 on a GPU
@@ -50,7 +50,7 @@ METHOD = {
     "settings": "eval, inference_mode, cudnn.benchmark; torch.compile: reduce-overhead on a GPU, default on a CPU",
     "error": "norm(result - reference) / norm(reference), the reference in float32 on the CPU, all parameters random",
 }
-PLACES = ("db", "out", "name", "plot")  # arguments that say where files lie, which is no part of a result
+PLACES = ("db", "against", "out", "name", "plot")  # arguments that say where files lie, which is no part of a result
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ def main() -> None:
         "arguments": {key: value for key, value in vars(arguments).items() if key not in PLACES}
         | {"dtype": dtype, "device": device.type, "variants": [variant.name for variant in chosen]},
         "database": database,
+        "against": [entry(path) for path in arguments.against],
         "method": METHOD,
         "batches": [],
     }
@@ -112,6 +113,14 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Time FusedResNet against what a user would run instead.")
     parser.add_argument("--db", metavar="PATH", help="the tuning database for the variant fused")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="also time fused from this database, such as an older one; may be repeated",
+    )
     parser.add_argument("--model", default="se_resnet9_fixup", metavar="MODEL", help=models.HELP)
     parser.add_argument("--in-channels", type=positive, metavar="N", help="input channels of a network of ours")
     parser.add_argument("--input", type=models.shape, metavar="C,H,W", help="one sample of any other")
@@ -155,6 +164,9 @@ def pick_variants(arguments: argparse.Namespace, device: torch.device) -> list[V
     if arguments.max_autotune:
         wanted.add("compile_max")
     chosen = [v for v in VARIANTS if v.name in wanted and (device.type == "cuda" or not v.gpu_only)]
+    chosen += [from_another(path) for path in arguments.against]
+    if len({variant.name for variant in chosen}) < len(chosen):
+        raise AutotuneError("--against: databases are told apart by their names, and two have the same")
     if not chosen:
         raise AutotuneError(f"no variant is left to run on {device.type}: change --only or --skip")
     return chosen
@@ -166,9 +178,13 @@ def pick_database(arguments: argparse.Namespace, chosen: Iterable[Variant]) -> d
         return None
     if not arguments.db:
         raise AutotuneError("the variant fused needs a tuning database: give --db PATH or --skip fused")
-    path = Path(arguments.db)
+    return entry(Path(arguments.db))
+
+
+def entry(path: Path) -> dict[str, str]:
+    """A database as records name it."""
     if not path.is_file():
-        raise AutotuneError(f"there is no tuning database '{path}': tune first or give another --db")
+        raise AutotuneError(f"there is no tuning database '{path}': tune first or give another")
     return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
@@ -208,7 +224,7 @@ def measure(case: Case, chosen: list[Variant], budget: float) -> list[Result]:
 @torch.inference_mode()
 def is_right(case: Case, variant: Variant, error: float) -> bool:
     """Whether a variant may have this error: what the dtype allows, or more where torch's own operators have more."""
-    if variant.name == "fused" and case.precision == INT8:
+    if variant.is_fused and case.precision == INT8:
         return error < INT8_TOLERANCE
     if error < TOLERANCE[case.x.dtype]:
         return True
@@ -304,7 +320,7 @@ def show(results: list[Result], title: str) -> None:
     for r in results:
         if r.reason is not None:
             console.print(f"[red]{r.variant.name} failed:[/] {escape(r.reason)}")
-        elif r.variant.name == "fused":
+        elif r.variant.is_fused:
             for text in r.warnings:
                 console.print(f"[yellow]{r.variant.name} warns:[/] {escape(text)}")
 

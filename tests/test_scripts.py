@@ -282,6 +282,20 @@ def test_bench_records_and_draws_what_it_timed(tuned_db, tmp_path):
     assert_error(script("bench", "--device", "cpu", "--only", "nonsense"), "nonsense", "eager")
 
 
+def test_bench_compares_databases_in_one_run(tuned_db, tmp_path):
+    other = shutil.copy(tuned_db, tmp_path / "before.db")
+    words = ["--db", tuned_db, "--device", "cpu", "--batch", TUNED_BATCH, "--only", "fused", "--seconds", "0.2"]
+    done = script("bench", *words, "--against", other, "--out", tmp_path, "--name", "two")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "two.json").read_text())
+    variants = record["batches"][0]["variants"]
+    assert {name: variant["status"] for name, variant in variants.items()} == {"fused": "ok", "fused from before": "ok"}
+    assert variants["fused from before"]["stream_ratio"]["rounds"] > 0
+    assert [entry["file"] for entry in record["against"]] == ["before.db"]
+    assert_error(script("bench", *words, "--against", other, "--against", other), "two have the same")
+    assert_error(script("bench", *words, "--against", tmp_path / "none.db"), "no tuning database", "none.db")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_mistakes_of_timing_are_shown_on_a_gpu_only():
     done = script("timing_mistakes")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -53,6 +55,7 @@ class Variant:
     layout: str
     build: Callable[[Case], Forward]
     gpu_only: bool = False
+    is_fused: bool = False
 
 
 def eager(case: Case) -> Forward:
@@ -87,9 +90,9 @@ def compiled_max(case: Case) -> Forward:
     return inductor(case, "max-autotune")
 
 
-def fused(case: Case) -> Forward:
+def fused(case: Case, database: str = "") -> Forward:
     calibration = [case.x.cpu()] if case.precision == INT8 and not case.model.is_ours else None
-    network = case.model.fused(case.database, case.precision, calibration)
+    network = case.model.fused(database or case.database, case.precision, calibration)
     network.eval().to(case.device, case.x.dtype)
     return lambda: cast(Tensor, network(case.x))
 
@@ -102,8 +105,16 @@ VARIANTS = [
     Variant("cuda_graph", "channels_last + CUDA graph", "NHWC", cuda_graph, gpu_only=True),
     Variant("compile", "torch.compile", "NHWC", compiled),
     Variant("compile_max", "torch.compile max-autotune", "NHWC", compiled_max),
-    Variant("fused", "FusedResNet", "NCHW", fused),
+    Variant("fused", "FusedResNet", "NCHW", fused, is_fused=True),
 ]
+
+
+def from_another(database: Path) -> Variant:
+    """FusedResNet from another database than the one that all are compared with."""
+    name = f"fused from {database.stem}"
+    return Variant(
+        name, name.replace("fused", "FusedResNet"), "NCHW", partial(fused, database=str(database)), is_fused=True
+    )
 
 
 def scripted(network: nn.Module, x: Tensor) -> torch.jit.ScriptModule:
