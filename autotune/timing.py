@@ -22,7 +22,8 @@ _SAMPLE_US = 400.0  # length of one GPU sample
 _CPU_SAMPLE_US = 3000.0
 _REPLAYS_US = 1000.0  # of a whole network's graph
 _LAUNCHES = 100  # most launches in one GPU sample
-_QUEUING_CYCLES = 500_000  # of the device, while the host queues a few launches
+_QUEUING_US = 250.0  # of the device, while the host queues a few launches
+_CYCLES_A_MICROSECOND = 2.0e3  # no slower than any GPU's clock, so a wait lasts at least as long as it is asked to
 _STEADY = 0.98  # a sample that takes this share of the best so far, or more, is no progress
 
 Work = Callable[[], object]
@@ -112,7 +113,7 @@ def _cuda_sampler(step: Runnable, device: torch.device, timer: str, most: int | 
         side = torch.cuda.Stream(device)
         with torch.cuda.stream(side):
             repeat(3)
-            torch.cuda._sleep(_QUEUING_CYCLES)  # else a busy host's launches are what is timed, and samples too short
+            occupy(_QUEUING_US)  # else a busy host's launches are what is timed, and samples too short
             once = max(1.0, between(lambda: repeat(5)) / 5)
         side.synchronize()
         repeats = max(3, min(most or _LAUNCHES, round(_SAMPLE_US / once)))
@@ -163,6 +164,11 @@ def between(work: Work) -> float:
     end.record()
     end.synchronize()
     return start.elapsed_time(end) * 1e3
+
+
+def occupy(us: float) -> None:
+    """Keep the current stream busy for so many microseconds at least, while the host queues what is to come."""
+    torch.cuda._sleep(int(us * _CYCLES_A_MICROSECOND))
 
 
 def settle(sample: Callable[[], float], seconds: float = 0.0, limit: float = 0.05, worth: float = math.inf) -> float:

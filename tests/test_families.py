@@ -8,6 +8,7 @@ from itertools import islice
 import pytest
 import torch
 from helpers import built_paths, candidate_of, random_epilogue, relative_error, solve
+from random_kernels import SIZES
 
 from autotune import emit
 from autotune.arch import ARCHITECTURES, architecture
@@ -322,6 +323,11 @@ def test_every_layer_is_served_everywhere_with_costs_and_declared_launches(arch)
                         assert set(launch) == {parameter.name for parameter in found.launch_parameters}
                         for parameter in found.launch_parameters:
                             assert launch[parameter.name] in parameter.values
+
+
+def test_every_cuda_family_that_compiles_in_seconds_is_drawn_at_random_on_a_gpu():
+    quick = {name for name, found in families().items() if found.kind == DEVICE_IMAGE and not found.by_name}
+    assert set(SIZES) == quick
 
 
 def test_families_refuse_what_they_cannot_solve():

@@ -5,6 +5,10 @@ from __future__ import annotations
 from autotune.problem import DTYPES, Conv2d, Pool2d
 
 ARCHITECTURES = ("sm70", "sm75", "sm80", "sm86", "sm89", "sm90")
+MMA_ARCHITECTURES = ("sm80", "sm86", "sm89", "sm90")
+"""Those with the products of templates/cuda/mma.cuh."""
+REGISTERS = 65536
+"""Of a multiprocessor."""
 _ACCESS = 16  # bytes
 
 

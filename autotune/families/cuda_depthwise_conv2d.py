@@ -50,7 +50,8 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     _, _, vector, columns, rows, threads = _numbers(config)
     tiles = problem.n * ceil(problem.p / rows) * ceil(problem.q / columns)
     blocks = ceil(tiles * problem.c / vector / threads)
-    resident = max(1, min(arch.sm_threads // threads, 65536 // ((_registers(config, problem.dtype) + 40) * threads)))
+    registers = (_registers(config, problem.dtype) + 40) * threads
+    resident = max(1, min(arch.sm_threads // threads, cuda.REGISTERS // registers))
     tall = (rows - 1) * problem.stride[0] + problem.r
     wide = (columns - 1) * problem.stride[1] + problem.s
     accesses = (tall * wide + rows * columns) * (8 if config["filter"] else 12) / (8 / vector + 1)

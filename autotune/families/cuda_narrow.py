@@ -8,10 +8,10 @@ from math import ceil
 
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
+from autotune.families import cuda
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.problem import Conv2d, Problem, Stem
 
-_REGISTERS = 65536
 _WALKS = (1, 2, 4, 8, 16, 32)
 FILTERS = (3, 5, 7)
 MOST_CHANNELS = 4
@@ -108,7 +108,7 @@ def _rules(x: _Shape, arch: Architecture) -> Iterator[tuple[bool, str]]:
     yield x.wgmma and x.strips % 4 > 0, "a warpgroup has four strips"
     yield x.threads > 512, "up to 512 threads a block"
     yield x.registers > 224, "the sums and operands would spill"
-    yield x.resident * x.threads * x.registers > _REGISTERS, "registers for the blocks of a processor"
+    yield x.resident * x.threads * x.registers > cuda.REGISTERS, "registers for the blocks of a processor"
     yield x.resident * (x.shared_bytes + arch.reserved_shared) > arch.sm_shared, "shared memory"
     yield x.shared_bytes > arch.block_shared, "shared memory of a block"
 
@@ -144,7 +144,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     assert isinstance(problem, Conv2d | Stem)
     x = _shape(config)
     by_shared = arch.sm_shared // (x.shared_bytes + arch.reserved_shared)
-    resident = max(1, min(by_shared, _REGISTERS // (x.registers * x.threads), arch.sm_threads // x.threads))
+    resident = max(1, min(by_shared, cuda.REGISTERS // (x.registers * x.threads), arch.sm_threads // x.threads))
     rate = 1.0 if x.wgmma else 1.7 if arch.name == "sm90" else 2.0  # cycles of 16 x 8 x 16 products
     best = float("inf")
     for launch in _launches(problem, config, arch):
@@ -202,7 +202,7 @@ def family(
         operator=operator,
         kind=DEVICE_IMAGE,
         template="cuda/stem.cu.j2",
-        architectures=("sm80", "sm86", "sm89", "sm90"),
+        architectures=cuda.MMA_ARCHITECTURES,
         dtypes=("f16", "bf16"),
         parameters=(
             Parameter("instruction", ("mma", "wgmma"), "tensor cores' instruction; wgmma on Hopper alone"),

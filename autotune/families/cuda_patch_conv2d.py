@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.arch import Architecture
+from autotune.families import cuda
 from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Parameter, Value
 from autotune.problem import PatchConv2d, Problem
 
@@ -51,7 +52,7 @@ FAMILY = Family(
     operator=PatchConv2d,
     kind=DEVICE_IMAGE,
     template="cuda/patch_conv2d.cu.j2",
-    architectures=("sm80", "sm86", "sm89", "sm90"),
+    architectures=cuda.MMA_ARCHITECTURES,
     dtypes=("f16", "bf16"),
     parameters=(
         Parameter("steps", _STEPS, "tensor-core steps of 16 along K = c*block*block"),

@@ -6,14 +6,13 @@ from math import ceil
 
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
-from autotune.families import cutlass2
+from autotune.families import cuda, cutlass2
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.cutlass2_gemm import no_product, sizes
 from autotune.problem import Conv2d, Gemm, Problem
 
 _STEPS = (1, 2, 3, 4, 6, 8)
 _WALKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-_REGISTERS = 65536
 _MOST_REGISTERS = 230
 _LATENCY = 900  # cycles from a load to its value, from the L2 cache
 
@@ -73,7 +72,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     """Cycles by a crude model: trips to memory, or the bytes and products of a multiprocessor's warps."""
     steps, rows, columns, _, threads = _numbers(config)
     tiles, across = _walkers(problem, config)
-    resident = min(_REGISTERS // (_registers(config) * threads), arch.sm_threads // threads) * threads // 32
+    resident = min(cuda.REGISTERS // (_registers(config) * threads), arch.sm_threads // threads) * threads // 32
     best = float("inf")
     for launch in _launches(problem, config, arch):
         warps = ceil(tiles / launch["walk"]) * across / arch.processors
@@ -89,7 +88,7 @@ FAMILY = Family(
     operator=(Conv2d, Gemm),
     kind=DEVICE_IMAGE,
     template="cuda/pointwise_conv2d.cu.j2",
-    architectures=("sm80", "sm86", "sm89", "sm90"),
+    architectures=cuda.MMA_ARCHITECTURES,
     dtypes=("f16", "bf16"),
     parameters=(
         Parameter("steps", _STEPS, "steps of 32 input channels"),

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from autotune.timing import Work, between, host_clock, synchronize
+from autotune.timing import Work, between, host_clock, occupy, synchronize
 
 ABOUT = "autotune_profile"
 """The key of the trace that holds what was run."""
@@ -37,7 +37,6 @@ DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _BURSTS = 9
 _QUEUE = 900  # launches: a little less than what a stream takes before it makes the host wait
 _WARM_SECONDS = 0.3
-_CYCLES_A_MICROSECOND = 2.0e3  # no slower than any GPU's clock, so a wait lasts at least as long as it is asked to
 
 
 @dataclass(frozen=True)
@@ -202,5 +201,5 @@ def _timed(work: Work, device: torch.device, host_us: float) -> float:
     synchronize(device)
     if device.type != "cuda":
         return host_clock(work)
-    torch.cuda._sleep(int(1.5 * host_us * _CYCLES_A_MICROSECOND))
+    occupy(1.5 * host_us)
     return between(work)

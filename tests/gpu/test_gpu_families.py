@@ -53,6 +53,16 @@ PROBLEMS = {
         "conv2d_wgrad n=2 h=9 w=10 c=12 k=20 r=3 s=3 stride=2,2 pad=1,1 dtype={} epilogue=add_scalar,bias",
         "conv2d_wgrad n=3 h=21 w=20 c=3 k=10 r=3 s=3 pad=1,1 dtype={} epilogue=none",
     ],
+    "cuda_narrow_conv2d": [
+        "conv2d n=2 h=37 w=30 c=3 k=40 r=7 s=7 stride=2 pad=3 dtype={} epilogue=bias,relu,store,add_scalar",
+        "conv2d n=3 h=21 w=25 c=4 k=72 r=3 s=3 pad=1 dtype={} epilogue=bias,silu,add,scale",
+        "conv2d n=1 h=9 w=66 c=1 k=16 r=5 s=5 stride=2 pad=2 dtype={} epilogue=none",
+    ],
+    "cuda_pointwise_conv2d": [
+        "conv2d n=3 h=7 w=5 c=72 k=136 dtype={} epilogue=bias,add,relu",
+        "gemm m=1000 n=520 k=256 dtype={} epilogue=bias,relu,store,add_scalar",
+        "gemm m=3 n=8 k=24 dtype={} epilogue=mul_scalar",
+    ],
     "sm90_conv2d": [
         "conv2d n=3 h=13 w=9 c=72 k=40 r=3 s=3 pad=1,1 dtype={} epilogue=add_scalar,relu,add_scalar",
         "conv2d n=2 h=17 w=24 c=136 k=96 r=3 s=3 stride=2,1 pad=1 dtype={} epilogue=bias,silu,add,scale,store,tanh",

@@ -29,6 +29,7 @@ SIDES = {
     "first": "cuDNN's first choice",
     "torch": "torch",
 }
+ENTERED = tuple(side for side in SIDES if side != "first")  # that is one of cuDNN's
 FINALISTS = 3  # of each side; the fastest of them in a first set of rounds is timed again
 CHOOSING_ROUNDS = 15
 SLOW = 20  # what takes this many times the best so far is not timed any further
@@ -79,7 +80,7 @@ def contest(job: Job, device: torch.device, tell: Tell) -> dict[str, Any]:
         missing["cudnn"] = found.reason
     contenders = [*torch_contenders(case), *ours, *plan_contenders(case, found)]
     trials = list(_trials(case, contenders, job.skip, tell))
-    for side in ("ours", "cudnn", "torch"):
+    for side in ENTERED:
         mine = [trial for trial in trials if trial.contender.side == side]
         if mine and not any(trial.status == "ok" for trial in mine):
             missing[side] = f"{mine[0].contender.label}: {mine[0].reason}"
@@ -145,7 +146,7 @@ def _once(step: Runnable, device: torch.device) -> float:
 def _finals(case: Case, trials: list[Trial], rounds: int) -> tuple[dict[str, Trial], dict[str, list[float]]]:
     """The best trial of each side, chosen in some rounds, and their times in others: choosing does not flatter them."""
     ranked = sorted((trial for trial in trials if trial.status == "ok"), key=lambda trial: trial.us)
-    sides = {side: [t for t in ranked if t.contender.side == side][:FINALISTS] for side in SIDES if side != "first"}
+    sides = {side: [t for t in ranked if t.contender.side == side][:FINALISTS] for side in ENTERED}
     first = next((t for t in trials if t.status == "ok" and t.contender.side == "cudnn"), None)
     samplers: dict[str, Sampler] = {}
     for trial in [*(trial for group in sides.values() for trial in group), *([first] if first else [])]:
