@@ -287,9 +287,12 @@ def _first_errors(text: str) -> str:
 
 
 def _seconds(unit: Unit, folder: Path) -> float:
-    """How long the unit took: from the start of its command to the last write of its result."""
-    result = unit.path if unit.path.exists() else _failed(unit, folder)
-    return max(0.0, result.stat().st_mtime - _started(unit, folder).stat().st_mtime)
+    """How long the unit took: from the start of its command to the last write of its result.
+
+    Nothing, if another process made it before the command began.
+    """
+    started, result = _started(unit, folder), unit.path if unit.path.exists() else _failed(unit, folder)
+    return max(0.0, result.stat().st_mtime - started.stat().st_mtime) if started.exists() else 0.0
 
 
 def _bundled_ninja() -> str:

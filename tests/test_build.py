@@ -115,6 +115,8 @@ from autotune import build
 from autotune.epilogue import Epilogue
 from autotune.families.base import Kernel
 kernels = [Kernel.of("cpu_conv2d", {CONV}, "f32", Epilogue.parse(chain), "x86-64") for chain in {CHAINS}]
+print("ready", flush=True)
+input()
 for built in build.build(kernels, 2):
     assert built.path and built.path.exists(), built.error
     print(built.path)
@@ -123,7 +125,12 @@ for built in build.build(kernels, 2):
 
 def test_two_processes_that_build_the_same_both_succeed(fresh):
     command = [sys.executable, "-c", BUILD]
-    both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(2)]
+    assert [process.stdout.readline() for process in both] == ["ready\n"] * 2
+    for process in both:  # at once: else what the first has made decides how the second groups the rest
+        process.stdin.write("\n")
+        process.stdin.flush()
     said = [sorted(process.communicate(timeout=HANG)[0].split()) for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert said[0] == said[1] and said[0]
@@ -276,6 +283,16 @@ def test_a_kernel_is_found_in_whatever_unit_it_was_built_with(fresh, cpu_kernel)
     assert again.seconds > 0 and engine.SharedLibrary(str(again.path)).names() == [emit.symbol(kernels[0])]
     found, missing = build.existing(kernels)
     assert [kernel for built in found for kernel in built.unit.kernels] == kernels[:1] and missing == kernels[1:]
+
+
+def test_what_another_process_makes_before_its_turn_is_found(fresh, cpu_kernel):
+    units = [build.Unit((cpu_kernel("cpu_conv2d", CONV, chain),)) for chain in CHAINS]
+    with closing(build.Batch(units, jobs=1)) as batch:
+        for unit in units:
+            unit.path.touch()  # most of the commands wait for the first to end
+        found = batch.finished()
+    assert [(built.unit, built.path) for built in found] == [(unit, unit.path) for unit in units]
+    assert sum(built.seconds == 0 for built in found) >= len(units) - 1
 
 
 def test_compilers_give_way_to_what_measures(fresh, cpu_kernel):
