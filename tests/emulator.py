@@ -48,7 +48,7 @@ _PTX = {
     "barrier.cluster.arrive": "emu::arrive_in_cluster();",
     "barrier.cluster.wait": "emu::wait_for_cluster();",
     "barrier.cluster.arrive.relaxed.aligned": "emu::arrive_in_cluster(), emu::wait_for_cluster();",
-    "bar.sync": "emu::sync_of(1, kThreads);",
+    "bar.sync": "emu::sync_of(kName, kThreads);",
     "cp.async.ca": "std::memcpy(emu::generic(to), from, kBytes);",
     "cp.async.cg": "std::memcpy(emu::generic(to), from, 16);",
     "cp.async.wait_all": "",

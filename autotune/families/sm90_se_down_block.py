@@ -119,7 +119,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
 
 
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
-    return {**config, "type": dtype, "map_element": _MAP_ELEMENTS[dtype], "threads": 192}
+    return {**config, "type": dtype, "map_element": _MAP_ELEMENTS[dtype], "threads": 320}
 
 
 def _values(

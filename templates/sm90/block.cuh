@@ -99,17 +99,16 @@ struct HopperSeBlock {
 
   AT_DEVICE static void run(const Params& x, char* memory) {
     const Layout at(x, hopper::shared_address(memory));
-    if (threadIdx.x < 32) {
-      const int i = threadIdx.x;
-      if (i < 2 * kTaps) hopper::init_barrier(at.weights_full + 8 * i, 1);
-      if (i == 0) hopper::init_barrier(at.full, 1);
-      if (i == 0) hopper::init_barrier(at.empty, kGroups);
-      hopper::publish_barriers();
-    }
-    if constexpr (kCluster > 1) hopper::sync_cluster();
-    else __syncthreads();
-
     const int warp = hopper::uniform(threadIdx.x / 32);
+    if (warp == 0) {
+      hopper::init_barriers(at.weights_full, 2 * kTaps, 1);
+    } else if (warp == 1) {
+      hopper::init_barriers(at.full, 1, 1);
+      hopper::init_barriers(at.empty, 1, kGroups);
+    }
+    hopper::publish_barriers();
+    hopper::sync_all<kCluster>();
+
     if (kStem || warp < kWarps) {
       solve_all(x, at);
     } else {
@@ -211,9 +210,10 @@ struct HopperSeBlock {
     if constexpr (kStem) {  // nothing is needed sooner than the image, and there is time for the rest while it comes
       wait_for_previous();
       stem.read(x.stem, x.p.p[kX], blockIdx.x * x.images);
+      load_share(x, at, x.early_taps, 2 * kTaps);  // not sooner, because the first products wait for the image
       clear_patch(x, at);
     }
-    gate.load_weights(memory, x.p.p + kFirstGate, 0, kChannels);
+    gate.load_weights(memory, x.p.p + kFirstGate, 0, kChannels, threadIdx.x);
     if constexpr (kStem) Excitation::sync();  // the patch is clear
     else wait_for_previous();
     uint32_t parity = 0;
@@ -222,7 +222,7 @@ struct HopperSeBlock {
       Sums sums;
       typename Config::Steps::Fetched fetched[kUnits];
       if constexpr (kStem) {
-        make_image(x, at, part, stem, sums, fetched, tile == (int)blockIdx.x);
+        make_image(x, at, part, stem, sums, fetched);
         if (!last) stem.read(x.stem, x.p.p[kX], (tile + (int)gridDim.x) * x.images);
       } else {
         hopper::wait(at.full, parity);
@@ -293,10 +293,9 @@ struct HopperSeBlock {
 
   // What the first convolution reads, from the stem's sums. What the last steps add is kept.
   AT_DEVICE static void make_image(const Params& x, const Layout& at, const Part& part, const Stem& stem, Sums& sums,
-                                   typename Config::Steps::Fetched (&fetched)[kUnits], bool first) {
+                                   typename Config::Steps::Fetched (&fetched)[kUnits]) {
     hopper::wait(at.full, 0);
     stem.template multiply<Config>(sums, at.stem);
-    if (first) load_share(x, at, x.early_taps, 2 * kTaps);  // not sooner, because the first products wait for the image
     write_patch(x, at, part, sums, [&](float (&v)[kVector], int i, int channel) {
       Config::Steps::stem(v, fetched[i], x.p.p, x.scalars, channel);
     });

@@ -31,35 +31,22 @@ struct HopperConv2d : Conv2dGate<Config> {
 
   AT_DEVICE static void run(const Params& x, char* memory) {
     const Layout at(x, hopper::shared_address(memory));
-    if (threadIdx.x < 32) {  // a warp has room for every barrier: at most 32 of a kind
-      const int i = threadIdx.x;
-      constexpr int kPeers = kJoint ? kClusterM + kClusterN - 1 : 1;
-      if (i < x.fill_slots) {
-        hopper::init_barrier(at.full + 8 * i, kJoint ? 2 : 1);
-        hopper::init_barrier(at.empty + 8 * i, kTeam * kPeers);
-      }
-      if (i < (kResident ? 1 : x.weight_slots)) {
-        hopper::init_barrier(at.weight_full + 8 * i, 1);
-        hopper::init_barrier(at.weight_empty + 8 * i, kTeam * kClusterM);
-      }
-      if (i <= kGroups) hopper::init_barrier(at.turn + 8 * i, kPingpong ? 4 : 1);
-      for (int j = i; j < 4 * kGroups * x.ahead; j += 32) hopper::init_barrier(at.added_full + 8 * j, 1);
-      hopper::publish_barriers();
-    }
-    if constexpr (kCluster > 1) hopper::sync_cluster();
-    else __syncthreads();
-
     const int rank = kCluster > 1 ? (int)hopper::rank_in_cluster() : 0;
     const Member me{rank % kClusterM, rank / kClusterM % kClusterN, rank / (kClusterM * kClusterN)};
     const int warp = hopper::uniform(threadIdx.x / 32);
+    // What can be known before the barriers are there is computed while they are made.
     if (warp < 4 * kGroups) {
-      if constexpr (kMoves) hopper::take_registers<232>();
+      init_barriers(x, at, warp);
       multiply_all(x, at, me);
     } else {
+      const Origin first(x, me, first_tile());
+      const bool activations = warp == 4 * kGroups;
+      hopper::prefetch_map(activations ? x.activation_map : x.weight_map);
+      hopper::sync_all<kCluster>();
       if constexpr (kMoves) hopper::give_registers<40>();
       if (hopper::elect()) {
-        if (warp == 4 * kGroups) load_activations(x, at, me);
-        else if (warp == 4 * kGroups + 1) load_weights(x, at, me);
+        if (activations) load_activations(x, at, me, first);
+        else if (warp == 4 * kGroups + 1) load_weights(x, at, me, first);
       }
       __syncwarp();
       if constexpr (kSlices > 1) hopper::sync_cluster();
@@ -76,46 +63,94 @@ struct HopperConv2d : Conv2dGate<Config> {
   using Gate::excitation, Gate::gate_memory, Gate::own_channel, Gate::store_gated;
   using Store::gather_slices, Store::stage_tile, Store::store_tile;
 
-  AT_DEVICE static void load_activations(const Params& x, const Layout& at, const Member& me) {
-    constexpr int kPixels = kM / kClusterN;
+  // Each warp those of a kind.
+  AT_DEVICE static void init_barriers(const Params& x, const Layout& at, int warp) {
+    constexpr int kPeers = kJoint ? kClusterM + kClusterN - 1 : 1;
+    if (warp == 0) {
+      hopper::init_barriers(at.full, x.fill_slots, kJoint ? 2 : 1);
+    } else if (warp == 1) {
+      hopper::init_barriers(at.empty, x.fill_slots, kTeam * kPeers);
+    } else if (warp == 2) {
+      if (!kJoint) hopper::init_barriers(at.weight_full, kResident ? 1 : x.weight_slots, 1);
+      if (kPingpong || kSlices > 1) hopper::init_barriers(at.turn, kGroups, kPingpong ? 4 : 1);
+      if (kGated) hopper::init_barriers(at.gate_full, 1, 1);
+    } else if (warp == 3) {
+      if (!kJoint && !kResident) hopper::init_barriers(at.weight_empty, x.weight_slots, kTeam * kClusterM);
+      if (kAhead) hopper::init_barriers(at.added_full, 4 * kGroups * x.ahead, 1);
+    }
+    hopper::publish_barriers();
+  }
+
+  // Where the loads of a tile begin.
+  struct Origin {
+    int pixel, n, h, w, c;  // of the activations
+    int row;                // of the weights
+    AT_DEVICE Origin(const Params& x, const Member& me, int index) {
+      const Tile tile(x, me, index);
+      pixel = tile.m * kM + me.n * (kM / kClusterN);
+      row = tile.n * kN + me.m * (kN / kClusterM);
+      c = x.group_outputs.quotient(tile.n * kN) * x.group_channels;
+      n = x.out_area.split(kPatch ? tile.m : pixel, h);
+      h = x.out_width.split(h, w);
+      if (kPatch) n *= x.images, h *= 8 * x.squares_h, w *= 8 * x.squares_w;
+      h = h * x.stride_h - x.pad_h, w = w * x.stride_w - x.pad_w;
+    }
+  };
+
+  // Where a fill lies beside the tile's origin, in the order in which fills come: channels, columns, rows.
+  struct Offset {
+    int chunk, w, h, end_w, step_w, step_h;
+    AT_DEVICE Offset(const Params& x, int fill) : chunk(0), w(0), h(0) {
+      if (kPatch) end_w = x.phases_w, step_w = step_h = 1;
+      else end_w = x.s * x.dilation_w, step_w = x.dilation_w, step_h = x.dilation_h;
+      if (kSlices > 1) chunk = fill % x.chunks, w = fill / x.chunks % x.s * step_w, h = fill / x.chunks / x.s * step_h;
+    }
+    AT_DEVICE void advance(int chunks) {
+      if (++chunk != chunks) return;
+      chunk = 0, w += step_w;
+      if (w == end_w) w = 0, h += step_h;
+    }
+  };
+
+  // A loading thread is alone: nothing hides how long its instructions take, and small tiles wait for it. So its loops
+  // only count on.
+  AT_DEVICE static void load_activations(const Params& x, const Layout& at, const Member& me, Origin from) {
     uint16_t peers = 0;
     if constexpr (kClusterN > 1)
       for (int i = 0; i < kClusterN; ++i) peers |= 1 << me.rank(me.m, i, me.slice);
     const int begin = first_fill(x, me.slice), end = first_fill(x, me.slice + 1);
+    const uint32_t fills = at.fills + me.n * (kM / kClusterN) * kRowBytes;
+    const Offset first(x, begin);
     Ring ring{0, 1};
-    hopper::prefetch_map(x.activation_map);
     wait_for_previous();
-    for (int index = first_tile(); index < x.cluster_tiles; index += tile_step()) {
-      const Tile tile(x, me, index);
-      const int pixel = tile.m * kM + me.n * kPixels;
-      int n, h, w;
-      if (kPatch) {
-        n = x.out_area.split(tile.m, h) * x.images;
-        h = x.out_width.split(h, w);
-        h = h * 8 * x.squares_h * x.stride_h - x.pad_h, w = w * 8 * x.squares_w * x.stride_w - x.pad_w;
-      } else if (!x.pointwise) {
-        n = x.out_area.split(pixel, h);
-        h = x.out_width.split(h, w);
-        h = h * x.stride_h - x.pad_h, w = w * x.stride_w - x.pad_w;
-      }
-      const int first_channel = tile.n * kN / x.group_outputs * x.group_channels;
-      Place place(x, begin);
-      for (int fill = begin; fill < end; ++fill) {
-        const uint32_t full = at.full + 8 * ring.slot;
-        const uint32_t to = at.fills + ring.slot * x.slot_bytes + me.n * kPixels * kRowBytes;
-        hopper::wait(at.empty + 8 * ring.slot, ring.parity);
-        hopper::expect_bytes(full, x.fill_bytes);
-        const int c = first_channel + place.chunk * kK;
-        if (kPatch)
-          hopper::load_4d(to, x.activation_map, full, c, w + place.phase_w, h + place.phase_h, n);
-        else if (x.pointwise)
-          hopper::load_2d<(kClusterN > 1)>(to, x.activation_map, full, c, pixel, peers);
-        else
-          hopper::load_im2col<(kClusterN > 1)>(to, x.activation_map, full, c, w, h, n, place.phase_w * x.dilation_w,
-                                               place.phase_h * x.dilation_h, peers);
-        ring.advance(x.fill_slots);
-        place.advance(x);
-      }
+    for (int index = first_tile(); index < x.cluster_tiles;) {
+      Offset offset = first;
+      const auto each_fill = [&](const auto& load) {
+#pragma unroll 1
+        for (int fill = begin; fill < end; ++fill) {
+          const uint32_t full = at.full + 8 * ring.slot;
+          hopper::wait(at.empty + 8 * ring.slot, ring.parity);
+          hopper::expect_bytes(full, x.fill_bytes);
+          load(fills + ring.slot * x.slot_bytes, full, from.c + offset.chunk * kK);
+          ring.advance(x.fill_slots);
+          offset.advance(x.chunks);
+        }
+      };
+      if (kPatch)
+        each_fill([&](uint32_t to, uint32_t full, int c) {
+          hopper::load_4d(to, x.activation_map, full, c, from.w + offset.w, from.h + offset.h, from.n);
+        });
+      else if (x.pointwise)
+        each_fill([&](uint32_t to, uint32_t full, int c) {
+          hopper::load_2d<(kClusterN > 1)>(to, x.activation_map, full, c, from.pixel, peers);
+        });
+      else
+        each_fill([&](uint32_t to, uint32_t full, int c) {
+          hopper::load_im2col<(kClusterN > 1)>(to, x.activation_map, full, c, from.w, from.h, from.n, offset.w, offset.h,
+                                               peers);
+        });
+      index += tile_step();
+      from = Origin(x, me, index);
     }
     launch_next();
     if constexpr (kClusterM * kClusterN > 1) drain(at.empty, ring, x.fill_slots);
@@ -126,7 +161,7 @@ struct HopperConv2d : Conv2dGate<Config> {
     for (int i = 0; i < slots; ++i, ring.advance(slots)) hopper::wait(empties + 8 * ring.slot, ring.parity);
   }
 
-  AT_DEVICE static void load_weights(const Params& x, const Layout& at, const Member& me) {
+  AT_DEVICE static void load_weights(const Params& x, const Layout& at, const Member& me, Origin from) {
     constexpr int kRows = kN / kClusterM;
     constexpr bool kShared = kClusterM > 1;
     uint16_t peers = 0;
@@ -137,27 +172,36 @@ struct HopperConv2d : Conv2dGate<Config> {
     const int slot_bytes = kJoint ? x.slot_bytes : kWeightBytes;
     const uint32_t fulls = kJoint ? at.full : at.weight_full, empties = kJoint ? at.empty : at.weight_empty;
     Ring ring{0, 1};
-    hopper::prefetch_map(x.weight_map);
     if (kResident) hopper::expect_bytes(at.weight_full, x.weight_slots * kWeightBytes);
-    for (int index = first_tile(); index < x.cluster_tiles; index += tile_step()) {
-      const Tile tile(x, me, index);
-      const int channel = tile.n * kN + me.m * kRows;
-      Place place(x, begin);
-      for (int fill = begin; fill < end; ++fill) {
-        for (int r = place.phase_h; r < x.r; r += x.phases_h)
-          for (int s = place.phase_w; s < x.s; s += x.phases_w) {
-            const uint32_t full = kResident ? at.weight_full : fulls + 8 * ring.slot;
-            if (!kResident) {
-              hopper::wait(empties + 8 * ring.slot, ring.parity);
-              hopper::expect_bytes(full, kWeightBytes);
-            }
-            hopper::load_3d<kShared>(at.weights + ring.slot * slot_bytes + me.m * kRows * kRowBytes, x.weight_map, full,
-                                     place.chunk * kK, r * x.s + s, channel, peers);
-            ring.advance(slots);
-          }
-        place.advance(x);
+    for (int index = first_tile(); index < x.cluster_tiles;) {
+      const auto load = [&](int chunk, int tap) {
+        const uint32_t full = kResident ? at.weight_full : fulls + 8 * ring.slot;
+        const uint32_t to = at.weights + ring.slot * slot_bytes + me.m * kRows * kRowBytes;
+        if (!kResident) {
+          hopper::wait(empties + 8 * ring.slot, ring.parity);
+          hopper::expect_bytes(full, kWeightBytes);
+        }
+        hopper::load_3d<kShared>(to, x.weight_map, full, chunk * kK, tap, from.row, peers);
+        ring.advance(slots);
+      };
+      if constexpr (kPatch) {
+        Place place(x, begin);
+        for (int fill = begin; fill < end; ++fill) {
+          for (int r = place.phase_h; r < x.r; r += x.phases_h)
+            for (int tap = r * x.s + place.phase_w; tap < (r + 1) * x.s; tap += x.phases_w) load(place.chunk, tap);
+          place.advance(x);
+        }
+      } else {  // a tap for each fill
+        int chunk = kSlices > 1 ? begin % x.chunks : 0, tap = kSlices > 1 ? begin / x.chunks : 0;
+#pragma unroll 1
+        for (int fill = begin; fill < end; ++fill) {
+          load(chunk, tap);
+          if (++chunk == x.chunks) chunk = 0, ++tap;
+        }
       }
       if (kResident) break;
+      index += tile_step();
+      from = Origin(x, me, index);
     }
     launch_next();
     if constexpr (kShared && !kResident) drain(empties, ring, slots);
@@ -230,8 +274,10 @@ struct HopperConv2d : Conv2dGate<Config> {
     Ring ring{0, 0}, weight{0, 0};
     typename Store::Added added{first_tile() + (kPingpong ? group * tile_step() : 0)};
     int tiles = 0;
+    hopper::sync_all<kCluster>();
+    if constexpr (kMoves) hopper::take_registers<232>();
     if constexpr (kGated)
-      excitation(x).load_weights(gate_memory(at), x.p.p + kFirstGate, own_channel(me, Tile(x, me, first_tile())), x.k);
+      excitation(x).load_weights(gate_memory(at), x.p.p + kFirstGate, own_channel(me, Tile(x, me, first_tile())), x.k, threadIdx.x);
     wait_for_previous();
     if constexpr (kAhead)
       for (int i = 0; i < x.ahead; ++i) Store::load_added(x, at, me, first_block, added, i);

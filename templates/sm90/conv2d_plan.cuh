@@ -56,7 +56,8 @@ struct Conv2dPlan {
     int n, out_h, out_w, k, rows;
     int cluster_tiles;
     Divider cluster_rows, cluster_columns, out_area, out_width;  // out_*: of pixels, or of patches
-    int group_channels, group_outputs;
+    int group_channels;
+    Divider group_outputs;
     int chunks, r, s, phases_h, phases_w;
     int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
     int fills;  // of one tile
@@ -86,7 +87,7 @@ struct Conv2dPlan {
     x.stride_h = a.stride_h, x.stride_w = a.stride_w, x.pad_h = a.pad_h, x.pad_w = a.pad_w;
     x.dilation_h = a.dilation_h, x.dilation_w = a.dilation_w;
     const int groups = a.groups / Config::kMerge;  // with zeros between those that are one (layout "wgmma<M>")
-    x.group_channels = a.c / max(groups, 1), x.group_outputs = groups > 1 ? a.k / groups : 1 << 30;
+    x.group_channels = a.c / max(groups, 1), x.group_outputs = Divider::by(groups > 1 ? a.k / groups : 1 << 30);
     x.chunks = ceil_div(x.group_channels, kK);
     x.phases_h = kPatch ? min(a.r, a.stride_h) : a.r, x.phases_w = kPatch ? min(a.s, a.stride_w) : a.s;
     x.fills = x.phases_h * x.phases_w * x.chunks;
@@ -131,7 +132,7 @@ struct Conv2dPlan {
     const bool counts =
         x.fill_slots >= 1 && x.fill_slots <= 32 && (kResident || x.weight_slots <= 32) && kSlices <= x.fills;
     // A fill must not reach into the next group, nor a tile: theirs are other activations.
-    const bool apart = groups == 1 || x.group_channels % kK == 0 && x.group_outputs % (kN * kClusterN) == 0;
+    const bool apart = groups == 1 || x.group_channels % kK == 0 && x.group_outputs.divisor % (kN * kClusterN) == 0;
     if (!fits || !counts || !apart || a.groups % Config::kMerge || a.c % 8 || a.k % 8 || kSlices > 1 && x.staging_bytes) return refused(out);
     if (x.ahead > (kAhead ? 8 : 0)) return refused(out);
     prepared(out, x, clusters * kCluster, 1, 1, kThreads, (int)shared, 0);

@@ -3,8 +3,8 @@
 //
 // A tile is 64 pixels: whole images, line by line, so that a group of eight rows of wgmma's operand is a piece of one line
 // of neighbouring images. kParts blocks of a cluster share a tile's output channels; kPeers tiles of a cluster share the
-// loads of the weights, which are streamed. What TMA loads for the first convolution, tap by tap, the multiplying threads
-// also add up while the tensor cores multiply it: that is the pool.
+// loads of the weights, which are streamed. What TMA loads for the first convolution, tap by tap, other threads add up while
+// the tensor cores multiply it: that is the pool.
 //
 // What follows from the first convolution's sums stays in shared memory three times, shifted by a pixel to either side,
 // with lines of zeros above and below: a tap of the second convolution is one of these copies from some line on. Blocks
@@ -12,7 +12,6 @@
 #pragma once
 #include "sm90/counting.cuh"
 #include "sm90/gate.cuh"
-#include "sm90/counting.cuh"
 #include "sm90/hopper.cuh"
 
 namespace at {
@@ -23,7 +22,7 @@ struct HopperSeDownBlock {
   static constexpr int kM = 64, kN = Config::kN, kK = 64;
   static constexpr int kParts = Config::kParts, kPeers = Config::kPeers, kCluster = kParts * kPeers;
   static constexpr int kOwn = kN / kK, kInner = kParts * kOwn;  // chunks of 64 channels between the convolutions
-  static constexpr int kWide = 128, kThreads = kWide + 64;
+  static constexpr int kWide = 128, kThreads = 2 * kWide + 64;  // kWide multiply, as many add up, two warps load
   static constexpr int kRowBytes = kK * (int)sizeof(Element);
   static constexpr int kTileBytes = kM * kRowBytes, kWeightBytes = kN * kRowBytes;
   static constexpr int kTaps = 9, kCopies = 3;
@@ -87,26 +86,19 @@ struct HopperSeDownBlock {
     const Layout at(x, hopper::shared_address(memory));
     const int rank = kCluster > 1 ? (int)hopper::rank_in_cluster() : 0;
     const Member me{rank % kParts, rank / kParts, (int)blockIdx.x / kCluster * kPeers + rank / kParts};
-    if (threadIdx.x < 32) {  // a warp has room for every barrier: at most 32 of a kind
-      const int i = threadIdx.x;
-      if (i < x.fill_slots) hopper::init_barrier(at.full + 8 * i, 1);
-      if (i < x.fill_slots) hopper::init_barrier(at.empty + 8 * i, 4 * kParts);
-      if (i < x.weight_slots) hopper::init_barrier(at.weight_full + 8 * i, 1);
-      if (i < x.weight_slots) hopper::init_barrier(at.weight_empty + 8 * i, kPeers);
-      if (i < kParts) hopper::init_barrier(at.inner_full + 8 * i, 1);
-      if (i == 0) hopper::init_barrier(at.gate_full, 1);
-      hopper::publish_barriers();
-      if (i < kParts && i != me.part) hopper::expect_bytes(at.inner_full + 8 * i, kOwn * kCopies * kTileBytes);
-    }
-    if constexpr (kCluster > 1) hopper::sync_cluster();
-    else __syncthreads();
-
     const int warp = hopper::uniform(threadIdx.x / 32);
+    const bool images = warp == kWide / 16;
+    if (warp >= kWide / 16) hopper::prefetch_map(images ? x.image_map : x.weight_maps[0]);
+    init_barriers(x, at, me, warp);
+    hopper::sync_all<kCluster>();
+
     if (warp < kWide / 32) {
       solve(x, at, me);
+    } else if (warp < kWide / 16) {
+      add_up(x, at, me);
     } else {
       if (hopper::elect()) {
-        if (warp == kWide / 32) load_images(x, at, me);
+        if (images) load_images(x, at, me);
         else load_weights(x, at, me);
       }
       __syncwarp();
@@ -150,16 +142,36 @@ struct HopperSeDownBlock {
     return copy_of(x, at, me.part * kOwn, i) + x.line_bytes;
   }
 
+  // Each warp those of a kind.
+  AT_DEVICE static void init_barriers(const Params& x, const Layout& at, const Member& me, int warp) {
+    if (warp == 0) {
+      hopper::init_barriers(at.full, x.fill_slots, 1);
+      hopper::init_barriers(at.gate_full, 1, 1);
+    } else if (warp == 1) {
+      hopper::init_barriers(at.empty, x.fill_slots, 5 * kParts);
+    } else if (warp == 2) {
+      hopper::init_barriers(at.weight_full, x.weight_slots, 1);
+      hopper::init_barriers(at.inner_full, kParts, 1);
+    } else if (warp == 3) {
+      hopper::init_barriers(at.weight_empty, x.weight_slots, kPeers);
+    }
+    hopper::publish_barriers();
+    const int part = threadIdx.x - 64;  // by who has made that barrier's warp
+    if (warp == 2 && part < kParts && part != me.part) hopper::expect_bytes(at.inner_full + 8 * part, kOwn * kCopies * kTileBytes);
+  }
+
   // ---- Loads. A buffer that is not filled again is not given back, so no block hears of one that has ended. ----
 
   AT_DEVICE static void load_images(const Params& x, const Layout& at, const Member& me) {
     const uint16_t parts = ((1 << kParts) - 1) << Member::rank(0, me.peer);
     const int lines = x.out_h / kParts, first = me.part * lines;
     Ring ring{0, 1};
-    hopper::prefetch_map(x.image_map);
     wait_for_previous();
+#pragma unroll 1
     for (int chunk = 0; chunk < x.chunks; ++chunk)
+#pragma unroll 1
       for (int r = 0; r < 3; ++r)
+#pragma unroll 1
         for (int s = 0; s < 3; ++s, ring.advance(x.fill_slots)) {
           const uint32_t full = at.full + 8 * ring.slot;
           hopper::wait(at.empty + 8 * ring.slot, ring.parity);
@@ -182,10 +194,17 @@ struct HopperSeDownBlock {
                                     x.weight_maps[map], full, chunk * kK, tap, me.part * kN + me.peer * kRows, peers);
       ring.advance(x.weight_slots);
     };
-    hopper::prefetch_map(x.weight_maps[0]);
-    for (int i = 0; i < x.fills(); ++i) load(0, i / kTaps, i % kTaps);
+    const auto load_taps = [&](int map, int chunk) {
+#pragma unroll 1
+      for (int tap = 0; tap < kTaps; ++tap) load(map, chunk, tap);
+    };
+#pragma unroll 1
+    for (int i = 0; i < x.chunks; ++i) load_taps(0, i);
+    hopper::prefetch_map(x.weight_maps[2]);
+#pragma unroll 1
     for (int i = 0; i < x.chunks; ++i) load(1, i, 0);
-    for (int i = 0; i < kTaps * kInner; ++i) load(2, inner_chunk(me, i / kTaps), i % kTaps);
+#pragma unroll 1
+    for (int i = 0; i < kInner; ++i) load_taps(2, inner_chunk(me, i));
   }
 
   // The second convolution begins with the channels that a block has made itself.
@@ -197,15 +216,15 @@ struct HopperSeDownBlock {
 
   // How far the multiplying warps are with the weights.
   struct Progress {
+    uint32_t low;  // where their ring begins, as a descriptor has it
     Ring ring{0, 0};
     int piece = 0, used = -1;  // used: a slot whose products may not be over
   };
 
-  // Adds the product of the tile at `a` with the next weights; those of the call before are over then.
-  AT_DEVICE static void multiply(const Params& x, const Layout& at, const Member& me, Progress& weights, uint32_t tile,
+  // Adds the product of the tile at `a` (hopper::low) with the next weights; those of the call before are over then.
+  AT_DEVICE static void multiply(const Params& x, const Layout& at, const Member& me, Progress& weights, uint32_t a,
                                  Sums& sums, bool accumulate) {
-    const uint32_t high = hopper::high<kRowBytes>(8 * kRowBytes), a = hopper::low(tile);
-    const uint32_t b = hopper::low(at.weights + weights.ring.slot * kWeightBytes);
+    const uint32_t high = hopper::high<kRowBytes>(8 * kRowBytes), b = weights.low + weights.ring.slot * (kWeightBytes / 16);
     hopper::wait(at.weight_full + 8 * weights.ring.slot, weights.ring.parity);
     hopper::begin_products();
 #pragma unroll
@@ -237,17 +256,57 @@ struct HopperSeDownBlock {
     }
   }
 
-  // The same of a fill, by each warp: its threads have read it too.
-  AT_DEVICE static void release_fill(const Params& x, const Layout& at, const Member& me, int fill, int slot) {
+  // The same of a fill, by who multiplies and by each warp that adds up. thread: as many tell as there are parts.
+  AT_DEVICE static void release_fill(const Params& x, const Layout& at, const Member& me, int fill, int slot, int thread) {
     if (fill + x.fill_slots >= x.fills()) return;
-    const int lane = threadIdx.x % 32;
-    __syncwarp();
     if constexpr (kParts == 1) {
-      if (lane == 0) hopper::arrive(at.empty + 8 * slot);
+      if (thread == 0) hopper::arrive(at.empty + 8 * slot);
     } else {
-      if (lane < kParts) hopper::arrive_at(at.empty + 8 * slot, Member::rank(lane, me.peer));
+      if (thread < kParts) hopper::arrive_at(at.empty + 8 * slot, Member::rank(thread, me.peer));
     }
   }
+
+  // ---- What warps do beside the products: the gate's weights, zeros around the inner values, and the pool ----
+
+  AT_DEVICE static void add_up(const Params& x, const Layout& at, const Member& me) {
+    constexpr int kVectors = kTileBytes / 16 / kWide;  // of each thread
+    const int thread = threadIdx.x - kWide;
+    const Excitation gate(x.out_h * x.out_w, x.hidden, x.out_w);
+    gate.template load_weights<kWide>((char*)__cvta_shared_to_generic(at.gate), x.p.p + kFirstGate, me.part * kN, x.k, thread);
+    Ring ring{0, 0};
+    int fill = 0;
+    for (int chunk = 0; chunk < x.chunks; ++chunk) {
+      float pooled[kVectors][kVector] = {};
+#pragma unroll 1
+      for (int tap = 0; tap < kTaps; ++tap, ++fill) {
+        const uint32_t tile = at.fills + ring.slot * kTileBytes;
+        hopper::wait(at.full + 8 * ring.slot, ring.parity);
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          Pack<Element, kVector> read;
+          read.words[0] = hopper::read(tile + (thread + i * kWide) * 16);
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) pooled[i][e] += to_float(read.elements[e]);
+        }
+        __syncwarp();
+        release_fill(x, at, me, fill, ring.slot, thread % 32);
+        ring.advance(x.fill_slots);
+      }
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) pooled[i][e] *= 1.f / kTaps;
+        hopper::write(own_copy(x, at, me, chunk) + (thread + i * kWide) * 16, rounded<Element>(pooled[i]).words[0]);
+      }
+    }
+    clear_lines(x, at, thread);
+    Excitation::wait_for_copies();
+    hopper::publish_shared();
+    meet_all();
+  }
+
+  // Those who multiply, and those who add up.
+  AT_DEVICE static void meet_all() { hopper::meet<2, 2 * kWide>(); }
 
   // ---- What the multiplying warps do ----
 
@@ -264,8 +323,9 @@ struct HopperSeDownBlock {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         row[half] = 16 * warp + 8 * half + lane / 4;
-        column[half] = row[half] % x.out_w, image[half] = row[half] / x.out_w % x.images;
-        const int line = row[half] / x.out_w / x.images, n = tile * x.images + image[half];
+        const int wide = 31 - __clz(x.out_w), many = 31 - __clz(x.images);  // all of these are powers of two
+        column[half] = row[half] & x.out_w - 1, image[half] = row[half] >> wide & x.images - 1;
+        const int line = row[half] >> wide + many, n = tile * x.images + image[half];
         place[half] = n < x.n ? (n * x.out_h + line) * x.out_w + column[half] : -1;
         partial[half] = image[half] * x.out_h + line;
       }
@@ -278,19 +338,16 @@ struct HopperSeDownBlock {
     __builtin_assume(x.out_w >= 4 && x.out_h >= 4);
     const Excitation gate(x.out_h * x.out_w, x.hidden, x.out_w);
     char* memory = (char*)__cvta_shared_to_generic(at.gate);
-    gate.load_weights(memory, x.p.p + kFirstGate, first, x.k);
-    clear_lines(x, at);
     wait_for_previous();
 
-    Progress weights;
+    Progress weights{hopper::low(at.weights)};
     Sums sums, projected;
     hopper::pin(sums);
     convolve_first(x, at, me, weights, sums);
-    hopper::publish_shared();
-    Excitation::sync();  // the pooled input is there
+    meet_all();  // the pooled input is there
     hopper::pin(projected);
     for (int chunk = 0; chunk < x.chunks; ++chunk)
-      multiply(x, at, me, weights, own_copy(x, at, me, chunk), projected, chunk > 0);
+      multiply(x, at, me, weights, hopper::low(own_copy(x, at, me, chunk)), projected, chunk > 0);
     finish(x, at, me, weights, projected);
     Excitation::sync();  // and no longer needed
     write_inner(x, at, me, part, sums);
@@ -329,44 +386,24 @@ struct HopperSeDownBlock {
   }
 
   // The lines above and below the images, in every copy.
-  AT_DEVICE static void clear_lines(const Params& x, const Layout& at) {
-    const int vectors = x.line_bytes / 16;
-    for (int i = threadIdx.x; i < kInner * kCopies * 2 * vectors; i += kWide) {
-      const int line = i / vectors;
-      const uint32_t copy = at.inner + line / 2 * x.copy_bytes;
-      hopper::write(copy + line % 2 * (x.copy_bytes - x.line_bytes) + i % vectors * 16, make_uint4(0, 0, 0, 0));
+  AT_DEVICE static void clear_lines(const Params& x, const Layout& at, int thread) {
+#pragma unroll 1
+    for (int line = 0; line < kInner * kCopies * 2; ++line) {
+      const uint32_t to = at.inner + line / 2 * x.copy_bytes + line % 2 * (x.copy_bytes - x.line_bytes);
+      for (int i = 16 * thread; i < x.line_bytes; i += 16 * kWide) hopper::write(to + i, make_uint4(0, 0, 0, 0));
     }
   }
 
-  // The sums, and the pooled input as tiles: what a tile's taps have in one place is added up there. The tensor cores
-  // multiply a fill while its values are added.
   AT_DEVICE static void convolve_first(const Params& x, const Layout& at, const Member& me, Progress& weights, Sums& sums) {
-    constexpr int kVectors = kTileBytes / 16 / kWide;  // of each thread
+    const uint32_t fills = hopper::low(at.fills);
     Ring ring{0, 0};
-    int used = -1, fill = 0;
-    for (int chunk = 0; chunk < x.chunks; ++chunk) {
-      float pooled[kVectors][kVector] = {};
-      for (int tap = 0; tap < kTaps; ++tap, ++fill) {
-        const uint32_t tile = at.fills + ring.slot * kTileBytes;
-        hopper::wait(at.full + 8 * ring.slot, ring.parity);
-        multiply(x, at, me, weights, tile, sums, fill > 0);
-        if (used >= 0) release_fill(x, at, me, fill - 1, used);
-#pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-          Pack<Element, kVector> read;
-          read.words[0] = hopper::read(tile + (threadIdx.x + i * kWide) * 16);
-#pragma unroll
-          for (int e = 0; e < kVector; ++e) pooled[i][e] += to_float(read.elements[e]);
-        }
-        used = ring.slot;
-        ring.advance(x.fill_slots);
-      }
-#pragma unroll
-      for (int i = 0; i < kVectors; ++i) {
-#pragma unroll
-        for (int e = 0; e < kVector; ++e) pooled[i][e] *= 1.f / kTaps;
-        hopper::write(own_copy(x, at, me, chunk) + (threadIdx.x + i * kWide) * 16, rounded<Element>(pooled[i]).words[0]);
-      }
+    int used = -1;
+#pragma unroll 1
+    for (int fill = 0; fill < x.fills(); ++fill, ring.advance(x.fill_slots)) {
+      hopper::wait(at.full + 8 * ring.slot, ring.parity);
+      multiply(x, at, me, weights, fills + ring.slot * (kTileBytes / 16), sums, fill > 0);
+      if (used >= 0) release_fill(x, at, me, fill - 1, used, threadIdx.x);
+      used = ring.slot;
     }
     finish(x, at, me, weights, sums);
   }
@@ -376,9 +413,10 @@ struct HopperSeDownBlock {
     for (int i = 0; i < kInner; ++i) {
       const int chunk = inner_chunk(me, i);
       if (kParts > 1 && i >= kOwn) hopper::wait(at.inner_full + 8 * (chunk / kOwn), 0);
-      for (int r = 0; r < 3; ++r)
+      uint32_t line = hopper::low(copy_of(x, at, chunk, 0));
+      for (int r = 0; r < 3; ++r, line += x.line_bytes / 16)
         for (int s = 0; s < 3; ++s)
-          multiply(x, at, me, weights, copy_of(x, at, chunk, s) + r * x.line_bytes, sums, i + r + s > 0);
+          multiply(x, at, me, weights, line + s * (x.copy_bytes / 16), sums, i + r + s > 0);
     }
     finish(x, at, me, weights, sums);
   }
@@ -422,8 +460,10 @@ struct HopperSeDownBlock {
       hopper::take(v, sums, 0, half, columns);
       Config::Steps::before(v, x.p.p, x.scalars, me.part * kN + own);
       hopper::put(v, sums, 0, half, columns);
-      gate.sum_over_rows(v, gate.rows);
-      if (part.column[half] == 0) store(v, (float*)memory + part.partial[half] * kN + own);
+      float* to = (float*)memory + part.partial[half] * kN + own;
+      if (gate.rows == 8) return Excitation::sum_over_eight_rows(v, to);
+      Excitation::sum_over_rows(v, gate.rows);
+      if (part.column[half] == 0) store(v, to);
     });
     gate.excite(memory, me.part * kN, x.k, me.part, barrier, [&](int part) { return Member::rank(part, me.peer); });
   }

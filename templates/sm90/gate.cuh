@@ -15,10 +15,11 @@ struct Gate {
   int pixels, hidden;
   int rows;    // whose sum is one partial sum: those of a warp in wgmma's blocks, or of an image if it has fewer
   int images;  // of a tile
+  float weight;  // of a pixel in the mean
 
   // run: as many of a warp's rows, one after the other, are of one image.
   AT_DEVICE Gate(int pixels, int hidden, int run = 16) : pixels(pixels), hidden(hidden) {
-    rows = min(pixels, run), images = kM / max(pixels, 1);
+    rows = min(pixels, run), images = kM / max(pixels, 1), weight = 1.f / pixels;
   }
   AT_DEVICE bool fits() const { return pixels >= 4 && kM % pixels == 0 && pixels % rows == 0 && 16 % rows == 0 && hidden % 4 == 0; }
 
@@ -31,39 +32,44 @@ struct Gate {
   AT_DEVICE int biases() const { return w2() + kN * (hidden + 8) * 2; }  // b2, then b1
   AT_DEVICE int bytes() const { return biases() + (kN + hidden) * 4; }
 
-  AT_DEVICE static void sync() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
+  AT_DEVICE static void sync() { hopper::meet<1, kThreads>(); }
 
-  // Begins to copy this block's part of the weights; excite() waits for it. p: w1 (hidden, k), b1, w2 (k, hidden), b2; the
-  // part begins at `channel`.
-  AT_DEVICE void load_weights(char* memory, void* const* p, int channel, int k) const {
+  // Begins to copy this block's part of the weights, as thread `thread` of kCopying; excite() waits for what its own threads
+  // copy. p: w1 (hidden, k), b1, w2 (k, hidden), b2; the part begins at `channel`.
+  template <int kCopying = kThreads>
+  AT_DEVICE void load_weights(char* memory, void* const* p, int channel, int k, int thread) const {
     const uint32_t to = hopper::shared_address(memory);
     const Element *first = (const Element*)p[0] + channel, *second = (const Element*)p[2] + (int64_t)channel * hidden;
     const float *b1 = (const float*)p[1], *b2 = (const float*)p[3] + channel;
     const int rest = min(k - channel, kN);  // channels that there are: a multiple of 8
-    for (int i = threadIdx.x; i < hidden * (kN / kVector); i += kThreads) {
+#pragma unroll 1
+    for (int i = thread; i < hidden * (kN / kVector); i += kCopying) {
       const int o = i / (kN / kVector), c = i % (kN / kVector) * kVector;
       const uint32_t place = to + w1() + (o * kColumn + c) * 2;
       if (c < rest) copy<16>(place, first + (int64_t)o * k + c);
       else hopper::write(place, make_uint4(0, 0, 0, 0));
     }
-    for (int i = threadIdx.x; i < rest * (hidden / 4); i += kThreads) {
-      const int c = i / (hidden / 4), o = i % (hidden / 4) * 4;
-      copy<8>(to + w2() + (c * (hidden + 8) + o) * 2, second + c * hidden + o);
-    }
-    for (int i = threadIdx.x; i < rest / 4; i += kThreads) copy<16>(to + biases() + 16 * i, b2 + 4 * i);
-    for (int i = threadIdx.x; i < hidden / 4; i += kThreads) copy<16>(to + biases() + 4 * kN + 16 * i, b1 + 4 * i);
+#pragma unroll 1
+    for (int c = thread; c < rest; c += kCopying)
+#pragma unroll 1
+      for (int o = 0; o < hidden; o += 4) copy<8>(to + w2() + (c * (hidden + 8) + o) * 2, second + c * hidden + o);
+#pragma unroll 1
+    for (int i = thread; i < rest / 4; i += kCopying) copy<16>(to + biases() + 16 * i, b2 + 4 * i);
+#pragma unroll 1
+    for (int i = thread; i < hidden / 4; i += kCopying) copy<16>(to + biases() + 4 * kN + 16 * i, b1 + 4 * i);
   }
 
-  // Leaves the sums over a warp's 16 rows for excite(), which finds those of an image one after the other. v[half]: eight channels from `column` on of row 8 half + lane / 4;
-  // slab: the rows' number among the tile's.
+  AT_DEVICE static void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+  // Leaves the sums over a warp's 16 rows for excite(), which finds those of an image one after the other. v[half]: eight
+  // channels from `column` on of row 8 half + lane / 4; slab: the rows' number among the tile's.
   AT_DEVICE void collect(float (&v)[2][kVector], char* memory, int slab, int column) const {
     const int lane = threadIdx.x % 32;
     float* to = (float*)memory + column;
     if (rows == 16) {
 #pragma unroll
       for (int e = 0; e < kVector; ++e) v[0][e] += v[1][e];
-      sum_over_rows(v[0], 8);
-      if (lane < 4) store(v[0], to + slab * kN);
+      sum_over_eight_rows(v[0], to + slab * kN);
     } else {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -80,6 +86,21 @@ struct Gate {
       for (int e = 0; e < kVector; ++e) v[e] += __shfl_xor_sync(0xffffffffu, v[e], distance);
   }
 
+  // The same of eight rows, with a third of the shuffles, to `to`: of the eight sums each of the threads gets one.
+  AT_DEVICE static void sum_over_eight_rows(float (&v)[kVector], float* to) {
+    const int row = threadIdx.x % 32 / 4;
+#pragma unroll
+    for (int half = kVector / 2; half; half /= 2) {
+      const bool upper = row & half;  // who keeps the upper half gives the lower one to a row that keeps it
+#pragma unroll
+      for (int e = 0; e < half; ++e) {
+        const float other = __shfl_xor_sync(0xffffffffu, upper ? v[e] : v[e + half], 4 * half);
+        v[e] = (upper ? v[e + half] : v[e]) + other;
+      }
+    }
+    to[row] = v[0];
+  }
+
   // Partial sums -> gates, in the place of the means: (images, kN). me: this block's number among its peers;
   // rank_of: peer -> block of the cluster; barrier: counts what comes from the others.
   template <typename RankOf>
@@ -89,15 +110,16 @@ struct Gate {
     float* means = (float*)(memory + mean());
     float* own = (float*)(memory + parts()) + me * images * hidden;
     if (kPeers > 1 && thread == 0) hopper::expect_bytes(barrier, (kPeers - 1) * images * hidden * 4);
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    wait_for_copies();
     sync();
     const int each = pixels / rows;
+#pragma unroll 1
     for (int i = thread; i < images * kN; i += kThreads) {
       const int image = i / kN, c = i % kN;
       float total = 0.f;
 #pragma unroll 4
       for (int j = 0; j < each; ++j) total += sums[(image * each + j) * kN + c];
-      means[i] = total / pixels;
+      means[i] = total * weight;
     }
     sync();
     const int pairs = images * hidden;
@@ -115,14 +137,16 @@ struct Gate {
       hopper::wait(barrier, 0);
     }
     float* hiddens = (float*)(memory + vector());
+#pragma unroll 1
     for (int i = thread; i < pairs; i += kThreads) {
-      float total = ((const float*)(memory + biases()))[kN + i % hidden];
+      float total = ((const float*)(memory + biases()))[kN + i - image_of(i) * hidden];
 #pragma unroll
       for (int peer = 0; peer < kPeers; ++peer) total += ((const float*)(memory + parts()))[peer * pairs + i];
       hiddens[i] = fmaxf(total, 0.f);
     }
     sync();
     const Element* weights = (const Element*)(memory + w2());
+#pragma unroll 1
     for (int i = thread; i < images * kN; i += kThreads) {
       const int image = i / kN, c = i % kN;
       if (channel + c >= k) continue;
@@ -144,13 +168,17 @@ struct Gate {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
   }
 
+  // Of a pair of an image and a hidden channel. Most tiles are one image, and a division takes long.
+  AT_DEVICE int image_of(int pair) const { return images > 1 ? pair / hidden : 0; }
+
   // This block's share of w1 mean, kLanes threads each.
   template <int kLanes>
   AT_DEVICE void multiply_first(const char* memory, float* own, int pairs) const {
     const float* means = (const float*)(memory + mean());
     const Element* weights = (const Element*)(memory + w1());
+#pragma unroll 1
     for (int i = threadIdx.x / kLanes; i < pairs; i += kThreads / kLanes) {
-      const int image = i / hidden, o = i % hidden;
+      const int image = image_of(i), o = i - image * hidden;
       float total = 0.f;
       for (int c = threadIdx.x % kLanes * kVector; c < kN; c += kLanes * kVector) {
         float w[kVector], m[kVector];

@@ -178,6 +178,20 @@ AT_DEVICE bool elect() {
   return chosen;
 }
 
+// Barriers in a row, by a warp. One thread does it: of several each would wait for its turn.
+AT_DEVICE void init_barriers(uint32_t first, int count, int arrivals) {
+  if (elect())
+#pragma unroll 4
+    for (int i = 0; i < count; ++i) init_barrier(first + 8 * i, arrivals);
+  __syncwarp();
+}
+
+// As many threads of a block meet, by whole warps; kName tells such places apart (0 is __syncthreads).
+template <int kName, int kThreads>
+AT_DEVICE void meet() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
+}
+
 // A value that is the same in all threads of a warp, and known to be.
 AT_DEVICE int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
@@ -204,7 +218,14 @@ AT_DEVICE void sync_cluster() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
-// The same in two steps, for threads that need not come together in between. A thread that has ended is not waited for.
+// All threads of a block, or of all blocks of its cluster.
+template <int kCluster>
+AT_DEVICE void sync_all() {
+  if constexpr (kCluster > 1) sync_cluster();
+  else __syncthreads();
+}
+
+// The whole cluster in two steps, for threads that need not come together in between. A thread that has ended is not waited for.
 AT_DEVICE void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 AT_DEVICE void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 

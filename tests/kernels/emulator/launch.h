@@ -128,6 +128,7 @@ struct EmulatedIndex { int x; };
 #define __syncwarp() emu::exchange(0xffffffffu, 0, 0)
 #define __syncthreads() emu::sync_of(0, emu::own().threads)
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint64_t)a * b >> 32; }
+inline int __clz(int v) { return v ? __builtin_clz(v) : 32; }
 #define __expf std::exp
 #define __float2int_rn (int)std::lrint
 #define __cvta_generic_to_shared(p) emu::shared_address(p)
