@@ -22,7 +22,7 @@ _SAMPLE_US = 400.0  # length of one GPU sample
 _CPU_SAMPLE_US = 3000.0
 _REPLAYS_US = 1000.0  # of a whole network's graph
 _LAUNCHES = 100  # most launches in one GPU sample
-_QUEUING_US = 250.0  # of the device, while the host queues a few launches
+_SHORT = 0.7  # of that length: a sample that is shorter is made anew, with more launches
 _CYCLES_A_MICROSECOND = 2.0e3  # no slower than any GPU's clock, so a wait lasts at least as long as it is asked to
 _STEADY = 0.98  # a sample that takes this share of the best so far, or more, is no progress
 
@@ -109,14 +109,19 @@ def _cuda_sampler(step: Runnable, device: torch.device, timer: str, most: int | 
         for _ in range(times):
             step.run(stream_of(device))
 
+    def captured(times: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            repeat(times)
+        return graph
+
     with library_choices():
         side = torch.cuda.Stream(device)
         with torch.cuda.stream(side):
             repeat(3)
-            occupy(_QUEUING_US)  # else a busy host's launches are what is timed, and samples too short
-            once = max(1.0, between(lambda: repeat(5)) / 5)
+            once = between(lambda: repeat(5)) / 5
         side.synchronize()
-        repeats = max(3, min(most or _LAUNCHES, round(_SAMPLE_US / once)))
+        repeats = _launches(once, most)
         if timer == "events":
 
             def launch_all() -> None:
@@ -124,10 +129,16 @@ def _cuda_sampler(step: Runnable, device: torch.device, timer: str, most: int | 
                     repeat(repeats)
 
             return Sampler(launch_all, repeats, between, before)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side):
-            repeat(repeats)
+        graph = captured(repeats)
+        taken = min(between(graph.replay) for _ in range(2))
+        if taken < _SHORT * _SAMPLE_US and (more := _launches(taken / repeats, most)) > repeats:
+            repeats, graph = more, captured(more)  # the host was what took so long
     return Sampler(graph.replay, repeats, between, before, keep=step)
+
+
+def _launches(once: float, most: int | None) -> int:
+    """How many of so many microseconds make a sample long enough."""
+    return max(3, min(most or _LAUNCHES, round(_SAMPLE_US / max(1.0, once))))
 
 
 def library_choices() -> AbstractContextManager[None]:
