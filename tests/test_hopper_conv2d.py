@@ -1,10 +1,14 @@
 """The Hopper convolution's own text, run on a CPU: its ways to load, to share, to split and to store."""
 
+import subprocess
+
 import pytest
 from emulator import Emulated
 from helpers import random_inputs, relative_error, solve
 
+from autotune import emit, toolchain
 from autotune.arch import architecture
+from autotune.errors import ToolchainError
 from autotune.families import family
 from autotune.families.base import Kernel
 from autotune.problem import parse
@@ -85,6 +89,31 @@ def test_the_kernels_text_computes_the_convolution(case, tmp_path):
             for name, value in wanted.items():
                 error = relative_error(found[name], value)
                 assert error < {"f16": 1e-3, "bf16": 8e-3}[problem.dtype], f"{name}, staged {staged}, seed {seed}"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"tile_m": 64, "tile_n": 128},
+        {"tile_m": 128, "tile_n": 128, "groups": 2, "schedule": "pingpong", "cluster_n": 2},
+        {"tile_m": 128, "tile_n": 64, "groups": 2, "schedule": "pingpong", "activations": "patch"},
+        {"tile_m": 64, "tile_n": 64, "activations": "patch", "weights": "resident"},
+    ],
+    ids=["im2col", "turns, shared loads", "patches", "patches, resident weights"],
+)
+def test_the_compiler_does_not_serialize_products(config, tmp_path):
+    """It says so, and compiles: products that wait for each other are right, and up to twice as slow."""
+    try:
+        compiler = toolchain.for_target("sm_90")
+    except ToolchainError as error:
+        pytest.skip(str(error))
+    problem = parse("conv2d n=8 h=56 w=56 c=64 k=256 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add,relu")
+    kernel = Kernel.of(FAMILY.name, SMALL | config, problem.dtype, problem.epilogue, "sm_90")
+    source = tmp_path / f"unit{compiler.source_suffix}"
+    source.write_text(emit.unit([kernel]))
+    command = compiler.command(source, tmp_path / "unit.cubin", emit.folders(kernel))
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "serialized" not in done.stdout + done.stderr
 
 
 def test_groups_are_merged_only_where_the_problem_has_them():
