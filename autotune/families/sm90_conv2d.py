@@ -90,7 +90,9 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
         rounds = -(-blocks_needed(problem, x, loading) // processors)
         buffers = 2 * (loading.fill_bytes + x.weight_bytes) + x.staging_bytes(1)
         beside = max(1, min(x.blocks_by_registers, rounds, arch.sm_shared // buffers)) * (2 if x.pingpong else 1)
-        arithmetic = products * (x.m * max(x.n, 24) * x.k / _PRODUCTS_A_CYCLE + 120 / beside)
+        # Of resident weights nobody waits for the next.
+        waits = 120 * loading.fills + (40 if x.patch and x.resident else 120) * (products - loading.fills)
+        arithmetic = products * x.m * max(x.n, 24) * x.k / _PRODUCTS_A_CYCLE + waits / beside
         weights = products * x.weight_bytes / x.cluster_m / (rounds if x.resident else 1)
         loads = (loading.fills * loading.fill_bytes / x.cluster_n + weights) / _LOADED_BYTES_A_CYCLE
         epilogue = x.m * x.n / 8
