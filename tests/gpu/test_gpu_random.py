@@ -11,13 +11,15 @@ from random_kernels import SIZES, wrong
 
 pytestmark = pytest.mark.gpu
 
+KERNELS = {"sm90_conv2d": 24}
+"""Of a family, where eight do not show all its ways to load."""
 FOUND = 9
 MEMCHECK = f"compute-sanitizer --tool memcheck --target-processes application-only --error-exitcode {FOUND}".split()
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_random_kernels_solve_random_problems(name):
-    count, complaints = wrong([name], seed=0, kernels=8, problems=5)
+    count, complaints = wrong([name], seed=0, kernels=KERNELS.get(name, 8), problems=5)
     assert not complaints, "\n".join(complaints)
     assert count >= 30  # in all, more than 500
 
