@@ -38,7 +38,7 @@ from autotune.trials import Trials
 from autotune.vendor import aten, cudnn
 from autotune.vendor_rows import Listing, operator_rows
 from autotune.worker import Worker
-from autotune.workshop import Workshop
+from autotune.workshop import Workshop, kernel_of
 from fused_resnet.candidates import candidate
 from fused_resnet.graph import Network
 from fused_resnet.selection import shortlist
@@ -51,6 +51,8 @@ PLANS = 3
 FINAL_ROUNDS = 15
 LISTERS = 4
 """Processes that list cuDNN's plans, at most."""
+OLDER = 3
+"""Kernels of another text than today's, the fastest of a problem and family, whose configs are tried first."""
 TRIAL_SECONDS = 0.05
 """Of verifying and timing a config, about."""
 
@@ -207,10 +209,14 @@ class Tuning:
                 study.tell(kernel.values, None)
 
     def _recall(self) -> None:
-        """Tell the studies what the database holds of kernels that would be made again as they are."""
+        """Tell the studies what the database holds of kernels that would be made again as they are.
+
+        Of others, made from another text, only that they were fast.
+        """
         by_id = {row.id: kernel for kernel, row in self.workshop.rows.items()}
         for study in self.studies:
             space = study.space
+            older: dict[Kernel, None] = {}
             best: dict[Kernel, float | None] = {
                 kernel: None for kernel, row in self.workshop.rows.items() if row.error and space.serves(kernel)
             }
@@ -220,6 +226,11 @@ class Tuning:
                     kernel, found = by_id[row.kernel_id], self._value(space.problem, row.median_us, row.details)
                     tried.setdefault(kernel, []).append(row.launch)
                     best[kernel] = min((v for v in (best.get(kernel), found) if v is not None), default=None)
+            for row in self.store.ranking(self.device, str(space.problem)):
+                other = kernel_of(row.kernel) if row.kernel_id not in by_id else None
+                if other and other.target == self.options.target and space.serves(other):
+                    older[other] = None
+            study.suggest([kernel.values for kernel in list(older)[:OLDER]])
             for kernel, known in best.items():
                 if kernel not in tried or all(
                     launch in tried[kernel] for launch in self._launches(space.problem, kernel)

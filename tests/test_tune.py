@@ -150,6 +150,23 @@ def test_changed_sources_are_compiled_anew(tuned, cpu, cpu_target, tmp_path):
     assert {source for (source,) in rows(path, "SELECT source FROM kernel")} > {"older"}
 
 
+def test_configs_that_were_fast_before_their_text_changed_are_tried_first(tuned, worker, cpu, cpu_target, tmp_path):
+    path = tmp_path / "stale.db"
+    path.write_bytes(tuned[0].read_bytes())
+    kernels = "measurement m JOIN kernel k ON k.id = m.kernel_id WHERE library_id IS NOT NULL"
+    times = rows(path, f"SELECT problem_id, config, median_us, k.id FROM {kernels} AND status = 'ok'")
+    slowest = {problem: max((r for r in times if r[0] == problem), key=lambda r: r[2]) for problem, *_ in times}
+    with closing(sqlite3.connect(path)) as connection:  # neither the prior nor a search that knew the times chose these
+        for problem, (_, _, us, kernel) in slowest.items():
+            now = "UPDATE measurement SET median_us = ? WHERE problem_id = ? AND kernel_id = ?"
+            connection.execute(now, (us / 1e6, problem, kernel))
+        connection.execute("UPDATE kernel SET source = 'older' WHERE library_id IS NOT NULL")
+        connection.commit()
+    tune(path, worker, cpu, cpu_target, trials=1)
+    tried = rows(path, f"SELECT DISTINCT problem_id, config FROM {kernels} AND source <> 'older'")
+    assert dict(tried) == {problem: config for problem, config, *_ in slowest.values()}
+
+
 def test_without_a_device_it_compiles_and_times_nothing(worker, cpu, cpu_target, tmp_path):
     path = tmp_path / "compiled.db"
     log = tune(path, None, cpu, cpu_target, trials=1)

@@ -106,6 +106,9 @@ class Study(ABC):
     def learn(self, i: int, value: float) -> None:  # noqa: B027 (a fixed order learns nothing)
         """What a config came to."""
 
+    def suggest(self, configs: Sequence[Config]) -> None:  # noqa: B027 (a fixed order takes no advice)
+        """Configs that may well be good, the best first: worth trying before others that nothing is known of."""
+
     def _key(self, config: Config) -> Key:
         return tuple(config.get(name, "") for name in self._names)
 

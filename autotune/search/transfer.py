@@ -149,6 +149,11 @@ class Transfer(Study):
                 return first
         return None if self._lessons.count or self.pending else next(iter(self.free))
 
+    def suggest(self, configs: Sequence[Config]) -> None:
+        """Try these, those of them that are of this space, before the prior's best."""
+        known = (self._index.get(self._key(config)) for config in configs)
+        self._queue = [i for i in known if i is not None] + self._queue
+
     def learn(self, i: int, value: float) -> None:
         """Remember it for this space, for its problem and for all spaces of the family."""
         self._lessons.add(self._place, i, value)
