@@ -97,21 +97,6 @@ struct HopperConv2d : Conv2dGate<Config> {
     }
   };
 
-  // Where a fill lies beside the tile's origin, in the order in which fills come: channels, columns, rows.
-  struct Offset {
-    int chunk, w, h, end_w, step_w, step_h;
-    AT_DEVICE Offset(const Params& x, int fill) : chunk(0), w(0), h(0) {
-      if (kPatch) end_w = x.phases_w, step_w = step_h = 1;
-      else end_w = x.s * x.dilation_w, step_w = x.dilation_w, step_h = x.dilation_h;
-      if (kSlices > 1) chunk = fill % x.chunks, w = fill / x.chunks % x.s * step_w, h = fill / x.chunks / x.s * step_h;
-    }
-    AT_DEVICE void advance(int chunks) {
-      if (++chunk != chunks) return;
-      chunk = 0, w += step_w;
-      if (w == end_w) w = 0, h += step_h;
-    }
-  };
-
   // A loading thread is alone: nothing hides how long its instructions take, and small tiles wait for it. So its loops
   // only count on.
   AT_DEVICE static void load_activations(const Params& x, const Layout& at, const Member& me, Origin from) {
@@ -120,25 +105,25 @@ struct HopperConv2d : Conv2dGate<Config> {
       for (int i = 0; i < kClusterN; ++i) peers |= 1 << me.rank(me.m, i, me.slice);
     const int begin = first_fill(x, me.slice), end = first_fill(x, me.slice + 1);
     const uint32_t fills = at.fills + me.n * (kM / kClusterN) * kRowBytes;
-    const Offset first(x, begin);
+    const Place first(x, begin);
     Ring ring{0, 1};
     wait_for_previous();
     for (int index = first_tile(); index < x.cluster_tiles;) {
-      Offset offset = first;
+      Place place = first;
       const auto each_fill = [&](const auto& load) {
 #pragma unroll 1
         for (int fill = begin; fill < end; ++fill) {
           const uint32_t full = at.full + 8 * ring.slot;
           hopper::wait(at.empty + 8 * ring.slot, ring.parity);
           hopper::expect_bytes(full, x.fill_bytes);
-          load(fills + ring.slot * x.slot_bytes, full, from.c + offset.chunk * kK);
+          load(fills + ring.slot * x.slot_bytes, full, from.c + place.chunk * kK);
           ring.advance(x.fill_slots);
-          offset.advance(x.chunks);
+          place.advance(x);
         }
       };
       if (kPatch)
         each_fill([&](uint32_t to, uint32_t full, int c) {
-          hopper::load_4d(to, x.activation_map, full, c, from.w + offset.w, from.h + offset.h, from.n);
+          hopper::load_4d(to, x.activation_map, full, c, from.w + place.w, from.h + place.h, from.n);
         });
       else if (x.pointwise)
         each_fill([&](uint32_t to, uint32_t full, int c) {
@@ -146,7 +131,7 @@ struct HopperConv2d : Conv2dGate<Config> {
         });
       else
         each_fill([&](uint32_t to, uint32_t full, int c) {
-          hopper::load_im2col<(kClusterN > 1)>(to, x.activation_map, full, c, from.w, from.h, from.n, offset.w, offset.h,
+          hopper::load_im2col<(kClusterN > 1)>(to, x.activation_map, full, c, from.w, from.h, from.n, place.w, place.h,
                                                peers);
         });
       index += tile_step();
@@ -187,8 +172,8 @@ struct HopperConv2d : Conv2dGate<Config> {
       if constexpr (kPatch) {
         Place place(x, begin);
         for (int fill = begin; fill < end; ++fill) {
-          for (int r = place.phase_h; r < x.r; r += x.phases_h)
-            for (int tap = r * x.s + place.phase_w; tap < (r + 1) * x.s; tap += x.phases_w) load(place.chunk, tap);
+          for (int r = place.h; r < x.r; r += x.phases_h)
+            for (int tap = r * x.s + place.w; tap < (r + 1) * x.s; tap += x.phases_w) load(place.chunk, tap);
           place.advance(x);
         }
       } else {  // a tap for each fill
@@ -297,7 +282,7 @@ struct HopperConv2d : Conv2dGate<Config> {
       Sums sums;
       int accumulate = 0, used = -1, used_weight = -1;
       uint32_t resident = weight_low;
-      Place place(x, 0);  // only counted where there is no split
+      Place place(x, 0);  // counted for patches
       hopper::pin(sums);
       for (int i = 0; i < fills; ++i) {
         hopper::wait(at.full + 8 * ring.slot, ring.parity);
@@ -311,9 +296,9 @@ struct HopperConv2d : Conv2dGate<Config> {
           resident += kWeightStep;
         } else {
           uint32_t line = a;
-          for (int r = place.phase_h; r < x.r; r += x.phases_h, line += x.dilation_h * x.patch_w * (kRowBytes / 16)) {
+          for (int r = place.h; r < x.r; r += x.phases_h, line += x.dilation_h * x.patch_w * (kRowBytes / 16)) {
             uint32_t tap = line;
-            for (int s = place.phase_w; s < x.s; s += x.phases_w, tap += x.dilation_w * (kRowBytes / 16)) {
+            for (int s = place.w; s < x.s; s += x.phases_w, tap += x.dilation_w * (kRowBytes / 16)) {
               if constexpr (kResident) {
                 multiply(sums, rows, tap, resident, accumulate);
                 resident += kWeightStep;

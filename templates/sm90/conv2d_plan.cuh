@@ -215,21 +215,19 @@ struct Conv2dPlan {
     }
   };
 
-  // The filter taps and channels that a fill stands for, in the order in which all roles take them.
+  // The channels and the pixels beside a tile's origin that a fill stands for, in the order in which all roles take them: for
+  // a patch w and h are its phase of the stride, else the tap's offset.
   struct Place {
-    int chunk, phase_w, phase_h;
-    AT_DEVICE Place(const Params& x, int fill) {
-      if (kSlices == 1) {
-        chunk = phase_w = phase_h = 0;
-      } else {
-        chunk = fill % x.chunks, phase_w = fill / x.chunks % x.phases_w, phase_h = fill / x.chunks / x.phases_w;
-      }
+    int chunk, w, h, end_w, step_w, step_h;
+    AT_DEVICE Place(const Params& x, int fill) : chunk(0), w(0), h(0) {
+      if (kPatch) end_w = x.phases_w, step_w = step_h = 1;
+      else end_w = x.s * x.dilation_w, step_w = x.dilation_w, step_h = x.dilation_h;
+      if (kSlices > 1) chunk = fill % x.chunks, w = fill / x.chunks % x.s * step_w, h = fill / x.chunks / x.s * step_h;
     }
     AT_DEVICE void advance(const Params& x) {
-      if (++chunk < x.chunks) return;
-      chunk = 0;
-      if (++phase_w < x.phases_w) return;
-      phase_w = 0, ++phase_h;
+      if (++chunk != x.chunks) return;
+      chunk = 0, w += step_w;
+      if (w == end_w) w = 0, h += step_h;
     }
   };
 

@@ -148,7 +148,7 @@ struct HopperSeDownBlock {
       hopper::init_barriers(at.full, x.fill_slots, 1);
       hopper::init_barriers(at.gate_full, 1, 1);
     } else if (warp == 1) {
-      hopper::init_barriers(at.empty, x.fill_slots, 5 * kParts);
+      hopper::init_barriers(at.empty, x.fill_slots, (1 + kWide / 32) * kParts);  // who multiplies, each warp that adds up
     } else if (warp == 2) {
       hopper::init_barriers(at.weight_full, x.weight_slots, 1);
       hopper::init_barriers(at.inner_full, kParts, 1);
@@ -156,7 +156,7 @@ struct HopperSeDownBlock {
       hopper::init_barriers(at.weight_empty, x.weight_slots, kPeers);
     }
     hopper::publish_barriers();
-    const int part = threadIdx.x - 64;  // by who has made that barrier's warp
+    const int part = threadIdx.x % 32;
     if (warp == 2 && part < kParts && part != me.part) hopper::expect_bytes(at.inner_full + 8 * part, kOwn * kCopies * kTileBytes);
   }
 
@@ -460,10 +460,7 @@ struct HopperSeDownBlock {
       hopper::take(v, sums, 0, half, columns);
       Config::Steps::before(v, x.p.p, x.scalars, me.part * kN + own);
       hopper::put(v, sums, 0, half, columns);
-      float* to = (float*)memory + part.partial[half] * kN + own;
-      if (gate.rows == 8) return Excitation::sum_over_eight_rows(v, to);
-      Excitation::sum_over_rows(v, gate.rows);
-      if (part.column[half] == 0) store(v, to);
+      Excitation::leave_sums(v, gate.rows, (float*)memory + part.partial[half] * kN + own);
     });
     gate.excite(memory, me.part * kN, x.k, me.part, barrier, [&](int part) { return Member::rank(part, me.peer); });
   }

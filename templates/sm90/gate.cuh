@@ -69,26 +69,25 @@ struct Gate {
     if (rows == 16) {
 #pragma unroll
       for (int e = 0; e < kVector; ++e) v[0][e] += v[1][e];
-      sum_over_eight_rows(v[0], to + slab * kN);
+      leave_sums(v[0], 8, to + slab * kN);
     } else {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        sum_over_rows(v[half], rows);
-        if (lane / 4 % rows == 0) store(v[half], to + (slab * (16 / rows) + (8 * half + lane / 4) / rows) * kN);
-      }
+      for (int half = 0; half < 2; ++half)
+        leave_sums(v[half], rows, to + (slab * (16 / rows) + (8 * half + lane / 4) / rows) * kN);
     }
   }
 
-  // Adds up neighbouring rows, which are in every fourth lane: `rows` of them, 4 or 8.
-  AT_DEVICE static void sum_over_rows(float (&v)[kVector], int rows) {
-    for (int distance = 4; distance < 4 * rows; distance *= 2)
-#pragma unroll
-      for (int e = 0; e < kVector; ++e) v[e] += __shfl_xor_sync(0xffffffffu, v[e], distance);
-  }
-
-  // The same of eight rows, with a third of the shuffles, to `to`: of the eight sums each of the threads gets one.
-  AT_DEVICE static void sum_over_eight_rows(float (&v)[kVector], float* to) {
+  // Adds up neighbouring rows, which are in every fourth lane: `rows` of them, 4 or 8. Of eight each thread gets one of the
+  // eight sums, which takes a third of the shuffles.
+  AT_DEVICE static void leave_sums(float (&v)[kVector], int rows, float* to) {
     const int row = threadIdx.x % 32 / 4;
+    if (rows != 8) {
+      for (int distance = 4; distance < 4 * rows; distance *= 2)
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) v[e] += __shfl_xor_sync(0xffffffffu, v[e], distance);
+      if (row % rows == 0) store(v, to);
+      return;
+    }
 #pragma unroll
     for (int half = kVector / 2; half; half /= 2) {
       const bool upper = row & half;  // who keeps the upper half gives the lower one to a row that keeps it
