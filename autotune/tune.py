@@ -23,7 +23,7 @@ from autotune.arch import Architecture
 from autotune.build import together
 from autotune.device import DeviceFacts
 from autotune.families import family, serving
-from autotune.families.base import Kernel
+from autotune.families.base import Config, Kernel
 from autotune.ledger import Ledger
 from autotune.objective import DEFAULT as BY_TIME
 from autotune.objective import value
@@ -43,7 +43,7 @@ from fused_resnet.candidates import candidate
 from fused_resnet.graph import Network
 from fused_resnet.selection import shortlist
 from tuning_db import Store, ties
-from tuning_db.schema import Device, KernelRow
+from tuning_db.schema import Device, KernelRow, Measurement
 
 FINALISTS = 6
 PLANS = 3
@@ -216,26 +216,29 @@ class Tuning:
         by_id = {row.id: kernel for kernel, row in self.workshop.rows.items()}
         for study in self.studies:
             space = study.space
-            older: dict[Kernel, None] = {}
+            measured = self.store.measurements(self.device, str(space.problem))
             best: dict[Kernel, float | None] = {
                 kernel: None for kernel, row in self.workshop.rows.items() if row.error and space.serves(kernel)
             }
             tried: dict[Kernel, list[dict[str, int]]] = {}
-            for row in self.store.measurements(self.device, str(space.problem)):
+            for row in measured:
                 if row.kernel_id in by_id and space.serves(by_id[row.kernel_id]):
                     kernel, found = by_id[row.kernel_id], self._value(space.problem, row.median_us, row.details)
                     tried.setdefault(kernel, []).append(row.launch)
                     best[kernel] = min((v for v in (best.get(kernel), found) if v is not None), default=None)
-            for row in self.store.ranking(self.device, str(space.problem)):
-                other = kernel_of(row.kernel) if row.kernel_id not in by_id else None
-                if other and other.target == self.options.target and space.serves(other):
-                    older[other] = None
-            study.suggest([kernel.values for kernel in list(older)[:OLDER]])
+            study.suggest(self._once_fast(space, [row for row in measured if row.kernel_id not in by_id]))
             for kernel, known in best.items():
                 if kernel not in tried or all(
                     launch in tried[kernel] for launch in self._launches(space.problem, kernel)
                 ):
                     study.tell(kernel.values, known)  # of others a run was stopped between two launch values
+
+    def _once_fast(self, space: Space, measured: Sequence[Measurement]) -> list[Config]:
+        """The configs of a space that did best as kernels of another text."""
+        mine = [row for row in measured if row.status == "ok" and row.kernel.family == space.family]
+        kernels = dict.fromkeys(kernel_of(row.kernel) for row in ties.ranked(mine))
+        target = self.options.target
+        return [k.values for k in kernels if k and k.target == target and space.serves(k)][:OLDER]
 
     def _value(self, problem: Problem, us: float | None, details: Mapping[str, Any]) -> float | None:
         return value(self.options.objectives, problem, us, details)
