@@ -19,8 +19,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from autotune import build, emit, families
+from autotune import build, emit, families, toolchain
 from autotune.epilogue import Epilogue
+from autotune.errors import ToolchainError
 from autotune.families import family
 from autotune.families.base import Config, Kernel
 from autotune.measure import Case
@@ -361,6 +362,17 @@ def assert_same_bits(case: Case, step: Step, said: str) -> None:
         assert case.check()[1] is None
         results.append(case.tensors["y"].clone())
     assert all(torch.equal(results[0], other) for other in results[1:]), said
+
+
+def need_compiler(target: str, *, nvcc: bool = False) -> toolchain.Toolchain:
+    """The compiler for a target, or skip the test; nvcc: where another does not say enough, or not the same."""
+    try:
+        found = toolchain.for_target(target)
+    except ToolchainError as error:
+        pytest.skip(str(error))
+    if nvcc and not found.compiler.startswith("nvcc"):
+        pytest.skip("no nvcc")
+    return found
 
 
 def assert_exported(kernels: Iterable[Kernel]) -> None:

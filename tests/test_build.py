@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import HANG, ROOT, assert_exported, built_paths, python
+from helpers import HANG, ROOT, assert_exported, built_paths, need_compiler, python
 
 from autotune import build, emit, paths, toolchain
 from autotune.arch import architecture
@@ -203,16 +203,6 @@ def cuda_kernels(name, arch_name, count, epilogue="", dtype="f16", seed=0):
     arch, chain = architecture(arch_name), Epilogue.parse(epilogue)
     chosen = random.Random(seed).sample(configs_of(name, arch_name, dtype, chain), count)
     return [Kernel.of(name, config, dtype, chain, f"sm_{arch.capability}") for config in chosen]
-
-
-def need_compiler(target, *, nvcc):
-    try:
-        found = toolchain.for_target(target)
-    except ToolchainError as error:
-        pytest.skip(str(error))
-    if nvcc and not found.compiler.startswith("nvcc"):
-        pytest.skip("no nvcc")
-    return found
 
 
 def test_convolutions_for_ampere_compile_with_nvcc():

@@ -4,11 +4,10 @@ import subprocess
 
 import pytest
 from emulator import Emulated
-from helpers import random_inputs, relative_error, solve
+from helpers import need_compiler, random_inputs, relative_error, solve
 
-from autotune import emit, toolchain
+from autotune import emit
 from autotune.arch import architecture
-from autotune.errors import ToolchainError
 from autotune.families import family
 from autotune.families.base import Kernel
 from autotune.problem import parse
@@ -103,10 +102,7 @@ def test_the_kernels_text_computes_the_convolution(case, tmp_path):
 )
 def test_the_compiler_does_not_serialize_products(config, tmp_path):
     """It says so, and compiles: products that wait for each other are right, and up to twice as slow."""
-    try:
-        compiler = toolchain.for_target("sm_90")
-    except ToolchainError as error:
-        pytest.skip(str(error))
+    compiler = need_compiler("sm_90", nvcc=True)
     problem = parse("conv2d n=8 h=56 w=56 c=64 k=256 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add,relu")
     kernel = Kernel.of(FAMILY.name, SMALL | config, problem.dtype, problem.epilogue, "sm_90")
     source = tmp_path / f"unit{compiler.source_suffix}"

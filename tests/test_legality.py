@@ -7,12 +7,10 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from helpers import assert_exported, script
+from helpers import assert_exported, need_compiler, script
 
-from autotune import toolchain
 from autotune.arch import architecture
 from autotune.epilogue import Epilogue
-from autotune.errors import ToolchainError
 from autotune.families import cutlass2, family
 from autotune.families.base import PERMISSIONS, Kernel
 from autotune.families.cutlass2 import Tile
@@ -159,13 +157,6 @@ def sampled(arch, count):
             config = rng.choice(quick)
             kernels.append(Kernel.of(FPROP.name, config, dtype, problem.epilogue, f"sm_{arch.capability}"))
     return kernels
-
-
-def need_compiler(target):
-    try:
-        toolchain.for_target(target)
-    except ToolchainError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("names", SAMPLE)
