@@ -154,13 +154,32 @@ def tail(rng: random.Random) -> str:
     return f"se_tail n={rng.choice((1, 2, 5, 130, 303))} {sizes} hidden={rng.choice((4, 5, 16, 32, 33))}"
 
 
+def image_convolution(rng: random.Random) -> str:
+    if rng.random() < 0.4:
+        return excited(rng)
+    side, other = rng.choice((1, 2, 3, 3, 3, 5, 7)), rng.choice((1, 3, 3))
+    c, k = 8 * rng.randint(1, 40), 8 * rng.randint(1, 40)
+    n, h, w = rng.randint(1, 12), rng.randint(7, 40), rng.randint(7, 40)
+    pad, dilation = f"{rng.randint(0, side // 2)},{rng.randint(0, other // 2)}", rng.choice(("1", "1", "2", "1,3"))
+    sizes = f"n={n} h={h} w={w} c={c} k={k} r={side} s={other}"
+    return f"conv2d {sizes} stride={rng.randint(1, 2)} pad={pad} dilation={dilation}"
+
+
+def short_tail(rng: random.Random) -> str:
+    side = rng.choice(((2, 2), (4, 4), (3, 5), (8, 8), (16, 16), (1, 1), (7, 7)))
+    sizes = f"h={side[0]} w={side[1]} c={32 * rng.randint(1, 16)} hidden={4 * rng.randint(1, 16)}"
+    return f"se_tail n={rng.choice((1, 2, 5, 130, 303))} {sizes}"
+
+
 SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_avg_pool2d": pool,
     "cuda_cast": lambda rng: pixels(rng, "cast", f"result={rng.choice(('s8', 'f16', 'bf16', 'f32'))}"),
+    "cuda_conv2d": image_convolution,
     "cuda_depthwise_conv2d": depthwise,
     "cuda_elementwise": pixels,
     "cuda_global_avg_pool2d": lambda rng: pixels(rng, "global_avg_pool2d"),
     "cuda_max_pool2d": lambda rng: pool(rng, "max_pool2d", f"ceil={rng.randint(0, 1)}"),
+    "cuda_mma_se_tail": short_tail,
     "cuda_narrow_conv2d": narrow,
     "cuda_patch_conv2d": patches,
     "cuda_pointwise_conv2d": short_product,

@@ -240,6 +240,16 @@ def test_few_channels_compile_with_either_instruction(name, arch):
 
 
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
+def test_image_convolutions_compile_with_and_without_a_gate(arch):
+    need_compiler(f"sm_{arch.removeprefix('sm')}", nvcc=True)
+    assert_exported(
+        cuda_kernels("cuda_conv2d", arch, 3, "bias,silu,add,store,add_scalar", seed=5)
+        + cuda_kernels("cuda_conv2d", arch, 2, "bias,gate,add,relu", "bf16", seed=6)
+        + cuda_kernels("cuda_mma_se_tail", arch, 3, "add,relu,store,add_scalar", seed=7)
+    )
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
 def test_short_products_compile(arch):
     need_compiler(f"sm_{arch.removeprefix('sm')}", nvcc=True)
     assert_exported(cuda_kernels("cuda_pointwise_conv2d", arch, 6, "bias,silu,add,store", seed=4))

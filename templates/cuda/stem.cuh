@@ -17,24 +17,12 @@
 //
 // A padded line may multiply a pixel outside of the filter by zero: an infinity in an image may spread by one pixel.
 #pragma once
+#include "cuda/copies.cuh"
 #include "cuda/largest.cuh"
 #include "cuda/mma.cuh"
 #include "sm90/hopper.cuh"
 
 namespace at {
-
-AT_DEVICE void copy_async(uint32_t to, const void* from, int bytes, bool inside) {  // zeros from outside
-  const int read = inside ? bytes : 0;
-  if (bytes == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(read) : "memory");
-  else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(read) : "memory");
-}
-AT_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int pending>
-AT_DEVICE void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
-}
 
 template <typename Config>
 struct StemKernel {

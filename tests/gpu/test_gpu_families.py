@@ -53,6 +53,16 @@ PROBLEMS = {
         "conv2d_wgrad n=2 h=9 w=10 c=12 k=20 r=3 s=3 stride=2,2 pad=1,1 dtype={} epilogue=add_scalar,bias",
         "conv2d_wgrad n=3 h=21 w=20 c=3 k=10 r=3 s=3 pad=1,1 dtype={} epilogue=none",
     ],
+    "cuda_conv2d": [
+        "conv2d n=3 h=13 w=9 c=72 k=40 r=3 s=3 pad=1,1 dtype={} epilogue=add_scalar,relu,add_scalar",
+        "conv2d n=2 h=17 w=24 c=136 k=96 r=3 s=3 stride=2 pad=1 dtype={} epilogue=bias,silu,add,scale,store,tanh",
+        "conv2d n=5 h=8 w=16 c=64 k=72 r=5 s=3 pad=2,2 dilation=1,2 dtype={} epilogue=bias,add,relu",
+        "conv2d n=40 h=4 w=4 c=320 k=136 r=3 s=3 pad=1 dtype={} epilogue=bias,swish_b,add,bent,store,clamp,leaky_relu",
+        "conv2d n=3 h=30 w=57 c=200 k=264 r=1 s=1 dtype={} epilogue=none",
+        "conv2d_se n=5 h=16 w=16 c=64 k=64 r=3 s=3 pad=1 hidden=4 dtype={} epilogue=bias,gate,add,store,add_scalar",
+        "conv2d_se n=9 h=8 w=8 c=72 k=128 r=3 s=3 pad=1 hidden=8 dtype={} epilogue=mul_scalar,gate,add,relu",
+        "conv2d_se n=11 h=4 w=2 c=64 k=120 hidden=12 dtype={} epilogue=bias,gate,add_scalar",
+    ],
     "cuda_narrow_conv2d": [
         "conv2d n=2 h=37 w=30 c=3 k=40 r=7 s=7 stride=2 pad=3 dtype={} epilogue=bias,relu,store,add_scalar",
         "conv2d n=3 h=21 w=25 c=4 k=72 r=3 s=3 pad=1 dtype={} epilogue=bias,silu,add,scale",
@@ -148,6 +158,13 @@ PROBLEMS = {
         "stem n=2 h=36 w=34 c=4 k=40 r=5 s=5 stride=2 pad=2 pool=3 pool_stride=2 pool_pad=1 dtype={} epilogue=store",
         "stem n=2 h=31 w=40 c=3 k=32 r=3 s=3 stride=2 pad=1 dtype={} epilogue=bias,silu,add",
         "stem n=1 h=70 w=130 c=1 k=104 r=7 s=7 stride=2 pad=3 dtype={} epilogue=none",
+    ],
+    "cuda_mma_se_tail": [
+        "se_tail n=3 h=5 w=3 c=96 hidden=4 dtype={} epilogue=add,relu,add_scalar",
+        "se_tail n=2 h=16 w=16 c=64 hidden=12 dtype={} epilogue=add,relu",
+        "se_tail n=303 h=2 w=2 c=512 hidden=32 dtype={} epilogue=add,relu,store,add_scalar",
+        "se_tail n=9 h=1 w=1 c=416 hidden=36 dtype={} epilogue=none",
+        "se_tail n=7 h=4 w=3 c=32 hidden=64 dtype={} epilogue=swish_b,add,tanh,mul_scalar,hardsigmoid,bent,relu6",
     ],
     "cuda_se_tail": [
         "se_tail n=3 h=5 w=3 c=72 hidden=5 dtype={} epilogue=add,relu,add_scalar",

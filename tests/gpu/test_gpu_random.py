@@ -11,7 +11,7 @@ from random_kernels import SIZES, wrong
 
 pytestmark = pytest.mark.gpu
 
-KERNELS = {"sm90_conv2d": 24}
+KERNELS = {"cuda_conv2d": 24, "sm90_conv2d": 24}
 """Of a family, where eight do not show all its ways to load."""
 FOUND = 9
 MEMCHECK = f"compute-sanitizer --tool memcheck --target-processes application-only --error-exitcode {FOUND}".split()

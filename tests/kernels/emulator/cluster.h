@@ -1,5 +1,5 @@
 // Runs a Hopper kernel's own text on a CPU, to test its arithmetic and its hand-shakes: every CUDA thread of a cluster is a
-// fiber, and what the hardware does by itself happens as late as it may (wgmma), or at once (TMA, if the seed is odd).
+// fiber, and what the hardware does by itself happens as late as it may (wgmma), or at once (TMA and cp.async, if the seed is odd).
 // Fibers run in an order given by the seed, so a run can be repeated. tests/emulator.py puts these functions in the place of PTX.
 #pragma once
 #include <cuda_bf16.h>
@@ -7,6 +7,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
 #include <bitset>
 #include <cmath>
 #include <cstdio>
@@ -65,6 +66,8 @@ struct Thread {
   int committed = 0, cluster_turn = 0;
   std::deque<std::vector<std::function<void()>>> stores;  // groups whose shared memory may not have been read
   std::vector<std::function<void()>> open_stores;
+  std::deque<std::vector<std::function<void()>>> copies;  // of cp.async, by groups
+  std::vector<std::function<void()>> open_copies;
   bool ended = false;
 };
 
@@ -75,7 +78,7 @@ inline Thread* current;
 inline ucontext_t scheduler;
 inline bool inside_fiber, late;  // late: transfers come when nothing else happens any more, else at once
 inline std::function<void(Block&)> body;
-inline int grid_blocks;
+inline int grid_blocks[2];
 inline std::mt19937 random_order;
 
 // Ends the run: thrown by the scheduler, because an exception cannot leave a fiber.

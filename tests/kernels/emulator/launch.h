@@ -1,6 +1,6 @@
 // The launch of a kernel, cluster by cluster, and what CUDA gives its threads.
 #pragma once
-#include "emulator/wgmma.h"
+#include "emulator/mma.h"
 
 namespace emu {
 
@@ -99,10 +99,10 @@ int run(const Problem& problem, Prepare prepare, void* const* pointers, int clus
   random_order.seed(seed);
   late = seed % 2 == 0;
   failure.clear();
-  grid_blocks = out.grid[0];
+  std::copy(out.grid, out.grid + 2, grid_blocks);
   body = [&](Block& block) { Kernel::run(params, block.memory); };
   try {
-    for (int first = 0; first < out.grid[0]; first += cluster) run_cluster(first, cluster, out.threads);
+    for (int first = 0; first < out.grid[0] * out.grid[1]; first += cluster) run_cluster(first, cluster, out.threads);
   } catch (const std::exception& error) {
     std::snprintf(text, room, "%s", error.what());
     return AT_FAILED;
@@ -114,10 +114,10 @@ int run(const Problem& problem, Prepare prepare, void* const* pointers, int clus
 
 // ---- What CUDA gives a thread ----
 
-struct EmulatedIndex { int x; };
+struct EmulatedIndex { int x, y; };
 #define threadIdx (emu::current->index)
-#define blockIdx (EmulatedIndex{emu::own().index})
-#define gridDim (EmulatedIndex{emu::grid_blocks})
+#define blockIdx (EmulatedIndex{emu::own().index % emu::grid_blocks[0], emu::own().index / emu::grid_blocks[0]})
+#define gridDim (EmulatedIndex{emu::grid_blocks[0], emu::grid_blocks[1]})
 #define __cvta_shared_to_generic(address) emu::generic(address)
 #define __builtin_assume(condition)
 #define __launch_bounds__(...)

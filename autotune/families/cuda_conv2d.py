@@ -1,0 +1,272 @@
+"""Convolutions of images by mma.sync, from sm_80 on: the input under a tile in shared memory once for all taps.
+
+See templates/cuda/conv2d.cuh for how it works. Of CUTLASS 2.x's convolutions each step gathers its pixels anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from autotune.arch import Architecture
+from autotune.epilogue import Epilogue
+from autotune.families import cuda, cutlass2
+from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.problem import Conv2d, Conv2dSe, Problem
+
+_STEP = 64  # channels
+_ROW = 128  # bytes of a pixel's or a filter's channels in shared memory
+_MOST_TAPS = 64
+_SIDES = (4, 7, 8, 14, 16, 28, 32, 56, 64)
+_MOST_TILES, _MOST_WORK = 3, 1.3  # ways to cut an output that are tried; their work, times the least
+
+Solved = Conv2d | Conv2dSe
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A config with its names spelt out, and what follows from it."""
+
+    m: int
+    n: int
+    warp_m: int
+    warp_n: int
+    slices: int
+    taps: int
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.m // self.warp_m) * (self.n // self.warp_n) * self.slices
+
+    @property
+    def pieces(self) -> int:
+        """Of a warp's sums: blocks of 16 pixels and 32 channels."""
+        return self.warp_m // 16 * (self.warp_n // 32)
+
+    @property
+    def accumulators(self) -> int:
+        return self.warp_m * self.warp_n // 32
+
+    @property
+    def registers(self) -> int:
+        return self.accumulators + self.warp_m // 2 + self.warp_n // 2 + 56
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.taps * self.n * _ROW
+
+    @property
+    def resident(self) -> int:
+        """Blocks that a multiprocessor must have registers for."""
+        return max(1, min(4, cuda.REGISTERS // (self.registers * self.threads)))
+
+    def shared_bytes(self, pixels: int, patches: int) -> int:
+        """pixels: of a patch."""
+        exchanged = self.slices * self.m * self.n * 4 if self.slices > 1 else 0
+        return max(patches * pixels * _ROW + self.stages * self.stage_bytes, exchanged)
+
+
+def _shape(config: Config) -> _Shape:
+    names = ("tile_m", "tile_n", "warp_m", "warp_n", "slices", "taps", "stages")
+    return _Shape(*(int(config[name]) for name in names))
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A tile's rows and columns of an image, or how many images; pixels of the patch under it; tiles of the problem."""
+
+    p: int
+    q: int
+    images: int
+    pixels: int
+    tiles: int
+
+
+def _tile(problem: Solved, x: _Shape, p: int, q: int) -> _Tile:
+    images = min(x.m // (p * q), problem.n) if (p, q) == (problem.p, problem.q) else 1
+    high, wide = (
+        stride * (extent - 1) + dilation * (filter_ - 1) + 1
+        for stride, extent, dilation, filter_ in zip(
+            problem.stride, (p, q), problem.dilation, (problem.r, problem.s), strict=True
+        )
+    )
+    tiles = ceil(problem.n / images) * ceil(problem.p / p) * ceil(problem.q / q)
+    return _Tile(p, q, images, images * high * wide, tiles)
+
+
+def _tiles(problem: Solved, x: _Shape) -> list[_Tile]:
+    """The ways to cut the output that are worth trying: few tiles, and small patches."""
+    if isinstance(problem, Conv2dSe):
+        area = problem.p * problem.q
+        return [_tile(problem, x, problem.p, problem.q)] if area <= x.m and x.m % area == 0 else []
+    widths = sorted({min(side, problem.q, x.m) for side in (*_SIDES, problem.q)})
+    cut = [_tile(problem, x, min(problem.p, x.m // width), width) for width in widths]
+    work = {tile: tile.tiles * (x.m + tile.pixels / 2) for tile in cut}
+    least = min(work.values())
+    return sorted((tile for tile in cut if work[tile] < _MOST_WORK * least), key=work.__getitem__)[:_MOST_TILES]
+
+
+def _gate_bytes(problem: Solved, x: _Shape) -> int:
+    """Shared memory of the gate: see Gate in templates/sm90/gate.cuh."""
+    if not isinstance(problem, Conv2dSe):
+        return 0
+    pixels = problem.p * problem.q
+    images, sums = x.m // pixels, x.m // min(pixels, 16)
+    vectors = 4 * (sums * x.n + images * x.n + 2 * images * problem.hidden + x.n + problem.hidden)
+    return vectors + 2 * (problem.hidden * (x.n + 8) + x.n * (problem.hidden + 8))
+
+
+def _steps(problem: Solved, x: _Shape) -> tuple[int, int]:
+    """(chunks of channels, steps of each)."""
+    return ceil(problem.c / _STEP), problem.r * problem.s // x.taps
+
+
+def _patches(problem: Solved, x: _Shape) -> list[int]:
+    """How many patches may be in shared memory: two, so that one is loaded while another is read, or all."""
+    chunks, steps = _steps(problem, x)
+    if chunks > 1 and steps < x.stages - 1:
+        return []  # a step waits for what was asked for so many steps before it, and would not find the next patch
+    return sorted({min(chunks, 2), chunks})
+
+
+def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
+    assert isinstance(problem, Conv2d | Conv2dSe)
+    x = _shape(config)
+    room = arch.block_shared - _gate_bytes(problem, x)
+    return [
+        {"tile_p": tile.p, "tile_q": tile.q, "patches": patches}
+        for tile in _tiles(problem, x)
+        for patches in _patches(problem, x)
+        if x.shared_bytes(tile.pixels, patches) <= room
+    ]
+
+
+def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    if "gate" in epilogue.names and epilogue.at_pixels_early:
+        return "steps before the gate that read or write tensors"
+    return next((why for broken, why in _rules(_shape(config), arch) if broken), None)
+
+
+def _rules(x: _Shape, arch: Architecture) -> Iterator[tuple[bool, str]]:
+    yield x.warp_m > x.m or x.warp_n > x.n, "a warp's part is larger than the tile"
+    yield not 64 <= x.threads <= 512, "64 to 512 threads"
+    yield x.pieces % x.slices > 0, "each slice must finish as many pieces"
+    yield x.threads // 8 > x.n, "a thread copies the same filters of every tap"
+    yield x.registers * x.threads > cuda.REGISTERS or x.registers > 250, "the sums would spill"
+    yield x.shared_bytes(x.m, 1) > arch.block_shared, "shared memory"
+
+
+def _supports(problem: Problem) -> str | None:
+    assert isinstance(problem, Conv2d | Conv2dSe)
+    return next((why for beyond, why in _limits(problem) if beyond), None) or cutlass2.too_large(problem)
+
+
+def _limits(problem: Solved) -> Iterator[tuple[bool, str]]:
+    yield problem.groups > 1, "groups"
+    yield problem.c % 8 > 0 or problem.k % 8 > 0, "c and k must be multiples of 8"
+    yield problem.stride not in ((1, 1), (2, 2)), "stride 1 or 2"
+    yield problem.r * problem.s > _MOST_TAPS, f"filters of up to {_MOST_TAPS} taps"
+    if isinstance(problem, Conv2dSe):
+        pixels = problem.p * problem.q
+        odd = pixels % 16 > 0 and 16 % pixels > 0
+        yield pixels < 4 or pixels > 256 or odd, "gated images have 4, 8 or a multiple of 16 pixels, at most 256"
+        yield problem.hidden % 4 > 0 or problem.hidden > 64, "a gate's hidden must be a multiple of 4, at most 64"
+
+
+def _values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
+) -> tuple[Value, ...]:
+    if parameter.name == "warp_m":
+        return tuple(value for value in parameter.values if int(value) <= int(chosen["tile_m"]))
+    if parameter.name == "warp_n":
+        return tuple(value for value in parameter.values if int(value) <= int(chosen["tile_n"]))
+    if not isinstance(problem, Conv2d | Conv2dSe):
+        return parameter.values
+    if parameter.name == "tile_n":
+        if isinstance(problem, Conv2dSe):
+            return tuple(value for value in parameter.values if problem.k <= int(value) < 2 * problem.k)
+        return tuple(value for value in parameter.values if int(value) < 2 * problem.k)
+    if parameter.name == "taps":
+        return tuple(value for value in parameter.values if problem.r * problem.s % int(value) == 0)
+    return parameter.values
+
+
+def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
+    assert isinstance(problem, Conv2d | Conv2dSe)
+    x = _shape(config)
+    if problem.r * problem.s % x.taps:
+        return f"it takes {x.taps} taps a step"
+    if isinstance(problem, Conv2dSe) and problem.k > x.n:
+        return "a gated tile has all channels"
+    return None
+
+
+def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
+    """Cycles by a crude model: rounds of tiles, each bound by products, shared memory, loads, or waiting."""
+    assert isinstance(problem, Conv2d | Conv2dSe)
+    x = _shape(config)
+    chunks, each = _steps(problem, x)
+    steps, best = chunks * each, float("inf")
+    columns = ceil(problem.k / x.n)
+    for launch in _launches(problem, config, arch):
+        tile = _tile(problem, x, launch["tile_p"], launch["tile_q"])
+        shared = x.shared_bytes(tile.pixels, launch["patches"]) + _gate_bytes(problem, x) + arch.reserved_shared
+        resident = max(1, min(arch.sm_shared // shared, x.resident, arch.sm_threads // x.threads))
+        blocks = tile.tiles * columns
+        rounds = ceil(blocks / (arch.processors * resident))
+        sharing = min(resident, ceil(blocks / arch.processors))
+        products = x.taps * x.m * x.n * _STEP / (1200 if arch.name == "sm90" else 1000)
+        read = x.taps * _ROW * (x.m * (x.n // x.warp_n) + x.n * (x.m // x.warp_m)) / 128
+        loaded = (x.stage_bytes + tile.pixels * _ROW / each) / 55
+        waits = 120 + x.taps * x.accumulators / x.slices * 4 / 4
+        step = max(sharing * max(products, read, loaded), waits + products / 2)
+        first = (tile.pixels * _ROW + x.stage_bytes) / 55
+        best = min(best, rounds * (2000 + first + steps * step + x.m * x.n / 10 * sharing))
+    return best
+
+
+def _label(config: Config) -> str:
+    x = _shape(config)
+    split = f" slices {x.slices}" if x.slices > 1 else ""
+    return f"{x.m}x{x.n}/{x.warp_m}x{x.warp_n} taps {x.taps} s{x.stages}{split}"
+
+
+def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
+    x = _shape(config)
+    return {**config, "threads": x.threads, "resident": x.resident}
+
+
+FAMILY = Family(
+    name="cuda_conv2d",
+    operator=(Conv2d, Conv2dSe),
+    kind=DEVICE_IMAGE,
+    template="cuda/conv2d.cu.j2",
+    architectures=cuda.MMA_ARCHITECTURES,
+    dtypes=("f16", "bf16"),
+    parameters=(
+        Parameter("tile_m", (64, 128, 256), "output pixels of a tile"),
+        Parameter("tile_n", (32, 64, 128, 256), "output channels of a tile"),
+        Parameter("warp_m", (16, 32, 64), "pixels of a warp"),
+        Parameter("warp_n", (32, 64), "channels of a warp"),
+        Parameter("slices", (1, 2, 4), "warps that share the channels of a step, and their sums at the end"),
+        Parameter("taps", (1, 3), "taps a step, of 64 channels"),
+        Parameter("stages", (2, 3, 4), "buffers of weights"),
+    ),
+    launch_parameters=(
+        Parameter("tile_p", tuple(range(1, 257)), "rows of a tile"),
+        Parameter("tile_q", tuple(range(1, 257)), "columns of a tile"),
+        Parameter("patches", tuple(range(1, 65)), "buffers of input"),
+    ),
+    legal=_legal,
+    values=_values,
+    supports=_supports,
+    fits=_fits,
+    launches=_launches,
+    cost=_cost,
+    context=_context,
+    label=_label,
+    weight_layouts=lambda _: {"weight": "krsc"},
+    compile_seconds=(1.1, 1.3),
+)

@@ -1,0 +1,405 @@
+// A convolution of images by the tensor cores' instruction that every GPU from sm_80 on has (mma.sync), NHWC.
+//
+// A tile of output pixels is a rectangle of an image, or whole images. The input under it, its patch, is loaded once for
+// all taps, `kK` channels at a time: a tap is another address of the rows that ldmatrix reads. Weights come step by step,
+// `kTaps` taps of as many channels, through a ring of `kStages` buffers. Both are copied by cp.async. Warps share a tile
+// by pixels, by channels and, in `kSlices`, by the channels of each step; what slices have added up meets in shared
+// memory.
+//
+// A row of shared memory is `kK` channels of a pixel or of a filter, 128 bytes. Its units of 16 bytes are exchanged by the
+// row's key, so that the eight rows that ldmatrix reads at once, which have eight keys, lie in different banks. A pixel's
+// key is the number of the output pixel that reads it, modulo 8; a tap changes the keys of all eight alike. Weights are
+// read in an order that makes a thread's sums those of eight neighbouring channels.
+//
+// A tile of whole images with all channels can have a gate (problem conv2d_se): see sm90/gate.cuh.
+#pragma once
+#include "cuda/copies.cuh"
+#include "cuda/mma.cuh"
+#include "sm90/gate.cuh"
+
+namespace at {
+
+template <typename Config>
+struct ImageConv2d {
+  using Element = typename Config::Element;
+  using Problem = typename Config::Problem;
+  static constexpr int kM = Config::kM, kN = Config::kN, kWarpM = Config::kWarpM, kWarpN = Config::kWarpN;
+  static constexpr int kSlices = Config::kSlices, kTaps = Config::kTaps, kStages = Config::kStages;
+  static constexpr bool kGated = Config::kGated;
+  static constexpr int kK = 64, kVector = 8, kUnits = kK / kVector, kRowBytes = kUnits * 16;
+  static constexpr int kAcross = kN / kWarpN, kWarps = kM / kWarpM * kAcross;  // of a slice
+  static constexpr int kThreads = 32 * kWarps * kSlices;
+  static constexpr int kCopied = kThreads / kUnits;                    // rows that all threads copy at once
+  static constexpr int kBlocks = kWarpM / 16, kColumns = kWarpN / 32;  // of a warp: of 16 pixels, of 32 channels
+  static constexpr int kPieces = kBlocks * kColumns, kOwn = kPieces / kSlices;  // of these; what a slice finishes
+  static constexpr int kStageBytes = kTaps * kN * kRowBytes;
+  static constexpr int kExchangeBytes = kSlices > 1 ? kSlices * kM * kN * 4 : 0;
+  static constexpr int kMostTaps = 64, kMostShared = 232448;
+  static_assert(kPieces % kSlices == 0, "each slice finishes as many pieces");
+  static_assert(kN % kCopied == 0, "a thread copies the same filters of every tap");
+
+  using Excitation = Gate<Element, kM, kN, 1, kThreads>;
+  enum { kX = 0, kWeight = 1, kFirstGate = 2, kY = kGated ? 6 : 2 };
+  enum Launch { kTileP, kTileQ, kPatches };
+
+  struct Params {
+    Problem a;
+    int taps, tile_p, tile_q, images;        // of a tile
+    int tiles_p, tiles_q;                    // of an image
+    int by_tile, by_q, by_patch, by_patch_w;  // reciprocals: see over()
+    int patch_h, patch_w, pixels, patches;   // of a patch; patches in shared memory
+    int patch_bytes, gate_place;
+    int chunks, steps;                       // of kK channels; of kTaps taps
+    int next_image, next_row, next_column;   // from a pixel of the patch to the next that a thread copies
+    int hidden;
+    int tap[kMostTaps];  // bytes from a pixel's row to that of this tap; in the lowest bits what it adds to the key
+    at_pointers p;
+  };
+
+  // ---- Before the launch ----
+
+  // i / d, for i up to 255 and any d up to 65536.
+  AT_DEVICE static int reciprocal(int d) { return 65536 / d + 1; }
+  AT_DEVICE static int over(int i, int reciprocal) { return i * reciprocal >> 16; }
+
+  // hidden: of the gate; 0 without one.
+  AT_DEVICE static void prepare(const Problem& a, int hidden, at_prepared* out) {
+    const bool known = (a.stride_h == 1 || a.stride_h == 2) && a.stride_w == a.stride_h && a.groups == 1;
+    const int taps = a.r * a.s, tile_p = a.launch[kTileP], tile_q = a.launch[kTileQ], patches = a.launch[kPatches];
+    if (!known || a.c % kVector || a.k % kVector || taps > kMostTaps || taps % kTaps || tile_p < 1 || tile_q < 1)
+      return refused(out);
+    Params x;
+    x.a = a, x.taps = taps, x.hidden = hidden;
+    const int stride = a.stride_h, area = tile_p * tile_q;
+    const bool whole = tile_p == a.p && tile_q == a.q;
+    x.tile_p = tile_p, x.tile_q = tile_q, x.images = whole ? min(kM / max(area, 1), a.n) : 1;
+    if (area > kM || tile_p > a.p || tile_q > a.q) return refused(out);
+    x.tiles_p = ceil_div(a.p, tile_p), x.tiles_q = ceil_div(a.q, tile_q);
+    x.by_tile = reciprocal(area), x.by_q = reciprocal(tile_q);
+    x.patch_h = stride * (tile_p - 1) + a.dilation_h * (a.r - 1) + 1;
+    x.patch_w = stride * (tile_q - 1) + a.dilation_w * (a.s - 1) + 1;
+    x.pixels = x.images * x.patch_h * x.patch_w;
+    x.patch_bytes = x.pixels * kRowBytes;
+    x.chunks = ceil_div(a.c, kK), x.steps = x.chunks * (taps / kTaps);
+    x.patches = patches;
+    // A step waits for what was asked for kStages - 1 steps before it, and the next patch is asked for by a chunk's first.
+    const bool late = patches < 2 || taps / kTaps < kStages - 1;
+    if (patches < 1 || patches > x.chunks || x.chunks > 1 && late) return refused(out);
+    x.by_patch = reciprocal(x.patch_h * x.patch_w), x.by_patch_w = reciprocal(x.patch_w);
+    x.next_image = kCopied / (x.patch_h * x.patch_w);
+    x.next_row = kCopied / x.patch_w % x.patch_h;
+    x.next_column = kCopied % x.patch_w;
+    for (int r = 0; r < a.r; ++r)
+      for (int s = 0; s < a.s; ++s) {
+        const int h = r * a.dilation_h, w = s * a.dilation_w;
+        x.tap[r * a.s + s] = (h * x.patch_w + w) * kRowBytes + (h / stride * tile_q + w / stride) % 8;
+      }
+    int64_t bytes = max(patches * (int64_t)x.patch_bytes + kStages * kStageBytes, (int64_t)kExchangeBytes);
+    x.gate_place = bytes;
+    if constexpr (kGated) {
+      const Excitation gate(a.p * a.q, hidden);
+      if (!gate.fits() || !whole || kM % area != 0 || a.k > kN) return refused(out);
+      bytes += gate.bytes();
+    }
+    if (bytes > kMostShared) return refused(out);
+    const int64_t tiles = ceil_div(a.n, x.images) * x.tiles_p * x.tiles_q;
+    prepared(out, x, tiles, ceil_div(a.k, kN), 1, kThreads, bytes, 0);
+  }
+
+  // ---- The kernel ----
+
+  // Where a block's tile is.
+  struct Place {
+    int image, row, column, channel;  // of the output
+    AT_DEVICE explicit Place(const Params& x) {
+      const int tiles = x.tiles_p * x.tiles_q;
+      image = blockIdx.x, row = column = 0, channel = blockIdx.y * kN;
+      if (tiles > 1) {  // divisions would be the longest part of a small kernel's beginning
+        const int index = blockIdx.x % tiles;
+        image = blockIdx.x / tiles, row = index / x.tiles_q * x.tile_p, column = index % x.tiles_q * x.tile_q;
+      }
+      image *= x.images;
+    }
+  };
+
+  // The first pixel of a patch that this thread copies, and which unit of each.
+  struct Copier {
+    int image, row, column, unit;
+    AT_DEVICE explicit Copier(const Params& x) {
+      const int pixel = threadIdx.x / kUnits;
+      image = over(pixel, x.by_patch), column = pixel - image * (x.patch_h * x.patch_w);
+      row = over(column, x.by_patch_w), column -= row * x.patch_w, unit = threadIdx.x % kUnits;
+    }
+  };
+
+  AT_DEVICE static void load_patch(const Params& x, const Place& at, Copier copier, int chunk, uint32_t to) {
+    const Problem& a = x.a;
+    const Element* from = (const Element*)x.p.p[kX];
+    const int channel = chunk * kK + copier.unit * kVector, halved = a.stride_h - 1;
+    const int top = at.row * a.stride_h - a.pad_h, left = at.column * a.stride_w - a.pad_w;
+#pragma unroll 2
+    for (int pixel = threadIdx.x / kUnits; pixel < x.pixels; pixel += kCopied) {
+      const int n = at.image + copier.image, h = top + copier.row, w = left + copier.column;
+      const bool inside = (unsigned)h < (unsigned)a.h && (unsigned)w < (unsigned)a.w && n < a.n && channel < a.c;
+      const int output = (copier.image * x.tile_p + (copier.row >> halved)) * x.tile_q + (copier.column >> halved);
+      const int64_t offset = (((int64_t)n * a.h + h) * a.w + w) * a.c + channel;
+      copy_async(to + pixel * kRowBytes + ((copier.unit ^ output & 7) << 4), from + (inside ? offset : 0), 16, inside);
+      copier.column += x.next_column, copier.row += x.next_row, copier.image += x.next_image;
+      if (copier.column >= x.patch_w) copier.column -= x.patch_w, ++copier.row;
+      if (copier.row >= x.patch_h) copier.row -= x.patch_h, ++copier.image;
+    }
+  }
+
+  // Copies the weights of one step after the other: a thread's unit of every kCopied-th filter.
+  struct Weights {
+    static constexpr int kFilters = kN / kCopied;
+    const char* from;  // of the thread's first filter
+    int chunk = 0, tap = 0, slot = 0, channel;
+    uint32_t to, known;  // the unit's place in the first buffer; a bit for each filter that there is
+    AT_DEVICE Weights(const Params& x, const Place& at, uint32_t ring) {
+      const int row = threadIdx.x / kUnits, unit = threadIdx.x % kUnits, key = row % 32 / 8 * 2 + row % 2;
+      channel = unit * kVector;
+      from = (const char*)x.p.p[kWeight] + ((int64_t)(at.channel + row) * x.taps * x.a.c + channel) * 2;
+      known = 0;
+#pragma unroll
+      for (int i = 0; i < kFilters; ++i) known |= (at.channel + row + i * kCopied < x.a.k) << i;
+      to = ring + row * kRowBytes;
+      if constexpr (kCopied % 32 == 0) to += (unit ^ key) << 4;
+    }
+    // The key of the i-th filter: of fewer than 32 rows at a time it changes.
+    AT_DEVICE static uint32_t swizzled(int i) {
+      if constexpr (kCopied % 32 == 0) return 0;
+      const int row = threadIdx.x / kUnits + i * kCopied, key = row % 32 / 8 * 2 + row % 2;
+      return ((int)threadIdx.x % kUnits ^ key) << 4;
+    }
+    AT_DEVICE void load_step(const Params& x) {
+      if (chunk < x.chunks) {
+        const uint32_t tap_bytes = x.a.c * 2, filter_bytes = kCopied * x.taps * tap_bytes;
+        const bool inside = channel < x.a.c;
+#pragma unroll
+        for (int t = 0; t < kTaps; ++t)
+#pragma unroll
+          for (int i = 0; i < kFilters; ++i)
+            copy_async(to + slot * kStageBytes + (t * kN + i * kCopied) * kRowBytes + swizzled(i),
+                       from + (i * filter_bytes + t * tap_bytes), 16, inside && (known >> i & 1));
+        from += kTaps * tap_bytes, tap += kTaps;
+        if (tap == x.taps) tap = 0, ++chunk, channel += kK, from += kRowBytes - (int)(x.taps * tap_bytes);
+      }
+      if (++slot == kStages) slot = 0;
+    }
+  };
+
+  // What a thread reads and sums up: a slice's warps lie side by side.
+  struct Part {
+    int lane, slice, m, n;  // the warp's first pixel and channel of the tile
+    AT_DEVICE Part() {
+      const int warp = hopper::uniform(threadIdx.x / 32);
+      lane = threadIdx.x % 32, slice = warp / kWarps;
+      m = warp % kWarps / kAcross * kWarpM, n = warp % kAcross * kWarpN;
+    }
+  };
+
+  using Sums = float[kBlocks][4 * kColumns][4];
+
+  // pixels: of this lane's rows of operand, bytes from the patch's beginning. copies: begun behind the first products, so
+  // that these wait for nothing else.
+  template <typename Copies>
+  AT_DEVICE static void multiply(const Params& x, const Part& part, const int (&pixels)[kBlocks], uint32_t patch,
+                                 uint32_t weights, int tap, Sums& sums, Copies&& copies) {
+    constexpr int kSteps = kK / 16 / kSlices;
+    const int lane = part.lane, row = lane % 8;
+    // Of ldmatrix's four matrices: pixels 0 to 7, 8 to 15, both again 8 channels on; filters, these 8 channels on, two more.
+    const uint32_t filters = weights + (part.n + row / 2 * 8 + row % 2 + lane / 16 * 2) * kRowBytes;
+    const int unit = 2 * kSteps * part.slice, filter_unit = (unit + lane / 8 % 2) ^ row;
+#pragma unroll
+    for (int t = 0; t < kTaps; ++t) {
+      const int code = x.tap[tap + t], pixel_unit = (unit + lane / 16) ^ (row + code & 7);
+      const uint32_t moved = patch + (code & ~7);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        uint32_t a[kBlocks][4], b[2 * kColumns][4];
+#pragma unroll
+        for (int m = 0; m < kBlocks; ++m) load_matrices(a[m], moved + pixels[m] + ((pixel_unit ^ 2 * step) << 4));
+#pragma unroll
+        for (int n = 0; n < 2 * kColumns; ++n)
+          load_matrices(b[n], filters + (t * kN + n / 2 * 32 + n % 2 * 4) * kRowBytes + ((filter_unit ^ 2 * step) << 4));
+#pragma unroll
+        for (int m = 0; m < kBlocks; ++m)
+#pragma unroll
+          for (int n = 0; n < 4 * kColumns; ++n) mma<Element>(sums[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+        if (t == 0 && step == 0) copies();
+      }
+    }
+  }
+
+  // A piece of this warp's sums: eight channels of two pixels.
+  AT_DEVICE static void take(float (&v)[2][kVector], const Sums& sums, int m, int column) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) v[half][e] = sums[m][4 * column + e / 2][2 * half + e % 2];
+  }
+
+  // The pieces that this slice finishes, every kSlices-th: all slices' sums in one order.
+  AT_DEVICE static void exchange(const Part& part, const Sums& sums, float (&own)[kOwn][2][kVector], char* shared) {
+    __syncthreads();  // nobody reads operands any more
+    float4* memory = (float4*)shared + (threadIdx.x / 32 % kWarps * kPieces * 4) * 32 + part.lane;
+    constexpr int kSlice = kWarps * kPieces * 4 * 32;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      float v[2][kVector];
+      take(v, sums, i / kColumns, i % kColumns);
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        memory[part.slice * kSlice + (4 * i + j) * 32] =
+            make_float4(v[j / 2][j % 2 * 4], v[j / 2][j % 2 * 4 + 1], v[j / 2][j % 2 * 4 + 2], v[j / 2][j % 2 * 4 + 3]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float4 total = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+        for (int slice = 0; slice < kSlices; ++slice) {
+          const float4 other = memory[slice * kSlice + (4 * (i * kSlices + part.slice) + j) * 32];
+          total.x += other.x, total.y += other.y, total.z += other.z, total.w += other.w;
+        }
+        float* to = own[i][j / 2] + j % 2 * 4;
+        to[0] = total.x, to[1] = total.y, to[2] = total.z, to[3] = total.w;
+      }
+  }
+
+  // A pixel of the tile as one of the output, or -1.
+  AT_DEVICE static int output_pixel(const Params& x, const Place& at, int m) {
+    const int image = over(m, x.by_tile), rest = m - image * x.tile_p * x.tile_q, row = over(rest, x.by_q);
+    const int n = at.image + image, p = at.row + row, q = at.column + rest - row * x.tile_q;
+    const bool there = image < x.images && n < x.a.n && p < x.a.p && q < x.a.q;
+    return there ? (n * x.a.p + p) * x.a.q + q : -1;
+  }
+
+  AT_DEVICE static void finish(const Params& x, const Place& at, const Part& part, const Sums& sums, char* shared) {
+    const Problem& a = x.a;
+    float own[kOwn][2][kVector];
+    if constexpr (kSlices > 1) {
+      exchange(part, sums, own, shared);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) take(own[i], sums, i / kColumns, i % kColumns);
+    }
+    int block[kOwn], column[kOwn], pixels[kOwn][2];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int piece = i * kSlices + (kSlices > 1 ? part.slice : 0);
+      block[i] = part.m / 16 + piece / kColumns, column[i] = part.n + piece % kColumns * 32 + part.lane % 4 * kVector;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        pixels[i][half] = output_pixel(x, at, block[i] * 16 + 8 * half + part.lane / 4);
+        if (at.channel + column[i] >= a.k) pixels[i][half] = -1;
+      }
+    }
+    constexpr int kEarly = kOwn < 2 ? kOwn : 2;
+    typename Config::Steps::Fetched fetched[kEarly][2];
+    const auto fetch = [&](int i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        if (pixels[i][half] >= 0)
+          Config::Steps::fetch(fetched[i % kEarly][half], x.p.p, (int64_t)pixels[i][half] * a.k + at.channel + column[i]);
+    };
+#pragma unroll
+    for (int i = 0; i < kEarly; ++i) fetch(i);
+    if constexpr (kGated) scale(x, at, part, own, block, column, shared + x.gate_place);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (pixels[i][half] < 0) continue;
+        const int channel = at.channel + column[i];
+        const int64_t offset = (int64_t)pixels[i][half] * a.k + channel;
+        Config::Steps::apply(own[i][half], x.p.p, a.scalars, channel, offset, fetched[i % kEarly][half]);
+        store(own[i][half], (Element*)x.p.p[kY] + offset);
+      }
+      if (i + kEarly < kOwn) fetch(i + kEarly);
+    }
+  }
+
+  // The steps before the gate, and the gate.
+  AT_DEVICE static void scale(const Params& x, const Place& at, const Part& part, float (&own)[kOwn][2][kVector],
+                              const int (&block)[kOwn], const int (&column)[kOwn], char* memory) {
+    const Excitation gate(x.a.p * x.a.q, x.hidden);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      float v[2][kVector];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (column[i] < x.a.k) Config::Steps::before(own[i][half], x.p.p, x.a.scalars, column[i]);
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) v[half][e] = own[i][half][e];
+      }
+      gate.collect(v, memory, block[i], column[i]);
+    }
+    gate.excite(memory, 0, x.a.k, 0, 0, [](int peer) { return peer; });
+    const float* gates = (const float*)(memory + gate.mean());
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float factor[kVector];
+        load(factor, gates + over(block[i] * 16 + 8 * half + part.lane / 4, x.by_tile) * kN + column[i]);
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) own[i][half][e] *= factor[e];
+      }
+  }
+
+  AT_DEVICE static void run(const Params& x, char* shared) {
+    const Place at(x);
+    const Part part;
+    const Copier copier(x);
+    const uint32_t memory = hopper::shared_address(shared), ring = memory + x.patches * x.patch_bytes;
+
+    Weights weights(x, at, ring);
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) weights.load_step(x);
+    if constexpr (kGated)
+      Excitation(x.a.p * x.a.q, x.hidden).load_weights(shared + x.gate_place, x.p.p + kFirstGate, 0, x.a.k, threadIdx.x);
+    wait_for_previous();
+    load_patch(x, at, copier, 0, memory);
+    commit_copies();
+    for (int i = 1; i < x.patches; ++i) load_patch(x, at, copier, i, memory + i * x.patch_bytes);
+    commit_copies();
+
+    int pixels[kBlocks];
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+      const int pixel = part.m + 16 * m + part.lane % 16, image = over(pixel, x.by_tile);
+      const int rest = pixel - image * x.tile_p * x.tile_q, row = over(rest, x.by_q), column = rest - row * x.tile_q;
+      const int place = (image * x.patch_h + row * x.a.stride_h) * x.patch_w + column * x.a.stride_w;
+      pixels[m] = image < x.images ? place * kRowBytes : 0;
+    }
+
+    Sums sums = {};
+    int chunk = 0, tap = 0, slot = 0, patch = 0;  // of this step; its buffers
+    for (int step = 0; step < x.steps; ++step) {
+      if (step == 0) wait_for_copies<1>();
+      else wait_for_copies<kStages - 2>();
+      __syncthreads();
+      multiply(x, part, pixels, memory + patch * x.patch_bytes, ring + slot * kStageBytes, tap, sums, [&] {
+        weights.load_step(x);
+        if (tap == 0 && chunk > 0 && chunk + x.patches - 1 < x.chunks) {  // nobody reads the last chunk's patch any more
+          const int freed = patch == 0 ? x.patches - 1 : patch - 1;
+          load_patch(x, at, copier, chunk + x.patches - 1, memory + freed * x.patch_bytes);
+        }
+        commit_copies();
+      });
+      if (++slot == kStages) slot = 0;
+      if ((tap += kTaps) == x.taps) {
+        tap = 0, ++chunk;
+        if (++patch == x.patches) patch = 0;
+      }
+    }
+    launch_next();
+    finish(x, at, part, sums, shared);
+  }
+};
+
+}  // namespace at

@@ -1,0 +1,184 @@
+// Squeeze-and-excitation and the rest of a residual block with both small products on tensor cores: for many channels and
+// few pixels, where reading the weights for each image takes longer than the image.
+//
+// A warp owns 32 channels, from the mean to the output; what it needs of both weights, it reads into registers before the
+// kernel that makes x has ended. Rows 0 to 7 of its products are images, or parts of their pixels: launch[0] images a block.
+// Rows 8 to 15 are what rounding the first eight to the tensors' type has left, so the sums are as exact as with float32
+// means. Channels are multiplied in such an order that a thread has the same eight neighbouring ones as operand of the
+// first product, as result of the second, and of x, which stays in its registers. What all warps share are the hidden
+// values. All sums have a fixed order.
+#pragma once
+#include "cuda/mma.cuh"
+
+namespace at {
+
+template <typename Config>
+struct MmaSeTail {
+  using Element = typename Config::Element;
+  static constexpr int kThreads = Config::kThreads, kKeep = Config::kKeep, kVector = 8, kRows = 8, kWarpChannels = 32;
+  static constexpr int kHidden = Config::kHidden;  // room for so many, a multiple of 16
+  static constexpr int kTiles = kHidden / 8, kSteps = kHidden / 16, kPitch = kHidden + 1;
+  // Places of the pointers: Problem.operands() of se_tail.
+  enum { kX = 0, kW1 = 1, kB1 = 2, kW2 = 3, kB2 = 4, kY = 5 };
+  enum Launch { kImages };
+
+  struct Params {
+    at_se_tail a;
+    int images, lanes;        // of a block; rows of an image
+    int channel_warps, step;  // warps beside each other; pixels from one of a thread's to its next
+    int warps, adders;        // of a block; threads that add up one hidden value
+    float weight;             // of a pixel in the mean
+    at_pointers p;
+  };
+
+  AT_DEVICE static void prepare(const at_se_tail& a, at_prepared* out) {
+    const int images = a.launch[kImages], channel_warps = a.c / kWarpChannels;
+    const bool known = images == 1 || images == 2 || images == 4 || images == 8;
+    if (!known || a.c % kWarpChannels || channel_warps * 32 > kThreads || a.hidden % 4 || a.hidden > kHidden)
+      return refused(out);
+    Params x;
+    x.a = a, x.images = images, x.lanes = kRows / images, x.channel_warps = channel_warps;
+    const int groups = kThreads / 32 / channel_warps;
+    x.step = groups * x.lanes, x.warps = groups * channel_warps;
+    if (ceil_div(a.h * a.w, x.step) > kKeep) return refused(out);
+    x.adders = 1;
+    while (x.adders < 32 && 2 * x.adders * images * kHidden <= 32 * x.warps) x.adders *= 2;
+    x.weight = 1.f / (a.h * a.w);
+    const int bytes = (x.warps * kRows * kPitch + images * kHidden) * 4 + 16;
+    prepared(out, x, ceil_div(a.n, images), 1, 1, 32 * x.warps, bytes, 0);
+  }
+
+  // A warp's weights: of the first product 32 channels by all hidden values, of the second the other way round.
+  struct Weights {
+    uint4 first[kTiles];
+    uint2 second[kSteps][4];
+    float bias[kVector];
+    AT_DEVICE void read(const at_se_tail& a, void* const* p, int warp_channel) {
+      const int lane = threadIdx.x % 32, row = lane / 4, part = lane % 4;
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        const int hidden = 8 * tile + row;
+        const Element* from = (const Element*)p[kW1] + (int64_t)hidden * a.c + warp_channel + part * kVector;
+        first[tile] = hidden < a.hidden ? *(const uint4*)from : uint4{0, 0, 0, 0};
+      }
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+        for (int tile = 0; tile < 4; ++tile) {
+          const int hidden = 16 * step + 4 * part, channel = warp_channel + row / 2 * kVector + 2 * tile + row % 2;
+          const Element* from = (const Element*)p[kW2] + (int64_t)channel * a.hidden + hidden;
+          second[step][tile] = hidden < a.hidden ? *(const uint2*)from : uint2{0, 0};
+        }
+      load(bias, (const float*)p[kB2] + warp_channel + part * kVector);
+    }
+  };
+
+  // Two values as an operand's word, rounded, and another of what that has left.
+  AT_DEVICE static void split(float a, float b, uint32_t& most, uint32_t& rest) {
+    const float v[2] = {a, b};
+    const Pack<Element, 2> high = rounded<Element>(v);
+    const float left[2] = {a - to_float(high.elements[0]), b - to_float(high.elements[1])};
+    most = high.words[0], rest = rounded<Element>(left).words[0];
+  }
+
+  AT_DEVICE static void run(const Params& x, char* shared) {
+    const at_se_tail& a = x.a;
+    void* const* p = x.p.p;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, part = lane % 4;
+    const int group = warp / x.channel_warps, warp_channel = (warp - group * x.channel_warps) * kWarpChannels;
+    const int pixels = a.h * a.w, channel = warp_channel + part * kVector;
+    float* partial = (float*)shared;                                                  // (warp, row, hidden)
+    float4* hiddens = (float4*)(shared + (x.warps * kRows * kPitch * 4 + 15) / 16 * 16);  // (image, hidden)
+
+    Weights weights;
+    weights.read(a, p, warp_channel);
+    const int pair = threadIdx.x / x.adders, o = pair % kHidden;
+    float first_bias = o < a.hidden ? ((const float*)p[kB1])[o] : 0.f;
+    wait_for_previous();
+
+    const int own = row / x.lanes, image = blockIdx.x * x.images + own;
+    const int64_t first = (int64_t)min(image, a.n - 1) * pixels * a.c + channel;
+    const int lane_pixel = group * x.lanes + row - own * x.lanes;
+    Pack<Element, kVector> kept[kKeep];
+    typename Config::Steps::Fetched fetched[kKeep];
+#pragma unroll
+    for (int i = 0; i < kKeep; ++i) {
+      const int pixel = lane_pixel + i * x.step;
+      kept[i].words[0] = uint4{0, 0, 0, 0};
+      if (pixel < pixels) kept[i].read((const Element*)p[kX] + first + (int64_t)pixel * a.c);
+    }
+#pragma unroll
+    for (int i = 0; i < kKeep; ++i) {
+      const int pixel = lane_pixel + i * x.step;
+      if (pixel < pixels) Config::Steps::fetch(fetched[i], p, first + (int64_t)pixel * a.c);
+    }
+    launch_next();
+
+    // This row's part of the mean, times the first weights.
+    float sum[kVector] = {};
+#pragma unroll
+    for (int i = 0; i < kKeep; ++i)
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) sum[e] += to_float(kept[i].elements[e]);
+    uint32_t mean[4][2];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) split(sum[2 * i] * x.weight, sum[2 * i + 1] * x.weight, mean[i][0], mean[i][1]);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      float d[4] = {};
+      mma<Element>(d, {mean[0][0], mean[0][1], mean[1][0], mean[1][1]}, weights.first[tile].x, weights.first[tile].y);
+      mma<Element>(d, {mean[2][0], mean[2][1], mean[3][0], mean[3][1]}, weights.first[tile].z, weights.first[tile].w);
+      float* to = partial + (warp * kRows + row) * kPitch + 8 * tile + 2 * part;
+      to[0] = d[0] + d[2], to[1] = d[1] + d[3];
+    }
+    __syncthreads();
+
+    // hidden = relu(sum + b1), some threads a value.
+    const int adder = threadIdx.x % x.adders, count = x.warps * x.lanes;
+#pragma unroll 1
+    for (int i = pair; i < x.images * kHidden; i += 32 * x.warps / x.adders) {
+      const int of = i / kHidden, hidden = i % kHidden;
+      float total = 0.f;
+#pragma unroll 4
+      for (int j = adder; j < count; j += x.adders) {
+        const int from_warp = j / x.lanes, from_row = of * x.lanes + j - from_warp * x.lanes;
+        total += partial[(from_warp * kRows + from_row) * kPitch + hidden];
+      }
+      for (int distance = x.adders / 2; distance; distance /= 2) total += __shfl_xor_sync(0xffffffffu, total, distance);
+      if (i != pair) first_bias = hidden < a.hidden ? ((const float*)p[kB1])[hidden] : 0.f;
+      if (adder == 0) ((float*)hiddens)[i] = fmaxf(total + first_bias, 0.f);
+    }
+    __syncthreads();
+
+    // gate = sigmoid(w2 hidden + b2), of this thread's image and channels.
+    float gate[4][4] = {};
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const float4 h = hiddens[own * (kHidden / 4) + 4 * step + part];
+      uint32_t low[2], high[2];
+      split(h.x, h.y, low[0], low[1]);
+      split(h.z, h.w, high[0], high[1]);
+#pragma unroll
+      for (int tile = 0; tile < 4; ++tile)
+        mma<Element>(gate[tile], {low[0], low[1], high[0], high[1]}, weights.second[step][tile].x, weights.second[step][tile].y);
+    }
+    float factor[kVector];
+#pragma unroll
+    for (int e = 0; e < kVector; ++e)
+      factor[e] = 1.f / (1.f + __expf(-(gate[e / 2][e % 2] + gate[e / 2][2 + e % 2] + weights.bias[e])));
+
+#pragma unroll
+    for (int i = 0; i < kKeep; ++i) {
+      const int pixel = lane_pixel + i * x.step;
+      if (pixel >= pixels || image >= a.n) continue;
+      float v[kVector];
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) v[e] = to_float(kept[i].elements[e]) * factor[e];
+      const int64_t offset = first + (int64_t)pixel * a.c;
+      Config::Steps::apply(v, p, a.scalars, channel, offset, fetched[i]);
+      store(v, (Element*)p[kY] + offset);
+    }
+  }
+};
+
+}  // namespace at

@@ -1,0 +1,66 @@
+// mma.sync and ldmatrix, in which the lanes of a warp read each other's registers, and cp.async, which comes when a thread
+// waits for its group, or at once.
+#pragma once
+#include "emulator/wgmma.h"
+
+namespace emu {
+
+// What all lanes of a warp give, once all have given it.
+inline std::array<uint64_t, 32> gathered(uint64_t value) {
+  Collective& all = own().collectives[{current->index.x / 32, 0xffffffffu}];
+  const int side = all.turn[lane()] % 2;
+  exchange(0xffffffffu, value, lane());
+  std::array<uint64_t, 32> result;
+  std::copy(std::begin(all.values[side]), std::end(all.values[side]), result.begin());
+  return result;
+}
+
+// d (16 x 8) += a (16 x 16) b (16 x 8); the registers as the PTX ISA has them.
+template <typename Element>
+void multiply_warp(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  struct Operands {
+    uint32_t a[4], b[2];
+  } mine{{a[0], a[1], a[2], a[3]}, {b0, b1}};
+  const auto lanes = gathered((uint64_t)&mine);
+  const auto element = [](uint32_t word, int half) {
+    Element v[2];
+    std::memcpy((void*)v, &word, sizeof v);
+    return (float)v[half];
+  };
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane() / 4, column = lane() % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; ++k) {
+      const auto& left = *(const Operands*)lanes[row * 4 + k % 8 / 2];
+      const auto& right = *(const Operands*)lanes[column * 4 + k % 8 / 2];
+      d[i] += element(left.a[k / 8 * 2 + i / 2], k % 2) * element(right.b[k / 8], k % 2);
+    }
+  }
+  gathered(0);  // nobody forgets its operands before all have read them
+}
+
+inline void load_matrices(uint32_t (&to)[4], uint32_t row) {
+  const auto rows = gathered(row);
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t address = (uint32_t)rows[8 * i + lane() / 4];
+    if (address % 16) fail("ldmatrix from " + std::to_string(address));
+    std::memcpy(&to[i], (char*)generic(address) + 4 * (lane() % 4), 4);
+  }
+}
+
+inline void copy(uint32_t to, const void* from, int bytes, int read) {
+  if (to % bytes) fail("cp.async to " + std::to_string(to));
+  char* place = (char*)generic(to);
+  const auto work = [=] {
+    std::memcpy(place, from, read);
+    std::memset(place + read, 0, bytes - read);
+  };
+  if (late) current->open_copies.push_back(work);
+  else work();
+}
+inline void commit_copies() { current->copies.push_back(std::move(current->open_copies)), current->open_copies.clear(); }
+inline void wait_for_copies(int pending) {
+  for (; (int)current->copies.size() > pending; current->copies.pop_front())
+    for (auto& work : current->copies.front()) work();
+}
+
+}  // namespace emu

@@ -1,0 +1,77 @@
+"""Kernels whose products are those of every GPU from sm_80 on: their own text, run on a CPU."""
+
+import pytest
+from emulator import Emulated
+from helpers import random_inputs, relative_error, solve
+
+from autotune.arch import architecture
+from autotune.families import family
+from autotune.families.base import Kernel
+from autotune.problem import parse
+
+SM80 = architecture("sm80")
+LIMIT = {"f16": 1e-3, "bf16": 8e-3}
+
+CONV = ("tile_m", "tile_n", "warp_m", "warp_n", "slices", "taps", "stages")
+# Rectangles of images and whole images, the last of them fewer; chunks that are not full; more chunks than patches;
+# slices; taps together; filters and outputs beyond the last; a gate on images of 16 rows of a product and of fewer.
+CONVOLUTIONS = {
+    "rectangles": ("n=2 h=11 w=9 c=72 k=40 r=3 s=3 pad=1", (64, 32, 32, 32, 1, 1, 3), "bias,silu,add,store", 2),
+    "stride and dilation": (
+        "n=1 h=20 w=18 c=64 k=64 r=3 s=3 pad=2 stride=2 dilation=2",
+        (64, 64, 32, 32, 1, 3, 2),
+        "",
+        1,
+    ),
+    "images, slices": ("n=7 h=4 w=4 c=136 k=32 r=3 s=3 pad=1", (64, 32, 64, 32, 2, 3, 2), "bias,add,relu", 2),
+    "images, all patches": ("n=3 h=8 w=8 c=200 k=72 r=2 s=2 stride=2", (64, 64, 32, 64, 4, 1, 3), "scale,relu", 4),
+    "pointwise": ("n=2 h=5 w=13 c=96 k=24", (64, 32, 16, 32, 1, 1, 2), "relu,add_scalar", 2),
+}
+GATED = {
+    "16 x 16": ("n=2 h=16 w=16 c=40 k=64 r=3 s=3 pad=1 hidden=4", (256, 64, 64, 64, 2, 3, 2), "bias,gate,add,relu"),
+    "4 x 2": ("n=11 h=4 w=2 c=64 k=56 r=3 s=3 pad=1 hidden=12", (64, 64, 32, 64, 2, 1, 2), "scale,gate,add,store"),
+    "8 x 8": ("n=2 h=16 w=16 c=24 k=128 r=3 s=3 pad=1 stride=2 hidden=8", (64, 128, 32, 64, 1, 1, 4), "gate,relu"),
+}
+TAILS = {
+    "last block": ("n=7 h=2 w=2 c=512 hidden=32 dtype=f16 epilogue=add,relu", 512, 1, 2),
+    "several images": ("n=11 h=2 w=2 c=64 hidden=12 dtype=bf16 epilogue=bias,add,relu,store", 64, 4, 8),
+    "many pixels": ("n=2 h=9 w=7 c=96 hidden=36 dtype=f16 epilogue=add,silu", 256, 4, 1),
+    "one pixel": ("n=5 h=1 w=1 c=32 hidden=4 dtype=f16", 128, 1, 2),
+}
+
+
+def assert_computes(name, problem, config, launch, folder):
+    found = family(name)
+    assert config in found.configs_for(problem, SM80) and launch in found.launches(problem, config, SM80)
+    emulated = Emulated(Kernel.of(name, config, problem.dtype, problem.epilogue, "sm_80"), folder)
+    tensors, scalars = random_inputs(problem)
+    expected = solve(problem, tensors, scalars)
+    for seed in (0, 1):
+        results = emulated.run(problem, tensors, scalars, launch, 1, seed)
+        for key, value in expected.items():
+            assert relative_error(results[key], value) < LIMIT[problem.dtype], (key, seed)
+
+
+@pytest.mark.parametrize(("sizes", "values", "chain", "patches"), CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+def test_convolutions_of_images(sizes, values, chain, patches, tmp_path):
+    problem = parse(f"conv2d {sizes} dtype=f16 epilogue={chain or 'none'}")
+    config = dict(zip(CONV, values, strict=True))
+    launches = [
+        launch for launch in family("cuda_conv2d").launches(problem, config, SM80) if launch["patches"] == patches
+    ]
+    assert_computes("cuda_conv2d", problem, config, launches[-1], tmp_path)
+
+
+@pytest.mark.parametrize(("sizes", "values", "chain"), GATED.values(), ids=GATED)
+def test_convolutions_with_a_gate(sizes, values, chain, tmp_path):
+    problem = parse(f"conv2d_se {sizes} dtype=bf16 epilogue={chain}")
+    config = dict(zip(CONV, values, strict=True))
+    launch = family("cuda_conv2d").launches(problem, config, SM80)[0]
+    assert_computes("cuda_conv2d", problem, config, launch, tmp_path)
+
+
+@pytest.mark.parametrize(("text", "threads", "keep", "images"), TAILS.values(), ids=TAILS)
+def test_tails_of_residual_blocks(text, threads, keep, images, tmp_path):
+    problem = parse(f"se_tail {text}")
+    config = {"threads": threads, "keep": keep, "hidden": -(-problem.hidden // 16) * 16}
+    assert_computes("cuda_mma_se_tail", problem, config, {"images": images}, tmp_path)
