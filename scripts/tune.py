@@ -295,11 +295,14 @@ def show_gaps(console: Console, tuning: Tuning, wanted: Work) -> None:
     needed = len(wanted.network.layers) if wanted.network else len(wanted.named)  # alternatives' layers come after them
     gaps: dict[str, list[str]] = {}
     for name, problem in wanted.named[:needed]:
-        if problem not in searched:
-            gaps.setdefault(unserved(problem, arch), []).append(name)
+        if problem in searched:
+            continue
+        left_out = tuning.options.only and serving(problem, arch)
+        reason = f"{unserved(problem, arch)}: torch's operators are all there is"
+        gaps.setdefault("not searched: --only names no family of theirs" if left_out else reason, []).append(name)
     for reason, names in gaps.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        console.print(f"{', '.join(names[:3])}{more}: {reason}: torch's operators are all there is.", markup=False)
+        console.print(f"{', '.join(names[:3])}{more}: {reason}.", markup=False)
     if unmade := [name for name, problem in wanted.named[needed:] if not serving(problem, arch)]:
         console.print(f"no kernels for the alternatives {', '.join(unmade)} on {arch.name}", highlight=False)
     if not wanted.network:

@@ -119,6 +119,7 @@ def test_without_a_gpu_kernels_are_compiled_and_nothing_is_timed(tmp_path):
     done = script("tune", "--arch", "sm80", "--trials", 1, *only, "--db", path)
     assert done.returncode == 0, done.stderr
     assert "Nothing was timed" in done.stdout and "compiled for sm_80, 0 would not compile" in done.stdout
+    assert "--only names no family of theirs" in " ".join(done.stdout.split())
     assert rows(path, "SELECT count(*) FROM measurement") == rows(path, "SELECT count(*) FROM device") == [(0,)]
     families = {family for (family,) in rows(path, "SELECT family FROM kernel WHERE library_id IS NOT NULL")}
     assert families == set(ours)

@@ -178,19 +178,18 @@ def _limits(problem: Solved) -> Iterator[tuple[bool, str]]:
 def _values(
     parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
 ) -> tuple[Value, ...]:
-    if parameter.name == "warp_m":
-        return tuple(value for value in parameter.values if int(value) <= int(chosen["tile_m"]))
-    if parameter.name == "warp_n":
-        return tuple(value for value in parameter.values if int(value) <= int(chosen["tile_n"]))
-    if not isinstance(problem, Conv2d | Conv2dSe):
-        return parameter.values
-    if parameter.name == "tile_n":
-        if isinstance(problem, Conv2dSe):
-            return tuple(value for value in parameter.values if problem.k <= int(value) < 2 * problem.k)
-        return tuple(value for value in parameter.values if int(value) < 2 * problem.k)
-    if parameter.name == "taps":
-        return tuple(value for value in parameter.values if problem.r * problem.s % int(value) == 0)
-    return parameter.values
+    def well(value: int) -> bool:
+        solved = problem if isinstance(problem, Conv2d | Conv2dSe) else None
+        match parameter.name:
+            case "warp_m" | "warp_n":
+                return value <= int(chosen[parameter.name.replace("warp", "tile")])
+            case "tile_n" if solved:  # a gated tile has all channels; no column is half empty
+                return (solved.k if isinstance(solved, Conv2dSe) else 0) <= value < 2 * max(solved.k, 32)
+            case "taps" if solved:
+                return solved.r * solved.s % value == 0
+        return True
+
+    return tuple(value for value in parameter.values if well(int(value)))
 
 
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
