@@ -11,7 +11,7 @@ from math import ceil
 
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
-from autotune.families import cuda, cutlass2
+from autotune.families import cuda, cutlass2, gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.problem import Conv2d, Conv2dSe, Problem
 
@@ -109,13 +109,9 @@ def _tiles(problem: Solved, x: _Shape) -> list[_Tile]:
 
 
 def _gate_bytes(problem: Solved, x: _Shape) -> int:
-    """Shared memory of the gate: see Gate in templates/sm90/gate.cuh."""
     if not isinstance(problem, Conv2dSe):
         return 0
-    pixels = problem.p * problem.q
-    images, sums = x.m // pixels, x.m // min(pixels, 16)
-    vectors = 4 * (sums * x.n + images * x.n + 2 * images * problem.hidden + x.n + problem.hidden)
-    return vectors + 2 * (problem.hidden * (x.n + 8) + x.n * (problem.hidden + 8))
+    return gate.shared_bytes(x.m, x.n, problem.p * problem.q, problem.hidden)
 
 
 def _steps(problem: Solved, x: _Shape) -> tuple[int, int]:
@@ -169,10 +165,7 @@ def _limits(problem: Solved) -> Iterator[tuple[bool, str]]:
     yield problem.stride not in ((1, 1), (2, 2)), "stride 1 or 2"
     yield problem.r * problem.s > _MOST_TAPS, f"filters of up to {_MOST_TAPS} taps"
     if isinstance(problem, Conv2dSe):
-        pixels = problem.p * problem.q
-        odd = pixels % 16 > 0 and 16 % pixels > 0
-        yield pixels < 4 or pixels > 256 or odd, "gated images have 4, 8 or a multiple of 16 pixels, at most 256"
-        yield problem.hidden % 4 > 0 or problem.hidden > 64, "a gate's hidden must be a multiple of 4, at most 64"
+        yield from gate.limits(problem)
 
 
 def _values(

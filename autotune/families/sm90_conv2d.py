@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from autotune.arch import Architecture
+from autotune.families import gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
 from autotune.families.sm90_conv2d_launches import LAUNCH_PARAMETERS, columns_fit, launches, steps_well
 from autotune.families.sm90_conv2d_loads import (
@@ -67,11 +68,7 @@ def _limits(problem: Solved) -> Iterator[tuple[bool, str]]:
     yield max(problem.stride) > 8, "strides up to 8"
     yield problem.n * problem.p * problem.q >= 2**31, "tensors of up to 2^31 pixels"
     if isinstance(problem, Conv2dSe):
-        yield problem.groups > 1, "groups before a gate"
-        pixels = problem.p * problem.q
-        odd = pixels % 16 > 0 and 16 % pixels > 0
-        yield pixels < 4 or pixels > 256 or odd, "gated images have 4, 8 or a multiple of 16 pixels, at most 256"
-        yield problem.hidden % 4 > 0 or problem.hidden > 64, "a gate's hidden must be a multiple of 4, at most 64"
+        yield from gate.limits(problem)
 
 
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:

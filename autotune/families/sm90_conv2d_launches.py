@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autotune.arch import Architecture
+from autotune.families import gate
 from autotune.families.base import Config, Launch, Parameter
 from autotune.families.sm90_conv2d_loads import (
     Loading,
@@ -110,15 +111,10 @@ def steps_well(problem: Solved, step: int) -> bool:
 
 
 def _gate_bytes(problem: Solved, x: Shape) -> int:
-    """Shared memory of the gate (templates/sm90/gate.cuh)."""
     if not isinstance(problem, Conv2dSe):
         return 0
-    pixels, columns = problem.p * problem.q, x.n // x.slices
-    images, vectors = x.m // pixels, x.cluster_n * x.slices + 1
-    floats = x.m // min(pixels, 16) * columns + images * columns + vectors * images * problem.hidden
-    floats += columns + problem.hidden
-    weights = problem.hidden * (columns + 8) + columns * (problem.hidden + 8)
-    return -(-(4 * floats + 2 * weights) // 128) * 128
+    pixels, peers = problem.p * problem.q, x.cluster_n * x.slices
+    return gate.shared_bytes(x.m, x.n // x.slices, pixels, problem.hidden, peers)
 
 
 def _gate_fits(problem: Conv2dSe, x: Shape, loading: Loading) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
+from autotune.families import gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.problem import Problem, SeDownBlock
 
@@ -88,10 +89,8 @@ def _tiles(problem: SeDownBlock) -> int:
 def _fixed_bytes(problem: SeDownBlock, x: _Shape) -> int:
     """Shared memory of all but the rings: the inner values, the gate (templates/sm90/gate.cuh), a few barriers."""
     inner = 3 * problem.k // _CHUNK * (problem.p + 2) * _TILE_BYTES // problem.p
-    images, hidden = _TILE_ROWS // (problem.p * problem.q), problem.hidden
-    floats = _TILE_ROWS // problem.q * x.n + images * x.n + (x.parts + 1) * images * hidden + x.n + hidden
-    gate = 4 * floats + 2 * (hidden * (x.n + 8) + x.n * (hidden + 8))
-    return 1024 + inner + -(-gate // 128) * 128 + 8 * (x.parts + 1)
+    gated = gate.shared_bytes(_TILE_ROWS, x.n, problem.p * problem.q, problem.hidden, x.parts, problem.q)
+    return 1024 + inner + gated + 8 * (x.parts + 1)
 
 
 def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:

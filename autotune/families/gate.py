@@ -1,0 +1,28 @@
+"""Squeeze-and-excitation in a convolution's epilogue (templates/sm90/gate.cuh): who can have it, and its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autotune.problem import Conv2dSe
+
+
+def limits(problem: Conv2dSe) -> Iterator[tuple[bool, str]]:
+    """(whether it is broken, what the problem must be): the rules of all gated kernels."""
+    pixels = problem.p * problem.q
+    odd = pixels % 16 > 0 and 16 % pixels > 0
+    yield problem.groups > 1, "groups before a gate"
+    yield pixels < 4 or pixels > 256 or odd, "gated images have 4, 8 or a multiple of 16 pixels, at most 256"
+    yield problem.hidden % 4 > 0 or problem.hidden > 64, "a gate's hidden must be a multiple of 4, at most 64"
+
+
+def shared_bytes(rows: int, columns: int, pixels: int, hidden: int, peers: int = 1, run: int = 16) -> int:
+    """Shared memory of a tile's gate.
+
+    rows, columns: of a block's part of the tile; pixels: of an image; peers: blocks that share its channels; run: rows
+    of a warp's 16, one after the other, that are of one image.
+    """
+    images = rows // pixels
+    floats = rows // min(pixels, run) * columns + images * columns + (peers + 1) * images * hidden + columns + hidden
+    weights = hidden * (columns + 8) + columns * (hidden + 8)
+    return -(-(4 * floats + 2 * weights) // 128) * 128
