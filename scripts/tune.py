@@ -297,9 +297,11 @@ def show_gaps(console: Console, tuning: Tuning, wanted: Work) -> None:
     for name, problem in wanted.named[:needed]:
         if problem in searched:
             continue
-        left_out = tuning.options.only and serving(problem, arch)
-        reason = f"{unserved(problem, arch)}: torch's operators are all there is"
-        gaps.setdefault("not searched: --only names no family of theirs" if left_out else reason, []).append(name)
+        if tuning.options.only and serving(problem, arch):
+            reason = "not searched: --only names no family of theirs"
+        else:
+            reason = f"{unserved(problem, arch)}: torch's operators are all there is"
+        gaps.setdefault(reason, []).append(name)
     for reason, names in gaps.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         console.print(f"{', '.join(names[:3])}{more}: {reason}.", markup=False)

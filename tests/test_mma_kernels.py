@@ -20,7 +20,7 @@ CONVOLUTIONS = {
     "stride and dilation": (
         "n=1 h=20 w=18 c=64 k=64 r=3 s=3 pad=2 stride=2 dilation=2",
         (64, 64, 32, 32, 1, 3, 2),
-        "",
+        "none",
         1,
     ),
     "images, slices": ("n=7 h=4 w=4 c=136 k=32 r=3 s=3 pad=1", (64, 32, 64, 32, 2, 3, 2), "bias,add,relu", 2),
@@ -54,7 +54,7 @@ def assert_computes(name, problem, config, launch, folder):
 
 @pytest.mark.parametrize(("sizes", "values", "chain", "patches"), CONVOLUTIONS.values(), ids=CONVOLUTIONS)
 def test_convolutions_of_images(sizes, values, chain, patches, tmp_path):
-    problem = parse(f"conv2d {sizes} dtype=f16 epilogue={chain or 'none'}")
+    problem = parse(f"conv2d {sizes} dtype=f16 epilogue={chain}")
     config = dict(zip(CONV, values, strict=True))
     launches = [
         launch for launch in family("cuda_conv2d").launches(problem, config, SM80) if launch["patches"] == patches

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from math import ceil
 
 from autotune.arch import Architecture
@@ -127,22 +128,24 @@ def _patches(problem: Solved, x: _Shape) -> list[int]:
     return sorted({min(chunks, 2), chunks})
 
 
+def _ways(problem: Solved, x: _Shape, arch: Architecture) -> Iterator[tuple[_Tile, int, int]]:
+    """(how the output is cut, patches, the block's shared memory) of every launch that has room."""
+    for tile in _tiles(problem, x):
+        for patches in _patches(problem, x):
+            shared = x.shared_bytes(tile.pixels, patches) + _gate_bytes(problem, x)
+            if shared <= arch.block_shared:
+                yield tile, patches, shared
+
+
 def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
     assert isinstance(problem, Conv2d | Conv2dSe)
-    x = _shape(config)
-    room = arch.block_shared - _gate_bytes(problem, x)
-    return [
-        {"tile_p": tile.p, "tile_q": tile.q, "patches": patches}
-        for tile in _tiles(problem, x)
-        for patches in _patches(problem, x)
-        if x.shared_bytes(tile.pixels, patches) <= room
-    ]
+    ways = _ways(problem, _shape(config), arch)
+    return [{"tile_p": tile.p, "tile_q": tile.q, "patches": patches} for tile, patches, _ in ways]
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    if "gate" in epilogue.names and epilogue.at_pixels_early:
-        return "steps before the gate that read or write tensors"
-    return next((why for broken, why in _rules(_shape(config), arch) if broken), None)
+    gated = gate.legal(epilogue) if "gate" in epilogue.names else ()
+    return next((why for broken, why in chain(gated, _rules(_shape(config), arch)) if broken), None)
 
 
 def _rules(x: _Shape, arch: Architecture) -> Iterator[tuple[bool, str]]:
@@ -204,10 +207,9 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     x = _shape(config)
     chunks, each = _steps(problem, x)
     best, columns = float("inf"), ceil(problem.k / x.n)
-    for launch in _launches(problem, config, arch):
-        tile = _tile(problem, x, launch["tile_p"], launch["tile_q"])
-        shared = x.shared_bytes(tile.pixels, launch["patches"]) + _gate_bytes(problem, x) + arch.reserved_shared
-        resident = max(1, min(arch.sm_shared // shared, x.resident, arch.sm_threads // x.threads))
+    for tile, _, shared in _ways(problem, x, arch):
+        beside = arch.sm_shared // (shared + arch.reserved_shared)
+        resident = max(1, min(beside, x.resident, arch.sm_threads // x.threads))
         blocks = tile.tiles * columns
         rounds, sharing = ceil(blocks / (arch.processors * resident)), min(resident, ceil(blocks / arch.processors))
         bytes_ = x.stage_bytes + tile.pixels * _ROW / each  # of a step

@@ -13,21 +13,24 @@ from autotune.problem import Problem, SeTail
 _ROWS = 8  # of a product: images, or parts of their pixels
 _WARP_CHANNELS = 32
 _IMAGES = (1, 2, 4, 8)
-_HIDDEN = (16, 32, 48, 64)
 
 
 def _numbers(config: Config) -> tuple[int, ...]:
     return tuple(int(config[name]) for name in ("threads", "keep", "hidden"))
 
 
-def _registers(config: Config, tensors: int) -> int:
+def _tensors(epilogue: Epilogue) -> int:
+    """Tensors that the steps read."""
+    return sum(argument.kind == "tensor" for argument in epilogue.arguments)
+
+
+def _registers(config: Config, epilogue: Epilogue) -> int:
     _, keep, hidden = _numbers(config)
-    return 4 * keep * (1 + max(tensors, 1)) + 5 * hidden // 4 + 44
+    return 4 * keep * (1 + max(_tensors(epilogue), 1)) + 5 * hidden // 4 + 44
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    tensors = sum(argument.kind == "tensor" for argument in epilogue.arguments)
-    return "too many registers" if int(config["threads"]) * _registers(config, tensors) > cuda.REGISTERS else None
+    return "too many registers" if int(config["threads"]) * _registers(config, epilogue) > cuda.REGISTERS else None
 
 
 def _room(problem: SeTail) -> int:
@@ -71,15 +74,15 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     """Cycles by a crude model: rounds of blocks, each a few trips to memory, or bound by what they read and write."""
     assert isinstance(problem, SeTail)
     threads, keep, hidden = _numbers(config)
-    tensors = sum(argument.kind == "tensor" for argument in problem.epilogue.arguments)
-    resident = max(1, min(arch.sm_threads, cuda.REGISTERS // _registers(config, tensors)) // threads)
+    resident = max(1, min(arch.sm_threads, cuda.REGISTERS // _registers(config, problem.epilogue)) // threads)
     best = float("inf")
     for launch in _launches(problem, config, arch):
         images = launch["images"]
         blocks = ceil(problem.n / images)
         sharing = min(resident, ceil(blocks / arch.processors))
-        bytes_ = 2 * images * problem.h * problem.w * problem.c * (2 + tensors) + 4 * hidden * problem.c
-        wait = 3000 + 20 * keep + images * hidden * threads / 32 * _ROWS / images / threads * 8
+        image = 2 * problem.h * problem.w * problem.c
+        bytes_ = images * image * (2 + _tensors(problem.epilogue)) + 4 * hidden * problem.c
+        wait = 3000 + 20 * keep + 2 * hidden
         best = min(best, ceil(blocks / (arch.processors * resident)) * max(wait, sharing * bytes_ / 40))
     return best
 
@@ -94,7 +97,7 @@ FAMILY = Family(
     parameters=(
         Parameter("threads", (64, 128, 256, 512), "threads a block, at most"),
         Parameter("keep", (1, 2, 4, 8), "pixels that a thread keeps in registers, 8 channels of each"),
-        Parameter("hidden", _HIDDEN, "room for so many hidden values"),
+        Parameter("hidden", (16, 32, 48, 64), "room for so many hidden values"),
     ),
     launch_parameters=(Parameter("images", _IMAGES, "images a block"),),
     legal=_legal,

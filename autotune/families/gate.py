@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autotune.epilogue import Epilogue
 from autotune.problem import Conv2dSe
 
 
@@ -14,6 +15,11 @@ def limits(problem: Conv2dSe) -> Iterator[tuple[bool, str]]:
     yield problem.groups > 1, "groups before a gate"
     yield pixels < 4 or pixels > 256 or odd, "gated images have 4, 8 or a multiple of 16 pixels, at most 256"
     yield problem.hidden % 4 > 0 or problem.hidden > 64, "a gate's hidden must be a multiple of 4, at most 64"
+
+
+def legal(epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
+    """(whether it is broken, what): the rule of all chains with a gate."""
+    yield epilogue.at_pixels_early, "steps before the gate that read or write tensors"
 
 
 def shared_bytes(rows: int, columns: int, pixels: int, hidden: int, peers: int = 1, run: int = 16) -> int:

@@ -8,6 +8,7 @@ from itertools import chain
 
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
+from autotune.families import gate
 from autotune.families.base import Config
 
 SHARED_OVERHEAD = 1024 + 64
@@ -111,6 +112,6 @@ def _rules(x: Shape) -> Iterator[tuple[bool, str]]:
 
 
 def _gate_rules(x: Shape, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
-    yield epilogue.at_pixels_early, "steps before the gate that read or write tensors"
+    yield from gate.legal(epilogue)
     yield x.pingpong or x.resident or x.cluster_m > 1, "a gated tile belongs to one block, or to those of its columns"
     yield x.n % (64 * x.slices) > 0, "of a gated tile each block has a multiple of 64 channels: fewer leave registers"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
+from autotune.families import gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.problem import Problem, SeBlock
 
@@ -53,7 +54,7 @@ def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -
 
 def _rules(x: _Shape, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
     yield epilogue.places != SeBlock.places, "an epilogue without the places of a block"
-    yield epilogue.at_pixels_early, "steps before the gate that read or write tensors"
+    yield from gate.legal(epilogue)
     yield x.m % (64 * x.groups) > 0, "a warpgroup multiplies blocks of 64 rows"
     yield x.accumulators > 64, "sums and what is read early for them would spill"
 

@@ -153,22 +153,22 @@ struct ImageConv2d {
   // Copies the weights of one step after the other: a thread's unit of every kCopied-th filter.
   struct Weights {
     static constexpr int kFilters = kN / kCopied;
+    static constexpr bool kSameKeys = kCopied % 32 == 0;  // of all of a thread's filters
     const char* from;  // of the thread's first filter
     int chunk = 0, tap = 0, slot = 0, channel;
     uint32_t to, known;  // the unit's place in the first buffer; a bit for each filter that there is
     AT_DEVICE Weights(const Params& x, const Place& at, uint32_t ring) {
-      const int row = threadIdx.x / kUnits, unit = threadIdx.x % kUnits, key = row % 32 / 8 * 2 + row % 2;
-      channel = unit * kVector;
+      const int row = threadIdx.x / kUnits;
+      channel = threadIdx.x % kUnits * kVector;
       from = (const char*)x.p.p[kWeight] + ((int64_t)(at.channel + row) * x.taps * x.a.c + channel) * 2;
       known = 0;
 #pragma unroll
       for (int i = 0; i < kFilters; ++i) known |= (at.channel + row + i * kCopied < x.a.k) << i;
       to = ring + row * kRowBytes;
-      if constexpr (kCopied % 32 == 0) to += (unit ^ key) << 4;
+      if constexpr (kSameKeys) to += swizzled(0);
     }
-    // The key of the i-th filter: of fewer than 32 rows at a time it changes.
+    // Where this thread's unit of its i-th filter is in that filter's row.
     AT_DEVICE static uint32_t swizzled(int i) {
-      if constexpr (kCopied % 32 == 0) return 0;
       const int row = threadIdx.x / kUnits + i * kCopied, key = row % 32 / 8 * 2 + row % 2;
       return ((int)threadIdx.x % kUnits ^ key) << 4;
     }
@@ -180,7 +180,7 @@ struct ImageConv2d {
         for (int t = 0; t < kTaps; ++t)
 #pragma unroll
           for (int i = 0; i < kFilters; ++i)
-            copy_async(to + slot * kStageBytes + (t * kN + i * kCopied) * kRowBytes + swizzled(i),
+            copy_async(to + slot * kStageBytes + (t * kN + i * kCopied) * kRowBytes + (kSameKeys ? 0 : swizzled(i)),
                        from + (i * filter_bytes + t * tap_bytes), 16, inside && (known >> i & 1));
         from += kTaps * tap_bytes, tap += kTaps;
         if (tap == x.taps) tap = 0, ++chunk, channel += kK, from += kRowBytes - (int)(x.taps * tap_bytes);

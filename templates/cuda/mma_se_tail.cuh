@@ -44,7 +44,7 @@ struct MmaSeTail {
     x.adders = 1;
     while (x.adders < 32 && 2 * x.adders * images * kHidden <= 32 * x.warps) x.adders *= 2;
     x.weight = 1.f / (a.h * a.w);
-    const int bytes = (x.warps * kRows * kPitch + images * kHidden) * 4 + 16;
+    const int bytes = (x.warps * kRows * kPitch + images * kHidden) * 4;
     prepared(out, x, ceil_div(a.n, images), 1, 1, 32 * x.warps, bytes, 0);
   }
 
@@ -87,8 +87,8 @@ struct MmaSeTail {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, part = lane % 4;
     const int group = warp / x.channel_warps, warp_channel = (warp - group * x.channel_warps) * kWarpChannels;
     const int pixels = a.h * a.w, channel = warp_channel + part * kVector;
-    float* partial = (float*)shared;                                                  // (warp, row, hidden)
-    float4* hiddens = (float4*)(shared + (x.warps * kRows * kPitch * 4 + 15) / 16 * 16);  // (image, hidden)
+    float* partial = (float*)shared;                                // (warp, row, hidden)
+    float4* hiddens = (float4*)(partial + x.warps * kRows * kPitch);  // (image, hidden); eight rows are whole float4s
 
     Weights weights;
     weights.read(a, p, warp_channel);
