@@ -201,7 +201,7 @@ def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     """Cycles by a crude model: rounds of tiles, bound by products, shared memory or loads, or by a warp's own steps.
 
-    Its constants are fitted to 172 kernels for sm_80 timed on the layers of SE-ResNet9 on an H200.
+    Its constants are fitted to 172 kernels timed on the layers of SE-ResNet9 on an H200.
     """
     assert isinstance(problem, Conv2d | Conv2dSe)
     x = _shape(config)
