@@ -133,15 +133,20 @@ class FusedResNet(nn.Module):
         """What `forward` does in eval mode where nobody traces; the result is `out` if it could be filled directly."""
         if x.requires_grad:
             operator.refuse_gradient(x)
-        if not self._watch.unchanged():
-            self.rebind()
         cuda = x.is_cuda
         stream = _raw_stream(x.get_device()) if cuda else 0
         frame = self._frames.get((x.shape, x.dtype, x.device, _order(x), stream))
+        taken = x
         if frame is None or (cuda and _is_capturing()):
-            x, frame = self._frame(x, stream)
+            if not self._watch.unchanged():
+                self.rebind()
+            taken, frame = self._frame(x, stream)
         y = torch.empty_like(frame.template) if out is None or not _fits(out, frame.template) else out
-        frame.run(x, y, stream)
+        frame.run(taken, y, stream)
+        # Looked at while the device works. A plan keeps what it reads, so that one of old weights may run in vain.
+        if not self._watch.unchanged():
+            self.rebind()
+            return self.run(x, out)
         return y
 
     def like_result(self, x: torch.Tensor) -> torch.Tensor:
