@@ -12,7 +12,9 @@ from autotune.problem import (
     Cast,
     Conv2d,
     Conv2dDgrad,
+    Conv2dFoldedSe,
     Conv2dSe,
+    Conv2dSeSkip,
     Conv2dWgrad,
     Elementwise,
     Gemm,
@@ -50,7 +52,8 @@ _POOL2D = _struct("at_pool2d", f"n h w c r s p q {_WINDOW}")
 
 STRUCTS: dict[type[Problem], type[ctypes.Structure]] = {
     **dict.fromkeys((Conv2d, Conv2dDgrad, Conv2dWgrad, Gemm, PatchConv2d), _CONV2D),
-    **dict.fromkeys((Conv2dSe, SeDownBlock), _CONV2D_SE),
+    **dict.fromkeys((Conv2dSe, Conv2dFoldedSe, SeDownBlock), _CONV2D_SE),
+    Conv2dSeSkip: _struct("at_conv2d_se_skip", f"{_CONVOLUTION} hidden skip_c skip_groups"),
     **dict.fromkeys((AvgPool2d, MaxPool2d), _POOL2D),
     **dict.fromkeys((GlobalAvgPool2d, Elementwise, Cast), _struct("at_pixels", "n h w c")),
     ToChannelsLast: _struct("at_to_channels_last", "n h w c to"),

@@ -17,10 +17,13 @@ from autotune.problem import (
     Cast,
     Conv2d,
     Conv2dDgrad,
+    Conv2dFoldedSe,
     Conv2dSe,
+    Conv2dSeSkip,
     Conv2dWgrad,
     Convolution,
     Elementwise,
+    FoldedSe,
     Gemm,
     GlobalAvgPool2d,
     MaxPool2d,
@@ -49,7 +52,7 @@ def _window(problem: Convolution) -> tuple[tuple[int, int], tuple[int, int], tup
     return problem.stride, problem.pad, problem.dilation, problem.groups
 
 
-def _conv2d(problem: Conv2d | Conv2dSe, t: Tensors) -> torch.Tensor:
+def _conv2d(problem: Conv2d | Conv2dSe | FoldedSe, t: Tensors) -> torch.Tensor:
     return _nhwc(F.conv2d(_nchw(t["x"]), t["weight"], None, *_window(problem)))
 
 
@@ -112,8 +115,17 @@ def _se_tail(problem: SeTail, t: Tensors) -> torch.Tensor:
 
 def _excite(x: torch.Tensor, t: Tensors) -> torch.Tensor:
     """x scaled channel by channel, as its mean over the pixels says."""
-    squeezed = x.mean((1, 2))
-    hidden = torch.relu(F.linear(squeezed, t["w1"], t["b1"].to(x.dtype)))
+    return _scaled(x, F.linear(x.mean((1, 2)), t["w1"]), t)
+
+
+def _excite_folded(problem: FoldedSe, x: torch.Tensor, t: Tensors) -> torch.Tensor:
+    """The same where w1 is a filter of the convolution's input."""
+    return _scaled(x, _conv2d(problem, {"x": t["x"], "weight": t["w1"]}).mean((1, 2)), t)
+
+
+def _scaled(x: torch.Tensor, squeezed: torch.Tensor, t: Tensors) -> torch.Tensor:
+    """squeezed: (n, hidden), before the bias."""
+    hidden = torch.relu(squeezed + t["b1"].to(x.dtype))
     gate = torch.sigmoid(F.linear(hidden, t["w2"], t["b2"].to(x.dtype)))
     return x * gate[:, None, None, :]
 
@@ -135,13 +147,16 @@ def _projected(t: Tensors) -> torch.Tensor:
     return _nhwc(F.conv2d(F.avg_pool2d(_nchw(t["x"]), 3, 2, 1), t["projection"]))
 
 
+def _projected_skip(problem: Conv2dSeSkip, t: Tensors) -> torch.Tensor:
+    return _nhwc(F.conv2d(_nchw(t["skip"]), t["projection"], groups=problem.skip_groups))
+
+
 def _patch_conv2d(problem: PatchConv2d | StemSeBlock, t: Tensors) -> torch.Tensor:
     return _nhwc(F.conv2d(t["x"], t["weight"], stride=problem.block))
 
 
 _MEANING: dict[type[Problem], Callable[..., torch.Tensor]] = {
-    Conv2d: _conv2d,
-    Conv2dSe: _conv2d,
+    **dict.fromkeys((Conv2d, Conv2dSe, Conv2dFoldedSe, Conv2dSeSkip), _conv2d),
     **dict.fromkeys((PatchConv2d, StemSeBlock), _patch_conv2d),
     Conv2dDgrad: _conv2d_dgrad,
     Conv2dWgrad: _conv2d_wgrad,
@@ -170,8 +185,8 @@ def _places(problem: Problem, t: Tensors) -> dict[str, Callable[[torch.Tensor], 
 
     return {
         "conv": lambda x: _conv3x3(x, t[next(filters)]),
-        "gate": lambda x: _excite(x, t),
-        "project": lambda x: x + _projected(t),
+        "gate": lambda x: _excite_folded(problem, x, t) if isinstance(problem, FoldedSe) else _excite(x, t),
+        "project": lambda x: x + (_projected_skip(problem, t) if isinstance(problem, Conv2dSeSkip) else _projected(t)),
         "keep": keep,
         "add_kept": lambda x: x + kept.pop(),
     }

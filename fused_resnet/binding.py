@@ -153,5 +153,6 @@ def _packed(candidate: Candidate, problem: Problem, tensors: Tensors) -> dict[st
     groups = problem.groups if isinstance(problem, Convolution) else 1
     result = dict(tensors)
     for name, layout in candidate.weight_layouts.items():
-        result[name] = pack_weight(tensors[name], layout, groups)
+        if name in tensors:  # a family may solve problems with more weights and fewer
+            result[name] = pack_weight(tensors[name], layout, groups)
     return result

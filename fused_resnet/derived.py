@@ -92,6 +92,20 @@ def _scale_rows(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return _precise(weight) * scale.to(weight.device).reshape(-1, *[1] * (weight.dim() - 1))
 
 
+def _squeeze_filter(weight: torch.Tensor, w1: torch.Tensor, *scale: torch.Tensor) -> torch.Tensor:
+    """(k, c, r, s) of a convolution, (hidden, k) by which its result's mean is multiplied -> both: (hidden, c, r, s).
+
+    scale: by what the result is multiplied before its mean is taken: k numbers, or one.
+    """
+    rows = _precise(w1) * scale[0].to(w1.device).flatten() if scale else _precise(w1)
+    return torch.einsum("hk,kcrs->hcrs", rows, _precise(weight).to(rows.dtype))
+
+
+def _squeeze_bias(b1: torch.Tensor, w1: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """The bias of that product where `shift`, k numbers or one, is added to the result before its mean is taken."""
+    return _precise(b1) + (_precise(w1) * shift.to(w1.device).flatten()).sum(1)
+
+
 def _columns_last(weight: torch.Tensor, c: int, h: int, w: int) -> torch.Tensor:
     """(k, c*h*w) for a flattened (c, h, w) -> the same for a flattened (h, w, c)."""
     return weight.reshape(-1, c, h, w).permute(0, 2, 3, 1).flatten(1)
@@ -118,6 +132,10 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "norm_scale": _norm_scale,
     "norm_shift": _norm_shift,
     "scale_rows": _scale_rows,
+    "squeeze_filter": _squeeze_filter,
+    "squeeze_bias": _squeeze_bias,
+    "as_filter": lambda matrix: matrix[:, :, None, None],
+    "tile": lambda tensor, *times: tensor.repeat(*times),
     "columns_last": _columns_last,
     "pad_inputs": _pad_inputs,
     "merge_groups": merge_groups,

@@ -21,7 +21,7 @@ from autotune.problem import (
 )
 from fused_resnet.derived import Derived, Source
 from fused_resnet.reference import SEResNet9Fixup
-from fused_resnet.rewrites import gated, pooled_projection
+from fused_resnet.rewrites import folded, of_one_pixel, pooled_projection, projected
 
 _LEAST_SIDE = 4  # of an image that is made by a block in one kernel: smaller ones have too many channels
 
@@ -173,18 +173,27 @@ class _Block:
         return [self._conv1(), *projection, self._conv2(), self._tail()]
 
     def alternatives(self) -> list[Alternative]:
-        """Pool and projection as one convolution; the second convolution dense, or with the tail; all in one kernel."""
+        """Pool and projection as one convolution; the second dense, with tail and projection; all in one kernel."""
         found = []
         if self._projects:
             pool, project = self._pool(), self._project()
             both = pooled_projection(pool, project, self._key("downsample"))
             found.append(Alternative(both.name, (pool.name, project.name), (both,)))
+        conv2, tail = self._conv2(), self._tail()
+        pairs = {"": (conv2, tail)}
         if self.h // self.stride <= 2:
             dense = self._dense_conv2()
-            found.append(Alternative(dense.name, (self._conv2().name,), (dense,)))
-        conv2, tail = self._conv2(), self._tail()
-        one = gated(conv2, tail, self._key("conv2.se"))
-        found.append(Alternative(one.name, (conv2.name, tail.name), (one,)))
+            found.append(Alternative(dense.name, (conv2.name,), (dense,)))
+            pairs[".dense"] = of_one_pixel(dense, tail)
+        for kind, (product, gate) in pairs.items():
+            gated = folded(product, gate, self._key(f"conv2{kind}.folded_se"))
+            assert gated
+            found.append(Alternative(gated.name, (conv2.name, tail.name), (gated,)))
+            if self._projects:
+                project = self._project()
+                skip = projected(gated, project, self._key(f"conv2{kind}.se_skip"))
+                assert skip
+                found.append(Alternative(skip.name, (project.name, conv2.name, tail.name), (skip,)))
         if not self._projects or self.h // self.stride >= _LEAST_SIDE:
             whole = self._whole_with_projection() if self._projects else self._whole()
             found.append(Alternative(whole.name, tuple(layer.name for layer in self.layers()), (whole,)))

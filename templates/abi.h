@@ -19,7 +19,7 @@ typedef unsigned long long uint64_t;
 #define AT_MAX_POINTERS 16
 #define AT_WORKSPACE (AT_MAX_POINTERS - 1) /* the workspace's place among the pointers */
 #define AT_MAX_PARAMS 3840                 /* bytes of kernel parameters */
-#define AT_MAX_TENSOR_MAPS 4
+#define AT_MAX_TENSOR_MAPS 8
 
 enum at_status { AT_OK = 0, AT_REFUSED = 1, AT_FAILED = 2 };
 
@@ -43,6 +43,12 @@ typedef struct at_conv2d_se {
   int32_t hidden;
   AT_TAIL
 } at_conv2d_se;
+
+typedef struct at_conv2d_se_skip {
+  AT_CONVOLUTION
+  int32_t hidden, skip_c, skip_groups;
+  AT_TAIL
+} at_conv2d_se_skip;
 
 /* Average and maximum. */
 typedef struct at_pool2d {

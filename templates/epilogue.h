@@ -97,6 +97,27 @@ AT_INLINE void clamp(float (&v)[N], float low, float high) {
   each(v, [](float x, float low, float high) AT_INLINED { return clamped(x, low, high); }, low, high);
 }
 
+// 1 / x to a unit in the last place, without the branches that an exact division has on a GPU; 0 for what is larger than 2^126.
+AT_INLINE float reciprocal(float x) {
+#ifdef __CUDA_ARCH__
+  asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(x));
+  return x;
+#else
+  return 1.f / x;
+#endif
+}
+
+// The sigmoid for gates: two instructions of the special function unit, to some units in the seventh digit.
+AT_INLINE float logistic(float x) {
+#ifdef __CUDA_ARCH__
+  x *= -1.44269504f;
+  asm("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
+  return reciprocal(1.f + x);
+#else
+  return 1.f / (1.f + expf(-x));
+#endif
+}
+
 AT_INLINE float at_least_zero(float x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(x));  // one instruction instead of two
@@ -123,7 +144,7 @@ AT_INLINE void leaky_relu(float (&v)[N], float slope) {
 
 template <int N>
 AT_INLINE void sigmoid(float (&v)[N]) {
-  each(v, [](float x) AT_INLINED { return 1.f / (1.f + expf(-x)); });
+  each(v, [](float x) AT_INLINED { return reciprocal(1.f + expf(-x)); });
 }
 
 template <int N>
@@ -133,7 +154,7 @@ AT_INLINE void hardsigmoid(float (&v)[N]) {
 
 template <int N>
 AT_INLINE void silu(float (&v)[N]) {
-  each(v, [](float x) AT_INLINED { return x / (1.f + expf(-x)); });
+  each(v, [](float x) AT_INLINED { return x * reciprocal(1.f + expf(-x)); });
 }
 
 template <int N>
@@ -154,7 +175,7 @@ AT_INLINE void gelu(float (&v)[N]) {
 // (1 + tanh(u)) / 2 is the sigmoid of 2u: nothing cancels.
 template <int N>
 AT_INLINE void gelu_tanh(float (&v)[N]) {
-  each(v, [](float x) AT_INLINED { return x / (1.f + expf(-1.59576912f * (x + 0.044715f * x * x * x))); });
+  each(v, [](float x) AT_INLINED { return x * reciprocal(1.f + expf(-1.59576912f * (x + 0.044715f * x * x * x))); });
 }
 
 }  // namespace at

@@ -32,8 +32,10 @@ from autotune.problem import (
     Conv2d,
     Conv2dDgrad,
     Conv2dSe,
+    Conv2dSeSkip,
     Conv2dWgrad,
     Elementwise,
+    FoldedSe,
     Gemm,
     GlobalAvgPool2d,
     MaxPool2d,
@@ -68,11 +70,16 @@ def solve(problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequen
     """Every output of a problem, in float64 on the CPU; shares no code with autotune.reference."""
     given = {name: tensor.cpu().double() for name, tensor in tensors.items()}
     match problem:
-        case Conv2d() | Conv2dSe():
+        case Conv2d() | Conv2dSe() | FoldedSe():
+            window = (problem.stride, problem.pad, problem.dilation, problem.groups)
             x = given["x"].movedim(-1, 1)
-            value = F.conv2d(
-                x, given["weight"], None, problem.stride, problem.pad, problem.dilation, problem.groups
-            ).movedim(1, -1)
+            value = F.conv2d(x, given["weight"], None, *window).movedim(1, -1)
+            if isinstance(problem, FoldedSe):
+                if isinstance(problem, Conv2dSeSkip):
+                    parts = given["skip"].unflatten(-1, (problem.skip_groups, -1))
+                    rows = given["projection"].flatten(1).unflatten(0, (problem.skip_groups, -1))
+                    given["projected"] = torch.einsum("nhwgc,gkc->nhwgk", parts, rows).flatten(3)
+                given["squeezed"] = F.conv2d(x, given["w1"], None, *window).sum((2, 3)) / (problem.p * problem.q)
         case PatchConv2d() | StemSeBlock():
             n, p, q, k = problem.output_shape
             patches = F.unfold(given["x"], problem.block, stride=problem.block)
@@ -126,8 +133,10 @@ def _without_weights(problem: Problem, x: torch.Tensor) -> torch.Tensor:
 
 def _gated(x: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Squeeze-and-excitation."""
-    mean = x.sum((1, 2)) / (x.shape[1] * x.shape[2])
-    hidden = (mean @ given["w1"].T + given["b1"]).clamp_min(0)
+    squeezed = given.get("squeezed")
+    if squeezed is None:
+        squeezed = x.sum((1, 2)) / (x.shape[1] * x.shape[2]) @ given["w1"].T
+    hidden = (squeezed + given["b1"]).clamp_min(0)
     return x * sigmoid(hidden @ given["w2"].T + given["b2"])[:, None, None, :]
 
 
@@ -166,6 +175,10 @@ def run_chain(
             value = value + kept
             continue
         if name == "project":
+            projected = given.get("projected")
+            if projected is not None:
+                value = value + projected
+                continue
             value = value + _windows(given["x"], 2).mean((-1, -2)) @ given["projection"].flatten(1).T
             continue
         wanted, function = MEANINGS[name.partition("@")[0]]

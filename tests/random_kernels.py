@@ -100,6 +100,20 @@ def excited(rng: random.Random) -> str:
     return f"conv2d_se {sizes} hidden={rng.choice((4, 8, 12, 16, 32))}"
 
 
+def folded(rng: random.Random) -> str:
+    """The same with a folded squeeze, and of images of one pixel too; some with a projection, in groups or not."""
+    if rng.random() < 0.7:
+        plain = excited(rng).replace("conv2d_se", "conv2d_folded_se")
+    else:
+        sizes = f"n={rng.randint(1, 300)} h=1 w=1 c={8 * rng.randint(5, 80)} k={64 * rng.randint(1, 10)}"
+        plain = f"conv2d_folded_se {sizes} hidden={4 * rng.randint(1, 16)}"
+    if rng.random() < 0.6:
+        return plain
+    groups = rng.choice((1, 1, 2, 4))
+    skip = f"skip_c={groups * (8 * rng.randint(1, 40) if groups == 1 else 64 * rng.randint(1, 3))} skip_groups={groups}"
+    return f"{plain.replace('folded_se', 'se_skip')} {skip}"
+
+
 def block(rng: random.Random) -> str:
     h, w = rng.choice(_IMAGES)
     return f"se_block n={rng.randint(1, 300)} h={h} w={w} c={rng.choice((32, 64))} hidden={rng.choice((4, 8, 12, 16))}"
@@ -177,6 +191,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_conv2d": image_convolution,
     "cuda_depthwise_conv2d": depthwise,
     "cuda_elementwise": pixels,
+    "cuda_folded_conv2d": lambda rng: excited(rng).replace("conv2d_se", "conv2d_folded_se"),
     "cuda_global_avg_pool2d": lambda rng: pixels(rng, "global_avg_pool2d"),
     "cuda_max_pool2d": lambda rng: pool(rng, "max_pool2d", f"ceil={rng.randint(0, 1)}"),
     "cuda_mma_se_tail": short_tail,
@@ -197,6 +212,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cutlass2_conv2d_wgrad": lambda rng: convolution(rng, "conv2d_wgrad"),
     "cutlass2_gemm": product,
     "sm90_conv2d": lambda rng: rng.choice((grouped, grouped, product, excited))(rng),
+    "sm90_folded_conv2d": folded,
     "sm90_se_block": block,
     "sm90_se_down_block": down_block,
     "sm90_stem_se_block": stem_block,

@@ -41,7 +41,7 @@ def compiled(tmp_path_factory):
 def test_every_operator_has_a_struct():
     assert set(abi.STRUCTS) == set(OPERATORS.values())
     shared = dict.fromkeys(("conv2d_dgrad", "conv2d_wgrad", "gemm", "patch_conv2d"), "conv2d")
-    shared |= {"se_down_block": "conv2d_se", "cast": "pixels"}
+    shared |= {"se_down_block": "conv2d_se", "conv2d_folded_se": "conv2d_se", "cast": "pixels"}
     shared |= {"avg_pool2d": "pool2d", "max_pool2d": "pool2d", "global_avg_pool2d": "pixels", "elementwise": "pixels"}
     for name, operator in OPERATORS.items():
         assert abi.STRUCTS[operator].__name__ == f"at_{shared.get(name, name)}"
@@ -130,6 +130,8 @@ def test_every_operator_can_be_packed():
         "s": 2,
         "block": 2,
         "hidden": 3,
+        "skip_c": 6,
+        "skip_groups": 2,
         "m": 5,
         "to": 4,
         "result": "s8",

@@ -40,6 +40,21 @@ def test_a_dense_product_is_the_convolution(h: int, w: int, r: int, s: int, pad_
     torch.testing.assert_close(F.linear(x.reshape(3, -1), matrix).reshape(expected.shape), expected)
 
 
+def test_a_folded_squeeze_is_the_product_of_the_means() -> None:
+    x, weight, w1, b1 = random(3, 5, 4, 6), random(8, 5, 3, 3), random(2, 8), random(2)
+    scale, shift = random(8), random(1)
+    state = {"w": weight, "w1": w1, "b1": b1, "scale": scale, "shift": shift}
+    result = F.conv2d(x, weight, padding=1) * scale[:, None, None] + shift
+    expected = F.linear(result.mean((2, 3)), w1, b1)
+    filters = tensor(state, Derived("squeeze_filter", ("w", "w1", "scale")))
+    bias = tensor(state, Derived("squeeze_bias", ("b1", "w1", "shift")))
+    torch.testing.assert_close(F.conv2d(x, filters, padding=1).mean((2, 3)) + bias, expected)
+    plain = tensor(state, Derived("squeeze_filter", ("w", "w1")))
+    torch.testing.assert_close(
+        plain, tensor(state | {"one": torch.ones(1)}, Derived("squeeze_filter", ("w", "w1", "one")))
+    )
+
+
 def test_sources_may_be_derived_themselves() -> None:
     state = {"a": random(2, 3, 1, 1), "b": random(4, 3, 1, 1)}
     both = Derived("concatenate", (Derived("pool_filter", ("a",), (3, 3)), Derived("pool_filter", ("b",), (3, 3))))

@@ -32,6 +32,13 @@ GATED = {
     "4 x 2": ("n=11 h=4 w=2 c=64 k=56 r=3 s=3 pad=1 hidden=12", (64, 64, 32, 64, 2, 1, 2), "scale,gate,add,store"),
     "8 x 8": ("n=2 h=16 w=16 c=24 k=128 r=3 s=3 pad=1 stride=2 hidden=8", (64, 128, 32, 64, 1, 1, 4), "gate,relu"),
 }
+# An image of several warps' rows and of one's; channels in two tiles, the last not full; slices.
+FOLDED = {
+    "8 x 8": ("n=5 h=8 w=8 c=72 k=136 hidden=8", (8, 64, 64, 32, 32, 1, 3, 3), "f16", "bias,gate,add,relu"),
+    "4 x 4": ("n=7 h=4 w=4 c=72 k=72 hidden=12", (16, 64, 64, 32, 32, 2, 1, 3), "bf16", "scale,bias,gate,add,store"),
+    "16 x 16": ("n=2 h=16 w=16 c=64 k=64 hidden=4", (8, 256, 64, 64, 32, 1, 3, 3), "f16", "add_scalar,gate,add,relu"),
+    "8 x 4": ("n=3 h=8 w=4 c=128 k=64 hidden=32", (32, 64, 64, 32, 64, 2, 1, 3), "f16", "gate,silu"),
+}
 TAILS = {
     "last block": ("n=7 h=2 w=2 c=512 hidden=32 dtype=f16 epilogue=add,relu", 512, 1, 2),
     "several images": ("n=11 h=2 w=2 c=64 hidden=12 dtype=bf16 epilogue=bias,add,relu,store", 64, 4, 8),
@@ -68,6 +75,14 @@ def test_convolutions_with_a_gate(sizes, values, chain, tmp_path):
     config = dict(zip(CONV, values, strict=True))
     launch = family("cuda_conv2d").launches(problem, config, SM80)[0]
     assert_computes("cuda_conv2d", problem, config, launch, tmp_path)
+
+
+@pytest.mark.parametrize(("sizes", "values", "dtype", "chain"), FOLDED.values(), ids=FOLDED)
+def test_convolutions_with_a_folded_squeeze(sizes, values, dtype, chain, tmp_path):
+    problem = parse(f"conv2d_folded_se {sizes} r=3 s=3 pad=1 dtype={dtype} epilogue={chain}")
+    config = dict(zip(("hidden", *CONV), values, strict=True))
+    launch = family("cuda_folded_conv2d").launches(problem, config, SM80)[0]
+    assert_computes("cuda_folded_conv2d", problem, config, launch, tmp_path)
 
 
 @pytest.mark.parametrize(("text", "threads", "keep", "images"), TAILS.values(), ids=TAILS)

@@ -35,6 +35,10 @@ TEXTS = [
     "conv2d_dgrad n=2 h=13 w=9 c=24 k=40 r=5 s=3 stride=2,1 pad=2,1 dilation=1,2 groups=4 dtype=f16 epilogue=none",
     "conv2d_wgrad n=2 h=13 w=9 c=24 k=40 r=5 s=3 stride=2,1 pad=2,1 dilation=1,2 groups=4 dtype=bf16 epilogue=none",
     "conv2d_se n=2 h=3 w=9 c=4 k=8 r=5 s=3 stride=2,1 pad=2,1 dilation=1,2 groups=4 hidden=3 dtype=f32 epilogue=gate",
+    "conv2d_folded_se n=2 h=3 w=9 c=4 k=8 r=5 s=3 stride=2,1 pad=2,1 dilation=1,2 groups=1 hidden=3 dtype=f32 "
+    "epilogue=gate",
+    "conv2d_se_skip n=2 h=3 w=9 c=4 k=8 r=5 s=3 stride=2,1 pad=2,1 dilation=1,2 groups=1 hidden=3 skip_c=6 "
+    "skip_groups=2 dtype=f32 epilogue=bias,gate,project",
     "patch_conv2d n=2 h=8 w=12 c=3 k=16 block=4 dtype=bf16 epilogue=relu",
     "gemm m=3 n=7 k=5 dtype=f32 epilogue=bias,relu",
     "avg_pool2d n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 dtype=bf16 epilogue=none",

@@ -14,7 +14,7 @@ from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
 from autotune.families import cuda, cutlass2, gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
-from autotune.problem import Conv2d, Conv2dSe, Problem
+from autotune.problem import Conv2d, Conv2dFoldedSe, Conv2dSe, Problem
 
 _STEP = 64  # channels
 _ROW = 128  # bytes of a pixel's or a filter's channels in shared memory
@@ -22,7 +22,7 @@ _MOST_TAPS = 64
 _SIDES = (4, 7, 8, 14, 16, 28, 32, 56, 64)
 _MOST_TILES, _MOST_WORK = 3, 1.3  # ways to cut an output that are tried; their work, times the least
 
-Solved = Conv2d | Conv2dSe
+Solved = Conv2d | Conv2dSe | Conv2dFoldedSe
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class _Shape:
     slices: int
     taps: int
     stages: int
+    hidden: int = 0
+    """Columns of a warp's products beside its channels: the hidden values of a folded squeeze-and-excitation."""
 
     @property
     def threads(self) -> int:
@@ -48,15 +50,15 @@ class _Shape:
 
     @property
     def accumulators(self) -> int:
-        return self.warp_m * self.warp_n // 32
+        return self.warp_m * (self.warp_n + self.hidden) // 32
 
     @property
     def registers(self) -> int:
-        return self.accumulators + self.warp_m // 2 + self.warp_n // 2 + 56
+        return self.accumulators + self.warp_m // 2 + (self.warp_n + self.hidden) // 2 + 56
 
     @property
     def stage_bytes(self) -> int:
-        return self.taps * self.n * _ROW
+        return self.taps * (self.n + self.hidden) * _ROW
 
     @property
     def resident(self) -> int:
@@ -65,13 +67,17 @@ class _Shape:
 
     def shared_bytes(self, pixels: int, patches: int) -> int:
         """pixels: of a patch."""
-        exchanged = self.slices * self.m * self.n * 4 if self.slices > 1 else 0
+        warps = (self.m // self.warp_m) * (self.n // self.warp_n)
+        sums = self.m * self.n * 4 + warps * (self.warp_m // 16) * self.hidden * 32
+        exchanged = self.slices * sums if self.slices > 1 else 0
         return max(patches * pixels * _ROW + self.stages * self.stage_bytes, exchanged)
 
 
 def _shape(config: Config) -> _Shape:
     names = ("tile_m", "tile_n", "warp_m", "warp_n", "slices", "taps", "stages")
-    return _Shape(*(int(config[name]) for name in names))
+    return _Shape(
+        **{name.removeprefix("tile_"): int(config[name]) for name in names}, hidden=int(config.get("hidden", 0))
+    )
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ def _tile(problem: Solved, x: _Shape, p: int, q: int) -> _Tile:
 
 def _tiles(problem: Solved, x: _Shape) -> list[_Tile]:
     """The ways to cut the output that are worth trying: few tiles, and small patches."""
-    if isinstance(problem, Conv2dSe):
+    if isinstance(problem, Conv2dSe | Conv2dFoldedSe):
         area = problem.p * problem.q
         return [_tile(problem, x, problem.p, problem.q)] if area <= x.m and x.m % area == 0 else []
     widths = sorted({min(side, problem.q, x.m) for side in (*_SIDES, problem.q)})
@@ -110,6 +116,8 @@ def _tiles(problem: Solved, x: _Shape) -> list[_Tile]:
 
 
 def _gate_bytes(problem: Solved, x: _Shape) -> int:
+    if isinstance(problem, Conv2dFoldedSe):
+        return gate.folded_bytes(x.m, x.n, x.hidden, x.threads // 32)
     if not isinstance(problem, Conv2dSe):
         return 0
     return gate.shared_bytes(x.m, x.n, problem.p * problem.q, problem.hidden)
@@ -138,7 +146,7 @@ def _ways(problem: Solved, x: _Shape, arch: Architecture) -> Iterator[tuple[_Til
 
 
 def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
-    assert isinstance(problem, Conv2d | Conv2dSe)
+    assert isinstance(problem, Solved)
     ways = _ways(problem, _shape(config), arch)
     return [{"tile_p": tile.p, "tile_q": tile.q, "patches": patches} for tile, patches, _ in ways]
 
@@ -153,12 +161,13 @@ def _rules(x: _Shape, arch: Architecture) -> Iterator[tuple[bool, str]]:
     yield not 64 <= x.threads <= 512, "64 to 512 threads"
     yield x.pieces % x.slices > 0, "each slice must finish as many pieces"
     yield x.threads // 8 > x.n, "a thread copies the same filters of every tap"
+    yield x.hidden > 0 and x.threads // 8 % 8 > 0, "a thread's filters are multiples of eight apart"
     yield x.registers * x.threads > cuda.REGISTERS or x.registers > 250, "the sums would spill"
     yield x.shared_bytes(x.m, 1) > arch.block_shared, "shared memory"
 
 
 def _supports(problem: Problem) -> str | None:
-    assert isinstance(problem, Conv2d | Conv2dSe)
+    assert isinstance(problem, Solved)
     return next((why for beyond, why in _limits(problem) if beyond), None) or cutlass2.too_large(problem)
 
 
@@ -175,7 +184,7 @@ def _values(
     parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
 ) -> tuple[Value, ...]:
     def well(value: int) -> bool:
-        solved = problem if isinstance(problem, Conv2d | Conv2dSe) else None
+        solved = problem if isinstance(problem, Solved) else None
         match parameter.name:
             case "warp_m" | "warp_n":
                 return value <= int(chosen[parameter.name.replace("warp", "tile")])
@@ -189,7 +198,7 @@ def _values(
 
 
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
-    assert isinstance(problem, Conv2d | Conv2dSe)
+    assert isinstance(problem, Solved)
     x = _shape(config)
     if problem.r * problem.s % x.taps:
         return f"it takes {x.taps} taps a step"
@@ -203,7 +212,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
 
     Its constants are fitted to 172 kernels timed on the layers of SE-ResNet9 on an H200.
     """
-    assert isinstance(problem, Conv2d | Conv2dSe)
+    assert isinstance(problem, Solved)
     x = _shape(config)
     chunks, each = _steps(problem, x)
     best, columns = float("inf"), ceil(problem.k / x.n)
@@ -213,7 +222,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
         blocks = tile.tiles * columns
         rounds, sharing = ceil(blocks / (arch.processors * resident)), min(resident, ceil(blocks / arch.processors))
         bytes_ = x.stage_bytes + tile.pixels * _ROW / each  # of a step
-        products = x.taps * x.m * x.n * _STEP / (1200 if arch.name == "sm90" else 1000)
+        products = x.taps * x.m * (x.n + x.hidden * (x.n // x.warp_n)) * _STEP / (1200 if arch.name == "sm90" else 1000)
         read = x.taps * (x.m * (x.n // x.warp_n) + x.n * (x.m // x.warp_m))
         alone = (550 if x.stages == 2 else 350) + 8 * x.taps * x.accumulators / x.slices + bytes_ / 8 / x.threads
         step = max(sharing * max(products, read, bytes_ / 28), alone)
@@ -230,7 +239,7 @@ def _label(config: Config) -> str:
 
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
     x = _shape(config)
-    return {**config, "threads": x.threads, "resident": x.resident}
+    return {**config, "hidden": x.hidden, "threads": x.threads, "resident": x.resident}
 
 
 FAMILY = Family(

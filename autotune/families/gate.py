@@ -1,11 +1,18 @@
-"""Squeeze-and-excitation in a convolution's epilogue (templates/sm90/gate.cuh): who can have it, and its memory."""
+"""Squeeze-and-excitation in a convolution's epilogue: who can have it, and its memory.
+
+templates/sm90/gate.cuh squeezes the channels that a tile has computed, templates/sm90/folded_gate.cuh has the squeeze
+computed beside them (`folded_*`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from autotune.epilogue import Epilogue
-from autotune.problem import Conv2dSe
+from autotune.problem import Conv2dSe, FoldedSe
+
+HIDDEN = (8, 16, 32, 64)
+"""Columns of a tile's products that may be set aside for hidden values."""
 
 
 def limits(problem: Conv2dSe) -> Iterator[tuple[bool, str]]:
@@ -17,9 +24,24 @@ def limits(problem: Conv2dSe) -> Iterator[tuple[bool, str]]:
     yield problem.hidden % 4 > 0 or problem.hidden > 64, "a gate's hidden must be a multiple of 4, at most 64"
 
 
+def folded_limits(problem: FoldedSe) -> Iterator[tuple[bool, str]]:
+    """The same of kernels whose tiles compute the hidden values beside their channels."""
+    pixels = problem.p * problem.q
+    yield pixels not in (1, 4, 8) and pixels % 16 > 0, "gated images have 1, 4, 8 or a multiple of 16 pixels"
+    yield pixels > 256, "gated images of up to 256 pixels"
+    yield problem.hidden % 4 > 0 or problem.hidden > 64, "a gate's hidden must be a multiple of 4, at most 64"
+
+
 def legal(epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
     """(whether it is broken, what): the rule of all chains with a gate."""
     yield epilogue.at_pixels_early, "steps before the gate that read or write tensors"
+
+
+def folded_legal(epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
+    """The same of chains whose gate comes from hidden values beside the channels."""
+    yield epilogue.places not in (("gate",), ("gate", "project")), "no gate, or other places than it and a projection"
+    yield from legal(epilogue)
+    yield any(epilogue.parts[1:-1]), "steps between the gate and the projection"
 
 
 def shared_bytes(rows: int, columns: int, pixels: int, hidden: int, peers: int = 1, run: int = 16) -> int:
@@ -32,3 +54,10 @@ def shared_bytes(rows: int, columns: int, pixels: int, hidden: int, peers: int =
     floats = rows // min(pixels, run) * columns + images * columns + (peers + 1) * images * hidden + columns + hidden
     weights = hidden * (columns + 8) + columns * (hidden + 8)
     return -(-(4 * floats + 2 * weights) // 128) * 128
+
+
+def folded_bytes(rows: int, columns: int, hidden: int, warps: int) -> int:
+    """Shared memory of a tile's gate with a folded squeeze. hidden: columns of the tile that are hidden values."""
+    depth = -(-hidden // 16) * 16
+    weights = 2 * columns * (depth + 8) + 4 * (columns + depth)
+    return -(-(weights + 4 * rows // 16 * hidden + 4 * warps * (hidden + columns)) // 128) * 128

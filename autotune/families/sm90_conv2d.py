@@ -90,7 +90,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
         beside = max(1, min(x.blocks_by_registers, rounds, arch.sm_shared // buffers)) * (2 if x.pingpong else 1)
         # Of resident weights nobody waits for the next.
         waits = 80 * loading.fills + (40 if x.patch and x.resident else 150) * (products - loading.fills)
-        arithmetic = products * x.m * max(x.n, 24) * x.k / _PRODUCTS_A_CYCLE + waits / beside
+        arithmetic = products * x.m * max(x.columns, 24) * x.k / _PRODUCTS_A_CYCLE + waits / beside
         pixels = loading.fills * loading.fill_bytes
         weights = products * x.weight_bytes / (rounds if x.resident else 1)
         read = (pixels / x.cluster_n + weights / x.cluster_m) / _READ_BYTES_A_CYCLE
@@ -118,11 +118,13 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
     x = shape_of(config)
     return {
         **config,
+        "hidden": x.hidden,
+        "image": config.get("image"),
         "type": dtype,
         "map_element": _MAP_ELEMENTS[dtype],
         "threads": x.threads,
         "resident_blocks": x.blocks_by_registers,
-        "many_sums": x.groups == 2 and x.accumulators > 96,
+        "many_sums": x.many_sums,
     }
 
 

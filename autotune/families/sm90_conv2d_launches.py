@@ -18,7 +18,7 @@ from autotune.families.sm90_conv2d_loads import (
     slots_in,
 )
 from autotune.families.sm90_conv2d_shape import MOST_SHARED, SHARED_OVERHEAD, Shape, shape_of
-from autotune.problem import Conv2dSe, Problem
+from autotune.problem import Conv2dSe, Conv2dSeSkip, FoldedSe, Problem
 
 _AHEAD = (4, 8)  # pieces of an added tensor that each warp may have on their way
 
@@ -54,7 +54,7 @@ def launches(problem: Problem, config: Config, arch: Architecture) -> list[Launc
 
 def _of_loading(problem: Solved, x: Shape, loading: Loading, arch: Architecture) -> Iterator[Launch]:
     gated = isinstance(problem, Conv2dSe)
-    if isinstance(problem, Conv2dSe) and not _gate_fits(problem, x, loading):
+    if isinstance(problem, Conv2dSe | FoldedSe) and not _gate_fits(problem, x, loading):
         return
     tiles_n, blocks = -(-problem.k // x.n), blocks_needed(problem, x, loading)
     processors = arch.processors_for(x.cluster)
@@ -70,8 +70,9 @@ def _of_loading(problem: Solved, x: Shape, loading: Loading, arch: Architecture)
         for staged in _stagings(problem, x):
             room = min(arch.sm_shared // resident - arch.reserved_shared - SHARED_OVERHEAD, MOST_SHARED)
             room -= x.staging_bytes(staged) + _gate_bytes(problem, x)
-            slots = slots_in(room, problem, x, loading, tiles * loading.fills)
-            if slots is None:
+            skips = _skip_fills(problem, x)
+            slots = slots_in(room, problem, x, loading, tiles * (loading.fills + skips))
+            if slots is None or (skips and slots[0] <= skips):
                 continue
             if x.exchanged_bytes > slots[0] * (fill_slot(loading) + x.weight_bytes):
                 continue  # the others' sums find no room
@@ -93,6 +94,11 @@ def _launch(loading: Loading, slots: tuple[int, int], limit: int, raster: int, s
     return dict(zip(names, (*slots, limit, raster, h, w, images, staged), strict=True))
 
 
+def _skip_fills(problem: Solved, x: Shape) -> int:
+    """Of a projection in the skip connection: all of them are there at once, until the sums are scaled."""
+    return -(-problem.skip_c // problem.skip_groups // x.k) if isinstance(problem, Conv2dSeSkip) else 0
+
+
 def columns_fit(problem: Solved, tile_n: int, cluster_n: int = 1) -> bool:
     """Whether a cluster's columns of tiles are not half empty, nor reach from one group into another."""
     if problem.groups > 1:
@@ -111,14 +117,19 @@ def steps_well(problem: Solved, step: int) -> bool:
 
 
 def _gate_bytes(problem: Solved, x: Shape) -> int:
+    if isinstance(problem, FoldedSe):
+        return gate.folded_bytes(x.m, x.n, x.hidden, 4 * x.team) * (x.groups // x.team)
     if not isinstance(problem, Conv2dSe):
         return 0
     pixels, peers = problem.p * problem.q, x.cluster_n * x.slices
     return gate.shared_bytes(x.m, x.n // x.slices, pixels, problem.hidden, peers)
 
 
-def _gate_fits(problem: Conv2dSe, x: Shape, loading: Loading) -> bool:
-    """Whether a tile is whole images, and a cluster has all of their channels."""
+def _gate_fits(problem: Conv2dSe | FoldedSe, x: Shape, loading: Loading) -> bool:
+    """Whether a tile is whole images, and a cluster has all of their channels if it must."""
     h, w, _ = loading.squares
     whole = not x.patch or (problem.p, problem.q) == (8 * h, 8 * w)
-    return whole and x.m % (problem.p * problem.q) == 0 and -(-problem.k // x.n) == x.cluster_n
+    whole = whole and x.m % (problem.p * problem.q) == 0
+    if isinstance(problem, Conv2dSeSkip) and problem.skip_groups > 1:
+        whole = whole and problem.k // problem.skip_groups % (x.n * x.cluster_n) == 0
+    return whole and (isinstance(problem, FoldedSe) or -(-problem.k // x.n) == x.cluster_n)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from autotune.families.sm90_conv2d_shape import Shape
-from autotune.problem import Conv2d, Conv2dSe, Gemm, Problem
+from autotune.problem import Conv2d, Conv2dSe, FoldedSe, Gemm, Problem
 
-Solved = Conv2d | Conv2dSe
+Solved = Conv2d | Conv2dSe | FoldedSe
 
 MERGED = (1, 2, 4, 8, 16)
 """Groups that may be computed as one."""
@@ -23,7 +23,7 @@ def group_channels(problem: Solved) -> int:
 
 def convolution_of(problem: Problem, merge: int = 1) -> Solved:
     """The convolution that is computed: with each `merge` groups as one."""
-    assert isinstance(problem, Conv2d | Conv2dSe | Gemm)
+    assert isinstance(problem, Solved | Gemm)
     conv = problem.as_conv2d if isinstance(problem, Gemm) else problem
     return replace(conv, groups=conv.groups // merge) if merge > 1 else conv
 

@@ -32,6 +32,8 @@ class Shape:
     cluster_n: int
     slices: int
     merge: int = 1
+    hidden: int = 0
+    """Columns of a tile beside its channels: the hidden values of a folded squeeze-and-excitation."""
 
     @property
     def threads(self) -> int:
@@ -46,12 +48,30 @@ class Shape:
     @property
     def accumulators(self) -> int:
         """Registers of each thread that hold sums."""
-        return self.m // self.team // 64 * self.n // 2
+        return self.m // self.team // 64 * self.columns // 2
+
+    @property
+    def columns(self) -> int:
+        """Of a tile's products."""
+        return self.n + self.hidden
+
+    @property
+    def most_accumulators(self) -> int:
+        """So many leave registers for the rest."""
+        if self.groups == 3:
+            return 96
+        return 144 if self.hidden and self.groups == 2 else 128
+
+    @property
+    def many_sums(self) -> bool:
+        """Whether two warpgroups take registers from the warps that load, if there is something to keep beside sums."""
+        return self.groups == 2 and self.accumulators > (56 if self.hidden else 96)
 
     @property
     def blocks_by_registers(self) -> int:
         """Blocks whose registers fit a multiprocessor."""
-        return max(1, min(4, _REGISTERS // (self.threads * (self.accumulators + 64))))
+        beside = 112 if self.hidden else 64  # beside the sums
+        return max(1, min(4, _REGISTERS // (self.threads * (self.accumulators + beside))))
 
     def staging_bytes(self, staged: int) -> int:
         """Shared memory that the output, and an added tensor, pass through, by the launch parameter `staged`."""
@@ -66,12 +86,12 @@ class Shape:
     @property
     def exchanged_bytes(self) -> int:
         """Shared memory for the sums that go to and come from the other slices."""
-        return 2 * (self.slices - 1) * (self.m * self.n * 4 // self.slices)
+        return 2 * (self.slices - 1) * (self.m * (self.n // self.slices + self.hidden) * 4)
 
     @property
     def weight_bytes(self) -> int:
         """Shared memory of a step's weights."""
-        return self.n * self.k * 2
+        return self.columns * self.k * 2
 
 
 def shape_of(config: Config) -> Shape:
@@ -79,7 +99,7 @@ def shape_of(config: Config) -> Shape:
     return Shape(
         int(config["tile_m"]),
         int(config["tile_n"]),
-        int(config["tile_k"]),
+        int(config.get("tile_k", 64)),
         int(config["groups"]),
         config["schedule"] == "pingpong",
         config["activations"] == "patch",
@@ -88,30 +108,38 @@ def shape_of(config: Config) -> Shape:
         int(config["cluster_n"]),
         int(config["slices"]),
         int(config.get("merge", 1)),  # kernels in older databases have none
+        int(config.get("hidden", 0)),
     )
 
 
 def legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
     """Family.legal."""
     x = shape_of(config)
-    gate = _gate_rules(x, epilogue) if "gate" in epilogue.names else ()
-    return next((why for broken, why in chain(_rules(x), gate) if broken), None)
+    rules = _folded_rules if x.hidden else _gate_rules if "gate" in epilogue.names else lambda *_: ()
+    return next((why for broken, why in chain(_rules(x), rules(x, epilogue)) if broken), None)
 
 
 def _rules(x: Shape) -> Iterator[tuple[bool, str]]:
     yield x.pingpong and (x.groups != 2 or x.slices > 1), "ping-pong takes two warpgroups, each with a tile of its own"
     yield x.m % (64 * x.team) > 0, "a warpgroup multiplies blocks of 64 rows"
-    yield x.accumulators > (96 if x.groups == 3 else 128), "the accumulators would spill"
+    yield x.accumulators > x.most_accumulators, "the accumulators would spill"
     yield x.cluster_n > 1 and (x.patch or x.resident), "only streamed pixels gathered by TMA are shared"
     yield x.slices > 1 and (x.patch or x.resident), "a split tile is gathered and streamed"
     yield x.cluster > 8, "clusters of up to eight blocks"
     yield x.slices > 1 and x.cluster_m > 1, "split tiles share no weights"
     yield (x.m // x.team // 64 * 2 * (x.n // 32)) % x.slices > 0, "the split must divide the tile"
     yield x.k < 64 and (x.n > 128 or x.m > 128 or x.cluster > 1), "narrow steps are for few channels"
-    yield 2 * (x.m + x.n) * x.k * 2 > MOST_SHARED, "shared memory"
+    yield 2 * (x.m + x.columns) * x.k * 2 > MOST_SHARED, "shared memory"
+    yield x.columns > 256, "a product of more than 256 columns"
 
 
 def _gate_rules(x: Shape, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
     yield from gate.legal(epilogue)
     yield x.pingpong or x.resident or x.cluster_m > 1, "a gated tile belongs to one block, or to those of its columns"
     yield x.n % (64 * x.slices) > 0, "of a gated tile each block has a multiple of 64 channels: fewer leave registers"
+
+
+def _folded_rules(x: Shape, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
+    yield from gate.folded_legal(epilogue)
+    projects = "project" in epilogue.names
+    yield projects and (x.patch or x.resident or x.slices > 1), "a projection follows gathered, streamed pixels"

@@ -16,7 +16,17 @@ them. registry: all by name. text: reading them.
 from autotune.problem.base import MAX_OPERANDS, Operand, Problem, Tensors, limit_us, with_batch
 from autotune.problem.convolution import Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, Gemm, PatchConv2d
 from autotune.problem.dtypes import DTYPES, dtype_name
-from autotune.problem.fused import Conv2dSe, SeBlock, SeDownBlock, SeTail, Stem, StemSeBlock
+from autotune.problem.fused import (
+    Conv2dFoldedSe,
+    Conv2dSe,
+    Conv2dSeSkip,
+    FoldedSe,
+    SeBlock,
+    SeDownBlock,
+    SeTail,
+    Stem,
+    StemSeBlock,
+)
 from autotune.problem.pixels import Cast, Elementwise, SpaceToDepth, ToChannelsLast
 from autotune.problem.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d, Pool2d
 from autotune.problem.registry import OPERATORS, register
@@ -31,10 +41,13 @@ __all__ = [
     "Cast",
     "Conv2d",
     "Conv2dDgrad",
+    "Conv2dFoldedSe",
     "Conv2dSe",
+    "Conv2dSeSkip",
     "Conv2dWgrad",
     "Convolution",
     "Elementwise",
+    "FoldedSe",
     "Gemm",
     "GlobalAvgPool2d",
     "MaxPool2d",

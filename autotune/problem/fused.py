@@ -12,6 +12,7 @@ from autotune.problem.convolution import Convolution, PatchConv2d
 from autotune.problem.window import output_extent
 
 _GATE_ALONE = Epilogue(("gate",))
+_GATE_AND_PROJECT = Epilogue(("gate", "project"))
 _CONV_AND_GATE = Epilogue(("conv", "gate"))
 _DOWN = Epilogue(("conv", "gate", "project"))
 _BEHIND_A_STEM = Epilogue(("keep", "conv", "conv", "gate", "add_kept"))
@@ -146,6 +147,80 @@ class Conv2dSe(Convolution):
             self._weight,
             *_excitation(self.k, self.hidden, self.dtype),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldedSe(Convolution):
+    """What conv2d_folded_se and conv2d_se_skip share."""
+
+    hidden: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.groups > 1:
+            raise ProblemError(f"'{self}': the hidden values are of all channels, so there can be no groups")
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, p, q, k)."""
+        return self._dy.shape
+
+    @property
+    def flops(self) -> int:
+        """Those of both convolutions, the second product and the scaling."""
+        hidden = super().flops // self.k * self.hidden
+        return super().flops + hidden + self.n * (self.p * self.q * self.k + 2 * self.k * self.hidden)
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        _, *others = _excitation(self.k, self.hidden, self.dtype)
+        first = Operand("w1", "weight", (self.hidden, *self._weight.shape[1:]), self.dtype)
+        return (self._x, self._weight, first, *others)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv2dFoldedSe(FoldedSe):
+    """Convolution with squeeze-and-excitation that begins with a filter of the convolution's own input.
+
+    The step `gate` scales the value so far by sigmoid(w2 relu(mean(conv(x, w1)) + b1) + b2), the mean over the output's
+    pixels, w1 (hidden, c, r, s), w2 (k, hidden). In most networks what lies between a convolution and its gate is
+    linear, as the mean is: then it is what conv2d_se computes, with w1 as `squeeze_filter` of fused_resnet/derived.py
+    makes it. A tile that computes the hidden values beside its channels needs nothing of other tiles. A residual block
+    ends with "bias,gate,add,relu".
+    """
+
+    operator: ClassVar[str] = "conv2d_folded_se"
+    places: ClassVar[tuple[str, ...]] = ("gate",)
+    epilogue: Epilogue = _GATE_ALONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conv2dSeSkip(FoldedSe):
+    """As conv2d_folded_se, with the projection of the block's skip connection.
+
+    In the epilogue, `project` stands where the identity is added: skip (n, p, q, skip_c) behind a 1x1 convolution in
+    skip_groups with `projection` (k, skip_c/skip_groups, 1, 1): "bias,gate,project,relu".
+    """
+
+    operator: ClassVar[str] = "conv2d_se_skip"
+    places: ClassVar[tuple[str, ...]] = ("gate", "project")
+    skip_c: int
+    skip_groups: int = 1
+    epilogue: Epilogue = _GATE_AND_PROJECT
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.skip_c % self.skip_groups or self.k % self.skip_groups:
+            raise ProblemError(f"'{self}': skip_groups must divide both skip_c and k")
+
+    @property
+    def flops(self) -> int:
+        """Those of conv2d_folded_se and of the projection."""
+        return super().flops + 2 * self.n * self.p * self.q * self.k * self.skip_c // self.skip_groups
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        skip = Operand("skip", "input", (self.n, self.p, self.q, self.skip_c), self.dtype)
+        shape = (self.k, self.skip_c // self.skip_groups, 1, 1)
+        return (*super()._inputs(), skip, Operand("projection", "weight", shape, self.dtype))
 
 
 @dataclass(frozen=True, kw_only=True)

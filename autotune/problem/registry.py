@@ -8,14 +8,23 @@ import re
 from autotune.errors import ProblemError
 from autotune.problem.base import Problem
 from autotune.problem.convolution import Conv2d, Conv2dDgrad, Conv2dWgrad, Gemm, PatchConv2d
-from autotune.problem.fused import Conv2dSe, SeBlock, SeDownBlock, SeTail, Stem, StemSeBlock
+from autotune.problem.fused import (
+    Conv2dFoldedSe,
+    Conv2dSe,
+    Conv2dSeSkip,
+    SeBlock,
+    SeDownBlock,
+    SeTail,
+    Stem,
+    StemSeBlock,
+)
 from autotune.problem.pixels import Cast, Elementwise, SpaceToDepth, ToChannelsLast
 from autotune.problem.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
 
 OPERATORS: dict[str, type[Problem]] = {
     cls.operator: cls
     for cls in (
-        *(Conv2d, Conv2dSe, PatchConv2d, Conv2dDgrad, Conv2dWgrad, Gemm),
+        *(Conv2d, Conv2dSe, Conv2dFoldedSe, Conv2dSeSkip, PatchConv2d, Conv2dDgrad, Conv2dWgrad, Gemm),
         *(AvgPool2d, MaxPool2d, GlobalAvgPool2d, Elementwise, Cast),
         *(ToChannelsLast, SpaceToDepth, Stem, SeTail, SeBlock, StemSeBlock, SeDownBlock),
     )

@@ -9,7 +9,7 @@ from autotune.epilogue import Epilogue
 from autotune.problem import AvgPool2d, Conv2d, MaxPool2d, SeTail, Stem, ToChannelsLast
 from fused_resnet.derived import Derived
 from fused_resnet.graph import OUTPUT, Alternative, Layer
-from fused_resnet.rewrites import gated, pooled_projection
+from fused_resnet.rewrites import folded, gated, pooled_projection
 
 _RISING = {"bias", "add_scalar", "relu", "relu6", "clamp", "sigmoid", "tanh", "hardsigmoid"}
 """Steps that give the same before a maximum as after it."""
@@ -33,7 +33,7 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
             case (AvgPool2d(), Conv2d()) if not layer.problem.epilogue.names:
                 found += list(_pooled_projection(layer, reader))
             case (Conv2d(), SeTail()) if "store" not in layer.problem.epilogue.names:
-                both = gated(layer, reader, f"{reader.name}.gated")
+                both = folded(layer, reader, f"{reader.name}.folded") or gated(layer, reader, f"{reader.name}.gated")
                 found += [Alternative(both.name, (layer.name, reader.name), (both,))]
     return tuple(found)
 

@@ -11,10 +11,13 @@
 // key is the number of the output pixel that reads it, modulo 8; a tap changes the keys of all eight alike. Weights are
 // read in an order that makes a thread's sums those of eight neighbouring channels.
 //
-// A tile of whole images with all channels can have a gate (problem conv2d_se): see sm90/gate.cuh.
+// A tile of whole images with all channels can have a gate (problem conv2d_se): see sm90/gate.cuh. With a folded squeeze
+// (conv2d_folded_se, sm90/folded_gate.cuh) it need not have all: each step has kHidden filters more, which every warp
+// multiplies its pixels by.
 #pragma once
 #include "cuda/copies.cuh"
 #include "cuda/mma.cuh"
+#include "sm90/folded_gate.cuh"
 #include "sm90/gate.cuh"
 
 namespace at {
@@ -32,14 +35,20 @@ struct ImageConv2d {
   static constexpr int kCopied = kThreads / kUnits;                    // rows that all threads copy at once
   static constexpr int kBlocks = kWarpM / 16, kColumns = kWarpN / 32;  // of a warp: of 16 pixels, of 32 channels
   static constexpr int kPieces = kBlocks * kColumns, kOwn = kPieces / kSlices;  // of these; what a slice finishes
-  static constexpr int kStageBytes = kTaps * kN * kRowBytes;
-  static constexpr int kExchangeBytes = kSlices > 1 ? kSlices * kM * kN * 4 : 0;
+  static constexpr int kHidden = Config::kHidden, kHiddenTiles = kHidden / 8;
+  static constexpr bool kFolded = kHidden > 0;
+  static constexpr int kFilters = kN + kHidden;  // of a tap
+  static constexpr int kStageBytes = kTaps * kFilters * kRowBytes;
+  static constexpr int kExchangedHidden = kFolded ? kSlices * kWarps * kBlocks * kHiddenTiles * 32 * 8 : 0;
+  static constexpr int kExchangeBytes = kSlices > 1 ? kSlices * kM * kN * 4 + kExchangedHidden : 0;
   static constexpr int kMostTaps = 64, kMostShared = 232448;
+  static_assert(!kFolded || kCopied % 8 == 0, "a thread's filters have one key");
   static_assert(kPieces % kSlices == 0, "each slice finishes as many pieces");
   static_assert(kN % kCopied == 0, "a thread copies the same filters of every tap");
 
   using Excitation = Gate<Element, kM, kN, 1, kThreads>;
-  enum { kX = 0, kWeight = 1, kFirstGate = 2, kY = kGated ? 6 : 2 };
+  using Folded = FoldedGate<Element, kM, kN, kHidden, kThreads, true>;
+  enum { kX = 0, kWeight = 1, kFirstGate = 2, kY = kGated || kFolded ? 6 : 2 };
   enum Launch { kTileP, kTileQ, kPatches };
 
   struct Params {
@@ -52,6 +61,8 @@ struct ImageConv2d {
     int chunks, steps;                       // of kK channels; of kTaps taps
     int next_image, next_row, next_column;   // from a pixel of the patch to the next that a thread copies
     int hidden;
+    float pixel_weight;  // in a mean
+    Divider slabs;       // of 16 rows, of an image
     int tap[kMostTaps];  // bytes from a pixel's row to that of this tap; in the lowest bits what it adds to the key
     at_pointers p;
   };
@@ -100,6 +111,11 @@ struct ImageConv2d {
       const Excitation gate(a.p * a.q, hidden);
       if (!gate.fits() || !whole || kM % area != 0 || a.k > kN) return refused(out);
       bytes += gate.bytes();
+    }
+    if constexpr (kFolded) {
+      if (!Folded::fits(a.p * a.q, hidden) || !whole || kM % area != 0) return refused(out);
+      x.pixel_weight = 1.f / area, x.slabs = Divider::by(area / 16);
+      bytes += Folded::kBytes;
     }
     if (bytes > kMostShared) return refused(out);
     const int64_t tiles = ceil_div(a.n, x.images) * x.tiles_p * x.tiles_q;
@@ -152,11 +168,13 @@ struct ImageConv2d {
 
   // Copies the weights of one step after the other: a thread's unit of every kCopied-th filter.
   struct Weights {
-    static constexpr int kFilters = kN / kCopied;
+    static constexpr int kFilters = kN / kCopied, kHiddenFilters = (kHidden + kCopied - 1) / kCopied;
     static constexpr bool kSameKeys = kCopied % 32 == 0;  // of all of a thread's filters
     const char* from;  // of the thread's first filter
     int chunk = 0, tap = 0, slot = 0, channel;
+    const char* hidden_from;  // the same of the hidden values' filters
     uint32_t to, known;  // the unit's place in the first buffer; a bit for each filter that there is
+    uint32_t hidden_to, hidden_known;
     AT_DEVICE Weights(const Params& x, const Place& at, uint32_t ring) {
       const int row = threadIdx.x / kUnits;
       channel = threadIdx.x % kUnits * kVector;
@@ -166,6 +184,13 @@ struct ImageConv2d {
       for (int i = 0; i < kFilters; ++i) known |= (at.channel + row + i * kCopied < x.a.k) << i;
       to = ring + row * kRowBytes;
       if constexpr (kSameKeys) to += swizzled(0);
+      if constexpr (kFolded) {
+        hidden_from = (const char*)x.p.p[kFirstGate] + ((int64_t)row * x.taps * x.a.c + channel) * 2;
+        hidden_known = 0;
+#pragma unroll
+        for (int i = 0; i < kHiddenFilters; ++i) hidden_known |= (row + i * kCopied < x.hidden) << i;
+        hidden_to = ring + (kN + row) * kRowBytes + (((int)threadIdx.x % kUnits ^ row % 8) << 4);
+      }
     }
     // Where this thread's unit of its i-th filter is in that filter's row.
     AT_DEVICE static uint32_t swizzled(int i) {
@@ -180,8 +205,20 @@ struct ImageConv2d {
         for (int t = 0; t < kTaps; ++t)
 #pragma unroll
           for (int i = 0; i < kFilters; ++i)
-            copy_async(to + slot * kStageBytes + (t * kN + i * kCopied) * kRowBytes + (kSameKeys ? 0 : swizzled(i)),
+            copy_async(to + slot * kStageBytes + (t * ImageConv2d::kFilters + i * kCopied) * kRowBytes + (kSameKeys ? 0 : swizzled(i)),
                        from + (i * filter_bytes + t * tap_bytes), 16, inside && (known >> i & 1));
+        if constexpr (kFolded) {
+          // Rows of a thread are a multiple of eight apart, so they have one key.
+#pragma unroll
+          for (int t = 0; t < kTaps; ++t)
+#pragma unroll
+            for (int i = 0; i < kHiddenFilters; ++i)
+              if ((int)threadIdx.x / kUnits + i * kCopied < kHidden)
+                copy_async(hidden_to + slot * kStageBytes + (t * ImageConv2d::kFilters + i * kCopied) * kRowBytes,
+                           hidden_from + (i * filter_bytes + t * tap_bytes), 16, inside && (hidden_known >> i & 1));
+          hidden_from += kTaps * tap_bytes;
+          if (tap + kTaps == x.taps) hidden_from += kRowBytes - (int)(x.taps * tap_bytes);
+        }
         from += kTaps * tap_bytes, tap += kTaps;
         if (tap == x.taps) tap = 0, ++chunk, channel += kK, from += kRowBytes - (int)(x.taps * tap_bytes);
       }
@@ -199,7 +236,7 @@ struct ImageConv2d {
     }
   };
 
-  using Sums = float[kBlocks][4 * kColumns][4];
+  using Sums = float[kBlocks][4 * kColumns + kHiddenTiles][4];
 
   // pixels: of this lane's rows of operand, bytes from the patch's beginning. copies: begun behind the first products, so
   // that these wait for nothing else.
@@ -217,16 +254,28 @@ struct ImageConv2d {
       const uint32_t moved = patch + (code & ~7);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        uint32_t a[kBlocks][4], b[2 * kColumns][4];
+        uint32_t a[kBlocks][4], b[2 * kColumns][4], c[(kHiddenTiles + 1) / 2 + !kFolded][4];
 #pragma unroll
         for (int m = 0; m < kBlocks; ++m) load_matrices(a[m], moved + pixels[m] + ((pixel_unit ^ 2 * step) << 4));
 #pragma unroll
         for (int n = 0; n < 2 * kColumns; ++n)
-          load_matrices(b[n], filters + (t * kN + n / 2 * 32 + n % 2 * 4) * kRowBytes + ((filter_unit ^ 2 * step) << 4));
+          load_matrices(b[n], filters + (t * kFilters + n / 2 * 32 + n % 2 * 4) * kRowBytes + ((filter_unit ^ 2 * step) << 4));
 #pragma unroll
         for (int m = 0; m < kBlocks; ++m)
 #pragma unroll
           for (int n = 0; n < 4 * kColumns; ++n) mma<Element>(sums[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+        if constexpr (kFolded) {
+          // Of ldmatrix's four: eight filters, these 8 channels on; the next eight, if there are.
+          const int filter = kHidden == 8 ? row : lane / 16 * 8 + row;
+#pragma unroll
+          for (int n = 0; n < (kHiddenTiles + 1) / 2; ++n)
+            load_matrices(c[n], weights + (t * kFilters + kN + 16 * n + filter) * kRowBytes + ((filter_unit ^ 2 * step) << 4));
+#pragma unroll
+          for (int m = 0; m < kBlocks; ++m)
+#pragma unroll
+            for (int n = 0; n < kHiddenTiles; ++n)
+              mma<Element>(sums[m][4 * kColumns + n], a[m], c[n / 2][n % 2 * 2], c[n / 2][n % 2 * 2 + 1]);
+        }
         if (t == 0 && step == 0) copies();
       }
     }
@@ -309,6 +358,7 @@ struct ImageConv2d {
 #pragma unroll
     for (int i = 0; i < kEarly; ++i) fetch(i);
     if constexpr (kGated) scale(x, at, part, own, block, column, shared + x.gate_place);
+    if constexpr (kFolded) scale_folded(x, at, part, sums, own, column, shared);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
 #pragma unroll
@@ -321,6 +371,61 @@ struct ImageConv2d {
       }
       if (i + kEarly < kOwn) fetch(i + kEarly);
     }
+  }
+
+  static AT_DEVICE Folded folded(const Params& x, char* shared) {
+    return {x.a.p * x.a.q, x.hidden, x.pixel_weight, x.slabs, shared + x.gate_place};
+  }
+
+  // The same with a folded squeeze. Slices have added up their channels' share of the hidden values.
+  AT_DEVICE static void scale_folded(const Params& x, const Place& at, const Part& part, const Sums& sums,
+                                     float (&own)[kOwn][2][kVector], const int (&column)[kOwn], char* shared) {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        if (at.channel + column[i] < x.a.k) Config::Steps::before(own[i][half], x.p.p, x.a.scalars, at.channel + column[i]);
+    float2 total[kBlocks][kHiddenTiles];
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m)
+#pragma unroll
+      for (int j = 0; j < kHiddenTiles; ++j) {
+        const float(&v)[4] = sums[m][4 * kColumns + j];
+        total[m][j] = make_float2(v[0] + v[2], v[1] + v[3]);
+      }
+    const int warp = hopper::uniform(threadIdx.x / 32);
+    if constexpr (kSlices > 1) {
+      float2* memory = (float2*)(shared + kSlices * kM * kN * 4) + (warp % kWarps) * kBlocks * kHiddenTiles * 32 + part.lane;
+      constexpr int kSlice = kWarps * kBlocks * kHiddenTiles * 32;
+#pragma unroll
+      for (int i = 0; i < kBlocks * kHiddenTiles; ++i) memory[part.slice * kSlice + i * 32] = total[i / kHiddenTiles][i % kHiddenTiles];
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < kBlocks * kHiddenTiles; ++i) {
+        float2 sum = {0.f, 0.f};
+#pragma unroll
+        for (int slice = 0; slice < kSlices; ++slice) {
+          const float2 other = memory[slice * kSlice + i * 32];
+          sum.x += other.x, sum.y += other.y;
+        }
+        total[i / kHiddenTiles][i % kHiddenTiles] = sum;
+      }
+    }
+    wait_for_all_copies();
+    folded(x, shared).each_block(total, warp, part.m / 16, 1, part.n == 0 && part.slice == 0, [] { __syncthreads(); },
+                                 [&](int m, const float* gates) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const int piece = i * kSlices + (kSlices > 1 ? part.slice : 0);
+        if (piece / kColumns != m) continue;
+        float factor[kVector];
+        load(factor, gates + column[i]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) own[i][half][e] *= factor[e];
+      }
+    });
   }
 
   // The steps before the gate, and the gate.
@@ -362,6 +467,7 @@ struct ImageConv2d {
     for (int i = 0; i < kStages - 1; ++i) weights.load_step(x);
     if constexpr (kGated)
       Excitation(x.a.p * x.a.q, x.hidden).load_weights(shared + x.gate_place, x.p.p + kFirstGate, 0, x.a.k, threadIdx.x);
+    if constexpr (kFolded) folded(x, shared).load_weights(x.p.p + kFirstGate + 1, at.channel, x.a.k, threadIdx.x);
     wait_for_previous();
     load_patch(x, at, copier, 0, memory);
     commit_copies();

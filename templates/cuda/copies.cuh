@@ -11,12 +11,20 @@ AT_DEVICE void copy_async(uint32_t to, const void* from, int bytes, bool inside)
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(read) : "memory");
 }
 
+template <int kBytes>  // 4, 8 or 16
+AT_DEVICE void copy_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
+}
+
 AT_DEVICE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int pending>
 AT_DEVICE void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
+
+// All that this thread has begun.
+AT_DEVICE void wait_for_all_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Four matrices of 8 x 8 halves, each lane naming a row of 16 bytes.
 AT_DEVICE void load_matrices(uint32_t (&to)[4], uint32_t row) {

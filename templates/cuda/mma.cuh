@@ -21,4 +21,13 @@ AT_DEVICE void mma<bfloat16>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Two neighbouring values as an operand's word, rounded, and another of what that has left.
+template <typename Element>
+AT_DEVICE void split(float a, float b, uint32_t& most, uint32_t& rest) {
+  const float v[2] = {a, b};
+  const Pack<Element, 2> high = rounded<Element>(v);
+  const float left[2] = {a - to_float(high.elements[0]), b - to_float(high.elements[1])};
+  most = high.words[0], rest = rounded<Element>(left).words[0];
+}
+
 }  // namespace at

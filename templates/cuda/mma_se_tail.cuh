@@ -73,14 +73,6 @@ struct MmaSeTail {
     }
   };
 
-  // Two values as an operand's word, rounded, and another of what that has left.
-  AT_DEVICE static void split(float a, float b, uint32_t& most, uint32_t& rest) {
-    const float v[2] = {a, b};
-    const Pack<Element, 2> high = rounded<Element>(v);
-    const float left[2] = {a - to_float(high.elements[0]), b - to_float(high.elements[1])};
-    most = high.words[0], rest = rounded<Element>(left).words[0];
-  }
-
   AT_DEVICE static void run(const Params& x, char* shared) {
     const at_se_tail& a = x.a;
     void* const* p = x.p.p;
@@ -122,7 +114,7 @@ struct MmaSeTail {
       for (int e = 0; e < kVector; ++e) sum[e] += to_float(kept[i].elements[e]);
     uint32_t mean[4][2];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) split(sum[2 * i] * x.weight, sum[2 * i + 1] * x.weight, mean[i][0], mean[i][1]);
+    for (int i = 0; i < 4; ++i) split<Element>(sum[2 * i] * x.weight, sum[2 * i + 1] * x.weight, mean[i][0], mean[i][1]);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       float d[4] = {};
@@ -156,8 +148,8 @@ struct MmaSeTail {
     for (int step = 0; step < kSteps; ++step) {
       const float4 h = hiddens[own * (kHidden / 4) + 4 * step + part];
       uint32_t low[2], high[2];
-      split(h.x, h.y, low[0], low[1]);
-      split(h.z, h.w, high[0], high[1]);
+      split<Element>(h.x, h.y, low[0], low[1]);
+      split<Element>(h.z, h.w, high[0], high[1]);
 #pragma unroll
       for (int tile = 0; tile < 4; ++tile)
         mma<Element>(gate[tile], {low[0], low[1], high[0], high[1]}, weights.second[step][tile].x, weights.second[step][tile].y);
@@ -165,7 +157,7 @@ struct MmaSeTail {
     float factor[kVector];
 #pragma unroll
     for (int e = 0; e < kVector; ++e)
-      factor[e] = 1.f / (1.f + __expf(-(gate[e / 2][e % 2] + gate[e / 2][2 + e % 2] + weights.bias[e])));
+      factor[e] = logistic(gate[e / 2][e % 2] + gate[e / 2][2 + e % 2] + weights.bias[e]);
 
 #pragma unroll
     for (int i = 0; i < kKeep; ++i) {

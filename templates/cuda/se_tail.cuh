@@ -198,7 +198,7 @@ struct SeTail {
       } else {
         for (int o = 0; o < a.hidden; ++o) total += to_float(row[o]) * hidden[o];
       }
-      mean[c] = 1.f / (1.f + __expf(-total));
+      mean[c] = logistic(total);
     }
     __syncthreads();
     return mean;

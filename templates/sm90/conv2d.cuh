@@ -57,10 +57,11 @@ struct HopperConv2d : Conv2dGate<Config> {
   using Gate = Conv2dGate<Config>;
   using Store = Conv2dStore<Config>;
   using typename Plan::Layout, typename Plan::Member, typename Plan::Place, typename Plan::Sums, typename Plan::Tile;
-  using Plan::kAhead, Plan::kBlocks, Plan::kCluster, Plan::kClusterM, Plan::kClusterN, Plan::kGated, Plan::kGroups;
-  using Plan::kFirstGate, Plan::kJoint, Plan::kK, Plan::kM, Plan::kMoves, Plan::kN, Plan::kPatch, Plan::kPingpong, Plan::kResident, Plan::kRowBytes;
+  using Plan::kAhead, Plan::kBlocks, Plan::kCluster, Plan::kClusterM, Plan::kClusterN, Plan::kFolded, Plan::kGated;
+  using Plan::kFirstGate, Plan::kGroups, Plan::kHidden, Plan::kJoint, Plan::kK, Plan::kM, Plan::kMoves, Plan::kN, Plan::kPatch, Plan::kPingpong, Plan::kProjects, Plan::kResident, Plan::kRowBytes;
   using Plan::first_fill, Plan::first_tile, Plan::kSlices, Plan::kTeam, Plan::kWeightBytes, Plan::tile_step;
-  using Gate::excitation, Gate::gate_memory, Gate::own_channel, Gate::store_gated;
+  using Gate::excitation, Gate::gate_memory, Gate::load_folded, Gate::meet_for_tile, Gate::own_channel, Gate::scale_folded;
+  using Gate::store_gated;
   using Store::gather_slices, Store::stage_tile, Store::store_tile;
 
   // Each warp those of a kind.
@@ -85,11 +86,13 @@ struct HopperConv2d : Conv2dGate<Config> {
   struct Origin {
     int pixel, n, h, w, c;  // of the activations
     int row;                // of the weights
+    int skip_c;             // of the projected tensor
     AT_DEVICE Origin(const Params& x, const Member& me, int index) {
       const Tile tile(x, me, index);
       pixel = tile.m * kM + me.n * (kM / kClusterN);
       row = tile.n * kN + me.m * (kN / kClusterM);
       c = x.group_outputs.quotient(tile.n * kN) * x.group_channels;
+      if (kProjects) skip_c = x.skip_outputs.quotient(tile.n * kN) * x.skip_channels;
       n = x.out_area.split(kPatch ? tile.m : pixel, h);
       h = x.out_width.split(h, w);
       if (kPatch) n *= x.images, h *= 8 * x.squares_h, w *= 8 * x.squares_w;
@@ -134,6 +137,15 @@ struct HopperConv2d : Conv2dGate<Config> {
           hopper::load_im2col<(kClusterN > 1)>(to, x.activation_map, full, c, from.w, from.h, from.n, place.w, place.h,
                                                peers);
         });
+      if constexpr (kProjects)
+        for (int i = 0; i < x.skip_fills; ++i) {
+          const uint32_t full = at.full + 8 * ring.slot;
+          hopper::wait(at.empty + 8 * ring.slot, ring.parity);
+          hopper::expect_bytes(full, x.fill_bytes);
+          hopper::load_2d<(kClusterN > 1)>(fills + ring.slot * x.slot_bytes, x.skip_map, full, from.skip_c + i * kK,
+                                           from.pixel, peers);
+          ring.advance(x.fill_slots);
+        }
       index += tile_step();
       from = Origin(x, me, index);
     }
@@ -161,12 +173,14 @@ struct HopperConv2d : Conv2dGate<Config> {
     for (int index = first_tile(); index < x.cluster_tiles;) {
       const auto load = [&](int chunk, int tap) {
         const uint32_t full = kResident ? at.weight_full : fulls + 8 * ring.slot;
-        const uint32_t to = at.weights + ring.slot * slot_bytes + me.m * kRows * kRowBytes;
+        const uint32_t slot = at.weights + ring.slot * slot_bytes, to = slot + me.m * kRows * kRowBytes;
         if (!kResident) {
           hopper::wait(empties + 8 * ring.slot, ring.parity);
           hopper::expect_bytes(full, kWeightBytes);
         }
         hopper::load_3d<kShared>(to, x.weight_map, full, chunk * kK, tap, from.row, peers);
+        if constexpr (kFolded)
+          if (me.m == 0) hopper::load_3d<kShared>(slot + kN * kRowBytes, x.hidden_map, full, chunk * kK, tap, 0, peers);
         ring.advance(slots);
       };
       if constexpr (kPatch) {
@@ -184,6 +198,15 @@ struct HopperConv2d : Conv2dGate<Config> {
           if (++chunk == x.chunks) chunk = 0, ++tap;
         }
       }
+      if constexpr (kProjects)
+        for (int i = 0; i < x.skip_fills; ++i) {
+          const uint32_t full = at.full + 8 * ring.slot;
+          hopper::wait(at.empty + 8 * ring.slot, ring.parity);
+          hopper::expect_bytes(full, kN * kRowBytes);
+          hopper::load_3d<kShared>(at.weights + ring.slot * slot_bytes + me.m * kRows * kRowBytes, x.projection_map, full, i * kK,
+                                   0, from.row, peers);
+          ring.advance(slots);
+        }
       if (kResident) break;
       index += tile_step();
       from = Origin(x, me, index);
@@ -248,6 +271,22 @@ struct HopperConv2d : Conv2dGate<Config> {
     }
   }
 
+  // Adds the projection of the skip connection, whose fills are there. (The hidden columns' sums are no longer of use.) Each is
+  // waited for: of several on their way at once behind branches the compiler would make products that wait one by one.
+  AT_DEVICE static void add_skip(const Params& x, const Layout& at, const Member& me, const Rows& rows, Ring ring, Sums& sums) {
+    const uint32_t fill_low = hopper::low(at.fills), weight_low = hopper::low(at.weights);
+    int accumulate = 1;
+    hopper::pin(sums);
+    for (int i = 0; i < x.skip_fills; ++i, ring.advance(x.fill_slots)) {
+      const uint32_t offset = ring.slot * (x.slot_bytes >> 4);
+      multiply(sums, rows, fill_low + offset, weight_low + offset, accumulate);
+      hopper::commit_products();
+      hopper::wait_for_products<0>();
+      release_fill(at, me, ring.slot);
+    }
+    hopper::pin(sums);
+  }
+
   AT_DEVICE static void multiply_all(const Params& x, const Layout& at, const Member& me) {
     const int group = hopper::uniform(threadIdx.x / 128);
     const int first_block = kPingpong ? 0 : group * kBlocks;
@@ -263,6 +302,13 @@ struct HopperConv2d : Conv2dGate<Config> {
     if constexpr (kMoves) hopper::take_registers<232>();
     if constexpr (kGated)
       excitation(x).load_weights(gate_memory(at), x.p.p + kFirstGate, own_channel(me, Tile(x, me, first_tile())), x.k, threadIdx.x);
+    // What the gates need is constant, so it may come before, and stays while the column of tiles does.
+    int gates_of = 0;
+    if constexpr (kFolded) {
+      const Tile first(x, me, min(added.index, x.cluster_tiles - 1));
+      load_folded(x, at, first, group);
+      gates_of = first.n;
+    }
     wait_for_previous();
     if constexpr (kAhead)
       for (int i = 0; i < x.ahead; ++i) Store::load_added(x, at, me, first_block, added, i);
@@ -271,13 +317,21 @@ struct HopperConv2d : Conv2dGate<Config> {
       if constexpr (kPingpong) {
         const int turn = tiles++;
         if (turn % kGroups != group) {
-          ring.skip(x.fills, x.fill_slots);
+          ring.skip(x.fills + x.skip_fills, x.fill_slots);
           if (kPatch && !kResident) weight.skip(x.r * x.s * x.chunks, x.weight_slots);
           continue;
         }
         // A parity tells only neighbouring rounds of the rings apart, so a warpgroup enters them when the one before
         // has waited for all its fills; this also gives it the tensor cores to itself.
         hopper::wait(at.turn + 8 * group, (turn / kGroups & 1) ^ (group == 0));
+      }
+      if constexpr (kFolded && !kResident) {
+        const Tile tile(x, me, index);
+        if (tile.n != gates_of) {
+          meet_for_tile(group);
+          load_folded(x, at, tile, group);
+          gates_of = tile.n;
+        }
       }
       Sums sums;
       int accumulate = 0, used = -1, used_weight = -1;
@@ -326,6 +380,13 @@ struct HopperConv2d : Conv2dGate<Config> {
         if (alone) release_fill(at, me, ring.slot);
         ring.advance(x.fill_slots);
       }
+      // The skip connection's fills are the tile's last. They are waited for while it is this warpgroup's turn, and used later.
+      const Ring skip = ring;
+      if constexpr (kProjects)
+        for (int i = 0; i < x.skip_fills; ++i) {
+          hopper::wait(at.full + 8 * ring.slot, ring.parity);
+          ring.advance(x.fill_slots);
+        }
       if constexpr (kPingpong) {
         // Every warp tells, so that none is left behind at the turn before.
         if (threadIdx.x % 32 == 0) hopper::arrive(at.turn + 8 * ((group + 1) % kGroups));
@@ -337,9 +398,17 @@ struct HopperConv2d : Conv2dGate<Config> {
       if (index + tile_step() >= x.cluster_tiles) launch_next();
       if constexpr (kSlices > 1) gather_slices(at, me, sums);
       const Tile tile(x, me, index);
-      if constexpr (kGated) store_gated(x, at, me, tile, first_block, sums);
-      else if (kSlices == 1 && x.staging_bytes) stage_tile(x, at, me, tile, first_block, sums, added);
-      else store_tile(x, me, tile, first_block, sums);
+      if constexpr (kGated) {
+        store_gated(x, at, me, tile, first_block, sums);
+      } else {
+        const bool staged = kSlices == 1 && x.staging_bytes;
+        typename Store::Early early;
+        if (!staged) early.begin(x, me, tile, first_block);
+        if constexpr (kFolded) scale_folded(x, at, tile, group, first_block, sums);
+        if constexpr (kProjects) add_skip(x, at, me, rows, skip, sums);
+        if (staged) stage_tile(x, at, me, tile, first_block, sums, added);
+        else store_tile(x, me, tile, sums, early);
+      }
     }
     hopper::wait_for_stores<0>();
     if constexpr (kSlices > 1) hopper::wait_for_cluster();

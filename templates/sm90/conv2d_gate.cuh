@@ -1,5 +1,6 @@
-// The end of a gated tile of the Hopper convolution (problem conv2d_se): the steps before the gate are applied to the
-// sums in registers, the tile's images are summed up, and the sums are scaled before the other steps. See gate.cuh.
+// The end of a gated tile of the Hopper convolution: the steps before the gate are applied to the sums in registers, and
+// these are scaled before the other steps: by the gates of the tile's images summed up, exchanged over a cluster
+// (problem conv2d_se, see gate.cuh), or by gates from the tile's own hidden values (conv2d_folded_se, folded_gate.cuh).
 #pragma once
 #include "sm90/conv2d_store.cuh"
 
@@ -10,14 +11,56 @@ struct Conv2dGate : Conv2dStore<Config> {
  protected:
   using Plan = Conv2dPlan<Config>;
   using Store = Conv2dStore<Config>;
-  using typename Plan::Element, typename Plan::Excitation, typename Plan::Layout, typename Plan::Member;
-  using typename Plan::Params, typename Plan::Sums, typename Plan::Tile;
-  using Plan::kBlocks, Plan::kN, Plan::kOwnColumns, Plan::kOwnN, Plan::kSlices, Plan::kVector, Plan::kY;
+  using typename Plan::Element, typename Plan::Excitation, typename Plan::Folded, typename Plan::Layout;
+  using typename Plan::Member, typename Plan::Params, typename Plan::Sums, typename Plan::Tile;
+  using Plan::kBlocks, Plan::kFirstGate, Plan::kFolded, Plan::kGroups, Plan::kN, Plan::kPingpong, Plan::kOwnColumns, Plan::kOwnN, Plan::kSlices, Plan::kVector, Plan::kY;
   using Store::each_unit, Store::find_pixels, Store::kGroup, Store::kUnitGroups;
 
   AT_DEVICE static Excitation excitation(const Params& x) { return Excitation(x.pixels, x.hidden); }
   AT_DEVICE static char* gate_memory(const Layout& at) { return (char*)__cvta_shared_to_generic(at.gate); }
   AT_DEVICE static int own_channel(const Member& me, const Tile& tile) { return tile.n * kN + me.slice * kOwnN; }
+
+  // Applies the steps before the gate to a row's sums of eight channels, of both halves of a warp's rows.
+  AT_DEVICE static void apply_before(const Params& x, int m, int columns, int channel, Sums& sums, float (&v)[2][kVector]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      hopper::take(v[half], sums, m, half, columns);
+      if (channel < x.k) Config::Steps::before(v[half], x.p.p, x.scalars, channel);
+      hopper::put(v[half], sums, m, half, columns);
+    }
+  }
+
+  // ---- With a folded squeeze ----
+
+  // All threads of a tile. group: this thread's warpgroup.
+  AT_DEVICE static void meet_for_tile(int group) {
+    if constexpr (!kPingpong) hopper::meet<1, 128 * kGroups>();
+    else if (group == 0) hopper::meet<1, 128>();
+    else hopper::meet<2, 128>();
+  }
+
+  AT_DEVICE static Folded folded(const Params& x, const Layout& at, int group) {
+    return {x.pixels, x.hidden, x.pixel_weight, x.slabs, gate_memory(at) + (kPingpong ? group : 0) * Folded::kBytes};
+  }
+
+  // Begins to bring near what the gates of a tile need.
+  AT_DEVICE static void load_folded(const Params& x, const Layout& at, const Tile& tile, int group) {
+    folded(x, at, group).load_weights(x.p.p + kFirstGate + 1, tile.n * kN, x.k, threadIdx.x % (kPingpong ? 128 : 128 * kGroups));
+  }
+
+  // Applies the steps before the gate to the sums, and scales them.
+  AT_DEVICE static void scale_folded(const Params& x, const Layout& at, const Tile& tile, int group, int first_block, Sums& sums) {
+#pragma unroll
+    for (int columns = 0; columns < kN / 32; ++columns)
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m) {
+        float v[2][kVector];
+        apply_before(x, m, columns, tile.n * kN + 32 * columns + 8 * ((int)threadIdx.x % 4), sums, v);
+      }
+    folded(x, at, group).scale(sums, first_block, [&] { meet_for_tile(group); });
+  }
+
+  // ---- With the tile's own sums ----
 
   // Applies the steps before the gate to the sums, adds up each image's pixels, and finds the gates.
   AT_DEVICE static Excitation excite(const Params& x, const Layout& at, const Member& me, const Tile& tile,
@@ -35,12 +78,7 @@ struct Conv2dGate : Conv2dStore<Config> {
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) {
         float v[2][kVector];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          hopper::take(v[half], sums, m, half, columns);
-          if (channel < x.k) Config::Steps::before(v[half], x.p.p, x.scalars, channel);
-          hopper::put(v[half], sums, m, half, columns);
-        }
+        apply_before(x, m, columns, channel, sums, v);
         gate.collect(v, memory, 4 * (first_block + m) + warp, 32 * (columns % kOwnColumns) + 8 * (lane % 4));
       }
     }

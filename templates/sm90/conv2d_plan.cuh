@@ -2,6 +2,7 @@
 // and which part of it, and where in shared memory everything lies. conv2d.cuh says how the kernel works.
 #pragma once
 #include "sm90/counting.cuh"
+#include "sm90/folded_gate.cuh"
 #include "sm90/gate.cuh"
 #include "sm90/hopper.cuh"
 
@@ -23,7 +24,10 @@ struct Conv2dPlan {
   static constexpr bool kMoves = Config::kMovesRegisters;
   static constexpr int kThreads = 128 * kGroups + (kMoves ? 128 : 64);
   static constexpr int kRowBytes = kK * (int)sizeof(Element);
-  static constexpr int kWeightBytes = kN * kRowBytes;
+  // With a folded squeeze a tile's products have columns beside its channels.
+  static constexpr int kHidden = Config::kHidden, kColumns = kN + kHidden;
+  static constexpr bool kFolded = kHidden > 0;
+  static constexpr int kWeightBytes = kColumns * kRowBytes;
   static constexpr int kVector = 8;
   // Where it is staged, the output goes through shared memory, 16 pixels of a warp at a time, and out by TMA in whole
   // lines; else straight from registers, which takes less time to begin with.
@@ -36,11 +40,16 @@ struct Conv2dPlan {
   static constexpr bool kAhead = Config::kAddedPointer >= 0 && !Config::kGated && kSlices == 1;
   static constexpr int kUnits = kBlocks * 2 * (kN / 32);  // of eight channels, for each thread
   static constexpr int kOwnN = kN / kSlices, kOwnColumns = kOwnN / 32;  // of a split tile, in the end
-  static constexpr int kExchangedBytes = 2 * (kSlices - 1) * (kM * kN * 4 / kSlices);  // to and from the other slices
+  static constexpr int kExchangedBytes = 2 * (kSlices - 1) * kM * (kOwnN + kHidden) * 4;  // to and from the other slices
   static constexpr bool kGated = Config::kGated;
   using Excitation = Gate<Element, kM, kOwnN, kClusterN * kSlices, 128 * kGroups>;
-  // Places of the pointers: Problem.operands() of conv2d, or of conv2d_se.
-  enum { kX = 0, kWeight = 1, kFirstGate = 2, kY = kGated ? 6 : 2 };
+  static constexpr int kTiles = kPingpong ? kGroups : 1;  // at a time
+  using Folded = FoldedGate<Element, kM, kN, kHidden, 128 * kTeam, Config::kWarpImages>;
+  // A skip connection's projection is added to the scaled sums by more products, of the same tile.
+  static constexpr bool kProjects = Config::kProjects;
+  // Places of the pointers: Problem.operands() of conv2d, of conv2d_se and conv2d_folded_se, or of conv2d_se_skip.
+  enum { kX = 0, kWeight = 1, kFirstGate = 2, kSkip = 6, kProjection = 7, kY = kProjects ? 8 : kGated || kFolded ? 6 : 2 };
+  static_assert(!kProjects || kFolded && kJoint && kSlices == 1, "a projection follows streamed, gathered pixels");
   static_assert(kM % (64 * kTeam) == 0 && kN % 32 == 0 && kUnits % kSlices == 0, "no such tile");
   static_assert(kSlices == 1 || !kPingpong && kJoint, "a split tile belongs to the whole block, and streams");
   static_assert(kClusterN == 1 || kJoint, "only pixels gathered by TMA are shared");
@@ -50,7 +59,7 @@ struct Conv2dPlan {
   enum Launch { kFillSlots, kWeightSlots, kGrid, kRaster, kSquaresH, kSquaresW, kImages, kStaging };
 
   struct alignas(64) Params {
-    uint8_t activation_map[128], weight_map[128], output_map[128], added_map[128];
+    uint8_t activation_map[128], weight_map[128], output_map[128], added_map[128], hidden_map[128], skip_map[128], projection_map[128];
     int pointwise, along_m, staging_bytes;
     int ahead;  // pieces of the added tensor for which each warp has room; 0: it is read when it is needed
     int n, out_h, out_w, k, rows;
@@ -64,6 +73,10 @@ struct Conv2dPlan {
     int fill_slots, slot_bytes, fill_bytes, weight_slots;
     int squares_h, squares_w, patch_h, patch_w, images;
     int pixels, hidden, gate_bytes;  // of the gate
+    float pixel_weight;
+    Divider slabs;
+    int skip_channels, skip_fills;  // of a group of the projection
+    Divider skip_outputs;
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
   };
@@ -80,6 +93,12 @@ struct Conv2dPlan {
       if (!gate.fits() || !whole || a.launch[kGrid] || a.launch[kStaging] || ceil_div(a.k, kN) != kClusterN)
         return refused(out);
       x.pixels = a.p * a.q, x.hidden = hidden, x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
+    }
+    if constexpr (kFolded) {
+      const bool whole = !kPatch || a.p == 8 * a.launch[kSquaresH] && a.q == 8 * a.launch[kSquaresW];
+      if (!Folded::fits(a.p * a.q, hidden) || !whole || a.groups > 1) return refused(out);
+      x.pixels = a.p * a.q, x.hidden = hidden, x.gate_bytes = kTiles * Folded::kBytes, x.pixel_weight = 1.f / x.pixels;
+      x.slabs = Divider::by(max(x.pixels / 16, 1));
     }
     x.pointwise = !kPatch && a.r * a.s == 1 && a.stride_h * a.stride_w == 1 && a.pad_h + a.pad_w == 0;
     x.n = a.n, x.out_h = a.p, x.out_w = a.q, x.k = a.k, x.rows = a.n * a.p * a.q;
@@ -126,6 +145,14 @@ struct Conv2dPlan {
       x.along_m = 0;
     }
 
+    if constexpr (kProjects) {
+      x.skip_channels = a.skip_c / a.skip_groups, x.skip_fills = ceil_div(x.skip_channels, kK);
+      x.skip_outputs = Divider::by(a.skip_groups > 1 ? a.k / a.skip_groups : 1 << 30);
+      const bool apart = a.skip_groups == 1 || x.skip_channels % kK == 0 && x.skip_outputs.divisor % (kN * kClusterN) == 0;
+      // All of them wait in their buffers until the sums are scaled.
+      if (a.skip_c % 8 || !apart || x.fill_slots <= x.skip_fills) return refused(out);
+    }
+
     const int64_t shared = 1024 + x.staging_bytes + x.gate_bytes + 8 * (kGroups + 2 + kGroups * 4 * x.ahead) +
                            (int64_t)x.fill_slots * (x.slot_bytes + 16) + (int64_t)x.weight_slots * (kWeightBytes + 16);
     const bool fits = shared <= 232448 && kExchangedBytes <= x.fill_slots * x.slot_bytes;
@@ -159,24 +186,36 @@ struct Conv2dPlan {
     hopper::describe<Element>(weight, {depth, taps, padded_k}, {kK, 1, kN / kClusterM}, {1, 1, 1});
     out->tensor_maps[0] = activation;
     out->tensor_maps[1] = weight;
+    if constexpr (kFolded) {
+      at_tensor_map filters{kHiddenMap, kFirstGate, Config::kMapElement, kSwizzle};
+      hopper::describe<Element>(filters, {depth, taps, (uint64_t)hidden}, {kK, 1, kHidden}, {1, 1, 1});
+      out->tensor_maps[out->tensor_map_count++] = filters;
+    }
+    if constexpr (kProjects) {
+      at_tensor_map skip{kSkipMap, kSkip, Config::kMapElement, kSwizzle};
+      hopper::describe<Element>(skip, {(uint64_t)a.skip_c, (uint64_t)x.rows}, {kK, kPixels}, {1, 1});
+      at_tensor_map projection{kProjectionMap, kProjection, Config::kMapElement, kSwizzle};
+      hopper::describe<Element>(projection, {(uint64_t)x.skip_channels, 1, padded_k}, {kK, 1, kN / kClusterM}, {1, 1, 1});
+      out->tensor_maps[out->tensor_map_count++] = skip;
+      out->tensor_maps[out->tensor_map_count++] = projection;
+    }
     if (x.staging_bytes) {
-      out->tensor_map_count = 3;
       at_tensor_map output{kOutputMap, kY, Config::kMapElement, kStageChannels == 64 ? 3 : 2};
       const uint64_t k = a.k, p = a.p, q = a.q;
       if (kPatch) hopper::describe<Element>(output, {k, q, p, n}, {kStageChannels, 8, 2, 1}, {1, 1, 1, 1});
       else hopper::describe<Element>(output, {k, (uint64_t)x.rows}, {kStageChannels, 16}, {1, 1});
-      out->tensor_maps[2] = output;
+      out->tensor_maps[out->tensor_map_count++] = output;
       if (x.ahead) {
-        out->tensor_map_count = 4;
         output.params_offset = kAddedMap, output.pointer = Config::kAddedPointer;
-        out->tensor_maps[3] = output;
+        out->tensor_maps[out->tensor_map_count++] = output;
       }
     }
   }
 
  protected:
   static constexpr int kSwizzle = hopper::swizzle_of(kRowBytes);
-  static constexpr int kActivationMap = 0, kWeightMap = 128, kOutputMap = 256, kAddedMap = 384;  // in Params
+  static constexpr int kActivationMap = 0, kWeightMap = 128, kOutputMap = 256, kAddedMap = 384, kHiddenMap = 512, kSkipMap = 640,
+                       kProjectionMap = 768;  // in Params
 
   struct Member {
     int m, n, slice;
@@ -235,7 +274,7 @@ struct Conv2dPlan {
   AT_DEVICE static int tile_step() { return gridDim.x / kCluster; }
   AT_DEVICE static int first_fill(const Params& x, int slice) { return x.fills * slice / kSlices; }
 
-  using Sums = float[kBlocks][kN / 2];
+  using Sums = float[kBlocks][kColumns / 2];
 };
 
 }  // namespace at

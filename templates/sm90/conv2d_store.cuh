@@ -12,11 +12,18 @@ struct Conv2dStore : Conv2dStage<Config> {
   using typename Plan::Element, typename Plan::Layout, typename Plan::Member, typename Plan::Params;
   using typename Plan::Sums, typename Plan::Tile;
   using Conv2dStage<Config>::output_pixel;
-  using Plan::kBlocks, Plan::kGroups, Plan::kN, Plan::kSlices, Plan::kUnits, Plan::kVector, Plan::kY;
+  using Plan::kBlocks, Plan::kGroups, Plan::kHidden, Plan::kN, Plan::kSlices, Plan::kUnits, Plan::kVector, Plan::kY;
 
   // A unit is eight neighbouring channels of one pixel: which of a thread's accumulators hold it.
   AT_DEVICE static void unit(int i, int& block, int& half, int& columns) {
     columns = i / (2 * kBlocks), half = i % 2, block = i / 2 % kBlocks;
+  }
+
+  // Those that a slice keeps, as a mask: of a comparison for equality the compiler would make an index of the sums, which would
+  // leave registers.
+  AT_DEVICE static uint32_t own_units(const Member& me) {
+    constexpr int kOwn = kUnits / kSlices;
+    return ((1u << kOwn) - 1) << me.slice * kOwn;
   }
 
   // Each slice keeps a part of the tile's units, gets the others' sums of it and gives away the rest. Few go to the owner's
@@ -24,19 +31,26 @@ struct Conv2dStore : Conv2dStage<Config> {
   // memory first, and from there go by TMA, all of a warp's to the same warp of the owner.
   AT_DEVICE static void gather_slices(const Layout& at, const Member& me, Sums& sums) {
     constexpr int kOwn = kUnits / kSlices, kOthers = kSlices - 1;
-    constexpr int kWarpBytes = kOwn * 32 * 32, kPartBytes = kWarpBytes * 4 * kGroups;
+    constexpr int kWanted = kBlocks * kHidden / 8;  // fours of sums that every slice wants: the hidden values'
+    constexpr int kWarpBytes = (2 * kOwn + kWanted) * 512, kPartBytes = kWarpBytes * 4 * kGroups;
     constexpr bool kOneByOne = kOthers * kPartBytes <= 8192;
     const int lane = threadIdx.x % 32, warp = hopper::uniform(threadIdx.x / 32);
     // Parts that leave, then those that come; `place`: of a slice among the others of `whose`.
     const auto place = [](int slice, int whose) { return slice - (slice > whose); };
     const uint32_t leaving = at.fills + warp * kWarpBytes, coming = leaving + kOthers * kPartBytes;
     const auto of_unit = [&](int i, int j) { return (i % kOwn * 2 + j) * 512 + lane * 16; };
+    const auto of_hidden = [&](int i) { return (kOwn * 2 + i) * 512 + lane * 16; };
+    const auto hidden = [&](int i) -> float(&)[4] { return *(float(*)[4])&sums[i % kBlocks][kN / 2 + i / kBlocks * 4]; };
     const auto rank = [&](int slice) { return me.rank(me.m, me.n, slice); };
 
     hopper::arrive_in_cluster();                           // all loads of this warp's have been used
     if constexpr (kOneByOne) hopper::wait_for_cluster();   // and those of the others
     else Plan::Excitation::sync();
     if (threadIdx.x == 0) hopper::expect_bytes(at.turn, kOthers * kPartBytes);
+    const auto give = [&](int to, int offset, float4 four) {
+      if constexpr (kOneByOne) hopper::send(coming + place(me.slice, to) * kPartBytes + offset, at.turn, rank(to), four);
+      else hopper::write(leaving + place(to, me.slice) * kPartBytes + offset, four);
+    };
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       int m, half, columns;
@@ -46,13 +60,14 @@ struct Conv2dStore : Conv2dStage<Config> {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const float* d = &sums[m][16 * columns + 8 * j + 2 * half];
-        const float4 four = make_float4(d[0], d[1], d[4], d[5]);
-        if constexpr (kOneByOne)
-          hopper::send(coming + place(me.slice, owner) * kPartBytes + of_unit(i, j), at.turn, rank(owner), four);
-        else
-          hopper::write(leaving + place(owner, me.slice) * kPartBytes + of_unit(i, j), four);
+        give(owner, of_unit(i, j), make_float4(d[0], d[1], d[4], d[5]));
       }
     }
+#pragma unroll
+    for (int i = 0; i < kWanted; ++i)
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice)
+        if (slice != me.slice) give(slice, of_hidden(i), make_float4(hidden(i)[0], hidden(i)[1], hidden(i)[2], hidden(i)[3]));
     if constexpr (!kOneByOne) {
       hopper::publish_shared();
       __syncwarp();
@@ -65,24 +80,33 @@ struct Conv2dStore : Conv2dStage<Config> {
     }
     hopper::wait(at.turn, 0);
     hopper::arrive_in_cluster();  // a block ends when all have got what it sent
+    const auto total = [&](int offset, float4 own) {
+      float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+      for (int slice = 0; slice < kSlices; ++slice) {
+        const float4 part =
+            slice == me.slice ? own : hopper::load_own(coming + place(slice, me.slice) * kPartBytes + offset);
+        sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+      }
+      return sum;
+    };
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       int m, half, columns;
       unit(i, m, half, columns);
-      if (i / kOwn != me.slice) continue;
+      if (!(own_units(me) >> i & 1)) continue;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         float* d = &sums[m][16 * columns + 8 * j + 2 * half];
-        const float4 own = make_float4(d[0], d[1], d[4], d[5]);
-        float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll
-        for (int slice = 0; slice < kSlices; ++slice) {
-          const uint32_t from = coming + place(slice, me.slice) * kPartBytes + of_unit(i, j);
-          const float4 part = slice == me.slice ? own : hopper::load_own(from);
-          total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
-        }
-        d[0] = total.x, d[1] = total.y, d[4] = total.z, d[5] = total.w;
+        const float4 sum = total(of_unit(i, j), make_float4(d[0], d[1], d[4], d[5]));
+        d[0] = sum.x, d[1] = sum.y, d[4] = sum.z, d[5] = sum.w;
       }
+    }
+#pragma unroll
+    for (int i = 0; i < kWanted; ++i) {
+      float(&d)[4] = hidden(i);
+      const float4 sum = total(of_hidden(i), make_float4(d[0], d[1], d[2], d[3]));
+      d[0] = sum.x, d[1] = sum.y, d[2] = sum.z, d[3] = sum.w;
     }
   }
 
@@ -101,7 +125,7 @@ struct Conv2dStore : Conv2dStage<Config> {
       if (i >= kUnits) continue;
       int m, half, columns;
       unit(i, m, half, columns);
-      if (kSlices > 1 && i / (kUnits / kSlices) != me.slice) continue;
+      if (kSlices > 1 && !(own_units(me) >> i & 1)) continue;
       const int own = tile.n * kN + 32 * columns + threadIdx.x % 4 * 8, channel = min(own, x.k - kVector);
       const bool there = pixels[m][half] >= 0 && own < x.k;
       work(j, m, half, columns, channel, (int64_t)pixels[m][half] * x.k + channel, there);
@@ -115,24 +139,31 @@ struct Conv2dStore : Conv2dStage<Config> {
       pixels[i / 2][i % 2] = output_pixel(x, tile, first_block + i / 2, 16 * warp + 8 * (i % 2) + lane / 4);
   }
 
-  AT_DEVICE static void store_tile(const Params& x, const Member& me, const Tile& tile, int first_block, Sums& sums) {
+  // What the steps read of tensors, for the first units while there is something else to do, then always for the next ones.
+  struct Early {
     int pixels[kBlocks][2];
-    find_pixels(x, tile, first_block, pixels);
     typename Config::Steps::Fetched fetched[2][kGroup];
-    auto fetch = [&](int group) {
+    AT_DEVICE Early() {}
+    AT_DEVICE void begin(const Params& x, const Member& me, const Tile& tile, int first_block) {
+      find_pixels(x, tile, first_block, pixels);
+      fetch(x, me, tile, 0);
+    }
+    AT_DEVICE void fetch(const Params& x, const Member& me, const Tile& tile, int group) {
       each_unit(x, me, tile, pixels, group, [&](int j, int, int, int, int, int64_t offset, bool there) {
         if (there) Config::Steps::fetch(fetched[group % 2][j], x.p.p, offset);
       });
-    };
-    fetch(0);
+    }
+  };
+
+  AT_DEVICE static void store_tile(const Params& x, const Member& me, const Tile& tile, Sums& sums, Early& early) {
 #pragma unroll
     for (int group = 0; group < kUnitGroups; ++group) {
-      if (group + 1 < kUnitGroups) fetch(group + 1);
-      each_unit(x, me, tile, pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset, bool there) {
+      if (group + 1 < kUnitGroups) early.fetch(x, me, tile, group + 1);
+      each_unit(x, me, tile, early.pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset, bool there) {
         float v[kVector];
         hopper::take(v, sums, m, half, columns);
         if (!Config::kStores || there)
-          Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[group % 2][j]);
+          Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, early.fetched[group % 2][j]);
         if (there) store(v, (Element*)x.p.p[kY] + offset);
       });
     }

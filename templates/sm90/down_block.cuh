@@ -300,7 +300,7 @@ struct HopperSeDownBlock {
       }
     }
     clear_lines(x, at, thread);
-    Excitation::wait_for_copies();
+    wait_for_all_copies();
     hopper::publish_shared();
     meet_all();
   }

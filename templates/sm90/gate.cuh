@@ -3,6 +3,7 @@
 // A tile holds whole images. The channels of an image are dealt out to `kPeers` blocks of a cluster, each with kN of
 // them; what they exchange are the small vectors between the two products. All sums have a fixed order.
 #pragma once
+#include "cuda/copies.cuh"
 #include "sm90/hopper.cuh"
 
 namespace at {
@@ -46,20 +47,18 @@ struct Gate {
     for (int i = thread; i < hidden * (kN / kVector); i += kCopying) {
       const int o = i / (kN / kVector), c = i % (kN / kVector) * kVector;
       const uint32_t place = to + w1() + (o * kColumn + c) * 2;
-      if (c < rest) copy<16>(place, first + (int64_t)o * k + c);
+      if (c < rest) copy_async<16>(place, first + (int64_t)o * k + c);
       else hopper::write(place, make_uint4(0, 0, 0, 0));
     }
 #pragma unroll 1
     for (int c = thread; c < rest; c += kCopying)
 #pragma unroll 1
-      for (int o = 0; o < hidden; o += 4) copy<8>(to + w2() + (c * (hidden + 8) + o) * 2, second + c * hidden + o);
+      for (int o = 0; o < hidden; o += 4) copy_async<8>(to + w2() + (c * (hidden + 8) + o) * 2, second + c * hidden + o);
 #pragma unroll 1
-    for (int i = thread; i < rest / 4; i += kCopying) copy<16>(to + biases() + 16 * i, b2 + 4 * i);
+    for (int i = thread; i < rest / 4; i += kCopying) copy_async<16>(to + biases() + 16 * i, b2 + 4 * i);
 #pragma unroll 1
-    for (int i = thread; i < hidden / 4; i += kCopying) copy<16>(to + biases() + 4 * kN + 16 * i, b1 + 4 * i);
+    for (int i = thread; i < hidden / 4; i += kCopying) copy_async<16>(to + biases() + 4 * kN + 16 * i, b1 + 4 * i);
   }
-
-  AT_DEVICE static void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
   // Leaves the sums over a warp's 16 rows for excite(), which finds those of an image one after the other. v[half]: eight
   // channels from `column` on of row 8 half + lane / 4; slab: the rows' number among the tile's.
@@ -109,7 +108,7 @@ struct Gate {
     float* means = (float*)(memory + mean());
     float* own = (float*)(memory + parts()) + me * images * hidden;
     if (kPeers > 1 && thread == 0) hopper::expect_bytes(barrier, (kPeers - 1) * images * hidden * 4);
-    wait_for_copies();
+    wait_for_all_copies();
     sync();
     const int each = pixels / rows;
 #pragma unroll 1
@@ -156,17 +155,12 @@ struct Gate {
         const float4 h = *(const float4*)(hiddens + image * hidden + o);
         total += w[0] * h.x + w[1] * h.y + w[2] * h.z + w[3] * h.w;
       }
-      means[i] = 1.f / (1.f + __expf(-total));
+      means[i] = logistic(total);
     }
     sync();
   }
 
  private:
-  template <int kBytes>
-  AT_DEVICE static void copy(uint32_t to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(kBytes) : "memory");
-  }
-
   // Of a pair of an image and a hidden channel. Most tiles are one image, and a division takes long.
   AT_DEVICE int image_of(int pair) const { return images > 1 ? pair / hidden : 0; }
 

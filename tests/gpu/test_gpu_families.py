@@ -63,6 +63,12 @@ PROBLEMS = {
         "conv2d_se n=9 h=8 w=8 c=72 k=128 r=3 s=3 pad=1 hidden=8 dtype={} epilogue=mul_scalar,gate,add,relu",
         "conv2d_se n=11 h=4 w=2 c=64 k=120 hidden=12 dtype={} epilogue=bias,gate,add_scalar",
     ],
+    "cuda_folded_conv2d": [
+        "conv2d_folded_se n=5 h=16 w=16 c=64 k=64 r=3 s=3 pad=1 hidden=4 dtype={} epilogue=bias,gate,add,store",
+        "conv2d_folded_se n=9 h=8 w=8 c=72 k=136 r=3 s=3 pad=1 hidden=8 dtype={} epilogue=mul_scalar,gate,add,relu",
+        "conv2d_folded_se n=37 h=8 w=8 c=256 k=200 r=3 s=3 stride=2 pad=1 hidden=32 dtype={} epilogue=scale,silu,gate",
+        "conv2d_folded_se n=11 h=4 w=8 c=64 k=120 hidden=12 dtype={} epilogue=bias,gate,add_scalar",
+    ],
     "cuda_narrow_conv2d": [
         "conv2d n=2 h=37 w=30 c=3 k=40 r=7 s=7 stride=2 pad=3 dtype={} epilogue=bias,relu,store,add_scalar",
         "conv2d n=3 h=21 w=25 c=4 k=72 r=3 s=3 pad=1 dtype={} epilogue=bias,silu,add,scale",
@@ -90,6 +96,17 @@ PROBLEMS = {
         "conv2d_se n=37 h=8 w=8 c=128 k=256 r=3 s=3 stride=2 pad=1 hidden=16 dtype={} epilogue=scale,silu,gate",
         "conv2d_se n=70 h=2 w=2 c=256 k=512 r=3 s=3 pad=1 hidden=32 dtype={} epilogue=gate,add,relu",
         "conv2d_se n=11 h=4 w=2 c=64 k=120 hidden=12 dtype={} epilogue=bias,gate,add_scalar",
+    ],
+    "sm90_folded_conv2d": [
+        "conv2d_folded_se n=50 h=16 w=16 c=64 k=64 r=3 s=3 pad=1 hidden=4 dtype={} epilogue=bias,gate,add,store",
+        "conv2d_folded_se n=90 h=8 w=8 c=72 k=136 r=3 s=3 pad=1 hidden=8 dtype={} epilogue=mul_scalar,gate,add,relu",
+        "conv2d_folded_se n=37 h=8 w=8 c=128 k=256 r=3 s=3 stride=2 pad=1 hidden=16 dtype={} epilogue=scale,silu,gate",
+        "conv2d_folded_se n=70 h=2 w=2 c=256 k=512 r=3 s=3 pad=1 hidden=32 dtype={} epilogue=gate,add,relu",
+        "conv2d_folded_se n=11 h=4 w=2 c=64 k=120 hidden=12 dtype={} epilogue=bias,gate,add_scalar",
+        "conv2d_folded_se n=130 h=1 w=1 c=1000 k=520 hidden=64 dtype={} epilogue=bias,gate,add,tanh",
+        "conv2d_se_skip n=90 h=8 w=8 c=64 k=136 r=3 s=3 pad=1 hidden=8 skip_c=72 dtype={} epilogue=gate,project,relu",
+        "conv2d_se_skip n=37 h=4 w=4 c=128 k=256 r=3 s=3 pad=1 hidden=16 skip_c=128 dtype={} epilogue=gate,project,add",
+        "conv2d_se_skip n=130 h=1 w=1 c=512 k=512 hidden=32 skip_c=512 skip_groups=4 dtype={} epilogue=gate,project",
     ],
     "sm90_se_block": [
         "se_block n=5 h=16 w=16 c=64 hidden=4 dtype={} epilogue=add_scalar,relu,conv,mul_scalar,add_scalar,gate,add",
