@@ -138,7 +138,7 @@ struct MmaSeTail {
       }
       for (int distance = x.adders / 2; distance; distance /= 2) total += __shfl_xor_sync(0xffffffffu, total, distance);
       if (i != pair) first_bias = hidden < a.hidden ? ((const float*)p[kB1])[hidden] : 0.f;
-      if (adder == 0) ((float*)hiddens)[i] = fmaxf(total + first_bias, 0.f);
+      if (adder == 0) ((float*)hiddens)[i] = at_least_zero(total + first_bias);
     }
     __syncthreads();
 

@@ -180,7 +180,7 @@ struct SeTail {
         for (int e = 0; e < kVector; ++e) total += w[e] * m[e];
       }
       for (int distance = 16; distance; distance /= 2) total += __shfl_xor_sync(0xffffffffu, total, distance);
-      if (threadIdx.x % 32 == 0) hidden[o] = fmaxf(total + weights.b1[o], 0.f);
+      if (threadIdx.x % 32 == 0) hidden[o] = at_least_zero(total + weights.b1[o]);
     }
     __syncthreads();
 

@@ -146,7 +146,7 @@ struct FoldedGate {
         }
         const float2 bias = o < hidden ? *(const float2*)(memory + kB1 + 4 * o) : make_float2(0.f, 0.f);
         if (lane < 4)
-          *(float2*)(hiddens + o) = make_float2(fmaxf(sum.x * weight + bias.x, 0.f), fmaxf(sum.y * weight + bias.y, 0.f));
+          *(float2*)(hiddens + o) = make_float2(at_least_zero(sum.x * weight + bias.x), at_least_zero(sum.y * weight + bias.y));
       }
       __syncwarp();
       find_gates(hiddens);
@@ -200,7 +200,7 @@ struct FoldedGate {
         const int o = 8 * i + 2 * part;
         const float2 bias = o < hidden ? *(const float2*)(memory + kB1 + 4 * o) : make_float2(0.f, 0.f);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) v[e] = fmaxf(sums[kN / 2 + 4 * i + e] * weight + (e % 2 ? bias.y : bias.x), 0.f);
+        for (int e = 0; e < 4; ++e) v[e] = at_least_zero(sums[kN / 2 + 4 * i + e] * weight + (e % 2 ? bias.y : bias.x));
       }
       const int step = i / 2, word = i % 2 * 2;
       split<Element>(v[0], v[1], most[step][word], rest[step][word]);

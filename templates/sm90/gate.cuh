@@ -140,7 +140,7 @@ struct Gate {
       float total = ((const float*)(memory + biases()))[kN + i - image_of(i) * hidden];
 #pragma unroll
       for (int peer = 0; peer < kPeers; ++peer) total += ((const float*)(memory + parts()))[peer * pairs + i];
-      hiddens[i] = fmaxf(total, 0.f);
+      hiddens[i] = at_least_zero(total);
     }
     sync();
     const Element* weights = (const Element*)(memory + w2());
