@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from autotune.epilogue import Epilogue
-from autotune.problem import AvgPool2d, Conv2d, Conv2dFoldedSe, Conv2dSe, Conv2dSeSkip, Gemm, SeTail
+from autotune.epilogue import Argument, Epilogue
+from autotune.problem import AvgPool2d, Conv2d, Conv2dFoldedSe, Conv2dSe, Conv2dSeSkip, Gemm, Problem, SeTail
 from fused_resnet.derived import Derived, Source
 
 if TYPE_CHECKING:
@@ -61,7 +62,6 @@ def of_one_pixel(dense: Layer, tail: Layer) -> tuple[Layer, Layer]:
     share = Derived("numbers", (), (1 / pixels,))
     weights = {
         "w1": Derived("scale_rows", (Derived("tile", (tail.weights["w1"],), (1, pixels)), share)),
-        "b1": tail.weights["b1"],
         "w2": Derived("tile", (tail.weights["w2"],), (pixels, 1)),
         "b2": Derived("tile", (tail.weights["b2"],), (pixels,)),
     }
@@ -79,12 +79,12 @@ def projected(gate: Layer, project: Layer, name: str) -> Layer | None:
     names = list(problem.epilogue.names)
     behind = names.index("gate") + 1
     added = problem.epilogue.steps[behind].arguments if names[behind : behind + 1] == ["add"] else ()
-    plain = (conv.r, conv.s, conv.stride, conv.pad, conv.groups, conv.epilogue.names) == (1, 1, (1, 1), (0, 0), 1, ())
+    plain = conv.is_pointwise and conv.groups == 1 and not conv.epilogue.names
     if not added or gate.buffers[added[0].name] != project.buffers["y"] or not plain:
         return None
     groups = problem.k // conv.k
     skip = Conv2dSeSkip(
-        **{f.name: getattr(problem, f.name) for f in dataclasses.fields(problem) if f.name != "epilogue"},
+        **_sizes(problem),
         skip_c=groups * conv.c,
         skip_groups=groups,
         epilogue=Epilogue((*names[:behind], "project", *names[behind + 1 :])),
@@ -95,11 +95,7 @@ def projected(gate: Layer, project: Layer, name: str) -> Layer | None:
     buffers = {key: value for key, value in gate.buffers.items() if key not in own}
     weights = {key: value for key, value in gate.weights.items() if key not in own}
     kept = [argument for argument in problem.epilogue.arguments if argument not in added]
-    for argument, renamed in zip(kept, skip.epilogue.arguments, strict=True):
-        if argument.kind == "vector":
-            weights[renamed.name] = gate.weights[argument.name]
-        elif argument.kind != "scalar":
-            buffers[renamed.name] = gate.buffers[argument.name]
+    _rename([(gate, argument) for argument in kept], skip.epilogue, buffers, weights)
     buffers["skip"], weights["projection"] = project.buffers["x"], tiled
     return dataclasses.replace(gate, name=name, problem=skip, buffers=buffers, weights=weights)
 
@@ -111,20 +107,30 @@ def _with_gate(
     product, gate = conv.problem, tail.problem
     assert isinstance(product, Conv2d) and isinstance(gate, SeTail)
     before, after = product.epilogue, gate.epilogue
-    sizes = {f.name: getattr(product, f.name) for f in dataclasses.fields(product) if f.name != "epilogue"}
-    problem = kind(**sizes, hidden=gate.hidden, epilogue=Epilogue((*before.names, "gate", *after.names)))
-    # The steps' operands are numbered along the chain, so those of the tail have other names in it.
+    problem = kind(**_sizes(product), hidden=gate.hidden, epilogue=Epilogue((*before.names, "gate", *after.names)))
     old = [*((conv, argument) for argument in before.arguments), *((tail, argument) for argument in after.arguments)]
     buffers = {"x": conv.buffers["x"], "y": tail.buffers["y"]}
     weights = {"weight": conv.weights["weight"], **{key: tail.weights[key] for key in ("w1", "b1", "w2", "b2")}}
     weights |= changed
-    for (layer, argument), renamed in zip(old, problem.epilogue.arguments, strict=True):
+    _rename(old, problem.epilogue, buffers, weights)
+    scalars = (*conv.scalars, *tail.scalars)
+    return dataclasses.replace(tail, name=name, problem=problem, buffers=buffers, weights=weights, scalars=scalars)
+
+
+def _sizes(problem: Problem) -> dict[str, Any]:
+    """A problem's fields but for its epilogue."""
+    return {f.name: getattr(problem, f.name) for f in dataclasses.fields(problem) if f.name != "epilogue"}
+
+
+def _rename(
+    old: Sequence[tuple[Layer, Argument]], chain: Epilogue, buffers: dict[str, str], weights: dict[str, Source]
+) -> None:
+    """Add what steps of layers take to the operands of one chain of them: numbered along it, they have other names."""
+    for (layer, argument), renamed in zip(old, chain.arguments, strict=True):
         if argument.kind == "vector":
             weights[renamed.name] = layer.weights[argument.name]
         elif argument.kind != "scalar":
             buffers[renamed.name] = layer.buffers[argument.name]
-    scalars = (*conv.scalars, *tail.scalars)
-    return dataclasses.replace(tail, name=name, problem=problem, buffers=buffers, weights=weights, scalars=scalars)
 
 
 def _affine(layer: Layer) -> tuple[Source | None, Source | None] | None:

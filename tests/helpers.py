@@ -133,11 +133,15 @@ def _without_weights(problem: Problem, x: torch.Tensor) -> torch.Tensor:
 
 def _gated(x: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Squeeze-and-excitation."""
-    squeezed = given.get("squeezed")
-    if squeezed is None:
-        squeezed = x.sum((1, 2)) / (x.shape[1] * x.shape[2]) @ given["w1"].T
+    folded = "squeezed" in given
+    squeezed = given["squeezed"] if folded else x.sum((1, 2)) / (x.shape[1] * x.shape[2]) @ given["w1"].T
     hidden = (squeezed + given["b1"]).clamp_min(0)
     return x * sigmoid(hidden @ given["w2"].T + given["b2"])[:, None, None, :]
+
+
+def _projected_pool(given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The identity of a block that halves its image."""
+    return _windows(given["x"], 2).mean((-1, -2)) @ given["projection"].flatten(1).T
 
 
 def _windows(x: torch.Tensor, stride: int) -> torch.Tensor:
@@ -175,11 +179,7 @@ def run_chain(
             value = value + kept
             continue
         if name == "project":
-            projected = given.get("projected")
-            if projected is not None:
-                value = value + projected
-                continue
-            value = value + _windows(given["x"], 2).mean((-1, -2)) @ given["projection"].flatten(1).T
+            value = value + (given["projected"] if "projected" in given else _projected_pool(given))
             continue
         wanted, function = MEANINGS[name.partition("@")[0]]
         arguments = []

@@ -8,6 +8,7 @@ from helpers import random_inputs, solve
 from autotune.arch import architecture
 from autotune.families import family
 from autotune.families.base import Kernel
+from autotune.families.sm90_conv2d_shape import shape_of
 from autotune.problem import parse
 
 SM90 = architecture("sm90")
@@ -30,9 +31,7 @@ def test_a_nan_is_one_in_all_that_its_gate_scales(case, tmp_path):
     emulated = Emulated(Kernel.of(found.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
     tensors, scalars = random_inputs(problem)
     tensors["x"][1, 0, 1, 3] = float("nan")
-    cluster = 1
-    for name in ("cluster_m", "cluster_n", "slices"):
-        cluster *= int(config[name]) if found.name.startswith("sm90") else 1
+    cluster = shape_of(config).cluster if found.name.startswith("sm90") else 1
     y = emulated.run(problem, tensors, scalars, launch, cluster)["y"]
     expected = solve(problem, tensors, scalars)["y"]
     assert torch.equal(y.isnan(), expected.isnan()) and expected[1].isnan().all() and not expected[0].isnan().any()

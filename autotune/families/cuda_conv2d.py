@@ -176,7 +176,7 @@ def _limits(problem: Solved) -> Iterator[tuple[bool, str]]:
     yield problem.c % 8 > 0 or problem.k % 8 > 0, "c and k must be multiples of 8"
     yield problem.stride not in ((1, 1), (2, 2)), "stride 1 or 2"
     yield problem.r * problem.s > _MOST_TAPS, f"filters of up to {_MOST_TAPS} taps"
-    if isinstance(problem, Conv2dSe):
+    if isinstance(problem, Conv2dSe | Conv2dFoldedSe):
         yield from gate.limits(problem)
 
 

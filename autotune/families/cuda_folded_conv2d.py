@@ -6,11 +6,12 @@ A warp multiplies its pixels by `hidden` filters more than it has channels. See 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
 from autotune.families import cuda_conv2d, gate
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
+from autotune.families.base import Config, Parameter, Value
 from autotune.problem import Conv2dFoldedSe, Problem
 
 _CONV = cuda_conv2d.FAMILY
@@ -24,14 +25,13 @@ def _values(
     if parameter.name != "hidden":
         return _CONV.values(parameter, chosen, arch, dtype, problem)
     assert problem is None or isinstance(problem, Conv2dFoldedSe)
-    return [next(h for h in _HIDDEN if problem.hidden <= h)] if problem else _HIDDEN
+    return [gate.columns(problem.hidden)] if problem else _HIDDEN
 
 
 def _supports(problem: Problem) -> str | None:
     assert isinstance(problem, Conv2dFoldedSe)
-    own = next((why for beyond, why in gate.folded_limits(problem) if beyond), None)
-    if own or problem.hidden > _HIDDEN[-1] or problem.p * problem.q % 16:
-        return own or f"images of a multiple of 16 pixels, and up to {_HIDDEN[-1]} hidden values"
+    if problem.hidden > _HIDDEN[-1] or problem.p * problem.q % 16:
+        return f"images of a multiple of 16 pixels, and up to {_HIDDEN[-1]} hidden values"
     return _CONV.supports(problem)
 
 
@@ -47,26 +47,18 @@ def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     return _CONV.fits(problem, config, arch)
 
 
-FAMILY = Family(
+FAMILY = replace(
+    _CONV,
     name="cuda_folded_conv2d",
     operator=Conv2dFoldedSe,
-    kind=DEVICE_IMAGE,
-    template=_CONV.template,
-    architectures=_CONV.architectures,
-    dtypes=_CONV.dtypes,
     parameters=(
         Parameter("hidden", _HIDDEN, "hidden values of a warp's products, beside its channels"),
         *_CONV.parameters,
     ),
-    launch_parameters=_CONV.launch_parameters,
     legal=_legal,
     values=_values,
     supports=_supports,
     fits=_fits,
-    launches=_CONV.launches,
-    cost=_CONV.cost,
-    context=_CONV.context,
     label=lambda config: f"{_CONV.label(config)} hidden {config['hidden']}",
     weight_layouts=lambda _: {"weight": "krsc", "w1": "krsc"},
-    compile_seconds=_CONV.compile_seconds,
 )

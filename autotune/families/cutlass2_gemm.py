@@ -28,7 +28,7 @@ def _work(problem: Problem, tile: Tile) -> stream.Work:
 def no_product(problem: Problem) -> str | None:
     """Which convolutions are matrix products, if this is none."""
     if isinstance(problem, Conv2d):
-        plain = (problem.r, problem.s, problem.stride, problem.pad, problem.groups) == (1, 1, (1, 1), (0, 0), 1)
+        plain = problem.is_pointwise and problem.groups == 1
         if not plain:
             return "convolutions 1x1 with stride 1, no padding and no groups"
     return None

@@ -15,20 +15,18 @@ HIDDEN = (8, 16, 32, 64)
 """Columns of a tile's products that may be set aside for hidden values."""
 
 
-def limits(problem: Conv2dSe) -> Iterator[tuple[bool, str]]:
+def columns(hidden: int) -> int:
+    """The fewest of HIDDEN that have room."""
+    return next(columns for columns in HIDDEN if hidden <= columns)
+
+
+def limits(problem: Conv2dSe | FoldedSe) -> Iterator[tuple[bool, str]]:
     """(whether it is broken, what the problem must be): the rules of all gated kernels."""
-    pixels = problem.p * problem.q
-    odd = pixels % 16 > 0 and 16 % pixels > 0
+    pixels, few = problem.p * problem.q, (1, 4, 8) if isinstance(problem, FoldedSe) else (4, 8)
+    odd = pixels not in few and pixels % 16 > 0
+    counts = f"{', '.join(map(str, few))} or a multiple of 16 pixels"
     yield problem.groups > 1, "groups before a gate"
-    yield pixels < 4 or pixels > 256 or odd, "gated images have 4, 8 or a multiple of 16 pixels, at most 256"
-    yield problem.hidden % 4 > 0 or problem.hidden > 64, "a gate's hidden must be a multiple of 4, at most 64"
-
-
-def folded_limits(problem: FoldedSe) -> Iterator[tuple[bool, str]]:
-    """The same of kernels whose tiles compute the hidden values beside their channels."""
-    pixels = problem.p * problem.q
-    yield pixels not in (1, 4, 8) and pixels % 16 > 0, "gated images have 1, 4, 8 or a multiple of 16 pixels"
-    yield pixels > 256, "gated images of up to 256 pixels"
+    yield odd or pixels > 256, f"gated images have {counts}, at most 256"
     yield problem.hidden % 4 > 0 or problem.hidden > 64, "a gate's hidden must be a multiple of 4, at most 64"
 
 

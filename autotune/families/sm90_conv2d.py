@@ -22,7 +22,7 @@ from autotune.families.sm90_conv2d_loads import (
     products_a_tile,
 )
 from autotune.families.sm90_conv2d_shape import legal, shape_of
-from autotune.problem import Conv2d, Conv2dSe, Gemm, Problem
+from autotune.problem import Conv2d, Conv2dSe, FoldedSe, Gemm, Problem
 
 _MAP_ELEMENTS = {"f16": 6, "bf16": 9}  # CUtensorMapDataType
 _MOST_CORNER, _MOST_OFFSET = 128, 255  # of TMA's im2col
@@ -67,7 +67,7 @@ def _limits(problem: Solved) -> Iterator[tuple[bool, str]]:
     yield max(reach) > _MOST_OFFSET or corner > _MOST_CORNER, "filters that reach further than TMA can"
     yield max(problem.stride) > 8, "strides up to 8"
     yield problem.n * problem.p * problem.q >= 2**31, "tensors of up to 2^31 pixels"
-    if isinstance(problem, Conv2dSe):
+    if isinstance(problem, Conv2dSe | FoldedSe):
         yield from gate.limits(problem)
 
 

@@ -52,7 +52,7 @@ def loadings(problem: Solved, x: Shape) -> list[Loading]:
     chunks, pixels = -(-group_channels(problem) // x.k), problem.n * problem.p * problem.q
     if not x.patch:
         return [Loading((0, 0, 0), x.m * x.k * 2, problem.r * problem.s * chunks, -(-pixels // x.m))]
-    if _is_pointwise(problem) or any(s > 1 and d > 1 for s, d in zip(problem.stride, problem.dilation, strict=True)):
+    if problem.is_pointwise or any(s > 1 and d > 1 for s, d in zip(problem.stride, problem.dilation, strict=True)):
         return []
     found = []
     axes = list(zip((problem.r, problem.s), problem.stride, problem.dilation, strict=True))
@@ -72,10 +72,6 @@ def _squares(count: int) -> list[tuple[int, int, int]]:
     """Arrangements of squares: down, across and over images."""
     sides = [(h, w) for h in range(1, count + 1) for w in range(1, count // h + 1) if count % (h * w) == 0]
     return [(h, w, count // (h * w)) for h, w in sides]
-
-
-def _is_pointwise(problem: Solved) -> bool:
-    return (problem.r, problem.s, problem.stride, problem.pad) == (1, 1, (1, 1), (0, 0))
 
 
 def products_a_tile(problem: Solved, x: Shape) -> int:

@@ -6,15 +6,13 @@ A tile's products have `hidden` columns more than it has channels. See templates
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from autotune.arch import Architecture
 from autotune.families import gate, sm90_conv2d
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
-from autotune.families.sm90_conv2d_launches import LAUNCH_PARAMETERS, launches
-from autotune.families.sm90_conv2d_shape import legal, shape_of
+from autotune.families.base import Config, Parameter, Value
 from autotune.problem import Conv2dFoldedSe, Conv2dSeSkip, FoldedSe, Problem
 
-_HIDDEN = gate.HIDDEN
 _SAME = ("tile_m", "tile_n", "groups", "schedule", "activations", "weights", "cluster_m", "cluster_n", "slices")
 _CONV = sm90_conv2d.FAMILY
 
@@ -28,7 +26,7 @@ def _values(
     if problem is None:
         return parameter.values
     assert isinstance(problem, FoldedSe)
-    return [_image(problem)] if parameter.name == "image" else [next(h for h in _HIDDEN if problem.hidden <= h)]
+    return [_image(problem)] if parameter.name == "image" else [gate.columns(problem.hidden)]
 
 
 def _image(problem: FoldedSe) -> str:
@@ -42,7 +40,6 @@ def _supports(problem: Problem) -> str | None:
 
 def _limits(problem: FoldedSe) -> Iterator[tuple[bool, str]]:
     yield problem.c <= 32, "more than 32 input channels"
-    yield from gate.folded_limits(problem)
     if isinstance(problem, Conv2dSeSkip):
         channels = problem.skip_c // problem.skip_groups
         yield channels % 8 > 0, "a projection of a multiple of 8 channels"
@@ -56,27 +53,19 @@ def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     return None if problem.hidden <= int(config["hidden"]) else f"it has {config['hidden']} hidden values"
 
 
-FAMILY = Family(
+FAMILY = replace(
+    _CONV,
     name="sm90_folded_conv2d",
     operator=(Conv2dFoldedSe, Conv2dSeSkip),
-    kind=DEVICE_IMAGE,
-    template=_CONV.template,
-    architectures=_CONV.architectures,
-    dtypes=_CONV.dtypes,
     parameters=(
         Parameter("image", ("warps", "rows"), "of a multiple of 16 pixels, or 1, 4 or 8 of a warp's rows"),
-        Parameter("hidden", _HIDDEN, "hidden values of a tile's products, beside its channels"),
+        Parameter("hidden", gate.HIDDEN, "hidden values of a tile's products, beside its channels"),
         *(parameter for parameter in _CONV.parameters if parameter.name in _SAME),
     ),
-    launch_parameters=LAUNCH_PARAMETERS,
-    legal=legal,
     values=_values,
     supports=_supports,
     fits=_fits,
-    launches=launches,
-    cost=_CONV.cost,
     context=lambda config, arch, dtype: {**_CONV.context(config, arch, dtype), "tile_k": 64, "merge": 1},
-    label=lambda config: f"{_CONV.label(config)} hidden {shape_of(config).hidden}",
+    label=lambda config: f"{_CONV.label(config)} hidden {config['hidden']}",
     weight_layouts=lambda _: {"weight": "wgmma", "w1": "krsc", "projection": "wgmma"},
-    compile_seconds=_CONV.compile_seconds,
 )

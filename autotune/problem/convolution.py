@@ -41,6 +41,16 @@ class Convolution(Images):
         return output_extent(self.w, self.s, self.stride[1], self.pad[1], self.dilation[1])
 
     @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(n, p, q, k), of the forward pass."""
+        return self._dy.shape
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether each output pixel is a product of the one input pixel in its place."""
+        return (self.r, self.s, self.stride, self.pad) == (1, 1, (1, 1), (0, 0))
+
+    @property
     def flops(self) -> int:
         """2 n p q k r s c/groups, in each pass."""
         return 2 * self.n * self.p * self.q * self.k * self.r * self.s * self.c // self.groups
@@ -59,11 +69,6 @@ class Conv2d(Convolution):
     """Forward convolution (cross-correlation): x (n, h, w, c), weight (k, c/groups, r, s), y (n, p, q, k)."""
 
     operator: ClassVar[str] = "conv2d"
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """(n, p, q, k)."""
-        return self._dy.shape
 
     def _inputs(self) -> tuple[Operand, ...]:
         return (self._x, self._weight)

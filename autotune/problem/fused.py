@@ -132,11 +132,6 @@ class Conv2dSe(Convolution):
     epilogue: Epilogue = _GATE_ALONE
 
     @property
-    def output_shape(self) -> tuple[int, ...]:
-        """(n, p, q, k)."""
-        return self._dy.shape
-
-    @property
     def flops(self) -> int:
         """The convolution's, the mean, the scaling and the two products."""
         return super().flops + self.n * (2 * self.p * self.q * self.k + 4 * self.k * self.hidden)
@@ -159,11 +154,6 @@ class FoldedSe(Convolution):
         super().__post_init__()
         if self.groups > 1:
             raise ProblemError(f"'{self}': the hidden values are of all channels, so there can be no groups")
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """(n, p, q, k)."""
-        return self._dy.shape
 
     @property
     def flops(self) -> int:

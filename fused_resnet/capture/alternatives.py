@@ -126,6 +126,6 @@ def _pooled_projection(pool: Layer, conv: Layer) -> Iterator[Alternative]:
     """The projection with its pool, where it does nothing else to the image."""
     product = conv.problem
     assert isinstance(product, Conv2d)
-    if (product.r, product.s, product.stride, product.pad, product.groups) == (1, 1, (1, 1), (0, 0), 1):
+    if product.is_pointwise and product.groups == 1:
         both = pooled_projection(pool, conv, f"{conv.name}.pooled")
         yield Alternative(both.name, (pool.name, conv.name), (both,))

@@ -357,8 +357,9 @@ struct ImageConv2d {
     };
 #pragma unroll
     for (int i = 0; i < kEarly; ++i) fetch(i);
-    if constexpr (kGated) scale(x, at, part, own, block, column, shared + x.gate_place);
-    if constexpr (kFolded) scale_folded(x, at, part, sums, own, column, shared);
+    if constexpr (kGated || kFolded) apply_before(x, at, own, column);
+    if constexpr (kGated) scale(x, part, own, block, column, shared + x.gate_place);
+    if constexpr (kFolded) scale_folded(x, part, sums, own, column, shared);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
 #pragma unroll
@@ -373,18 +374,23 @@ struct ImageConv2d {
     }
   }
 
-  static AT_DEVICE Folded folded(const Params& x, char* shared) {
-    return {x.a.p * x.a.q, x.hidden, x.pixel_weight, x.slabs, shared + x.gate_place};
-  }
-
-  // The same with a folded squeeze. Slices have added up their channels' share of the hidden values.
-  AT_DEVICE static void scale_folded(const Params& x, const Place& at, const Part& part, const Sums& sums,
-                                     float (&own)[kOwn][2][kVector], const int (&column)[kOwn], char* shared) {
+  // The steps before a gate.
+  AT_DEVICE static void apply_before(const Params& x, const Place& at, float (&own)[kOwn][2][kVector],
+                                     const int (&column)[kOwn]) {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         if (at.channel + column[i] < x.a.k) Config::Steps::before(own[i][half], x.p.p, x.a.scalars, at.channel + column[i]);
+  }
+
+  AT_DEVICE static Folded folded(const Params& x, char* shared) {
+    return {x.a.p * x.a.q, x.hidden, x.pixel_weight, x.slabs, shared + x.gate_place};
+  }
+
+  // The gate with a folded squeeze. Slices have added up their channels' share of the hidden values.
+  AT_DEVICE static void scale_folded(const Params& x, const Part& part, const Sums& sums, float (&own)[kOwn][2][kVector],
+                                     const int (&column)[kOwn], char* shared) {
     float2 total[kBlocks][kHiddenTiles];
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m)
@@ -428,19 +434,17 @@ struct ImageConv2d {
     });
   }
 
-  // The steps before the gate, and the gate.
-  AT_DEVICE static void scale(const Params& x, const Place& at, const Part& part, float (&own)[kOwn][2][kVector],
+  // The gate from the sums themselves.
+  AT_DEVICE static void scale(const Params& x, const Part& part, float (&own)[kOwn][2][kVector],
                               const int (&block)[kOwn], const int (&column)[kOwn], char* memory) {
     const Excitation gate(x.a.p * x.a.q, x.hidden);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       float v[2][kVector];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (column[i] < x.a.k) Config::Steps::before(own[i][half], x.p.p, x.a.scalars, column[i]);
+      for (int half = 0; half < 2; ++half)
 #pragma unroll
         for (int e = 0; e < kVector; ++e) v[half][e] = own[i][half][e];
-      }
       gate.collect(v, memory, block[i], column[i]);
     }
     gate.excite(memory, 0, x.a.k, 0, 0, [](int peer) { return peer; });

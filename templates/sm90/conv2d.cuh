@@ -58,7 +58,7 @@ struct HopperConv2d : Conv2dGate<Config> {
   using Store = Conv2dStore<Config>;
   using typename Plan::Layout, typename Plan::Member, typename Plan::Place, typename Plan::Sums, typename Plan::Tile;
   using Plan::kAhead, Plan::kBlocks, Plan::kCluster, Plan::kClusterM, Plan::kClusterN, Plan::kFolded, Plan::kGated;
-  using Plan::kFirstGate, Plan::kGroups, Plan::kHidden, Plan::kJoint, Plan::kK, Plan::kM, Plan::kMoves, Plan::kN, Plan::kPatch, Plan::kPingpong, Plan::kProjects, Plan::kResident, Plan::kRowBytes;
+  using Plan::kFirstGate, Plan::kGroups, Plan::kJoint, Plan::kK, Plan::kM, Plan::kMoves, Plan::kN, Plan::kPatch, Plan::kPingpong, Plan::kProjects, Plan::kResident, Plan::kRowBytes;
   using Plan::first_fill, Plan::first_tile, Plan::kSlices, Plan::kTeam, Plan::kWeightBytes, Plan::tile_step;
   using Gate::excitation, Gate::gate_memory, Gate::load_folded, Gate::meet_for_tile, Gate::own_channel, Gate::scale_folded;
   using Gate::store_gated;
@@ -113,14 +113,17 @@ struct HopperConv2d : Conv2dGate<Config> {
     wait_for_previous();
     for (int index = first_tile(); index < x.cluster_tiles;) {
       Place place = first;
+      const auto next_fill = [&](const auto& load) {
+        const uint32_t full = at.full + 8 * ring.slot;
+        hopper::wait(at.empty + 8 * ring.slot, ring.parity);
+        hopper::expect_bytes(full, x.fill_bytes);
+        load(fills + ring.slot * x.slot_bytes, full);
+        ring.advance(x.fill_slots);
+      };
       const auto each_fill = [&](const auto& load) {
 #pragma unroll 1
         for (int fill = begin; fill < end; ++fill) {
-          const uint32_t full = at.full + 8 * ring.slot;
-          hopper::wait(at.empty + 8 * ring.slot, ring.parity);
-          hopper::expect_bytes(full, x.fill_bytes);
-          load(fills + ring.slot * x.slot_bytes, full, from.c + place.chunk * kK);
-          ring.advance(x.fill_slots);
+          next_fill([&](uint32_t to, uint32_t full) { load(to, full, from.c + place.chunk * kK); });
           place.advance(x);
         }
       };
@@ -138,14 +141,10 @@ struct HopperConv2d : Conv2dGate<Config> {
                                                peers);
         });
       if constexpr (kProjects)
-        for (int i = 0; i < x.skip_fills; ++i) {
-          const uint32_t full = at.full + 8 * ring.slot;
-          hopper::wait(at.empty + 8 * ring.slot, ring.parity);
-          hopper::expect_bytes(full, x.fill_bytes);
-          hopper::load_2d<(kClusterN > 1)>(fills + ring.slot * x.slot_bytes, x.skip_map, full, from.skip_c + i * kK,
-                                           from.pixel, peers);
-          ring.advance(x.fill_slots);
-        }
+        for (int i = 0; i < x.skip_fills; ++i)
+          next_fill([&](uint32_t to, uint32_t full) {
+            hopper::load_2d<(kClusterN > 1)>(to, x.skip_map, full, from.skip_c + i * kK, from.pixel, peers);
+          });
       index += tile_step();
       from = Origin(x, me, index);
     }
@@ -171,18 +170,19 @@ struct HopperConv2d : Conv2dGate<Config> {
     Ring ring{0, 1};
     if (kResident) hopper::expect_bytes(at.weight_full, x.weight_slots * kWeightBytes);
     for (int index = first_tile(); index < x.cluster_tiles;) {
-      const auto load = [&](int chunk, int tap) {
+      const auto next = [&](const void* map, int bytes, int chunk, int tap) {
         const uint32_t full = kResident ? at.weight_full : fulls + 8 * ring.slot;
         const uint32_t slot = at.weights + ring.slot * slot_bytes, to = slot + me.m * kRows * kRowBytes;
         if (!kResident) {
           hopper::wait(empties + 8 * ring.slot, ring.parity);
-          hopper::expect_bytes(full, kWeightBytes);
+          hopper::expect_bytes(full, bytes);
         }
-        hopper::load_3d<kShared>(to, x.weight_map, full, chunk * kK, tap, from.row, peers);
-        if constexpr (kFolded)
-          if (me.m == 0) hopper::load_3d<kShared>(slot + kN * kRowBytes, x.hidden_map, full, chunk * kK, tap, 0, peers);
+        hopper::load_3d<kShared>(to, map, full, chunk * kK, tap, from.row, peers);
+        if (bytes > kN * kRowBytes && me.m == 0)  // with the hidden values' filters
+          hopper::load_3d<kShared>(slot + kN * kRowBytes, x.hidden_map, full, chunk * kK, tap, 0, peers);
         ring.advance(slots);
       };
+      const auto load = [&](int chunk, int tap) { next(x.weight_map, kWeightBytes, chunk, tap); };
       if constexpr (kPatch) {
         Place place(x, begin);
         for (int fill = begin; fill < end; ++fill) {
@@ -199,14 +199,7 @@ struct HopperConv2d : Conv2dGate<Config> {
         }
       }
       if constexpr (kProjects)
-        for (int i = 0; i < x.skip_fills; ++i) {
-          const uint32_t full = at.full + 8 * ring.slot;
-          hopper::wait(at.empty + 8 * ring.slot, ring.parity);
-          hopper::expect_bytes(full, kN * kRowBytes);
-          hopper::load_3d<kShared>(at.weights + ring.slot * slot_bytes + me.m * kRows * kRowBytes, x.projection_map, full, i * kK,
-                                   0, from.row, peers);
-          ring.advance(slots);
-        }
+        for (int i = 0; i < x.skip_fills; ++i) next(x.projection_map, kN * kRowBytes, i, 0);
       if (kResident) break;
       index += tile_step();
       from = Origin(x, me, index);

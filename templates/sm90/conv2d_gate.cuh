@@ -13,7 +13,8 @@ struct Conv2dGate : Conv2dStore<Config> {
   using Store = Conv2dStore<Config>;
   using typename Plan::Element, typename Plan::Excitation, typename Plan::Folded, typename Plan::Layout;
   using typename Plan::Member, typename Plan::Params, typename Plan::Sums, typename Plan::Tile;
-  using Plan::kBlocks, Plan::kFirstGate, Plan::kFolded, Plan::kGroups, Plan::kN, Plan::kPingpong, Plan::kOwnColumns, Plan::kOwnN, Plan::kSlices, Plan::kVector, Plan::kY;
+  using Plan::kBlocks, Plan::kFirstGate, Plan::kGroups, Plan::kN, Plan::kOwnColumns, Plan::kOwnN, Plan::kPingpong, Plan::kSlices;
+  using Plan::kVector, Plan::kY;
   using Store::each_unit, Store::find_pixels, Store::kGroup, Store::kUnitGroups;
 
   AT_DEVICE static Excitation excitation(const Params& x) { return Excitation(x.pixels, x.hidden); }

@@ -87,17 +87,19 @@ struct Conv2dPlan {
   template <typename Problem>
   AT_DEVICE static void prepare(const Problem& a, int hidden, at_prepared* out) {
     Params x{};
+    if constexpr (kGated || kFolded) {
+      if (kPatch && (a.p != 8 * a.launch[kSquaresH] || a.q != 8 * a.launch[kSquaresW])) return refused(out);
+      x.pixels = a.p * a.q, x.hidden = hidden;
+    }
     if constexpr (kGated) {
-      const Excitation gate(a.p * a.q, hidden);
-      const bool whole = !kPatch || a.p == 8 * a.launch[kSquaresH] && a.q == 8 * a.launch[kSquaresW];
-      if (!gate.fits() || !whole || a.launch[kGrid] || a.launch[kStaging] || ceil_div(a.k, kN) != kClusterN)
+      const Excitation gate(x.pixels, hidden);
+      if (!gate.fits() || a.launch[kGrid] || a.launch[kStaging] || ceil_div(a.k, kN) != kClusterN)
         return refused(out);
-      x.pixels = a.p * a.q, x.hidden = hidden, x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
+      x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
     }
     if constexpr (kFolded) {
-      const bool whole = !kPatch || a.p == 8 * a.launch[kSquaresH] && a.q == 8 * a.launch[kSquaresW];
-      if (!Folded::fits(a.p * a.q, hidden) || !whole || a.groups > 1) return refused(out);
-      x.pixels = a.p * a.q, x.hidden = hidden, x.gate_bytes = kTiles * Folded::kBytes, x.pixel_weight = 1.f / x.pixels;
+      if (!Folded::fits(x.pixels, hidden) || a.groups > 1) return refused(out);
+      x.gate_bytes = kTiles * Folded::kBytes, x.pixel_weight = 1.f / x.pixels;
       x.slabs = Divider::by(max(x.pixels / 16, 1));
     }
     x.pointwise = !kPatch && a.r * a.s == 1 && a.stride_h * a.stride_w == 1 && a.pad_h + a.pad_w == 0;
