@@ -1,0 +1,111 @@
+// The convolution with mma.sync before its launch, and what its parts have in common: sizes, parameters, and where in shared
+// memory everything lies. conv2d.cuh says how the kernel works.
+#pragma once
+#include "cuda/mma.cuh"
+#include "sm90/folded_gate.cuh"
+#include "sm90/gate.cuh"
+
+namespace at {
+
+template <typename Config>
+struct ImagePlan {
+  using Element = typename Config::Element;
+  using Problem = typename Config::Problem;
+  static constexpr int kM = Config::kM, kN = Config::kN, kWarpM = Config::kWarpM, kWarpN = Config::kWarpN;
+  static constexpr int kSlices = Config::kSlices, kTaps = Config::kTaps, kStages = Config::kStages;
+  static constexpr bool kGated = Config::kGated;
+  static constexpr int kK = 64, kVector = 8, kUnits = kK / kVector, kRowBytes = kUnits * 16;
+  static constexpr int kAcross = kN / kWarpN, kWarps = kM / kWarpM * kAcross;  // of a slice
+  static constexpr int kThreads = 32 * kWarps * kSlices;
+  static constexpr int kCopied = kThreads / kUnits;                    // rows that all threads copy at once
+  static constexpr int kBlocks = kWarpM / 16, kColumns = kWarpN / 32;  // of a warp: of 16 pixels, of 32 channels
+  static constexpr int kPieces = kBlocks * kColumns, kOwn = kPieces / kSlices;  // of these; what a slice finishes
+  static constexpr int kHidden = Config::kHidden, kHiddenTiles = kHidden / 8;
+  static constexpr bool kFolded = kHidden > 0;
+  static constexpr int kFilters = kN + kHidden;  // of a tap
+  static constexpr int kStageBytes = kTaps * kFilters * kRowBytes;
+  static constexpr int kExchangedHidden = kFolded ? kSlices * kWarps * kBlocks * kHiddenTiles * 32 * 8 : 0;
+  static constexpr int kExchangeBytes = kSlices > 1 ? kSlices * kM * kN * 4 + kExchangedHidden : 0;
+  static constexpr int kMostTaps = 64, kMostShared = 232448;
+  static_assert(!kFolded || kCopied % 8 == 0, "a thread's filters have one key");
+  static_assert(kPieces % kSlices == 0, "each slice finishes as many pieces");
+  static_assert(kN % kCopied == 0, "a thread copies the same filters of every tap");
+
+  using Excitation = Gate<Element, kM, kN, 1, kThreads>;
+  using Folded = FoldedGate<Element, kM, kN, kHidden, kThreads, true>;
+  enum { kX = 0, kWeight = 1, kFirstGate = 2, kY = kGated || kFolded ? 6 : 2 };
+  enum Launch { kTileP, kTileQ, kPatches };
+
+  struct Params {
+    Problem a;
+    int taps, tile_p, tile_q, images;        // of a tile
+    int tiles_p, tiles_q;                    // of an image
+    int by_tile, by_q, by_patch, by_patch_w;  // reciprocals: see over()
+    int patch_h, patch_w, pixels, patches;   // of a patch; patches in shared memory
+    int patch_bytes, gate_place;
+    int chunks, steps;                       // of kK channels; of kTaps taps
+    int next_image, next_row, next_column;   // from a pixel of the patch to the next that a thread copies
+    int hidden;
+    float pixel_weight;  // in a mean
+    Divider slabs;       // of 16 rows, of an image
+    int tap[kMostTaps];  // bytes from a pixel's row to that of this tap; in the lowest bits what it adds to the key
+    at_pointers p;
+  };
+
+  // ---- Before the launch ----
+
+  // i / d, for i up to 255 and any d up to 65536.
+  AT_DEVICE static int reciprocal(int d) { return 65536 / d + 1; }
+  AT_DEVICE static int over(int i, int reciprocal) { return i * reciprocal >> 16; }
+
+  // hidden: of the gate; 0 without one.
+  AT_DEVICE static void prepare(const Problem& a, int hidden, at_prepared* out) {
+    const bool known = (a.stride_h == 1 || a.stride_h == 2) && a.stride_w == a.stride_h && a.groups == 1;
+    const int taps = a.r * a.s, tile_p = a.launch[kTileP], tile_q = a.launch[kTileQ], patches = a.launch[kPatches];
+    if (!known || a.c % kVector || a.k % kVector || taps > kMostTaps || taps % kTaps || tile_p < 1 || tile_q < 1)
+      return refused(out);
+    Params x;
+    x.a = a, x.taps = taps, x.hidden = hidden;
+    const int stride = a.stride_h, area = tile_p * tile_q;
+    const bool whole = tile_p == a.p && tile_q == a.q;
+    x.tile_p = tile_p, x.tile_q = tile_q, x.images = whole ? min(kM / max(area, 1), a.n) : 1;
+    if (area > kM || tile_p > a.p || tile_q > a.q) return refused(out);
+    x.tiles_p = ceil_div(a.p, tile_p), x.tiles_q = ceil_div(a.q, tile_q);
+    x.by_tile = reciprocal(area), x.by_q = reciprocal(tile_q);
+    x.patch_h = stride * (tile_p - 1) + a.dilation_h * (a.r - 1) + 1;
+    x.patch_w = stride * (tile_q - 1) + a.dilation_w * (a.s - 1) + 1;
+    x.pixels = x.images * x.patch_h * x.patch_w;
+    x.patch_bytes = x.pixels * kRowBytes;
+    x.chunks = ceil_div(a.c, kK), x.steps = x.chunks * (taps / kTaps);
+    x.patches = patches;
+    // A step waits for what was asked for kStages - 1 steps before it, and the next patch is asked for by a chunk's first.
+    const bool late = patches < 2 || taps / kTaps < kStages - 1;
+    if (patches < 1 || patches > x.chunks || x.chunks > 1 && late) return refused(out);
+    x.by_patch = reciprocal(x.patch_h * x.patch_w), x.by_patch_w = reciprocal(x.patch_w);
+    x.next_image = kCopied / (x.patch_h * x.patch_w);
+    x.next_row = kCopied / x.patch_w % x.patch_h;
+    x.next_column = kCopied % x.patch_w;
+    for (int r = 0; r < a.r; ++r)
+      for (int s = 0; s < a.s; ++s) {
+        const int h = r * a.dilation_h, w = s * a.dilation_w;
+        x.tap[r * a.s + s] = (h * x.patch_w + w) * kRowBytes + (h / stride * tile_q + w / stride) % 8;
+      }
+    int64_t bytes = max(patches * (int64_t)x.patch_bytes + kStages * kStageBytes, (int64_t)kExchangeBytes);
+    x.gate_place = bytes;
+    if constexpr (kGated) {
+      const Excitation gate(a.p * a.q, hidden);
+      if (!gate.fits() || !whole || kM % area != 0 || a.k > kN) return refused(out);
+      bytes += gate.bytes();
+    }
+    if constexpr (kFolded) {
+      if (!Folded::fits(a.p * a.q, hidden) || !whole || kM % area != 0) return refused(out);
+      x.pixel_weight = 1.f / area, x.slabs = Divider::by(area / 16);
+      bytes += Folded::kBytes;
+    }
+    if (bytes > kMostShared) return refused(out);
+    const int64_t tiles = ceil_div(a.n, x.images) * x.tiles_p * x.tiles_q;
+    prepared(out, x, tiles, ceil_div(a.k, kN), 1, kThreads, bytes, 0);
+  }
+};
+
+}  // namespace at
