@@ -38,9 +38,12 @@ CASES = [
 
 @pytest.mark.parametrize(("config", "dtype", "chain", "sizes"), CASES, ids=["peers", "parts"])
 def test_the_kernels_text_computes_the_block(config, dtype, chain, sizes, tmp_path):
-    problems = [parse(BLOCK.format(**size, dtype=dtype, chain=chain)) for size in sizes]
-    emulated = Emulated(Kernel.of(FAMILY.name, config, dtype, problems[0].epilogue, "sm_90"), tmp_path)
-    for seed, problem in enumerate(problems):
+    for seed, size in enumerate(sizes):
+        problem = parse(BLOCK.format(**size, dtype=dtype, chain=chain))
+        config = {**config, "out_h": problem.p, "out_w": problem.q}
+        folder = tmp_path / str(seed)  # a library of the same path would not be loaded again
+        folder.mkdir()
+        emulated = Emulated(Kernel.of(FAMILY.name, config, dtype, problem.epilogue, "sm_90"), folder)
         assert FAMILY.serves(problem, SM90) is None and config in FAMILY.configs_for(problem, SM90)
         tensors, scalars = random_inputs(problem, seed)
         launches = FAMILY.launches(problem, config, SM90)

@@ -50,7 +50,8 @@ def test_the_kernels_text_computes_the_block(text, sizes, config, grids, tmp_pat
     problem = parse(text.format(**sizes))
     name = f"sm90_{problem.operator}"
     stem = {"image": problem.c} if problem.operator == "stem_se_block" else {}
-    config = {"tile_m": config["tile_m"], "channels": problem.output_shape[-1], **config, **stem}
+    _, h, w, c = problem.output_shape
+    config = {**config, "pixels": h * w, "channels": c, **stem}
     assert family(name).serves(problem, SM90) is None and config in family(name).configs_for(problem, SM90)
     emulated = Emulated(Kernel.of(name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
     tensors, scalars = random_inputs(problem)

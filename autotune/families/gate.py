@@ -46,7 +46,7 @@ def shared_bytes(rows: int, columns: int, pixels: int, hidden: int, peers: int =
     """Shared memory of a tile's gate.
 
     rows, columns: of a block's part of the tile; pixels: of an image; peers: blocks that share its channels; run: rows
-    of a warp's 16, one after the other, that are of one image.
+    of a warp, one after the other, that are of one image.
     """
     images = rows // pixels
     floats = rows // min(pixels, run) * columns + images * columns + (peers + 1) * images * hidden + columns + hidden

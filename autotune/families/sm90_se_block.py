@@ -25,6 +25,7 @@ class _Shape:
     """A config with its names spelt out."""
 
     m: int
+    pixels: int  # of an image
     channels: int
     groups: int
     cluster: int
@@ -41,7 +42,8 @@ class _Shape:
 
 
 def _shape(config: Config) -> _Shape:
-    return _Shape(int(config["tile_m"]), int(config["channels"]), int(config["groups"]), int(config["cluster"]))
+    names = ("tile_m", "pixels", "channels", "groups", "cluster")
+    return _Shape(*(int(config[name]) for name in names))
 
 
 def _tiles(problem: SeBlock, x: _Shape) -> int:
@@ -55,6 +57,7 @@ def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -
 def _rules(x: _Shape, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
     yield epilogue.places != SeBlock.places, "an epilogue without the places of a block"
     yield from gate.legal(epilogue)
+    yield x.m % x.pixels > 0, "a tile must be whole images"
     yield x.m % (64 * x.groups) > 0, "a warpgroup multiplies blocks of 64 rows"
     yield x.accumulators > 64, "sums and what is read early for them would spill"
 
@@ -78,6 +81,8 @@ def _values(
 ) -> Sequence[Value]:
     if isinstance(problem, SeBlock) and parameter.name == "channels":
         return (problem.c,)
+    if isinstance(problem, SeBlock) and parameter.name == "pixels":
+        return (problem.h * problem.w,)
     if isinstance(problem, SeBlock) and parameter.name == "tile_m":
         pixels = problem.h * problem.w
         return [m for m in parameter.values if int(m) % pixels == 0 and int(m) < 2 * pixels * problem.n]
@@ -89,7 +94,7 @@ def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     x = _shape(config)
     if x.channels != problem.c:
         return f"it has {x.channels} channels"
-    return "a tile must be whole images" if x.m % (problem.h * problem.w) else None
+    return f"its images have {x.pixels} pixels" if x.pixels != problem.h * problem.w else None
 
 
 def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
@@ -125,8 +130,8 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
 
 
 def _label(config: Config) -> str:
-    x = _shape(config)
-    return f"{x.m}x{x.channels} {x.groups}wg{f' c{x.cluster}' if x.cluster > 1 else ''}"
+    shared = f" c{config['cluster']}" if config["cluster"] != 1 else ""
+    return f"{config['tile_m']}x{config['channels']} {config['groups']}wg{shared}"
 
 
 FAMILY = Family(
@@ -138,6 +143,7 @@ FAMILY = Family(
     dtypes=("f16", "bf16"),
     parameters=(
         Parameter("tile_m", (64, 128, 256), "pixels of a tile, which is whole images"),
+        Parameter("pixels", (64, 128, 256), "pixels of an image"),
         Parameter("channels", _CHANNELS, "channels, in and out"),
         Parameter("groups", (1, 2, 4), "warpgroups that multiply"),
         Parameter("cluster", (1, 2, 4), "blocks that share their loads of the filters"),

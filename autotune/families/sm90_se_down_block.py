@@ -19,6 +19,7 @@ _CHUNK = 64  # channels that a swizzled row holds
 _TILE_ROWS = 64
 _TILE_BYTES = _TILE_ROWS * _CHUNK * 2
 _SIDES = (4, 8)
+_OUTPUT = {"out_h": "p", "out_w": "q"}  # parameters -> the problem's sizes
 _MOST_SHARED = 232448
 _PRODUCTS_A_CYCLE = 2048  # of a multiprocessor
 _LOADED_BYTES_A_CYCLE = 40  # by each multiprocessor, when all load
@@ -29,6 +30,7 @@ _READ_BYTES_A_CYCLE = 128  # from shared memory, or to it
 class _Shape:
     """A config with its names spelt out."""
 
+    out_h: int
     n: int
     parts: int
     peers: int
@@ -44,7 +46,7 @@ class _Shape:
 
 
 def _shape(config: Config) -> _Shape:
-    return _Shape(int(config["tile_n"]), int(config["parts"]), int(config["peers"]))
+    return _Shape(*(int(config[name]) for name in ("out_h", "tile_n", "parts", "peers")))
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
@@ -55,6 +57,7 @@ def _rules(x: _Shape, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
     yield epilogue.places != SeDownBlock.places, "an epilogue without the places of a block with a projection"
     yield epilogue.at_pixels_early, "steps before the projection that read or write tensors"
     yield x.cluster > 8, "clusters of up to eight blocks"
+    yield x.out_h % x.parts > 0, "the blocks of a tile load its lines by turns"
 
 
 def _supports(problem: Problem) -> str | None:
@@ -75,10 +78,10 @@ def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     x = _shape(config)
     if x.channels != problem.k:
         return f"it has {x.channels} channels"
+    if any(config[name] != getattr(problem, side) for name, side in _OUTPUT.items()):
+        return f"its output has {config['out_h']} x {config['out_w']} pixels"
     if problem.c > 3 * x.n:
         return "the pooled input must find room where the inner values will be"
-    if problem.p % x.parts:
-        return "the blocks of a tile load its lines by turns"
     return "there are fewer tiles than a cluster has" if x.peers > _tiles(problem) else None
 
 
@@ -124,14 +127,16 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
 def _values(
     parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
 ) -> Sequence[Value]:
+    if isinstance(problem, SeDownBlock) and parameter.name in _OUTPUT:
+        return (getattr(problem, _OUTPUT[parameter.name]),)
     if isinstance(problem, SeDownBlock) and parameter.name == "parts":
         return [parts for parts in parameter.values if int(parts) * int(chosen["tile_n"]) == problem.k]
     return parameter.values
 
 
 def _label(config: Config) -> str:
-    x = _shape(config)
-    return f"{_TILE_ROWS}x{x.n} {x.parts} parts{f' c{x.peers}' if x.peers > 1 else ''}"
+    shared = f" c{config['peers']}" if config["peers"] != 1 else ""
+    return f"{_TILE_ROWS}x{config['tile_n']} {config['parts']} parts{shared}"
 
 
 FAMILY = Family(
@@ -142,6 +147,8 @@ FAMILY = Family(
     architectures=("sm90",),
     dtypes=("f16", "bf16"),
     parameters=(
+        Parameter("out_h", _SIDES, "height of the output"),
+        Parameter("out_w", _SIDES, "its width"),
         Parameter("tile_n", (64, 128), "output channels of a block"),
         Parameter("parts", (1, 2, 4), "blocks of a cluster that share the channels of a tile of 64 pixels"),
         Parameter("peers", (1, 2, 4), "tiles of a cluster, which share the loads of the weights"),

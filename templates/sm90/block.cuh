@@ -21,6 +21,7 @@ template <typename Config>
 struct HopperSeBlock {
   using Element = typename Config::Element;
   static constexpr int kM = Config::kM, kChannels = Config::kChannels;
+  static constexpr int kPixels = Config::kPixels, kSquares = kPixels / 64, kImages = kM / kPixels;  // of an image; of a tile
   static constexpr int kGroups = Config::kGroups, kCluster = Config::kCluster;
   static constexpr int kImage = Config::kImage;  // channels of the image that a stem reads, or 0
   static constexpr bool kStem = kImage > 0;
@@ -28,7 +29,8 @@ struct HopperSeBlock {
   static constexpr int kWarps = 4 * kGroups, kThreads = 32 * (kWarps + !kStem);
   static constexpr int kRowBytes = kChannels * (int)sizeof(Element);
   static constexpr int kTaps = 9, kTapBytes = kChannels * kRowBytes, kVector = 8;
-  using Part = BlockPart<kBlocks, kChannels, kRowBytes>;
+  static constexpr bool kWhole = kSquares >= kBlocks;  // all rows of a warp are of one image
+  using Part = BlockPart<kBlocks, kChannels, kRowBytes, kSquares>;
   static constexpr int kColumns = Part::kColumns, kUnits = Part::kUnits;
   using Excitation = Gate<Element, kM, kChannels, 1, 128 * kGroups>;
   using Stem = BlockStem<Element, kImage, kChannels, kBlocks>;
@@ -36,11 +38,12 @@ struct HopperSeBlock {
   enum { kX = 0, kStemWeight = 1, kWeight = kStem ? 2 : 1, kFirstGate = kWeight + 2, kY = kFirstGate + 4 };
   enum Launch { kGrid, kEarlyTaps, kChannelsLast };
   static_assert(kM % (64 * kGroups) == 0 && (kChannels == 32 || kChannels == 64), "no such tile");
+  static_assert(kPixels % 64 == 0 && kM % kPixels == 0, "a tile is whole images");
 
   struct alignas(64) Params {
     uint8_t first_map[128], weight_maps[2][128];  // of the image or, where a stem reads that, of the stem's weights
-    int tiles, rows, images, pixels, width;  // rows: pixels of all images
-    int squares, squares_w, patch_area, patch_w;  // of an image
+    int tiles, rows, width;              // rows: pixels of all images
+    int squares_w, patch_area, patch_w;  // of an image
     int image_bytes, patch_bytes;  // of a tile: what TMA brings, and what is set aside for it
     int gate_bytes, hidden, early_taps;
     StemImage stem;
@@ -62,14 +65,13 @@ struct HopperSeBlock {
   AT_DEVICE static void prepare(const at_se_block& a, at_prepared* out, const StemImage& stem = {}) {
     Params x{};
     x.stem = stem;
-    const Excitation gate(a.h * a.w, a.hidden);
-    if (a.c != kChannels || a.h % 8 || a.w % 8 || !gate.fits()) return refused(out);
-    x.pixels = a.h * a.w, x.width = a.w, x.rows = a.n * x.pixels, x.images = kM / x.pixels;
-    x.tiles = ceil_div(a.n, x.images);
+    const Excitation gate = excitation(a.hidden);
+    if (a.c != kChannels || a.h * a.w != kPixels || a.h % 8 || a.w % 8 || !gate.fits()) return refused(out);
+    x.width = a.w, x.rows = a.n * kPixels, x.tiles = ceil_div(a.n, kImages);
     const int patch_h = a.h + 2;
     x.patch_w = a.w + 2, x.patch_area = patch_h * x.patch_w;
-    x.squares = x.pixels / 64, x.squares_w = a.w / 8;
-    x.image_bytes = x.images * x.patch_area * kRowBytes, x.patch_bytes = ceil_div(x.image_bytes, 1024) * 1024;
+    x.squares_w = a.w / 8;
+    x.image_bytes = kImages * x.patch_area * kRowBytes, x.patch_bytes = ceil_div(x.image_bytes, 1024) * 1024;
     x.hidden = a.hidden, x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
     x.early_taps = min(a.launch[kEarlyTaps], 2 * kTaps);
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
@@ -87,7 +89,7 @@ struct HopperSeBlock {
     } else {
       out->tensor_maps[0] = {kFirstMap, kX, Config::kMapElement, kSwizzle};
       hopper::describe<Element>(out->tensor_maps[0], {c, w, h, n},
-                                {kChannels, (uint32_t)x.patch_w, (uint32_t)patch_h, (uint32_t)x.images}, {1, 1, 1, 1});
+                                {kChannels, (uint32_t)x.patch_w, (uint32_t)patch_h, kImages}, {1, 1, 1, 1});
     }
     for (int i = 0; i < 2; ++i) {
       out->tensor_maps[1 + i] = {kWeightMaps + 128 * i, kWeight + i, Config::kMapElement, kSwizzle};
@@ -137,6 +139,9 @@ struct HopperSeBlock {
     }
   };
 
+  // Sums of a warp's blocks are added up where they are of one image.
+  AT_DEVICE static Excitation excitation(int hidden) { return Excitation(kPixels, hidden, kWhole ? 16 * kBlocks : 16); }
+
   // ---- Loads ----
 
   // The filters are constants: their first taps are loaded while the kernel before may still run, but the others
@@ -163,7 +168,7 @@ struct HopperSeBlock {
 
   AT_DEVICE static void load_images(const Params& x, const Layout& at, int tile) {
     hopper::expect_bytes(at.full, x.image_bytes);
-    hopper::load_4d(at.patch, x.first_map, at.full, 0, -1, -1, tile * x.images);
+    hopper::load_4d(at.patch, x.first_map, at.full, 0, -1, -1, tile * kImages);
   }
 
   // Of both filters, one behind the other.
@@ -203,13 +208,12 @@ struct HopperSeBlock {
     }
     if (idle) return;
     const Part part(x);
-    __builtin_assume(x.pixels >= 64);
-    const Excitation gate(x.pixels, x.hidden);
+    const Excitation gate = excitation(x.hidden);
     char* memory = (char*)__cvta_shared_to_generic(at.gate);
     [[maybe_unused]] Stem stem(x.stem, part);
     if constexpr (kStem) {  // nothing is needed sooner than the image, and there is time for the rest while it comes
       wait_for_previous();
-      stem.read(x.stem, x.p.p[kX], blockIdx.x * x.images);
+      stem.read(x.stem, x.p.p[kX], blockIdx.x * kImages);
       load_share(x, at, x.early_taps, 2 * kTaps);  // not sooner, because the first products wait for the image
       clear_patch(x, at);
     }
@@ -223,7 +227,7 @@ struct HopperSeBlock {
       typename Config::Steps::Fetched fetched[kUnits];
       if constexpr (kStem) {
         make_image(x, at, part, stem, sums, fetched);
-        if (!last) stem.read(x.stem, x.p.p[kX], (tile + (int)gridDim.x) * x.images);
+        if (!last) stem.read(x.stem, x.p.p[kX], (tile + (int)gridDim.x) * kImages);
       } else {
         hopper::wait(at.full, parity);
       }
@@ -255,7 +259,7 @@ struct HopperSeBlock {
   AT_DEVICE static void each_there(const Params& x, const Part& part, int tile, const Work& work) {
     part.each_unit([&](int i, int m, int half, int channel) {
       const int pixel = tile * kM + part.pixel[m] + half * x.width;
-      if (pixel < x.rows) work(i, m, half, channel, (int64_t)pixel * kChannels + channel);
+      if (kImages == 1 || pixel < x.rows) work(i, m, half, channel, (int64_t)pixel * kChannels + channel);
     });
   }
 
@@ -329,17 +333,21 @@ struct HopperSeBlock {
 #pragma unroll
     for (int columns = 0; columns < kColumns; ++columns) {
       const int channel = part.channel + 32 * columns;
+      float total[2][kVector];
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) {
-        float v[2][kVector];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          hopper::take(v[half], sums, m, half, columns);
-          Config::Steps::before(v[half], x.p.p, x.scalars, channel);
-          hopper::put(v[half], sums, m, half, columns);
+          float v[kVector];
+          hopper::take(v, sums, m, half, columns);
+          Config::Steps::before(v, x.p.p, x.scalars, channel);
+          hopper::put(v, sums, m, half, columns);
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) total[half][e] = kWhole && m ? total[half][e] + v[e] : v[e];
         }
-        gate.collect(v, memory, part.slab + 4 * m, channel);
+        if (!kWhole) gate.collect(total, memory, part.slab + 4 * m, channel);
       }
+      if (kWhole) gate.collect(total, memory, part.warp, channel);
     }
     gate.excite(memory, 0, kChannels, 0, 0, [](int) { return 0; });
   }

@@ -7,7 +7,7 @@
 
 namespace at {
 
-template <int kBlocks, int kChannels, int kRowBytes>
+template <int kBlocks, int kChannels, int kRowBytes, int kSquares>
 struct BlockPart {
   static constexpr int kColumns = kChannels / 32, kUnits = kBlocks * 2 * kColumns;  // of eight channels
 
@@ -16,21 +16,23 @@ struct BlockPart {
   int row[kBlocks], column[kBlocks];  // in the image, of the pixel in the upper row
   int place[kBlocks];                 // the same in the patch
   int pixel[kBlocks];                 // the same among the tile's pixels
-  int slab, channel;
+  int warp, slab, channel;  // slab: the first block's rows among the tile's sixteens
 
   template <typename Params>
   AT_DEVICE explicit BlockPart(const Params& x) {
-    const int lane = threadIdx.x % 32, warp = hopper::uniform(threadIdx.x / 32), first = warp / 4 * kBlocks;
+    const int lane = threadIdx.x % 32;
+    warp = hopper::uniform(threadIdx.x / 32);
+    const int first = warp / 4 * kBlocks;
     slab = 4 * first + warp % 4, channel = 8 * (lane % 4);
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
-      image[m] = (first + m) / x.squares;
-      const int square = (first + m) % x.squares, h = 8 * (square / x.squares_w), w = 8 * (square % x.squares_w);
+      image[m] = (first + m) / kSquares;
+      const int square = (first + m) % kSquares, h = 8 * (square / x.squares_w), w = 8 * (square % x.squares_w);
       const int begin = image[m] * x.patch_area + h * x.patch_w + w;
       corner[m] = hopper::uniform(begin * kRowBytes / 16);
       row[m] = h + 2 * (warp % 4), column[m] = w + lane / 4;
       place[m] = begin + (2 * (warp % 4) + 1) * x.patch_w + lane / 4 + 1;
-      pixel[m] = image[m] * x.pixels + row[m] * x.width + column[m];
+      pixel[m] = image[m] * 64 * kSquares + row[m] * x.width + column[m];
     }
   }
 

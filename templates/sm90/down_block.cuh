@@ -20,24 +20,25 @@ template <typename Config>
 struct HopperSeDownBlock {
   using Element = typename Config::Element;
   static constexpr int kM = 64, kN = Config::kN, kK = 64;
+  static constexpr int kP = Config::kP, kQ = Config::kQ, kImages = kM / (kP * kQ);  // an image of the output; of a tile
   static constexpr int kParts = Config::kParts, kPeers = Config::kPeers, kCluster = kParts * kPeers;
   static constexpr int kOwn = kN / kK, kInner = kParts * kOwn;  // chunks of 64 channels between the convolutions
   static constexpr int kWide = 128, kThreads = 2 * kWide + 64;  // kWide multiply, as many add up, two warps load
   static constexpr int kRowBytes = kK * (int)sizeof(Element);
   static constexpr int kTileBytes = kM * kRowBytes, kWeightBytes = kN * kRowBytes;
   static constexpr int kTaps = 9, kCopies = 3;
+  // Of the inner values: a line of all images, a copy with its zeros.
+  static constexpr int kLineBytes = kTileBytes / kP, kCopyBytes = (kP + 2) * kLineBytes;
   static constexpr int kVector = 8, kColumns = kN / 32;
   using Excitation = Gate<Element, kM, kN, kParts, kWide>;
   // Places of the pointers: Problem.operands() of se_down_block.
   enum { kX, kWeight1, kWeight2, kProjection, kFirstGate, kY = 8 };
   enum Launch { kFillSlots, kWeightSlots };
-  static_assert(kN % 64 == 0, "no such tile");
+  static_assert(kN % 64 == 0 && (kP == 4 || kP == 8) && (kQ == 4 || kQ == 8) && kP % kParts == 0, "no such tile");
 
   struct alignas(64) Params {
     uint8_t image_map[128], weight_maps[3][128];  // of the weights in the order of their first use
-    int n, out_h, out_w, images;                  // images: of a tile
-    int chunks, k;                                // chunks: of 64 channels of x
-    int line_bytes, copy_bytes;                   // of the inner values: a line of all images, a copy with its zeros
+    int n, chunks, k;  // chunks: of 64 channels of x
     int fill_slots, weight_slots, gate_bytes, hidden;
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
@@ -49,28 +50,24 @@ struct HopperSeDownBlock {
 
   AT_DEVICE static void prepare(const at_conv2d_se& a, at_prepared* out) {
     Params x{};
-    const bool sides = (a.p == 4 || a.p == 8) && (a.q == 4 || a.q == 8) && a.p % kParts == 0;
-    if (!sides || a.c % kK || a.k != kParts * kN || a.c / kK > kCopies * kOwn) return refused(out);
-    const Excitation gate(a.p * a.q, a.hidden, a.q);
-    x.n = a.n, x.out_h = a.p, x.out_w = a.q, x.images = kM / (a.p * a.q);
-    x.chunks = a.c / kK, x.k = a.k, x.hidden = a.hidden;
-    x.line_bytes = kTileBytes / a.p, x.copy_bytes = (a.p + 2) * x.line_bytes;
+    if (a.p != kP || a.q != kQ || a.c % kK || a.k != kParts * kN || a.c / kK > kCopies * kOwn) return refused(out);
+    const Excitation gate = excitation(a.hidden);
+    x.n = a.n, x.chunks = a.c / kK, x.k = a.k, x.hidden = a.hidden;
     x.fill_slots = a.launch[kFillSlots], x.weight_slots = a.launch[kWeightSlots];
     x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
 
-    const int64_t shared = 1024 + kInner * kCopies * x.copy_bytes + x.gate_bytes + 8 * (kParts + 1) +
+    const int64_t shared = 1024 + kInner * kCopies * kCopyBytes + x.gate_bytes + 8 * (kParts + 1) +
                            (int64_t)x.fill_slots * (kTileBytes + 16) + (int64_t)x.weight_slots * (kWeightBytes + 16);
     const bool counts = x.fill_slots >= 1 && x.fill_slots <= 32 && x.weight_slots >= 1 && x.weight_slots <= 32;
     if (!gate.fits() || !counts || shared > 232448) return refused(out);
-    prepared(out, x, ceil_div(ceil_div(a.n, x.images), kPeers) * kCluster, 1, 1, kThreads, (int)shared, 0);
+    prepared(out, x, ceil_div(ceil_div(a.n, kImages), kPeers) * kCluster, 1, 1, kThreads, (int)shared, 0);
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, k = a.k;
     out->tensor_map_count = 4;
     at_tensor_map& image = out->tensor_maps[0];
     image = {kImageMap, kX, Config::kMapElement, kSwizzle};
-    const uint32_t lines = a.p / kParts;
-    hopper::describe<Element>(image, {c, w, n, h}, {kK, 2u * a.q - 1, (uint32_t)x.images, 2 * lines - 1}, {1, 2, 1, 2});
+    hopper::describe<Element>(image, {c, w, n, h}, {kK, 2 * kQ - 1, kImages, 2 * (kP / kParts) - 1}, {1, 2, 1, 2});
     image.strides[1] = h * w * c * sizeof(Element), image.strides[2] = w * c * sizeof(Element);
     for (int i = 0; i < 3; ++i) {
       const int weight = i == 0 ? kWeight1 : i == 1 ? kProjection : kWeight2;
@@ -120,7 +117,7 @@ struct HopperSeDownBlock {
     uint32_t inner, fills, weights, gate, full, empty, weight_full, weight_empty, inner_full, gate_full;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
       inner = (memory + 1023) / 1024 * 1024;
-      fills = inner + kInner * kCopies * x.copy_bytes;
+      fills = inner + kInner * kCopies * kCopyBytes;
       weights = fills + x.fill_slots * kTileBytes;
       gate = weights + x.weight_slots * kWeightBytes;
       full = gate + x.gate_bytes;
@@ -132,14 +129,16 @@ struct HopperSeDownBlock {
     }
   };
 
+  AT_DEVICE static Excitation excitation(int hidden) { return Excitation(kP * kQ, hidden, kQ); }
+
   // A copy of the inner values; its lines begin with one of zeros.
-  AT_DEVICE static uint32_t copy_of(const Params& x, const Layout& at, int chunk, int copy) {
-    return at.inner + (chunk * kCopies + copy) * x.copy_bytes;
+  AT_DEVICE static uint32_t copy_of(const Layout& at, int chunk, int copy) {
+    return at.inner + (chunk * kCopies + copy) * kCopyBytes;
   }
 
   // A copy without its zeros, which is a tile. The pooled input lies in this block's own ones until they are written.
-  AT_DEVICE static uint32_t own_copy(const Params& x, const Layout& at, const Member& me, int i) {
-    return copy_of(x, at, me.part * kOwn, i) + x.line_bytes;
+  AT_DEVICE static uint32_t own_copy(const Layout& at, const Member& me, int i) {
+    return copy_of(at, me.part * kOwn, i) + kLineBytes;
   }
 
   // Each warp those of a kind.
@@ -164,7 +163,7 @@ struct HopperSeDownBlock {
 
   AT_DEVICE static void load_images(const Params& x, const Layout& at, const Member& me) {
     const uint16_t parts = ((1 << kParts) - 1) << Member::rank(0, me.peer);
-    const int lines = x.out_h / kParts, first = me.part * lines;
+    const int first = me.part * (kP / kParts);  // of its lines
     Ring ring{0, 1};
     wait_for_previous();
 #pragma unroll 1
@@ -176,8 +175,8 @@ struct HopperSeDownBlock {
           const uint32_t full = at.full + 8 * ring.slot;
           hopper::wait(at.empty + 8 * ring.slot, ring.parity);
           hopper::expect_bytes(full, kTileBytes);
-          hopper::load_4d<(kParts > 1)>(at.fills + ring.slot * kTileBytes + first * x.line_bytes, x.image_map, full,
-                                        chunk * kK, s - 1, me.tile * x.images, 2 * first + r - 1, parts);
+          hopper::load_4d<(kParts > 1)>(at.fills + ring.slot * kTileBytes + first * kLineBytes, x.image_map, full,
+                                        chunk * kK, s - 1, me.tile * kImages, 2 * first + r - 1, parts);
         }
   }
 
@@ -271,7 +270,7 @@ struct HopperSeDownBlock {
   AT_DEVICE static void add_up(const Params& x, const Layout& at, const Member& me) {
     constexpr int kVectors = kTileBytes / 16 / kWide;  // of each thread
     const int thread = threadIdx.x - kWide;
-    const Excitation gate(x.out_h * x.out_w, x.hidden, x.out_w);
+    const Excitation gate = excitation(x.hidden);
     gate.template load_weights<kWide>((char*)__cvta_shared_to_generic(at.gate), x.p.p + kFirstGate, me.part * kN, x.k, thread);
     Ring ring{0, 0};
     int fill = 0;
@@ -296,7 +295,7 @@ struct HopperSeDownBlock {
       for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
         for (int e = 0; e < kVector; ++e) pooled[i][e] *= 1.f / kTaps;
-        hopper::write(own_copy(x, at, me, chunk) + (thread + i * kWide) * 16, rounded<Element>(pooled[i]).words[0]);
+        hopper::write(own_copy(at, me, chunk) + (thread + i * kWide) * 16, rounded<Element>(pooled[i]).words[0]);
       }
     }
     clear_lines(x, at, thread);
@@ -323,11 +322,10 @@ struct HopperSeDownBlock {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         row[half] = 16 * warp + 8 * half + lane / 4;
-        const int wide = 31 - __clz(x.out_w), many = 31 - __clz(x.images);  // all of these are powers of two
-        column[half] = row[half] & x.out_w - 1, image[half] = row[half] >> wide & x.images - 1;
-        const int line = row[half] >> wide + many, n = tile * x.images + image[half];
-        place[half] = n < x.n ? (n * x.out_h + line) * x.out_w + column[half] : -1;
-        partial[half] = image[half] * x.out_h + line;
+        column[half] = row[half] % kQ, image[half] = row[half] / kQ % kImages;
+        const int line = row[half] / (kQ * kImages), n = tile * kImages + image[half];
+        place[half] = n < x.n ? (n * kP + line) * kQ + column[half] : -1;
+        partial[half] = image[half] * kP + line;
       }
     }
   };
@@ -335,8 +333,7 @@ struct HopperSeDownBlock {
   AT_DEVICE static void solve(const Params& x, const Layout& at, const Member& me) {
     const Part part(x, me.tile);
     const int first = me.part * kN;  // channel
-    __builtin_assume(x.out_w >= 4 && x.out_h >= 4);
-    const Excitation gate(x.out_h * x.out_w, x.hidden, x.out_w);
+    const Excitation gate = excitation(x.hidden);
     char* memory = (char*)__cvta_shared_to_generic(at.gate);
     wait_for_previous();
 
@@ -347,7 +344,7 @@ struct HopperSeDownBlock {
     meet_all();  // the pooled input is there
     hopper::pin(projected);
     for (int chunk = 0; chunk < x.chunks; ++chunk)
-      multiply(x, at, me, weights, hopper::low(own_copy(x, at, me, chunk)), projected, chunk > 0);
+      multiply(x, at, me, weights, hopper::low(own_copy(at, me, chunk)), projected, chunk > 0);
     finish(x, at, me, weights, projected);
     Excitation::sync();  // and no longer needed
     write_inner(x, at, me, part, sums);
@@ -389,8 +386,8 @@ struct HopperSeDownBlock {
   AT_DEVICE static void clear_lines(const Params& x, const Layout& at, int thread) {
 #pragma unroll 1
     for (int line = 0; line < kInner * kCopies * 2; ++line) {
-      const uint32_t to = at.inner + line / 2 * x.copy_bytes + line % 2 * (x.copy_bytes - x.line_bytes);
-      for (int i = 16 * thread; i < x.line_bytes; i += 16 * kWide) hopper::write(to + i, make_uint4(0, 0, 0, 0));
+      const uint32_t to = at.inner + line / 2 * kCopyBytes + line % 2 * (kCopyBytes - kLineBytes);
+      for (int i = 16 * thread; i < kLineBytes; i += 16 * kWide) hopper::write(to + i, make_uint4(0, 0, 0, 0));
     }
   }
 
@@ -413,10 +410,10 @@ struct HopperSeDownBlock {
     for (int i = 0; i < kInner; ++i) {
       const int chunk = inner_chunk(me, i);
       if (kParts > 1 && i >= kOwn) hopper::wait(at.inner_full + 8 * (chunk / kOwn), 0);
-      uint32_t line = hopper::low(copy_of(x, at, chunk, 0));
-      for (int r = 0; r < 3; ++r, line += x.line_bytes / 16)
+      uint32_t line = hopper::low(copy_of(at, chunk, 0));
+      for (int r = 0; r < 3; ++r, line += kLineBytes / 16)
         for (int s = 0; s < 3; ++s)
-          multiply(x, at, me, weights, line + s * (x.copy_bytes / 16), sums, i + r + s > 0);
+          multiply(x, at, me, weights, line + s * (kCopyBytes / 16), sums, i + r + s > 0);
     }
     finish(x, at, me, weights, sums);
   }
@@ -431,10 +428,10 @@ struct HopperSeDownBlock {
       Config::Steps::inner(v, x.p.p, x.scalars, me.part * kN + own);
       const uint4 value = rounded<Element>(v).words[0];
       const auto put = [&](int copy, int row, uint4 what) {
-        const uint32_t to = own_copy(x, at, me, own / kK * kCopies + copy);
+        const uint32_t to = own_copy(at, me, own / kK * kCopies + copy);
         hopper::write(to + row * kRowBytes + 16 * (own % kK / kVector ^ row % 8), what);
       };
-      const int row = part.row[half], last = x.out_w - 1;
+      const int row = part.row[half], last = kQ - 1;
       const bool begins = part.column[half] == 0, ends = part.column[half] == last;
       put(1, row, value);
       put(0, ends ? row - last : row + 1, ends ? zero : value);
@@ -446,7 +443,7 @@ struct HopperSeDownBlock {
     for (int i = 1; i < kParts; ++i) {
       const int to = Member::rank((me.part + i) % kParts, me.peer);
       for (int copy = 0; copy < kOwn * kCopies; ++copy) {
-        const uint32_t place = own_copy(x, at, me, copy);
+        const uint32_t place = own_copy(at, me, copy);
         hopper::send_bytes(place, place, kTileBytes, at.inner_full + 8 * me.part, to);
       }
     }

@@ -14,7 +14,7 @@ struct Gate {
   static constexpr int kColumn = kN + 8;  // elements between rows of w1: the padding spreads them over the banks
 
   int pixels, hidden;
-  int rows;    // whose sum is one partial sum: those of a warp in wgmma's blocks, or of an image if it has fewer
+  int rows;    // whose sum is one partial sum: those that a warp has one after the other, or of an image if it has fewer
   int images;  // of a tile
   float weight;  // of a pixel in the mean
 
@@ -22,7 +22,9 @@ struct Gate {
   AT_DEVICE Gate(int pixels, int hidden, int run = 16) : pixels(pixels), hidden(hidden) {
     rows = min(pixels, run), images = kM / max(pixels, 1), weight = 1.f / pixels;
   }
-  AT_DEVICE bool fits() const { return pixels >= 4 && kM % pixels == 0 && pixels % rows == 0 && 16 % rows == 0 && hidden % 4 == 0; }
+  AT_DEVICE bool fits() const {
+    return pixels >= 4 && kM % pixels == 0 && pixels % rows == 0 && (16 % rows == 0 || rows % 16 == 0) && hidden % 4 == 0;
+  }
 
   // ---- Shared memory, in bytes from its beginning ----
   AT_DEVICE int mean() const { return kM / rows * kN * 4; }
@@ -60,12 +62,12 @@ struct Gate {
     for (int i = thread; i < hidden / 4; i += kCopying) copy_async<16>(to + biases() + 4 * kN + 16 * i, b1 + 4 * i);
   }
 
-  // Leaves the sums over a warp's 16 rows for excite(), which finds those of an image one after the other. v[half]: eight
-  // channels from `column` on of row 8 half + lane / 4; slab: the rows' number among the tile's.
+  // Leaves the sums over a warp's 16 rows, or over as many sums of rows, for excite(), which finds those of an image one after
+  // the other. v[half]: eight channels from `column` on of row 8 half + lane / 4; slab: the rows' number among the tile's.
   AT_DEVICE void collect(float (&v)[2][kVector], char* memory, int slab, int column) const {
     const int lane = threadIdx.x % 32;
     float* to = (float*)memory + column;
-    if (rows == 16) {
+    if (rows >= 16) {
 #pragma unroll
       for (int e = 0; e < kVector; ++e) v[0][e] += v[1][e];
       leave_sums(v[0], 8, to + slab * kN);
