@@ -12,13 +12,14 @@ import torch
 from autotune.problem import DTYPES
 from fused_resnet.arena import aligned
 from fused_resnet.binding import Step
+from fused_resnet.engine import Calls, Graph, Program
 from fused_resnet.graph import INPUT, OUTPUT
 from fused_resnet.plan import Plan, Run, capture, execute, make_graph, make_runs
 
 ACCESS = 16
 """Bytes of the widest access, to which kernels take tensors to be aligned: a view into another may be less."""
 
-_calls = itertools.count()
+count = itertools.count()
 
 
 class Frame:
@@ -35,7 +36,7 @@ class Frame:
     def __init__(self, plan: Plan, graph: bool) -> None:
         self.plan, self._copies_input = plan, plan.copies_input
         self.lock = threading.Lock()
-        self.used = next(_calls)
+        self.used = next(count)
         self.closed = False
         with torch.inference_mode(False), torch.no_grad():
             self._memory, self._tensors = _allocate(plan)
@@ -46,6 +47,8 @@ class Frame:
         if graph:
             self._runs = [make_graph(plan.bound, slots)] if plan.native else self._captured(slots)
         self._native = _whole(self._runs)
+        self.direct = None if plan.copies_input else self._native
+        """What runs the whole network in one call on tensors as callers have them, if anything does."""
 
     @property
     def bytes(self) -> int:
@@ -61,13 +64,17 @@ class Frame:
             x = x.clone()
             address = x.data_ptr()
         with self.lock:
-            self.used = next(_calls)
+            self.used = next(count)
             if self._native:
-                self._native(stream, (address, y.data_ptr()))
+                self._native.run(stream, (address, y.data_ptr()))
             else:
                 self._run_mixed(x, y, stream)
-        if self.closed:  # forgotten meanwhile by another thread, which did not wait for this run
-            _synchronize(self.plan.device)
+        if self.closed:
+            self.settle()
+
+    def settle(self) -> None:
+        """After a run on a frame that another thread has forgotten meanwhile, without waiting for that run."""
+        _synchronize(self.plan.device)
 
     def singly(self, x: torch.Tensor, y: torch.Tensor, stream: int) -> list[Callable[[], None]]:
         """The plan's layers as calls of their own, in order and outside any graph, for those who look at each."""
@@ -98,10 +105,11 @@ def _inner(y: torch.Tensor) -> torch.Tensor:
     return y.permute(0, 2, 3, 1) if y.dim() == 4 else y
 
 
-def close(frames: Sequence[Frame]) -> None:
+def close(frames: Sequence[Frame], calls: Calls) -> None:
     """Let the memory of frames go once nothing runs in it."""
     for frame in frames:
-        frame.closed = True
+        frame.closed = True  # first: who adds it to the calls after this looks whether it is
+        calls.drop(frame)
     for device in {frame.plan.device for frame in frames}:
         _synchronize(device)
 
@@ -111,10 +119,10 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _whole(runs: Sequence[Run]) -> Callable[[int, tuple[int, int]], None] | None:
-    """The one call that is the whole network, where all kernels are ours."""
+def _whole(runs: Sequence[Run]) -> Graph | Program | None:
+    """What runs the whole network in one call, where all kernels are ours."""
     only = runs[0]
-    return None if len(runs) > 1 or isinstance(only, Step) else only.run
+    return None if len(runs) > 1 or isinstance(only, Step) else only
 
 
 def _allocate(plan: Plan) -> tuple[torch.Tensor, list[torch.Tensor]]:

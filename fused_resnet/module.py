@@ -14,7 +14,7 @@ from torch import nn
 
 from autotune.problem import dtype_name
 from fused_resnet import engine, operator
-from fused_resnet.frame import ACCESS, Frame, close
+from fused_resnet.frame import ACCESS, Frame, close, count
 from fused_resnet.graph import Network
 from fused_resnet.operator import InputError
 from fused_resnet.plan import Plan
@@ -30,12 +30,15 @@ Key = tuple[torch.Size, torch.dtype, torch.device, bool | None, int]
 """What a frame is for: the input's shape, dtype, device, order (which is known), and the stream's handle."""
 
 _PARTS = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
-_OWN = ("_frames", "_held", "_binding", "_watch", "_number")
+_OWN = ("_frames", "_calls", "_held", "_binding", "_watch", "_number")
 """What belongs to one object in one process: copies and pickles begin without it."""
 
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 _is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 # Both are absent where torch has no CUDA.
+_has_global_hooks: Callable[[], bool] = nn.modules.module._has_any_global_hook
+_exchange: object = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+"""DLPack's C functions for tensors, from torch 2.10 on."""
 
 
 class FusedResNet(nn.Module):
@@ -107,6 +110,22 @@ class FusedResNet(nn.Module):
 
     # -- running ---------------------------------------------------------------------------------------------
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """nn.Module's, or around it where nobody would notice: that is a tenth of what a call costs the host."""
+        if len(args) == 1 and not kwargs and self._is_plain() and not operator.is_traced(args[0]):
+            x = args[0]
+            if not x.requires_grad and (y := self._calls.run(x, None)) is not None:
+                return y
+        return super().__call__(*args, **kwargs)
+
+    def _is_plain(self) -> bool:
+        """Whether a call is `forward` in eval mode and nothing else: nobody has hooked or replaced it."""
+        own = self.__dict__
+        if own["training"] or "forward" in own or _has_global_hooks():
+            return False
+        before = own["_forward_pre_hooks"] or own["_backward_pre_hooks"]
+        return not (before or own["_forward_hooks"] or own["_backward_hooks"])
+
     def forward(
         self,
         x: torch.Tensor,
@@ -133,13 +152,19 @@ class FusedResNet(nn.Module):
         """What `forward` does in eval mode where nobody traces; the result is `out` if it could be filled directly."""
         if x.requires_grad:
             operator.refuse_gradient(x)
-        cuda = x.is_cuda
-        stream = _raw_stream(x.get_device()) if cuda else 0
-        frame = self._frames.get((x.shape, x.dtype, x.device, _order(x), stream))
-        taken = x
-        if frame is None or (cuda and _is_capturing()):
+        known = self._calls.run(x, out)
+        return self._run_new(x, out) if known is None else known
+
+    def _run_new(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        """The same for what the engine does not know yet, or cannot do itself."""
+        stream = _raw_stream(x.get_device()) if x.is_cuda else 0
+        calls = self._calls  # before its frames: should another thread rebind, these calls are no longer asked
+        frame, taken = self._frames.get((x.shape, x.dtype, x.device, _order(x), stream)), x
+        capturing = x.is_cuda and _is_capturing()
+        if frame is None or capturing:
             if not self._watch.unchanged():
                 self.rebind()
+            calls = self._calls
             taken, frame = self._frame(x, stream)
         y = torch.empty_like(frame.template) if out is None or not _fits(out, frame.template) else out
         frame.run(taken, y, stream)
@@ -147,6 +172,10 @@ class FusedResNet(nn.Module):
         if not self._watch.unchanged():
             self.rebind()
             return self.run(x, out)
+        if frame.direct and taken is x and not capturing:
+            calls.add(x, frame, frame.direct)
+            if frame.closed:  # by another thread, meanwhile
+                calls.drop(frame)
         return y
 
     def like_result(self, x: torch.Tensor) -> torch.Tensor:
@@ -191,18 +220,22 @@ class FusedResNet(nn.Module):
 
     def rebind(self) -> None:
         """Forget all plans; the next call binds anew. Needed only after weights were changed behind autograd's back."""
-        frames = list(self._frames.values())
-        self._frames = {}
-        self._watch = engine.Watch(_watched(self))
-        close(frames)
+        frames, calls = list(self._frames.values()), self._calls
+        self._begin()
+        close(frames, calls)
 
     def _start(self) -> None:
         """Begin without plans, as a new object or a copy."""
-        self._frames = {}
+        self._begin()
         self._held: list[Plan] = []  # what was captured into graphs of others must stay where it is
         self._binding = threading.RLock()
-        self._watch = engine.Watch(_watched(self))
         self._number = operator.register(self)
+
+    def _begin(self) -> None:
+        """Know no plan, and the weights as they are."""
+        self._frames = {}
+        self._watch = engine.Watch(_watched(self))
+        self._calls = engine.Calls(_exchange, torch.empty_like, count, self._watch)
 
     def _frame(self, x: torch.Tensor, stream: int) -> tuple[torch.Tensor, Frame]:
         """(the input as a frame takes it, the frame for it); binds a plan where there is none."""
@@ -219,7 +252,8 @@ class FusedResNet(nn.Module):
                 plan = plan or self._bind(x)
                 self._frames[key] = Frame(plan, plan.graph)
                 while len(self._frames) > max(self.plans, 1):
-                    close([self._frames.pop(min(self._frames, key=lambda key: self._frames[key].used))])
+                    last = self._frames.pop(min(self._frames, key=lambda key: self._frames[key].used))
+                    close([last], self._calls)
             return x, self._frames[key]
 
     def _captured(self, plan: Plan | None) -> Frame:
@@ -257,7 +291,7 @@ class FusedResNet(nn.Module):
                 f"{self.tuning_db} is not tuned for batch {x.shape[0]} of {self._source.name} in {x.dtype} on this "
                 f"device: of {len(plan.bound)} layers {listed}; tune it with scripts/tune.py --batch {x.shape[0]}"
                 + (f" --precision {self._source.precision}" if self._source.precision else ""),
-                stacklevel=7,  # past torch's two frames around forward
+                stacklevel=9,  # past our frame and torch's two around forward
             )
         return plan
 

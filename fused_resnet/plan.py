@@ -204,7 +204,8 @@ def capture(runs: Sequence[Run], device: torch.device, slots: Sequence[torch.Ten
             for _ in range(3):  # loads what is loaded lazily, and lets torch's libraries choose
                 execute(runs, stream.cuda_stream, slots)
         stream.synchronize()
-        with torch.cuda.graph(graph, stream=stream):
+        # Other threads may meanwhile do what a capture forbids its own, such as waiting for their streams.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             execute(runs, stream.cuda_stream, slots)
         torch.cuda.synchronize()
     return graph

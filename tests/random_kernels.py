@@ -261,7 +261,10 @@ def _kernel(found: Family, arch: Architecture, target: str, rng: random.Random, 
     problem = _sized(found, rng, dtype)
     if problem is None:
         return None
-    problem = replace(problem, epilogue=epilogue(rng, problem.places, dtype, problem.output_dtype))
+    try:
+        problem = replace(problem, epilogue=epilogue(rng, problem.places, dtype, problem.output_dtype))
+    except ProblemError:  # more numbers than a kernel takes
+        return None
     if found.serves(problem, arch):
         return None
     configs = found.configs_for(problem, arch, tuple(PERMISSIONS))

@@ -2,6 +2,7 @@
 
 from fused_resnet.engine._engine import (
     ABI_VERSION,
+    Calls,
     DeviceImage,
     EngineError,
     Graph,
@@ -14,6 +15,7 @@ from fused_resnet.engine._engine import (
 
 __all__ = [
     "ABI_VERSION",
+    "Calls",
     "DeviceImage",
     "EngineError",
     "Graph",

@@ -46,6 +46,7 @@ Driver load() {
   find(library, "cuGraphExecKernelNodeSetParams_v2", d.graph_set_kernel);
   find(library, "cuGraphExecDestroy", d.graph_exec_destroy);
   find(library, "cuGraphLaunch", d.graph_launch);
+  find(library, "cuStreamIsCapturing", d.stream_capturing);
   if (d.init(0) != 0) throw Error("the CUDA driver does not initialise: no usable GPU");
   return d;
 }
@@ -62,6 +63,12 @@ void check(Result result, const char* what) {
   const char* text = nullptr;
   driver().get_error_string(result, &text);
   throw Error(std::string(what) + ": " + (text ? text : "unknown error") + " (CUDA error " + std::to_string(result) + ")");
+}
+
+bool is_capturing(Stream stream) {
+  int status = 0;
+  check(driver().stream_capturing(stream, &status), "cuStreamIsCapturing");
+  return status != 0;
 }
 
 Context primary_context(int ordinal) {

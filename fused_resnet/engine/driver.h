@@ -73,6 +73,7 @@ struct Driver {
   Result (*graph_set_kernel)(GraphExec, GraphNode, const KernelNode*);
   Result (*graph_exec_destroy)(GraphExec);
   Result (*graph_launch)(GraphExec, Stream);
+  Result (*stream_capturing)(Stream, int* status);
 };
 
 // The driver, loaded and initialised once; throws Error where there is none.
@@ -80,6 +81,9 @@ const Driver& driver();
 
 // Throws Error with `what` and the driver's own words unless `result` is success.
 void check(Result result, const char* what);
+
+// Whether what is enqueued on a stream is being captured.
+bool is_capturing(Stream stream);
 
 // Makes a device's primary context, the one torch uses, current for a scope.
 class ContextScope {

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "calls.h"
 #include "device_image.h"
 #include "graph.h"
 #include "program.h"
@@ -72,4 +73,11 @@ PYBIND11_MODULE(_engine, m) {
   py::class_<Watch>(m, "Watch", "Tells whether dictionaries, and the versions of tensors in them, are what they were.")
       .def(py::init<const py::list&>(), py::arg("dictionaries"))
       .def("unchanged", &Watch::unchanged);
+
+  py::class_<Calls>(m, "Calls", "Runs inputs that are known, without the interpreter between input and launch.")
+      .def(py::init<const py::object&, py::object, py::object, py::object>(), py::arg("exchange"), py::arg("empty_like"),
+           py::arg("count"), py::arg("watch"))
+      .def("add", &Calls::add, py::arg("x"), py::arg("frame"), py::arg("runner"))
+      .def("run", &Calls::run, py::arg("x"), py::arg("out"))
+      .def("drop", &Calls::drop, py::arg("frame"));
 }

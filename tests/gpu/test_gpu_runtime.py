@@ -32,6 +32,12 @@ def slow(x):
     return late.copy_(x)
 
 
+def alike(y, expected):
+    """Nearer than another's memory would come. Not the same bits: for layers on its own operators torch chooses among
+    cuDNN's algorithms in each thread anew."""
+    return relative_error(y, expected) < LIMIT
+
+
 # -- streams and threads -------------------------------------------------------------------
 
 
@@ -60,7 +66,7 @@ def test_threads_on_one_stream_and_on_their_own(either):
     def work(i, stream):
         with torch.cuda.stream(stream):
             for _ in range(40):
-                if not torch.equal(either(inputs[i]), expected[i]):
+                if not alike(either(inputs[i]), expected[i]):
                     wrong.append(i)
 
     own = [torch.cuda.Stream() for _ in inputs]
@@ -85,7 +91,7 @@ def test_plans_that_are_taken_away_while_they_run(gpu_db):
         with torch.cuda.stream(torch.cuda.Stream()):
             for i in range(12):
                 j = (start + i) % len(inputs)
-                if not torch.equal(network(slow(inputs[j])), expected[j]):
+                if not alike(network(slow(inputs[j])), expected[j]):
                     wrong.append(j)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
