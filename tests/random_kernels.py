@@ -216,6 +216,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "sm90_se_block": block,
     "sm90_se_down_block": down_block,
     "sm90_stem_se_block": stem_block,
+    "sm90_strip_se_block": lambda rng: stem_block(rng).replace(" k=32 ", " k=64 "),
 }
 
 

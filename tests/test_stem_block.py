@@ -45,21 +45,41 @@ CASES = {
 }
 
 
+# The same by strips: one strip or several; an image of another height than width; a block that has no image.
+NO_TENSORS = "bias,keep,silu,conv,scale,conv,bias,gate,scale,add_kept,relu"
+STRIPS = {
+    "network": (WHOLE, {"cluster": 1}, (0, 2)),
+    "flat": ({**WHOLE, "h": 32, "c": 2, "dtype": "bf16", "hidden": 12, "chain": NO_TENSORS}, {"cluster": 2}, (0, 2)),
+    "high": ({**WHOLE, "n": 5, "h": 128, "w": 32, "c": 1, "hidden": 8}, {"cluster": 1}, (2,)),
+}
+
+
 @pytest.mark.parametrize(("text", "sizes", "config", "grids"), CASES.values(), ids=CASES)
 def test_the_kernels_text_computes_the_block(text, sizes, config, grids, tmp_path):
     problem = parse(text.format(**sizes))
-    name = f"sm90_{problem.operator}"
-    stem = {"image": problem.c} if problem.operator == "stem_se_block" else {}
     _, h, w, c = problem.output_shape
+    stem = {"image": problem.c} if problem.operator == "stem_se_block" else {}
     config = {**config, "pixels": h * w, "channels": c, **stem}
+    assert_solved(f"sm90_{problem.operator}", problem, config, grids, tmp_path)
+
+
+@pytest.mark.parametrize(("sizes", "config", "grids"), STRIPS.values(), ids=STRIPS)
+def test_the_kernels_text_computes_the_block_by_strips(sizes, config, grids, tmp_path):
+    problem = parse(TEXT.format(**sizes))
+    config = {"height": problem.behind.h, "width": problem.behind.w, "image": problem.c, **config}
+    assert_solved("sm90_strip_se_block", problem, config, grids, tmp_path)
+
+
+def assert_solved(name, problem, config, grids, folder):
+    """That a kernel solves a problem with so many blocks, on images in either order."""
     assert family(name).serves(problem, SM90) is None and config in family(name).configs_for(problem, SM90)
-    emulated = Emulated(Kernel.of(name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
+    emulated = Emulated(Kernel.of(name, config, problem.dtype, problem.epilogue, "sm_90"), folder)
     tensors, scalars = random_inputs(problem)
     expected = solve(problem, tensors, scalars)
     for order, (grid, taps) in enumerate((grid, taps) for grid in grids for taps in (9, 0)):  # TMA late, and at once
         launch = {"grid": grid, "early_taps": taps, "channels_last": order % 2}
         given = dict(tensors)
-        if stem and launch["channels_last"]:
+        if problem.operator == "stem_se_block" and launch["channels_last"]:
             given["x"] = tensors["x"].permute(0, 2, 3, 1).contiguous()
         found = emulated.run(problem, given, scalars, launch, config["cluster"], order)
         for output, value in expected.items():

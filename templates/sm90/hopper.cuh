@@ -165,6 +165,18 @@ AT_DEVICE void write(uint32_t address, float4 v) {
                : "memory");
 }
 
+AT_DEVICE void write(uint32_t address, uint2 v) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
+
+// Four matrices of 8 x 8 halves, transposed, each lane naming where a row of 16 bytes goes. A thread has of each the halves
+// 2 (lane % 4) and the next of row lane / 4, which are a column's.
+AT_DEVICE void store_matrices(uint32_t row, const uint32_t (&words)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(words[0]),
+               "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+}
+
 AT_DEVICE uint4 read(uint32_t address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address) : "memory");

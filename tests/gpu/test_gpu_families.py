@@ -125,6 +125,15 @@ PROBLEMS = {
         "stem_se_block n=7 h=32 w=128 c=2 k=32 block=4 hidden=12 dtype={} epilogue=keep,conv,conv,gate,add_kept",
         "stem_se_block n=1 h=64 w=32 c=4 k=32 block=4 hidden=4 dtype={} epilogue=keep,conv,conv,gate,add_kept,relu",
     ],
+    "sm90_strip_se_block": [
+        "stem_se_block n=5 h=64 w=64 c=3 k=64 block=4 hidden=4 dtype={} "
+        "epilogue=relu,keep,add_scalar,conv,add_scalar,relu,add_scalar,conv,mul_scalar,add_scalar,gate,add_kept,relu,add_scalar",
+        "stem_se_block n=300 h=64 w=64 c=1 k=64 block=4 hidden=4 dtype={} epilogue=relu,keep,conv,conv,gate,add_kept",
+        "stem_se_block n=277 h=32 w=32 c=3 k=64 block=4 hidden=8 dtype={} "
+        "epilogue=bias,keep,silu,conv,scale,conv,bias,gate,scale,add_kept,relu",
+        "stem_se_block n=7 h=32 w=128 c=2 k=64 block=4 hidden=12 dtype={} epilogue=keep,conv,conv,gate,add_kept",
+        "stem_se_block n=1 h=64 w=32 c=4 k=64 block=4 hidden=4 dtype={} epilogue=keep,conv,conv,gate,add_kept,relu",
+    ],
     "sm90_se_down_block": [
         "se_down_block n=5 h=16 w=16 c=64 k=128 hidden=8 dtype={} "
         "epilogue=add_scalar,relu,add_scalar,conv,mul_scalar,add_scalar,gate,project,relu,add_scalar",

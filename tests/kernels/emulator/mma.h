@@ -47,6 +47,18 @@ inline void load_matrices(uint32_t (&to)[4], uint32_t row) {
   }
 }
 
+// Transposed: what a thread has of a row lies in a column.
+inline void store_matrices(uint32_t row, const uint32_t (&words)[4]) {
+  const auto rows = gathered(row);
+  for (int i = 0; i < 4; ++i)
+    for (int e = 0; e < 2; ++e) {
+      const uint32_t address = (uint32_t)rows[8 * i + lane() % 4 * 2 + e];
+      if (address % 16) fail("stmatrix to " + std::to_string(address));
+      const uint16_t half = words[i] >> 16 * e;
+      std::memcpy((char*)generic(address) + 2 * (lane() / 4), &half, 2);
+    }
+}
+
 inline void copy(uint32_t to, const void* from, int bytes, int read) {
   if (to % bytes) fail("cp.async to " + std::to_string(to));
   char* place = (char*)generic(to);

@@ -1,0 +1,123 @@
+"""A network's first layer and the residual block behind it in one kernel for Hopper, by strips; fp16 and bf16.
+
+The products are turned round: templates/sm90/strip_block.cuh says how that works, and what it saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from autotune.arch import Architecture
+from autotune.epilogue import Epilogue
+from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.problem import Problem, StemSeBlock
+
+_MAP_ELEMENTS = {"f16": 6, "bf16": 9}  # CUtensorMapDataType
+_CHANNELS = 64  # rows of a product
+_PATCH = 4
+_SIDES = (8, 16, 32)
+_IMAGES = (1, 2, 3, 4)
+_MOST_SHARED = 232448
+
+
+def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    if epilogue.places != StemSeBlock.places:
+        return "an epilogue without the places of a stem and a block"
+    if any(argument.kind in ("tensor", "output") for argument in epilogue.arguments):
+        return "steps that read or write tensors: a thread has two channels"
+    if int(config["height"]) * int(config["width"]) > 256:
+        return "images of up to 256 pixels: sums and the identity would spill"
+    return None
+
+
+def _supports(problem: Problem) -> str | None:
+    assert isinstance(problem, StemSeBlock)
+    return next((why for beyond, why in _limits(problem) if beyond), None)
+
+
+def _limits(problem: StemSeBlock) -> Iterator[tuple[bool, str]]:
+    behind = problem.behind
+    yield problem.block != _PATCH, f"block must be {_PATCH}"
+    yield problem.c not in _IMAGES, f"images of {', '.join(map(str, _IMAGES))} channels"
+    yield behind.c != _CHANNELS, f"k must be {_CHANNELS}: all channels are the rows of a product"
+    yield behind.h not in _SIDES or behind.w not in _SIDES, "sides of 8, 16 or 32 pixels"
+    yield problem.hidden % 4 > 0 or problem.hidden > 32, "hidden must be a multiple of 4, at most 32"
+    yield problem.n * problem.h * problem.w >= 2**31, "tensors of up to 2^31 pixels"
+
+
+def _values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
+) -> Sequence[Value]:
+    if isinstance(problem, StemSeBlock):
+        behind = problem.behind
+        fixed = {"height": behind.h, "width": behind.w, "image": problem.c}
+        if parameter.name in fixed:
+            return (fixed[parameter.name],)
+    return parameter.values
+
+
+def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
+    assert isinstance(problem, StemSeBlock)
+    behind = problem.behind
+    if (config["height"], config["width"], config["image"]) != (behind.h, behind.w, problem.c):
+        return f"it has images of {config['image']} channels, {config['height']} x {config['width']} behind the stem"
+    patch = -(-(behind.h + 2) * (behind.w + 2) * 128 // 256) * 256
+    lines, stem = problem.c * behind.h * behind.w * 32, problem.c * 2048
+    gates = behind.w // 8 * 256 + problem.hidden * 260 + 256
+    if 1024 + 18 * 8192 + patch + lines + stem + gates + 8 * 19 > _MOST_SHARED:
+        return "shared memory"
+    return None
+
+
+def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
+    """A block for every image, or as many blocks as there are multiprocessors, which load the filters once."""
+    assert isinstance(problem, StemSeBlock)
+    if problem.n < int(config["cluster"]):
+        return []
+    room = arch.processors_for(int(config["cluster"]))
+    grids = (0,) if problem.n <= room else (room, 0)
+    return [{"grid": grid, "early_taps": taps, CHANNELS_LAST.name: 0} for grid in grids for taps in (9, 0, 18)]
+
+
+def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
+    """Cycles by a crude model: the filters' loads, then rounds of images."""
+    assert isinstance(problem, StemSeBlock)
+    cluster = int(config["cluster"])
+    rounds = -(-problem.n // arch.processors_for(cluster))
+    arithmetic = 2 * 9 * problem.behind.h * problem.behind.w * _CHANNELS**2 / 2048
+    return 18 * 8192 / 2 / cluster / 40 + rounds * (arithmetic + 1500)
+
+
+def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
+    return {**config, "type": dtype, "map_element": _MAP_ELEMENTS[dtype], "threads": 16 * int(config["width"])}
+
+
+FAMILY = Family(
+    name="sm90_strip_se_block",
+    operator=StemSeBlock,
+    kind=DEVICE_IMAGE,
+    template="sm90/strip_block.cu.j2",
+    architectures=("sm90",),
+    dtypes=("f16", "bf16"),
+    parameters=(
+        Parameter("height", _SIDES, "lines of the image behind the stem"),
+        Parameter("width", _SIDES, "its columns; eight of them are a warpgroup's strip"),
+        Parameter("image", _IMAGES, "channels of the network's image"),
+        Parameter("cluster", (1, 2, 4), "blocks that share their loads of the filters"),
+    ),
+    launch_parameters=(
+        Parameter("grid", (0, 120, 128, 132), "most blocks: 0 gives each tile a block of its own"),
+        Parameter("early_taps", (0, 9, 18), "taps of the filters that are loaded before the image, of 18"),
+        CHANNELS_LAST,
+    ),
+    legal=_legal,
+    values=_values,
+    supports=_supports,
+    fits=_fits,
+    launches=_launches,
+    cost=_cost,
+    context=_context,
+    label=lambda config: "strips" + (f" c{config['cluster']}" if config["cluster"] != 1 else ""),
+    weight_layouts=lambda _: {"weight1": "krsc", "weight2": "krsc"},
+    compile_seconds=(1.0, 1.2),
+)
