@@ -153,6 +153,14 @@ def test_whoever_changes_what_a_call_does_is_heard(tuned_db):
     del network.forward
     assert torch.equal(network(x), y)
 
+    class Doubled(FusedResNet):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    doubled = Doubled(tuned_db)
+    doubled.load_state_dict(network.state_dict())
+    assert [torch.equal(doubled(x), 2 * y) for _ in range(2)] == [True, True]
+
 
 # -- memory -------------------------------------------------------------------
 
