@@ -121,6 +121,14 @@ def test_the_engine_runs_what_it_knows(tuned_db):
     assert_right(network, other, shortly(network, other))
 
 
+def test_an_older_torch_takes_the_long_way(tuned_db, monkeypatch):
+    monkeypatch.setattr("fused_resnet.module._exchange", None)
+    network, x = fused(tuned_db), images(2)
+    y = network(x)
+    assert shortly(network, x) is None and torch.equal(network(x), y)
+    assert_right(network, x, y)
+
+
 def test_the_engine_forgets_what_is_no_longer_kept(tuned_db):
     network = FusedResNet(tuned_db, plans=1)
     network(images(1))
@@ -144,6 +152,14 @@ def test_whoever_changes_what_a_call_does_is_heard(tuned_db):
     assert network(x) is x
     del network.forward
     assert torch.equal(network(x), y)
+
+    class Doubled(FusedResNet):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    doubled = Doubled(tuned_db)
+    doubled.load_state_dict(network.state_dict())
+    assert [torch.equal(doubled(x), 2 * y) for _ in range(2)] == [True, True]
 
 
 # -- memory -------------------------------------------------------------------

@@ -63,12 +63,19 @@ std::shared_ptr<Calls::Known> Calls::find(const Tensor& x, void* stream) const {
   return nullptr;
 }
 
+bool Calls::Known::is_captured() const {
+  if (!context) return false;
+  cuda::ContextScope scope(context);  // a thread may have none yet, and a default stream is that of the current one
+  return cuda::is_capturing(stream);
+}
+
 void Calls::add(const py::object& x, const py::object& frame, const py::object& runner) {
   Tensor from, to;
   void* stream;
   py::object like = frame.attr("template");
   if (!exchange_ || !read(x, from) || !read_stream(from, stream) || !read(like, to) || find(from, stream)) return;
-  Known one{Kind(from), Kind(to), stream, frame, std::move(like), runner, nullptr, nullptr};
+  Known one{Kind(from), Kind(to), stream, nullptr, frame, std::move(like), runner, nullptr, nullptr};
+  if (from.device_type == kCuda) one.context = cuda::primary_context(from.device);
   if (py::isinstance<Graph>(runner)) one.graph = runner.cast<Graph*>();
   else one.program = runner.cast<const Program*>();
   known_.push_back(std::make_shared<Known>(std::move(one)));
@@ -80,7 +87,7 @@ py::object Calls::run(const py::object& x, const py::object& out) const {
   void* stream;
   if (!read(x, from) || address(from) % kAccess || !read_stream(from, stream)) return py::none();
   const std::shared_ptr<Known> known = find(from, stream);  // kept, should it be dropped while others have the interpreter
-  if (!known || (from.device_type == kCuda && cuda::is_capturing(stream))) return py::none();
+  if (!known || known->is_captured()) return py::none();
 
   py::object y = out;
   if (out.is_none()) {

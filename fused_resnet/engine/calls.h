@@ -63,10 +63,12 @@ class __attribute__((visibility("hidden"))) Calls {
   struct Known {
     Kind input, output;
     void* stream;
+    void* context;  // of a GPU
     pybind11::object frame, like, runner;
     Graph* graph;
     const Program* program;
     bool dropped = false;
+    bool is_captured() const;
   };
   bool read(const pybind11::object& object, Tensor& x) const;
   bool read_stream(const Tensor& x, void*& stream) const;

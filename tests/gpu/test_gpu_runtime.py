@@ -79,6 +79,15 @@ def test_threads_on_one_stream_and_on_their_own(either):
     assert not wrong
 
 
+def test_the_first_that_a_thread_does_on_a_gpu(either):
+    x, found = images(BATCH), []
+    y = either(x)
+    thread = threading.Thread(target=lambda: found.append(either(x)))
+    thread.start()
+    thread.join()
+    assert len(found) == 1 and alike(found[0], y)
+
+
 def test_plans_that_are_taken_away_while_they_run(gpu_db):
     """Two plans for four shapes and three threads: memory of a run must not be given to the next plan too early."""
     network = fused(gpu_db, plans=2)
