@@ -98,7 +98,9 @@ def _squeeze_filter(weight: torch.Tensor, w1: torch.Tensor, *scale: torch.Tensor
     scale: by what the result is multiplied before its mean is taken: k numbers, or one.
     """
     rows = _precise(w1) * scale[0].to(w1.device).flatten() if scale else _precise(w1)
-    return torch.einsum("hk,kcrs->hcrs", rows, _precise(weight).to(rows.dtype))
+    # Row by row: nothing else at binding is a matrix product, and the first of all has torch start its library.
+    flat = _precise(weight).to(rows.dtype).flatten(1)
+    return torch.stack([(row[:, None] * flat).sum(0) for row in rows]).view(len(rows), *weight.shape[1:])
 
 
 def _squeeze_bias(b1: torch.Tensor, w1: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
