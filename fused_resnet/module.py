@@ -36,7 +36,8 @@ _OWN = ("_frames", "_calls", "_held", "_binding", "_watch", "_number")
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 _is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 # Both are absent where torch has no CUDA.
-_has_global_hooks: Callable[[], bool] = nn.modules.module._has_any_global_hook
+_HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
+_GLOBAL_HOOKS: list[Mapping[int, object]] = [getattr(nn.modules.module, f"_global_{name}_hooks") for name in _HOOKS]
 _exchange: object = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 """DLPack's C functions for tensors, from torch 2.10 on."""
 
@@ -126,7 +127,7 @@ class FusedResNet(nn.Module):
     def _is_plain(self) -> bool:
         """Whether a call is `forward` in eval mode and nothing else: nobody has hooked or replaced it."""
         own = self.__dict__
-        if own["training"] or "forward" in own or _has_global_hooks():
+        if own["training"] or "forward" in own or any(_GLOBAL_HOOKS):
             return False
         before = own["_forward_pre_hooks"] or own["_backward_pre_hooks"]
         return not (before or own["_forward_hooks"] or own["_backward_hooks"])
