@@ -47,8 +47,11 @@ class Frame:
         if graph:
             self._runs = [make_graph(plan.bound, slots)] if plan.native else self._captured(slots)
         self._native = _whole(self._runs)
-        self.direct = None if plan.copies_input else self._native
+
+    @property
+    def direct(self) -> Graph | Program | None:
         """What runs the whole network in one call on tensors as callers have them, if anything does."""
+        return None if self._copies_input else self._native
 
     @property
     def bytes(self) -> int:

@@ -179,7 +179,7 @@ class FusedResNet(nn.Module):
             self.rebind()
             return self.run(x, out)
         if frame.direct and taken is x and not capturing:
-            calls.add(x, frame, frame.direct)
+            calls.add(x, frame)
             if frame.closed:  # by another thread, meanwhile
                 calls.drop(frame)
         return y

@@ -69,13 +69,14 @@ bool Calls::Known::is_captured() const {
   return cuda::is_capturing(stream);
 }
 
-void Calls::add(const py::object& x, const py::object& frame, const py::object& runner) {
+void Calls::add(const py::object& x, const py::object& frame) {
   Tensor from, to;
   void* stream;
   py::object like = frame.attr("template");
   if (!exchange_ || !read(x, from) || !read_stream(from, stream) || !read(like, to) || find(from, stream)) return;
-  Known one{Kind(from), Kind(to), stream, nullptr, frame, std::move(like), runner, nullptr, nullptr};
+  Known one{Kind(from), Kind(to), stream, nullptr, frame, std::move(like), nullptr, nullptr};
   if (from.device_type == kCuda) one.context = cuda::primary_context(from.device);
+  const py::object runner = frame.attr("direct");
   if (py::isinstance<Graph>(runner)) one.graph = runner.cast<Graph*>();
   else one.program = runner.cast<const Program*>();
   known_.push_back(std::make_shared<Known>(std::move(one)));

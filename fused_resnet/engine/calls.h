@@ -41,9 +41,9 @@ class __attribute__((visibility("hidden"))) Calls {
   // -> result. count: an iterator; who ran last has its last number. watch: a Watch of what plans are made of.
   Calls(const pybind11::object& exchange, pybind11::object empty_like, pybind11::object count, pybind11::object watch);
 
-  // From now on inputs that are as x run on a frame: its template is how results look, its lock is held while a program of
-  // the CPU runs, `used` is set. runner: a Graph, or a Program whose slots are input and result.
-  void add(const pybind11::object& x, const pybind11::object& frame, const pybind11::object& runner);
+  // From now on inputs that are as x run on a frame: on its `direct`, a Graph or a Program whose slots are input and result.
+  // Its template is how results look, its lock is held while a program runs, `used` is set.
+  void add(const pybind11::object& x, const pybind11::object& frame);
 
   // The result, in `out` if that is not None; None where x must go the long way: nothing is known for it, its stream is being
   // captured, `out` is not as results are, or the watch tells of a change, which is looked for while the device works.
@@ -64,8 +64,8 @@ class __attribute__((visibility("hidden"))) Calls {
     Kind input, output;
     void* stream;
     void* context;  // of a GPU
-    pybind11::object frame, like, runner;
-    Graph* graph;
+    pybind11::object frame, like;
+    Graph* graph;  // or the program: the frame's
     const Program* program;
     bool dropped = false;
     bool is_captured() const;

@@ -77,7 +77,7 @@ PYBIND11_MODULE(_engine, m) {
   py::class_<Calls>(m, "Calls", "Runs inputs that are known, without the interpreter between input and launch.")
       .def(py::init<const py::object&, py::object, py::object, py::object>(), py::arg("exchange"), py::arg("empty_like"),
            py::arg("count"), py::arg("watch"))
-      .def("add", &Calls::add, py::arg("x"), py::arg("frame"), py::arg("runner"))
+      .def("add", &Calls::add, py::arg("x"), py::arg("frame"))
       .def("run", &Calls::run, py::arg("x"), py::arg("out"))
       .def("drop", &Calls::drop, py::arg("frame"));
 }
