@@ -35,6 +35,8 @@ ABI_VERSION = 2
 MAX_LAUNCH = 8
 WORKSPACE = MAX_OPERANDS
 MAX_POINTERS = WORKSPACE + 1
+MAP_ELEMENTS = {"f16": 6, "bf16": 9}
+"""dtype -> element of an at_tensor_map (CUtensorMapDataType)."""
 
 _TAIL = [("scalars", ctypes.c_float * MAX_SCALARS), ("launch", ctypes.c_int32 * MAX_LAUNCH)]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from autotune.abi import MAP_ELEMENTS
 from autotune.arch import Architecture
 from autotune.families import gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
@@ -24,7 +25,6 @@ from autotune.families.sm90_conv2d_loads import (
 from autotune.families.sm90_conv2d_shape import legal, shape_of
 from autotune.problem import Conv2d, Conv2dSe, FoldedSe, Gemm, Problem
 
-_MAP_ELEMENTS = {"f16": 6, "bf16": 9}  # CUtensorMapDataType
 _MOST_CORNER, _MOST_OFFSET = 128, 255  # of TMA's im2col
 
 _WELL: dict[str, Callable[[Solved, int], bool]] = {"tile_n": columns_fit, "tile_k": steps_well}
@@ -121,7 +121,7 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
         "hidden": x.hidden,
         "image": config.get("image"),
         "type": dtype,
-        "map_element": _MAP_ELEMENTS[dtype],
+        "map_element": MAP_ELEMENTS[dtype],
         "threads": x.threads,
         "resident_blocks": x.blocks_by_registers,
         "many_sums": x.many_sums,

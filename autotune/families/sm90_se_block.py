@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from autotune.abi import MAP_ELEMENTS
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
 from autotune.families import gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.problem import Problem, SeBlock
 
-_MAP_ELEMENTS = {"f16": 6, "bf16": 9}  # CUtensorMapDataType
 _CHANNELS = (32, 64)
-_PRODUCTS_A_CYCLE = 2048  # of a multiprocessor
-_LOADED_BYTES_A_CYCLE = 40  # by each multiprocessor, when all load
+PRODUCTS_A_CYCLE = 2048  # of a multiprocessor
+LOADED_BYTES_A_CYCLE = 40  # by each multiprocessor, when all load
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,14 @@ def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Laun
     """A block for every tile, or as many blocks as there are multiprocessors, which load the filters once."""
     assert isinstance(problem, SeBlock)
     x = _shape(config)
-    tiles = _tiles(problem, x)
-    if tiles < x.cluster:
+    return launches_of(_tiles(problem, x), x.cluster, arch)
+
+
+def launches_of(tiles: int, cluster: int, arch: Architecture) -> list[Launch]:
+    """Of kernels that have both filters in shared memory; none where a cluster has more blocks than there are tiles."""
+    if tiles < cluster:
         return []
-    room = arch.processors_for(x.cluster)
+    room = arch.processors_for(cluster)
     grids = (0,) if tiles <= room else (room, 0)
     return [{"grid": grid, "early_taps": taps} for grid in grids for taps in (9, 0, 18)]
 
@@ -114,16 +118,16 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     assert isinstance(problem, SeBlock)
     x = _shape(config)
     rounds = -(-_tiles(problem, x) // arch.processors_for(x.cluster))
-    arithmetic = 2 * 9 * x.m * x.channels**2 / _PRODUCTS_A_CYCLE
+    arithmetic = 2 * 9 * x.m * x.channels**2 / PRODUCTS_A_CYCLE
     latency = 4000 / x.groups
-    return x.weight_bytes / 2 / x.cluster / _LOADED_BYTES_A_CYCLE + rounds * (arithmetic + latency)
+    return x.weight_bytes / 2 / x.cluster / LOADED_BYTES_A_CYCLE + rounds * (arithmetic + latency)
 
 
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
     return {
         **config,
         "type": dtype,
-        "map_element": _MAP_ELEMENTS[dtype],
+        "map_element": MAP_ELEMENTS[dtype],
         "threads": 128 * int(config["groups"]) + 32,
         "image": 0,  # no stem
     }

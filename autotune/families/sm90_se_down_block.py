@@ -8,21 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from autotune.abi import MAP_ELEMENTS
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
 from autotune.families import gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.families.sm90_se_block import LOADED_BYTES_A_CYCLE, PRODUCTS_A_CYCLE
 from autotune.problem import Problem, SeDownBlock
 
-_MAP_ELEMENTS = {"f16": 6, "bf16": 9}  # CUtensorMapDataType
 _CHUNK = 64  # channels that a swizzled row holds
 _TILE_ROWS = 64
 _TILE_BYTES = _TILE_ROWS * _CHUNK * 2
 _SIDES = (4, 8)
 _OUTPUT = {"out_h": "p", "out_w": "q"}  # parameters -> the problem's sizes
-_MOST_SHARED = 232448
-_PRODUCTS_A_CYCLE = 2048  # of a multiprocessor
-_LOADED_BYTES_A_CYCLE = 40  # by each multiprocessor, when all load
 _READ_BYTES_A_CYCLE = 128  # from shared memory, or to it
 
 
@@ -100,7 +98,7 @@ def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Laun
     """Two to four buffers for the input's taps, and for weights as many as there is room for, or half of them."""
     assert isinstance(problem, SeDownBlock)
     x = _shape(config)
-    room = _MOST_SHARED - _fixed_bytes(problem, x)
+    room = arch.block_shared - _fixed_bytes(problem, x)
     launches: list[Launch] = []
     for fills in (2, 3, 4):
         most = min((room - fills * (_TILE_BYTES + 16)) // (x.n * _CHUNK * 2 + 16), 16)
@@ -114,14 +112,14 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     x = _shape(config)
     depth = 9 * problem.c + problem.c + 9 * problem.k
     rounds = -(-_tiles(problem) * x.parts // arch.processors_for(x.cluster))
-    loaded = depth * 2 * (x.n / x.peers + _TILE_ROWS / x.parts) / _LOADED_BYTES_A_CYCLE
-    products = depth * _TILE_ROWS * x.n / _PRODUCTS_A_CYCLE
+    loaded = depth * 2 * (x.n / x.peers + _TILE_ROWS / x.parts) / LOADED_BYTES_A_CYCLE
+    products = depth * _TILE_ROWS * x.n / PRODUCTS_A_CYCLE
     moved = depth * 2 * (2 * x.n + _TILE_ROWS) / _READ_BYTES_A_CYCLE
     return rounds * (max(loaded, products, moved) + 6000 + 1000 * (x.parts > 1) + 200 * x.cluster)
 
 
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
-    return {**config, "type": dtype, "map_element": _MAP_ELEMENTS[dtype], "threads": 320}
+    return {**config, "type": dtype, "map_element": MAP_ELEMENTS[dtype], "threads": 320}
 
 
 def _values(

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from autotune.abi import MAP_ELEMENTS
 from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
+from autotune.families import sm90_se_block
 from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.problem import Problem, StemSeBlock
 
-_MAP_ELEMENTS = {"f16": 6, "bf16": 9}  # CUtensorMapDataType
 _CHANNELS = 64  # rows of a product
 _PATCH = 4
 _SIDES = (8, 16, 32)
 _IMAGES = (1, 2, 3, 4)
-_MOST_SHARED = 232448
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
@@ -64,7 +64,7 @@ def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     patch = -(-(behind.h + 2) * (behind.w + 2) * 128 // 256) * 256
     lines, stem = problem.c * behind.h * behind.w * 32, problem.c * 2048
     gates = behind.w // 8 * 256 + problem.hidden * 260 + 256
-    if 1024 + 18 * 8192 + patch + lines + stem + gates + 8 * 19 > _MOST_SHARED:
+    if 1024 + 18 * 8192 + patch + lines + stem + gates + 8 * 19 > arch.block_shared:
         return "shared memory"
     return None
 
@@ -72,11 +72,8 @@ def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
 def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
     """A block for every image, or as many blocks as there are multiprocessors, which load the filters once."""
     assert isinstance(problem, StemSeBlock)
-    if problem.n < int(config["cluster"]):
-        return []
-    room = arch.processors_for(int(config["cluster"]))
-    grids = (0,) if problem.n <= room else (room, 0)
-    return [{"grid": grid, "early_taps": taps, CHANNELS_LAST.name: 0} for grid in grids for taps in (9, 0, 18)]
+    found = sm90_se_block.launches_of(problem.n, int(config["cluster"]), arch)
+    return [{**launch, CHANNELS_LAST.name: 0} for launch in found]
 
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
@@ -84,12 +81,12 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     assert isinstance(problem, StemSeBlock)
     cluster = int(config["cluster"])
     rounds = -(-problem.n // arch.processors_for(cluster))
-    arithmetic = 2 * 9 * problem.behind.h * problem.behind.w * _CHANNELS**2 / 2048
-    return 18 * 8192 / 2 / cluster / 40 + rounds * (arithmetic + 1500)
+    arithmetic = 2 * 9 * problem.behind.h * problem.behind.w * _CHANNELS**2 / sm90_se_block.PRODUCTS_A_CYCLE
+    return 18 * 8192 / 2 / cluster / sm90_se_block.LOADED_BYTES_A_CYCLE + rounds * (arithmetic + 1500)
 
 
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
-    return {**config, "type": dtype, "map_element": _MAP_ELEMENTS[dtype], "threads": 16 * int(config["width"])}
+    return {**config, "type": dtype, "map_element": MAP_ELEMENTS[dtype], "threads": 16 * int(config["width"])}
 
 
 FAMILY = Family(
@@ -105,11 +102,7 @@ FAMILY = Family(
         Parameter("image", _IMAGES, "channels of the network's image"),
         Parameter("cluster", (1, 2, 4), "blocks that share their loads of the filters"),
     ),
-    launch_parameters=(
-        Parameter("grid", (0, 120, 128, 132), "most blocks: 0 gives each tile a block of its own"),
-        Parameter("early_taps", (0, 9, 18), "taps of the filters that are loaded before the image, of 18"),
-        CHANNELS_LAST,
-    ),
+    launch_parameters=(*sm90_se_block.FAMILY.launch_parameters, CHANNELS_LAST),
     legal=_legal,
     values=_values,
     supports=_supports,
