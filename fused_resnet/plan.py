@@ -191,7 +191,7 @@ def make_runs(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) -> 
             runs.append(engine.Program(slots))
         program = runs[-1]
         assert isinstance(program, engine.Program)
-        program.add(item.kernel, item.step.pointers)
+        program.add(item.kernel, item.step.pointers, item.choice.overlap)
     return runs
 
 

@@ -79,6 +79,16 @@ run(Program(), 7, [12])
     assert after == [*expected, ["encoded", "0"]]
 
 
+def test_kernels_that_may_be_early_are_so_if_they_wait_by_themselves(listening):
+    heard = listening("""
+program = Program(slots)
+for kernel, places in zip(kernels, pointers):
+    program.add(kernel, places, overlap=kernel is not kernels[3])
+run(program, 5, [10, 20])
+""")
+    assert [words[0] for words in heard] == ["launch", "early", "launch", "launch", "encoded"]
+
+
 def test_a_graph_tells_the_kernels_whose_addresses_change(listening):
     heard = listening("""
 graph = Graph(slots)

@@ -46,19 +46,22 @@ void PreparedImage::write_params(uint8_t* params, const at_pointers& pointers) c
   }
 }
 
-void PreparedImage::launch(const at_pointers& pointers, void* stream) const {
+void PreparedImage::launch(const at_pointers& pointers, void* stream, bool overlap) const {
   uint8_t params[AT_MAX_PARAMS];
   write_params(params, pointers);
-  launch_with(params, stream);
+  launch_with(params, stream, overlap);
 }
 
-void PreparedImage::launch_with(const uint8_t* params, void* stream) const {
+void PreparedImage::launch_with(const uint8_t* params, void* stream, bool overlap) const {
   cuda::LaunchConfig config{};
   for (int i = 0; i < 3; ++i) config.grid[i] = values_.grid[i];
   config.block[0] = values_.threads;
   config.block[1] = config.block[2] = 1;
   config.shared_bytes = values_.shared_bytes;
   config.stream = stream;
+  cuda::LaunchAttribute early{6, {}, 1, {}};
+  config.attributes = &early;
+  config.attribute_count = overlap && values_.waits;
   void* arguments[] = {const_cast<uint8_t*>(params)};
   check(driver().launch(&config, function_, arguments, nullptr), "launch of a kernel");
 }
@@ -66,20 +69,21 @@ void PreparedImage::launch_with(const uint8_t* params, void* stream) const {
 // The parameters, tensor maps and all, are written once.
 class SettledImage : public Launch {
  public:
-  SettledImage(const PreparedImage& kernel, const at_pointers& pointers)
-      : kernel_(kernel), params_(kernel.values().params_bytes) {
+  SettledImage(const PreparedImage& kernel, const at_pointers& pointers, bool overlap)
+      : kernel_(kernel), params_(kernel.values().params_bytes), overlap_(overlap) {
     kernel.write_params(params_.data(), pointers);
   }
-  void run(void* stream) const override { kernel_.launch_with(params_.data(), stream); }
+  void run(void* stream) const override { kernel_.launch_with(params_.data(), stream, overlap_); }
 
  private:
   const PreparedImage& kernel_;
   std::vector<uint8_t> params_;
+  bool overlap_;
 };
 
-std::unique_ptr<const Launch> PreparedImage::settle(const at_pointers& pointers) const {
+std::unique_ptr<const Launch> PreparedImage::settle(const at_pointers& pointers, bool overlap) const {
   ContextScope scope(context());
-  return std::make_unique<SettledImage>(*this, pointers);
+  return std::make_unique<SettledImage>(*this, pointers, overlap);
 }
 
 std::string PreparedImage::describe() const {

@@ -27,8 +27,8 @@ class DeviceImage : public std::enable_shared_from_this<DeviceImage> {
 class PreparedImage : public Prepared {
  public:
   PreparedImage(std::shared_ptr<DeviceImage> image, void* function, const at_prepared& values);
-  void launch(const at_pointers& pointers, void* stream) const override;
-  std::unique_ptr<const Launch> settle(const at_pointers& pointers) const override;
+  void launch(const at_pointers& pointers, void* stream, bool overlap) const override;
+  std::unique_ptr<const Launch> settle(const at_pointers& pointers, bool overlap) const override;
   std::string describe() const override;
   void* context() const override;
 
@@ -39,7 +39,7 @@ class PreparedImage : public Prepared {
   void write_params(uint8_t* params, const at_pointers& pointers) const;
 
   // Enqueues the kernel with parameters that were written.
-  void launch_with(const uint8_t* params, void* stream) const;
+  void launch_with(const uint8_t* params, void* stream, bool overlap) const;
 
  private:
   std::shared_ptr<DeviceImage> image_;  // keeps the code loaded

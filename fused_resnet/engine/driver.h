@@ -14,10 +14,18 @@ using Stream = void*;
 using DevicePointer = uint64_t;
 
 enum FunctionAttribute { kRegisters = 4, kLocalBytes = 3, kMaxThreads = 0, kMaxDynamicShared = 8 };
+// CUlaunchAttribute; {6, {}, 1} lets a kernel start once all blocks of the one before it in the stream allow it.
+struct LaunchAttribute {
+  int id;
+  char unused[4];
+  int value;
+  char rest[60];
+};
+
 struct LaunchConfig {
   unsigned grid[3], block[3], shared_bytes;
   Stream stream;
-  void* attributes;
+  LaunchAttribute* attributes;
   unsigned attribute_count;
 };
 

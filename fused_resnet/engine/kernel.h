@@ -34,11 +34,12 @@ struct Launch {
 struct Prepared {
   virtual ~Prepared() = default;
 
-  // As Launch::run, with the addresses told now.
-  virtual void launch(const at_pointers& pointers, void* stream) const = 0;
+  // As Launch::run, with the addresses told now. overlap: it may be placed on the GPU while the kernel before it in the
+  // stream ends, if it is one that waits for what it reads.
+  virtual void launch(const at_pointers& pointers, void* stream, bool overlap) const = 0;
 
   // All that can be done once for addresses that stay; it must not outlive the kernel.
-  virtual std::unique_ptr<const Launch> settle(const at_pointers& pointers) const = 0;
+  virtual std::unique_ptr<const Launch> settle(const at_pointers& pointers, bool overlap) const = 0;
 
   // The context that must be current when it is launched; none for a CPU kernel.
   virtual void* context() const { return nullptr; }

@@ -51,7 +51,7 @@ PYBIND11_MODULE(_engine, m) {
 
   py::class_<Program>(m, "Program", "Prepared kernels with their pointers, run in one call without the GIL.")
       .def(py::init<Slots>(), py::arg("slots") = Slots())
-      .def("add", &Program::add, py::arg("kernel"), py::arg("pointers"))
+      .def("add", &Program::add, py::arg("kernel"), py::arg("pointers"), py::arg("overlap") = false)
       .def("run",
            [](const Program& self, uintptr_t stream, const Given& slots) {
              py::gil_scoped_release release;

@@ -4,12 +4,12 @@
 
 namespace engine {
 
-void Program::add(std::shared_ptr<Prepared> kernel, const std::vector<int64_t>& pointers) {
+void Program::add(std::shared_ptr<Prepared> kernel, const std::vector<int64_t>& pointers, bool overlap) {
   if (!steps_.empty() && steps_.front().kernel->context() != kernel->context())
     throw Error("all kernels of a program run on one device");
   Operands operands(pointers, slots_);
-  auto settled = operands.settled() ? kernel->settle(operands.with({})) : nullptr;
-  steps_.push_back({std::move(kernel), std::move(operands), std::move(settled)});
+  auto settled = operands.settled() ? kernel->settle(operands.with({}), overlap) : nullptr;
+  steps_.push_back({std::move(kernel), std::move(operands), std::move(settled), overlap});
 }
 
 void Program::run(void* stream, const Given& given) const {
@@ -19,7 +19,7 @@ void Program::run(void* stream, const Given& given) const {
     if (step.settled)
       step.settled->run(stream);
     else
-      step.kernel->launch(step.operands.with(given), stream);
+      step.kernel->launch(step.operands.with(given), stream, step.overlap);
   }
 }
 

@@ -11,8 +11,8 @@ class Program {
  public:
   explicit Program(Slots slots) : slots_(std::move(slots)) {}
 
-  // All kernels of a program are of one device.
-  void add(std::shared_ptr<Prepared> kernel, const std::vector<int64_t>& pointers);
+  // All kernels of a program are of one device. overlap: as Prepared::launch has it.
+  void add(std::shared_ptr<Prepared> kernel, const std::vector<int64_t>& pointers, bool overlap);
 
   // Enqueues all kernels in order. Thread-safe, as far as the tensors behind the pointers are: nothing is written, and
   // no lock is taken, which the child of a fork might find held.
@@ -25,6 +25,7 @@ class Program {
     std::shared_ptr<Prepared> kernel;
     Operands operands;
     std::unique_ptr<const Launch> settled;  // unless a run gives an operand
+    bool overlap;
   };
   std::vector<Step> steps_;
   Slots slots_;

@@ -12,13 +12,13 @@ class PreparedLibrary : public Prepared {
   }
   ~PreparedLibrary() override { kernel_.release(state_); }
 
-  void launch(const at_pointers& pointers, void* stream) const override {
+  void launch(const at_pointers& pointers, void* stream, bool) const override {
     char text[256] = "";
     if (kernel_.launch(state_, pointers.p, stream, text, sizeof text) != AT_OK)
       throw Error(std::string(kernel_.name) + ": " + text);
   }
 
-  std::unique_ptr<const Launch> settle(const at_pointers& pointers) const override;
+  std::unique_ptr<const Launch> settle(const at_pointers& pointers, bool) const override;
   std::string describe() const override { return kernel_.name; }
 
  private:
@@ -30,14 +30,14 @@ class PreparedLibrary : public Prepared {
 class SettledLibrary : public Launch {
  public:
   SettledLibrary(const PreparedLibrary& kernel, const at_pointers& pointers) : kernel_(kernel), pointers_(pointers) {}
-  void run(void* stream) const override { kernel_.launch(pointers_, stream); }
+  void run(void* stream) const override { kernel_.launch(pointers_, stream, false); }
 
  private:
   const PreparedLibrary& kernel_;
   at_pointers pointers_;
 };
 
-std::unique_ptr<const Launch> PreparedLibrary::settle(const at_pointers& pointers) const {
+std::unique_ptr<const Launch> PreparedLibrary::settle(const at_pointers& pointers, bool) const {
   return std::make_unique<SettledLibrary>(*this, pointers);
 }
 

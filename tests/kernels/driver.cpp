@@ -1,6 +1,7 @@
 // A CUDA driver without a GPU, for tests of what the engine tells the driver: it writes a line for each launch.
 //
-// A module's functions are their names. Each kernel has two tensor maps, of its first two operands, then its pointers.
+// A module's functions are their names. Each kernel has two tensor maps, of its first two operands, then its pointers. The odd
+// ones wait for the kernel before them by themselves.
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -25,7 +26,7 @@ struct Node {
 
 void* const kContext = reinterpret_cast<void*>(0x100);
 void* current = nullptr;
-int encoded = 0;
+int encoded = 0, prepared = 0;
 std::vector<Node> nodes;
 
 void tell(const char* name, const Params& params) {
@@ -45,9 +46,15 @@ int encode(void* map, void* address) {
 
 extern "C" {
 
+struct Attribute {
+  int id, unused, value, rest[15];
+};
+
 struct Launch {
   unsigned grid[3], block[3], shared;
   void* stream;
+  const Attribute* attributes;
+  unsigned attribute_count;
 };
 
 struct Kernel {
@@ -76,6 +83,7 @@ int cuMemcpyDtoH_v2(void* to, uint64_t, size_t) {
   values.params_bytes = sizeof(Params);
   values.pointers_offset = offsetof(Params, pointers);
   values.tensor_map_count = 2;
+  values.waits = prepared++ % 2;
   for (int i = 0; i < 2; ++i) {
     values.tensor_maps[i].pointer = i;
     values.tensor_maps[i].params_offset = i * 128;
@@ -87,7 +95,8 @@ int cuMemcpyDtoH_v2(void* to, uint64_t, size_t) {
 
 int cuLaunchKernelEx(const Launch* launch, const char* name, void** parameters, void**) {
   if (std::strstr(name, "_prepare")) return 0;
-  std::printf("launch %ld", reinterpret_cast<long>(launch->stream));
+  const bool early = launch->attribute_count == 1 && launch->attributes->id == 6 && launch->attributes->value == 1;
+  std::printf("%s %ld", early ? "early" : "launch", reinterpret_cast<long>(launch->stream));
   tell(name, *static_cast<Params*>(parameters[0]));
   std::printf("\n");
   return current == kContext ? 0 : 201;
