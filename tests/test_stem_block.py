@@ -50,7 +50,7 @@ NO_TENSORS = "bias,keep,silu,conv,scale,conv,bias,gate,scale,add_kept,relu"
 STRIPS = {
     "network": (WHOLE, {"cluster": 1}, (0, 2)),
     "flat": ({**WHOLE, "h": 32, "c": 2, "dtype": "bf16", "hidden": 12, "chain": NO_TENSORS}, {"cluster": 2}, (0, 2)),
-    "high": ({**WHOLE, "n": 5, "h": 128, "w": 32, "c": 1, "hidden": 8}, {"cluster": 1}, (2,)),
+    "high": ({**WHOLE, "n": 5, "h": 64, "w": 32, "c": 1, "hidden": 8}, {"cluster": 1}, (2,)),
 }
 
 

@@ -16,7 +16,7 @@ from autotune.problem import Problem, StemSeBlock
 
 _CHANNELS = 64  # rows of a product
 _PATCH = 4
-_SIDES = (8, 16, 32)
+_HEIGHTS, _WIDTHS = (8, 16), (8, 16, 32)
 _IMAGES = (1, 2, 3, 4)
 
 
@@ -40,7 +40,7 @@ def _limits(problem: StemSeBlock) -> Iterator[tuple[bool, str]]:
     yield problem.block != _PATCH, f"block must be {_PATCH}"
     yield problem.c not in _IMAGES, f"images of {', '.join(map(str, _IMAGES))} channels"
     yield behind.c != _CHANNELS, f"k must be {_CHANNELS}: all channels are the rows of a product"
-    yield behind.h not in _SIDES or behind.w not in _SIDES, "sides of 8, 16 or 32 pixels"
+    yield behind.h not in _HEIGHTS or behind.w not in _WIDTHS, "behind the stem 8 or 16 lines of 8, 16 or 32 pixels"
     yield problem.hidden % 4 > 0 or problem.hidden > 32, "hidden must be a multiple of 4, at most 32"
     yield problem.n * problem.h * problem.w >= 2**31, "tensors of up to 2^31 pixels"
 
@@ -64,7 +64,7 @@ def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     patch = -(-(behind.h + 2) * (behind.w + 2) * 128 // 256) * 256
     lines, stem = problem.c * behind.h * behind.w * 32, problem.c * 2048
     gates = behind.w // 8 * 256 + problem.hidden * 260 + 256
-    if 1024 + 18 * 8192 + patch + lines + stem + gates + 8 * 19 > arch.block_shared:
+    if 1024 + 18 * 8192 + patch + lines + stem + gates + 8 * 21 > arch.block_shared:
         return "shared memory"
     return None
 
@@ -86,7 +86,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
 
 
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
-    return {**config, "type": dtype, "map_element": MAP_ELEMENTS[dtype], "threads": 16 * int(config["width"])}
+    return {**config, "type": dtype, "map_element": MAP_ELEMENTS[dtype], "threads": 16 * int(config["width"]) + 128}
 
 
 FAMILY = Family(
@@ -97,8 +97,8 @@ FAMILY = Family(
     architectures=("sm90",),
     dtypes=("f16", "bf16"),
     parameters=(
-        Parameter("height", _SIDES, "lines of the image behind the stem"),
-        Parameter("width", _SIDES, "its columns; eight of them are a warpgroup's strip"),
+        Parameter("height", _HEIGHTS, "lines of the image behind the stem"),
+        Parameter("width", _WIDTHS, "its columns; eight of them are a warpgroup's strip"),
         Parameter("image", _IMAGES, "channels of the network's image"),
         Parameter("cluster", (1, 2, 4), "blocks that share their loads of the filters"),
     ),

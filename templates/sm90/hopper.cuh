@@ -204,6 +204,18 @@ AT_DEVICE void meet() {
   asm volatile("bar.sync %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
 }
 
+// Those who meet there need not wait for this warp again.
+template <int kName, int kThreads>
+AT_DEVICE void arrive_at_meeting() {
+  asm volatile("bar.arrive %0, %1;" ::"n"(kName), "n"(kThreads) : "memory");
+}
+
+// meet() where its name is known only as the kernel runs.
+template <int kThreads>
+AT_DEVICE void meet_in(int name) {
+  asm volatile("barrier.sync.aligned %0, %1;" ::"r"(name), "n"(kThreads) : "memory");
+}
+
 // A value that is the same in all threads of a warp, and known to be.
 AT_DEVICE int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
@@ -283,6 +295,15 @@ AT_DEVICE void pin(float (&sums)[kBlocks][N]) {
   for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(sums[block][i])::"memory");
+}
+
+// From accumulators to others. The compiler would move its own moves up among the products.
+template <int kBlocks, int N>
+AT_DEVICE void move(const float (&from)[kBlocks][N], float (&to)[kBlocks][N]) {
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("mov.f32 %0, %1;" : "=f"(to[block][i]) : "f"(from[block][i]) : "memory");
 }
 
 // Eight channels of a pixel from or to the accumulators, which are so ordered because the weights are (layout "wgmma",

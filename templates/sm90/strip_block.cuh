@@ -5,10 +5,13 @@
 // So a product reads 64 rows of filters and 128 pixels (of 16 lines) where block.cuh's reads 64 and 64: of what shared memory
 // gives in that time, three quarters instead of all. And a thread has two channels of many pixels: it adds up their mean by
 // itself, finds their gate by itself, and a step's vectors are two numbers. The image is written to shared memory by matrices
-// of 8 x 8, transposed (stmatrix).
+// of 8 x 8, transposed (stmatrix), and leaves it by TMA.
+//
+// A warp that has begun a product waits until the one before is over. So what can be done beside a convolution stands between
+// its products, at one place in every other strip and at another in the rest: those multiply meanwhile. There the next image
+// is read, and its patches written; its stem is multiplied behind the second convolution, while this image's gates are found.
 #pragma once
 #include "cuda/copies.cuh"
-#include "sm90/block_stem.cuh"
 #include "sm90/hopper.cuh"
 
 namespace at {
@@ -16,24 +19,27 @@ namespace at {
 template <typename Config>
 struct HopperStripBlock {
   using Element = typename Config::Element;
-  static constexpr int kChannels = 64, kRowBytes = kChannels * (int)sizeof(Element);
+  static constexpr int kChannels = 64, kRowBytes = kChannels * (int)sizeof(Element), kVectors = kRowBytes / 16;
   static constexpr int kH = Config::kH, kW = Config::kW, kPixels = kH * kW;  // of the block's image
-  static constexpr int kImage = Config::kImage;                             // channels of the network's
+  static constexpr int kImage = Config::kImage, kSide = 4;                  // channels of the network's; side of its patches
   static constexpr int kCluster = Config::kCluster;
-  static constexpr int kStrips = kW / 8, kN = 8 * kH, kWarps = 4 * kStrips, kThreads = 32 * kWarps;
-  static constexpr int kTaps = 9, kTapBytes = kChannels * kRowBytes;
+  static constexpr int kStrips = kW / 8, kN = 8 * kH, kStripThreads = 128, kThreads = kStrips * kStripThreads, kWarps = kThreads / 32;
+  static constexpr int kAllThreads = kThreads + 128, kReadyThreads = kThreads + 96;  // with those that load; that use barriers
+  static constexpr bool kMoves = kStrips > 1;  // registers, from those that load to those that multiply
+  static constexpr int kGiven = kStrips > 2 ? 24 : 40, kTaken = kStrips > 2 ? 112 : 232;
+  static constexpr int kTaps = 9, kLoads = 1 + 2 * kTaps, kTapBytes = kChannels * kRowBytes;
   static constexpr int kPatchW = kW + 2, kPatchBytes = (kH + 2) * kPatchW * kRowBytes;
-  static constexpr int kSide = 4, kStepBytes = kChannels * kSide * kSide * (int)sizeof(Element);  // of the stem's weights
+  static constexpr int kLines = kSide * kH * 8 / kStripThreads;                 // of four pixels of the stem's patches, of a thread
   static constexpr int kLineBytes = kN * kSide * kSide * (int)sizeof(Element);  // of a strip's patches, of one channel
-  static constexpr int kLines = kSide * kH * kW / kThreads;                     // of four pixels that a thread reads
+  static constexpr int kStepBytes = kChannels * kSide * kSide * (int)sizeof(Element);  // of the stem's weights, of one channel
   enum { kX, kStemWeight, kWeight, kFirstGate = kWeight + 2, kY = kFirstGate + 4 };
+  enum Meeting { kReady = 1, kAll, kStrip };  // named barriers: the last of every strip
   enum Launch { kGrid, kEarlyTaps, kChannelsLast };
-  static_assert(kH % 2 == 0 && kH <= 32 && kW % 8 == 0 && kSide * kH * kW % kThreads == 0, "no such image");
+  static_assert(kH % 4 == 0 && kH <= 16 && kW % 8 == 0, "no such image");
 
   struct alignas(64) Params {
-    uint8_t stem_map[128], weight_maps[2][128];
-    int tiles, hidden, early_taps;
-    StemImage image;
+    uint8_t stem_map[128], weight_maps[2][128], output_map[128];
+    int tiles, hidden, early_loads, channels_last;
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
   };
@@ -44,38 +50,55 @@ struct HopperStripBlock {
     Params x{};
     if (a.c != kImage || a.k != kChannels || a.block != kSide || a.h != kSide * kH || a.w != kSide * kW || a.hidden % 4)
       return refused(out);
-    x.tiles = a.n, x.hidden = a.hidden, x.early_taps = min(a.launch[kEarlyTaps], 2 * kTaps);
-    x.image = stem_image(a.n, a.h, a.w, a.c, a.launch[kChannelsLast]);
+    x.tiles = a.n, x.hidden = a.hidden, x.channels_last = a.launch[kChannelsLast];
+    x.early_loads = a.launch[kEarlyTaps] ? min(a.launch[kEarlyTaps] + 1, kLoads) : 0;
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
     const int shared = 1024 + Layout(x, 0).end;
     if (shared > 232448) return refused(out);
     const int blocks = a.launch[kGrid] ? min(x.tiles, a.launch[kGrid]) : x.tiles;
-    prepared(out, x, ceil_div(blocks, kCluster) * kCluster, 1, 1, kThreads, shared, 0);
+    prepared(out, x, ceil_div(blocks, kCluster) * kCluster, 1, 1, kAllThreads, shared, 0);
 
     const uint64_t c = kChannels;
-    out->tensor_map_count = 3;
+    out->tensor_map_count = 4;
     out->tensor_maps[0] = {0, kStemWeight, Config::kMapElement, hopper::swizzle_of(32)};
     hopper::describe<Element>(out->tensor_maps[0], {16, kImage, c}, {16, 1, kChannels}, {1, 1, 1});
     for (int i = 0; i < 2; ++i) {
       out->tensor_maps[1 + i] = {128 + 128 * i, kWeight + i, Config::kMapElement, hopper::swizzle_of(kRowBytes)};
       hopper::describe<Element>(out->tensor_maps[1 + i], {c, kTaps, c}, {kChannels, 1, kChannels / kCluster}, {1, 1, 1});
     }
+    out->tensor_maps[3] = {384, kY, Config::kMapElement, hopper::swizzle_of(kRowBytes)};
+    hopper::describe<Element>(out->tensor_maps[3], {c, kW, kH, (uint64_t)a.n}, {kChannels, kPatchW, kH, 1}, {1, 1, 1, 1});
   }
 
   // ---- The kernel ----
 
   AT_DEVICE static void run(const Params& x, char* memory) {
     const Layout at(x, hopper::shared_address(memory));
-    if (hopper::uniform(threadIdx.x / 32) == 0) hopper::init_barriers(at.full, 1 + 2 * kTaps, 1);
-    hopper::publish_barriers();
-    hopper::sync_all<kCluster>();
-    solve_all(x, at);
+    const int warp = hopper::uniform(threadIdx.x / 32);
+    if (warp == kWarps) {
+      hopper::init_barriers(at.full, kBarriers, 1);
+      hopper::publish_barriers();
+    }
+    if constexpr (kCluster > 1) hopper::sync_cluster();  // before a block loads into another's memory
+    const bool idle = (int)blockIdx.x >= x.tiles;  // it fills up a cluster
+    if (warp >= kWarps) {
+      if constexpr (kMoves) hopper::give_registers<kGiven>();
+      if (warp == kWarps) load_all(x, at);
+      if (warp == kWarps + 1 && !idle) write_zeros(at);
+      if (warp == kWarps + 2 && !idle) load_gate(x, at);
+    } else if (!idle) {
+      if constexpr (kMoves) hopper::take_registers<kTaken>();
+      solve_all(x, at);
+    }
   }
 
  private:
-  // Addresses in shared memory. Barriers: of the stem's weights, then of every tap.
+  static constexpr int kBarriers = kLoads + 2;
+
+  // Addresses in shared memory. Barriers: `full` of the loads, the stem's weights and then every tap; of the zeros around the
+  // image; of the gate's weights.
   struct Layout {
-    uint32_t weights, patch, lines, stem, sums, w1, b2, b1, w2, full, end;
+    uint32_t weights, patch, lines, stem, sums, w1, b2, b1, w2, full, zeros, gate, end;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
       weights = (memory + 1023) / 1024 * 1024;
       patch = weights + 2 * kTaps * kTapBytes;
@@ -87,17 +110,19 @@ struct HopperStripBlock {
       b1 = b2 + kChannels * 4;
       w2 = b1 + x.hidden * 4;
       full = w2 + x.hidden * kRowBytes;
-      end = full + 8 * (1 + 2 * kTaps);
+      zeros = full + 8 * kLoads;
+      gate = zeros + 8;
+      end = full + 8 * kBarriers;
     }
   };
 
   // What a thread has: of its warpgroup's strip, channels `channel` and `channel + 8`, columns 2 (lane % 4) and the next of
   // every line.
   struct Part {
-    int strip, warp, lane, channel;
+    int strip, thread, warp, lane, channel;
     AT_DEVICE Part() {
       const int all = hopper::uniform(threadIdx.x / 32);
-      strip = all / 4, warp = all % 4, lane = threadIdx.x % 32, channel = 16 * warp + lane / 4;
+      strip = all / 4, thread = threadIdx.x % kStripThreads, warp = all % 4, lane = threadIdx.x % 32, channel = 16 * warp + lane / 4;
     }
   };
 
@@ -105,6 +130,12 @@ struct HopperStripBlock {
   using Kept = uint32_t[kN / 4];  // pairs of columns, rounded
 
   // ---- Loads ----
+
+  AT_DEVICE static void load_stem(const Params& x, const Layout& at) {
+    hopper::expect_bytes(at.full, kImage * kStepBytes);
+    for (int c = 0; c < kImage; ++c)
+      hopper::load_3d<false>(at.stem + c * kStepBytes, x.stem_map, at.full, 0, c, 0, 0);
+  }
 
   AT_DEVICE static void load_tap(const Params& x, const Layout& at, int i) {
     constexpr int kRows = kChannels / kCluster;
@@ -115,53 +146,74 @@ struct HopperStripBlock {
                                     i % kTaps, first, (1 << kCluster) - 1);
   }
 
-  // Each warp its share of the taps from `begin` to `end`.
-  AT_DEVICE static void load_share(const Params& x, const Layout& at, int begin, int end) {
-    const int warp = hopper::uniform(threadIdx.x / 32);
+  // The stem's weights, and taps.
+  AT_DEVICE static void load_some(const Params& x, const Layout& at, int begin, int end) {
     if (hopper::elect())
-      for (int i = warp; i < end; i += kWarps)
-        if (i >= begin) load_tap(x, at, i);
+      for (int i = begin; i < end; ++i) i ? load_tap(x, at, i - 1) : load_stem(x, at);
     __syncwarp();
   }
 
-  AT_DEVICE static void load_stem(const Params& x, const Layout& at) {
-    hopper::expect_bytes(at.full, kImage * kStepBytes);
-    for (int c = 0; c < kImage; ++c)
-      hopper::load_3d<false>(at.stem + c * kStepBytes, x.stem_map, at.full, 0, c, 0, 0);
+  // ---- What three warps do that do nothing else: to ask for so much takes longer than the first image takes to come ----
+
+  AT_DEVICE static void load_all(const Params& x, const Layout& at) {
+    hopper::arrive_at_meeting<kReady, kReadyThreads>();
+    load_some(x, at, 0, x.early_loads);
+    wait_for_previous();
+    load_some(x, at, x.early_loads, kLoads);
+    if constexpr (kCluster > 1)  // a block must not end while others still load into it
+      for (int i = 0; i < kLoads; ++i) hopper::wait(at.full + 8 * i, 0);
   }
 
-  // A block must not end while others of the cluster still load into it.
-  AT_DEVICE static void wait_for_taps(const Layout& at) {
-    if constexpr (kCluster > 1)
-      for (int i = 0; i < 2 * kTaps; ++i) hopper::wait(at.full + 8 + 8 * i, 0);
+  AT_DEVICE static void write_zeros(const Layout& at) {
+    const int lane = threadIdx.x % 32;
+    hopper::meet<kReady, kReadyThreads>();
+    for (int i = lane; i < kHalo * kVectors; i += 32)
+      hopper::write(at.patch + halo(i / kVectors) * kRowBytes + i % kVectors * 16, make_uint4(0, 0, 0, 0));
+    hopper::publish_shared();
+    __syncwarp();
+    if (lane == 0) hopper::arrive(at.zeros);
   }
 
   AT_DEVICE static void load_gate(const Params& x, const Layout& at) {
+    const int lane = threadIdx.x % 32;
     void* const* p = x.p.p + kFirstGate;
-    for (int i = threadIdx.x; i < x.hidden * kRowBytes / 16; i += kThreads) {
+    hopper::meet<kReady, kReadyThreads>();
+    for (int i = lane; i < x.hidden * kVectors; i += 32) {
       copy_async<16>(at.w1 + 16 * i, (const char*)p[0] + 16 * i);
       copy_async<16>(at.w2 + 16 * i, (const char*)p[2] + 16 * i);
     }
-    for (int i = threadIdx.x; i < x.hidden / 4; i += kThreads) copy_async<16>(at.b1 + 16 * i, (const char*)p[1] + 16 * i);
-    for (int i = threadIdx.x; i < kChannels / 4; i += kThreads) copy_async<16>(at.b2 + 16 * i, (const char*)p[3] + 16 * i);
+    for (int i = lane; i < x.hidden / 4; i += 32) copy_async<16>(at.b1 + 16 * i, (const char*)p[1] + 16 * i);
+    for (int i = lane; i < kChannels / 4; i += 32) copy_async<16>(at.b2 + 16 * i, (const char*)p[3] + 16 * i);
+    wait_for_all_copies();
+    __syncwarp();
+    if (lane == 0) hopper::arrive(at.gate);
+  }
+
+  // Pixels of the patch around the image: two lines, then two columns.
+  static constexpr int kHalo = 2 * kPatchW + 2 * kH;
+  AT_DEVICE static int halo(int i) {
+    if (i < 2 * kPatchW) return i < kPatchW ? i : i + kH * kPatchW;
+    i -= 2 * kPatchW;
+    return (i / 2 + 1) * kPatchW + i % 2 * (kPatchW - 1);
   }
 
   // ---- The image: lines of four pixels, which are a quarter of a row of the stem's second operand ----
 
   using Lines = Pack<Element, kSide>[kLines][kImage];
 
-  AT_DEVICE static void read(const Params& x, int tile, Lines& lines) {
-    if (x.image.channels_last()) read<true>(x, tile, lines);
-    else read<false>(x, tile, lines);
+  AT_DEVICE static void read(const Params& x, const Part& part, int tile, Lines& lines) {
+    if (x.channels_last) read<true>(x, part, tile, lines);
+    else read<false>(x, part, tile, lines);
   }
 
   template <bool kLast>
-  AT_DEVICE static void read(const Params& x, int tile, Lines& lines) {
-    const Element* image = (const Element*)x.p.p[kX] + (int64_t)tile * x.image.of_image;
+  AT_DEVICE static void read(const Params& x, const Part& part, int tile, Lines& lines) {
+    constexpr int kRows = kSide * kH, kOfPixel = kLast ? kImage : 1, kOfRow = kSide * kW * kOfPixel;
+    const Element* line = (const Element*)x.p.p[kX] + (int64_t)tile * (kRows * kSide * kW * kImage) +
+                          part.thread / 8 * kOfRow + (part.strip * 8 + part.thread % 8) * kSide * kOfPixel;
 #pragma unroll
     for (int i = 0; i < kLines; ++i) {
-      const int number = i * kThreads + threadIdx.x, row = number / kW, column = number % kW;
-      const Element* at = image + row * x.image.of_row + kSide * column * x.image.of_pixel;
+      const Element* at = line + i * (kStripThreads / 8) * kOfRow;
       if constexpr (kLast) {
         Pack<Element, kSide * kImage> pixels;
         pixels.read(at);
@@ -171,62 +223,65 @@ struct HopperStripBlock {
           for (int e = 0; e < kSide; ++e) lines[i][c].elements[e] = pixels.elements[e * kImage + c];
       } else {
 #pragma unroll
-        for (int c = 0; c < kImage; ++c) lines[i][c].read(at + c * x.image.of_channel);
+        for (int c = 0; c < kImage; ++c) lines[i][c].read(at + c * (kRows * kSide * kW));
       }
     }
   }
 
-  AT_DEVICE static void write_lines(const Layout& at, const Lines& lines) {
+  // And makes them visible to the strip's products.
+  AT_DEVICE static void write_lines(const Layout& at, const Part& part, const Lines& lines) {
 #pragma unroll
     for (int i = 0; i < kLines; ++i) {
-      const int number = i * kThreads + threadIdx.x, row = number / kW, column = number % kW;
-      const int strip = column / 8, pixel = column % 8, line = row % kSide;
-      const uint32_t to = at.lines + strip * kLineBytes + (row / kSide * 8 + pixel) * 32 + (line / 2 ^ pixel / 4) * 16 + line % 2 * 8;
+      const int number = i * kStripThreads + part.thread, row = number / 8, pixel = number % 8, line = row % kSide;
+      const uint32_t to = at.lines + part.strip * kLineBytes + (row / kSide * 8 + pixel) * 32 + (line / 2 ^ pixel / 4) * 16 + line % 2 * 8;
 #pragma unroll
       for (int c = 0; c < kImage; ++c) hopper::write(to + c * kStrips * kLineBytes, lines[i][c].words[0]);
     }
+    hopper::publish_shared();
+    hopper::meet_in<kStripThreads>(kStrip + part.strip);
   }
 
   // ---- Products, and what follows them ----
 
   AT_DEVICE static void solve_all(const Params& x, const Layout& at) {
-    const bool idle = (int)blockIdx.x >= x.tiles;  // it fills up a cluster
-    if (threadIdx.x == 0 && !idle) load_stem(x, at);
-    load_share(x, at, 0, idle ? 2 * kTaps : x.early_taps);
-    if (idle) return wait_for_taps(at);
     const Part part;
     Lines lines;
+    Sums sums;
     wait_for_previous();
-    read(x, blockIdx.x, lines);
-    load_share(x, at, x.early_taps, 2 * kTaps);  // not sooner, because the first products wait for the image
-    load_gate(x, at);
-    for (int i = threadIdx.x; i < kPatchBytes / 16; i += kThreads) hopper::write(at.patch + 16 * i, make_uint4(0, 0, 0, 0));
-    wait_for_all_copies();
+    read(x, part, blockIdx.x, lines);
+    hopper::meet<kReady, kReadyThreads>();  // there are barriers
+    write_lines(at, part, lines);
+    begin_stem(at, part, sums);
+    finish<0>(sums);
+    const int half = 1 + part.strip % 2;  // of a convolution's lines of taps
     for (int tile = blockIdx.x; tile < x.tiles; tile += gridDim.x) {
       const bool last = tile + (int)gridDim.x >= x.tiles;
-      Sums sums;
+      Sums next;
       Kept kept;
-      write_lines(at, lines);
-      publish();  // and nothing of the tile before is needed any more
-      multiply_stem(at, part, sums);
-      if (!last) read(x, tile + gridDim.x, lines);
-      write_patch(at, part, sums, [&](float (&v)[2], int number, int channel) {
+      write_patch(at, part, sums, [&] { stored(part); meet(); }, [&](float (&v)[2], int number, int channel) {
         Config::Steps::kept(v, x.p.p, x.scalars, channel);
         kept[number] = pair(v[0], v[1]);
         Config::Steps::biased(v, x.p.p, x.scalars, channel);
       });
       publish();
-      convolve(at, part, 0, sums);
-      __syncthreads();  // nothing reads the image any more
-      write_patch(at, part, sums, [&](float (&v)[2], int, int channel) {
+      hopper::wait(at.zeros, 0);
+      convolve(at, part, 0, 0, half, sums);
+      if (!last) read(x, part, tile + gridDim.x, lines);  // while the other strips multiply
+      convolve(at, part, 0, half, 3, sums);
+      finish<0>(sums);
+      write_patch(at, part, sums, [] { meet(); }, [&](float (&v)[2], int, int channel) {
         Config::Steps::inner(v, x.p.p, x.scalars, channel);
       });
       publish();
-      convolve(at, part, 1, sums);
+      convolve(at, part, 1, 0, half, sums);
+      write_lines(at, part, lines);  // of the next image; after the last one this one's, for nobody
+      convolve(at, part, 1, half, 3, sums);
+      begin_stem(at, part, next);
       if (last) launch_next();
+      finish<1>(sums);
       float gates[2];
       excite(x, at, part, sums, gates);
-      write_patch(at, part, sums, [&](float (&v)[2], int number, int channel) {
+      write_patch(at, part, sums, [] {}, [&](float (&v)[2], int number, int channel) {
         const float gate = gates[number % 2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) v[e] *= gate;
@@ -237,15 +292,21 @@ struct HopperStripBlock {
         for (int e = 0; e < 2; ++e) v[e] += to_float(identity.elements[e]);
         Config::Steps::after(v, x.p.p, x.scalars, channel);
       });
-      __syncthreads();
-      store_patch(x, at, tile);
+      publish();
+      store(x, at, part, tile);
+      finish<0>(next);
+      hopper::move(next, sums);
     }
+    stored(part);
   }
+
+  // All threads that multiply.
+  AT_DEVICE static void meet() { hopper::meet<kAll, kThreads>(); }
 
   // Makes what all have written visible to products.
   AT_DEVICE static void publish() {
     hopper::publish_shared();
-    __syncthreads();
+    meet();
   }
 
   AT_DEVICE static uint32_t pair(float a, float b) {
@@ -254,7 +315,7 @@ struct HopperStripBlock {
     return both.words[0];
   }
 
-  AT_DEVICE static void multiply_stem(const Layout& at, const Part& part, Sums& sums) {
+  AT_DEVICE static void begin_stem(const Layout& at, const Part& part, Sums& sums) {
     const uint32_t high = hopper::high<32>(8 * 32);
     const uint32_t a = hopper::low(at.stem), b = hopper::low(at.lines + part.strip * kLineBytes);
     hopper::wait(at.full, 0);
@@ -265,19 +326,18 @@ struct HopperStripBlock {
       Config::multiply(sums[0], hopper::descriptor(a + c * (kStepBytes / 16), high),
                        hopper::descriptor(b + c * (kStrips * kLineBytes / 16), high), c > 0);
     hopper::commit_products();
-    hopper::wait_for_products<0>();
-    hopper::pin(sums);
   }
 
-  // The sums of convolution `which` of what lies in the patch.
-  AT_DEVICE static void convolve(const Layout& at, const Part& part, int which, Sums& sums) {
+  // Begins to sum up taps of the filters' lines from `begin` to `end`, of convolution `which` of what lies in the patch.
+  AT_DEVICE static void convolve(const Layout& at, const Part& part, int which, int begin, int end, Sums& sums) {
     const uint32_t a_high = hopper::high<kRowBytes>(8 * kRowBytes), b_high = hopper::high<kRowBytes>(kPatchW * kRowBytes);
-    uint32_t line = hopper::low(at.patch + part.strip * 8 * kRowBytes), a = hopper::low(at.weights + which * kTaps * kTapBytes);
-    uint32_t full = at.full + 8 + 8 * which * kTaps;
-    int accumulate = 0;
+    uint32_t line = hopper::low(at.patch + (begin * kPatchW + part.strip * 8) * kRowBytes);
+    const int first = which * kTaps + begin * 3;
+    uint32_t a = hopper::low(at.weights + first * kTapBytes), full = at.full + 8 + 8 * first;
+    int accumulate = begin > 0;
     hopper::pin(sums);
 #pragma unroll 1
-    for (int r = 0; r < 3; ++r, line += kPatchW * (kRowBytes / 16)) {
+    for (int r = begin; r < end; ++r, line += kPatchW * (kRowBytes / 16)) {
       uint32_t tap = line;
       for (int s = 0; s < 3; ++s, tap += kRowBytes / 16, a += kTapBytes / 16, full += 8) {
         hopper::wait(full, 0);  // which is over at once after the first tile
@@ -290,29 +350,36 @@ struct HopperStripBlock {
         hopper::commit_products();
       }
     }
-    hopper::wait_for_products<0>();
+  }
+
+  // Until all products are done but those of the last `pending` groups.
+  template <int pending>
+  AT_DEVICE static void finish(Sums& sums) {
+    hopper::wait_for_products<pending>();
     hopper::pin(sums);
   }
 
-  // What steps(v, number, channel) make of the sums, over the image's pixels, for all. v: two columns; number: 2 line + half.
-  template <typename Steps>
-  AT_DEVICE static void write_patch(const Layout& at, const Part& part, const Sums& sums, const Steps& steps) {
+  // What steps(v, number, channel) make of the sums, over the image's pixels, for all, once ready() has returned. v: two
+  // columns; number: 2 line + half.
+  template <typename Ready, typename Steps>
+  AT_DEVICE static void write_patch(const Layout& at, const Part& part, const Sums& sums, const Ready& ready,
+                                    const Steps& steps) {
+    uint32_t words[kH / 2][4];
+#pragma unroll
+    for (int number = 0; number < kN / 4; ++number) {
+      float v[2] = {sums[0][2 * number], sums[0][2 * number + 1]};
+      steps(v, number, part.channel + 8 * (number % 2));
+      words[number / 4][number % 4] = pair(v[0], v[1]);
+    }
+    ready();
     // A lane names the row of a matrix: a pixel of a line, and eight channels of it.
     const int matrix = part.lane / 8, chunk = 2 * part.warp + matrix % 2;
     const int first = (matrix / 2 + 1) * kPatchW + part.strip * 8 + part.lane % 8 + 1;  // of the patch's pixels
+    uint32_t rows[2];  // a row's place differs by no more than whole lines from that four lines before
 #pragma unroll
-    for (int j = 0; j < kH; j += 2) {
-      uint32_t words[4];
+    for (int i = 0; i < 2; ++i) rows[i] = at.patch + first * kRowBytes + (chunk ^ (first + 2 * i * kPatchW) % 8) * 16;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int number = 2 * j + i;
-        float v[2] = {sums[0][2 * number], sums[0][2 * number + 1]};
-        steps(v, number, part.channel + 8 * (number % 2));
-        words[i] = pair(v[0], v[1]);
-      }
-      const int place = first + j * kPatchW;
-      hopper::store_matrices(at.patch + place * kRowBytes + (chunk ^ place % 8) * 16, words);
-    }
+    for (int j = 0; j < kH / 2; ++j) hopper::store_matrices(rows[j % 2] + 2 * j * kPatchW * kRowBytes, words[j]);
   }
 
   // Applies the steps before the gate to the sums, and finds the gates of this thread's two channels.
@@ -332,7 +399,8 @@ struct HopperStripBlock {
       total[half] += __shfl_xor_sync(0xffffffffu, total[half], 2);
       if (part.lane % 4 == 0) all[part.strip * kChannels + part.channel + 8 * half] = total[half];
     }
-    __syncthreads();  // and nothing reads the patch any more
+    meet();  // and nothing reads the patch any more
+    hopper::wait(at.gate, 0);
     const Element *w1 = (const Element*)__cvta_shared_to_generic(at.w1), *w2 = (const Element*)__cvta_shared_to_generic(at.w2);
     const float *b1 = (const float*)__cvta_shared_to_generic(at.b1), *b2 = (const float*)__cvta_shared_to_generic(at.b2);
     float means[2] = {};
@@ -366,16 +434,19 @@ struct HopperStripBlock {
     for (int half = 0; half < 2; ++half) gates[half] = logistic(gates[half]);
   }
 
-  AT_DEVICE static void store_patch(const Params& x, const Layout& at, int tile) {
-    constexpr int kVectors = kRowBytes / 16;
-    Element* y = (Element*)x.p.p[kY] + (int64_t)tile * kPixels * kChannels;
-#pragma unroll
-    for (int i = 0; i < kPixels * kVectors / kThreads; ++i) {
-      const int number = i * kThreads + threadIdx.x, pixel = number / kVectors, chunk = number % kVectors;
-      const int place = (pixel / kW + 1) * kPatchW + pixel % kW + 1;
-      const uint4 v = hopper::read(at.patch + place * kRowBytes + (chunk ^ place % 8) * 16);
-      *((uint4*)y + number) = v;
+  // Begins to store the image, with the columns of zeros beside it, which are clipped.
+  AT_DEVICE static void store(const Params& x, const Layout& at, const Part& part, int tile) {
+    if (part.strip == 0 && part.warp == 0 && hopper::elect()) {
+      hopper::store_4d(x.output_map, at.patch + (kPatchW + 1) * kRowBytes, 0, 0, 0, tile);
+      hopper::commit_stores();
     }
+    __syncwarp();  // for what a warp does in step
+  }
+
+  // Until the image has been read that is stored.
+  AT_DEVICE static void stored(const Part& part) {
+    if (part.strip == 0 && part.warp == 0 && hopper::elect()) hopper::wait_for_stores<0>();
+    __syncwarp();
   }
 };
 

@@ -149,6 +149,10 @@ inline void sync_of(int name, int count) {
   ++named.arrived;
   yield_until([&named, turn, count] { return named.arrived >= turn * count; }, "bar.sync " + std::to_string(name));
 }
+inline void arrive_at_name(int name) {
+  Named& named = own().named[name];
+  ++named.turn[current->index.x], ++named.arrived;
+}
 inline void arrive_in_cluster() { ++current->cluster_turn; }
 inline void wait_for_cluster() {
   const int turn = current->cluster_turn;
