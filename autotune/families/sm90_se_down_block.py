@@ -20,6 +20,7 @@ _CHUNK = 64  # channels that a swizzled row holds
 _TILE_ROWS = 64
 _TILE_BYTES = _TILE_ROWS * _CHUNK * 2
 _SIDES = (4, 8)
+_FILLS = (2, 3, 4, 6, 9)  # 9: all taps of 64 channels at once
 _OUTPUT = {"out_h": "p", "out_w": "q"}  # parameters -> the problem's sizes
 _READ_BYTES_A_CYCLE = 128  # from shared memory, or to it
 
@@ -89,18 +90,20 @@ def _tiles(problem: SeDownBlock) -> int:
 
 def _fixed_bytes(problem: SeDownBlock, x: _Shape) -> int:
     """Shared memory of all but the rings: the inner values, the gate (templates/sm90/gate.cuh), a few barriers."""
+    pixels = problem.p * problem.q
     inner = 3 * problem.k // _CHUNK * (problem.p + 2) * _TILE_BYTES // problem.p
-    gated = gate.shared_bytes(_TILE_ROWS, x.n, problem.p * problem.q, problem.hidden, x.parts, problem.q)
+    run = 16 if pixels == _TILE_ROWS else problem.q
+    gated = gate.shared_bytes(_TILE_ROWS, x.n, pixels, problem.hidden, x.parts, run)
     return 1024 + inner + gated + 8 * (x.parts + 1)
 
 
 def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
-    """Two to four buffers for the input's taps, and for weights as many as there is room for, or half of them."""
+    """Buffers for the input's taps, and for weights as many as there is room for, or half of them."""
     assert isinstance(problem, SeDownBlock)
     x = _shape(config)
     room = arch.block_shared - _fixed_bytes(problem, x)
     launches: list[Launch] = []
-    for fills in (2, 3, 4):
+    for fills in _FILLS:
         most = min((room - fills * (_TILE_BYTES + 16)) // (x.n * _CHUNK * 2 + 16), 16)
         launches += [{"fill_slots": fills, "weight_slots": slots} for slots in (most, most // 2) if slots > 1]
     return launches
@@ -152,7 +155,7 @@ FAMILY = Family(
         Parameter("peers", (1, 2, 4), "tiles of a cluster, which share the loads of the weights"),
     ),
     launch_parameters=(
-        Parameter("fill_slots", (2, 3, 4), "buffers for the input's taps"),
+        Parameter("fill_slots", _FILLS, "buffers for the input's taps"),
         Parameter("weight_slots", tuple(range(2, 17)), "buffers for weights"),
     ),
     legal=_legal,

@@ -349,7 +349,8 @@ struct HopperSeBlock {
       }
       if (kWhole) gate.collect(total, memory, part.warp, channel);
     }
-    gate.excite(memory, 0, kChannels, 0, 0, [](int) { return 0; });
+    if constexpr (kImages == 1) gate.excite_image(memory);
+    else gate.excite(memory, 0, kChannels, 0, 0, [](int) { return 0; });
   }
 };
 

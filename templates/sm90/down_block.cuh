@@ -34,6 +34,7 @@ struct HopperSeDownBlock {
   // Places of the pointers: Problem.operands() of se_down_block.
   enum { kX, kWeight1, kWeight2, kProjection, kFirstGate, kY = 8 };
   enum Launch { kFillSlots, kWeightSlots };
+  enum Meeting { kMultiply = 1, kPooled, kGate };  // named barriers; the first is the gate's sync()
   static_assert(kN % 64 == 0 && (kP == 4 || kP == 8) && (kQ == 4 || kQ == 8) && kP % kParts == 0, "no such tile");
 
   struct alignas(64) Params {
@@ -129,7 +130,7 @@ struct HopperSeDownBlock {
     }
   };
 
-  AT_DEVICE static Excitation excitation(int hidden) { return Excitation(kP * kQ, hidden, kQ); }
+  AT_DEVICE static Excitation excitation(int hidden) { return Excitation(kP * kQ, hidden, kImages == 1 ? 16 : kQ); }
 
   // A copy of the inner values; its lines begin with one of zeros.
   AT_DEVICE static uint32_t copy_of(const Layout& at, int chunk, int copy) {
@@ -265,13 +266,13 @@ struct HopperSeDownBlock {
     }
   }
 
-  // ---- What warps do beside the products: the gate's weights, zeros around the inner values, and the pool ----
+  // ---- What warps do beside the products: zeros around the inner values, the pool, and the gate's weights. The first two are
+  // waited for when the first convolution is over, the gate's weights much later. ----
 
   AT_DEVICE static void add_up(const Params& x, const Layout& at, const Member& me) {
     constexpr int kVectors = kTileBytes / 16 / kWide;  // of each thread
     const int thread = threadIdx.x - kWide;
-    const Excitation gate = excitation(x.hidden);
-    gate.template load_weights<kWide>((char*)__cvta_shared_to_generic(at.gate), x.p.p + kFirstGate, me.part * kN, x.k, thread);
+    clear_lines(x, at, thread);
     Ring ring{0, 0};
     int fill = 0;
     for (int chunk = 0; chunk < x.chunks; ++chunk) {
@@ -298,14 +299,13 @@ struct HopperSeDownBlock {
         hopper::write(own_copy(at, me, chunk) + (thread + i * kWide) * 16, rounded<Element>(pooled[i]).words[0]);
       }
     }
-    clear_lines(x, at, thread);
-    wait_for_all_copies();
     hopper::publish_shared();
-    meet_all();
+    hopper::arrive_at_meeting<kPooled, 2 * kWide>();
+    const Excitation gate = excitation(x.hidden);
+    gate.template load_weights<kWide>((char*)__cvta_shared_to_generic(at.gate), x.p.p + kFirstGate, me.part * kN, x.k, thread);
+    wait_for_all_copies();
+    hopper::arrive_at_meeting<kGate, 2 * kWide>();
   }
-
-  // Those who multiply, and those who add up.
-  AT_DEVICE static void meet_all() { hopper::meet<2, 2 * kWide>(); }
 
   // ---- What the multiplying warps do ----
 
@@ -341,7 +341,7 @@ struct HopperSeDownBlock {
     Sums sums, projected;
     hopper::pin(sums);
     convolve_first(x, at, me, weights, sums);
-    meet_all();  // the pooled input is there
+    hopper::meet<kPooled, 2 * kWide>();
     hopper::pin(projected);
     for (int chunk = 0; chunk < x.chunks; ++chunk)
       multiply(x, at, me, weights, hopper::low(own_copy(at, me, chunk)), projected, chunk > 0);
@@ -355,6 +355,7 @@ struct HopperSeDownBlock {
     hopper::pin(sums);
     convolve_second(x, at, me, weights, sums);
     launch_next();
+    hopper::meet<kGate, 2 * kWide>();
     excite(x, gate, memory, me, part, at.gate_full, sums);
     const float* gates = (const float*)(memory + gate.mean());
     each_unit(part, [&](int half, int columns, int own) {
@@ -452,14 +453,25 @@ struct HopperSeDownBlock {
   // Applies the steps before the gate to the sums, adds up each image's pixels, and finds the gates.
   AT_DEVICE static void excite(const Params& x, const Excitation& gate, char* memory, const Member& me, const Part& part,
                                uint32_t barrier, Sums& sums) {
-    each_unit(part, [&](int half, int columns, int own) {
-      float v[kVector];
-      hopper::take(v, sums, 0, half, columns);
-      Config::Steps::before(v, x.p.p, x.scalars, me.part * kN + own);
-      hopper::put(v, sums, 0, half, columns);
-      Excitation::leave_sums(v, gate.rows, (float*)memory + part.partial[half] * kN + own);
-    });
-    gate.excite(memory, me.part * kN, x.k, me.part, barrier, [&](int part) { return Member::rank(part, me.peer); });
+#pragma unroll
+    for (int columns = 0; columns < kColumns; ++columns) {
+      const int own = part.channel + 32 * columns;
+      float v[2][kVector];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        hopper::take(v[half], sums, 0, half, columns);
+        Config::Steps::before(v[half], x.p.p, x.scalars, me.part * kN + own);
+        hopper::put(v[half], sums, 0, half, columns);
+      }
+      if constexpr (kImages == 1) {
+        gate.collect(v, memory, hopper::uniform(threadIdx.x / 32), own);
+      } else {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) Excitation::leave_sums(v[half], gate.rows, (float*)memory + part.partial[half] * kN + own);
+      }
+    }
+    if constexpr (kParts == 1 && kImages == 1) gate.excite_image(memory);
+    else gate.excite(memory, me.part * kN, x.k, me.part, barrier, [&](int part) { return Member::rank(part, me.peer); });
   }
 };
 

@@ -101,6 +101,54 @@ struct Gate {
     to[row] = v[0];
   }
 
+  // The same for a tile that is one image, all channels of it: each warp finds every gate, and meets the others only once.
+  AT_DEVICE void excite_image(char* memory) const {
+    constexpr int kOwn = kN / 32;  // channels of a lane: neighbours, and then every 32nd, for the banks' sake
+    static_assert(kPeers == 1 && (kOwn == 1 || kOwn == 2 || kOwn == 4), "no such channels");
+    const int lane = threadIdx.x % 32, column = lane * kOwn;
+    wait_for_all_copies();
+    sync();
+    float means[kOwn] = {}, gates[kOwn];
+#pragma unroll 4
+    for (int j = 0; j < pixels / rows; ++j) {
+      float v[kOwn];
+      load(v, (const float*)memory + j * kN + column);
+#pragma unroll
+      for (int e = 0; e < kOwn; ++e) means[e] += v[e];
+    }
+    const float *b2 = (const float*)(memory + biases()), *b1 = b2 + kN;
+#pragma unroll
+    for (int e = 0; e < kOwn; ++e) means[e] *= weight, gates[e] = b2[lane + 32 * e];
+#pragma unroll 2
+    for (int o = 0; o < hidden; o += 4) {
+      float hiddens[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float w[kOwn];
+        load(w, (const Element*)(memory + w1()) + (o + i) * kColumn + column);
+        hiddens[i] = 0.f;
+#pragma unroll
+        for (int e = 0; e < kOwn; ++e) hiddens[i] += w[e] * means[e];
+      }
+#pragma unroll
+      for (int distance = 16; distance; distance /= 2)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) hiddens[i] += __shfl_xor_sync(0xffffffffu, hiddens[i], distance);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) hiddens[i] = at_least_zero(hiddens[i] + b1[o + i]);
+#pragma unroll
+      for (int e = 0; e < kOwn; ++e) {
+        float w[4];
+        load(w, (const Element*)(memory + w2()) + (lane + 32 * e) * (hidden + 8) + o);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) gates[e] += w[i] * hiddens[i];
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < kOwn; ++e) ((float*)(memory + mean()))[lane + 32 * e] = logistic(gates[e]);
+    __syncwarp();  // the other warps write the same
+  }
+
   // Partial sums -> gates, in the place of the means: (images, kN). me: this block's number among its peers;
   // rank_of: peer -> block of the cluster; barrier: counts what comes from the others.
   template <typename RankOf>
