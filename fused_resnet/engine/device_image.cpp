@@ -69,21 +69,20 @@ void PreparedImage::launch_with(const uint8_t* params, void* stream, bool overla
 // The parameters, tensor maps and all, are written once.
 class SettledImage : public Launch {
  public:
-  SettledImage(const PreparedImage& kernel, const at_pointers& pointers, bool overlap)
-      : kernel_(kernel), params_(kernel.values().params_bytes), overlap_(overlap) {
+  SettledImage(const PreparedImage& kernel, const at_pointers& pointers)
+      : kernel_(kernel), params_(kernel.values().params_bytes) {
     kernel.write_params(params_.data(), pointers);
   }
-  void run(void* stream) const override { kernel_.launch_with(params_.data(), stream, overlap_); }
+  void run(void* stream, bool overlap) const override { kernel_.launch_with(params_.data(), stream, overlap); }
 
  private:
   const PreparedImage& kernel_;
   std::vector<uint8_t> params_;
-  bool overlap_;
 };
 
-std::unique_ptr<const Launch> PreparedImage::settle(const at_pointers& pointers, bool overlap) const {
+std::unique_ptr<const Launch> PreparedImage::settle(const at_pointers& pointers) const {
   ContextScope scope(context());
-  return std::make_unique<SettledImage>(*this, pointers, overlap);
+  return std::make_unique<SettledImage>(*this, pointers);
 }
 
 std::string PreparedImage::describe() const {

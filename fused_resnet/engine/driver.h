@@ -14,6 +14,7 @@ using Stream = void*;
 using DevicePointer = uint64_t;
 
 enum FunctionAttribute { kRegisters = 4, kLocalBytes = 3, kMaxThreads = 0, kMaxDynamicShared = 8 };
+
 // CUlaunchAttribute; {6, {}, 1} lets a kernel start once all blocks of the one before it in the stream allow it.
 struct LaunchAttribute {
   int id;

@@ -27,19 +27,19 @@ struct Launch {
   virtual ~Launch() = default;
 
   // Enqueues the kernel on `stream`; a CPU kernel ignores it and returns when it is done. The kernel's context is
-  // current. Thread-safe; allocates nothing; does not synchronize.
-  virtual void run(void* stream) const = 0;
+  // current. overlap: it may be placed on the GPU while the kernel before it in the stream ends, if it is one that waits
+  // for what it reads. Thread-safe; allocates nothing; does not synchronize.
+  virtual void run(void* stream, bool overlap) const = 0;
 };
 
 struct Prepared {
   virtual ~Prepared() = default;
 
-  // As Launch::run, with the addresses told now. overlap: it may be placed on the GPU while the kernel before it in the
-  // stream ends, if it is one that waits for what it reads.
+  // As Launch::run, with the addresses told now.
   virtual void launch(const at_pointers& pointers, void* stream, bool overlap) const = 0;
 
   // All that can be done once for addresses that stay; it must not outlive the kernel.
-  virtual std::unique_ptr<const Launch> settle(const at_pointers& pointers, bool overlap) const = 0;
+  virtual std::unique_ptr<const Launch> settle(const at_pointers& pointers) const = 0;
 
   // The context that must be current when it is launched; none for a CPU kernel.
   virtual void* context() const { return nullptr; }

@@ -11,7 +11,7 @@ class Program {
  public:
   explicit Program(Slots slots) : slots_(std::move(slots)) {}
 
-  // All kernels of a program are of one device. overlap: as Prepared::launch has it.
+  // All kernels of a program are of one device. overlap: as Launch::run has it.
   void add(std::shared_ptr<Prepared> kernel, const std::vector<int64_t>& pointers, bool overlap);
 
   // Enqueues all kernels in order. Thread-safe, as far as the tensors behind the pointers are: nothing is written, and

@@ -18,7 +18,7 @@ class PreparedLibrary : public Prepared {
       throw Error(std::string(kernel_.name) + ": " + text);
   }
 
-  std::unique_ptr<const Launch> settle(const at_pointers& pointers, bool) const override;
+  std::unique_ptr<const Launch> settle(const at_pointers& pointers) const override;
   std::string describe() const override { return kernel_.name; }
 
  private:
@@ -30,14 +30,14 @@ class PreparedLibrary : public Prepared {
 class SettledLibrary : public Launch {
  public:
   SettledLibrary(const PreparedLibrary& kernel, const at_pointers& pointers) : kernel_(kernel), pointers_(pointers) {}
-  void run(void* stream) const override { kernel_.launch(pointers_, stream, false); }
+  void run(void* stream, bool overlap) const override { kernel_.launch(pointers_, stream, overlap); }
 
  private:
   const PreparedLibrary& kernel_;
   at_pointers pointers_;
 };
 
-std::unique_ptr<const Launch> PreparedLibrary::settle(const at_pointers& pointers, bool) const {
+std::unique_ptr<const Launch> PreparedLibrary::settle(const at_pointers& pointers) const {
   return std::make_unique<SettledLibrary>(*this, pointers);
 }
 
