@@ -212,13 +212,24 @@ class Batch:
 
     def close(self) -> None:
         """End the compilers and remove what they worked on."""
-        if self._process and self._process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGTERM)
         if self._process:
+            _end_session(self._process.pid)
             self._process.wait()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _end_session(leader: int) -> None:
+    """End all processes of a session. Not its group: ninja and timeout give what they start groups of its own."""
+    found = True
+    while found:  # what was started meanwhile
+        found = False
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # it has ended
+                state, _, _, session, *_ = stat.read_text().rpartition(") ")[2].split()
+                if int(session) == leader and state not in "ZX":
+                    os.kill(int(stat.parent.name), signal.SIGKILL)
+                    found = True
 
 
 def _write(unit: Unit, folder: Path) -> str:

@@ -147,6 +147,7 @@ def test_closing_early_ends_the_compilers(fresh, cpu_kernel):
     count = len(list(fresh.rglob("*.so")))
     time.sleep(1.5)
     assert len(list(fresh.rglob("*.so"))) == count < len(kernels)
+    assert not list(fresh.rglob("ninja-*")), "a compiler that lived on would have filled its folder again"
 
 
 @pytest.mark.parametrize("compiler", ["/nonexistent", "/bin/true"])
