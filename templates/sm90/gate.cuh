@@ -101,52 +101,47 @@ struct Gate {
     to[row] = v[0];
   }
 
-  // The same for a tile that is one image, all channels of it: each warp finds every gate, and meets the others only once.
+  // The same for a tile that is one image, all channels of it: a warp has some of the hidden values, a thread a channel.
   AT_DEVICE void excite_image(char* memory) const {
-    constexpr int kOwn = kN / 32;  // channels of a lane: neighbours, and then every 32nd, for the banks' sake
-    static_assert(kPeers == 1 && (kOwn == 1 || kOwn == 2 || kOwn == 4), "no such channels");
-    const int lane = threadIdx.x % 32, column = lane * kOwn;
+    constexpr int kOwn = kN / 32, kWarps = kThreads / 32;  // channels of a lane
+    static_assert(kPeers == 1 && kThreads >= kN, "no such channels");
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = threadIdx.x;
+    const float *sums = (const float*)memory, *b2 = (const float*)(memory + biases()), *b1 = b2 + kN;
+    float *means = (float*)(memory + mean()), *hiddens = (float*)(memory + vector());
     wait_for_all_copies();
     sync();
-    float means[kOwn] = {}, gates[kOwn];
+    if (c < kN) {
+      float total = 0.f;
 #pragma unroll 4
-    for (int j = 0; j < pixels / rows; ++j) {
-      float v[kOwn];
-      load(v, (const float*)memory + j * kN + column);
-#pragma unroll
-      for (int e = 0; e < kOwn; ++e) means[e] += v[e];
+      for (int j = 0; j < pixels / rows; ++j) total += sums[j * kN + c];
+      means[c] = total * weight;
     }
-    const float *b2 = (const float*)(memory + biases()), *b1 = b2 + kN;
+    sync();
+#pragma unroll 1
+    for (int o = warp; o < hidden; o += kWarps) {
+      float w[kOwn], m[kOwn], value = 0.f;
+      load(w, (const Element*)(memory + w1()) + o * kColumn + lane * kOwn);
+      load(m, means + lane * kOwn);
 #pragma unroll
-    for (int e = 0; e < kOwn; ++e) means[e] *= weight, gates[e] = b2[lane + 32 * e];
+      for (int e = 0; e < kOwn; ++e) value += w[e] * m[e];
+#pragma unroll
+      for (int distance = 16; distance; distance /= 2) value += __shfl_xor_sync(0xffffffffu, value, distance);
+      if (lane == 0) hiddens[o] = at_least_zero(value + b1[o]);
+    }
+    sync();
+    if (c < kN) {
+      float gate = b2[c];
 #pragma unroll 2
-    for (int o = 0; o < hidden; o += 4) {
-      float hiddens[4];
+      for (int o = 0; o < hidden; o += 4) {
+        float w[4], h[4];
+        load(w, (const Element*)(memory + w2()) + c * (hidden + 8) + o);
+        load(h, hiddens + o);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float w[kOwn];
-        load(w, (const Element*)(memory + w1()) + (o + i) * kColumn + column);
-        hiddens[i] = 0.f;
-#pragma unroll
-        for (int e = 0; e < kOwn; ++e) hiddens[i] += w[e] * means[e];
+        for (int i = 0; i < 4; ++i) gate += w[i] * h[i];
       }
-#pragma unroll
-      for (int distance = 16; distance; distance /= 2)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) hiddens[i] += __shfl_xor_sync(0xffffffffu, hiddens[i], distance);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) hiddens[i] = at_least_zero(hiddens[i] + b1[o + i]);
-#pragma unroll
-      for (int e = 0; e < kOwn; ++e) {
-        float w[4];
-        load(w, (const Element*)(memory + w2()) + (lane + 32 * e) * (hidden + 8) + o);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) gates[e] += w[i] * hiddens[i];
-      }
+      means[c] = logistic(gate);
     }
-#pragma unroll
-    for (int e = 0; e < kOwn; ++e) ((float*)(memory + mean()))[lane + 32 * e] = logistic(gates[e]);
-    __syncwarp();  // the other warps write the same
+    sync();
   }
 
   // Partial sums -> gates, in the place of the means: (images, kN). me: this block's number among its peers;
