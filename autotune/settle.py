@@ -9,7 +9,8 @@ ends when a sweep over alternatives and layers changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.network import Pick
@@ -20,7 +21,7 @@ from fused_resnet.candidates import candidate
 from fused_resnet.graph import Alternative, Network
 from fused_resnet.selection import shortlist
 from tuning_db import Store
-from tuning_db.schema import Device, Measurement, PlanRow
+from tuning_db.schema import Device, PlanRow
 
 CANDIDATES, KEPT = 12, 4
 """Candidates of a layer that are tried, and how many of them again once all layers were settled."""
@@ -32,25 +33,49 @@ GAIN = 0.998
 """A plan must take at most this share of the time of the one that it replaces."""
 
 
+@dataclass(frozen=True)
+class _Known:
+    """A candidate of a layer, its kernel's number and its time alone."""
+
+    candidate: Candidate
+    kernel: int
+    us: float | None
+
+
+_Plan = tuple[dict[str, Pick], list[Alternative]]
+"""A pick for every layer, taken or not, and the alternatives taken."""
+
+
 def settle_network(store: Store, device: Device, worker: Worker, network: Network) -> PlanRow | None:
     """Find and record the network's fastest plan; None where it cannot be timed.
+
+    Descends from the layers' winners and, since that may end where no single change helps, also from the plan that the
+    database has. That plan itself is among those that are compared in the end.
 
     details["alone_us"] of the result is the time of the plainest layers with the winner of each, in the same rounds;
     details["alternatives"] names those that were taken.
     """
-    ranked = {
-        layer.name: shortlist(store.ranking(device, str(layer.problem)), CANDIDATES, PLANS)
+    known = {
+        layer.name: [
+            _Known(candidate(store, row.kernel, row.launch), row.kernel_id, row.median_us)
+            for row in shortlist(store.ranking(device, str(layer.problem)), CANDIDATES, PLANS)
+        ]
         for layer in network.all_layers
     }
-    if not all(ranked[layer.name] for layer in network.layers):
+    if not all(known[layer.name] for layer in network.layers):
         return None
-    options = {name: [candidate(store, row.kernel, row.launch) for row in rows] for name, rows in ranked.items()}
-    settling = _Settling(worker, network, dict(options))
-    picks = settling.descend()
-    if picks is None:
+    alone = [Pick(layer.name, known[layer.name][0].candidate) for layer in network.layers]
+    if worker.plans(network, [alone], 1)[0].median_us is None:
         return None
-    alone = [Pick(layer.name, options[layer.name][0]) for layer in network.layers]
-    before, end = worker.plans(network, [alone, settling.plan()], 3 * ROUNDS)
+    ends: list[_Plan] = [_Settling(worker, network, _options(known)).descend()]
+    start = _start_at(store, store.plan(device, network.key), network, known)
+    if start and worker.plans(network, [_layers(network, *start)], 1)[0].median_us is not None:
+        ends += [start, _Settling(worker, network, _options(known), start).descend()]
+    layers = [_layers(network, *end) for end in ends]
+    before, *results = worker.plans(network, [alone, *layers], 3 * ROUNDS)
+    times = [result.median_us or math.inf for result in results]
+    best = times.index(min(times))
+    end, taken = results[best], ends[best][1]
     if before.median_us is None or end.median_us is None or end.spread_us is None:
         return None
     return store.put_plan(
@@ -58,65 +83,91 @@ def settle_network(store: Store, device: Device, worker: Worker, network: Networ
         network=network.key,
         median_us=end.median_us,
         spread_us=end.spread_us,
-        choices=[_choice(pick, ranked[pick.layer][options[pick.layer].index(pick.candidate)]) for pick in picks],
+        choices=[
+            _choice(pick, next(one for one in known[pick.layer] if one.candidate == pick.candidate))
+            for pick in layers[best]
+        ],
         details={
             "alone_us": before.median_us,
             "samples_us": end.samples_us,
-            "alternatives": [alternative.name for alternative in settling.taken],
+            "alternatives": [alternative.name for alternative in taken],
         },
     )
 
 
-def _choice(pick: Pick, row: Measurement) -> dict[str, object]:
+def _options(known: Mapping[str, Sequence[_Known]]) -> dict[str, list[Candidate]]:
+    return {name: [one.candidate for one in each] for name, each in known.items()}
+
+
+def _layers(network: Network, picks: Mapping[str, Pick], taken: Sequence[Alternative]) -> list[Pick]:
+    """The picks of the layers that run, in order."""
+    return [picks[layer.name] for layer in network.layers_with([one.name for one in taken])]
+
+
+def _start_at(store: Store, saved: PlanRow | None, network: Network, known: dict[str, list[_Known]]) -> _Plan | None:
+    """A plan of the database as one to start from; what it has of other candidates becomes known."""
+    if saved is None or any(choice["layer"] not in known for choice in saved.choices):
+        return None
+    picks = {name: Pick(name, each[0].candidate) for name, each in known.items() if each}
+    for choice in saved.choices:
+        name, kernel = choice["layer"], store.kernel(choice["kernel"])
+        one = _Known(candidate(store, kernel, choice["launch"]), kernel.id, choice["us"])
+        if all(one.candidate != other.candidate for other in known[name]):
+            known[name].append(one)
+        picks[name] = Pick(name, one.candidate, choice["overlap"])
+    names = saved.details.get("alternatives", [])
+    return picks, [alternative for alternative in network.alternatives if alternative.name in names]
+
+
+def _choice(pick: Pick, known: _Known) -> dict[str, object]:
     return {
         "layer": pick.layer,
-        "kernel": row.kernel_id,
-        "launch": dict(row.launch),
-        "us": row.median_us,
+        "kernel": known.kernel,
+        "launch": dict(pick.candidate.launch),
+        "us": known.us,
         "overlap": pick.overlap,
     }
 
 
 @dataclass
 class _Settling:
-    """The plan so far: a pick for every layer, taken or not, and the alternatives taken."""
+    """The plan so far, and what else there is. start: instead of the layers' winners."""
 
     worker: Worker
     network: Network
     options: dict[str, list[Candidate]]
+    start: _Plan | None = None
 
     def __post_init__(self) -> None:
+        if self.start:
+            self.picks, self.taken = dict(self.start[0]), list(self.start[1])
+            return
         # One operator of torch's, or plan of cuDNN's, keeps all kernels from being one graph of ours: no change of one
         # layer tells whether that is worth it. So we start without any, unless the layers' winners are faster together.
         options = {name: candidates for name, candidates in self.options.items() if candidates}
-        self.picks = {
+        ours = {
             name: Pick(name, next((c for c in candidates if c.native), candidates[0]))
             for name, candidates in options.items()
         }
-        self._winners = {name: Pick(name, candidates[0]) for name, candidates in options.items()}
-        self.taken: list[Alternative] = []
+        winners = {name: Pick(name, candidates[0]) for name, candidates in options.items()}
+        self.picks, self.taken = ours, list[Alternative]()
+        if self.plan() != self._with([], winners) and self._shares([self._with([], winners)])[0] < GAIN:
+            self.picks = winners
 
     def plan(self) -> list[Pick]:
         """The picks of the layers that run, in order."""
         return self._with(self.taken, self.picks)
 
-    def descend(self) -> list[Pick] | None:
-        """The plan that no change of one layer or alternative makes faster; None if plans cannot be timed here."""
-        if self.worker.plans(self.network, [self.plan()], 1)[0].median_us is None:
-            return None
-        starts = [self.plan(), self._with([], self._winners)]
-        if starts[0] != starts[1]:
-            ours, winners = self.worker.plans(self.network, starts, ROUNDS)
-            if ours.median_us and winners.median_us and winners.median_us < GAIN * ours.median_us:
-                self.picks = self._winners
+    def descend(self) -> _Plan:
+        """The plan that no change of one layer or alternative makes faster."""
         for sweep in range(SWEEPS):
             changed = [self._settle_alternative(alternative) for alternative in self.network.alternatives]
             names = [pick.layer for pick in self.plan()]
-            groups = self._of_one_problem(names) if sweep == 0 else [[name] for name in names]
+            groups = self._of_one_problem(names) if sweep == 0 and not self.start else [[name] for name in names]
             changed += [self._settle_layers(group) for group in groups]
             if len(groups) == len(names) and not any(changed):
                 break
-        return self.plan()
+        return self.picks, self.taken
 
     def _of_one_problem(self, names: Sequence[str]) -> list[list[str]]:
         """Layers that have the same candidates."""
@@ -126,8 +177,8 @@ class _Settling:
             groups.setdefault(problems[name], []).append(name)
         return list(groups.values())
 
-    def _with(self, taken: Sequence[Alternative], picks: dict[str, Pick]) -> list[Pick]:
-        return [picks[layer.name] for layer in self.network.layers_with([one.name for one in taken])]
+    def _with(self, taken: Sequence[Alternative], picks: Mapping[str, Pick]) -> list[Pick]:
+        return _layers(self.network, picks, taken)
 
     def _settle_alternative(self, alternative: Alternative) -> bool:
         """Take an alternative, or give it up, if that is faster; those that it excludes are given up with it."""
@@ -178,8 +229,8 @@ class _Settling:
         """Each plan's share of the time of the plan so far, in interleaved rounds; infinite for what does not run."""
         now, *results = self.worker.plans(self.network, [self.plan(), *plans], ROUNDS)
         if now.median_us is not None:
-            return [(result.median_us or float("inf")) / now.median_us for result in results]
+            return [(result.median_us or math.inf) / now.median_us for result in results]
         if len(plans) == 1:
-            return [float("inf")]
+            return [math.inf]
         # A failure of one is a failure of all: which one?
         return [share for plan in plans for share in self._shares([plan])]

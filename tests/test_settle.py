@@ -1,0 +1,110 @@
+"""The choice inside the network, on a device of which a table says how long each plan takes."""
+
+import json
+
+import pytest
+
+from autotune.problem import parse
+from autotune.result import Result
+from autotune.settle import settle_network
+from fused_resnet.graph import INPUT, OUTPUT, Layer, Network
+from tuning_db import Store
+
+PROBLEM = "conv2d n=2 h=4 w=4 c={c} k=8 dtype=f32"
+LAYERS = {"first": 8, "second": 16}
+"""Name -> channels, so that each has a problem of its own."""
+NETWORK = Network(
+    "net",
+    tuple(
+        Layer(name, parse(PROBLEM.format(c=c)), {"x": INPUT, "y": OUTPUT}, {"weight": f"{name}.weight"})
+        for name, c in LAYERS.items()
+    ),
+    (2, 8, 4, 4),
+)
+
+
+class Device:
+    """Stands for the worker: us says how long a plan takes, by the numbers of its layers' configs."""
+
+    def __init__(self, us):
+        self.us = us
+
+    def plans(self, network, plans, rounds):
+        times = [self.us[tuple(json.loads(pick.candidate.config)["number"] for pick in plan)] for plan in plans]
+        return [Result("ok", median_us=us, spread_us=0.1, samples_us=[us]) for us in times]
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Two configs for each layer; alone, number 0 is faster."""
+    with Store.create(tmp_path / "t.db") as store:
+        yield store
+
+
+@pytest.fixture
+def kernels(store):
+    device = store.put_device("d", "cpu", flops_per_us=1.0, bytes_per_us=1.0)
+    made = {}
+    for name, c in LAYERS.items():
+        for number in (0, 1):
+            identity = {"family": "torch", "config": json.dumps({"number": number, "c": c}), "dtype": "f32"}
+            row = store.put_kernel(identity | {"epilogue": "none", "target": "any", "source": ""}, symbol="")
+            store.put_measurement(
+                device_id=device.id,
+                problem_id=store.put_problem(str(parse(PROBLEM.format(c=c)))).id,
+                kernel_id=row.id,
+                status="ok",
+                median_us=1.0 + number,
+                final=True,
+            )
+            made[name, number] = row.id
+    return device, made
+
+
+def plan_of(row, kernels):
+    names = {number: key for key, number in kernels.items()}
+    return tuple(names[choice["kernel"]][1] for choice in row.choices)
+
+
+def save(store, device, kernels, numbers):
+    choices = [
+        {"layer": name, "kernel": kernels[name, number], "launch": {}, "us": 1.0, "overlap": False}
+        for name, number in zip(LAYERS, numbers, strict=True)
+    ]
+    store.put_plan(
+        device_id=device.id, network=NETWORK.key, median_us=9.0, spread_us=0.1, choices=choices, details={}
+    )  # fmt: skip
+
+
+VALLEYS = {(0, 0): 10.0, (0, 1): 12.0, (1, 0): 11.0, (1, 1): 8.0}
+"""From the winners no single change is an improvement, and still there is a faster plan."""
+
+
+def test_from_the_winners_it_goes_where_no_single_change_helps(store, kernels):
+    device, made = kernels
+    assert plan_of(settle_network(store, device, Device(VALLEYS), NETWORK), made) == (0, 0)
+    hill = VALLEYS | {(0, 1): 9.0}
+    assert plan_of(settle_network(store, device, Device(hill), NETWORK), made) == (1, 1)
+
+
+@pytest.mark.parametrize("saved", [(1, 1), (0, 1)])
+def test_and_from_the_plan_that_the_database_has(store, kernels, saved):
+    device, made = kernels
+    save(store, device, made, saved)
+    row = settle_network(store, device, Device(VALLEYS), NETWORK)
+    assert plan_of(row, made) == (1, 1) and row.median_us == 8.0
+    assert store.plan(device, NETWORK.key).id == row.id
+
+
+def test_a_plan_that_is_slower_by_now_is_left(store, kernels):
+    device, made = kernels
+    save(store, device, made, (1, 1))
+    slower = VALLEYS | {(1, 1): 13.0, (0, 1): 14.0, (1, 0): 14.0}
+    assert plan_of(settle_network(store, device, Device(slower), NETWORK), made) == (0, 0)
+
+
+def test_a_plan_of_layers_that_are_no_more_is_left_too(store, kernels):
+    device, made = kernels
+    choices = [{"layer": "gone", "kernel": made["first", 1], "launch": {}, "us": 1.0, "overlap": False}]
+    store.put_plan(device_id=device.id, network="net", median_us=1.0, spread_us=0.1, choices=choices, details={})
+    assert plan_of(settle_network(store, device, Device(VALLEYS), NETWORK), made) == (0, 0)
