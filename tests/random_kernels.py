@@ -114,6 +114,19 @@ def folded(rng: random.Random) -> str:
     return f"{plain.replace('folded_se', 'se_skip')} {skip}"
 
 
+def small_images(rng: random.Random) -> str:
+    """3x3 convolutions of images of up to 64 pixels: plain, with a folded squeeze, or with a projection behind it."""
+    kind, stride = rng.randint(0, 2), rng.randint(1, 2)
+    h, w = rng.choice(
+        ((8, 8), (4, 4), (2, 2), (1, 1), (4, 8), (8, 2), (2, 4)) if kind == 0 else ((8, 8), (4, 4), (2, 2))
+    )
+    c, k = 8 * rng.choice((1, 5, 8, 9, 16, 24, 32)), 8 * rng.choice((4, 8, 9, 16, 24, 32, 64))
+    sizes = f"n={rng.randint(1, 200)} h={stride * h} w={stride * w} c={c} k={k} r=3 s=3 pad=1 stride={stride}"
+    hidden = f"hidden={4 * rng.randint(1, 16)}"
+    skip = f"{hidden} skip_c={8 * rng.randint(1, 32)}"
+    return (f"conv2d {sizes}", f"conv2d_folded_se {sizes} {hidden}", f"conv2d_se_skip {sizes} {skip}")[kind]
+
+
 def block(rng: random.Random) -> str:
     h, w = rng.choice(_IMAGES)
     return f"se_block n={rng.randint(1, 300)} h={h} w={w} c={rng.choice((32, 64))} hidden={rng.choice((4, 8, 12, 16))}"
@@ -213,6 +226,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cutlass2_gemm": product,
     "sm90_conv2d": lambda rng: rng.choice((grouped, grouped, product, excited))(rng),
     "sm90_folded_conv2d": folded,
+    "sm90_image_conv2d": small_images,
     "sm90_se_block": block,
     "sm90_se_down_block": down_block,
     "sm90_stem_se_block": stem_block,

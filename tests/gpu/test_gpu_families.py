@@ -108,6 +108,13 @@ PROBLEMS = {
         "conv2d_se_skip n=37 h=4 w=4 c=128 k=256 r=3 s=3 pad=1 hidden=16 skip_c=128 dtype={} epilogue=gate,project,add",
         "conv2d_se_skip n=130 h=1 w=1 c=512 k=512 hidden=32 skip_c=512 skip_groups=4 dtype={} epilogue=gate,project",
     ],
+    "sm90_image_conv2d": [
+        "conv2d n=90 h=8 w=8 c=72 k=136 r=3 s=3 pad=1 dtype={} epilogue=bias,add,relu",
+        "conv2d n=37 h=4 w=16 c=128 k=256 r=3 s=3 stride=2 pad=1 dtype={} epilogue=scale,silu,store,add_scalar",
+        "conv2d_folded_se n=37 h=8 w=8 c=128 k=256 r=3 s=3 stride=2 pad=1 hidden=16 dtype={} epilogue=scale,silu,gate",
+        "conv2d_folded_se n=70 h=2 w=2 c=256 k=512 r=3 s=3 pad=1 hidden=32 dtype={} epilogue=gate,add,relu",
+        "conv2d_se_skip n=37 h=4 w=4 c=128 k=256 r=3 s=3 pad=1 hidden=16 skip_c=128 dtype={} epilogue=gate,project,add",
+    ],
     "sm90_se_block": [
         "se_block n=5 h=16 w=16 c=64 hidden=4 dtype={} epilogue=add_scalar,relu,conv,mul_scalar,add_scalar,gate,add",
         "se_block n=300 h=16 w=16 c=64 hidden=4 dtype={} epilogue=relu,conv,bias,gate,add,store,add_scalar",
