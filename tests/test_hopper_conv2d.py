@@ -59,14 +59,6 @@ CASES = {
         {"tile_m": 128, "tile_n": 64, "groups": 2, "slices": 2, "cluster_n": 2},
         "conv2d n=3 h=9 w=8 c=136 k=104 r=3 s=3 pad=1 dtype=bf16 epilogue=bias,add",
     ),
-    "steps in turn": (
-        {"tile_m": 128, "tile_n": 64, "groups": 2, "schedule": "alternating"},
-        "conv2d n=3 h=9 w=8 c=64 k=72 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add,relu",
-    ),
-    "steps in turn, shared loads": (
-        {"groups": 2, "schedule": "alternating", "cluster_m": 2, "cluster_n": 2},
-        "conv2d n=3 h=13 w=7 c=72 k=72 r=3 s=3 stride=2 pad=1 dtype=bf16 epilogue=bias,silu,add",
-    ),
     "a gate": (
         {"tile_n": 64, "slices": 1, "cluster_n": 2},
         "conv2d_se n=5 h=8 w=4 c=72 k=128 hidden=8 r=3 s=3 pad=1 dtype=f16 epilogue=bias,gate,add,relu",
@@ -122,16 +114,6 @@ FOLDED_CASES = {
         "conv2d_se_skip n=13 h=8 w=8 c=72 k=72 hidden=16 skip_c=136 r=3 s=3 pad=1 dtype=f16 "
         "epilogue=gate,project,add,store",
     ),
-    "a projection, steps in turn": (
-        {"image": "rows", "tile_n": 64, "groups": 2, "schedule": "alternating", "cluster_n": 2},
-        "conv2d_se_skip n=37 h=2 w=2 c=72 k=136 hidden=8 skip_c=136 r=3 s=3 pad=1 dtype=f16 "
-        "epilogue=bias,gate,project,relu",
-    ),
-    "a projection, an odd number of steps in turn": (
-        {"groups": 2, "schedule": "alternating", "cluster_m": 2},
-        "conv2d_se_skip n=13 h=4 w=4 c=40 k=72 hidden=8 skip_c=72 r=3 s=3 pad=1 dtype=bf16 "
-        "epilogue=bias,gate,project,add,relu",
-    ),
     "a projection in groups": (
         {"image": "rows", "tile_m": 128, "tile_n": 64, "groups": 2, "hidden": 16},
         "conv2d_se_skip n=150 h=1 w=1 c=136 k=256 hidden=12 skip_c=256 skip_groups=2 dtype=bf16 "
@@ -142,14 +124,14 @@ FOLDED_CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_kernels_text_computes_the_convolution(case, tmp_path):
-    whole = case.startswith(("a split", "a gate", "steps in turn"))
+    whole = case.startswith(("a split", "a gate"))
     _compare(FAMILY, SMALL | CASES[case][0], CASES[case][1], tmp_path, {0} if whole else {0, 1, 4, 8})
 
 
 @pytest.mark.parametrize("case", FOLDED_CASES)
 def test_a_tile_finds_its_gates_by_itself(case, tmp_path):
     config, text = FOLDED_CASES[case]
-    stagings = {0} if case.startswith("a split") or "in turn" in case else {0, 1, 4, 8} if ",add" in text else {0, 1}
+    stagings = {0} if case.startswith("a split") else {0, 1, 4, 8} if ",add" in text else {0, 1}
     _compare(FOLDED, OWN | config, text, tmp_path, stagings)
 
 
@@ -181,15 +163,14 @@ def _compare(chosen, config, text, folder, stagings):
         {"tile_m": 128, "tile_n": 128, "groups": 2, "schedule": "pingpong", "cluster_n": 2},
         {"tile_m": 128, "tile_n": 64, "groups": 2, "schedule": "pingpong", "activations": "patch"},
         {"tile_m": 64, "tile_n": 64, "activations": "patch", "weights": "resident"},
-        {"tile_m": 128, "tile_n": 64, "groups": 2, "schedule": "alternating", "cluster_m": 2},
     ],
-    ids=["im2col", "turns, shared loads", "patches", "patches, resident weights", "steps in turn"],
+    ids=["im2col", "turns, shared loads", "patches", "patches, resident weights"],
 )
 def test_the_compiler_does_not_serialize_products(config, tmp_path):
     """It says so, and compiles: products that wait for each other are right, and up to twice as slow."""
     compiler = need_compiler("sm_90", nvcc=True)
     problem = parse("conv2d n=8 h=56 w=56 c=64 k=256 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add,relu")
-    _assert_not_serialized(compiler, Kernel.of(FAMILY.name, SMALL | config, "f16", problem.epilogue, "sm_90"), tmp_path)
+    assert_not_serialized(compiler, Kernel.of(FAMILY.name, SMALL | config, "f16", problem.epilogue, "sm_90"), tmp_path)
 
 
 @pytest.mark.parametrize("chain", ["bias,gate,add,relu", "bias,gate,project,relu"])
@@ -200,9 +181,8 @@ def test_the_compiler_does_not_serialize_products(config, tmp_path):
         {"tile_m": 128, "tile_n": 128, "groups": 2, "schedule": "pingpong"},
         {"image": "rows", "tile_n": 64, "hidden": 32, "slices": 2},
         {"activations": "patch", "weights": "resident"},
-        {"tile_n": 64, "groups": 2, "schedule": "alternating", "cluster_n": 2},
     ],
-    ids=["im2col", "turns, many sums", "rows, a split", "patches, resident weights", "steps in turn"],
+    ids=["im2col", "turns, many sums", "rows, a split", "patches, resident weights"],
 )
 def test_nor_those_with_a_folded_squeeze(config, chain, tmp_path):
     compiler = need_compiler("sm_90", nvcc=True)
@@ -210,10 +190,10 @@ def test_nor_those_with_a_folded_squeeze(config, chain, tmp_path):
     if why := FOLDED.legal(config, SM90, "f16", epilogue):
         assert why == "a projection follows gathered, streamed pixels"
     else:
-        _assert_not_serialized(compiler, Kernel.of(FOLDED.name, config, "f16", epilogue, "sm_90"), tmp_path)
+        assert_not_serialized(compiler, Kernel.of(FOLDED.name, config, "f16", epilogue, "sm_90"), tmp_path)
 
 
-def _assert_not_serialized(compiler, kernel, folder):
+def assert_not_serialized(compiler, kernel, folder):
     source = folder / f"unit{compiler.source_suffix}"
     source.write_text(emit.unit([kernel]))
     command = compiler.command(source, folder / "unit.cubin", emit.folders(kernel))

@@ -87,7 +87,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     for loading in loadings(problem, x):
         rounds = -(-blocks_needed(problem, x, loading) // processors)
         buffers = 2 * (loading.fill_bytes + x.weight_bytes) + x.staging_bytes(1)
-        beside = max(1, min(x.blocks_by_registers, rounds, arch.sm_shared // buffers)) * (x.groups // x.team)
+        beside = max(1, min(x.blocks_by_registers, rounds, arch.sm_shared // buffers)) * (2 if x.pingpong else 1)
         # Of resident weights nobody waits for the next.
         waits = 80 * loading.fills + (40 if x.patch and x.resident else 150) * (products - loading.fills)
         arithmetic = products * x.m * max(x.columns, 24) * x.k / _PRODUCTS_A_CYCLE + waits / beside
@@ -104,7 +104,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
 def _label(config: Config) -> str:
     x = shape_of(config)
     extras = [
-        f" {x.groups}wg" if x.schedule == "cooperative" else f" {x.schedule}",
+        f" {x.groups}wg" if not x.pingpong else " pingpong",
         " patch" if x.patch else "",
         " resident" if x.resident else "",
         f" c{x.cluster_m}x{x.cluster_n}" if x.cluster_m * x.cluster_n > 1 else "",
@@ -141,11 +141,7 @@ FAMILY = Family(
         Parameter("tile_n", (32, 64, 96, 128, 192, 256), "output channels of a tile"),
         Parameter("tile_k", (16, 32, 64), "input channels a step"),
         Parameter("groups", (1, 2, 3), "warpgroups that multiply"),
-        Parameter(
-            "schedule",
-            ("cooperative", "pingpong", "alternating"),
-            "the warpgroups share a tile's rows, have a tile each by turns, or take a tile's steps by turns (sliced K)",
-        ),
+        Parameter("schedule", ("cooperative", "pingpong"), "the warpgroups share a tile, or have one each, in turn"),
         Parameter("activations", ("im2col", "patch"), "a filter tap at a time, or the tile's patch with its halo"),
         Parameter("weights", ("streamed", "resident"), "loaded for each tile, or once for all tiles of a column"),
         Parameter("cluster_m", (1, 2, 4), "blocks that share their loads of weights"),

@@ -64,20 +64,16 @@ def _of_loading(problem: Solved, x: Shape, loading: Loading, arch: Architecture)
         # Beside half the memory a block of the next kernel finds room while this one ends.
         if resident > 2 and blocks <= processors * (resident - 1):
             continue
-        own = gated or x.slices > 1 or x.alternating or blocks <= processors * resident
+        own = gated or x.slices > 1 or blocks <= processors * resident
         limit = 0 if own else processors * resident
         tiles = -(-blocks // limit) if limit else 1
         for staged in _stagings(problem, x):
             room = min(arch.sm_shared // resident - arch.reserved_shared - SHARED_OVERHEAD, MOST_SHARED)
-            room -= x.staging_bytes(staged) + x.sums_bytes + _gate_bytes(problem, x)
+            room -= x.staging_bytes(staged) + _gate_bytes(problem, x)
             skips = _skip_fills(problem, x)
             slots = slots_in(room, problem, x, loading, tiles * (loading.fills + skips))
             if slots is None or (skips and slots[0] <= skips):
                 continue
-            if x.alternating:  # each buffer serves one of the warpgroups
-                slots = (slots[0] // x.groups * x.groups, 0)
-                if slots[0] < max(2 * x.groups, skips + 1):
-                    continue
             if x.exchanged_bytes > slots[0] * (fill_slot(loading) + x.weight_bytes):
                 continue  # the others' sums find no room
             rasters = (0, 1) if tiles_n > x.cluster_n and tiles > 1 and not x.resident and staged else (0,)
@@ -86,7 +82,7 @@ def _of_loading(problem: Solved, x: Shape, loading: Loading, arch: Architecture)
 
 def _stagings(problem: Solved, x: Shape) -> tuple[int, ...]:
     """Values of `staged`."""
-    if x.slices > 1 or x.alternating or isinstance(problem, Conv2dSe):
+    if x.slices > 1 or isinstance(problem, Conv2dSe):
         return (0,)
     added = [argument for argument in problem.epilogue.arguments if argument.kind == "tensor"]
     return (0, 1, *_AHEAD) if len(added) == 1 else (0, 1)
@@ -122,7 +118,7 @@ def steps_well(problem: Solved, step: int) -> bool:
 
 def _gate_bytes(problem: Solved, x: Shape) -> int:
     if isinstance(problem, FoldedSe):
-        return gate.folded_bytes(x.m, x.n, x.hidden, 4 * x.team) * (x.groups if x.pingpong else 1)
+        return gate.folded_bytes(x.m, x.n, x.hidden, 4 * x.team) * (x.groups // x.team)
     if not isinstance(problem, Conv2dSe):
         return 0
     pixels, peers = problem.p * problem.q, x.cluster_n * x.slices

@@ -25,7 +25,7 @@ class Shape:
     n: int
     k: int
     groups: int
-    schedule: str
+    pingpong: bool
     patch: bool
     resident: bool
     cluster_m: int
@@ -37,23 +37,13 @@ class Shape:
 
     @property
     def threads(self) -> int:
-        """Threads of a block: the warpgroups that multiply, and two warps that load, or four."""
-        return 128 * self.groups + (128 if self.alternating else 64)
-
-    @property
-    def pingpong(self) -> bool:
-        """Whether each warpgroup has a tile of its own."""
-        return self.schedule == "pingpong"
-
-    @property
-    def alternating(self) -> bool:
-        """Whether the warpgroups take a tile's steps in turn."""
-        return self.schedule == "alternating"
+        """Threads of a block: the warpgroups that multiply, and two warps that load."""
+        return 128 * self.groups + 64
 
     @property
     def team(self) -> int:
-        """Warpgroups that share a step of a tile."""
-        return self.groups if self.schedule == "cooperative" else 1
+        """Warpgroups that share a tile."""
+        return 1 if self.pingpong else self.groups
 
     @property
     def accumulators(self) -> int:
@@ -99,11 +89,6 @@ class Shape:
         return 2 * (self.slices - 1) * (self.m * (self.n // self.slices + self.hidden) * 4)
 
     @property
-    def sums_bytes(self) -> int:
-        """Shared memory for what warpgroups that take steps in turn leave to the first of them."""
-        return (self.groups - 1) * self.m * self.columns * 4 if self.alternating else 0
-
-    @property
     def weight_bytes(self) -> int:
         """Shared memory of a step's weights."""
         return self.columns * self.k * 2
@@ -116,7 +101,7 @@ def shape_of(config: Config) -> Shape:
         int(config["tile_n"]),
         int(config.get("tile_k", 64)),
         int(config["groups"]),
-        str(config["schedule"]),
+        config["schedule"] == "pingpong",
         config["activations"] == "patch",
         config["weights"] == "resident",
         int(config["cluster_m"]),
@@ -136,8 +121,6 @@ def legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) ->
 
 def _rules(x: Shape) -> Iterator[tuple[bool, str]]:
     yield x.pingpong and (x.groups != 2 or x.slices > 1), "ping-pong takes two warpgroups, each with a tile of its own"
-    turns = x.groups != 2 or x.slices > 1 or x.patch or x.resident
-    yield x.alternating and turns, "the steps of a gathered, streamed tile alternate between two warpgroups"
     yield x.m % (64 * x.team) > 0, "a warpgroup multiplies blocks of 64 rows"
     yield x.accumulators > x.most_accumulators, "the accumulators would spill"
     yield x.cluster_n > 1 and (x.patch or x.resident), "only streamed pixels gathered by TMA are shared"
@@ -152,8 +135,7 @@ def _rules(x: Shape) -> Iterator[tuple[bool, str]]:
 
 def _gate_rules(x: Shape, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
     yield from gate.legal(epilogue)
-    turns = x.schedule != "cooperative"
-    yield turns or x.resident or x.cluster_m > 1, "a gated tile belongs to one block, or to those of its columns"
+    yield x.pingpong or x.resident or x.cluster_m > 1, "a gated tile belongs to one block, or to those of its columns"
     yield x.n % (64 * x.slices) > 0, "of a gated tile each block has a multiple of 64 channels: fewer leave registers"
 
 

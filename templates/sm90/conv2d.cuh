@@ -14,9 +14,6 @@
 // A cluster of kClusterM x kClusterN tiles shares its loads by multicast. kSlices > 1 splits the channels and
 // taps of one tile over blocks of a cluster, which add their sums through distributed shared memory in a fixed order.
 //
-// Alternating warpgroups take the steps of one tile in turn (sliced K): a warpgroup alone waits about as long around its
-// products as for them, which others do meanwhile. In the end the first adds up all sums.
-//
 // The weights' rows are permuted (layout "wgmma", fused_resnet/layout.py), so that each thread's accumulators are eight
 // neighbouring channels of a pixel: the epilogue needs no exchange between threads.
 //
@@ -43,14 +40,13 @@ struct HopperConv2d : Conv2dGate<Config> {
       multiply_all(x, at, me);
     } else {
       const Origin first(x, me, first_tile());
-      const int loader = (warp - 4 * kGroups) / 2;
-      const bool activations = warp % 2 == 0;
+      const bool activations = warp == 4 * kGroups;
       prefetch_maps(x, activations);
       hopper::sync_all<kCluster>();
       if constexpr (kMoves) hopper::give_registers<40>();
-      if (loader < kLoaders && hopper::elect()) {
-        if (activations) load_activations(x, at, me, first, loader);
-        else load_weights(x, at, me, first, loader);
+      if (hopper::elect()) {
+        if (activations) load_activations(x, at, me, first);
+        else if (warp == 4 * kGroups + 1) load_weights(x, at, me, first);
       }
       __syncwarp();
       if constexpr (kSlices > 1) hopper::sync_cluster();
@@ -61,13 +57,12 @@ struct HopperConv2d : Conv2dGate<Config> {
   using Gate = Conv2dGate<Config>;
   using Store = Conv2dStore<Config>;
   using typename Plan::Layout, typename Plan::Member, typename Plan::Place, typename Plan::Sums, typename Plan::Tile;
-  using Plan::kAhead, Plan::kAlternating, Plan::kBlocks, Plan::kColumns, Plan::kCluster, Plan::kClusterM, Plan::kClusterN, Plan::kFolded, Plan::kGated;
-  using Plan::kFirstGate, Plan::kGroups, Plan::kJoint, Plan::kK, Plan::kLoaders, Plan::kM, Plan::kMoves, Plan::kN, Plan::kPatch, Plan::kPingpong, Plan::kProjects, Plan::kResident, Plan::kRowBytes;
+  using Plan::kAhead, Plan::kBlocks, Plan::kCluster, Plan::kClusterM, Plan::kClusterN, Plan::kFolded, Plan::kGated;
+  using Plan::kFirstGate, Plan::kGroups, Plan::kJoint, Plan::kK, Plan::kM, Plan::kMoves, Plan::kN, Plan::kPatch, Plan::kPingpong, Plan::kProjects, Plan::kResident, Plan::kRowBytes;
   using Plan::first_fill, Plan::first_tile, Plan::kSlices, Plan::kTeam, Plan::kWeightBytes, Plan::tile_step;
   using Gate::excitation, Gate::gate_memory, Gate::load_folded, Gate::meet_for_tile, Gate::own_channel, Gate::scale_folded;
   using Gate::store_gated;
-  using Store::add_sums, Store::arrive_before_projection, Store::gather_slices, Store::leave_sums, Store::meet_before_projection;
-  using Store::stage_tile, Store::store_tile;
+  using Store::gather_slices, Store::stage_tile, Store::store_tile;
 
   // What a load or store needs that is the first by its map, and would wait for.
   AT_DEVICE static void prefetch_maps(const Params& x, bool activations) {
@@ -117,19 +112,14 @@ struct HopperConv2d : Conv2dGate<Config> {
 
   // A loading thread is alone: nothing hides how long its instructions take, and small tiles wait for it. So its loops
   // only count on.
-  AT_DEVICE static void load_activations(const Params& x, const Layout& at, const Member& me, Origin from, int loader) {
+  AT_DEVICE static void load_activations(const Params& x, const Layout& at, const Member& me, Origin from) {
     uint16_t peers = 0;
     if constexpr (kClusterN > 1)
       for (int i = 0; i < kClusterN; ++i) peers |= 1 << me.rank(me.m, i, me.slice);
     const int begin = first_fill(x, me.slice), end = first_fill(x, me.slice + 1);
     const uint32_t fills = at.fills + me.n * (kM / kClusterN) * kRowBytes;
-    Place first(x, begin);
+    const Place first(x, begin);
     Ring ring{0, 1};
-    int skip = loader;  // of the skip connection's, the first of this loader
-    if constexpr (kLoaders > 1) {
-      ring.slot = loader, skip = loader + (end - begin) & 1;
-      if (loader) first.advance(x);
-    }
     wait_for_previous();
     for (int index = first_tile(); index < x.cluster_tiles;) {
       Place place = first;
@@ -138,14 +128,13 @@ struct HopperConv2d : Conv2dGate<Config> {
         hopper::wait(at.empty + 8 * ring.slot, ring.parity);
         hopper::expect_bytes(full, x.fill_bytes);
         load(fills + ring.slot * x.slot_bytes, full);
-        ring.advance_by(kLoaders, x.fill_slots);
+        ring.advance(x.fill_slots);
       };
       const auto each_fill = [&](const auto& load) {
 #pragma unroll 1
-        for (int fill = begin + loader; fill < end; fill += kLoaders) {
+        for (int fill = begin; fill < end; ++fill) {
           next_fill([&](uint32_t to, uint32_t full) { load(to, full, from.c + place.chunk * kK); });
-#pragma unroll
-          for (int i = 0; i < kLoaders; ++i) place.advance(x);
+          place.advance(x);
         }
       };
       if (kPatch)
@@ -162,7 +151,7 @@ struct HopperConv2d : Conv2dGate<Config> {
                                                peers);
         });
       if constexpr (kProjects)
-        for (int i = skip; i < x.skip_fills; i += kLoaders)
+        for (int i = 0; i < x.skip_fills; ++i)
           next_fill([&](uint32_t to, uint32_t full) {
             hopper::load_2d<(kClusterN > 1)>(to, x.skip_map, full, from.skip_c + i * kK, from.pixel, peers);
           });
@@ -170,17 +159,15 @@ struct HopperConv2d : Conv2dGate<Config> {
       from = Origin(x, me, index);
     }
     launch_next();
-    if constexpr (kClusterM * kClusterN > 1) drain(at.empty, ring, x.fill_slots, drained(x, skip));
+    if constexpr (kClusterM * kClusterN > 1) drain(at.empty, ring, x.fill_slots);
   }
 
-  // A block must not end while another may still arrive at its barriers. first: of the fills that would follow, this loader's.
-  AT_DEVICE static void drain(uint32_t empties, Ring ring, int slots, int first) {
-    for (int i = first; i < slots; i += kLoaders, ring.advance_by(kLoaders, slots))
-      hopper::wait(empties + 8 * ring.slot, ring.parity);
+  // A block must not end while another may still arrive at its barriers.
+  AT_DEVICE static void drain(uint32_t empties, Ring ring, int slots) {
+    for (int i = 0; i < slots; ++i, ring.advance(slots)) hopper::wait(empties + 8 * ring.slot, ring.parity);
   }
-  AT_DEVICE static int drained(const Params& x, int skip) { return kLoaders > 1 ? skip + (kProjects ? x.skip_fills : 0) & 1 : 0; }
 
-  AT_DEVICE static void load_weights(const Params& x, const Layout& at, const Member& me, Origin from, int loader) {
+  AT_DEVICE static void load_weights(const Params& x, const Layout& at, const Member& me, Origin from) {
     constexpr int kRows = kN / kClusterM;
     constexpr bool kShared = kClusterM > 1;
     uint16_t peers = 0;
@@ -191,8 +178,6 @@ struct HopperConv2d : Conv2dGate<Config> {
     const int slot_bytes = kJoint ? x.slot_bytes : kWeightBytes;
     const uint32_t fulls = kJoint ? at.full : at.weight_full, empties = kJoint ? at.empty : at.weight_empty;
     Ring ring{0, 1};
-    int skip = loader;
-    if constexpr (kLoaders > 1) ring.slot = loader, skip = loader + (end - begin) & 1;
     if (kResident) hopper::expect_bytes(at.weight_full, x.weight_slots * kWeightBytes);
     for (int index = first_tile(); index < x.cluster_tiles;) {
       const auto next = [&](const void* map, int bytes, int chunk, int tap) {
@@ -205,7 +190,7 @@ struct HopperConv2d : Conv2dGate<Config> {
         hopper::load_3d<kShared>(to, map, full, chunk * kK, tap, from.row, peers);
         if (bytes > kN * kRowBytes && me.m == 0)  // with the hidden values' filters
           hopper::load_3d<kShared>(slot + kN * kRowBytes, x.hidden_map, full, chunk * kK, tap, 0, peers);
-        ring.advance_by(kLoaders, slots);
+        ring.advance(slots);
       };
       const auto load = [&](int chunk, int tap) { next(x.weight_map, kWeightBytes, chunk, tap); };
       if constexpr (kPatch) {
@@ -217,25 +202,20 @@ struct HopperConv2d : Conv2dGate<Config> {
         }
       } else {  // a tap for each fill
         int chunk = kSlices > 1 ? begin % x.chunks : 0, tap = kSlices > 1 ? begin / x.chunks : 0;
-        const auto advance = [&] {
-          if (++chunk == x.chunks) chunk = 0, ++tap;
-        };
-        if (kLoaders > 1 && loader) advance();
 #pragma unroll 1
-        for (int fill = begin + loader; fill < end; fill += kLoaders) {
+        for (int fill = begin; fill < end; ++fill) {
           load(chunk, tap);
-#pragma unroll
-          for (int i = 0; i < kLoaders; ++i) advance();
+          if (++chunk == x.chunks) chunk = 0, ++tap;
         }
       }
       if constexpr (kProjects)
-        for (int i = skip; i < x.skip_fills; i += kLoaders) next(x.projection_map, kN * kRowBytes, i, 0);
+        for (int i = 0; i < x.skip_fills; ++i) next(x.projection_map, kN * kRowBytes, i, 0);
       if (kResident) break;
       index += tile_step();
       from = Origin(x, me, index);
     }
     launch_next();
-    if constexpr (kShared && !kResident) drain(empties, ring, slots, drained(x, skip));
+    if constexpr (kShared && !kResident) drain(empties, ring, slots);
   }
 
   // Tells those who fill a buffer that this warpgroup is done with it: the loading warps of this block and, where loads
@@ -294,27 +274,6 @@ struct HopperConv2d : Conv2dGate<Config> {
     }
   }
 
-  // The same by a warpgroup that has nothing else to do meanwhile, from nothing.
-  AT_DEVICE static void project(const Params& x, const Layout& at, const Member& me, const Rows& rows, Ring ring, Sums& sums) {
-    const uint32_t fill_low = hopper::low(at.fills), weight_low = hopper::low(at.weights);
-    Ring first = ring;
-    int accumulate = 0;
-    hopper::pin(sums);
-    for (int i = 0; i < x.skip_fills; ++i, ring.advance(x.fill_slots)) {
-      hopper::wait(at.full + 8 * ring.slot, ring.parity);
-      const uint32_t offset = ring.slot * (x.slot_bytes >> 4);
-      multiply(sums, rows, fill_low + offset, weight_low + offset, accumulate);
-      hopper::commit_products();
-    }
-    hopper::wait_for_products<0>();
-    hopper::pin(sums);
-    for (int i = 0; i < x.skip_fills; ++i, first.advance(x.fill_slots)) release_fill(at, me, first.slot);
-  }
-
-  AT_DEVICE static void wait_for_skip(const Params& x, const Layout& at, Ring& ring) {
-    for (int i = 0; i < x.skip_fills; ++i, ring.advance(x.fill_slots)) hopper::wait(at.full + 8 * ring.slot, ring.parity);
-  }
-
   // Adds the projection of the skip connection, whose fills are there. (The hidden columns' sums are no longer of use.) Each is
   // waited for: of several on their way at once behind branches the compiler would make products that wait one by one.
   AT_DEVICE static void add_skip(const Params& x, const Layout& at, const Member& me, const Rows& rows, Ring ring, Sums& sums) {
@@ -333,14 +292,13 @@ struct HopperConv2d : Conv2dGate<Config> {
 
   AT_DEVICE static void multiply_all(const Params& x, const Layout& at, const Member& me) {
     const int group = hopper::uniform(threadIdx.x / 128);
-    const int first_block = kTeam == 1 ? 0 : group * kBlocks;
+    const int first_block = kPingpong ? 0 : group * kBlocks;
     const Rows rows(x, first_block);
     const int fills = first_fill(x, me.slice + 1) - first_fill(x, me.slice);
     const uint32_t fill_low = hopper::low(at.fills), weight_low = hopper::low(at.weights);
     constexpr int kWeightStep = kWeightBytes / 16;
 
-    constexpr int kStep = kAlternating ? kGroups : 1;
-    Ring ring{kAlternating ? group : 0, 0}, weight{0, 0};
+    Ring ring{0, 0}, weight{0, 0};
     typename Store::Added added{first_tile() + (kPingpong ? group * tile_step() : 0)};
     int tiles = 0;
     hopper::sync_all<kCluster>();
@@ -351,7 +309,7 @@ struct HopperConv2d : Conv2dGate<Config> {
     int gates_of = 0;
     if constexpr (kFolded) {
       const Tile first(x, me, min(added.index, x.cluster_tiles - 1));
-      if (!kAlternating || group == 0) load_folded(x, at, first, group);
+      load_folded(x, at, first, group);
       gates_of = first.n;
     }
     wait_for_previous();
@@ -383,7 +341,7 @@ struct HopperConv2d : Conv2dGate<Config> {
       uint32_t resident = weight_low;
       Place place(x, 0);  // counted for patches
       hopper::pin(sums);
-      for (int i = kAlternating ? group : 0; i < fills; i += kStep) {
+      for (int i = 0; i < fills; ++i) {
         hopper::wait(at.full + 8 * ring.slot, ring.parity);
         const uint32_t a = fill_low + ring.slot * (x.slot_bytes >> 4);
         if constexpr (kJoint) {
@@ -423,28 +381,15 @@ struct HopperConv2d : Conv2dGate<Config> {
         if (used >= 0) release_fill(at, me, used);
         used = alone ? -1 : ring.slot;
         if (alone) release_fill(at, me, ring.slot);
-        ring.advance_by(kStep, x.fill_slots);
-      }
-      if constexpr (kAlternating) {
-        if (group > 0) {
-          hopper::wait_for_products<0>();
-          hopper::pin(sums);
-          release_fill(at, me, used);
-          launch_next();
-          leave_sums(at, group, sums);
-          if constexpr (kProjects) {
-            Ring skip{0, 0};
-            skip.skip(fills, x.fill_slots);
-            meet_before_projection();
-            project(x, at, me, rows, skip, sums);
-            leave_sums(at, group, sums);
-          }
-          continue;
-        }
+        ring.advance(x.fill_slots);
       }
       // The skip connection's fills are the tile's last. They are waited for while it is this warpgroup's turn, and used later.
       const Ring skip = ring;
-      if constexpr (kProjects && !kAlternating) wait_for_skip(x, at, ring);
+      if constexpr (kProjects)
+        for (int i = 0; i < x.skip_fills; ++i) {
+          hopper::wait(at.full + 8 * ring.slot, ring.parity);
+          ring.advance(x.fill_slots);
+        }
       if constexpr (kPingpong) {
         // Every warp tells, so that none is left behind at the turn before.
         if (threadIdx.x % 32 == 0) hopper::arrive(at.turn + 8 * ((group + 1) % kGroups));
@@ -455,10 +400,6 @@ struct HopperConv2d : Conv2dGate<Config> {
       if (used >= 0) release_fill(at, me, used);
       if (index + tile_step() >= x.cluster_tiles) launch_next();
       if constexpr (kSlices > 1) gather_slices(at, me, sums);
-      if constexpr (kAlternating) {
-        add_sums(at, kColumns, sums);
-        if constexpr (kProjects) arrive_before_projection();
-      }
       const Tile tile(x, me, index);
       if constexpr (kGated) {
         store_gated(x, at, me, tile, first_block, sums);
@@ -467,8 +408,7 @@ struct HopperConv2d : Conv2dGate<Config> {
         typename Store::Early early;
         if (!staged) early.begin(x, me, tile, first_block);
         if constexpr (kFolded) scale_folded(x, at, tile, group, first_block, sums);
-        if constexpr (kProjects && kAlternating) add_sums(at, kN, sums);
-        else if constexpr (kProjects) add_skip(x, at, me, rows, skip, sums);
+        if constexpr (kProjects) add_skip(x, at, me, rows, skip, sums);
         if (staged) stage_tile(x, at, me, tile, first_block, sums, added);
         else store_tile(x, me, tile, sums, early);
       }

@@ -13,8 +13,8 @@ struct Conv2dGate : Conv2dStore<Config> {
   using Store = Conv2dStore<Config>;
   using typename Plan::Element, typename Plan::Excitation, typename Plan::Folded, typename Plan::Layout;
   using typename Plan::Member, typename Plan::Params, typename Plan::Sums, typename Plan::Tile;
-  using Plan::kBlocks, Plan::kFirstGate, Plan::kN, Plan::kOwnColumns, Plan::kOwnN, Plan::kPingpong, Plan::kSlices;
-  using Plan::kTeam, Plan::kVector, Plan::kY;
+  using Plan::kBlocks, Plan::kFirstGate, Plan::kGroups, Plan::kN, Plan::kOwnColumns, Plan::kOwnN, Plan::kPingpong, Plan::kSlices;
+  using Plan::kVector, Plan::kY;
   using Store::each_unit, Store::find_pixels, Store::kGroup, Store::kUnitGroups;
 
   AT_DEVICE static Excitation excitation(const Params& x) { return Excitation(x.pixels, x.hidden); }
@@ -35,7 +35,7 @@ struct Conv2dGate : Conv2dStore<Config> {
 
   // All threads of a tile. group: this thread's warpgroup.
   AT_DEVICE static void meet_for_tile(int group) {
-    if constexpr (!kPingpong) hopper::meet<1, 128 * kTeam>();
+    if constexpr (!kPingpong) hopper::meet<1, 128 * kGroups>();
     else if (group == 0) hopper::meet<1, 128>();
     else hopper::meet<2, 128>();
   }
@@ -46,7 +46,7 @@ struct Conv2dGate : Conv2dStore<Config> {
 
   // Begins to bring near what the gates of a tile need.
   AT_DEVICE static void load_folded(const Params& x, const Layout& at, const Tile& tile, int group) {
-    folded(x, at, group).load_weights(x.p.p + kFirstGate + 1, tile.n * kN, x.k, threadIdx.x % (128 * kTeam));
+    folded(x, at, group).load_weights(x.p.p + kFirstGate + 1, tile.n * kN, x.k, threadIdx.x % (kPingpong ? 128 : 128 * kGroups));
   }
 
   // Applies the steps before the gate to the sums, and scales them.

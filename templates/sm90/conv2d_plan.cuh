@@ -17,16 +17,12 @@ struct Conv2dPlan {
   static constexpr int kCluster = kClusterM * kClusterN * kSlices;
   static constexpr bool kPingpong = Config::kPingpong, kPatch = Config::kPatch, kResident = Config::kResident;
   static constexpr bool kJoint = !kPatch && !kResident;  // weights come with the activations, one tap with one fill
-  // Warpgroups that take the steps of one tile in turn, each with sums of its own for all of it.
-  static constexpr bool kAlternating = Config::kAlternating;
-  static constexpr int kTeam = kPingpong || kAlternating ? 1 : kGroups;  // warpgroups that share a step
+  static constexpr int kTeam = kPingpong ? 1 : kGroups;  // warpgroups that share a tile
   static constexpr int kBlocks = kM / kTeam / 64;        // wgmma's blocks of rows for each
   // Two warpgroups with many sums, and tensors read ahead, need more registers than an equal share: a whole warpgroup of
   // loading warps, two of them idle, gives its own away.
   static constexpr bool kMoves = Config::kMovesRegisters;
-  // To ask for a step takes a warp as long as a warpgroup takes for one, so who alternates is served by two for each operand.
-  static constexpr int kLoaders = kAlternating ? kGroups : 1;
-  static constexpr int kThreads = 128 * kGroups + (kMoves || kAlternating ? 128 : 64);
+  static constexpr int kThreads = 128 * kGroups + (kMoves ? 128 : 64);
   static constexpr int kRowBytes = kK * (int)sizeof(Element);
   // With a folded squeeze a tile's products have columns beside its channels.
   static constexpr int kHidden = Config::kHidden, kColumns = kN + kHidden;
@@ -45,7 +41,6 @@ struct Conv2dPlan {
   static constexpr int kUnits = kBlocks * 2 * (kN / 32);  // of eight channels, for each thread
   static constexpr int kOwnN = kN / kSlices, kOwnColumns = kOwnN / 32;  // of a split tile, in the end
   static constexpr int kExchangedBytes = 2 * (kSlices - 1) * kM * (kOwnN + kHidden) * 4;  // to and from the other slices
-  static constexpr int kSumsBytes = kAlternating ? (kGroups - 1) * kM * kColumns * 4 : 0;  // from the others to the first warpgroup
   static constexpr bool kGated = Config::kGated;
   using Excitation = Gate<Element, kM, kOwnN, kClusterN * kSlices, 128 * kGroups>;
   static constexpr int kTiles = kPingpong ? kGroups : 1;  // at a time
@@ -57,7 +52,6 @@ struct Conv2dPlan {
   static_assert(!kProjects || kFolded && kJoint && kSlices == 1, "a projection follows streamed, gathered pixels");
   static_assert(kM % (64 * kTeam) == 0 && kN % 32 == 0 && kUnits % kSlices == 0, "no such tile");
   static_assert(kSlices == 1 || !kPingpong && kJoint, "a split tile belongs to the whole block, and streams");
-  static_assert(!kAlternating || kGroups == 2 && kJoint && kSlices == 1 && !kGated, "steps that alternate are gathered and streamed");
   static_assert(kClusterN == 1 || kJoint, "only pixels gathered by TMA are shared");
   static_assert(!kGated || !kPingpong && kClusterM == 1 && kUnits / kSlices % (2 * kBlocks) == 0,
                 "a gated tile belongs to the whole block, and a slice of it to whole columns");
@@ -161,12 +155,7 @@ struct Conv2dPlan {
       if (a.skip_c % 8 || !apart || x.fill_slots <= x.skip_fills) return refused(out);
     }
 
-    if constexpr (kAlternating) {
-      // Of a buffer the same warps ask for all fills and the same warpgroup waits: a parity tells only neighbouring rounds apart.
-      const bool turns = x.fill_slots % kGroups == 0 && x.fill_slots >= 2 * kGroups && x.fills >= kGroups;
-      if (!turns || a.launch[kGrid] || x.staging_bytes) return refused(out);
-    }
-    const int64_t shared = 1024 + x.staging_bytes + x.gate_bytes + kSumsBytes + 8 * (kGroups + 2 + kGroups * 4 * x.ahead) +
+    const int64_t shared = 1024 + x.staging_bytes + x.gate_bytes + 8 * (kGroups + 2 + kGroups * 4 * x.ahead) +
                            (int64_t)x.fill_slots * (x.slot_bytes + 16) + (int64_t)x.weight_slots * (kWeightBytes + 16);
     const bool fits = shared <= 232448 && kExchangedBytes <= x.fill_slots * x.slot_bytes;
     const bool counts =
@@ -239,14 +228,13 @@ struct Conv2dPlan {
 
   // Addresses in shared memory. A joint slot holds a fill, then its weights.
   struct Layout {
-    uint32_t fills, weights, staging, gate, sums, full, empty, weight_full, weight_empty, turn, gate_full, added, added_full;
+    uint32_t fills, weights, staging, gate, full, empty, weight_full, weight_empty, turn, gate_full, added, added_full;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
       fills = (memory + 1023) / 1024 * 1024;
       weights = fills + (kJoint ? kM * kRowBytes : x.fill_slots * x.slot_bytes);
       staging = fills + x.fill_slots * x.slot_bytes + x.weight_slots * kWeightBytes;
       gate = staging + x.staging_bytes;
-      sums = gate + x.gate_bytes;
-      full = sums + kSumsBytes;
+      full = gate + x.gate_bytes;
       empty = full + 8 * x.fill_slots;
       turn = empty + 8 * x.fill_slots;
       gate_full = turn + 8 * kGroups;

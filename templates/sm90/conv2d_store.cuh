@@ -12,7 +12,7 @@ struct Conv2dStore : Conv2dStage<Config> {
   using typename Plan::Element, typename Plan::Layout, typename Plan::Member, typename Plan::Params;
   using typename Plan::Sums, typename Plan::Tile;
   using Conv2dStage<Config>::output_pixel;
-  using Plan::kBlocks, Plan::kColumns, Plan::kGroups, Plan::kHidden, Plan::kN, Plan::kSlices, Plan::kUnits, Plan::kVector, Plan::kY;
+  using Plan::kBlocks, Plan::kGroups, Plan::kHidden, Plan::kN, Plan::kSlices, Plan::kUnits, Plan::kVector, Plan::kY;
 
   // A unit is eight neighbouring channels of one pixel: which of a thread's accumulators hold it.
   AT_DEVICE static void unit(int i, int& block, int& half, int& columns) {
@@ -109,40 +109,6 @@ struct Conv2dStore : Conv2dStage<Config> {
       d[0] = sum.x, d[1] = sum.y, d[2] = sum.z, d[3] = sum.w;
     }
   }
-
-  // Of warpgroups that alternate the others leave their sums to the first, which adds them to its own.
-  static constexpr int kFours = kBlocks * kColumns / 8;  // of a thread
-  AT_DEVICE static uint32_t sums_of(const Layout& at, int group, int four) {
-    return at.sums + ((group - 1) * kFours + four) * 2048 + threadIdx.x % 128 * 16;
-  }
-
-  AT_DEVICE static void leave_sums(const Layout& at, int group, const Sums& sums) {
-#pragma unroll
-    for (int i = 0; i < kFours; ++i) {
-      const float* d = &sums[0][0] + 4 * i;
-      hopper::write(sums_of(at, group, i), make_float4(d[0], d[1], d[2], d[3]));
-    }
-    hopper::arrive_at_meeting<3, 128 * kGroups>();
-  }
-
-  // Of so many columns.
-  AT_DEVICE static void add_sums(const Layout& at, int columns, Sums& sums) {
-    hopper::meet<3, 128 * kGroups>();
-#pragma unroll
-    for (int group = 1; group < kGroups; ++group)
-#pragma unroll
-      for (int i = 0; i < kFours; ++i) {
-        if (i % (kColumns / 8) >= columns / 8) continue;
-        float* d = &sums[0][0] + 4 * i;
-        const float4 v = hopper::load_own(sums_of(at, group, i));
-        d[0] += v.x, d[1] += v.y, d[2] += v.z, d[3] += v.w;
-      }
-  }
-
-  // Behind this the first warpgroup has waited for all its fills, so that another may wait in their buffers, and has taken what
-  // was left to it.
-  AT_DEVICE static void arrive_before_projection() { hopper::arrive_at_meeting<4, 128 * kGroups>(); }
-  AT_DEVICE static void meet_before_projection() { hopper::meet<4, 128 * kGroups>(); }
 
   // Units of eight channels whose tensors are read at once, while the units before are worked on.
   static constexpr int kGroup = kUnits < 4 ? kUnits : 4, kUnitGroups = (kUnits + kGroup - 1) / kGroup;

@@ -10,11 +10,6 @@ struct Ring {
   AT_DEVICE void advance(int slots) {
     if (++slot == slots) slot = 0, parity ^= 1;
   }
-  // By as many as there are slots, or fewer.
-  AT_DEVICE void advance_by(int count, int slots) {
-    slot += count;
-    if (slot >= slots) slot -= slots, parity ^= 1;
-  }
   AT_DEVICE void skip(int count, int slots) {
     slot += count;
     parity ^= slot / slots & 1;
