@@ -306,7 +306,7 @@ def show(results: list[Result], title: str) -> None:
     ran = sorted((r for r in results if r.latency), key=lambda r: cast(timing.Spread, r.latency).median)
     unit, scale = chart.unit([s.median for r in ran for s in (r.stream, r.latency) if s])
     table = Table(box=None, pad_edge=False, collapse_padding=True)
-    table.add_column("variant", no_wrap=True)
+    table.add_column("variant")  # the one that may wrap, for the names of databases
     for heading in (f"stream {unit}", f"latency {unit}", "stream/fused", "latency/fused", "error"):
         table.add_column(heading, justify="right", no_wrap=True)
     for r in ran:
