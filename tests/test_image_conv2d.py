@@ -58,12 +58,12 @@ def test_the_kernels_text_computes_the_convolution(case, tmp_path):
     emulated = Emulated(Kernel.of(FAMILY.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
     tensors, scalars = random_inputs(problem)
     wanted = solve(problem, tensors, scalars)
-    for slots in {launch["weight_slots"] for launch in FAMILY.launches(problem, config, SM90)} | {2}:
-        for seed in (0, 1):  # transfers late, and at once
-            found = emulated.run(problem, tensors, scalars, {"weight_slots": slots}, config["peers"], seed)
-            for name, value in wanted.items():
-                error = relative_error(found[name], value)
-                assert error < {"f16": 1e-3, "bf16": 8e-3}[problem.dtype], f"{name}, {slots} slots, seed {seed}"
+    most = max(launch["weight_slots"] for launch in FAMILY.launches(problem, config, SM90))
+    for slots, seed in ((2, 0), (most, 1)):  # transfers late, and at once
+        found = emulated.run(problem, tensors, scalars, {"weight_slots": slots}, config["peers"], seed)
+        for name, value in wanted.items():
+            error = relative_error(found[name], value)
+            assert error < {"f16": 1e-3, "bf16": 8e-3}[problem.dtype], f"{name}, {slots} slots, seed {seed}"
 
 
 def test_shared_memory_is_what_the_launches_take_it_for(tmp_path):
