@@ -212,7 +212,7 @@ class Batch:
 
     def close(self) -> None:
         """End the compilers and remove what they worked on."""
-        if self._process:
+        if self._process and self._process.poll() is None:  # else its number may be another's by now
             _end_session(self._process.pid)
             self._process.wait()
         if self._folder:
