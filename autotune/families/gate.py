@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autotune.epilogue import Epilogue
+from autotune.families.base import Config
 from autotune.problem import Conv2dSe, FoldedSe
 
 HIDDEN = (8, 16, 32, 64)
@@ -18,6 +19,18 @@ HIDDEN = (8, 16, 32, 64)
 def columns(hidden: int) -> int:
     """The fewest of HIDDEN that have room."""
     return next(columns for columns in HIDDEN if hidden <= columns)
+
+
+def image(problem: FoldedSe) -> str:
+    """How a tile's gates add up an image's pixels: "warps", a multiple of 16, or "rows", 1, 4 or 8 of a warp's."""
+    return "rows" if problem.p * problem.q % 16 else "warps"
+
+
+def misfit(problem: FoldedSe, config: Config) -> str | None:
+    """None if a kernel of this `image` and so many columns of `hidden` values has the problem's gates, else why not."""
+    if config["image"] != image(problem):
+        return f"its images are {config['image']}"
+    return None if problem.hidden <= int(config["hidden"]) else f"it has {config['hidden']} hidden values"
 
 
 def limits(problem: Conv2dSe | FoldedSe) -> Iterator[tuple[bool, str]]:

@@ -122,7 +122,6 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
         "image": config.get("image"),
         "type": dtype,
         "map_element": MAP_ELEMENTS[dtype],
-        "threads": x.threads,
         "resident_blocks": x.blocks_by_registers,
         "many_sums": x.many_sums,
     }

@@ -26,11 +26,7 @@ def _values(
     if problem is None:
         return parameter.values
     assert isinstance(problem, FoldedSe)
-    return [_image(problem)] if parameter.name == "image" else [gate.columns(problem.hidden)]
-
-
-def _image(problem: FoldedSe) -> str:
-    return "rows" if problem.p * problem.q % 16 else "warps"
+    return [gate.image(problem)] if parameter.name == "image" else [gate.columns(problem.hidden)]
 
 
 def _supports(problem: Problem) -> str | None:
@@ -48,9 +44,7 @@ def _limits(problem: FoldedSe) -> Iterator[tuple[bool, str]]:
 
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     assert isinstance(problem, FoldedSe)
-    if config["image"] != _image(problem):
-        return f"its images are {config['image']}"
-    return None if problem.hidden <= int(config["hidden"]) else f"it has {config['hidden']} hidden values"
+    return gate.misfit(problem, config)
 
 
 FAMILY = replace(

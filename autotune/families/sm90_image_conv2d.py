@@ -14,6 +14,7 @@ from autotune.arch import Architecture
 from autotune.epilogue import Epilogue
 from autotune.families import gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.families.sm90_conv2d_launches import columns_fit
 from autotune.families.sm90_se_block import LOADED_BYTES_A_CYCLE
 from autotune.problem import Conv2d, Conv2dFoldedSe, Conv2dSeSkip, FoldedSe, Problem
 
@@ -100,24 +101,14 @@ def _limits(problem: _Solved) -> Iterator[tuple[bool, str]]:
         yield not whole, "a projection without groups, of a multiple of 8 channels"
 
 
-def _image(problem: _Solved) -> str:
-    return "rows" if isinstance(problem, FoldedSe) and problem.p * problem.q % 16 else "warps"
-
-
-def _hidden(problem: _Solved) -> int:
-    return gate.columns(problem.hidden) if isinstance(problem, FoldedSe) else 0
-
-
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     assert isinstance(problem, _Solved)
     x = _shape(config)
     if x.stride != problem.stride[0]:
         return f"its stride is {x.stride}"
-    if config["image"] != _image(problem):
-        return f"its images are {config['image']}"
-    if isinstance(problem, FoldedSe) and problem.hidden > x.hidden:
-        return f"it has {x.hidden} hidden values"
-    if x.n >= 2 * -(-problem.k // 32) * 32:
+    if isinstance(problem, FoldedSe) and (why := gate.misfit(problem, config)):
+        return why
+    if not columns_fit(problem, x.n):
         return "half of a tile would be empty"
     return "there are fewer tiles than a cluster has" if x.peers > _tiles(problem) else None
 
@@ -167,7 +158,9 @@ def _values(
     if problem is None:
         return parameter.values
     assert isinstance(problem, _Solved)
-    own: dict[str, Value] = {"image": _image(problem), "hidden": _hidden(problem), "stride": problem.stride[0]}
+    own: dict[str, Value] = {"image": "warps", "hidden": 0, "stride": problem.stride[0]}
+    if isinstance(problem, FoldedSe):
+        own |= {"image": gate.image(problem), "hidden": gate.columns(problem.hidden)}
     return [own[parameter.name]] if parameter.name in own else parameter.values
 
 
