@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from parts.peers import FROM_ANOTHER
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes  # an optional package: only drawing needs it
 
@@ -66,7 +68,7 @@ def _ran(batch: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
     Plans from other databases stay in the record: who looks at the chart asks what to run.
     """
-    variants = ((name, variant) for name, variant in batch["variants"].items() if not name.startswith("fused from "))
+    variants = ((name, variant) for name, variant in batch["variants"].items() if not name.startswith(FROM_ANOTHER))
     ran = [(name, variant) for name, variant in variants if variant["status"] == "ok"]
     return sorted(ran, key=lambda item: -item[1]["stream"]["median"])
 

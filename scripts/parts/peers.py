@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from fused_resnet.source import INT8
 from parts.models import Model
 
+FROM_ANOTHER = "fused from "
+"""How the names begin of what runs from another database than `fused`."""
 CAPTURE_WARM_UPS = 10  # TorchScript optimizes during its first calls, cuDNN searches during its very first
 
 Forward = Callable[[], Tensor]
@@ -111,7 +113,7 @@ VARIANTS = [
 
 def from_another(database: Path) -> Variant:
     """FusedResNet from another database than the one that all are compared with."""
-    name = f"fused from {database.stem}"
+    name = f"{FROM_ANOTHER}{database.stem}"
     return Variant(
         name, name.replace("fused", "FusedResNet"), "NCHW", partial(fused, database=str(database)), is_fused=True
     )
