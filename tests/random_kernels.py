@@ -117,9 +117,8 @@ def folded(rng: random.Random) -> str:
 def small_images(rng: random.Random) -> str:
     """3x3 convolutions of images of up to 64 pixels: plain, with a folded squeeze, or with a projection behind it."""
     kind, stride = rng.randint(0, 2), rng.randint(1, 2)
-    h, w = rng.choice(
-        ((8, 8), (4, 4), (2, 2), (1, 1), (4, 8), (8, 2), (2, 4)) if kind == 0 else ((8, 8), (4, 4), (2, 2))
-    )
+    sides = ((8, 8), (4, 4), (2, 2), (1, 1), (4, 8), (8, 2), (2, 4))
+    h, w = rng.choice(sides if kind == 0 else sides[:3])
     c, k = 8 * rng.choice((1, 5, 8, 9, 16, 24, 32)), 8 * rng.choice((4, 8, 9, 16, 24, 32, 64))
     sizes = f"n={rng.randint(1, 200)} h={stride * h} w={stride * w} c={c} k={k} r=3 s=3 pad=1 stride={stride}"
     hidden = f"hidden={4 * rng.randint(1, 16)}"

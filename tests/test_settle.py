@@ -36,13 +36,13 @@ class Device:
 
 @pytest.fixture
 def store(tmp_path):
-    """Two configs for each layer; alone, number 0 is faster."""
     with Store.create(tmp_path / "t.db") as store:
         yield store
 
 
 @pytest.fixture
 def kernels(store):
+    """A device, and kernels by (layer, number): two for each layer, of which number 0 is faster alone."""
     device = store.put_device("d", "cpu", flops_per_us=1.0, bytes_per_us=1.0)
     made = {}
     for name, c in LAYERS.items():
