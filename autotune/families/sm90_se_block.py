@@ -128,7 +128,6 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
         **config,
         "type": dtype,
         "map_element": MAP_ELEMENTS[dtype],
-        "threads": 128 * int(config["groups"]) + 32,
         "image": 0,  # no stem
     }
 

@@ -122,7 +122,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
 
 
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
-    return {**config, "type": dtype, "map_element": MAP_ELEMENTS[dtype], "threads": 320}
+    return {**config, "type": dtype, "map_element": MAP_ELEMENTS[dtype]}
 
 
 def _values(

@@ -64,8 +64,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
 
 
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
-    """The block's, without the warp that only loads."""
-    return {**_BLOCK.context(config, arch, dtype), "image": config["image"], "threads": 128 * int(config["groups"])}
+    return {**_BLOCK.context(config, arch, dtype), "image": config["image"]}
 
 
 FAMILY = Family(

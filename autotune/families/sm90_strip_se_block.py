@@ -86,7 +86,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
 
 
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
-    return {**config, "type": dtype, "map_element": MAP_ELEMENTS[dtype], "threads": 16 * int(config["width"]) + 128}
+    return {**config, "type": dtype, "map_element": MAP_ELEMENTS[dtype]}
 
 
 FAMILY = Family(

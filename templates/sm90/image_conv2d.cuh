@@ -3,8 +3,8 @@
 // Small tiles wait for their loads, and a filter of nine taps loads every pixel nine times. Here a tile's images come into
 // shared memory once and stay. wgmma could not read a tap there: its groups of eight rows are lines of several images, and
 // what lies beyond a border must be zero. But it takes its first operand from registers too, and ldmatrix, which brings it
-// there, reads rows from anywhere: so a tap is nine row addresses of a thread, some of which are a row of zeros. With stride
-// 2 the images come as four planes, of odd and even lines and columns, so that rows that are read together are neighbours,
+// there, reads each row from where a lane says: so a tap is an address in every lane, beyond a border that of a row of zeros.
+// With stride 2 the images come as four planes, of odd and even lines and columns, so that rows that are read together are neighbours,
 // and lie in different banks.
 //
 // Two warpgroups take the steps (a tap of 64 channels) by turns, each with sums of its own for the whole tile: a warpgroup
@@ -364,16 +364,19 @@ struct HopperImageConv2d {
     return at.sums + (owner * kFours + four) * kFoursBytes + threadIdx.x % kWide * 16;
   }
 
-  // Those of another warpgroup's channels, and the hidden values', which all want.
+  // Of what an owner finishes: its channels, then the hidden values, which all want.
+  AT_DEVICE static float sum_of(const Sums& sums, int owner, int i) {
+    if (i >= kOwn / 2) return sums[0][(kN - kOwn) / 2 + i];
+    return owner ? sums[0][(kN - kOwn) / 2 + i] : sums[0][i];
+  }
+
   AT_DEVICE static void leave_sums(const Layout& at, int group, const Sums& sums) {
     const int other = kGroups - 1 - group;
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
-      const float *first = &sums[0][4 * i], *second = kOwners > 1 && i < kOwn / 8 ? first + kOwn / 2 : first;
-      const int hidden = kOwners > 1 && i >= kOwn / 8 ? kOwn / 2 : 0;
       float v[4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) v[e] = other ? second[e + hidden] : first[e + hidden];
+      for (int e = 0; e < 4; ++e) v[e] = sum_of(sums, other, 4 * i + e);
       hopper::write(sums_of(at, other, i), make_float4(v[0], v[1], v[2], v[3]));
     }
   }
@@ -381,12 +384,10 @@ struct HopperImageConv2d {
   AT_DEVICE static void gather_sums(const Layout& at, int group, const Sums& sums, OwnSums& own) {
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
-      const float *first = &sums[0][4 * i], *second = kOwners > 1 && i < kOwn / 8 ? first + kOwn / 2 : first;
-      const int hidden = kOwners > 1 && i >= kOwn / 8 ? kOwn / 2 : 0;
       const float4 other = hopper::load_own(sums_of(at, group, i));
       const float v[4] = {other.x, other.y, other.z, other.w};
 #pragma unroll
-      for (int e = 0; e < 4; ++e) own[0][4 * i + e] = (group ? second[e + hidden] : first[e + hidden]) + v[e];
+      for (int e = 0; e < 4; ++e) own[0][4 * i + e] = sum_of(sums, group, 4 * i + e) + v[e];
     }
   }
 
