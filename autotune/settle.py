@@ -151,12 +151,13 @@ class _Settling:
         }
         winners = {name: Pick(name, candidates[0]) for name, candidates in options.items()}
         self.picks, self.taken = ours, list[Alternative]()
-        if self.plan() != self._with([], winners) and self._shares([self._with([], winners)])[0] < GAIN:
+        fastest = _layers(self.network, winners, [])
+        if self.plan() != fastest and self._shares([fastest])[0] < GAIN:
             self.picks = winners
 
     def plan(self) -> list[Pick]:
         """The picks of the layers that run, in order."""
-        return self._with(self.taken, self.picks)
+        return _layers(self.network, self.picks, self.taken)
 
     def descend(self) -> _Plan:
         """The plan that no change of one layer or alternative makes faster."""
@@ -177,9 +178,6 @@ class _Settling:
             groups.setdefault(problems[name], []).append(name)
         return list(groups.values())
 
-    def _with(self, taken: Sequence[Alternative], picks: Mapping[str, Pick]) -> list[Pick]:
-        return _layers(self.network, picks, taken)
-
     def _settle_alternative(self, alternative: Alternative) -> bool:
         """Take an alternative, or give it up, if that is faster; those that it excludes are given up with it."""
         if any(layer.name not in self.picks for layer in alternative.layers):
@@ -195,7 +193,7 @@ class _Settling:
         own = [layer.name for layer in alternative.layers]
         overlapping = {name: replace(self.picks[name], overlap=self.picks[name].candidate.native) for name in own}
         ways = [self.picks, {**self.picks, **overlapping}]
-        shares = self._shares([self._with(tried, picks) for picks in ways])
+        shares = self._shares([_layers(self.network, picks, tried) for picks in ways])
         best = shares.index(min(shares))
         if shares[best] < GAIN:
             self.taken, self.picks = tried, ways[best]
@@ -213,7 +211,7 @@ class _Settling:
         tried = [way for way in ways if way != now]
         if not tried:
             return False
-        shares = self._shares([self._with(self.taken, {**self.picks, **way}) for way in tried])
+        shares = self._shares([_layers(self.network, {**self.picks, **way}, self.taken) for way in tried])
         ranked = [way for _, way in sorted(zip(shares, tried, strict=True), key=lambda pair: pair[0])]
         if gained := min(shares) < GAIN:
             self.picks.update(ranked[0])

@@ -4,8 +4,8 @@
 // shared memory once and stay. wgmma could not read a tap there: its groups of eight rows are lines of several images, and
 // what lies beyond a border must be zero. But it takes its first operand from registers too, and ldmatrix, which brings it
 // there, reads each row from where a lane says: so a tap is an address in every lane, beyond a border that of a row of zeros.
-// With stride 2 the images come as four planes, of odd and even lines and columns, so that rows that are read together are neighbours,
-// and lie in different banks.
+// With stride 2 the images come as four planes, of odd and even lines and columns, so that rows that are read together are
+// neighbours, and lie in different banks.
 //
 // Two warpgroups take the steps (a tap of 64 channels) by turns, each with sums of its own for the whole tile: a warpgroup
 // alone waits about as long around its products as for them. Each has a ring of weights and a warp that fills it; kPeers
