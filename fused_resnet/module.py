@@ -289,7 +289,8 @@ class FusedResNet(nn.Module):
     def _bind(self, x: torch.Tensor) -> Plan:
         wanted = self.network(x)
         with reader(self.tuning_db) as store, torch.inference_mode(False), torch.no_grad():
-            plan = Plan(wanted, state(self), store, x.device, self.graph, not x.is_contiguous())
+            # Not this object's own tensors: torch.nn.DataParallel's replicas have none that go by a name.
+            plan = Plan(wanted, state(self._plain), store, x.device, self.graph, not x.is_contiguous())
         sources = Counter(bound.choice.source for bound in plan.bound)
         if other := {source: count for source, count in sources.items() if source != "tuned"}:
             listed = ", ".join(f"{count} from '{source}'" for source, count in other.items())
@@ -307,6 +308,12 @@ class FusedResNet(nn.Module):
         result = super()._apply(*args, **kwargs)
         self.rebind()
         return result
+
+    def _replicate_for_data_parallel(self) -> FusedResNet:
+        """torch.nn.DataParallel's copy for one GPU and one call, which shares the plans that are bound here."""
+        if not self._watch.unchanged():
+            self.rebind()
+        return super()._replicate_for_data_parallel()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _OWN}

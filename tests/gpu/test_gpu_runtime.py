@@ -1,5 +1,6 @@
 """FusedResNet among streams, threads, devices, captures and tracers, on a GPU."""
 
+import copy
 import gc
 import threading
 
@@ -8,7 +9,7 @@ import torch
 from helpers import process, relative_error
 from test_gpu_network import BATCH, LIMIT, fused, gpu_db, images, precise
 
-from fused_resnet import InputError
+from fused_resnet import InputError, reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*is not tuned")]
 
@@ -134,7 +135,12 @@ def test_two_networks_side_by_side(gpu_db):
     assert relative_error(ys[0][0], ys[0][1]) > 0.01
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+# -- several GPUs --------------------------------------------------------------------------
+
+several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+
+
+@several
 @pytest.mark.parametrize("graph", [True, False])
 def test_a_second_gpu_while_the_first_is_current(gpu_db, graph):
     x = images(BATCH)
@@ -145,6 +151,67 @@ def test_a_second_gpu_while_the_first_is_current(gpu_db, graph):
     assert y.device == torch.device("cuda:1") and torch.equal(y.to("cuda:0"), expected)
     with pytest.raises(InputError, match=r"on cuda:0.*on cuda:1"):
         network(x)
+
+
+@several
+@pytest.mark.parametrize("graph", [True, False])
+def test_each_gpu_from_threads_of_its_own(gpu_db, graph):
+    one = fused(gpu_db, graph=graph)
+    networks = [one, copy.deepcopy(one).to("cuda:1")]
+    x = images(BATCH)
+    expected = one(x).cpu()
+    wrong = []
+
+    def work(i):
+        own = x.to(f"cuda:{i}")
+        for _ in range(40):
+            if not alike(networks[i](slow(own)).cpu(), expected):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i % 2,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@several
+def test_a_module_moved_from_gpu_to_gpu_and_back(gpu_db):
+    network, x = fused(gpu_db), images(BATCH)
+    expected = network(x)
+    there = network.to("cuda:1")(x.to("cuda:1"))
+    assert torch.equal(network.to("cuda:0")(x), expected) and torch.equal(there.cpu(), expected.cpu())
+
+
+@several
+def test_a_capture_on_the_second_gpu(gpu_db):
+    network, x = fused(gpu_db).to("cuda:1"), images(BATCH).to("cuda:1")
+    expected = network(x)
+    graph = torch.cuda.CUDAGraph()
+    # A stream of its own: the one that torch captures on by itself belongs to the first GPU that anything captured on.
+    with torch.cuda.device(1), torch.cuda.graph(graph, stream=torch.cuda.Stream(1)):
+        y = network(x)
+    y.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize(1)
+    assert relative_error(y, expected) <= LIMIT
+
+
+@several
+@torch.no_grad()
+def test_data_parallel(gpu_db):
+    """Its replicas are made anew for each call, and share what is bound, for weights as they are."""
+    network, x = fused(gpu_db), images(2 * BATCH)
+    parallel = torch.nn.DataParallel(network, device_ids=[0, 1])
+    for scale in (1.0, 1.5):
+        network.stem[1].weight.mul_(scale)
+        other = reference.build()
+        other.load_state_dict(network.state_dict())
+        expected = other.cuda()(x.float())
+        for _ in range(3):
+            assert relative_error(parallel(x), expected) <= LIMIT
+        assert sorted(key[2].index for key in network._frames) == [0, 1]
 
 
 # -- layouts and outputs -------------------------------------------------------------------
