@@ -25,6 +25,8 @@ CONVOLUTIONS = {
     ),
     "images, slices": ("n=7 h=4 w=4 c=136 k=32 r=3 s=3 pad=1", (64, 32, 64, 32, 2, 3, 2), "bias,add,relu", 2),
     "images, all patches": ("n=3 h=8 w=8 c=200 k=72 r=2 s=2 stride=2", (64, 64, 32, 64, 4, 1, 3), "scale,relu", 4),
+    "a step a chunk": ("n=70 h=1 w=1 c=328 k=40", (64, 32, 32, 32, 2, 1, 3), "bias,relu", 3),
+    "a step a chunk, all patches": ("n=40 h=1 w=1 c=328 k=32", (64, 32, 16, 32, 1, 1, 4), "relu", 6),
     "pointwise": ("n=2 h=5 w=13 c=96 k=24", (64, 32, 16, 32, 1, 1, 2), "relu,add_scalar", 2),
 }
 GATED = {
@@ -38,6 +40,12 @@ FOLDED = {
     "4 x 4": ("n=7 h=4 w=4 c=72 k=72 hidden=12", (16, 64, 64, 32, 32, 2, 1, 3), "bf16", "scale,bias,gate,add,store"),
     "16 x 16": ("n=2 h=16 w=16 c=64 k=64 hidden=4", (8, 256, 64, 64, 32, 1, 3, 3), "f16", "add_scalar,gate,add,relu"),
     "8 x 4": ("n=3 h=8 w=4 c=128 k=64 hidden=32", (32, 64, 64, 32, 64, 2, 1, 3), "f16", "gate,silu"),
+}
+# Channels that are not full; images of a tile, and fewer; an image of several warps.
+BLOCKS = {
+    "8 x 8": ("n=3 h=8 w=8 c=40 hidden=4", (128, 64, 32, 32, 3, 3), "f16", "bias,relu,conv,bias,gate,add,relu"),
+    "16 x 16": ("n=2 h=16 w=16 c=64 hidden=8", (256, 64, 64, 32, 1, 4), "bf16", "silu,conv,gate,add,relu,store"),
+    "4 x 8": ("n=1 h=4 w=8 c=24 hidden=12", (64, 32, 16, 32, 1, 2), "f16", "relu,add_scalar,conv,scale,gate"),
 }
 TAILS = {
     "last block": ("n=7 h=2 w=2 c=512 hidden=32 dtype=f16 epilogue=add,relu", 512, 1, 2),
@@ -83,6 +91,13 @@ def test_convolutions_with_a_folded_squeeze(sizes, values, dtype, chain, tmp_pat
     config = dict(zip(("hidden", *CONV), values, strict=True))
     launch = family("cuda_folded_conv2d").launches(problem, config, SM80)[0]
     assert_computes("cuda_folded_conv2d", problem, config, launch, tmp_path)
+
+
+@pytest.mark.parametrize(("sizes", "values", "dtype", "chain"), BLOCKS.values(), ids=BLOCKS)
+def test_residual_blocks(sizes, values, dtype, chain, tmp_path):
+    problem = parse(f"se_block {sizes} dtype={dtype} epilogue={chain}")
+    names = [name for name in CONV if name != "slices"]
+    assert_computes("cuda_se_block", problem, dict(zip(names, values, strict=True)), {}, tmp_path)
 
 
 @pytest.mark.parametrize(("text", "threads", "keep", "images"), TAILS.values(), ids=TAILS)

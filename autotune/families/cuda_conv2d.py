@@ -129,11 +129,10 @@ def _steps(problem: Solved, x: _Shape) -> tuple[int, int]:
 
 
 def _patches(problem: Solved, x: _Shape) -> list[int]:
-    """How many patches may be in shared memory: two, so that one is loaded while another is read, or all."""
+    """How many patches may be in shared memory: as few as are loaded while others are read, or all."""
     chunks, steps = _steps(problem, x)
-    if chunks > 1 and steps < x.stages - 1:
-        return []  # a step waits for what was asked for so many steps before it, and would not find the next patch
-    return sorted({min(chunks, 2), chunks})
+    # A step waits for what was asked for stages - 1 steps before it.
+    return sorted({min(chunks, 1 + ceil((x.stages - 1) / steps)), chunks})
 
 
 def _ways(problem: Solved, x: _Shape, arch: Architecture) -> Iterator[tuple[_Tile, int, int]]:
@@ -239,7 +238,7 @@ def _label(config: Config) -> str:
 
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
     x = _shape(config)
-    return {**config, "hidden": x.hidden, "threads": x.threads, "resident": x.resident}
+    return {**config, "hidden": x.hidden, "threads": x.threads, "resident": x.resident, "block": False}
 
 
 FAMILY = Family(

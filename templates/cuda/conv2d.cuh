@@ -13,7 +13,9 @@
 //
 // A tile of whole images with all channels can have a gate (problem conv2d_se): see sm90/gate.cuh. With a folded squeeze
 // (conv2d_folded_se, sm90/folded_gate.cuh) it need not have all: each step has kHidden filters more, which every warp
-// multiplies its pixels by. conv2d_plan.cuh has what comes before the launch.
+// multiplies its pixels by. A residual block (se_block) is two such convolutions in a row, of whole images with all
+// channels: what the first one yields is the second one's patch, and needs no memory but this. conv2d_plan.cuh has what
+// comes before the launch.
 #pragma once
 #include "cuda/conv2d_plan.cuh"
 #include "cuda/copies.cuh"
@@ -25,9 +27,9 @@ template <typename Config>
 struct ImageConv2d : ImagePlan<Config> {
   using Plan = ImagePlan<Config>;
   using typename Plan::Element, typename Plan::Excitation, typename Plan::Folded, typename Plan::Params, typename Plan::Problem;
-  using Plan::kAcross, Plan::kBlocks, Plan::kColumns, Plan::kCopied, Plan::kFirstGate, Plan::kFolded, Plan::kGated;
+  using Plan::kAcross, Plan::kBlock, Plan::kBlocks, Plan::kColumns, Plan::kCopied, Plan::kFirstGate, Plan::kFolded, Plan::kGated;
   using Plan::kHidden, Plan::kHiddenTiles, Plan::kK, Plan::kM, Plan::kN, Plan::kOwn, Plan::kPieces, Plan::kRowBytes;
-  using Plan::kSlices, Plan::kStageBytes, Plan::kStages, Plan::kTaps, Plan::kUnits, Plan::kVector, Plan::kWarpM;
+  using Plan::kSlices, Plan::kStageBytes, Plan::kStages, Plan::kTaps, Plan::kThreads, Plan::kUnits, Plan::kVector, Plan::kWarpM;
   using Plan::kWarpN, Plan::kWarps, Plan::kWeight, Plan::kX, Plan::kY, Plan::over;
 
   // Where a block's tile is.
@@ -77,6 +79,7 @@ struct ImageConv2d : ImagePlan<Config> {
     static constexpr int kFilters = kN / kCopied, kHiddenFilters = (kHidden + kCopied - 1) / kCopied;
     static constexpr bool kSameKeys = kCopied % 32 == 0;  // of all of a thread's filters
     const char* from;  // of the thread's first filter
+    const char* second;  // the same of a block's second convolution
     int chunk = 0, tap = 0, slot = 0, channel;
     const char* hidden_from;  // the same of the hidden values' filters
     uint32_t to, known;  // the unit's place in the first buffer; a bit for each filter that there is
@@ -84,7 +87,9 @@ struct ImageConv2d : ImagePlan<Config> {
     AT_DEVICE Weights(const Params& x, const Place& at, uint32_t ring) {
       const int row = threadIdx.x / kUnits;
       channel = threadIdx.x % kUnits * kVector;
-      from = (const char*)x.p.p[kWeight] + ((int64_t)(at.channel + row) * x.taps * x.a.c + channel) * 2;
+      const int64_t first = ((int64_t)(at.channel + row) * x.taps * x.a.c + channel) * 2;
+      from = (const char*)x.p.p[kWeight] + first;
+      if constexpr (kBlock) second = (const char*)x.p.p[kWeight + 1] + first;
       known = 0;
 #pragma unroll
       for (int i = 0; i < kFilters; ++i) known |= (at.channel + row + i * kCopied < x.a.k) << i;
@@ -126,7 +131,11 @@ struct ImageConv2d : ImagePlan<Config> {
           if (tap + kTaps == x.taps) hidden_from += kRowBytes - (int)(x.taps * tap_bytes);
         }
         from += kTaps * tap_bytes, tap += kTaps;
-        if (tap == x.taps) tap = 0, ++chunk, channel += kK, from += kRowBytes - (int)(x.taps * tap_bytes);
+        if (tap == x.taps) {
+          tap = 0, ++chunk;
+          if constexpr (kBlock) from = second;
+          else channel += kK, from += kRowBytes - (int)(x.taps * tap_bytes);
+        }
       }
       if (++slot == kStages) slot = 0;
     }
@@ -366,6 +375,38 @@ struct ImageConv2d : ImagePlan<Config> {
       }
   }
 
+  // ---- A block's inner values ----
+
+  AT_DEVICE static void clear(uint32_t patch, int bytes) {
+    for (int i = 16 * threadIdx.x; i < bytes; i += 16 * kThreads) hopper::write(patch + i, make_uint4(0, 0, 0, 0));
+  }
+
+  // The first convolution's sums -> the second's patch, whose border stays as it was cleared; and the sums begin anew.
+  AT_DEVICE static void keep_inner(const Params& x, const Part& part, Sums& sums, uint32_t patch) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      float v[2][kVector];
+      take(v, sums, i / kColumns, i % kColumns);
+      const int channel = part.n + i % kColumns * 32 + part.lane % 4 * kVector;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int m = part.m + i / kColumns * 16 + 8 * half + part.lane / 4, image = over(m, x.by_tile);
+        const int rest = m - image * x.tile_p * x.tile_q, row = over(rest, x.by_q);
+        const int h = row + x.a.pad_h, w = rest - row * x.tile_q + x.a.pad_w;
+        if (image >= x.images || channel >= x.a.k) continue;
+        Config::Steps::inner(v[half], x.p.p, x.a.scalars, channel);
+        const int pixel = (image * x.patch_h + h) * x.patch_w + w, key = (image * x.tile_p + h) * x.tile_q + w & 7;
+        hopper::write(patch + pixel * kRowBytes + ((channel / kVector ^ key) << 4), rounded<Element>(v[half]).words[0]);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m)
+#pragma unroll
+      for (int n = 0; n < 4 * kColumns; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[m][n][e] = 0.f;
+  }
+
   AT_DEVICE static void run(const Params& x, char* shared) {
     const Place at(x);
     const Part part;
@@ -378,11 +419,18 @@ struct ImageConv2d : ImagePlan<Config> {
     if constexpr (kGated)
       Excitation(x.a.p * x.a.q, x.hidden).load_weights(shared + x.gate_place, x.p.p + kFirstGate, 0, x.a.k, threadIdx.x);
     if constexpr (kFolded) folded(x, shared).load_weights(x.p.p + kFirstGate + 1, at.channel, x.a.k, threadIdx.x);
+    if constexpr (kBlock) clear(memory + x.patch_bytes, x.patch_bytes);
     wait_for_previous();
     load_patch(x, at, copier, 0, memory);
     commit_copies();
-    for (int i = 1; i < x.patches; ++i) load_patch(x, at, copier, i, memory + i * x.patch_bytes);
-    commit_copies();
+    // The patches behind the first in groups of their own, as many groups as there are buffers of weights, so that each step
+    // waits for what it needs.
+    const int last = max(kStages, x.patches) - 1;
+#pragma unroll 1
+    for (int i = 1; i <= last; ++i) {
+      if (!kBlock && i < x.patches) load_patch(x, at, copier, i, memory + i * x.patch_bytes);
+      if (i < kStages - 1 || i == last) commit_copies();
+    }
 
     int pixels[kBlocks];
 #pragma unroll
@@ -396,12 +444,12 @@ struct ImageConv2d : ImagePlan<Config> {
     Sums sums = {};
     int chunk = 0, tap = 0, slot = 0, patch = 0;  // of this step; its buffers
     for (int step = 0; step < x.steps; ++step) {
-      if (step == 0) wait_for_copies<1>();
+      if (step == 0) wait_for_copies<kStages - 1>();
       else wait_for_copies<kStages - 2>();
       __syncthreads();
       multiply(x, part, pixels, memory + patch * x.patch_bytes, ring + slot * kStageBytes, tap, sums, [&] {
         weights.load_step(x);
-        if (tap == 0 && chunk > 0 && chunk + x.patches - 1 < x.chunks) {  // nobody reads the last chunk's patch any more
+        if (!kBlock && tap == 0 && chunk > 0 && chunk + x.patches - 1 < x.chunks) {  // nobody reads the last chunk's patch any more
           const int freed = patch == 0 ? x.patches - 1 : patch - 1;
           load_patch(x, at, copier, chunk + x.patches - 1, memory + freed * x.patch_bytes);
         }
@@ -411,6 +459,8 @@ struct ImageConv2d : ImagePlan<Config> {
       if ((tap += kTaps) == x.taps) {
         tap = 0, ++chunk;
         if (++patch == x.patches) patch = 0;
+        if constexpr (kBlock)
+          if (chunk == 1) keep_inner(x, part, sums, memory + x.patch_bytes);
       }
     }
     launch_next();

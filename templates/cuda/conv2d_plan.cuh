@@ -7,13 +7,23 @@
 
 namespace at {
 
+// A residual block as the convolution that each of its two is, a tile's image whole.
+AT_DEVICE at_conv2d_se as_convolution(const at_se_block& block) {
+  at_conv2d_se a;
+  a.n = block.n, a.h = a.p = block.h, a.w = a.q = block.w, a.c = a.k = block.c, a.r = a.s = 3, a.groups = 1;
+  a.stride_h = a.stride_w = a.pad_h = a.pad_w = a.dilation_h = a.dilation_w = 1, a.hidden = block.hidden;
+  for (int i = 0; i < AT_MAX_SCALARS; ++i) a.scalars[i] = block.scalars[i];
+  a.launch[0] = a.p, a.launch[1] = a.q, a.launch[2] = 2;
+  return a;
+}
+
 template <typename Config>
 struct ImagePlan {
   using Element = typename Config::Element;
   using Problem = typename Config::Problem;
   static constexpr int kM = Config::kM, kN = Config::kN, kWarpM = Config::kWarpM, kWarpN = Config::kWarpN;
   static constexpr int kSlices = Config::kSlices, kTaps = Config::kTaps, kStages = Config::kStages;
-  static constexpr bool kGated = Config::kGated;
+  static constexpr bool kGated = Config::kGated, kBlock = Config::kBlock;
   static constexpr int kK = 64, kVector = 8, kUnits = kK / kVector, kRowBytes = kUnits * 16;
   static constexpr int kAcross = kN / kWarpN, kWarps = kM / kWarpM * kAcross;  // of a slice
   static constexpr int kThreads = 32 * kWarps * kSlices;
@@ -33,7 +43,7 @@ struct ImagePlan {
 
   using Excitation = Gate<Element, kM, kN, 1, kThreads>;
   using Folded = FoldedGate<Element, kM, kN, kHidden, kThreads, true>;
-  enum { kX = 0, kWeight = 1, kFirstGate = 2, kY = kGated || kFolded ? 6 : 2 };
+  enum { kX = 0, kWeight = 1, kFirstGate = 2 + kBlock, kY = kGated || kFolded ? kFirstGate + 4 : 2 };
   enum Launch { kTileP, kTileQ, kPatches };
 
   struct Params {
@@ -43,7 +53,7 @@ struct ImagePlan {
     int by_tile, by_q, by_patch, by_patch_w;  // reciprocals: see over()
     int patch_h, patch_w, pixels, patches;   // of a patch; patches in shared memory
     int patch_bytes, gate_place;
-    int chunks, steps;                       // of kK channels; of kTaps taps
+    int chunks, steps;                       // of kK channels, or both convolutions; of kTaps taps
     int next_image, next_row, next_column;   // from a pixel of the patch to the next that a thread copies
     int hidden;
     float pixel_weight;  // in a mean
@@ -76,11 +86,13 @@ struct ImagePlan {
     x.patch_w = stride * (tile_q - 1) + a.dilation_w * (a.s - 1) + 1;
     x.pixels = x.images * x.patch_h * x.patch_w;
     x.patch_bytes = x.pixels * kRowBytes;
-    x.chunks = ceil_div(a.c, kK), x.steps = x.chunks * (taps / kTaps);
+    x.chunks = kBlock ? 2 : ceil_div(a.c, kK), x.steps = x.chunks * (taps / kTaps);
     x.patches = patches;
-    // A step waits for what was asked for kStages - 1 steps before it, and the next patch is asked for by a chunk's first.
-    const bool late = patches < 2 || taps / kTaps < kStages - 1;
-    if (patches < 1 || patches > x.chunks || x.chunks > 1 && late) return refused(out);
+    // A step waits for what was asked for kStages - 1 steps before it, and a chunk's first asks for the patch that takes the
+    // place of the chunk's before.
+    const bool late = (patches - 1) * (taps / kTaps) < kStages - 1;
+    if (patches < 1 || patches > x.chunks || !kBlock && patches < x.chunks && late) return refused(out);
+    if (kBlock && (a.c > kK || a.k > kN || patches != 2)) return refused(out);
     x.by_patch = reciprocal(x.patch_h * x.patch_w), x.by_patch_w = reciprocal(x.patch_w);
     x.next_image = kCopied / (x.patch_h * x.patch_w);
     x.next_row = kCopied / x.patch_w % x.patch_h;
