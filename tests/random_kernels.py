@@ -131,6 +131,11 @@ def block(rng: random.Random) -> str:
     return f"se_block n={rng.randint(1, 300)} h={h} w={w} c={rng.choice((32, 64))} hidden={rng.choice((4, 8, 12, 16))}"
 
 
+def any_block(rng: random.Random) -> str:
+    h, w = rng.choice((*_IMAGES, (4, 4), (2, 4), (4, 8), (2, 2)))
+    return f"se_block n={rng.randint(1, 200)} h={h} w={w} c={8 * rng.randint(1, 8)} hidden={rng.choice((4, 8, 12, 16))}"
+
+
 def stem_block(rng: random.Random) -> str:
     h, w = rng.choice(_IMAGES)
     sizes = f"n={rng.randint(1, 300)} h={4 * h} w={4 * w} c={rng.randint(1, 4)} k={rng.choice((32, 64))} block=4"
@@ -210,6 +215,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_narrow_conv2d": narrow,
     "cuda_patch_conv2d": patches,
     "cuda_pointwise_conv2d": short_product,
+    "cuda_se_block": any_block,
     "cuda_se_tail": tail,
     "cuda_space_to_depth": lambda rng: (
         f"space_to_depth n={rng.randint(1, 4)} h={8 * rng.randint(1, 5)} w={8 * rng.randint(1, 5)} "

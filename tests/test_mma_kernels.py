@@ -25,8 +25,6 @@ CONVOLUTIONS = {
     ),
     "images, slices": ("n=7 h=4 w=4 c=136 k=32 r=3 s=3 pad=1", (64, 32, 64, 32, 2, 3, 2), "bias,add,relu", 2),
     "images, all patches": ("n=3 h=8 w=8 c=200 k=72 r=2 s=2 stride=2", (64, 64, 32, 64, 4, 1, 3), "scale,relu", 4),
-    "a step a chunk": ("n=70 h=1 w=1 c=328 k=40", (64, 32, 32, 32, 2, 1, 3), "bias,relu", 3),
-    "a step a chunk, all patches": ("n=40 h=1 w=1 c=328 k=32", (64, 32, 16, 32, 1, 1, 4), "relu", 6),
     "pointwise": ("n=2 h=5 w=13 c=96 k=24", (64, 32, 16, 32, 1, 1, 2), "relu,add_scalar", 2),
 }
 GATED = {

@@ -129,10 +129,11 @@ def _steps(problem: Solved, x: _Shape) -> tuple[int, int]:
 
 
 def _patches(problem: Solved, x: _Shape) -> list[int]:
-    """How many patches may be in shared memory: as few as are loaded while others are read, or all."""
+    """How many patches may be in shared memory: two, so that one is loaded while another is read, or all."""
     chunks, steps = _steps(problem, x)
-    # A step waits for what was asked for stages - 1 steps before it.
-    return sorted({min(chunks, 1 + ceil((x.stages - 1) / steps)), chunks})
+    if chunks > 1 and steps < x.stages - 1:
+        return []  # a step waits for what was asked for so many steps before it, and would not find the next patch
+    return sorted({min(chunks, 2), chunks})
 
 
 def _ways(problem: Solved, x: _Shape, arch: Architecture) -> Iterator[tuple[_Tile, int, int]]:

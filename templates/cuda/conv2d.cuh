@@ -423,14 +423,9 @@ struct ImageConv2d : ImagePlan<Config> {
     wait_for_previous();
     load_patch(x, at, copier, 0, memory);
     commit_copies();
-    // The patches behind the first in groups of their own, as many groups as there are buffers of weights, so that each step
-    // waits for what it needs.
-    const int last = max(kStages, x.patches) - 1;
-#pragma unroll 1
-    for (int i = 1; i <= last; ++i) {
-      if (!kBlock && i < x.patches) load_patch(x, at, copier, i, memory + i * x.patch_bytes);
-      if (i < kStages - 1 || i == last) commit_copies();
-    }
+    if constexpr (!kBlock)
+      for (int i = 1; i < x.patches; ++i) load_patch(x, at, copier, i, memory + i * x.patch_bytes);
+    commit_copies();
 
     int pixels[kBlocks];
 #pragma unroll
@@ -444,7 +439,7 @@ struct ImageConv2d : ImagePlan<Config> {
     Sums sums = {};
     int chunk = 0, tap = 0, slot = 0, patch = 0;  // of this step; its buffers
     for (int step = 0; step < x.steps; ++step) {
-      if (step == 0) wait_for_copies<kStages - 1>();
+      if (step == 0) wait_for_copies<1>();
       else wait_for_copies<kStages - 2>();
       __syncthreads();
       multiply(x, part, pixels, memory + patch * x.patch_bytes, ring + slot * kStageBytes, tap, sums, [&] {

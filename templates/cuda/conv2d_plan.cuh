@@ -88,10 +88,9 @@ struct ImagePlan {
     x.patch_bytes = x.pixels * kRowBytes;
     x.chunks = kBlock ? 2 : ceil_div(a.c, kK), x.steps = x.chunks * (taps / kTaps);
     x.patches = patches;
-    // A step waits for what was asked for kStages - 1 steps before it, and a chunk's first asks for the patch that takes the
-    // place of the chunk's before.
-    const bool late = (patches - 1) * (taps / kTaps) < kStages - 1;
-    if (patches < 1 || patches > x.chunks || !kBlock && patches < x.chunks && late) return refused(out);
+    // A step waits for what was asked for kStages - 1 steps before it, and the next patch is asked for by a chunk's first.
+    const bool late = patches < 2 || taps / kTaps < kStages - 1;
+    if (patches < 1 || patches > x.chunks || !kBlock && x.chunks > 1 && late) return refused(out);
     if (kBlock && (a.c > kK || a.k > kN || patches != 2)) return refused(out);
     x.by_patch = reciprocal(x.patch_h * x.patch_w), x.by_patch_w = reciprocal(x.patch_w);
     x.next_image = kCopied / (x.patch_h * x.patch_w);
