@@ -28,6 +28,7 @@ from autotune.problem import (
     SpaceToDepth,
     Stem,
     StemSeBlock,
+    StemSeBlockPool,
     ToChannelsLast,
 )
 
@@ -63,7 +64,7 @@ STRUCTS: dict[type[Problem], type[ctypes.Structure]] = {
     SpaceToDepth: _struct("at_space_to_depth", "n h w c block"),
     SeTail: _struct("at_se_tail", "n h w c hidden"),
     SeBlock: _struct("at_se_block", "n h w c hidden"),
-    StemSeBlock: _struct("at_stem_se_block", "n h w c k block hidden"),
+    **dict.fromkeys((StemSeBlock, StemSeBlockPool), _struct("at_stem_se_block", "n h w c k block hidden")),
 }
 
 

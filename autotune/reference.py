@@ -34,7 +34,9 @@ from autotune.problem import (
     SeTail,
     SpaceToDepth,
     Stem,
+    StemBlock,
     StemSeBlock,
+    StemSeBlockPool,
     Tensors,
     ToChannelsLast,
 )
@@ -151,13 +153,13 @@ def _projected_skip(problem: Conv2dSeSkip, t: Tensors) -> torch.Tensor:
     return _nhwc(F.conv2d(_nchw(t["skip"]), t["projection"], groups=problem.skip_groups))
 
 
-def _patch_conv2d(problem: PatchConv2d | StemSeBlock, t: Tensors) -> torch.Tensor:
+def _patch_conv2d(problem: PatchConv2d | StemBlock, t: Tensors) -> torch.Tensor:
     return _nhwc(F.conv2d(t["x"], t["weight"], stride=problem.block))
 
 
 _MEANING: dict[type[Problem], Callable[..., torch.Tensor]] = {
     **dict.fromkeys((Conv2d, Conv2dSe, Conv2dFoldedSe, Conv2dSeSkip), _conv2d),
-    **dict.fromkeys((PatchConv2d, StemSeBlock), _patch_conv2d),
+    **dict.fromkeys((PatchConv2d, StemSeBlock, StemSeBlockPool), _patch_conv2d),
     Conv2dDgrad: _conv2d_dgrad,
     Conv2dWgrad: _conv2d_wgrad,
     Gemm: _gemm,
@@ -176,7 +178,7 @@ _MEANING: dict[type[Problem], Callable[..., torch.Tensor]] = {
 
 def _places(problem: Problem, t: Tensors) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     """What happens at the steps that only mark a place."""
-    filters = iter(("weight1", "weight2") if isinstance(problem, StemSeBlock) else ("weight2",))
+    filters = iter(("weight1", "weight2") if isinstance(problem, StemBlock) else ("weight2",))
     kept: list[torch.Tensor] = []
 
     def keep(x: torch.Tensor) -> torch.Tensor:
@@ -198,4 +200,5 @@ def compute(problem: Problem, tensors: Tensors, scalars: tuple[float, ...] = ())
     meaning = _MEANING.get(type(problem))
     value = meaning(problem, tensors) if meaning else problem.reference(tensors, own)
     value, stored = problem.epilogue.apply(value, dict(tensors), rest, _places(problem, tensors))
-    return {"y": value, **stored}
+    pooled = {"pooled": _avg_pool2d(problem.pool, {"x": value})} if isinstance(problem, StemSeBlockPool) else {}
+    return {"y": value, **stored, **pooled}

@@ -22,7 +22,8 @@ from autotune.problem import (
     SeTail,
     SpaceToDepth,
     Stem,
-    StemSeBlock,
+    StemBlock,
+    StemSeBlockPool,
     limit_us,
 )
 from autotune.vendor import aten, cudnn
@@ -107,8 +108,9 @@ def brief(problem: Problem) -> str:  # noqa: PLR0911 -- a table
             return f"se {problem.c}>{problem.hidden}>{problem.c} @{problem.h}x{problem.w}"
         case SeBlock():
             return f"block {problem.c} @{problem.h}x{problem.w}"
-        case StemSeBlock():
-            return f"stem+block {problem.c}>{problem.k} @{problem.h}x{problem.w}"
+        case StemBlock():
+            pool = "+pool" if isinstance(problem, StemSeBlockPool) else ""
+            return f"stem+block{pool} {problem.c}>{problem.k} @{problem.h}x{problem.w}"
         case SeDownBlock():
             return f"block/2 {problem.c}>{problem.k} @{problem.h}x{problem.w}"
         case TorchCall():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from autotune.epilogue import Epilogue
 from autotune.errors import ProblemError, choose
@@ -18,6 +18,7 @@ from autotune.problem import (
     SeTail,
     SpaceToDepth,
     StemSeBlock,
+    StemSeBlockPool,
 )
 from fused_resnet.derived import Derived, Source
 from fused_resnet.reference import SEResNet9Fixup
@@ -130,8 +131,9 @@ def se_resnet9_fixup(n: int, in_channels: int, dtype: str) -> Layers:
         h, c = h // stride, k
     # Behind the alternatives that it excludes: it is to be better than both together.
     behind = next(one for one in alternatives if one.name == "layers.0.0.block")
-    alternatives.append(_stem_and_block(alternatives[0], behind))
-    return layers, alternatives
+    both = _stem_and_block(alternatives[0], behind)
+    pool = next(layer for layer in layers if isinstance(layer.problem, AvgPool2d))
+    return layers, [*alternatives, both, _with_pool(both, pool)]
 
 
 def _stem_and_block(stem: Alternative, block: Alternative) -> Alternative:
@@ -154,6 +156,19 @@ def _stem_and_block(stem: Alternative, block: Alternative) -> Alternative:
     return Alternative(layer.name, (*stem.replaces, *block.replaces), (layer,))
 
 
+def _with_pool(block: Alternative, pool: Layer) -> Alternative:
+    """The same with the next block's pool, found beside what follows instead of read from memory by all."""
+    (layer,) = block.layers
+    sizes = {one.name: getattr(layer.problem, one.name) for one in fields(layer.problem)}
+    whole = replace(
+        layer,
+        name=f"{layer.name}.pool",
+        problem=StemSeBlockPool(**sizes),
+        buffers={**layer.buffers, "pooled": pool.buffers["y"]},
+    )
+    return Alternative(whole.name, (*block.replaces, pool.name), (whole,))
+
+
 @dataclass(frozen=True)
 class _Block:
     """A residual block: input h x h x c, output k channels."""
@@ -168,9 +183,13 @@ class _Block:
     dtype: str
 
     def layers(self) -> list[Layer]:
-        """Two convolutions, the projection if there is one, and the tail, which adds the next block's bias."""
-        projection = [self._pool(), self._project()] if self._projects else []
-        return [self._conv1(), *projection, self._conv2(), self._tail()]
+        """Two convolutions, the projection if there is one, and the tail, which adds the next block's bias.
+
+        The pool comes first, where a kernel of the block before that has it as well can stand in its place.
+        """
+        if self._projects:
+            return [self._pool(), self._conv1(), self._project(), self._conv2(), self._tail()]
+        return [self._conv1(), self._conv2(), self._tail()]
 
     def alternatives(self) -> list[Alternative]:
         """Pool and projection as one convolution; the second dense, with tail and projection; all in one kernel."""
@@ -277,7 +296,7 @@ class _Block:
 
     def _whole_with_projection(self) -> Layer:
         """The same of a block that halves its image: the tail adds the projection instead of a tensor."""
-        conv1, _, project, conv2, tail = self.layers()
+        _, conv1, project, conv2, tail = self.layers()
         first, second, (_, *last) = (part.problem.epilogue.names for part in (conv1, conv2, tail))
         weights = {"weight1": conv1.weights["weight"], "weight2": conv2.weights["weight"]}
         return Layer(

@@ -38,6 +38,7 @@ _PTX = {
     "cp.async.bulk.tensor.2d.global": "emu::store(map, from, {x, y});",
     "cp.async.bulk.tensor.4d.global": "emu::store(map, from, {c, w, h, n});",
     "cp.async.bulk.commit_group": "emu::commit_stores();",
+    "cp.async.bulk.wait_group 0": "emu::wait_for_stores(0);",
     "cp.async.bulk.wait_group.read": "emu::wait_for_stores(pending);",
     "cp.async.bulk.shared::cluster": "emu::send_bytes(from, to, bytes, barrier, block);",
     "st.async": "emu::send(address, barrier, block, v);",

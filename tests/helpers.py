@@ -46,7 +46,8 @@ from autotune.problem import (
     SeTail,
     SpaceToDepth,
     Stem,
-    StemSeBlock,
+    StemBlock,
+    StemSeBlockPool,
     ToChannelsLast,
 )
 from autotune.result import Result
@@ -66,7 +67,9 @@ HANG = 600
 # -- the meaning of a problem, written a second time -------------------------------------------------------------------
 
 
-def solve(problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequence[float]) -> dict[str, torch.Tensor]:
+def solve(  # noqa: PLR0912 -- a table
+    problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequence[float]
+) -> dict[str, torch.Tensor]:
     """Every output of a problem, in float64 on the CPU; shares no code with autotune.reference."""
     given = {name: tensor.cpu().double() for name, tensor in tensors.items()}
     match problem:
@@ -80,7 +83,7 @@ def solve(problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequen
                     rows = given["projection"].flatten(1).unflatten(0, (problem.skip_groups, -1))
                     given["projected"] = torch.einsum("nhwgc,gkc->nhwgk", parts, rows).flatten(3)
                 given["squeezed"] = F.conv2d(x, given["w1"], None, *window).sum((2, 3)) / (problem.p * problem.q)
-        case PatchConv2d() | StemSeBlock():
+        case PatchConv2d() | StemBlock():
             n, p, q, k = problem.output_shape
             patches = F.unfold(given["x"], problem.block, stride=problem.block)
             value = torch.einsum("nci,kc->nik", patches, given["weight"].flatten(1)).reshape(n, p, q, k)
@@ -105,7 +108,10 @@ def solve(problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequen
             value = _convolved(given["x"], given["weight1"], 2)
         case _:
             value = _without_weights(problem, given["x"])
-    return run_chain(problem.epilogue.names, value, given, scalars)
+    outputs = run_chain(problem.epilogue.names, value, given, scalars)
+    if isinstance(problem, StemSeBlockPool):
+        outputs["pooled"] = _without_weights(problem.pool, outputs["y"])
+    return outputs
 
 
 def _without_weights(problem: Problem, x: torch.Tensor) -> torch.Tensor:

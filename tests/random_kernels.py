@@ -142,6 +142,11 @@ def stem_block(rng: random.Random) -> str:
     return f"stem_se_block {sizes} hidden={rng.choice((4, 8, 12, 16))}"
 
 
+def strip_block(rng: random.Random) -> str:
+    pool = rng.choice(("", "_pool"))
+    return stem_block(rng).replace(" k=32 ", " k=64 ").replace("stem_se_block", f"stem_se_block{pool}")
+
+
 def down_block(rng: random.Random) -> str:
     h, w = (rng.choice((7, 8, 15, 16)) for _ in range(2))
     sizes = f"n={rng.randint(1, 150)} h={h} w={w} c={64 * rng.randint(1, 3)} k={rng.choice((64, 128, 256))}"
@@ -235,7 +240,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "sm90_se_block": block,
     "sm90_se_down_block": down_block,
     "sm90_stem_se_block": stem_block,
-    "sm90_strip_se_block": lambda rng: stem_block(rng).replace(" k=32 ", " k=64 "),
+    "sm90_strip_se_block": strip_block,
 }
 
 

@@ -42,6 +42,7 @@ def test_every_operator_has_a_struct():
     assert set(abi.STRUCTS) == set(OPERATORS.values())
     shared = dict.fromkeys(("conv2d_dgrad", "conv2d_wgrad", "gemm", "patch_conv2d"), "conv2d")
     shared |= {"se_down_block": "conv2d_se", "conv2d_folded_se": "conv2d_se", "cast": "pixels"}
+    shared |= {"stem_se_block_pool": "stem_se_block"}
     shared |= {"avg_pool2d": "pool2d", "max_pool2d": "pool2d", "global_avg_pool2d": "pixels", "elementwise": "pixels"}
     for name, operator in OPERATORS.items():
         assert abi.STRUCTS[operator].__name__ == f"at_{shared.get(name, name)}"

@@ -110,7 +110,7 @@ def test_a_block_is_one_alternative_while_its_image_has_more_than_a_few_pixels()
 
 def test_stem_and_block_in_one_kernel_come_behind_what_they_exclude():
     net = network("se_resnet9_fixup", 3, 3, "f32")
-    assert ALTERNATIVES[-1].name == "stem.block"
+    assert [alternative.name for alternative in ALTERNATIVES[-2:]] == ["stem.block", "stem.block.pool"]
     assert [layer.name for layer in net.layers_with(["stem.block", "layers.1.0.block"])][:2] == [
         "stem.block",
         "layers.1.0.block",
@@ -118,6 +118,12 @@ def test_stem_and_block_in_one_kernel_come_behind_what_they_exclude():
     for other in ("stem", "layers.0.0.block", "layers.0.0.conv2.folded_se"):
         with pytest.raises(ProblemError, match="replace a layer twice"):
             net.layers_with([other, "stem.block"])
+
+
+def test_a_pool_that_a_block_has_comes_before_who_reads_it():
+    layers = network("se_resnet9_fixup", 3, 3, "f32").layers_with(["stem.block.pool", "layers.1.0.conv2.se_skip"])
+    assert [layer.name for layer in layers][:3] == ["stem.block.pool", "layers.1.0.conv1", "layers.1.0.conv2.se_skip"]
+    assert layers[0].buffers["pooled"] == layers[2].buffers["skip"]
 
 
 def test_unknown_model_lists_the_known():

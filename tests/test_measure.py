@@ -32,6 +32,7 @@ TEXTS = [
     "conv2d_se n=2 h=5 w=4 c=6 k=24 r=3 s=2 stride=2,1 hidden=3 dtype={} epilogue=bias,gate,add,relu",
     "se_block n=2 h=5 w=4 c=12 hidden=3 dtype={} epilogue=bias,relu,store,conv,mul_scalar,gate,add,relu",
     "stem_se_block n=2 h=8 w=12 c=3 k=12 block=2 hidden=3 dtype={} epilogue=relu,keep,bias,conv,conv,gate,add_kept",
+    "stem_se_block_pool n=2 h=8 w=12 c=3 k=12 block=2 hidden=3 dtype={} epilogue=keep,conv,scale,conv,gate,add_kept",
     "se_down_block n=2 h=5 w=8 c=12 k=20 hidden=3 dtype={} epilogue=bias,relu,conv,store,scale,gate,project,relu",
     "conv2d_dgrad n=2 h=9 w=7 c=12 k=20 r=3 s=2 stride=2,1 pad=1,0 dilation=1,2 groups=2 dtype={} epilogue=bias,store",
     "conv2d_dgrad n=2 h=6 w=8 c=6 k=6 r=3 s=3 stride=2 pad=1 groups=6 dtype={}",

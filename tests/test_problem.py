@@ -52,6 +52,7 @@ TEXTS = [
     "se_tail n=2 h=3 w=4 c=16 hidden=2 dtype=f16 epilogue=add,relu,add_scalar",
     "se_block n=2 h=3 w=4 c=16 hidden=2 dtype=f16 epilogue=bias,conv,gate,add,relu",
     "stem_se_block n=2 h=8 w=12 c=3 k=16 block=4 hidden=2 dtype=f16 epilogue=relu,keep,conv,bias,conv,gate,add_kept",
+    "stem_se_block_pool n=2 h=8 w=12 c=3 k=16 block=4 hidden=2 dtype=f16 epilogue=keep,conv,conv,gate,add_kept,relu",
     "se_down_block n=2 h=7 w=8 c=16 k=24 hidden=2 dtype=f16 epilogue=bias,relu,conv,gate,project,relu",
 ]
 

@@ -51,6 +51,8 @@ STRIPS = {
     "network": (WHOLE, {"cluster": 1}, (0, 2)),
     "flat": ({**WHOLE, "h": 32, "c": 2, "dtype": "bf16", "hidden": 12, "chain": NO_TENSORS}, {"cluster": 2}, (0, 2)),
     "high": ({**WHOLE, "n": 5, "h": 64, "w": 32, "c": 1, "hidden": 8}, {"cluster": 1}, (2,)),
+    "pooled": ({**WHOLE, "n": 5, "h": 32, "hidden": 8, "chain": NO_TENSORS, "pool": 1}, {"cluster": 2}, (2,)),
+    "pooled, one strip": ({**WHOLE, "n": 4, "w": 32, "c": 1, "dtype": "bf16", "pool": 1}, {"cluster": 1}, (1, 0)),
 }
 
 
@@ -65,8 +67,9 @@ def test_the_kernels_text_computes_the_block(text, sizes, config, grids, tmp_pat
 
 @pytest.mark.parametrize(("sizes", "config", "grids"), STRIPS.values(), ids=STRIPS)
 def test_the_kernels_text_computes_the_block_by_strips(sizes, config, grids, tmp_path):
-    problem = parse(TEXT.format(**sizes))
-    config = {"height": problem.behind.h, "width": problem.behind.w, "image": problem.c, **config}
+    pool = sizes.get("pool", 0)
+    problem = parse(TEXT.format(**sizes).replace("stem_se_block", "stem_se_block_pool" if pool else "stem_se_block"))
+    config = {"height": problem.behind.h, "width": problem.behind.w, "image": problem.c, **config, "pool": pool}
     assert_solved("sm90_strip_se_block", problem, config, grids, tmp_path)
 
 
@@ -79,7 +82,7 @@ def assert_solved(name, problem, config, grids, folder):
     for order, (grid, taps) in enumerate((grid, taps) for grid in grids for taps in (9, 0)):  # TMA late, and at once
         launch = {"grid": grid, "early_taps": taps, "channels_last": order % 2}
         given = dict(tensors)
-        if problem.operator == "stem_se_block" and launch["channels_last"]:
+        if problem.operator.startswith("stem") and launch["channels_last"]:
             given["x"] = tensors["x"].permute(0, 2, 3, 1).contiguous()
         found = emulated.run(problem, given, scalars, launch, config["cluster"], order)
         for output, value in expected.items():

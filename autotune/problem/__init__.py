@@ -25,7 +25,9 @@ from autotune.problem.fused import (
     SeDownBlock,
     SeTail,
     Stem,
+    StemBlock,
     StemSeBlock,
+    StemSeBlockPool,
 )
 from autotune.problem.pixels import Cast, Elementwise, SpaceToDepth, ToChannelsLast
 from autotune.problem.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d, Pool2d
@@ -60,7 +62,9 @@ __all__ = [
     "SeTail",
     "SpaceToDepth",
     "Stem",
+    "StemBlock",
     "StemSeBlock",
+    "StemSeBlockPool",
     "Tensors",
     "ToChannelsLast",
     "dtype_name",

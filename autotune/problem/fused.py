@@ -9,6 +9,7 @@ from autotune.epilogue import Epilogue
 from autotune.errors import ProblemError
 from autotune.problem.base import Images, Operand
 from autotune.problem.convolution import Convolution, PatchConv2d
+from autotune.problem.pool import AvgPool2d
 from autotune.problem.window import output_extent
 
 _GATE_ALONE = Epilogue(("gate",))
@@ -248,16 +249,9 @@ class SeBlock(Images):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StemSeBlock(Images):
-    """A network's first layer and the residual block behind it, whose identity is the layer's result.
+class StemBlock(Images):
+    """What stem_se_block and stem_se_block_pool share."""
 
-    x (n, c, h, w) in torch's order is convolved as by patch_conv2d, with weight (k, c, block, block). In the epilogue,
-    `keep` stands where the value so far is kept as the identity, the first `conv` where it is convolved as by se_block
-    with weight1 (k, k, 3, 3), the second with weight2 (k, k, 3, 3), `gate` where it is scaled as by conv2d_se, and
-    `add_kept` where the identity is added: "relu,keep,conv,bias,relu,conv,bias,gate,add_kept,relu".
-    """
-
-    operator: ClassVar[str] = "stem_se_block"
     places: ClassVar[tuple[str, ...]] = _BEHIND_A_STEM.places
     k: int
     block: int
@@ -287,6 +281,39 @@ class StemSeBlock(Images):
 
     def _inputs(self) -> tuple[Operand, ...]:
         return (*self.stem.operands()[:2], *self.behind.operands()[1:-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class StemSeBlock(StemBlock):
+    """A network's first layer and the residual block behind it, whose identity is the layer's result.
+
+    x (n, c, h, w) in torch's order is convolved as by patch_conv2d, with weight (k, c, block, block). In the epilogue,
+    `keep` stands where the value so far is kept as the identity, the first `conv` where it is convolved as by se_block
+    with weight1 (k, k, 3, 3), the second with weight2 (k, k, 3, 3), `gate` where it is scaled as by conv2d_se, and
+    `add_kept` where the identity is added: "relu,keep,conv,bias,relu,conv,bias,gate,add_kept,relu".
+    """
+
+    operator: ClassVar[str] = "stem_se_block"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StemSeBlockPool(StemBlock):
+    """As stem_se_block, with a second output.
+
+    `pooled` (n, p/2, q/2, k), rounded up, is the mean of y over 3x3 pixels, stride 2 and padding 1, which counts.
+    """
+
+    operator: ClassVar[str] = "stem_se_block_pool"
+
+    @property
+    def pool(self) -> AvgPool2d:
+        """The pool alone."""
+        n, h, w, c = self.output_shape
+        return AvgPool2d(n=n, h=h, w=w, c=c, r=3, s=3, stride=(2, 2), pad=(1, 1), dtype=self.dtype)
+
+    def operands(self) -> tuple[Operand, ...]:
+        """Those of a stem and its block, and `pooled`."""
+        return (*super().operands(), Operand("pooled", "output", self.pool.output_shape, self.dtype))
 
 
 @dataclass(frozen=True, kw_only=True)

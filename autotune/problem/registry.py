@@ -17,6 +17,7 @@ from autotune.problem.fused import (
     SeTail,
     Stem,
     StemSeBlock,
+    StemSeBlockPool,
 )
 from autotune.problem.pixels import Cast, Elementwise, SpaceToDepth, ToChannelsLast
 from autotune.problem.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
@@ -26,7 +27,7 @@ OPERATORS: dict[str, type[Problem]] = {
     for cls in (
         *(Conv2d, Conv2dSe, Conv2dFoldedSe, Conv2dSeSkip, PatchConv2d, Conv2dDgrad, Conv2dWgrad, Gemm),
         *(AvgPool2d, MaxPool2d, GlobalAvgPool2d, Elementwise, Cast),
-        *(ToChannelsLast, SpaceToDepth, Stem, SeTail, SeBlock, StemSeBlock, SeDownBlock),
+        *(ToChannelsLast, SpaceToDepth, Stem, SeTail, SeBlock, StemSeBlock, StemSeBlockPool, SeDownBlock),
     )
 }
 

@@ -152,6 +152,9 @@ AT_DEVICE void wait_for_stores() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(pending) : "memory");
 }
 
+// Until all that this thread has committed is in memory.
+AT_DEVICE void finish_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 // Makes this thread's writes to shared memory visible to TMA.
 AT_DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

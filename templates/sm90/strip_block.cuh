@@ -10,6 +10,9 @@
 // A warp that has begun a product waits until the one before is over. So what can be done beside a convolution stands between
 // its products, at one place in every other strip and at another in the rest: those multiply meanwhile. There the next image
 // is read, and its patches written; its stem is multiplied behind the second convolution, while this image's gates are found.
+//
+// With a pool behind it (kPooled) a second output is the mean of the image's 3x3 pixels, two apart. Three warps that have loaded
+// read an image back while the next one's products run; the last image's is found by all, where it lies.
 #pragma once
 #include "cuda/copies.cuh"
 #include "sm90/hopper.cuh"
@@ -24,16 +27,19 @@ struct HopperStripBlock {
   static constexpr int kImage = Config::kImage, kSide = 4;                  // channels of the network's; side of its patches
   static constexpr int kCluster = Config::kCluster;
   static constexpr int kStrips = kW / 8, kN = 8 * kH, kStripThreads = 128, kThreads = kStrips * kStripThreads, kWarps = kThreads / 32;
-  static constexpr int kAllThreads = kThreads + 128, kReadyThreads = kThreads + 96;  // with those that load; that use barriers
+  static constexpr int kPooled = Config::kPooled;  // which pointer; 0 without a pool
+  static constexpr int kPoolThreads = 96;
+  static constexpr int kAllThreads = kThreads + 128;                      // with those that load
+  static constexpr int kReadyThreads = kThreads + (kPooled ? 128 : 96);  // that use barriers
   static constexpr bool kMoves = kStrips > 1;  // registers, from those that load to those that multiply
-  static constexpr int kGiven = kStrips > 2 ? 24 : 40, kTaken = kStrips > 2 ? 112 : 232;
+  static constexpr int kGiven = kStrips > 2 ? 24 : Config::kPooled ? 56 : 40, kTaken = kStrips > 2 ? 112 : Config::kPooled ? 224 : 232;
   static constexpr int kTaps = 9, kLoads = 1 + 2 * kTaps, kTapBytes = kChannels * kRowBytes;
   static constexpr int kPatchW = kW + 2, kPatchBytes = (kH + 2) * kPatchW * kRowBytes;
   static constexpr int kLines = kSide * kH * 8 / kStripThreads;                 // of four pixels of the stem's patches, of a thread
   static constexpr int kLineBytes = kN * kSide * kSide * (int)sizeof(Element);  // of a strip's patches, of one channel
   static constexpr int kStepBytes = kChannels * kSide * kSide * (int)sizeof(Element);  // of the stem's weights, of one channel
   enum { kX, kStemWeight, kWeight, kFirstGate = kWeight + 2, kY = kFirstGate + 4 };
-  enum Meeting { kReady = 1, kAll, kStrip };  // named barriers: the last of every strip
+  enum Meeting { kReady = 1, kAll, kPool, kStrip };  // named barriers: the last of every strip
   enum Launch { kGrid, kEarlyTaps, kChannelsLast };
   static_assert(kH % 4 == 0 && kH <= 16 && kW % 8 == 0, "no such image");
 
@@ -86,6 +92,10 @@ struct HopperStripBlock {
       if (warp == kWarps) load_all(x, at);
       if (warp == kWarps + 1 && !idle) write_zeros(at);
       if (warp == kWarps + 2 && !idle) load_gate(x, at);
+      if constexpr (kPooled) {
+        if (warp == kWarps + 3 && !idle) hopper::meet<kReady, kReadyThreads>();
+        if (warp > kWarps && !idle) pool_all(x, at);
+      }
     } else if (!idle) {
       if constexpr (kMoves) hopper::take_registers<kTaken>();
       solve_all(x, at);
@@ -93,12 +103,12 @@ struct HopperStripBlock {
   }
 
  private:
-  static constexpr int kBarriers = kLoads + 2;
+  static constexpr int kBarriers = kLoads + 4;
 
   // Addresses in shared memory. Barriers: `full` of the loads, the stem's weights and then every tap; of the zeros around the
-  // image; of the gate's weights.
+  // image; of the gate's weights; of an image that is in memory, and of one that is pooled.
   struct Layout {
-    uint32_t weights, patch, lines, stem, sums, w1, b2, b1, w2, full, zeros, gate, end;
+    uint32_t weights, patch, lines, stem, sums, w1, b2, b1, w2, full, zeros, gate, image, pooled, end;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
       weights = (memory + 1023) / 1024 * 1024;
       patch = weights + 2 * kTaps * kTapBytes;
@@ -112,6 +122,8 @@ struct HopperStripBlock {
       full = w2 + x.hidden * kRowBytes;
       zeros = full + 8 * kLoads;
       gate = zeros + 8;
+      image = gate + 8;
+      pooled = image + 8;
       end = full + 8 * kBarriers;
     }
   };
@@ -241,6 +253,58 @@ struct HopperStripBlock {
     hopper::meet_in<kStripThreads>(kStrip + part.strip);
   }
 
+  // ---- The pool ----
+
+  // Shares the pooled image among threads. read(line, column, vector, to): eight channels of a pixel, zeros outside the image.
+  template <typename Read>
+  AT_DEVICE static void pool(const Params& x, int tile, int thread, int threads, const Read& read) {
+    Element* to = (Element*)x.p.p[kPooled] + (int64_t)tile * (kPixels / 4) * kChannels;
+#pragma unroll 1
+    for (int i = thread; i < kPixels / 4 * kVectors; i += threads) {
+      const int vector = i % kVectors, pixel = i / kVectors, line = pixel / (kW / 2) * 2 - 1, column = pixel % (kW / 2) * 2 - 1;
+      float sum[8] = {};
+#pragma unroll
+      for (int r = 0; r < 3; ++r) {
+        Pack<Element, 8> row[3];
+#pragma unroll
+        for (int s = 0; s < 3; ++s) read(line + r, column + s, vector, row[s]);
+#pragma unroll
+        for (int s = 0; s < 3; ++s)
+#pragma unroll
+          for (int e = 0; e < 8; ++e) sum[e] += to_float(row[s].elements[e]);
+      }
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum[e] *= 1.f / 9;
+      at::store(sum, to + i * 8);
+    }
+  }
+
+  // What three warps do of all images but the block's last.
+  AT_DEVICE static void pool_all(const Params& x, const Layout& at) {
+    uint32_t parity = 0;
+#pragma unroll 1
+    for (int tile = blockIdx.x; tile + (int)gridDim.x < x.tiles; tile += gridDim.x, parity ^= 1) {
+      hopper::wait(at.image, parity);
+      const Element* from = (const Element*)x.p.p[kY] + (int64_t)tile * kPixels * kChannels;
+      pool(x, tile, threadIdx.x - (kThreads + 32), kPoolThreads, [&](int line, int column, int vector, Pack<Element, 8>& to) {
+        if (line >= 0 && column >= 0) to.read(from + (line * kW + column) * kChannels + vector * 8);
+        else to.words[0] = make_uint4(0, 0, 0, 0);
+      });
+      hopper::meet<kPool, kPoolThreads>();
+      if (threadIdx.x == kThreads + 32) hopper::arrive(at.pooled);
+    }
+  }
+
+  // Tells them of an image, the number-th, that is in memory, once they are done with the one before.
+  AT_DEVICE static void tell_pool(const Layout& at, const Part& part, int number) {
+    if (part.strip == 0 && part.warp == 0 && hopper::elect()) {
+      hopper::finish_stores();
+      if (number > 0) hopper::wait(at.pooled, (number - 1) % 2);
+      hopper::arrive(at.image);
+    }
+    __syncwarp();
+  }
+
   // ---- Products, and what follows them ----
 
   AT_DEVICE static void solve_all(const Params& x, const Layout& at) {
@@ -254,6 +318,7 @@ struct HopperStripBlock {
     begin_stem(at, part, sums);
     finish<0>(sums);
     const int half = 1 + part.strip % 2;  // of a convolution's lines of taps
+    int told = 0;                         // images
     for (int tile = blockIdx.x; tile < x.tiles; tile += gridDim.x) {
       const bool last = tile + (int)gridDim.x >= x.tiles;
       Sums next;
@@ -268,6 +333,8 @@ struct HopperStripBlock {
       convolve(at, part, 0, 0, half, sums);
       if (!last) read(x, part, tile + gridDim.x, lines);  // while the other strips multiply
       convolve(at, part, 0, half, 3, sums);
+      if constexpr (kPooled)
+        if (tile != (int)blockIdx.x) tell_pool(at, part, told++);
       finish<0>(sums);
       write_patch(at, part, sums, [] { meet(); }, [&](float (&v)[2], int, int channel) {
         Config::Steps::inner(v, x.p.p, x.scalars, channel);
@@ -294,6 +361,12 @@ struct HopperStripBlock {
       });
       publish();
       store(x, at, part, tile);
+      if constexpr (kPooled)
+        if (last)
+          pool(x, tile, threadIdx.x, kThreads, [&](int line, int column, int vector, Pack<Element, 8>& to) {
+            const int pixel = (line + 1) * kPatchW + column + 1;
+            to.words[0] = hopper::read(at.patch + pixel * kRowBytes + (vector ^ pixel % 8) * 16);
+          });
       finish<0>(next);
       hopper::move(next, sums);
     }

@@ -69,6 +69,11 @@ PROBLEMS = {
         "conv2d_folded_se n=37 h=8 w=8 c=256 k=200 r=3 s=3 stride=2 pad=1 hidden=32 dtype={} epilogue=scale,silu,gate",
         "conv2d_folded_se n=11 h=4 w=8 c=64 k=120 hidden=12 dtype={} epilogue=bias,gate,add_scalar",
     ],
+    "cuda_se_block": [
+        "se_block n=5 h=16 w=16 c=64 hidden=4 dtype={} epilogue=add_scalar,relu,conv,mul_scalar,add_scalar,gate,add",
+        "se_block n=277 h=8 w=8 c=40 hidden=8 dtype={} epilogue=bias,silu,conv,scale,gate,add,add,relu,store",
+        "se_block n=7 h=4 w=8 c=24 hidden=12 dtype={} epilogue=bias,conv,gate",
+    ],
     "cuda_narrow_conv2d": [
         "conv2d n=2 h=37 w=30 c=3 k=40 r=7 s=7 stride=2 pad=3 dtype={} epilogue=bias,relu,store,add_scalar",
         "conv2d n=3 h=21 w=25 c=4 k=72 r=3 s=3 pad=1 dtype={} epilogue=bias,silu,add,scale",
@@ -140,6 +145,9 @@ PROBLEMS = {
         "epilogue=bias,keep,silu,conv,scale,conv,bias,gate,scale,add_kept,relu",
         "stem_se_block n=7 h=32 w=128 c=2 k=64 block=4 hidden=12 dtype={} epilogue=keep,conv,conv,gate,add_kept",
         "stem_se_block n=1 h=64 w=32 c=4 k=64 block=4 hidden=4 dtype={} epilogue=keep,conv,conv,gate,add_kept,relu",
+        "stem_se_block_pool n=300 h=64 w=64 c=3 k=64 block=4 hidden=4 dtype={} epilogue=keep,conv,conv,gate,add_kept",
+        "stem_se_block_pool n=277 h=32 w=32 c=3 k=64 block=4 hidden=8 dtype={} "
+        "epilogue=bias,keep,silu,conv,scale,conv,bias,gate,scale,add_kept,relu",
     ],
     "sm90_se_down_block": [
         "se_down_block n=5 h=16 w=16 c=64 k=128 hidden=8 dtype={} "
