@@ -255,27 +255,37 @@ struct HopperStripBlock {
 
   // ---- The pool ----
 
-  // Shares the pooled image among threads. read(line, column, vector, to): eight channels of a pixel, zeros outside the image.
+  // Shares the pooled image among threads: eight channels of a column, and a third of its lines, for each. A line that two
+  // windows have is read once. read(line, column, vector, to): eight channels of a pixel, zeros outside the image.
   template <typename Read>
   AT_DEVICE static void pool(const Params& x, int tile, int thread, int threads, const Read& read) {
+    constexpr int kPooledW = kW / 2, kPooledH = kH / 2, kHigh = (kPooledH + 2) / 3;
     Element* to = (Element*)x.p.p[kPooled] + (int64_t)tile * (kPixels / 4) * kChannels;
 #pragma unroll 1
-    for (int i = thread; i < kPixels / 4 * kVectors; i += threads) {
-      const int vector = i % kVectors, pixel = i / kVectors, line = pixel / (kW / 2) * 2 - 1, column = pixel % (kW / 2) * 2 - 1;
-      float sum[8] = {};
-#pragma unroll
-      for (int r = 0; r < 3; ++r) {
+    for (int i = thread; i < 3 * kPooledW * kVectors; i += threads) {
+      const int vector = i % kVectors, column = i / kVectors % kPooledW, first = i / kVectors / kPooledW * kHigh;
+      const auto add = [&](float (&sum)[8], int line) {
         Pack<Element, 8> row[3];
 #pragma unroll
-        for (int s = 0; s < 3; ++s) read(line + r, column + s, vector, row[s]);
+        for (int s = 0; s < 3; ++s) read(line, 2 * column - 1 + s, vector, row[s]);
 #pragma unroll
         for (int s = 0; s < 3; ++s)
 #pragma unroll
           for (int e = 0; e < 8; ++e) sum[e] += to_float(row[s].elements[e]);
-      }
+      };
+      float above[8] = {};
+      add(above, 2 * first - 1);
+#pragma unroll 1
+      for (int line = first; line < min(first + kHigh, kPooledH); ++line) {
+        float sum[8], below[8] = {};
+        add(below, 2 * line + 1);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) sum[e] *= 1.f / 9;
-      at::store(sum, to + i * 8);
+        for (int e = 0; e < 8; ++e) sum[e] = above[e] + below[e], above[e] = below[e];
+        add(sum, 2 * line);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) sum[e] *= 1.f / 9;
+        at::store(sum, to + ((line * kPooledW + column) * kVectors + vector) * 8);
+      }
     }
   }
 
