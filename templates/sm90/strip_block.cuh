@@ -11,8 +11,8 @@
 // its products, at one place in every other strip and at another in the rest: those multiply meanwhile. There the next image
 // is read, and its patches written; its stem is multiplied behind the second convolution, while this image's gates are found.
 //
-// With a pool behind it (kPooled) a second output is the mean of the image's 3x3 pixels, two apart. Three warps that have loaded
-// read an image back while the next one's products run; the last image's is found by all, where it lies.
+// With a pool behind it (kPooled) a second output is the mean of the image's 3x3 pixels, two apart. Three warps that multiply
+// nothing read an image back while the next one's products run; the last image's is found by all others, where it lies.
 #pragma once
 #include "cuda/copies.cuh"
 #include "sm90/hopper.cuh"
