@@ -233,6 +233,19 @@ def test_threads_with_shapes_of_their_own_and_few_plans(tuned_db):
     assert not wrong and len(network._frames) <= 2
 
 
+@torch.no_grad()
+def test_the_replicas_of_data_parallel_share_what_is_bound(tuned_db):
+    network, x = fused(tuned_db), images(2)
+    network(x)
+    for scale in (1.0, 1.5):
+        network.stem[1].weight.mul_(scale)
+        replica = network._replicate_for_data_parallel()  # as torch does for each GPU and call
+        replica._modules.clear()  # whose copies have plain tensors in the place of parameters
+        assert not list(replica.parameters())
+        assert_right(network, x, replica(x))
+        assert replica._frames is network._frames and len(network._frames) == 1
+
+
 def test_two_networks_side_by_side(tuned_db):
     one, other = fused(tuned_db, seed=1), fused(tuned_db, seed=2)
     x = images(2)
