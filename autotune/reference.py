@@ -200,5 +200,5 @@ def compute(problem: Problem, tensors: Tensors, scalars: tuple[float, ...] = ())
     meaning = _MEANING.get(type(problem))
     value = meaning(problem, tensors) if meaning else problem.reference(tensors, own)
     value, stored = problem.epilogue.apply(value, dict(tensors), rest, _places(problem, tensors))
-    pooled = {"pooled": _avg_pool2d(problem.pool, {"x": value})} if isinstance(problem, StemSeBlockPool) else {}
-    return {"y": value, **stored, **pooled}
+    second = {"pooled": _avg_pool2d(problem.pool, {"x": value})} if isinstance(problem, StemSeBlockPool) else {}
+    return {"y": value, **stored, **second}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from autotune.epilogue import Epilogue
 from autotune.errors import ProblemError, choose
@@ -159,11 +159,10 @@ def _stem_and_block(stem: Alternative, block: Alternative) -> Alternative:
 def _with_pool(block: Alternative, pool: Layer) -> Alternative:
     """The same with the next block's pool, found beside what follows instead of read from memory by all."""
     (layer,) = block.layers
-    sizes = {one.name: getattr(layer.problem, one.name) for one in fields(layer.problem)}
     whole = replace(
         layer,
         name=f"{layer.name}.pool",
-        problem=StemSeBlockPool(**sizes),
+        problem=StemSeBlockPool(**vars(layer.problem)),
         buffers={**layer.buffers, "pooled": pool.buffers["y"]},
     )
     return Alternative(whole.name, (*block.replaces, pool.name), (whole,))

@@ -1,4 +1,4 @@
-"""What several test files use: an independent reference, candidates of built kernels, and scripts run to their end."""
+"""What several test files use: an independent reference, built kernels as candidates, scripts and threads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -65,6 +66,25 @@ HANG = 600
 
 
 # -- the meaning of a problem, written a second time -------------------------------------------------------------------
+
+
+def in_threads(work: Callable[..., object], jobs: Iterable[tuple[object, ...]]) -> None:
+    """Runs work(*job) for each job in a thread of its own, all at once; raises what one of them raised."""
+    failed: list[BaseException] = []
+
+    def run(job: tuple[object, ...]) -> None:
+        try:
+            work(*job)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
 
 
 def solve(  # noqa: PLR0912 -- a table

@@ -5,7 +5,6 @@ import io
 import pickle
 import shutil
 import sqlite3
-import threading
 import warnings
 from contextlib import closing
 from functools import cache
@@ -13,7 +12,7 @@ from functools import cache
 import pytest
 import torch
 from conftest import TUNED_BATCH
-from helpers import relative_error
+from helpers import in_threads, relative_error
 from test_graph import KEYS
 
 from autotune.errors import UnknownNameError
@@ -130,11 +129,7 @@ def test_threads_share_a_network(net):
         for _ in range(5):
             results[i] = net(inputs[i])
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, ((i,) for i in range(len(inputs))))
     for x, y in zip(inputs, results, strict=True):
         assert relative_error(y, expected(net, x)) < LIMIT
 

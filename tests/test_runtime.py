@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 import torch
 from conftest import TUNED_BATCH
-from helpers import HANG, built_paths, candidate_of, relative_error, script, solve
+from helpers import HANG, built_paths, candidate_of, in_threads, relative_error, script, solve
 from test_module import LIMIT, expected, fused, images
 from torch.utils.data import DataLoader, Dataset
 
@@ -225,11 +225,7 @@ def test_threads_with_shapes_of_their_own_and_few_plans(tuned_db):
             if relative_error(network(inputs[j]), wanted[j]) > LIMIT:
                 wrong.append(j)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, ((i,) for i in range(len(inputs))))
     assert not wrong and len(network._frames) <= 2
 
 

@@ -74,10 +74,9 @@ class _Shape:
 
 
 def _shape(config: Config) -> _Shape:
-    names = ("tile_m", "tile_n", "warp_m", "warp_n", "slices", "taps", "stages")
-    return _Shape(
-        **{name.removeprefix("tile_"): int(config[name]) for name in names}, hidden=int(config.get("hidden", 0))
-    )
+    names = ("tile_m", "tile_n", "warp_m", "warp_n", "taps", "stages")
+    sizes = {name.removeprefix("tile_"): int(config[name]) for name in names}
+    return _Shape(**sizes, slices=int(config.get("slices", 1)), hidden=int(config.get("hidden", 0)))
 
 
 @dataclass(frozen=True)
@@ -239,7 +238,8 @@ def _label(config: Config) -> str:
 
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
     x = _shape(config)
-    return {**config, "hidden": x.hidden, "threads": x.threads, "resident": x.resident, "block": False}
+    own = {"slices": x.slices, "hidden": x.hidden, "threads": x.threads, "resident": x.resident, "block": False}
+    return {**config, **own}
 
 
 FAMILY = Family(

@@ -17,7 +17,6 @@ from autotune.problem import Conv2dSe, Problem, SeBlock
 
 _CONV = cuda_conv2d.FAMILY
 _CHANNELS = 64  # of a step
-_ALONE: Config = {"slices": 1}
 
 
 def _convolution(problem: Problem, channels: int = 2 * _CHANNELS) -> Conv2dSe:
@@ -35,7 +34,7 @@ def _supports(problem: Problem) -> str | None:
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
     if epilogue.places != SeBlock.places:
         return "an epilogue without the places of a block"
-    return _CONV.legal({**config, **_ALONE}, arch, dtype, epilogue)
+    return _CONV.legal(config, arch, dtype, epilogue)
 
 
 def _values(
@@ -45,22 +44,22 @@ def _values(
 
 
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
-    return _CONV.fits(_convolution(problem), {**config, **_ALONE}, arch)
+    return _CONV.fits(_convolution(problem), config, arch)
 
 
 def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
-    return [{}] if _CONV.launches(_convolution(problem), {**config, **_ALONE}, arch) else []
+    return [{}] if _CONV.launches(_convolution(problem), config, arch) else []
 
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
-    return _CONV.cost(_convolution(problem), {**config, **_ALONE}, arch)
+    return _CONV.cost(_convolution(problem), config, arch)
 
 
 FAMILY = replace(
     _CONV,
     name="cuda_se_block",
     operator=SeBlock,
-    parameters=tuple(parameter for parameter in _CONV.parameters if parameter.name not in _ALONE),
+    parameters=tuple(parameter for parameter in _CONV.parameters if parameter.name != "slices"),
     launch_parameters=(),
     legal=_legal,
     values=_values,
@@ -68,7 +67,6 @@ FAMILY = replace(
     fits=_fits,
     launches=_launches,
     cost=_cost,
-    context=lambda config, arch, dtype: {**_CONV.context({**config, **_ALONE}, arch, dtype), "block": True},
-    label=lambda config: _CONV.label({**config, **_ALONE}),
+    context=lambda config, arch, dtype: {**_CONV.context(config, arch, dtype), "block": True},
     weight_layouts=lambda _: {"weight1": "krsc", "weight2": "krsc"},
 )

@@ -46,6 +46,16 @@ struct ImageConv2d : ImagePlan<Config> {
     }
   };
 
+  // Where a pixel of the tile is in it.
+  struct Pixel {
+    int image, row, column;
+    AT_DEVICE Pixel(const Params& x, int m) {
+      image = over(m, x.by_tile);
+      const int rest = m - image * x.tile_p * x.tile_q;
+      row = over(rest, x.by_q), column = rest - row * x.tile_q;
+    }
+  };
+
   // The first pixel of a patch that this thread copies, and which unit of each.
   struct Copier {
     int image, row, column, unit;
@@ -390,12 +400,11 @@ struct ImageConv2d : ImagePlan<Config> {
       const int channel = part.n + i % kColumns * 32 + part.lane % 4 * kVector;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int m = part.m + i / kColumns * 16 + 8 * half + part.lane / 4, image = over(m, x.by_tile);
-        const int rest = m - image * x.tile_p * x.tile_q, row = over(rest, x.by_q);
-        const int h = row + x.a.pad_h, w = rest - row * x.tile_q + x.a.pad_w;
-        if (image >= x.images || channel >= x.a.k) continue;
+        const Pixel own(x, part.m + i / kColumns * 16 + 8 * half + part.lane / 4);
+        const int h = own.row + x.a.pad_h, w = own.column + x.a.pad_w;
+        if (own.image >= x.images || channel >= x.a.k) continue;
         Config::Steps::inner(v[half], x.p.p, x.a.scalars, channel);
-        const int pixel = (image * x.patch_h + h) * x.patch_w + w, key = (image * x.tile_p + h) * x.tile_q + w & 7;
+        const int pixel = (own.image * x.patch_h + h) * x.patch_w + w, key = (own.image * x.tile_p + h) * x.tile_q + w & 7;
         hopper::write(patch + pixel * kRowBytes + ((channel / kVector ^ key) << 4), rounded<Element>(v[half]).words[0]);
       }
     }
@@ -430,10 +439,9 @@ struct ImageConv2d : ImagePlan<Config> {
     int pixels[kBlocks];
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
-      const int pixel = part.m + 16 * m + part.lane % 16, image = over(pixel, x.by_tile);
-      const int rest = pixel - image * x.tile_p * x.tile_q, row = over(rest, x.by_q), column = rest - row * x.tile_q;
-      const int place = (image * x.patch_h + row * x.a.stride_h) * x.patch_w + column * x.a.stride_w;
-      pixels[m] = image < x.images ? place * kRowBytes : 0;
+      const Pixel own(x, part.m + 16 * m + part.lane % 16);
+      const int place = (own.image * x.patch_h + own.row * x.a.stride_h) * x.patch_w + own.column * x.a.stride_w;
+      pixels[m] = own.image < x.images ? place * kRowBytes : 0;
     }
 
     Sums sums = {};

@@ -7,16 +7,6 @@
 
 namespace at {
 
-// A residual block as the convolution that each of its two is, a tile's image whole.
-AT_DEVICE at_conv2d_se as_convolution(const at_se_block& block) {
-  at_conv2d_se a;
-  a.n = block.n, a.h = a.p = block.h, a.w = a.q = block.w, a.c = a.k = block.c, a.r = a.s = 3, a.groups = 1;
-  a.stride_h = a.stride_w = a.pad_h = a.pad_w = a.dilation_h = a.dilation_w = 1, a.hidden = block.hidden;
-  for (int i = 0; i < AT_MAX_SCALARS; ++i) a.scalars[i] = block.scalars[i];
-  a.launch[0] = a.p, a.launch[1] = a.q, a.launch[2] = 2;
-  return a;
-}
-
 template <typename Config>
 struct ImagePlan {
   using Element = typename Config::Element;
@@ -67,6 +57,16 @@ struct ImagePlan {
   // i / d, for i up to 255 and any d up to 65536.
   AT_DEVICE static int reciprocal(int d) { return 65536 / d + 1; }
   AT_DEVICE static int over(int i, int reciprocal) { return i * reciprocal >> 16; }
+
+  // A residual block as the convolution that each of its two is, of whole images.
+  AT_DEVICE static Problem as_convolution(const at_se_block& block) {
+    Problem a;
+    a.n = block.n, a.h = a.p = block.h, a.w = a.q = block.w, a.c = a.k = block.c, a.r = a.s = 3, a.groups = 1;
+    a.stride_h = a.stride_w = a.pad_h = a.pad_w = a.dilation_h = a.dilation_w = 1, a.hidden = block.hidden;
+    for (int i = 0; i < AT_MAX_SCALARS; ++i) a.scalars[i] = block.scalars[i];
+    a.launch[kTileP] = a.p, a.launch[kTileQ] = a.q, a.launch[kPatches] = 2;
+    return a;
+  }
 
   // hidden: of the gate; 0 without one.
   AT_DEVICE static void prepare(const Problem& a, int hidden, at_prepared* out) {

@@ -16,6 +16,7 @@
 #pragma once
 #include "cuda/copies.cuh"
 #include "sm90/hopper.cuh"
+#include "sm90/pool_image.cuh"
 
 namespace at {
 
@@ -32,7 +33,7 @@ struct HopperStripBlock {
   static constexpr int kAllThreads = kThreads + 128;                      // with those that load
   static constexpr int kReadyThreads = kThreads + (kPooled ? 128 : 96);  // that use barriers
   static constexpr bool kMoves = kStrips > 1;  // registers, from those that load to those that multiply
-  static constexpr int kGiven = kStrips > 2 ? 24 : Config::kPooled ? 56 : 40, kTaken = kStrips > 2 ? 112 : Config::kPooled ? 224 : 232;
+  static constexpr int kGiven = kStrips > 2 ? 24 : kPooled ? 56 : 40, kTaken = kStrips > 2 ? 112 : kPooled ? 224 : 232;
   static constexpr int kTaps = 9, kLoads = 1 + 2 * kTaps, kTapBytes = kChannels * kRowBytes;
   static constexpr int kPatchW = kW + 2, kPatchBytes = (kH + 2) * kPatchW * kRowBytes;
   static constexpr int kLines = kSide * kH * 8 / kStripThreads;                 // of four pixels of the stem's patches, of a thread
@@ -255,38 +256,9 @@ struct HopperStripBlock {
 
   // ---- The pool ----
 
-  // Shares the pooled image among threads: eight channels of a column, and a third of its lines, for each. A line that two
-  // windows have is read once. read(line, column, vector, to): eight channels of a pixel, zeros outside the image.
   template <typename Read>
   AT_DEVICE static void pool(const Params& x, int tile, int thread, int threads, const Read& read) {
-    constexpr int kPooledW = kW / 2, kPooledH = kH / 2, kHigh = (kPooledH + 2) / 3;
-    Element* to = (Element*)x.p.p[kPooled] + (int64_t)tile * (kPixels / 4) * kChannels;
-#pragma unroll 1
-    for (int i = thread; i < 3 * kPooledW * kVectors; i += threads) {
-      const int vector = i % kVectors, column = i / kVectors % kPooledW, first = i / kVectors / kPooledW * kHigh;
-      const auto add = [&](float (&sum)[8], int line) {
-        Pack<Element, 8> row[3];
-#pragma unroll
-        for (int s = 0; s < 3; ++s) read(line, 2 * column - 1 + s, vector, row[s]);
-#pragma unroll
-        for (int s = 0; s < 3; ++s)
-#pragma unroll
-          for (int e = 0; e < 8; ++e) sum[e] += to_float(row[s].elements[e]);
-      };
-      float above[8] = {};
-      add(above, 2 * first - 1);
-#pragma unroll 1
-      for (int line = first; line < min(first + kHigh, kPooledH); ++line) {
-        float sum[8], below[8] = {};
-        add(below, 2 * line + 1);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) sum[e] = above[e] + below[e], above[e] = below[e];
-        add(sum, 2 * line);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) sum[e] *= 1.f / 9;
-        at::store(sum, to + ((line * kPooledW + column) * kVectors + vector) * 8);
-      }
-    }
+    pool_image<Element, kH, kW, kChannels>((Element*)x.p.p[kPooled] + (int64_t)tile * (kPixels / 4) * kChannels, thread, threads, read);
   }
 
   // What three warps do of all images but the block's last.

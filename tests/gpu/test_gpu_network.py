@@ -1,13 +1,12 @@
 """The network on a GPU: tuned by the script, right, repeatable, capturable, and safe among streams and threads."""
 
 import sqlite3
-import threading
 import warnings
 from contextlib import closing
 
 import pytest
 import torch
-from helpers import process, relative_error
+from helpers import in_threads, process, relative_error
 
 from fused_resnet import FusedResNet, reference
 
@@ -175,11 +174,7 @@ def test_threads_with_streams_of_their_own(net):
                 if not torch.equal(y, expected[i]):
                     wrong.append(i)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, ((i,) for i in range(len(inputs))))
     assert not wrong
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from helpers import process, relative_error
+from helpers import in_threads, process, relative_error
 from test_gpu_network import BATCH, LIMIT, fused, gpu_db, images, precise
 
 from fused_resnet import InputError, reference
@@ -72,11 +72,7 @@ def test_threads_on_one_stream_and_on_their_own(either):
 
     own = [torch.cuda.Stream() for _ in inputs]
     for streams in (own, [torch.cuda.default_stream()] * len(inputs)):
-        threads = [threading.Thread(target=work, args=(i, stream)) for i, stream in enumerate(streams)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, enumerate(streams))
     assert not wrong
 
 
@@ -104,11 +100,7 @@ def test_plans_that_are_taken_away_while_they_run(gpu_db):
                 if not alike(network(slow(inputs[j])), expected[j]):
                     wrong.append(j)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, ((i,) for i in range(3)))
     assert not wrong
 
 
@@ -168,11 +160,7 @@ def test_each_gpu_from_threads_of_its_own(gpu_db, graph):
             if not alike(networks[i](slow(own)).cpu(), expected):
                 wrong.append(i)
 
-    threads = [threading.Thread(target=work, args=(i % 2,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, ((i % 2,) for i in range(4)))
     assert not wrong
 
 
