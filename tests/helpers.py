@@ -68,25 +68,6 @@ HANG = 600
 # -- the meaning of a problem, written a second time -------------------------------------------------------------------
 
 
-def in_threads(work: Callable[..., object], jobs: Iterable[tuple[object, ...]]) -> None:
-    """Runs work(*job) for each job in a thread of its own, all at once; raises what one of them raised."""
-    failed: list[BaseException] = []
-
-    def run(job: tuple[object, ...]) -> None:
-        try:
-            work(*job)
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
-
-
 def solve(  # noqa: PLR0912 -- a table
     problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequence[float]
 ) -> dict[str, torch.Tensor]:
@@ -440,7 +421,7 @@ def documented_family(folder: Path) -> str:
     return re.findall(r"```sh\n(.*?)```", page, re.DOTALL)[0]
 
 
-# -- scripts and processes -------------------------------------------------------------------
+# -- scripts, processes and threads -----------------------------------------------------------
 
 
 def script(name: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -478,3 +459,22 @@ def python(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
 def _run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
     settings = {"capture_output": True, "text": True, "timeout": HANG, "cwd": ROOT, **options}
     return subprocess.run(command, check=False, **settings)
+
+
+def in_threads(work: Callable[..., object], jobs: Iterable[tuple[object, ...]]) -> None:
+    """Runs work(*job) for each job in a thread of its own, all at once; raises what one of them raised."""
+    failed: list[BaseException] = []
+
+    def run(job: tuple[object, ...]) -> None:
+        try:
+            work(*job)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]

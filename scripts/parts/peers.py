@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -152,7 +151,7 @@ def captured(network: nn.Module, x: Tensor) -> Forward:
 
 def inductor(case: Case, mode: str) -> Forward:
     """The network through torch.compile, for this batch size alone, without reports that bury the tables."""
-    config = importlib.import_module("torch._inductor.config")
+    config = torch._inductor.config
     for report in ("autotune_num_choices_displayed", "max_autotune_report_choices_stats"):
         if hasattr(config, report):  # not in all versions of torch
             setattr(config, report, 0)
