@@ -6,7 +6,7 @@ Of many batch sizes it has the stream times alone, two batch sizes in a row.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parts.peers import FROM_ANOTHER
 
@@ -53,8 +53,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
     grid = figure.subplots(len(rows), 2, squeeze=False, height_ratios=heights)
     for axes, row in zip(grid, rows, strict=True):
         for axis, (size, bars, metric) in zip(axes, row, strict=False):
-            times = [(key, variant["label"], variant[metric]) for key, variant in bars]
-            _panel(axis, f"batch {size}: {METRICS[metric]}", times)
+            _panel(axis, f"batch {size}: {METRICS[metric]}", [_bar(name, variant, metric) for name, variant in bars])
         names = [[name for name, _ in bars] for _, bars, _ in row]
         if len(row) == 2 and names[0] == names[1]:
             axes[1].set_yticks([])  # those of its neighbour
@@ -73,20 +72,32 @@ def _ran(batch: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return sorted(ran, key=lambda item: -item[1]["stream"]["median"])
 
 
-def _panel(axis: Axes, title: str, bars: list[tuple[str, str, dict[str, Any]]]) -> None:
-    """One bar for each (name, label, statistics of a time)."""
-    name, scale = unit([time["median"] for *_, time in bars])
-    times = [time["median"] / scale for *_, time in bars]
+class _Bar(NamedTuple):
+    """A variant's time in microseconds, and how many times ours that is: the number that the table has."""
+
+    label: str
+    time: float
+    ratio: float | None
+    ours: bool
+
+
+def _bar(name: str, variant: dict[str, Any], metric: str) -> _Bar:
+    ratio = variant[f"{metric}_ratio"]
+    return _Bar(variant["label"], variant[metric]["median"], ratio and ratio["median"], name == "fused")
+
+
+def _panel(axis: Axes, title: str, bars: list[_Bar]) -> None:
+    name, scale = unit([bar.time for bar in bars])
+    times = [bar.time / scale for bar in bars]
     axis.set_title(title, loc="left", color=FAINT, fontsize=10)
-    axis.barh(range(len(bars)), times, height=0.66, color=[OURS if key == "fused" else THEIRS for key, *_ in bars])
-    axis.set_yticks(range(len(bars)), [label for _, label, _ in bars], color=INK, fontsize=11)
-    for tick, (key, *_) in zip(axis.get_yticklabels(), bars, strict=True):
-        tick.set_fontweight("bold" if key == "fused" else "normal")
-    ours = next((time for (key, *_), time in zip(bars, times, strict=True) if key == "fused"), None)
-    for row, ((key, *_), value) in enumerate(zip(bars, times, strict=True)):
-        text = f"{number(value)} {name}" + (f"  ({number(value / ours)}x)" if ours else "")
-        style: dict[str, Any] = {"color": INK, "fontsize": 11, "fontweight": "bold" if key == "fused" else "normal"}
-        axis.annotate(text, (value, row), (6, 0), textcoords="offset points", va="center", **style)
+    axis.barh(range(len(bars)), times, height=0.66, color=[OURS if bar.ours else THEIRS for bar in bars])
+    axis.set_yticks(range(len(bars)), [bar.label for bar in bars], color=INK, fontsize=11)
+    for tick, bar in zip(axis.get_yticklabels(), bars, strict=True):
+        tick.set_fontweight("bold" if bar.ours else "normal")
+    for row, (bar, time) in enumerate(zip(bars, times, strict=True)):
+        text = f"{number(time)} {name}" + (f"  ({number(bar.ratio)}x)" if bar.ratio else "")
+        style: dict[str, Any] = {"color": INK, "fontsize": 11, "fontweight": "bold" if bar.ours else "normal"}
+        axis.annotate(text, (time, row), (6, 0), textcoords="offset points", va="center", **style)
     axis.set_xlim(0, max(times) * 1.4)  # room for the longest bar's label
     axis.set_xticks([])
     axis.tick_params(length=0)
