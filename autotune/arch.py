@@ -22,7 +22,8 @@ class Architecture:
     capability: compute capability times ten, or None for a CPU.
     dtypes: those its kernels can have, of problem.DTYPES; the first is the usual one.
     block_shared, sm_shared: dynamic shared memory a block can have, and all that an SM has, in bytes.
-    processors: SMs of the architecture's usual data-centre (or largest) part, for the prior; cores for a CPU.
+    processors: SMs, for the prior and for kernels whose blocks stay on theirs; in the table those of the architecture's
+    usual data-centre (or largest) part, for who compiles without a GPU. Cores for a CPU.
     """
 
     name: str

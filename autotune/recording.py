@@ -10,11 +10,11 @@ import gzip
 import json
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.arch import of_target
+from autotune.arch import Architecture, of_target
 from autotune.errors import AutotuneError, choose
 from autotune.families import families, family
 from autotune.families.base import Config, Value
@@ -106,7 +106,9 @@ def record(store: Store, device: Device) -> Recording:
 
     A problem or a family that is not defined here is left out.
     """
-    target = device.target
+    target, arch = device.target, of_target(device.target)
+    if arch.is_cuda:
+        arch = replace(arch, processors=device.details.get("processors", arch.processors))
     everything = {row.text: store.measurements(device, row.text) for row in store.problems()}
     compiled = _compile_seconds(row for rows in everything.values() for row in rows)
     tracks = []
@@ -120,7 +122,7 @@ def record(store: Store, device: Device) -> Recording:
             kernel = row.kernel
             if kernel.family != aten.FAMILY and not row.final and kernel.target == target and _is_ours(row):
                 grouped.setdefault(kernel.family, {}).setdefault(kernel.config, []).append(row)
-        tracks += [_recorded(problem, name, configs, target, compiled) for name, configs in grouped.items()]
+        tracks += [_recorded(problem, name, configs, arch, compiled) for name, configs in grouped.items()]
     return Recording(device.name, target, tuple(tracks))
 
 
@@ -139,10 +141,9 @@ def _compile_seconds(rows: Iterable[Measurement]) -> dict[int, float]:
 
 
 def _recorded(
-    problem: Problem, name: str, configs: dict[str, list[Measurement]], target: str, compiled: dict[int, float]
+    problem: Problem, name: str, configs: dict[str, list[Measurement]], arch: Architecture, compiled: dict[int, float]
 ) -> Track:
     chosen = family(name)
-    arch = of_target(target)
     values = list(map(json.loads, configs))
     space = Space.ranked(problem, name, values, [chosen.cost(problem, config, arch) for config in values])
     names = [parameter.name for parameter in chosen.launch_parameters]

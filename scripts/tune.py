@@ -19,7 +19,7 @@ import shutil
 import sys
 import textwrap
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -204,14 +204,18 @@ def gpu_capability() -> int | None:
     return 10 * major + minor
 
 
-def choose_device(arch: Architecture, capability: int | None) -> tuple[str | None, str]:
-    """The device that can time kernels for `arch`, if there is one, and the target to compile for."""
+def choose_device(arch: Architecture, capability: int | None) -> tuple[str | None, str, Architecture]:
+    """The device that can time kernels for `arch`, if there is one; the target to compile for; `arch` as it is there.
+
+    GPUs of one architecture differ in their multiprocessors by more than twice.
+    """
     if not arch.is_cuda:
-        return "cpu", cpu_targets()[0]
+        return "cpu", cpu_targets()[0], arch
     assert arch.capability
     if capability is None or capability < arch.capability:
-        return None, f"sm_{arch.capability}"
-    return "cuda:0", f"sm_{capability}"
+        return None, f"sm_{arch.capability}", arch
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    return "cuda:0", f"sm_{capability}", replace(arch, processors=processors)
 
 
 def work(args: argparse.Namespace, arch: Architecture) -> Work:
@@ -344,7 +348,7 @@ def main() -> int:
         arch = of_capability(capability) if capability else architecture("cpu")
     else:
         arch = architecture(args.arch)
-    device, target = choose_device(arch, capability)
+    device, target, arch = choose_device(arch, capability)
     wanted = work(args, arch)
     path = args.db or Path("tuning_db") / f"{wanted.name}_{arch.name}.db"
     trials = args.trials or (32 if not arch.is_cuda else 160 if device else UNTIMED_TRIALS)

@@ -6,19 +6,24 @@ import math
 import random
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers import ROOT, script
 
+from autotune.arch import architecture
 from autotune.errors import AutotuneError
+from autotune.families import families
 from autotune.families.base import Kernel
 from autotune.problem import parse
 from autotune.recording import Recorded, Recording, Track, record
 from autotune.replay import FEW, replay
 from autotune.search import DEFAULT, STRATEGIES, Space
+from autotune.workshop import identity
 from tuning_db import Store
 
+SM90 = architecture("sm90")
 AXES = {"a": (1, 2, 4, 8, 16), "b": ("x", "y", "z"), "c": (0, 1, 2, 3, 4)}
 COMPILE, TRIAL = 2.0, 0.25
 
@@ -109,6 +114,27 @@ def test_a_tuned_database_is_recorded_whole(tuned_db, tmp_path):
             at = (str(track.space.problem), track.space.family, json.dumps(config))
             assert sorted(came for _, came in result.launches) == pytest.approx(sorted(truth[at]), rel=1e-4)
             assert result.seconds == pytest.approx(spent[at], abs=1e-3) and result.compile_seconds > 0.1
+
+
+def test_the_prior_is_that_of_the_gpu_itself(tmp_path):
+    """Of parts of one architecture: sm90's own count, one of fewer multiprocessors, and one that did not say."""
+    problem, found = parse("avg_pool2d n=4 h=8 w=8 c=64 r=3 s=3 stride=1 dtype=f16"), families()["cuda_avg_pool2d"]
+    config = found.configs_for(problem, SM90)[0]
+    library = {"kind": found.kind, "target": "sm_90", "compiler": "c", "flags": "", "cutlass": "4", "abi_version": 1}
+    costs = []
+    for name, details in (("large", {"processors": 132}), ("small", {"processors": 20}), ("silent", {})):
+        with Store.create(tmp_path / f"{name}.db") as store:
+            device = store.put_device(name, "sm_90", flops_per_us=1.0, bytes_per_us=1.0, details=details)
+            kernel = Kernel.of(found.name, config, "f16", problem.epilogue, "sm_90")
+            row = store.put_kernel(identity(kernel, "0"), symbol="s", library_id=store.put_library(b"x", **library).id)
+            store.put_measurement(
+                **{"device_id": device.id, "problem_id": store.put_problem(str(problem)).id, "kernel_id": row.id},
+                **{"launch": {}, "status": "ok", "median_us": 1.0, "samples_us": [1.0], "final": False},
+            )
+            [track] = record(store, device).tracks
+        costs += track.space.costs
+    expected = [found.cost(problem, config, replace(SM90, processors=count)) for count in (132, 20, 132)]
+    assert costs == pytest.approx(expected) and expected[0] != expected[1]
 
 
 # -- the simulation ----------------------------------------------------------------------------------------------------
