@@ -19,7 +19,7 @@ import shutil
 import sys
 import textwrap
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,40 +28,26 @@ from rich.console import Console
 from autotune.arch import ARCHITECTURES, Architecture, architecture, cpu_targets, of_capability
 from autotune.device import device_name
 from autotune.epilogue import STEPS
-from autotune.errors import ProblemError, UnknownNameError
-from autotune.families import families, family, serving, use
+from autotune.errors import UnknownNameError
+from autotune.families import families, family, use
 from autotune.families.base import PERMISSIONS
-from autotune.grammar import read_problems, usage
+from autotune.grammar import usage
 from autotune.objective import OBJECTIVES
 from autotune.paths import FAMILIES
-from autotune.problem import DTYPES, OPERATORS, Problem, dtype_name, parse
-from autotune.report import failures as failed
-from autotune.report import illegal, lines, unserved
+from autotune.problem import DTYPES, OPERATORS, Problem
 from autotune.search import DEFAULT, STRATEGIES
 from autotune.timing import BUFFERS, TIMERS, Timing
 from autotune.tune import Options, Tuning
 from autotune.worker import Worker
-from fused_resnet.graph import GRAPHS, Network
-from fused_resnet.source import PRECISIONS, TF32
-from parts import models
+from fused_resnet.graph import GRAPHS
+from fused_resnet.source import PRECISIONS
+from parts import models, outcome
 from parts.cli import database, percent, positive, run, seconds
 from parts.live import LiveProgress
-from parts.tables import failures, spent, tradeoffs, winners
+from parts.work import asked
 from tuning_db import DatabaseError, Store
 
 UNTIMED_TRIALS = 6
-PRODUCTS = {"int8": ("s8",), "tf32": ("tf32",)}
-"""The dtypes that a precision multiplies in, beside the network's."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """What is to be tuned: named problems and, where they are its layers, the network."""
-
-    name: str
-    title: str
-    named: list[tuple[str, Problem]]
-    network: Network | None = None
 
 
 def grammar() -> str:
@@ -218,36 +204,6 @@ def choose_device(arch: Architecture, capability: int | None) -> tuple[str | Non
     return "cuda:0", f"sm_{capability}", replace(arch, processors=processors)
 
 
-def work(args: argparse.Namespace, arch: Architecture) -> Work:
-    """What the arguments ask for; raises AutotuneError."""
-    of_network = ("model", "in_channels", "input", "batch", "dtype", "precision")
-    if args.problem or args.problems:
-        if given := [f"--{name.replace('_', '-')}" for name in of_network if getattr(args, name) is not None]:
-            raise ProblemError(f"{' and '.join(given)}: only for a network; a problem's text says all of itself")
-        problems = [parse(text) for text in args.problem or []]
-        problems += read_problems(args.problems) if args.problems else []
-        for problem in problems:
-            if problem.dtype not in arch.dtypes:
-                raise UnknownNameError(f"'{problem}': {_no_dtype(arch, problem.dtype)}")
-        named = [(str(number), problem) for number, problem in enumerate(dict.fromkeys(problems), 1)]
-        return Work("problems", f"{len(named)} problem{'s' * (len(named) > 1)}", named)
-    dtype = dtype_name(args.dtype or ("f32" if args.precision == TF32 else arch.dtypes[0]))
-    if dtype in ("s8", "tf32"):
-        raise UnknownNameError(f"--dtype {args.dtype}: a network's tensors are f16, bf16 or f32; give --precision, too")
-    for needed in (dtype, *PRODUCTS.get(args.precision, ())):
-        if needed not in arch.dtypes:
-            raise UnknownNameError(_no_dtype(arch, needed))
-    batch = args.batch or (128 if arch.is_cuda else 8)
-    model = models.load(args.model or next(iter(GRAPHS)), args.input, args.in_channels)
-    wanted = model.network(batch, dtype, args.precision)
-    title = f"{model.name}, batch {batch}, {dtype}" + (f", {args.precision}" if args.precision else "")
-    return Work(model.name, title, [(layer.name, layer.problem) for layer in wanted.all_layers], wanted)
-
-
-def _no_dtype(arch: Architecture, dtype: str) -> str:
-    return f"{arch.name} has no kernels in {dtype}: choose {' or '.join(arch.dtypes)}"
-
-
 def refuse_other_timing(store: Store, device: str, problems: list[Problem], timing: Timing) -> None:
     """Raises DatabaseError if the database holds times that were taken in another way: they cannot be compared."""
     if not (row := store.device(device_name(torch.device(device)))):
@@ -260,85 +216,6 @@ def refuse_other_timing(store: Store, device: str, problems: list[Problem], timi
                     raise DatabaseError(f"{said}: keep to that, or give another --db")
 
 
-def show_compiled(console: Console, tuning: Tuning) -> None:
-    """What was done where nothing could be timed."""
-    options = tuning.options
-    rows = tuning.workshop.rows.values()
-    compiled = sum(row.error is None for row in rows)
-    failed = len(rows) - compiled
-    console.print(f"\n{compiled} kernels compiled for {options.target}, {failed} would not compile.")
-    console.print(f"[bold]Nothing was timed:[/] no GPU here runs {options.arch.name} code. Run the same command with")
-    console.print("the same database on a machine with one; it starts from what is compiled.")
-
-
-def show_winners(console: Console, tuning: Tuning, wanted: Work) -> None:
-    """The table of winners and, of a network on a GPU, what the whole takes."""
-    title = f"{wanted.title}, {tuning.options.arch.name} kernels on {tuning.device.name}"
-    found = list(lines(tuning.store, tuning.device, wanted.named))
-    if wanted.network is None:
-        console.print(winners(found, title, "number"))
-        return
-    count = len(wanted.network.layers)  # the alternatives' come after them
-    others = [line for line in found[count:] if serving(line.problem, tuning.options.arch)]  # show_gaps names the rest
-    console.print(winners(found[:count], title, "layer", others))
-    if plan := tuning.store.plan(tuning.device, wanted.network.key):
-        gain = plan.details["alone_us"] / plan.median_us
-        taken = ", ".join(plan.details["alternatives"]) or "none"
-        console.print(
-            f"The network as one CUDA graph: {plan.median_us:.1f} us, {gain:.2f} times as fast as with the layers' "
-            "winners above: where other candidates are faster among their neighbours, they were taken. "
-            f"Alternatives taken: {taken}",
-            highlight=False,
-        )
-
-
-def show_gaps(console: Console, tuning: Tuning, wanted: Work) -> None:
-    """Problems that only torch solves, what failed and, for single problems, configs that are not legal."""
-    arch = tuning.options.arch
-    searched = {study.space.problem for study in tuning.studies if study.total}
-    needed = len(wanted.network.layers) if wanted.network else len(wanted.named)  # alternatives' layers come after them
-    gaps: dict[str, list[str]] = {}
-    for name, problem in wanted.named[:needed]:
-        if problem in searched:
-            continue
-        if tuning.options.only and serving(problem, arch):
-            reason = "not searched: --only names no family of theirs"
-        else:
-            reason = f"{unserved(problem, arch)}: torch's operators are all there is"
-        gaps.setdefault(reason, []).append(name)
-    for reason, names in gaps.items():
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        console.print(f"{', '.join(names[:3])}{more}: {reason}.", markup=False)
-    if unmade := [name for name, problem in wanted.named[needed:] if not serving(problem, arch)]:
-        console.print(f"no kernels for the alternatives {', '.join(unmade)} on {arch.name}", highlight=False)
-    if not wanted.network:
-        for sentence in dict.fromkeys(text for problem in tuning.problems for text in illegal(problem, arch)):
-            console.print(sentence, markup=False, highlight=False)
-    device = tuning.device if tuning.worker else None
-    for line in failures(failed(tuning.store, device, tuning.problems, tuning.workshop.rows.values())):
-        console.print(line, highlight=False)
-
-
-def show_tradeoffs(console: Console, tuning: Tuning, wanted: Work) -> None:
-    """Of several objectives, the candidates of each problem that no other beats in all of them."""
-    objectives = tuning.options.objectives
-    if objectives != ("time",):
-        console.print(tradeoffs(tuning.store, tuning.device, wanted.named, objectives))
-
-
-def show_cost(console: Console, tuning: Tuning, progress: LiveProgress, database: str) -> None:
-    """What compiling cost, where the time went, and where the results are."""
-    shop = tuning.workshop
-    if shop.compiled:
-        rate = 60 * shop.compiled / shop.compile_seconds
-        took = f"{shop.compile_seconds:.0f} core-seconds"
-        console.print(f"kernels compiled: {shop.compiled} in {took}, {rate:.0f} a core-minute", highlight=False)
-    if tuning.ledger.trials:
-        console.print(spent(tuning.ledger))
-    console.print(progress.parts())
-    console.print(f"database {database}", highlight=False)
-
-
 def main() -> int:
     args = arguments()
     use(args.families or [])
@@ -349,7 +226,7 @@ def main() -> int:
     else:
         arch = architecture(args.arch)
     device, target, arch = choose_device(arch, capability)
-    wanted = work(args, arch)
+    wanted = asked(args, arch)
     path = args.db or Path("tuning_db") / f"{wanted.name}_{arch.name}.db"
     trials = args.trials or (32 if not arch.is_cuda else 160 if device else UNTIMED_TRIALS)
     budget = args.budget or (360.0 if arch.is_cuda else 90.0)
@@ -386,15 +263,15 @@ def main() -> int:
             except KeyboardInterrupt:
                 interrupted = True
         if device is None:
-            show_compiled(console, tuning)
+            outcome.show_compiled(console, tuning)
         elif not interrupted or "device" in vars(tuning):
-            show_winners(console, tuning, wanted)
-            show_tradeoffs(console, tuning, wanted)
+            outcome.show_winners(console, tuning, wanted)
+            outcome.show_tradeoffs(console, tuning, wanted)
         if not interrupted:
-            show_gaps(console, tuning, wanted)
+            outcome.show_gaps(console, tuning, wanted)
         else:
             console.print("Interrupted: every finished trial is kept; run the same command to go on.")
-        show_cost(console, tuning, progress, store.name)
+        outcome.show_cost(console, tuning, progress, store.name)
     return 130 if interrupted else 0
 
 

@@ -30,6 +30,7 @@ from fused_resnet.quantize import Loss, calibrate, compare
 from fused_resnet.rounding import quantize_weight, to_bytes
 from fused_resnet.selection import Choice
 from fused_resnet.source import state
+from parts.work import asked
 from tuning_db import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
@@ -308,7 +309,7 @@ def test_the_tuner_tunes_what_the_runtime_runs(basic, tmp_path, empty_db, monkey
     file.write_text("from architectures import ResNet\nmake = lambda: ResNet('basic')\n")
     arguments = ("--model", f"{file}:make", "--input", "3,32,32", "--batch", "2", "--precision", "int8")
     monkeypatch.setattr("sys.argv", ["tune.py", *arguments])
-    wanted = tune.work(tune.arguments(), architecture("cpu"))
+    wanted = asked(tune.arguments(), architecture("cpu"))
     network = FusedResNet.from_model(model, empty_db, precision="int8", calibration=SEEN).network(images(2))
     assert wanted.title == "make, batch 2, f32, int8" and wanted.network.key == network.key
     assert [problem for _, problem in wanted.named] == [layer.problem for layer in network.all_layers]
@@ -428,4 +429,4 @@ def test_tf32_is_a_dtype_of_problems_alone(empty_db):
 def test_the_tuner_says_what_it_cannot_tune(arguments, said, monkeypatch):
     monkeypatch.setattr("sys.argv", ["tune.py", *arguments])
     with pytest.raises(AutotuneError, match=re.escape(said)):
-        tune.work(tune.arguments(), architecture("cpu"))
+        asked(tune.arguments(), architecture("cpu"))
