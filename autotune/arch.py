@@ -85,6 +85,9 @@ def of_capability(capability: int) -> Architecture:
     return cuda[-1]
 
 
+MOST_PROCESSORS = 256
+"""More than a GPU has of any architecture here: launch parameters that count them are declared up to it."""
+
 # The x86-64 psABI's micro-architecture levels: what /proc/cpuinfo must list, newest first.
 _X86_LEVELS = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},

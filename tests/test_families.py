@@ -325,6 +325,27 @@ def test_every_layer_is_served_everywhere_with_costs_and_declared_launches(arch)
                             assert launch[parameter.name] in parameter.values
 
 
+@pytest.mark.parametrize("processors", [20, 114, 148])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "conv2d n=64 h=28 w=28 c=128 k=128 r=3 s=3 pad=1 dtype=f16 epilogue=bias,relu",
+        "conv2d_se n=300 h=8 w=8 c=128 k=128 r=3 s=3 pad=1 hidden=8 dtype=f16 epilogue=gate,relu",
+        "gemm m=512 n=512 k=4096 dtype=f16",
+        "se_block n=300 h=16 w=16 c=64 hidden=4 dtype=f16",
+        "stem_se_block n=300 h=64 w=64 c=3 k=64 block=4 hidden=4 dtype=f16",
+    ],
+)
+def test_launches_are_declared_for_parts_of_other_sizes(text, processors):
+    problem, arch = parse(text), replace(architecture("sm90"), processors=processors)
+    for found in serving(problem, arch):
+        configs = found.configs_for(problem, arch)
+        for config in configs[:: max(1, len(configs) // 20)]:
+            assert math.isfinite(found.cost(problem, config, arch))
+            for launch in found.launches(problem, config, arch):
+                assert all(launch[parameter.name] in parameter.values for parameter in found.launch_parameters)
+
+
 def test_every_cuda_family_that_compiles_in_seconds_is_drawn_at_random_on_a_gpu():
     quick = {name for name, found in families().items() if found.kind == DEVICE_IMAGE and not found.by_name}
     assert set(SIZES) == quick

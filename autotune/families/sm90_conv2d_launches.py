@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autotune.arch import Architecture
+from autotune.arch import MOST_PROCESSORS, Architecture
 from autotune.families import gate
 from autotune.families.base import Config, Launch, Parameter
 from autotune.families.sm90_conv2d_loads import (
@@ -25,11 +25,7 @@ _AHEAD = (4, 8)  # pieces of an added tensor that each warp may have on their wa
 LAUNCH_PARAMETERS = (
     Parameter("fill_slots", tuple(range(1, 13)), "buffers of activations"),
     Parameter("weight_slots", tuple(range(13)), "buffers of weights where they have a ring of their own"),
-    Parameter(
-        "grid",
-        (0, *(blocks * n for n in range(1, 5) for blocks in (120, 128, 132))),
-        "most blocks: 0 gives each tile a block of its own",
-    ),
+    Parameter("grid", tuple(range(4 * MOST_PROCESSORS + 1)), "most blocks: 0 gives each tile a block of its own"),
     Parameter("raster", (0, 1), "1: blocks that follow each other share weights instead of pixels"),
     Parameter("squares_h", (0, 1, 2, 3, 4), "patch: squares of 8 x 8 pixels in a tile, down"),
     Parameter("squares_w", (0, 1, 2, 3, 4), "patch: across"),

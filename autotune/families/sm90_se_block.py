@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.abi import MAP_ELEMENTS
-from autotune.arch import Architecture
+from autotune.arch import MOST_PROCESSORS, Architecture
 from autotune.epilogue import Epilogue
 from autotune.families import gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
@@ -152,7 +152,7 @@ FAMILY = Family(
         Parameter("cluster", (1, 2, 4), "blocks that share their loads of the filters"),
     ),
     launch_parameters=(
-        Parameter("grid", (0, 120, 128, 132), "most blocks: 0 gives each tile a block of its own"),
+        Parameter("grid", tuple(range(MOST_PROCESSORS + 1)), "most blocks: 0 gives each tile a block of its own"),
         Parameter("early_taps", (0, 9, 18), "taps of the filters that are loaded before the image, of 18"),
     ),
     legal=_legal,
