@@ -45,7 +45,7 @@ class Architecture:
         A cluster lies within one GPC, and these differ in size: of an H200's 132 SMs clusters of 4 and of 8 fill 120,
         as cudaOccupancyMaxActiveClusters has it.
         """
-        return self.processors if cluster <= 2 else self.processors * 10 // 11 // cluster * cluster
+        return self.processors if cluster <= 2 else max(self.processors * 10 // 11 // cluster, 1) * cluster
 
     @property
     def reserved_shared(self) -> int:
