@@ -66,6 +66,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     )
 }
 
+MOST_PROCESSORS = 256
+"""More than a GPU has of any architecture here: launch parameters that count them are declared up to it."""
+
 
 def architecture(name: str) -> Architecture:
     """Look an architecture up by name; raises UnknownNameError."""
@@ -84,9 +87,6 @@ def of_capability(capability: int) -> Architecture:
         choose("compute capability", str(capability), [str(a.capability) for a in ARCHITECTURES.values() if a.is_cuda])
     return cuda[-1]
 
-
-MOST_PROCESSORS = 256
-"""More than a GPU has of any architecture here: launch parameters that count them are declared up to it."""
 
 # The x86-64 psABI's micro-architecture levels: what /proc/cpuinfo must list, newest first.
 _X86_LEVELS = {

@@ -1,15 +1,15 @@
-"""What the tuner runs on: names the device and measures its two limits. Runs inside the worker."""
+"""What the tuner runs on: names the device and measures its two limits, which it does inside the worker."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from autotune.arch import cpu_info, cpu_targets
+from autotune.arch import Architecture, cpu_info, cpu_targets
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,13 @@ def device_target(device: torch.device) -> str:
         major, minor = torch.cuda.get_device_capability(device)
         return f"sm_{major}{minor}"
     return cpu_targets()[0]
+
+
+def device_arch(arch: Architecture, device: torch.device) -> Architecture:
+    """An architecture with as many multiprocessors as the GPU has: parts of one differ by more than twice."""
+    if device.type != "cuda":
+        return arch
+    return replace(arch, processors=torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def measure_device(device: torch.device) -> DeviceFacts:

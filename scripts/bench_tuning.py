@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from autotune.arch import of_target
+from autotune.device import device_arch
 from autotune.errors import AutotuneError
 from autotune.problem import parse
 from autotune.progress import Progress
@@ -98,7 +99,7 @@ class Again(Tuning):
 
     def __init__(self, recording: Recording, store: Store, worker: Worker) -> None:
         self._best = list(map(best_configs, recording.tracks))
-        arch, jobs = of_target(recording.target), len(os.sched_getaffinity(0))
+        arch, jobs = device_arch(of_target(recording.target), torch.device(DEVICE)), len(os.sched_getaffinity(0))
         options = Options(arch, recording.target, 0, 3600.0, jobs, strategy="exhaustive", gain=0.0, vendor="none")
         super().__init__(store, (space.problem for space in self._best), options, worker, Progress())
 

@@ -19,14 +19,13 @@ import shutil
 import sys
 import textwrap
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from autotune.arch import ARCHITECTURES, Architecture, architecture, cpu_targets, of_capability
-from autotune.device import device_name
+from autotune.device import device_arch, device_name
 from autotune.epilogue import STEPS
 from autotune.errors import UnknownNameError
 from autotune.families import families, family, use
@@ -190,18 +189,14 @@ def gpu_capability() -> int | None:
     return 10 * major + minor
 
 
-def choose_device(arch: Architecture, capability: int | None) -> tuple[str | None, str, Architecture]:
-    """The device that can time kernels for `arch`, if there is one; the target to compile for; `arch` as it is there.
-
-    GPUs of one architecture differ in their multiprocessors by more than twice.
-    """
+def choose_device(arch: Architecture, capability: int | None) -> tuple[str | None, str]:
+    """The device that can time kernels for `arch`, if there is one, and the target to compile for."""
     if not arch.is_cuda:
-        return "cpu", cpu_targets()[0], arch
+        return "cpu", cpu_targets()[0]
     assert arch.capability
     if capability is None or capability < arch.capability:
-        return None, f"sm_{arch.capability}", arch
-    processors = torch.cuda.get_device_properties(0).multi_processor_count
-    return "cuda:0", f"sm_{capability}", replace(arch, processors=processors)
+        return None, f"sm_{arch.capability}"
+    return "cuda:0", f"sm_{capability}"
 
 
 def refuse_other_timing(store: Store, device: str, problems: list[Problem], timing: Timing) -> None:
@@ -225,7 +220,8 @@ def main() -> int:
         arch = of_capability(capability) if capability else architecture("cpu")
     else:
         arch = architecture(args.arch)
-    device, target, arch = choose_device(arch, capability)
+    device, target = choose_device(arch, capability)
+    arch = device_arch(arch, torch.device(device)) if device else arch
     wanted = asked(args, arch)
     path = args.db or Path("tuning_db") / f"{wanted.name}_{arch.name}.db"
     trials = args.trials or (32 if not arch.is_cuda else 160 if device else UNTIMED_TRIALS)

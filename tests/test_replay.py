@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from databases import LIBRARY
 from helpers import ROOT, script
 
 from autotune.arch import architecture
@@ -120,13 +121,13 @@ def test_the_prior_is_that_of_the_gpu_itself(tmp_path):
     """Of parts of one architecture: sm90's own count, one of fewer multiprocessors, and one that did not say."""
     problem, found = parse("avg_pool2d n=4 h=8 w=8 c=64 r=3 s=3 stride=1 dtype=f16"), families()["cuda_avg_pool2d"]
     config = found.configs_for(problem, SM90)[0]
-    library = {"kind": found.kind, "target": "sm_90", "compiler": "c", "flags": "", "cutlass": "4", "abi_version": 1}
     costs = []
     for name, details in (("large", {"processors": 132}), ("small", {"processors": 20}), ("silent", {})):
         with Store.create(tmp_path / f"{name}.db") as store:
             device = store.put_device(name, "sm_90", flops_per_us=1.0, bytes_per_us=1.0, details=details)
             kernel = Kernel.of(found.name, config, "f16", problem.epilogue, "sm_90")
-            row = store.put_kernel(identity(kernel, "0"), symbol="s", library_id=store.put_library(b"x", **library).id)
+            library = store.put_library(b"x", compiler="c", **LIBRARY)
+            row = store.put_kernel(identity(kernel, "0"), symbol="s", library_id=library.id)
             store.put_measurement(
                 **{"device_id": device.id, "problem_id": store.put_problem(str(problem)).id, "kernel_id": row.id},
                 **{"launch": {}, "status": "ok", "median_us": 1.0, "samples_us": [1.0], "final": False},

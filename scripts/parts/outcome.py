@@ -18,8 +18,7 @@ def show_compiled(console: Console, tuning: Tuning) -> None:
     options = tuning.options
     rows = tuning.workshop.rows.values()
     compiled = sum(row.error is None for row in rows)
-    failed = len(rows) - compiled
-    console.print(f"\n{compiled} kernels compiled for {options.target}, {failed} would not compile.")
+    console.print(f"\n{compiled} kernels compiled for {options.target}, {len(rows) - compiled} would not compile.")
     console.print(f"[bold]Nothing was timed:[/] no GPU here runs {options.arch.name} code. Run the same command with")
     console.print("the same database on a machine with one; it starts from what is compiled.")
 
