@@ -153,6 +153,12 @@ def down_block(rng: random.Random) -> str:
     return f"se_down_block {sizes} hidden={rng.choice((4, 8, 16))}"
 
 
+def any_down_block(rng: random.Random) -> str:
+    h, w = (rng.choice((4, 7, 8, 15, 16)) for _ in range(2))
+    sizes = f"n={rng.randint(1, 200)} h={h} w={w} c={8 * rng.randint(1, 8)} k={8 * rng.choice((4, 5, 8, 12, 16, 24))}"
+    return f"se_down_block {sizes} hidden={rng.choice((4, 8, 12, 16))}"
+
+
 def patches(rng: random.Random) -> str:
     size = rng.choice((2, 4, 8))
     h, w = size * rng.randint(1, 12), 8 * rng.randint(1, 10)
@@ -221,12 +227,14 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_patch_conv2d": patches,
     "cuda_pointwise_conv2d": short_product,
     "cuda_se_block": any_block,
+    "cuda_se_down_block": any_down_block,
     "cuda_se_tail": tail,
     "cuda_space_to_depth": lambda rng: (
         f"space_to_depth n={rng.randint(1, 4)} h={8 * rng.randint(1, 5)} w={8 * rng.randint(1, 5)} "
         f"c={rng.randint(1, 5)} block={rng.choice((2, 4, 8))}"
     ),
     "cuda_stem": stem,
+    "cuda_stem_se_block": stem_block,
     "cuda_to_channels_last": lambda rng: pixels(
         rng, "to_channels_last", f"to={rng.choice((8, 13, 16, 36))}", c=rng.randint(1, 8)
     ),

@@ -45,11 +45,42 @@ BLOCKS = {
     "16 x 16": ("n=2 h=16 w=16 c=64 hidden=8", (256, 64, 64, 32, 1, 4), "bf16", "silu,conv,gate,add,relu,store"),
     "4 x 8": ("n=1 h=4 w=8 c=24 hidden=12", (64, 32, 16, 32, 1, 2), "f16", "relu,add_scalar,conv,scale,gate"),
 }
+# The same with stride: an odd width; a chunk of inner values, and several.
+DOWN_BLOCKS = {
+    "network": (
+        "n=2 h=16 w=16 c=64 k=128 hidden=8",
+        (64, 128, 32, 32, 3, 2),
+        "f16",
+        "add_scalar,relu,add_scalar,conv,mul_scalar,add_scalar,gate,project,relu,add_scalar",
+    ),
+    "some images a tile": (
+        "n=7 h=8 w=7 c=40 k=136 hidden=12",
+        (64, 256, 32, 64, 1, 2),
+        "bf16",
+        "bias,silu,conv,scale,gate,bias,project,add,store,relu",
+    ),
+    "few channels": ("n=3 h=4 w=8 c=24 k=40 hidden=4", (128, 64, 64, 32, 1, 3), "f16", "relu,conv,gate,scale,project"),
+}
 TAILS = {
     "last block": ("n=7 h=2 w=2 c=512 hidden=32 dtype=f16 epilogue=add,relu", 512, 1, 2),
     "several images": ("n=11 h=2 w=2 c=64 hidden=12 dtype=bf16 epilogue=bias,add,relu,store", 64, 4, 8),
     "many pixels": ("n=2 h=9 w=7 c=96 hidden=36 dtype=f16 epilogue=add,silu", 256, 4, 1),
     "one pixel": ("n=5 h=1 w=1 c=32 hidden=4 dtype=f16", 128, 1, 2),
+}
+
+STEMS = {
+    "network": (
+        "n=2 h=64 w=64 c=3 k=64 hidden=4",
+        (256, 64, 64, 32, 3, 3),
+        "f16",
+        "relu,keep,add_scalar,conv,add_scalar,relu,add_scalar,conv,mul_scalar,add_scalar,gate,add_kept,relu,add_scalar",
+    ),
+    "some images of one channel a tile, fewer channels than it has": (
+        "n=5 h=32 w=16 c=1 k=40 hidden=8",
+        (128, 64, 32, 64, 1, 4),
+        "bf16",
+        "bias,keep,silu,conv,scale,conv,bias,gate,scale,add_kept,add,store,relu",
+    ),
 }
 
 
@@ -98,8 +129,33 @@ def test_residual_blocks(sizes, values, dtype, chain, tmp_path):
     assert_computes("cuda_se_block", problem, dict(zip(names, values, strict=True)), {}, tmp_path)
 
 
+@pytest.mark.parametrize(("sizes", "values", "dtype", "chain"), DOWN_BLOCKS.values(), ids=DOWN_BLOCKS)
+def test_residual_blocks_that_halve_their_images(sizes, values, dtype, chain, tmp_path):
+    problem = parse(f"se_down_block {sizes} dtype={dtype} epilogue={chain}")
+    names = [name for name in CONV if name != "slices"]
+    assert_computes("cuda_se_down_block", problem, dict(zip(names, values, strict=True)), {}, tmp_path)
+
+
 @pytest.mark.parametrize(("text", "threads", "keep", "images"), TAILS.values(), ids=TAILS)
 def test_tails_of_residual_blocks(text, threads, keep, images, tmp_path):
     problem = parse(f"se_tail {text}")
     config = {"threads": threads, "keep": keep, "hidden": -(-problem.hidden // 16) * 16}
     assert_computes("cuda_mma_se_tail", problem, config, {"images": images}, tmp_path)
+
+
+@pytest.mark.parametrize(("sizes", "values", "dtype", "chain"), STEMS.values(), ids=STEMS)
+def test_residual_blocks_behind_a_stem(sizes, values, dtype, chain, tmp_path):
+    problem = parse(f"stem_se_block {sizes} block=4 dtype={dtype} epilogue={chain}")
+    names = [name for name in CONV if name != "slices"]
+    config = {**dict(zip(names, values, strict=True)), "image": problem.c}
+    found = family("cuda_stem_se_block")
+    assert config in found.configs_for(problem, SM80) and found.launches(problem, config, SM80) == [
+        {"channels_last": 0}
+    ]
+    emulated = Emulated(Kernel.of(found.name, config, dtype, problem.epilogue, "sm_80"), tmp_path)
+    tensors, scalars = random_inputs(problem)
+    expected = solve(problem, tensors, scalars)["y"]
+    for last in (0, 1):
+        x = tensors["x"].permute(0, 2, 3, 1).contiguous() if last else tensors["x"]
+        results = emulated.run(problem, {**tensors, "x": x}, scalars, {"channels_last": last}, 1, last)
+        assert relative_error(results["y"], expected) < LIMIT[dtype], last

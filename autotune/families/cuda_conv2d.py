@@ -238,8 +238,8 @@ def _label(config: Config) -> str:
 
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
     x = _shape(config)
-    own = {"slices": x.slices, "hidden": x.hidden, "threads": x.threads, "resident": x.resident, "block": False}
-    return {**config, **own}
+    own = {"slices": x.slices, "hidden": x.hidden, "threads": x.threads, "resident": x.resident}
+    return {**config, **own, "block": False, "image": 0}
 
 
 FAMILY = Family(

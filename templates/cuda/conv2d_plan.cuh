@@ -2,6 +2,7 @@
 // memory everything lies. conv2d.cuh says how the kernel works.
 #pragma once
 #include "cuda/mma.cuh"
+#include "cuda/stem_image.cuh"
 #include "sm90/folded_gate.cuh"
 #include "sm90/gate.cuh"
 
@@ -14,6 +15,8 @@ struct ImagePlan {
   static constexpr int kM = Config::kM, kN = Config::kN, kWarpM = Config::kWarpM, kWarpN = Config::kWarpN;
   static constexpr int kSlices = Config::kSlices, kTaps = Config::kTaps, kStages = Config::kStages;
   static constexpr bool kGated = Config::kGated, kBlock = Config::kBlock;
+  static constexpr int kImage = Config::kImage;  // channels of the image that a stem reads, or 0
+  static constexpr bool kStem = kImage > 0;
   static constexpr int kK = 64, kVector = 8, kUnits = kK / kVector, kRowBytes = kUnits * 16;
   static constexpr int kAcross = kN / kWarpN, kWarps = kM / kWarpM * kAcross;  // of a slice
   static constexpr int kThreads = 32 * kWarps * kSlices;
@@ -33,10 +36,10 @@ struct ImagePlan {
 
   using Excitation = Gate<Element, kM, kN, 1, kThreads>;
   using Folded = FoldedGate<Element, kM, kN, kHidden, kThreads, true>;
-  enum { kX = 0, kWeight = 1, kFirstGate = 2 + kBlock, kY = kGated || kFolded ? kFirstGate + 4 : 2 };
+  enum { kX = 0, kStemWeight = 1, kWeight = 1 + kStem, kFirstGate = kWeight + 1 + kBlock, kY = kGated || kFolded ? kFirstGate + 4 : 2 };
   enum Launch { kTileP, kTileQ, kPatches };
 
-  struct Params {
+  struct Convolution {
     Problem a;
     int taps, tile_p, tile_q, images;        // of a tile
     int tiles_p, tiles_q;                    // of an image
@@ -49,6 +52,10 @@ struct ImagePlan {
     float pixel_weight;  // in a mean
     Divider slabs;       // of 16 rows, of an image
     int tap[kMostTaps];  // bytes from a pixel's row to that of this tap; in the lowest bits what it adds to the key
+  };
+
+  struct Params : Convolution {
+    StemImage stem;
     at_pointers p;
   };
 
@@ -59,27 +66,45 @@ struct ImagePlan {
   AT_DEVICE static int over(int i, int reciprocal) { return i * reciprocal >> 16; }
 
   // A residual block as the convolution that each of its two is, of whole images.
-  AT_DEVICE static Problem as_convolution(const at_se_block& block) {
+  template <typename Block>
+  AT_DEVICE static Problem as_convolution(const Block& block, int h, int w, int c) {
     Problem a;
-    a.n = block.n, a.h = a.p = block.h, a.w = a.q = block.w, a.c = a.k = block.c, a.r = a.s = 3, a.groups = 1;
+    a.n = block.n, a.h = a.p = h, a.w = a.q = w, a.c = a.k = c, a.r = a.s = 3, a.groups = 1;
     a.stride_h = a.stride_w = a.pad_h = a.pad_w = a.dilation_h = a.dilation_w = 1, a.hidden = block.hidden;
     for (int i = 0; i < AT_MAX_SCALARS; ++i) a.scalars[i] = block.scalars[i];
     a.launch[kTileP] = a.p, a.launch[kTileQ] = a.q, a.launch[kPatches] = 2;
     return a;
   }
 
+  AT_DEVICE static void prepare(const at_se_block& a, at_prepared* out) {
+    prepare(as_convolution(a, a.h, a.w, a.c), a.hidden, out);
+  }
+
+  AT_DEVICE static void prepare(const at_stem_se_block& a, at_prepared* out) {
+    if (a.block != kSide || a.c != kImage || a.h % kSide || a.w % kSide) return refused(out);
+    prepare(as_convolution(a, a.h / kSide, a.w / kSide, a.k), a.hidden, out, stem_image(a.n, a.h, a.w, a.c, a.launch[0]));
+  }
+
   // hidden: of the gate; 0 without one.
-  AT_DEVICE static void prepare(const Problem& a, int hidden, at_prepared* out) {
+  AT_DEVICE static void prepare(const Problem& a, int hidden, at_prepared* out, const StemImage& stem = {}) {
+    Params x;
+    int64_t bytes;
+    if (!plan(a, hidden, x, bytes) || bytes > kMostShared) return refused(out);
+    x.stem = stem;
+    const int64_t tiles = ceil_div(a.n, x.images) * x.tiles_p * x.tiles_q;
+    prepared(out, x, tiles, ceil_div(a.k, kN), 1, kThreads, bytes, 0);
+  }
+
+  // Whether it can be computed. bytes: of shared memory.
+  AT_DEVICE static bool plan(const Problem& a, int hidden, Convolution& x, int64_t& bytes) {
     const bool known = (a.stride_h == 1 || a.stride_h == 2) && a.stride_w == a.stride_h && a.groups == 1;
     const int taps = a.r * a.s, tile_p = a.launch[kTileP], tile_q = a.launch[kTileQ], patches = a.launch[kPatches];
-    if (!known || a.c % kVector || a.k % kVector || taps > kMostTaps || taps % kTaps || tile_p < 1 || tile_q < 1)
-      return refused(out);
-    Params x;
+    if (!known || a.c % kVector || a.k % kVector || taps > kMostTaps || taps % kTaps || tile_p < 1 || tile_q < 1) return false;
     x.a = a, x.taps = taps, x.hidden = hidden;
     const int stride = a.stride_h, area = tile_p * tile_q;
     const bool whole = tile_p == a.p && tile_q == a.q;
     x.tile_p = tile_p, x.tile_q = tile_q, x.images = whole ? min(kM / max(area, 1), a.n) : 1;
-    if (area > kM || tile_p > a.p || tile_q > a.q) return refused(out);
+    if (area > kM || tile_p > a.p || tile_q > a.q) return false;
     x.tiles_p = ceil_div(a.p, tile_p), x.tiles_q = ceil_div(a.q, tile_q);
     x.by_tile = reciprocal(area), x.by_q = reciprocal(tile_q);
     x.patch_h = stride * (tile_p - 1) + a.dilation_h * (a.r - 1) + 1;
@@ -90,8 +115,8 @@ struct ImagePlan {
     x.patches = patches;
     // A step waits for what was asked for kStages - 1 steps before it, and the next patch is asked for by a chunk's first.
     const bool late = patches < 2 || taps / kTaps < kStages - 1;
-    if (patches < 1 || patches > x.chunks || !kBlock && x.chunks > 1 && late) return refused(out);
-    if (kBlock && (a.c > kK || a.k > kN || patches != 2)) return refused(out);
+    if (patches < 1 || patches > x.chunks || !kBlock && x.chunks > 1 && late) return false;
+    if (kBlock && (a.c > kK || a.k > kN || patches != 2)) return false;
     x.by_patch = reciprocal(x.patch_h * x.patch_w), x.by_patch_w = reciprocal(x.patch_w);
     x.next_image = kCopied / (x.patch_h * x.patch_w);
     x.next_row = kCopied / x.patch_w % x.patch_h;
@@ -101,21 +126,19 @@ struct ImagePlan {
         const int h = r * a.dilation_h, w = s * a.dilation_w;
         x.tap[r * a.s + s] = (h * x.patch_w + w) * kRowBytes + (h / stride * tile_q + w / stride) % 8;
       }
-    int64_t bytes = max(patches * (int64_t)x.patch_bytes + kStages * kStageBytes, (int64_t)kExchangeBytes);
+    bytes = max(patches * (int64_t)x.patch_bytes + kStages * kStageBytes, (int64_t)kExchangeBytes);
     x.gate_place = bytes;
     if constexpr (kGated) {
       const Excitation gate(a.p * a.q, hidden);
-      if (!gate.fits() || !whole || kM % area != 0 || a.k > kN) return refused(out);
+      if (!gate.fits() || !whole || kM % area != 0 || a.k > kN) return false;
       bytes += gate.bytes();
     }
     if constexpr (kFolded) {
-      if (!Folded::fits(a.p * a.q, hidden) || !whole || kM % area != 0) return refused(out);
+      if (!Folded::fits(a.p * a.q, hidden) || !whole || kM % area != 0) return false;
       x.pixel_weight = 1.f / area, x.slabs = Divider::by(area / 16);
       bytes += Folded::kBytes;
     }
-    if (bytes > kMostShared) return refused(out);
-    const int64_t tiles = ceil_div(a.n, x.images) * x.tiles_p * x.tiles_q;
-    prepared(out, x, tiles, ceil_div(a.k, kN), 1, kThreads, bytes, 0);
+    return true;
   }
 };
 

@@ -6,21 +6,10 @@
 // straight from the image, and nothing passes through shared memory. Its sums are then of the same pixels and channels as
 // those of the block's own convolutions, so what the block adds as its identity stays in this thread.
 #pragma once
+#include "cuda/stem_image.cuh"
 #include "sm90/hopper.cuh"
 
 namespace at {
-
-// The image in memory: how many there are, and elements from one to the next.
-struct StemImage {
-  int count, of_image, of_channel, of_row, of_pixel;
-  AT_DEVICE bool channels_last() const { return of_pixel != 1; }
-};
-
-// An image of one channel is the same in both orders.
-AT_DEVICE StemImage stem_image(int n, int h, int w, int c, bool channels_last) {
-  if (channels_last) return {n, h * w * c, 1, w * c, c};
-  return {n, h * w * c, h * w, w, 1};
-}
 
 // kImage: channels of the image. kBlocks: wgmma's blocks of rows for each warpgroup.
 template <typename Element, int kImage, int kChannels, int kBlocks>
@@ -71,19 +60,10 @@ struct BlockStem {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const Element* at = from + number * x.of_image + place[m] + half * kSide * x.of_row;
-        Pack<Element, 4 * kImage> pixels;  // of the line, in the order of memory
-        if constexpr (kChannelsLast) pixels.read(at);
+        uint2 line[kImage];
+        read_line<kChannelsLast>(line, x, at);
 #pragma unroll
-        for (int c = 0; c < kImage; ++c) {
-          Pack<Element, 4> four;
-          if constexpr (kChannelsLast) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) four.elements[i] = pixels.elements[i * kImage + c];
-          } else {
-            four.read(at + c * x.of_channel);
-          }
-          rows[m][c][half] = four.words[0].x, rows[m][c][2 + half] = four.words[0].y;
-        }
+        for (int c = 0; c < kImage; ++c) rows[m][c][half] = line[c].x, rows[m][c][2 + half] = line[c].y;
       }
     }
   }

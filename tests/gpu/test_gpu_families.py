@@ -74,6 +74,20 @@ PROBLEMS = {
         "se_block n=277 h=8 w=8 c=40 hidden=8 dtype={} epilogue=bias,silu,conv,scale,gate,add,add,relu,store",
         "se_block n=7 h=4 w=8 c=24 hidden=12 dtype={} epilogue=bias,conv,gate",
     ],
+    "cuda_se_down_block": [
+        "se_down_block n=131 h=16 w=16 c=64 k=128 hidden=8 dtype={} "
+        "epilogue=add_scalar,relu,add_scalar,conv,mul_scalar,add_scalar,gate,project,relu,add_scalar",
+        "se_down_block n=7 h=8 w=7 c=40 k=136 hidden=12 dtype={} "
+        "epilogue=bias,silu,conv,scale,gate,bias,project,add,store,relu",
+        "se_down_block n=3 h=4 w=8 c=24 k=40 hidden=4 dtype={} epilogue=relu,conv,gate,scale,project",
+    ],
+    "cuda_stem_se_block": [
+        "stem_se_block n=5 h=64 w=64 c=3 k=64 block=4 hidden=4 dtype={} "
+        "epilogue=relu,keep,add_scalar,conv,add_scalar,relu,add_scalar,conv,mul_scalar,add_scalar,gate,add_kept,relu,add_scalar",
+        "stem_se_block n=277 h=32 w=32 c=1 k=40 block=4 hidden=8 dtype={} "
+        "epilogue=bias,keep,silu,conv,scale,conv,bias,gate,scale,add_kept,add,store,relu",
+        "stem_se_block n=7 h=16 w=32 c=4 k=24 block=4 hidden=12 dtype={} epilogue=keep,conv,conv,gate,add_kept",
+    ],
     "cuda_narrow_conv2d": [
         "conv2d n=2 h=37 w=30 c=3 k=40 r=7 s=7 stride=2 pad=3 dtype={} epilogue=bias,relu,store,add_scalar",
         "conv2d n=3 h=21 w=25 c=4 k=72 r=3 s=3 pad=1 dtype={} epilogue=bias,silu,add,scale",

@@ -1,0 +1,136 @@
+// The copies of conv2d.cuh: where a block's tile is, and what it brings to shared memory, the input under the tile and weights.
+#pragma once
+#include "cuda/conv2d_plan.cuh"
+#include "cuda/copies.cuh"
+
+namespace at {
+
+template <typename Config>
+struct ImageLoads : ImagePlan<Config> {
+  using Plan = ImagePlan<Config>;
+  using typename Plan::Convolution, typename Plan::Element, typename Plan::Problem;
+  using Plan::kBlock, Plan::kCopied, Plan::kFolded, Plan::kHidden, Plan::kK, Plan::kN, Plan::kRowBytes, Plan::kStageBytes;
+  using Plan::kStages, Plan::kTaps, Plan::kUnits, Plan::kVector, Plan::over;
+
+  // Where a block's tile is.
+  struct Place {
+    int image, row, column, channel;  // of the output
+    AT_DEVICE explicit Place(const Convolution& x) {
+      const int tiles = x.tiles_p * x.tiles_q;
+      image = blockIdx.x, row = column = 0, channel = blockIdx.y * kN;
+      if (tiles > 1) {  // divisions would be the longest part of a small kernel's beginning
+        const int index = blockIdx.x % tiles;
+        image = blockIdx.x / tiles, row = index / x.tiles_q * x.tile_p, column = index % x.tiles_q * x.tile_q;
+      }
+      image *= x.images;
+    }
+  };
+
+  // Where a pixel of the tile is in it.
+  struct Pixel {
+    int image, row, column;
+    AT_DEVICE Pixel(const Convolution& x, int m) {
+      image = over(m, x.by_tile);
+      const int rest = m - image * x.tile_p * x.tile_q;
+      row = over(rest, x.by_q), column = rest - row * x.tile_q;
+    }
+  };
+
+  // The first pixel of a patch that this thread copies, and which unit of each.
+  struct Copier {
+    int image, row, column, unit;
+    AT_DEVICE explicit Copier(const Convolution& x) {
+      const int pixel = threadIdx.x / kUnits;
+      image = over(pixel, x.by_patch), column = pixel - image * (x.patch_h * x.patch_w);
+      row = over(column, x.by_patch_w), column -= row * x.patch_w, unit = threadIdx.x % kUnits;
+    }
+  };
+
+  AT_DEVICE static void load_patch(const Convolution& x, const Element* from, const Place& at, Copier copier, int chunk,
+                                   uint32_t to) {
+    const Problem& a = x.a;
+    const int channel = chunk * kK + copier.unit * kVector, halved = a.stride_h - 1;
+    const int top = at.row * a.stride_h - a.pad_h, left = at.column * a.stride_w - a.pad_w;
+#pragma unroll 2
+    for (int pixel = threadIdx.x / kUnits; pixel < x.pixels; pixel += kCopied) {
+      const int n = at.image + copier.image, h = top + copier.row, w = left + copier.column;
+      const bool inside = (unsigned)h < (unsigned)a.h && (unsigned)w < (unsigned)a.w && n < a.n && channel < a.c;
+      const int output = (copier.image * x.tile_p + (copier.row >> halved)) * x.tile_q + (copier.column >> halved);
+      const int64_t offset = (((int64_t)n * a.h + h) * a.w + w) * a.c + channel;
+      copy_async(to + pixel * kRowBytes + ((copier.unit ^ output & 7) << 4), from + (inside ? offset : 0), 16, inside);
+      copier.column += x.next_column, copier.row += x.next_row, copier.image += x.next_image;
+      if (copier.column >= x.patch_w) copier.column -= x.patch_w, ++copier.row;
+      if (copier.row >= x.patch_h) copier.row -= x.patch_h, ++copier.image;
+    }
+  }
+
+  // Copies the weights of one step after the other: a thread's unit of every kCopied-th filter.
+  struct Weights {
+    static constexpr int kFilters = kN / kCopied, kHiddenFilters = (kHidden + kCopied - 1) / kCopied;
+    static constexpr bool kSameKeys = kCopied % 32 == 0;  // of all of a thread's filters
+    const char* from;  // of the thread's first filter
+    const char* second;  // the same of a block's second convolution
+    int chunk = 0, tap = 0, slot = 0, channel;
+    const char* hidden_from;  // the same of the hidden values' filters
+    uint32_t to, known;  // the unit's place in the first buffer; a bit for each filter that there is
+    uint32_t hidden_to, hidden_known;
+    // p: the weights, and what is convolved with the same input, or behind it.
+    AT_DEVICE Weights(const Convolution& x, void* const* p, const Place& at, uint32_t ring) {
+      const int row = threadIdx.x / kUnits;
+      channel = threadIdx.x % kUnits * kVector;
+      const int64_t first = ((int64_t)(at.channel + row) * x.taps * x.a.c + channel) * 2;
+      from = (const char*)p[0] + first;
+      if constexpr (kBlock) second = (const char*)p[1] + first;
+      known = 0;
+#pragma unroll
+      for (int i = 0; i < kFilters; ++i) known |= (at.channel + row + i * kCopied < x.a.k) << i;
+      to = ring + row * kRowBytes;
+      if constexpr (kSameKeys) to += swizzled(0);
+      if constexpr (kFolded) {
+        hidden_from = (const char*)p[1] + ((int64_t)row * x.taps * x.a.c + channel) * 2;
+        hidden_known = 0;
+#pragma unroll
+        for (int i = 0; i < kHiddenFilters; ++i) hidden_known |= (row + i * kCopied < x.hidden) << i;
+        hidden_to = ring + (kN + row) * kRowBytes + (((int)threadIdx.x % kUnits ^ row % 8) << 4);
+      }
+    }
+    // Where this thread's unit of its i-th filter is in that filter's row.
+    AT_DEVICE static uint32_t swizzled(int i) {
+      const int row = threadIdx.x / kUnits + i * kCopied, key = row % 32 / 8 * 2 + row % 2;
+      return ((int)threadIdx.x % kUnits ^ key) << 4;
+    }
+    AT_DEVICE void load_step(const Convolution& x) {
+      if (chunk < x.chunks) {
+        const uint32_t tap_bytes = x.a.c * 2, filter_bytes = kCopied * x.taps * tap_bytes;
+        const bool inside = channel < x.a.c;
+#pragma unroll
+        for (int t = 0; t < kTaps; ++t)
+#pragma unroll
+          for (int i = 0; i < kFilters; ++i)
+            copy_async(to + slot * kStageBytes + (t * Plan::kFilters + i * kCopied) * kRowBytes + (kSameKeys ? 0 : swizzled(i)),
+                       from + (i * filter_bytes + t * tap_bytes), 16, inside && (known >> i & 1));
+        if constexpr (kFolded) {
+          // Rows of a thread are a multiple of eight apart, so they have one key.
+#pragma unroll
+          for (int t = 0; t < kTaps; ++t)
+#pragma unroll
+            for (int i = 0; i < kHiddenFilters; ++i)
+              if ((int)threadIdx.x / kUnits + i * kCopied < kHidden)
+                copy_async(hidden_to + slot * kStageBytes + (t * Plan::kFilters + i * kCopied) * kRowBytes,
+                           hidden_from + (i * filter_bytes + t * tap_bytes), 16, inside && (hidden_known >> i & 1));
+          hidden_from += kTaps * tap_bytes;
+          if (tap + kTaps == x.taps) hidden_from += kRowBytes - (int)(x.taps * tap_bytes);
+        }
+        from += kTaps * tap_bytes, tap += kTaps;
+        if (tap == x.taps) {
+          tap = 0, ++chunk;
+          if constexpr (kBlock) from = second;
+          else channel += kK, from += kRowBytes - (int)(x.taps * tap_bytes);
+        }
+      }
+      if (++slot == kStages) slot = 0;
+    }
+  };
+};
+
+}  // namespace at

@@ -1,0 +1,155 @@
+// The products of conv2d.cuh: a warp's part of a tile, the sums of it, and how these become the next convolution's input.
+#pragma once
+#include "cuda/conv2d_loads.cuh"
+#include "cuda/mma.cuh"
+
+namespace at {
+
+template <typename Config>
+struct ImageProducts : ImageLoads<Config> {
+  using Plan = ImagePlan<Config>;
+  using Base = ImageLoads<Config>;
+  using typename Base::Convolution, typename Base::Element, typename Base::Pixel;
+  using Base::kAcross, Base::kBlocks, Base::kColumns, Base::kFolded, Base::kHidden, Base::kHiddenTiles, Base::kK, Base::kN;
+  using Base::kOwn, Base::kPieces, Base::kRowBytes, Base::kSlices, Base::kTaps, Base::kThreads, Base::kUnits, Base::kVector;
+  using Base::kWarpM, Base::kWarpN, Base::kWarps;
+
+  // What a thread reads and sums up: a slice's warps lie side by side.
+  struct Part {
+    int lane, slice, m, n;  // the warp's first pixel and channel of the tile
+    AT_DEVICE Part() {
+      const int warp = hopper::uniform(threadIdx.x / 32);
+      lane = threadIdx.x % 32, slice = warp / kWarps;
+      m = warp % kWarps / kAcross * kWarpM, n = warp % kAcross * kWarpN;
+    }
+  };
+
+  using Sums = float[kBlocks][4 * kColumns + kHiddenTiles][4];
+
+  // Of this lane's rows of operand, bytes from the patch's beginning.
+  AT_DEVICE static void find_rows(const Convolution& x, const Part& part, int (&pixels)[kBlocks]) {
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) {
+      const Pixel own(x, part.m + 16 * m + part.lane % 16);
+      const int place = (own.image * x.patch_h + own.row * x.a.stride_h) * x.patch_w + own.column * x.a.stride_w;
+      pixels[m] = own.image < x.images ? place * kRowBytes : 0;
+    }
+  }
+
+  // Adds the products of kCount taps to the sums. pixels: see find_rows(). copies: begun behind the first products, so
+  // that these wait for nothing else.
+  template <int kCount = kTaps, typename Copies>
+  AT_DEVICE static void multiply(const Convolution& x, const Part& part, const int (&pixels)[kBlocks], uint32_t patch,
+                                 uint32_t weights, int tap, Sums& sums, Copies&& copies) {
+    constexpr int kSteps = kK / 16 / kSlices;
+    const int lane = part.lane, row = lane % 8;
+    // Of ldmatrix's four matrices: pixels 0 to 7, 8 to 15, both again 8 channels on; filters, these 8 channels on, two more.
+    const uint32_t filters = weights + (part.n + row / 2 * 8 + row % 2 + lane / 16 * 2) * kRowBytes;
+    const int unit = 2 * kSteps * part.slice, filter_unit = (unit + lane / 8 % 2) ^ row;
+#pragma unroll
+    for (int t = 0; t < kCount; ++t) {
+      const int code = x.tap[tap + t], pixel_unit = (unit + lane / 16) ^ (row + code & 7);
+      const uint32_t moved = patch + (code & ~7);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        uint32_t a[kBlocks][4], b[2 * kColumns][4], c[(kHiddenTiles + 1) / 2 + !kFolded][4];
+#pragma unroll
+        for (int m = 0; m < kBlocks; ++m) load_matrices(a[m], moved + pixels[m] + ((pixel_unit ^ 2 * step) << 4));
+#pragma unroll
+        for (int n = 0; n < 2 * kColumns; ++n)
+          load_matrices(b[n], filters + (t * Plan::kFilters + n / 2 * 32 + n % 2 * 4) * kRowBytes + ((filter_unit ^ 2 * step) << 4));
+#pragma unroll
+        for (int m = 0; m < kBlocks; ++m)
+#pragma unroll
+          for (int n = 0; n < 4 * kColumns; ++n) mma<Element>(sums[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+        if constexpr (kFolded) {
+          // Of ldmatrix's four: eight filters, these 8 channels on; the next eight, if there are.
+          const int filter = kHidden == 8 ? row : lane / 16 * 8 + row;
+#pragma unroll
+          for (int n = 0; n < (kHiddenTiles + 1) / 2; ++n)
+            load_matrices(c[n], weights + (t * Plan::kFilters + kN + 16 * n + filter) * kRowBytes + ((filter_unit ^ 2 * step) << 4));
+#pragma unroll
+          for (int m = 0; m < kBlocks; ++m)
+#pragma unroll
+            for (int n = 0; n < kHiddenTiles; ++n)
+              mma<Element>(sums[m][4 * kColumns + n], a[m], c[n / 2][n % 2 * 2], c[n / 2][n % 2 * 2 + 1]);
+        }
+        if (t == 0 && step == 0) copies();
+      }
+    }
+  }
+
+  // A piece of this warp's sums: eight channels of two pixels.
+  AT_DEVICE static void take(float (&v)[2][kVector], const Sums& sums, int m, int column) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) v[half][e] = sums[m][4 * column + e / 2][2 * half + e % 2];
+  }
+
+  // The pieces that this slice finishes, every kSlices-th: all slices' sums in one order.
+  AT_DEVICE static void exchange(const Part& part, const Sums& sums, float (&own)[kOwn][2][kVector], char* shared) {
+    __syncthreads();  // nobody reads operands any more
+    float4* memory = (float4*)shared + (threadIdx.x / 32 % kWarps * kPieces * 4) * 32 + part.lane;
+    constexpr int kSlice = kWarps * kPieces * 4 * 32;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      float v[2][kVector];
+      take(v, sums, i / kColumns, i % kColumns);
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        memory[part.slice * kSlice + (4 * i + j) * 32] =
+            make_float4(v[j / 2][j % 2 * 4], v[j / 2][j % 2 * 4 + 1], v[j / 2][j % 2 * 4 + 2], v[j / 2][j % 2 * 4 + 3]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float4 total = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+        for (int slice = 0; slice < kSlices; ++slice) {
+          const float4 other = memory[slice * kSlice + (4 * (i * kSlices + part.slice) + j) * 32];
+          total.x += other.x, total.y += other.y, total.z += other.z, total.w += other.w;
+        }
+        float* to = own[i][j / 2] + j % 2 * 4;
+        to[0] = total.x, to[1] = total.y, to[2] = total.z, to[3] = total.w;
+      }
+  }
+
+  // ---- A block's inner values ----
+
+  AT_DEVICE static void clear(uint32_t patch, int bytes) {
+    for (int i = 16 * threadIdx.x; i < bytes; i += 16 * kThreads) hopper::write(patch + i, make_uint4(0, 0, 0, 0));
+  }
+
+  // What steps(v, piece, half, channel) make of the sums -> patches of kK channels, whose border stays as it was cleared; and the
+  // sums begin anew.
+  template <typename Steps>
+  AT_DEVICE static void fill_patch(const Convolution& x, const Part& part, Sums& sums, uint32_t patch, const Steps& steps) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      float v[2][kVector];
+      take(v, sums, i / kColumns, i % kColumns);
+      const int channel = part.n + i % kColumns * 32 + part.lane % 4 * kVector;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const Pixel own(x, part.m + i / kColumns * 16 + 8 * half + part.lane / 4);
+        const int h = own.row + x.a.pad_h, w = own.column + x.a.pad_w;
+        if (own.image >= x.images || channel >= x.a.k) continue;
+        steps(v[half], i, half, channel);
+        const int pixel = (own.image * x.patch_h + h) * x.patch_w + w, key = (own.image * x.tile_p + h) * x.tile_q + w & 7;
+        const int chunk = kN > kK ? channel / kK : 0, unit = channel / kVector - chunk * kUnits;
+        hopper::write(patch + chunk * x.patch_bytes + pixel * kRowBytes + ((unit ^ key) << 4), rounded<Element>(v[half]).words[0]);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m)
+#pragma unroll
+      for (int n = 0; n < 4 * kColumns; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[m][n][e] = 0.f;
+  }
+};
+
+}  // namespace at

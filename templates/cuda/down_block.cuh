@@ -1,0 +1,185 @@
+// A residual block that halves its images in one kernel, by mma.sync: a 3x3 convolution with stride 2, a second one, squeeze-and-
+// excitation, and a projection of the pooled input as the identity; NHWC, up to 64 channels of x.
+//
+// Both convolutions are conv2d.cuh's, of whole images with all channels. The pool is found from the first one's patch, beside its
+// products; what it yields are the second one's patches, in the same place. The projection goes on where the gate leaves
+// off: its products are added to the sums that the gate has scaled. One ring of weights serves all three.
+#pragma once
+#include "cuda/conv2d.cuh"
+
+namespace at {
+
+template <typename Config>
+struct SeDownBlock : ImageConv2d<Config> {
+  using Conv2d = ImageConv2d<Config>;
+  using typename Conv2d::Convolution, typename Conv2d::Copier, typename Conv2d::Element, typename Conv2d::Excitation;
+  using typename Conv2d::Part, typename Conv2d::Pixel, typename Conv2d::Place, typename Conv2d::Sums, typename Conv2d::Weights;
+  using Conv2d::kBlocks, Conv2d::kColumns, Conv2d::kCopied, Conv2d::kK, Conv2d::kM, Conv2d::kPieces, Conv2d::kRowBytes;
+  using Conv2d::kStageBytes, Conv2d::kStages, Conv2d::kTaps, Conv2d::kThreads, Conv2d::kUnits, Conv2d::kVector;
+  static constexpr int kSteps = 9 / kTaps;                // of a convolution, of kK channels
+  static constexpr int kPooled = kM * kUnits / kThreads;  // units of the pool that a thread finds
+  static constexpr int kPooledAStep = (kPooled + kSteps - 1) / kSteps;
+  // Places of the pointers: Problem.operands() of se_down_block.
+  enum { kX, kWeight1, kWeight2, kProjection, kFirstGate, kY = 8 };
+
+  struct Params {
+    Convolution first, second;
+    int pooled, ring, gate;  // bytes from the beginning of shared memory, where the patches are
+    at_pointers p;
+  };
+
+  AT_DEVICE static void prepare(const at_conv2d_se& a, at_prepared* out) {
+    at_conv2d_se first = a, second = a;
+    first.launch[Conv2d::kTileP] = a.p, first.launch[Conv2d::kTileQ] = a.q, first.launch[Conv2d::kPatches] = 1;
+    second.h = a.p, second.w = a.q, second.c = a.k, second.stride_h = second.stride_w = 1;
+    second.launch[Conv2d::kTileP] = a.p, second.launch[Conv2d::kTileQ] = a.q, second.launch[Conv2d::kPatches] = ceil_div(a.k, kK);
+    Params x;
+    int64_t bytes;
+    const bool planned = Conv2d::plan(first, a.hidden, x.first, bytes) && Conv2d::plan(second, a.hidden, x.second, bytes);
+    if (!planned || x.first.chunks > 1 || x.first.taps != 9) return refused(out);
+    x.pooled = max(x.first.patch_bytes, x.second.chunks * x.second.patch_bytes);
+    x.ring = x.pooled + kM * kRowBytes, x.gate = x.ring + kStages * kStageBytes;
+    bytes = x.gate + excitation(x).bytes();
+    if (bytes > Conv2d::kMostShared) return refused(out);
+    prepared(out, x, ceil_div(a.n, x.first.images), 1, 1, kThreads, bytes, 0);
+  }
+
+  AT_DEVICE static Excitation excitation(const Params& x) { return Excitation(x.second.a.p * x.second.a.q, x.second.hidden); }
+
+  // The weights of both convolutions and of the projection, one step after the other.
+  struct Filters {
+    Weights first, second;
+    const char* projection;
+    int step = 0;
+
+    AT_DEVICE Filters(const Params& x, const Place& at, uint32_t ring)
+        : first(x.first, x.p.p + kWeight1, at, ring), second(x.second, x.p.p + kWeight2, at, ring) {
+      projection = (const char*)x.p.p[kProjection] + ((int64_t)threadIdx.x / kUnits * x.first.a.c + first.channel) * 2;
+      second.slot = kSteps % kStages;
+    }
+    AT_DEVICE void load_step(const Params& x) {
+      if (step < kSteps) first.load_step(x.first);
+      else if (step < kSteps + x.second.steps) second.load_step(x.second);
+      else if (step == kSteps + x.second.steps) load_projection(x);
+      ++step;
+    }
+
+   private:
+    AT_DEVICE void load_projection(const Params& x) const {
+      const bool inside = (int)threadIdx.x % kUnits * kVector < x.first.a.c;
+#pragma unroll
+      for (int i = 0; i < Weights::kFilters; ++i)
+        copy_async(first.to + second.slot * kStageBytes + i * kCopied * kRowBytes + (Weights::kSameKeys ? 0 : Weights::swizzled(i)),
+                   projection + i * kCopied * x.first.a.c * 2, 16, inside && (first.known >> i & 1));
+    }
+  };
+
+  // The i-th unit of this thread: the mean of the nine pixels that the first convolution's taps read.
+  AT_DEVICE static void pool(const Convolution& x, int i, uint32_t patch, uint32_t pooled) {
+    const int m = threadIdx.x / kUnits + i * kCopied, unit = threadIdx.x % kUnits;
+    const Pixel own(x, m);
+    if (own.image >= x.images) return;
+    const uint32_t first = patch + ((own.image * x.patch_h + 2 * own.row) * x.patch_w + 2 * own.column) * kRowBytes;
+    float total[kVector] = {};
+#pragma unroll
+    for (int tap = 0; tap < 9; ++tap) {
+      const int code = x.tap[tap];
+      Pack<Element, kVector> read;
+      read.words[0] = hopper::read(first + (code & ~7) + ((unit ^ (m + code & 7)) << 4));
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) total[e] += to_float(read.elements[e]);
+    }
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) total[e] *= 1.f / 9;
+    hopper::write(pooled + m * kRowBytes + ((unit ^ m & 7) << 4), rounded<Element>(total).words[0]);
+  }
+
+  AT_DEVICE static void run(const Params& x, char* shared) {
+    const Place at(x.first);
+    const Part part;
+    const uint32_t patches = hopper::shared_address(shared), pooled = patches + x.pooled, ring = patches + x.ring;
+
+    Filters filters(x, at, ring);
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) filters.load_step(x);
+    excitation(x).load_weights(shared + x.gate, x.p.p + kFirstGate, 0, x.second.a.k, threadIdx.x);
+    wait_for_previous();
+    Conv2d::load_patch(x.first, (const Element*)x.p.p[kX], at, Copier(x.first), 0, patches);
+    commit_copies();
+#pragma unroll
+    for (int i = 0; i < kStages - 2; ++i) commit_copies();  // so that every step waits for as many
+
+    Sums sums = {};
+    int slot = 0;
+    // beside(step): done behind the step's first products.
+    const auto convolve = [&](const Convolution& conv, auto&& beside) {
+      int pixels[kBlocks];
+      Conv2d::find_rows(conv, part, pixels);
+      for (int chunk = 0; chunk < conv.chunks; ++chunk)
+        for (int step = 0; step < kSteps; ++step) {
+          wait_for_copies<kStages - 2>();
+          __syncthreads();
+          const uint32_t patch = patches + chunk * conv.patch_bytes;
+          Conv2d::multiply(conv, part, pixels, patch, ring + slot * kStageBytes, step * kTaps, sums, [&] {
+            filters.load_step(x);
+            commit_copies();
+            beside(step);
+          });
+          if (++slot == kStages) slot = 0;
+        }
+    };
+    convolve(x.first, [&](int step) {
+      for (int i = step * kPooledAStep; i < min((step + 1) * kPooledAStep, kPooled); ++i) pool(x.first, i, patches, pooled);
+    });
+    __syncthreads();  // nobody reads x any more
+    Conv2d::clear(patches, x.second.chunks * x.second.patch_bytes);
+    __syncthreads();
+    Conv2d::fill_patch(x.second, part, sums, patches, [&](float (&v)[kVector], int, int, int channel) {
+      Config::Steps::inner(v, x.p.p, x.second.a.scalars, channel);
+    });
+    convolve(x.second, [](int) {});
+    launch_next();
+    finish(x, at, part, sums, pooled, ring + slot * kStageBytes, shared + x.gate);
+  }
+
+  AT_DEVICE static void finish(const Params& x, const Place& at, const Part& part, Sums& sums, uint32_t pooled, uint32_t projection,
+                               char* memory) {
+    const Convolution& conv = x.second;
+    float own[kPieces][2][kVector];
+    int block[kPieces], column[kPieces];
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      Conv2d::take(own[i], sums, i / kColumns, i % kColumns);
+      block[i] = part.m / 16 + i / kColumns, column[i] = part.n + i % kColumns * 32 + part.lane % 4 * kVector;
+    }
+    Conv2d::apply_before(conv, x.p.p, at, own, column);
+    Conv2d::scale(conv, part, own, block, column, memory);  // all copies and the pool are there, too, when it ends
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (column[i] < conv.a.k) Config::Steps::gated(own[i][half], x.p.p, conv.a.scalars, column[i]);
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) sums[i / kColumns][4 * (i % kColumns) + e / 2][2 * half + e % 2] = own[i][half][e];
+      }
+
+    int rows[kBlocks];
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m) rows[m] = (part.m + 16 * m + part.lane % 16) * kRowBytes;
+    Conv2d::template multiply<1>(x.first, part, rows, pooled, projection, 0, sums, [] {});
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      Conv2d::take(own[i], sums, i / kColumns, i % kColumns);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int pixel = Conv2d::output_pixel(conv, at, block[i] * 16 + 8 * half + part.lane / 4);
+        if (pixel < 0 || column[i] >= conv.a.k) continue;
+        const int64_t offset = (int64_t)pixel * conv.a.k + column[i];
+        Config::Steps::apply(own[i][half], x.p.p, conv.a.scalars, column[i], offset);
+        store(own[i][half], (Element*)x.p.p[kY] + offset);
+      }
+    }
+  }
+};
+
+}  // namespace at
