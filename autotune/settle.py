@@ -5,6 +5,9 @@ time its finalists, and the choice to let it overlap with the kernel before it, 
 the plan so far, in interleaved rounds; what is faster by more than the noise is kept. In the first sweep all
 layers with the same problem change together: that takes fewer rounds, and what is gained stands out of the noise. It
 ends when a sweep over alternatives and layers changes nothing.
+
+Last comes the order of layers that do not wait for each other: a graph's branches are the same in any order, and still
+not as fast, for the first of two branches goes on where the kernel before it ran.
 """
 
 from __future__ import annotations
@@ -42,8 +45,13 @@ class _Known:
     us: float | None
 
 
-_Plan = tuple[dict[str, Pick], list[Alternative]]
-"""A pick for every layer, taken or not, and the alternatives taken."""
+@dataclass(frozen=True)
+class _Plan:
+    """A pick for every layer, taken or not; the alternatives taken; and layers' names in the order to keep to."""
+
+    picks: Mapping[str, Pick]
+    taken: Sequence[Alternative] = ()
+    order: Sequence[str] = ()
 
 
 def settle_network(store: Store, device: Device, worker: Worker, network: Network) -> PlanRow | None:
@@ -67,15 +75,14 @@ def settle_network(store: Store, device: Device, worker: Worker, network: Networ
     alone = [Pick(layer.name, known[layer.name][0].candidate) for layer in network.layers]
     if worker.plans(network, [alone], 1)[0].median_us is None:
         return None
-    ends: list[_Plan] = [_Settling(worker, network, _options(known)).descend()]
+    ends = [_Settling(worker, network, _options(known)).descend()]
     start = _start_at(store, store.plan(device, network.key), network, known)
-    if start and worker.plans(network, [_layers(network, *start)], 1)[0].median_us is not None:
+    if start and worker.plans(network, [_layers(network, start)], 1)[0].median_us is not None:
         ends += [start, _Settling(worker, network, _options(known), start).descend()]
-    layers = [_layers(network, *end) for end in ends]
-    before, *results = worker.plans(network, [alone, *layers], 3 * ROUNDS)
+    before, *results = worker.plans(network, [alone, *(_layers(network, end) for end in ends)], 3 * ROUNDS)
     times = [result.median_us or math.inf for result in results]
     best = times.index(min(times))
-    end, taken = results[best], ends[best][1]
+    end, plan = results[best], ends[best]
     if before.median_us is None or end.median_us is None or end.spread_us is None:
         return None
     return store.put_plan(
@@ -85,12 +92,12 @@ def settle_network(store: Store, device: Device, worker: Worker, network: Networ
         spread_us=end.spread_us,
         choices=[
             _choice(pick, next(one for one in known[pick.layer] if one.candidate == pick.candidate))
-            for pick in layers[best]
+            for pick in _layers(network, plan)
         ],
         details={
             "alone_us": before.median_us,
             "samples_us": end.samples_us,
-            "alternatives": [alternative.name for alternative in taken],
+            "alternatives": [alternative.name for alternative in plan.taken],
         },
     )
 
@@ -99,9 +106,9 @@ def _options(known: Mapping[str, Sequence[_Known]]) -> dict[str, list[Candidate]
     return {name: [one.candidate for one in each] for name, each in known.items()}
 
 
-def _layers(network: Network, picks: Mapping[str, Pick], taken: Sequence[Alternative]) -> list[Pick]:
+def _layers(network: Network, plan: _Plan) -> list[Pick]:
     """The picks of the layers that run, in order."""
-    return [picks[layer.name] for layer in network.layers_with([one.name for one in taken])]
+    return [plan.picks[layer.name] for layer in network.layers_with([one.name for one in plan.taken], plan.order)]
 
 
 def _start_at(store: Store, saved: PlanRow | None, network: Network, known: dict[str, list[_Known]]) -> _Plan | None:
@@ -116,7 +123,8 @@ def _start_at(store: Store, saved: PlanRow | None, network: Network, known: dict
             known[name].append(one)
         picks[name] = Pick(name, one.candidate, choice["overlap"])
     names = saved.details.get("alternatives", [])
-    return picks, [alternative for alternative in network.alternatives if alternative.name in names]
+    taken = [alternative for alternative in network.alternatives if alternative.name in names]
+    return _Plan(picks, taken, [choice["layer"] for choice in saved.choices])
 
 
 def _choice(pick: Pick, known: _Known) -> dict[str, object]:
@@ -140,7 +148,7 @@ class _Settling:
 
     def __post_init__(self) -> None:
         if self.start:
-            self.picks, self.taken = dict(self.start[0]), list(self.start[1])
+            self.now = self.start
             return
         # One operator of torch's, or plan of cuDNN's, keeps all kernels from being one graph of ours: no change of one
         # layer tells whether that is worth it. So we start without any, unless the layers' winners are faster together.
@@ -150,25 +158,21 @@ class _Settling:
             for name, candidates in options.items()
         }
         winners = {name: Pick(name, candidates[0]) for name, candidates in options.items()}
-        self.picks, self.taken = ours, list[Alternative]()
-        fastest = _layers(self.network, winners, [])
-        if self.plan() != fastest and self._shares([fastest])[0] < GAIN:
-            self.picks = winners
-
-    def plan(self) -> list[Pick]:
-        """The picks of the layers that run, in order."""
-        return _layers(self.network, self.picks, self.taken)
+        self.now, fastest = _Plan(ours), _Plan(winners)
+        if _layers(self.network, self.now) != _layers(self.network, fastest):
+            self._take_faster([fastest])
 
     def descend(self) -> _Plan:
-        """The plan that no change of one layer or alternative makes faster."""
+        """The plan that no change of one layer or alternative, or of two neighbours' order, makes faster."""
         for sweep in range(SWEEPS):
             changed = [self._settle_alternative(alternative) for alternative in self.network.alternatives]
-            names = [pick.layer for pick in self.plan()]
+            names = [pick.layer for pick in _layers(self.network, self.now)]
             groups = self._of_one_problem(names) if sweep == 0 and not self.start else [[name] for name in names]
             changed += [self._settle_layers(group) for group in groups]
+            changed.append(self._settle_order())
             if len(groups) == len(names) and not any(changed):
                 break
-        return self.picks, self.taken
+        return self.now
 
     def _of_one_problem(self, names: Sequence[str]) -> list[list[str]]:
         """Layers that have the same candidates."""
@@ -180,24 +184,20 @@ class _Settling:
 
     def _settle_alternative(self, alternative: Alternative) -> bool:
         """Take an alternative, or give it up, if that is faster; those that it excludes are given up with it."""
-        if any(layer.name not in self.picks for layer in alternative.layers):
+        picks, taken = self.now.picks, self.now.taken
+        if any(layer.name not in picks for layer in alternative.layers):
             return False  # it has no candidates
         gone = set(alternative.replaces)
-        others = [one for one in self.taken if one != alternative and gone.isdisjoint(one.replaces)]
-        if alternative in self.taken:
-            if any(name not in self.picks for name in alternative.replaces):
+        others = [one for one in taken if one != alternative and gone.isdisjoint(one.replaces)]
+        if alternative in taken:
+            if any(name not in picks for name in alternative.replaces):
                 return False
-            tried = [one for one in self.taken if one != alternative]
+            tried = [one for one in taken if one != alternative]
         else:
             tried = [*others, alternative]
         own = [layer.name for layer in alternative.layers]
-        overlapping = {name: replace(self.picks[name], overlap=self.picks[name].candidate.native) for name in own}
-        ways = [self.picks, {**self.picks, **overlapping}]
-        shares = self._shares([_layers(self.network, picks, tried) for picks in ways])
-        best = shares.index(min(shares))
-        if shares[best] < GAIN:
-            self.taken, self.picks = tried, ways[best]
-        return shares[best] < GAIN
+        overlapping = {name: replace(picks[name], overlap=picks[name].candidate.native) for name in own}
+        return self._take_faster([replace(self.now, picks={**picks, **way}, taken=tried) for way in ({}, overlapping)])
 
     def _settle_layers(self, names: Sequence[str]) -> bool:
         """Take the candidate of some layers, which have the same, with which the network is fastest."""
@@ -207,25 +207,45 @@ class _Settling:
             for overlap in (False, True)
             if candidate.native or not overlap
         ]
-        now = {name: self.picks[name] for name in names}
+        now = {name: self.now.picks[name] for name in names}
         tried = [way for way in ways if way != now]
         if not tried:
             return False
-        shares = self._shares([_layers(self.network, {**self.picks, **way}, self.taken) for way in tried])
-        ranked = [way for _, way in sorted(zip(shares, tried, strict=True), key=lambda pair: pair[0])]
+        plans = [replace(self.now, picks={**self.now.picks, **way}) for way in tried]
+        shares = self._shares(plans)
+        ranked = sorted(range(len(tried)), key=shares.__getitem__)
         if gained := min(shares) < GAIN:
-            self.picks.update(ranked[0])
+            self.now = plans[ranked[0]]
         for name in names:
             kept = [now[name].candidate]
-            for other in (way[name].candidate for way in ranked):
+            for other in (tried[i][name].candidate for i in ranked):
                 if other not in kept and len(kept) < KEPT:
                     kept.append(other)
             self.options[name] = kept
         return gained
 
-    def _shares(self, plans: Sequence[Sequence[Pick]]) -> list[float]:
+    def _settle_order(self) -> bool:
+        """Exchange two neighbours, of which neither waits for the other, where that is faster."""
+        layers = self.network.layers_with([one.name for one in self.now.taken], self.now.order)
+        names = [layer.name for layer in layers]
+        orders = [
+            [*names[:i], names[i + 1], names[i], *names[i + 2 :]]
+            for i in range(len(names) - 1)
+            if set(layers[i].writes).isdisjoint(layers[i + 1].reads)
+        ]
+        return self._take_faster([replace(self.now, order=order) for order in orders])
+
+    def _take_faster(self, plans: Sequence[_Plan]) -> bool:
+        """Go on with the fastest of some plans, if it is faster than the plan so far."""
+        shares = self._shares(plans) if plans else [math.inf]
+        if gained := min(shares) < GAIN:
+            self.now = plans[shares.index(min(shares))]
+        return gained
+
+    def _shares(self, plans: Sequence[_Plan]) -> list[float]:
         """Each plan's share of the time of the plan so far, in interleaved rounds; infinite for what does not run."""
-        now, *results = self.worker.plans(self.network, [self.plan(), *plans], ROUNDS)
+        picks = [_layers(self.network, plan) for plan in (self.now, *plans)]
+        now, *results = self.worker.plans(self.network, picks, ROUNDS)
         if now.median_us is not None:
             return [(result.median_us or math.inf) / now.median_us for result in results]
         if len(plans) == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.epilogue import Epilogue
@@ -43,12 +43,23 @@ class Layer:
     weights: Mapping[str, Source] = field(default_factory=dict)
     scalars: tuple[Source, ...] = ()
 
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Names of the activations that it makes."""
+        return tuple(self.buffers[operand.name] for operand in self.problem.operands() if operand.role == "output")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the activations that it needs."""
+        written = self.writes
+        return tuple(name for name in self.buffers.values() if name not in written)
+
 
 @dataclass(frozen=True)
 class Alternative:
     """Other layers that compute what some of a network's layers do: fused, or written as another problem.
 
-    replaces: names of the layers whose place they take, at that of the last of them, where all is there that they read.
+    replaces: names of the layers whose place they take: that of the last of them, or before who reads what they make.
     """
 
     name: str
@@ -76,18 +87,36 @@ class Network:
         """The layers, and those of all alternatives."""
         return (*self.layers, *(layer for alternative in self.alternatives for layer in alternative.layers))
 
-    def layers_with(self, names: Sequence[str]) -> tuple[Layer, ...]:
-        """The layers with the alternatives of these names taken; raises ProblemError if they replace a layer twice."""
+    def layers_with(self, names: Sequence[str], order: Iterable[str] = ()) -> tuple[Layer, ...]:
+        """The layers with the alternatives of these names taken; raises ProblemError if they replace a layer twice.
+
+        order: names of layers in the order to keep to where they do not wait for each other.
+        """
         taken = [alternative for alternative in self.alternatives if alternative.name in names]
         gone = [name for alternative in taken for name in alternative.replaces]
         if len(set(gone)) < len(gone):
             raise ProblemError(f"{self.key}: {' and '.join(names)} replace a layer twice")
-        order = [layer.name for layer in self.layers]
-        last = {max(one.replaces, key=order.index): one.layers for one in taken}
+        plain = [layer.name for layer in self.layers]
+        last = {max(one.replaces, key=plain.index): one.layers for one in taken}
         kept: list[Layer] = []
         for layer in self.layers:
             kept += last.get(layer.name, () if layer.name in gone else (layer,))
-        return tuple(kept)
+        return _in_order(kept, order)
+
+
+def _in_order(layers: Sequence[Layer], order: Iterable[str]) -> tuple[Layer, ...]:
+    """The layers, each behind those that make what it reads: as near `order` as that allows, else as they are."""
+    places, place = {name: i for i, name in enumerate(order)}, -1
+    keys = [place := places.get(layer.name, place) for layer in layers]  # others stay behind who is before them
+    waiting = [layer for _, layer in sorted(zip(keys, layers, strict=True), key=lambda pair: pair[0])]
+    unmade = {name for layer in layers for name in layer.writes}
+    ordered: list[Layer] = []
+    while waiting:
+        following = next(layer for layer in waiting if unmade.isdisjoint(layer.reads))
+        waiting.remove(following)
+        unmade.difference_update(following.writes)
+        ordered.append(following)
+    return tuple(ordered)
 
 
 Layers = tuple[list[Layer], list[Alternative]]
@@ -184,11 +213,10 @@ class _Block:
     def layers(self) -> list[Layer]:
         """Two convolutions, the projection if there is one, and the tail, which adds the next block's bias.
 
-        The pool comes first, where a kernel of the block before that has it as well can stand in its place.
+        The projection's branch comes behind the first convolution, for which all others wait.
         """
-        if self._projects:
-            return [self._pool(), self._conv1(), self._project(), self._conv2(), self._tail()]
-        return [self._conv1(), self._conv2(), self._tail()]
+        projection = [self._pool(), self._project()] if self._projects else []
+        return [self._conv1(), *projection, self._conv2(), self._tail()]
 
     def alternatives(self) -> list[Alternative]:
         """Pool and projection as one convolution; the second dense, with tail and projection; all in one kernel."""
@@ -295,7 +323,7 @@ class _Block:
 
     def _whole_with_projection(self) -> Layer:
         """The same of a block that halves its image: the tail adds the projection instead of a tensor."""
-        _, conv1, project, conv2, tail = self.layers()
+        conv1, _, project, conv2, tail = self.layers()
         first, second, (_, *last) = (part.problem.epilogue.names for part in (conv1, conv2, tail))
         weights = {"weight1": conv1.weights["weight"], "weight2": conv2.weights["weight"]}
         return Layer(

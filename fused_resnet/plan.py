@@ -74,7 +74,7 @@ class Plan:
             self._bind(layer, state, store, settled.get(layer.name), slots, Slot(len(slots) + i))
             for i, layer in enumerate(layers)
         ]
-        uses = [Use(frozenset(_read(item)), frozenset(_written(item))) for item in self.bound]
+        uses = [Use(frozenset(layer.reads), frozenset(layer.writes)) for layer in layers]
         self.arena = arrange({name: operand.bytes for name, operand in self.buffers.items()}, uses)
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the weights are in their order, for whichever stream comes first
@@ -174,9 +174,9 @@ def make_graph(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) ->
     graph = engine.Graph(slots)
     made_by: dict[str, int] = {}
     for item in bound:
-        after = sorted({made_by[name] for name in _read(item) if name in made_by})
+        after = sorted({made_by[name] for name in item.layer.reads if name in made_by})
         number = graph.add(item.kernel, item.step.pointers, after, item.choice.overlap)
-        made_by |= dict.fromkeys(_written(item), number)
+        made_by |= dict.fromkeys(item.layer.writes, number)
     return graph
 
 
@@ -219,12 +219,3 @@ def execute(runs: Sequence[Run], stream: int, slots: Sequence[torch.Tensor]) -> 
             run.run(stream, slots)
         else:
             run.run(stream, addresses)
-
-
-def _written(item: BoundLayer) -> list[str]:
-    outputs = [operand.name for operand in item.layer.problem.operands() if operand.role == "output"]
-    return [item.layer.buffers[name] for name in outputs]
-
-
-def _read(item: BoundLayer) -> list[str]:
-    return [name for name in item.layer.buffers.values() if name not in _written(item)]

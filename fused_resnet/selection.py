@@ -57,8 +57,9 @@ def choices(store: Database, problem: Problem, device: torch.device) -> Iterator
 def select(store: Database, network: Network, device: torch.device) -> tuple[tuple[Layer, ...], dict[str, Choice]]:
     """The layers to run, and for each by name what was chosen for it inside the network on this kind of device.
 
-    Where the whole network was settled, what was found then. Elsewhere nothing is chosen yet, and an alternative is
-    taken if all its layers are tuned and the sum of their times is less than that of the layers that it replaces.
+    Where the whole network was settled, what was found then, in the order of then. Elsewhere nothing is chosen yet, and
+    an alternative is taken if all its layers are tuned and the sum of their times is less than that of the layers that
+    it replaces.
     """
     row = store.device(device_name(device))
     plan = store.plan(row, network.key) if row else None
@@ -69,7 +70,7 @@ def select(store: Database, network: Network, device: torch.device) -> tuple[tup
             )
             for saved in plan.choices
         }
-        return network.layers_with(plan.details.get("alternatives", [])), chosen
+        return network.layers_with(plan.details.get("alternatives", []), chosen), chosen
     return network.layers_with(_faster(store, row, network) if row else []), {}
 
 

@@ -126,6 +126,23 @@ def test_a_pool_that_a_block_has_comes_before_who_reads_it():
     assert layers[0].buffers["pooled"] == layers[2].buffers["skip"]
 
 
+def test_layers_keep_to_an_order_where_they_do_not_wait_for_each_other():
+    net = network("se_resnet9_fixup", 3, 3, "f32")
+    plain = [layer.name for layer in net.layers_with([])]
+    conv, pool, project = (f"layers.1.0.{name}" for name in ("conv1", "downsample.0", "downsample.1"))
+    first = plain.index(conv)
+    assert plain[first : first + 3] == [conv, pool, project]
+    # The projection reads the pool, so it stays behind it.
+    for asked, given in ([pool, conv, project], [pool, conv, project]), ([project, pool, conv], [pool, project, conv]):
+        order = [*plain[:first], *asked, *plain[first + 3 :]]
+        assert [layer.name for layer in net.layers_with([], order)] == [*plain[:first], *given, *plain[first + 3 :]]
+    # What the order does not name stays behind what it was behind.
+    order = [name for name in plain if name not in (conv, pool, project)]
+    assert [layer.name for layer in net.layers_with([], order)] == plain
+    names = [layer.name for layer in net.layers_with(["layers.1.0.downsample"], [*plain[:first], pool, conv])]
+    assert names[first : first + 2] == [conv, "layers.1.0.downsample"]
+
+
 def test_unknown_model_lists_the_known():
     with pytest.raises(UnknownNameError, match="se_resnet9_fixup"):
         network("resnet50", 1, 3, "f32")

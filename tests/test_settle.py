@@ -1,13 +1,17 @@
 """The choice inside the network, on a device of which a table says how long each plan takes."""
 
 import json
+from dataclasses import replace
 
 import pytest
+import torch
 
+from autotune.device import device_name
 from autotune.problem import parse
 from autotune.result import Result
 from autotune.settle import settle_network
 from fused_resnet.graph import INPUT, OUTPUT, Layer, Network
+from fused_resnet.selection import select
 from tuning_db import Store
 
 PROBLEM = "conv2d n=2 h=4 w=4 c={c} k=8 dtype=f32"
@@ -16,8 +20,8 @@ LAYERS = {"first": 8, "second": 16}
 NETWORK = Network(
     "net",
     tuple(
-        Layer(name, parse(PROBLEM.format(c=c)), {"x": INPUT, "y": OUTPUT}, {"weight": f"{name}.weight"})
-        for name, c in LAYERS.items()
+        Layer(name, parse(PROBLEM.format(c=c)), {"x": x, "y": y}, {"weight": f"{name}.weight"})
+        for (name, c), (x, y) in zip(LAYERS.items(), [(INPUT, "between"), ("between", OUTPUT)], strict=True)
     ),
     (2, 8, 4, 4),
 )
@@ -43,7 +47,7 @@ def store(tmp_path):
 @pytest.fixture
 def kernels(store):
     """A device, and kernels by (layer, number): two for each layer, of which number 0 is faster alone."""
-    device = store.put_device("d", "cpu", flops_per_us=1.0, bytes_per_us=1.0)
+    device = store.put_device(device_name(torch.device("cpu")), "cpu", flops_per_us=1.0, bytes_per_us=1.0)
     made = {}
     for name, c in LAYERS.items():
         for number in (0, 1):
@@ -94,6 +98,32 @@ def test_and_from_the_plan_that_the_database_has(store, kernels, saved):
     row = settle_network(store, device, Device(VALLEYS), NETWORK)
     assert plan_of(row, made) == (1, 1) and row.median_us == 8.0
     assert store.plan(device, NETWORK.key).id == row.id
+
+
+BRANCHES = Network(
+    "branches",
+    tuple(replace(layer, buffers={"x": INPUT, "y": layer.name}) for layer in NETWORK.layers),
+    NETWORK.output_shape,
+)
+"""The same layers, of which neither waits for the other."""
+
+
+class Branches(Device):
+    """us: how long a plan takes by the order of its layers."""
+
+    def plans(self, network, plans, rounds):
+        times = [self.us[" ".join(pick.layer for pick in plan)] for plan in plans]
+        return [Result("ok", median_us=us, spread_us=0.1, samples_us=[us]) for us in times]
+
+
+@pytest.mark.parametrize("faster", ["first second", "second first"])
+def test_neighbours_that_do_not_wait_for_each_other_are_in_the_faster_order(store, kernels, faster):
+    device, _ = kernels
+    times = {"first second": 10.0, "second first": 10.0} | {faster: 9.0}
+    row = settle_network(store, device, Branches(times), BRANCHES)
+    assert " ".join(choice["layer"] for choice in row.choices) == faster and row.median_us == 9.0
+    layers, chosen = select(store, BRANCHES, torch.device("cpu"))
+    assert [layer.name for layer in layers] == list(chosen) == faster.split()
 
 
 def test_a_plan_that_is_slower_by_now_is_left(store, kernels):
