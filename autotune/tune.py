@@ -300,10 +300,13 @@ class Tuning:
         return self.trials.finish()
 
     def _complete(self) -> None:
-        """Try the prior's best for every problem that time left without any: else its layer could not be chosen."""
+        """Try the prior's best for every problem that time left without any: else its layer could not be chosen.
+
+        Of the family that is for the fewest architectures: it is likely to make most of this one.
+        """
         tried = {study.space.problem for study in self.studies if study.told}
         missing: dict[Problem, tuple[Study, Kernel]] = {}
-        for study in self.studies:
+        for study in sorted(self.studies, key=lambda study: len(family(study.space.family).architectures)):
             if study.total and study.space.problem not in tried:
                 kernel = study.space.kernel(study.space.configs[0], self.options.target)
                 missing.setdefault(study.space.problem, (study, kernel))
