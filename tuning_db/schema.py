@@ -112,7 +112,7 @@ class PlanRow(Base):
     median_us: Mapped[float]
     spread_us: Mapped[float]
     choices: Mapped[list[dict[str, Any]]] = mapped_column(
-        JSON, doc="a layer each: layer, kernel (its id), launch, us alone, overlap"
+        JSON, doc="a layer each, in order: layer, kernel (its id), launch, us alone, overlap"
     )
     details: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
     recorded: Mapped[str | None] = mapped_column(doc="UTC, for people: nothing is decided by it, for clocks jump")
