@@ -212,6 +212,14 @@ def test_excess_counts_what_was_tried_by_then(recording):
     assert one.excess_at(0.0) == math.inf
 
 
+def test_a_short_run_ends_with_something_for_every_problem():
+    """Twelve chains, so no kernel serves two problems: on four cores four kernels of each would take 24 seconds."""
+    ends = ("none", "relu", "gelu", "silu", "tanh", "sigmoid")
+    chains = [*ends, *(f"bias,{end}" for end in ends[1:]), "bias"]
+    one = replay(made(12, epilogues=chains), DEFAULT, 0, cores=4, budget=16.0)
+    assert all(one.steps.values())
+
+
 def test_the_default_beats_the_others_where_layers_are_alike():
     """Mean excess over the best after 30 % of the configs, on recordings that no strategy was chosen on."""
     seeds = range(4)

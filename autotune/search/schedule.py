@@ -21,6 +21,8 @@ AHEAD = 32
 """While so many kernels wait to be measured, no more are asked for."""
 LEAST = 4
 """Configs that a study is asked for at a time: to be asked costs it milliseconds."""
+FIRST = 2
+"""The same until it has had LEAST: a short budget, or one for few cores, is to end with something for every layer."""
 
 
 class Bench(Protocol):
@@ -110,7 +112,8 @@ class Schedule:
             study = self._turns[0]
             self._turns.rotate(-1)
             a_unit = together(study.space.family)
-            share = max(LEAST, a_unit, -(-units * a_unit // len(self._turns)))
+            least = max(LEAST, a_unit) if study.told + len(study.pending) >= LEAST else FIRST
+            share = max(least, -(-units * a_unit // len(self._turns)))
             left = self._left(study.space.problem)
             asked = self._asked(study, min(share, left)) if left > 0 else []
             wanted |= dict.fromkeys(asked)
