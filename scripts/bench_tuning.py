@@ -35,11 +35,12 @@ from rich.table import Table
 from autotune.arch import of_target
 from autotune.device import device_arch
 from autotune.errors import AutotuneError
+from autotune.options import Options
 from autotune.problem import parse
 from autotune.progress import Progress
 from autotune.recording import Recording, Track
 from autotune.search import Space
-from autotune.tune import Options, Tuning
+from autotune.tune import Tuning
 from autotune.worker import Worker
 from fused_resnet.candidates import candidate
 from parts.cli import positive, run

@@ -32,11 +32,12 @@ from autotune.families import families, family, use
 from autotune.families.base import PERMISSIONS
 from autotune.grammar import usage
 from autotune.objective import OBJECTIVES
+from autotune.options import Options
 from autotune.paths import FAMILIES
 from autotune.problem import DTYPES, OPERATORS, Problem
 from autotune.search import DEFAULT, STRATEGIES
 from autotune.timing import BUFFERS, TIMERS, Timing
-from autotune.tune import Options, Tuning
+from autotune.tune import Tuning
 from autotune.worker import Worker
 from fused_resnet.graph import GRAPHS
 from fused_resnet.source import PRECISIONS

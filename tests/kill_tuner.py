@@ -40,9 +40,10 @@ DUPLICATES = """
 def tune(path: str, trials: int) -> None:
     """The tuner: says how many candidates it has recorded, each time that it has."""
     from autotune.arch import architecture, cpu_targets
+    from autotune.options import Options
     from autotune.problem import parse
     from autotune.progress import Progress
-    from autotune.tune import Options, Tuning
+    from autotune.tune import Tuning
     from autotune.worker import Worker
     from tuning_db import Store
 

@@ -15,9 +15,10 @@ from autotune.epilogue import Epilogue
 from autotune.errors import ToolchainError
 from autotune.families import family
 from autotune.families.base import Kernel
+from autotune.options import Options
 from autotune.problem import parse
 from autotune.progress import Progress
-from autotune.tune import Options, Tuning
+from autotune.tune import Tuning
 from tuning_db import Store
 
 FAMILIES = ("cutlass3_gemm", "cutlass3_conv2d", "cutlass3_conv2d_dgrad", "cutlass3_conv2d_wgrad")
@@ -89,6 +90,8 @@ def test_they_are_searched_where_they_are_named(only, tmp_path):
     options = Options(SM90, "sm_90", trials=1, budget=1.0, jobs=1, only=only)
     with Store.create(tmp_path / "a.db") as store:
         problem = parse("conv2d n=8 h=14 w=14 c=64 k=64 dtype=f16 epilogue=relu")
-        searched = {study.space.family for study in Tuning(store, [problem], options, None, Progress()).studies}
+        searched = {
+            study.space.family for study in Tuning(store, [problem], options, None, Progress()).searches.studies
+        }
     assert searched & set(FAMILIES) == set(only) & set(FAMILIES)
     assert searched == set(only) or (not only and "sm90_conv2d" in searched)

@@ -15,10 +15,11 @@ from autotune import emit
 from autotune.device import device_name
 from autotune.epilogue import Epilogue
 from autotune.errors import ProblemError
+from autotune.options import Options
 from autotune.problem import parse
 from autotune.progress import Progress
 from autotune.steps import STEPS, define_step
-from autotune.tune import Options, Tuning
+from autotune.tune import Tuning
 from autotune.vendor import aten
 from fused_resnet.selection import choices
 from tuning_db import Store

@@ -8,11 +8,12 @@ import pytest
 
 from autotune.epilogue import Epilogue
 from autotune.families import family, serving
+from autotune.options import Options
 from autotune.problem import parse
 from autotune.progress import Progress
 from autotune.search import transfer
 from autotune.search.schedule import AHEAD
-from autotune.tune import Options, Tuning
+from autotune.tune import Tuning
 from tuning_db import Store
 
 PROBLEMS = [

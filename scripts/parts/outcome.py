@@ -47,7 +47,7 @@ def show_winners(console: Console, tuning: Tuning, wanted: Work) -> None:
 def show_gaps(console: Console, tuning: Tuning, wanted: Work) -> None:
     """Problems that only torch solves, what failed and, for single problems, configs that are not legal."""
     arch = tuning.options.arch
-    searched = {study.space.problem for study in tuning.studies if study.total}
+    searched = {study.space.problem for study in tuning.searches.studies if study.total}
     needed = len(wanted.network.layers) if wanted.network else len(wanted.named)  # alternatives' layers come after them
     gaps: dict[str, list[str]] = {}
     for name, problem in wanted.named[:needed]:
