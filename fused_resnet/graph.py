@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +21,7 @@ from autotune.problem import (
     SpaceToDepth,
     StemSeBlock,
     StemSeBlockPool,
+    with_batch,
 )
 from fused_resnet.derived import Derived, Source
 from fused_resnet.reference import SEResNet9Fixup
@@ -87,6 +90,21 @@ class Network:
         """The layers, and those of all alternatives."""
         return (*self.layers, *(layer for alternative in self.alternatives for layer in alternative.layers))
 
+    @property
+    def batch(self) -> int | None:
+        """The batch size, where the key tells it."""
+        return batch_of(self.key)
+
+    def at(self, n: int) -> Network:
+        """The same network for another batch size, with its key. The key tells the present one."""
+        assert self.batch
+        layers = _at(n, self.layers, self.batch)
+        key = self.key.replace(f" n={self.batch} ", f" n={n} ", 1).replace(digest(self.layers), digest(layers))
+        alternatives = tuple(replace(one, layers=_at(n, one.layers, self.batch)) for one in self.alternatives)
+        return replace(
+            self, key=key, layers=layers, alternatives=alternatives, output_shape=(n, *self.output_shape[1:])
+        )
+
     def layers_with(self, names: Sequence[str], order: Iterable[str] = ()) -> tuple[Layer, ...]:
         """The layers with the alternatives of these names taken; raises ProblemError if they replace a layer twice.
 
@@ -102,6 +120,28 @@ class Network:
         for layer in self.layers:
             kept += last.get(layer.name, () if layer.name in gone else (layer,))
         return _in_order(kept, order)
+
+
+def batch_of(key: str) -> int | None:
+    """The batch size that a network's key tells."""
+    found = re.search(r" n=(\d+) ", key)
+    return int(found[1]) if found else None
+
+
+def digest(layers: Iterable[Layer]) -> str:
+    """Tells networks apart by their layers and wiring, whatever their weights: part of the keys of captured ones."""
+    texts = [f"{layer.name} {layer.problem} {sorted(layer.buffers.items())}" for layer in layers]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
+
+
+def _at(n: int, layers: Iterable[Layer], batch: int) -> tuple[Layer, ...]:
+    """Layers for another batch size: those that have so many rows, or as many each, of every image."""
+    return tuple(
+        replace(layer, problem=with_batch(layer.problem, layer.problem.batch // batch * n))
+        if layer.problem.batch % batch == 0
+        else layer
+        for layer in layers
+    )
 
 
 def _in_order(layers: Sequence[Layer], order: Iterable[str]) -> tuple[Layer, ...]:

@@ -16,10 +16,10 @@ from autotune.problem import Problem, with_batch
 from autotune.vendor import aten, cudnn_names
 from fused_resnet.binding import Candidate
 from fused_resnet.candidates import candidate
-from fused_resnet.graph import Alternative, Layer, Network
+from fused_resnet.graph import Alternative, Layer, Network, batch_of
 
 if TYPE_CHECKING:
-    from tuning_db.asked import Database, Device, Measurement
+    from tuning_db.asked import Database, Device, Measurement, Plan
 
 Row = TypeVar("Row", bound="Measurement")
 
@@ -57,21 +57,50 @@ def choices(store: Database, problem: Problem, device: torch.device) -> Iterator
 def select(store: Database, network: Network, device: torch.device) -> tuple[tuple[Layer, ...], dict[str, Choice]]:
     """The layers to run, and for each by name what was chosen for it inside the network on this kind of device.
 
-    Where the whole network was settled, what was found then, in the order of then. Elsewhere nothing is chosen yet, and
-    an alternative is taken if all its layers are tuned and the sum of their times is less than that of the layers that
-    it replaces.
+    Where the whole network was settled, what was found then, in the order of then; if only for other batch sizes, what
+    was found for the one from which it should take the least time. Elsewhere nothing is chosen yet, and an alternative
+    is taken if all its layers are tuned, for this batch or else for the nearest, and the sum of their times is less
+    than that of the layers that it replaces.
     """
     row = store.device(device_name(device))
-    plan = store.plan(row, network.key) if row else None
-    if plan:
-        chosen = {
-            saved["layer"]: Choice(
-                candidate(store, store.kernel(saved["kernel"]), saved["launch"]), "tuned", saved["us"], saved["overlap"]
-            )
-            for saved in plan.choices
-        }
-        return network.layers_with(plan.details.get("alternatives", []), chosen), chosen
-    return network.layers_with(_faster(store, row, network) if row else []), {}
+    if row is None:
+        return network.layers_with([]), {}
+    plan, timed = store.plan(row, network.key), network
+    if plan is None and any(store.best_us(row, str(layer.problem)) is None for layer in network.layers):
+        plan, timed = _nearest(store, row, network)
+    if plan is None:
+        return network.layers_with(_faster(store, row, timed)), {}
+    n = None if timed is network else timed.batch
+    chosen = {
+        saved["layer"]: Choice(
+            candidate(store, store.kernel(saved["kernel"]), saved["launch"]),
+            f"batch {n}" if n else "tuned",
+            saved["us"],
+            saved["overlap"],
+            n,
+        )
+        for saved in plan.choices
+    }
+    return network.layers_with(plan.details.get("alternatives", []), chosen), chosen
+
+
+def _nearest(store: Database, device: Device, network: Network) -> tuple[Plan | None, Network]:
+    """The plan for another batch size from which the network should take the least time, and the network at that size.
+
+    A plan takes no longer for fewer images, and for more at most as long as run again for the rest. Without any plan,
+    the network at the batch size nearest to its own for which its first layer was tuned, if there is one.
+    """
+    if not network.batch:
+        return None, network
+    found: list[tuple[float, int, Plan, Network]] = []
+    for key in store.planned(device):
+        if (n := batch_of(key)) and (other := network.at(n)).key == key and (plan := store.plan(device, key)):
+            found.append((plan.median_us * math.ceil(network.batch / n), n, plan, other))
+    if found:
+        *_, plan, other = min(found, key=lambda one: one[:2])
+        return plan, other
+    nearest = next(iter(batches(store, network.layers[0].problem)), None)
+    return None, network.at(nearest) if nearest else network
 
 
 def _faster(store: Database, device: Device, network: Network) -> list[str]:

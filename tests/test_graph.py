@@ -143,6 +143,11 @@ def test_layers_keep_to_an_order_where_they_do_not_wait_for_each_other():
     assert names[first : first + 2] == [conv, "layers.1.0.downsample"]
 
 
+@pytest.mark.parametrize(("n", "other"), [(1, 128), (128, 1), (8, 5)])
+def test_the_same_network_at_another_batch_size(n, other):
+    assert network("se_resnet9_fixup", n, 3, "f16").at(other) == network("se_resnet9_fixup", other, 3, "f16")
+
+
 def test_unknown_model_lists_the_known():
     with pytest.raises(UnknownNameError, match="se_resnet9_fixup"):
         network("resnet50", 1, 3, "f32")

@@ -202,6 +202,11 @@ def test_a_neighbours_kernels_are_expected_to_lose_something(net, tuned_db, n, r
         assert 0 <= row.loss <= max(0.0, 1 / row.limit_share - 1) + 1e-9
 
 
+def test_what_is_faster_in_other_layers_is_at_a_neighbours_batch_too(net):
+    tuned, other = ([row.layer for row in net.explain(images(n))] for n in (TUNED_BATCH, TUNED_BATCH + 3))
+    assert other == tuned
+
+
 def test_untuned_layers_are_not_given_times(tuned_db):
     shown = fused(tuned_db).bfloat16().explain(images(1).bfloat16())
     assert shown.expected_us is None

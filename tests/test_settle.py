@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from autotune.device import device_name
-from autotune.problem import parse
+from autotune.problem import parse, with_batch
 from autotune.result import Result
 from autotune.settle import settle_network
 from fused_resnet.graph import INPUT, OUTPUT, Layer, Network
@@ -138,3 +138,43 @@ def test_a_plan_of_layers_that_are_no_more_is_left_too(store, kernels):
     choices = [{"layer": "gone", "kernel": made["first", 1], "launch": {}, "us": 1.0, "overlap": False}]
     store.put_plan(device_id=device.id, network="net", median_us=1.0, spread_us=0.1, choices=choices, details={})
     assert plan_of(settle_network(store, device, Device(VALLEYS), NETWORK), made) == (0, 0)
+
+
+SIZED = {2: 9.0, 8: 20.0}
+"""Batch size -> the time of its plan."""
+
+
+def sized(n):
+    """The same layers for a batch of n, with a key that tells it."""
+    layers = [replace(layer, problem=with_batch(layer.problem, n)) for layer in NETWORK.layers]
+    return Network(f"net n={n} dtype=f32", tuple(layers), (n, 8, 4, 4))
+
+
+@pytest.mark.parametrize(("n", "nearest"), [(1, 2), (2, 2), (3, 2), (4, 2), (5, 8), (8, 8), (9, 8), (100, 8)])
+def test_other_batch_sizes_run_as_the_plan_that_bounds_their_time_best(store, kernels, n, nearest):
+    """Three images take at most twice the plan for two, 18 us; five at most thrice that, or the other, 20."""
+    device, made = kernels
+    for number, (size, us) in enumerate(SIZED.items()):
+        choices = [
+            {"layer": name, "kernel": made[name, number], "launch": {}, "us": us / 2, "overlap": True}
+            for name in LAYERS
+        ]
+        plan = {"network": sized(size).key, "median_us": us, "spread_us": 0.1, "choices": choices, "details": {}}
+        store.put_plan(device_id=device.id, **plan)
+        store.put_plan(device_id=device.id, **plan | {"network": f"other n={size} dtype=f32", "median_us": 1.0})
+    layers, chosen = select(store, sized(n), torch.device("cpu"))
+    assert [layer.problem.batch for layer in layers] == [n, n]
+    numbers = {json.loads(choice.candidate.config)["number"] for choice in chosen.values()}
+    assert [list(SIZED)[number] for number in numbers] == [nearest]
+    tuned = n == nearest
+    assert {(choice.source, choice.tuned_batch, choice.overlap) for choice in chosen.values()} == {
+        ("tuned" if tuned else f"batch {nearest}", None if tuned else nearest, True)
+    }
+
+
+def test_layers_tuned_for_a_batch_go_before_the_plan_for_another(store, kernels):
+    device, made = kernels
+    choices = [{"layer": name, "kernel": made[name, 1], "launch": {}, "us": 1.0, "overlap": False} for name in LAYERS]
+    store.put_plan(device_id=device.id, network=sized(8).key, median_us=1.0, spread_us=0.1, choices=choices, details={})
+    assert select(store, sized(2), torch.device("cpu"))[1] == {}
+    assert len(select(store, sized(3), torch.device("cpu"))[1]) == 2

@@ -104,6 +104,9 @@ class Database(Protocol):
     def plan(self, device: Device, network: str) -> Plan | None:
         """The newest plan of a network on a device."""
 
+    def planned(self, device: Device) -> Sequence[str]:
+        """The networks that have a plan on a device."""
+
     def kernel(self, kernel_id: int) -> Kernel:
         """A kernel by its number."""
 

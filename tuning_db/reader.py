@@ -121,6 +121,12 @@ class Reader:
             return _Plan(median_us, json.loads(choices), json.loads(details))
         return None
 
+    def planned(self, device: asked.Device) -> list[str]:
+        """The networks that have a plan on a device."""
+        return [
+            network for (network,) in self._rows("SELECT DISTINCT network FROM plan WHERE device_id = ?", device.id)
+        ]
+
     def kernel(self, kernel_id: int) -> _Kernel:
         """A kernel by its number."""
         [row] = self._rows(f"SELECT {_KERNEL} FROM {_KERNELS} WHERE k.id = ?", kernel_id)

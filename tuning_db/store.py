@@ -291,6 +291,10 @@ class Store:
         with self.reading():
             return self.session.scalars(query).one_or_none()
 
+    def planned(self, device: asked.Device) -> list[str]:
+        """The networks that have a plan on a device."""
+        return self._all(sa.select(PlanRow.network).filter_by(device_id=device.id).distinct())
+
     def plans(self) -> list[PlanRow]:
         """All plans."""
         return self._all(sa.select(PlanRow).order_by(PlanRow.id))

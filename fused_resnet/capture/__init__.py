@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from torch import nn
 
 from autotune.problem import dtype_name
@@ -11,7 +9,7 @@ from fused_resnet.capture.alternatives import alternatives
 from fused_resnet.capture.in_bytes import in_bytes
 from fused_resnet.capture.lower import Lowering
 from fused_resnet.capture.trace import trace
-from fused_resnet.graph import Layer, Network
+from fused_resnet.graph import Network, digest
 from fused_resnet.quantize import Scales
 
 
@@ -28,11 +26,5 @@ def capture(model: nn.Module, shape: tuple[int, ...], dtype: str, scales: Scales
     if scales is not None:
         layers, kept = in_bytes(layers, scales)
     size, precision = "x".join(map(str, shape[1:])), "" if scales is None else "+s8"
-    key = f"{type(model).__name__} n={shape[0]} input={size} dtype={dtype_name(dtype)}{precision} {_digest(layers)}"
+    key = f"{type(model).__name__} n={shape[0]} input={size} dtype={dtype_name(dtype)}{precision} {digest(layers)}"
     return Network(key, layers, tuple(traced.output.meta["val"].shape), alternatives(layers), kept)
-
-
-def _digest(layers: tuple[Layer, ...]) -> str:
-    """Tells networks apart by their layers and wiring, whatever their weights."""
-    texts = [f"{layer.name} {layer.problem} {sorted(layer.buffers.items())}" for layer in layers]
-    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]

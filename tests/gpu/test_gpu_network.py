@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 import torch
-from helpers import in_threads, process, relative_error
+from helpers import ROOT, in_threads, process, relative_error
 
 from fused_resnet import FusedResNet, reference
 
@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*is not tuned
 
 BATCH = 8
 LIMIT = 5e-3
+SHIPPED = ROOT / "tuning_db" / "se_resnet9_fixup_h200.db"
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,16 @@ def test_tuned_batch_is_silent_and_runs_our_kernels(gpu_db):
     listed = network.explain(images(BATCH))
     assert {row.source for row in listed} == {"tuned"}
     assert any(row.kernel.startswith(("cutlass2_", "sm90_")) for row in listed)
+
+
+@pytest.mark.parametrize("n", [2, 20, 64, 100, 300, 700])
+def test_batches_between_run_as_a_plan_that_was_settled(n):
+    if torch.cuda.get_device_name() != "NVIDIA H200":
+        pytest.skip("the plans are an H200's")
+    network, x = fused(SHIPPED), images(n)
+    assert relative_error(network(x), precise(x)) < LIMIT
+    sources = [row.source for row in network.explain(x)]
+    assert len(sources) <= 10 and len(set(sources)) == 1 and sources[0].startswith("batch "), sources
 
 
 def test_same_input_same_bits(net):
