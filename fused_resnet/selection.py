@@ -46,51 +46,58 @@ def choices(store: Database, problem: Problem, device: torch.device) -> Iterator
     First what was tuned on this kind of device, for this batch and then for the nearest others; then what was tuned
     on another device whose code runs here.
     """
-    name, target = device_name(device), device_target(device)
-    devices = sorted(store.devices(), key=lambda row: row.name != name)
-    for row in devices:
-        if row.name == name or runs_on(row.target, target):
-            yield from _of_device(store, row, problem, target, "" if row.name == name else f" on {row.name}")
+    for row, where in _devices(store, device):
+        yield from _of_device(store, row, problem, device_target(device), where)
     yield torch_choice(problem)
 
 
 def select(store: Database, network: Network, device: torch.device) -> tuple[tuple[Layer, ...], dict[str, Choice]]:
-    """The layers to run, and for each by name what was chosen for it inside the network on this kind of device.
+    """The layers to run, and for each by name what was chosen for it inside the network, on this kind of device.
 
     Where the whole network was settled, what was found then, in the order of then; if only for other batch sizes, what
     was found for the one from which it should take the least time. Elsewhere nothing is chosen yet, and an alternative
     is taken if all its layers are tuned, for this batch or else for the nearest, and the sum of their times is less
-    than that of the layers that it replaces.
+    than that of the layers that it replaces. Where this kind of device has none of these, as on another whose code
+    runs here.
     """
-    row = store.device(device_name(device))
-    if row is None:
-        return network.layers_with([]), {}
-    plan, timed = store.plan(row, network.key), network
-    if plan is None and any(store.best_us(row, str(layer.problem)) is None for layer in network.layers):
-        plan, timed = _nearest(store, row, network)
-    if plan is None:
-        return network.layers_with(_faster(store, row, timed)), {}
-    n = None if timed is network else timed.batch
-    chosen = {
-        saved["layer"]: Choice(
-            candidate(store, store.kernel(saved["kernel"]), saved["launch"]),
-            f"batch {n}" if n else "tuned",
-            saved["us"],
-            saved["overlap"],
-            n,
-        )
-        for saved in plan.choices
-    }
-    return network.layers_with(plan.details.get("alternatives", []), chosen), chosen
+    for row, where in _devices(store, device):
+        if known := _known(store, row, network):
+            plan, timed = known
+            if plan is None:
+                return network.layers_with(_faster(store, row, timed)), {}
+            n = None if timed is network else timed.batch
+            source = f"{f'batch {n}' if n else 'tuned'}{where}"
+            chosen = {
+                saved["layer"]: Choice(
+                    candidate(store, store.kernel(saved["kernel"]), saved["launch"]),
+                    source,
+                    saved["us"],
+                    saved["overlap"],
+                    n,
+                )
+                for saved in plan.choices
+            }
+            return network.layers_with(plan.details.get("alternatives", []), chosen), chosen
+    return network.layers_with([]), {}
 
 
-def _nearest(store: Database, device: Device, network: Network) -> tuple[Plan | None, Network]:
-    """The plan for another batch size from which the network should take the least time, and the network at that size.
+def _devices(store: Database, device: torch.device) -> Iterator[tuple[Device, str]]:
+    """Devices whose code runs on this one, its own kind first; and for others " on " and their name."""
+    name, target = device_name(device), device_target(device)
+    for row in sorted(store.devices(), key=lambda row: row.name != name):
+        if row.name == name or runs_on(row.target, target):
+            yield row, "" if row.name == name else f" on {row.name}"
 
-    A plan takes no longer for fewer images, and for more at most as long as run again for the rest. Without any plan,
-    the network at the batch size nearest to its own for which its first layer was tuned, if there is one.
+
+def _known(store: Database, device: Device, network: Network) -> tuple[Plan | None, Network] | None:
+    """A network's plan; None where only its layers were tuned; and the network at the batch size that this is for.
+
+    Of plans for other batch sizes the one from which it should take the least time: a plan takes no longer for fewer
+    images, and for more at most as long as run again for the rest.
     """
-    if not network.batch:
+    if plan := store.plan(device, network.key):
+        return plan, network
+    if _is_tuned(store, device, network) or not network.batch:
         return None, network
     found: list[tuple[float, int, Plan, Network]] = []
     for key in store.planned(device):
@@ -99,8 +106,12 @@ def _nearest(store: Database, device: Device, network: Network) -> tuple[Plan | 
     if found:
         *_, plan, other = min(found, key=lambda one: one[:2])
         return plan, other
-    nearest = next(iter(batches(store, network.layers[0].problem)), None)
-    return None, network.at(nearest) if nearest else network
+    tuned = (network.at(n) for n in batches(store, network.layers[0].problem))
+    return next(((None, other) for other in tuned if _is_tuned(store, device, other)), None)
+
+
+def _is_tuned(store: Database, device: Device, network: Network) -> bool:
+    return all(store.best_us(device, str(layer.problem)) is not None for layer in network.layers)
 
 
 def _faster(store: Database, device: Device, network: Network) -> list[str]:

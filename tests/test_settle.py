@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autotune.device import device_name
+from autotune.device import device_name, device_target
 from autotune.problem import parse, with_batch
 from autotune.result import Result
 from autotune.settle import settle_network
@@ -178,3 +178,21 @@ def test_layers_tuned_for_a_batch_go_before_the_plan_for_another(store, kernels)
     store.put_plan(device_id=device.id, network=sized(8).key, median_us=1.0, spread_us=0.1, choices=choices, details={})
     assert select(store, sized(2), torch.device("cpu"))[1] == {}
     assert len(select(store, sized(3), torch.device("cpu"))[1]) == 2
+
+
+@pytest.mark.parametrize(("n", "source"), [(2, "tuned on another"), (5, "batch 2 on another")])
+def test_where_nothing_was_tuned_here_it_runs_as_on_another_device_with_the_same_code(store, n, source):
+    target = device_target(torch.device("cpu"))
+    kernel = store.put_kernel(
+        {"family": "torch", "config": "{}", "dtype": "f32", "epilogue": "none", "target": "any", "source": ""},
+        symbol="",
+    )
+    choices = [{"layer": name, "kernel": kernel.id, "launch": {}, "us": 1.0, "overlap": True} for name in LAYERS]
+    for name, its in (("far", "sm_90"), ("another", target)):
+        row = store.put_device(name, its, flops_per_us=1.0, bytes_per_us=1.0)
+        plan = {"network": sized(2).key, "median_us": 9.0, "spread_us": 0.1, "choices": choices, "details": {}}
+        store.put_plan(device_id=row.id, **plan)
+    _, chosen = select(store, sized(n), torch.device("cpu"))
+    assert {name: (choice.source, choice.overlap) for name, choice in chosen.items()} == dict.fromkeys(
+        LAYERS, (source, True)
+    )
