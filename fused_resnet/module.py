@@ -226,8 +226,9 @@ class FusedResNet(nn.Module):
 
     def rebind(self) -> None:
         """Forget all plans; the next call binds anew. Needed only after weights were changed behind autograd's back."""
-        frames, calls = list(self._frames.values()), self._calls
-        self._begin()
+        with self._binding:  # what another thread binds by the old weights must be among those forgotten
+            frames, calls = list(self._frames.values()), self._calls
+            self._begin()
         close(frames, calls)
 
     def _start(self) -> None:
@@ -254,13 +255,15 @@ class FusedResNet(nn.Module):
             plan = next((frame.plan for other, frame in self._frames.items() if other[:-1] == key[:-1]), None)
             if x.is_cuda and _is_capturing():
                 return x, self._captured(plan)
-            if key not in self._frames:
-                plan = plan or self._bind(x)
-                self._frames[key] = Frame(plan, plan.graph)
-                while len(self._frames) > max(self.plans, 1):
-                    last = self._frames.pop(min(self._frames, key=lambda key: self._frames[key].used))
-                    close([last], self._calls)
-            return x, self._frames[key]
+            if (known := self._frames.get(key)) is not None:
+                return x, known
+            plan = plan or self._bind(x)
+            frame = Frame(plan, plan.graph)
+            while len(self._frames) >= max(self.plans, 1):
+                last = self._frames.pop(min(self._frames, key=lambda key: self._frames[key].used))
+                close([last], self._calls)
+            self._frames[key] = frame
+            return x, frame
 
     def _captured(self, plan: Plan | None) -> Frame:
         """Memory of its own, from the pool of whoever captures, so that its replays meet no other run."""

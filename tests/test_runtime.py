@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from autotune.problem import parse
 from fused_resnet import FusedResNet, InputError
 from fused_resnet.binding import bind
+from fused_resnet.frame import Frame
 from fused_resnet.operator import is_traced
 from tuning_db import Store
 
@@ -232,6 +233,45 @@ def test_threads_with_shapes_of_their_own_and_few_plans(tuned_db):
 
     in_threads(work, ((i,) for i in range(len(inputs))))
     assert not wrong and len(network._frames) <= 2
+
+
+def test_a_plan_that_others_outrun_while_it_is_made_is_not_the_one_to_go(tuned_db, monkeypatch):
+    network, known = fused(tuned_db), images(1)
+    network.plans = 1
+    network(known)
+
+    class Slow(Frame):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            network(known)  # as another thread may
+
+    monkeypatch.setattr("fused_resnet.module.Frame", Slow)
+    assert_right(network, x := images(2), network(x))
+    assert [key[0][0] for key in network._frames] == [2]
+
+
+def test_weights_that_change_while_a_plan_is_bound_are_seen(tuned_db, monkeypatch):
+    network, x = fused(tuned_db), images(2)
+    bind = network._bind
+
+    def change():
+        with torch.no_grad():
+            network.stem[1].weight.mul_(1.5)
+            network(images(1))  # which sees it first
+
+    other = threading.Thread(target=change)
+
+    def bind_slowly(x):
+        plan = bind(x)
+        if other.ident is None:
+            other.start()
+            other.join(0.5)
+        return plan
+
+    monkeypatch.setattr(network, "_bind", bind_slowly)
+    network(x)
+    other.join()
+    assert_right(network, x, network(x))
 
 
 @torch.no_grad()
