@@ -54,6 +54,10 @@ CASES = {
         {"tile_n": 64, "tile_k": 32, "merge": 2, "activations": "patch"},
         "conv2d n=2 h=15 w=7 c=32 k=64 r=3 s=3 pad=1 groups=2 dtype=bf16 epilogue=bias,add",
     ),
+    "fewer pixels than a tile": (
+        {"tile_n": 64},
+        "conv2d n=3 h=4 w=4 c=72 k=72 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add,store,relu",
+    ),
     "a split": ({"tile_n": 64, "slices": 4}, "conv2d n=2 h=9 w=8 c=136 k=72 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add"),
     "a split of two warpgroups": (
         {"tile_m": 128, "tile_n": 64, "groups": 2, "slices": 2, "cluster_n": 2},
@@ -103,6 +107,11 @@ FOLDED_CASES = {
     "a split of four": (
         {"image": "rows", "tile_n": 64, "slices": 4},
         "conv2d_folded_se n=9 h=2 w=4 c=136 k=72 hidden=8 r=3 s=3 pad=1 dtype=f16 epilogue=bias,gate,add,relu",
+    ),
+    "a projection, fewer images than a tile": (
+        {"image": "rows", "tile_n": 64},
+        "conv2d_se_skip n=5 h=2 w=2 c=72 k=136 hidden=8 skip_c=72 r=3 s=3 pad=1 dtype=f16 "
+        "epilogue=bias,gate,project,relu",
     ),
     "a projection, shared loads": (
         {"tile_n": 64, "cluster_m": 2, "cluster_n": 2},

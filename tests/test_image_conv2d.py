@@ -37,6 +37,11 @@ CASES = {
         {"image": "rows", "hidden": 8, "stride": 2, "peers": 2},
         "conv2d_folded_se n=37 h=4 w=4 c=72 k=72 hidden=8 r=3 s=3 pad=1 stride=2 dtype=bf16 epilogue=bias,gate,add",
     ),
+    "a projection, fewer images than a tile": (
+        {"hidden": 8, "stride": 2},
+        "conv2d_se_skip n=3 h=8 w=8 c=72 k=72 hidden=8 skip_c=72 r=3 s=3 pad=1 stride=2 dtype=bf16 "
+        "epilogue=bias,gate,project,relu",
+    ),
     "a projection": (
         {"hidden": 16, "tile_n": 64, "peers": 2},
         "conv2d_se_skip n=13 h=4 w=4 c=136 k=136 hidden=16 skip_c=72 r=3 s=3 pad=1 dtype=f16 "

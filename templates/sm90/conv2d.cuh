@@ -99,7 +99,7 @@ struct HopperConv2d : Conv2dGate<Config> {
     int skip_c;             // of the projected tensor
     AT_DEVICE Origin(const Params& x, const Member& me, int index) {
       const Tile tile(x, me, index);
-      pixel = tile.m * kM + me.n * (kM / kClusterN);
+      pixel = tile.first_row(x) + me.n * (kM / kClusterN);
       row = tile.n * kN + me.m * (kN / kClusterM);
       c = x.group_outputs.quotient(tile.n * kN) * x.group_channels;
       if (kProjects) skip_c = x.skip_outputs.quotient(tile.n * kN) * x.skip_channels;

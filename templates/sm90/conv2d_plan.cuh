@@ -63,6 +63,7 @@ struct Conv2dPlan {
     int pointwise, along_m, staging_bytes;
     int ahead;  // pieces of the added tensor for which each warp has room; 0: it is read when it is needed
     int n, out_h, out_w, k, rows;
+    int last_row;  // where the last tile of gathered pixels begins
     int cluster_tiles;
     Divider cluster_rows, cluster_columns, out_area, out_width;  // out_*: of pixels, or of patches
     int group_channels;
@@ -115,8 +116,13 @@ struct Conv2dPlan {
     x.along_m = a.launch[kRaster];
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
 
+    // TMA takes several cycles for each row of zeros behind the last pixel. So the last tile ends with the last pixel, and
+    // computes some of those of the tile before again, to the same bits; where all pixels are less than a tile, no more
+    // are loaded, and what lies behind them in shared memory makes rows that are not stored.
+    const int pixels = kClusterN == 1 ? min(kM, x.rows) : kM / kClusterN;  // of a load
+    x.last_row = max(x.rows - kM, 0);
     int64_t tiles_m = ceil_div(x.rows, kM);
-    x.fill_bytes = kM * kRowBytes;
+    x.fill_bytes = pixels * kClusterN * kRowBytes;
     x.out_area = Divider::by(a.p * a.q), x.out_width = Divider::by(a.q);
     if (kPatch) {
       x.squares_h = a.launch[kSquaresH], x.squares_w = a.launch[kSquaresW], x.images = a.launch[kImages];
@@ -134,7 +140,7 @@ struct Conv2dPlan {
     x.ahead = a.launch[kStaging] > 1 ? a.launch[kStaging] : 0;
     x.staging_bytes = a.launch[kStaging] ? kGroups * 4 * (kStages + x.ahead) * kStageBytes : 0;
     x.fill_slots = a.launch[kFillSlots];
-    x.slot_bytes = ceil_div(x.fill_bytes, 1024) * 1024 + (kJoint ? kWeightBytes : 0);
+    x.slot_bytes = ceil_div(kPatch ? x.fill_bytes : kM * kRowBytes, 1024) * 1024 + (kJoint ? kWeightBytes : 0);
     x.weight_slots = kResident ? a.r * a.s * x.chunks : kPatch ? a.launch[kWeightSlots] : 0;
 
     const int columns = ceil_div(ceil_div(a.k, kN), kClusterN);
@@ -168,11 +174,10 @@ struct Conv2dPlan {
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, taps = a.r * a.s, padded_k = ceil_div(a.k, 32) * 32;
     const uint64_t depth = x.group_channels;
-    constexpr uint32_t kPixels = kM / kClusterN;
     out->tensor_map_count = 2;
     at_tensor_map activation{kActivationMap, kX, Config::kMapElement, kSwizzle};
     if (x.pointwise) {
-      hopper::describe<Element>(activation, {c, (uint64_t)x.rows}, {kK, kPixels}, {1, 1});
+      hopper::describe<Element>(activation, {c, (uint64_t)x.rows}, {kK, (uint32_t)pixels}, {1, 1});
     } else {
       const uint32_t step_h = a.stride_h, step_w = a.stride_w;
       const uint32_t box_h = (x.patch_h - 1) * step_h + 1, box_w = (x.patch_w - 1) * step_w + 1;
@@ -180,7 +185,7 @@ struct Conv2dPlan {
       hopper::describe<Element>(activation, {c, w, h, n}, {kK, box_w, box_h, images}, {1, step_w, step_h, 1});
     }
     if (!kPatch && !x.pointwise) {
-      activation.pixels = kPixels;
+      activation.pixels = pixels;
       activation.lower[0] = -a.pad_w, activation.upper[0] = a.pad_w - (a.s - 1) * a.dilation_w;
       activation.lower[1] = -a.pad_h, activation.upper[1] = a.pad_h - (a.r - 1) * a.dilation_h;
     }
@@ -195,7 +200,7 @@ struct Conv2dPlan {
     }
     if constexpr (kProjects) {
       at_tensor_map skip{kSkipMap, kSkip, Config::kMapElement, kSwizzle};
-      hopper::describe<Element>(skip, {(uint64_t)a.skip_c, (uint64_t)x.rows}, {kK, kPixels}, {1, 1});
+      hopper::describe<Element>(skip, {(uint64_t)a.skip_c, (uint64_t)x.rows}, {kK, (uint32_t)pixels}, {1, 1});
       at_tensor_map projection{kProjectionMap, kProjection, Config::kMapElement, kSwizzle};
       hopper::describe<Element>(projection, {(uint64_t)x.skip_channels, 1, padded_k}, {kK, 1, kN / kClusterM}, {1, 1, 1});
       out->tensor_maps[out->tensor_map_count++] = skip;
@@ -254,6 +259,8 @@ struct Conv2dPlan {
       m = row * kClusterM + me.m;
       n = column * kClusterN + me.n;
     }
+    // Its first pixel, where pixels are gathered.
+    AT_DEVICE int first_row(const Params& x) const { return min(m * kM, x.last_row); }
   };
 
   // The channels and the pixels beside a tile's origin that a fill stands for, in the order in which all roles take them: for

@@ -26,7 +26,7 @@ struct Conv2dStage : Conv2dPlan<Config> {
   // The place of an output pixel among all, or -1: row `row` of 64 in block `block` of a tile.
   AT_DEVICE static int output_pixel(const Params& x, const Tile& tile, int block, int row) {
     if (!kPatch) {
-      const int pixel = tile.m * kM + 64 * block + row;
+      const int pixel = tile.first_row(x) + 64 * block + row;
       return pixel < x.rows ? pixel : -1;
     }
     int n, h, w;
@@ -45,7 +45,7 @@ struct Conv2dStage : Conv2dPlan<Config> {
       square(x, tile, block, n, h, w);
       move(channel, 8 * w, 8 * h + 2 * warp, n);
     } else {
-      move(channel, tile.m * kM + 64 * block + 16 * warp, 0, 0);
+      move(channel, tile.first_row(x) + 64 * block + 16 * warp, 0, 0);
     }
   }
 

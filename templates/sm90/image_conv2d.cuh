@@ -26,7 +26,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   using Plan = HopperImagePlan<Config>;
   using typename Plan::Element, typename Plan::Folded, typename Plan::Layout, typename Plan::Member, typename Plan::Params;
   using Plan::kChunkBytes, Plan::kColumns, Plan::kExchange, Plan::kFirstGate, Plan::kFolded, Plan::kFours, Plan::kFoursBytes;
-  using Plan::kGate, Plan::kGroups, Plan::kHidden, Plan::kK, Plan::kM, Plan::kN, Plan::kOwn, Plan::kOwners, Plan::kPeers;
+  using Plan::kGate, Plan::kGroups, Plan::kHidden, Plan::kK, Plan::kN, Plan::kOwn, Plan::kOwners, Plan::kPeers;
   using Plan::kPlaneBytes, Plan::kPlanes, Plan::kProjects, Plan::kRowBytes, Plan::kStride, Plan::kTaps, Plan::kUnits;
   using Plan::kVector, Plan::kWeightBytes, Plan::kWide, Plan::kY;
 
@@ -92,21 +92,21 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   // ---- Loads ----
 
   AT_DEVICE static void load_images(const Params& x, const Layout& at, const Member& me) {
+    const int image = me.first_image(x);
     wait_for_previous();
 #pragma unroll 1
     for (int chunk = 0; chunk < x.chunks; ++chunk) {
       const uint32_t full = at.full + 8 * chunk, to = at.images + chunk * kChunkBytes;
-      hopper::expect_bytes(full, kChunkBytes);
+      hopper::expect_bytes(full, kPlanes * x.plane_bytes);
 #pragma unroll
       for (int plane = 0; plane < kPlanes; ++plane)
-        hopper::load_4d(to + plane * kPlaneBytes, x.image_map, full, chunk * kK, plane % kStride, plane / kStride,
-                        me.tile * x.images);
+        hopper::load_4d(to + plane * kPlaneBytes, x.image_map, full, chunk * kK, plane % kStride, plane / kStride, image);
     }
 #pragma unroll 1
     for (int i = 0; i < x.skip_chunks; ++i) {
       const uint32_t full = at.full + 8 * (x.chunks + i);
-      hopper::expect_bytes(full, kPlaneBytes);
-      hopper::load_2d<false>(at.skip + i * kPlaneBytes, x.skip_map, full, i * kK, me.tile * kM, 0);
+      hopper::expect_bytes(full, x.plane_bytes);
+      hopper::load_2d<false>(at.skip + i * kPlaneBytes, x.skip_map, full, i * kK, image * x.pixels, 0);
     }
     launch_next();
   }
@@ -346,7 +346,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   // the output, may be computed, with some channel that is: branches would make each unit wait for its own vectors.
   template <typename Work>
   AT_DEVICE static void each_unit(const Params& x, const Member& me, int first_channel, const Work& work) {
-    const int lane = threadIdx.x % 32, row = me.tile * kM + threadIdx.x % kWide / 32 * 16 + lane / 4;
+    const int lane = threadIdx.x % 32, row = me.first_image(x) * x.pixels + threadIdx.x % kWide / 32 * 16 + lane / 4;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       const int pixel = row + 8 * (i % 2), own = first_channel + 32 * (i / 2) + 8 * (lane % 4), channel = min(own, x.k - kVector);

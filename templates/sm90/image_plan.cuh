@@ -30,7 +30,8 @@ struct HopperImagePlan {
 
   struct alignas(64) Params {
     uint8_t image_map[128], weight_map[128], hidden_map[128], skip_map[128], projection_map[128];
-    int images, out_h, out_w, k, rows;  // images: of a tile; rows: pixels of the output
+    int images, out_h, out_w, k, rows;  // images: that a tile loads; rows: pixels of the output
+    int last_image, plane_bytes;        // where the last tile begins; of a tile's pixels
     int chunks, skip_chunks;            // of 64 channels
     int weight_slots;                   // of each warpgroup
     Divider columns;                    // of tiles
@@ -51,6 +52,8 @@ struct HopperImagePlan {
     const bool square = a.r == 3 && a.s == 3 && a.pad_h == 1 && a.pad_w == 1 && a.dilation_h == 1 && a.dilation_w == 1;
     const bool strides = a.stride_h == kStride && a.stride_w == kStride && a.h == kStride * a.p && a.w == kStride * a.q;
     if (!square || !strides || x.images * x.pixels != kM || a.groups > 1 || a.c % 8 || a.k % 8) return refused(out);
+    // The last tile ends with the last image, and a tile of all images has no more, as in conv2d_plan.cuh.
+    x.last_image = max(a.n - x.images, 0), x.images = min(x.images, a.n), x.plane_bytes = x.images * x.pixels * kRowBytes;
     if constexpr (kFolded) {
       if (!Folded::fits(x.pixels, hidden)) return refused(out);
       x.pixel_weight = 1.f / x.pixels, x.slabs = Divider::by(max(x.pixels / 16, 1));
@@ -82,7 +85,7 @@ struct HopperImagePlan {
       hopper::describe<Element>(ask(kHiddenMap, kFirstGate), {c, kTaps, (uint64_t)hidden}, {kK, 1, kHidden}, {1, 1, 1});
     if constexpr (kProjects) {
       const uint64_t skip_c = a.skip_c;
-      hopper::describe<Element>(ask(kSkipMap, kSkip), {skip_c, (uint64_t)x.rows}, {kK, kM}, {1, 1});
+      hopper::describe<Element>(ask(kSkipMap, kSkip), {skip_c, (uint64_t)x.rows}, {kK, images * (uint32_t)x.pixels}, {1, 1});
       hopper::describe<Element>(ask(kProjectionMap, kProjection), {skip_c, 1, padded_k}, {kK, 1, kOwn / kPeers}, {1, 1, 1});
     }
   }
@@ -91,6 +94,7 @@ struct HopperImagePlan {
 
   struct Member {
     int tile, column, peer;  // peer: this block's number in its cluster
+    AT_DEVICE int first_image(const Params& x) const { return min(tile * x.images, x.last_image); }
   };
 
   // Addresses in shared memory.
