@@ -30,7 +30,7 @@ from autotune.problem import DTYPES
 from fused_resnet import reference
 from fused_resnet.source import INT8, PRECISIONS, TF32
 from parts import chart, models, timing
-from parts.cli import positive, run, seconds
+from parts.cli import names, positive, run, seconds, sizes
 from parts.models import Model
 from parts.peers import VARIANTS, Case, Forward, Variant, from_another
 from parts.record import machine, one_line, slug, write
@@ -140,14 +140,6 @@ def parse() -> argparse.Namespace:
     arguments = parser.parse_args()
     arguments.batch = list(dict.fromkeys(arguments.batch or [128]))
     return arguments
-
-
-def sizes(text: str) -> list[int]:
-    return [positive(part) for part in names(text)]
-
-
-def names(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def pick_device(name: str) -> torch.device:

@@ -5,7 +5,7 @@ At the end it says where the seconds went. Overhead are those in which the
 device neither verified nor timed, nor waited for compilers.
 
 Examples:
-  python scripts/tune.py --arch sm80 --batch 128
+  python scripts/tune.py --arch sm80 --batch 1,32,128
   python scripts/tune.py --arch sm90 --model torchvision:resnet50 --batch 128
   python scripts/tune.py --arch cpu --problem "conv2d n=8 h=32 w=32 c=64 k=64
          r=3 s=3 pad=1 dtype=f32 epilogue=bias,relu"
@@ -42,9 +42,9 @@ from autotune.worker import Worker
 from fused_resnet.graph import GRAPHS
 from fused_resnet.source import PRECISIONS
 from parts import models, outcome
-from parts.cli import database, percent, positive, run, seconds
+from parts.cli import database, percent, positive, run, seconds, sizes
 from parts.live import LiveProgress
-from parts.work import asked
+from parts.work import Work, asked
 from tuning_db import DatabaseError, Store
 
 UNTIMED_TRIALS = 6
@@ -76,7 +76,13 @@ def arguments() -> argparse.Namespace:
     )
     network.add_argument("--in-channels", type=positive, metavar="N", help="input channels of a network of ours")
     network.add_argument("--input", type=models.shape, metavar="C,H,W", help="one sample of any other")
-    network.add_argument("--batch", type=positive, metavar="N", help="batch size (default 128, on a CPU 8)")
+    network.add_argument(
+        "--batch",
+        type=sizes,
+        action="extend",
+        metavar="N[,N]",
+        help="batch sizes, one after the other, each with a search of its own (default 128, on a CPU 8)",
+    )
     network.add_argument("--dtype", help="of its tensors: f16, bf16 or f32 (default f16, on a CPU and for tf32 f32)")
     network.add_argument("--precision", choices=list(PRECISIONS), help=models.PRECISION)
     single = parser.add_argument_group("or problems of your own")
@@ -160,7 +166,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--budget",
         type=seconds,
         metavar="TIME",
-        help="time for the search, such as 90s or 5m (default 6m, on a CPU 90s)",
+        help="time for the search of each batch size, such as 90s or 5m (default 6m, on a CPU 90s)",
     )
     search.add_argument(
         "--gain",
@@ -223,8 +229,8 @@ def main() -> int:
         arch = architecture(args.arch)
     device, target = choose_device(arch, capability)
     arch = device_arch(arch, torch.device(device)) if device else arch
-    wanted = asked(args, arch)
-    path = args.db or Path("tuning_db") / f"{wanted.name}_{arch.name}.db"
+    works = asked(args, arch)
+    path = args.db or Path("tuning_db") / f"{works[0].name}_{arch.name}.db"
     trials = args.trials or (32 if not arch.is_cuda else 160 if device else UNTIMED_TRIALS)
     budget = args.budget or (360.0 if arch.is_cuda else 90.0)
     allow = tuple(name.replace("-", "_") for name in args.allow)
@@ -241,35 +247,40 @@ def main() -> int:
         vendor=args.vendor,
     )
     timing = Timing(args.timer, args.buffers, "energy" in objectives)
+    with Store.create(path) as store, Worker(device, timing=timing) if device else nullcontext() as worker:
+        if device:
+            refuse_other_timing(store, device, [problem for work in works for _, problem in work.named], timing)
+        ended = all(tune(work, store, options, worker) for work in works)
+    return 0 if ended else 130
 
+
+def tune(wanted: Work, store: Store, options: Options, worker: Worker | None) -> bool:
+    """Search, settle, and say what came of it; False where that was interrupted."""
     console = Console()
-    interrupted = False
+    ended = True
     if not wanted.network:
         for name, problem in wanted.named:
             console.print(f"{name:>3}  {problem}", highlight=False, markup=False)
-    with Store.create(path) as store, Worker(device, timing=timing) if device else nullcontext() as worker:
-        progress = LiveProgress(console, wanted.named)
-        tuning = Tuning(store, [problem for _, problem in wanted.named], options, worker, progress)
-        with progress:
-            try:
-                if device:
-                    refuse_other_timing(store, device, tuning.problems, timing)
-                tuning.run()
-                if wanted.network:
-                    tuning.settle_inside(wanted.network)
-            except KeyboardInterrupt:
-                interrupted = True
-        if device is None:
-            outcome.show_compiled(console, tuning)
-        elif not interrupted or "device" in vars(tuning):
-            outcome.show_winners(console, tuning, wanted)
-            outcome.show_tradeoffs(console, tuning, wanted)
-        if not interrupted:
-            outcome.show_gaps(console, tuning, wanted)
-        else:
-            console.print("Interrupted: every finished trial is kept; run the same command to go on.")
-        outcome.show_cost(console, tuning, progress, store.name)
-    return 130 if interrupted else 0
+    progress = LiveProgress(console, wanted.named)
+    tuning = Tuning(store, [problem for _, problem in wanted.named], options, worker, progress)
+    with progress:
+        try:
+            tuning.run()
+            if wanted.network:
+                tuning.settle_inside(wanted.network)
+        except KeyboardInterrupt:
+            ended = False
+    if worker is None:
+        outcome.show_compiled(console, tuning)
+    elif ended or "device" in vars(tuning):
+        outcome.show_winners(console, tuning, wanted)
+        outcome.show_tradeoffs(console, tuning, wanted)
+    if ended:
+        outcome.show_gaps(console, tuning, wanted)
+    else:
+        console.print("Interrupted: every finished trial is kept; run the same command to go on.")
+    outcome.show_cost(console, tuning, progress, store.name)
+    return ended
 
 
 if __name__ == "__main__":

@@ -41,6 +41,16 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def names(text: str) -> list[str]:
+    """Read words joined by commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def sizes(text: str) -> list[int]:
+    """Read whole numbers of at least 1, joined by commas."""
+    return [positive(part) for part in names(text)]
+
+
 def percent(text: str) -> float:
     """Read "1%" or "0.5%" as a share."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)%?", text)

@@ -27,8 +27,8 @@ class Work:
     network: Network | None = None
 
 
-def asked(args: argparse.Namespace, arch: Architecture) -> Work:
-    """What the arguments ask for; raises AutotuneError."""
+def asked(args: argparse.Namespace, arch: Architecture) -> list[Work]:
+    """What the arguments ask for, a network once for each batch size; raises AutotuneError."""
     of_network = ("model", "in_channels", "input", "batch", "dtype", "precision")
     if args.problem or args.problems:
         if given := [f"--{name.replace('_', '-')}" for name in of_network if getattr(args, name) is not None]:
@@ -39,18 +39,20 @@ def asked(args: argparse.Namespace, arch: Architecture) -> Work:
             if problem.dtype not in arch.dtypes:
                 raise UnknownNameError(f"'{problem}': {_no_dtype(arch, problem.dtype)}")
         named = [(str(number), problem) for number, problem in enumerate(dict.fromkeys(problems), 1)]
-        return Work("problems", f"{len(named)} problem{'s' * (len(named) > 1)}", named)
+        return [Work("problems", f"{len(named)} problem{'s' * (len(named) > 1)}", named)]
     dtype = dtype_name(args.dtype or ("f32" if args.precision == TF32 else arch.dtypes[0]))
     if dtype in ("s8", "tf32"):
         raise UnknownNameError(f"--dtype {args.dtype}: a network's tensors are f16, bf16 or f32; give --precision, too")
     for needed in (dtype, *PRODUCTS.get(args.precision, ())):
         if needed not in arch.dtypes:
             raise UnknownNameError(_no_dtype(arch, needed))
-    batch = args.batch or (128 if arch.is_cuda else 8)
     model = models.load(args.model or next(iter(GRAPHS)), args.input, args.in_channels)
-    wanted = model.network(batch, dtype, args.precision)
-    title = f"{model.name}, batch {batch}, {dtype}" + (f", {args.precision}" if args.precision else "")
-    return Work(model.name, title, [(layer.name, layer.problem) for layer in wanted.all_layers], wanted)
+    works = []
+    for batch in dict.fromkeys(args.batch or [128 if arch.is_cuda else 8]):
+        wanted = model.network(batch, dtype, args.precision)
+        title = f"{model.name}, batch {batch}, {dtype}" + (f", {args.precision}" if args.precision else "")
+        works.append(Work(model.name, title, [(layer.name, layer.problem) for layer in wanted.all_layers], wanted))
+    return works
 
 
 def _no_dtype(arch: Architecture, dtype: str) -> str:
