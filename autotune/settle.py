@@ -22,7 +22,7 @@ from autotune.worker import Worker
 from fused_resnet.binding import Candidate
 from fused_resnet.candidates import candidate
 from fused_resnet.graph import Alternative, Network
-from fused_resnet.selection import shortlist
+from fused_resnet.selection import plan_of_another, shortlist
 from tuning_db import Store
 from tuning_db.schema import Device, PlanRow
 
@@ -58,7 +58,8 @@ def settle_network(store: Store, device: Device, worker: Worker, network: Networ
     """Find and record the network's fastest plan; None where it cannot be timed.
 
     Descends from the layers' winners and, since that may end where no single change helps, also from the plan that the
-    database has. That plan itself is among those that are compared in the end.
+    database has, or else from that of another batch size. That plan itself is among those that are compared in the end,
+    so that a batch size is never slower for having been tuned.
 
     details["alone_us"] of the result is the time of the plainest layers with the winner of each, in the same rounds;
     details["alternatives"] names those that were taken.
@@ -76,7 +77,7 @@ def settle_network(store: Store, device: Device, worker: Worker, network: Networ
     if worker.plans(network, [alone], 1)[0].median_us is None:
         return None
     ends = [_Settling(worker, network, _options(known)).descend()]
-    start = _start_at(store, store.plan(device, network.key), network, known)
+    start = _start(store, device, network, known)
     if start and worker.plans(network, [_layers(network, start)], 1)[0].median_us is not None:
         ends += [start, _Settling(worker, network, _options(known), start).descend()]
     before, *results = worker.plans(network, [alone, *(_layers(network, end) for end in ends)], 3 * ROUNDS)
@@ -111,14 +112,19 @@ def _layers(network: Network, plan: _Plan) -> list[Pick]:
     return [plan.picks[layer.name] for layer in network.layers_with([one.name for one in plan.taken], plan.order)]
 
 
-def _start_at(store: Store, saved: PlanRow | None, network: Network, known: dict[str, list[_Known]]) -> _Plan | None:
-    """A plan of the database as one to start from; what it has of other candidates becomes known."""
-    if saved is None or any(choice["layer"] not in known for choice in saved.choices):
+def _start(store: Store, device: Device, network: Network, known: dict[str, list[_Known]]) -> _Plan | None:
+    """The plan that would run now, as one to start from; what it has of other candidates becomes known."""
+    own = store.plan(device, network.key)
+    found = (own, network) if own else plan_of_another(store, device, network)
+    if found is None:
+        return None
+    saved, timed = found
+    if any(choice["layer"] not in known for choice in saved.choices):
         return None
     picks = {name: Pick(name, each[0].candidate) for name, each in known.items() if each}
     for choice in saved.choices:
         name, kernel = choice["layer"], store.kernel(choice["kernel"])
-        one = _Known(candidate(store, kernel, choice["launch"]), kernel.id, choice["us"])
+        one = _Known(candidate(store, kernel, choice["launch"]), kernel.id, choice["us"] if timed is network else None)
         if all(one.candidate != other.candidate for other in known[name]):
             known[name].append(one)
         picks[name] = Pick(name, one.candidate, choice["overlap"])

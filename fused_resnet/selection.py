@@ -90,24 +90,29 @@ def _devices(store: Database, device: torch.device) -> Iterator[tuple[Device, st
 
 
 def _known(store: Database, device: Device, network: Network) -> tuple[Plan | None, Network] | None:
-    """A network's plan; None where only its layers were tuned; and the network at the batch size that this is for.
-
-    Of plans for other batch sizes the one from which it should take the least time: a plan takes no longer for fewer
-    images, and for more at most as long as run again for the rest.
-    """
+    """A network's plan; None where only its layers were tuned; and the network at the batch size that this is for."""
     if plan := store.plan(device, network.key):
         return plan, network
     if _is_tuned(store, device, network) or not network.batch:
         return None, network
-    found: list[tuple[float, int, Plan, Network]] = []
-    for key in store.planned(device):
-        if (n := batch_of(key)) and (other := network.at(n)).key == key and (plan := store.plan(device, key)):
-            found.append((plan.median_us * math.ceil(network.batch / n), n, plan, other))
-    if found:
-        *_, plan, other = min(found, key=lambda one: one[:2])
-        return plan, other
+    if found := plan_of_another(store, device, network):
+        return found
     tuned = (network.at(n) for n in batches(store, network.layers[0].problem))
     return next(((None, other) for other in tuned if _is_tuned(store, device, other)), None)
+
+
+def plan_of_another(store: Database, device: Device, network: Network) -> tuple[Plan, Network] | None:
+    """The plan for another batch size from which a network should take the least time, and the network at that size.
+
+    A plan takes no longer for fewer images, and for more at most as long as run again for the rest.
+    """
+    found: list[tuple[float, int, Plan, Network]] = []
+    if images := network.batch:
+        for key in store.planned(device):
+            n = batch_of(key)
+            if n and n != images and (other := network.at(n)).key == key and (plan := store.plan(device, key)):
+                found.append((plan.median_us * math.ceil(images / n), n, plan, other))
+    return min(found, key=lambda one: one[:2])[2:] if found else None
 
 
 def _is_tuned(store: Database, device: Device, network: Network) -> bool:

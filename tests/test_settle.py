@@ -70,13 +70,13 @@ def plan_of(row, kernels):
     return tuple(names[choice["kernel"]][1] for choice in row.choices)
 
 
-def save(store, device, kernels, numbers):
+def save(store, device, kernels, numbers, network=NETWORK):
     choices = [
         {"layer": name, "kernel": kernels[name, number], "launch": {}, "us": 1.0, "overlap": False}
         for name, number in zip(LAYERS, numbers, strict=True)
     ]
     store.put_plan(
-        device_id=device.id, network=NETWORK.key, median_us=9.0, spread_us=0.1, choices=choices, details={}
+        device_id=device.id, network=network.key, median_us=9.0, spread_us=0.1, choices=choices, details={}
     )  # fmt: skip
 
 
@@ -98,6 +98,15 @@ def test_and_from_the_plan_that_the_database_has(store, kernels, saved):
     row = settle_network(store, device, Device(VALLEYS), NETWORK)
     assert plan_of(row, made) == (1, 1) and row.median_us == 8.0
     assert store.plan(device, NETWORK.key).id == row.id
+
+
+def test_or_else_from_the_plan_of_another_batch_size(store, kernels):
+    device, made = kernels
+    network = replace(NETWORK, key="net n=2 dtype=f32")
+    save(store, device, made, (1, 1), network.at(8))
+    row = settle_network(store, device, Device(VALLEYS), network)
+    assert plan_of(row, made) == (1, 1) and row.network == network.key
+    assert [choice["us"] for choice in row.choices] == [2.0, 2.0]  # as they were measured for this batch size
 
 
 BRANCHES = Network(
