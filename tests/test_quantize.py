@@ -309,7 +309,7 @@ def test_the_tuner_tunes_what_the_runtime_runs(basic, tmp_path, empty_db, monkey
     file.write_text("from architectures import ResNet\nmake = lambda: ResNet('basic')\n")
     arguments = ("--model", f"{file}:make", "--input", "3,32,32", "--batch", "2", "--precision", "int8")
     monkeypatch.setattr("sys.argv", ["tune.py", *arguments])
-    wanted = asked(tune.arguments(), architecture("cpu"))
+    (wanted,) = asked(tune.arguments(), architecture("cpu"))
     network = FusedResNet.from_model(model, empty_db, precision="int8", calibration=SEEN).network(images(2))
     assert wanted.title == "make, batch 2, f32, int8" and wanted.network.key == network.key
     assert [problem for _, problem in wanted.named] == [layer.problem for layer in network.all_layers]
