@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from fused_resnet import FusedResNet, reference
-from parts.cli import positive, run
+from parts.cli import positive, run, sizes
 
 WARM_SHARE = 5
 """The first of so many parts of the calls may still grow: plans are bound, pools fill."""
@@ -35,7 +35,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--db", type=Path, required=True, metavar="FILE", help="the tuning database")
     parser.add_argument("--calls", type=positive, default=100_000, metavar="N", help="in all (default 100000)")
     parser.add_argument("--threads", type=positive, default=4, metavar="N", help="default 4")
-    parser.add_argument("--batches", default="1,2,3,8,17,32,64,128", metavar="N,N", help="default %(default)s")
+    parser.add_argument(
+        "--batches",
+        type=sizes,
+        default="1,2,3,8,17,32,64,128",
+        metavar="N[,N]",
+        help="batch sizes (default %(default)s)",
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--plans", type=positive, default=256, metavar="N", help="plans that are kept (default 256: all)"
@@ -119,7 +125,7 @@ def main() -> int:
     network = FusedResNet(options.db, graph=not options.no_graph, plans=options.plans)
     network.load_state_dict(reference.randomize(reference.build()).state_dict())
     network.to(device, torch.float16 if cuda else torch.float32)
-    cases = cases_of(network, [int(n) for n in options.batches.split(",")], device)
+    cases = cases_of(network, options.batches, device)
     for x, _ in cases:
         network(x)
     shares = [options.calls // options.threads + (i < options.calls % options.threads) for i in range(options.threads)]
