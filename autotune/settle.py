@@ -58,8 +58,8 @@ def settle_network(store: Store, device: Device, worker: Worker, network: Networ
     """Find and record the network's fastest plan; None where it cannot be timed.
 
     Descends from the layers' winners and, since that may end where no single change helps, also from the plan that the
-    database has, or else from that of another batch size. That plan itself is among those that are compared in the end,
-    so that a batch size is never slower for having been tuned.
+    database has, or else from that of another batch size. That plan itself is among those that are compared in the end:
+    whoever ran as it does not get a slower one.
 
     details["alone_us"] of the result is the time of the plainest layers with the winner of each, in the same rounds;
     details["alternatives"] names those that were taken.
