@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-ENGINE := $(wildcard fused_resnet/engine/*.cpp fused_resnet/engine/*.h) templates/abi.h
+ENGINE := $(wildcard autotune/runtime/engine/*.cpp autotune/runtime/engine/*.h) templates/abi.h
 ARGS ?=
 
 .PHONY: tune test check clean
@@ -34,4 +34,4 @@ $(READY): pyproject.toml setup.py constraints.txt $(ENGINE)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build generated *.egg-info fused_resnet/engine/*.so
+	rm -rf $(VENV) build generated *.egg-info autotune/runtime/engine/*.so

@@ -1,11 +1,22 @@
-"""Builds the C++ engine; everything else is in pyproject.toml."""
+"""Builds the C++ engine and lists the packages; everything else is in pyproject.toml."""
 
 from pathlib import Path
 
 from pybind11.setup_helpers import Pybind11Extension, build_ext
-from setuptools import setup
+from setuptools import find_packages, setup
 
-sources = sorted(str(path) for path in Path("fused_resnet/engine").glob("*.cpp"))
-engine = Pybind11Extension("fused_resnet.engine._engine", sources, include_dirs=["templates"], cxx_std=17)
-engine.depends = [str(path) for path in [*Path("fused_resnet/engine").glob("*.h"), Path("templates/abi.h")]]
-setup(ext_modules=[engine], cmdclass={"build_ext": build_ext})
+ENGINE = "autotune/runtime/engine"
+packages = [
+    *find_packages(include=["autotune*", "fused_resnet*", "tuning_db*"]),
+    "autotune.templates",
+    *find_packages("scripts"),
+]
+sources = sorted(str(path) for path in Path(ENGINE).glob("*.cpp"))
+engine = Pybind11Extension("autotune.runtime.engine._engine", sources, include_dirs=["templates"], cxx_std=17)
+engine.depends = [str(path) for path in [*Path(ENGINE).glob("*.h"), Path("templates/abi.h")]]
+setup(
+    packages=packages,
+    package_dir={"autotune.templates": "templates", "autotune_cli": "scripts/autotune_cli"},
+    ext_modules=[engine],
+    cmdclass={"build_ext": build_ext},
+)

@@ -7,12 +7,12 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from autotune.device import device_name
-from autotune.problem import Problem, limit_us, with_batch
-from fused_resnet.frame import Frame
-from fused_resnet.plan import BoundLayer
-from fused_resnet.selection import batches
-from tuning_db.asked import Database, Device
+from autotune.core.device import device_name
+from autotune.ir.problem import Problem, limit_us, with_batch
+from autotune.runtime.executor import Frame
+from autotune.runtime.network_plan import BoundLayer
+from autotune.runtime.selection import batches
+from tuning_db.protocols import Database, Device
 
 
 @dataclass(frozen=True)

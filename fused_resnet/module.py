@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from autotune.problem import dtype_name
-from fused_resnet import engine, operator
-from fused_resnet.frame import ACCESS, Frame, close, count
-from fused_resnet.graph import Network
-from fused_resnet.operator import InputError
-from fused_resnet.plan import Plan
-from fused_resnet.source import Captured, Named, Source, state
+from autotune.ir.network import Network
+from autotune.ir.problem import dtype_name
+from autotune.runtime import engine
+from autotune.runtime.executor import ACCESS, Frame, close, count
+from autotune.runtime.network_plan import Plan
+from fused_resnet import torch_op
+from fused_resnet.model_source import Captured, Named, Source, state
+from fused_resnet.torch_op import InputError
 from tuning_db import reader
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class FusedResNet(nn.Module):
         graph: on a GPU, replay the network as a CUDA graph.
         plans: how many plans are kept, the last used ones: one for each shape and, on a GPU, stream.
 
-    The state_dict is that of the plain network (fused_resnet.reference). `forward` takes (N, in_channels, 64, 64) on
+    The state_dict is that of the plain network (networks.se_resnet9_fixup). `forward` takes (N, in_channels, 64, 64) on
     the module's device and in its dtype, contiguous or channels last, and returns (N, 512, 2, 2), channels last. Each
     new shape binds a plan, which takes a moment the first time. What the database does not have runs on the nearest
     that is right, at worst on torch's operators, and is named in a warning. In training mode the module is the plain
@@ -113,7 +114,7 @@ class FusedResNet(nn.Module):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """nn.Module's, or around it where nobody would notice: that is a tenth of what a call costs the host."""
-        if len(args) == 1 and not kwargs and self._is_plain() and not operator.is_traced(args[0]):
+        if len(args) == 1 and not kwargs and self._is_plain() and not torch_op.is_traced(args[0]):
             x = args[0]
             if not x.requires_grad and (y := self._calls.run(x, None)) is not None:
                 return y
@@ -146,8 +147,8 @@ class FusedResNet(nn.Module):
         """
         if self.training:
             y = self._plain.train()(x)
-        elif operator.is_traced(x):
-            y = operator.call(self._cast(x), self._number)
+        elif torch_op.is_traced(x):
+            y = torch_op.call(self._cast(x), self._number)
         else:
             y = self.run(x, out)
         if out is not None:
@@ -157,7 +158,7 @@ class FusedResNet(nn.Module):
     def run(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """What `forward` does in eval mode where nobody traces; the result is `out` if it could be filled directly."""
         if x.requires_grad:
-            operator.refuse_gradient(x)
+            torch_op.refuse_gradient(x)
         known = self._calls.run(x, out)
         return self._run_new(x, out) if known is None else known
 
@@ -236,7 +237,7 @@ class FusedResNet(nn.Module):
         self._begin()
         self._held: list[Plan] = []  # what was captured into graphs of others must stay where it is
         self._binding = threading.RLock()
-        self._number = operator.register(self)
+        self._number = torch_op.register(self)
 
     def _begin(self) -> None:
         """Know no plan, and the weights as they are."""
@@ -361,7 +362,7 @@ def _rebind(module: nn.Module, _: object) -> None:
 
 def _after_fork() -> None:
     """In a new process: locks that another thread of the parent held would never be given back."""
-    for module in operator.networks():
+    for module in torch_op.networks():
         assert isinstance(module, FusedResNet)
         module._binding = threading.RLock()
         for frame in module._frames.values():

@@ -6,7 +6,7 @@ with float32. With --model it compares the outputs of that model, its parameters
 random, on random images. Out come a table and a JSON record.
 
 Layers that the database has no kernels for run on torch's operators:
-  python scripts/tune.py --model scripts/parts/pictures.py:resnet18 \\
+  python scripts/tune.py --model scripts/autotune_cli/synthetic_dataset.py:resnet18 \\
          --input 3,64,64 --batch 250 --precision int8 --db accuracy.db
   python scripts/accuracy.py --db accuracy.db --save resnet18.pt
 """
@@ -29,13 +29,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from autotune.errors import AutotuneError, choose
-from autotune.problem import DTYPES
-from fused_resnet import FusedResNet, reference
-from fused_resnet.quantize import compare
-from parts import models, pictures
-from parts.cli import positive, run
-from parts.record import machine, slug, write
+from autotune.core.errors import AutotuneError, choose
+from autotune.ir.problem import DTYPES
+from autotune_cli import models, synthetic_dataset
+from autotune_cli.command_line import positive, run
+from autotune_cli.record import machine, slug, write
+from fused_resnet import FusedResNet
+from fused_resnet.networks import se_resnet9_fixup
+from fused_resnet.quantization.calibrate import compare
 from tuning_db import Store
 
 PRECISIONS = {
@@ -80,7 +81,7 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": machine(device),
         "method": METHOD,
-        "model": arguments.model or "ResNet-18 of scripts/parts/pictures.py",
+        "model": arguments.model or "ResNet-18 of scripts/autotune_cli/synthetic_dataset.py",
         "database": Path(arguments.db).name if arguments.db else None,
         "images": len(expected),
         **case.told,
@@ -136,14 +137,14 @@ def parse() -> argparse.Namespace:
 def trained_case(arguments: argparse.Namespace, device: torch.device) -> Case:
     """A ResNet-18 that was trained, and pictures that it has not seen."""
     torch.manual_seed(arguments.seed)
-    module = pictures.ResNet18(arguments.width).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    module = synthetic_dataset.ResNet18(arguments.width).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     told: dict[str, Any] = {"width": arguments.width, "size": arguments.size}
     if arguments.save and arguments.save.is_file():
         module.load_state_dict(torch.load(arguments.save, map_location=device, weights_only=True))
     else:
         started = time.perf_counter()
         generator = torch.Generator(device).manual_seed(arguments.seed)
-        loss = pictures.train(module, arguments.steps, arguments.train_batch, arguments.size, generator)
+        loss = synthetic_dataset.train(module, arguments.steps, arguments.train_batch, arguments.size, generator)
         seconds = round(time.perf_counter() - started, 1)
         told["training"] = {"steps": arguments.steps, "batch": arguments.train_batch, "loss": loss, "seconds": seconds}
         if arguments.save:
@@ -151,7 +152,7 @@ def trained_case(arguments: argparse.Namespace, device: torch.device) -> Case:
 
     def drawn(count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
         generator = torch.Generator(device).manual_seed(seed)
-        return [pictures.pictures(part, arguments.size, generator) for part in parts(count, arguments.batch)]
+        return [synthetic_dataset.pictures(part, arguments.size, generator) for part in parts(count, arguments.batch)]
 
     shown = drawn(arguments.images or 10000, arguments.seed + 1)
     calibration = [x for x, _ in drawn(arguments.calibration, arguments.seed + 2)]
@@ -166,8 +167,8 @@ def random_case(arguments: argparse.Namespace, device: torch.device) -> Case:
     def images(count: int) -> list[Tensor]:
         return [torch.randn(part, *model.shape, generator=generator) for part in parts(count, arguments.batch)]
 
-    reference.randomize(model.module, arguments.seed)
-    reference.calibrate(model.module, images(8)[0])
+    se_resnet9_fixup.randomize(model.module, arguments.seed)
+    se_resnet9_fixup.calibrate(model.module, images(8)[0])
     shown, calibration = images(arguments.images or 1000), images(arguments.calibration)
     return Case(
         model.module.to(device),

@@ -23,24 +23,24 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from autotune import survey
-from autotune.algorithms import DIRECTIONS, ORDERS, Algorithm
-from autotune.errors import AutotuneError
-from autotune.grammar import read_problems
-from autotune.measure import Case
-from autotune.problem import Convolution, parse
-from autotune.survey import KINDS
-from autotune.vendor import cudnn
-from parts.algorithms.chart import check, draw
-from parts.algorithms.layers import layers_of
-from parts.algorithms.report import read, show
-from parts.cli import output, positive, run, size
-from parts.models import HELP, shape
-from parts.record import machine, write
+from autotune.core.errors import AutotuneError
+from autotune.cudnn_algorithms import benchmark
+from autotune.cudnn_algorithms.benchmark import KINDS
+from autotune.cudnn_algorithms.selection import DIRECTIONS, ORDERS, Algorithm
+from autotune.ir.problem import Convolution, parse
+from autotune.libraries import cudnn
+from autotune.measure.candidate_bench import Case
+from autotune_cli.algorithms.chart import check, draw
+from autotune_cli.algorithms.layers import layers_of
+from autotune_cli.algorithms.report import read, show
+from autotune_cli.command_line import output, positive, run, size
+from autotune_cli.models import HELP, shape
+from autotune_cli.problem_usage import read_problems
+from autotune_cli.record import machine, write
 
 METHOD = {
     "time": "mean over a CUDA graph of many launches, between two events; median and interquartile range of 5; what "
-    f"takes {survey.SLOW} times the best so far: single launches",
+    f"takes {benchmark.SLOW} times the best so far: single launches",
     "checked": "random operands, poisoned and fenced outputs, against a float32 reference",
     "energy": "of the whole GPU, by NVML's counter, over at least 0.3 s of calls",
     "caches": "warm: the same operands again and again",
@@ -131,7 +131,7 @@ def wanted(args: argparse.Namespace) -> Sequence[tuple[str, Convolution]]:
     if args.model:
         return layers_of(args.model, args.layer, args.batch, args.input, args.dtype)
     problems = [parse(args.problem)] if args.problem else read_problems(args.problems)
-    return [(str(problem), survey.passes(problem)[DIRECTIONS[0]]) for problem in problems]
+    return [(str(problem), benchmark.passes(problem)[DIRECTIONS[0]]) for problem in problems]
 
 
 def measure_layer(
@@ -141,13 +141,13 @@ def measure_layer(
     started = time.perf_counter()
     kinds = (args.only,) if args.only else KINDS
     tell(f"{name}: listing")
-    passes = {key: one for key, one in survey.passes(problem).items() if key in (args.passes or DIRECTIONS)}
-    listed = {key: survey.offered(one, device, not args.nchw, kinds) for key, one in passes.items()}
+    passes = {key: one for key, one in benchmark.passes(problem).items() if key in (args.passes or DIRECTIONS)}
+    listed = {key: benchmark.offered(one, device, not args.nchw, kinds) for key, one in passes.items()}
     found: list[Algorithm] = []
     for key, (offers, _) in listed.items():
         energy = args.energy or args.order == "energy"
         case = Case(passes[key], device)
-        found += survey.measured(case, offers, energy, lambda what: tell(f"{name}: {what}"))
+        found += benchmark.measured(case, offers, energy, lambda what: tell(f"{name}: {what}"))
     missing = {reason: None for _, reasons in listed.values() for reason in reasons}
     return {
         "name": name,

@@ -25,15 +25,15 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from torch import Tensor
 
-from autotune.errors import AutotuneError, choose
-from autotune.problem import DTYPES
-from fused_resnet import reference
-from fused_resnet.source import INT8, PRECISIONS, TF32
-from parts import chart, models, timing
-from parts.cli import names, positive, run, seconds, sizes
-from parts.models import Model
-from parts.peers import VARIANTS, Case, Forward, Variant, from_another
-from parts.record import machine, one_line, slug, write
+from autotune.core.errors import AutotuneError, choose
+from autotune.ir.problem import DTYPES
+from autotune_cli import chart, models, timing
+from autotune_cli.baselines import VARIANTS, Case, Forward, Variant, from_another
+from autotune_cli.command_line import names, positive, run, seconds, sizes
+from autotune_cli.models import Model
+from autotune_cli.record import machine, one_line, slug, write
+from fused_resnet.model_source import INT8, PRECISIONS, TF32
+from fused_resnet.networks import se_resnet9_fixup
 
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.float32: 5e-3}  # f32 may mean TF32 on a GPU
 AS_TORCH = 1.5
@@ -186,8 +186,8 @@ def make_case(
     """Random weights, a random input, and the result that float32 on the CPU gives for them."""
     torch.compiler.reset()  # otherwise torch.compile remembers the last batch size
     generator = torch.Generator().manual_seed(1)
-    reference.randomize(model.module, 0)
-    reference.calibrate(model.module, torch.randn(8, *model.shape, generator=generator))
+    se_resnet9_fixup.randomize(model.module, 0)
+    se_resnet9_fixup.calibrate(model.module, torch.randn(8, *model.shape, generator=generator))
     x = torch.randn(batch, *model.shape, generator=generator).to(dtype)
     with torch.inference_mode():
         expected = model.module(x.float())

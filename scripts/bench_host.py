@@ -22,11 +22,11 @@ from pathlib import Path
 
 import torch
 
-from autotune.errors import AutotuneError
+from autotune.core.errors import AutotuneError
+from autotune_cli import cold_start
+from autotune_cli.command_line import positive, run
+from autotune_cli.timing import synchronize
 from fused_resnet import FusedResNet
-from parts import loading
-from parts.cli import positive, run
-from parts.timing import synchronize
 
 BURST = 20
 """Calls between two waits: few enough that the driver's queue never fills and makes the host wait."""
@@ -46,7 +46,7 @@ def arguments() -> argparse.Namespace:
 
 def load_times(database: Path, batch: int, device: torch.device, loads: int) -> dict[str, float]:
     """Milliseconds of each stage of loading, the medians over fresh processes, and their sum."""
-    command = [sys.executable, loading.__file__, str(database), str(batch), str(device)]
+    command = [sys.executable, cold_start.__file__, str(database), str(batch), str(device)]
     found: list[dict[str, float]] = []
     for _ in range(loads):
         with tempfile.TemporaryDirectory() as cache:
@@ -55,7 +55,7 @@ def load_times(database: Path, batch: int, device: torch.device, loads: int) -> 
         if done.returncode:
             raise AutotuneError(f"loading {database} failed: {done.stderr.strip().splitlines()[-1]}")
         found.append(json.loads(done.stdout))
-    totals = [sum(seconds[stage] for stage in loading.STAGES) for seconds in found]
+    totals = [sum(seconds[stage] for stage in cold_start.STAGES) for seconds in found]
     medians = {stage: statistics.median(seconds[stage] for seconds in found) for stage in found[0]}
     return {stage: 1e3 * value for stage, value in {"total": statistics.median(totals), **medians}.items()}
 
@@ -96,10 +96,10 @@ def main() -> int:
     if options.loads > 0:
         found = load_times(options.db, options.batch, device, options.loads)
         print(f"from import torch to a first result, N = {options.batch}: {found['total']:.0f} ms")
-        for stage in loading.STAGES:
+        for stage in cold_start.STAGES:
             print(f"    {stage:22}{found[stage]:8.1f}")
             if stage == "choosing and binding":
-                print(f"      {loading.READING:20}{found[loading.READING]:8.1f}")
+                print(f"      {cold_start.READING:20}{found[cold_start.READING]:8.1f}")
     for graph in (True, False) if device.type == "cuda" else (False,):
         network = FusedResNet(options.db, graph=graph)
         network.to(device, torch.float16 if device.type == "cuda" else torch.float32)

@@ -22,15 +22,15 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from autotune.device import device_name
-from autotune.errors import AutotuneError
-from autotune.vendor import cudnn
-from parts.cli import positive, run
-from parts.layers.contest import CHOOSING_ROUNDS, FINALISTS, SLOW, Job
-from parts.layers.process import Contests
-from parts.layers.report import draw, read, show, summary
-from parts.layers.sets import LAYERS, layer_set, title
-from parts.record import machine, slug, write
+from autotune.core.device import device_name
+from autotune.core.errors import AutotuneError
+from autotune.libraries import cudnn
+from autotune_cli.command_line import positive, run
+from autotune_cli.layers.comparison import CHOOSING_ROUNDS, FINALISTS, SLOW, Job
+from autotune_cli.layers.layer_sets import LAYERS, layer_set, title
+from autotune_cli.layers.process import Contests
+from autotune_cli.layers.report import draw, read, show, summary
+from autotune_cli.record import machine, slug, write
 from tuning_db import Store
 
 LEAST_ROUNDS = 30

@@ -32,19 +32,19 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from autotune.arch import of_target
-from autotune.device import device_arch
-from autotune.errors import AutotuneError
-from autotune.options import Options
-from autotune.problem import parse
-from autotune.progress import Progress
-from autotune.recording import Recording, Track
+from autotune.core.arch import of_target
+from autotune.core.device import device_arch
+from autotune.core.errors import AutotuneError
+from autotune.ir.problem import parse
+from autotune.measure.worker_client import Worker
+from autotune.runtime.candidate_loader import candidate
 from autotune.search import Space
-from autotune.tune import Tuning
-from autotune.worker import Worker
-from fused_resnet.candidates import candidate
-from parts.cli import positive, run
-from parts.record import machine, slug, write
+from autotune.search.trace import Recording, Track
+from autotune.tuner.options import Options
+from autotune.tuner.progress import Progress
+from autotune.tuner.tuner import Tuning
+from autotune_cli.command_line import positive, run
+from autotune_cli.record import machine, slug, write
 from tuning_db import Store
 from tuning_db.schema import Measurement
 

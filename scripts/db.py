@@ -14,18 +14,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from autotune.errors import AutotuneError
+from autotune.core.errors import AutotuneError
 from autotune.families import families
-from autotune.problem import parse
-from autotune.report import brief, label, lines
-from parts.cli import database, positive, run
-from parts.tables import winners
-from tuning_db import Store, diff, text
-from tuning_db.facts import read
+from autotune.ir.problem import parse
+from autotune.tuner.report import brief, label, lines
+from autotune_cli.command_line import database, positive, run
+from autotune_cli.tables import winners
+from tuning_db import Store, diff, json_export
+from tuning_db.location import SCHEMA_VERSION, Location
 from tuning_db.merge import Outcome
 from tuning_db.pack import merge, pack
-from tuning_db.place import SCHEMA_VERSION, Location
 from tuning_db.schema import Measurement
+from tuning_db.snapshot import read
 
 
 def arguments() -> argparse.Namespace:
@@ -146,7 +146,7 @@ def main() -> None:
         show_outcome(merge(args.dbs, args.to), args.to, console)
     elif args.command == "import":
         with Store.create(args.db) as store:
-            show_outcome(text.import_(args.file, store), store.name, console)
+            show_outcome(json_export.import_(args.file, store), store.name, console)
     else:
         with ExitStack() as stack:
             store = stack.enter_context(Store.open(args.db))
@@ -158,7 +158,7 @@ def main() -> None:
                 case "list":
                     listing(store, console, args.most)
                 case "export":
-                    text.export(store, args.file)
+                    json_export.export(store, args.file)
                     console.print(f"{args.file}: {args.file.stat().st_size / 2**20:.1f} MiB", highlight=False)
                 case "diff":
                     compare(store, stack.enter_context(Store.open(args.other)), console)

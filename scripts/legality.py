@@ -19,13 +19,13 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from autotune import build
-from autotune.arch import architecture
-from autotune.epilogue import Epilogue
-from autotune.errors import UnknownNameError
+from autotune.codegen import build
+from autotune.core.arch import architecture
+from autotune.core.errors import UnknownNameError
 from autotune.families import family
 from autotune.families.base import PERMISSIONS, Config, Kernel
-from parts.cli import positive, run
+from autotune.ir.epilogue import Epilogue
+from autotune_cli.command_line import positive, run
 
 
 def arguments() -> argparse.Namespace:

@@ -16,11 +16,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from autotune.errors import AutotuneError, choose
-from autotune.recording import Recording, record
-from autotune.replay import FEW, Replay, replay
+from autotune.core.errors import AutotuneError, choose
 from autotune.search import STRATEGIES
-from parts.cli import percent, positive, run, seconds
+from autotune.search.simulator import FEW, Replay, replay
+from autotune.search.trace import Recording, record
+from autotune_cli.command_line import percent, positive, run, seconds
 from tuning_db import Store
 
 SHARES = (0.02, 0.05, 0.10, 0.15)
@@ -138,7 +138,7 @@ def compare(args: argparse.Namespace, console: Console) -> None:
     console.print(by_share(runs))
     console.print(by_time(runs, args.cores))
     if args.chart:
-        from parts.curves import draw
+        from autotune_cli.search_chart import draw
 
         draw(runs, f"Search strategies on {recording.device}, {args.seeds} seeds", args.chart)
         console.print(f"chart {args.chart}")

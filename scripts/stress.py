@@ -21,8 +21,9 @@ from pathlib import Path
 
 import torch
 
-from fused_resnet import FusedResNet, reference
-from parts.cli import positive, run, sizes
+from autotune_cli.command_line import positive, run, sizes
+from fused_resnet import FusedResNet
+from fused_resnet.networks import se_resnet9_fixup
 
 WARM_SHARE = 5
 """The first of so many parts of the calls may still grow: plans are bound, pools fill."""
@@ -95,7 +96,7 @@ def cases_of(
     network: FusedResNet, batches: Sequence[int], device: torch.device
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(input, what the plain network makes of it in float32): two for each batch, the second channels last."""
-    plain = reference.build().to(device)
+    plain = se_resnet9_fixup.build().to(device)
     plain.load_state_dict(network.state_dict())
     dtype = next(network.parameters()).dtype
     generator = torch.Generator().manual_seed(0)
@@ -123,7 +124,7 @@ def main() -> int:
     cuda = device.type == "cuda"
     warnings.filterwarnings("ignore", message=".*is not tuned")
     network = FusedResNet(options.db, graph=not options.no_graph, plans=options.plans)
-    network.load_state_dict(reference.randomize(reference.build()).state_dict())
+    network.load_state_dict(se_resnet9_fixup.randomize(se_resnet9_fixup.build()).state_dict())
     network.to(device, torch.float16 if cuda else torch.float32)
     cases = cases_of(network, options.batches, device)
     for x, _ in cases:

@@ -17,13 +17,13 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
-from autotune.buffers import Rotation, copies_of, flush
-from autotune.errors import AutotuneError
-from autotune.nvml import Monitor
-from autotune.result import median_interval, timed
-from autotune.rounds import interleave
-from autotune.timing import Runnable, Work, host_clock, sampler, settle
-from parts.cli import positive, run
+from autotune.core.errors import AutotuneError
+from autotune.measure.cold_cache import Rotation, copies_of, flush
+from autotune.measure.interleave import interleave
+from autotune.measure.nvml import Monitor
+from autotune.measure.result import median_interval, timed
+from autotune.measure.timers import Runnable, Work, host_clock, sampler, settle
+from autotune_cli.command_line import positive, run
 
 CALLS = 20
 EARLIER = 50  # calls that a program has queued before the one that is timed

@@ -24,27 +24,27 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from autotune.arch import ARCHITECTURES, Architecture, architecture, cpu_targets, of_capability
-from autotune.device import device_arch, device_name
-from autotune.epilogue import STEPS
-from autotune.errors import UnknownNameError
+from autotune.core.arch import ARCHITECTURES, Architecture, architecture, cpu_targets, of_capability
+from autotune.core.device import device_arch, device_name
+from autotune.core.errors import UnknownNameError
+from autotune.core.paths import FAMILIES
 from autotune.families import families, family, use
 from autotune.families.base import PERMISSIONS
-from autotune.grammar import usage
-from autotune.objective import OBJECTIVES
-from autotune.options import Options
-from autotune.paths import FAMILIES
-from autotune.problem import DTYPES, OPERATORS, Problem
+from autotune.ir.epilogue import STEPS
+from autotune.ir.problem import DTYPES, OPERATORS, Problem
+from autotune.measure.timers import BUFFERS, TIMERS, Timing
+from autotune.measure.worker_client import Worker
 from autotune.search import DEFAULT, STRATEGIES
-from autotune.timing import BUFFERS, TIMERS, Timing
-from autotune.tune import Tuning
-from autotune.worker import Worker
-from fused_resnet.graph import GRAPHS
-from fused_resnet.source import PRECISIONS
-from parts import models, outcome
-from parts.cli import database, percent, positive, run, seconds, sizes
-from parts.live import LiveProgress
-from parts.work import Work, asked
+from autotune.tuner.objectives import OBJECTIVES
+from autotune.tuner.options import Options
+from autotune.tuner.tuner import Tuning
+from autotune_cli import models, tune_summary
+from autotune_cli.command_line import database, percent, positive, run, seconds, sizes
+from autotune_cli.problem_usage import usage
+from autotune_cli.tune_progress import LiveProgress
+from autotune_cli.tune_request import Work, asked
+from fused_resnet.model_source import PRECISIONS
+from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
 from tuning_db import DatabaseError, Store
 
 UNTIMED_TRIALS = 6
@@ -271,15 +271,15 @@ def tune(wanted: Work, store: Store, options: Options, worker: Worker | None) ->
         except KeyboardInterrupt:
             ended = False
     if worker is None:
-        outcome.show_compiled(console, tuning)
+        tune_summary.show_compiled(console, tuning)
     elif ended or "device" in vars(tuning):
-        outcome.show_winners(console, tuning, wanted)
-        outcome.show_tradeoffs(console, tuning, wanted)
+        tune_summary.show_winners(console, tuning, wanted)
+        tune_summary.show_tradeoffs(console, tuning, wanted)
     if ended:
-        outcome.show_gaps(console, tuning, wanted)
+        tune_summary.show_gaps(console, tuning, wanted)
     else:
         console.print("Interrupted: every finished trial is kept; run the same command to go on.")
-    outcome.show_cost(console, tuning, progress, store.name)
+    tune_summary.show_cost(console, tuning, progress, store.name)
     return ended
 
 

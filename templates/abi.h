@@ -1,5 +1,5 @@
 // The contract between kernels and the engine: plain C, versioned, shared by host and device code.
-// autotune/abi.py mirrors these structs; a test compiles this header and compares every offset.
+// autotune/ir/abi.py mirrors these structs; a test compiles this header and compares every offset.
 #pragma once
 
 #ifndef __CUDACC_RTC__

@@ -1,4 +1,4 @@
-// The steps of an epilogue, on a small array of float that holds neighbouring channels of one pixel. autotune/steps.py
+// The steps of an epilogue, on a small array of float that holds neighbouring channels of one pixel. autotune/ir/epilogue_steps.py
 // lists them; each serves host and device code. Loads and stores convert from and to the tensors' element type;
 // cpu/kernel.h and cuda/kernel.cuh say how. Conditions are written so that a NaN stays a NaN, as torch has it.
 #pragma once

@@ -15,16 +15,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded
 
 import pytest
 import torch
-from helpers import process
+from helpers import TUNE, process
 
-from autotune.arch import Architecture, architecture, cpu_targets
-from autotune.epilogue import Epilogue
+from autotune.core.arch import Architecture, architecture, cpu_targets
 from autotune.families.base import Kernel
-from autotune.worker import Worker
+from autotune.ir.epilogue import Epilogue
+from autotune.measure.worker_client import Worker
 from tuning_db import Store
-
-TUNED_BATCH = 3
-TUNE = ("--arch", "cpu", "--batch", TUNED_BATCH, "--trials", 1, "--budget", "20m")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,13 +10,13 @@ from helpers import ROOT, python
 
 TOOLS = ("jinja2", "optuna", "cutlass_library", "ninja", "rich", "matplotlib")
 TUNER = (
-    "autotune.build",
-    "autotune.emit",
+    "autotune.codegen.build",
+    "autotune.codegen.render",
     "autotune.families",
     "autotune.search",
-    "autotune.tune",
-    "autotune.worker",
-    "autotune.replay",
+    "autotune.tuner.tuner",
+    "autotune.measure.worker_client",
+    "autotune.search.simulator",
 )
 RUNTIME = {
     "autotune": {"abi", "arch", "device", "epilogue", "errors", "problem", "reference", "steps", "vendor"},
@@ -70,7 +70,7 @@ print([name for name in {TOOLS + TUNER} if name in sys.modules])
     for package, allowed in RUNTIME.items():
         ours = {names[1] for names in parts if names[0] == package and len(names) > 1}
         assert ours <= allowed, f"running loads {ours - allowed} of {package}"
-    assert "autotune.vendor.cudnn" not in loaded.split()
+    assert "autotune.libraries.cudnn" not in loaded.split()
 
 
 @pytest.mark.parametrize("package", ["fused_resnet", "tuning_db"])

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tuning_db.facts import TABLES, Facts, named
 from tuning_db.schema import Measurement
+from tuning_db.snapshot import TABLES, Facts, named
 from tuning_db.store import Store
 
 

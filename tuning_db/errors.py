@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from autotune.errors import AutotuneError
+from autotune.core.errors import AutotuneError
 
 _ADVICE = {
     "disk is full": "free some space and run again: what was committed is safe",

@@ -22,8 +22,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from tuning_db.errors import DatabaseError
-from tuning_db.facts import TABLES, Facts, Row, content, key_of, renumbered, without_number
 from tuning_db.schema import Base
+from tuning_db.snapshot import TABLES, Facts, Row, content, key_of, renumbered, without_number
 from tuning_db.store import Store
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tuning_db.errors import DatabaseError
-from tuning_db.facts import TABLES, Facts, read
+from tuning_db.location import Location
 from tuning_db.merge import Outcome, unite
-from tuning_db.place import Location
+from tuning_db.snapshot import TABLES, Facts, read
 from tuning_db.store import Store
 
 KEPT = 3

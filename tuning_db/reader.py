@@ -13,13 +13,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tuning_db.binary import unpacked
+from tuning_db.blob import unpacked
 from tuning_db.errors import explained
-from tuning_db.place import Location, check, connect, is_address
-from tuning_db.ties import ranked
+from tuning_db.location import Location, check, connect, is_address
+from tuning_db.ranking import ranked
 
 if TYPE_CHECKING:
-    from tuning_db import asked
+    from tuning_db import protocols
 
 
 class _Device(NamedTuple):
@@ -95,7 +95,7 @@ class Reader:
         """All problems by their text."""
         return self._problem_texts
 
-    def ranking(self, device: asked.Device, problem: str) -> list[_Measurement]:
+    def ranking(self, device: protocols.Device, problem: str) -> list[_Measurement]:
         """Verified candidates for a problem (its text) on a device, best first, each once."""
         query = f"""
             SELECT m.launch, m.median_us, m.final, m.details, {_KERNEL}
@@ -106,13 +106,13 @@ class Reader:
             for launch, median_us, final, details, *kernel in self._rows(query, device.id, problem)
         )
 
-    def best_us(self, device: asked.Device, problem: str) -> float | None:
+    def best_us(self, device: protocols.Device, problem: str) -> float | None:
         """The shortest verified time of a problem on a device, in microseconds."""
         query = f"SELECT min(m.median_us) FROM measurement m WHERE {_MEASURED}"
         [[time]] = self._rows(query, device.id, problem)
         return time
 
-    def plan(self, device: asked.Device, network: str) -> _Plan | None:
+    def plan(self, device: protocols.Device, network: str) -> _Plan | None:
         """The newest plan of a network on a device."""
         query = """
             SELECT median_us, choices, details FROM plan
@@ -121,7 +121,7 @@ class Reader:
             return _Plan(median_us, json.loads(choices), json.loads(details))
         return None
 
-    def planned(self, device: asked.Device) -> list[str]:
+    def planned(self, device: protocols.Device) -> list[str]:
         """The networks that have a plan on a device."""
         return [
             network for (network,) in self._rows("SELECT DISTINCT network FROM plan WHERE device_id = ?", device.id)
@@ -132,7 +132,7 @@ class Reader:
         [row] = self._rows(f"SELECT {_KERNEL} FROM {_KERNELS} WHERE k.id = ?", kernel_id)
         return _kernel(row)
 
-    def binary(self, library: asked.Library) -> bytes:
+    def binary(self, library: protocols.Library) -> bytes:
         """The binary of a library; raises DatabaseError if it is not what its digest says."""
         [[blob]] = self._rows("SELECT blob FROM library WHERE id = ?", library.id)
         return unpacked(blob, library.digest, self.name)
@@ -160,7 +160,7 @@ def _kernel(row: Sequence[Any]) -> _Kernel:
     )
 
 
-def reader(where: Location) -> AbstractContextManager[asked.Database]:
+def reader(where: Location) -> AbstractContextManager[protocols.Database]:
     """Open a database for running networks; raises DatabaseError, also if there is no such database."""
     if is_address(where):
         from tuning_db.store import Store

@@ -1,4 +1,4 @@
-"""The tables. Whoever changes them counts tuning_db/place.py's SCHEMA_VERSION up."""
+"""The tables. Whoever changes them counts tuning_db/location.py's SCHEMA_VERSION up."""
 
 from __future__ import annotations
 

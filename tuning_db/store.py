@@ -12,25 +12,15 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, joinedload
 
-from tuning_db import files, process
-from tuning_db.binary import digest_of, packed, unpacked
+from tuning_db import process_id, sqlite_backend
+from tuning_db.blob import digest_of, packed, unpacked
 from tuning_db.errors import DatabaseError, explained
-from tuning_db.place import Location, is_address
-from tuning_db.schema import (
-    Base,
-    Claim,
-    Device,
-    Environment,
-    KernelRow,
-    Library,
-    Measurement,
-    PlanRow,
-    ProblemRow,
-)
-from tuning_db.ties import ranked
+from tuning_db.location import Location, is_address
+from tuning_db.ranking import ranked
+from tuning_db.schema import Base, Claim, Device, Environment, KernelRow, Library, Measurement, PlanRow, ProblemRow
 
 if TYPE_CHECKING:
-    from tuning_db import asked
+    from tuning_db import protocols
 
 CLAIMS = 8
 """Trials that a process may have claimed at once: what is being measured, and what waits behind it at the device."""
@@ -72,25 +62,27 @@ class Store:
     def create(cls, where: Location) -> Store:
         """Open for reading and writing; raises DatabaseError for a foreign, newer, corrupted or unwritable one."""
         if is_address(where):
-            from tuning_db import server
+            from tuning_db import postgres_backend
 
-            return cls(server.name_of(where), server.engine_to_write(where, _WRITING), sa.Engine.dispose)
-        return cls(str(where), files.engine_to_write(Path(where), _WRITING), files.leave)
+            return cls(
+                postgres_backend.name_of(where), postgres_backend.engine_to_write(where, _WRITING), sa.Engine.dispose
+            )
+        return cls(str(where), sqlite_backend.engine_to_write(Path(where), _WRITING), sqlite_backend.leave)
 
     @classmethod
     def open(cls, where: Location) -> Store:
         """Open for reading only; raises DatabaseError, also if there is no such database."""
         if is_address(where):
-            from tuning_db import server
+            from tuning_db import postgres_backend
 
-            return cls(server.name_of(where), server.engine_to_read(where), None)
-        return cls(str(where), files.engine_to_read(Path(where)), None)
+            return cls(postgres_backend.name_of(where), postgres_backend.engine_to_read(where), None)
+        return cls(str(where), sqlite_backend.engine_to_read(Path(where)), None)
 
     def close(self) -> None:
         """Close; a file that was written is left in one piece, ready to be copied, unless others still write it."""
         if self._claims:
             with suppress(DatabaseError), self.writing():
-                self.session.execute(sa.delete(Claim).where(Claim.owner.in_(map(process.claimant, range(CLAIMS)))))
+                self.session.execute(sa.delete(Claim).where(Claim.owner.in_(map(process_id.claimant, range(CLAIMS)))))
         self.session.close()
         (self._close or sa.Engine.dispose)(self._engine)
 
@@ -174,10 +166,10 @@ class Store:
             left = [launch for launch in launches if dict(launch) not in tried]
             if not left:
                 return left
-            rivals = [row for row in connection.execute(_CLAIMED, mine) if not process.is_me(row.owner)]
-            if any(process.lives(rival.owner, rival.since) for rival in rivals):
+            rivals = [row for row in connection.execute(_CLAIMED, mine) if not process_id.is_me(row.owner)]
+            if any(process_id.lives(rival.owner, rival.since) for rival in rivals):
                 return None
-            me = process.claimant(self._claims % CLAIMS)
+            me = process_id.claimant(self._claims % CLAIMS)
             connection.execute(sa.delete(_CLAIMS).where(_CLAIMS.c.owner.in_([me, *(rival.owner for rival in rivals)])))
             connection.execute(sa.insert(_CLAIMS), {"owner": me, "since": time.time(), **mine})
             self._claims += 1
@@ -229,7 +221,7 @@ class Store:
 
     # -- reading ---------------------------------------------------------------------------------------------
 
-    def binary(self, library: asked.Library) -> bytes:
+    def binary(self, library: protocols.Library) -> bytes:
         """The binary of a library; raises DatabaseError if it is not what its digest says."""
         with self.reading():
             blob = self.session.scalars(sa.select(Library.blob).filter_by(id=library.id)).one()
@@ -261,7 +253,7 @@ class Store:
         return self._all(sa.select(ProblemRow.text).order_by(ProblemRow.id))
 
     def measurements(
-        self, device: asked.Device, problem: str, status: str | None = None, most: int | None = None
+        self, device: protocols.Device, problem: str, status: str | None = None, most: int | None = None
     ) -> list[Measurement]:
         """Measurements of a problem (its text) on a device, the fastest first, those without a time last."""
         query = (
@@ -274,24 +266,24 @@ class Store:
         )
         return self._all(query.where(Measurement.status == status) if status else query)
 
-    def ranking(self, device: asked.Device, problem: str) -> list[Measurement]:
-        """Verified candidates for a problem on a device, best first, each once, as tuning_db/ties.py ranks them."""
+    def ranking(self, device: protocols.Device, problem: str) -> list[Measurement]:
+        """Verified candidates for a problem on a device, best first, each once, as tuning_db/ranking.py ranks them."""
         return ranked(self.measurements(device, problem, "ok"))
 
-    def best_us(self, device: asked.Device, problem: str, kernel: KernelRow | None = None) -> float | None:
+    def best_us(self, device: protocols.Device, problem: str, kernel: KernelRow | None = None) -> float | None:
         """The shortest verified time of a problem on a device, of one kernel or of any, in microseconds."""
         query = sa.select(sa.func.min(Measurement.median_us)).join(ProblemRow).where(ProblemRow.text == problem)
         query = query.where(Measurement.device_id == device.id)
         with self.reading():
             return self.session.scalar(query.where(Measurement.kernel_id == kernel.id) if kernel else query)
 
-    def plan(self, device: asked.Device, network: str) -> PlanRow | None:
+    def plan(self, device: protocols.Device, network: str) -> PlanRow | None:
         """The newest plan of a network on a device: it started from all that was known before."""
         query = sa.select(PlanRow).filter_by(device_id=device.id, network=network).order_by(PlanRow.id.desc()).limit(1)
         with self.reading():
             return self.session.scalars(query).one_or_none()
 
-    def planned(self, device: asked.Device) -> list[str]:
+    def planned(self, device: protocols.Device) -> list[str]:
         """The networks that have a plan on a device."""
         return self._all(sa.select(PlanRow.network).filter_by(device_id=device.id).distinct())
 

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from autotune import paths
-from autotune.arch import Architecture
-from autotune.errors import FamilyError, choose
+from autotune.core import paths
+from autotune.core.arch import Architecture
+from autotune.core.errors import FamilyError, choose
 from autotune.families.base import Family
-from autotune.problem import Problem
+from autotune.ir.problem import Problem
 
 _OURS = list(__path__)
 
@@ -39,7 +39,7 @@ def _found() -> dict[str, tuple[Family, Path | None]]:
     for folder in (None, *paths.user_families()):
         if folder and not folder.is_dir():
             raise FamilyError(f"there is no folder {folder} to load families from")
-        for item in pkgutil.iter_modules([str(folder)] if folder else _OURS):
+        for item in _modules(folder):
             if item.name in files:
                 first = f"one in {files[item.name]}" if files[item.name] else "one of the project's own"
                 raise FamilyError(f"{folder}/{item.name}.py has the name of {first}: rename it")
@@ -50,6 +50,14 @@ def _found() -> dict[str, tuple[Family, Path | None]]:
             if family:
                 found[family.name] = (family, folder)
     return found
+
+
+def _modules(folder: Path | None) -> list[pkgutil.ModuleInfo]:
+    """The modules of a user's folder, or those of the project, its packages included."""
+    if folder:
+        return list(pkgutil.iter_modules([str(folder)]))
+    found = pkgutil.walk_packages(_OURS, f"{__name__}.")
+    return [item._replace(name=item.name.removeprefix(f"{__name__}.")) for item in found if not item.ispkg]
 
 
 def _load(name: str, folder: Path | None) -> Family | None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
-from autotune.arch import Architecture
-from autotune.epilogue import Epilogue
-from autotune.problem import Problem
+from autotune.core.arch import Architecture
+from autotune.ir.epilogue import Epilogue
+from autotune.ir.problem import Problem
 
 Value = int | str
 Config = Mapping[str, Value]
@@ -57,7 +57,7 @@ class Family:
     compile_seconds: of a unit's headers and of each kernel in it, roughly; they decide how many share a unit.
     by_name: its kernels take so long to compile that it is tried only where it is named (tune.py --only).
     label: (config) -> a config in few characters, for tables.
-    weight_layouts: (config) -> operand name -> layout, for fused_resnet/layout.py; absent means torch's own;
+    weight_layouts: (config) -> operand name -> layout, for autotune/ir/weight_layout.py; absent means torch's own;
         what a problem does not have does not count.
     """
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.errors import AutotuneError
+from autotune.core.errors import AutotuneError
 from autotune.profiling import libraries, work
 from autotune.profiling.libraries import Origin
 from autotune.profiling.record import ABOUT, DEVICE
@@ -110,7 +110,9 @@ class Profile:
 def read(trace: Mapping[str, Any]) -> Profile:
     """The profile of a recorded trace; raises AutotuneError if it was not recorded by `record`."""
     if not isinstance(trace, Mapping) or ABOUT not in trace:
-        raise AutotuneError("this trace was not recorded by scripts/profile.py: it does not say which modules ran")
+        raise AutotuneError(
+            "this trace was not recorded by scripts/profile_model.py: it does not say which modules ran"
+        )
     about = trace[ABOUT]
     profile = Profile(about, {}, {})
     spans = forest(trace["traceEvents"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autotune.errors import choose
-from autotune.problem import Problem
+from autotune.core.errors import choose
+from autotune.ir.problem import Problem
 from autotune.search.fixed import Prior, Random
 from autotune.search.space import Space, Study
 from autotune.search.tpe import Tpe

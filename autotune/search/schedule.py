@@ -1,6 +1,6 @@
 """The order of a run: the compilers are kept at work on what is asked for while what is ready is being measured.
 
-The same loop drives a machine (autotune/tune.py) and a recording of one (autotune/replay.py).
+The same loop drives a machine (autotune/tuner/tuner.py) and a recording of one (autotune/search/simulator.py).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from autotune.build import together
+from autotune.codegen.build import together
 from autotune.families.base import Config, Kernel
-from autotune.problem import Problem
+from autotune.ir.problem import Problem
 from autotune.search.space import Study
 
 AT_ONCE = 4

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from autotune.problem import dtype_name
+from autotune.ir.network import Network, digest
+from autotune.ir.problem import dtype_name
 from fused_resnet.capture.alternatives import alternatives
-from fused_resnet.capture.in_bytes import in_bytes
 from fused_resnet.capture.lower import Lowering
 from fused_resnet.capture.trace import trace
-from fused_resnet.graph import Network, digest
-from fused_resnet.quantize import Scales
+from fused_resnet.quantization.calibrate import Scales
+from fused_resnet.quantization.int8_rewrite import in_bytes
 
 
 def capture(model: nn.Module, shape: tuple[int, ...], dtype: str, scales: Scales | None = None) -> Network:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.errors import CaptureError, ProblemError
-from autotune.steps import STEPS, full_name, register
+from autotune.core.errors import CaptureError, ProblemError
+from autotune.ir.epilogue_steps import STEPS, full_name, register
 from fused_resnet.capture.trace import tracing
 
 
@@ -33,7 +33,7 @@ def _apply(x: torch.Tensor, name: str, values: Sequence[torch.Tensor]) -> torch.
 
 
 class Activation(nn.Module):
-    """A custom step (autotune.steps.define_step) as a module, on tensors (n, channels, ...).
+    """A custom step (autotune.ir.epilogue_steps.define_step) as a module, on tensors (n, channels, ...).
 
     step: its name. values: what its parameters begin with, by name: a number for a "scalar", a tensor (channels,) for a
     "channel". They become parameters of the module. Raises ProblemError for a step that is not custom, and for other

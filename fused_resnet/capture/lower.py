@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.errors import CaptureError
-from autotune.problem import DTYPES, Elementwise, ToChannelsLast
-from autotune.problem import Operand as ProblemOperand
-from fused_resnet.capture.draft import Draft, StepUse, Value, layers
+from autotune.core.errors import CaptureError
+from autotune.ir.network import INPUT, Layer
+from autotune.ir.problem import DTYPES, Elementwise, ToChannelsLast
+from autotune.ir.problem import Operand as ProblemOperand
+from autotune.ir.problem.operators.torch_call import Call, Here, Ref, TorchCall, stored
+from fused_resnet.capture.layer_builder import Draft, StepUse, Value, layers
 from fused_resnet.capture.pointwise import Constant, Operand, operands, steps
-from fused_resnet.capture.torch_call import Call, Here, Ref, TorchCall, stored
 from fused_resnet.capture.trace import Traced, name_of, path
-from fused_resnet.graph import INPUT, Layer
 
 _RESHAPES = {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"}
 

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import fx
 
-from autotune.errors import ProblemError
-from autotune.problem import AvgPool2d, Conv2d, Gemm, GlobalAvgPool2d, MaxPool2d, Problem
-from fused_resnet.capture.draft import Draft, StepUse, Value
+from autotune.core.errors import ProblemError
+from autotune.ir.constant_expr import Derived, Source
+from autotune.ir.problem import AvgPool2d, Conv2d, Gemm, GlobalAvgPool2d, MaxPool2d, Problem
+from autotune.ir.problem.operators.torch_call import stored
+from fused_resnet.capture.layer_builder import Draft, StepUse, Value
 from fused_resnet.capture.lower import Lowering, buffer
 from fused_resnet.capture.squeeze_excite import squeeze_excite
-from fused_resnet.capture.torch_call import stored
 from fused_resnet.capture.trace import arguments, name_of
-from fused_resnet.derived import Derived, Source
 
 
 def _pair(value: int | Sequence[int]) -> tuple[int, int]:

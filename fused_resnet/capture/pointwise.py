@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import fx
 
-from fused_resnet.capture.draft import StepUse, Value
+from autotune.ir.constant_expr import Derived, Source
+from fused_resnet.capture.layer_builder import StepUse, Value
 from fused_resnet.capture.trace import arguments, name_of
-from fused_resnet.derived import Derived, Source
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from autotune.problem import SeTail
-from fused_resnet.capture.draft import Draft
+from autotune.ir.constant_expr import Source
+from autotune.ir.problem import SeTail
+from autotune.ir.problem.operators.torch_call import stored
+from fused_resnet.capture.layer_builder import Draft
 from fused_resnet.capture.lower import Lowering
-from fused_resnet.capture.torch_call import stored
 from fused_resnet.capture.trace import arguments, name_of
-from fused_resnet.derived import Source
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from autotune.errors import CaptureError
-from autotune.problem import DTYPES
-from fused_resnet.derived import Derived, Source
+from autotune.core.errors import CaptureError
+from autotune.ir.constant_expr import Derived, Source
+from autotune.ir.problem import DTYPES
 
 tracing: ContextVar[bool] = ContextVar("tracing", default=False)
 """Whether a module is being traced: those of ours then stand for themselves as one operation."""

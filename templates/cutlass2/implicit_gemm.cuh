@@ -264,7 +264,7 @@ struct ImplicitGemm {
   }
 
  private:
-  // autotune/families/cutlass2_conv2d.py says the same of every problem and config; this is the last line of defence.
+  // autotune/families/cutlass2/conv2d.py says the same of every problem and config; this is the last line of defence.
   CUTLASS_DEVICE static bool serves(at_conv2d const& a) {
     int const channels = a.c / a.groups, outputs = a.k / a.groups, slices = a.launch[1];
     if (channels % Conv::kAlignment || a.k % Epilogue::kElementsPerAccess) return false;

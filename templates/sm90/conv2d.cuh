@@ -14,7 +14,7 @@
 // A cluster of kClusterM x kClusterN tiles shares its loads by multicast. kSlices > 1 splits the channels and
 // taps of one tile over blocks of a cluster, which add their sums through distributed shared memory in a fixed order.
 //
-// The weights' rows are permuted (layout "wgmma", fused_resnet/layout.py), so that each thread's accumulators are eight
+// The weights' rows are permuted (layout "wgmma", autotune/ir/weight_layout.py), so that each thread's accumulators are eight
 // neighbouring channels of a pixel: the epilogue needs no exchange between threads.
 //
 // Here are the roles: who loads and who multiplies. conv2d_plan.cuh has what comes before the launch and what they

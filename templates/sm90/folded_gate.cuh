@@ -73,7 +73,7 @@ struct FoldedGate {
 
  private:
   // Where the row of w2 is that belongs to a channel: such that rows that are read at once are neighbours. wgmma's columns, of
-  // which `multiply` needs eight at a time, are channels in the order of layout "wgmma" (fused_resnet/layout.py).
+  // which `multiply` needs eight at a time, are channels in the order of layout "wgmma" (autotune/ir/weight_layout.py).
   AT_DEVICE static int row_of(int channel) {
     return channel / 32 * 32 + channel % 8 / 2 * 8 + channel % 32 / 8 * 2 + channel % 2;
   }

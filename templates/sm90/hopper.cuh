@@ -310,7 +310,7 @@ AT_DEVICE void move(const float (&from)[kBlocks][N], float (&to)[kBlocks][N]) {
 }
 
 // Eight channels of a pixel from or to the accumulators, which are so ordered because the weights are (layout "wgmma",
-// fused_resnet/layout.py): row 16 warp + 8 half + lane / 4 of a block, channels 32 columns + 8 (lane % 4) on.
+// autotune/ir/weight_layout.py): row 16 warp + 8 half + lane / 4 of a block, channels 32 columns + 8 (lane % 4) on.
 template <int kBlocks, int N>
 AT_DEVICE void take(float (&v)[8], const float (&sums)[kBlocks][N], int block, int half, int columns) {
 #pragma unroll

@@ -6,8 +6,9 @@ import pytest
 import torch
 from helpers import ROOT, process, relative_error
 
-from fused_resnet import Activation, FusedResNet, reference
-from fused_resnet.capture.torch_call import TorchCall
+from autotune.ir.problem.operators.torch_call import TorchCall
+from fused_resnet import Activation, FusedResNet
+from fused_resnet.networks import se_resnet9_fixup
 from tuning_db import Store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*is not tuned")]
@@ -26,8 +27,8 @@ def images(n, size=96, seed=0):
 
 
 def model(name):
-    module = reference.randomize(models.get_model(name, weights=None).eval(), 0).cuda()
-    return reference.calibrate(module, images(16, seed=1))
+    module = se_resnet9_fixup.randomize(models.get_model(name, weights=None).eval(), 0).cuda()
+    return se_resnet9_fixup.calibrate(module, images(16, seed=1))
 
 
 @torch.no_grad()
@@ -71,7 +72,7 @@ def test_other_dtypes(dtype, empty_db):
 
 
 def test_a_replaced_activation(empty_db):
-    from autotune.steps import define_step
+    from autotune.ir.epilogue_steps import define_step
 
     define_step(
         "swish_gpu",

@@ -8,18 +8,18 @@ import pytest
 import torch
 from helpers import LIMIT, process, relative_error, solve, tried
 
-from autotune import cudnn as public
-from autotune.device import device_target
-from autotune.errors import VendorError
-from autotune.measure import Case
-from autotune.problem import parse
-from autotune.timing import sampler
-from autotune.vendor import cudnn
-from autotune.vendor.cudnn.graph import arguments
-from autotune.vendor_rows import Listing
-from autotune.worker import Worker
-from fused_resnet.candidates import candidate
-from fused_resnet.engine import RefusedError
+from autotune.core.device import device_target
+from autotune.core.errors import VendorError
+from autotune.cudnn_algorithms import torch_layers as public
+from autotune.ir.problem import parse
+from autotune.libraries import cudnn
+from autotune.libraries.cudnn.graph import arguments
+from autotune.measure.candidate_bench import Case
+from autotune.measure.timers import sampler
+from autotune.measure.worker_client import Worker
+from autotune.runtime.candidate_loader import candidate
+from autotune.runtime.engine import RefusedError
+from autotune.tuner.library_candidates import Listing
 from tuning_db import Store
 
 pytestmark = pytest.mark.gpu

@@ -6,12 +6,12 @@ import pytest
 import torch
 from helpers import LIMIT, assert_same_bits, built_paths, candidate_of, relative_error, solve
 
-from autotune.arch import architecture
-from autotune.epilogue import Epilogue
+from autotune.core.arch import architecture
 from autotune.families import family
 from autotune.families.base import Kernel
-from autotune.measure import Case
-from autotune.problem import parse
+from autotune.ir.epilogue import Epilogue
+from autotune.ir.problem import parse
+from autotune.measure.candidate_bench import Case
 
 pytestmark = pytest.mark.gpu
 

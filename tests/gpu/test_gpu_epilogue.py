@@ -6,12 +6,12 @@ import pytest
 import torch
 from helpers import ELEMENTWISE, SPECIAL, built_paths, candidate_of, special_case
 
-from autotune.epilogue import Epilogue
 from autotune.families.base import Kernel
-from autotune.measure import Case
-from autotune.problem import AvgPool2d, parse
-from autotune.steps import define_step
-from fused_resnet.binding import bind
+from autotune.ir.epilogue import Epilogue
+from autotune.ir.epilogue_steps import define_step
+from autotune.ir.problem import AvgPool2d, parse
+from autotune.measure.candidate_bench import Case
+from autotune.runtime.bind import bind
 
 pytestmark = pytest.mark.gpu
 

@@ -8,11 +8,12 @@ import torch
 from faults import PROBLEM
 from helpers import ROOT, tried
 
-from autotune import paths, toolchain
-from autotune.timing import Timing
-from autotune.vendor import aten
-from autotune.worker import Worker
-from fused_resnet.binding import Candidate
+from autotune.codegen import toolchain
+from autotune.core import paths
+from autotune.libraries import aten
+from autotune.measure.timers import Timing
+from autotune.measure.worker_client import Worker
+from autotune.runtime.bind import Candidate
 
 pytestmark = pytest.mark.gpu
 

@@ -7,13 +7,13 @@ import pytest
 import torch
 from helpers import LIMIT, assert_bytes_are_right, built_paths, candidate_of, relative_error, solve
 
-from autotune.arch import of_capability
-from autotune.epilogue import Epilogue
+from autotune.core.arch import of_capability
 from autotune.families import family
 from autotune.families.base import PERMISSIONS, Kernel
-from autotune.measure import Case
-from autotune.problem import Conv2d
-from fused_resnet.engine import RefusedError
+from autotune.ir.epilogue import Epilogue
+from autotune.ir.problem import Conv2d
+from autotune.measure.candidate_bench import Case
+from autotune.runtime.engine import RefusedError
 
 pytestmark = pytest.mark.gpu
 

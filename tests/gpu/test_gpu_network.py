@@ -6,46 +6,14 @@ from contextlib import closing
 
 import pytest
 import torch
-from helpers import ROOT, in_threads, process, relative_error
+from gpu_network import BATCH, LIMIT, fused, images, plain, precise
+from helpers import ROOT, in_threads, relative_error
 
-from fused_resnet import FusedResNet, reference
+from fused_resnet.networks import se_resnet9_fixup
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*is not tuned")]
 
-BATCH = 8
-LIMIT = 5e-3
 SHIPPED = ROOT / "tuning_db" / "se_resnet9_fixup_h200.db"
-
-
-@pytest.fixture(scope="module")
-def gpu_db(folders):
-    """One config a family for each layer: a handful of kernels."""
-    path = folders / "gpu.db"
-    done = process("tune", "--batch", BATCH, "--trials", 1, "--budget", "120s", "--db", path)
-    assert done.returncode == 0, done.stderr
-    return path
-
-
-def plain(channels=3, dtype=torch.float32):
-    return reference.randomize(reference.build(in_channels=channels), seed=channels).to("cuda", dtype)
-
-
-def fused(path, channels=3, dtype=torch.float16, **options):
-    network = FusedResNet(path, in_channels=channels, **options)
-    network.load_state_dict(plain(channels).state_dict())
-    return network.to("cuda", dtype)
-
-
-def images(n, channels=3, seed=0, dtype=torch.float16):
-    values = torch.randn(n, channels, 64, 64, generator=torch.Generator().manual_seed(seed))
-    return values.to("cuda", dtype)
-
-
-@torch.no_grad()
-def precise(x):
-    """The plain network in float32, without TF32, on the rounded input."""
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        return plain(x.shape[1])(x.float())
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +102,7 @@ def test_weights_changed_in_place_are_seen(gpu_db):
     with torch.no_grad():
         network.layers[1][0].conv1.weight.mul_(0.5)
         network.layers[2][0].fixup_bias1a.add_(0.5)
-    other = reference.build().cuda()
+    other = se_resnet9_fixup.build().cuda()
     other.load_state_dict(network.state_dict())
     with torch.no_grad():
         assert relative_error(network(x), other.float()(x.float())) <= LIMIT

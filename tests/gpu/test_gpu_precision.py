@@ -10,13 +10,13 @@ import torch
 from architectures import ARCHITECTURES, images, random_model
 from helpers import LIMIT, ROOT, assert_bytes_are_right, built_paths, candidate_of, relative_error, script, solve
 
-from autotune.arch import of_capability
+from autotune.core.arch import of_capability
 from autotune.families import family, serving
 from autotune.families.base import Kernel
-from autotune.measure import Case
-from autotune.problem import parse
+from autotune.ir.problem import parse
+from autotune.measure.candidate_bench import Case
 from fused_resnet import FusedResNet
-from fused_resnet.quantize import compare
+from fused_resnet.quantization.calibrate import compare
 from tuning_db import Store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*is not tuned")]
@@ -87,7 +87,7 @@ def tuned(folders, name, *arguments):
     """A database in which the script tuned one of the small architectures."""
     file = folders / f"gpu_{name}.py"
     file.write_text(
-        f"import sys\nsys.path.insert(0, {str(ROOT / 'tests')!r})\n"
+        f"import sys\nsys.path.insert(0, {str(ROOT / 'tests' / 'support')!r})\n"
         f"from architectures import ARCHITECTURES\nmake = ARCHITECTURES[{name!r}]\n"
     )
     path = folders / f"gpu_{name}_{'_'.join(arguments).strip('-')}.db"

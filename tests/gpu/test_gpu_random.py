@@ -37,7 +37,7 @@ def watched(*command):
 
 
 def test_memcheck_finds_nothing_in_a_sample_of_all_families():
-    done = watched("tests/random_kernels.py")
+    done = watched("tests/support/random_kernels.py")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "ERROR SUMMARY: 0 errors" in done.stdout and " problems, 0 wrong" in done.stdout
 

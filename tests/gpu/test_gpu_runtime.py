@@ -6,14 +6,13 @@ import threading
 
 import pytest
 import torch
+from gpu_network import BATCH, LIMIT, fused, images, precise
 from helpers import in_threads, process, relative_error
-from test_gpu_network import BATCH, LIMIT, fused, gpu_db, images, precise
 
-from fused_resnet import InputError, reference
+from fused_resnet import InputError
+from fused_resnet.networks import se_resnet9_fixup
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*is not tuned")]
-
-__all__ = ["gpu_db"]  # a fixture
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +193,7 @@ def test_data_parallel(gpu_db):
     parallel = torch.nn.DataParallel(network, device_ids=[0, 1])
     for scale in (1.0, 1.5):
         network.stem[1].weight.mul_(scale)
-        other = reference.build()
+        other = se_resnet9_fixup.build()
         other.load_state_dict(network.state_dict())
         expected = other.cuda()(x.float())
         for _ in range(3):

@@ -6,13 +6,13 @@ import pytest
 import torch
 from helpers import process
 
-from autotune.costs import energy_uj
-from autotune.nvml import Monitor
-from autotune.problem import parse
-from autotune.timing import Timing, between, synchronize
-from autotune.vendor import aten
-from autotune.worker import Worker
-from fused_resnet.binding import Candidate
+from autotune.ir.problem import parse
+from autotune.libraries import aten
+from autotune.measure.nvml import Monitor
+from autotune.measure.resources import energy_uj
+from autotune.measure.timers import Timing, between, synchronize
+from autotune.measure.worker_client import Worker
+from autotune.runtime.bind import Candidate
 
 pytestmark = pytest.mark.gpu
 

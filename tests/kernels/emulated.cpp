@@ -1,4 +1,4 @@
-// One kernel as a library for tests/emulator.py, which says which: EMULATED_SYMBOL and EMULATED_PROBLEM.
+// One kernel as a library for tests/support/emulator.py, which says which: EMULATED_SYMBOL and EMULATED_PROBLEM.
 #include "emulator/launch.h"
 
 #include "cuda/kernel.cuh"

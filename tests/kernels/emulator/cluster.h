@@ -1,6 +1,6 @@
 // Runs a Hopper kernel's own text on a CPU, to test its arithmetic and its hand-shakes: every CUDA thread of a cluster is a
 // fiber, and what the hardware does by itself happens as late as it may (wgmma), or at once (TMA and cp.async, if the seed
-// is odd). Fibers run in an order given by the seed, so a run can be repeated. tests/emulator.py puts these functions in the
+// is odd). Fibers run in an order given by the seed, so a run can be repeated. tests/support/emulator.py puts these functions in the
 // place of PTX.
 #pragma once
 #include <cuda_bf16.h>

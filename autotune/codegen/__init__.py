@@ -1,0 +1,1 @@
+"""From kernels to binaries: rendering, compilers, ninja."""

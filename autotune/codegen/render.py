@@ -1,0 +1,124 @@
+"""Kernel -> source text. Several kernels share one translation unit; each lives in a namespace of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+import traceback
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+
+import jinja2
+
+from autotune.core import paths
+from autotune.core.arch import of_target
+from autotune.core.errors import FamilyError
+from autotune.families import family, folder_of
+from autotune.families.base import DEVICE_IMAGE, Family, Kernel
+from autotune.ir import abi
+
+CPP_TYPES = {"f32": "float", "f16": "at::half", "bf16": "at::bfloat16", "tf32": "float", "s8": "signed char"}
+
+
+_HEADERS = {".h", ".hpp", ".cuh", ".inl", ".inc"}
+
+
+def folders(kernel: Kernel) -> list[Path]:
+    """Where the kernel's templates and headers are looked for: beside a user's family first, then the project's."""
+    beside = folder_of(kernel.family)
+    return [beside, paths.templates()] if beside else [paths.templates()]
+
+
+@cache
+def _environment(folders: tuple[Path, ...]) -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folders),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def symbol(kernel: Kernel) -> str:
+    """The kernel's name in its binary: the family and a digest of all that decides its code."""
+    identity = "\n".join([kernel.config, kernel.dtype, str(kernel.epilogue), kernel.target])
+    return f"{kernel.family}_{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+
+
+def render(kernel: Kernel) -> str:
+    """The kernel's own text: its family's template with its values. Raises FamilyError with the template's fault."""
+    return _rendered(family(kernel.family), kernel)
+
+
+@lru_cache(maxsize=1024)
+def _rendered(chosen: Family, kernel: Kernel) -> str:
+    try:
+        context = chosen.context(kernel.values, of_target(kernel.target), kernel.dtype)
+        template = _environment(tuple(folders(kernel))).get_template(chosen.template)
+        return template.render(
+            symbol=symbol(kernel),
+            element=CPP_TYPES[kernel.dtype],
+            types=CPP_TYPES,
+            epilogue=kernel.epilogue,
+            **context,
+        )
+    except Exception as error:  # a template may hold any expression
+        raise FamilyError(_fault(chosen.template, error)) from error
+
+
+def _fault(template: str, error: Exception) -> str:
+    """Template, line and words of what went wrong in it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(".j2")]
+    place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else template
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        place = f"{error.name}, line {error.lineno}"
+    return f"{place}: {type(error).__name__}: {getattr(error, 'message', None) or error}"
+
+
+def unit(kernels: Sequence[Kernel]) -> str:
+    """One translation unit with all of `kernels`, which share a family and a target; each header is included once."""
+    chosen = family(kernels[0].family)
+    template = "cuda/unit.cu.j2" if chosen.kind == DEVICE_IMAGE else "cpu/unit.cpp.j2"
+    texts = [render(kernel) for kernel in kernels]
+    headers = dict.fromkeys(line for text in texts for line in text.splitlines() if line.startswith("#include"))
+    bodies = ["\n".join(line for line in text.splitlines() if not line.startswith("#include")) for text in texts]
+    return (
+        _environment((paths.templates(),))
+        .get_template(template)
+        .render(
+            headers=[*_declared(kernels[0]), *headers], bodies=bodies, symbols=[symbol(kernel) for kernel in kernels]
+        )
+    )
+
+
+def _declared(kernel: Kernel) -> list[str]:
+    """The struct of a problem that abi.h does not have."""
+    return list(filter(None, map(abi.declaration, family(kernel.family).operators)))
+
+
+def _meaning(kernel: Kernel) -> str:
+    """The files of a user's problems: what its kernels were verified against."""
+    own = [operator for operator in family(kernel.family).operators if operator not in abi.STRUCTS]
+    return "".join(inspect.getsource(sys.modules[operator.__module__]) for operator in own)
+
+
+@cache
+def headers_digest(folders: tuple[Path, ...]) -> str:
+    """Digest of every plain header under some folders: part of what decides a binary."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for header in sorted(path for path in folder.rglob("*") if path.suffix in _HEADERS):
+            digest.update(header.relative_to(folder).as_posix().encode() + header.read_bytes())
+    return digest.hexdigest()
+
+
+def source_digest(kernel: Kernel) -> str:
+    """Digest of the kernel's text, the headers it can include and a user's problem: changes when one of them does."""
+    try:
+        text = _meaning(kernel) + render(kernel)
+    except FamilyError as error:  # the fault stands for the text: mended, it is another kernel
+        text = str(error)
+    return hashlib.sha256((text + headers_digest(tuple(folders(kernel)))).encode()).hexdigest()[:16]

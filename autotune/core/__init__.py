@@ -1,0 +1,1 @@
+"""Architectures, devices, paths and errors: what all other packages use."""

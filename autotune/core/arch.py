@@ -1,0 +1,123 @@
+"""Architectures: what instructions, memory and dtypes exist. A table, no policy.
+
+Shared-memory and thread limits are those of the CUDA C++ Programming Guide's table of compute
+capabilities, less the 1 KB that the system reserves for each block from sm_80 on.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from autotune.core.errors import choose
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One target family of kernels.
+
+    capability: compute capability times ten, or None for a CPU.
+    dtypes: those its kernels can have, of problem.DTYPES; the first is the usual one.
+    block_shared, sm_shared: dynamic shared memory a block can have, and all that an SM has, in bytes.
+    processors: SMs, for the prior and for kernels whose blocks stay on theirs; in the table those of the architecture's
+    usual data-centre (or largest) part, for who compiles without a GPU. Cores for a CPU.
+    """
+
+    name: str
+    capability: int | None
+    dtypes: tuple[str, ...]
+    block_shared: int = 0
+    sm_shared: int = 0
+    sm_threads: int = 0
+    processors: int = 1
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether kernels are device images."""
+        return self.capability is not None
+
+    def processors_for(self, cluster: int) -> int:
+        """SMs that clusters of so many blocks fill at once, a block on each.
+
+        A cluster lies within one GPC, and these differ in size: of an H200's 132 SMs clusters of 4 and of 8 fill 120,
+        as cudaOccupancyMaxActiveClusters has it.
+        """
+        return self.processors if cluster <= 2 else max(self.processors * 10 // 11 // cluster, 1) * cluster
+
+    @property
+    def reserved_shared(self) -> int:
+        """Shared memory that the system keeps for each resident block, in bytes."""
+        return 1024 if (self.capability or 0) >= 80 else 0
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    arch.name: arch
+    for arch in (
+        Architecture("cpu", None, ("f32", "s8"), processors=len(os.sched_getaffinity(0))),
+        Architecture("sm70", 70, ("f16", "f32"), 98304, 98304, 2048, 80),
+        Architecture("sm75", 75, ("f16", "f32", "s8"), 65536, 65536, 1024, 40),
+        Architecture("sm80", 80, ("f16", "bf16", "tf32", "f32", "s8"), 166912, 167936, 2048, 108),
+        Architecture("sm86", 86, ("f16", "bf16", "tf32", "f32", "s8"), 101376, 102400, 1536, 84),
+        Architecture("sm89", 89, ("f16", "bf16", "tf32", "f32", "s8"), 101376, 102400, 1536, 128),
+        Architecture("sm90", 90, ("f16", "bf16", "tf32", "f32", "s8"), 232448, 233472, 2048, 132),
+    )
+}
+
+MOST_PROCESSORS = 256
+"""More than a GPU has of any architecture here: launch parameters that count them are declared up to it."""
+
+
+def architecture(name: str) -> Architecture:
+    """Look an architecture up by name; raises UnknownNameError."""
+    return ARCHITECTURES[choose("architecture", name, list(ARCHITECTURES))]
+
+
+def of_target(target: str) -> Architecture:
+    """The architecture whose instructions a target has: "sm_90", "x86-64-v4"; raises UnknownNameError."""
+    return architecture(target.replace("_", "") if target.startswith("sm_") else "cpu")
+
+
+def of_capability(capability: int) -> Architecture:
+    """The newest architecture in the table that a GPU of this compute capability (times ten) runs natively."""
+    cuda = [arch for arch in ARCHITECTURES.values() if arch.capability and arch.capability <= capability]
+    if not cuda:
+        choose("compute capability", str(capability), [str(a.capability) for a in ARCHITECTURES.values() if a.is_cuda])
+    return cuda[-1]
+
+
+# The x86-64 psABI's micro-architecture levels: what /proc/cpuinfo must list, newest first.
+_X86_LEVELS = {
+    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "x86-64-v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
+    "x86-64-v2": {"popcnt", "sse4_1", "sse4_2", "ssse3"},
+    "x86-64": set(),
+}
+
+
+@cache
+def cpu_targets() -> tuple[str, ...]:
+    """The instruction sets that this machine can run, best first: names that g++ takes as -march."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return (platform.machine(),)
+    flags = set(cpu_info("flags").split())
+    levels = tuple(_X86_LEVELS)
+    best = next(i for i in range(len(levels)) if all(_X86_LEVELS[level] <= flags for level in levels[i:]))
+    return levels[best:]
+
+
+@cache
+def cpu_info(name: str) -> str:
+    """What Linux says of this machine's processor, such as its "model name"; "" where it says nothing."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+
+
+def runs_on(target: str, device_target: str) -> bool:
+    """Whether code for `target` runs on a device of `device_target`: binaries run within a major version, upwards."""
+    if not target.startswith("sm_") or not device_target.startswith("sm_"):
+        return target in cpu_targets() and not device_target.startswith("sm_")
+    code, device = int(target.removeprefix("sm_")), int(device_target.removeprefix("sm_"))
+    return code // 10 == device // 10 and code <= device

@@ -1,0 +1,80 @@
+"""What the tuner runs on: names the device and measures its two limits, which it does inside the worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from autotune.core.arch import Architecture, cpu_info, cpu_targets
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """One device. target: the newest code it runs; the rates are the highest measured, per microsecond."""
+
+    name: str
+    target: str
+    flops_per_us: float
+    bytes_per_us: float
+    processors: int
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+def device_name(device: torch.device) -> str:
+    """The name under which measurements are kept: the GPU's, or the CPU's model and torch's number of threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{cpu_info('model name') or 'CPU'}, {torch.get_num_threads()} threads, {cpu_targets()[0]}"
+
+
+def device_target(device: torch.device) -> str:
+    """What code the device runs: "sm_90", "x86-64-v4"."""
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"sm_{major}{minor}"
+    return cpu_targets()[0]
+
+
+def device_arch(arch: Architecture, device: torch.device) -> Architecture:
+    """An architecture with as many multiprocessors as the GPU has: parts of one differ by more than twice."""
+    if device.type != "cuda":
+        return arch
+    return replace(arch, processors=torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def measure_device(device: torch.device) -> DeviceFacts:
+    """Measure the limits with a large matrix product and a large copy; takes about a second."""
+    cuda = device.type == "cuda"
+    size, dtype = (8192, torch.float16) if cuda else (1536, torch.float32)
+    a = torch.randn(size, size, device=device).to(dtype)
+    b = torch.randn(size, size, device=device).to(dtype)
+    source = torch.empty(2**30 if cuda else 2**27, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    product_us = _fastest(lambda: torch.mm(a, b), device)
+    copy_us = _fastest(lambda: target.copy_(source), device)
+    details: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+    processors = torch.get_num_threads()
+    if cuda:
+        properties = torch.cuda.get_device_properties(device)
+        processors = properties.multi_processor_count
+        details |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(), "sms": processors}
+        details |= {"memory_bytes": properties.total_memory}
+    flops, moved = 2.0 * size**3, 2.0 * source.numel()
+    return DeviceFacts(
+        device_name(device), device_target(device), flops / product_us, moved / copy_us, processors, details
+    )
+
+
+def _fastest(work: Callable[[], object], device: torch.device, repeats: int = 8) -> float:
+    best = float("inf")
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - started)
+    return best * 1e6

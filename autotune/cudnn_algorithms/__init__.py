@@ -1,0 +1,1 @@
+"""Lists, times and chooses cuDNN's algorithms for layers of torch models."""

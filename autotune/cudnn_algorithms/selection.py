@@ -1,0 +1,152 @@
+"""Algorithms of a library for the passes of a convolution: what is known of each, and which of them to take.
+
+Nothing here touches a device: the records come from autotune/cudnn_algorithms/benchmark.py, or from a file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autotune.core.errors import VendorError
+from autotune.libraries.cudnn.classic import BACKWARD_DATA, BACKWARD_FILTER, FORWARD
+
+DIRECTIONS = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
+"""The passes of a convolution."""
+
+ORDERS = {"time": "us", "workspace": "workspace_bytes", "energy": "energy_uj"}
+"""What algorithms can be ordered by -> the field that says it; less is better."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One way to compute one pass on given sizes.
+
+    kind: "classic", numbered by cuDNN's older API, or "engine", a plan of its graph API.
+    key: how it is asked for: the classic number, or the plan's name (engine and knobs, good for one cuDNN).
+    math: the arithmetic that cuDNN names; deterministic: whether the same input gives the same bits, None if unknown.
+    status: "offered" (not run yet), "ok", "wrong", "failed" or "unsupported"; reason: why it is not right.
+    us, spread_us: median and interquartile range of the time of one call, in microseconds.
+    energy_uj: what the whole GPU takes for one call, in microjoules.
+    relative_error: norm of the difference from the reference over the reference's.
+    """
+
+    direction: str
+    kind: str
+    key: str
+    name: str
+    workspace_bytes: int = 0
+    deterministic: bool | None = None
+    math: str = ""
+    status: str = "offered"
+    reason: str | None = None
+    us: float | None = None
+    spread_us: float | None = None
+    energy_uj: float | None = None
+    relative_error: float | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may be chosen."""
+        return self.status in ("offered", "ok")
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.name}" if self.kind == "classic" else self.key
+
+    def as_json(self) -> dict[str, Any]:
+        """Its entry in a record."""
+        return asdict(self)
+
+
+def is_called(algorithm: Algorithm, key: str) -> bool:
+    """Whether a user's key means it: a classic number, a plan's name, or the engine of one: "eng57"."""
+    if algorithm.kind == "classic":
+        return key == algorithm.key
+    return key == algorithm.key or algorithm.key.startswith(f"{key}_")
+
+
+def ordered(algorithms: Iterable[Algorithm], by: str) -> list[Algorithm]:
+    """Best first; those of which it is not known come last, those that cannot be used after them."""
+    name = ORDERS[by]
+
+    def place(algorithm: Algorithm) -> tuple[bool, float, float]:
+        value = getattr(algorithm, name)
+        time = math.inf if algorithm.us is None else algorithm.us
+        return (not algorithm.usable, math.inf if value is None else value, time)
+
+    return sorted(algorithms, key=place)
+
+
+def pareto(algorithms: Iterable[Algorithm], against: str) -> list[Algorithm]:
+    """Those that no other beats in both time and `against` (of ORDERS), the fastest first."""
+    known = [a for a in algorithms if a.usable and a.us is not None and getattr(a, ORDERS[against]) is not None]
+    front: list[Algorithm] = []
+    for algorithm in ordered(known, "time"):
+        value = getattr(algorithm, ORDERS[against])
+        if not front or value < getattr(front[-1], ORDERS[against]):
+            front.append(algorithm)
+    return front
+
+
+def choose(
+    algorithms: Sequence[Algorithm],
+    direction: str,
+    key: str | None = None,
+    workspace_limit: int | None = None,
+    deterministic: bool = False,
+    prefer: str = "time",
+) -> Algorithm:
+    """The algorithm with a key or, without one, the best by `prefer` (of ORDERS), within the demands.
+
+    workspace_limit: the most bytes of workspace. Raises VendorError, which lists what would do.
+    """
+    mine = [algorithm for algorithm in algorithms if algorithm.direction == direction]
+    usable = [algorithm for algorithm in mine if algorithm.usable]
+    named = usable if key is None else [algorithm for algorithm in usable if is_called(algorithm, key)]
+    named = [algorithm for algorithm in named if algorithm.key == key] or named  # a plan may be called as its engine is
+    if not named:
+        refused = [a for a in mine if key is not None and is_called(a, key)]
+        why = f" ({refused[0].reason})" if refused and refused[0].reason else ""
+        what = "has no algorithm" if key is None else f"does not support {direction} algorithm {key}"
+        raise VendorError(f"cuDNN {what} for this layer{why}: {_listed(usable)}")
+    allowed = [a for a in named if _excess(a, workspace_limit, deterministic) is None]
+    if not allowed:
+        reasons = "; ".join(dict.fromkeys(f"{_excess(a, workspace_limit, deterministic)}" for a in named[:3]))
+        fitting = [a for a in usable if _excess(a, workspace_limit, deterministic) is None]
+        raise VendorError(f"{direction}: {reasons}: {_listed(fitting, 'fit') if fitting else _least(usable)}")
+    return ordered(allowed, prefer)[0]
+
+
+def _excess(algorithm: Algorithm, workspace_limit: int | None, deterministic: bool) -> str | None:
+    """Why an algorithm does not meet the demands, if it does not."""
+    if workspace_limit is not None and algorithm.workspace_bytes > workspace_limit:
+        return f"{algorithm} needs {size(algorithm.workspace_bytes)} of workspace, more than {size(workspace_limit)}"
+    if deterministic and not algorithm.deterministic:
+        return f"{algorithm} is not known to be deterministic"
+    return None
+
+
+def _listed(algorithms: Sequence[Algorithm], what: str = "are supported") -> str:
+    if not algorithms:
+        return "none are"
+    classic = [str(algorithm) for algorithm in algorithms if algorithm.kind == "classic"]
+    engines = [algorithm.key for algorithm in algorithms if algorithm.kind == "engine"]
+    if engines:
+        rest = f" and {len(engines) - 3} more engines" if len(engines) > 3 else ""
+        classic.append(", ".join(engines[:3]) + rest)
+    return f"{', '.join(classic)} {what}"
+
+
+def _least(usable: Sequence[Algorithm]) -> str:
+    least = min(usable, key=lambda algorithm: algorithm.workspace_bytes)
+    return f"none fits; the least workspace is {size(least.workspace_bytes)}, of {least}"
+
+
+def size(count: int) -> str:
+    """Bytes in few characters."""
+    for unit, bytes_ in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= bytes_:
+            return f"{count / bytes_:.1f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,352 @@
+"""Choose which algorithm of cuDNN's computes the convolutions of a torch model: by number, by plan, or by demand.
+
+    from autotune.cudnn_algorithms import torch_layers
+
+    with cudnn.use(model, conv_fwd_algo=1, conv_bwd_filter_algo=1, layers="layer1.*"):
+        loss(model(x)).backward()
+
+    model = cudnn.wrap(model, deterministic=True, workspace_limit=64 << 20)
+
+An algorithm is the number that cuDNN's classic API gives it (scripts/algorithms.py lists them), or a plan of its graph
+API by its name, or that plan's engine, such as "eng57". Passes for which nothing is asked stay with torch. torch itself
+is not patched: `use` gives the layers a forward of their own for as long as it lasts, `wrap` replaces them by `Conv2d`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from autotune.core.errors import UnknownNameError, VendorError
+from autotune.core.errors import choose as choose_name
+from autotune.cudnn_algorithms import benchmark
+from autotune.cudnn_algorithms.selection import DIRECTIONS, ORDERS, Algorithm, choose
+from autotune.ir.problem import Conv2d as Problem
+from autotune.ir.problem import dtype_name
+from autotune.libraries.cudnn.classic import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, NAMES, load
+from autotune.measure.candidate_bench import Case
+
+Algo = int | str | None
+Pair = tuple[int, int]
+
+_PLAN = re.compile(r"eng\d+(_k\d+=-?\d+)*")
+"""What a plan's name, or its engine's, looks like."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is asked of the algorithms of a layer.
+
+    conv_fwd_algo, conv_bwd_data_algo, conv_bwd_filter_algo: a classic number, or a plan's name or engine; None for the
+        best that meets the demands or, without any demand, what torch takes.
+    workspace_limit: the most bytes of workspace. deterministic: the same input must give the same bits.
+    prefer: "time", "energy" or "workspace": measure all that meet the demands, once for each size, and take the best.
+    Raises VendorError for what no layer could have.
+    """
+
+    conv_fwd_algo: Algo = None
+    conv_bwd_data_algo: Algo = None
+    conv_bwd_filter_algo: Algo = None
+    workspace_limit: int | None = None
+    deterministic: bool = False
+    prefer: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.prefer is not None:
+            choose_name("preference", self.prefer, list(ORDERS))
+        if self.workspace_limit is not None and self.workspace_limit < 0:
+            raise VendorError(f"workspace_limit={self.workspace_limit} is less than nothing: give bytes")
+        for direction in DIRECTIONS:
+            algo, names = self.algo(direction), NAMES[direction]
+            if algo is not None and str(algo) not in map(str, range(len(names))) and not _PLAN.fullmatch(str(algo)):
+                known = ", ".join(f"{number} {name}" for number, name in enumerate(names))
+                raise VendorError(
+                    f"there is no {direction} algorithm {algo!r}: cuDNN has {known}, and plans by names such as 'eng41'"
+                )
+        if not self.demands and all(self.algo(direction) is None for direction in DIRECTIONS):
+            raise VendorError("nothing is asked of any pass: give an algorithm, a limit, deterministic or prefer")
+
+    def algo(self, direction: str) -> Algo:
+        """What is asked for a pass."""
+        return {
+            FORWARD: self.conv_fwd_algo,
+            BACKWARD_DATA: self.conv_bwd_data_algo,
+            BACKWARD_FILTER: self.conv_bwd_filter_algo,
+        }[direction]
+
+    @property
+    def demands(self) -> bool:
+        """Whether passes without an algorithm of their own are not left to torch."""
+        return self.workspace_limit is not None or self.deterministic or self.prefer is not None
+
+
+class Conv2d(nn.Conv2d):
+    """nn.Conv2d whose passes run on chosen algorithms of cuDNN; its state_dict is the same."""
+
+    choice: Choice
+
+    @classmethod
+    def from_module(cls, module: nn.Conv2d, **choice: Any) -> Conv2d:
+        """A layer with the parameters of `module`, which are shared; choice: the fields of `Choice`."""
+        made = cls(
+            module.in_channels,
+            module.out_channels,
+            module.kernel_size,  # type: ignore[arg-type]
+            module.stride,  # type: ignore[arg-type]
+            module.padding,  # type: ignore[arg-type]
+            module.dilation,  # type: ignore[arg-type]
+            module.groups,
+            module.bias is not None,
+            module.padding_mode,
+            device="meta",
+        )
+        made.weight, made.bias, made.training = module.weight, module.bias, module.training
+        made.choice = Choice(**choice)
+        return made
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """(N, C, H, W) -> (N, K, P, Q), in the memory format of the input."""
+        return _forward(self, self.choice, input)
+
+
+@contextmanager
+def use(model: nn.Module, layers: str = "*", **choice: Any) -> Iterator[list[str]]:
+    """Run the convolutions of a model, or one layer, on chosen algorithms for as long as the context lasts.
+
+    layers: a pattern of their names, such as "layer1.*.conv2". choice: the fields of `Choice`. Yields the names.
+    Raises VendorError and UnknownNameError here for what can be told without an input; at the first call for a size
+    VendorError, if a layer does not support its algorithm, with what it supports.
+    """
+    asked, found = Choice(**choice), convolutions(model, layers)
+    _check_device()
+    before = {name: layer.__dict__.get("forward") for name, layer in found.items()}
+    for layer in found.values():
+        layer.__dict__["forward"] = partial(_forward, layer, asked)
+    try:
+        yield list(found)
+    finally:
+        for name, layer in found.items():
+            if before[name] is None:
+                del layer.__dict__["forward"]
+            else:
+                layer.__dict__["forward"] = before[name]
+
+
+def wrap(model: nn.Module, layers: str = "*", **choice: Any) -> nn.Module:
+    """Replace a model's convolutions by `Conv2d` with a choice; returns the model, or the layer that takes its place.
+
+    Arguments and errors as for `use`. Hooks of the layers are not taken along.
+    """
+    found = convolutions(model, layers)
+    made = {name: Conv2d.from_module(layer, **choice) for name, layer in found.items()}
+    _check_device()
+    for name, layer in made.items():
+        if not name:
+            return layer
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, layer)
+    return model
+
+
+def convolutions(model: nn.Module, pattern: str = "*") -> dict[str, nn.Conv2d]:
+    """The convolutions of a model whose names match, by name; raises UnknownNameError if there are none.
+
+    A model that is itself a convolution has the name "".
+    """
+    every = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)}
+    found = {name: layer for name, layer in every.items() if fnmatch.fnmatchcase(name, pattern)}
+    if not every:
+        raise UnknownNameError(f"{type(model).__name__} has no nn.Conv2d: there is nothing to choose algorithms for")
+    if not found:
+        names = list(every)
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        raise UnknownNameError(f"no convolution is called '{pattern}': there are {shown}")
+    return found
+
+
+def supported(layer: nn.Conv2d, x: torch.Tensor, **options: Any) -> list[Algorithm]:
+    """All algorithms of all passes of a layer on an input, not run; options as for `survey.offered`."""
+    x, pad = _padded(layer, x)
+    size = _Size.of(layer, x, layer.weight, pad)
+    offers = [offer for problem in size.passes().values() for offer in size.offered(problem, **options)[0]]
+    return [offer.algorithm for offer in offers]
+
+
+def problem(layer: nn.Conv2d, x: torch.Tensor) -> Problem:
+    """The forward pass of a layer on an input as a problem, without bias."""
+    x, pad = _padded(layer, x)
+    forward: Problem = _Size.of(layer, x, layer.weight, pad).passes()[FORWARD]
+    return forward
+
+
+def _check_device() -> None:
+    if not torch.cuda.is_available():
+        raise VendorError("torch sees no NVIDIA GPU: cuDNN's algorithms can be chosen on one only")
+    load()
+
+
+# -- a layer's call --------------------------------------------------------------------------------------------
+
+
+@torch.compiler.disable
+def _forward(layer: nn.Conv2d, choice: Choice, x: torch.Tensor) -> torch.Tensor:
+    weight, bias = layer.weight, layer.bias
+    if torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    if x.device.type != "cuda" or weight.device != x.device:
+        raise VendorError(f"cuDNN computes on one NVIDIA GPU: the input is on {x.device}, the layer on {weight.device}")
+    if x.dtype != weight.dtype or x.dim() != 4:
+        raise VendorError(f"the input is {tuple(x.shape)} of {x.dtype}; the layer takes (N, C, H, W) of {weight.dtype}")
+    x, pad = _padded(layer, x)
+    size = _Size.of(layer, x, weight, pad)
+    needed = (True, x.requires_grad, weight.requires_grad) if torch.is_grad_enabled() else (True, False, False)
+    for direction, wanted in zip(DIRECTIONS, needed, strict=True):
+        if wanted:
+            _chosen(size, direction, choice)  # here, not in the backward pass, it is looked for and errors are raised
+    y = _Convolution.apply(x, weight, size, choice)
+    return y if bias is None else y + bias[:, None, None]
+
+
+def _padded(layer: nn.Conv2d, x: torch.Tensor) -> tuple[torch.Tensor, Pair]:
+    """The input, padded as far as cuDNN's zeros, the same on both sides, cannot do it, and the rest of the padding."""
+    window = [(d * (r - 1)) for d, r in zip(layer.dilation, layer.kernel_size, strict=True)]
+    if layer.padding == "same":
+        sides = [(total // 2, total - total // 2) for total in window]
+    else:
+        pads = (0, 0) if layer.padding == "valid" else layer.padding
+        sides = [(int(pad), int(pad)) for pad in pads]
+    (top, bottom), (left, right) = sides
+    if layer.padding_mode == "zeros" and top == bottom and left == right:
+        return x, (top, left)
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    return F.pad(x, (left, right, top, bottom), mode=mode), (0, 0)
+
+
+@dataclass(frozen=True)
+class _Size:
+    """A convolution's shapes and all else that decides what cuDNN supports."""
+
+    x: tuple[int, ...]
+    weight: tuple[int, ...]
+    stride: Pair
+    pad: Pair
+    dilation: Pair
+    groups: int
+    dtype: str
+    channels_last: bool
+    device: torch.device
+
+    @classmethod
+    def of(cls, layer: nn.Conv2d, x: torch.Tensor, weight: torch.Tensor, pad: Pair) -> _Size:
+        last = [
+            tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()
+            for tensor in (x, weight)
+        ]
+        dtype = dtype_name(x.dtype)
+        dtype = "tf32" if dtype == "f32" and torch.backends.cudnn.allow_tf32 else dtype
+        window = (_pair(layer.stride), pad, _pair(layer.dilation), layer.groups)
+        return cls(tuple(x.shape), tuple(weight.shape), *window, dtype, any(last), x.device)
+
+    def passes(self) -> dict[str, Any]:
+        """The problems of the three passes."""
+        (n, c, h, w), (k, _, r, s) = self.x, self.weight
+        window = {"stride": self.stride, "pad": self.pad, "dilation": self.dilation, "groups": self.groups}
+        return benchmark.passes(Problem(n=n, h=h, w=w, c=c, k=k, r=r, s=s, dtype=self.dtype, **window))  # type: ignore[arg-type]
+
+    def offered(self, problem: Any, **options: Any) -> tuple[list[benchmark.Offered], list[str]]:
+        """The algorithms of one of the passes."""
+        return benchmark.offered(problem, self.device, self.channels_last, **options)
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
+    @property
+    def window(self) -> tuple[Any, ...]:
+        """The arguments of torch's convolution behind its bias."""
+        return self.stride, self.pad, self.dilation, False, (0, 0), self.groups
+
+
+def _pair(value: tuple[int, ...]) -> Pair:
+    return value[0], value[1]
+
+
+Enqueue = Callable[[benchmark.Trio, int], None]
+
+
+@lru_cache(maxsize=4096)
+def _chosen(size: _Size, direction: str, choice: Choice) -> Enqueue | None:
+    """What runs a pass; None for torch. Raises VendorError with what is supported."""
+    algo = choice.algo(direction)
+    if algo is None and not choice.demands:
+        return None
+    if torch.cuda.is_current_stream_capturing():
+        raise VendorError("run the layer once before it is captured: its algorithm is looked for at the first call")
+    key = None if algo is None else str(algo)
+    kinds = benchmark.KINDS if key is None else ("classic",) if key.isdigit() else ("engine",)
+    problem = size.passes()[direction]
+    offers, reasons = size.offered(problem, kinds=kinds)
+    if key and not offers:
+        raise VendorError(f"{direction} algorithm {key} cannot be had: {'; '.join(reasons)}")
+    algorithms = [offer.algorithm for offer in offers]
+    if key is None and choice.prefer != "workspace":
+        with torch.no_grad():
+            algorithms = list(benchmark.measured(Case(problem, size.device), offers, choice.prefer == "energy"))
+    demands = (choice.workspace_limit, choice.deterministic, choice.prefer or "time")
+    best = choose(algorithms, direction, key, *demands)
+    return offers[algorithms.index(best)].enqueue
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution without bias, each pass on what was chosen for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, size: _Size, choice: Choice) -> torch.Tensor:
+        ctx.size, ctx.choice = size, choice
+        form = size.memory_format
+        x, weight = x.contiguous(memory_format=form), weight.contiguous(memory_format=form)
+        ctx.save_for_backward(x, weight)
+        run = _chosen(size, FORWARD, choice)
+        if run is None:
+            return torch.ops.aten.convolution(x, weight, None, *size.window)
+        problem = size.passes()[FORWARD]
+        n, p, q, k = problem.output_shape
+        y = torch.empty((n, k, p, q), dtype=x.dtype, device=x.device, memory_format=form)
+        run((x, weight, y), _stream(x))
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        size, form = ctx.size, ctx.size.memory_format
+        dy = dy.contiguous(memory_format=form)
+        gradients: list[torch.Tensor | None] = [None, None]
+        for place, direction in enumerate((BACKWARD_DATA, BACKWARD_FILTER)):
+            if not ctx.needs_input_grad[place]:
+                continue
+            run = _chosen(size, direction, ctx.choice)
+            if run is None:
+                mask = [place == 0, place == 1, False]
+                backward = torch.ops.aten.convolution_backward
+                gradients[place] = backward(dy, x, weight, None, *size.window, mask)[place]
+                continue
+            gradient = torch.empty_like((x, weight)[place], memory_format=form)
+            trio = (gradient, weight, dy) if place == 0 else (x, gradient, dy)
+            run(trio, _stream(x))
+            gradients[place] = gradient
+        return *gradients, None, None
+
+
+def _stream(tensor: torch.Tensor) -> int:
+    return torch.cuda.current_stream(tensor.device).cuda_stream

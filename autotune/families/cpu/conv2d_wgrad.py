@@ -1,0 +1,44 @@
+"""The gradient of a convolution by its weight on the CPU: tiles of output x input channels take all pixels."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from autotune.core.arch import Architecture
+from autotune.families.base import SHARED_LIBRARY, Config, Family, Parameter
+from autotune.families.cpu.common import THREADS, threads
+from autotune.families.cpu.tiles import fits, vectors
+from autotune.ir.epilogue import Epilogue
+from autotune.ir.problem import Conv2dWgrad, Problem
+
+
+def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    return fits(int(config["block_k"]), int(config["block_c"]))
+
+
+def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
+    """Cycles of the busiest core for one pixel, where channels behind the last block go one by one."""
+    assert isinstance(problem, Conv2dWgrad)
+    block_k, block_c = int(config["block_k"]), int(config["block_c"])
+    columns = vectors(block_c)
+    step = max(block_k * columns / 2, (block_k + columns) / 2, 4.5)
+    k, c = problem.k // problem.groups, problem.c // problem.groups
+    tiles = (k // block_k + k % block_k) * (c // block_c + c % block_c)
+    return ceil(problem.groups * problem.r * problem.s * tiles / arch.processors) * step
+
+
+FAMILY = Family(
+    name="cpu_conv2d_wgrad",
+    operator=Conv2dWgrad,
+    kind=SHARED_LIBRARY,
+    template="cpu/conv2d_wgrad.cpp.j2",
+    architectures=("cpu",),
+    parameters=(
+        Parameter("block_k", (1, 2, 4, 6, 8, 12), "output channels of a tile"),
+        Parameter("block_c", (8, 16, 32, 64), "input channels of a tile"),
+    ),
+    legal=_legal,
+    cost=_cost,
+    launch_parameters=(THREADS,),
+    launches=threads,
+)

@@ -1,0 +1,6 @@
+"""A lone epilogue on the CPU: pixels in parallel, blocks of channels in registers."""
+
+from autotune.families.cpu.common import WITH_BYTES, over_channels
+from autotune.ir.problem import Elementwise
+
+FAMILY = over_channels(Elementwise, dtypes=WITH_BYTES)

@@ -1,0 +1,18 @@
+"""Space-to-depth on the CPU: NCHW patches to NHWC channels, rows in parallel."""
+
+from autotune.families.base import CHANNELS_LAST, SHARED_LIBRARY, Family
+from autotune.families.cpu.common import THREADS, threads
+from autotune.ir.problem import SpaceToDepth
+
+FAMILY = Family(
+    name="cpu_space_to_depth",
+    operator=SpaceToDepth,
+    kind=SHARED_LIBRARY,
+    template="cpu/space_to_depth.cpp.j2",
+    architectures=("cpu",),
+    parameters=(),
+    launch_parameters=(THREADS, CHANNELS_LAST),
+    launches=lambda *of: [{**launch, CHANNELS_LAST.name: 0} for launch in threads(*of)],
+    supports=lambda problem: "steps behind it" if problem.epilogue.steps else None,
+    cost=lambda problem, config, arch: 0.0,
+)

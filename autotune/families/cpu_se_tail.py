@@ -1,6 +1,0 @@
-"""Squeeze-and-excitation on the CPU: images in parallel, each in one go while it lies in cache."""
-
-from autotune.families.cpu import over_channels
-from autotune.problem import SeTail
-
-FAMILY = over_channels(SeTail)

@@ -1,0 +1,1 @@
+"""Families of CUDA kernels that are written for mma and ordinary arithmetic."""

@@ -1,0 +1,1 @@
+"""Families from CUTLASS 2.x."""

@@ -1,0 +1,67 @@
+"""What a forward convolution of CUTLASS 2.x costs, by a crude model, and the launch values worth timing."""
+
+from __future__ import annotations
+
+from autotune.core.arch import Architecture
+from autotune.families.base import Config, Launch
+from autotune.families.cutlass2 import tiling
+from autotune.families.cutlass2.conv2d_fits import FLAT, as_conv2d
+from autotune.families.cutlass2.tiling import tile_of
+from autotune.ir.problem import Conv2d, Problem
+
+_ADDRESSING = {"optimized": 0.0, "analytic": 5.0, "fixed_channels": 8.0, "few_channels": 12.0}  # cycles a row
+
+
+def launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
+    """Family.launches."""
+    problem = as_conv2d(problem)
+    tiles_n = _tiles(problem, config)[1]
+    swizzles = tiling.swizzles(tiles_n)
+    return [{"swizzle": log, "slices": s} for s in _slices(problem, config, arch) for log in swizzles]
+
+
+def cost(problem: Problem, config: Config, arch: Architecture) -> float:
+    """Cycles by a crude model: waves of blocks, each bound by arithmetic, by its loads or by latency."""
+    problem = as_conv2d(problem)
+    tile = tile_of(config, problem.dtype)
+    (tm, tn, tk), resident, bits = tile.shape, tile.resident(arch), tiling.BITS[problem.dtype]
+    tiles_m, tiles_n = _tiles(problem, config)
+    rate = 64 if tile.simt else 1024 * 16 // bits  # products a cycle
+    accesses = (tm + tn) * tk // tile.alignment / (tile.threads * (1 if tile.simt else 4))
+    best = float("inf")
+    for slices in _slices(problem, config, arch):
+        blocks = tiles_m * tiles_n * slices
+        waves = -(-blocks // (arch.processors * resident))
+        sharing = min(resident, -(-blocks // arch.processors))
+        arithmetic = tm * tn * tk / rate * sharing
+        loads = ((tm + tn) * tk * bits / 8 / 48 + _ADDRESSING[str(config["iterator"])] * accesses) * sharing
+        latency = 700 / (tile.stages - 1) if tile.stages != 2 else 600
+        gather = 0.4 * tm * tn * (slices + 1) / 32 if slices > 1 else 0
+        step = max(arithmetic, loads + accesses * sharing, latency)
+        store = tm * tn / (3 * min(8, tile.vector) if not tile.simt else 12)
+        best = min(best, waves * (_iterations(problem, config, slices) * step + 2500 + gather + store))
+    return best * (0.97 if tile.accumulator == "f16" else 1.0)
+
+
+def _tiles(problem: Conv2d, config: Config) -> tuple[int, int]:
+    tm, tn = int(config["tile_m"]), int(config["tile_n"])
+    return -(-problem.n * problem.p * problem.q // tm), -(-problem.k // tn)
+
+
+def _slices(problem: Conv2d, config: Config, arch: Architecture) -> list[int]:
+    """Splits of the channels worth trying: only where the tiles alone do not fill the machine."""
+    if config["iterator"] in FLAT or problem.groups > 1:
+        return [1]
+    tiles_m, tiles_n = _tiles(problem, config)
+    room = 2 * arch.processors * tile_of(config, problem.dtype).resident(arch)
+    chunks = problem.c // int(config["tile_k"])
+    return [s for s in (1, 2, 4, 8, 16) if s == 1 or (s <= chunks and tiles_m * tiles_n * s <= room)]
+
+
+def _iterations(problem: Conv2d, config: Config, slices: int) -> int:
+    """Steps of a block's main loop."""
+    tile_k, channels = int(config["tile_k"]), problem.c // problem.groups
+    if config["iterator"] in FLAT:
+        return -(-problem.r * problem.s * problem.c // tile_k)
+    groups_a_tile = int(config["tile_n"]) * problem.groups // problem.k if config["groups"] == "multiple" else 1
+    return problem.r * problem.s * -(-channels // (slices * tile_k)) * groups_a_tile

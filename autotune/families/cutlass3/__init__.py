@@ -1,0 +1,1 @@
+"""Families from CUTLASS 3.x."""

@@ -1,0 +1,1 @@
+"""Families for Hopper: TMA and wgmma."""

@@ -1,0 +1,108 @@
+"""How sm90_conv2d's activations and weights come: by which loads, into how many buffers, for how many tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from autotune.families.sm90.conv2d_shape import Shape
+from autotune.ir.problem import Conv2d, Conv2dSe, FoldedSe, Gemm, Problem
+
+Solved = Conv2d | Conv2dSe | FoldedSe
+
+MERGED = (1, 2, 4, 8, 16)
+"""Groups that may be computed as one."""
+_WIDEST_STEP = 64
+_MOST_BOX = 256  # of TMA: the extent of a box
+_SLOT_OVERHEAD = 16  # bytes of barriers
+
+
+def group_channels(problem: Solved) -> int:
+    """Input channels that an output channel is computed from."""
+    return problem.c // problem.groups
+
+
+def convolution_of(problem: Problem, merge: int = 1) -> Solved:
+    """The convolution that is computed: with each `merge` groups as one."""
+    assert isinstance(problem, Solved | Gemm)
+    conv = problem.as_conv2d if isinstance(problem, Gemm) else problem
+    return replace(conv, groups=conv.groups // merge) if merge > 1 else conv
+
+
+def merges(problem: Solved) -> list[int]:
+    """How many groups may be one: so many that columns of tiles are not half empty, up to a step of 64 channels."""
+    if problem.groups == 1:
+        return [1]
+    ins, outs = group_channels(problem), problem.k // problem.groups
+    fitting = [m for m in MERGED if problem.groups % m == 0 and m * ins % 16 == 0 and m * outs % 32 == 0]
+    return [m for m in fitting if m == 1 or m * ins <= _WIDEST_STEP]
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How a tile's activations come: squares of 8 x 8 pixels (patch), bytes of a fill, fills a tile, tiles of M."""
+
+    squares: tuple[int, int, int]
+    fill_bytes: int
+    fills: int
+    tiles_m: int
+
+
+def loadings(problem: Solved, x: Shape) -> list[Loading]:
+    """The ways worth trying, the best first."""
+    chunks, pixels = -(-group_channels(problem) // x.k), problem.n * problem.p * problem.q
+    if not x.patch:
+        return [Loading((0, 0, 0), x.m * x.k * 2, problem.r * problem.s * chunks, -(-pixels // x.m))]
+    if problem.is_pointwise or any(s > 1 and d > 1 for s, d in zip(problem.stride, problem.dilation, strict=True)):
+        return []
+    found = []
+    axes = list(zip((problem.r, problem.s), problem.stride, problem.dilation, strict=True))
+    phases = min(problem.r, problem.stride[0]) * min(problem.s, problem.stride[1])
+    halo_h, halo_w = ((-(-extent // min(extent, stride)) - 1) * dilation for extent, stride, dilation in axes)
+    for h, w, images in _squares(x.m // 64):
+        patch_h, patch_w = 8 * h + halo_h, 8 * w + halo_w
+        if max((patch_h - 1) * problem.stride[0], (patch_w - 1) * problem.stride[1]) >= _MOST_BOX - 1:
+            continue
+        tiles = -(-problem.n // images) * -(-problem.p // (8 * h)) * -(-problem.q // (8 * w))
+        if tiles * x.m <= 1.5 * pixels:
+            found.append(Loading((h, w, images), images * patch_h * patch_w * x.k * 2, phases * chunks, tiles))
+    return sorted(found, key=lambda one: (one.tiles_m, one.fill_bytes))[:2]
+
+
+def _squares(count: int) -> list[tuple[int, int, int]]:
+    """Arrangements of squares: down, across and over images."""
+    sides = [(h, w) for h in range(1, count + 1) for w in range(1, count // h + 1) if count % (h * w) == 0]
+    return [(h, w, count // (h * w)) for h, w in sides]
+
+
+def products_a_tile(problem: Solved, x: Shape) -> int:
+    """Products of tile_k channels that a tile takes."""
+    return problem.r * problem.s * -(-group_channels(problem) // x.k)
+
+
+def fill_slot(loading: Loading) -> int:
+    """Bytes of a buffer of activations."""
+    return -(-loading.fill_bytes // 1024) * 1024
+
+
+def slots_in(room: int, problem: Solved, x: Shape, loading: Loading, fills_a_block: int) -> tuple[int, int] | None:
+    """Buffers of activations and of weights: what fits `room` bytes of shared memory, and no more than are of use.
+
+    None if too few fit.
+    """
+    fill, weight = fill_slot(loading) + _SLOT_OVERHEAD, x.weight_bytes + _SLOT_OVERHEAD
+    products = products_a_tile(problem, x)
+    if x.resident:
+        fills = min((room - products * weight) // fill, 8, max(2, fills_a_block))
+        return (fills, 0) if fills >= (1 if x.patch and loading.fills == 1 else 2) else None
+    if not x.patch:
+        stages = min(room // (fill + weight), 12, max(2, fills_a_block))
+        return (stages, 0) if stages >= 2 else None
+    fills = 2 if room - 2 * fill >= 3 * weight else 1
+    weights = min((room - fills * fill) // weight, 12, fills_a_block * products // loading.fills)
+    return (fills, weights) if weights >= 3 else None
+
+
+def blocks_needed(problem: Solved, x: Shape, loading: Loading) -> int:
+    """Blocks that give every tile its own, in whole clusters."""
+    tiles_n = -(-problem.k // x.n)
+    return -(-loading.tiles_m // x.cluster_m) * -(-tiles_n // x.cluster_n) * x.cluster

@@ -1,0 +1,1 @@
+"""Families that fuse blocks of SE-ResNet9-Fixup."""

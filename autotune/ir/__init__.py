@@ -1,0 +1,1 @@
+"""What is to be computed: pure records and functions, apart from any device."""

@@ -1,0 +1,28 @@
+"""The element types of tensors, and their names."""
+
+from __future__ import annotations
+
+import torch
+
+from autotune.core.errors import choose
+
+DTYPES: dict[str, torch.dtype] = {
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "tf32": torch.float32,
+    "s8": torch.int8,
+}
+"""Project's name -> the tensors' dtype. tf32: float32 whose products are rounded to TF32. s8: products summed in
+int32, the epilogue in float32, the result rounded to the nearest (ties to even) and saturated."""
+_ALIASES = {
+    **{"float32": "f32", "fp32": "f32", "float": "f32"},
+    **{"float16": "f16", "fp16": "f16", "half": "f16"},
+    **{"bfloat16": "bf16", "tensorfloat32": "tf32", "int8": "s8"},
+}
+
+
+def dtype_name(dtype: str | torch.dtype) -> str:
+    """The project's name of a dtype ("f16" for torch.float16, "half", "fp16"); raises UnknownNameError."""
+    text = str(dtype).removeprefix("torch.")
+    return choose("dtype", _ALIASES.get(text, text), list(DTYPES))

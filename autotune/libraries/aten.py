@@ -1,0 +1,138 @@
+"""torch's own operators as candidates: what a layer costs without any kernel of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from autotune.ir.epilogue import Epilogue
+from autotune.ir.epilogue_steps import STEPS
+from autotune.ir.problem import DTYPES, Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, Problem, Stem, Tensors
+from autotune.ir.reference import compute, pooled
+
+FAMILY = "aten"
+"""The family's name in the database."""
+
+PASSES = (Conv2d, Conv2dDgrad, Conv2dWgrad)
+"""What torch has one operator for; of anything else it computes the definition."""
+
+
+def configs(problem: Problem) -> list[dict[str, str]]:
+    """The ways torch can solve `problem`: convolutions in either memory format, everything else in one way."""
+    formats = ["channels_last", "contiguous"] if isinstance(problem, (*PASSES, Stem)) else ["channels_last"]
+    return [{"memory_format": name} for name in formats]
+
+
+def _leave(value: torch.Tensor, output: torch.Tensor) -> None:
+    """Store in the output's dtype; whole numbers are rounded and saturated."""
+    output.copy_(value.round().clamp_(-128, 127) if output.dtype == torch.int8 else value)
+
+
+_IN_PLACE: dict[str, Callable[..., Any]] = {
+    "bias": torch.Tensor.add_,
+    "scale": torch.Tensor.mul_,
+    "add": torch.Tensor.add_,
+    "store": _leave,
+    "add_scalar": torch.Tensor.add_,
+    "mul_scalar": torch.Tensor.mul_,
+    "clamp": torch.Tensor.clamp_,
+    "relu": torch.Tensor.relu_,
+    "relu6": lambda v: F.relu6(v, inplace=True),
+    "leaky_relu": lambda v, slope: F.leaky_relu(v, slope, inplace=True),
+    "sigmoid": torch.Tensor.sigmoid_,
+    "hardsigmoid": lambda v: F.hardsigmoid(v, inplace=True),
+    "silu": lambda v: F.silu(v, inplace=True),
+    "hardswish": lambda v: F.hardswish(v, inplace=True),
+    "tanh": torch.Tensor.tanh_,
+}
+
+
+def _finish(epilogue: Epilogue, value: torch.Tensor, tensors: Tensors, scalars: tuple[float, ...]) -> None:
+    """Apply the chain to a fresh tensor, in place where torch can, and leave the result in `y`."""
+    for step in epilogue.steps:
+        arguments = step.values(tensors, scalars, value.dtype)
+        if step.name in _IN_PLACE:
+            _IN_PLACE[step.name](value, *arguments)
+        else:
+            value = STEPS[step.name].torch(value, *arguments)
+    _leave(value, tensors["y"])
+
+
+def bind(
+    problem: Problem, config: dict[str, str], tensors: Tensors, scalars: tuple[float, ...]
+) -> Callable[[Tensors], None]:
+    """Returns run(late): solves `problem` on `tensors`, with those in `late` taken instead, and fills the outputs."""
+    if not isinstance(problem, (*PASSES, Stem)):
+        bytes_ = "s8" in (problem.dtype, problem.output_dtype)
+
+        def run(late: Tensors) -> None:
+            operands = {**tensors, **late}
+            given = {name: tensor.float() for name, tensor in operands.items()} if bytes_ else operands
+            for name, value in compute(problem, given, scalars).items():
+                _leave(value, operands[name])
+
+        return run
+
+    memory_format = torch.channels_last if config["memory_format"] == "channels_last" else torch.contiguous_format
+    solve = (
+        _stem(problem, memory_format, tensors)
+        if isinstance(problem, Stem)
+        else _convolution(problem, memory_format, tensors)
+    )
+
+    def run_convolution(late: Tensors) -> None:
+        operands = {**tensors, **late}
+        cudnn = torch.backends.cudnn
+        with cudnn.flags(enabled=True, benchmark=cudnn.benchmark, allow_tf32=problem.dtype != "f32"):
+            y = solve(operands)
+        _finish(problem.epilogue, y.permute(0, 2, 3, 1), operands, scalars)
+
+    return run_convolution
+
+
+def _factors(problem: Problem) -> torch.dtype:
+    """torch computes next to nothing on bytes; in float32 their sums are exact up to 2^24, and nearly so beyond."""
+    return torch.float32 if problem.dtype == "s8" else DTYPES[problem.dtype]
+
+
+def _convolution(
+    problem: Convolution, memory_format: torch.memory_format, tensors: Tensors
+) -> Callable[[Tensors], torch.Tensor]:
+    """A pass of a convolution without its epilogue: operands -> a fresh tensor in torch's order, channels second."""
+    window = (problem.stride, problem.pad, problem.dilation)
+    factors = _factors(problem)
+
+    def nchw(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.permute(0, 3, 1, 2).to(factors).contiguous(memory_format=memory_format)
+
+    def backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wanted: int) -> torch.Tensor:
+        mask = [wanted == i for i in range(3)]
+        rest = (*window, False, (0, 0), problem.groups)  # not transposed, no output padding
+        return torch.ops.aten.convolution_backward(nchw(dy), x, weight, None, *rest, mask)[wanted]
+
+    def stand_in(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+        """For the operand whose gradient is wanted: only its shape and memory format are read."""
+        return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format)
+
+    if not isinstance(problem, Conv2d | Conv2dDgrad):
+        k, r, s, c = problem.output_shape
+        return lambda t: backward(t["dy"], nchw(t["x"]), stand_in((k, c, r, s), t["x"]), 1)
+    weight = tensors["weight"].to(factors).contiguous(memory_format=memory_format)
+    if isinstance(problem, Conv2d):
+        return lambda t: F.conv2d(nchw(t["x"]), weight, None, *window, problem.groups)
+    shape = (problem.n, problem.c, problem.h, problem.w)
+    return lambda t: backward(t["dy"], stand_in(shape, t["dy"]), weight, 0)
+
+
+def _stem(problem: Stem, memory_format: torch.memory_format, tensors: Tensors) -> Callable[[Tensors], torch.Tensor]:
+    """A convolution and its pool without the epilogue, as `_convolution`."""
+    weight = tensors["weight"].to(_factors(problem)).contiguous(memory_format=memory_format)
+
+    def solve(t: Tensors) -> torch.Tensor:
+        x = t["x"].to(_factors(problem)).contiguous(memory_format=memory_format)
+        return pooled(problem, F.conv2d(x, weight, None, problem.stride, problem.pad))
+
+    return solve

@@ -1,0 +1,26 @@
+"""cuDNN: its execution plans, through its graph API and its Python package, and its classic convolution algorithms.
+
+library: the package and its handle. graph: a problem as a graph. plans: every plan, built, with what it is.
+stored: a plan from a database. classic: the numbered algorithms of the older API, which need no package.
+"""
+
+from autotune.libraries.cudnn.library import PACKAGE, library, versions
+from autotune.libraries.cudnn.plans import Found, Plan, find_plans
+from autotune.libraries.cudnn.stored import Offer, Offers, bind, offers, summary
+from autotune.libraries.cudnn_names import FAMILY, KIND
+
+__all__ = [
+    "FAMILY",
+    "KIND",
+    "PACKAGE",
+    "Found",
+    "Offer",
+    "Offers",
+    "Plan",
+    "bind",
+    "find_plans",
+    "library",
+    "offers",
+    "summary",
+    "versions",
+]

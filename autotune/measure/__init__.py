@@ -1,0 +1,1 @@
+"""Verification and timing of candidates, in a process of its own."""

@@ -1,0 +1,77 @@
+"""Times a whole network as one CUDA graph, with a candidate for each layer. Runs inside the worker.
+
+Inside the network a kernel finds other caches, and other neighbours, than when it is timed alone: what wins alone need
+not win there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from autotune.ir.constant_expr import Source
+from autotune.ir.network import INPUT, OUTPUT, Network
+from autotune.measure.interleave import interleave
+from autotune.measure.nvml import Monitor
+from autotune.measure.result import Result, timed
+from autotune.measure.timers import replay_sampler
+from autotune.measure.verify import random_tensor
+from autotune.runtime.bind import Candidate
+from autotune.runtime.network_plan import BoundLayer, bind_layer, capture, make_buffers, make_graph, make_runs
+from autotune.runtime.selection import Choice
+
+
+@dataclass(frozen=True)
+class Pick:
+    """What runs a layer, by its name. overlap: it may be placed on the GPU while the kernel before it ends."""
+
+    layer: str
+    candidate: Candidate
+    overlap: bool = False
+
+
+class NetworkCase:
+    """A network on one GPU with random weights and input; keeps what it has bound."""
+
+    def __init__(self, network: Network, device: torch.device) -> None:
+        self.network, self.device = network, device
+        generator = torch.Generator().manual_seed(0)
+        self._layers = {layer.name: layer for layer in network.all_layers}
+        self._buffers = make_buffers(network.all_layers, device)
+        self._state: dict[Source, torch.Tensor] = {}
+        self._ends: dict[str, torch.Tensor] = {}
+        for layer in network.all_layers:
+            for operand in layer.problem.operands():
+                tensor = random_tensor(operand, generator).to(device)
+                if operand.name in layer.weights:
+                    self._state[layer.weights[operand.name]] = tensor
+                elif layer.buffers[operand.name] in (INPUT, OUTPUT):
+                    self._ends[layer.buffers[operand.name]] = tensor
+            self._state |= dict.fromkeys(layer.scalars, torch.full((1,), 0.5))
+        self._bound: dict[str, BoundLayer] = {}
+        self._monitor = Monitor(device)
+
+    def compare(self, plans: Sequence[Sequence[Pick]], rounds: int) -> list[Result]:
+        """Time several plans, a pick for each layer in order, in interleaved rounds."""
+        samplers = [replay_sampler(self._replay([self._bind(pick) for pick in picks])) for picks in plans]
+        taken = interleave(samplers, rounds, self._monitor.slowed)
+        return [timed(samples) for samples in taken.samples]
+
+    def _replay(self, bound: Sequence[BoundLayer]) -> Callable[[], None]:
+        """One run of the network: our graph where all kernels are ours, else a graph that torch captures."""
+        slots = [self._ends[name] for name in (INPUT, OUTPUT)]
+        if all(item.step.kernel for item in bound):
+            graph, stream = make_graph(bound), torch.cuda.current_stream(self.device).cuda_stream
+            addresses = [tensor.data_ptr() for tensor in slots]
+            return lambda: graph.run(stream, addresses)
+        return capture(make_runs(bound), self.device, slots).replay
+
+    def _bind(self, pick: Pick) -> BoundLayer:
+        key = f"{pick}"
+        if key not in self._bound:
+            choice = Choice(pick.candidate, "", overlap=pick.overlap)
+            layer = self._layers[pick.layer]
+            self._bound[key] = bind_layer(layer, choice, self._buffers, self._state, self.device)
+        return self._bound[key]

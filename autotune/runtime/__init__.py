@@ -1,0 +1,1 @@
+"""From records and a database to launches. Needs no compiler and no Jinja."""

@@ -1,0 +1,83 @@
+// Python bindings of the engine.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "calls.h"
+#include "device_image.h"
+#include "graph.h"
+#include "program.h"
+#include "shared_library.h"
+#include "watch.h"
+
+namespace py = pybind11;
+using namespace engine;
+
+PYBIND11_MODULE(_engine, m) {
+  m.doc() = "Loads kernels from binaries and runs lists of them; see templates/abi.h for the contract.";
+  m.attr("ABI_VERSION") = AT_ABI_VERSION;
+
+  py::object base = py::module_::import("autotune.core.errors").attr("AutotuneError");
+  static py::exception<Error> error(m, "EngineError", base);
+  static py::exception<Refused> refused(m, "RefusedError", error);
+  py::register_exception_translator([](std::exception_ptr raised) {
+    try {
+      if (raised) std::rethrow_exception(raised);
+    } catch (const Refused& e) {
+      py::set_error(refused, e.what());
+    } catch (const Error& e) {
+      py::set_error(error, e.what());
+    }
+  });
+
+  py::class_<Prepared, std::shared_ptr<Prepared>>(m, "Prepared", "A kernel prepared for one problem.")
+      .def_readonly("workspace_bytes", &Prepared::workspace_bytes)
+      .def("describe", &Prepared::describe);
+
+  py::class_<SharedLibrary, std::shared_ptr<SharedLibrary>>(m, "SharedLibrary", "Kernels of a shared library.")
+      .def(py::init<const std::string&>(), py::arg("path"))
+      .def("names", &SharedLibrary::names)
+      .def("prepare", [](SharedLibrary& self, const std::string& name, const py::bytes& problem) {
+        return self.prepare(name, std::string(problem));
+      });
+
+  py::class_<DeviceImage, std::shared_ptr<DeviceImage>>(m, "DeviceImage", "Kernels of a device image (cubin).")
+      .def(py::init([](const py::bytes& bytes, int device) {
+             return std::make_shared<DeviceImage>(std::string(bytes), device);
+           }),
+           py::arg("bytes"), py::arg("device"))
+      .def("prepare", [](DeviceImage& self, const std::string& name, const py::bytes& problem) {
+        return self.prepare(name, std::string(problem));
+      });
+
+  py::class_<Program>(m, "Program", "Prepared kernels with their pointers, run in one call without the GIL.")
+      .def(py::init<Slots>(), py::arg("slots") = Slots())
+      .def("add", &Program::add, py::arg("kernel"), py::arg("pointers"), py::arg("overlap") = false)
+      .def("run",
+           [](const Program& self, uintptr_t stream, const Given& slots) {
+             py::gil_scoped_release release;
+             self.run(reinterpret_cast<void*>(stream), slots);
+           },
+           py::arg("stream") = 0, py::arg("slots") = Given())
+      .def("__len__", &Program::size);
+
+  py::class_<Graph>(m, "Graph", "Prepared device kernels as a CUDA graph, launched in one call without the GIL.")
+      .def(py::init<Slots>(), py::arg("slots") = Slots())
+      .def("add", &Graph::add, py::arg("kernel"), py::arg("pointers"), py::arg("after"), py::arg("overlap") = false)
+      .def("run",
+           [](Graph& self, uintptr_t stream, const Given& slots) {
+             py::gil_scoped_release release;
+             self.run(reinterpret_cast<void*>(stream), slots);
+           },
+           py::arg("stream"), py::arg("slots"));
+
+  py::class_<Watch>(m, "Watch", "Tells whether dictionaries, and the versions of tensors in them, are what they were.")
+      .def(py::init<const py::list&>(), py::arg("dictionaries"))
+      .def("unchanged", &Watch::unchanged);
+
+  py::class_<Calls>(m, "Calls", "Runs inputs that are known, without the interpreter between input and launch.")
+      .def(py::init<const py::object&, py::object, py::object, py::object>(), py::arg("exchange"), py::arg("empty_like"),
+           py::arg("count"), py::arg("watch"))
+      .def("add", &Calls::add, py::arg("x"), py::arg("frame"))
+      .def("run", &Calls::run, py::arg("x"), py::arg("out"))
+      .def("drop", &Calls::drop, py::arg("frame"));
+}

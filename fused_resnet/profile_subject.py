@@ -1,0 +1,55 @@
+"""A FusedResNet as a subject: its layers run one after the other, each in a range, outside any CUDA graph."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.profiler import record_function
+
+from autotune.families import family
+from autotune.profiling.record import KERNEL, MODULE, Subject
+from autotune.runtime.network_plan import BoundLayer
+from fused_resnet import FusedResNet
+
+
+def of_fused(network: FusedResNet, x: torch.Tensor) -> Subject:
+    """What a FusedResNet runs for inputs like x, kernel by kernel."""
+    given, frame, stream = network.frame(x)
+    plan = frame.plan
+    layers_run = frame.singly(given, torch.empty_like(frame.template), stream)
+
+    def call() -> None:
+        for run in layers_run:
+            run()
+
+    def marked() -> None:
+        with record_function(MODULE):
+            for bound, run in zip(plan.bound, layers_run, strict=True):
+                with record_function(MODULE + bound.layer.name), _kernel_range(bound):
+                    run()
+
+    modules = {"": type(network).__name__} | {bound.layer.name: bound.layer.problem.operator for bound in plan.bound}
+    layers = {bound.layer.name: _about(bound) for bound in plan.bound}
+    return Subject(call, marked, nullcontext, modules, layers, as_used=lambda: network(x))
+
+
+def _kernel_range(bound: BoundLayer) -> AbstractContextManager[object]:
+    """A range for a kernel of ours; torch's operators mark themselves."""
+    return record_function(KERNEL + bound.choice.candidate.symbol) if bound.step.kernel else nullcontext()
+
+
+def _about(bound: BoundLayer) -> dict[str, Any]:
+    candidate, problem = bound.choice.candidate, bound.layer.problem
+    about: dict[str, Any] = {
+        "symbol": candidate.symbol,
+        "candidate": str(candidate),
+        "source": bound.choice.source,
+        "problem": str(problem),
+        "flops": problem.flops,
+        "bytes": problem.bytes,
+    }
+    if bound.step.kernel:
+        about["template"] = f"templates/{family(candidate.family).template}"
+    return about

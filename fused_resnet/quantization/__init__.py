@@ -1,0 +1,1 @@
+"""Networks in signed bytes: calibration and rewriting."""

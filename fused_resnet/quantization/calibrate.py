@@ -1,0 +1,122 @@
+"""Post-training quantization: the scales of activations, found on examples, and what bytes cost in accuracy.
+
+    scales = calibrate(model, batches)
+    net = FusedResNet.from_model(model, "tuned.db", precision="int8", calibration=scales)
+    print(compare(model(held_out), net(held_out)))
+
+docs/precision.md says what runs in bytes and how. rounding.py has the arithmetic.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from autotune.core.errors import ProblemError
+from autotune.ir.constant_expr import State
+from autotune.ir.constant_expr import tensor as constant
+from autotune.ir.int8_numerics import scale_of
+from autotune.ir.network import INPUT, Layer
+from autotune.ir.problem import DTYPES
+from autotune.ir.reference import compute
+from fused_resnet.model_source import state
+
+Scales = Mapping[str, float]
+"""What a byte stands for, by the name of the activation (`activation`)."""
+
+
+def calibrate(model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
+    """The scale of every activation of a module, from its largest magnitude on some batches.
+
+    batches: inputs, or tuples that begin with one, as a DataLoader yields them: some hundred images that look like
+    those to come. The model's copy runs in float32, in eval mode, on its own device; batch-norm and activations are
+    folded as they will be in the network that runs, so scales are those of its layers, by the layers' names. Raises
+    CaptureError, and ProblemError if there are no batches or values are not finite.
+    """
+    from fused_resnet.capture import capture
+
+    exact = copy.deepcopy(model).eval().float()
+    constants = state(exact)
+    device = next((tensor.device for tensor in constants.values()), torch.device("cpu"))
+    layers: dict[torch.Size, tuple[Layer, ...]] = {}
+    largest: dict[str, float] = {}
+    for batch in batches:
+        x = (batch[0] if isinstance(batch, list | tuple) else batch).to(device, torch.float32)
+        if x.shape not in layers:
+            layers[x.shape] = capture(exact, tuple(x.shape), "f32").layers
+        for name, value in _magnitudes(layers[x.shape], constants, x).items():
+            if not value < float("inf"):
+                raise ProblemError(f"calibration: the result of {name} holds values that are not finite")
+            largest[name] = max(value, largest.get(name, 0.0))
+    if not largest:
+        raise ProblemError("calibration: no batch was given")
+    return {name: float(scale_of(torch.tensor(value))) for name, value in largest.items()}
+
+
+def activation(layer: Layer, operand: str) -> str:
+    """The name of what a layer writes: its own, or with the operand's behind it if that is a second output."""
+    return layer.name if operand == "y" else f"{layer.name}.{operand}"
+
+
+@torch.no_grad()
+def _magnitudes(layers: Sequence[Layer], constants: State, x: torch.Tensor) -> dict[str, float]:
+    """The largest magnitude of each activation, for one input."""
+    reads = Counter(layer.buffers[operand] for layer in layers for operand in _inputs(layer))
+    values, found = {INPUT: x}, {}
+    for layer in layers:
+        operands = {operand.name: operand for operand in layer.problem.operands()}
+        tensors = {
+            name: constant(constants, source).to(x.device, DTYPES[operands[name].dtype]).reshape(operands[name].shape)
+            for name, source in layer.weights.items()
+        }
+        for name in _inputs(layer):
+            tensors[name] = values[layer.buffers[name]].reshape(operands[name].shape)
+            reads[layer.buffers[name]] -= 1
+            if not reads[layer.buffers[name]]:
+                del values[layer.buffers[name]]
+        scalars = tuple(float(constant(constants, source)) for source in layer.scalars)
+        for name, value in compute(layer.problem, tensors, scalars).items():
+            values[layer.buffers[name]] = value
+            found[activation(layer, name)] = float(value.abs().amax())
+    return found
+
+
+def _inputs(layer: Layer) -> list[str]:
+    return [operand.name for operand in layer.problem.operands() if operand.role == "input"]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How far results are from what they should be.
+
+    agreement: the share of samples with the same largest output. error: the norm of all differences over that of all
+    outputs. worst: the largest difference over the root mean square of all outputs.
+    """
+
+    samples: int
+    agreement: float
+    error: float
+    worst: float
+
+    def __str__(self) -> str:
+        return (
+            f"the same top-1 on {self.agreement:.2%} of {self.samples} samples; outputs differ by {self.error:.2%} "
+            f"of their norm, at most by {self.worst:.2g} of their root mean square"
+        )
+
+
+def compare(expected: torch.Tensor, actual: torch.Tensor) -> Loss:
+    """Outputs (n, classes, ...) against those that were expected; raises ProblemError for shapes that differ."""
+    if expected.shape != actual.shape or not len(expected):
+        raise ProblemError(f"outputs of {tuple(actual.shape)} cannot be compared with {tuple(expected.shape)}")
+    expected, actual = (outputs.detach().double().flatten(1) for outputs in (expected, actual.to(expected.device)))
+    same = float((expected.argmax(1) == actual.argmax(1)).double().mean())
+    difference, norm = actual - expected, expected.norm().clamp_min(1e-300)
+    worst = difference.abs().amax() / norm * expected.numel() ** 0.5
+    return Loss(len(expected), same, float(difference.norm() / norm), float(worst))

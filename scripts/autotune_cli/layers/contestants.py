@@ -1,0 +1,117 @@
+"""Who competes for a layer: our tuned kernels, cuDNN's execution plans, and torch's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from autotune.core.device import DeviceFacts, device_name, measure_device
+from autotune.ir.problem import DTYPES, Conv2d
+from autotune.libraries import cudnn
+from autotune.measure.candidate_bench import Case
+from autotune.measure.timers import Runnable
+from autotune.runtime.candidate_loader import candidate
+from autotune.tuner.report import label
+from tuning_db import Store
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to solve a problem. side: "ours", "tuned", "cudnn" or "torch"; label: unique among a problem's contenders.
+
+    prove: what is verified, where that which is timed leaves its result elsewhere.
+    """
+
+    side: str
+    label: str
+    bind: Callable[[], Runnable]
+    prove: Callable[[], Runnable] | None = None
+    plan: cudnn.Plan | None = None
+
+
+def our_contenders(case: Case, path: Path, most: int) -> tuple[dict[str, float], list[Contender]]:
+    """The device's limits, measured now if the database has none; what it takes for the problem; its best kernels."""
+    with Store.open(path) as store:
+        row = store.device(device_name(case.device))
+        facts = row or _facts(case.device)
+        rates = {"flops_per_us": facts.flops_per_us, "bytes_per_us": facts.bytes_per_us}
+        ranking = store.ranking(row, str(case.problem)) if row else []
+        ranking = [measured for measured in ranking if measured.kernel.library]
+        kernels = [measured for measured in ranking if measured.kernel.family != cudnn.FAMILY][:most]
+        labels = [label(measured) for measured in kernels]
+        unique = [
+            name if labels.count(name) == 1 else f"{name} {dict(measured.launch)}"
+            for name, measured in zip(labels, kernels, strict=True)
+        ]
+        ranked = [("tuned", f"the tuner's choice: {label(measured)}", measured) for measured in ranking[:1]]
+        ranked += [("ours", name, measured) for name, measured in zip(unique, kernels, strict=True)]
+        found = [(side, name, candidate(store, measured.kernel, measured.launch)) for side, name, measured in ranked]
+    return rates, [Contender(side, name, lambda c=c: case.bind(c)) for side, name, c in found]  # type: ignore[misc]
+
+
+@cache
+def _facts(device: torch.device) -> DeviceFacts:
+    return measure_device(device)
+
+
+def plan_contenders(case: Case, found: cudnn.Found) -> Iterator[Contender]:
+    """All plans of cuDNN, also those that cannot run."""
+    for plan in found.plans:
+        yield Contender("cudnn", str(plan), lambda p=plan: found.bind(p, case.tensors, case.scalars), plan=plan)  # type: ignore[misc]
+
+
+class _TorchCall:
+    """A call of torch's, which allocates its results; they are copied to `outputs`, if there are any."""
+
+    def __init__(self, call: Callable[[], Tensors], outputs: Tensors | None = None) -> None:
+        self._call, self._outputs = call, outputs or {}
+
+    def run(self, stream: int = 0) -> None:
+        """Run on torch's current stream."""
+        results = self._call()
+        for name, output in self._outputs.items():
+            output.copy_(results[name])
+
+
+def torch_contenders(case: Case) -> Iterator[Contender]:
+    """torch's fused operator where there is one for the chain, and its convolution with the chain behind it."""
+    problem = case.problem
+    if not isinstance(problem, Conv2d):
+        return
+    dtype = DTYPES[problem.dtype]
+    given = {name: tensor.to(dtype) for name, tensor in case.tensors.items()}  # biases too: as a user's module has them
+    x, weight = given["x"].permute(0, 3, 1, 2), given["weight"].contiguous(memory_format=torch.channels_last)
+    geometry = (problem.stride, problem.pad, problem.dilation, problem.groups)
+    names = problem.epilogue.names
+    operand = {a.name.rstrip("0123456789"): given[a.name] for a in problem.epilogue.arguments if a.kind != "scalar"}
+
+    def fused() -> Tensors:
+        y = torch.cudnn_convolution_relu(x, weight, operand.get("bias"), *geometry)
+        return {"y": y.permute(0, 2, 3, 1)}
+
+    def fused_add() -> Tensors:
+        added = operand["add"].permute(0, 3, 1, 2)
+        y = torch.cudnn_convolution_add_relu(x, weight, added, 1.0, operand.get("bias"), *geometry)
+        return {"y": y.permute(0, 2, 3, 1)}
+
+    def plain() -> Tensors:
+        y = F.conv2d(x, weight, None, *geometry).permute(0, 2, 3, 1)
+        y, stored = problem.epilogue.apply(y, given, case.scalars)
+        return {"y": y, **stored}
+
+    calls = {" + ".join(["conv2d", *names]): plain}
+    if names in (("bias", "relu"), ("relu",)):
+        calls["cudnn_convolution_relu"] = fused
+    elif names in (("bias", "add", "relu"), ("add", "bias", "relu"), ("add", "relu")):
+        calls["cudnn_convolution_add_relu"] = fused_add
+    outputs = {name: case.tensors[name] for name in case.expected}
+    for name, call in calls.items():
+        bind, prove = (lambda c=call: _TorchCall(c)), (lambda c=call: _TorchCall(c, outputs))
+        yield Contender("torch", name, bind, prove)

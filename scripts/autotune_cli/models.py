@@ -1,0 +1,164 @@
+"""Networks by the text of --model: one of ours, one of torchvision's, or what a function in a file returns."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib.util
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from autotune.core.errors import AutotuneError, UnknownNameError
+from autotune.ir.network import Network
+from autotune.ir.problem import DTYPES
+from autotune_cli.record import one_line
+from fused_resnet import FusedResNet
+from fused_resnet.capture import capture
+from fused_resnet.model_source import INT8, PRECISIONS, TF32
+from fused_resnet.networks import se_resnet9_fixup
+from fused_resnet.networks.se_resnet9_fixup_layers import network
+
+HELP = "se_resnet9_fixup, torchvision:NAME, or FILE.py:FUNCTION, which returns an nn.Module (default: %(default)s)"
+PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/precision.md)"
+
+_TORCHVISION_SIZES = {"inception_v3": (3, 299, 299)}
+
+
+@dataclass(frozen=True)
+class Model:
+    """name: for files and titles. shape: of one input. module: in plain torch, in eval mode."""
+
+    name: str
+    shape: tuple[int, ...]
+    module: nn.Module
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it has a graph of its own."""
+        return self.name in se_resnet9_fixup.MODELS
+
+    def network(self, batch: int, dtype: str, precision: str | None = None) -> Network:
+        """Its layers as FusedResNet runs them with this precision, for any calibration; raises AutotuneError."""
+        if precision == TF32 and dtype != "f32":
+            raise AutotuneError(f"--precision tf32 is for --dtype f32, not {dtype}")
+        dtype = TF32 if precision == TF32 else dtype
+        if self.is_ours:
+            if precision == INT8:
+                raise AutotuneError(
+                    f"--precision int8 is for models that are captured: {self.name} has a graph of its own"
+                )
+            return network(self.name, batch, self.shape[0], dtype)
+        scales = defaultdict[str, float](lambda: 1.0) if precision == INT8 else None
+        return capture(self.module.to(DTYPES[dtype]), (batch, *self.shape), dtype, scales)
+
+    def call(self, x: torch.Tensor) -> object:
+        """Run the module once; raises AutotuneError where it does not take such an input."""
+        try:
+            with torch.no_grad():
+                return self.module(x)
+        except Exception as error:  # whoever wrote it may raise anything
+            shape = "x".join(map(str, x.shape))
+            raise AutotuneError(f"{self.name} does not take an input of {shape}: {one_line(error)}") from error
+
+    def fused(
+        self, database: str, precision: str | None = None, calibration: Sequence[torch.Tensor] | None = None
+    ) -> FusedResNet:
+        """It on a tuning database's kernels, with the module's weights, in float32 on the CPU."""
+        if not self.is_ours:
+            return FusedResNet.from_model(
+                self.module, database, name=self.name, precision=precision, calibration=calibration
+            )
+        fused = FusedResNet(database, model=self.name, in_channels=self.shape[0], precision=precision)
+        fused.load_state_dict(self.module.state_dict())
+        return fused
+
+
+def load(text: str, shape: tuple[int, ...] | None, in_channels: int | None) -> Model:
+    """The network that --model names; shape: of one sample, in_channels: of a network of ours."""
+    ours = ":" not in text
+    if ours and shape:
+        raise AutotuneError(f"--input is for models that are captured: {text} has a size of its own")
+    if in_channels and not ours:
+        raise AutotuneError(f"--in-channels is for {', '.join(se_resnet9_fixup.MODELS)}: give --input C,H,W")
+    module = load_model(text, in_channels or 3)
+    return Model(text.rpartition(":")[2], shape or input_size(text, module), module)
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """Read "3,224,224"."""
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a shape: write C,H,W, such as 3,224,224")
+    return tuple(map(int, text.split(",")))
+
+
+def load_model(text: str, in_channels: int = 3) -> nn.Module:
+    """The network that --model names, in eval mode, with random weights.
+
+    in_channels: of a network of ours. Raises UnknownNameError for a name that nothing has, AutotuneError for a file
+    that cannot be used.
+    """
+    if text.startswith("torchvision:"):
+        model = _torchvision(text.removeprefix("torchvision:"))
+    elif ".py:" in text:
+        path, _, function = text.rpartition(":")
+        model = _from_file(Path(path), function)
+    elif text in se_resnet9_fixup.MODELS:
+        model = se_resnet9_fixup.randomize(se_resnet9_fixup.build(text, in_channels))
+    else:
+        known = ", ".join(se_resnet9_fixup.MODELS)
+        raise UnknownNameError(f"unknown model '{text}': give {known}, torchvision:NAME, or FILE.py:FUNCTION")
+    return model.eval()
+
+
+def input_size(text: str, model: nn.Module) -> tuple[int, ...]:
+    """Shape of one sample of the network that --model names: the usual one, where there is one."""
+    if text.startswith("torchvision:"):
+        return _TORCHVISION_SIZES.get(text.removeprefix("torchvision:"), (3, 224, 224))
+    size, channels = getattr(model, "input_size", None), getattr(model, "in_channels", 3)
+    if isinstance(size, int):
+        return (channels, size, size)
+    raise AutotuneError(f"what '{text}' takes is not known: give --input C,H,W")
+
+
+def _torchvision(name: str) -> nn.Module:
+    try:
+        from torchvision import models  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        raise AutotuneError(
+            f"torchvision:{name} needs torchvision: pip install torchvision, the build for this torch"
+        ) from error
+    known = models.list_models()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 5, 0.4)
+        listed = f"near it are {', '.join(near)}" if near else f"it has {', '.join(known[:8])} and more"
+        raise UnknownNameError(f"torchvision has no model '{name}': {listed}")
+    model: nn.Module = models.get_model(name, weights=None)
+    return model
+
+
+def _from_file(path: Path, function: str) -> nn.Module:
+    if not path.is_file():
+        raise AutotuneError(f"there is no file '{path}': --model FILE.py:FUNCTION names one")
+    spec = importlib.util.spec_from_file_location(f"_model_{path.stem}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # so that its classes can be pickled and compiled
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # a user's file may raise anything
+        raise AutotuneError(f"'{path}' cannot be imported: {type(error).__name__}: {error}") from error
+    make = getattr(module, function, None)
+    if not callable(make):
+        have = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise UnknownNameError(f"'{path}' has no function '{function}'; it has {', '.join(have) or 'none'}")
+    model = make()
+    if not isinstance(model, nn.Module):
+        raise AutotuneError(f"'{path}:{function}' returned a {type(model).__name__}: it must return an nn.Module")
+    return model

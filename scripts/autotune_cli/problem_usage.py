@@ -1,0 +1,94 @@
+"""How a problem is written, from the problems themselves: for --help, and for docs/problems.md.
+
+`python -m autotune_cli.problem_usage docs/problems.md` writes that page's tables anew; a test compares them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from pathlib import Path
+
+from autotune.core.arch import ARCHITECTURES
+from autotune.core.errors import AutotuneError
+from autotune.families import families
+from autotune.ir.epilogue import STEPS
+from autotune.ir.problem import DTYPES, OPERATORS, Problem, parse
+from autotune.ir.problem.base import value_text
+
+_MARK = re.compile(r"(<!-- (\w+), generated -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def usage(operator: type[Problem]) -> str:
+    """An operator's text, such as "conv2d n=N h=N ... [stride=1,1] ... dtype=DTYPE [epilogue=none]"."""
+    fields = sorted(dataclasses.fields(operator), key=lambda field: field.name in ("dtype", "epilogue"))
+    return " ".join([operator.operator, *map(_word, fields)])
+
+
+def _word(field: dataclasses.Field[object]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return f"[{field.name}={value_text(field.default)}]"
+    kinds = {"str": "DTYPE", "int": "N"}
+    return f"{field.name}={kinds.get(str(field.type), 'N,N')}"
+
+
+def read_problems(path: Path) -> list[Problem]:
+    """The problems of a file, one a line, # begins a comment; raises AutotuneError with the place of a mistake."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AutotuneError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
+    problems = []
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        try:
+            problems += [parse(text)] if text else []
+        except AutotuneError as error:
+            raise AutotuneError(f"{path}, line {number}: {error}") from error
+    if not problems:
+        raise AutotuneError(f"{path} names no problem: write one a line, as docs/problems.md has them")
+    return problems
+
+
+# -- docs/problems.md --------------------------------------------------------------------------------------------------
+
+
+def _operators() -> str:
+    return "\n".join(
+        f"### {name}\n\n```\n{usage(operator)}\n```\n\n{inspect.cleandoc(operator.__doc__ or '')}\n"
+        for name, operator in OPERATORS.items()
+    )
+
+
+def _steps() -> str:
+    rows = [f"| `{name}` | {', '.join(kind.operands)} |\n" for name, kind in STEPS.items() if not kind.custom]
+    return "| step | operand |\n| --- | --- |\n" + "".join(rows)
+
+
+def _served() -> str:
+    """Operator by operator and dtype by dtype: which family has kernels for which architectures."""
+    text = "| operator | family | dtype: architectures |\n| --- | --- | --- |\n"
+    for family in families().values():
+        own = [dtype for dtype in DTYPES if dtype in family.dtypes]
+        served = {dtype: [arch.name for arch in ARCHITECTURES.values() if dtype in arch.dtypes] for dtype in own}
+        words = [
+            f"{dtype}: {', '.join(name for name in names if name in family.architectures)}"
+            for dtype, names in served.items()
+            if set(names) & set(family.architectures)
+        ]
+        solved = ", ".join(operator.operator for operator in family.operators)
+        text += f"| {solved} | `{family.name}` | {'; '.join(words)} |\n"
+    return text
+
+
+def refreshed(page: str) -> str:
+    """The page with its generated parts made anew."""
+    parts = {"operators": _operators, "steps": _steps, "families": _served}
+    return _MARK.sub(lambda found: f"{found[1]}{parts[found[2]]()}{found[3]}", page)
+
+
+if __name__ == "__main__":
+    for argument in map(Path, sys.argv[1:]):
+        argument.write_text(refreshed(argument.read_text()))

@@ -1,0 +1,1 @@
+"""What scripts/profile_model.py shows of a network."""

@@ -1,0 +1,183 @@
+"""The command line of profile.py."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # read when torch is loaded
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+
+from autotune.core.device import measure_device
+from autotune.core.errors import AutotuneError, UnknownNameError
+from autotune.ir.problem import DTYPES
+from autotune.profiling import attribution, record
+from autotune.profiling.attribution import Profile
+from autotune.profiling.summary import as_json, libraries, totals
+from autotune.profiling.tree import Node, matches, matching, tree
+from autotune_cli.command_line import output, positive
+from autotune_cli.models import HELP, Model, load, shape
+from autotune_cli.profiles import page, report
+from autotune_cli.record import machine, one_line, write
+from fused_resnet.profile_subject import of_fused
+
+
+def main() -> None:
+    """Run the command line."""
+    arguments = parse()
+    traces = [read_trace(path) for path in arguments.from_traces or []] or make_traces(arguments)
+    if arguments.trace:
+        for path, trace in zip(trace_paths(arguments.trace), traces, strict=False):
+            record.save(trace, path)
+    profiles = [(profile, tree(profile)) for profile in map(attribution.read, traces)]
+    if arguments.json:
+        write({"profiles": [as_json(profile, root) for profile, root in profiles]}, arguments.json)
+    if arguments.html:
+        page.write(profiles, arguments.html)
+    show(profiles, arguments)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="profile.py", description="What runs beneath each layer of a network: module, operators, kernels."
+    )
+    parser.add_argument("--model", default="se_resnet9_fixup", help=HELP)
+    parser.add_argument("--input", type=shape, metavar="C,H,W", help="shape of a sample (default: the model's usual)")
+    parser.add_argument("--in-channels", type=positive, metavar="N", help="input channels of a network of ours")
+    parser.add_argument("--batch", type=positive, default=32, metavar="N", help="samples a call (default: 32)")
+    parser.add_argument("--dtype", choices=["f16", "bf16", "f32"], help="default: f16 on a GPU, f32 on a CPU")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
+    parser.add_argument("--channels-last", action="store_true", help="weights and input channels last in memory")
+    parser.add_argument("--cudnn", choices=["on", "off"], help="whether torch may use cuDNN (default: on)")
+    parser.add_argument("--compile", action="store_true", help="profile what torch.compile makes of the network")
+    parser.add_argument("--db", metavar="FILE", help="also FusedResNet on this database, side by side")
+    parser.add_argument("--calls", type=positive, default=4, metavar="N", help="calls that are averaged (default: 4)")
+    parser.add_argument("--layer", metavar="PATTERN", help="show only modules whose path matches, such as 'layer1.*'")
+    parser.add_argument("--depth", type=positive, metavar="N", help="levels of modules to show (default: all)")
+    parser.add_argument("--json", type=output, metavar="F", help="write all that is known of it as JSON")
+    parser.add_argument("--html", type=output, metavar="F", help="write a page with the tree, which needs no network")
+    parser.add_argument("--trace", type=output, metavar="F", help="write the trace, for Perfetto; .gz compresses")
+    parser.add_argument(
+        "--from", dest="from_traces", nargs="+", metavar="F", help="show traces of --trace instead of running anything"
+    )
+    arguments = parser.parse_args()
+    if len(arguments.from_traces or []) > 2:
+        parser.error("--from takes one trace, or two to put side by side")
+    if arguments.layer and arguments.compile:
+        parser.error("--layer finds nothing with --compile: torch.compile leaves one module, the whole network")
+    return arguments
+
+
+def trace_paths(path: Path) -> tuple[Path, Path]:
+    """Where the traces of the network and of its FusedResNet go."""
+    stem, dot, suffixes = path.name.partition(".")
+    return path, path.with_name(f"{stem}-fused{dot}{suffixes}")
+
+
+def read_trace(path: str) -> dict[str, Any]:
+    try:
+        return record.load(Path(path))
+    except (OSError, ValueError, EOFError, zlib.error) as problem:
+        raise AutotuneError(f"'{path}' is not a trace: {one_line(problem)}") from problem
+
+
+def make_traces(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A trace of the network, and with --db one of its FusedResNet."""
+    device = pick_device(arguments)
+    model = load(arguments.model, arguments.input, arguments.in_channels)
+    matches([path for path, _ in model.module.named_modules()], arguments.layer or "*")  # now, not once all is measured
+    fused = model.fused(arguments.db) if arguments.db else None
+    dtype = DTYPES[arguments.dtype or ("f16" if device.type == "cuda" else "f32")]
+    layout = torch.channels_last if arguments.channels_last else torch.contiguous_format
+    placed: Any = model.module.requires_grad_(False)  # Any: torch's stubs lack memory_format
+    placed.to(device, dtype, memory_format=layout)
+    x = torch.randn(arguments.batch, *model.shape, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    given = x.contiguous(memory_format=layout)
+    model.call(given)
+    facts = measure_device(device)
+    about = {
+        "model": arguments.model,
+        "input": list(x.shape),
+        "dtype": str(dtype).removeprefix("torch."),
+        "channels_last": arguments.channels_last,
+        "cudnn": torch.backends.cudnn.enabled,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": machine(device),
+        "limits": {"flops_per_us": facts.flops_per_us, "bytes_per_us": facts.bytes_per_us},
+    }
+
+    def traced(variant: str, make: Callable[..., record.Subject], *of: Any) -> dict[str, Any]:
+        with warnings.catch_warnings(record=True) as caught:
+            subject = make(*of)
+        said = [one_line(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
+        return record.record(subject, device, arguments.calls, {**about, "variant": variant, "warnings": said})
+
+    if arguments.compile:
+        traces = [traced("torch.compile", compiled, model, given)]
+    else:
+        traces = [traced("eager", record.of_module, model.module, given)]
+    if fused:
+        traces.append(traced("FusedResNet", of_fused, fused.to(device, dtype), x))
+    return traces
+
+
+def pick_device(arguments: argparse.Namespace) -> torch.device:
+    """Where it is to run, with cuDNN as --cudnn says."""
+    device = torch.device("cuda" if arguments.device != "cpu" and torch.cuda.is_available() else "cpu")
+    if device.type != "cuda" and (arguments.cudnn or arguments.device == "cuda"):
+        why = "--device cpu was given" if torch.cuda.is_available() else "torch sees no NVIDIA GPU"
+        raise AutotuneError(f"{why}: leave --cudnn and --device cuda out to profile the CPU")
+    if arguments.cudnn == "on" and not torch.backends.cudnn.is_available():
+        raise AutotuneError("this torch was built without cuDNN: leave --cudnn out, or install one that has it")
+    torch.backends.cudnn.enabled = arguments.cudnn != "off"
+    return device
+
+
+def compiled(model: Model, x: torch.Tensor) -> record.Subject:
+    subject = record.of_compiled(model.module, x)
+    try:
+        with torch.inference_mode():
+            subject.call()
+    except Exception as problem:  # compilers raise anything
+        raise AutotuneError(f"torch.compile cannot compile {model.name}: {one_line(problem)}") from problem
+    return subject
+
+
+def show(profiles: Sequence[tuple[Profile, Node]], arguments: argparse.Namespace) -> None:
+    console = Console(highlight=False)
+    for profile, root in profiles:
+        about = dict(profile.about)
+        where = "GPU" if about["device_type"] == "cuda" else "CPU"
+        sums = totals(profile)
+        roots = chosen(root, arguments.layer, root is profiles[0][1])
+        console.print(f"\n[italic]{escape(report.heading(about))}[/]\n")
+        for text in about.get("warnings", []):
+            console.print(f"[yellow]{about['variant']} warns:[/] {escape(text)}\n")
+        report.show_tree(console, roots, sums.total_us, arguments.depth, where)
+        console.print()
+        report.show_libraries(console, libraries(root), sums.total_us)
+        console.print()
+        report.show_totals(console, sums, where)
+    if len(profiles) == 2:
+        (before, left), (after, right) = profiles
+        console.print()
+        report.show_both(console, left, right, (before.about["variant"], after.about["variant"]))
+
+
+def chosen(root: Node, pattern: str | None, needed: bool) -> list[Node]:
+    """The modules to show. Those of FusedResNet need not match: there a layer may be part of another."""
+    try:
+        return matching(root, pattern) if pattern else [root]
+    except UnknownNameError:
+        if needed:
+            raise
+        return []

@@ -1,0 +1,138 @@
+"""A profile in the terminal: the tree, the libraries, what it all comes to, and two profiles side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from autotune.profiling.summary import Library, Totals, side_by_side
+from autotune.profiling.tree import Node
+from autotune_cli.chart import number
+
+WIDE = 120  # columns of a terminal from which on the tree shows all its numbers
+
+
+def heading(about: dict[str, Any]) -> str:
+    """What was profiled, and on what."""
+    settings = [
+        "x".join(map(str, about["input"])),
+        about["dtype"],
+        *(["channels last"] if about["channels_last"] else []),
+        *([] if about["cudnn"] else ["without cuDNN"]),
+    ]
+    return f"{about['model']}, {about['variant']}: {', '.join(settings)}; {about['machine']['device']}"
+
+
+def show_tree(console: Console, roots: Sequence[Node], total_us: float, depth: int | None, where: str) -> None:
+    """A row a module, and one for each kernel with the operator that it belongs to.
+
+    total_us: what shares are of. depth: levels of modules to show.
+    """
+    wide = console.width >= WIDE
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("module\n  operator: kernel", no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column("library\n", no_wrap=True)
+    numbers = [f"{where}\nus", "share\n", "of\nlimit", "host\nus"]
+    numbers += ["calls\n", "wait\nus", "TFLOP/s\n", "GB/s\n"] if wide else []
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    for root in roots:
+        operator = ""
+        for level, node in root.walk():
+            if node.kind == "operator":
+                operator = node.name
+            elif depth is None or _level(root, node, level) <= depth:
+                cells = _cells(node, operator, level, total_us, wide)
+                table.add_row(*cells, style="" if node.kind == "module" else "dim")
+    _print_fitting(console, table)
+
+
+def _level(root: Node, node: Node, level: int) -> int:
+    """How deep a module lies, or the module that a kernel is of; a kernel is shown with its module."""
+    return level if node.kind == "module" else node.path.count(".") - root.path.count(".") + bool(node.path)
+
+
+def _cells(node: Node, operator: str, level: int, total_us: float, wide: bool) -> list[str]:
+    """A row of a module, or of a kernel with the operator that launched it."""
+    name = escape(node.path if node.path and not level else node.name)
+    if node.kind == "module":
+        label = f"[bold]{name}[/] [dim]{escape(node.text)}[/]"
+    else:
+        launcher = node.chain[-1].removeprefix("aten::") if node.chain else operator
+        label = name if launcher == node.name else f"{escape(launcher)}: {name}"
+    cells = [
+        "  " * (level - (node.kind == "kernel")) + label,
+        node.library,
+        number(node.us),
+        f"{node.us / total_us:.1%}" if total_us else "-",
+        f"{node.limit:.0%}" if node.limit else "-" if node.kind == "module" else "",
+        number(node.host_us) if node.host_us else "",
+    ]
+    if wide:
+        rates = [node.flops / node.us / 1e6, node.bytes / node.us / 1e3] if node.us else [0.0, 0.0]
+        cells += [f"{node.calls:g}" if node.calls else "", number(node.wait_us) if node.wait_us else ""]
+        cells += [number(rate) if rate else "" for rate in rates]
+    return cells
+
+
+def _print_fitting(console: Console, table: Table) -> None:
+    """Print a table whose first column, and no other, gives way where the terminal is too narrow."""
+    unbounded = console.options.update(width=10**4)
+    table.expand = console.measure(table, options=unbounded).maximum > console.width
+    console.print(table)
+
+
+def show_libraries(console: Console, found: Sequence[Library], total_us: float) -> None:
+    """A row a library."""
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("library")
+    for name in ("kernels", "launches", "us", "share"):
+        table.add_column(name, justify="right")
+    table.add_column("source")
+    for library in found:
+        share = f"{library.us / total_us:.1%}" if total_us else "-"
+        numbers = [str(library.kernels), f"{library.calls:g}", number(library.us), share]
+        table.add_row(library.name, *numbers, "open" if library.open else "closed")
+    console.print(table)
+
+
+def show_totals(console: Console, sums: Totals, where: str) -> None:
+    """What was attributed against what was measured."""
+    lost = f", [red]of them {number(sums.unattributed_us)} us of no module[/]" if sums.unattributed_us else ""
+    console.print(
+        f"{'kernels' if where == 'GPU' else 'operators'} {number(sums.kernels_us)} us{lost}, "
+        f"between them {number(sums.wait_us)} us: {number(sums.total_us)} us a call"
+    )
+    console.print(
+        f"measured while recording: {number(sums.profiled_us)} us; the profile has {sums.profiled_difference:+.1%}"
+    )
+    console.print(
+        f"measured without the profiler: {number(sums.measured_us)} us; the profile has {sums.difference:+.1%}"
+    )
+    if sums.as_used_us:
+        console.print(f"as it is used{', in a CUDA graph' if where == 'GPU' else ''}: {number(sums.as_used_us)} us")
+
+
+def show_both(console: Console, before: Node, after: Node, names: tuple[str, str]) -> None:
+    """Two profiles side by side, module by module.
+
+    "fused": its work is in the layers around it. "-": not a module of that network, but part of the one above.
+    """
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("module\n", no_wrap=True, overflow="ellipsis", ratio=1)
+    for name in (f"{names[0]}\nus", "kernels\n", f"{names[1]}\nus", "kernels\n", "speedup\n"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for path, left, right in side_by_side(before, after):
+        ratio = number(left.us / right.us) if left and right and right.us else ""
+        cells = [number(left.us), _launches(left)] if left else ["-", ""]
+        cells += [number(right.us), _launches(right)] if right else ["fused", ""]
+        table.add_row("  " * (path.count(".") + bool(path)) + (path.rpartition(".")[2] or "network"), *cells, ratio)
+    _print_fitting(console, table)
+
+
+def _launches(node: Node) -> str:
+    return f"{sum(inner.calls for _, inner in node.walk() if inner.kind == 'kernel'):g}"

@@ -1,0 +1,106 @@
+"""Tables that several scripts print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from autotune.ir.problem import Problem
+from autotune.tuner.objectives import OBJECTIVES
+from autotune.tuner.report import Failure, Line, brief, pareto
+from autotune.tuner.time_breakdown import RECORD, WAIT, Ledger
+from tuning_db import Store
+from tuning_db.schema import Device
+
+_FAILURES = 8
+
+
+def winners(lines: Iterable[Line], title: str, first: str, alternatives: Sequence[Line] | None = None) -> Table:
+    """Each line's problem, time, torch's time, and share of the limit, and below it the winner.
+
+    first: what the lines' names are. alternatives: of a network, other layers for some of its own, whose lines then end
+    with a sum.
+    """
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column(f"{first}  problem\n  winner", overflow="fold")
+    for name in ("time\nus", "torch\nus", "\ntimes", "share of\nlimit"):
+        table.add_column(name, justify="right", no_wrap=True)
+    total = library = 0.0
+    for line in lines:
+        table.add_row(*_winner(line))
+        total += line.time_us or 0.0
+        library += _torch_us(line) or line.time_us or 0.0
+    if alternatives is not None and total:
+        table.add_row("sum", f"{total:.1f}", f"{library:.1f}", f"{library / total:.2f}", "", style="bold")
+    if alternatives:
+        table.add_row("alternatives to layers or several of them", style="bold")
+        for line in alternatives:
+            table.add_row(*_winner(line))
+    return table
+
+
+def _winner(line: Line) -> tuple[RenderableType, ...]:
+    torch = _torch_us(line)
+    return (
+        Group(
+            Text.assemble((line.layer, "bold"), "  ", brief(line.problem)),
+            Padding(Text(line.winner, style="dim"), (0, 0, 0, 2)),
+        ),
+        f"{line.time_us:.1f}" if line.time_us else "-",
+        *((f"{torch:.1f}", f"{line.speed_up:.2f}") if torch else ("-", "-")),
+        f"{line.share:.0%}" if line.share is not None else "-",
+    )
+
+
+def _torch_us(line: Line) -> float | None:
+    return line.time_us * line.speed_up if line.time_us and line.speed_up else None
+
+
+def spent(ledger: Ledger) -> Table:
+    """Where the seconds of a run went, which are the device's; below them those of cores, most of them beside it."""
+    table = Table(title="where the seconds went", title_justify="left", box=None, header_style="bold")
+    for name in ("step", "s", "of the run", "ms a trial"):
+        table.add_column(name, justify="left" if name == "step" else "right")
+    total, trials = ledger.total, ledger.trials
+
+    def row(name: str, seconds: float, share: bool = True, style: str = "") -> None:
+        part = f"{seconds / total:.1%}" if share else ""
+        table.add_row(name, f"{seconds:.1f}", part, f"{1e3 * seconds / trials:.2f}", style=style)
+
+    for step in ("verify", "time", WAIT):
+        row(step, ledger.seconds[step])
+    row("overhead: the device waits for us", ledger.overhead)
+    row(f"run, {trials} trials", total, style="bold")
+    for step in ("compile", "search", "emit", "load", RECORD):
+        row(f"{step}, in core-seconds", ledger.seconds[step], share=False, style="dim")
+    return table
+
+
+def tradeoffs(store: Store, device: Device, named: Sequence[tuple[str, Problem]], objectives: Sequence[str]) -> Table:
+    """Each problem's candidates that no other beats in all objectives."""
+    table = Table(title=f"trade-offs: {', '.join(objectives)}", title_justify="left", box=None, header_style="bold")
+    table.add_column("layer", no_wrap=True)
+    table.add_column("candidate", overflow="fold")
+    for name in objectives:
+        table.add_column(f"{name}\n{OBJECTIVES[name].unit}", justify="right", no_wrap=True)
+    for name, problem in named:
+        for i, (words, values) in enumerate(pareto(store, device, problem, objectives)):
+            table.add_row("" if i else name, words, *(f"{v:.4g}" for v in values))
+    return table
+
+
+def failures(found: list[Failure]) -> list[str]:
+    """Lines that say which candidates failed, and in what words; only the first few kinds of failure."""
+    said = []
+    for failure in found[:_FAILURES]:
+        others = f" [dim](and {failure.count - 1} more of its family)[/]" if failure.count > 1 else ""
+        said.append(f"[bold]{failure.status}[/] {escape(failure.example)}{others}")
+        said += [f"    {escape(line)}" for line in failure.words.splitlines()[:6]]
+    if len(found) > _FAILURES:
+        said.append(f"and {len(found) - _FAILURES} other kinds of failure: scripts/db.py list has all that were timed")
+    return said

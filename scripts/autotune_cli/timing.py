@@ -1,0 +1,128 @@
+"""How long a call takes, in microseconds: bursts, single calls, interleaved rounds and their statistics.
+
+`stream` is the time per call of calls that follow each other without waiting; `latency` is that of one call waited for.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from autotune.measure.result import median_interval
+from autotune.measure.timers import between, host_clock, settle, synchronize
+
+Call = Callable[[], object]
+
+SLICE_SECONDS = 0.04  # what one callable gets of a round: short, so that drifting clocks hit all callables alike
+MIN_ROUNDS = 6  # fewer give no 95 % interval: all of n values lie on one side of the median with probability 2 / 2**n
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median, 10th and 90th percentile in microseconds, over so many samples."""
+
+    median: float
+    low: float
+    high: float
+    samples: int
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Median of the rounds' ratios with its 95 % confidence interval."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Microseconds per call of one callable: a burst's mean, and single calls, for each round."""
+
+    stream: list[float] = field(default_factory=list)
+    latency: list[list[float]] = field(default_factory=list)
+
+
+def burst_us(call: Call, device: torch.device, calls: int) -> float:
+    """Microseconds per call of `calls` back-to-back calls: by events on a GPU, by the host's clock on a CPU."""
+    call()  # not timed: refills the caches, and occupies the GPU while the burst's first call is on its way
+
+    def burst() -> None:
+        for _ in range(calls):
+            call()
+
+    return (between if device.type == "cuda" else host_clock)(burst) / calls
+
+
+def latency_us(call: Call, device: torch.device) -> float:
+    """Microseconds from an idle device, through one call, to an idle device again, by the host's clock."""
+    synchronize(device)
+
+    def finish() -> None:
+        call()
+        synchronize(device)
+
+    return host_clock(finish)
+
+
+def warm_up(call: Call, device: torch.device, seconds: float = 0.5, limit: float = 20.0) -> None:
+    """Call for `seconds` and until the times are steady, but not longer than `limit` seconds.
+
+    The first call does not count: it may compile.
+    """
+    burst_us(call, device, 1)
+    calls = _calls_in(SLICE_SECONDS / 2, burst_us(call, device, 1))
+    settle(lambda: burst_us(call, device, calls), seconds, limit)
+
+
+def interleave(
+    calls: Mapping[str, Call],
+    device: torch.device,
+    seconds: float,
+    progress: Callable[[float], None] = lambda fraction: None,
+) -> dict[str, Samples]:
+    """Time warm callables side by side, in rounds, for about `seconds` each.
+
+    In each round every callable runs one burst and several single calls, in a new random order, so whatever drifts
+    (clocks, temperature, other users) meets all of them and cancels in the ratios of one round. `progress` hears the
+    fraction done.
+    """
+    samples = {name: Samples() for name in calls}
+    counts = {name: _calls_in(SLICE_SECONDS / 2, burst_us(call, device, 1)) for name, call in calls.items()}
+    shuffle = random.Random(0).shuffle
+    order = list(calls)
+    budget = seconds * len(calls)
+    start, done, rounds = time.perf_counter(), 0.0, 0
+    while done < 1:
+        shuffle(order)
+        for name in order:
+            samples[name].stream.append(burst_us(calls[name], device, counts[name]))
+            samples[name].latency.append([latency_us(calls[name], device) for _ in range(counts[name])])
+        rounds += 1
+        done = min(rounds / MIN_ROUNDS, (time.perf_counter() - start) / budget if budget else 1.0)
+        progress(done)
+    return samples
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median and 10th to 90th percentile of at least two values."""
+    tenths = statistics.quantiles(values, n=10, method="inclusive")
+    return Spread(statistics.median(values), tenths[0], tenths[-1], len(values))
+
+
+def paired_ratio(values: Sequence[float], base: Sequence[float]) -> Ratio:
+    """How many times `base` the values are, round by round."""
+    ratios = [ours / theirs for ours, theirs in zip(values, base, strict=True)]
+    return Ratio(statistics.median(ratios), *median_interval(ratios), len(ratios))
+
+
+def _calls_in(seconds: float, us: float) -> int:
+    """How many calls of `us` microseconds fit into `seconds`: at least one."""
+    return max(1, int(seconds * 1e6 / us))

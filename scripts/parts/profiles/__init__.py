@@ -1,1 +1,0 @@
-"""What scripts/profile.py shows of a network."""

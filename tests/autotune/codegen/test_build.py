@@ -1,0 +1,309 @@
+"""Building: several kernels a unit, failures that stay alone, nothing built twice, two processes at once."""
+
+import ctypes
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import HANG, ROOT, assert_exported, built_paths, need_compiler, python
+
+from autotune.codegen import build, render, toolchain
+from autotune.core import paths
+from autotune.core.arch import architecture
+from autotune.core.errors import ToolchainError
+from autotune.families import family
+from autotune.families.base import Kernel
+from autotune.ir.epilogue import Epilogue
+from autotune.runtime import engine
+
+CONV = {"block_k": 16, "block_pixels": 2, "unroll_c": 1}
+CHAINS = ("", "relu", "bias,relu", "add,relu")
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    """An empty folder for what is built."""
+    monkeypatch.setenv("AUTOTUNE_GENERATED", str(tmp_path / "generated"))
+    return tmp_path / "generated"
+
+
+def files(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 8, 64])
+def test_every_kernel_is_in_one_unit_and_no_core_stands_idle(jobs, cpu_kernel):
+    kernels = [cpu_kernel("cpu_conv2d", CONV, ",".join(["relu"] * i)) for i in range(40)]
+    kernels += [cpu_kernel("cpu_avg_pool2d", {"block_c": 8}, ",".join(["relu"] * i)) for i in range(5)]
+    units = build.units(kernels, jobs)
+    assert sorted(map(str, kernels)) == sorted(str(kernel) for unit in units for kernel in unit.kernels)
+    assert len(units) >= min(jobs, len(kernels))
+    assert all(len({kernel.family for kernel in unit.kernels}) == 1 for unit in units)
+
+
+def test_a_unit_is_worth_its_headers_and_units_of_a_family_are_alike(cpu_kernel):
+    header, each = family("cutlass2_conv2d").compile_seconds
+    for count, jobs in ((100, 2), (100, 16), (7, 3), (1, 8)):
+        convs = cuda_kernels("cutlass2_conv2d", "sm80", count, seed=count)
+        units = build.units(convs, jobs)
+        sizes = [len(unit.kernels) for unit in units]
+        assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
+        assert max(sizes) <= max(1, build.WORTH * header / each)
+        needed = math.ceil(count * each / (build.WORTH * header))
+        assert len(units) <= max(needed, jobs) + 1, "headers are compiled more often than cores need"
+
+
+def test_long_units_come_first_and_cheap_families_do_not_split_them(cpu_kernel):
+    convs = cuda_kernels("cutlass2_conv2d", "sm80", 8)
+    pools = cuda_kernels("cuda_avg_pool2d", "sm80", 8)
+    families = [unit.kernels[0].family for unit in build.units([*pools, *convs], jobs=4)]
+    assert families[:4] == ["cutlass2_conv2d"] * 4 and families[4:] == ["cuda_avg_pool2d"]
+
+
+def test_a_unit_exports_all_of_its_kernels(fresh, cpu_kernel):
+    kernels = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS]
+    outcomes = list(build.build(kernels, jobs=1))
+    assert len(outcomes) == 1 and outcomes[0].error == "" and outcomes[0].seconds > 0
+    library = engine.SharedLibrary(str(outcomes[0].path))
+    assert sorted(library.names()) == sorted(render.symbol(kernel) for kernel in kernels)
+    assert ctypes.CDLL(str(outcomes[0].path)).at_library_get
+
+
+def test_a_kernel_that_does_not_compile_fails_alone_with_the_compilers_words(fresh, cpu_kernel):
+    broken = cpu_kernel("cpu_conv2d", {**CONV, "block_k": 0})
+    good = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS]
+    outcomes = list(build.build([good[0], broken, *good[1:]], jobs=1))
+    failed = [outcome for outcome in outcomes if outcome.path is None]
+    assert [kernel for outcome in failed for kernel in outcome.unit.kernels] == [broken]
+    assert "error:" in failed[0].error and "conv2d" in failed[0].error
+    built = {kernel for outcome in outcomes if outcome.path for kernel in outcome.unit.kernels}
+    assert built == set(good)
+
+
+def test_what_exists_is_not_built_again(fresh, cpu_kernel):
+    kernels = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS[:2]]
+    first = built_paths(kernels, jobs=1)
+    before = files(fresh)
+    time.sleep(0.02)
+    assert built_paths(kernels, jobs=1) == first
+    assert files(fresh) == before
+
+
+def test_nothing_but_sources_and_binaries_stays_behind(fresh, cpu_kernel, cpu_target):
+    broken = cpu_kernel("cpu_conv2d", {**CONV, "block_k": 0}, "relu")
+    list(build.build([cpu_kernel("cpu_conv2d", CONV), broken], jobs=1))
+    assert {path.suffix for path in files(fresh)} == {".cpp", ".so"}
+    assert [path.name for path in fresh.iterdir()] == [cpu_target]
+
+
+def test_another_compiler_flag_is_another_binary(cpu_kernel):
+    kernel = cpu_kernel("cpu_conv2d", CONV)
+    native = build.Unit((kernel,))
+    plain = build.Unit((Kernel.of("cpu_conv2d", CONV, "f32", Epilogue(), "x86-64"),))
+    assert native.name != plain.name
+
+
+BUILD = f"""
+from autotune.codegen import build
+from autotune.ir.epilogue import Epilogue
+from autotune.families.base import Kernel
+kernels = [Kernel.of("cpu_conv2d", {CONV}, "f32", Epilogue.parse(chain), "x86-64") for chain in {CHAINS}]
+print("ready", flush=True)
+input()
+for built in build.build(kernels, 2):
+    assert built.path and built.path.exists(), built.error
+    print(built.path)
+"""
+
+
+def test_two_processes_that_build_the_same_both_succeed(fresh):
+    command = [sys.executable, "-c", BUILD]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(2)]
+    assert [process.stdout.readline() for process in both] == ["ready\n"] * 2
+    for process in both:  # at once: else what the first has made decides how the second groups the rest
+        process.stdin.write("\n")
+        process.stdin.flush()
+    said = [sorted(process.communicate(timeout=HANG)[0].split()) for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert said[0] == said[1] and said[0]
+    for path in said[0]:
+        assert engine.SharedLibrary(path).names()
+    assert not list(fresh.rglob("ninja-*"))
+
+
+def test_closing_early_ends_the_compilers(fresh, cpu_kernel):
+    kernels = [cpu_kernel("cpu_conv2d", CONV, ",".join(["silu"] * i)) for i in range(1, 13)]
+    outcomes = build.build(kernels, jobs=2)
+    next(outcomes)
+    outcomes.close()
+    count = len(list(fresh.rglob("*.so")))
+    time.sleep(1.5)
+    assert len(list(fresh.rglob("*.so"))) == count < len(kernels)
+    assert not list(fresh.rglob("ninja-*")), "a compiler that lived on would have filled its folder again"
+
+
+@pytest.mark.parametrize("compiler", ["/nonexistent", "/bin/true"])
+def test_no_compiler_is_an_error_of_one_sentence(compiler, monkeypatch):
+    monkeypatch.setenv("CXX", compiler)
+    find = toolchain.for_target.__wrapped__  # without the one that was found before
+    with pytest.raises(ToolchainError, match=rf"^no C\+\+ compiler: '{compiler}' .*install g\+\+ or set CXX"):
+        find("x86-64")
+
+
+def test_no_cuda_compiler_names_what_to_install(tmp_path):
+    """Without nvcc on PATH and without pip's CUDA packages."""
+    code = """
+import sys
+sys.path[:] = [path for path in sys.path if "site-packages" not in path] + [SITE]
+from autotune.codegen import toolchain
+for target in ("sm_70", "sm_90"):
+    try:
+        toolchain.for_target(target)
+    except toolchain.ToolchainError as error:
+        print(error)
+"""
+    site = tmp_path / "site"
+    site.mkdir()
+    # Everything but the namespace package nvidia, where pip puts CUDA.
+    for package in Path(torch.__file__).parents[1].iterdir():
+        if package.name != "nvidia":
+            site.joinpath(package.name).symlink_to(package)
+    environment = {**os.environ, "PATH": "/nonexistent", "PYTHONPATH": str(ROOT)}
+    environment.pop("CUDA_HOME", None)
+    done = python(code.replace("SITE", repr(str(site))), env=environment)
+    first, second = done.stdout.splitlines()
+    assert first.startswith("no CUDA compiler for sm_70") and "autotune-cutlass[volta]" in first
+    assert second.startswith("no CUDA compiler for sm_90") and "autotune-cutlass[cuda]" in second
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_of_one_sentence(tmp_path, monkeypatch, cpu_kernel):
+    occupied = tmp_path / "file"
+    occupied.write_text("in the way")
+    monkeypatch.setenv("AUTOTUNE_GENERATED", str(occupied))
+    with pytest.raises(ToolchainError, match=str(occupied)):
+        list(build.build([cpu_kernel("cpu_conv2d", CONV)], jobs=1))
+
+
+# -- CUDA, as far as it goes without a GPU -------------------------------------------------------------------
+
+
+@cache
+def configs_of(name, arch_name, dtype, chain):
+    return list(family(name).configs(architecture(arch_name), dtype, chain))
+
+
+def cuda_kernels(name, arch_name, count, epilogue="", dtype="f16", seed=0):
+    arch, chain = architecture(arch_name), Epilogue.parse(epilogue)
+    chosen = random.Random(seed).sample(configs_of(name, arch_name, dtype, chain), count)
+    return [Kernel.of(name, config, dtype, chain, f"sm_{arch.capability}") for config in chosen]
+
+
+def test_convolutions_for_ampere_compile_with_nvcc():
+    """Those of all architectures are compiled in test_legality.py."""
+    need_compiler("sm_80", nvcc=True)
+    assert_exported(
+        cuda_kernels("cutlass2_conv2d", "sm80", 1, "relu,store,add_scalar", seed=1)
+        + cuda_kernels("cutlass2_conv2d", "sm80", 1, "bias,add,silu", "bf16", seed=2)
+    )
+
+
+@pytest.mark.parametrize("arch", ["sm70", "sm90"])
+def test_other_families_compile(arch):
+    need_compiler(f"sm_{arch.removeprefix('sm')}", nvcc=False)
+    assert_exported(
+        cuda_kernels("cuda_avg_pool2d", arch, 1, "store,mul_scalar")
+        + cuda_kernels("cuda_se_tail", arch, 1, "add,relu,add_scalar")
+        + cuda_kernels("cuda_max_pool2d", arch, 1, "bias,relu")
+        + cuda_kernels("cuda_global_avg_pool2d", arch, 1, "store")
+        + cuda_kernels("cuda_elementwise", arch, 1, "add,silu")
+        + cuda_kernels("cuda_to_channels_last", arch, 1, "scale,bias")
+        + cuda_kernels("cuda_space_to_depth", arch, 1)
+    )
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+@pytest.mark.parametrize("name", ["cuda_stem", "cuda_narrow_conv2d"])
+def test_few_channels_compile_with_either_instruction(name, arch):
+    need_compiler(f"sm_{arch.removeprefix('sm')}", nvcc=True)
+    configs = list(family(name).configs(architecture(arch), "bf16", Epilogue()))
+    chosen = {config["instruction"]: config for config in random.Random(arch).sample(configs, 200)}
+    assert set(chosen) == ({"mma", "wgmma"} if arch == "sm90" else {"mma"})
+    target, epilogue = f"sm_{arch.removeprefix('sm')}", Epilogue.parse("bias,relu")
+    assert_exported([Kernel.of(name, config, "bf16", epilogue, target) for config in chosen.values()])
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+def test_image_convolutions_compile_with_and_without_a_gate(arch):
+    need_compiler(f"sm_{arch.removeprefix('sm')}", nvcc=True)
+    assert_exported(
+        cuda_kernels("cuda_conv2d", arch, 3, "bias,silu,add,store,add_scalar", seed=5)
+        + cuda_kernels("cuda_conv2d", arch, 2, "bias,gate,add,relu", "bf16", seed=6)
+        + cuda_kernels("cuda_folded_conv2d", arch, 2, "scale,gate,add,relu,store", seed=8)
+        + cuda_kernels("cuda_se_block", arch, 2, "bias,silu,conv,scale,gate,add,relu,store", seed=9)
+        + cuda_kernels("cuda_se_down_block", arch, 2, "bias,silu,conv,scale,gate,bias,project,add,relu,store", seed=11)
+        + cuda_kernels("cuda_stem_se_block", arch, 2, "bias,keep,silu,conv,scale,conv,gate,add_kept,add,relu", seed=10)
+        + cuda_kernels("cuda_mma_se_tail", arch, 3, "add,relu,store,add_scalar", seed=7)
+    )
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm90"])
+def test_short_products_compile(arch):
+    need_compiler(f"sm_{arch.removeprefix('sm')}", nvcc=True)
+    assert_exported(cuda_kernels("cuda_pointwise_conv2d", arch, 6, "bias,silu,add,store", seed=4))
+
+
+def test_an_illegal_tile_fails_with_cutlass_words():
+    need_compiler("sm_80", nvcc=True)
+    good = cuda_kernels("cutlass2_conv2d", "sm80", 1, seed=3)[0]
+    broken = Kernel.of("cutlass2_conv2d", {**good.values, "warp_k": 16, "tile_k": 16}, "f16", Epilogue(), "sm_80")
+    assert family("cutlass2_conv2d").legal(broken.values, architecture("sm80"), "f16", Epilogue())
+    [built] = build.build([broken], jobs=1)
+    assert built.path is None and "error" in built.error and "cutlass" in built.error
+
+
+def test_generated_sources_lie_beside_their_binaries(cpu_kernel):
+    path = built_paths([cpu_kernel("cpu_conv2d", CONV)])[cpu_kernel("cpu_conv2d", CONV)]
+    assert path.is_relative_to(paths.generated())
+    assert render.symbol(cpu_kernel("cpu_conv2d", CONV)) in path.with_suffix(".cpp").read_text()
+
+
+def test_a_kernel_is_found_in_whatever_unit_it_was_built_with(fresh, cpu_kernel):
+    kernels = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS]
+    [together] = build.build(kernels, jobs=1)
+    before = files(fresh)
+    for some in (kernels[2:], kernels[:1], kernels[1:]):
+        [found] = build.build(some, jobs=2)
+        assert found.unit.kernels == tuple(some) and found.path == together.path and found.seconds == 0
+    assert files(fresh) == before
+    together.path.unlink()
+    [again] = build.build(kernels[:1], jobs=1)
+    assert again.seconds > 0 and engine.SharedLibrary(str(again.path)).names() == [render.symbol(kernels[0])]
+    found, missing = build.existing(kernels)
+    assert [kernel for built in found for kernel in built.unit.kernels] == kernels[:1] and missing == kernels[1:]
+
+
+def test_what_another_process_makes_before_its_turn_is_found(fresh, cpu_kernel):
+    units = [build.Unit((cpu_kernel("cpu_conv2d", CONV, chain),)) for chain in CHAINS]
+    with closing(build.Batch(units, jobs=1)) as batch:
+        for unit in units:
+            unit.path.touch()  # most of the commands wait for the first to end
+        found = batch.finished()
+    assert [(built.unit, built.path) for built in found] == [(unit, unit.path) for unit in units]
+    assert sum(built.seconds == 0 for built in found) >= len(units) - 1
+
+
+def test_compilers_give_way_to_what_measures(fresh, cpu_kernel):
+    with closing(build.Batch(build.units([cpu_kernel("cpu_conv2d", CONV, "gelu")], 1), 1)) as batch:
+        assert os.getpriority(os.PRIO_PROCESS, batch._process.pid) > os.getpriority(os.PRIO_PROCESS, 0)
+        while batch.pending:
+            for built in batch.finished():
+                assert built.path, built.error

@@ -1,0 +1,252 @@
+"""Families outside the package: the document's example as a user would run it, and what is said of faulty ones."""
+
+import json
+import os
+import shlex
+import sqlite3
+from contextlib import closing
+from itertools import product
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import ROOT, documented_family, process, python
+
+from autotune import families
+from autotune.core.errors import FamilyError, ProblemError
+from autotune.ir import abi
+from autotune.ir.problem import OPERATORS, Problem, parse, register
+from autotune.runtime.selection import choices
+from tuning_db import Store
+
+FAMILY = """
+from autotune.families.base import SHARED_LIBRARY, Family, Parameter
+from autotune.families.vector_add import VectorAdd
+FAMILY = Family(
+    name="{name}", operator=VectorAdd, kind=SHARED_LIBRARY, template="{name}.cpp.j2", architectures=("cpu",),
+    parameters=(Parameter("block", (16, 64), "numbers in registers"), Parameter("chunk", (4096,), "a thread's")),
+    cost=lambda *_: 0,
+)
+"""
+FAULTS = {
+    "unclosed": ("{{ apply(", "{{ (apply("),
+    "misspelt": ("{{ chunk }})", "{{ chink }})"),
+    "asserting": (
+        "at::for_channels",
+        'static_assert({{ block }} < 64, "a block of 64 is too large"); at::for_channels',
+    ),
+    "doubling": ("problem.scalars[0]", "2 * problem.scalars[0]"),
+    "with_header": ("problem.scalars[0]", "own_factor(problem)"),
+}
+
+
+def rows(path, query):
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
+
+
+@pytest.fixture(scope="module")
+def documented(tmp_path_factory):
+    """The document's folder, one of faulty families beside it, and the command."""
+    root = tmp_path_factory.mktemp("families")
+    command = documented_family(root / "my_families")
+    good, faulty = (root / "my_families" / "vector_add.cpp.j2").read_text(), root / "faulty"
+    faulty.mkdir()
+    for name, (old, new) in FAULTS.items():
+        assert good.count(old)
+        text = good.replace(old, new)
+        if name == "with_header":
+            text = text.replace("#include", '#include "own/factor.h"\n#include')
+        faulty.joinpath(f"{name}.py").write_text(FAMILY.format(name=name))
+        faulty.joinpath(f"{name}.cpp.j2").write_text(text)
+    problem = (root / "my_families" / "vector_add.py").read_text()
+    faulty.joinpath("orphan.py").write_text(problem.replace("vector_add", "orphan").replace("VectorAdd", "Orphan"))
+    faulty.joinpath("own").mkdir()
+    header = "#pragma once\ninline float own_factor(const at_vector_add& problem) { return problem.scalars[0]; }\n"
+    faulty.joinpath("own", "factor.h").write_text(header)
+    return SimpleNamespace(folder=root / "my_families", faulty=faulty, command=command)
+
+
+@pytest.fixture(scope="module")
+def tuned(documented, tmp_path_factory):
+    """The document's command, searching all there is, with the faulty families and a problem that nobody serves."""
+    path = tmp_path_factory.mktemp("tuned") / "vectors.db"
+    interpreter, name, *arguments = shlex.split(documented.command)
+    assert (interpreter, name) == ("python", "scripts/tune.py")
+    arguments += ["--problem", "orphan count=999 dtype=f32 epilogue=add_scalar", "--db", str(path)]
+    arguments += ["--gain", "0%", "--budget", "20m"]
+    environment = {**os.environ, "AUTOTUNE_FAMILIES": str(documented.faulty), "COLUMNS": "200"}
+    done = process("tune", *arguments, cwd=documented.folder.parent, env=environment)
+    assert done.returncode == 0, done.stderr
+    return SimpleNamespace(path=path, said=done.stdout)
+
+
+def test_it_is_small(documented):
+    lines = [line for path in documented.folder.iterdir() for line in path.read_text().splitlines() if line.strip()]
+    assert len(list(documented.folder.iterdir())) == 5 and len(lines) < 80
+
+
+def test_the_winner_is_in_the_database_with_its_binary(tuned):
+    query = """
+        SELECT kernel.family, library_id, final FROM measurement JOIN kernel ON kernel.id = kernel_id
+        JOIN problem ON problem.id = problem_id WHERE operator = 'vector_add' AND status = 'ok'
+        ORDER BY final DESC, median_us"""
+    ranked = rows(tuned.path, query)
+    assert ranked[0][0] in ("cpu_vector_add", "asserting", "with_header") and ranked[0][1] and ranked[0][2]
+    assert {"cpu_vector_add", "asserting", "with_header", "aten"} == {family for family, *_ in ranked}
+    assert ranked[0][0] in tuned.said and "vector_add count=1000003" in tuned.said
+
+
+def test_a_config_that_is_not_legal_is_told_and_never_compiled(tuned):
+    assert "cpu_vector_add: 8 of 9 configs are legal; not legal is block 256 chunk 128: a block must" in tuned.said
+    configs = {config for (config,) in rows(tuned.path, "SELECT config FROM kernel WHERE family = 'cpu_vector_add'")}
+    legal = {json.dumps({"block": b, "chunk": c}) for b, c in product((16, 64, 256), (128, 4096, 32768)) if b <= c}
+    assert len(legal) == 8 and configs == legal
+
+
+@pytest.mark.parametrize(
+    ("example", "words"),
+    [
+        ("does not compile unclosed block 16 chunk 4096", "unclosed.cpp.j2, line 13: TemplateSyntaxError: "),
+        (
+            "does not compile misspelt block 16 chunk 4096",
+            "misspelt.cpp.j2, line 6: UndefinedError: 'chink' is undefined",
+        ),
+        ("does not compile asserting block 64 chunk 4096", "a block of 64 is too large"),
+        ("wrong doubling block", "y has a relative error of"),
+    ],
+)
+def test_a_fault_is_told_with_family_config_and_the_tools_own_words(tuned, example, words):
+    lines = tuned.said.splitlines()
+    [place] = [i for i, line in enumerate(lines) if line.startswith(example)]
+    assert any(words in line for line in lines[place + 1 : place + 8]), lines[place : place + 8]
+
+
+def test_faulty_kernels_are_recorded_and_never_win(tuned):
+    bad = "SELECT family, config FROM kernel WHERE error IS NOT NULL ORDER BY family, config"
+    assert {family for family, _ in rows(tuned.path, bad)} == {"unclosed", "misspelt", "asserting"}
+    assert [config for family, config in rows(tuned.path, bad) if family == "asserting"] == [
+        '{"block": 64, "chunk": 4096}'
+    ]
+    measured = """
+        SELECT DISTINCT status, final FROM measurement JOIN kernel ON kernel.id = kernel_id
+        WHERE family IN ('unclosed', 'misspelt', 'doubling') OR kernel.error IS NOT NULL"""
+    assert rows(tuned.path, measured) == [("wrong", 0)]
+
+
+def test_what_nobody_serves_is_torchs_and_said(tuned):
+    assert "2: no family has a kernel for it (none solves orphan on cpu): torch's operators are all" in tuned.said
+    query = """
+        SELECT DISTINCT kernel.family FROM measurement JOIN kernel ON kernel.id = kernel_id
+        JOIN problem ON problem.id = problem_id WHERE operator = 'orphan' AND status = 'ok' AND final"""
+    assert rows(tuned.path, query) == [("aten",)]
+
+
+def test_what_compiling_cost_is_told(tuned):
+    assert "a core-minute" in tuned.said and "searching" in tuned.said.splitlines()[-2]
+
+
+def test_the_runtime_passes_over_problems_of_families_that_are_not_here(tuned):
+    assert "vector_add" not in OPERATORS
+    problem = parse("conv2d n=1 h=4 w=4 c=8 k=8 dtype=f32")
+    with Store.open(tuned.path) as store:
+        assert [choice.source for choice in choices(store, problem, torch.device("cpu"))] == ["untuned"]
+
+
+def test_db_py_reads_problems_of_the_families_that_the_environment_names(tuned, documented):
+    both = os.pathsep.join(map(str, (documented.folder, documented.faulty)))
+    listed = process("db", "best", tuned.path, env={**os.environ, "AUTOTUNE_FAMILIES": both, "COLUMNS": "160"})
+    assert listed.returncode == 0 and "vector_add count=1000003" in listed.stdout, listed.stderr
+
+
+def test_scalars_are_the_problems_own_then_the_epilogues_and_digests_cover_headers_and_problem(documented):
+    both = os.pathsep.join(map(str, (documented.folder, documented.faulty)))
+    code = f"""
+import linecache
+import torch
+from pathlib import Path
+from helpers import built_paths, candidate_of
+from autotune.codegen import build, render
+from autotune.core.arch import cpu_targets
+from autotune.families import families
+from autotune.families.base import Kernel
+from autotune.ir.problem import parse
+from autotune.runtime.bind import bind
+families()
+problem = parse("vector_add count=1237 dtype=f32 epilogue=mul_scalar,relu,add,add_scalar")
+tensors = {{operand.name: torch.randn(operand.shape) for operand in problem.operands()}}
+for name in ("cpu_vector_add", "with_header"):
+    kernel = Kernel.of(name, {{"block": 16, "chunk": 4096}}, "f32", problem.epilogue, cpu_targets()[0])
+    candidate = candidate_of(kernel, built_paths([kernel])[kernel], {{}})
+    tensors["y"].fill_(float("nan"))
+    bind(candidate, problem, tensors, (0.5, 3.0, 7.0), torch.device("cpu")).run()
+    wanted = ((tensors["a"].double() + 0.5 * tensors["b"].double()) * 3).clamp_min(0) + tensors["add0"].double() + 7
+    torch.testing.assert_close(tensors["y"].double(), wanted, rtol=1e-6, atol=1e-6)
+
+def names():
+    emit.headers_digest.cache_clear()
+    emit._environment.cache_clear()
+    return emit.source_digest(kernel), build.Unit((kernel,)).name
+
+header = Path({str(documented.faulty)!r}, "own", "factor.h")
+operator = Path({str(documented.folder)!r}, "vector_add.py")
+for path in (header, operator):
+    before, text = names(), path.read_text()
+    path.write_text(text + "\\n")
+    linecache.clearcache()
+    after = names()
+    path.write_text(text)
+    assert before[0] != after[0] and (before[1] != after[1]) == (path == header), path
+print("ok")
+"""
+    done = python(
+        code, env={**os.environ, "AUTOTUNE_FAMILIES": both, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}"}
+    )
+    assert done.stdout == "ok\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("broken.py", "x = 1\nx = = 2\n", "broken.py, line 2: SyntaxError"),
+        ("raising.py", "import os\n\nos.nothing\n", "raising.py, line 3: AttributeError"),
+        ("number.py", "FAMILY = 3\n", "number.py: FAMILY is not a Family but a int"),
+        ("cpu_conv2d.py", "", "cpu_conv2d.py has the name of one of the project's own: rename it"),
+        ("twin.py", "from autotune.families.cpu.conv2d import FAMILY\n", "already a family 'cpu_conv2d'"),
+        (None, "", "there is no folder"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_told_in_a_sentence(file, text, said, tmp_path, monkeypatch):
+    folder = tmp_path / "mine"
+    if file:
+        folder.mkdir()
+        folder.joinpath(file).write_text(text)
+    monkeypatch.setenv("AUTOTUNE_FAMILIES", "")
+    try:
+        families.use([folder])
+        with pytest.raises(FamilyError) as caught:
+            families.families()
+        assert said in str(caught.value) and str(folder) in str(caught.value) and "\n" not in str(caught.value)
+    finally:
+        monkeypatch.undo()
+        families.use([])
+
+
+class Plain(Problem):
+    operator, sizes = "plain", "count"
+    count = 1
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"operator": "conv2d"}, "already an operator 'conv2d'"),
+        ({"operator": "vector-add"}, "'vector-add' cannot be a name"),
+        ({"sizes": "count width"}, "sizes names width"),
+        ({"sizes": "count Count"}, "'Count' cannot be a name"),
+    ],
+)
+def test_a_problem_that_cannot_be_registered_is_refused(values, said):
+    with pytest.raises(ProblemError, match=said):
+        register(type("Other", (Plain,), values))
+    assert OPERATORS.keys() == {cls.operator for cls in abi.STRUCTS}

@@ -1,0 +1,151 @@
+"""The ctypes structs and constants of autotune.ir.abi against what a C++ compiler makes of templates/abi.h."""
+
+import ctypes
+import dataclasses
+import json
+import subprocess
+
+import pytest
+
+from autotune.core import paths
+from autotune.ir import abi, epilogue, problem
+from autotune.ir.problem import OPERATORS, parse
+from autotune.runtime import engine
+
+CONSTANTS = {
+    "AT_ABI_VERSION": abi.ABI_VERSION,
+    "AT_MAX_SCALARS": epilogue.MAX_SCALARS,
+    "AT_MAX_LAUNCH": abi.MAX_LAUNCH,
+    "AT_MAX_POINTERS": abi.MAX_POINTERS,
+    "AT_WORKSPACE": problem.MAX_OPERANDS,
+}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """What g++ says of every struct and constant."""
+    lines = [f'printf("\\"{name}\\": %lld,", (long long){name});' for name in CONSTANTS]
+    for struct in set(abi.STRUCTS.values()):
+        c = struct.__name__
+        lines.append(f'printf("\\"{c}\\": [%zu], ", sizeof({c}));')
+        for field, *_ in struct._fields_:
+            place = f"offsetof({c}, {field}), sizeof((({c}*)0)->{field})"
+            lines.append(f'printf("\\"{c}.{field}\\": [%zu, %zu], ", {place});')
+    source = '#include <stddef.h>\n#include <stdio.h>\n#include "abi.h"\nint main() {\nprintf("{");\n'
+    folder = tmp_path_factory.mktemp("abi")
+    folder.joinpath("abi.cpp").write_text(source + "\n".join(lines) + '\nprintf("\\"\\": 0}");\n}\n')
+    command = ["g++", "-std=c++17", f"-I{paths.templates()}", "abi.cpp", "-o", "abi"]
+    subprocess.run(command, cwd=folder, check=True)
+    return json.loads(subprocess.run(["./abi"], cwd=folder, check=True, capture_output=True).stdout)
+
+
+def test_every_operator_has_a_struct():
+    assert set(abi.STRUCTS) == set(OPERATORS.values())
+    shared = dict.fromkeys(("conv2d_dgrad", "conv2d_wgrad", "gemm", "patch_conv2d"), "conv2d")
+    shared |= {"se_down_block": "conv2d_se", "conv2d_folded_se": "conv2d_se", "cast": "pixels"}
+    shared |= {"stem_se_block_pool": "stem_se_block"}
+    shared |= {"avg_pool2d": "pool2d", "max_pool2d": "pool2d", "global_avg_pool2d": "pixels", "elementwise": "pixels"}
+    for name, operator in OPERATORS.items():
+        assert abi.STRUCTS[operator].__name__ == f"at_{shared.get(name, name)}"
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_agree(compiled, name):
+    assert compiled[name] == CONSTANTS[name]
+
+
+def test_engine_was_built_for_this_version():
+    assert engine.ABI_VERSION == abi.ABI_VERSION
+
+
+@pytest.mark.parametrize("struct", dict.fromkeys(abi.STRUCTS.values()), ids=lambda struct: struct.__name__)
+def test_every_field_lies_where_the_compiler_puts_it(compiled, struct):
+    name = struct.__name__
+    assert compiled[name] == [ctypes.sizeof(struct)]
+    for field, *_ in struct._fields_:
+        descriptor = getattr(struct, field)
+        assert compiled[f"{name}.{field}"] == [descriptor.offset, descriptor.size], field
+
+
+def test_c_compilers_read_the_header_too(tmp_path):
+    tmp_path.joinpath("plain.c").write_text('#include "abi.h"\nint sizes[sizeof(at_prepared) > 0 ? 1 : -1];\n')
+    command = ["gcc", "-std=c99", "-Wall", "-Werror", f"-I{paths.templates()}", "-c", "plain.c"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+
+
+SIZES = "n=2 h=13 w=9 c=24 k=40 r=5 s=3 stride=2,1 pad=2,4 dilation=1,3 groups=4 dtype=f32 epilogue=add_scalar"
+PACKED = {
+    **dict.fromkeys(
+        [f"{name} {SIZES}" for name in ("conv2d", "conv2d_dgrad", "conv2d_wgrad")],
+        "2 13 9 24 40 5 3 7 11 2 1 2 4 1 3 4",
+    ),
+    "gemm m=5 n=7 k=6 dtype=f32 epilogue=mul_scalar": "5 1 1 6 7 1 1 1 1 1 1 0 0 1 1 1",
+}
+
+
+@pytest.mark.parametrize("text", PACKED)
+def test_a_packed_problem_is_read_in_c(text, tmp_path):
+    problem = parse(text)
+    source = """
+      #include <stdio.h>
+      #include "abi.h"
+      int main() {
+        at_conv2d a;
+        fread(&a, sizeof a, 1, stdin);
+        printf("%d %d %d %d %d %d %d %d %d ", a.n, a.h, a.w, a.c, a.k, a.r, a.s, a.p, a.q);
+        printf("%d %d %d %d ", a.stride_h, a.stride_w, a.pad_h, a.pad_w);
+        printf("%d %d %d %g %g ", a.dilation_h, a.dilation_w, a.groups, a.scalars[0], a.scalars[1]);
+        printf("%d %d %d", a.launch[0], a.launch[1], a.launch[2]);
+      }"""
+    tmp_path.joinpath("read.cpp").write_text(source)
+    subprocess.run(["g++", f"-I{paths.templates()}", "read.cpp", "-o", "read"], cwd=tmp_path, check=True)
+    packed = abi.pack(problem, (0.5,), (7, 9))
+    said = subprocess.run(["./read"], cwd=tmp_path, input=packed, capture_output=True, check=True).stdout.decode()
+    assert said == f"{PACKED[text]} 0.5 0 7 9 0"
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        (
+            "stem n=2 h=13 w=11 c=3 k=40 r=5 s=4 stride=2,1 pad=2,3 pool=3 pool_stride=2 pool_pad=1 dtype=f32",
+            [2, 13, 11, 3, 40, 5, 4, 4, 7, 2, 1, 2, 3, 3, 2, 1],
+        ),
+        ("max_pool2d n=2 h=8 w=5 c=3 r=3 s=2 stride=2,1 ceil=1 dtype=f32", [2, 8, 5, 3, 3, 2, 4, 4, 2, 1, 0, 0]),
+    ],
+)
+def test_a_packed_pool_holds_its_output_sizes(text, values):
+    problem = parse(text)
+    packed = abi.struct(type(problem)).from_buffer_copy(abi.pack(problem, (), (6,)))
+    assert [getattr(packed, name) for name, *_ in packed._fields_[:-2]] == values
+    assert list(packed.launch) == [6, *[0] * 7]
+
+
+def test_every_operator_can_be_packed():
+    sizes = {
+        "n": 2,
+        "h": 8,
+        "w": 6,
+        "c": 4,
+        "k": 8,
+        "r": 3,
+        "s": 2,
+        "block": 2,
+        "hidden": 3,
+        "skip_c": 6,
+        "skip_groups": 2,
+        "m": 5,
+        "to": 4,
+        "result": "s8",
+    }
+    for operator, cls in OPERATORS.items():
+        names = [field.name for field in dataclasses.fields(cls) if field.name in sizes]
+        words = [f"{name}={sizes[name]}" for name in names] + ["stride=2"] * (operator in ("avg_pool2d", "max_pool2d"))
+        packed = abi.pack(parse(f"{operator} {' '.join(words)} dtype=f32"))
+        assert len(packed) == ctypes.sizeof(abi.STRUCTS[cls])
+
+
+def test_more_values_than_there_is_room_for_are_refused():
+    problem = parse("space_to_depth n=1 h=4 w=4 c=1 block=2 dtype=f32")
+    with pytest.raises((ValueError, IndexError)):
+        abi.pack(problem, (), range(abi.MAX_LAUNCH + 1))

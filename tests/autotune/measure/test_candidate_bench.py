@@ -1,0 +1,213 @@
+"""Cases: their random operands, their reference, and what counts as right. Faulty kernels are in test_worker.py."""
+
+import json
+
+import pytest
+import torch
+from helpers import relative_error, solve
+
+from autotune.ir import reference
+from autotune.ir.problem import DTYPES, parse
+from autotune.libraries import aten
+from autotune.measure.candidate_bench import Case
+from autotune.measure.verify import HALF_SUMS, TOLERANCE
+from autotune.runtime.bind import Candidate
+
+CPU = torch.device("cpu")
+TEXTS = [
+    "conv2d n=2 h=9 w=7 c=12 k=20 r=3 s=2 stride=2,1 pad=1,0 dilation=1,2 groups=2 dtype={} epilogue=bias,store,relu",
+    "conv2d n=3 h=5 w=5 c=7 k=9 dtype={} epilogue=mul_scalar,silu,add,add_scalar,scale,sigmoid",
+    "conv2d n=3 h=5 w=5 c=7 k=9 dtype={} epilogue=clamp,leaky_relu,add,relu6,bias,hardsigmoid,store,tanh",
+    "conv2d n=3 h=5 w=5 c=7 k=9 dtype={} epilogue=gelu,swish_b,add,hardswish,bent,add,gelu_tanh",
+    "avg_pool2d n=2 h=9 w=6 c=5 r=3 s=2 stride=2,3 pad=1,0 dtype={} epilogue=add_scalar",
+    "max_pool2d n=2 h=9 w=6 c=5 r=3 s=2 stride=2,3 pad=1,0 dtype={} epilogue=bias,store",
+    "max_pool2d n=2 h=8 w=7 c=5 r=3 s=3 stride=2 ceil=1 dtype={}",
+    "global_avg_pool2d n=3 h=5 w=4 c=7 dtype={} epilogue=scale,store",
+    "elementwise n=2 h=3 w=4 c=7 dtype={} epilogue=add,store,silu",
+    "to_channels_last n=2 h=3 w=4 c=5 to=7 dtype={} epilogue=scale,bias",
+    "space_to_depth n=2 h=8 w=12 c=3 block=4 dtype={}",
+    "stem n=2 h=17 w=16 c=3 k=9 r=7 s=7 stride=2 pad=3 pool=3 pool_stride=2 pool_pad=1 dtype={} epilogue=bias,relu",
+    "stem n=2 h=9 w=10 c=4 k=5 r=3 s=2 stride=1,2 pad=0,1 dtype={}",
+    "se_tail n=3 h=5 w=4 c=24 hidden=3 dtype={} epilogue=add,relu,add_scalar",
+    "conv2d_se n=2 h=5 w=4 c=6 k=24 r=3 s=2 stride=2,1 hidden=3 dtype={} epilogue=bias,gate,add,relu",
+    "se_block n=2 h=5 w=4 c=12 hidden=3 dtype={} epilogue=bias,relu,store,conv,mul_scalar,gate,add,relu",
+    "stem_se_block n=2 h=8 w=12 c=3 k=12 block=2 hidden=3 dtype={} epilogue=relu,keep,bias,conv,conv,gate,add_kept",
+    "stem_se_block_pool n=2 h=8 w=12 c=3 k=12 block=2 hidden=3 dtype={} epilogue=keep,conv,scale,conv,gate,add_kept",
+    "se_down_block n=2 h=5 w=8 c=12 k=20 hidden=3 dtype={} epilogue=bias,relu,conv,store,scale,gate,project,relu",
+    "conv2d_dgrad n=2 h=9 w=7 c=12 k=20 r=3 s=2 stride=2,1 pad=1,0 dilation=1,2 groups=2 dtype={} epilogue=bias,store",
+    "conv2d_dgrad n=2 h=6 w=8 c=6 k=6 r=3 s=3 stride=2 pad=1 groups=6 dtype={}",
+    "conv2d_wgrad n=2 h=9 w=7 c=12 k=20 r=3 s=2 stride=2,1 pad=1,0 dilation=1,2 groups=2 dtype={} epilogue=scale,add",
+    "conv2d_wgrad n=3 h=5 w=5 c=7 k=9 dtype={}",
+    "gemm m=5 n=12 k=7 dtype={} epilogue=bias,relu,store",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_reference_means_what_the_operators_mean(text):
+    problem = parse(text.format("f32"))
+    case = Case(problem, CPU, seed=3)
+    tensors = {name: tensor.double() for name, tensor in case.tensors.items()}
+    computed = reference.compute(problem, tensors, case.scalars)
+    expected = solve(problem, case.tensors, case.scalars)
+    assert set(computed) == set(expected) == {o.name for o in problem.operands() if o.role == "output"}
+    for name, value in expected.items():
+        torch.testing.assert_close(computed[name], value, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(case.expected[name], value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_operands_are_random_and_as_described(text, dtype):
+    problem = parse(text.format(dtype))
+    case, again, other = Case(problem, CPU, seed=1), Case(problem, CPU, seed=1), Case(problem, CPU, seed=2)
+    for operand in problem.operands():
+        tensor = case.tensors[operand.name]
+        assert tensor.shape == operand.shape and tensor.dtype == DTYPES[operand.dtype] and tensor.is_contiguous()
+        if operand.role != "output":
+            assert torch.equal(tensor, again.tensors[operand.name])
+            assert not torch.equal(tensor, other.tensors[operand.name])
+            assert tensor.double().std() > 0.01
+    assert len(case.scalars) == problem.epilogue.scalars and all(0.25 <= abs(s) <= 1 for s in case.scalars)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_torchs_operators_are_right(text, dtype):
+    problem = parse(text.format(dtype))
+    case = Case(problem, CPU)
+    expected = solve(problem, case.tensors, case.scalars)
+    limit = {"f32": 1e-6, "f16": 2e-3, "bf16": 2e-2}[dtype]
+    for config in aten.configs(problem):
+        case.poison()
+        case.bind(Candidate(aten.FAMILY, json.dumps(config), "")).run()
+        for name, value in expected.items():
+            assert relative_error(case.tensors[name], value) < limit, name
+
+
+def test_poison_reaches_every_output_and_a_poisoned_output_is_wrong():
+    case = Case(parse(TEXTS[0].format("f32")), CPU)
+    case.poison()
+    assert case.tensors["y"].isnan().all() and case.tensors["store1"].isnan().all()
+    assert not case.tensors["x"].isnan().any()
+    error, complaint = case.check()
+    assert error == float("inf") and "never written" in complaint
+
+
+@pytest.mark.parametrize("name", ["y", "store1"])
+def test_every_output_is_checked(name):
+    case = Case(parse(TEXTS[0].format("f32")), CPU)
+
+    def fill():
+        case.poison()
+        for output, value in case.expected.items():
+            case.tensors[output].copy_(value)
+
+    fill()
+    assert case.check() == (pytest.approx(0, abs=1e-7), None)
+    for spoil in (lambda t: t.mul_(1.0001), lambda t: t[0, 0, 0, 0].add_(0.1), lambda t: t[-1, -1, -1, -1].fill_(1e38)):
+        fill()
+        spoil(case.tensors[name])
+        assert name in case.check()[1]
+
+
+def test_rounding_to_the_dtype_is_not_wrong():
+    for dtype in ("f16", "bf16"):
+        case = Case(parse(TEXTS[1].format(dtype)), CPU)
+        case.poison()
+        case.tensors["y"].copy_(case.expected["y"])
+        assert case.check()[1] is None
+
+
+BYTES = "conv2d n=2 h=9 w=7 c=12 k=20 r=3 s=2 pad=1,0 groups=2 dtype=s8 epilogue=bias,scale,store,relu"
+
+
+def test_bytes_are_summed_exactly_and_rounded_to_the_nearest():
+    case = Case(parse(BYTES), CPU, seed=4)
+    for name in ("x", "weight"):
+        values = case.tensors[name].double()
+        assert values.min() < -110 and values.max() > 110 and case.tensors[name].dtype == torch.int8
+    expected = solve(case.problem, case.tensors, case.scalars)
+    assert 10 < expected["store2"].clamp(-128, 127).std() < 90, "neither all zero nor all saturated"
+    for config in aten.configs(case.problem):
+        result = case.run(Candidate(aten.FAMILY, json.dumps(config), ""))
+        assert result.status == "ok", result.error
+        for name, value in expected.items():
+            assert torch.equal(case.tensors[name].double(), value.clamp(-128, 127).round()), name
+
+
+def test_a_byte_may_be_off_by_one_only_in_the_middle_between_two():
+    case = Case(parse(BYTES), CPU, seed=5)
+    case.expected["y"][0, 0, 0, :4] = torch.tensor([7.5003, 7.503, 300.0, -2.5])
+
+    def check(*bytes_):
+        case.poison()
+        for name, value in case.expected.items():
+            case.tensors[name].copy_(value.clamp(-128, 127).round())
+        case.tensors["y"][0, 0, 0, :4] = torch.tensor(bytes_, dtype=torch.int8)
+        return case.check()[1]
+
+    assert check(8, 8, 127, -2) is None and check(7, 8, 127, -3) is None
+    for wrong in ((9, 8, 127, -2), (8, 7, 127, -2), (8, 8, 126, -2), (8, 8, -128, -2), (8, 8, 127, -4)):
+        assert "off by" in check(*wrong), wrong
+
+
+def test_poisoned_bytes_are_far_from_right():
+    case = Case(parse(BYTES), CPU)
+    case.poison()
+    for name, value in case.expected.items():
+        assert ((case.tensors[name].double() - value.clamp(-128, 127)).abs() > 100).all()
+    assert "off by" in case.check()[1]
+
+
+@pytest.mark.parametrize("text", [BYTES, TEXTS[0].format("f16"), TEXTS[0].format("bf16")])
+def test_the_second_poison_differs_from_the_first_in_every_element(text):
+    case = Case(parse(text), CPU)
+    case.poison()
+    first = case.bits()
+    case.poison(other=True)
+    for name, bits in first.items():
+        assert case.unlike({name: bits}) == f"{name} differs in {bits.numel()} of {bits.numel()} elements"
+        assert not case.tensors[name].isnan().any() and case.tensors[name].double().std() > 20
+
+
+@pytest.mark.parametrize("name", ["x", "weight", "bias0"])
+def test_operands_are_watched(name):
+    case = Case(parse(TEXTS[0].format("f16")), CPU)
+    case.poison()
+    assert case.trespass() is None and not case.spoiled
+    case.tensors[name].view(-1)[5] *= -1
+    assert case.trespass() == f"{name} was overwritten" and case.spoiled
+
+
+def test_the_reference_is_watched():
+    case = Case(parse(TEXTS[0].format("f16")), CPU)
+    case.poison()
+    case.expected["y"].view(-1)[7] += 1e-6
+    assert case.trespass() == "the reference of y was overwritten" and case.spoiled
+
+
+def test_half_sums_have_a_tolerance_of_their_own_and_it_is_recorded():
+    case = Case(parse(TEXTS[1].format("f16")), CPU)
+    case.poison()
+    for name, value in case.expected.items():
+        case.tensors[name].copy_(value * 1.004)
+    assert "relative error" in case.check()[1] and case.check(HALF_SUMS)[1] is None
+    result = case.run(Candidate(aten.FAMILY, json.dumps(aten.configs(case.problem)[0] | {"accumulator": "f16"}), ""))
+    assert result.details["tolerance"] == TOLERANCE[HALF_SUMS]
+
+
+def test_who_is_far_behind_the_best_is_timed_briefly():
+    case = Case(parse("avg_pool2d n=2 h=9 w=9 c=8 r=3 s=3 stride=2 pad=1 dtype=f32"), CPU)
+    candidate = Candidate(aten.FAMILY, json.dumps(aten.configs(case.problem)[0]), "")
+    full = case.run(candidate, best_us=1e6)
+    brief = case.run(candidate, best_us=1e-3)
+    assert full.status == brief.status == "ok"
+    assert (len(full.samples_us), len(brief.samples_us)) == (5, 2) and brief.median_us > 0
+
+
+def test_a_run_reports_its_samples():
+    case = Case(parse(TEXTS[-1].format("f32")), CPU)
+    result = case.run(Candidate(aten.FAMILY, json.dumps(aten.configs(case.problem)[0]), ""))
+    assert result.status == "ok" and result.error is None
+    assert min(result.samples_us) - 1e-3 <= result.median_us <= max(result.samples_us) + 1e-3
+    assert result.spread_us >= 0 and result.relative_error < 1e-6

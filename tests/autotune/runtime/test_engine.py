@@ -1,0 +1,187 @@
+"""What the engine tells the driver at each launch, by a driver that only listens; and what it sees of weights."""
+
+import os
+import subprocess
+import sys
+from collections import OrderedDict
+
+import pytest
+import torch
+from helpers import ROOT
+
+from autotune.core import paths
+from autotune.runtime.engine import Watch
+
+RUNS = """
+import ctypes, os, sys
+from autotune.runtime.engine import DeviceImage, EngineError, Graph, Program
+driver = ctypes.CDLL("libcuda.so.1")
+image = DeviceImage(open(sys.argv[1], "rb").read(), 0)
+kernels = [image.prepare(f"k{i}", b"") for i in range(4)]
+slots = [None, None, 70, 71, 0]
+pointers = [[-1, -3, 80], [-3, -4, 81], [-5, -4, 82], [-4, -2, 83]]
+def run(what, *arguments):
+    try:
+        what.run(*arguments)
+    except EngineError as error:
+        print("error", error, flush=True)
+    driver.driver_report()
+"""
+
+
+@pytest.fixture(scope="module")
+def listening(tmp_path_factory):
+    """(code) -> what the driver heard, a list of words for each line, while the code made `run` of things."""
+    folder = tmp_path_factory.mktemp("driver")
+    library = folder / "libcuda.so.1"
+    source = ROOT / "tests" / "kernels" / "driver.cpp"
+    command = ["g++", "-std=c++17", "-shared", "-fPIC", f"-I{paths.templates()}", str(source), "-o", str(library)]
+    subprocess.run(command, check=True)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+
+    def heard(code):
+        command = [sys.executable, "-c", RUNS + code, str(library)]  # any whole ELF file is an image
+        done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        return [line.split() for line in done.stdout.splitlines()]
+
+    return heard
+
+
+def told(kernel, *pointers):
+    """A kernel's parameters in the driver's words: two tensor maps, of the first two operands, and all pointers."""
+    addresses = [*pointers, *[0] * (16 - len(pointers))]
+    return [f"k{kernel}", *(str(address) for address in (*addresses[:2], *addresses))]
+
+
+def kernels_told(x, y):
+    return [told(0, x, 70, 80), told(1, 70, 71, 81), told(2, 0, 71, 82), told(3, 71, y, 83)]
+
+
+def test_each_launch_has_its_runs_addresses_and_what_stays_is_made_once(listening):
+    heard = listening("""
+program, late = Program(slots), Program()
+for kernel, places in zip(kernels, pointers):
+    program.add(kernel, places)
+    late.add(kernel, places)
+driver.driver_report()
+run(program, 5, [10, 20])
+run(program, 6, [11, 21])
+run(late, 7, [12, 22, 70, 71, 0])
+run(Program(), 7, [12])
+""")
+    before, *after = heard
+    assert before == ["encoded", "4"]  # of the two kernels that no run tells anything
+    expected = []
+    for stream, x, y, encoded in ((5, 10, 20, 4), (6, 11, 21, 4), (7, 12, 22, 8)):
+        expected += [["launch", str(stream), *words] for words in kernels_told(x, y)]
+        expected.append(["encoded", str(encoded)])
+    assert after == [*expected, ["encoded", "0"]]
+
+
+def test_kernels_that_may_be_early_are_so_if_they_wait_by_themselves(listening):
+    heard = listening("""
+program = Program(slots)
+for kernel, places in zip(kernels, pointers):
+    program.add(kernel, places, overlap=kernel is not kernels[3])
+run(program, 5, [10, 20])
+""")
+    assert [words[0] for words in heard] == ["launch", "early", "launch", "launch", "encoded"]
+
+
+def test_a_graph_tells_the_kernels_whose_addresses_change(listening):
+    heard = listening("""
+graph = Graph(slots)
+for kernel, places in zip(kernels, pointers):
+    graph.add(kernel, places, [])
+for x, y in [(10, 20), (10, 20), (10, 21), (11, 22)]:
+    run(graph, 5, [x, y])
+""")
+    expected = []
+    for x, y, encoded in ((10, 20, 8), (10, 20, 0), (10, 21, 2), (11, 22, 4)):
+        words = [word for words in kernels_told(x, y) for word in words]
+        expected += [["graph", "5", *words], ["encoded", str(encoded)]]
+    assert heard == expected
+
+
+def test_after_an_error_a_graph_has_the_addresses_of_its_next_run(listening):
+    heard = listening("""
+graph = Graph(slots)
+for kernel, places in zip(kernels, pointers):
+    graph.add(kernel, places, [])
+run(graph, 5, [10, 20])
+os.environ["DRIVER_FAILS"] = "k3"
+run(graph, 5, [11, 21])
+del os.environ["DRIVER_FAILS"]
+run(graph, 5, [10, 20])
+""")
+    first, failed, last = heard[0], heard[2], heard[4]
+    assert first[0] == "graph" and last == first
+    assert failed[0] == "error" and "told by the test" in " ".join(failed)
+
+
+def test_a_run_that_gives_too_few_addresses_says_so(listening):
+    heard = listening("""
+for thing in (Program(slots), Graph(slots)):
+    for kernel, places in zip(kernels, pointers):
+        thing.add(*((kernel, places) if isinstance(thing, Program) else (kernel, places, [])))
+    run(thing, 5, [10, 20])
+    run(thing, 5, [10])
+""")
+    errors = [" ".join(words) for words in heard if words[0] == "error"]
+    assert errors == ["error a run gives 1 addresses, and slot 1 has none"] * 2
+
+
+# -- weights -------------------------------------------------------------------
+
+
+def change_in_place(owner):
+    with torch.no_grad():
+        owner["a"].add_(1)
+
+
+CHANGES = {
+    "a tensor changed in place": change_in_place,
+    "a tensor changed through a view": lambda owner: owner["a"].detach().view(-1).zero_(),
+    "another object of the same value": lambda owner: owner.update(a=torch.nn.Parameter(owner["a"].detach().clone())),
+    "one that was missing": lambda owner: owner.update(none=torch.zeros(1)),
+    "one that goes missing": lambda owner: owner.update(a=None),
+    "a name more": lambda owner: owner.update(z=None),
+    "a name less": lambda owner: owner.pop("none"),
+    "two that change places": lambda owner: owner.update(a=owner["b"], b=owner["a"]),
+    "another child": lambda owner: owner.update(child=torch.nn.Identity()),
+}
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_watch_sees(change, kind):
+    owner = kind(a=torch.nn.Parameter(torch.rand(3)), b=torch.rand(2), none=None, child=torch.nn.Identity())
+    watch = Watch([{}, owner, {"other": torch.rand(1)}])
+    assert watch.unchanged()
+    change(owner)
+    assert not watch.unchanged()
+    assert Watch([{}, owner]).unchanged()
+
+
+def test_a_watch_sees_what_comes_into_an_empty_dictionary():
+    owner = {}
+    watch = Watch([owner])
+    assert watch.unchanged()
+    owner["child"] = torch.nn.Identity()
+    assert not watch.unchanged()
+
+
+def test_tensors_that_count_no_changes_are_watched_as_objects():
+    with torch.inference_mode():
+        owner = {"a": torch.rand(3)}
+        watch = Watch([owner])
+        owner["a"].zero_()
+        assert watch.unchanged()
+        owner["a"] = torch.rand(3)
+        assert not watch.unchanged()
+
+
+def test_a_watch_takes_dictionaries_only():
+    with pytest.raises((TypeError, RuntimeError)):
+        Watch([[1]])

@@ -1,0 +1,207 @@
+"""The choice inside the network, on a device of which a table says how long each plan takes."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from autotune.core.device import device_name, device_target
+from autotune.ir.network import INPUT, OUTPUT, Layer, Network
+from autotune.ir.problem import parse, with_batch
+from autotune.measure.result import Result
+from autotune.runtime.selection import select
+from autotune.tuner.network_tuner import settle_network
+from tuning_db import Store
+
+PROBLEM = "conv2d n=2 h=4 w=4 c={c} k=8 dtype=f32"
+LAYERS = {"first": 8, "second": 16}
+"""Name -> channels, so that each has a problem of its own."""
+NETWORK = Network(
+    "net",
+    tuple(
+        Layer(name, parse(PROBLEM.format(c=c)), {"x": x, "y": y}, {"weight": f"{name}.weight"})
+        for (name, c), (x, y) in zip(LAYERS.items(), [(INPUT, "between"), ("between", OUTPUT)], strict=True)
+    ),
+    (2, 8, 4, 4),
+)
+
+
+class Device:
+    """Stands for the worker: us says how long a plan takes, by the numbers of its layers' configs."""
+
+    def __init__(self, us):
+        self.us = us
+
+    def plans(self, network, plans, rounds):
+        times = [self.us[tuple(json.loads(pick.candidate.config)["number"] for pick in plan)] for plan in plans]
+        return [Result("ok", median_us=us, spread_us=0.1, samples_us=[us]) for us in times]
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.create(tmp_path / "t.db") as store:
+        yield store
+
+
+@pytest.fixture
+def kernels(store):
+    """A device, and kernels by (layer, number): two for each layer, of which number 0 is faster alone."""
+    device = store.put_device(device_name(torch.device("cpu")), "cpu", flops_per_us=1.0, bytes_per_us=1.0)
+    made = {}
+    for name, c in LAYERS.items():
+        for number in (0, 1):
+            identity = {"family": "torch", "config": json.dumps({"number": number, "c": c}), "dtype": "f32"}
+            row = store.put_kernel(identity | {"epilogue": "none", "target": "any", "source": ""}, symbol="")
+            store.put_measurement(
+                device_id=device.id,
+                problem_id=store.put_problem(str(parse(PROBLEM.format(c=c)))).id,
+                kernel_id=row.id,
+                status="ok",
+                median_us=1.0 + number,
+                final=True,
+            )
+            made[name, number] = row.id
+    return device, made
+
+
+def plan_of(row, kernels):
+    names = {number: key for key, number in kernels.items()}
+    return tuple(names[choice["kernel"]][1] for choice in row.choices)
+
+
+def save(store, device, kernels, numbers, network=NETWORK):
+    choices = [
+        {"layer": name, "kernel": kernels[name, number], "launch": {}, "us": 1.0, "overlap": False}
+        for name, number in zip(LAYERS, numbers, strict=True)
+    ]
+    store.put_plan(
+        device_id=device.id, network=network.key, median_us=9.0, spread_us=0.1, choices=choices, details={}
+    )  # fmt: skip
+
+
+VALLEYS = {(0, 0): 10.0, (0, 1): 12.0, (1, 0): 11.0, (1, 1): 8.0}
+"""From the winners no single change is an improvement, and still there is a faster plan."""
+
+
+def test_from_the_winners_it_goes_where_no_single_change_helps(store, kernels):
+    device, made = kernels
+    assert plan_of(settle_network(store, device, Device(VALLEYS), NETWORK), made) == (0, 0)
+    hill = VALLEYS | {(0, 1): 9.0}
+    assert plan_of(settle_network(store, device, Device(hill), NETWORK), made) == (1, 1)
+
+
+@pytest.mark.parametrize("saved", [(1, 1), (0, 1)])
+def test_and_from_the_plan_that_the_database_has(store, kernels, saved):
+    device, made = kernels
+    save(store, device, made, saved)
+    row = settle_network(store, device, Device(VALLEYS), NETWORK)
+    assert plan_of(row, made) == (1, 1) and row.median_us == 8.0
+    assert store.plan(device, NETWORK.key).id == row.id
+
+
+def test_or_else_from_the_plan_of_another_batch_size(store, kernels):
+    device, made = kernels
+    network = replace(NETWORK, key="net n=2 dtype=f32")
+    save(store, device, made, (1, 1), network.at(8))
+    row = settle_network(store, device, Device(VALLEYS), network)
+    assert plan_of(row, made) == (1, 1) and row.network == network.key
+    assert [choice["us"] for choice in row.choices] == [2.0, 2.0]  # as they were measured for this batch size
+
+
+BRANCHES = Network(
+    "branches",
+    tuple(replace(layer, buffers={"x": INPUT, "y": layer.name}) for layer in NETWORK.layers),
+    NETWORK.output_shape,
+)
+"""The same layers, of which neither waits for the other."""
+
+
+class Branches(Device):
+    """us: how long a plan takes by the order of its layers."""
+
+    def plans(self, network, plans, rounds):
+        times = [self.us[" ".join(pick.layer for pick in plan)] for plan in plans]
+        return [Result("ok", median_us=us, spread_us=0.1, samples_us=[us]) for us in times]
+
+
+@pytest.mark.parametrize("faster", ["first second", "second first"])
+def test_neighbours_that_do_not_wait_for_each_other_are_in_the_faster_order(store, kernels, faster):
+    device, _ = kernels
+    times = {"first second": 10.0, "second first": 10.0} | {faster: 9.0}
+    row = settle_network(store, device, Branches(times), BRANCHES)
+    assert " ".join(choice["layer"] for choice in row.choices) == faster and row.median_us == 9.0
+    layers, chosen = select(store, BRANCHES, torch.device("cpu"))
+    assert [layer.name for layer in layers] == list(chosen) == faster.split()
+
+
+def test_a_plan_that_is_slower_by_now_is_left(store, kernels):
+    device, made = kernels
+    save(store, device, made, (1, 1))
+    slower = VALLEYS | {(1, 1): 13.0, (0, 1): 14.0, (1, 0): 14.0}
+    assert plan_of(settle_network(store, device, Device(slower), NETWORK), made) == (0, 0)
+
+
+def test_a_plan_of_layers_that_are_no_more_is_left_too(store, kernels):
+    device, made = kernels
+    choices = [{"layer": "gone", "kernel": made["first", 1], "launch": {}, "us": 1.0, "overlap": False}]
+    store.put_plan(device_id=device.id, network="net", median_us=1.0, spread_us=0.1, choices=choices, details={})
+    assert plan_of(settle_network(store, device, Device(VALLEYS), NETWORK), made) == (0, 0)
+
+
+SIZED = {2: 9.0, 8: 20.0}
+"""Batch size -> the time of its plan."""
+
+
+def sized(n):
+    """The same layers for a batch of n, with a key that tells it."""
+    layers = [replace(layer, problem=with_batch(layer.problem, n)) for layer in NETWORK.layers]
+    return Network(f"net n={n} dtype=f32", tuple(layers), (n, 8, 4, 4))
+
+
+@pytest.mark.parametrize(("n", "nearest"), [(1, 2), (2, 2), (3, 2), (4, 2), (5, 8), (8, 8), (9, 8), (100, 8)])
+def test_other_batch_sizes_run_as_the_plan_that_bounds_their_time_best(store, kernels, n, nearest):
+    """Three images take at most twice the plan for two, 18 us; five at most thrice that, or the other, 20."""
+    device, made = kernels
+    for number, (size, us) in enumerate(SIZED.items()):
+        choices = [
+            {"layer": name, "kernel": made[name, number], "launch": {}, "us": us / 2, "overlap": True}
+            for name in LAYERS
+        ]
+        plan = {"network": sized(size).key, "median_us": us, "spread_us": 0.1, "choices": choices, "details": {}}
+        store.put_plan(device_id=device.id, **plan)
+        store.put_plan(device_id=device.id, **plan | {"network": f"other n={size} dtype=f32", "median_us": 1.0})
+    layers, chosen = select(store, sized(n), torch.device("cpu"))
+    assert [layer.problem.batch for layer in layers] == [n, n]
+    numbers = {json.loads(choice.candidate.config)["number"] for choice in chosen.values()}
+    assert [list(SIZED)[number] for number in numbers] == [nearest]
+    tuned = n == nearest
+    assert {(choice.source, choice.tuned_batch, choice.overlap) for choice in chosen.values()} == {
+        ("tuned" if tuned else f"batch {nearest}", None if tuned else nearest, True)
+    }
+
+
+def test_layers_tuned_for_a_batch_go_before_the_plan_for_another(store, kernels):
+    device, made = kernels
+    choices = [{"layer": name, "kernel": made[name, 1], "launch": {}, "us": 1.0, "overlap": False} for name in LAYERS]
+    store.put_plan(device_id=device.id, network=sized(8).key, median_us=1.0, spread_us=0.1, choices=choices, details={})
+    assert select(store, sized(2), torch.device("cpu"))[1] == {}
+    assert len(select(store, sized(3), torch.device("cpu"))[1]) == 2
+
+
+@pytest.mark.parametrize(("n", "source"), [(2, "tuned on another"), (5, "batch 2 on another")])
+def test_where_nothing_was_tuned_here_it_runs_as_on_another_device_with_the_same_code(store, n, source):
+    target = device_target(torch.device("cpu"))
+    kernel = store.put_kernel(
+        {"family": "torch", "config": "{}", "dtype": "f32", "epilogue": "none", "target": "any", "source": ""},
+        symbol="",
+    )
+    choices = [{"layer": name, "kernel": kernel.id, "launch": {}, "us": 1.0, "overlap": True} for name in LAYERS]
+    for name, its in (("far", "sm_90"), ("another", target)):
+        row = store.put_device(name, its, flops_per_us=1.0, bytes_per_us=1.0)
+        plan = {"network": sized(2).key, "median_us": 9.0, "spread_us": 0.1, "choices": choices, "details": {}}
+        store.put_plan(device_id=row.id, **plan)
+    _, chosen = select(store, sized(n), torch.device("cpu"))
+    assert {name: (choice.source, choice.overlap) for name, choice in chosen.items()} == dict.fromkeys(
+        LAYERS, (source, True)
+    )

@@ -1,0 +1,230 @@
+"""The whole loop on small problems: what it records, how it goes on, and how it comes to terms with failures."""
+
+import json
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from autotune.families import family, serving
+from autotune.ir.epilogue import Epilogue
+from autotune.ir.problem import parse
+from autotune.search import transfer
+from autotune.search.schedule import AHEAD
+from autotune.tuner.options import Options
+from autotune.tuner.progress import Progress
+from autotune.tuner.tuner import Tuning
+from tuning_db import Store
+
+PROBLEMS = [
+    "avg_pool2d n=1 h=8 w=8 c=24 r=3 s=3 stride=2,2 pad=1,1 dtype=f32 epilogue=none",
+    "conv2d n=1 h=6 w=6 c=8 k=16 r=3 s=3 stride=1,1 pad=1,1 dilation=1,1 groups=1 dtype=f32 epilogue=relu",
+    "conv2d n=1 h=5 w=5 c=16 k=16 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 groups=1 dtype=f32 epilogue=relu",
+]
+TRIALS = 3
+
+
+class Log(Progress):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.compiled_kernels, self.finished, self.stages = 0, [], []
+
+    def stage(self, text):
+        self.stages.append(text)
+
+    def compiled(self, kernels, failed):
+        self.compiled_kernels += kernels
+
+    def done(self, problem):
+        self.finished.append(problem)
+
+
+def tune(path, worker, cpu, target, trials=TRIALS, budget=1200.0, **options):
+    """One run, which does not rest before it is at an end; returns what it said, and its ledger."""
+    log = Log()
+    options = Options(cpu, target, trials, budget, jobs=2, gain=0.0, **options)
+    with Store.create(path) as store:
+        tuning = Tuning(store, map(parse, PROBLEMS), options, worker, log)
+        tuning.run()
+        log.ledger = tuning.ledger
+    return log
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory, worker, cpu, cpu_target):
+    """A database, and what was said of making it, with all that it took to compile."""
+    folder = tmp_path_factory.mktemp("tune")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOTUNE_GENERATED", str(folder / "generated"))
+        return folder / "small.db", tune(folder / "small.db", worker, cpu, cpu_target)
+
+
+def rows(path, query):
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def test_every_problem_gets_trials_finals_and_torchs_time(tuned):
+    path, log = tuned
+    assert {text for (text,) in rows(path, "SELECT text FROM problem")} == set(PROBLEMS) == set(log.finished)
+    for text in PROBLEMS:
+        query = f"""
+            SELECT kernel.family, kernel.config, median_us, final, status FROM measurement
+            JOIN kernel ON kernel.id = kernel_id JOIN problem ON problem.id = problem_id WHERE text = '{text}'"""
+        found = rows(path, query)
+        assert {status for *_, status in found} == {"ok"}
+        ours = {config for family, config, *_ in found if family.startswith("cpu_")}
+        assert len(ours) == TRIALS
+        assert any(family == "aten" for family, *_ in found)
+        assert any(final for *_, final, _ in found) and all(median > 0 for *_, median, _, _ in found)
+
+
+def test_the_winner_is_a_finalist_and_the_fastest_of_them(tuned):
+    path, _ = tuned
+    with Store.open(path) as store:
+        [device] = store.devices()
+        for text in PROBLEMS:
+            ranking = store.ranking(device, text)
+            finalists = [row for row in ranking if row.final]
+            assert ranking[0].final and ranking[0].median_us == min(row.median_us for row in finalists)
+            assert all(len(row.samples_us) > 5 for row in finalists)
+
+
+def test_a_kernel_is_compiled_once_for_all_problems_with_its_epilogue(tuned):
+    path, log = tuned
+    identities = rows(path, "SELECT family, config, epilogue FROM kernel WHERE library_id IS NOT NULL")
+    assert len(identities) == len(set(identities)) == log.compiled_kernels
+    shared = """
+        SELECT count(DISTINCT problem_id) FROM measurement JOIN kernel ON kernel.id = kernel_id
+        WHERE family = 'cpu_conv2d' GROUP BY kernel_id"""
+    assert (2,) in rows(path, shared)
+
+
+def test_binaries_and_their_makers_are_kept(tuned, cpu_target):
+    path, _ = tuned
+    libraries = rows(path, "SELECT kind, target, compiler, flags, length(blob) FROM library")
+    assert libraries
+    for kind, target, compiler, flags, size in libraries:
+        assert (kind, target) == ("shared_library", cpu_target) and size > 1000
+        assert "++" in compiler and "-O3" in flags and "/" not in flags
+
+
+def test_configs_are_legal_and_layouts_recorded(tuned, cpu):
+    for config, layouts, epilogue in rows(
+        tuned[0], "SELECT config, weight_layouts, epilogue FROM kernel WHERE family = 'cpu_conv2d'"
+    ):
+        values = json.loads(config)
+        assert family("cpu_conv2d").legal(values, cpu, "f32", Epilogue.parse(epilogue)) is None
+        assert json.loads(layouts) == {"weight": f"k{values['block_k']}"}
+
+
+def test_a_second_run_compiles_and_times_nothing_again(tuned, worker, cpu, cpu_target):
+    path, _ = tuned
+    before = rows(path, "SELECT id, median_us FROM measurement ORDER BY id")
+    log = tune(path, worker, cpu, cpu_target)
+    after = rows(path, "SELECT id, median_us FROM measurement ORDER BY id")
+    assert log.compiled_kernels == 0
+    assert after[: len(before)] == before
+    new = rows(path, f"SELECT final FROM measurement WHERE id > {before[-1][0]}")
+    assert all(final for (final,) in new), "a trial was repeated"
+
+
+def test_more_trials_go_on_from_there(tuned, worker, cpu, cpu_target, tmp_path):
+    path = tmp_path / "more.db"
+    path.write_bytes(tuned[0].read_bytes())
+    before = rows(path, "SELECT family, config, epilogue FROM kernel")
+    log = tune(path, worker, cpu, cpu_target, trials=TRIALS + 2)
+    after = rows(path, "SELECT family, config, epilogue FROM kernel")
+    assert 0 < log.compiled_kernels == len(after) - len(before)
+    assert len(after) == len(set(after)) and set(before) < set(after)
+
+
+def test_changed_sources_are_compiled_anew(tuned, cpu, cpu_target, tmp_path):
+    path = tmp_path / "stale.db"
+    path.write_bytes(tuned[0].read_bytes())
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE kernel SET source = 'older' WHERE library_id IS NOT NULL")
+        connection.commit()
+    log = tune(path, None, cpu, cpu_target, trials=1)
+    assert log.compiled_kernels > 0
+    assert {source for (source,) in rows(path, "SELECT source FROM kernel")} > {"older"}
+
+
+def test_configs_that_were_fast_before_their_text_changed_are_tried_first(tuned, worker, cpu, cpu_target, tmp_path):
+    path = tmp_path / "stale.db"
+    path.write_bytes(tuned[0].read_bytes())
+    kernels = "measurement m JOIN kernel k ON k.id = m.kernel_id WHERE library_id IS NOT NULL"
+    times = rows(path, f"SELECT problem_id, config, median_us, k.id FROM {kernels} AND status = 'ok'")
+    slowest = {problem: max((r for r in times if r[0] == problem), key=lambda r: r[2]) for problem, *_ in times}
+    with closing(sqlite3.connect(path)) as connection:  # neither the prior nor a search that knew the times chose these
+        for problem, (_, _, us, kernel) in slowest.items():
+            now = "UPDATE measurement SET median_us = ? WHERE problem_id = ? AND kernel_id = ?"
+            connection.execute(now, (us / 1e6, problem, kernel))
+        connection.execute("UPDATE kernel SET source = 'older' WHERE library_id IS NOT NULL")
+        connection.commit()
+    tune(path, worker, cpu, cpu_target, trials=1)
+    tried = rows(path, f"SELECT DISTINCT problem_id, config FROM {kernels} AND source <> 'older'")
+    assert dict(tried) == {problem: config for problem, config, *_ in slowest.values()}
+
+
+def test_without_a_device_it_compiles_and_times_nothing(worker, cpu, cpu_target, tmp_path):
+    path = tmp_path / "compiled.db"
+    log = tune(path, None, cpu, cpu_target, trials=1)
+    assert log.compiled_kernels == rows(path, "SELECT count(*) FROM kernel WHERE library_id IS NOT NULL")[0][0] > 0
+    assert rows(path, "SELECT count(*) FROM measurement") == [(0,)]
+    timed = tune(path, worker, cpu, cpu_target, trials=1)
+    assert timed.compiled_kernels == 0
+    assert rows(path, "SELECT count(*) FROM measurement WHERE status = 'ok'")[0][0] > len(PROBLEMS)
+
+
+def test_without_a_device_as_many_are_compiled_as_may_be_tried(cpu, cpu_target, tmp_path):
+    path, trials = tmp_path / "many.db", transfer.FIRST + 2
+    tune(path, None, cpu, cpu_target, trials=trials, only=("cpu_conv2d",))
+    query = "SELECT count(*) FROM kernel WHERE library_id IS NOT NULL GROUP BY epilogue"
+    assert all(count >= trials for (count,) in rows(path, query))
+
+
+def test_the_budget_ends_the_search_and_not_the_settling(worker, cpu, cpu_target, tmp_path):
+    path = tmp_path / "hasty.db"
+    log = tune(path, worker, cpu, cpu_target, trials=1000, budget=0.001)
+    assert log.compiled_kernels < AHEAD
+    assert rows(path, "SELECT count(DISTINCT problem_id) FROM measurement WHERE final") == [(len(PROBLEMS),)]
+
+
+def test_the_ledger_adds_up_and_stands_with_the_trials(tuned):
+    path, log = tuned
+    ledger = log.ledger
+    details = [json.loads(text) for (text,) in rows(path, "SELECT details FROM measurement WHERE NOT final")]
+    assert ledger.trials == len(details)
+    for step in ("verify", "time", "compile", "search"):
+        stored = sum(found["seconds"].get(step, 0.0) for found in details)
+        assert stored > 0 and stored <= ledger.seconds[step] + 1e-3, step
+    verified = sum(found["seconds"]["verify"] for found in details)
+    assert verified == pytest.approx(ledger.seconds["verify"], abs=1e-3)
+    compiled = [found for found in details if "compile" in found["seconds"]]
+    assert len(compiled) == log.compiled_kernels, "a kernel's compiling is told once"
+    assert 0 < ledger.overhead < ledger.total
+    parts = ledger.overhead + ledger.seconds["wait for compilers"] + ledger.seconds["verify"] + ledger.seconds["time"]
+    assert parts == pytest.approx(ledger.total, abs=0.1)
+
+
+def test_exhaustive_tries_all_of_what_it_is_limited_to(worker, cpu, cpu_target, tmp_path):
+    path, limit = tmp_path / "all.db", 4
+    tune(path, worker, cpu, cpu_target, trials=1, strategy="exhaustive", limit=limit, only=("cpu_conv2d",))
+    query = """
+        SELECT text, count(DISTINCT kernel_id) FROM measurement JOIN kernel ON kernel.id = kernel_id
+        JOIN problem ON problem.id = problem_id WHERE family = 'cpu_conv2d' GROUP BY text"""
+    found = dict(rows(path, query))
+    assert set(found) == set(PROBLEMS[1:])
+    assert set(found.values()) == {limit}
+
+
+def test_a_budget_that_ends_at_once_leaves_no_problem_without_a_kernel(worker, cpu, cpu_target, tmp_path):
+    path = tmp_path / "short.db"
+    tune(path, worker, cpu, cpu_target, trials=1000, budget=0.001)
+    query = """
+        SELECT DISTINCT text FROM measurement JOIN kernel ON kernel.id = kernel_id
+        JOIN problem ON problem.id = problem_id WHERE family LIKE 'cpu_%' AND status = 'ok'"""
+    found = {text for (text,) in rows(path, query)}
+    assert found == {text for text in PROBLEMS if any(serving(parse(text), cpu))}

@@ -1,0 +1,102 @@
+"""Other ways to compute a captured network's layers give what those layers give."""
+
+import copy
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, ResNet, images, random_model
+from helpers import relative_error
+from torch import nn
+
+from autotune.ir.network import Network
+from autotune.runtime.executor import Frame
+from autotune.runtime.network_plan import Plan
+from fused_resnet.capture import capture
+from fused_resnet.model_source import state
+from fused_resnet.networks import se_resnet9_fixup
+from tuning_db import Store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    with Store.create(tmp_path_factory.mktemp("alternatives") / "empty.db") as opened:
+        yield opened
+
+
+def pooled_projection():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.AvgPool2d(3, 2, 1), nn.Conv2d(8, 5, 1), nn.BatchNorm2d(5))
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "names"),
+    [
+        (lambda: ResNet("basic"), 32, ["conv1.c4", "conv1.c8", "conv1.stem", "conv1.stem_pool"]),
+        (ARCHITECTURES["senet"], 16, ["stem.0.c4", "stem.0.c8", "stem.0.stem", "block.se.folded"]),
+        (pooled_projection, 16, ["0.c4", "0.c8", "0.stem", "2.pooled"]),
+    ],
+)
+def test_each_alternative_computes_what_it_replaces(make, size, names, store):
+    model, x = random_model(make(), size=size), images(2, size)
+    network = capture(model, tuple(x.shape), "f32")
+    assert [alternative.name for alternative in network.alternatives] == names
+    with torch.no_grad():
+        expected = model.double()(x.double())
+    for name in names:
+        taken = Network(network.key, network.layers_with([name]), network.output_shape)
+        assert len(taken.layers) < len(network.layers) or name.endswith(("c4", "c8"))
+        frame = Frame(Plan(taken, state(model.float()), store, torch.device("cpu"), graph=False), graph=False)
+        y = torch.full_like(frame.template, float("nan"))
+        frame.run(x, y, stream=0)
+        assert relative_error(y, expected) < 1e-5, name
+
+
+@pytest.mark.parametrize(
+    ("channels", "out", "groups", "names"),
+    [(128, 128, 32, ["0.g4", "0.g2"]), (64, 128, 4, ["0.g2", "0.g1"]), (64, 64, 64, []), (48, 48, 2, [])],
+)
+def test_groups_of_few_channels_are_also_taken_together(channels, out, groups, names, store):
+    model = se_resnet9_fixup.randomize(
+        nn.Sequential(nn.Conv2d(channels, out, 3, stride=2, padding=1, groups=groups)).half()
+    )
+    x = torch.randn(2, channels, 7, 7, generator=torch.Generator().manual_seed(1)).half()
+    network = capture(model.eval(), tuple(x.shape), "f16")
+    assert [alternative.name for alternative in network.alternatives] == names
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(x.double())
+    for name in names:
+        taken = Network(network.key, network.layers_with([name]), network.output_shape)
+        frame = Frame(Plan(taken, state(model), store, torch.device("cpu"), graph=False), graph=False)
+        y = torch.full_like(frame.template, float("nan"))
+        frame.run(x, y, stream=0)
+        assert relative_error(y, expected) < 1e-3, name
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        nn.functional.silu,  # falls before it rises
+        lambda x: torch.cat([nn.functional.relu(x), x], 1),  # read by two
+    ],
+)
+def test_a_pool_is_not_fused_with_what_may_not_trade_places(between):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3)
+
+        def forward(self, x):
+            return nn.functional.max_pool2d(between(self.conv(x)), 2)
+
+    network = capture(Model().eval(), (1, 3, 12, 12), "f32")
+    assert "conv.stem_pool" not in [alternative.name for alternative in network.alternatives]
+
+
+def test_pools_that_are_not_square_stay_apart():
+    for pool in (
+        nn.MaxPool2d((3, 2)),
+        nn.MaxPool2d(2, (2, 1)),
+        nn.MaxPool2d(3, 2, (1, 0)),
+        nn.MaxPool2d(2, ceil_mode=True),
+    ):
+        network = capture(nn.Sequential(nn.Conv2d(3, 8, 3), pool).eval(), (1, 3, 13, 13), "f32")
+        assert "0.stem_pool" not in [alternative.name for alternative in network.alternatives]

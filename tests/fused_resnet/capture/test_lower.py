@@ -1,0 +1,288 @@
+"""Captured modules: the layers that come out, and results equal to the module's own."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from architectures import ARCHITECTURES, ResNet, images, random_model
+from helpers import relative_error
+from torch import nn
+
+from autotune.ir.problem import Conv2d, Elementwise, Gemm, GlobalAvgPool2d, SeTail
+from autotune.ir.problem.operators.torch_call import TorchCall
+from fused_resnet import FusedResNet
+from fused_resnet.capture import capture
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
+
+LIMIT = 1e-5
+
+
+@torch.no_grad()
+def precise(model, x):
+    return copy.deepcopy(model).double().eval()(x.double())
+
+
+def assert_right(model, database, x=None):
+    x = images(2) if x is None else x
+    network = FusedResNet.from_model(model, database)
+    y, expected = network(x), precise(model, x)
+    assert y.shape == expected.shape
+    assert relative_error(y, expected) < LIMIT
+    return network
+
+
+def layers_of(model, x=None):
+    return {layer.name: layer for layer in capture(model, tuple((images(2) if x is None else x).shape), "f32").layers}
+
+
+def chains(layers, kind=Conv2d):
+    return [str(layer.problem.epilogue) for layer in layers.values() if isinstance(layer.problem, kind)]
+
+
+def left_to_torch(layers):
+    return [name for name, layer in layers.items() if isinstance(layer.problem, TorchCall)]
+
+
+# -- architectures -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_results_are_the_models(name, empty_db):
+    model = random_model(ARCHITECTURES[name]())
+    network = assert_right(model, empty_db)
+    assert set(network.state_dict()) == set(model.state_dict())
+
+
+def test_a_residual_network_is_convolutions_with_epilogues():
+    layers = layers_of(random_model(ResNet("bottleneck")))
+    assert [name for name in layers if "." not in name] == ["input", "conv1", "maxpool", "avgpool", "fc"]
+    assert left_to_torch(layers) == [] and len(layers) == 5 + 3 * 3 + 2
+    assert str(layers["layer1.1.conv3"].problem.epilogue) == "bias,add,relu"
+    assert layers["layer1.1.conv3"].buffers["add1"] == layers["layer1.1.conv1"].buffers["x"]
+    assert str(layers["layer1.0.downsample.0"].problem.epilogue) == "bias"
+    order = list(layers)
+    assert order.index("layer1.0.downsample.0") < order.index("layer1.0.conv3")
+    assert layers["fc"].problem == Gemm(m=2, n=10, k=32, dtype="f32", epilogue=layers["fc"].problem.epilogue)
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [("basic", []), ("resnext", []), ("senet", []), ("vgg", []), ("mobilenet_v2", []), ("densenet", ["cat"])],
+)
+def test_what_is_left_to_torch(name, left):
+    layers = layers_of(random_model(ARCHITECTURES[name]()))
+    assert {layer.rpartition(".")[2].partition(":")[0] for layer in left_to_torch(layers)} == set(left)
+
+
+def test_squeeze_and_excitation_is_one_layer_where_it_is_that_problem():
+    layers = layers_of(random_model(ARCHITECTURES["senet"]()))
+    assert chains(layers, SeTail) == ["add,relu", "none"]
+    assert not [layer for layer in layers.values() if isinstance(layer.problem, GlobalAvgPool2d)]
+    layers = layers_of(random_model(ARCHITECTURES["mobilenet_v3"]()))
+    assert not chains(layers, SeTail) and set(left_to_torch(layers)) == {
+        "features.1.block.2.mul",
+        "features.2.block.2.mul",
+    }
+    assert "bias,hardsigmoid" in chains(layers)
+
+
+def test_normalisations_without_a_product_before_them_are_layers():
+    layers = layers_of(random_model(ARCHITECTURES["densenet"]()))
+    assert "scale,bias,relu" in chains(layers, Elementwise)
+    assert {"bias,relu", "none"} <= set(chains(layers))
+
+
+# -- pieces -------------------------------------------------------------------
+
+
+class Of(nn.Module):
+    """A module of one function, with a convolution before it."""
+
+    def __init__(self, function, **parts):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return self.function(self, self.conv(x))
+
+
+def of(function, **parts):
+    return random_model(Of(function, **parts), size=8)
+
+
+X = images(2, 8)
+
+
+ACTIVATIONS = {
+    "relu": nn.ReLU(),
+    "relu6": nn.ReLU6(),
+    "leaky_relu": nn.LeakyReLU(0.2),
+    "sigmoid": nn.Sigmoid(),
+    "hardsigmoid": nn.Hardsigmoid(),
+    "silu": nn.SiLU(),
+    "hardswish": nn.Hardswish(),
+    "tanh": nn.Tanh(),
+    "gelu": nn.GELU(),
+    "gelu_tanh": nn.GELU(approximate="tanh"),
+    "clamp": nn.Hardtanh(-0.5, 0.75),
+}
+
+
+def test_every_activation_of_the_epilogues_is_found(empty_db):
+    """Each on values of its own range: one module with all of them on a slice would hide which failed."""
+
+    class All(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convs = nn.ModuleList([nn.Conv2d(3, 8, 1) for _ in ACTIVATIONS])
+            self.acts = nn.ModuleList(ACTIVATIONS.values())
+
+        def forward(self, x):
+            return torch.cat([act(conv(x)) for conv, act in zip(self.convs, self.acts, strict=True)], 1)
+
+    model = random_model(All(), size=8)
+    assert chains(layers_of(model, X)) == [f"bias,{name}" for name in ACTIVATIONS]
+    network = FusedResNet.from_model(model, empty_db)
+    parts = zip(network(X).split(8, 1), precise(model, X).split(8, 1), ACTIVATIONS, strict=True)
+    assert {name for y, expected, name in parts if relative_error(y, expected) > LIMIT} == set()
+
+
+@pytest.mark.parametrize(
+    ("function", "chain"),
+    [
+        (lambda m, x: x * 2 - 1, "bias"),
+        (lambda m, x: (1 - x / 4).clamp(min=0), "bias,relu"),
+        (lambda m, x: x * m.gain + m.shift, "bias"),
+        (lambda m, x: F.relu(x) * m.gain, "bias,relu,scale"),
+        (lambda m, x: (F.relu(x) + 3) * m.single, "bias,relu,add_scalar,mul_scalar"),
+        (lambda m, x: x * torch.sigmoid(x), "bias,silu"),
+        (lambda m, x: -torch.clamp(F.relu(x), -1, 6), "bias,relu,clamp,mul_scalar"),
+    ],
+)
+def test_constants_are_folded_or_become_steps(function, chain, empty_db):
+    parts = {"gain": nn.Parameter(torch.ones(8, 1, 1)), "shift": nn.Parameter(torch.ones(1, 8, 1, 1))}
+    model = of(function, **parts, single=nn.Parameter(torch.ones(1)))
+    assert chains(layers_of(model, X)) == [chain]
+    assert_right(model, empty_db, X)
+
+
+def test_a_value_with_several_users_is_kept(empty_db):
+    def branches(m, x):
+        y = F.relu(x)
+        z = m.bn(y)  # of y, which others need too
+        return m.second(F.relu(z)) + y + z
+
+    model = of(branches, bn=nn.BatchNorm2d(8), second=nn.Conv2d(8, 8, 3, padding=1))
+    assert chains(layers_of(model, X)) == ["bias,relu,store,scale,bias,store,relu", "bias,add,add"]
+    assert_right(model, empty_db, X)
+
+
+def test_a_step_waits_for_no_layer_that_needs_it(empty_db):
+    """relu(x) + conv(relu(x)): the sum belongs to the second convolution, whichever operand comes first."""
+    for function in (lambda m, x: x + m.second(x), lambda m, x: m.second(x) + x):
+        model = of(lambda m, x, f=function: f(m, F.relu(x)), second=nn.Conv2d(8, 8, 1))
+        assert chains(layers_of(model, X)) == ["bias,relu", "bias,add"]
+        assert_right(model, empty_db, X)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x: F.interpolate(F.relu(x), scale_factor=2),
+        lambda m, x: torch.cat([x, F.elu(x)], 1),
+        lambda m, x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+        lambda m, x: F.max_pool2d(x, 3, 2, ceil_mode=True),
+        lambda m, x: F.max_pool2d(x, 3, 1, dilation=2),
+        lambda m, x: F.adaptive_avg_pool2d(x, 3),
+        lambda m, x: F.adaptive_avg_pool2d(x, (4, 2)),
+        lambda m, x: F.conv2d(F.pad(x, (0, 1, 0, 1)), m.two.weight),
+        lambda m, x: F.conv_transpose2d(x, m.conv.weight.transpose(0, 1).transpose(0, 1), stride=2),
+        lambda m, x: x.reshape(-1, 4, 2, 8, 8).transpose(1, 2).reshape(-1, 8, 8, 8) * 2,
+        lambda m, x: x.chunk(2, 1)[1] * x.chunk(2, 1)[0],
+        lambda m, x: x.amax((2, 3)),
+        lambda m, x: x.mean((1, 2)),
+        lambda m, x: x.mean((2, 3)),
+        lambda m, x: x.mean((2, 3), keepdim=True),
+        lambda m, x: x.flatten(1),
+        lambda m, x: x.flatten(2).transpose(1, 2).softmax(-1),
+        lambda m, x: m.bn1d(x.mean((2, 3))),
+        lambda m, x: torch.where(x > 0, x, x * 0.5),
+        lambda m, x: x - torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]).view(1, -1, 1, 1),
+        lambda m, x: F.instance_norm(x),
+        lambda m, x: x.add(F.relu(x), alpha=2),
+        lambda m, x: x + x,
+        lambda m, x: F.linear(x.flatten(1), m.wide.weight).relu(),
+        lambda m, x: F.linear(F.relu(x).permute(0, 2, 3, 1), m.rows.weight, m.rows.bias).permute(0, 3, 1, 2),
+        lambda m, x: F.linear(x.flatten(2).transpose(1, 2), m.rows.weight, m.rows.bias),
+    ],
+)
+def test_what_is_known_and_what_is_not_come_out_right(function, empty_db):
+    parts = {"bn1d": nn.BatchNorm1d(8), "wide": nn.Linear(512, 4), "rows": nn.Linear(8, 5), "two": nn.Conv2d(8, 4, 2)}
+    assert_right(of(function, **parts), empty_db, X)
+
+
+def test_changes_in_place(empty_db):
+    def changes(m, x):
+        y = x.flatten(1)  # shares memory with x
+        x = x.clone()
+        x += 1
+        x.mul_(2)
+        z = F.relu(x, inplace=True)
+        return z + x + y.reshape(x.shape)
+
+    def through_a_view(m, x):
+        half = x[:, :4]
+        half.mul_(3)
+        return x * 2
+
+    def dropped(m, x):
+        y = F.dropout(x, training=False)  # x itself
+        y.relu_()
+        return x * 2
+
+    for function in (changes, through_a_view, dropped):
+        assert_right(of(function), empty_db, X)
+
+
+def test_shared_modules_and_dead_branches(empty_db):
+    def twice(m, x):
+        m.second(x)
+        return m.first(m.act(m.first(m.act(x))))
+
+    model = of(twice, first=nn.Conv2d(8, 8, 1), second=nn.Conv2d(8, 8, 1), act=nn.ReLU(inplace=True))
+    assert list(layers_of(model, X)) == ["input", "conv", "first", "first:2"]
+    assert_right(model, empty_db, X)
+
+
+def test_other_inputs(empty_db):
+    features = random_model(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))[:1])
+    assert_right(features, empty_db, torch.randn(5, 6))
+    assert_right(random_model(nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU())), empty_db, torch.randn(2, 3, 9))
+    assert_right(nn.Identity(), empty_db, X)
+
+
+def test_models_made_and_converted_in_inference_mode(empty_db):
+    with torch.inference_mode():
+        model = random_model(ResNet("basic"))
+        assert_right(model, empty_db)
+        network = FusedResNet.from_model(model, empty_db).bfloat16()
+        assert any(parameter.is_inference() for parameter in network.parameters())
+        assert relative_error(network(images(2).bfloat16()), precise(model, images(2))) < 2e-2
+
+
+def test_the_key_tells_networks_apart():
+    model = random_model(ResNet("basic"))
+    keys = {capture(model, (n, 3, size, size), "f32").key for n in (1, 2) for size in (32, 48)}
+    assert len(keys) == 4 and all(key.startswith("ResNet n=") for key in keys)
+    assert {capture(model, (2, 3, 32, 32), "f32").at(n).key for n in (1, 2, 7)} & keys == {
+        capture(model, (n, 3, 32, 32), "f32").key for n in (1, 2)
+    }
+    assert capture(random_model(ResNet("basic"), seed=5), (2, 3, 32, 32), "f32").key in keys
+    other = copy.deepcopy(model)
+    other.layer1[1].relu = nn.SiLU().eval()
+    assert capture(other, (2, 3, 32, 32), "f32").key not in keys

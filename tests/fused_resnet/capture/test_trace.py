@@ -1,0 +1,120 @@
+"""What cannot be captured is refused with the path of the submodule and what to do."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from architectures import ResNet, images
+from torch import nn
+
+from autotune.core.errors import CaptureError
+from fused_resnet import FusedResNet, InputError
+from fused_resnet.capture import capture
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
+SHAPE = (2, 3, 32, 32)
+
+
+class Part(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def with_part(function):
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.ReLU(), Part(function))).eval()
+
+
+def branches(m, x):
+    return x if x.sum() > 0 else -x
+
+
+def counts(m, x):
+    m.count += 1
+    return x * m.count
+
+
+def does_not_fit(m, x):
+    return x.view(2, 7, -1)
+
+
+def chooses(m, x):
+    return torch.cond(x.sum() > 0, torch.neg, torch.abs, (x,))
+
+
+def switches(m, x):
+    with torch.autocast("cpu", enabled=False):
+        return x * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (chooses, r"1\.1 calls torch's cond"),
+        (switches, r"calls torch's wrap_with_autocast"),
+        (branches, r"1\.1 \(Part\) cannot be traced for an input of \(2, 3, 32, 32\)"),
+        (does_not_fit, r"1\.1 \(Part\) cannot be traced"),
+        (counts, r"1\.1: forward changes '1\.1\.count'"),
+        (lambda m, x: (x, x), "returns 2 values: only one tensor"),
+        (lambda m, x: x.argmax(1), "result is no floating-point tensor"),
+    ],
+)
+def test_what_a_forward_may_not_do(function, said):
+    with pytest.raises(CaptureError, match=said):
+        capture(with_part(function), SHAPE, "f32")
+
+
+def test_modes_devices_and_dtypes(empty_db):
+    model = ResNet("basic").eval()
+    model.layer1[1].bn2.train()
+    with pytest.raises(CaptureError, match=r"layer1\.1\.bn2 \(BatchNorm2d\) is in training mode: call \.eval\(\)"):
+        capture(model, SHAPE, "f32")
+    model = ResNet("basic").eval()
+    model.layer1[0].conv2.bfloat16()
+    with pytest.raises(CaptureError, match=r"layer1\.0\.conv2\.weight is torch\.bfloat16 on cpu, and conv1\.weight"):
+        FusedResNet.from_model(model, empty_db)
+    model = ResNet("basic").eval()
+    model.fc.to("meta")
+    with pytest.raises(CaptureError, match=r"fc\.weight is torch\.float32 on meta"):
+        FusedResNet.from_model(model, empty_db)
+    with pytest.raises(CaptureError, match=r"the model is in torch\.float32 and the input in torch\.float16"):
+        capture(ResNet("basic").eval(), SHAPE, "f16")
+
+
+def test_shapes_that_do_not_fit_name_the_layer(empty_db):
+    network = FusedResNet.from_model(ResNet("basic"), empty_db)
+    with pytest.raises(CaptureError, match=r"conv1 \(Conv2d\) cannot be traced for an input of \(2, 5, 32, 32\)"):
+        network(torch.randn(2, 5, 32, 32))
+    with pytest.raises(InputError, match="must hold something"):
+        network(torch.randn(0, 3, 32, 32))
+    assert network(images(1)).shape == (1, 10)
+
+
+def test_normalisation_by_the_batch_itself_stays_torchs(empty_db):
+    """Without running statistics a normalisation uses the batch's own, in eval mode too."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False), nn.ReLU()).eval()
+    x = images(3)
+    with torch.no_grad():
+        torch.testing.assert_close(FusedResNet.from_model(model, empty_db)(x), model(x), atol=1e-5, rtol=1e-5)
+
+
+def test_what_export_refuses_and_fx_traces(empty_db):
+    """A module that keeps what passed through it."""
+
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            self.last = self.conv(x)
+            return F.relu(self.last)
+
+    model, x = Keeps().eval(), images(1)
+    expected = copy.deepcopy(model)(x)
+    torch.testing.assert_close(FusedResNet.from_model(model, empty_db)(x), expected.detach())

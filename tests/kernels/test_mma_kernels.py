@@ -1,0 +1,161 @@
+"""Kernels whose products are those of every GPU from sm_80 on: their own text, run on a CPU."""
+
+import pytest
+from emulator import Emulated
+from helpers import random_inputs, relative_error, solve
+
+from autotune.core.arch import architecture
+from autotune.families import family
+from autotune.families.base import Kernel
+from autotune.ir.problem import parse
+
+SM80 = architecture("sm80")
+LIMIT = {"f16": 1e-3, "bf16": 8e-3}
+
+CONV = ("tile_m", "tile_n", "warp_m", "warp_n", "slices", "taps", "stages")
+# Rectangles of images and whole images, the last of them fewer; chunks that are not full; more chunks than patches;
+# slices; taps together; filters and outputs beyond the last; a gate on images of 16 rows of a product and of fewer.
+CONVOLUTIONS = {
+    "rectangles": ("n=2 h=11 w=9 c=72 k=40 r=3 s=3 pad=1", (64, 32, 32, 32, 1, 1, 3), "bias,silu,add,store", 2),
+    "stride and dilation": (
+        "n=1 h=20 w=18 c=64 k=64 r=3 s=3 pad=2 stride=2 dilation=2",
+        (64, 64, 32, 32, 1, 3, 2),
+        "none",
+        1,
+    ),
+    "images, slices": ("n=7 h=4 w=4 c=136 k=32 r=3 s=3 pad=1", (64, 32, 64, 32, 2, 3, 2), "bias,add,relu", 2),
+    "images, all patches": ("n=3 h=8 w=8 c=200 k=72 r=2 s=2 stride=2", (64, 64, 32, 64, 4, 1, 3), "scale,relu", 4),
+    "pointwise": ("n=2 h=5 w=13 c=96 k=24", (64, 32, 16, 32, 1, 1, 2), "relu,add_scalar", 2),
+}
+GATED = {
+    "16 x 16": ("n=2 h=16 w=16 c=40 k=64 r=3 s=3 pad=1 hidden=4", (256, 64, 64, 64, 2, 3, 2), "bias,gate,add,relu"),
+    "4 x 2": ("n=11 h=4 w=2 c=64 k=56 r=3 s=3 pad=1 hidden=12", (64, 64, 32, 64, 2, 1, 2), "scale,gate,add,store"),
+    "8 x 8": ("n=2 h=16 w=16 c=24 k=128 r=3 s=3 pad=1 stride=2 hidden=8", (64, 128, 32, 64, 1, 1, 4), "gate,relu"),
+}
+# An image of several warps' rows and of one's; channels in two tiles, the last not full; slices.
+FOLDED = {
+    "8 x 8": ("n=5 h=8 w=8 c=72 k=136 hidden=8", (8, 64, 64, 32, 32, 1, 3, 3), "f16", "bias,gate,add,relu"),
+    "4 x 4": ("n=7 h=4 w=4 c=72 k=72 hidden=12", (16, 64, 64, 32, 32, 2, 1, 3), "bf16", "scale,bias,gate,add,store"),
+    "16 x 16": ("n=2 h=16 w=16 c=64 k=64 hidden=4", (8, 256, 64, 64, 32, 1, 3, 3), "f16", "add_scalar,gate,add,relu"),
+    "8 x 4": ("n=3 h=8 w=4 c=128 k=64 hidden=32", (32, 64, 64, 32, 64, 2, 1, 3), "f16", "gate,silu"),
+}
+# Channels that are not full; images of a tile, and fewer; an image of several warps.
+BLOCKS = {
+    "8 x 8": ("n=3 h=8 w=8 c=40 hidden=4", (128, 64, 32, 32, 3, 3), "f16", "bias,relu,conv,bias,gate,add,relu"),
+    "16 x 16": ("n=2 h=16 w=16 c=64 hidden=8", (256, 64, 64, 32, 1, 4), "bf16", "silu,conv,gate,add,relu,store"),
+    "4 x 8": ("n=1 h=4 w=8 c=24 hidden=12", (64, 32, 16, 32, 1, 2), "f16", "relu,add_scalar,conv,scale,gate"),
+}
+# The same with stride: an odd width; a chunk of inner values, and several.
+DOWN_BLOCKS = {
+    "network": (
+        "n=2 h=16 w=16 c=64 k=128 hidden=8",
+        (64, 128, 32, 32, 3, 2),
+        "f16",
+        "add_scalar,relu,add_scalar,conv,mul_scalar,add_scalar,gate,project,relu,add_scalar",
+    ),
+    "some images a tile": (
+        "n=7 h=8 w=7 c=40 k=136 hidden=12",
+        (64, 256, 32, 64, 1, 2),
+        "bf16",
+        "bias,silu,conv,scale,gate,bias,project,add,store,relu",
+    ),
+    "few channels": ("n=3 h=4 w=8 c=24 k=40 hidden=4", (128, 64, 64, 32, 1, 3), "f16", "relu,conv,gate,scale,project"),
+}
+TAILS = {
+    "last block": ("n=7 h=2 w=2 c=512 hidden=32 dtype=f16 epilogue=add,relu", 512, 1, 2),
+    "several images": ("n=11 h=2 w=2 c=64 hidden=12 dtype=bf16 epilogue=bias,add,relu,store", 64, 4, 8),
+    "many pixels": ("n=2 h=9 w=7 c=96 hidden=36 dtype=f16 epilogue=add,silu", 256, 4, 1),
+    "one pixel": ("n=5 h=1 w=1 c=32 hidden=4 dtype=f16", 128, 1, 2),
+}
+
+STEMS = {
+    "network": (
+        "n=2 h=64 w=64 c=3 k=64 hidden=4",
+        (256, 64, 64, 32, 3, 3),
+        "f16",
+        "relu,keep,add_scalar,conv,add_scalar,relu,add_scalar,conv,mul_scalar,add_scalar,gate,add_kept,relu,add_scalar",
+    ),
+    "some images of one channel a tile, fewer channels than it has": (
+        "n=5 h=32 w=16 c=1 k=40 hidden=8",
+        (128, 64, 32, 64, 1, 4),
+        "bf16",
+        "bias,keep,silu,conv,scale,conv,bias,gate,scale,add_kept,add,store,relu",
+    ),
+}
+
+
+def assert_computes(name, problem, config, launch, folder):
+    found = family(name)
+    assert config in found.configs_for(problem, SM80) and launch in found.launches(problem, config, SM80)
+    emulated = Emulated(Kernel.of(name, config, problem.dtype, problem.epilogue, "sm_80"), folder)
+    tensors, scalars = random_inputs(problem)
+    expected = solve(problem, tensors, scalars)
+    for seed in (0, 1):
+        results = emulated.run(problem, tensors, scalars, launch, 1, seed)
+        for key, value in expected.items():
+            assert relative_error(results[key], value) < LIMIT[problem.dtype], (key, seed)
+
+
+@pytest.mark.parametrize(("sizes", "values", "chain", "patches"), CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+def test_convolutions_of_images(sizes, values, chain, patches, tmp_path):
+    problem = parse(f"conv2d {sizes} dtype=f16 epilogue={chain}")
+    config = dict(zip(CONV, values, strict=True))
+    launches = [
+        launch for launch in family("cuda_conv2d").launches(problem, config, SM80) if launch["patches"] == patches
+    ]
+    assert_computes("cuda_conv2d", problem, config, launches[-1], tmp_path)
+
+
+@pytest.mark.parametrize(("sizes", "values", "chain"), GATED.values(), ids=GATED)
+def test_convolutions_with_a_gate(sizes, values, chain, tmp_path):
+    problem = parse(f"conv2d_se {sizes} dtype=bf16 epilogue={chain}")
+    config = dict(zip(CONV, values, strict=True))
+    launch = family("cuda_conv2d").launches(problem, config, SM80)[0]
+    assert_computes("cuda_conv2d", problem, config, launch, tmp_path)
+
+
+@pytest.mark.parametrize(("sizes", "values", "dtype", "chain"), FOLDED.values(), ids=FOLDED)
+def test_convolutions_with_a_folded_squeeze(sizes, values, dtype, chain, tmp_path):
+    problem = parse(f"conv2d_folded_se {sizes} r=3 s=3 pad=1 dtype={dtype} epilogue={chain}")
+    config = dict(zip(("hidden", *CONV), values, strict=True))
+    launch = family("cuda_folded_conv2d").launches(problem, config, SM80)[0]
+    assert_computes("cuda_folded_conv2d", problem, config, launch, tmp_path)
+
+
+@pytest.mark.parametrize(("sizes", "values", "dtype", "chain"), BLOCKS.values(), ids=BLOCKS)
+def test_residual_blocks(sizes, values, dtype, chain, tmp_path):
+    problem = parse(f"se_block {sizes} dtype={dtype} epilogue={chain}")
+    names = [name for name in CONV if name != "slices"]
+    assert_computes("cuda_se_block", problem, dict(zip(names, values, strict=True)), {}, tmp_path)
+
+
+@pytest.mark.parametrize(("sizes", "values", "dtype", "chain"), DOWN_BLOCKS.values(), ids=DOWN_BLOCKS)
+def test_residual_blocks_that_halve_their_images(sizes, values, dtype, chain, tmp_path):
+    problem = parse(f"se_down_block {sizes} dtype={dtype} epilogue={chain}")
+    names = [name for name in CONV if name != "slices"]
+    assert_computes("cuda_se_down_block", problem, dict(zip(names, values, strict=True)), {}, tmp_path)
+
+
+@pytest.mark.parametrize(("text", "threads", "keep", "images"), TAILS.values(), ids=TAILS)
+def test_tails_of_residual_blocks(text, threads, keep, images, tmp_path):
+    problem = parse(f"se_tail {text}")
+    config = {"threads": threads, "keep": keep, "hidden": -(-problem.hidden // 16) * 16}
+    assert_computes("cuda_mma_se_tail", problem, config, {"images": images}, tmp_path)
+
+
+@pytest.mark.parametrize(("sizes", "values", "dtype", "chain"), STEMS.values(), ids=STEMS)
+def test_residual_blocks_behind_a_stem(sizes, values, dtype, chain, tmp_path):
+    problem = parse(f"stem_se_block {sizes} block=4 dtype={dtype} epilogue={chain}")
+    names = [name for name in CONV if name != "slices"]
+    config = {**dict(zip(names, values, strict=True)), "image": problem.c}
+    found = family("cuda_stem_se_block")
+    assert config in found.configs_for(problem, SM80) and found.launches(problem, config, SM80) == [
+        {"channels_last": 0}
+    ]
+    emulated = Emulated(Kernel.of(found.name, config, dtype, problem.epilogue, "sm_80"), tmp_path)
+    tensors, scalars = random_inputs(problem)
+    expected = solve(problem, tensors, scalars)["y"]
+    for last in (0, 1):
+        x = tensors["x"].permute(0, 2, 3, 1).contiguous() if last else tensors["x"]
+        results = emulated.run(problem, {**tensors, "x": x}, scalars, {"channels_last": last}, 1, last)
+        assert relative_error(results["y"], expected) < LIMIT[dtype], last

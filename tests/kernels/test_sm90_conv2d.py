@@ -1,0 +1,209 @@
+"""The Hopper convolution's own text, run on a CPU: its ways to load, to share, to split and to store."""
+
+import pytest
+from emulator import Emulated
+from helpers import assert_not_serialized, need_compiler, random_inputs, relative_error, solve
+
+from autotune.core.arch import architecture
+from autotune.families import family
+from autotune.families.base import Kernel
+from autotune.ir.epilogue import Epilogue
+from autotune.ir.problem import parse
+
+SM90, FAMILY, FOLDED = architecture("sm90"), family("sm90_conv2d"), family("sm90_folded_conv2d")
+SMALL = {
+    "tile_m": 64, "tile_n": 32, "tile_k": 64, "groups": 1, "schedule": "cooperative", "activations": "im2col",
+    "weights": "streamed", "cluster_m": 1, "cluster_n": 1, "slices": 1, "merge": 1,
+}  # fmt: skip
+BLOCKS = 4
+"""Of a grid, so that each has several tiles."""
+
+CASES = {
+    "shared loads": (
+        {"tile_m": 128, "groups": 2, "cluster_m": 2, "cluster_n": 2},
+        "conv2d n=3 h=13 w=7 c=72 k=72 r=2 s=2 stride=2,1 pad=1 dtype=f16 epilogue=bias,silu,add,store,relu",
+    ),
+    "turns, many sums": (
+        {"tile_m": 128, "tile_n": 128, "groups": 2, "schedule": "pingpong"},
+        "conv2d n=3 h=13 w=9 c=64 k=136 dtype=f16 epilogue=bias,add,relu",
+    ),
+    "patches, streamed": (
+        {"tile_m": 128, "activations": "patch", "tile_k": 32},
+        "conv2d n=3 h=15 w=15 c=40 k=72 r=3 s=3 stride=2,2 pad=1 dtype=bf16 epilogue=bias,add",
+    ),
+    "resident weights": (
+        {"weights": "resident", "tile_n": 64},
+        "conv2d n=5 h=7 w=9 c=72 k=104 r=3 s=1 pad=1,0 dilation=2,1 dtype=f16 epilogue=add,relu",
+    ),
+    "groups, shared loads": (
+        {"tile_m": 128, "groups": 2, "cluster_m": 2, "cluster_n": 2},
+        "conv2d n=3 h=9 w=7 c=192 k=192 r=3 s=3 pad=1 groups=3 dtype=f16 epilogue=bias,add,relu",
+    ),
+    "groups, patches": (
+        {"activations": "patch", "weights": "resident", "tile_k": 16},
+        "conv2d n=2 h=15 w=15 c=48 k=96 r=3 s=3 stride=2 pad=1 groups=3 dtype=bf16 epilogue=bias,add",
+    ),
+    "groups of four, eight of them as one": (
+        {"tile_k": 32, "merge": 8},
+        "conv2d n=2 h=9 w=7 c=64 k=64 r=3 s=3 pad=1 groups=16 dtype=f16 epilogue=bias,add,relu",
+    ),
+    "one group out of two, more channels out than in": (
+        {"tile_n": 64, "tile_k": 32, "merge": 2, "activations": "patch"},
+        "conv2d n=2 h=15 w=7 c=32 k=64 r=3 s=3 pad=1 groups=2 dtype=bf16 epilogue=bias,add",
+    ),
+    "fewer pixels than a tile": (
+        {"tile_n": 64},
+        "conv2d n=3 h=4 w=4 c=72 k=72 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add,store,relu",
+    ),
+    "a split": ({"tile_n": 64, "slices": 4}, "conv2d n=2 h=9 w=8 c=136 k=72 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add"),
+    "a split of two warpgroups": (
+        {"tile_m": 128, "tile_n": 64, "groups": 2, "slices": 2, "cluster_n": 2},
+        "conv2d n=3 h=9 w=8 c=136 k=104 r=3 s=3 pad=1 dtype=bf16 epilogue=bias,add",
+    ),
+    "a gate": (
+        {"tile_n": 64, "slices": 1, "cluster_n": 2},
+        "conv2d_se n=5 h=8 w=4 c=72 k=128 hidden=8 r=3 s=3 pad=1 dtype=f16 epilogue=bias,gate,add,relu",
+    ),
+    "a gate, split": (
+        {"tile_n": 128, "slices": 2},
+        "conv2d_se n=5 h=8 w=4 c=72 k=128 hidden=8 r=3 s=3 pad=1 dtype=f16 epilogue=bias,gate,add,relu",
+    ),
+}  # fmt: skip
+
+
+OWN = {"image": "warps", "hidden": 8, **{name: SMALL[name] for name in SMALL if name not in ("tile_k", "merge")}}
+FOLDED_CASES = {
+    "one pixel": (
+        {"image": "rows", "hidden": 16},
+        "conv2d_folded_se n=70 h=1 w=1 c=72 k=72 hidden=12 dtype=f16 epilogue=bias,gate,add,relu",
+    ),
+    "images in a warp, shared loads": (
+        {"image": "rows", "tile_n": 64, "cluster_m": 2, "cluster_n": 2},
+        "conv2d_folded_se n=37 h=2 w=2 c=72 k=136 hidden=8 r=3 s=3 pad=1 dtype=bf16 epilogue=gate,silu,add",
+    ),
+    "an image of a warp": (
+        {"tile_m": 128, "hidden": 16},
+        "conv2d_folded_se n=13 h=4 w=4 c=72 k=72 hidden=16 r=3 s=3 pad=1 dtype=f16 epilogue=scale,bias,gate,add,relu",
+    ),
+    "an image of a warpgroup, turns": (
+        {"groups": 2, "schedule": "pingpong"},
+        "conv2d_folded_se n=13 h=8 w=8 c=72 k=72 hidden=4 r=3 s=3 pad=1 dtype=f16 epilogue=bias,gate,store,add,relu",
+    ),
+    "an image of two warpgroups, patches": (
+        {"tile_m": 256, "tile_n": 64, "groups": 2, "activations": "patch"},
+        "conv2d_folded_se n=9 h=16 w=16 c=64 k=64 hidden=4 r=3 s=3 pad=1 dtype=f16 epilogue=bias,gate,add,relu",
+    ),
+    "half a warpgroup, resident weights": (
+        {"weights": "resident"},
+        "conv2d_folded_se n=5 h=8 w=4 c=64 k=72 hidden=8 r=3 s=1 pad=1,0 dtype=f16 epilogue=bias,gate,add,relu",
+    ),
+    "a split of a unit each": (
+        {"image": "rows", "tile_m": 128, "groups": 2, "slices": 2, "hidden": 32},
+        "conv2d_folded_se n=130 h=1 w=1 c=264 k=72 hidden=32 dtype=f16 epilogue=bias,gate,add,relu",
+    ),
+    "a split of four": (
+        {"image": "rows", "tile_n": 64, "slices": 4},
+        "conv2d_folded_se n=9 h=2 w=4 c=136 k=72 hidden=8 r=3 s=3 pad=1 dtype=f16 epilogue=bias,gate,add,relu",
+    ),
+    "a projection, fewer images than a tile": (
+        {"image": "rows", "tile_n": 64},
+        "conv2d_se_skip n=5 h=2 w=2 c=72 k=136 hidden=8 skip_c=72 r=3 s=3 pad=1 dtype=f16 "
+        "epilogue=bias,gate,project,relu",
+    ),
+    "a projection, shared loads": (
+        {"tile_n": 64, "cluster_m": 2, "cluster_n": 2},
+        "conv2d_se_skip n=13 h=4 w=4 c=72 k=136 hidden=8 skip_c=72 r=3 s=3 pad=1 dtype=f16 "
+        "epilogue=bias,gate,project,relu",
+    ),
+    "a projection, turns": (
+        {"groups": 2, "schedule": "pingpong", "hidden": 16},
+        "conv2d_se_skip n=13 h=8 w=8 c=72 k=72 hidden=16 skip_c=136 r=3 s=3 pad=1 dtype=f16 "
+        "epilogue=gate,project,add,store",
+    ),
+    "a projection in groups": (
+        {"image": "rows", "tile_m": 128, "tile_n": 64, "groups": 2, "hidden": 16},
+        "conv2d_se_skip n=150 h=1 w=1 c=136 k=256 hidden=12 skip_c=256 skip_groups=2 dtype=bf16 "
+        "epilogue=bias,gate,project",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_kernels_text_computes_the_convolution(case, tmp_path):
+    whole = case.startswith(("a split", "a gate"))
+    _compare(FAMILY, SMALL | CASES[case][0], CASES[case][1], tmp_path, {0} if whole else {0, 1, 4, 8})
+
+
+@pytest.mark.parametrize("case", FOLDED_CASES)
+def test_a_tile_finds_its_gates_by_itself(case, tmp_path):
+    config, text = FOLDED_CASES[case]
+    stagings = {0} if case.startswith("a split") else {0, 1, 4, 8} if ",add" in text else {0, 1}
+    _compare(FOLDED, OWN | config, text, tmp_path, stagings)
+
+
+def _compare(chosen, config, text, folder, stagings):
+    """A kernel's results with the reference's, for each way to store; {0}: where each tile has a block of its own."""
+    problem = parse(text)
+    assert chosen.serves(problem, SM90) is None
+    assert chosen.legal(config, SM90, problem.dtype, problem.epilogue) is None
+    emulated = Emulated(Kernel.of(chosen.name, config, problem.dtype, problem.epilogue, "sm_90"), folder)
+    tensors, scalars = random_inputs(problem)
+    wanted = solve(problem, tensors, scalars)
+    cluster = config["cluster_m"] * config["cluster_n"] * config["slices"]
+    launches = chosen.launches(problem, config, SM90)
+    by_staging = {launch["staged"]: launch for launch in launches}  # the last has the least shared memory
+    assert set(by_staging) <= stagings and len(by_staging) >= min(len(stagings), 3) - 1
+    for staged, launch in by_staging.items():
+        grid = 0 if stagings == {0} else BLOCKS
+        for seed in (0, 1):  # transfers late, and at once
+            found = emulated.run(problem, tensors, scalars, {**launch, "grid": grid}, cluster, seed)
+            for name, value in wanted.items():
+                error = relative_error(found[name], value)
+                assert error < {"f16": 1e-3, "bf16": 8e-3}[problem.dtype], f"{name}, staged {staged}, seed {seed}"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"tile_m": 64, "tile_n": 128},
+        {"tile_m": 128, "tile_n": 128, "groups": 2, "schedule": "pingpong", "cluster_n": 2},
+        {"tile_m": 128, "tile_n": 64, "groups": 2, "schedule": "pingpong", "activations": "patch"},
+        {"tile_m": 64, "tile_n": 64, "activations": "patch", "weights": "resident"},
+    ],
+    ids=["im2col", "turns, shared loads", "patches", "patches, resident weights"],
+)
+def test_the_compiler_does_not_serialize_products(config, tmp_path):
+    """It says so, and compiles: products that wait for each other are right, and up to twice as slow."""
+    compiler = need_compiler("sm_90", nvcc=True)
+    problem = parse("conv2d n=8 h=56 w=56 c=64 k=256 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add,relu")
+    assert_not_serialized(compiler, Kernel.of(FAMILY.name, SMALL | config, "f16", problem.epilogue, "sm_90"), tmp_path)
+
+
+@pytest.mark.parametrize("chain", ["bias,gate,add,relu", "bias,gate,project,relu"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"tile_n": 64, "hidden": 16, "cluster_n": 2},
+        {"tile_m": 128, "tile_n": 128, "groups": 2, "schedule": "pingpong"},
+        {"image": "rows", "tile_n": 64, "hidden": 32, "slices": 2},
+        {"activations": "patch", "weights": "resident"},
+    ],
+    ids=["im2col", "turns, many sums", "rows, a split", "patches, resident weights"],
+)
+def test_nor_those_with_a_folded_squeeze(config, chain, tmp_path):
+    compiler = need_compiler("sm_90", nvcc=True)
+    config, epilogue = OWN | config, Epilogue.parse(chain)
+    if why := FOLDED.legal(config, SM90, "f16", epilogue):
+        assert why == "a projection follows gathered, streamed pixels"
+    else:
+        assert_not_serialized(compiler, Kernel.of(FOLDED.name, config, "f16", epilogue, "sm_90"), tmp_path)
+
+
+def test_groups_are_merged_only_where_the_problem_has_them():
+    merged = SMALL | {"tile_k": 32, "merge": 4}
+    narrow = "conv2d n=2 h=8 w=8 c={0} k={0} r=3 s=3 pad=1 groups={1} dtype=f16"
+    assert FAMILY.fits(parse(narrow.format(64, 8)), merged, SM90) is None
+    for channels, groups in ((64, 1), (48, 6), (512, 4)):
+        problem = parse(narrow.format(channels, groups))
+        assert FAMILY.fits(problem, merged, SM90) == "it computes 4 groups as one"
+        assert FAMILY.fits(problem, SMALL, SM90) is None or groups == 6

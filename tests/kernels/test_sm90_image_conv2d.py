@@ -1,0 +1,91 @@
+"""The kernel of small images for Hopper, its own text, run on a CPU."""
+
+import pytest
+from emulator import Emulated
+from helpers import assert_not_serialized, need_compiler, random_inputs, relative_error, solve
+
+from autotune.core.arch import architecture
+from autotune.families import family
+from autotune.families.base import Kernel
+from autotune.ir.epilogue import Epilogue
+from autotune.ir.problem import parse
+
+SM90, FAMILY = architecture("sm90"), family("sm90_image_conv2d")
+SMALL = {"image": "warps", "hidden": 0, "stride": 1, "tile_n": 32, "peers": 1}
+
+CASES = {
+    "images of a warp": ({}, "conv2d n=9 h=4 w=4 c=72 k=72 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add,store,relu"),
+    "wide tiles, shared weights": (
+        {"tile_n": 128, "peers": 4},
+        "conv2d n=17 h=4 w=4 c=128 k=136 r=3 s=3 pad=1 dtype=bf16 epilogue=bias,relu",
+    ),
+    "stride 2": (
+        {"stride": 2, "tile_n": 64, "peers": 2},
+        "conv2d n=3 h=16 w=16 c=64 k=72 r=3 s=3 pad=1 stride=2 dtype=f16 epilogue=bias,relu",
+    ),
+    "stride 2, oblong": (
+        {"stride": 2},
+        "conv2d n=11 h=4 w=16 c=136 k=72 r=3 s=3 pad=1 stride=2 dtype=bf16 epilogue=bias,silu,add",
+    ),
+    "one pixel, stride 2": ({"stride": 2}, "conv2d n=70 h=2 w=2 c=72 k=40 r=3 s=3 pad=1 stride=2 dtype=f16"),
+    "a gate": (
+        {"hidden": 16, "tile_n": 64},
+        "conv2d_folded_se n=13 h=4 w=4 c=72 k=136 hidden=12 r=3 s=3 pad=1 dtype=f16 epilogue=scale,bias,gate,add,relu",
+    ),
+    "a gate, images in a warp": (
+        {"image": "rows", "hidden": 8, "stride": 2, "peers": 2},
+        "conv2d_folded_se n=37 h=4 w=4 c=72 k=72 hidden=8 r=3 s=3 pad=1 stride=2 dtype=bf16 epilogue=bias,gate,add",
+    ),
+    "a projection, fewer images than a tile": (
+        {"hidden": 8, "stride": 2},
+        "conv2d_se_skip n=3 h=8 w=8 c=72 k=72 hidden=8 skip_c=72 r=3 s=3 pad=1 stride=2 dtype=bf16 "
+        "epilogue=bias,gate,project,relu",
+    ),
+    "a projection": (
+        {"hidden": 16, "tile_n": 64, "peers": 2},
+        "conv2d_se_skip n=13 h=4 w=4 c=136 k=136 hidden=16 skip_c=72 r=3 s=3 pad=1 dtype=f16 "
+        "epilogue=bias,gate,project,relu",
+    ),
+    "a projection of one warpgroup, an image of both": (
+        {"hidden": 8},
+        "conv2d_se_skip n=3 h=8 w=8 c=72 k=72 hidden=8 skip_c=136 r=3 s=3 pad=1 dtype=f16 "
+        "epilogue=gate,project,add,store",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_kernels_text_computes_the_convolution(case, tmp_path):
+    config, problem = SMALL | CASES[case][0], parse(CASES[case][1])
+    assert FAMILY.serves(problem, SM90) is None and FAMILY.fits(problem, config, SM90) is None
+    assert FAMILY.legal(config, SM90, problem.dtype, problem.epilogue) is None
+    emulated = Emulated(Kernel.of(FAMILY.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
+    tensors, scalars = random_inputs(problem)
+    wanted = solve(problem, tensors, scalars)
+    most = max(launch["weight_slots"] for launch in FAMILY.launches(problem, config, SM90))
+    for slots, seed in ((2, 0), (most, 1)):  # transfers late, and at once
+        found = emulated.run(problem, tensors, scalars, {"weight_slots": slots}, config["peers"], seed)
+        for name, value in wanted.items():
+            error = relative_error(found[name], value)
+            assert error < {"f16": 1e-3, "bf16": 8e-3}[problem.dtype], f"{name}, {slots} slots, seed {seed}"
+
+
+def test_shared_memory_is_what_the_launches_take_it_for(tmp_path):
+    config, problem = SMALL | CASES["a projection"][0], parse(CASES["a projection"][1])
+    emulated = Emulated(Kernel.of(FAMILY.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
+    most = max(launch["weight_slots"] for launch in FAMILY.launches(problem, config, SM90))
+    assert SM90.block_shared - 2 * 20_544 < emulated.shared_bytes(problem, {"weight_slots": most}) <= SM90.block_shared
+
+
+@pytest.mark.parametrize("chain", ["bias,add,relu", "bias,gate,add,relu", "bias,gate,project,relu"])
+@pytest.mark.parametrize(
+    "config",
+    [{"tile_n": 64, "peers": 2}, {"stride": 2, "tile_n": 128}, {"image": "rows", "stride": 2}],
+    ids=["stride 1", "wide", "rows"],
+)
+def test_the_compiler_does_not_serialize_products(config, chain, tmp_path):
+    gated = "gate" in chain
+    config = SMALL | config | ({"hidden": 16} if gated else {"image": "warps"})
+    compiler = need_compiler("sm_90", nvcc=True)
+    kernel = Kernel.of(FAMILY.name, config, "f16", Epilogue.parse(chain), "sm_90")
+    assert_not_serialized(compiler, kernel, tmp_path)

@@ -1,0 +1,57 @@
+"""Models by their names on the command line."""
+
+import pytest
+import torch
+from helpers import script
+
+from autotune.core.errors import AutotuneError, UnknownNameError
+from autotune_cli import models
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("from torch import nn\nmake = lambda: nn.Conv2d(2, 4, 3)\nnumber = lambda: 3\n")
+    return path
+
+
+def test_a_function_in_a_file(file):
+    model = models.load(f"{file}:make", (2, 9, 8), None)
+    assert (model.name, model.shape, model.module.training, model.is_ours) == ("make", (2, 9, 8), False, False)
+    network = model.network(5, "bf16")
+    assert str(network.layers[-1].problem).startswith("conv2d n=5 h=9 w=8 c=2 k=4 r=3")
+    assert {layer.problem.dtype for layer in network.all_layers} == {"bf16"}
+
+
+def test_a_network_of_ours():
+    model = models.load("se_resnet9_fixup", None, 1)
+    assert model.is_ours and model.shape == (1, 64, 64)
+    assert model.network(2, "f32").layers[0].problem.c == 1
+    assert model.module(torch.rand(2, 1, 64, 64)).shape == (2, 512, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "channels", "said"),
+    [
+        ("resnet50", None, None, "unknown model 'resnet50': give se_resnet9_fixup"),
+        ("se_resnet9_fixup", (3, 8, 8), None, "--input is for models that are captured"),
+        ("torchvision:resnet50", None, 3, "give --input C,H,W"),
+        ("nowhere.py:make", None, None, "there is no file 'nowhere.py'"),
+        ("hub:resnet50", None, None, "unknown model 'hub:resnet50'"),
+    ],
+)
+def test_what_is_no_model(name, shape, channels, said):
+    with pytest.raises(AutotuneError, match=said):
+        models.load(name, shape, channels)
+
+
+def test_what_a_file_lacks(file):
+    with pytest.raises(UnknownNameError, match="no function 'made'"):
+        models.load(f"{file}:made", None, None)
+    with pytest.raises(AutotuneError, match="returned a int: it must return"):
+        models.load(f"{file}:number", None, None)
+
+
+def test_the_script_names_the_mistake():
+    done = script("tune", "--model", "hub:resnet50", "--arch", "cpu")
+    assert done.returncode == 2 and done.stderr.startswith("error: unknown model 'hub:resnet50'")

@@ -1,0 +1,78 @@
+"""How problems are written: the page, --help and files of problems."""
+
+import re
+
+import pytest
+from helpers import ROOT, script
+
+from autotune.core.errors import AutotuneError
+from autotune.ir.problem import OPERATORS, parse
+from autotune_cli import problem_usage
+
+
+def test_the_page_is_up_to_date():
+    page = (ROOT / "docs" / "problems.md").read_text()
+    assert problem_usage.refreshed(page) == page, "run python -m autotune_cli.problem_usage docs/problems.md"
+    assert problem_usage.refreshed(page.replace("conv2d", "conv9d")).count("conv9d") < page.count("conv2d")
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_what_the_usage_says_is_read(name):
+    usage = problem_usage.usage(OPERATORS[name])
+    short = re.sub(r" \[[^]]*\]", "", usage).replace("=DTYPE", "=f32").replace("=N,N", "=2,2").replace("=N", "=4")
+    full = usage.replace("[", "").replace("]", "").replace("=DTYPE", "=f32").replace("=N,N", "=2,2").replace("=N", "=4")
+    assert parse(short) == parse(full)
+    assert f"``\n{usage}\n``" in (ROOT / "docs" / "problems.md").read_text()
+
+
+def test_the_pages_example_is_read():
+    page = (ROOT / "docs" / "problems.md").read_text()
+    assert parse(re.findall(r"^    (conv2d .*)$", page, re.MULTILINE)[0])
+
+
+def test_a_file_has_a_problem_a_line(tmp_path):
+    path = tmp_path / "problems.txt"
+    first, second = "avg_pool2d n=1 h=8 w=8 c=24 r=3 s=3 stride=2 dtype=f32", "conv2d n=1 h=4 w=4 c=8 k=8 dtype=f16"
+    path.write_text(f"# two\n\n{first}\n  {second}  # the stem\n")
+    assert problem_usage.read_problems(path) == [parse(first), parse(second)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("# none\n", "names no problem"), ("\nconv2d n=1\n", "line 2: 'conv2d n=1' lacks"), (None, "cannot read")],
+)
+def test_mistakes_in_a_file_are_told_with_their_place(text, said, tmp_path):
+    path = tmp_path / "problems.txt"
+    if text:
+        path.write_text(text)
+    with pytest.raises(AutotuneError, match=said) as caught:
+        problem_usage.read_problems(path)
+    assert str(path) in str(caught.value)
+
+
+CONV = "conv2d n=1 h=4 w=4 c=8 k=8 dtype"
+MISTAKES = {
+    ("--problem", "conv3d n=1"): "unknown operator 'conv3d': choose one of conv2d",
+    ("--problem", "conv2d n=1 h=4 w=4 c=8 dtype=f32"): "lacks k",
+    ("--problem", f"{CONV}=f32 epilogue=tanhh"): "unknown epilogue step 'tanhh'",
+    ("--problem", f"{CONV}=f16"): "cpu has no kernels in f16: choose f32",
+    ("--problem", f"{CONV}=f99"): "unknown dtype 'f99'",
+    ("--problem", f"{CONV}=f32", "--batch", "4"): "--batch: only for a network",
+    ("--problems", "/nonexistent"): "cannot read /nonexistent",
+    ("--families", "/nonexistent"): "there is no folder /nonexistent",
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)
+def test_tune_py_tells_mistakes_in_a_sentence(arguments, tmp_path):
+    done = script("tune", "--arch", "cpu", "--db", tmp_path / "made.db", *arguments)
+    assert (done.returncode, done.stdout) == (2, "") and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: ") and MISTAKES[arguments] in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_tune_pys_help_shows_every_operator_within_80_columns():
+    done = script("tune", "--help", COLUMNS="80")
+    assert done.returncode == 0 and all(len(line) <= 80 for line in done.stdout.splitlines())
+    text = " ".join(done.stdout.split())
+    assert all(problem_usage.usage(operator) in text for operator in OPERATORS.values())

@@ -1,0 +1,92 @@
+"""scripts/profile_model.py as users run it: its tables, JSON, page and traces, and what it says of mistakes."""
+
+import importlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import SCRIPTS, TUNED_BATCH, script
+
+CALLS = 2
+NUMBERS = ("n", "h", "w", "c", "k", "r", "s", "stride", "pad")
+MODELS = """
+from torch import nn
+
+def net():
+    return nn.Conv2d(3, 4, 3)
+
+def number():
+    return 3
+"""
+
+
+def flops_of(conv2d):
+    """Of a convolution with square strides and padding, without groups and dilation, from its problem's text."""
+    n, h, w, c, k, r, s, stride, pad = (int(re.search(rf"\b{name}=(\d+)", conv2d)[1]) for name in NUMBERS)
+    p, q = (h + 2 * pad - r) // stride + 1, (w + 2 * pad - s) // stride + 1
+    return 2 * n * p * q * k * c * r * s
+
+
+def test_the_script_profiles_a_network_and_its_fused_one(tuned_db, tmp_path):
+    files = [tmp_path / name for name in ("all.json", "page.html", "trace.json.gz")]
+    words = ["--device", "cpu", "--batch", TUNED_BATCH, "--db", tuned_db, "--calls", CALLS]
+    words += ["--json", files[0], "--html", files[1], "--trace", files[2]]
+    done = script("profile", *words)
+    assert done.returncode == 0, done.stderr
+    before, after = json.loads(files[0].read_text())["profiles"]
+    assert before["about"]["variant"] == "eager" and after["about"]["variant"] == "FusedResNet"
+    for profile in (before, after):
+        totals = profile["totals"]
+        assert totals["kernels_us"] + totals["wait_us"] == pytest.approx(totals["total_us"])
+        assert profile["tree"]["us"] == pytest.approx(totals["kernels_us"])
+        assert totals["difference"] == pytest.approx(totals["total_us"] / totals["measured_us"] - 1)
+    ours = {library["name"]: library for library in after["libraries"]}["ours"]
+    symbols = {layer["symbol"] for layer in after["layers"].values() if "template" in layer}
+    assert ours["kernels"] == len(symbols) and ours["open"]
+    of_layers = [layer for layer in after["layers"].values() if layer["problem"].startswith("conv2d ")]
+    assert of_layers and all(layer["flops"] == flops_of(layer["problem"]) for layer in of_layers)
+    page = files[1].read_text()
+    assert not re.search(r"""(src|href)=|https?://(?!schema)|@import|url\(""", page.replace("github.com", ""))
+    assert "cpu/conv2d.cpp.j2" in page and "mkldnn_convolution" in page and "Side by side" in page
+    for name in ("conv2 Conv2d", "mkldnn_convolution", "oneDNN", "fused", "without the profiler"):
+        assert name in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+    again = script("profile", "--from", files[2], tmp_path / "trace-fused.json.gz", "--layer", "layers.1.*.conv1")
+    assert again.returncode == 0, again.stderr
+    assert "conv1 Conv2d" in again.stdout and "stem Sequential" not in again.stdout
+
+
+def test_mistakes_are_told_in_a_sentence(tmp_path):
+    path = tmp_path / "models.py"
+    path.write_text(MODELS)
+    wrong = {
+        "torchvision:NAME": ["--model", "resnet9000"],
+        "no file": ["--model", f"{tmp_path}/absent.py:net"],
+        "it has net, number": ["--model", f"{path}:nothing"],
+        "returned a int": ["--model", f"{path}:number"],
+        "--input C,H,W": ["--model", f"{path}:net"],
+        "x.db": ["--model", f"{path}:net", "--input", "3,8,8", "--db", "x.db"],
+        "is not a trace": ["--from", str(path)],
+        "absent.json": ["--from", f"{tmp_path}/absent.json"],
+        "torchvision": ["--model", "torchvision:resnet5O"],
+    }
+    if not torch.cuda.is_available():
+        wrong["no NVIDIA GPU"] = ["--cudnn", "off"]
+    for words, line in wrong.items():
+        done = script("profile", "--device", "cpu", *line)
+        assert done.returncode == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+
+
+def test_the_standard_librarys_profile_is_found_beside_the_script(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    monkeypatch.delitem(sys.modules, "profile", raising=False)
+    monkeypatch.delitem(sys.modules, "cProfile", raising=False)
+    cprofile = importlib.import_module("cProfile")
+    found = sys.modules["profile"]
+    cprofile.run("1 + 1")
+    assert found.Profile and Path(found.__file__).parent == Path(os.__file__).parent

@@ -1,0 +1,27 @@
+"""Algorithms of cuDNN for tests without a GPU: plans that were timed on an H200, and a made-up list."""
+
+import json
+
+from helpers import ROOT
+
+from autotune.cudnn_algorithms.selection import Algorithm
+
+
+def recorded():
+    """Plans that were really timed on an H200, as algorithms of the forward pass."""
+    layer = json.loads((ROOT / "benchmarks" / "layers-resnet-nvidia-h200.json").read_text())["layers"][0]
+    for trial in layer["trials"]:
+        if trial["side"] == "cudnn":
+            plan, us = trial["plan"], trial["us"]
+            status = "ok" if us else "failed"
+            values = {"workspace_bytes": plan["workspace_bytes"], "status": status, "reason": trial["reason"], "us": us}
+            yield Algorithm("forward", "engine", plan["name"], f"engine {plan['engine']}", **values)
+
+
+CLASSIC = [
+    Algorithm("forward", "classic", "0", "IMPLICIT_GEMM", 0, True, us=30.0, energy_uj=9e3),
+    Algorithm("forward", "classic", "1", "IMPLICIT_PRECOMP_GEMM", 4096, True, us=12.0, energy_uj=8e3),
+    Algorithm("forward", "classic", "4", "FFT", 5 << 20, True, status="unsupported", reason="NOT_SUPPORTED"),
+    Algorithm("forward", "classic", "7", "WINOGRAD_NONFUSED", 3 << 20, False, us=11.0, energy_uj=9e4),
+    Algorithm("backward-data", "classic", "1", "ALGO_1", 64, True, us=5.0),
+]

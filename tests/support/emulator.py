@@ -1,0 +1,156 @@
+"""Runs kernels without a GPU, most of them for Hopper: their own text, with functions of kernels/emulator for PTX."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import nvidia
+import torch
+from helpers import KERNELS
+
+from autotune.codegen import render
+from autotune.core import paths
+from autotune.families import family
+from autotune.families.base import Kernel, Launch
+from autotune.ir import abi
+from autotune.ir.problem import DTYPES, Problem
+from autotune.ir.weight_layout import pack_weight
+
+_PTX = {
+    "cvta": "",
+    "mbarrier.init": "emu::init_barrier(barrier, arrivals);",
+    "fence": "",
+    "griddepcontrol": "",
+    "prefetch": "",
+    "mbarrier.arrive.expect_tx": "emu::expect_bytes(barrier, bytes);",
+    "mbarrier.arrive.shared::cta": "emu::arrive(barrier);",
+    "mbarrier.arrive.shared::cluster": "emu::arrive_at(barrier, block);",
+    "mbarrier.try_wait": "emu::wait(barrier, parity);",
+    "cp.async.bulk.tensor.2d.shared": "emu::load(to, map, barrier, {x, y}, kShared ? blocks : 0);",
+    "cp.async.bulk.tensor.3d.shared": "emu::load(to, map, barrier, {x, y, z}, kShared ? blocks : 0);",
+    "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier": (
+        "emu::load(to, map, barrier, {x, y, z, w}, kShared ? blocks : 0);"
+    ),
+    "cp.async.bulk.tensor.4d.shared::cluster.global.im2col": (
+        "emu::load_im2col(to, map, barrier, {c, w, h, n}, offset_w, offset_h, kShared ? blocks : 0);"
+    ),
+    "cp.async.bulk.tensor.2d.global": "emu::store(map, from, {x, y});",
+    "cp.async.bulk.tensor.4d.global": "emu::store(map, from, {c, w, h, n});",
+    "cp.async.bulk.commit_group": "emu::commit_stores();",
+    "cp.async.bulk.wait_group 0": "emu::wait_for_stores(0);",
+    "cp.async.bulk.wait_group.read": "emu::wait_for_stores(pending);",
+    "cp.async.bulk.shared::cluster": "emu::send_bytes(from, to, bytes, barrier, block);",
+    "st.async": "emu::send(address, barrier, block, v);",
+    "ld.shared.v4": "std::memcpy(&v, emu::generic(address), 16);",
+    "st.shared.v4": "std::memcpy(emu::generic(address), &v, 16);",
+    "st.shared.v2": "std::memcpy(emu::generic(address), &v, 8);",
+    "elect": "chosen = emu::lane() == 0;",
+    "mov.f32": "to[block][i] = from[block][i];",
+    "mov.u32 %0, %%cluster_ctarank": "rank = emu::own().rank;",
+    "barrier.cluster.arrive": "emu::arrive_in_cluster();",
+    "barrier.cluster.wait": "emu::wait_for_cluster();",
+    "barrier.cluster.arrive.relaxed.aligned": "emu::arrive_in_cluster(), emu::wait_for_cluster();",
+    "bar.sync": "emu::sync_of(kName, kThreads);",
+    "bar.arrive": "emu::arrive_at_name(kName);",
+    "barrier.sync.aligned": "emu::sync_of(name, kThreads);",
+    "cp.async.ca": "emu::copy(to, from, kBytes, kBytes);",
+    "cp.async.cg": "emu::copy(to, from, 16, 16);",
+    "cp.async.ca.shared.global [%0], [%1], 4, %2": "emu::copy(to, from, 4, read);",
+    "cp.async.cg.shared.global [%0], [%1], 16, %2": "emu::copy(to, from, 16, read);",
+    "cp.async.commit_group": "emu::commit_copies();",
+    "cp.async.wait_group": "emu::wait_for_copies(pending);",
+    "cp.async.wait_all": "emu::commit_copies(), emu::wait_for_copies(0);",
+    "setmaxnreg": "",
+    "ldmatrix": "emu::load_matrices(to, row);",
+    "stmatrix": "emu::store_matrices(row, words);",
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16": "emu::multiply_warp<half>(d, a, b0, b1);",
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16": "emu::multiply_warp<bfloat16>(d, a, b0, b1);",
+    "wgmma.fence": "emu::exchange(0xffffffffu, 0, 0);",
+    "wgmma.commit_group": "emu::commit_products();",
+    "wgmma.wait_group": "emu::wait_for_products(pending);",
+    "wgmma.mma_async": "emu::multiply<Element>(d, a, b, accumulate);",
+}
+"""A piece of PTX that tells an instruction from others -> what stands for it; empty: it orders, computes nothing."""
+
+
+def _emulated(text: str) -> str:
+    """The text with every asm statement replaced."""
+
+    def replaced(statement: re.Match[str]) -> str:
+        ptx = statement[0]
+        if '""' in ptx:  # only pins registers
+            return ";"
+        found = [name for name in _PTX if name in ptx]
+        if not found:
+            return 'emu::fail("PTX that the emulator does not know");'
+        return _PTX[max(found, key=len)] or ";"
+
+    return re.sub(r"asm volatile\(.*?\);", replaced, text, flags=re.DOTALL)
+
+
+class Emulated:
+    """A kernel compiled for this machine. folder: where what it is made of is written."""
+
+    def __init__(self, kernel: Kernel, folder: Path) -> None:
+        self.kernel = kernel
+        for header in (header for kind in ("cuda", "sm90") for header in (paths.templates() / kind).glob("*.cuh")):
+            copy = folder / header.relative_to(paths.templates())
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_text(_emulated(header.read_text()))
+        text, symbol = render.unit([kernel]), render.symbol(kernel)
+        (folder / "kernel.cu").write_text(_emulated(text))
+        problem = re.search(rf"{symbol}_prepare\((\w+) ", text)
+        assert problem
+        values = {"SYMBOL": symbol, "PROBLEM": problem[1]}
+        defined = [f"-DEMULATED_{name}={value}" for name, value in values.items()]
+        here, library = KERNELS, folder / "kernel.so"
+        included = [f"-I{path}" for path in (folder, here, paths.templates(), _cuda_headers())]
+        flags = ["-std=c++20", "-O1", "-fno-strict-aliasing", "-fPIC", "-shared", "-w"]
+        command = ["g++", *flags, *defined, *included, here / "emulated.cpp", "-o", library]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:4000]
+        self._library = ctypes.CDLL(str(library))
+
+    def run(
+        self, problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequence[float], launch: Launch,
+        cluster: int, seed: int = 0,
+    ) -> dict[str, torch.Tensor]:  # fmt: skip
+        """Every output of a problem, from operands in the shapes and dtypes of problem.operands().
+
+        cluster: blocks of one. seed: of the order of threads; TMA is late if it is even, and at once if it is odd.
+        """
+        layouts = family(self.kernel.family).weight_layouts(self.kernel.values)
+        operands: list[torch.Tensor] = []
+        for operand in problem.operands():
+            if operand.role == "output":
+                operands.append(torch.full(operand.shape, float("nan"), dtype=DTYPES[operand.dtype]))
+            elif operand.name in layouts:
+                operands.append(
+                    pack_weight(tensors[operand.name], layouts[operand.name], getattr(problem, "groups", 1))
+                )
+            else:
+                operands.append(tensors[operand.name].contiguous())
+        pointers = (ctypes.c_void_p * abi.MAX_POINTERS)(*(operand.data_ptr() for operand in operands))
+        text = ctypes.create_string_buffer(4096)
+        packed = self._packed(problem, scalars, launch)
+        status = self._library.emulate(packed, pointers, cluster, ctypes.c_uint(seed), text, len(text))
+        assert status == 0, f"status {status}: {text.value.decode()}"
+        named = zip(problem.operands(), operands, strict=True)
+        return {operand.name: tensor for operand, tensor in named if operand.role == "output"}
+
+    def shared_bytes(self, problem: Problem, launch: Launch) -> int:
+        """Shared memory that the kernel asks for, or -1 where it refuses the problem."""
+        return int(self._library.shared_bytes(self._packed(problem, (), launch)))
+
+    def _packed(self, problem: Problem, scalars: Sequence[float], launch: Launch) -> bytes:
+        parameters = family(self.kernel.family).launch_parameters
+        return abi.pack(problem, scalars, [launch[parameter.name] for parameter in parameters])
+
+
+def _cuda_headers() -> Path:
+    """Those of the pip package that has the compilers."""
+    return next(path for root in nvidia.__path__ for path in Path(root).glob("cu13/include"))

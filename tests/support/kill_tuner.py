@@ -1,0 +1,157 @@
+"""Kills a tuner with SIGKILL at random moments and holds its database to what the tuner had said by then.
+
+    python tests/support/kill_tuner.py --kills 200 --seed 0
+
+The tuner is the real one: it compiles kernels, verifies and times them in its worker. It says each trial on its
+standard output as soon as that is recorded; this script reads the file with sqlite3 alone. Half of the moments are
+counted from the start of the process, the others from its first trial.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import random
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+FINAL = 11  # the column of a measurement that tells finals from trials
+PROBLEMS = [
+    "avg_pool2d n=1 h=8 w=8 c=24 r=3 s=3 stride=2,2 pad=1,1 dtype=f32 epilogue=none",
+    "conv2d n=1 h=6 w=6 c=8 k=16 r=3 s=3 stride=1,1 pad=1,1 dilation=1,1 groups=1 dtype=f32 epilogue=relu",
+    "conv2d n=1 h=5 w=5 c=16 k=16 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 groups=1 dtype=f32 epilogue=relu",
+]
+TABLES = ("device", "environment", "problem", "library", "kernel", "measurement")
+DUPLICATES = """
+    SELECT device_id, problem_id, kernel_id, launch, count(*) FROM measurement
+    WHERE NOT final GROUP BY 1, 2, 3, 4 HAVING count(*) > 1"""
+
+
+def tune(path: str, trials: int) -> None:
+    """The tuner: says how many candidates it has recorded, each time that it has."""
+    from autotune.core.arch import architecture, cpu_targets
+    from autotune.ir.problem import parse
+    from autotune.measure.worker_client import Worker
+    from autotune.tuner.options import Options
+    from autotune.tuner.progress import Progress
+    from autotune.tuner.tuner import Tuning
+    from tuning_db import Store
+
+    class Witness(Progress):
+        def measured(self, problem: str, candidates: int, best_us: float | None) -> None:
+            os.write(1, f"{candidates}\n".encode())
+
+    options = Options(architecture("cpu"), cpu_targets()[0], trials, budget=600.0, jobs=2)
+    with Store.create(path) as store, Worker("cpu") as worker:
+        Tuning(store, map(parse, PROBLEMS), options, worker, Witness()).run()
+
+
+def tuner(path: Path, trials: int) -> subprocess.Popen[bytes]:
+    """The tuner, as a process."""
+    command = [sys.executable, __file__, "--tune", str(path), "--trials", str(trials)]
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, env=environment)
+
+
+@dataclass(frozen=True)
+class Killed:
+    """said: trials that it had said when it was killed, None if it had ended; recorded: trials in the file, in all."""
+
+    said: int | None
+    recorded: int
+
+
+def kill(path: Path, rng: random.Random, longest: float, trials: int) -> Killed:
+    """Run a tuner, kill it at a random moment, and check the file; raises AssertionError if anything is amiss."""
+    before = rows(path)
+    process = tuner(path, trials)
+    assert process.stdout
+    if rng.random() < 0.5:
+        select.select([process.stdout], [], [], 600.0)  # its first trial
+    try:
+        process.wait(rng.uniform(0, longest))
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+    ended = process.wait() == 0
+    said = sum(map(int, process.stdout.read().split()))
+    process.stdout.close()
+    assert ended or process.returncode == -signal.SIGKILL, f"it failed by itself: {process.returncode}"
+    after = check(path)
+    for table in TABLES:
+        lost = before[table] - after[table]
+        assert not lost, f"{table}: lost or changed {sorted(lost)[:3]}"
+    new = len(trial_rows(after)) - len(trial_rows(before))
+    assert new >= said, f"{said} trials were said and {new} recorded"
+    return Killed(None if ended else said, len(trial_rows(after)))
+
+
+def check(path: Path) -> dict[str, set[tuple[object, ...]]]:
+    """Every row of the file, which must be whole, without duplicates, and have binaries that are what they say."""
+    found = rows(path)
+    if found["device"]:
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+            assert connection.execute(DUPLICATES).fetchall() == []
+            for digest, blob in connection.execute("SELECT digest, blob FROM library"):
+                assert hashlib.sha256(zlib.decompress(blob)).hexdigest() == digest
+    return found
+
+
+def rows(path: Path) -> dict[str, set[tuple[object, ...]]]:
+    """Table -> its rows; none of a file that is not there or has no tables yet."""
+    if not path.exists():
+        return {table: set() for table in TABLES}
+    with closing(sqlite3.connect(path)) as connection:
+        if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            return {table: set() for table in TABLES}
+        return {table: set(connection.execute(f"SELECT * FROM {table}")) for table in TABLES}
+
+
+def trial_rows(found: dict[str, set[tuple[object, ...]]]) -> list[tuple[object, ...]]:
+    """The measurements that are trials, not finals."""
+    return [row for row in found["measurement"] if not row[FINAL]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--longest", type=float, default=6.0, help="seconds within which it is killed (default 6)")
+    parser.add_argument("--trials", type=int, default=24)
+    parser.add_argument("--tune", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.tune:
+        tune(args.tune, args.trials)
+        return
+    rng = random.Random(args.seed)
+    started, kills, working, ends = time.monotonic(), 0, 0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.update(AUTOTUNE_GENERATED=f"{folder}/generated", XDG_CACHE_HOME=f"{folder}/cache")
+        while kills < args.kills:
+            path = Path(folder) / f"{ends}.db"
+            outcome = kill(path, rng, args.longest, args.trials)
+            ends += outcome.said is None  # it had nothing left to do: the next begins anew
+            kills += outcome.said is not None
+            working += bool(outcome.said)
+            said = "ended by itself" if outcome.said is None else f"killed after {outcome.said} trials"
+            print(f"{kills:4} {said}, {outcome.recorded} in the file, whole", flush=True)
+    took = (time.monotonic() - started) / 60
+    print(
+        f"{kills} kills, {working} of them between trials, {ends} runs that ended, in {took:.0f} minutes: nothing lost"
+    )
+
+
+if __name__ == "__main__":
+    main()

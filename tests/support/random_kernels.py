@@ -1,0 +1,379 @@
+"""Random problems of every CUDA family, on kernels drawn at random too; alone, a program for a memory checker to watch.
+
+compute-sanitizer python tests/support/random_kernels.py FAMILY ...
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import torch
+from helpers import (
+    LIMIT,
+    STEPS,
+    assert_bytes_are_right,
+    built_paths,
+    candidate_of,
+    random_epilogue,
+    relative_error,
+    solve,
+)
+
+from autotune.core.arch import Architecture, of_capability
+from autotune.core.device import device_target
+from autotune.core.errors import ProblemError
+from autotune.families import family
+from autotune.families.base import PERMISSIONS, Family, Kernel, Launch
+from autotune.ir.epilogue import Epilogue
+from autotune.ir.problem import Problem, parse
+from autotune.measure.candidate_bench import Case
+from autotune.measure.verify import HALF_SUMS
+
+_LIMIT = {**LIMIT, HALF_SUMS: 1e-2}
+_IMAGES = ((16, 16), (8, 8), (8, 16), (16, 8), (8, 32), (32, 8))  # that a block's kernel holds
+_TRIES = 400  # of sizes, for one that a kernel fits
+_BEFORE = [name for name in STEPS if name not in ("add", "store")]  # a place: steps that meet no tensor
+
+
+# -- sizes: (rng) -> a problem's text without dtype and epilogue -------------------------------------------------------
+
+
+def convolution(rng: random.Random, operator: str = "conv2d", groups: int = 1) -> str:
+    side = rng.choice((1, 1, 2, 3, 3, 3, 5))
+    other = rng.choice((side, side, max(1, side - 1)))
+    channels = (1, 3, 4, 8, 16, 20, 24, 32, 64, 72, 128, 136, 200, 264)
+    c, k = rng.choice(channels), rng.choice((*channels, 512))
+    stride = rng.choice(("1", "1", "2", "2,1", "1,2"))
+    dilation = rng.choice(("1", "1", "2", "1,2"))
+    n, h, w = rng.randint(1, 12), rng.randint(6, 24), rng.randint(6, 24)
+    pad = f"{rng.randint(0, side // 2)},{rng.randint(0, other // 2)}"
+    sizes = f"n={n} h={h} w={w} c={groups * c} k={groups * k} r={side} s={other} groups={groups}"
+    return f"{operator} {sizes} stride={stride} pad={pad} dilation={dilation}"
+
+
+def grouped(rng: random.Random) -> str:
+    """Convolutions, some with narrow groups, some with wide ones."""
+    kind = rng.random()
+    if kind < 0.7:
+        return convolution(rng)
+    if kind < 0.8:
+        return convolution(rng, groups=rng.choice((2, 3)))
+    width, groups = rng.choice((4, 8, 16, 32)), rng.choice((4, 8, 16))
+    n, h, w = rng.randint(1, 12), rng.randint(6, 24), rng.randint(6, 24)
+    sizes = f"n={n} h={h} w={w} c={width * groups} k={width * groups * rng.choice((1, 1, 2))} groups={groups}"
+    return f"conv2d {sizes} r=3 s=3 pad=1 stride={rng.randint(1, 2)}"
+
+
+def depthwise(rng: random.Random) -> str:
+    c, side = rng.choice((7, 9, 24, 32, 40, 72)), rng.choice((3, 3, 5, 2))
+    sizes = f"n={rng.randint(1, 5)} h={rng.randint(6, 20)} w={rng.randint(6, 20)} c={c} k={c} groups={c}"
+    stride, dilation = rng.randint(1, 2), rng.choice((1, 1, 2))
+    return f"conv2d {sizes} r={side} s={side} stride={stride} pad={side // 2} dilation={dilation}"
+
+
+def product(rng: random.Random) -> str:
+    if rng.random() < 0.3:
+        return convolution(rng).partition(" r=")[0]
+    n, k = rng.choice((10, 36, 64, 136, 520, 1000)), rng.choice((52, 63, 72, 256, 1000, 2056))
+    return f"gemm m={rng.randint(1, 1500)} n={n} k={k}"
+
+
+def short_product(rng: random.Random) -> str:
+    c, k = 8 * rng.choice((1, 3, 4, 6, 8, 12, 15, 16, 23, 32)), 8 * rng.randint(1, 40)
+    if rng.random() < 0.5:
+        return f"gemm m={rng.randint(1, 5000)} n={k} k={c}"
+    return f"conv2d n={rng.randint(1, 9)} h={rng.randint(1, 30)} w={rng.randint(1, 30)} c={c} k={k}"
+
+
+def excited(rng: random.Random) -> str:
+    """A convolution with squeeze-and-excitation, whose kernels take whole images."""
+    side, stride = rng.choice((2, 4, 8, 16)), rng.choice((1, 1, 2))
+    n = rng.randint(1, 90) if side < 16 else rng.randint(1, 20)
+    c, k = rng.choice((64, 72, 128)), rng.choice((64, 120, 128, 256, 512))
+    sizes = f"n={n} h={stride * side} w={stride * side} c={c} k={k} r=3 s=3 pad=1 stride={stride}"
+    return f"conv2d_se {sizes} hidden={rng.choice((4, 8, 12, 16, 32))}"
+
+
+def folded(rng: random.Random) -> str:
+    """The same with a folded squeeze, and of images of one pixel too; some with a projection, in groups or not."""
+    if rng.random() < 0.7:
+        plain = excited(rng).replace("conv2d_se", "conv2d_folded_se")
+    else:
+        sizes = f"n={rng.randint(1, 300)} h=1 w=1 c={8 * rng.randint(5, 80)} k={64 * rng.randint(1, 10)}"
+        plain = f"conv2d_folded_se {sizes} hidden={4 * rng.randint(1, 16)}"
+    if rng.random() < 0.6:
+        return plain
+    groups = rng.choice((1, 1, 2, 4))
+    skip = f"skip_c={groups * (8 * rng.randint(1, 40) if groups == 1 else 64 * rng.randint(1, 3))} skip_groups={groups}"
+    return f"{plain.replace('folded_se', 'se_skip')} {skip}"
+
+
+def small_images(rng: random.Random) -> str:
+    """3x3 convolutions of images of up to 64 pixels: plain, with a folded squeeze, or with a projection behind it."""
+    kind, stride = rng.randint(0, 2), rng.randint(1, 2)
+    sides = ((8, 8), (4, 4), (2, 2), (1, 1), (4, 8), (8, 2), (2, 4))
+    h, w = rng.choice(sides if kind == 0 else sides[:3])
+    c, k = 8 * rng.choice((1, 5, 8, 9, 16, 24, 32)), 8 * rng.choice((4, 8, 9, 16, 24, 32, 64))
+    sizes = f"n={rng.randint(1, 200)} h={stride * h} w={stride * w} c={c} k={k} r=3 s=3 pad=1 stride={stride}"
+    hidden = f"hidden={4 * rng.randint(1, 16)}"
+    skip = f"{hidden} skip_c={8 * rng.randint(1, 32)}"
+    return (f"conv2d {sizes}", f"conv2d_folded_se {sizes} {hidden}", f"conv2d_se_skip {sizes} {skip}")[kind]
+
+
+def block(rng: random.Random) -> str:
+    h, w = rng.choice(_IMAGES)
+    return f"se_block n={rng.randint(1, 300)} h={h} w={w} c={rng.choice((32, 64))} hidden={rng.choice((4, 8, 12, 16))}"
+
+
+def any_block(rng: random.Random) -> str:
+    h, w = rng.choice((*_IMAGES, (4, 4), (2, 4), (4, 8), (2, 2)))
+    return f"se_block n={rng.randint(1, 200)} h={h} w={w} c={8 * rng.randint(1, 8)} hidden={rng.choice((4, 8, 12, 16))}"
+
+
+def stem_block(rng: random.Random) -> str:
+    h, w = rng.choice(_IMAGES)
+    sizes = f"n={rng.randint(1, 300)} h={4 * h} w={4 * w} c={rng.randint(1, 4)} k={rng.choice((32, 64))} block=4"
+    return f"stem_se_block {sizes} hidden={rng.choice((4, 8, 12, 16))}"
+
+
+def strip_block(rng: random.Random) -> str:
+    pool = rng.choice(("", "_pool"))
+    return stem_block(rng).replace(" k=32 ", " k=64 ").replace("stem_se_block", f"stem_se_block{pool}")
+
+
+def down_block(rng: random.Random) -> str:
+    h, w = (rng.choice((7, 8, 15, 16)) for _ in range(2))
+    sizes = f"n={rng.randint(1, 150)} h={h} w={w} c={64 * rng.randint(1, 3)} k={rng.choice((64, 128, 256))}"
+    return f"se_down_block {sizes} hidden={rng.choice((4, 8, 16))}"
+
+
+def any_down_block(rng: random.Random) -> str:
+    h, w = (rng.choice((4, 7, 8, 15, 16)) for _ in range(2))
+    sizes = f"n={rng.randint(1, 200)} h={h} w={w} c={8 * rng.randint(1, 8)} k={8 * rng.choice((4, 5, 8, 12, 16, 24))}"
+    return f"se_down_block {sizes} hidden={rng.choice((4, 8, 12, 16))}"
+
+
+def patches(rng: random.Random) -> str:
+    size = rng.choice((2, 4, 8))
+    h, w = size * rng.randint(1, 12), 8 * rng.randint(1, 10)
+    c, k = rng.randint(1, 6), 8 * rng.randint(1, 12)
+    return f"patch_conv2d n={rng.randint(1, 5)} h={h} w={w} c={c} k={k} block={size}"
+
+
+def stem(rng: random.Random) -> str:
+    side, pool = rng.choice((3, 5, 7)), rng.choice(("", "pool=3 pool_stride=2 pool_pad=1"))
+    sizes = f"n={rng.randint(1, 4)} h={rng.randint(9, 70)} w={2 * rng.randint(5, 60)} c={rng.randint(1, 4)}"
+    return f"stem {sizes} k={8 * rng.randint(1, 13)} r={side} s={side} stride=2 pad={side // 2} {pool}"
+
+
+def narrow(rng: random.Random) -> str:
+    side, c, stride = rng.choice((3, 5, 7)), rng.randint(1, 4), rng.choice((1, 2, 2))
+    c += stride * c % 2
+    sizes = f"n={rng.randint(1, 4)} h={rng.randint(9, 70)} w={(1 + c % 2) * rng.randint(5, 60)} c={c}"
+    return f"conv2d {sizes} k={8 * rng.randint(1, 13)} r={side} s={side} stride={stride} pad={side // 2}"
+
+
+def pixels(rng: random.Random, operator: str = "elementwise", more: str = "", c: int | None = None) -> str:
+    c = c or rng.choice((1, 13, 24, 36, 64, 100, 264))
+    return f"{operator} n={rng.randint(1, 5)} h={rng.randint(1, 17)} w={rng.randint(1, 17)} c={c} {more}"
+
+
+def pool(rng: random.Random, operator: str = "avg_pool2d", more: str = "") -> str:
+    r, s = rng.randint(1, 4), rng.randint(1, 4)
+    sizes = f"n={rng.randint(1, 4)} h={rng.randint(4, 20)} w={rng.randint(4, 20)} c={rng.choice((13, 24, 36, 64, 72))}"
+    stride, pad = (rng.randint(1, 3), rng.randint(1, 3)), (rng.randint(0, r // 2), rng.randint(0, s // 2))
+    return f"{operator} {sizes} r={r} s={s} stride={stride[0]},{stride[1]} pad={pad[0]},{pad[1]} {more}"
+
+
+def tail(rng: random.Random) -> str:
+    sizes = f"h={rng.randint(1, 16)} w={rng.randint(1, 16)} c={8 * rng.randint(1, 64)}"
+    return f"se_tail n={rng.choice((1, 2, 5, 130, 303))} {sizes} hidden={rng.choice((4, 5, 16, 32, 33))}"
+
+
+def image_convolution(rng: random.Random) -> str:
+    if rng.random() < 0.4:
+        return excited(rng)
+    side, other = rng.choice((1, 2, 3, 3, 3, 5, 7)), rng.choice((1, 3, 3))
+    c, k = 8 * rng.randint(1, 40), 8 * rng.randint(1, 40)
+    n, h, w = rng.randint(1, 12), rng.randint(7, 40), rng.randint(7, 40)
+    pad, dilation = f"{rng.randint(0, side // 2)},{rng.randint(0, other // 2)}", rng.choice(("1", "1", "2", "1,3"))
+    sizes = f"n={n} h={h} w={w} c={c} k={k} r={side} s={other}"
+    return f"conv2d {sizes} stride={rng.randint(1, 2)} pad={pad} dilation={dilation}"
+
+
+def short_tail(rng: random.Random) -> str:
+    side = rng.choice(((2, 2), (4, 4), (3, 5), (8, 8), (16, 16), (1, 1), (7, 7)))
+    sizes = f"h={side[0]} w={side[1]} c={32 * rng.randint(1, 16)} hidden={4 * rng.randint(1, 16)}"
+    return f"se_tail n={rng.choice((1, 2, 5, 130, 303))} {sizes}"
+
+
+SIZES: dict[str, Callable[[random.Random], str]] = {
+    "cuda_avg_pool2d": pool,
+    "cuda_cast": lambda rng: pixels(rng, "cast", f"result={rng.choice(('s8', 'f16', 'bf16', 'f32'))}"),
+    "cuda_conv2d": image_convolution,
+    "cuda_depthwise_conv2d": depthwise,
+    "cuda_elementwise": pixels,
+    "cuda_folded_conv2d": lambda rng: excited(rng).replace("conv2d_se", "conv2d_folded_se"),
+    "cuda_global_avg_pool2d": lambda rng: pixels(rng, "global_avg_pool2d"),
+    "cuda_max_pool2d": lambda rng: pool(rng, "max_pool2d", f"ceil={rng.randint(0, 1)}"),
+    "cuda_mma_se_tail": short_tail,
+    "cuda_narrow_conv2d": narrow,
+    "cuda_patch_conv2d": patches,
+    "cuda_pointwise_conv2d": short_product,
+    "cuda_se_block": any_block,
+    "cuda_se_down_block": any_down_block,
+    "cuda_se_tail": tail,
+    "cuda_space_to_depth": lambda rng: (
+        f"space_to_depth n={rng.randint(1, 4)} h={8 * rng.randint(1, 5)} w={8 * rng.randint(1, 5)} "
+        f"c={rng.randint(1, 5)} block={rng.choice((2, 4, 8))}"
+    ),
+    "cuda_stem": stem,
+    "cuda_stem_se_block": stem_block,
+    "cuda_to_channels_last": lambda rng: pixels(
+        rng, "to_channels_last", f"to={rng.choice((8, 13, 16, 36))}", c=rng.randint(1, 8)
+    ),
+    "cutlass2_conv2d": grouped,
+    "cutlass2_conv2d_dgrad": lambda rng: convolution(rng, "conv2d_dgrad"),
+    "cutlass2_conv2d_wgrad": lambda rng: convolution(rng, "conv2d_wgrad"),
+    "cutlass2_gemm": product,
+    "sm90_conv2d": lambda rng: rng.choice((grouped, grouped, product, excited))(rng),
+    "sm90_folded_conv2d": folded,
+    "sm90_image_conv2d": small_images,
+    "sm90_se_block": block,
+    "sm90_se_down_block": down_block,
+    "sm90_stem_se_block": stem_block,
+    "sm90_strip_se_block": strip_block,
+}
+
+
+# -- kernels and their problems ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A problem, a kernel that fits it, and launch values."""
+
+    problem: Problem
+    kernel: Kernel
+    launch: Launch
+
+    def __str__(self) -> str:
+        return f"{self.problem} {self.kernel} {dict(self.launch)}"
+
+
+def epilogue(rng: random.Random, places: tuple[str, ...], dtype: str, result: str) -> Epilogue:
+    """Random steps around a problem's places, which only tensors' values behind the last may meet."""
+    if "s8" in (dtype, result):  # a result in bytes is spread by its first scale
+        return Epilogue.parse(rng.choice(("scale,bias,relu", "mul_scalar,add,store,add_scalar", "mul_scalar,silu")))
+    names: list[str] = []
+    for place in places:
+        names += [*rng.choices(_BEFORE, k=rng.randint(0, 2)), place]
+    return Epilogue((*names, *random_epilogue(rng).names))
+
+
+def drawn(name: str, arch: Architecture, target: str, seed: int, kernels: int, problems: int) -> Iterator[Drawn]:
+    """Some random problems for each of some random kernels of a family, always the same for a seed."""
+    found = family(name)
+    dtypes = [dtype for dtype in arch.dtypes if dtype in found.dtypes]
+    for i in range(kernels):
+        rng, dtype = random.Random(f"{name} {seed} {i}"), dtypes[i % len(dtypes)]
+        chosen = (_kernel(found, arch, target, rng, dtype) for _ in range(_TRIES))
+        kernel = next((kernel for kernel in chosen if kernel), None)
+        assert kernel, f"{name} fits no random problem in {dtype}"
+        yield from islice(_served(kernel, arch, rng), problems)
+
+
+def _kernel(found: Family, arch: Architecture, target: str, rng: random.Random, dtype: str) -> Kernel | None:
+    """A kernel that solves some random problem; None where the family does not serve that."""
+    problem = _sized(found, rng, dtype)
+    if problem is None:
+        return None
+    try:
+        problem = replace(problem, epilogue=epilogue(rng, problem.places, dtype, problem.output_dtype))
+    except ProblemError:  # more numbers than a kernel takes
+        return None
+    if found.serves(problem, arch):
+        return None
+    configs = found.configs_for(problem, arch, tuple(PERMISSIONS))
+    return Kernel.of(found.name, rng.choice(configs), dtype, problem.epilogue, target) if configs else None
+
+
+def _served(kernel: Kernel, arch: Architecture, rng: random.Random) -> Iterator[Drawn]:
+    """Random problems that a kernel solves."""
+    found = family(kernel.family)
+    for _ in range(_TRIES):
+        plain = _sized(found, rng, kernel.dtype)
+        if plain is None or plain.places != kernel.epilogue.places:
+            continue
+        problem = replace(plain, epilogue=kernel.epilogue)
+        if found.serves(problem, arch) or found.fits(problem, kernel.values, arch):
+            continue
+        if launches := found.launches(problem, kernel.values, arch):
+            yield Drawn(problem, kernel, rng.choice(launches))
+
+
+def _sized(found: Family, rng: random.Random, dtype: str) -> Problem | None:
+    """A problem without steps, or None where the sizes make none, such as a window that is larger than its image."""
+    try:
+        return parse(f"{SIZES[found.name](rng)} dtype={dtype}")
+    except ProblemError:
+        return None
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+
+
+def complaint(case: Case, found: Drawn, path: Path) -> str | None:
+    """What is wrong with a kernel's results by the tuner's checks and by the tests' own reference, if anything is."""
+    step = case.bind(candidate_of(found.kernel, path, found.launch))
+    halves = "f16_accumulation" in family(found.kernel.family).needs(found.kernel.values)
+    _, said = case.verify(step, HALF_SUMS if halves else "")
+    if said or (said := (case.repeat(step, case.bits()) or ("", None))[1]):
+        return said
+    for key, value in solve(case.problem, case.tensors, case.scalars).items():
+        result = case.tensors[key]
+        if result.dtype == torch.int8:
+            assert_bytes_are_right(result, value, key)
+        elif (error := relative_error(result, value)) > _LIMIT[HALF_SUMS if halves else _least_exact(case.problem)]:
+            return f"{key} has a relative error of {error:.2e}"
+    return None
+
+
+def _least_exact(problem: Problem) -> str:
+    return max(problem.dtype, problem.output_dtype, key=lambda dtype: LIMIT.get(dtype, 0))
+
+
+def wrong(names: Sequence[str], seed: int, kernels: int, problems: int) -> tuple[int, list[str]]:
+    """Draw, build and solve: the number of problems, and what is wrong with which results."""
+    device = torch.device("cuda:0")
+    target = device_target(device)
+    arch = of_capability(int(target.removeprefix("sm_")))
+    names = [name for name in names if arch.name in family(name).architectures]
+    every = [found for name in names for found in drawn(name, arch, target, seed, kernels, problems)]
+    paths = built_paths((found.kernel for found in every), len(os.sched_getaffinity(0)))
+    complaints = []
+    for number, found in enumerate(every):
+        case = Case(found.problem, device, seed=number)
+        try:
+            if said := complaint(case, found, paths[found.kernel]):
+                complaints.append(f"{found}: {said}")
+        except AssertionError as error:
+            complaints.append(f"{found}: {error}")
+    return len(every), complaints
+
+
+def main() -> None:
+    count, complaints = wrong(sys.argv[1:] or sorted(SIZES), seed=0, kernels=2, problems=2)
+    print(*complaints, sep="\n")
+    print(f"{count} problems, {len(complaints)} wrong")
+    raise SystemExit(bool(complaints))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,267 @@
+"""A database in a file and one on a PostgreSQL server behave the same; several processes share either."""
+
+import glob
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from databases import CONV, LIBRARY, fill, identity, told
+from helpers import HANG, ROOT
+from kill_tuner import tuner
+
+from tuning_db import DatabaseError, Store, json_export, process_id, reader
+
+NOBODY = 65534
+
+
+def binaries_of_postgresql():
+    """The folder of initdb and pg_ctl, or None."""
+    found = shutil.which("initdb") or next(iter(sorted(glob.glob("/usr/lib/postgresql/*/bin/initdb"))), None)
+    return Path(found).parent if found else None
+
+
+@pytest.fixture(scope="session")
+def server():
+    """The address of a fresh PostgreSQL server, with {} for the database, on a socket of its own."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'psycopg[binary]'")
+    binaries = binaries_of_postgresql()
+    if binaries is None:
+        pytest.skip("no PostgreSQL server is installed")
+    who = {"user": NOBODY} if os.geteuid() == 0 else {}  # it does not run as root
+    with tempfile.TemporaryDirectory() as name:
+        if who:
+            os.chown(name, NOBODY, -1)
+        data = Path(name) / "data"
+        quiet = {"stdout": subprocess.DEVNULL, "cwd": name, **who}
+        subprocess.run(
+            [binaries / "initdb", "-D", data, "-U", "tuner", "-A", "trust", "-E", "UTF8"], check=True, **quiet
+        )
+        control = [binaries / "pg_ctl", "-D", data, "-w", "-l", f"{name}/log"]
+        subprocess.run([*control, "-o", f"-k {name} -c listen_addresses= -c fsync=off", "start"], check=True, **quiet)
+        try:
+            yield f"postgresql+psycopg://tuner@/{{}}?host={name}"
+        finally:
+            subprocess.run([*control, "-m", "immediate", "stop"], check=True, **quiet)
+
+
+@pytest.fixture(params=["file", "server"])
+def where(request, tmp_path):
+    """Where a database may be made."""
+    if request.param == "file":
+        return tmp_path / "tuning.db"
+    address = request.getfixturevalue("server")
+    name = f"t{time.monotonic_ns()}"
+    with closing_engine(address.format("postgres"), isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    return address.format(name)
+
+
+@contextmanager
+def closing_engine(address, **options):
+    engine = sa.create_engine(address, **options)
+    with engine.connect() as connection:
+        yield connection
+    engine.dispose()
+
+
+@contextmanager
+def plain(where):
+    """A connection that shares no code with tuning_db."""
+    if isinstance(where, str):
+        with closing_engine(where) as connection:
+            yield connection.exec_driver_sql
+    else:
+        with closing(sqlite3.connect(where)) as connection:
+            yield connection.execute
+
+
+def test_what_was_written_is_there_after_reopening(where, tmp_path):
+    with Store.create(where) as store:
+        fill(store, 3)
+        json_export.export(store, tmp_path / "here.json")
+    with Store.create(tmp_path / "file.db") as store:
+        json_export.import_(tmp_path / "here.json", store)
+        json_export.export(store, tmp_path / "there.json")
+    assert (tmp_path / "here.json").read_bytes() == (tmp_path / "there.json").read_bytes()
+    with Store.create(tmp_path / "direct.db") as store:
+        fill(store, 3)
+    query = "SELECT config, {}, median_us FROM measurement JOIN kernel ON kernel.id = kernel_id"
+    with plain(where) as sql:
+        launch = "launch::text" if isinstance(where, str) else "launch"
+        rows = sql(query.format(launch)).fetchall()
+    with closing(sqlite3.connect(tmp_path / "direct.db")) as sql:
+        expected = sql.execute(query.format("launch")).fetchall()
+    assert sorted(map(tuple, rows), key=str) == sorted(expected, key=str)
+    assert told(tmp_path / "file.db")["problem"] == told(tmp_path / "direct.db")["problem"]
+
+
+def test_reading_is_only_reading(where):
+    with Store.create(where) as store:
+        fill(store, 1)
+    with Store.open(where) as store:
+        ranking = store.ranking(store.device("d"), store.problems()[0].text)
+        with reader(where) as database:
+            found = database.ranking(database.device("d"), database.problem_texts()[0])
+        assert ranking and [row.kernel_id for row in found] == [row.kernel_id for row in ranking]
+        with pytest.raises(DatabaseError, match=r"readonly.*writable"):
+            store.put_problem("conv2d other")
+
+
+def test_opening_what_is_not_there(where):
+    with pytest.raises(DatabaseError, match=r"no tuning database at .*make one with scripts/tune\.py"):
+        Store.open(where)
+
+
+def test_newer_schema(where):
+    Store.create(where).close()
+    with plain(where) as sql:
+        sql("UPDATE autotune_schema SET version = 99" if isinstance(where, str) else "PRAGMA user_version = 99")
+        if isinstance(where, str):
+            sql("COMMIT")
+    for opened in (Store.open, Store.create):
+        with pytest.raises(DatabaseError, match=r"schema 99.*upgrade"):
+            opened(where)
+
+
+def one(store):
+    """A device, a problem's text and a kernel."""
+    device = store.put_device("d", "sm_90", flops_per_us=1.0, bytes_per_us=1.0)
+    return device, store.put_problem(CONV.format(n=1)).text, store.put_kernel(identity("{}"), symbol="s")
+
+
+CLAIMER = f"""
+import sys
+from tuning_db import Store
+store = Store.create(sys.argv[1])
+device = store.put_device("d", "sm_90", flops_per_us=1.0, bytes_per_us=1.0)
+kernel = store.put_kernel({identity("{}")}, symbol="s")
+print(store.claim(device, {CONV.format(n=1)!r}, kernel, [{{"z": 0}}, {{"z": 1}}]), flush=True)
+sys.stdin.readline()
+store.close()
+"""
+
+
+def claimer(where):
+    command = [sys.executable, "-c", CLAIMER, str(where)]
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_trial_is_one_processs_until_it_is_recorded_or_the_process_ends(where):
+    launches = [{"z": 0}, {"z": 1}]
+    with Store.create(where) as store:
+        device, problem, kernel = one(store)
+        other = claimer(where)
+        assert other.stdout.readline().strip() == str(launches)
+        assert store.claim(device, problem, kernel, launches) is None
+        other.kill()
+        other.communicate()
+        assert store.claim(device, problem, kernel, launches) == launches
+        second = claimer(where)
+        assert second.stdout.readline().strip() == "None"
+        store.put_measurement(
+            device_id=device.id,
+            problem_id=store.put_problem(problem).id,
+            kernel_id=kernel.id,
+            launch={"z": 0},
+            status="wrong",
+        )
+        assert store.claim(device, problem, kernel, launches) == [{"z": 1}]
+        assert store.claim(device, problem, kernel, launches[:1]) == []
+        second.communicate("\n")
+    with plain(where) as sql:
+        assert sql("SELECT count(*) FROM claim").fetchone()[0] == 0
+
+
+def test_another_machines_claim_ends_with_its_lease(where, monkeypatch):
+    with Store.create(where) as store:
+        device, problem, kernel = one(store)
+        monkeypatch.setattr(process_id, "_machine", lambda: "another/1")
+        with Store.create(where) as there:
+            assert there.claim(device, problem, kernel, [{}]) == [{}]
+            monkeypatch.undo()
+            assert store.claim(device, problem, kernel, [{}]) is None
+            now = time.time()
+            monkeypatch.setattr(time, "time", lambda: now + process_id.LEASE + 1)
+            assert store.claim(device, problem, kernel, [{}]) == [{}]
+
+
+WRITER = f"""
+import sys
+from tuning_db import Store
+where, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+with Store.create(where) as store:
+    device = store.put_device("d", "sm_90", flops_per_us=1.0, bytes_per_us=1.0)
+    for i in range(count):
+        library = store.put_library(f"shared {{i}}".encode(), compiler="c", **{LIBRARY})
+        identity = {{**{identity("")}, "config": str(i)}}
+        kernel = store.put_kernel(identity, symbol="s", library_id=library.id)
+        problem = store.put_problem(f"conv2d {{i % 7}}")
+        ids = {{"device_id": device.id, "problem_id": problem.id, "kernel_id": kernel.id}}
+        if store.claim(device, problem.text, kernel, [{{}}]):
+            store.put_measurement(**ids, status="ok", median_us=1.0, error=name)
+"""
+
+
+def test_writers_at_once_do_each_trial_once_and_lose_nothing(where):
+    count = 60
+    commands = [[sys.executable, "-c", WRITER, str(where), name, str(count)] for name in ("one", "two", "three")]
+    writers = [subprocess.Popen(command, cwd=ROOT) for command in commands]
+    assert [process.wait(HANG) for process in writers] == [0, 0, 0]
+    with plain(where) as sql:
+        assert sql("SELECT count(*) FROM measurement").fetchone()[0] == count
+        assert sql("SELECT count(DISTINCT kernel_id) FROM measurement").fetchone()[0] == count
+        assert sql("SELECT count(*) FROM kernel").fetchone()[0] == count
+        assert sql("SELECT count(*) FROM library").fetchone()[0] == count
+        assert sql("SELECT count(*) FROM problem").fetchone()[0] == 7
+
+
+def test_two_tuners_at_once_share_the_work(where, folders):
+    processes = [tuner(where, 2) for _ in range(2)]
+    said = [sum(map(int, process.communicate(timeout=HANG)[0].split())) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    with plain(where) as sql:
+        trials = sql("SELECT count(*) FROM measurement WHERE NOT final").fetchone()[0]
+        key = "device_id, problem_id, kernel_id, CAST(launch AS TEXT)"
+        distinct = sql(f"SELECT count(*) FROM (SELECT DISTINCT {key} FROM measurement WHERE NOT final) AS t")
+        assert trials == distinct.fetchone()[0] == sum(said) > 0
+        assert sql("SELECT count(DISTINCT problem_id) FROM measurement WHERE final").fetchone()[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("postgresql+psycopg://me:secret@127.0.0.1:1/x", "see that the server runs"),
+        ("mysql://me:secret@h/x", "name a file, or a server as postgresql"),
+        ("postgresql+psycopg://:::", "not an address"),
+    ],
+)
+def test_addresses_that_lead_nowhere(address, words):
+    pytest.importorskip("psycopg")
+    for opened in (Store.open, Store.create):
+        with pytest.raises(DatabaseError) as error:
+            opened(address)
+        assert words in str(error.value) and "secret" not in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_database_that_the_server_does_not_have(server):
+    with pytest.raises(DatabaseError, match=r"does not exist; make it on the server"):
+        Store.create(server.format("absent"))
+
+
+def test_a_lost_connection_is_made_anew(server):
+    with closing_engine(server.format("postgres"), isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("CREATE DATABASE lost")
+        with Store.create(server.format("lost")) as store:
+            store.put_problem(CONV.format(n=1))
+            ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'lost'"
+            assert connection.exec_driver_sql(ended).fetchall() == [(True,)]
+            store.put_problem(CONV.format(n=2))
+            assert len(store.problems()) == 2

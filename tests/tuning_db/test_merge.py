@@ -1,0 +1,236 @@
+"""Databases united, packed, exported, imported and compared: nothing is lost, nothing is there twice."""
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from databases import CONV, LIBRARY, fill, identity, told
+from helpers import ROOT, script
+
+from tuning_db import DatabaseError, Store, diff, json_export
+from tuning_db.pack import KEPT, merge, pack
+from tuning_db.snapshot import read
+
+OLDER = ROOT / "tests" / "data" / "schema_1.db"
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Two databases that overlap."""
+    paths = [tmp_path / "a.db", tmp_path / "b.db"]
+    for seed, path in enumerate(paths):
+        with Store.create(path) as store:
+            fill(store, seed)
+    return paths
+
+
+def binaries(path):
+    """Kernel -> its binary, checked."""
+    with Store.open(path) as store:
+        rows = [row for row in store.kernels("sm_90") if row.library]
+        return {(row.config, row.source): store.binary(row.library) for row in rows}
+
+
+def test_merged_is_the_union(two, tmp_path):
+    merge(two, tmp_path / "out.db")
+    parts, whole = [told(path) for path in two], told(tmp_path / "out.db")
+    for table in ("device", "environment", "problem", "measurement", "plan"):
+        assert whole[table] == parts[0][table] | parts[1][table], table
+    assert {row[:6] for row in whole["kernel"]} == {row[:6] for part in parts for row in part["kernel"]}
+    assert {**binaries(two[1]), **binaries(two[0])}.items() <= binaries(tmp_path / "out.db").items()
+    assert not list(tmp_path.glob(".*")), "something was left behind"
+
+
+def test_merging_again_adds_nothing(two, tmp_path):
+    merge(two, tmp_path / "once.db")
+    outcome = merge([tmp_path / "once.db", *two, tmp_path / "once.db"], tmp_path / "twice.db")
+    assert told(tmp_path / "twice.db") == told(tmp_path / "once.db")
+    assert outcome.others == []
+
+
+def test_the_higher_limits_of_a_device_count(tmp_path):
+    for name, rates in (("a", (1.0, 8.0)), ("b", (3.0, 2.0))):
+        with Store.create(tmp_path / f"{name}.db") as store:
+            store.put_device("d", "sm_90", flops_per_us=rates[0], bytes_per_us=rates[1])
+    merge([tmp_path / "a.db", tmp_path / "b.db"], tmp_path / "out.db")
+    with Store.open(tmp_path / "out.db") as store:
+        [device] = store.devices()
+        assert (device.flops_per_us, device.bytes_per_us) == (3.0, 8.0)
+
+
+def test_a_device_with_two_targets_is_refused_and_nothing_written(tmp_path):
+    for target in ("sm_80", "sm_90"):
+        with Store.create(tmp_path / f"{target}.db") as store:
+            store.put_device("NVIDIA X", target, flops_per_us=1.0, bytes_per_us=1.0)
+    with pytest.raises(DatabaseError, match=r"'NVIDIA X' runs sm_80 here and sm_90 there.*nothing was merged"):
+        merge([tmp_path / "sm_80.db", tmp_path / "sm_90.db"], tmp_path / "out.db")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["sm_80.db", "sm_90.db"]
+
+
+def one_kernel(path, compiler, median_us, error=None):
+    with Store.create(path) as store:
+        library = None if error else store.put_library(compiler.encode() * 99, compiler=compiler, **LIBRARY)
+        kernel = store.put_kernel(identity("{}"), symbol="s", error=error, library_id=library and library.id)
+        device = store.put_device("d", "sm_90", flops_per_us=1.0, bytes_per_us=1.0)
+        if library:
+            ids = {"device_id": device.id, "problem_id": store.put_problem(CONV.format(n=1)).id}
+            store.put_measurement(**ids, kernel_id=kernel.id, status="ok", median_us=median_us)
+    return path
+
+
+def test_a_kernel_of_another_compiler_stays_another_with_its_own_times(tmp_path):
+    sources = [one_kernel(tmp_path / f"{name}.db", name, us) for name, us in (("nvcc 12", 3.0), ("nvcc 13", 2.0))]
+    outcome = merge(sources, tmp_path / "out.db")
+    assert len(outcome.others) == 1 and "nvcc 13" in outcome.others[0]
+    with Store.open(tmp_path / "out.db") as store:
+        best = store.ranking(store.devices()[0], CONV.format(n=1))
+        assert [(row.median_us, store.binary(row.kernel.library)) for row in best] == [
+            (2.0, b"nvcc 13" * 99),
+            (3.0, b"nvcc 12" * 99),
+        ]
+        assert best[1].kernel.source == "0" != best[0].kernel.source
+    again = merge([tmp_path / "out.db", *sources], tmp_path / "again.db")
+    assert told(tmp_path / "again.db") == told(tmp_path / "out.db") and len(again.others) == 1
+
+
+@pytest.mark.parametrize("broken_first", [False, True])
+def test_a_kernel_that_compiled_somewhere_is_compiled(tmp_path, broken_first):
+    good = one_kernel(tmp_path / "good.db", "c", 3.0)
+    bad = one_kernel(tmp_path / "bad.db", "c", None, error="no")
+    merge([bad, good] if broken_first else [good, bad], tmp_path / "out.db")
+    with Store.open(tmp_path / "out.db") as store:
+        [row] = store.kernels("sm_90")
+        assert row.error is None and store.binary(row.library) == b"c" * 99
+
+
+def test_older_schemas_are_merged_and_newer_ones_refused(two, tmp_path):
+    merge([OLDER, *two], tmp_path / "out.db")
+    shipped, whole = told_of_schema_1(tmp_path), told(tmp_path / "out.db")
+    assert all(shipped[table] <= whole[table] for table in shipped)
+    with closing(sqlite3.connect(two[1])) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(DatabaseError, match=r"b\.db has schema 99, newer than .*upgrade"):
+        merge(two, tmp_path / "none.db")
+    assert not (tmp_path / "none.db").exists()
+
+
+def told_of_schema_1(folder: Path):
+    """The shipped file's facts, from a copy of the present schema whose rows are compared with the original's."""
+    copy = folder / "shipped.db"
+    shutil.copy(OLDER, copy)
+    Store.create(copy).close()
+    with closing(sqlite3.connect(copy)) as new, closing(sqlite3.connect(OLDER)) as old:
+        for (table,) in old.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            before = old.execute(f"SELECT * FROM {table} ORDER BY id").fetchall()
+            assert [row[: len(before[0])] for row in new.execute(f"SELECT * FROM {table} ORDER BY id")] == before
+        assert new.execute("PRAGMA user_version").fetchone() == (2,)
+    return told(copy)
+
+
+def test_exporting_and_importing_loses_nothing(two, tmp_path):
+    with Store.open(two[0]) as store:
+        json_export.export(store, tmp_path / "a.json")
+    with Store.create(tmp_path / "new.db") as store:
+        json_export.import_(tmp_path / "a.json", store)
+        json_export.export(store, tmp_path / "again.json")
+    assert told(tmp_path / "new.db") == told(two[0]) and binaries(tmp_path / "new.db") == binaries(two[0])
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "a.json").read_bytes()
+    strict = json.loads((tmp_path / "a.json").read_text(), parse_constant=pytest.fail)
+    assert {"float": "inf"} in [row["relative_error"] for row in strict["measurement"]]
+
+
+def test_importing_into_a_database_merges(two, tmp_path):
+    merge(two, tmp_path / "merged.db")
+    with Store.open(two[1]) as store:
+        json_export.export(store, tmp_path / "b.json")
+    with Store.create(two[0]) as store:
+        json_export.import_(tmp_path / "b.json", store)
+    assert told(two[0]) == told(tmp_path / "merged.db")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s[: len(s) // 2], "is not JSON"),
+        (lambda s: s.replace('"format"', '"shape"', 1), "is not an exported tuning database"),
+        (lambda s: s.replace('"schema": 2', '"schema": 77', 1), "has schema 77"),
+        (lambda s: s.replace('"blob": "', '"blob": "AAAA', 1), "is not what its digest says; nothing was imported"),
+        (lambda s: s.replace('"symbol"', '"sign"', 1), "wrong columns: sign, symbol"),
+        (lambda s: s.replace('"problem_id": 1', '"problem_id": 999', 1), "damaged: KeyError 999; nothing was imported"),
+    ],
+)
+def test_a_damaged_export_is_refused_whole(two, tmp_path, change, words):
+    with Store.open(two[0]) as store:
+        json_export.export(store, tmp_path / "a.json")
+    (tmp_path / "bad.json").write_text(change((tmp_path / "a.json").read_text()))
+    with Store.create(tmp_path / "new.db") as store, pytest.raises(DatabaseError, match=words):
+        json_export.import_(tmp_path / "bad.json", store)
+    assert not any(told(tmp_path / "new.db").values())
+
+
+def test_packing_several_keeps_the_best_of_each(tmp_path):
+    paths = [tmp_path / "h200.db", tmp_path / "a100.db"]
+    for seed, path in enumerate(paths):
+        with Store.create(path) as store:
+            fill(store, seed, device=path.stem)
+            fill(store, seed + 7, device=path.stem)  # newer plans of the same networks
+    pack(paths, tmp_path / "packed.db")
+    with Store.open(tmp_path / "packed.db") as packed:
+        for path in paths:
+            with Store.open(path) as store:
+                device, there = store.device(path.stem), packed.device(path.stem)
+                for problem in store.problems():
+                    wanted = [row.median_us for row in store.ranking(device, problem.text)[:KEPT]]
+                    assert [row.median_us for row in packed.ranking(there, problem.text)] == wanted
+                for network in ("net n=1", "net n=2"):
+                    mine, its = store.plan(device, network), packed.plan(there, network)
+                    assert its.median_us == mine.median_us
+                    for a, b in zip(mine.choices, its.choices, strict=True):
+                        assert store.kernel(a["kernel"]).config == packed.kernel(b["kernel"]).config
+        assert packed.counts()["plan"] == 4
+        used = {row.library_id for row in packed.kernels("sm_90")} - {None}
+        assert len(used) == packed.counts()["library"]
+
+
+def test_a_difference_is_what_one_has_and_the_other_has_not(two, tmp_path):
+    with Store.open(two[0]) as a, Store.open(two[1]) as b:
+        counts = diff.counts(read(a), read(b))
+        facts = [told(path) for path in two]
+        for table in ("device", "problem", "measurement", "plan"):
+            first, second = facts[0][table], facts[1][table]
+            expected = ((first - second).total(), (first & second).total(), (second - first).total())
+            assert (counts[table].first, counts[table].both, counts[table].second) == expected
+        changed = {problem: (mine, its) for _, problem, mine, its in diff.winners(a, b)}
+        device = a.device("d"), b.device("d")
+        for problem in {row.text for row in a.problems()} & {row.text for row in b.problems()}:
+            best = [store.ranking(of, problem)[0] for store, of in zip((a, b), device, strict=True)]
+            same = best[0].kernel.config == best[1].kernel.config and best[0].launch == best[1].launch
+            assert same or (changed[problem][0].id, changed[problem][1].id) == (best[0].id, best[1].id)
+        assert list(diff.winners(a, a)) == []
+
+
+# -- scripts/db.py -----------------------------------------------------------------------------------------------------
+
+
+def test_the_commands(two, tmp_path):
+    for arguments, words in [
+        (("merge", *two, "-o", tmp_path / "m.db"), "added"),
+        (("export", tmp_path / "m.db", tmp_path / "m.json"), "m.json"),
+        (("import", tmp_path / "m.json", tmp_path / "i.db"), "added"),
+        (("diff", tmp_path / "m.db", tmp_path / "i.db"), "in both"),
+        (("info", tmp_path / "i.db"), "measured with: torch 2.0"),
+    ]:
+        done = script("db", *arguments)
+        assert done.returncode == 0 and words in done.stdout, done.stderr
+    assert told(tmp_path / "i.db") == told(tmp_path / "m.db")
+    for arguments, words in [
+        (("merge", *two, "-o", tmp_path / "m.db"), "m.db exists"),
+        (("merge", two[0], tmp_path / "absent.db", "-o", tmp_path / "n.db"), "absent.db"),
+        (("export", tmp_path / "m.db", tmp_path / "m.json"), "m.json exists"),
+        (("import", two[0], tmp_path / "n.db"), "a.db"),
+    ]:
+        done = script("db", *arguments)
+        assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr

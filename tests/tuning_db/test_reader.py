@@ -1,0 +1,106 @@
+"""Reading for a run, by plain sqlite3, gives what SQLAlchemy reads by the schema, of every column that it asks for."""
+
+import shutil
+import sqlite3
+from contextlib import closing
+
+import pytest
+from databases import fill
+from helpers import ROOT
+
+from tuning_db import DatabaseError, Store, reader
+from tuning_db.location import SCHEMA_VERSION
+from tuning_db.reader import Reader
+from tuning_db.schema import ProblemRow
+
+SHIPPED = ROOT / "tuning_db" / "se_resnet9_fixup_h200.db"
+OLDER = ROOT / "tests" / "data" / "schema_1.db"
+
+
+@pytest.fixture(params=["random", "shipped", "schema 1"])
+def path(request, tmp_path):
+    if request.param != "random":
+        return SHIPPED if request.param == "shipped" else OLDER
+    with Store.create(tmp_path / "random.db") as store:
+        fill(store, 1)
+        fill(store, 2, device="other")
+    return tmp_path / "random.db"
+
+
+def library(row):
+    return row and (row.id, row.digest, row.kind, row.target)
+
+
+def kernel(row):
+    return (row.id, row.family, row.config, row.symbol, row.weight_layouts, library(row.library))
+
+
+def measured(row):
+    return (row.kernel_id, kernel(row.kernel), row.launch, row.median_us, row.final, row.details)
+
+
+def answers(database, texts, networks, kernels):
+    """All that the database answers to questions about these problems, networks and kernels, as plain values."""
+    devices = database.devices()
+    yield [(row.id, row.name, row.target, row.flops_per_us, row.bytes_per_us) for row in devices]
+    yield database.problem_texts()
+    yield [device and device.id for device in map(database.device, [*(row.name for row in devices), "absent"])]
+    yield [kernel(database.kernel(number)) for number in kernels]
+    yield [database.binary(found) for number in kernels if (found := database.kernel(number).library)]
+    for device in devices:
+        for text in texts:
+            yield [measured(row) for row in database.ranking(device, text)]
+            yield database.best_us(device, text)
+        for network in networks:
+            row = database.plan(device, network)
+            yield row and (row.median_us, row.choices, row.details)
+
+
+def test_both_ways_of_reading_answer_the_same(path):
+    with closing(sqlite3.connect(path)) as connection:
+        texts, networks, kernels = (
+            [value for (value,) in connection.execute(query)]
+            for query in ("SELECT text FROM problem", "SELECT DISTINCT network FROM plan", "SELECT id FROM kernel")
+        )
+    questions = ([*texts, "absent"], [*networks, "absent"], kernels)
+    assert texts
+    with reader(path) as plain, Store.open(path) as store:
+        assert isinstance(plain, Reader)
+        assert list(answers(plain, *questions)) == list(answers(store, *questions))
+
+
+def test_it_is_read_while_others_write(tmp_path):
+    with Store.create(tmp_path / "a.db") as store:
+        fill(store, 1)
+        with store.writing() as session, reader(tmp_path / "a.db") as before:
+            count = len(before.problem_texts())
+            session.add(ProblemRow(text="conv2d more", operator="conv2d"))
+            session.flush()
+            with reader(tmp_path / "a.db") as during:
+                assert len(during.problem_texts()) == count
+        with reader(tmp_path / "a.db") as after:
+            assert len(after.problem_texts()) == count + 1
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(DatabaseError, match=r"no tuning database at .*absent\.db"):
+        reader(tmp_path / "absent.db")
+    (tmp_path / "words.db").write_text("words")
+    with pytest.raises(DatabaseError, match=r"words\.db is not a tuning database"):
+        reader(tmp_path / "words.db")
+    newer = tmp_path / "newer.db"
+    shutil.copy(OLDER, newer)
+    with closing(sqlite3.connect(newer)) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    with pytest.raises(DatabaseError, match=r"newer than .*upgrade the package"):
+        reader(newer)
+    with closing(sqlite3.connect(newer)) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("DROP TABLE device")
+    with reader(newer) as database, pytest.raises(DatabaseError, match=r"newer\.db: no such table: device"):
+        database.devices()
+
+
+def test_an_address_is_a_servers():
+    with pytest.raises(DatabaseError, match="name a file, or a server"):
+        reader("mysql://user@host/name")

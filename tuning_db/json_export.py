@@ -1,0 +1,100 @@
+"""A database as a JSON file that people can read and compare, a row a line, and back; binaries are in base64."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+from tuning_db.errors import DatabaseError
+from tuning_db.location import SCHEMA_VERSION
+from tuning_db.merge import Outcome, unite
+from tuning_db.schema import Base
+from tuning_db.snapshot import TABLES, Facts, Row, read
+from tuning_db.store import Store
+
+FORMAT = "autotune tuning database"
+
+
+def export(store: Store, path: Path) -> None:
+    """Write all facts to a new file; raises DatabaseError if it exists or cannot be written."""
+    facts = read(store)
+    try:
+        with path.open("x") as file:
+            file.write(f'{{"format": {json.dumps(FORMAT)}, "schema": {SCHEMA_VERSION}')
+            for table in TABLES:
+                rows = ",\n".join(json.dumps(_plain_value(row), allow_nan=False) for row in facts[table])
+                file.write(f',\n"{table}": [\n{rows}\n]')
+            file.write("}\n")
+    except FileExistsError:
+        raise DatabaseError(f"{path} exists: remove it or name another file") from None
+    except OSError as error:
+        raise DatabaseError(f"cannot write {path}: {error.strerror}") from error
+
+
+def import_(path: Path, store: Store) -> Outcome:
+    """Add the facts of an exported file to a database; raises DatabaseError if it is not one, or is damaged."""
+    try:
+        data = json.loads(path.read_text())
+    except OSError as error:
+        raise DatabaseError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise DatabaseError(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise DatabaseError(f"{path} is not an exported tuning database: it does not say so in its first line")
+    if data["schema"] != SCHEMA_VERSION:
+        raise DatabaseError(f"{path} has schema {data['schema']}, this version reads {SCHEMA_VERSION}: export it anew")
+    try:
+        facts: Facts = {table: [_row(table, row) for row in data[table]] for table in TABLES}
+        return unite(store, facts)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DatabaseError(f"{path} is damaged: {type(error).__name__} {error}; nothing was imported") from error
+
+
+def _plain_value(value: Any) -> Any:
+    """A value as JSON has it: binaries as text, numbers that JSON does not know by their names."""
+    match value:
+        case bytes():
+            return base64.b64encode(value).decode()
+        case float() if not math.isfinite(value):
+            return {"float": str(value)}
+        case dict():
+            return {name: _plain_value(item) for name, item in value.items()}
+        case list():
+            return [_plain_value(item) for item in value]
+    return value
+
+
+def _row(table: str, row: Row) -> Row:
+    """The row that `export` wrote; raises ValueError if it is not of this table or its binary is damaged."""
+    names = set(Base.metadata.tables[table].c.keys())
+    if set(row) != names:
+        raise ValueError(f"a row of '{table}' has the wrong columns: {', '.join(sorted(set(row) ^ names))}")
+    row = {name: _value(value) for name, value in row.items()}
+    if "blob" in row:
+        row["blob"] = base64.b64decode(row["blob"], validate=True)
+        if hashlib.sha256(_decompressed(row["blob"])).hexdigest() != row["digest"]:
+            raise ValueError(f"binary {row['digest'][:12]} is not what its digest says")
+    return row
+
+
+def _value(value: Any) -> Any:
+    match value:
+        case {"float": str(text)} if len(value) == 1:
+            return float(text)
+        case dict():
+            return {name: _value(item) for name, item in value.items()}
+        case list():
+            return [_value(item) for item in value]
+    return value
+
+
+def _decompressed(blob: bytes) -> bytes:
+    try:
+        return zlib.decompress(blob)
+    except zlib.error:
+        return b""

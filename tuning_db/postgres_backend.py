@@ -1,0 +1,84 @@
+"""Databases on a server, for tuners on many machines; named by an address: postgresql+psycopg://user@host/name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from tuning_db.errors import DatabaseError, explained
+from tuning_db.location import APPLICATION_ID, SCHEMA_VERSION
+from tuning_db.schema import Base
+
+_MARK = sa.Table("autotune_schema", sa.MetaData(), sa.Column("version", sa.Integer, nullable=False))
+"""What SQLite keeps in the file's header: that this is a tuning database, and of which schema."""
+
+
+def engine_to_write(address: str, writing: str) -> sa.Engine:
+    """Connect and make the tables if need be. writing: the option of transactions that write."""
+    engine = _engine(address, {})
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:  # one writer at a time, as in a file: what it read stays true
+        if connection.get_execution_options().get(writing):
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({APPLICATION_ID})")
+
+    name = name_of(address)
+    told, options = explained(name, sa.exc.DBAPIError), {writing: True}
+    with told, engine.connect().execution_options(**options) as connection, connection.begin():
+        version = _version(connection)
+        if version is None:
+            _MARK.create(connection)
+            Base.metadata.create_all(connection)
+            connection.execute(sa.insert(_MARK).values(version=SCHEMA_VERSION))
+    _check(name, version or SCHEMA_VERSION)
+    return engine
+
+
+def engine_to_read(address: str) -> sa.Engine:
+    """Connect to a database that is not to be written; raises DatabaseError if there is none."""
+    engine = _engine(address, {"options": "-c default_transaction_read_only=on"})
+    name = name_of(address)
+    with explained(name, sa.exc.DBAPIError), engine.connect() as connection:
+        version = _version(connection)
+    if version is None:
+        raise DatabaseError(f"no tuning database at {name}: make one with scripts/tune.py --db {name}")
+    _check(name, version)
+    return engine
+
+
+def name_of(address: str) -> str:
+    """The address without its password."""
+    return _url(address).render_as_string(hide_password=True)
+
+
+def _url(address: str) -> sa.URL:
+    try:
+        return sa.make_url(address)
+    except (sa.exc.ArgumentError, ValueError) as error:
+        raise DatabaseError(f"not an address of a database: {error}") from error
+
+
+def _engine(address: str, arguments: dict[str, Any]) -> sa.Engine:
+    try:
+        url = _url(address)
+        if url.get_backend_name() != "postgresql":
+            raise DatabaseError(f"{name_of(address)}: name a file, or a server as postgresql+psycopg://user@host/name")
+        # A server that was restarted between two trials is asked once more instead of ending the run.
+        return sa.create_engine(url, connect_args=arguments, pool_pre_ping=True)
+    except ModuleNotFoundError as error:
+        raise DatabaseError(f"{name_of(address)} needs {error.name}: pip install 'psycopg[binary]'") from error
+
+
+def _version(connection: sa.Connection) -> int | None:
+    if not sa.inspect(connection).has_table(_MARK.name):
+        return None
+    return connection.scalar(sa.select(_MARK.c.version))
+
+
+def _check(name: str, version: int) -> None:
+    if version != SCHEMA_VERSION:
+        raise DatabaseError(
+            f"{name} has schema {version}, this version reads {SCHEMA_VERSION}: upgrade the package everywhere, or "
+            "export it with the version that made it and import it into a new database"
+        )
