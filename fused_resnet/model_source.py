@@ -123,6 +123,7 @@ class Captured:
     def network(self, shape: tuple[int, ...], dtype: str) -> Network:
         """The layers for an input of this shape; takes seconds the first time."""
         from fused_resnet.capture import capture
+        from fused_resnet.quantization.int8_rewrite import capture_int8
 
         if 0 in shape or not shape:
             raise InputError(f"the input has shape {shape}: it must hold something")
@@ -134,7 +135,10 @@ class Captured:
         if (shape, dtype) not in self._networks:
             products = _products(dtype, self.precision)
             with ThreadPoolExecutor(1) as untraced:  # whoever traces or compiles us changes torch for its thread alone
-                captured = untraced.submit(capture, self.module, shape, products, self.scales)
+                if self.scales is None:
+                    captured = untraced.submit(capture, self.module, shape, products)
+                else:
+                    captured = untraced.submit(capture_int8, self.module, shape, products, self.scales)
             self._networks[shape, dtype] = captured.result()
         return self._networks[shape, dtype]
 
@@ -159,8 +163,3 @@ def _structure(module: nn.Module) -> dict[str, str]:
     """What kind of part each submodule is, and each tensor's shape, in words."""
     parts = {name: f"a {type(part).__name__}" for name, part in module.named_modules() if name}
     return parts | {name: f"of shape {tuple(tensor.shape)}" for name, tensor in module.state_dict().items()}
-
-
-def state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """All tensors of a module by name, those buffers included that its state_dict leaves out."""
-    return {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict()}

@@ -18,7 +18,8 @@ from autotune.runtime import engine
 from autotune.runtime.executor import ACCESS, Frame, close, count
 from autotune.runtime.network_plan import Plan
 from fused_resnet import torch_op
-from fused_resnet.model_source import Captured, Named, Source, state
+from fused_resnet.model_source import Captured, Named, Source
+from fused_resnet.module_state import module_state
 from fused_resnet.torch_op import InputError
 from tuning_db import reader
 
@@ -294,7 +295,7 @@ class FusedResNet(nn.Module):
         wanted = self.network(x)
         with reader(self.tuning_db) as store, torch.inference_mode(False), torch.no_grad():
             # Not this object's own tensors: torch.nn.DataParallel's replicas have none that go by a name.
-            plan = Plan(wanted, state(self._plain), store, x.device, self.graph, not x.is_contiguous())
+            plan = Plan(wanted, module_state(self._plain), store, x.device, self.graph, not x.is_contiguous())
         sources = Counter(bound.choice.source for bound in plan.bound)
         if other := {source: count for source, count in sources.items() if source != "tuned"}:
             listed = ", ".join(f"{count} from '{source}'" for source, count in other.items())

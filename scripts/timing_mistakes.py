@@ -19,7 +19,7 @@ from rich.table import Table
 
 from autotune.core.errors import AutotuneError
 from autotune.measure.cold_cache import Rotation, copies_of, flush
-from autotune.measure.interleave import interleave
+from autotune.measure.interleaving import interleave
 from autotune.measure.nvml import Monitor
 from autotune.measure.result import median_interval, timed
 from autotune.measure.timers import Runnable, Work, host_clock, sampler, settle

@@ -10,8 +10,8 @@ from helpers import ROOT, python
 
 TOOLS = ("jinja2", "optuna", "cutlass_library", "ninja", "rich", "matplotlib")
 TUNER = (
-    "autotune.codegen.build",
-    "autotune.codegen.render",
+    "autotune.codegen.ninja_build",
+    "autotune.codegen.rendering",
     "autotune.families",
     "autotune.search",
     "autotune.tuner.tuner",

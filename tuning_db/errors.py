@@ -6,8 +6,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from autotune.core.errors import AutotuneError
-
 _ADVICE = {
     "disk is full": "free some space and run again: what was committed is safe",
     "No space left": "free some space and run again: what was committed is safe",
@@ -29,7 +27,7 @@ _ADVICE = {
 }
 
 
-class DatabaseError(AutotuneError):
+class DatabaseError(Exception):
     """A database that cannot be read, written or trusted."""
 
 

@@ -17,7 +17,7 @@ import torch
 
 from autotune.ir.problem import Problem
 from autotune.measure.cold_cache import Rotation, copies_of, flush
-from autotune.measure.interleave import Rounds, interleave
+from autotune.measure.interleaving import Rounds, interleave
 from autotune.measure.nvml import Monitor
 from autotune.measure.nvtx import span
 from autotune.measure.resources import energy_uj, host_us, memory_bytes, workspace_bytes
@@ -32,7 +32,7 @@ from autotune.measure.timers import (
     synchronize,
 )
 from autotune.measure.verify import HALF_SUMS, TOLERANCE, WHOLE_SLACK, Operands
-from autotune.runtime.bind import Candidate, Step, bind
+from autotune.runtime.binding import Candidate, Step, bind
 from autotune.runtime.engine import Program, RefusedError
 
 SAMPLES = 5

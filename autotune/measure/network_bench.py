@@ -13,12 +13,12 @@ import torch
 
 from autotune.ir.constant_expr import Source
 from autotune.ir.network import INPUT, OUTPUT, Network
-from autotune.measure.interleave import interleave
+from autotune.measure.interleaving import interleave
 from autotune.measure.nvml import Monitor
 from autotune.measure.result import Result, timed
 from autotune.measure.timers import replay_sampler
 from autotune.measure.verify import random_tensor
-from autotune.runtime.bind import Candidate
+from autotune.runtime.binding import Candidate
 from autotune.runtime.network_plan import BoundLayer, bind_layer, capture, make_buffers, make_graph, make_runs
 from autotune.runtime.selection import Choice
 

@@ -28,7 +28,7 @@ from autotune.libraries import cudnn
 from autotune.measure.network_bench import Pick
 from autotune.measure.result import Result
 from autotune.measure.timers import Timing
-from autotune.runtime.bind import Candidate
+from autotune.runtime.binding import Candidate
 
 START_SECONDS = 180.0
 """Importing torch and making a CUDA context, on a slow disk."""

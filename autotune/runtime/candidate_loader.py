@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from autotune.runtime import binary_cache
-from autotune.runtime.bind import Candidate
+from autotune.runtime.binding import Candidate
 
 if TYPE_CHECKING:
     from tuning_db.protocols import Database, Kernel

@@ -11,7 +11,7 @@ import torch
 
 from autotune.ir.network import INPUT, OUTPUT
 from autotune.ir.problem import DTYPES
-from autotune.runtime.bind import Step
+from autotune.runtime.binding import Step
 from autotune.runtime.engine import Calls, Graph, Program
 from autotune.runtime.memory_planner import aligned
 from autotune.runtime.network_plan import Plan, Run, capture, execute, make_graph, make_runs

@@ -14,7 +14,7 @@ from autotune.ir.constant_expr import tensor as constant
 from autotune.ir.network import INPUT, OUTPUT, Layer, Network
 from autotune.ir.problem import DTYPES, Operand
 from autotune.runtime import engine
-from autotune.runtime.bind import Slot, Step, bind
+from autotune.runtime.binding import Slot, Step, bind
 from autotune.runtime.engine import EngineError
 from autotune.runtime.memory_planner import Use, arrange
 from autotune.runtime.selection import Choice, choices, select, torch_choice

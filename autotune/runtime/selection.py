@@ -15,7 +15,7 @@ from autotune.core.device import device_name, device_target
 from autotune.ir.network import Alternative, Layer, Network, batch_of
 from autotune.ir.problem import Problem, with_batch
 from autotune.libraries import aten, cudnn_names
-from autotune.runtime.bind import Candidate
+from autotune.runtime.binding import Candidate
 from autotune.runtime.candidate_loader import candidate
 
 if TYPE_CHECKING:

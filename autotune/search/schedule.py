@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from autotune.codegen.build import together
+from autotune.codegen.ninja_build import together
 from autotune.families.base import Config, Kernel
 from autotune.ir.problem import Problem
 from autotune.search.space import Study

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import LifoQueue
 
-from autotune.codegen.build import POLL_SECONDS
+from autotune.codegen.ninja_build import POLL_SECONDS
 from autotune.families.base import Kernel
 from autotune.ir.problem import Problem
 from autotune.libraries import aten, cudnn

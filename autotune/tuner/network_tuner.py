@@ -20,7 +20,7 @@ from autotune.ir.network import Alternative, Network
 from autotune.ir.problem import Problem
 from autotune.measure.network_bench import Pick
 from autotune.measure.worker_client import Worker
-from autotune.runtime.bind import Candidate
+from autotune.runtime.binding import Candidate
 from autotune.runtime.candidate_loader import candidate
 from autotune.runtime.selection import plan_of_another, shortlist
 from tuning_db import Store

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from autotune.codegen.build import together
+from autotune.codegen.ninja_build import together
 from autotune.families import family, serving
 from autotune.families.base import Config, Kernel
 from autotune.ir.problem import Problem

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from autotune.ir.problem import Problem
 from autotune.measure.result import Result
 from autotune.measure.worker_client import Worker
-from autotune.runtime.bind import Candidate
+from autotune.runtime.binding import Candidate
 from autotune.runtime.candidate_loader import candidate
 from autotune.tuner.progress import Progress
 from autotune.tuner.time_breakdown import RECORD, Ledger

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,11 +20,19 @@ from fused_resnet.capture.trace import Traced, name_of, path
 _RESHAPES = {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"}
 
 
-class Lowering:
-    """The layers of one traced module so far."""
+Handler = Callable[["Lowering", fx.Node], bool]
+"""Adds a layer for a node. Returns False if the node is not quite the operator's problem."""
 
-    def __init__(self, traced: Traced, dtype: str) -> None:
+
+class Lowering:
+    """The layers of one traced module so far.
+
+    handlers: by the name of torch's operator; nodes without one become epilogue steps or calls of torch.
+    """
+
+    def __init__(self, traced: Traced, dtype: str, handlers: Mapping[str, Handler]) -> None:
         self.dtype = dtype
+        self._handlers = handlers
         self._traced = traced
         self._drafts: list[Draft] = []
         self._names: set[str] = set()
@@ -35,12 +43,10 @@ class Lowering:
 
     def layers(self) -> tuple[Layer, ...]:
         """All layers, in an order in which they can run; raises CaptureError."""
-        from fused_resnet.capture.operators import HANDLERS
-
         for node in self._traced.graph.nodes:
             if node.op != "call_function" or node not in self._live or self.constant(node):
                 continue
-            handler = HANDLERS.get(name_of(node))
+            handler = self._handlers.get(name_of(node))
             if not (self._is_float(node) and ((handler and handler(self, node)) or self._pointwise(node))):
                 self._torch(node)
         output = self.value(self._traced.output)

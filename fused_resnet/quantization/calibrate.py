@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,9 @@ from autotune.ir.int8_numerics import scale_of
 from autotune.ir.network import INPUT, Layer
 from autotune.ir.problem import DTYPES
 from autotune.ir.reference import compute
-from fused_resnet.model_source import state
-
-Scales = Mapping[str, float]
-"""What a byte stands for, by the name of the activation (`activation`)."""
+from fused_resnet.capture import capture
+from fused_resnet.module_state import module_state
+from fused_resnet.quantization.scales import activation
 
 
 def calibrate(model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
@@ -39,10 +38,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
     folded as they will be in the network that runs, so scales are those of its layers, by the layers' names. Raises
     CaptureError, and ProblemError if there are no batches or values are not finite.
     """
-    from fused_resnet.capture import capture
-
     exact = copy.deepcopy(model).eval().float()
-    constants = state(exact)
+    constants = module_state(exact)
     device = next((tensor.device for tensor in constants.values()), torch.device("cpu"))
     layers: dict[torch.Size, tuple[Layer, ...]] = {}
     largest: dict[str, float] = {}
@@ -57,11 +54,6 @@ def calibrate(model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
     if not largest:
         raise ProblemError("calibration: no batch was given")
     return {name: float(scale_of(torch.tensor(value))) for name, value in largest.items()}
-
-
-def activation(layer: Layer, operand: str) -> str:
-    """The name of what a layer writes: its own, or with the operand's behind it if that is a second output."""
-    return layer.name if operand == "y" else f"{layer.name}.{operand}"
 
 
 @torch.no_grad()

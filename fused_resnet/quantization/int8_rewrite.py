@@ -12,17 +12,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
+
+from torch import nn
 
 from autotune.core.errors import CaptureError
 from autotune.ir.constant_expr import Derived, Source
 from autotune.ir.epilogue import Epilogue
-from autotune.ir.network import Layer
+from autotune.ir.network import Layer, Network
 from autotune.ir.problem import Cast, Conv2d, Gemm, MaxPool2d
+from fused_resnet.capture import capture
 from fused_resnet.capture.layer_builder import Draft, StepUse, Value
 from fused_resnet.capture.pointwise import number
-from fused_resnet.quantization.calibrate import Scales, activation
 from fused_resnet.quantization.int8_rules import DIVIDED, KEEP_UNIT, Wiring, choose_layers
+from fused_resnet.quantization.scales import Scales, activation
 
 BYTES = "s8"
 
@@ -36,6 +40,21 @@ class Unit:
 
 
 _PLAIN = Unit("", 1.0)
+
+
+def capture_int8(model: nn.Module, shape: tuple[int, ...], dtype: str, scales: Scales) -> Network:
+    """Capture a module as `capture` does, with the layers that gain by it in signed bytes.
+
+    Args:
+        model: The module to capture.
+        shape: Shape of the input in torch's order, such as (N, C, H, W).
+        dtype: The project's name of the dtype that the module's tensors have.
+        scales: Scale of each activation by its name, as `calibrate` returns them.
+
+    Raises:
+        CaptureError: The module cannot be captured, or the scale of an activation is missing.
+    """
+    return capture(model, shape, dtype, rewrite=partial(in_bytes, scales=scales), precision=BYTES)
 
 
 def in_bytes(layers: Sequence[Layer], scales: Scales) -> tuple[tuple[Layer, ...], dict[str, str]]:

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.core.errors import AutotuneError
+from tuning_db import DatabaseError
 
 
 def run(main: Callable[[], int | None]) -> None:
     """Run a script: exit 2 with one sentence for an error that a user can mend, 130 for Ctrl-C."""
     try:
         sys.exit(main() or 0)
-    except AutotuneError as error:
+    except (AutotuneError, DatabaseError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:

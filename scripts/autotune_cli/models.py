@@ -21,6 +21,7 @@ from autotune.ir.problem import DTYPES
 from autotune_cli.record import one_line
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
+from fused_resnet.quantization.int8_rewrite import capture_int8
 from fused_resnet.model_source import INT8, PRECISIONS, TF32
 from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.networks.se_resnet9_fixup_layers import network
@@ -55,8 +56,10 @@ class Model:
                     f"--precision int8 is for models that are captured: {self.name} has a graph of its own"
                 )
             return network(self.name, batch, self.shape[0], dtype)
-        scales = defaultdict[str, float](lambda: 1.0) if precision == INT8 else None
-        return capture(self.module.to(DTYPES[dtype]), (batch, *self.shape), dtype, scales)
+        module, shape = self.module.to(DTYPES[dtype]), (batch, *self.shape)
+        if precision == INT8:
+            return capture_int8(module, shape, dtype, defaultdict(lambda: 1.0))
+        return capture(module, shape, dtype)
 
     def call(self, x: torch.Tensor) -> object:
         """Run the module once; raises AutotuneError where it does not take such an input."""

@@ -11,7 +11,7 @@ from helpers import TUNED_BATCH, built_paths, candidate_of, relative_error, scri
 from seed_network import assert_result, fused, images
 
 from autotune.ir.problem import parse
-from autotune.runtime.bind import bind
+from autotune.runtime.binding import bind
 from fused_resnet import FusedResNet, InputError
 from fused_resnet.torch_op import is_traced
 from tuning_db import Store

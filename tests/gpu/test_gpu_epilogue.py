@@ -11,7 +11,7 @@ from autotune.ir.epilogue import Epilogue
 from autotune.ir.epilogue_steps import define_step
 from autotune.ir.problem import AvgPool2d, parse
 from autotune.measure.candidate_bench import Case
-from autotune.runtime.bind import bind
+from autotune.runtime.binding import bind
 
 pytestmark = pytest.mark.gpu
 

@@ -13,7 +13,7 @@ from autotune.core import paths
 from autotune.libraries import aten
 from autotune.measure.timers import Timing
 from autotune.measure.worker_client import Worker
-from autotune.runtime.bind import Candidate
+from autotune.runtime.binding import Candidate
 
 pytestmark = pytest.mark.gpu
 

@@ -12,7 +12,7 @@ from autotune.measure.nvml import Monitor
 from autotune.measure.resources import energy_uj
 from autotune.measure.timers import Timing, between, synchronize
 from autotune.measure.worker_client import Worker
-from autotune.runtime.bind import Candidate
+from autotune.runtime.binding import Candidate
 
 pytestmark = pytest.mark.gpu
 

@@ -12,7 +12,7 @@ from helpers import tried
 from autotune.ir.problem import parse
 from autotune.measure.result import Result
 from autotune.measure.worker_client import Worker
-from autotune.runtime.bind import Candidate
+from autotune.runtime.binding import Candidate
 
 PROBLEM = parse("avg_pool2d n=2 h=9 w=7 c=7 r=3 s=3 stride=2 pad=1 dtype=f32")
 

@@ -56,7 +56,7 @@ from autotune.measure.candidate_bench import Case
 from autotune.measure.result import Result
 from autotune.measure.verify import random_tensor
 from autotune.measure.worker_client import Worker
-from autotune.runtime.bind import Candidate, Step
+from autotune.runtime.binding import Candidate, Step
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from autotune.core.arch import Architecture
-from autotune.families import cast_rules
+from autotune.families import cast_rules, cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family
-from autotune.families.cuda import common
 from autotune.families.cuda.elementwise import FAMILY as ELEMENTWISE
 from autotune.ir.epilogue import Epilogue
 from autotune.ir.problem import Cast, Problem
@@ -13,13 +12,13 @@ from autotune.ir.problem import Cast, Problem
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
     vector = int(config["vector"])
-    wide = common.too_wide(vector, dtype) or common.too_wide(vector, str(config["result"]))
+    wide = cuda_shared.too_wide(vector, dtype) or cuda_shared.too_wide(vector, str(config["result"]))
     return wide or cast_rules.legal(config, arch, dtype, epilogue)
 
 
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     assert isinstance(problem, Cast)
-    return common.odd(problem.c, int(config["vector"])) or cast_rules.fits(problem, config, arch)
+    return cuda_shared.odd(problem.c, int(config["vector"])) or cast_rules.fits(problem, config, arch)
 
 
 FAMILY = Family(

@@ -11,9 +11,8 @@ from itertools import chain
 from math import ceil
 
 from autotune.core.arch import Architecture
-from autotune.families import se_gate
+from autotune.families import cuda_shared, se_gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
-from autotune.families.cuda import common
 from autotune.families.cutlass2 import tiling
 from autotune.ir.epilogue import Epilogue
 from autotune.ir.problem import Conv2d, Conv2dFoldedSe, Conv2dSe, Problem
@@ -65,7 +64,7 @@ class _Shape:
     @property
     def resident(self) -> int:
         """Blocks that a multiprocessor must have registers for."""
-        return max(1, min(4, common.REGISTERS // (self.registers * self.threads)))
+        return max(1, min(4, cuda_shared.REGISTERS // (self.registers * self.threads)))
 
     def shared_bytes(self, pixels: int, patches: int) -> int:
         """pixels: of a patch."""
@@ -163,7 +162,7 @@ def _rules(x: _Shape, arch: Architecture) -> Iterator[tuple[bool, str]]:
     yield x.pieces % x.slices > 0, "each slice must finish as many pieces"
     yield x.threads // 8 > x.n, "a thread copies the same filters of every tap"
     yield x.hidden > 0 and x.threads // 8 % 8 > 0, "a thread's filters are multiples of eight apart"
-    yield x.registers * x.threads > common.REGISTERS or x.registers > 250, "the sums would spill"
+    yield x.registers * x.threads > cuda_shared.REGISTERS or x.registers > 250, "the sums would spill"
     yield x.shared_bytes(x.m, 1) > arch.block_shared, "shared memory"
 
 
@@ -249,7 +248,7 @@ FAMILY = Family(
     operator=(Conv2d, Conv2dSe),
     kind=DEVICE_IMAGE,
     template="cuda/conv2d.cu.j2",
-    architectures=common.MMA_ARCHITECTURES,
+    architectures=cuda_shared.MMA_ARCHITECTURES,
     dtypes=("f16", "bf16"),
     parameters=(
         Parameter("tile_m", (64, 128, 256), "output pixels of a tile"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import ceil
 
 from autotune.core.arch import Architecture
+from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.families.cuda import common
 from autotune.ir.epilogue import Epilogue
 from autotune.ir.problem import DTYPES, Conv2d, Problem
 
@@ -28,7 +28,7 @@ def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -
     filter_, stride, vector, *_ = _numbers(config)
     if (filter_ == 0) != (stride == 0):
         return "filter and stride are known together"
-    if wide := common.too_wide(vector, dtype):
+    if wide := cuda_shared.too_wide(vector, dtype):
         return wide
     return "the sums would spill" if _registers(config, dtype) > _MOST_REGISTERS else None
 
@@ -41,7 +41,9 @@ def _supports(problem: Problem) -> str | None:
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     assert isinstance(problem, Conv2d)
     filter_, stride, vector, *_ = _numbers(config)
-    return common.odd(problem.c, vector) or common.another_window(problem, _FILTERS, _STRIDES, (filter_, stride))
+    return cuda_shared.odd(problem.c, vector) or cuda_shared.another_window(
+        problem, _FILTERS, _STRIDES, (filter_, stride)
+    )
 
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
@@ -51,7 +53,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     tiles = problem.n * ceil(problem.p / rows) * ceil(problem.q / columns)
     blocks = ceil(tiles * problem.c / vector / threads)
     registers = (_registers(config, problem.dtype) + 40) * threads
-    resident = max(1, min(arch.sm_threads // threads, common.REGISTERS // registers))
+    resident = max(1, min(arch.sm_threads // threads, cuda_shared.REGISTERS // registers))
     tall = (rows - 1) * problem.stride[0] + problem.r
     wide = (columns - 1) * problem.stride[1] + problem.s
     accesses = (tall * wide + rows * columns) * (8 if config["filter"] else 12) / (8 / vector + 1)
@@ -64,7 +66,7 @@ FAMILY = Family(
     operator=Conv2d,
     kind=DEVICE_IMAGE,
     template="cuda/depthwise_conv2d.cu.j2",
-    architectures=common.ARCHITECTURES,
+    architectures=cuda_shared.ARCHITECTURES,
     parameters=(
         Parameter("filter", (0, *_FILTERS), "side of the filter; 0: any"),
         Parameter("stride", (0, *_STRIDES), "stride of both axes; 0: any"),

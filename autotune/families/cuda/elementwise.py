@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from autotune.core.arch import Architecture
+from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.families.cuda import common
 from autotune.ir.epilogue import Epilogue
 from autotune.ir.problem import Cast, Elementwise, Problem
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    return common.too_wide(int(config["vector"]), dtype)
+    return cuda_shared.too_wide(int(config["vector"]), dtype)
 
 
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     assert isinstance(problem, Elementwise)
-    return common.odd(problem.c, int(config["vector"]))
+    return cuda_shared.odd(problem.c, int(config["vector"]))
 
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
@@ -32,7 +32,7 @@ FAMILY = Family(
     operator=Elementwise,
     kind=DEVICE_IMAGE,
     template="cuda/elementwise.cu.j2",
-    architectures=common.ARCHITECTURES,
+    architectures=cuda_shared.ARCHITECTURES,
     dtypes=("f16", "bf16", "tf32", "f32", "s8"),
     parameters=(
         Parameter("vector", (1, 2, 4, 8, 16), "channels of an access"),

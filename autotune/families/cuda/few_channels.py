@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from autotune.core.arch import Architecture
+from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
-from autotune.families.cuda import common
 from autotune.ir.epilogue import Epilogue
 from autotune.ir.problem import Conv2d, Problem, Stem
 
@@ -108,7 +108,7 @@ def _rules(x: _Shape, arch: Architecture) -> Iterator[tuple[bool, str]]:
     yield x.wgmma and x.strips % 4 > 0, "a warpgroup has four strips"
     yield x.threads > 512, "up to 512 threads a block"
     yield x.registers > 224, "the sums and operands would spill"
-    yield x.resident * x.threads * x.registers > common.REGISTERS, "registers for the blocks of a processor"
+    yield x.resident * x.threads * x.registers > cuda_shared.REGISTERS, "registers for the blocks of a processor"
     yield x.resident * (x.shared_bytes + arch.reserved_shared) > arch.sm_shared, "shared memory"
     yield x.shared_bytes > arch.block_shared, "shared memory of a block"
 
@@ -144,7 +144,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     assert isinstance(problem, Conv2d | Stem)
     x = _shape(config)
     by_shared = arch.sm_shared // (x.shared_bytes + arch.reserved_shared)
-    resident = max(1, min(by_shared, common.REGISTERS // (x.registers * x.threads), arch.sm_threads // x.threads))
+    resident = max(1, min(by_shared, cuda_shared.REGISTERS // (x.registers * x.threads), arch.sm_threads // x.threads))
     rate = 1.0 if x.wgmma else 1.7 if arch.name == "sm90" else 2.0  # cycles of 16 x 8 x 16 products
     best = float("inf")
     for launch in _launches(problem, config, arch):
@@ -202,7 +202,7 @@ def family(
         operator=operator,
         kind=DEVICE_IMAGE,
         template="cuda/stem.cu.j2",
-        architectures=common.MMA_ARCHITECTURES,
+        architectures=cuda_shared.MMA_ARCHITECTURES,
         dtypes=("f16", "bf16"),
         parameters=(
             Parameter("instruction", ("mma", "wgmma"), "tensor cores' instruction; wgmma on Hopper alone"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from autotune.core.arch import Architecture
+from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.families.cuda import common
 from autotune.ir.epilogue import Epilogue
 from autotune.ir.problem import GlobalAvgPool2d, Problem
 
@@ -12,12 +12,12 @@ from autotune.ir.problem import GlobalAvgPool2d, Problem
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
     threads = int(config["groups"]) * int(config["lanes"])
     few_or_many = None if 32 <= threads <= 512 else "32 to 512 threads a block"
-    return common.too_wide(int(config["vector"]), dtype) or few_or_many
+    return cuda_shared.too_wide(int(config["vector"]), dtype) or few_or_many
 
 
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     assert isinstance(problem, GlobalAvgPool2d)
-    return common.odd(problem.c, int(config["vector"]))
+    return cuda_shared.odd(problem.c, int(config["vector"]))
 
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
@@ -34,7 +34,7 @@ FAMILY = Family(
     operator=GlobalAvgPool2d,
     kind=DEVICE_IMAGE,
     template="cuda/global_avg_pool2d.cu.j2",
-    architectures=common.ARCHITECTURES,
+    architectures=cuda_shared.ARCHITECTURES,
     dtypes=("f16", "bf16", "tf32", "f32", "s8"),
     parameters=(
         Parameter("vector", (1, 2, 4, 8), "channels a thread"),

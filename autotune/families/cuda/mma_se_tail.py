@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import ceil
 
 from autotune.core.arch import Architecture
+from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
-from autotune.families.cuda import common
 from autotune.ir.epilogue import Epilogue
 from autotune.ir.problem import Problem, SeTail
 
@@ -30,7 +30,9 @@ def _registers(config: Config, epilogue: Epilogue) -> int:
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    return "too many registers" if int(config["threads"]) * _registers(config, epilogue) > common.REGISTERS else None
+    return (
+        "too many registers" if int(config["threads"]) * _registers(config, epilogue) > cuda_shared.REGISTERS else None
+    )
 
 
 def _room(problem: SeTail) -> int:
@@ -74,7 +76,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     """Cycles by a crude model: rounds of blocks, each a few trips to memory, or bound by what they read and write."""
     assert isinstance(problem, SeTail)
     threads, keep, hidden = _numbers(config)
-    resident = max(1, min(arch.sm_threads, common.REGISTERS // _registers(config, problem.epilogue)) // threads)
+    resident = max(1, min(arch.sm_threads, cuda_shared.REGISTERS // _registers(config, problem.epilogue)) // threads)
     best = float("inf")
     for launch in _launches(problem, config, arch):
         images = launch["images"]
@@ -92,7 +94,7 @@ FAMILY = Family(
     operator=SeTail,
     kind=DEVICE_IMAGE,
     template="cuda/mma_se_tail.cu.j2",
-    architectures=common.MMA_ARCHITECTURES,
+    architectures=cuda_shared.MMA_ARCHITECTURES,
     dtypes=("f16", "bf16"),
     parameters=(
         Parameter("threads", (64, 128, 256, 512), "threads a block, at most"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.core.arch import Architecture
+from autotune.families import cuda_shared
 from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Parameter, Value
-from autotune.families.cuda import common
 from autotune.ir.problem import PatchConv2d, Problem
 
 _STEPS = (1, 2, 3, 4, 6, 8, 12)
@@ -52,7 +52,7 @@ FAMILY = Family(
     operator=PatchConv2d,
     kind=DEVICE_IMAGE,
     template="cuda/patch_conv2d.cu.j2",
-    architectures=common.MMA_ARCHITECTURES,
+    architectures=cuda_shared.MMA_ARCHITECTURES,
     dtypes=("f16", "bf16"),
     parameters=(
         Parameter("steps", _STEPS, "tensor-core steps of 16 along K = c*block*block"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import ceil
 
 from autotune.core.arch import Architecture
+from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
-from autotune.families.cuda import common
 from autotune.families.cutlass2 import tiling
 from autotune.families.cutlass2.gemm import no_product, sizes
 from autotune.ir.epilogue import Epilogue
@@ -73,7 +73,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     """Cycles by a crude model: trips to memory, or the bytes and products of a multiprocessor's warps."""
     steps, rows, columns, _, threads = _numbers(config)
     tiles, across = _walkers(problem, config)
-    resident = min(common.REGISTERS // (_registers(config) * threads), arch.sm_threads // threads) * threads // 32
+    resident = min(cuda_shared.REGISTERS // (_registers(config) * threads), arch.sm_threads // threads) * threads // 32
     best = float("inf")
     for launch in _launches(problem, config, arch):
         warps = ceil(tiles / launch["walk"]) * across / arch.processors
@@ -89,7 +89,7 @@ FAMILY = Family(
     operator=(Conv2d, Gemm),
     kind=DEVICE_IMAGE,
     template="cuda/pointwise_conv2d.cu.j2",
-    architectures=common.MMA_ARCHITECTURES,
+    architectures=cuda_shared.MMA_ARCHITECTURES,
     dtypes=("f16", "bf16"),
     parameters=(
         Parameter("steps", _STEPS, "steps of 32 input channels"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import ceil
 
 from autotune.core.arch import Architecture
+from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.families.cuda import common
 from autotune.ir.epilogue import Epilogue
 from autotune.ir.problem import DTYPES, Pool2d, Problem
 
@@ -24,7 +24,7 @@ def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -
         return "filter and stride are known together"
     if not filter_ and rows * columns > 1:
         return "outputs of a thread share pixels only where the window is known"
-    if wide := common.too_wide(vector, dtype):
+    if wide := cuda_shared.too_wide(vector, dtype):
         return wide
     line = (columns - 1) * stride + filter_
     registers = rows * columns * vector + ceil(line * vector * DTYPES[dtype].itemsize / 4)
@@ -34,7 +34,9 @@ def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
     assert isinstance(problem, Pool2d)
     filter_, stride, vector, *_ = _numbers(config)
-    return common.odd(problem.c, vector) or common.another_window(problem, _FILTERS, _STRIDES, (filter_, stride))
+    return cuda_shared.odd(problem.c, vector) or cuda_shared.another_window(
+        problem, _FILTERS, _STRIDES, (filter_, stride)
+    )
 
 
 def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
@@ -54,7 +56,7 @@ def family(name: str, operator: type[Pool2d], maximum: bool) -> Family:
         operator=operator,
         kind=DEVICE_IMAGE,
         template="cuda/pool2d.cu.j2",
-        architectures=common.ARCHITECTURES,
+        architectures=cuda_shared.ARCHITECTURES,
         dtypes=("f16", "bf16", "tf32", "f32", "s8"),
         parameters=(
             Parameter("filter", (0, *_FILTERS), "side of the window; 0: any"),

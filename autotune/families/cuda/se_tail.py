@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from autotune.core.arch import Architecture
+from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
-from autotune.families.cuda import common
 from autotune.ir.epilogue import Epilogue
 from autotune.ir.problem import DTYPES, Problem, SeTail
 
@@ -60,7 +60,7 @@ FAMILY = Family(
     operator=SeTail,
     kind=DEVICE_IMAGE,
     template="cuda/se_tail.cu.j2",
-    architectures=common.ARCHITECTURES,
+    architectures=cuda_shared.ARCHITECTURES,
     parameters=(
         Parameter("threads", (128, 256, 512, 1024), "threads a block"),
         Parameter("keep", (1, 2, 4, 8, 16), "vectors of 8 channels that a thread keeps in registers"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from autotune.core.arch import Architecture
+from autotune.families import cuda_shared
 from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Parameter
-from autotune.families.cuda import common
 from autotune.ir.problem import DTYPES, Problem, SpaceToDepth
 
 _BLOCKS = (2, 4, 8)
@@ -42,7 +42,7 @@ FAMILY = Family(
     operator=SpaceToDepth,
     kind=DEVICE_IMAGE,
     template="cuda/space_to_depth.cu.j2",
-    architectures=common.ARCHITECTURES,
+    architectures=cuda_shared.ARCHITECTURES,
     parameters=(
         Parameter("block", _BLOCKS, "side of a patch in pixels"),
         Parameter("strips", (1, 2, 4, 8), "rows of patches a thread block"),

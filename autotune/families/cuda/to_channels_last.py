@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from autotune.core.arch import Architecture
+from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.families.cuda import common
 from autotune.ir.epilogue import Epilogue
 from autotune.ir.problem import Problem, ToChannelsLast
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    return common.too_wide(max(int(config["vector"]), int(config["pixels"])), dtype)
+    return cuda_shared.too_wide(max(int(config["vector"]), int(config["pixels"])), dtype)
 
 
 def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
@@ -38,7 +38,7 @@ FAMILY = Family(
     operator=ToChannelsLast,
     kind=DEVICE_IMAGE,
     template="cuda/to_channels_last.cu.j2",
-    architectures=common.ARCHITECTURES,
+    architectures=cuda_shared.ARCHITECTURES,
     dtypes=("f16", "bf16", "tf32", "f32", "s8"),
     parameters=(
         Parameter("vector", (1, 2, 4, 8, 16), "output channels a thread"),

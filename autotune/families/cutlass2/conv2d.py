@@ -20,8 +20,8 @@ from cutlass_library.library import (
 )
 
 from autotune.core.arch import Architecture
+from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
-from autotune.families.cuda import common
 from autotune.families.cutlass2 import tiling
 from autotune.families.cutlass2.conv2d_cost import cost, launches
 from autotune.families.cutlass2.conv2d_fits import (
@@ -139,7 +139,7 @@ FAMILY = Family(
     operator=(Conv2d, Gemm),
     kind=DEVICE_IMAGE,
     template="cutlass2/conv2d.cu.j2",
-    architectures=common.ARCHITECTURES,
+    architectures=cuda_shared.ARCHITECTURES,
     dtypes=("f16", "bf16", "tf32", "f32", "s8"),
     parameters=(
         Parameter("generation", tiling.GENERATIONS, "whose instructions: those of the architecture"),

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.core.arch import Architecture
+from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
-from autotune.families.cuda import common
 from autotune.families.cutlass2 import tiling
 from autotune.families.cutlass2.rules import broken
 from autotune.families.cutlass2.tiling import Tile
@@ -102,7 +102,7 @@ def family(
         operator=operator,
         kind=DEVICE_IMAGE,
         template=template,
-        architectures=common.ARCHITECTURES,
+        architectures=cuda_shared.ARCHITECTURES,
         dtypes=("f16", "bf16"),
         parameters=(*_tile_parameters(product.m, product.n, product.k), *parameters),
         launch_parameters=(

@@ -15,7 +15,7 @@ import torch
 from autotune.ir.problem import Problem, limit_us
 from autotune.libraries import cudnn
 from autotune.measure.candidate_bench import Case
-from autotune.measure.interleave import interleave
+from autotune.measure.interleaving import interleave
 from autotune.measure.nvml import Monitor
 from autotune.measure.timers import Runnable, Sampler, between, sampler, stream_of, synchronize
 from autotune_cli import timing

@@ -30,7 +30,7 @@ from autotune.ir.problem import (
     parse,
 )
 from autotune.measure.candidate_bench import Case
-from autotune.runtime.bind import bind
+from autotune.runtime.binding import bind
 
 SEEDS = range(7)
 DEVICE = torch.device("cpu")

@@ -171,7 +171,7 @@ from autotune.core.arch import cpu_targets
 from autotune.families import families
 from autotune.families.base import Kernel
 from autotune.ir.problem import parse
-from autotune.runtime.bind import bind
+from autotune.runtime.binding import bind
 families()
 problem = parse("vector_add count=1237 dtype=f32 epilogue=mul_scalar,relu,add,add_scalar")
 tensors = {{operand.name: torch.randn(operand.shape) for operand in problem.operands()}}

@@ -22,7 +22,7 @@ from autotune.ir import epilogue_steps
 from autotune.ir.epilogue import MAX_SCALARS, Epilogue
 from autotune.ir.problem import Conv2d
 from autotune.measure.candidate_bench import Case
-from autotune.runtime.bind import bind
+from autotune.runtime.binding import bind
 
 CPU = torch.device("cpu")
 CONFIG = {"block_k": 16, "block_pixels": 4, "unroll_c": 1}

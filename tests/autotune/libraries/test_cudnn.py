@@ -17,7 +17,7 @@ from autotune.libraries import cudnn
 from autotune.libraries.cudnn import classic
 from autotune.libraries.cudnn.graph import arguments, operand_numbers, vector_dtypes
 from autotune.measure.worker_client import Worker
-from autotune.runtime.bind import bind
+from autotune.runtime.binding import bind
 from autotune.runtime.candidate_loader import candidate
 from autotune.runtime.engine import RefusedError
 from autotune.runtime.selection import choices, shortlist

@@ -11,7 +11,7 @@ from autotune.ir.problem import DTYPES, parse
 from autotune.libraries import aten
 from autotune.measure.candidate_bench import Case
 from autotune.measure.verify import HALF_SUMS, TOLERANCE
-from autotune.runtime.bind import Candidate
+from autotune.runtime.binding import Candidate
 
 CPU = torch.device("cpu")
 TEXTS = [

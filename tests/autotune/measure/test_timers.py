@@ -15,11 +15,11 @@ from autotune.libraries import aten
 from autotune.measure import nvml
 from autotune.measure.candidate_bench import Case
 from autotune.measure.cold_cache import Rotation, cache_bytes, copies_of
-from autotune.measure.interleave import interleave
+from autotune.measure.interleaving import interleave
 from autotune.measure.resources import energy_uj, memory_bytes, workspace_bytes
 from autotune.measure.result import median_interval, timed
 from autotune.measure.timers import Timing, sampler, settle
-from autotune.runtime.bind import Candidate
+from autotune.runtime.binding import Candidate
 
 CPU = torch.device("cpu")
 PROBLEM = parse("conv2d n=2 h=8 w=8 c=8 k=8 r=3 s=3 pad=1 dtype=f32 epilogue=bias,relu")

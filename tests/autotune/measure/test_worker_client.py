@@ -20,7 +20,7 @@ from autotune.libraries import aten
 from autotune.measure.candidate_bench import Case
 from autotune.measure.worker_client import Worker
 from autotune.runtime import engine
-from autotune.runtime.bind import Candidate
+from autotune.runtime.binding import Candidate
 
 OTHER = parse("avg_pool2d n=1 h=6 w=6 c=3 r=2 s=2 stride=2 dtype=f32")
 FAULTS = {

@@ -12,7 +12,7 @@ from autotune.ir.network import Network
 from autotune.runtime.executor import Frame
 from autotune.runtime.network_plan import Plan
 from fused_resnet.capture import capture
-from fused_resnet.model_source import state
+from fused_resnet.module_state import module_state
 from fused_resnet.networks import se_resnet9_fixup
 from tuning_db import Store
 
@@ -44,7 +44,7 @@ def test_each_alternative_computes_what_it_replaces(make, size, names, store):
     for name in names:
         taken = Network(network.key, network.layers_with([name]), network.output_shape)
         assert len(taken.layers) < len(network.layers) or name.endswith(("c4", "c8"))
-        frame = Frame(Plan(taken, state(model.float()), store, torch.device("cpu"), graph=False), graph=False)
+        frame = Frame(Plan(taken, module_state(model.float()), store, torch.device("cpu"), graph=False), graph=False)
         y = torch.full_like(frame.template, float("nan"))
         frame.run(x, y, stream=0)
         assert relative_error(y, expected) < 1e-5, name
@@ -65,7 +65,7 @@ def test_groups_of_few_channels_are_also_taken_together(channels, out, groups, n
         expected = copy.deepcopy(model).double()(x.double())
     for name in names:
         taken = Network(network.key, network.layers_with([name]), network.output_shape)
-        frame = Frame(Plan(taken, state(model), store, torch.device("cpu"), graph=False), graph=False)
+        frame = Frame(Plan(taken, module_state(model), store, torch.device("cpu"), graph=False), graph=False)
         y = torch.full_like(frame.template, float("nan"))
         frame.run(x, y, stream=0)
         assert relative_error(y, expected) < 1e-3, name

@@ -26,8 +26,9 @@ from autotune.runtime.selection import Choice
 from autotune_cli.tune_request import asked
 from fused_resnet import Activation, FusedResNet, InputError
 from fused_resnet.capture import capture
-from fused_resnet.model_source import state
+from fused_resnet.module_state import module_state
 from fused_resnet.quantization.calibrate import Loss, calibrate, compare
+from fused_resnet.quantization.int8_rewrite import capture_int8
 from tuning_db import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
@@ -62,7 +63,7 @@ SEEN = [images(4, seed=seed) for seed in (11, 12)]
 
 def layers_of(model, x=None, scales=ANY):
     shape = tuple((images(2) if x is None else x).shape)
-    return {layer.name: layer for layer in capture(model, shape, "f32", scales).layers}
+    return {layer.name: layer for layer in capture_int8(model, shape, "f32", scales).layers}
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ def test_what_stays_is_told_with_the_reason(empty_db):
         nn.MaxPool2d(2), conv_norm(32, 48, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10),
     )  # fmt: skip
     model = random_model(model)
-    network = capture(model, (2, 3, 32, 32), "f32", ANY)
+    network = capture_int8(model, (2, 3, 32, 32), "f32", ANY)
     assert network.kept == {
         "0.0": "the first: it reads the input",
         "2.0": "depthwise: bound by memory, with few products",
@@ -184,7 +185,7 @@ def test_a_tuner_needs_no_calibration():
     for name in ("basic", "bottleneck", "vgg"):
         model = random_model(ARCHITECTURES[name]())
         scales = calibrate(model, SEEN)
-        some, other = (capture(model, (2, 3, 32, 32), "f32", of) for of in (scales, ANY))
+        some, other = (capture_int8(model, (2, 3, 32, 32), "f32", of) for of in (scales, ANY))
         assert some.key == other.key and [a.problem for a in some.all_layers] == [b.problem for b in other.all_layers]
         assert some.key != capture(model, (2, 3, 32, 32), "f32").key
 
@@ -282,7 +283,7 @@ def test_kernels_of_ours_run_a_network_in_bytes(basic, cpu, cpu_target):
     """Every layer that a CPU family serves, on one of its kernels."""
     model, expected = basic
     x = images(64, seed=9)
-    network = capture(model, tuple(x.shape), "f32", calibrate(model, SEEN))
+    network = capture_int8(model, tuple(x.shape), "f32", calibrate(model, SEEN))
     kernels = {}
     for layer in network.layers:
         (chosen,) = serving(layer.problem, cpu)
@@ -294,7 +295,7 @@ def test_kernels_of_ours_run_a_network_in_bytes(basic, cpu, cpu_target):
         kernel = kernels[layer.name]
         launch = family(kernel.family).launches(layer.problem, kernel.values, cpu)[0]
         choice = Choice(candidate_of(kernel, paths[kernel], launch), "tuned")
-        bound.append(bind_layer(layer, choice, buffers, state(model), CPU))
+        bound.append(bind_layer(layer, choice, buffers, module_state(model), CPU))
     y = torch.full(network.output_shape, float("nan"))
     execute(make_runs(bound), 0, (x, y))
     assert_bytes_arithmetic(y, expected, model, x)
