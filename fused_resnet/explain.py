@@ -7,11 +7,9 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from autotune.core.device import device_name
-from autotune.ir.problem import Problem, limit_us, with_batch
-from autotune.runtime.executor import Frame
-from autotune.runtime.network_plan import BoundLayer
-from autotune.runtime.selection import batches
+from autotune.core import device_name
+from autotune.ir import Problem, limit_us, with_batch
+from autotune.runtime import BoundLayer, Frame, batches
 from tuning_db.protocols import Database, Device
 
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from autotune.core.errors import choose
-from autotune.ir.network import Network
+from autotune.core import choose
+from autotune.ir import Network
 from fused_resnet.networks import se_resnet9_fixup, se_resnet9_fixup_layers
 from fused_resnet.torch_op import InputError
 

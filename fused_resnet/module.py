@@ -12,11 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from autotune.ir.network import Network
-from autotune.ir.problem import dtype_name
-from autotune.runtime import engine
-from autotune.runtime.executor import ACCESS, Frame, close, count
-from autotune.runtime.network_plan import Plan
+from autotune.ir import Network, dtype_name
+from autotune.runtime import ACCESS, Frame, Plan, close, count, engine
 from fused_resnet import torch_op
 from fused_resnet.model_source import Captured, Named, Source
 from fused_resnet.module_state import module_state

@@ -9,8 +9,8 @@ import torch
 from torch.profiler import record_function
 
 from autotune.families import family
-from autotune.profiling.record import KERNEL, MODULE, Subject
-from autotune.runtime.network_plan import BoundLayer
+from autotune.profiling import KERNEL, MODULE, Subject
+from autotune.runtime import BoundLayer
 from fused_resnet import FusedResNet
 
 

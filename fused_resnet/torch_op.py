@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from autotune.core.errors import AutotuneError
+from autotune.core import AutotuneError
 
 
 class InputError(AutotuneError, ValueError):

@@ -29,14 +29,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from autotune.core.errors import AutotuneError, choose
-from autotune.ir.problem import DTYPES
+from autotune.core import AutotuneError, choose
+from autotune.ir import DTYPES
 from autotune_cli import models, synthetic_dataset
 from autotune_cli.command_line import positive, run
 from autotune_cli.record import machine, slug, write
 from fused_resnet import FusedResNet
 from fused_resnet.networks import se_resnet9_fixup
-from fused_resnet.quantization.calibrate import compare
+from fused_resnet.quantization import compare
 from tuning_db import Store
 
 PRECISIONS = {

@@ -23,13 +23,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from autotune.core.errors import AutotuneError
-from autotune.cudnn_algorithms import benchmark
-from autotune.cudnn_algorithms.benchmark import KINDS
-from autotune.cudnn_algorithms.selection import DIRECTIONS, ORDERS, Algorithm
-from autotune.ir.problem import Convolution, parse
+from autotune.core import AutotuneError
+from autotune.cudnn_algorithms import DIRECTIONS, KINDS, ORDERS, Algorithm, benchmark
+from autotune.ir import Convolution, parse
 from autotune.libraries import cudnn
-from autotune.measure.candidate_bench import Case
+from autotune.measure import Case
 from autotune_cli.algorithms.chart import check, draw
 from autotune_cli.algorithms.layers import layers_of
 from autotune_cli.algorithms.report import read, show

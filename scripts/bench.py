@@ -25,8 +25,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from torch import Tensor
 
-from autotune.core.errors import AutotuneError, choose
-from autotune.ir.problem import DTYPES
+from autotune.core import AutotuneError, choose
+from autotune.ir import DTYPES
 from autotune_cli import chart, models, timing
 from autotune_cli.baselines import VARIANTS, Case, Forward, Variant, from_another
 from autotune_cli.command_line import names, positive, run, seconds, sizes

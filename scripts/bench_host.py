@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from autotune.core.errors import AutotuneError
+from autotune.core import AutotuneError
 from autotune_cli import cold_start
 from autotune_cli.command_line import positive, run
 from autotune_cli.timing import synchronize

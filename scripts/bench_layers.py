@@ -22,8 +22,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from autotune.core.device import device_name
-from autotune.core.errors import AutotuneError
+from autotune.core import AutotuneError, device_name
 from autotune.libraries import cudnn
 from autotune_cli.command_line import positive, run
 from autotune_cli.layers.comparison import CHOOSING_ROUNDS, FINALISTS, SLOW, Job

@@ -32,17 +32,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from autotune.core.arch import of_target
-from autotune.core.device import device_arch
-from autotune.core.errors import AutotuneError
-from autotune.ir.problem import parse
-from autotune.measure.worker_client import Worker
-from autotune.runtime.candidate_loader import candidate
+from autotune.core import AutotuneError, device_arch, of_target
+from autotune.ir import parse
+from autotune.measure import Worker
+from autotune.runtime import candidate
 from autotune.search import Space
 from autotune.search.trace import Recording, Track
-from autotune.tuner.options import Options
-from autotune.tuner.progress import Progress
-from autotune.tuner.tuner import Tuning
+from autotune.tuner import Options, Progress, Tuning
 from autotune_cli.command_line import positive, run
 from autotune_cli.record import machine, slug, write
 from tuning_db import Store

@@ -14,10 +14,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from autotune.core.errors import AutotuneError
+from autotune.core import AutotuneError
 from autotune.families import families
-from autotune.ir.problem import parse
-from autotune.tuner.report import brief, label, lines
+from autotune.ir import parse
+from autotune.tuner import brief, label, lines
 from autotune_cli.command_line import database, positive, run
 from autotune_cli.tables import winners
 from tuning_db import Store, diff, json_export

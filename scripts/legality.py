@@ -19,12 +19,11 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from autotune.codegen import build
-from autotune.core.arch import architecture
-from autotune.core.errors import UnknownNameError
+from autotune.codegen import ninja_build
+from autotune.core import UnknownNameError, architecture
 from autotune.families import family
 from autotune.families.base import PERMISSIONS, Config, Kernel
-from autotune.ir.epilogue import Epilogue
+from autotune.ir import Epilogue
 from autotune_cli.command_line import positive, run
 
 
@@ -77,7 +76,7 @@ def main() -> int:
     started = time.monotonic()
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task(f"{len(kernels)} kernels", total=len(kernels))
-        for built in build.build(kernels, args.jobs):
+        for built in ninja_build.build(kernels, args.jobs):
             progress.advance(task, len(built.unit.kernels))
             if built.path is None:
                 failed |= dict.fromkeys(built.unit.kernels, built.error)

@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from autotune.core.errors import AutotuneError, choose
+from autotune.core import AutotuneError, choose
 from autotune.search import STRATEGIES
 from autotune.search.simulator import FEW, Replay, replay
 from autotune.search.trace import Recording, record

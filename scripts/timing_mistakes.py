@@ -17,12 +17,21 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
-from autotune.core.errors import AutotuneError
-from autotune.measure.cold_cache import Rotation, copies_of, flush
-from autotune.measure.interleaving import interleave
-from autotune.measure.nvml import Monitor
-from autotune.measure.result import median_interval, timed
-from autotune.measure.timers import Runnable, Work, host_clock, sampler, settle
+from autotune.core import AutotuneError
+from autotune.measure import (
+    Monitor,
+    Rotation,
+    Runnable,
+    Work,
+    copies_of,
+    flush,
+    host_clock,
+    interleave,
+    median_interval,
+    sampler,
+    settle,
+    timed,
+)
 from autotune_cli.command_line import positive, run
 
 CALLS = 20

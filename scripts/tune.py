@@ -24,20 +24,24 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from autotune.core.arch import ARCHITECTURES, Architecture, architecture, cpu_targets, of_capability
-from autotune.core.device import device_arch, device_name
-from autotune.core.errors import UnknownNameError
-from autotune.core.paths import FAMILIES
+from autotune.core import (
+    ARCHITECTURES,
+    FAMILIES,
+    Architecture,
+    UnknownNameError,
+    architecture,
+    cpu_targets,
+    device_arch,
+    device_name,
+    of_capability,
+)
 from autotune.families import families, family, use
 from autotune.families.base import PERMISSIONS
+from autotune.ir import DTYPES, OPERATORS, Problem
 from autotune.ir.epilogue import STEPS
-from autotune.ir.problem import DTYPES, OPERATORS, Problem
-from autotune.measure.timers import BUFFERS, TIMERS, Timing
-from autotune.measure.worker_client import Worker
+from autotune.measure import BUFFERS, TIMERS, Timing, Worker
 from autotune.search import DEFAULT, STRATEGIES
-from autotune.tuner.objectives import OBJECTIVES
-from autotune.tuner.options import Options
-from autotune.tuner.tuner import Tuning
+from autotune.tuner import OBJECTIVES, Options, Tuning
 from autotune_cli import models, tune_summary
 from autotune_cli.command_line import database, percent, positive, run, seconds, sizes
 from autotune_cli.problem_usage import usage

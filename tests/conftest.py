@@ -17,10 +17,10 @@ import pytest
 import torch
 from helpers import TUNE, process
 
-from autotune.core.arch import Architecture, architecture, cpu_targets
+from autotune.core import Architecture, architecture, cpu_targets
 from autotune.families.base import Kernel
-from autotune.ir.epilogue import Epilogue
-from autotune.measure.worker_client import Worker
+from autotune.ir import Epilogue
+from autotune.measure import Worker
 from tuning_db import Store
 
 

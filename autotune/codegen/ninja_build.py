@@ -24,9 +24,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from autotune.codegen import render, toolchain
-from autotune.core import paths
-from autotune.core.errors import FamilyError, ToolchainError
+from autotune.codegen import rendering, toolchain
+from autotune.core import FamilyError, ToolchainError, paths
 from autotune.families import families, family
 from autotune.families.base import Kernel
 
@@ -53,17 +52,17 @@ class Unit:
     @property
     def folders(self) -> list[Path]:
         """Where its headers are."""
-        return render.folders(self.kernels[0])
+        return rendering.folders(self.kernels[0])
 
     @cached_property
     def source(self) -> str:
         """The unit's text."""
-        return render.unit(self.kernels)
+        return rendering.unit(self.kernels)
 
     @cached_property
     def name(self) -> str:
         """The digest of all that decides the binary."""
-        identity = "\n".join([self.source, render.headers_digest(tuple(self.folders)), self.toolchain.key])
+        identity = "\n".join([self.source, rendering.headers_digest(tuple(self.folders)), self.toolchain.key])
         return hashlib.sha256(identity.encode()).hexdigest()[:24]
 
     @cached_property
@@ -136,7 +135,7 @@ def renderable(kernels: Sequence[Kernel]) -> tuple[list[Kernel], list[Built]]:
     faulty: list[Built] = []
     for kernel in kernels:
         try:
-            render.render(kernel)
+            rendering.render(kernel)
             sound.append(kernel)
         except FamilyError as error:
             faulty.append(Built(Unit((kernel,)), None, str(error)))

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import jinja2
 
-from autotune.core import paths
-from autotune.core.arch import of_target
-from autotune.core.errors import FamilyError
+from autotune.core import FamilyError, of_target, paths
 from autotune.families import family, folder_of
 from autotune.families.base import DEVICE_IMAGE, Family, Kernel
 from autotune.ir import abi

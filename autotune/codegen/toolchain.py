@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from autotune.core import paths
-from autotune.core.errors import ToolchainError
+from autotune.core import ToolchainError, paths
 
 _GPP_FLAGS = [
     *["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp"],

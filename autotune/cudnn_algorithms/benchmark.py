@@ -11,16 +11,14 @@ from functools import partial
 
 import torch
 
-from autotune.core.errors import ProblemError, VendorError
+from autotune.core import ProblemError, VendorError
 from autotune.cudnn_algorithms.selection import Algorithm, size
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import DTYPES, Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, Problem
+from autotune.ir import DTYPES, Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, Epilogue, Problem
 from autotune.libraries import cudnn
 from autotune.libraries.cudnn.classic import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Answer, Classic, Geometry
 from autotune.libraries.cudnn.library import first_line
 from autotune.libraries.cudnn.plans import WORKSPACE_LIMIT
-from autotune.measure.candidate_bench import Case
-from autotune.measure.timers import Runnable, between, sampler
+from autotune.measure import Case, Runnable, between, sampler
 
 SLOW = 20
 """What takes this many times the best so far is not timed any further."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autotune.core.errors import VendorError
+from autotune.core import VendorError
 from autotune.libraries.cudnn.classic import BACKWARD_DATA, BACKWARD_FILTER, FORWARD
 
 DIRECTIONS = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)

@@ -26,14 +26,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from autotune.core.errors import UnknownNameError, VendorError
-from autotune.core.errors import choose as choose_name
+from autotune.core import UnknownNameError, VendorError
+from autotune.core import choose as choose_name
 from autotune.cudnn_algorithms import benchmark
 from autotune.cudnn_algorithms.selection import DIRECTIONS, ORDERS, Algorithm, choose
-from autotune.ir.problem import Conv2d as Problem
-from autotune.ir.problem import dtype_name
+from autotune.ir import Conv2d as Problem
+from autotune.ir import dtype_name
 from autotune.libraries.cudnn.classic import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, NAMES, load
-from autotune.measure.candidate_bench import Case
+from autotune.measure import Case
 
 Algo = int | str | None
 Pair = tuple[int, int]

@@ -14,11 +14,9 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from autotune.core import paths
-from autotune.core.arch import Architecture
-from autotune.core.errors import FamilyError, choose
+from autotune.core import Architecture, FamilyError, choose, paths
 from autotune.families.base import Family
-from autotune.ir.problem import Problem
+from autotune.ir import Problem
 
 _OURS = list(__path__)
 

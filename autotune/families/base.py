@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
-from autotune.core.arch import Architecture
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Problem
+from autotune.core import Architecture
+from autotune.ir import Epilogue, Problem
 
 Value = int | str
 Config = Mapping[str, Value]

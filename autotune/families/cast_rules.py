@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families.base import Config, Parameter
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Cast, Problem
+from autotune.ir import Cast, Epilogue, Problem
 
 RESULT = Parameter("result", ("s8", "f16", "bf16", "f32"), "dtype of the output")
 

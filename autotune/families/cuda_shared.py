@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.ir.problem import DTYPES, Conv2d, Pool2d
+from autotune.ir import DTYPES, Conv2d, Pool2d
 
 ARCHITECTURES = ("sm70", "sm75", "sm80", "sm86", "sm89", "sm90")
 MMA_ARCHITECTURES = ("sm80", "sm86", "sm89", "sm90")

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autotune.families.base import Config
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Conv2dSe, FoldedSe
+from autotune.ir import Conv2dSe, Epilogue, FoldedSe
 
 HIDDEN = (8, 16, 32, 64)
 """Columns of a tile's products that may be set aside for hidden values."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families.base import CHANNELS_LAST, Config, Family, Launch, Parameter, Value
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Problem, SeBlock, StemSeBlock
+from autotune.ir import Epilogue, Problem, SeBlock, StemSeBlock
 
 _PATCH = 4  # pixels of a side: a thread reads a line of them at once
 _IMAGES = (1, 2, 3, 4)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from autotune.core.errors import choose
+from autotune.core import choose
 from autotune.ir.int8_numerics import quantize_weight
 from autotune.ir.weight_layout import merge_groups
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.core.errors import ProblemError
+from autotune.core import ProblemError
 from autotune.ir.epilogue_steps import PLACES, STEPS, Definition, full_name, register
 
 MAX_SCALARS = 8

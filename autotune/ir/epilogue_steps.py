@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from autotune.core.errors import ProblemError
+from autotune.core import ProblemError
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autotune.core.errors import ProblemError
+from autotune.core import ProblemError
 from autotune.ir.constant_expr import Source
 from autotune.ir.problem import Problem, with_batch
 

@@ -8,10 +8,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from autotune.ir.epilogue import Epilogue
+from autotune.ir import (
+    DTYPES,
+    Conv2d,
+    Conv2dDgrad,
+    Conv2dWgrad,
+    Convolution,
+    Epilogue,
+    Problem,
+    Stem,
+    Tensors,
+    compute,
+    pooled,
+)
 from autotune.ir.epilogue_steps import STEPS
-from autotune.ir.problem import DTYPES, Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, Problem, Stem, Tensors
-from autotune.ir.reference import compute, pooled
 
 FAMILY = "aten"
 """The family's name in the database."""

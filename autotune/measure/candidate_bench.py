@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from autotune.ir.problem import Problem
+from autotune.ir import Problem
 from autotune.measure.cold_cache import Rotation, copies_of, flush
 from autotune.measure.interleaving import Rounds, interleave
 from autotune.measure.nvml import Monitor
@@ -32,7 +32,7 @@ from autotune.measure.timers import (
     synchronize,
 )
 from autotune.measure.verify import HALF_SUMS, TOLERANCE, WHOLE_SLACK, Operands
-from autotune.runtime.binding import Candidate, Step, bind
+from autotune.runtime import Candidate, Step, bind
 from autotune.runtime.engine import Program, RefusedError
 
 SAMPLES = 5

@@ -11,16 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.ir.constant_expr import Source
-from autotune.ir.network import INPUT, OUTPUT, Network
+from autotune.ir import INPUT, OUTPUT, Network, Source
 from autotune.measure.interleaving import interleave
 from autotune.measure.nvml import Monitor
 from autotune.measure.result import Result, timed
 from autotune.measure.timers import replay_sampler
 from autotune.measure.verify import random_tensor
-from autotune.runtime.binding import Candidate
-from autotune.runtime.network_plan import BoundLayer, bind_layer, capture, make_buffers, make_graph, make_runs
-from autotune.runtime.selection import Choice
+from autotune.runtime import BoundLayer, Candidate, Choice, bind_layer, capture, make_buffers, make_graph, make_runs
 
 
 @dataclass(frozen=True)

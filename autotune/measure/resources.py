@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from autotune.measure.timers import Work, host_clock, library_choices, stream_of, synchronize
-from autotune.runtime.binding import Step
+from autotune.runtime import Step
 
 
 def host_us(launch: Work, launches: int, device: torch.device) -> float:

@@ -13,9 +13,7 @@ from collections.abc import Mapping
 
 import torch
 
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import DTYPES, Operand, Problem
-from autotune.ir.reference import compute
+from autotune.ir import DTYPES, Epilogue, Operand, Problem, compute
 from autotune.measure.timers import Runnable, stream_of, synchronize
 
 # Largest relative error (norm) of a right result: a few times what rounding the output to the dtype costs.

@@ -20,15 +20,13 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from autotune.core.device import DeviceFacts
-from autotune.core.errors import WorkerError
-from autotune.ir.network import Network
-from autotune.ir.problem import Problem
+from autotune.core import DeviceFacts, WorkerError
+from autotune.ir import Network, Problem
 from autotune.libraries import cudnn
 from autotune.measure.network_bench import Pick
 from autotune.measure.result import Result
 from autotune.measure.timers import Timing
-from autotune.runtime.binding import Candidate
+from autotune.runtime import Candidate
 
 START_SECONDS = 180.0
 """Importing torch and making a CUDA context, on a slow disk."""

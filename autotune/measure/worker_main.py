@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from autotune.core.device import measure_device
+from autotune.core import measure_device
 from autotune.libraries import cudnn
 from autotune.measure.candidate_bench import Case
 from autotune.measure.network_bench import NetworkCase

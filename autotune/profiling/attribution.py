@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.core.errors import AutotuneError
+from autotune.core import AutotuneError
 from autotune.profiling import libraries, work
 from autotune.profiling.libraries import Origin
 from autotune.profiling.record import ABOUT, DEVICE

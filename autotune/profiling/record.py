@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from autotune.measure.timers import Work, between, host_clock, occupy, synchronize
+from autotune.measure import Work, between, host_clock, occupy, synchronize
 
 ABOUT = "autotune_profile"
 """The key of the trace that holds what was run."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.core.errors import UnknownNameError
+from autotune.core import UnknownNameError
 from autotune.profiling.attribution import Kernel, Module, Operator, Profile
 from autotune.profiling.libraries import brief
 

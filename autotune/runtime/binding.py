@@ -10,10 +10,8 @@ from pathlib import Path
 
 import torch
 
-from autotune.core.errors import VendorError
-from autotune.ir import abi
-from autotune.ir.problem import Convolution, Problem, Tensors
-from autotune.ir.weight_layout import pack_weight
+from autotune.core import VendorError
+from autotune.ir import Convolution, Problem, Tensors, abi, pack_weight
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import engine
 

@@ -9,8 +9,7 @@ from functools import partial
 
 import torch
 
-from autotune.ir.network import INPUT, OUTPUT
-from autotune.ir.problem import DTYPES
+from autotune.ir import DTYPES, INPUT, OUTPUT
 from autotune.runtime.binding import Step
 from autotune.runtime.engine import Calls, Graph, Program
 from autotune.runtime.memory_planner import aligned

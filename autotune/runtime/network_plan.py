@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from autotune.ir.constant_expr import Source, State
-from autotune.ir.constant_expr import tensor as constant
-from autotune.ir.network import INPUT, OUTPUT, Layer, Network
-from autotune.ir.problem import DTYPES, Operand
+from autotune.ir import DTYPES, INPUT, OUTPUT, Layer, Network, Operand, Source, State
+from autotune.ir import tensor as constant
 from autotune.runtime import engine
 from autotune.runtime.binding import Slot, Step, bind
 from autotune.runtime.engine import EngineError

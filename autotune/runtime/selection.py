@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from autotune.core.arch import runs_on
-from autotune.core.device import device_name, device_target
-from autotune.ir.network import Alternative, Layer, Network, batch_of
-from autotune.ir.problem import Problem, with_batch
+from autotune.core import device_name, device_target, runs_on
+from autotune.ir import Alternative, Layer, Network, Problem, batch_of, with_batch
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime.binding import Candidate
 from autotune.runtime.candidate_loader import candidate

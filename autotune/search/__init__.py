@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autotune.core.errors import choose
-from autotune.ir.problem import Problem
+from autotune.core import choose
+from autotune.ir import Problem
 from autotune.search.fixed import Prior, Random
-from autotune.search.space import Space, Study
+from autotune.search.schedule import Schedule
+from autotune.search.space import Space, Study, spread
 from autotune.search.tpe import Tpe
 from autotune.search.transfer import FIRST, Contest, Lessons, Transfer
+
+__all__ = ["DEFAULT", "STRATEGIES", "Schedule", "Space", "Strategy", "Studies", "Study", "spread", "strategy"]
 
 Studies = list[Study]
 DEFAULT = "transfer"

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from autotune.codegen.ninja_build import together
+from autotune.codegen import together
 from autotune.families.base import Config, Kernel
-from autotune.ir.problem import Problem
+from autotune.ir import Problem
 from autotune.search.space import Study
 
 AT_ONCE = 4

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.families.base import Kernel
-from autotune.ir.problem import Problem
+from autotune.ir import Problem
 from autotune.search import strategy
 from autotune.search.schedule import Schedule
 from autotune.search.space import Study

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autotune.families.base import Config, Kernel, Value
-from autotune.ir.problem import Problem
+from autotune.ir import Problem
 
 Key = tuple[Value, ...]
 Seconds = Callable[[Config], float]

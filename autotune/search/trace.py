@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.core.arch import Architecture, of_target
-from autotune.core.errors import AutotuneError, choose
+from autotune.core import Architecture, AutotuneError, choose, of_target
 from autotune.families import families, family
 from autotune.families.base import Config, Value
-from autotune.ir.problem import Problem, parse
+from autotune.ir import Problem, parse
 from autotune.libraries import aten
 from autotune.search import Space
 from tuning_db import Store

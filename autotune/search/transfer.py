@@ -17,7 +17,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from autotune.families.base import Config
-from autotune.ir.problem import Problem
+from autotune.ir import Problem
 from autotune.search.space import Seconds, Space, Study, axes, spread
 
 Array = np.ndarray

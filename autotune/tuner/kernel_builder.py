@@ -7,13 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from autotune.codegen import build, render
-from autotune.core import paths
-from autotune.core.errors import AutotuneError
+from autotune.codegen import ninja_build, rendering
+from autotune.core import AutotuneError, paths
 from autotune.families import family
 from autotune.families.base import Kernel
-from autotune.ir import abi
-from autotune.ir.epilogue import Epilogue
+from autotune.ir import Epilogue, abi
 from autotune.libraries import aten
 from autotune.tuner.progress import Progress
 from autotune.tuner.time_breakdown import Ledger
@@ -41,7 +39,7 @@ class Workshop:
         self._ledger, self._progress, self._on_failure = ledger, progress, failed
         self.rows: dict[Kernel, KernelRow] = {}
         self.compiled, self.compile_seconds = 0, 0.0
-        self._batches: list[build.Batch] = []
+        self._batches: list[ninja_build.Batch] = []
         self._making: set[Kernel] = set()
         self._ready: list[Kernel] = []
         self._spent: dict[Kernel, dict[str, float]] = {}
@@ -58,7 +56,7 @@ class Workshop:
         """Read what the database holds; forget kernels whose source has changed."""
         for known in self._store.kernels(self._target):
             kernel = None if known.family == aten.FAMILY else kernel_of(known)
-            if kernel and known.source == render.source_digest(kernel):
+            if kernel and known.source == rendering.source_digest(kernel):
                 self.rows[kernel] = known
 
     def room(self) -> int:
@@ -74,11 +72,11 @@ class Workshop:
             self._making |= set(missing)
             self._progress.compiling(len(missing))
             with self._ledger.charge("emit"):
-                sound, faulty = build.renderable(missing)
-                exist, absent = build.existing(sound)
+                sound, faulty = ninja_build.renderable(missing)
+                exist, absent = ninja_build.existing(sound)
                 if absent:
                     room = max(1, self.room())
-                    self._batches.append(build.Batch(build.units(absent, room), room))
+                    self._batches.append(ninja_build.Batch(ninja_build.units(absent, room), room))
                     self._ledger.at_work(compilers=True)
             for built in (*faulty, *exist):
                 self._keep(built)
@@ -92,8 +90,8 @@ class Workshop:
         while True:
             for batch in list(self._batches):
                 for built in batch.finished():
-                    if parts := build.apart(built):
-                        self._batches.append(build.Batch(parts, self._jobs))
+                    if parts := ninja_build.apart(built):
+                        self._batches.append(ninja_build.Batch(parts, self._jobs))
                     else:
                         self._keep(built)
                 if not batch.pending:
@@ -103,18 +101,20 @@ class Workshop:
             if self._ready or not wait or not self._batches:
                 ready, self._ready = self._ready, []
                 return ready
-            time.sleep(build.POLL_SECONDS)
+            time.sleep(ninja_build.POLL_SECONDS)
 
     def spent(self, kernel: Kernel) -> dict[str, float]:
         """The seconds of choosing, emitting and compiling a kernel; told once, for its first trial."""
         return {step: round(seconds, 5) for step, seconds in self._spent.pop(kernel, {}).items() if seconds}
 
-    def _keep(self, built: build.Built) -> None:
+    def _keep(self, built: ninja_build.Built) -> None:
         """Record a unit that has come to an end."""
         kernels = built.unit.kernels
         library = self._put_library(built) if built.path else None
         outcome = {"library_id": library.id if library else None, "error": built.error or None}
-        rows = self._store.put_kernels([(identity(k, render.source_digest(k)), _facts(k) | outcome) for k in kernels])
+        rows = self._store.put_kernels(
+            [(identity(k, rendering.source_digest(k)), _facts(k) | outcome) for k in kernels]
+        )
         for kernel, row in zip(kernels, rows, strict=True):
             self.rows[kernel] = row
             self._making.discard(kernel)
@@ -127,7 +127,7 @@ class Workshop:
         self._ready += kernels if built.path else ()
         self._progress.compiled(len(kernels), 0 if built.path else len(kernels))
 
-    def _put_library(self, built: build.Built) -> Library:
+    def _put_library(self, built: ninja_build.Built) -> Library:
         assert built.path
         return self._store.put_library(
             built.path.read_bytes(),
@@ -155,7 +155,7 @@ def identity(kernel: Kernel, source: str) -> dict[str, str]:
 def _facts(kernel: Kernel) -> dict[str, Any]:
     """What the database says of a kernel beside its key and what became of it."""
     layouts = family(kernel.family).weight_layouts(kernel.values)
-    return {"symbol": render.symbol(kernel), "weight_layouts": dict(layouts)}
+    return {"symbol": rendering.symbol(kernel), "weight_layouts": dict(layouts)}
 
 
 def kernel_of(row: KernelRow) -> Kernel | None:

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import LifoQueue
 
-from autotune.codegen.ninja_build import POLL_SECONDS
+from autotune.codegen import POLL_SECONDS
 from autotune.families.base import Kernel
-from autotune.ir.problem import Problem
+from autotune.ir import Problem
 from autotune.libraries import aten, cudnn
-from autotune.measure.worker_client import Worker
+from autotune.measure import Worker
 from autotune.tuner.kernel_builder import identity
 from tuning_db import Store
 from tuning_db.schema import KernelRow

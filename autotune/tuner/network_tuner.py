@@ -16,13 +16,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.ir.network import Alternative, Network
-from autotune.ir.problem import Problem
-from autotune.measure.network_bench import Pick
-from autotune.measure.worker_client import Worker
-from autotune.runtime.binding import Candidate
-from autotune.runtime.candidate_loader import candidate
-from autotune.runtime.selection import plan_of_another, shortlist
+from autotune.ir import Alternative, Network, Problem
+from autotune.measure import Pick, Worker
+from autotune.runtime import Candidate, candidate, plan_of_another, shortlist
 from tuning_db import Store
 from tuning_db.schema import Device, PlanRow
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.ir.problem import Problem
+from autotune.ir import Problem
 
 Details = Mapping[str, Any]
 

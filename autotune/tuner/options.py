@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.libraries import cudnn
 from autotune.search import DEFAULT
 from autotune.tuner.objectives import DEFAULT as BY_TIME

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import families, serving
 from autotune.families.base import Family
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import (
+from autotune.ir import (
     Convolution,
+    Epilogue,
     Gemm,
     Pool2d,
     Problem,

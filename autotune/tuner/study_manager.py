@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from autotune.codegen.ninja_build import together
+from autotune.codegen import together
 from autotune.families import family, serving
 from autotune.families.base import Config, Kernel
-from autotune.ir.problem import Problem
-from autotune.search import Space, Study, strategy
-from autotune.search.space import spread
+from autotune.ir import Problem
+from autotune.search import Space, Study, spread, strategy
 from autotune.tuner.kernel_builder import Workshop, kernel_of
 from autotune.tuner.objectives import value
 from autotune.tuner.options import Options

@@ -10,11 +10,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from autotune.ir.problem import Problem
-from autotune.measure.result import Result
-from autotune.measure.worker_client import Worker
-from autotune.runtime.binding import Candidate
-from autotune.runtime.candidate_loader import candidate
+from autotune.ir import Problem
+from autotune.measure import Result, Worker
+from autotune.runtime import Candidate, candidate
 from autotune.tuner.progress import Progress
 from autotune.tuner.time_breakdown import RECORD, Ledger
 from tuning_db import Store

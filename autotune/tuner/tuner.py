@@ -14,19 +14,14 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 
 from autotune.codegen import toolchain
-from autotune.core import paths
-from autotune.core.device import DeviceFacts
+from autotune.core import DeviceFacts, paths
 from autotune.families import family
 from autotune.families.base import Kernel
-from autotune.ir.network import Network
-from autotune.ir.problem import Convolution, Problem
+from autotune.ir import Convolution, Network, Problem
 from autotune.libraries import aten, cudnn
-from autotune.measure.result import Result
-from autotune.measure.worker_client import Worker
-from autotune.runtime.candidate_loader import candidate
-from autotune.runtime.selection import shortlist
-from autotune.search import Study
-from autotune.search.schedule import Schedule
+from autotune.measure import Result, Worker
+from autotune.runtime import candidate, shortlist
+from autotune.search import Schedule, Study
 from autotune.tuner.kernel_builder import Workshop
 from autotune.tuner.library_candidates import Listing, operator_rows
 from autotune.tuner.network_tuner import settle_network

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from autotune.ir.network import Layer, Network, digest
-from autotune.ir.problem import dtype_name
+from autotune.ir import Layer, Network, digest, dtype_name
 from fused_resnet.capture.alternatives import alternatives
 from fused_resnet.capture.lower import Lowering
 from fused_resnet.capture.operators import HANDLERS

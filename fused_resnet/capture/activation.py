@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.core.errors import CaptureError, ProblemError
-from autotune.ir.epilogue_steps import STEPS, full_name, register
+from autotune.core import CaptureError, ProblemError
+from autotune.ir import full_name, register
+from autotune.ir.epilogue_steps import STEPS
 from fused_resnet.capture.trace import tracing
 
 

@@ -5,11 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from autotune.ir.constant_expr import Derived
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.network import OUTPUT, Alternative, Layer
-from autotune.ir.problem import AvgPool2d, Conv2d, MaxPool2d, SeTail, Stem, ToChannelsLast
-from autotune.ir.rewrites import folded, gated, pooled_projection
+from autotune.ir import (
+    OUTPUT,
+    Alternative,
+    AvgPool2d,
+    Conv2d,
+    Derived,
+    Epilogue,
+    Layer,
+    MaxPool2d,
+    SeTail,
+    Stem,
+    ToChannelsLast,
+    folded,
+    gated,
+    pooled_projection,
+)
 
 _RISING = {"bias", "add_scalar", "relu", "relu6", "clamp", "sigmoid", "tanh", "hardsigmoid"}
 """Steps that give the same before a maximum as after it."""

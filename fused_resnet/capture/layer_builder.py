@@ -8,11 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from autotune.core.errors import ProblemError
-from autotune.ir.constant_expr import Derived, Source
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.network import OUTPUT, Layer
-from autotune.ir.problem import Conv2d, Gemm, Problem
+from autotune.core import ProblemError
+from autotune.ir import OUTPUT, Conv2d, Derived, Epilogue, Gemm, Layer, Problem, Source
 
 
 @dataclass(frozen=True, eq=False)

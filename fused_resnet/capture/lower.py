@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.core.errors import CaptureError
-from autotune.ir.network import INPUT, Layer
-from autotune.ir.problem import DTYPES, Elementwise, ToChannelsLast
-from autotune.ir.problem import Operand as ProblemOperand
+from autotune.core import CaptureError
+from autotune.ir import DTYPES, INPUT, Elementwise, Layer, ToChannelsLast
+from autotune.ir import Operand as ProblemOperand
 from autotune.ir.problem.operators.torch_call import Call, Here, Ref, TorchCall, stored
 from fused_resnet.capture.layer_builder import Draft, StepUse, Value, layers
 from fused_resnet.capture.pointwise import Constant, Operand, operands, steps

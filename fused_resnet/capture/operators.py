@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import fx
 
-from autotune.core.errors import ProblemError
-from autotune.ir.constant_expr import Derived, Source
-from autotune.ir.problem import AvgPool2d, Conv2d, Gemm, GlobalAvgPool2d, MaxPool2d, Problem
+from autotune.core import ProblemError
+from autotune.ir import AvgPool2d, Conv2d, Derived, Gemm, GlobalAvgPool2d, MaxPool2d, Problem, Source
 from autotune.ir.problem.operators.torch_call import stored
 from fused_resnet.capture.layer_builder import Draft, StepUse, Value
 from fused_resnet.capture.lower import Lowering, buffer

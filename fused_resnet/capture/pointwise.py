@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from autotune.ir.constant_expr import Derived, Source
+from autotune.ir import Derived, Source
 from fused_resnet.capture.layer_builder import StepUse, Value
 from fused_resnet.capture.trace import arguments, name_of
 

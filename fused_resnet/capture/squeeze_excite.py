@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from autotune.ir.constant_expr import Source
-from autotune.ir.problem import SeTail
+from autotune.ir import SeTail, Source
 from autotune.ir.problem.operators.torch_call import stored
 from fused_resnet.capture.layer_builder import Draft
 from fused_resnet.capture.lower import Lowering

@@ -18,9 +18,8 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from autotune.core.errors import CaptureError
-from autotune.ir.constant_expr import Derived, Source
-from autotune.ir.problem import DTYPES
+from autotune.core import CaptureError
+from autotune.ir import DTYPES, Derived, Source
 
 tracing: ContextVar[bool] = ContextVar("tracing", default=False)
 """Whether a module is being traced: those of ours then stand for themselves as one operation."""

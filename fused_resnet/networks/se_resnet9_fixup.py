@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from autotune.core.errors import choose
+from autotune.core import choose
 
 
 class SpaceToDepth(nn.Module):

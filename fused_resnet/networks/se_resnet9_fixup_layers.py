@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autotune.core.errors import ProblemError, choose
-from autotune.ir.constant_expr import Derived
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.network import INPUT, OUTPUT, Alternative, Layer, Network
-from autotune.ir.problem import (
+from autotune.core import ProblemError, choose
+from autotune.ir import (
+    INPUT,
+    OUTPUT,
+    Alternative,
     AvgPool2d,
     Conv2d,
+    Derived,
+    Epilogue,
     Gemm,
+    Layer,
+    Network,
     PatchConv2d,
     SeBlock,
     SeDownBlock,
@@ -20,8 +24,11 @@ from autotune.ir.problem import (
     SpaceToDepth,
     StemSeBlock,
     StemSeBlockPool,
+    folded,
+    of_one_pixel,
+    pooled_projection,
+    projected,
 )
-from autotune.ir.rewrites import folded, of_one_pixel, pooled_projection, projected
 from fused_resnet.networks.se_resnet9_fixup import SEResNet9Fixup
 
 _LEAST_SIDE = 4  # of an image that is made by a block in one kernel: smaller ones have too many channels

@@ -1,1 +1,6 @@
 """Networks in signed bytes: calibration and rewriting."""
+
+from fused_resnet.quantization.calibrate import compare
+from fused_resnet.quantization.int8_rewrite import capture_int8
+
+__all__ = ["capture_int8", "compare"]

@@ -18,13 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.core.errors import ProblemError
-from autotune.ir.constant_expr import State
-from autotune.ir.constant_expr import tensor as constant
-from autotune.ir.int8_numerics import scale_of
-from autotune.ir.network import INPUT, Layer
-from autotune.ir.problem import DTYPES
-from autotune.ir.reference import compute
+from autotune.core import ProblemError
+from autotune.ir import DTYPES, INPUT, Layer, State, compute, scale_of
+from autotune.ir import tensor as constant
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
 from fused_resnet.quantization.scales import activation

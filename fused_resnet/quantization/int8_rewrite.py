@@ -17,11 +17,8 @@ from math import prod
 
 from torch import nn
 
-from autotune.core.errors import CaptureError
-from autotune.ir.constant_expr import Derived, Source
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.network import Layer, Network
-from autotune.ir.problem import Cast, Conv2d, Gemm, MaxPool2d
+from autotune.core import CaptureError
+from autotune.ir import Cast, Conv2d, Derived, Epilogue, Gemm, Layer, MaxPool2d, Network, Source
 from fused_resnet.capture import capture
 from fused_resnet.capture.layer_builder import Draft, StepUse, Value
 from fused_resnet.capture.pointwise import number

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.ir.epilogue import MAX_SCALARS
-from autotune.ir.network import INPUT, OUTPUT, Layer
-from autotune.ir.problem import MAX_OPERANDS, AvgPool2d, Conv2d, Elementwise, Gemm, GlobalAvgPool2d, MaxPool2d, Operand
+from autotune.ir import (
+    INPUT,
+    MAX_OPERANDS,
+    MAX_SCALARS,
+    OUTPUT,
+    AvgPool2d,
+    Conv2d,
+    Elementwise,
+    Gemm,
+    GlobalAvgPool2d,
+    Layer,
+    MaxPool2d,
+    Operand,
+)
 
 GRANULE = 16
 """Channels that kernels read and write at a time."""

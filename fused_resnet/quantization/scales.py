@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autotune.ir.network import Layer
+from autotune.ir import Layer
 
 Scales = Mapping[str, float]
 """What a byte stands for, by the name of the activation (`activation`)."""

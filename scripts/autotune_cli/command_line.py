@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from autotune.core.errors import AutotuneError
+from autotune.core import AutotuneError
 from tuning_db import DatabaseError
 
 

@@ -15,16 +15,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from autotune.core.errors import AutotuneError, UnknownNameError
-from autotune.ir.network import Network
-from autotune.ir.problem import DTYPES
+from autotune.core import AutotuneError, UnknownNameError
+from autotune.ir import DTYPES, Network
 from autotune_cli.record import one_line
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
-from fused_resnet.quantization.int8_rewrite import capture_int8
 from fused_resnet.model_source import INT8, PRECISIONS, TF32
 from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.networks.se_resnet9_fixup_layers import network
+from fused_resnet.quantization import capture_int8
 
 HELP = "se_resnet9_fixup, torchvision:NAME, or FILE.py:FUNCTION, which returns an nn.Module (default: %(default)s)"
 PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/precision.md)"

@@ -11,12 +11,11 @@ import re
 import sys
 from pathlib import Path
 
-from autotune.core.arch import ARCHITECTURES
-from autotune.core.errors import AutotuneError
+from autotune.core import ARCHITECTURES, AutotuneError
 from autotune.families import families
+from autotune.ir import DTYPES, OPERATORS, Problem, parse
 from autotune.ir.epilogue import STEPS
-from autotune.ir.problem import DTYPES, OPERATORS, Problem, parse
-from autotune.ir.problem.base import value_text
+from autotune.ir.problem import value_text
 
 _MARK = re.compile(r"(<!-- (\w+), generated -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autotune.core.errors import AutotuneError
+from autotune.core import AutotuneError
 
 
 def machine(device: torch.device) -> dict[str, Any]:

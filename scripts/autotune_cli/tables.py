@@ -10,10 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from autotune.ir.problem import Problem
-from autotune.tuner.objectives import OBJECTIVES
-from autotune.tuner.report import Failure, Line, brief, pareto
-from autotune.tuner.time_breakdown import RECORD, WAIT, Ledger
+from autotune.ir import Problem
+from autotune.tuner import OBJECTIVES, RECORD, WAIT, Failure, Ledger, Line, brief, pareto
 from tuning_db import Store
 from tuning_db.schema import Device
 

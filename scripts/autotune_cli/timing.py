@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from autotune.measure.result import median_interval
-from autotune.measure.timers import between, host_clock, settle, synchronize
+from autotune.measure import between, host_clock, median_interval, settle, synchronize
 
 Call = Callable[[], object]
 

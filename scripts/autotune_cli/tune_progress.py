@@ -10,9 +10,9 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from autotune.ir.problem import Problem
-from autotune.tuner.progress import Progress as Events
-from autotune.tuner.report import brief
+from autotune.ir import Problem
+from autotune.tuner import Progress as Events
+from autotune.tuner import brief
 
 
 class LiveProgress(Events):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from autotune.core.arch import Architecture
-from autotune.core.errors import ProblemError, UnknownNameError
-from autotune.ir.network import Network
-from autotune.ir.problem import Problem, dtype_name, parse
+from autotune.core import Architecture, ProblemError, UnknownNameError
+from autotune.ir import Network, Problem, dtype_name, parse
 from autotune_cli import models
 from autotune_cli.problem_usage import read_problems
 from fused_resnet.model_source import TF32

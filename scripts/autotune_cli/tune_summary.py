@@ -5,9 +5,8 @@ from __future__ import annotations
 from rich.console import Console
 
 from autotune.families import serving
-from autotune.tuner.report import failures as failed
-from autotune.tuner.report import illegal, lines, unserved
-from autotune.tuner.tuner import Tuning
+from autotune.tuner import Tuning, illegal, lines, unserved
+from autotune.tuner import failures as failed
 from autotune_cli.tables import failures, spent, tradeoffs, winners
 from autotune_cli.tune_progress import LiveProgress
 from autotune_cli.tune_request import Work

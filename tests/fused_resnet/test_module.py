@@ -13,7 +13,7 @@ import torch
 from helpers import TUNED_BATCH, in_threads, relative_error
 from seed_network import KEYS, LIMIT, assert_right, expected, fused, images, plain, weights
 
-from autotune.core.errors import UnknownNameError
+from autotune.core import UnknownNameError
 from fused_resnet import FusedResNet, InputError
 from tuning_db import DatabaseError
 

@@ -10,7 +10,7 @@ from helpers import HANG, in_threads, relative_error
 from seed_network import LIMIT, assert_result, expected, fused, images
 from torch.utils.data import DataLoader, Dataset
 
-from autotune.runtime.executor import Frame
+from autotune.runtime import Frame
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 

@@ -10,8 +10,8 @@ import torch
 from helpers import TUNED_BATCH, built_paths, candidate_of, relative_error, script, solve
 from seed_network import assert_result, fused, images
 
-from autotune.ir.problem import parse
-from autotune.runtime.binding import bind
+from autotune.ir import parse
+from autotune.runtime import bind
 from fused_resnet import FusedResNet, InputError
 from fused_resnet.torch_op import is_traced
 from tuning_db import Store

@@ -8,16 +8,13 @@ import pytest
 import torch
 from helpers import LIMIT, process, relative_error, solve, tried
 
-from autotune.core.device import device_target
-from autotune.core.errors import VendorError
+from autotune.core import VendorError, device_target
 from autotune.cudnn_algorithms import torch_layers as public
-from autotune.ir.problem import parse
+from autotune.ir import parse
 from autotune.libraries import cudnn
 from autotune.libraries.cudnn.graph import arguments
-from autotune.measure.candidate_bench import Case
-from autotune.measure.timers import sampler
-from autotune.measure.worker_client import Worker
-from autotune.runtime.candidate_loader import candidate
+from autotune.measure import Case, Worker, sampler
+from autotune.runtime import candidate
 from autotune.runtime.engine import RefusedError
 from autotune.tuner.library_candidates import Listing
 from tuning_db import Store

@@ -6,12 +6,11 @@ import pytest
 import torch
 from helpers import LIMIT, assert_same_bits, built_paths, candidate_of, relative_error, solve
 
-from autotune.core.arch import architecture
+from autotune.core import architecture
 from autotune.families import family
 from autotune.families.base import Kernel
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import parse
-from autotune.measure.candidate_bench import Case
+from autotune.ir import Epilogue, parse
+from autotune.measure import Case
 
 pytestmark = pytest.mark.gpu
 

@@ -7,11 +7,10 @@ import torch
 from helpers import ELEMENTWISE, SPECIAL, built_paths, candidate_of, special_case
 
 from autotune.families.base import Kernel
-from autotune.ir.epilogue import Epilogue
+from autotune.ir import AvgPool2d, Epilogue, parse
 from autotune.ir.epilogue_steps import define_step
-from autotune.ir.problem import AvgPool2d, parse
-from autotune.measure.candidate_bench import Case
-from autotune.runtime.binding import bind
+from autotune.measure import Case
+from autotune.runtime import bind
 
 pytestmark = pytest.mark.gpu
 

@@ -11,9 +11,8 @@ from helpers import ROOT, tried
 from autotune.codegen import toolchain
 from autotune.core import paths
 from autotune.libraries import aten
-from autotune.measure.timers import Timing
-from autotune.measure.worker_client import Worker
-from autotune.runtime.binding import Candidate
+from autotune.measure import Timing, Worker
+from autotune.runtime import Candidate
 
 pytestmark = pytest.mark.gpu
 

@@ -7,12 +7,11 @@ import pytest
 import torch
 from helpers import LIMIT, assert_bytes_are_right, built_paths, candidate_of, relative_error, solve
 
-from autotune.core.arch import of_capability
+from autotune.core import of_capability
 from autotune.families import family
 from autotune.families.base import PERMISSIONS, Kernel
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Conv2d
-from autotune.measure.candidate_bench import Case
+from autotune.ir import Conv2d, Epilogue
+from autotune.measure import Case
 from autotune.runtime.engine import RefusedError
 
 pytestmark = pytest.mark.gpu

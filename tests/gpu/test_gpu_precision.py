@@ -10,13 +10,13 @@ import torch
 from architectures import ARCHITECTURES, images, random_model
 from helpers import LIMIT, ROOT, assert_bytes_are_right, built_paths, candidate_of, relative_error, script, solve
 
-from autotune.core.arch import of_capability
+from autotune.core import of_capability
 from autotune.families import family, serving
 from autotune.families.base import Kernel
-from autotune.ir.problem import parse
-from autotune.measure.candidate_bench import Case
+from autotune.ir import parse
+from autotune.measure import Case
 from fused_resnet import FusedResNet
-from fused_resnet.quantization.calibrate import compare
+from fused_resnet.quantization import compare
 from tuning_db import Store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*is not tuned")]

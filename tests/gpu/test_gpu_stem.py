@@ -7,11 +7,11 @@ import pytest
 import torch
 from helpers import built_paths, candidate_of, relative_error, solve
 
-from autotune.core.arch import of_capability
+from autotune.core import of_capability
 from autotune.families import family
 from autotune.families.base import Kernel
-from autotune.ir.problem import parse
-from autotune.measure.candidate_bench import Case
+from autotune.ir import parse
+from autotune.measure import Case
 
 pytestmark = pytest.mark.gpu
 

@@ -6,13 +6,11 @@ import pytest
 import torch
 from helpers import process
 
-from autotune.ir.problem import parse
+from autotune.ir import parse
 from autotune.libraries import aten
-from autotune.measure.nvml import Monitor
+from autotune.measure import Monitor, Timing, Worker, between, synchronize
 from autotune.measure.resources import energy_uj
-from autotune.measure.timers import Timing, between, synchronize
-from autotune.measure.worker_client import Worker
-from autotune.runtime.binding import Candidate
+from autotune.runtime import Candidate
 
 pytestmark = pytest.mark.gpu
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from helpers import assert_bytes_are_right, built_paths, candidate_of, relative_error, solve
 
-from autotune.core.errors import AutotuneError
+from autotune.core import AutotuneError
 from autotune.families import family, serving
 from autotune.families.base import Kernel
-from autotune.ir.problem import parse
-from autotune.measure.candidate_bench import Case
+from autotune.ir import parse
+from autotune.measure import Case
 
 CPU = torch.device("cpu")
 

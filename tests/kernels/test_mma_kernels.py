@@ -4,10 +4,10 @@ import pytest
 from emulator import Emulated
 from helpers import random_inputs, relative_error, solve
 
-from autotune.core.arch import architecture
+from autotune.core import architecture
 from autotune.families import family
 from autotune.families.base import Kernel
-from autotune.ir.problem import parse
+from autotune.ir import parse
 
 SM80 = architecture("sm80")
 LIMIT = {"f16": 1e-3, "bf16": 8e-3}

@@ -4,10 +4,10 @@ import pytest
 from emulator import Emulated
 from helpers import random_inputs, relative_error, solve
 
-from autotune.core.arch import architecture
+from autotune.core import architecture
 from autotune.families import family
 from autotune.families.base import Kernel
-from autotune.ir.problem import parse
+from autotune.ir import parse
 
 SM90, FAMILY = architecture("sm90"), family("sm90_se_down_block")
 BLOCK = "se_down_block n={n} h={h} w={w} c={c} k={k} hidden={hidden} dtype={dtype} epilogue={chain}"

@@ -7,10 +7,10 @@ import torch
 from emulator import Emulated
 from helpers import random_inputs, solve
 
-from autotune.core.arch import architecture
+from autotune.core import architecture
 from autotune.families import family
 from autotune.families.base import Kernel
-from autotune.ir.problem import parse
+from autotune.ir import parse
 
 SM90 = architecture("sm90")
 CASES = {

@@ -4,10 +4,10 @@ import pytest
 from emulator import Emulated
 from helpers import random_inputs, relative_error, solve
 
-from autotune.core.arch import architecture
+from autotune.core import architecture
 from autotune.families import family
 from autotune.families.base import Kernel
-from autotune.ir.problem import parse
+from autotune.ir import parse
 
 SM90, FAMILY = architecture("sm90"), family("cuda_se_tail")
 # Several images a block, the last block with fewer; more pixels than registers keep; threads without channels; sums of

@@ -4,11 +4,10 @@ import pytest
 from emulator import Emulated
 from helpers import assert_not_serialized, need_compiler, random_inputs, relative_error, solve
 
-from autotune.core.arch import architecture
+from autotune.core import architecture
 from autotune.families import family
 from autotune.families.base import Kernel
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import parse
+from autotune.ir import Epilogue, parse
 
 SM90, FAMILY = architecture("sm90"), family("sm90_image_conv2d")
 SMALL = {"image": "warps", "hidden": 0, "stride": 1, "tile_n": 32, "peers": 1}

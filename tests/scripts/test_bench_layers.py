@@ -10,13 +10,11 @@ import torch
 from helpers import KERNELS, ROOT, script
 
 import bench_layers
-from autotune.core import paths
-from autotune.core.device import device_name
-from autotune.core.errors import AutotuneError
-from autotune.ir.problem import Conv2d, parse
+from autotune.core import AutotuneError, device_name, paths
+from autotune.ir import Conv2d, parse
 from autotune.libraries import cudnn
 from autotune.libraries.cudnn.graph import channels_last
-from autotune.measure.candidate_bench import Case
+from autotune.measure import Case
 from autotune_cli.layers.comparison import Job
 from autotune_cli.layers.contestants import torch_contenders
 from autotune_cli.layers.layer_sets import layer_set, title

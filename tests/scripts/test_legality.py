@@ -8,14 +8,13 @@ from itertools import islice
 import pytest
 from helpers import DATA, assert_exported, need_compiler, script
 
-from autotune.core.arch import architecture
+from autotune.core import architecture
 from autotune.families import family
 from autotune.families.base import PERMISSIONS, Kernel
 from autotune.families.cutlass2 import tiling
 from autotune.families.cutlass2.rules import broken
 from autotune.families.cutlass2.tiling import Tile
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import parse
+from autotune.ir import Epilogue, parse
 
 FPROP = family("cutlass2_conv2d")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from helpers import script
 
-from autotune.core.errors import AutotuneError, UnknownNameError
+from autotune.core import AutotuneError, UnknownNameError
 from autotune_cli import models
 
 

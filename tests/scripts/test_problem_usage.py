@@ -5,8 +5,8 @@ import re
 import pytest
 from helpers import ROOT, script
 
-from autotune.core.errors import AutotuneError
-from autotune.ir.problem import OPERATORS, parse
+from autotune.core import AutotuneError
+from autotune.ir import OPERATORS, parse
 from autotune_cli import problem_usage
 
 

@@ -16,7 +16,7 @@ import torch
 from helpers import HANG, ROOT, SCRIPTS, TUNE, TUNED_BATCH, process, script
 
 from autotune.codegen import toolchain
-from autotune.core.errors import ToolchainError
+from autotune.core import ToolchainError
 from autotune_cli import command_line
 from fused_resnet import FusedResNet
 from fused_resnet.networks import se_resnet9_fixup

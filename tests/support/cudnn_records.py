@@ -4,7 +4,7 @@ import json
 
 from helpers import ROOT
 
-from autotune.cudnn_algorithms.selection import Algorithm
+from autotune.cudnn_algorithms import Algorithm
 
 
 def recorded():

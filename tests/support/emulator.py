@@ -12,13 +12,11 @@ import nvidia
 import torch
 from helpers import KERNELS
 
-from autotune.codegen import render
+from autotune.codegen import rendering
 from autotune.core import paths
 from autotune.families import family
 from autotune.families.base import Kernel, Launch
-from autotune.ir import abi
-from autotune.ir.problem import DTYPES, Problem
-from autotune.ir.weight_layout import pack_weight
+from autotune.ir import DTYPES, Problem, abi, pack_weight
 
 _PTX = {
     "cvta": "",
@@ -101,7 +99,7 @@ class Emulated:
             copy = folder / header.relative_to(paths.templates())
             copy.parent.mkdir(exist_ok=True)
             copy.write_text(_emulated(header.read_text()))
-        text, symbol = render.unit([kernel]), render.symbol(kernel)
+        text, symbol = rendering.unit([kernel]), rendering.symbol(kernel)
         (folder / "kernel.cu").write_text(_emulated(text))
         problem = re.search(rf"{symbol}_prepare\((\w+) ", text)
         assert problem

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable
 
 from helpers import tried
 
-from autotune.ir.problem import parse
-from autotune.measure.result import Result
-from autotune.measure.worker_client import Worker
-from autotune.runtime.binding import Candidate
+from autotune.ir import parse
+from autotune.measure import Result, Worker
+from autotune.runtime import Candidate
 
 PROBLEM = parse("avg_pool2d n=2 h=9 w=7 c=7 r=3 s=3 stride=2 pad=1 dtype=f32")
 

@@ -21,13 +21,11 @@ import torch
 import torch.nn.functional as F
 
 from autotune import families
-from autotune.codegen import build, render, toolchain
-from autotune.core.errors import ToolchainError
+from autotune.codegen import ninja_build, rendering, toolchain
+from autotune.core import ToolchainError
 from autotune.families import family
 from autotune.families.base import Config, Kernel
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.epilogue_steps import define_step
-from autotune.ir.problem import (
+from autotune.ir import (
     DTYPES,
     AvgPool2d,
     Cast,
@@ -37,6 +35,7 @@ from autotune.ir.problem import (
     Conv2dSeSkip,
     Conv2dWgrad,
     Elementwise,
+    Epilogue,
     FoldedSe,
     Gemm,
     GlobalAvgPool2d,
@@ -52,11 +51,10 @@ from autotune.ir.problem import (
     StemSeBlockPool,
     ToChannelsLast,
 )
-from autotune.measure.candidate_bench import Case
-from autotune.measure.result import Result
+from autotune.ir.epilogue_steps import define_step
+from autotune.measure import Case, Result, Worker
 from autotune.measure.verify import random_tensor
-from autotune.measure.worker_client import Worker
-from autotune.runtime.binding import Candidate, Step
+from autotune.runtime import Candidate, Step
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
@@ -355,7 +353,7 @@ def special_case(
 def built_paths(kernels: Iterable[Kernel], jobs: int = 2) -> dict[Kernel, Path]:
     """Build kernels, all of which must compile."""
     paths: dict[Kernel, Path] = {}
-    for built in build.build(list(dict.fromkeys(kernels)), jobs):
+    for built in ninja_build.build(list(dict.fromkeys(kernels)), jobs):
         assert built.path, built.error
         paths |= dict.fromkeys(built.unit.kernels, built.path)
     return paths
@@ -366,7 +364,7 @@ def candidate_of(kernel: Kernel, path: Path, launch: Config) -> Candidate:
     chosen = family(kernel.family)
     values = {parameter.name: int(launch[parameter.name]) for parameter in chosen.launch_parameters}
     layouts = chosen.weight_layouts(kernel.values)
-    return Candidate(kernel.family, kernel.config, render.symbol(kernel), chosen.kind, path, layouts, values)
+    return Candidate(kernel.family, kernel.config, rendering.symbol(kernel), chosen.kind, path, layouts, values)
 
 
 def random_inputs(problem: Problem, seed: int = 1) -> tuple[dict[str, torch.Tensor], tuple[float, ...]]:
@@ -405,7 +403,7 @@ def assert_exported(kernels: Iterable[Kernel]) -> None:
     """Build device images, and find every kernel in its own with what prepares it. They share headers, so one core."""
     for kernel, path in built_paths(kernels, jobs=1).items():
         binary = path.read_bytes()
-        symbol = render.symbol(kernel).encode()
+        symbol = rendering.symbol(kernel).encode()
         assert binary[:4] == b"\x7fELF"
         assert b"\0" + symbol + b"\0" in binary and b"\0" + symbol + b"_prepare\0" in binary, kernel
 
@@ -413,8 +411,8 @@ def assert_exported(kernels: Iterable[Kernel]) -> None:
 def assert_not_serialized(compiler, kernel, folder):
     """Compile a kernel and find no warning of ptxas that it serializes wgmma."""
     source = folder / f"unit{compiler.source_suffix}"
-    source.write_text(render.unit([kernel]))
-    command = compiler.command(source, folder / "unit.cubin", render.folders(kernel))
+    source.write_text(rendering.unit([kernel]))
+    command = compiler.command(source, folder / "unit.cubin", rendering.folders(kernel))
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "serialized" not in done.stdout + done.stderr
 

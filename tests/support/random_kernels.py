@@ -25,14 +25,11 @@ from helpers import (
     solve,
 )
 
-from autotune.core.arch import Architecture, of_capability
-from autotune.core.device import device_target
-from autotune.core.errors import ProblemError
+from autotune.core import Architecture, ProblemError, device_target, of_capability
 from autotune.families import family
 from autotune.families.base import PERMISSIONS, Family, Kernel, Launch
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Problem, parse
-from autotune.measure.candidate_bench import Case
+from autotune.ir import Epilogue, Problem, parse
+from autotune.measure import Case
 from autotune.measure.verify import HALF_SUMS
 
 _LIMIT = {**LIMIT, HALF_SUMS: 1e-2}

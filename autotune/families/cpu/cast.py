@@ -3,7 +3,7 @@
 from autotune.families.base import SHARED_LIBRARY, Family
 from autotune.families.cast_rules import RESULT, fits, legal
 from autotune.families.cpu.common import BLOCK_C, THREADS, channel_steps, threads
-from autotune.ir.problem import Cast
+from autotune.ir import Cast
 
 FAMILY = Family(
     name="cpu_cast",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from autotune.core.arch import Architecture, cpu_targets
+from autotune.core import Architecture, cpu_targets
 from autotune.families.base import SHARED_LIBRARY, Config, Family, Launch, Parameter
-from autotune.ir.problem import Problem
+from autotune.ir import Problem
 
 WITH_BYTES = ("f32", "s8")
 THREADS = Parameter("threads", (0, 1), "0: torch's number of threads; 1: the caller's alone")

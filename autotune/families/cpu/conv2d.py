@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.families.base import Config
 from autotune.families.cpu import tiles
 from autotune.families.cpu.common import WITH_BYTES
-from autotune.ir.problem import Conv2d, Gemm, Problem
+from autotune.ir import Conv2d, Gemm, Problem
 
 
 def _inside(problem: Conv2d, axis: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.families.base import Config
 from autotune.families.cpu import tiles
-from autotune.ir.problem import Conv2dDgrad, Problem
+from autotune.ir import Conv2dDgrad, Problem
 
 
 def _work(problem: Problem, config: Config) -> tiles.Work:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from math import ceil
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families.base import SHARED_LIBRARY, Config, Family, Parameter
 from autotune.families.cpu.common import THREADS, threads
 from autotune.families.cpu.tiles import fits, vectors
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Conv2dWgrad, Problem
+from autotune.ir import Conv2dWgrad, Epilogue, Problem
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:

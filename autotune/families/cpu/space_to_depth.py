@@ -2,7 +2,7 @@
 
 from autotune.families.base import CHANNELS_LAST, SHARED_LIBRARY, Family
 from autotune.families.cpu.common import THREADS, threads
-from autotune.ir.problem import SpaceToDepth
+from autotune.ir import SpaceToDepth
 
 FAMILY = Family(
     name="cpu_space_to_depth",

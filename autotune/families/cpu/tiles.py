@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families.base import SHARED_LIBRARY, Config, Family, Launch, Parameter
 from autotune.families.cpu.common import THREADS, vector_registers
-from autotune.ir.problem import Problem
+from autotune.ir import Problem
 
 _POINTERS = 10  # of a tile's pixels that a general register holds; the others are read again for each channel
 _CACHE = 768 * 1024  # bytes of weights that stay in cache from one tile to the next

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import cast_rules, cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family
 from autotune.families.cuda.elementwise import FAMILY as ELEMENTWISE
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Cast, Problem
+from autotune.ir import Cast, Epilogue, Problem
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from itertools import chain
 from math import ceil
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import cuda_shared, se_gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.cutlass2 import tiling
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Conv2d, Conv2dFoldedSe, Conv2dSe, Problem
+from autotune.ir import Conv2d, Conv2dFoldedSe, Conv2dSe, Epilogue, Problem
 
 _STEP = 64  # channels
 _ROW = 128  # bytes of a pixel's or a filter's channels in shared memory

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from math import ceil
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import DTYPES, Conv2d, Problem
+from autotune.ir import DTYPES, Conv2d, Epilogue, Problem
 
 _FILTERS, _STRIDES = (3, 5, 7), (1, 2)  # known when the kernel is compiled; 0 is any, known when it runs
 _MOST_REGISTERS = 160  # of sums and of one input row

@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Conv2d, Problem, Stem
+from autotune.ir import Conv2d, Epilogue, Problem, Stem
 
 _WALKS = (1, 2, 4, 8, 16, 32)
 FILTERS = (3, 5, 7)

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import se_gate
 from autotune.families.base import Config, Parameter, Value
 from autotune.families.cuda import conv2d
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Conv2dFoldedSe, Problem
+from autotune.ir import Conv2dFoldedSe, Epilogue, Problem
 
 _CONV = conv2d.FAMILY
 _HIDDEN = se_gate.HIDDEN[:-1]  # more leave no registers

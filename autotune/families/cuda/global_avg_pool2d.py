@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import GlobalAvgPool2d, Problem
+from autotune.ir import Epilogue, GlobalAvgPool2d, Problem
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:

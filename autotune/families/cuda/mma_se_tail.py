@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from math import ceil
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Problem, SeTail
+from autotune.ir import Epilogue, Problem, SeTail
 
 _ROWS = 8  # of a product: images, or parts of their pixels
 _WARP_CHANNELS = 32

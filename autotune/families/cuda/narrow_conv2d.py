@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.families.base import Parameter
 from autotune.families.cuda import few_channels
-from autotune.ir.problem import Conv2d, Problem
+from autotune.ir import Conv2d, Problem
 
 _STRIDES = (1, 2)
 

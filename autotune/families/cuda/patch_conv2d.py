@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import cuda_shared
 from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Parameter, Value
-from autotune.ir.problem import PatchConv2d, Problem
+from autotune.ir import PatchConv2d, Problem
 
 _STEPS = (1, 2, 3, 4, 6, 8, 12)
 

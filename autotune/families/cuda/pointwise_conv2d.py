@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from math import ceil
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.cutlass2 import tiling
 from autotune.families.cutlass2.gemm import no_product, sizes
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Conv2d, Gemm, Problem
+from autotune.ir import Conv2d, Epilogue, Gemm, Problem
 
 _STEPS = (1, 2, 3, 4, 6, 8)
 _WALKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)

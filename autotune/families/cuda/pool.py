@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from math import ceil
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import DTYPES, Pool2d, Problem
+from autotune.ir import DTYPES, Epilogue, Pool2d, Problem
 
 _FILTERS, _STRIDES = (2, 3), (1, 2)  # known when the kernel is compiled; 0 is any, known when it runs
 _MOST_REGISTERS = 128  # of windows and of one input row

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import DTYPES, Problem, SeTail
+from autotune.ir import DTYPES, Epilogue, Problem, SeTail
 
 _VECTOR = 8
 _IMAGES = (1, 2, 4, 8)

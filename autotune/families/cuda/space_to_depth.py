@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import cuda_shared
 from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Parameter
-from autotune.ir.problem import DTYPES, Problem, SpaceToDepth
+from autotune.ir import DTYPES, Problem, SpaceToDepth
 
 _BLOCKS = (2, 4, 8)
 _VECTOR = 8  # elements of an access: 16 bytes

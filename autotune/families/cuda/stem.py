@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.families.base import Parameter
 from autotune.families.cuda import few_channels
-from autotune.ir.problem import Problem, Stem
+from autotune.ir import Problem, Stem
 
 
 def _supports(problem: Problem) -> str | None:

@@ -19,7 +19,7 @@ from cutlass_library.library import (
     OpcodeClassTag,
 )
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
 from autotune.families.cutlass2 import tiling
@@ -35,8 +35,7 @@ from autotune.families.cutlass2.conv2d_fits import (
 )
 from autotune.families.cutlass2.rules import Rules, broken
 from autotune.families.cutlass2.tiling import Tile, tile_of
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Conv2d, Gemm, Problem
+from autotune.ir import Conv2d, Epilogue, Gemm, Problem
 
 _ACCUMULATORS = {"f32": DataType.f32, "f16": DataType.f16, "s32": DataType.s32}
 _ITERATORS = {

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families.base import Config, Launch
 from autotune.families.cutlass2 import tiling
 from autotune.families.cutlass2.conv2d_fits import FLAT, as_conv2d
 from autotune.families.cutlass2.tiling import tile_of
-from autotune.ir.problem import Conv2d, Problem
+from autotune.ir import Conv2d, Problem
 
 _ADDRESSING = {"optimized": 0.0, "analytic": 5.0, "fixed_channels": 8.0, "few_channels": 12.0}  # cycles a row
 

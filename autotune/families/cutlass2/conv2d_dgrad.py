@@ -10,7 +10,7 @@ from autotune.families.cutlass2 import streamk as stream
 from autotune.families.cutlass2 import tiling
 from autotune.families.cutlass2.streamk import ceil_div
 from autotune.families.cutlass2.tiling import Tile
-from autotune.ir.problem import Conv2dDgrad, Problem
+from autotune.ir import Conv2dDgrad, Problem
 
 
 def _supports(problem: Problem) -> str | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families.base import Config
 from autotune.families.cutlass2 import tiling
 from autotune.families.cutlass2.rules import broken
 from autotune.families.cutlass2.tiling import Tile, tile_of
-from autotune.ir.problem import Conv2d, Gemm, Problem
+from autotune.ir import Conv2d, Gemm, Problem
 
 FLAT = ("fixed_channels", "few_channels")
 """Iterators whose steps run over r*s*c as a whole instead of over c for each (r, s)."""

@@ -9,7 +9,7 @@ from autotune.families.base import Parameter
 from autotune.families.cutlass2 import streamk as stream
 from autotune.families.cutlass2 import tiling
 from autotune.families.cutlass2.tiling import Tile
-from autotune.ir.problem import Conv2dWgrad, Problem
+from autotune.ir import Conv2dWgrad, Problem
 
 
 def _supports(problem: Problem) -> str | None:

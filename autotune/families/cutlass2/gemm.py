@@ -6,7 +6,7 @@ from autotune.families.base import Parameter
 from autotune.families.cutlass2 import streamk as stream
 from autotune.families.cutlass2 import tiling
 from autotune.families.cutlass2.tiling import Tile
-from autotune.ir.problem import Conv2d, Gemm, Problem
+from autotune.ir import Conv2d, Gemm, Problem
 
 
 def sizes(problem: Problem) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families.cutlass2.tiling import ACCESS_BITS, BITS, Tile, accumulators, dtypes_of, generation_of
 
 _STORE_BITS = 2048  # what a row of a warp's threads stores at a time, where it can

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.cutlass2 import tiling
 from autotune.families.cutlass2.rules import broken
 from autotune.families.cutlass2.tiling import Tile
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Problem
+from autotune.ir import Epilogue, Problem
 
 ALIGNMENTS = (1, 2, 4, 8)
 

@@ -12,9 +12,9 @@ from operator import itemgetter
 
 from cutlass_library.library import DataType, DataTypeTag
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families.base import Config
-from autotune.ir.problem import Problem
+from autotune.ir import Problem
 
 Shape = tuple[int, int, int]
 

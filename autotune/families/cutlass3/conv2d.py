@@ -4,7 +4,7 @@ The GEMM is M = n*p*q, N = k, K = r*s*c.
 """
 
 from autotune.families.cutlass3 import passes
-from autotune.ir.problem import Conv2d
+from autotune.ir import Conv2d
 
 FAMILY = passes.family(
     "cutlass3_conv2d",

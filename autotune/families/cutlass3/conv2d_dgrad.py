@@ -4,7 +4,7 @@ The GEMM is M = n*h*w, N = c, K = r*s*k.
 """
 
 from autotune.families.cutlass3 import passes
-from autotune.ir.problem import Conv2dDgrad
+from autotune.ir import Conv2dDgrad
 
 FAMILY = passes.family(
     "cutlass3_conv2d_dgrad",

@@ -4,7 +4,7 @@ The GEMM is M = k, N = r*s*c, K = n*p*q. No tile's K is split, so it is for many
 """
 
 from autotune.families.cutlass3 import passes
-from autotune.ir.problem import Conv2dWgrad
+from autotune.ir import Conv2dWgrad
 
 FAMILY = passes.family(
     "cutlass3_conv2d_wgrad",

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
 from autotune.families.cutlass2.streamk import ceil_div
 from autotune.families.cutlass3 import collective
 from autotune.families.cutlass3.collective import Tile, Work
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Convolution, Problem
+from autotune.ir import Convolution, Epilogue, Problem
 
 # Of TMA: corners of the box of starting pixels, offsets of taps, strides.
 _LEAST_CORNER, _MOST_CORNER, _MOST_OFFSET, _MOST_STRIDE = -128, 127, 254, 8

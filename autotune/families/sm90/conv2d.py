@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import se_gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
 from autotune.families.sm90.conv2d_launches import LAUNCH_PARAMETERS, columns_fit, launches, steps_well
@@ -22,8 +22,7 @@ from autotune.families.sm90.conv2d_loads import (
     products_a_tile,
 )
 from autotune.families.sm90.conv2d_shape import legal, shape_of
-from autotune.ir.abi import MAP_ELEMENTS
-from autotune.ir.problem import Conv2d, Conv2dSe, FoldedSe, Gemm, Problem
+from autotune.ir import MAP_ELEMENTS, Conv2d, Conv2dSe, FoldedSe, Gemm, Problem
 
 _MOST_CORNER, _MOST_OFFSET = 128, 255  # of TMA's im2col
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autotune.core.arch import MOST_PROCESSORS, Architecture
+from autotune.core import MOST_PROCESSORS, Architecture
 from autotune.families import se_gate
 from autotune.families.base import Config, Launch, Parameter
 from autotune.families.sm90.conv2d_loads import (
@@ -18,7 +18,7 @@ from autotune.families.sm90.conv2d_loads import (
     slots_in,
 )
 from autotune.families.sm90.conv2d_shape import MOST_SHARED, SHARED_OVERHEAD, Shape, shape_of
-from autotune.ir.problem import Conv2dSe, Conv2dSeSkip, FoldedSe, Problem
+from autotune.ir import Conv2dSe, Conv2dSeSkip, FoldedSe, Problem
 
 _AHEAD = (4, 8)  # pieces of an added tensor that each warp may have on their way
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from autotune.families.sm90.conv2d_shape import Shape
-from autotune.ir.problem import Conv2d, Conv2dSe, FoldedSe, Gemm, Problem
+from autotune.ir import Conv2d, Conv2dSe, FoldedSe, Gemm, Problem
 
 Solved = Conv2d | Conv2dSe | FoldedSe
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import se_gate
 from autotune.families.base import Config
-from autotune.ir.epilogue import Epilogue
+from autotune.ir import Epilogue
 
 SHARED_OVERHEAD = 1024 + 64
 """The buffers begin at a multiple of 1024; some barriers."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import se_gate
 from autotune.families.base import Config, Parameter, Value
 from autotune.families.sm90 import conv2d
-from autotune.ir.problem import Conv2dFoldedSe, Conv2dSeSkip, FoldedSe, Problem
+from autotune.ir import Conv2dFoldedSe, Conv2dSeSkip, FoldedSe, Problem
 
 _SAME = ("tile_m", "tile_n", "groups", "schedule", "activations", "weights", "cluster_m", "cluster_n", "slices")
 _CONV = conv2d.FAMILY

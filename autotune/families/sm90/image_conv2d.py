@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import se_gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.sm90.conv2d_launches import columns_fit
 from autotune.families.sm90.se_resnet9.se_block import LOADED_BYTES_A_CYCLE
-from autotune.ir.abi import MAP_ELEMENTS
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Conv2d, Conv2dFoldedSe, Conv2dSeSkip, FoldedSe, Problem
+from autotune.ir import MAP_ELEMENTS, Conv2d, Conv2dFoldedSe, Conv2dSeSkip, Epilogue, FoldedSe, Problem
 
 _ROWS, _CHUNK, _TAPS = 64, 64, 9
 _PLANE_BYTES = _ROWS * _CHUNK * 2

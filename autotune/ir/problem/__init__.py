@@ -13,7 +13,7 @@ base: what they have in common. dtypes, window: what they are made of. convoluti
 them. registry: all by name. text: reading them.
 """
 
-from autotune.ir.problem.base import MAX_OPERANDS, Operand, Problem, Tensors, limit_us, with_batch
+from autotune.ir.problem.base import MAX_OPERANDS, Operand, Problem, Tensors, limit_us, value_text, with_batch
 from autotune.ir.problem.dtypes import DTYPES, dtype_name
 from autotune.ir.problem.operators.convolution import Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, Gemm, PatchConv2d
 from autotune.ir.problem.operators.fused import (
@@ -72,5 +72,6 @@ __all__ = [
     "output_extent",
     "parse",
     "register",
+    "value_text",
     "with_batch",
 ]

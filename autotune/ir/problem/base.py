@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from autotune.core.errors import ProblemError, choose
+from autotune.core import ProblemError, choose
 from autotune.ir.epilogue import MAX_SCALARS, Epilogue
 from autotune.ir.epilogue_steps import PLACES
 from autotune.ir.problem.dtypes import DTYPES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from autotune.core.errors import choose
+from autotune.core import choose
 
 DTYPES: dict[str, torch.dtype] = {
     "f32": torch.float32,

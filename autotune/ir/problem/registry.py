@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from autotune.core.errors import ProblemError
+from autotune.core import ProblemError
 from autotune.ir.problem.base import Problem
 from autotune.ir.problem.operators.convolution import Conv2d, Conv2dDgrad, Conv2dWgrad, Gemm, PatchConv2d
 from autotune.ir.problem.operators.fused import (

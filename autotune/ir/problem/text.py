@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from autotune.core.errors import ProblemError, choose
+from autotune.core import ProblemError, choose
 from autotune.ir.epilogue import Epilogue
 from autotune.ir.problem.base import Problem
 from autotune.ir.problem.dtypes import dtype_name

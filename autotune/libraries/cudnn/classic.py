@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from autotune.core.errors import VendorError
-from autotune.ir.problem import Convolution
+from autotune.core import VendorError
+from autotune.ir import Convolution
 
 FORWARD, BACKWARD_DATA, BACKWARD_FILTER = "forward", "backward-data", "backward-filter"
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from autotune.core.errors import VendorError
-from autotune.ir.epilogue import Step
-from autotune.ir.problem import DTYPES, Conv2d, Conv2dDgrad, Convolution, Operand, Problem, Tensors
+from autotune.core import VendorError
+from autotune.ir import DTYPES, Conv2d, Conv2dDgrad, Convolution, Operand, Problem, Step, Tensors
 from autotune.libraries.cudnn.library import Library
 
 _SCALAR, _CONSTANT = 101, 201  # the numbers of a chain's scalars, and of constants, begin here

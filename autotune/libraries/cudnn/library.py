@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autotune.core.errors import VendorError
+from autotune.core import VendorError
 
 PACKAGE = "nvidia-cudnn-frontend==1.28.0"
 """What to install: the last version without large dependencies."""

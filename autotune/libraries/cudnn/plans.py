@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from autotune.core.errors import VendorError
-from autotune.ir.problem import Convolution, Problem, Tensors
+from autotune.core import VendorError
+from autotune.ir import Convolution, Problem, Tensors
 from autotune.libraries.cudnn.graph import arguments, check, describe, vector_dtypes
 from autotune.libraries.cudnn.library import Library, first_line, library
 

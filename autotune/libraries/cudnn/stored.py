@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from autotune.core.errors import VendorError
-from autotune.ir.problem import Problem, Tensors
+from autotune.core import VendorError
+from autotune.ir import Problem, Tensors
 from autotune.libraries.cudnn.graph import arguments, check, operand_numbers
 from autotune.libraries.cudnn.library import Library, first_line, library
 from autotune.libraries.cudnn.plans import Found, Plan, find_plans

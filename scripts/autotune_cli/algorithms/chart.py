@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.core.errors import AutotuneError
-from autotune.cudnn_algorithms.selection import DIRECTIONS, ORDERS, Algorithm, pareto
-from autotune.ir.problem import parse
-from autotune.tuner.report import brief
+from autotune.core import AutotuneError
+from autotune.cudnn_algorithms import DIRECTIONS, ORDERS, Algorithm, pareto
+from autotune.ir import parse
+from autotune.tuner import brief
 from autotune_cli.algorithms.report import algorithms
 from autotune_cli.chart import FAINT, INK, OURS, THEIRS
 

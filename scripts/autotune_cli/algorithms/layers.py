@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from autotune.cudnn_algorithms import torch_layers
-from autotune.ir.problem import Conv2d, dtype_name
+from autotune.ir import Conv2d, dtype_name
 from autotune_cli.models import load
 
 

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from autotune.core.errors import AutotuneError
-from autotune.cudnn_algorithms.selection import DIRECTIONS, ORDERS, Algorithm, ordered, size
-from autotune.ir.problem import parse
+from autotune.core import AutotuneError
+from autotune.cudnn_algorithms import DIRECTIONS, ORDERS, Algorithm, ordered, size
+from autotune.ir import parse
 from autotune_cli.chart import number
 from autotune_cli.record import one_line
 

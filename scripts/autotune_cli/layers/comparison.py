@@ -12,12 +12,9 @@ from typing import Any
 
 import torch
 
-from autotune.ir.problem import Problem, limit_us
+from autotune.ir import Problem, limit_us
 from autotune.libraries import cudnn
-from autotune.measure.candidate_bench import Case
-from autotune.measure.interleaving import interleave
-from autotune.measure.nvml import Monitor
-from autotune.measure.timers import Runnable, Sampler, between, sampler, stream_of, synchronize
+from autotune.measure import Case, Monitor, Runnable, Sampler, between, interleave, sampler, stream_of, synchronize
 from autotune_cli import timing
 from autotune_cli.layers.contestants import Contender, our_contenders, plan_contenders, torch_contenders
 from autotune_cli.record import one_line

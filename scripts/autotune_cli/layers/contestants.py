@@ -10,13 +10,12 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from autotune.core.device import DeviceFacts, device_name, measure_device
-from autotune.ir.problem import DTYPES, Conv2d
+from autotune.core import DeviceFacts, device_name, measure_device
+from autotune.ir import DTYPES, Conv2d
 from autotune.libraries import cudnn
-from autotune.measure.candidate_bench import Case
-from autotune.measure.timers import Runnable
-from autotune.runtime.candidate_loader import candidate
-from autotune.tuner.report import label
+from autotune.measure import Case, Runnable
+from autotune.runtime import candidate
+from autotune.tuner import label
 from tuning_db import Store
 
 Tensors = dict[str, torch.Tensor]

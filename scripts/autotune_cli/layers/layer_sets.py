@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from autotune.core.errors import AutotuneError
-from autotune.ir.problem import Conv2d, Problem, parse
-from autotune.tuner.report import brief
+from autotune.core import AutotuneError
+from autotune.ir import Conv2d, Problem, parse
+from autotune.tuner import brief
 
 LAYERS = Path(__file__).resolve().parents[3] / "benchmarks" / "layers"
 

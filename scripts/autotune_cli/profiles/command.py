@@ -17,13 +17,11 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from autotune.core.device import measure_device
-from autotune.core.errors import AutotuneError, UnknownNameError
-from autotune.ir.problem import DTYPES
-from autotune.profiling import attribution, record
-from autotune.profiling.attribution import Profile
-from autotune.profiling.summary import as_json, libraries, totals
-from autotune.profiling.tree import Node, matches, matching, tree
+from autotune.core import AutotuneError, UnknownNameError, measure_device
+from autotune.ir import DTYPES
+from autotune.profiling import Node, Profile, as_json, attribution, matches, matching, record, totals
+from autotune.profiling.summary import libraries
+from autotune.profiling.tree import tree
 from autotune_cli.command_line import output, positive
 from autotune_cli.models import HELP, Model, load, shape
 from autotune_cli.profiles import page, report

@@ -8,9 +8,8 @@ from typing import Any
 
 import jinja2
 
-from autotune.profiling.attribution import Profile
-from autotune.profiling.summary import libraries, side_by_side, totals
-from autotune.profiling.tree import Node
+from autotune.profiling import Node, Profile, side_by_side, totals
+from autotune.profiling.summary import libraries
 from autotune_cli.chart import number
 from autotune_cli.profiles.report import heading
 

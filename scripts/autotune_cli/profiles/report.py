@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from autotune.profiling.summary import Library, Totals, side_by_side
-from autotune.profiling.tree import Node
+from autotune.profiling import Library, Node, Totals, side_by_side
 from autotune_cli.chart import number
 
 WIDE = 120  # columns of a terminal from which on the tree shows all its numbers

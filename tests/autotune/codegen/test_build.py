@@ -15,13 +15,11 @@ import pytest
 import torch
 from helpers import HANG, ROOT, assert_exported, built_paths, need_compiler, python
 
-from autotune.codegen import build, render, toolchain
-from autotune.core import paths
-from autotune.core.arch import architecture
-from autotune.core.errors import ToolchainError
+from autotune.codegen import ninja_build, rendering, toolchain
+from autotune.core import ToolchainError, architecture, paths
 from autotune.families import family
 from autotune.families.base import Kernel
-from autotune.ir.epilogue import Epilogue
+from autotune.ir import Epilogue
 from autotune.runtime import engine
 
 CONV = {"block_k": 16, "block_pixels": 2, "unroll_c": 1}
@@ -43,7 +41,7 @@ def files(folder):
 def test_every_kernel_is_in_one_unit_and_no_core_stands_idle(jobs, cpu_kernel):
     kernels = [cpu_kernel("cpu_conv2d", CONV, ",".join(["relu"] * i)) for i in range(40)]
     kernels += [cpu_kernel("cpu_avg_pool2d", {"block_c": 8}, ",".join(["relu"] * i)) for i in range(5)]
-    units = build.units(kernels, jobs)
+    units = ninja_build.units(kernels, jobs)
     assert sorted(map(str, kernels)) == sorted(str(kernel) for unit in units for kernel in unit.kernels)
     assert len(units) >= min(jobs, len(kernels))
     assert all(len({kernel.family for kernel in unit.kernels}) == 1 for unit in units)
@@ -53,34 +51,34 @@ def test_a_unit_is_worth_its_headers_and_units_of_a_family_are_alike(cpu_kernel)
     header, each = family("cutlass2_conv2d").compile_seconds
     for count, jobs in ((100, 2), (100, 16), (7, 3), (1, 8)):
         convs = cuda_kernels("cutlass2_conv2d", "sm80", count, seed=count)
-        units = build.units(convs, jobs)
+        units = ninja_build.units(convs, jobs)
         sizes = [len(unit.kernels) for unit in units]
         assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
-        assert max(sizes) <= max(1, build.WORTH * header / each)
-        needed = math.ceil(count * each / (build.WORTH * header))
+        assert max(sizes) <= max(1, ninja_build.WORTH * header / each)
+        needed = math.ceil(count * each / (ninja_build.WORTH * header))
         assert len(units) <= max(needed, jobs) + 1, "headers are compiled more often than cores need"
 
 
 def test_long_units_come_first_and_cheap_families_do_not_split_them(cpu_kernel):
     convs = cuda_kernels("cutlass2_conv2d", "sm80", 8)
     pools = cuda_kernels("cuda_avg_pool2d", "sm80", 8)
-    families = [unit.kernels[0].family for unit in build.units([*pools, *convs], jobs=4)]
+    families = [unit.kernels[0].family for unit in ninja_build.units([*pools, *convs], jobs=4)]
     assert families[:4] == ["cutlass2_conv2d"] * 4 and families[4:] == ["cuda_avg_pool2d"]
 
 
 def test_a_unit_exports_all_of_its_kernels(fresh, cpu_kernel):
     kernels = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS]
-    outcomes = list(build.build(kernels, jobs=1))
+    outcomes = list(ninja_build.build(kernels, jobs=1))
     assert len(outcomes) == 1 and outcomes[0].error == "" and outcomes[0].seconds > 0
     library = engine.SharedLibrary(str(outcomes[0].path))
-    assert sorted(library.names()) == sorted(render.symbol(kernel) for kernel in kernels)
+    assert sorted(library.names()) == sorted(rendering.symbol(kernel) for kernel in kernels)
     assert ctypes.CDLL(str(outcomes[0].path)).at_library_get
 
 
 def test_a_kernel_that_does_not_compile_fails_alone_with_the_compilers_words(fresh, cpu_kernel):
     broken = cpu_kernel("cpu_conv2d", {**CONV, "block_k": 0})
     good = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS]
-    outcomes = list(build.build([good[0], broken, *good[1:]], jobs=1))
+    outcomes = list(ninja_build.build([good[0], broken, *good[1:]], jobs=1))
     failed = [outcome for outcome in outcomes if outcome.path is None]
     assert [kernel for outcome in failed for kernel in outcome.unit.kernels] == [broken]
     assert "error:" in failed[0].error and "conv2d" in failed[0].error
@@ -99,21 +97,21 @@ def test_what_exists_is_not_built_again(fresh, cpu_kernel):
 
 def test_nothing_but_sources_and_binaries_stays_behind(fresh, cpu_kernel, cpu_target):
     broken = cpu_kernel("cpu_conv2d", {**CONV, "block_k": 0}, "relu")
-    list(build.build([cpu_kernel("cpu_conv2d", CONV), broken], jobs=1))
+    list(ninja_build.build([cpu_kernel("cpu_conv2d", CONV), broken], jobs=1))
     assert {path.suffix for path in files(fresh)} == {".cpp", ".so"}
     assert [path.name for path in fresh.iterdir()] == [cpu_target]
 
 
 def test_another_compiler_flag_is_another_binary(cpu_kernel):
     kernel = cpu_kernel("cpu_conv2d", CONV)
-    native = build.Unit((kernel,))
-    plain = build.Unit((Kernel.of("cpu_conv2d", CONV, "f32", Epilogue(), "x86-64"),))
+    native = ninja_build.Unit((kernel,))
+    plain = ninja_build.Unit((Kernel.of("cpu_conv2d", CONV, "f32", Epilogue(), "x86-64"),))
     assert native.name != plain.name
 
 
 BUILD = f"""
-from autotune.codegen import build
-from autotune.ir.epilogue import Epilogue
+from autotune.codegen import ninja_build
+from autotune.ir import Epilogue
 from autotune.families.base import Kernel
 kernels = [Kernel.of("cpu_conv2d", {CONV}, "f32", Epilogue.parse(chain), "x86-64") for chain in {CHAINS}]
 print("ready", flush=True)
@@ -142,7 +140,7 @@ def test_two_processes_that_build_the_same_both_succeed(fresh):
 
 def test_closing_early_ends_the_compilers(fresh, cpu_kernel):
     kernels = [cpu_kernel("cpu_conv2d", CONV, ",".join(["silu"] * i)) for i in range(1, 13)]
-    outcomes = build.build(kernels, jobs=2)
+    outcomes = ninja_build.build(kernels, jobs=2)
     next(outcomes)
     outcomes.close()
     count = len(list(fresh.rglob("*.so")))
@@ -190,7 +188,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_one_sentence(tmp_path, m
     occupied.write_text("in the way")
     monkeypatch.setenv("AUTOTUNE_GENERATED", str(occupied))
     with pytest.raises(ToolchainError, match=str(occupied)):
-        list(build.build([cpu_kernel("cpu_conv2d", CONV)], jobs=1))
+        list(ninja_build.build([cpu_kernel("cpu_conv2d", CONV)], jobs=1))
 
 
 # -- CUDA, as far as it goes without a GPU -------------------------------------------------------------------
@@ -266,34 +264,34 @@ def test_an_illegal_tile_fails_with_cutlass_words():
     good = cuda_kernels("cutlass2_conv2d", "sm80", 1, seed=3)[0]
     broken = Kernel.of("cutlass2_conv2d", {**good.values, "warp_k": 16, "tile_k": 16}, "f16", Epilogue(), "sm_80")
     assert family("cutlass2_conv2d").legal(broken.values, architecture("sm80"), "f16", Epilogue())
-    [built] = build.build([broken], jobs=1)
+    [built] = ninja_build.build([broken], jobs=1)
     assert built.path is None and "error" in built.error and "cutlass" in built.error
 
 
 def test_generated_sources_lie_beside_their_binaries(cpu_kernel):
     path = built_paths([cpu_kernel("cpu_conv2d", CONV)])[cpu_kernel("cpu_conv2d", CONV)]
     assert path.is_relative_to(paths.generated())
-    assert render.symbol(cpu_kernel("cpu_conv2d", CONV)) in path.with_suffix(".cpp").read_text()
+    assert rendering.symbol(cpu_kernel("cpu_conv2d", CONV)) in path.with_suffix(".cpp").read_text()
 
 
 def test_a_kernel_is_found_in_whatever_unit_it_was_built_with(fresh, cpu_kernel):
     kernels = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS]
-    [together] = build.build(kernels, jobs=1)
+    [together] = ninja_build.build(kernels, jobs=1)
     before = files(fresh)
     for some in (kernels[2:], kernels[:1], kernels[1:]):
-        [found] = build.build(some, jobs=2)
+        [found] = ninja_build.build(some, jobs=2)
         assert found.unit.kernels == tuple(some) and found.path == together.path and found.seconds == 0
     assert files(fresh) == before
     together.path.unlink()
-    [again] = build.build(kernels[:1], jobs=1)
-    assert again.seconds > 0 and engine.SharedLibrary(str(again.path)).names() == [render.symbol(kernels[0])]
-    found, missing = build.existing(kernels)
+    [again] = ninja_build.build(kernels[:1], jobs=1)
+    assert again.seconds > 0 and engine.SharedLibrary(str(again.path)).names() == [rendering.symbol(kernels[0])]
+    found, missing = ninja_build.existing(kernels)
     assert [kernel for built in found for kernel in built.unit.kernels] == kernels[:1] and missing == kernels[1:]
 
 
 def test_what_another_process_makes_before_its_turn_is_found(fresh, cpu_kernel):
-    units = [build.Unit((cpu_kernel("cpu_conv2d", CONV, chain),)) for chain in CHAINS]
-    with closing(build.Batch(units, jobs=1)) as batch:
+    units = [ninja_build.Unit((cpu_kernel("cpu_conv2d", CONV, chain),)) for chain in CHAINS]
+    with closing(ninja_build.Batch(units, jobs=1)) as batch:
         for unit in units:
             unit.path.touch()  # most of the commands wait for the first to end
         found = batch.finished()
@@ -302,7 +300,7 @@ def test_what_another_process_makes_before_its_turn_is_found(fresh, cpu_kernel):
 
 
 def test_compilers_give_way_to_what_measures(fresh, cpu_kernel):
-    with closing(build.Batch(build.units([cpu_kernel("cpu_conv2d", CONV, "gelu")], 1), 1)) as batch:
+    with closing(ninja_build.Batch(ninja_build.units([cpu_kernel("cpu_conv2d", CONV, "gelu")], 1), 1)) as batch:
         assert os.getpriority(os.PRIO_PROCESS, batch._process.pid) > os.getpriority(os.PRIO_PROCESS, 0)
         while batch.pending:
             for built in batch.finished():

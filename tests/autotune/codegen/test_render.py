@@ -7,12 +7,11 @@ import subprocess
 
 import pytest
 
-from autotune.codegen import render
-from autotune.core import paths
-from autotune.core.arch import architecture
+from autotune.codegen import rendering
+from autotune.core import architecture, paths
 from autotune.families import families
 from autotune.families.base import SHARED_LIBRARY, Kernel
-from autotune.ir.epilogue import Epilogue
+from autotune.ir import Epilogue
 
 CONV = {"block_k": 16, "block_pixels": 4, "unroll_c": 1}
 SOURCES = (".h", ".cuh", ".hpp", ".inl", ".j2")
@@ -28,18 +27,18 @@ def some_kernel(name, epilogue=""):
 
 @pytest.mark.parametrize("name", families())
 def test_every_family_renders_and_names_its_symbol(name):
-    text = render.render(some_kernel(name, "" if "space" in name else "bias,relu"))
-    assert render.symbol(some_kernel(name, "" if "space" in name else "bias,relu")) in text
+    text = rendering.render(some_kernel(name, "" if "space" in name else "bias,relu"))
+    assert rendering.symbol(some_kernel(name, "" if "space" in name else "bias,relu")) in text
     assert not re.search(r"\{\{|\{%|\{#", text)
 
 
 def test_a_chain_calls_its_steps_in_order(cpu_kernel):
-    text = render.render(cpu_kernel("cpu_conv2d", CONV, "mul_scalar,bias,relu,store,bent,sigmoid"))
+    text = rendering.render(cpu_kernel("cpu_conv2d", CONV, "mul_scalar,bias,relu,store,bent,sigmoid"))
     assert re.findall(r"at::(\w+)\(v", text) == ["mul_scalar", "bias", "relu", "store", "each", "sigmoid", "store"]
 
 
 def test_arguments_are_given_in_the_order_of_the_step(cpu_kernel):
-    flat = " ".join(render.render(cpu_kernel("cpu_conv2d", CONV, "bias,add_scalar,clamp,bent,add")).split())
+    flat = " ".join(rendering.render(cpu_kernel("cpu_conv2d", CONV, "bias,add_scalar,clamp,bent,add")).split())
     assert "at::bias(v, (const float*)p[3] + channel);" in flat
     assert "at::clamp(v, a.scalars[1], a.scalars[2]);" in flat
     assert "[](float x, float up, float slope, float shift, float jump)" in flat
@@ -50,24 +49,24 @@ def test_arguments_are_given_in_the_order_of_the_step(cpu_kernel):
 
 def test_headers_come_once_and_every_kernel_is_in_the_table(cpu_kernel):
     kernels = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in ("", "relu", "bias")]
-    text = render.unit(kernels)
+    text = rendering.unit(kernels)
     includes = [line for line in text.splitlines() if line.startswith("#include")]
     assert len(includes) == len(set(includes))
     for kernel in kernels:
-        assert f'{{"{render.symbol(kernel)}",' in text
+        assert f'{{"{rendering.symbol(kernel)}",' in text
 
 
 def test_same_kernel_same_text(cpu_kernel):
     kernel, again = (cpu_kernel("cpu_conv2d", dict(CONV), "relu") for _ in range(2))
     assert kernel == again and hash(kernel) == hash(again)
-    assert render.render(kernel) == render.render(again)
-    assert render.source_digest(kernel) == render.source_digest(again)
+    assert rendering.render(kernel) == rendering.render(again)
+    assert rendering.source_digest(kernel) == rendering.source_digest(again)
 
 
 def test_digest_changes_with_config_and_epilogue(cpu_kernel):
     kernels = [cpu_kernel("cpu_conv2d", CONV), cpu_kernel("cpu_conv2d", {**CONV, "unroll_c": 2})]
     kernels += [cpu_kernel("cpu_conv2d", CONV, "relu"), cpu_kernel("cpu_avg_pool2d", {"block_c": 8})]
-    assert len({render.source_digest(kernel) for kernel in kernels}) == len(kernels)
+    assert len({rendering.source_digest(kernel) for kernel in kernels}) == len(kernels)
 
 
 def test_every_header_and_template_is_in_a_kernels_digest(tmp_path, monkeypatch):
@@ -76,13 +75,13 @@ def test_every_header_and_template_is_in_a_kernels_digest(tmp_path, monkeypatch)
     monkeypatch.setattr(paths, "PACKAGE", tmp_path / "autotune")
     kernels = [some_kernel(name, "" if "space" in name else "relu") for name in families()]
 
-    render._rendered.cache_clear()
-    before = list(map(render.source_digest, kernels))
+    rendering._rendered.cache_clear()
+    before = list(map(rendering.source_digest, kernels))
 
     def are_as_before():
-        render.headers_digest.cache_clear()
-        render._rendered.cache_clear()
-        return all(render.source_digest(kernel) == digest for kernel, digest in zip(kernels, before, strict=True))
+        rendering.headers_digest.cache_clear()
+        rendering._rendered.cache_clear()
+        return all(rendering.source_digest(kernel) == digest for kernel, digest in zip(kernels, before, strict=True))
 
     texts = [path for path in sorted(paths.templates().rglob("*")) if path.suffix in SOURCES]
     assert texts[0].is_relative_to(tmp_path) and len(texts) > 12
@@ -101,7 +100,7 @@ def test_every_header_and_template_is_in_a_kernels_digest(tmp_path, monkeypatch)
 @pytest.mark.parametrize("name", [name for name, found in families().items() if found.kind == SHARED_LIBRARY])
 def test_cpu_units_compile_without_a_warning(name, tmp_path):
     source = tmp_path / "unit.cpp"
-    source.write_text(render.unit([some_kernel(name, "" if "space" in name else "bias,silu,clamp,bent,gelu,tanh")]))
+    source.write_text(rendering.unit([some_kernel(name, "" if "space" in name else "bias,silu,clamp,bent,gelu,tanh")]))
     flags = ["-std=c++17", "-O1", "-fopenmp", "-Wall", "-Wextra", "-Wno-ignored-attributes", "-Wno-psabi"]
     command = ["g++", *flags, f"-I{paths.templates()}", "-c", str(source), "-o", str(tmp_path / "unit.o")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -4,9 +4,8 @@ import subprocess
 
 import pytest
 
-from autotune.core.arch import ARCHITECTURES, architecture, cpu_targets, of_capability, runs_on
-from autotune.core.errors import UnknownNameError
-from autotune.ir.problem import DTYPES
+from autotune.core import ARCHITECTURES, UnknownNameError, architecture, cpu_targets, of_capability, runs_on
+from autotune.ir import DTYPES
 
 
 def test_unknown_architecture_lists_the_known():

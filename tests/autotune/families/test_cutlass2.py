@@ -5,10 +5,9 @@ import csv
 import pytest
 from helpers import DATA
 
-from autotune.core.arch import architecture
+from autotune.core import architecture
 from autotune.families import family
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import parse
+from autotune.ir import Epilogue, parse
 
 
 def compiled_rows(name="compiled_fprop"):

@@ -9,15 +9,11 @@ import pytest
 from helpers import DATA, assert_exported
 
 from autotune.codegen import toolchain
-from autotune.core.arch import architecture
-from autotune.core.errors import ToolchainError
+from autotune.core import ToolchainError, architecture
 from autotune.families import family
 from autotune.families.base import Kernel
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import parse
-from autotune.tuner.options import Options
-from autotune.tuner.progress import Progress
-from autotune.tuner.tuner import Tuning
+from autotune.ir import Epilogue, parse
+from autotune.tuner import Options, Progress, Tuning
 from tuning_db import Store
 
 FAMILIES = ("cutlass3_gemm", "cutlass3_conv2d", "cutlass3_conv2d_dgrad", "cutlass3_conv2d_wgrad")

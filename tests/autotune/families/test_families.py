@@ -10,18 +10,17 @@ import torch
 from helpers import built_paths, candidate_of, random_epilogue, relative_error, solve
 from random_kernels import SIZES
 
-from autotune.codegen import render
-from autotune.core.arch import ARCHITECTURES, architecture
-from autotune.core.errors import UnknownNameError
+from autotune.codegen import rendering
+from autotune.core import ARCHITECTURES, UnknownNameError, architecture
 from autotune.families import families, family, serving
 from autotune.families.base import DEVICE_IMAGE, PERMISSIONS, SHARED_LIBRARY, Kernel
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import (
+from autotune.ir import (
     AvgPool2d,
     Conv2d,
     Conv2dDgrad,
     Conv2dWgrad,
     Elementwise,
+    Epilogue,
     GlobalAvgPool2d,
     MaxPool2d,
     SeTail,
@@ -29,8 +28,8 @@ from autotune.ir.problem import (
     ToChannelsLast,
     parse,
 )
-from autotune.measure.candidate_bench import Case
-from autotune.runtime.binding import bind
+from autotune.measure import Case
+from autotune.runtime import bind
 
 SEEDS = range(7)
 DEVICE = torch.device("cpu")
@@ -474,5 +473,5 @@ def test_symbols_tell_kernels_apart(cpu_target):
         (*base[:3], Epilogue.parse("relu,relu"), base[4]),
         (*base[:4], "x86-64"),
     ]
-    symbols = {render.symbol(Kernel.of(*values)) for values in [base, *other]}
+    symbols = {rendering.symbol(Kernel.of(*values)) for values in [base, *other]}
     assert len(symbols) == 4 and all(symbol.isidentifier() for symbol in symbols)

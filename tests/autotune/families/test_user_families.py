@@ -13,9 +13,9 @@ import torch
 from helpers import ROOT, documented_family, process, python
 
 from autotune import families
-from autotune.core.errors import FamilyError, ProblemError
-from autotune.ir import abi
-from autotune.ir.problem import OPERATORS, Problem, parse, register
+from autotune.core import FamilyError, ProblemError
+from autotune.ir import OPERATORS, Problem, abi, parse
+from autotune.ir.problem import register
 from autotune.runtime.selection import choices
 from tuning_db import Store
 
@@ -166,12 +166,12 @@ import linecache
 import torch
 from pathlib import Path
 from helpers import built_paths, candidate_of
-from autotune.codegen import build, render
-from autotune.core.arch import cpu_targets
+from autotune.codegen import ninja_build, rendering
+from autotune.core import cpu_targets
 from autotune.families import families
 from autotune.families.base import Kernel
-from autotune.ir.problem import parse
-from autotune.runtime.binding import bind
+from autotune.ir import parse
+from autotune.runtime import bind
 families()
 problem = parse("vector_add count=1237 dtype=f32 epilogue=mul_scalar,relu,add,add_scalar")
 tensors = {{operand.name: torch.randn(operand.shape) for operand in problem.operands()}}

@@ -8,8 +8,7 @@ import subprocess
 import pytest
 
 from autotune.core import paths
-from autotune.ir import abi, epilogue, problem
-from autotune.ir.problem import OPERATORS, parse
+from autotune.ir import OPERATORS, abi, epilogue, parse, problem
 from autotune.runtime import engine
 
 CONSTANTS = {

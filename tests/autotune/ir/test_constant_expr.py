@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from autotune.core.errors import UnknownNameError
-from autotune.ir.constant_expr import Derived, tensor
+from autotune.core import UnknownNameError
+from autotune.ir import Derived, tensor
 
 
 def random(*shape: int) -> torch.Tensor:

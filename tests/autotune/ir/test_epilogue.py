@@ -16,13 +16,11 @@ from helpers import (
     special_case,
 )
 
-from autotune.core.errors import ProblemError
+from autotune.core import ProblemError
 from autotune.families.base import Kernel
-from autotune.ir import epilogue_steps
-from autotune.ir.epilogue import MAX_SCALARS, Epilogue
-from autotune.ir.problem import Conv2d
-from autotune.measure.candidate_bench import Case
-from autotune.runtime.binding import bind
+from autotune.ir import MAX_SCALARS, Conv2d, Epilogue, epilogue_steps
+from autotune.measure import Case
+from autotune.runtime import bind
 
 CPU = torch.device("cpu")
 CONFIG = {"block_k": 16, "block_pixels": 4, "unroll_c": 1}

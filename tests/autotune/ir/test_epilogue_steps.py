@@ -11,17 +11,13 @@ import torch
 from helpers import ROOT, SCRIPTS
 from rich.console import Console
 
-from autotune.codegen import render
-from autotune.core.device import device_name
-from autotune.core.errors import ProblemError
-from autotune.ir.epilogue import Epilogue
+from autotune.codegen import rendering
+from autotune.core import ProblemError, device_name
+from autotune.ir import Epilogue, parse
 from autotune.ir.epilogue_steps import STEPS, define_step
-from autotune.ir.problem import parse
 from autotune.libraries import aten
 from autotune.runtime.selection import choices
-from autotune.tuner.options import Options
-from autotune.tuner.progress import Progress
-from autotune.tuner.tuner import Tuning
+from autotune.tuner import Options, Progress, Tuning
 from tuning_db import Store
 
 CONV = "conv2d n=1 h=4 w=4 c=8 k=16 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 groups=1 dtype=f32 epilogue="
@@ -52,8 +48,8 @@ def test_another_definition_is_another_identity(cpu_kernel):
         define_step("shifted", **{**base, **variant})
         kernel = cpu_kernel("cpu_conv2d", config, "shifted")
         texts.add(str(parse(CONV + "shifted")))
-        symbols.add(render.symbol(kernel))
-        sources.add(render.source_digest(kernel))
+        symbols.add(rendering.symbol(kernel))
+        sources.add(rendering.source_digest(kernel))
     assert len(texts) == len(symbols) == len(sources) == len(variants)
     first = define_step("shifted", **base)
     assert str(Epilogue.parse("shifted")) == first, "the newest is meant"

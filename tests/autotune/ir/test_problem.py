@@ -5,10 +5,8 @@ import random
 import pytest
 import torch
 
-from autotune.core.errors import ProblemError, UnknownNameError
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.epilogue_steps import define_step
-from autotune.ir.problem import (
+from autotune.core import ProblemError, UnknownNameError
+from autotune.ir import (
     MAX_OPERANDS,
     OPERATORS,
     AvgPool2d,
@@ -16,6 +14,7 @@ from autotune.ir.problem import (
     Conv2dDgrad,
     Conv2dWgrad,
     Elementwise,
+    Epilogue,
     Gemm,
     MaxPool2d,
     PatchConv2d,
@@ -25,10 +24,11 @@ from autotune.ir.problem import (
     Stem,
     dtype_name,
     limit_us,
-    output_extent,
     parse,
     with_batch,
 )
+from autotune.ir.epilogue_steps import define_step
+from autotune.ir.problem import output_extent
 
 TEXTS = [
     "conv2d n=2 h=13 w=9 c=24 k=40 r=5 s=3 stride=2,1 pad=2,1 dilation=1,2 groups=4 dtype=f32 epilogue=bias,relu",

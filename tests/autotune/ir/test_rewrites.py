@@ -2,11 +2,7 @@
 
 import pytest
 
-from autotune.ir.constant_expr import Derived
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.network import Layer
-from autotune.ir.problem import Conv2d, SeTail
-from autotune.ir.rewrites import folded, projected
+from autotune.ir import Conv2d, Derived, Epilogue, Layer, SeTail, folded, projected
 
 
 def conv(chain, groups=1, name="conv", **buffers):

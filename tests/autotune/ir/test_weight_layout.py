@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autotune.ir.weight_layout import pack_weight
+from autotune.ir import pack_weight
 
 
 def test_torchs_own_and_channels_innermost():

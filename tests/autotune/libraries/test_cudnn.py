@@ -7,20 +7,19 @@ import torch
 from cudnn_records import CLASSIC, recorded
 from torch import nn
 
-from autotune.core.device import device_name, device_target
-from autotune.core.errors import ProblemError, UnknownNameError, VendorError
+from autotune.core import ProblemError, UnknownNameError, VendorError, device_name, device_target
+from autotune.cudnn_algorithms import Algorithm, ordered, pareto
 from autotune.cudnn_algorithms import torch_layers as public
 from autotune.cudnn_algorithms.benchmark import offered, passes
-from autotune.cudnn_algorithms.selection import Algorithm, choose, ordered, pareto
-from autotune.ir.problem import Conv2dDgrad, Conv2dWgrad, parse
+from autotune.cudnn_algorithms.selection import choose
+from autotune.ir import Conv2dDgrad, Conv2dWgrad, parse
 from autotune.libraries import cudnn
 from autotune.libraries.cudnn import classic
 from autotune.libraries.cudnn.graph import arguments, operand_numbers, vector_dtypes
-from autotune.measure.worker_client import Worker
-from autotune.runtime.binding import bind
-from autotune.runtime.candidate_loader import candidate
+from autotune.measure import Worker
+from autotune.runtime import bind, candidate, shortlist
 from autotune.runtime.engine import RefusedError
-from autotune.runtime.selection import choices, shortlist
+from autotune.runtime.selection import choices
 from autotune.tuner.library_candidates import Listing
 from tuning_db import Store
 

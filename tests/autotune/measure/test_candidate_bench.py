@@ -6,12 +6,11 @@ import pytest
 import torch
 from helpers import relative_error, solve
 
-from autotune.ir import reference
-from autotune.ir.problem import DTYPES, parse
+from autotune.ir import DTYPES, parse, reference
 from autotune.libraries import aten
-from autotune.measure.candidate_bench import Case
+from autotune.measure import Case
 from autotune.measure.verify import HALF_SUMS, TOLERANCE
-from autotune.runtime.binding import Candidate
+from autotune.runtime import Candidate
 
 CPU = torch.device("cpu")
 TEXTS = [

@@ -10,16 +10,23 @@ import pytest
 import torch
 from helpers import tried
 
-from autotune.ir.problem import parse
+from autotune.ir import parse
 from autotune.libraries import aten
-from autotune.measure import nvml
-from autotune.measure.candidate_bench import Case
-from autotune.measure.cold_cache import Rotation, cache_bytes, copies_of
-from autotune.measure.interleaving import interleave
+from autotune.measure import (
+    Case,
+    Rotation,
+    Timing,
+    copies_of,
+    interleave,
+    median_interval,
+    nvml,
+    sampler,
+    settle,
+    timed,
+)
+from autotune.measure.cold_cache import cache_bytes
 from autotune.measure.resources import energy_uj, memory_bytes, workspace_bytes
-from autotune.measure.result import median_interval, timed
-from autotune.measure.timers import Timing, sampler, settle
-from autotune.runtime.binding import Candidate
+from autotune.runtime import Candidate
 
 CPU = torch.device("cpu")
 PROBLEM = parse("conv2d n=2 h=8 w=8 c=8 k=8 r=3 s=3 pad=1 dtype=f32 epilogue=bias,relu")

@@ -12,15 +12,11 @@ import torch
 from faults import PROBLEM
 from helpers import KERNELS, tried
 
-from autotune.core import paths
-from autotune.core.device import DeviceFacts, device_name
-from autotune.core.errors import WorkerError
-from autotune.ir.problem import parse
+from autotune.core import DeviceFacts, WorkerError, device_name, paths
+from autotune.ir import parse
 from autotune.libraries import aten
-from autotune.measure.candidate_bench import Case
-from autotune.measure.worker_client import Worker
-from autotune.runtime import engine
-from autotune.runtime.binding import Candidate
+from autotune.measure import Case, Worker
+from autotune.runtime import Candidate, engine
 
 OTHER = parse("avg_pool2d n=1 h=6 w=6 c=3 r=2 s=2 stride=2 dtype=f32")
 FAULTS = {

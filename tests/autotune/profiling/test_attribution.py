@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
-from autotune.core.errors import AutotuneError, UnknownNameError
-from autotune.profiling import attribution, record, summary
-from autotune.profiling.tree import matching, tree
+from autotune.core import AutotuneError, UnknownNameError
+from autotune.profiling import attribution, matching, record, summary
+from autotune.profiling.tree import tree
 
 CALLS = 2
 LIMITS = {"flops_per_us": 1e5, "bytes_per_us": 1e4}

@@ -6,11 +6,9 @@ import random
 
 import pytest
 
-from autotune.core.arch import architecture
-from autotune.core.errors import UnknownNameError
+from autotune.core import UnknownNameError, architecture
 from autotune.families import family
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import parse
+from autotune.ir import Epilogue, parse
 from autotune.search import STRATEGIES, Space, strategy, tpe, transfer
 
 AXES = {"a": (1, 2, 4, 8, 16, 32), "b": ("x", "y", "z"), "c": tuple(range(6)), "d": (0, 1, 2, 3)}

@@ -13,11 +13,10 @@ import pytest
 from databases import LIBRARY
 from helpers import ROOT, script
 
-from autotune.core.arch import architecture
-from autotune.core.errors import AutotuneError
+from autotune.core import AutotuneError, architecture
 from autotune.families import families
 from autotune.families.base import Kernel
-from autotune.ir.problem import parse
+from autotune.ir import parse
 from autotune.search import DEFAULT, STRATEGIES, Space
 from autotune.search.simulator import FEW, replay
 from autotune.search.trace import Recorded, Recording, Track, record

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autotune.core.device import device_name, device_target
-from autotune.ir.network import INPUT, OUTPUT, Layer, Network
-from autotune.ir.problem import parse, with_batch
-from autotune.measure.result import Result
+from autotune.core import device_name, device_target
+from autotune.ir import INPUT, OUTPUT, Layer, Network, parse, with_batch
+from autotune.measure import Result
 from autotune.runtime.selection import select
 from autotune.tuner.network_tuner import settle_network
 from tuning_db import Store

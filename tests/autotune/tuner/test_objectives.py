@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from autotune.ir.problem import parse
+from autotune.ir import parse
 from autotune.tuner.objectives import undominated, value
 
 PROBLEM = parse("gemm m=256 n=128 k=64 dtype=f16")

@@ -5,13 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.ir.problem import parse
-from autotune.measure.result import Result
-from autotune.search import Space, strategy
+from autotune.ir import parse
+from autotune.measure import Result
+from autotune.search import Schedule, Space, strategy
 from autotune.search.fixed import Prior
-from autotune.search.schedule import AT_ONCE, FIRST, LEAST, Schedule
-from autotune.tuner.progress import Progress
-from autotune.tuner.time_breakdown import Ledger
+from autotune.search.schedule import AT_ONCE, FIRST, LEAST
+from autotune.tuner import Ledger, Progress
 from autotune.tuner.trial_queue import Trials
 from tuning_db.store import CLAIMS
 

@@ -7,13 +7,10 @@ from contextlib import closing
 import pytest
 
 from autotune.families import family, serving
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import parse
+from autotune.ir import Epilogue, parse
 from autotune.search import transfer
 from autotune.search.schedule import AHEAD
-from autotune.tuner.options import Options
-from autotune.tuner.progress import Progress
-from autotune.tuner.tuner import Tuning
+from autotune.tuner import Options, Progress, Tuning
 from tuning_db import Store
 
 PROBLEMS = [

@@ -10,7 +10,7 @@ from architectures import ResNet, images, random_model
 from helpers import ROOT, relative_error
 from torch import nn
 
-from autotune.core.errors import CaptureError, ProblemError
+from autotune.core import CaptureError, ProblemError
 from autotune.ir.epilogue_steps import define_step
 from fused_resnet import Activation, FusedResNet
 from fused_resnet.capture import capture

@@ -8,9 +8,8 @@ from architectures import ARCHITECTURES, ResNet, images, random_model
 from helpers import relative_error
 from torch import nn
 
-from autotune.ir.network import Network
-from autotune.runtime.executor import Frame
-from autotune.runtime.network_plan import Plan
+from autotune.ir import Network
+from autotune.runtime import Frame, Plan
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
 from fused_resnet.networks import se_resnet9_fixup

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from architectures import ResNet, images
 from torch import nn
 
-from autotune.core.errors import CaptureError
+from autotune.core import CaptureError
 from fused_resnet import FusedResNet, InputError
 from fused_resnet.capture import capture
 

@@ -5,10 +5,8 @@ import torch
 from helpers import relative_error, solve
 from seed_network import KEYS
 
-from autotune.core.errors import ProblemError, UnknownNameError
-from autotune.ir import constant_expr
-from autotune.ir.network import INPUT, OUTPUT
-from autotune.ir.problem import Conv2d
+from autotune.core import ProblemError, UnknownNameError
+from autotune.ir import INPUT, OUTPUT, Conv2d, constant_expr
 from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.networks.se_resnet9_fixup_layers import network
 

@@ -14,21 +14,20 @@ from helpers import built_paths, candidate_of, relative_error
 from torch import nn
 
 import tune
-from autotune.core.arch import architecture
-from autotune.core.errors import AutotuneError, CaptureError, ProblemError
+from autotune.core import AutotuneError, CaptureError, ProblemError, architecture
 from autotune.families import family, serving
 from autotune.families.base import Kernel
+from autotune.ir import Cast
 from autotune.ir.epilogue_steps import define_step
 from autotune.ir.int8_numerics import quantize_weight, to_bytes
-from autotune.ir.problem import Cast
-from autotune.runtime.network_plan import bind_layer, execute, make_buffers, make_runs
-from autotune.runtime.selection import Choice
+from autotune.runtime import Choice, bind_layer, make_buffers, make_runs
+from autotune.runtime.network_plan import execute
 from autotune_cli.tune_request import asked
 from fused_resnet import Activation, FusedResNet, InputError
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
-from fused_resnet.quantization.calibrate import Loss, calibrate, compare
-from fused_resnet.quantization.int8_rewrite import capture_int8
+from fused_resnet.quantization import capture_int8, compare
+from fused_resnet.quantization.calibrate import Loss, calibrate
 from tuning_db import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")

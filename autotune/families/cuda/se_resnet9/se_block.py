@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families.base import Config, Launch, Parameter, Value
 from autotune.families.cuda import conv2d
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Conv2dSe, Problem, SeBlock
+from autotune.ir import Conv2dSe, Epilogue, Problem, SeBlock
 
 _CONV = conv2d.FAMILY
 _CHANNELS = 64  # of a step

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.core.arch import MOST_PROCESSORS, Architecture
+from autotune.core import MOST_PROCESSORS, Architecture
 from autotune.families import se_gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
-from autotune.ir.abi import MAP_ELEMENTS
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Problem, SeBlock
+from autotune.ir import MAP_ELEMENTS, Epilogue, Problem, SeBlock
 
 _CHANNELS = (32, 64)
 PRODUCTS_A_CYCLE = 2048  # of a multiprocessor

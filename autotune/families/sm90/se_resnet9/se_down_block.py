@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families import se_gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.sm90.se_resnet9.se_block import LOADED_BYTES_A_CYCLE, PRODUCTS_A_CYCLE
-from autotune.ir.abi import MAP_ELEMENTS
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Problem, SeDownBlock
+from autotune.ir import MAP_ELEMENTS, Epilogue, Problem, SeDownBlock
 
 _CHUNK = 64  # channels that a swizzled row holds
 _TILE_ROWS = 64

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autotune.core.arch import Architecture
+from autotune.core import Architecture
 from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.sm90.se_resnet9 import se_block
-from autotune.ir.abi import MAP_ELEMENTS
-from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem import Problem, StemBlock, StemSeBlock, StemSeBlockPool
+from autotune.ir import MAP_ELEMENTS, Epilogue, Problem, StemBlock, StemSeBlock, StemSeBlockPool
 
 _CHANNELS = 64  # rows of a product
 _PATCH = 4

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from autotune.core.errors import ProblemError
+from autotune.core import ProblemError
 from autotune.ir.problem.base import Images, Operand, Problem
 from autotune.ir.problem.window import output_extent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autotune.core.errors import ProblemError
+from autotune.core import ProblemError
 from autotune.ir.epilogue import Epilogue
 from autotune.ir.problem.base import Images, Operand
 from autotune.ir.problem.operators.convolution import Convolution, PatchConv2d

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autotune.core.errors import ProblemError, choose
+from autotune.core import ProblemError, choose
 from autotune.ir.problem.base import Images, Operand
 from autotune.ir.problem.dtypes import DTYPES
 
