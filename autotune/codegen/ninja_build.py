@@ -62,7 +62,7 @@ class Unit:
     @cached_property
     def name(self) -> str:
         """The digest of all that decides the binary."""
-        identity = "\n".join([self.source, rendering.headers_digest(tuple(self.folders)), self.toolchain.key])
+        identity = "\n".join([rendering.unit_digest(self.kernels), self.toolchain.key])
         return hashlib.sha256(identity.encode()).hexdigest()[:24]
 
     @cached_property

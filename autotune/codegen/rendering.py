@@ -12,15 +12,13 @@ from pathlib import Path
 
 import jinja2
 
+from autotune.codegen.source_digest import text_digest
 from autotune.core import FamilyError, of_target, paths
 from autotune.families import family, folder_of
 from autotune.families.base import DEVICE_IMAGE, Family, Kernel
 from autotune.ir import abi
 
 CPP_TYPES = {"f32": "float", "f16": "at::half", "bf16": "at::bfloat16", "tf32": "float", "s8": "signed char"}
-
-
-_HEADERS = {".h", ".hpp", ".cuh", ".inl", ".inc"}
 
 
 def folders(kernel: Kernel) -> list[Path]:
@@ -103,20 +101,14 @@ def _meaning(kernel: Kernel) -> str:
     return "".join(inspect.getsource(sys.modules[operator.__module__]) for operator in own)
 
 
-@cache
-def headers_digest(folders: tuple[Path, ...]) -> str:
-    """Digest of every plain header under some folders: part of what decides a binary."""
-    digest = hashlib.sha256()
-    for folder in folders:
-        for header in sorted(path for path in folder.rglob("*") if path.suffix in _HEADERS):
-            digest.update(header.relative_to(folder).as_posix().encode() + header.read_bytes())
-    return digest.hexdigest()
+def unit_digest(kernels: Sequence[Kernel]) -> str:
+    """Return the digest of a translation unit: its text and the headers that it includes."""
+    return text_digest(unit(kernels), folders(kernels[0]))
 
 
 def source_digest(kernel: Kernel) -> str:
-    """Digest of the kernel's text, the headers it can include and a user's problem: changes when one of them does."""
+    """Return the digest of a kernel's unit and of the user's operator that it was verified against, if any."""
     try:
-        text = _meaning(kernel) + render(kernel)
-    except FamilyError as error:  # the fault stands for the text: mended, it is another kernel
-        text = str(error)
-    return hashlib.sha256((text + headers_digest(tuple(folders(kernel)))).encode()).hexdigest()[:16]
+        return hashlib.sha256((_meaning(kernel) + unit_digest([kernel])).encode()).hexdigest()[:16]
+    except FamilyError as error:  # the fault stands for the text: a corrected template is another kernel
+        return hashlib.sha256(str(error).encode()).hexdigest()[:16]

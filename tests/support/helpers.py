@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from autotune import families
 from autotune.codegen import ninja_build, rendering, toolchain
-from autotune.core import ToolchainError
+from autotune.core import ToolchainError, architecture
 from autotune.families import family
 from autotune.families.base import Config, Kernel
 from autotune.ir import (
@@ -348,6 +348,15 @@ def special_case(
 
 
 # -- kernels -------------------------------------------------------------------
+
+
+def some_kernel(name, epilogue=""):
+    """A legal kernel of a family: its first config on its newest architecture."""
+    found = families.families()[name]
+    arch = architecture(found.architectures[-1])
+    target = f"sm_{arch.capability}" if arch.is_cuda else "x86-64"
+    chain = Epilogue((*Epilogue.parse(epilogue).names, *found.operators[0].places))
+    return Kernel.of(name, next(iter(found.configs(arch, arch.dtypes[0], chain))), arch.dtypes[0], chain, target)
 
 
 def built_paths(kernels: Iterable[Kernel], jobs: int = 2) -> dict[Kernel, Path]:

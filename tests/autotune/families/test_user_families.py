@@ -166,7 +166,7 @@ import linecache
 import torch
 from pathlib import Path
 from helpers import built_paths, candidate_of
-from autotune.codegen import ninja_build, rendering
+from autotune.codegen import ninja_build, rendering, source_digest
 from autotune.core import cpu_targets
 from autotune.families import families
 from autotune.families.base import Kernel
@@ -184,15 +184,15 @@ for name in ("cpu_vector_add", "with_header"):
     torch.testing.assert_close(tensors["y"].double(), wanted, rtol=1e-6, atol=1e-6)
 
 def names():
-    emit.headers_digest.cache_clear()
-    emit._environment.cache_clear()
-    return emit.source_digest(kernel), build.Unit((kernel,)).name
+    source_digest.clear_cache()
+    rendering._environment.cache_clear()
+    return rendering.source_digest(kernel), ninja_build.Unit((kernel,)).name
 
 header = Path({str(documented.faulty)!r}, "own", "factor.h")
 operator = Path({str(documented.folder)!r}, "vector_add.py")
 for path in (header, operator):
     before, text = names(), path.read_text()
-    path.write_text(text + "\\n")
+    path.write_text(text + ("int more;\\n" if path == header else "\\n"))
     linecache.clearcache()
     after = names()
     path.write_text(text)
