@@ -21,6 +21,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 $(READY): pyproject.toml setup.py constraints.txt $(ENGINE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -30,7 +31,7 @@ $(READY): pyproject.toml setup.py constraints.txt $(ENGINE)
 	@$(PYTHON) -m venv $(VENV) || $(PYTHON) -m venv --without-pip $(VENV)
 	@echo "Installing into $(VENV): torch, CUTLASS and the compilers from pip. A minute or two, once."
 	@if [ -x $(BIN)/pip ]; then pip="$(BIN)/python -m pip"; else pip="$(PYTHON) -m pip --python $(BIN)/python"; fi; \
-	  $$pip install -q --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,bench,cuda,volta]'
+	  $$pip install -q --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,docs,bench,cuda,volta]'
 	@touch $@
 
 clean:

@@ -35,7 +35,7 @@ def test_the_script_profiles_a_network_and_its_fused_one(tuned_db, tmp_path):
     files = [tmp_path / name for name in ("all.json", "page.html", "trace.json.gz")]
     words = ["--device", "cpu", "--batch", TUNED_BATCH, "--db", tuned_db, "--calls", CALLS]
     words += ["--json", files[0], "--html", files[1], "--trace", files[2]]
-    done = script("profile", *words)
+    done = script("profile_model", *words)
     assert done.returncode == 0, done.stderr
     before, after = json.loads(files[0].read_text())["profiles"]
     assert before["about"]["variant"] == "eager" and after["about"]["variant"] == "FusedResNet"
@@ -56,7 +56,7 @@ def test_the_script_profiles_a_network_and_its_fused_one(tuned_db, tmp_path):
         assert name in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
 
-    again = script("profile", "--from", files[2], tmp_path / "trace-fused.json.gz", "--layer", "layers.1.*.conv1")
+    again = script("profile_model", "--from", files[2], tmp_path / "trace-fused.json.gz", "--layer", "layers.1.*.conv1")
     assert again.returncode == 0, again.stderr
     assert "conv1 Conv2d" in again.stdout and "stem Sequential" not in again.stdout
 
@@ -78,15 +78,5 @@ def test_mistakes_are_told_in_a_sentence(tmp_path):
     if not torch.cuda.is_available():
         wrong["no NVIDIA GPU"] = ["--cudnn", "off"]
     for words, line in wrong.items():
-        done = script("profile", "--device", "cpu", *line)
+        done = script("profile_model", "--device", "cpu", *line)
         assert done.returncode == 2 and words in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
-
-
-def test_the_standard_librarys_profile_is_found_beside_the_script(monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPTS)
-    monkeypatch.delitem(sys.modules, "profile", raising=False)
-    monkeypatch.delitem(sys.modules, "cProfile", raising=False)
-    cprofile = importlib.import_module("cProfile")
-    found = sys.modules["profile"]
-    cprofile.run("1 + 1")
-    assert found.Profile and Path(found.__file__).parent == Path(os.__file__).parent

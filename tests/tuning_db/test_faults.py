@@ -216,7 +216,7 @@ def test_a_clock_that_jumps_changes_no_order_and_no_claim(tmp_path, monkeypatch,
         assert store.plan(device, "n").id == plan.id
         assert process_id.lives(process_id.me(), 0.0) and store.claim(device, problem.text, kernel, [{}]) == [{}]
         gone = subprocess.run(
-            [sys.executable, "-c", "from tuning_db import process; print(process.me())"],
+            [sys.executable, "-c", "from tuning_db import process_id; print(process_id.me())"],
             cwd=ROOT, capture_output=True, text=True, check=True,
         ).stdout.strip()  # fmt: skip
         assert not process_id.lives(gone, time.time())

@@ -22,7 +22,7 @@ def give():
     return binary
 digest = hashlib.sha256(binary).hexdigest()
 for _ in range(3):
-    path = cache.put(digest, "shared_library", give)
+    path = binary_cache.put(digest, "shared_library", give)
 print(path, len(asked), path.stat().st_mode & 0o077, path.parent.stat().st_mode & 0o077)
 assert path.read_bytes() == binary
 """
