@@ -1,15 +1,11 @@
 """scripts/profile_model.py as users run it: its tables, JSON, page and traces, and what it says of mistakes."""
 
-import importlib
 import json
-import os
 import re
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from helpers import SCRIPTS, TUNED_BATCH, script
+from helpers import TUNED_BATCH, script
 
 CALLS = 2
 NUMBERS = ("n", "h", "w", "c", "k", "r", "s", "stride", "pad")
