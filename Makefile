@@ -1,5 +1,5 @@
 # make tune: tune the default network on this machine's CPU.   make test: run the tests.
-# make check: lint and types.   make clean: remove what was built.
+# make check: lint, types, imports, docs.   make docs: build the site.   make clean: remove what was built.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 ENGINE := $(wildcard autotune/runtime/engine/*.cpp autotune/runtime/engine/*.h) templates/abi.h
 ARGS ?=
 
-.PHONY: tune test check clean
+.PHONY: tune test check docs clean
 .DELETE_ON_ERROR:
 
 tune: $(READY)
@@ -22,6 +22,11 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "The site is build/site/index.html"
 
 $(READY): pyproject.toml setup.py constraints.txt $(ENGINE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -1,1 +1,1 @@
-"""The tuner: emits, builds, verifies, times and records kernels. See docs/architecture.md."""
+"""The tuner: emits, builds, verifies, times and records kernels. See docs/internals/architecture.md."""

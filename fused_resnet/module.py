@@ -56,7 +56,7 @@ class FusedResNet(nn.Module):
     the module's device and in its dtype, contiguous or channels last, and returns (N, 512, 2, 2), channels last. Each
     new shape binds a plan, which takes a moment the first time. What the database does not have runs on the nearest
     that is right, at worst on torch's operators, and is named in a warning. In training mode the module is the plain
-    network. docs/running.md says how it behaves among streams, threads, processes, autocast and tracers.
+    network. docs/guide/use-in-torch.md says how it behaves among streams, threads, processes, autocast and tracers.
     Raises DatabaseError and InputError.
     """
 
@@ -99,11 +99,11 @@ class FusedResNet(nn.Module):
 
         replace: paths of submodules, with `*` for any text, and what to put there: a module, or
         `fused_resnet.Activation` for a step of your own. name: for messages. What has no kernels runs on torch's
-        operators; `explain` says which. docs/any-model.md. Raises CaptureError with the path of the submodule.
+        operators; `explain` says which. docs/guide/any-model.md. Raises CaptureError with the path of the submodule.
 
         precision: None for that of the module's dtype; "tf32", or "int8" with its `calibration`: batches of inputs that
         look like those to come, such as a DataLoader, or the scales that quantize.calibrate made of them.
-        docs/precision.md.
+        docs/guide/precision.md.
         """
         source = Captured.of(model, replace or {}, name, precision, calibration)
         return cls(tuning_db, source, graph=graph, plans=plans)

@@ -9,7 +9,7 @@ Examples:
          --layer layer1.0.conv1 --order workspace --plot pareto.png
   python scripts/algorithms.py --show record.json --order energy
 
-docs/cudnn.md tells how to choose one of them for a layer.
+docs/guide/cudnn-algorithms.md tells how to choose one of them for a layer.
 """
 
 from __future__ import annotations

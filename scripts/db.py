@@ -1,7 +1,7 @@
 """Look into tuning databases; unite, pack, export and compare them.
 
 DB is a file, or a server: postgresql+psycopg://user@host/name.
-docs/database.md says more.
+docs/guide/databases.md says more.
 """
 
 from __future__ import annotations

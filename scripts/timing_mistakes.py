@@ -2,7 +2,7 @@
 wrong answers, beside the way that this project times, on one convolution of
 torch.
 
-docs/measurement.md explains each of them. Needs a GPU.
+docs/internals/measurement.md explains each of them. Needs a GPU.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def grammar() -> str:
     about = f"""
         A problem is an operator and its fields in any order; those in brackets may be left out, and one number serves
         for both of a pair. DTYPE is {", ".join(DTYPES)}. An epilogue is none, or steps joined by commas:
-        {", ".join(STEPS)}. docs/problems.md says what they mean.
+        {", ".join(STEPS)}. docs/reference/problems.md says what they mean.
     """
     return "\n".join(["problems:", *usages, "", textwrap.fill(" ".join(about.split()), width)])
 
@@ -99,7 +99,7 @@ def arguments() -> argparse.Namespace:
         type=Path,
         action="append",
         metavar="DIR",
-        help=f"load families of your own from here too (docs/add-a-family.md); may be repeated, adds to ${FAMILIES}",
+        help=f"load families of your own from here too (docs/guide/add-a-family.md); may be repeated, adds to ${FAMILIES}",
     )
     parser.add_argument(
         "--db",
@@ -155,7 +155,7 @@ def arguments() -> argparse.Namespace:
 
 def add_search(parser: argparse.ArgumentParser) -> None:
     """The options of the search."""
-    search = parser.add_argument_group("the search (docs/search.md)")
+    search = parser.add_argument_group("the search (docs/internals/search.md)")
     search.add_argument(
         "--strategy",
         choices=list(STRATEGIES),

@@ -4,7 +4,7 @@
     net = FusedResNet.from_model(model, "tuned.db", precision="int8", calibration=scales)
     print(compare(model(held_out), net(held_out)))
 
-docs/precision.md says what runs in bytes and how. rounding.py has the arithmetic.
+docs/guide/precision.md says what runs in bytes and how. rounding.py has the arithmetic.
 """
 
 from __future__ import annotations

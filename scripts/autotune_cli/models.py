@@ -26,7 +26,7 @@ from fused_resnet.networks.se_resnet9_fixup_layers import network
 from fused_resnet.quantization import capture_int8
 
 HELP = "se_resnet9_fixup, torchvision:NAME, or FILE.py:FUNCTION, which returns an nn.Module (default: %(default)s)"
-PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/precision.md)"
+PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/guide/precision.md)"
 
 _TORCHVISION_SIZES = {"inception_v3": (3, 299, 299)}
 

@@ -1,6 +1,6 @@
-"""How a problem is written, from the problems themselves: for --help, and for docs/problems.md.
+"""How a problem is written, from the problems themselves: for --help, and for docs/reference/problems.md.
 
-`python -m autotune_cli.problem_usage docs/problems.md` writes that page's tables anew; a test compares them.
+`python -m autotune_cli.problem_usage docs/reference/problems.md` writes that page's tables anew; a test compares them.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def read_problems(path: Path) -> list[Problem]:
         except AutotuneError as error:
             raise AutotuneError(f"{path}, line {number}: {error}") from error
     if not problems:
-        raise AutotuneError(f"{path} names no problem: write one a line, as docs/problems.md has them")
+        raise AutotuneError(f"{path} names no problem: write one a line, as docs/reference/problems.md has them")
     return problems
 
 
-# -- docs/problems.md --------------------------------------------------------------------------------------------------
+# -- docs/reference/problems.md --------------------------------------------------------------------------------------------------
 
 
 def _operators() -> str:

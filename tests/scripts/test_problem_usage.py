@@ -11,8 +11,8 @@ from autotune_cli import problem_usage
 
 
 def test_the_page_is_up_to_date():
-    page = (ROOT / "docs" / "problems.md").read_text()
-    assert problem_usage.refreshed(page) == page, "run python -m autotune_cli.problem_usage docs/problems.md"
+    page = (ROOT / "docs" / "reference" / "problems.md").read_text()
+    assert problem_usage.refreshed(page) == page, "run python -m autotune_cli.problem_usage docs/reference/problems.md"
     assert problem_usage.refreshed(page.replace("conv2d", "conv9d")).count("conv9d") < page.count("conv2d")
 
 
@@ -22,11 +22,11 @@ def test_what_the_usage_says_is_read(name):
     short = re.sub(r" \[[^]]*\]", "", usage).replace("=DTYPE", "=f32").replace("=N,N", "=2,2").replace("=N", "=4")
     full = usage.replace("[", "").replace("]", "").replace("=DTYPE", "=f32").replace("=N,N", "=2,2").replace("=N", "=4")
     assert parse(short) == parse(full)
-    assert f"``\n{usage}\n``" in (ROOT / "docs" / "problems.md").read_text()
+    assert f"``\n{usage}\n``" in (ROOT / "docs" / "reference" / "problems.md").read_text()
 
 
 def test_the_pages_example_is_read():
-    page = (ROOT / "docs" / "problems.md").read_text()
+    page = (ROOT / "docs" / "reference" / "problems.md").read_text()
     assert parse(re.findall(r"^    (conv2d .*)$", page, re.MULTILINE)[0])
 
 

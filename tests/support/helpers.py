@@ -434,8 +434,8 @@ def tried(worker: Worker, problem: Problem, candidates: Sequence[Candidate]) -> 
 
 
 def documented_family(folder: Path) -> str:
-    """Write the files of docs/add-a-family.md to a folder; returns the command that tunes them."""
-    page = (ROOT / "docs" / "add-a-family.md").read_text()
+    """Write the files of docs/guide/add-a-family.md to a folder; returns the command that tunes them."""
+    page = (ROOT / "docs" / "guide" / "add-a-family.md").read_text()
     folder.mkdir()
     for before, text in re.findall(r"(.*?)\n```(?:python|jinja)\n(.*?)```", page, re.DOTALL):
         file = re.findall(r"`(\w+(?:\.\w+)?\.(?:py|j2))`", before)[-1]  # the last that is named

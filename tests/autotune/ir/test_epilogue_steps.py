@@ -159,7 +159,7 @@ def ranked(path, name):
 
 def test_the_documents_example_tunes_its_step(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "epilogues.md").read_text()
+    page = (ROOT / "docs" / "reference" / "epilogues.md").read_text()
     [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(code, {})
     families = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
@@ -171,7 +171,7 @@ def test_the_documents_example_tunes_its_step(tmp_path, monkeypatch, capsys):
 
 
 def test_the_documents_list_every_step():
-    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "epilogues.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "reference" / "epilogues.md").read_text(), re.MULTILINE)
     assert listed == [name for name, kind in STEPS.items() if not kind.custom]
 
 

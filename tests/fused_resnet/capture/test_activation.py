@@ -120,7 +120,7 @@ def test_what_cannot_be_put_there(empty_db):
 
 def test_the_example_runs_as_it_stands(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "change-an-operator.md").read_text()
+    page = (ROOT / "docs" / "guide" / "change-an-operator.md").read_text()
     code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
     exec(compile(code, "change-an-operator.md", "exec"), {"__name__": "example"})
     printed = capsys.readouterr().out

@@ -1,0 +1,55 @@
+"""MkDocs hooks: links from a page to files of the repository outside docs/.
+
+On the site a picture of the repository is copied, and a link to any other file becomes the file's path as text. In the
+repository itself the links work as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[1]
+PICTURES = (".png", ".svg")
+_LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>\.\./[\w./-]+)(?:#[\w-]+)?\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pictures that pages show from outside docs/."""
+    for page in list(files.documentation_pages()):
+        for found in _LINK.finditer(page.content_string):
+            path = _outside(page.src_uri, found["path"])
+            if path and found["image"] and path.suffix in PICTURES and files.get_file_from_path(_name(path)) is None:
+                files.append(File.generated(config, _name(path), abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Replace links to files outside docs/."""
+
+    def replaced(found: re.Match[str]) -> str:
+        path = _outside(page.file.src_uri, found["path"])
+        if path is None:
+            return found[0]
+        if found["image"]:
+            up = "../" * page.file.src_uri.count("/")
+            return f"![{found['text']}]({up}{_name(path)})"
+        where = path.relative_to(ROOT).as_posix()
+        return found["text"] if where in found["text"] else f"{found['text']} (`{where}`)"
+
+    return _LINK.sub(replaced, markdown)
+
+
+def _outside(source: str, link: str) -> Path | None:
+    """Return the file of the repository that a link leads to, or None if it lies in docs/."""
+    path = Path(os.path.normpath(ROOT / "docs" / Path(source).parent / link))
+    return None if path.is_relative_to(ROOT / "docs") else path
+
+
+def _name(path: Path) -> str:
+    """Return the name of a copied picture on the site."""
+    return f"pictures/{path.name}"
