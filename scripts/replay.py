@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from autotune.core import AutotuneError, choose
+from autotune.core import AutotuneError, choose, format_bytes
 from autotune.search import STRATEGIES
 from autotune.search.simulator import FEW, Replay, replay
 from autotune.search.trace import Recording, record
@@ -72,9 +72,9 @@ def make(args: argparse.Namespace, console: Console) -> None:
     recording.save(args.recording)
     trials = sum(len(result.launches) for track in recording.tracks for result in track.results)
     configs = sum(len(track.results) for track in recording.tracks)
-    size = args.recording.stat().st_size / 1024
+    size = args.recording.stat().st_size
     console.print(
-        f"{args.recording}: {len(recording.tracks)} spaces, {configs} configs, {trials} trials, {size:.0f} KiB"
+        f"{args.recording}: {len(recording.tracks)} spaces, {configs} configs, {trials} trials, {format_bytes(size)}"
     )
 
 

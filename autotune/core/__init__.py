@@ -5,6 +5,7 @@ from autotune.core.arch import (
     MOST_PROCESSORS,
     Architecture,
     architecture,
+    cpu_name,
     cpu_targets,
     of_capability,
     of_target,
@@ -22,6 +23,7 @@ from autotune.core.errors import (
     WorkerError,
     choose,
 )
+from autotune.core.math import ceil_div, format_bytes, pareto_front, round_up
 from autotune.core.paths import FAMILIES
 
 __all__ = [
@@ -39,13 +41,18 @@ __all__ = [
     "VendorError",
     "WorkerError",
     "architecture",
+    "ceil_div",
     "choose",
+    "cpu_name",
     "cpu_targets",
     "device_arch",
     "device_name",
     "device_target",
+    "format_bytes",
     "measure_device",
     "of_capability",
     "of_target",
+    "pareto_front",
+    "round_up",
     "runs_on",
 ]

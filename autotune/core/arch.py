@@ -115,6 +115,11 @@ def cpu_info(name: str) -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
+def cpu_name() -> str:
+    """Return the model name of this machine's processor; "CPU" where Linux gives none."""
+    return cpu_info("model name") or "CPU"
+
+
 def runs_on(target: str, device_target: str) -> bool:
     """Whether code for `target` runs on a device of `device_target`: binaries run within a major version, upwards."""
     if not target.startswith("sm_") or not device_target.startswith("sm_"):

@@ -11,8 +11,8 @@ from functools import partial
 
 import torch
 
-from autotune.core import ProblemError, VendorError
-from autotune.cudnn_algorithms.selection import Algorithm, size
+from autotune.core import ProblemError, VendorError, format_bytes
+from autotune.cudnn_algorithms.selection import Algorithm
 from autotune.ir import DTYPES, Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, Epilogue, Problem
 from autotune.libraries import cudnn
 from autotune.libraries.cudnn.classic import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Answer, Classic, Geometry
@@ -193,7 +193,7 @@ def _measured(case: Case, offer: Offered, energy: bool, slow_us: float) -> Algor
     """What became of an algorithm; one that takes longer than `slow_us` is run a few times only."""
     algorithm = offer.algorithm
     if algorithm.workspace_bytes > WORKSPACE_LIMIT:
-        reason = f"needs {size(algorithm.workspace_bytes)} of workspace"
+        reason = f"needs {format_bytes(algorithm.workspace_bytes)} of workspace"
         return dataclasses.replace(algorithm, status="failed", reason=reason)
     try:
         error, complaint = case.verify(offer.prove(case))

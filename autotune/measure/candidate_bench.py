@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from autotune.core import format_bytes
 from autotune.ir import Problem
 from autotune.measure.cold_cache import Rotation, copies_of, flush
 from autotune.measure.interleaving import Rounds, interleave
@@ -126,7 +127,7 @@ class Case(Operands):
         state = self._monitor.state()
         if memory_bytes(self.device) - empty > LEAK_BYTES and (grown := self._leaked(sample)):
             launches = rounds * sample.launches
-            return Result("leaks", f"memory grew by {grown / 2**20:.1f} MiB in {launches} launches", error)
+            return Result("leaks", f"memory grew by {format_bytes(grown)} in {launches} launches", error)
         description = step.kernel.describe() if step.kernel else "cuDNN" if candidate.kind else "torch"
         details = {"kernel": description, **self._how()}
         details |= {"state": state} if state else {}

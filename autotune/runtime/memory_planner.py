@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.core import round_up
+
 ALIGNMENT = 256
 """Bytes; more than any kernel's access, and what CUDA's own allocator promises."""
 
@@ -42,7 +44,7 @@ def arrange(sizes: Mapping[str, int], uses: Sequence[Use]) -> Arena:
 
 def aligned(size: int) -> int:
     """A size or an offset, rounded up to ALIGNMENT."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return round_up(size, ALIGNMENT)
 
 
 def _best_fit(size: int, taken: Iterable[tuple[int, int]]) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from autotune.core import device_name, device_target, runs_on
+from autotune.core import ceil_div, device_name, device_target, runs_on
 from autotune.ir import Alternative, Layer, Network, Problem, batch_of, with_batch
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime.binding import Candidate
@@ -109,7 +109,7 @@ def plan_of_another(store: Database, device: Device, network: Network) -> tuple[
         for key in store.planned(device):
             n = batch_of(key)
             if n and n != images and (other := network.at(n)).key == key and (plan := store.plan(device, key)):
-                found.append((plan.median_us * math.ceil(images / n), n, plan, other))
+                found.append((plan.median_us * ceil_div(images, n), n, plan, other))
     return min(found, key=lambda one: one[:2])[2:] if found else None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from autotune.core import VendorError
+from autotune.core import VendorError, format_bytes
 from autotune.ir import Convolution, Problem, Tensors
 from autotune.libraries.cudnn.graph import arguments, check, describe, vector_dtypes
 from autotune.libraries.cudnn.library import Library, first_line, library
@@ -137,7 +137,7 @@ class _Graph:
         except Exception as error:  # one plan's failure is its result
             return Plan(**known, error=first_line(error))
         if known["workspace_bytes"] > WORKSPACE_LIMIT:
-            return Plan(**known, error=f"needs {known['workspace_bytes'] / 2**30:.1f} GiB of workspace")
+            return Plan(**known, error=f"needs {format_bytes(known['workspace_bytes'])} of workspace")
         return Plan(**known)
 
     def _numeric_notes(self) -> dict[str, tuple[str, ...]] | None:
