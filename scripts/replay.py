@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from autotune.core import AutotuneError, choose, format_bytes
+from autotune.core import AutotuneError, format_bytes, require_one_of
 from autotune.search import STRATEGIES
 from autotune.search.simulator import FEW, Replay, replay
 from autotune.search.trace import Recording, record
@@ -64,7 +64,7 @@ def make(args: argparse.Namespace, console: Console) -> None:
         names = [device.name for device in store.devices()]
         if len(names) != 1 and not args.device:
             raise AutotuneError(f"{args.database} has trials of {names or 'no device'}: name one with --device")
-        device = store.device(choose("device", args.device or names[0], names))
+        device = store.device(require_one_of("device", args.device or names[0], names))
         assert device
         recording = record(store, device)
     if not recording.tracks:

@@ -16,12 +16,12 @@ from autotune.core.errors import (
     AutotuneError,
     CaptureError,
     FamilyError,
+    LibraryError,
     ProblemError,
     ToolchainError,
     UnknownNameError,
-    VendorError,
     WorkerError,
-    choose,
+    require_one_of,
 )
 from autotune.core.math import ceil_div, format_bytes, pareto_front, round_up
 from autotune.core.paths import FAMILIES
@@ -35,14 +35,13 @@ __all__ = [
     "CaptureError",
     "DeviceFacts",
     "FamilyError",
+    "LibraryError",
     "ProblemError",
     "ToolchainError",
     "UnknownNameError",
-    "VendorError",
     "WorkerError",
     "architecture",
     "ceil_div",
-    "choose",
     "cpu_name",
     "cpu_targets",
     "device_arch",
@@ -53,6 +52,7 @@ __all__ = [
     "of_capability",
     "of_target",
     "pareto_front",
+    "require_one_of",
     "round_up",
     "runs_on",
 ]

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 
-from autotune.core import ProblemError, VendorError, format_bytes
+from autotune.core import LibraryError, ProblemError, format_bytes
 from autotune.cudnn_algorithms.selection import Algorithm
 from autotune.ir import DTYPES, Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, Epilogue, Problem
 from autotune.libraries import cudnn
@@ -64,10 +64,10 @@ def offered(
 ) -> tuple[list[Offered], list[str]]:
     """All algorithms of some kinds for a pass on the current GPU, and sentences about kinds of which there are none.
 
-    Raises VendorError without cuDNN or a GPU.
+    Raises LibraryError without cuDNN or a GPU.
     """
     if device.type != "cuda":
-        raise VendorError("cuDNN's algorithms need an NVIDIA GPU")
+        raise LibraryError("cuDNN's algorithms need an NVIDIA GPU")
     direction = next(name for name, cls in _PASSES.items() if isinstance(problem, cls))
     found: list[Offered] = []
     reasons: list[str] = []
@@ -86,7 +86,7 @@ def offered(
 
 def _classic(problem: Convolution, direction: str, device: torch.device, channels_last: bool) -> Iterator[Offered]:
     if problem.dtype not in ("f16", "bf16", "f32", "tf32"):
-        raise VendorError(f"cuDNN's algorithms are listed in f16, bf16, f32 and tf32, not in {problem.dtype}")
+        raise LibraryError(f"cuDNN's algorithms are listed in f16, bf16, f32 and tf32, not in {problem.dtype}")
     geometry = Geometry.of(problem, DTYPES[problem.dtype], channels_last, device, problem.dtype == "tf32")
     library = Classic(geometry)
     for answer in library.answers(direction):
@@ -176,7 +176,7 @@ def measured(
 ) -> Iterator[Algorithm]:
     """Verify and time each algorithm on a case's operands; `tell` hears which is next.
 
-    energy: measure that too. Raises VendorError if one of them ruins the device's context.
+    energy: measure that too. Raises LibraryError if one of them ruins the device's context.
     """
     best = math.inf
     for offer in offers:
@@ -210,7 +210,7 @@ def _measured(case: Case, offer: Offered, energy: bool, slow_us: float) -> Algor
         try:
             torch.cuda.synchronize(case.device)
         except RuntimeError as ruin:
-            raise VendorError(f"{algorithm} of {algorithm.direction} ruined the GPU's context: {ruin}") from failure
+            raise LibraryError(f"{algorithm} of {algorithm.direction} ruined the GPU's context: {ruin}") from failure
         return dataclasses.replace(algorithm, status="failed", reason=first_line(failure))
     quartiles = statistics.quantiles(samples, n=4)
     return dataclasses.replace(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autotune.core import VendorError, format_bytes, pareto_front
+from autotune.core import LibraryError, format_bytes, pareto_front
 from autotune.libraries.cudnn.classic import BACKWARD_DATA, BACKWARD_FILTER, FORWARD
 
 DIRECTIONS = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
@@ -97,7 +97,7 @@ def choose(
 ) -> Algorithm:
     """The algorithm with a key or, without one, the best by `prefer` (of ORDERS), within the demands.
 
-    workspace_limit: the most bytes of workspace. Raises VendorError, which lists what would do.
+    workspace_limit: the most bytes of workspace. Raises LibraryError, which lists what would do.
     """
     mine = [algorithm for algorithm in algorithms if algorithm.direction == direction]
     usable = [algorithm for algorithm in mine if algorithm.usable]
@@ -107,12 +107,12 @@ def choose(
         refused = [a for a in mine if key is not None and is_called(a, key)]
         why = f" ({refused[0].reason})" if refused and refused[0].reason else ""
         what = "has no algorithm" if key is None else f"does not support {direction} algorithm {key}"
-        raise VendorError(f"cuDNN {what} for this layer{why}: {_listed(usable)}")
+        raise LibraryError(f"cuDNN {what} for this layer{why}: {_listed(usable)}")
     allowed = [a for a in named if _excess(a, workspace_limit, deterministic) is None]
     if not allowed:
         reasons = "; ".join(dict.fromkeys(f"{_excess(a, workspace_limit, deterministic)}" for a in named[:3]))
         fitting = [a for a in usable if _excess(a, workspace_limit, deterministic) is None]
-        raise VendorError(f"{direction}: {reasons}: {_listed(fitting, 'fit') if fitting else _least(usable)}")
+        raise LibraryError(f"{direction}: {reasons}: {_listed(fitting, 'fit') if fitting else _least(usable)}")
     return ordered(allowed, prefer)[0]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from autotune.core import VendorError
+from autotune.core import LibraryError
 from autotune.ir import Convolution, Problem, Tensors, abi, pack_weight
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import engine
@@ -142,7 +142,7 @@ def _vendor_plan(
         raise engine.RefusedError(f"the plan of cuDNN is for '{candidate.symbol}', not for '{problem}'")
     try:
         return cudnn.bind(problem, path, json.loads(candidate.config), tensors, scalars, device)
-    except VendorError as error:
+    except LibraryError as error:
         raise engine.RefusedError(str(error)) from error
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autotune.core import VendorError
+from autotune.core import LibraryError
 from autotune.ir import DTYPES, Conv2d, Conv2dDgrad, Convolution, Operand, Problem, Step, Tensors
 from autotune.libraries.cudnn.library import Library
 
@@ -35,13 +35,13 @@ _NAMES = {"f16": "HALF", "bf16": "BFLOAT16", "f32": "FLOAT", "tf32": "FLOAT"}
 
 
 def check(problem: Problem) -> Convolution:
-    """The problem, if it can be put to cuDNN; raises VendorError."""
+    """The problem, if it can be put to cuDNN; raises LibraryError."""
     if not isinstance(problem, Convolution):
-        raise VendorError(f"cuDNN's plans are used for convolutions, not for '{problem}'")
+        raise LibraryError(f"cuDNN's plans are used for convolutions, not for '{problem}'")
     if problem.dtype not in _NAMES:
-        raise VendorError(f"cuDNN's plans are used in {', '.join(_NAMES)}, not in {problem.dtype}")
+        raise LibraryError(f"cuDNN's plans are used in {', '.join(_NAMES)}, not in {problem.dtype}")
     if foreign := [name for name in problem.epilogue.names if name not in STEPS]:
-        raise VendorError(f"cuDNN's plans are used with the steps {', '.join(STEPS)}, not with {', '.join(foreign)}")
+        raise LibraryError(f"cuDNN's plans are used with the steps {', '.join(STEPS)}, not with {', '.join(foreign)}")
     return problem
 
 

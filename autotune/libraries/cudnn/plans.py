@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from autotune.core import VendorError, format_bytes
+from autotune.core import LibraryError, format_bytes
 from autotune.ir import Convolution, Problem, Tensors
 from autotune.libraries.cudnn.graph import arguments, check, describe, vector_dtypes
 from autotune.libraries.cudnn.library import Library, first_line, library
@@ -93,7 +93,7 @@ def find_plans(problem: Problem, device: torch.device) -> Found:
     """All execution plans of `problem` on the current GPU, built."""
     try:
         convolution, loaded = check(problem), library(device)
-    except VendorError as error:
+    except LibraryError as error:
         return Found([], str(error))
     graphs: dict[str | None, _Graph] = {}
     plans: list[Plan] = []
@@ -161,10 +161,10 @@ class _Graph:
         return notes or None  # none has any: then they were not understood
 
     def serialized(self, plan: Plan) -> bytes:
-        """The graph with this plan in cuDNN's own form; raises VendorError for a plan that is not the backend's."""
+        """The graph with this plan in cuDNN's own form; raises LibraryError for a plan that is not the backend's."""
         self.graph.build_plan_at_index(plan.index)  # what is serialized is the plan that was built last
         if self.graph.selected_engine is not None:
-            raise VendorError(f"{plan.name} is an engine of the Python package, which has no form to be stored in")
+            raise LibraryError(f"{plan.name} is an engine of the Python package, which has no form to be stored in")
         return bytes(self.graph.serialize())
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from autotune.core import VendorError
+from autotune.core import LibraryError
 from autotune.ir import Problem, Tensors
 from autotune.libraries.cudnn.graph import arguments, check, operand_numbers
 from autotune.libraries.cudnn.library import Library, first_line, library
@@ -44,7 +44,7 @@ def offers(problem: Problem | None, device: torch.device) -> Offers:
     """All plans of a problem on the current GPU, in the heuristics' order; without a problem, only their source."""
     try:
         source = library(device).source
-    except VendorError as error:
+    except LibraryError as error:
         return Offers("", reason=str(error))
     if problem is None:
         return Offers(source)
@@ -95,12 +95,12 @@ def bind(
 ) -> Callable[[Tensors], None]:
     """Returns run(late): solves `problem` with the plan in a file on torch's current stream.
 
-    late: operands by name that are taken instead of those in `tensors`. Raises VendorError where the plan cannot be
+    late: operands by name that are taken instead of those in `tensors`. Raises LibraryError where the plan cannot be
     used here.
     """
     convolution, loaded = check(problem), library(device)
     if config["made_by"] != loaded.source:
-        raise VendorError(f"the plan is of {config['made_by']}, and here is {loaded.source}: tune again to have one")
+        raise LibraryError(f"the plan is of {config['made_by']}, and here is {loaded.source}: tune again to have one")
     graph = _restored(loaded, path)
     numbers = operand_numbers(problem)
     pack = arguments(convolution, config["bias"], tensors, scalars)
@@ -118,10 +118,10 @@ def bind(
 
 @lru_cache(maxsize=512)
 def _restored(loaded: Library, path: Path) -> Any:
-    """A graph with the plan of a file; raises VendorError."""
+    """A graph with the plan of a file; raises LibraryError."""
     graph = loaded.cudnn.pygraph(handle=loaded.handle)
     try:
         graph.deserialize(loaded.handle, list(path.read_bytes()))
     except Exception as error:
-        raise VendorError(f"{loaded.source} does not take its plan {path.stem[:12]}: {first_line(error)}") from error
+        raise LibraryError(f"{loaded.source} does not take its plan {path.stem[:12]}: {first_line(error)}") from error
     return graph
