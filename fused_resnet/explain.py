@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from autotune.core import ceil_div, device_name, format_bytes
 from autotune.ir import Problem, limit_us, with_batch
-from autotune.runtime import BoundLayer, Frame, batches
+from autotune.runtime import BoundLayer, ExecutionContext, batches
 from tuning_db.protocols import Database, Device
 
 
@@ -101,7 +101,7 @@ class Explanation:
         return "not in bytes: " + "; ".join(f"{names} ({why})" for why, names in named.items())
 
 
-def explain(frame: Frame, store: Database) -> Explanation:
+def explain(frame: ExecutionContext, store: Database) -> Explanation:
     """The table of what a frame runs."""
     plan = frame.plan
     device = store.device(device_name(plan.device))

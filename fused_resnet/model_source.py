@@ -23,7 +23,7 @@ PRECISIONS = {
 """What can be chosen beside the dtype of the module's tensors, and what it means."""
 
 
-class Source(Protocol):
+class ModelSource(Protocol):
     """name: for messages. module: the network in plain torch. precision: of PRECISIONS, or None for the module's."""
 
     name: str

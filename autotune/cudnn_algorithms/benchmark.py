@@ -15,7 +15,14 @@ from autotune.core import LibraryError, ProblemError, format_bytes
 from autotune.cudnn_algorithms.selection import Algorithm
 from autotune.ir import DTYPES, Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, Epilogue, Problem
 from autotune.libraries import cudnn
-from autotune.libraries.cudnn.classic import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Answer, Classic, Geometry
+from autotune.libraries.cudnn.classic import (
+    BACKWARD_DATA,
+    BACKWARD_FILTER,
+    FORWARD,
+    AlgorithmInfo,
+    ClassicConvolution,
+    Geometry,
+)
 from autotune.libraries.cudnn.library import first_line
 from autotune.libraries.cudnn.plans import WORKSPACE_LIMIT
 from autotune.measure import Case, Runnable, between, sampler
@@ -88,7 +95,7 @@ def _classic(problem: Convolution, direction: str, device: torch.device, channel
     if problem.dtype not in ("f16", "bf16", "f32", "tf32"):
         raise LibraryError(f"cuDNN's algorithms are listed in f16, bf16, f32 and tf32, not in {problem.dtype}")
     geometry = Geometry.of(problem, DTYPES[problem.dtype], channels_last, device, problem.dtype == "tf32")
-    library = Classic(geometry)
+    library = ClassicConvolution(geometry)
     for answer in library.answers(direction):
         algorithm = Algorithm(
             direction,
@@ -106,7 +113,7 @@ def _classic(problem: Convolution, direction: str, device: torch.device, channel
         yield Offered(algorithm, enqueue, bind, partial(bind, copied=True))
 
 
-def _engine(direction: str, found: cudnn.Found, plan: cudnn.Plan) -> Offered:
+def _engine(direction: str, found: cudnn.FoundPlans, plan: cudnn.ExecutionPlan) -> Offered:
     algorithm = Algorithm(
         direction,
         "engine",
@@ -133,7 +140,7 @@ def _engine(direction: str, found: cudnn.Found, plan: cudnn.Plan) -> Offered:
     return Offered(algorithm, enqueue, bind, bind)
 
 
-def _run_classic(library: Classic, direction: str, answer: Answer, trio: Trio, stream: int) -> None:
+def _run_classic(library: ClassicConvolution, direction: str, answer: AlgorithmInfo, trio: Trio, stream: int) -> None:
     workspace = torch.empty(max(answer.workspace_bytes, 1), dtype=torch.uint8, device=trio[0].device)
     library.run(direction, answer.number, dict(zip(("x", "weight", "y"), trio, strict=True)), workspace, stream)
 

@@ -33,7 +33,7 @@ from autotune.measure.timers import (
     synchronize,
 )
 from autotune.measure.verify import HALF_SUMS, TOLERANCE, WHOLE_SLACK, Operands
-from autotune.runtime import Candidate, Step, bind
+from autotune.runtime import BoundStep, Candidate, bind
 from autotune.runtime.engine import Program, RefusedError
 
 SAMPLES = 5
@@ -68,7 +68,7 @@ class Case(Operands):
         kept = [self.tensors, self.expected, *self._copies]
         return sum(tensor.nbytes for tensors in kept for tensor in tensors.values())
 
-    def bind(self, candidate: Candidate, tensors: Mapping[str, torch.Tensor] | None = None) -> Step:
+    def bind(self, candidate: Candidate, tensors: Mapping[str, torch.Tensor] | None = None) -> BoundStep:
         """Bind a candidate to this case's tensors, or to a copy of them."""
         return bind(candidate, self.problem, tensors or self.tensors, self.scalars, self.device)
 
@@ -118,7 +118,7 @@ class Case(Operands):
             for i, samples in enumerate(taken.samples)
         ]
 
-    def _time(self, candidate: Candidate, step: Step, error: float, best_us: float) -> Result:
+    def _time(self, candidate: Candidate, step: BoundStep, error: float, best_us: float) -> Result:
         far = FAR_BEHIND * best_us
         sample = self._sampler(candidate, step, far)
         empty = memory_bytes(self.device)
@@ -151,7 +151,7 @@ class Case(Operands):
         steady = all(after - before > LEAK_BYTES // SAMPLES for before, after in pairwise(sizes))
         return sizes[-1] - sizes[0] if steady else 0
 
-    def _sampler(self, candidate: Candidate, step: Step, worth: float = math.inf) -> Sampler:
+    def _sampler(self, candidate: Candidate, step: BoundStep, worth: float = math.inf) -> Sampler:
         if self.timing.buffers == "resident":
             return sampler(step, self.device, self.timing.timer, worth=worth)
         if not self._copies:
@@ -163,7 +163,7 @@ class Case(Operands):
         steps = [step, *(self.bind(candidate, tensors) for tensors in self._copies)]
         return sampler(Rotation(steps), self.device, self.timing.timer, len(steps), flush(self.device), worth)
 
-    def _costs(self, step: Step, sample: Sampler) -> dict[str, Any]:
+    def _costs(self, step: BoundStep, sample: Sampler) -> dict[str, Any]:
         """What a candidate costs beside time: bytes and, if that is asked for, microjoules of one call."""
         workspace = workspace_bytes(step, self.device)
         costs: dict[str, Any] = {} if workspace is None else {"workspace_bytes": workspace}
@@ -183,7 +183,7 @@ class Case(Operands):
 
         return energy_uj(work, self._monitor.energy_mj)
 
-    def _host_us(self, step: Step) -> float:
+    def _host_us(self, step: BoundStep) -> float:
         """The host's time for a launch as a plan makes it: from C++ if the kernel is ours."""
         stream, program = stream_of(self.device), Program()
         if step.kernel:

@@ -46,14 +46,14 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Slot:
+class TensorSlot:
     """Stands for a tensor that is known only at a run: the caller's input or output, or a part of a plan's memory."""
 
     index: int
 
 
 @dataclass
-class Step:
+class BoundStep:
     """A bound candidate: either a native kernel with its pointers, or a function of torch or cuDNN."""
 
     name: str
@@ -84,26 +84,26 @@ def _load(kind: str, path: Path, device: int) -> engine.SharedLibrary | engine.D
 def bind(
     candidate: Candidate,
     problem: Problem,
-    tensors: Mapping[str, torch.Tensor | Slot],
+    tensors: Mapping[str, torch.Tensor | TensorSlot],
     scalars: tuple[float, ...],
     device: torch.device,
     name: str = "",
-    workspace: Slot | None = None,
-) -> Step:
+    workspace: TensorSlot | None = None,
+) -> BoundStep:
     """Bind a candidate to the tensors of a problem.
 
     tensors: every operand by name, as problem.py describes them; activations may be Slots.
     workspace: where the kernel's workspace will be, which is the caller's to make then: zeroed, and never shared.
     Raises RefusedError if the kernel cannot solve the problem, EngineError if it cannot be loaded.
     """
-    slots = {key: value.index for key, value in tensors.items() if isinstance(value, Slot)}
+    slots = {key: value.index for key, value in tensors.items() if isinstance(value, TensorSlot)}
     fixed = {key: value for key, value in tensors.items() if isinstance(value, torch.Tensor)}
     if candidate.kind is None or candidate.path is None:
         run = aten.bind(problem, json.loads(candidate.config), fixed, scalars)
-        return Step(name, function=lambda given: run(_late(problem, slots, given)))
+        return BoundStep(name, function=lambda given: run(_late(problem, slots, given)))
     if candidate.kind == cudnn_names.KIND:
         replay = _vendor_plan(candidate, candidate.path, problem, fixed, scalars, device)
-        return Step(name, function=lambda given: replay(_late(problem, slots, given)))
+        return BoundStep(name, function=lambda given: replay(_late(problem, slots, given)))
 
     library = _load(candidate.kind, candidate.path, device.index or 0)
     prepared = library.prepare(candidate.symbol, abi.pack(problem, scalars, list(candidate.launch.values())))
@@ -117,7 +117,7 @@ def bind(
     else:
         keep.append(torch.zeros(max(prepared.workspace_bytes, 1), dtype=torch.uint8, device=device))
         pointers[abi.WORKSPACE] = keep[-1].data_ptr()
-    return Step(name, prepared, pointers, keep=keep)
+    return BoundStep(name, prepared, pointers, keep=keep)
 
 
 def _late(problem: Problem, slots: Mapping[str, int], given: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:

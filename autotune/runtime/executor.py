@@ -10,10 +10,10 @@ from functools import partial
 import torch
 
 from autotune.ir import DTYPES, INPUT, OUTPUT
-from autotune.runtime.binding import Step
+from autotune.runtime.binding import BoundStep
 from autotune.runtime.engine import Calls, Graph, Program
 from autotune.runtime.memory_planner import aligned
-from autotune.runtime.network_plan import Plan, Run, capture, execute, make_graph, make_runs
+from autotune.runtime.network_plan import Executable, NetworkPlan, capture, execute, make_graph, make_runs
 
 ACCESS = 16
 """Bytes of the widest access, to which kernels take tensors to be aligned: a view into another may be less."""
@@ -21,7 +21,7 @@ ACCESS = 16
 count = itertools.count()
 
 
-class Frame:
+class ExecutionContext:
     """Runs a plan on one stream; calls, from whichever thread, follow each other.
 
     Frames share the plan's weights and nothing that is written, so streams need not wait for each other. All
@@ -32,7 +32,7 @@ class Frame:
     graph: as the plan has it, or False for a run that is itself being captured.
     """
 
-    def __init__(self, plan: Plan, graph: bool) -> None:
+    def __init__(self, plan: NetworkPlan, graph: bool) -> None:
         self.plan, self._copies_input = plan, plan.copies_input
         self.lock = threading.Lock()
         self.used = next(count)
@@ -88,7 +88,7 @@ class Frame:
         with torch.no_grad(), torch.autocast(self.plan.device.type, enabled=False):
             execute(self._runs, stream, (x, _inner(y), *self._tensors))
 
-    def _captured(self, slots: Sequence[int | None]) -> list[Run]:
+    def _captured(self, slots: Sequence[int | None]) -> list[Executable]:
         """Head, captured middle and tail: the head and the tail touch the caller's tensors."""
         bound = self.plan.bound
         first = max(i for i, item in enumerate(bound) if INPUT in item.layer.buffers.values()) + 1
@@ -98,7 +98,7 @@ class Frame:
             return self._runs
         nobody = self._memory[:0]  # none of these layers touches the caller's tensors
         graph = capture(middle, self.plan.device, (nobody, nobody, *self._tensors))
-        replay = Step("captured", function=lambda _: graph.replay())
+        replay = BoundStep("captured", function=lambda _: graph.replay())
         return [*make_runs(bound[:first], slots), replay, *make_runs(bound[last:], slots)]
 
 
@@ -107,7 +107,7 @@ def _inner(y: torch.Tensor) -> torch.Tensor:
     return y.permute(0, 2, 3, 1) if y.dim() == 4 else y
 
 
-def close(frames: Sequence[Frame], calls: Calls) -> None:
+def close(frames: Sequence[ExecutionContext], calls: Calls) -> None:
     """Let the memory of frames go once nothing runs in it."""
     for frame in frames:
         frame.closed = True  # first: who adds it to the calls after this looks whether it is
@@ -121,13 +121,13 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _whole(runs: Sequence[Run]) -> Graph | Program | None:
+def _whole(runs: Sequence[Executable]) -> Graph | Program | None:
     """What runs the whole network in one call, where all kernels are ours."""
     only = runs[0]
-    return None if len(runs) > 1 or isinstance(only, Step) else only
+    return None if len(runs) > 1 or isinstance(only, BoundStep) else only
 
 
-def _allocate(plan: Plan) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def _allocate(plan: NetworkPlan) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """(one block, the activations and then the workspaces in it)."""
     total = plan.arena.bytes + sum(map(aligned, plan.workspaces))
     memory = torch.empty(max(total, plan.output.bytes), dtype=torch.uint8, device=plan.device)
@@ -143,7 +143,7 @@ def _allocate(plan: Plan) -> tuple[torch.Tensor, list[torch.Tensor]]:
     return memory, tensors
 
 
-def _like_output(plan: Plan, memory: torch.Tensor) -> torch.Tensor:
+def _like_output(plan: NetworkPlan, memory: torch.Tensor) -> torch.Tensor:
     """What results look like: torch's order of dimensions, channels last in memory. Its values mean nothing."""
     like, shape = memory[: plan.output.bytes].view(DTYPES[plan.output.dtype]), plan.network.output_shape
     if len(shape) != 4:

@@ -12,18 +12,18 @@ import torch
 from autotune.ir import DTYPES, INPUT, OUTPUT, Layer, Network, Operand, Source, State
 from autotune.ir import tensor as constant
 from autotune.runtime import engine
-from autotune.runtime.binding import Slot, Step, bind
+from autotune.runtime.binding import BoundStep, TensorSlot, bind
 from autotune.runtime.engine import EngineError
-from autotune.runtime.memory_planner import Use, arrange
-from autotune.runtime.selection import Choice, choices, select, torch_choice
+from autotune.runtime.memory_planner import LayerAccess, plan_memory
+from autotune.runtime.selection import KernelChoice, choices, select, torch_choice
 
 if TYPE_CHECKING:
     from tuning_db.protocols import Database
 
-Run = engine.Program | engine.Graph | Step
+Executable = engine.Program | engine.Graph | BoundStep
 """What a plan executes: kernels in a row, a graph of kernels, or one of torch's operators."""
 
-_SLOTS = {INPUT: Slot(0), OUTPUT: Slot(1)}
+_SLOTS = {INPUT: TensorSlot(0), OUTPUT: TensorSlot(1)}
 
 CHANNELS_LAST = "channels_last"
 """The launch value of kernels that read the caller's image in either order: 1 if it is channels last in memory."""
@@ -34,8 +34,8 @@ class BoundLayer:
     """A layer, what runs it, and why."""
 
     layer: Layer
-    choice: Choice
-    step: Step
+    choice: KernelChoice
+    step: BoundStep
 
     @property
     def kernel(self) -> engine.Prepared:
@@ -44,10 +44,10 @@ class BoundLayer:
         return self.step.kernel
 
 
-class Plan:
+class NetworkPlan:
     """A network's layers bound for one shape, dtype, device and order of the input: kernels, weights, and places.
 
-    What a run writes to is a `Frame` (autotune/runtime/executor.py), so one plan serves several streams at once.
+    What a run writes to is an `ExecutionContext` (executor.py), so one plan serves several streams at once.
 
     channels_last: the caller's input is channels last in memory. graph: on a GPU, replay a CUDA graph.
     """
@@ -67,13 +67,13 @@ class Plan:
         self.output = _operand(layers[-1], OUTPUT)
         self.copies_input = False
         self._channels_last = channels_last
-        slots = {name: Slot(index) for index, name in enumerate([INPUT, OUTPUT, *self.buffers])}
+        slots = {name: TensorSlot(index) for index, name in enumerate([INPUT, OUTPUT, *self.buffers])}
         self.bound = [
-            self._bind(layer, state, store, settled.get(layer.name), slots, Slot(len(slots) + i))
+            self._bind(layer, state, store, settled.get(layer.name), slots, TensorSlot(len(slots) + i))
             for i, layer in enumerate(layers)
         ]
-        uses = [Use(frozenset(layer.reads), frozenset(layer.writes)) for layer in layers]
-        self.arena = arrange({name: operand.bytes for name, operand in self.buffers.items()}, uses)
+        accesses = [LayerAccess(frozenset(layer.reads), frozenset(layer.writes)) for layer in layers]
+        self.arena = plan_memory({name: operand.bytes for name, operand in self.buffers.items()}, accesses)
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the weights are in their order, for whichever stream comes first
 
@@ -92,9 +92,9 @@ class Plan:
         layer: Layer,
         state: State,
         store: Database,
-        settled: Choice | None,
-        slots: Mapping[str, Slot],
-        workspace: Slot,
+        settled: KernelChoice | None,
+        slots: Mapping[str, TensorSlot],
+        workspace: TensorSlot,
     ) -> BoundLayer:
         for choice in chain([settled] if settled else [], choices(store, layer.problem, self.device)):
             try:
@@ -103,7 +103,7 @@ class Plan:
                 continue  # it refuses this size, or its code does not load here: the next is as right
         return bind_layer(layer, torch_choice(layer.problem), slots, state, self.device, workspace)
 
-    def _for_input(self, layer: Layer, choice: Choice) -> Choice:
+    def _for_input(self, layer: Layer, choice: KernelChoice) -> KernelChoice:
         """The choice, told of the input's order where it reads the input and can read either; else it is copied."""
         if not self._channels_last or INPUT not in layer.buffers.values() or choice.candidate.kind is None:
             return choice
@@ -139,21 +139,21 @@ def make_buffers(layers: Sequence[Layer], device: torch.device) -> dict[str, tor
 
 def bind_layer(
     layer: Layer,
-    choice: Choice,
-    buffers: Mapping[str, torch.Tensor] | Mapping[str, Slot],
+    choice: KernelChoice,
+    buffers: Mapping[str, torch.Tensor] | Mapping[str, TensorSlot],
     state: State,
     device: torch.device,
-    workspace: Slot | None = None,
+    workspace: TensorSlot | None = None,
 ) -> BoundLayer:
     """Bind a candidate to a layer's buffers and weights (`state`: a state_dict); raises EngineError."""
-    tensors: dict[str, torch.Tensor | Slot] = {}
+    tensors: dict[str, torch.Tensor | TensorSlot] = {}
     for operand in layer.problem.operands():
         if operand.role in ("weight", "vector"):
             tensors[operand.name] = _constant(state, layer.weights[operand.name], operand, device)
         else:
             name = layer.buffers[operand.name]
             place = _SLOTS[name] if name in _SLOTS else buffers[name]
-            tensors[operand.name] = place if isinstance(place, Slot) else place.view(operand.shape)
+            tensors[operand.name] = place if isinstance(place, TensorSlot) else place.view(operand.shape)
     scalars = tuple(float(constant(state, source)) for source in layer.scalars)
     step = bind(choice.candidate, layer.problem, tensors, scalars, device, layer.name, workspace)
     return BoundLayer(layer, choice, step)
@@ -178,9 +178,9 @@ def make_graph(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) ->
     return graph
 
 
-def make_runs(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) -> list[Run]:
+def make_runs(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) -> list[Executable]:
     """Steps in order, neighbouring kernels joined into programs. slots: as make_graph has them."""
-    runs: list[Run] = []
+    runs: list[Executable] = []
     for item in bound:
         if item.step.function:
             runs.append(item.step)
@@ -193,7 +193,7 @@ def make_runs(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) -> 
     return runs
 
 
-def capture(runs: Sequence[Run], device: torch.device, slots: Sequence[torch.Tensor]) -> torch.cuda.CUDAGraph:
+def capture(runs: Sequence[Executable], device: torch.device, slots: Sequence[torch.Tensor]) -> torch.cuda.CUDAGraph:
     """Runs in a row as a CUDA graph of torch's, for plans with torch operators among them."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
     with torch.cuda.device(device), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
@@ -209,11 +209,11 @@ def capture(runs: Sequence[Run], device: torch.device, slots: Sequence[torch.Ten
     return graph
 
 
-def execute(runs: Sequence[Run], stream: int, slots: Sequence[torch.Tensor]) -> None:
+def execute(runs: Sequence[Executable], stream: int, slots: Sequence[torch.Tensor]) -> None:
     """Run them in order on a stream (0 on a CPU), with the tensors in slots, from the first."""
     addresses = [tensor.data_ptr() for tensor in slots]
     for run in runs:
-        if isinstance(run, Step):
+        if isinstance(run, BoundStep):
             run.run(stream, slots)
         else:
             run.run(stream, addresses)

@@ -23,7 +23,7 @@ Row = TypeVar("Row", bound="Measurement")
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelChoice:
     """A candidate for a problem, and its time where it was tuned.
 
     overlap: whether the kernel may be placed on the GPU while the one before it ends.
@@ -38,7 +38,7 @@ class Choice:
     tuned_batch: int | None = None
 
 
-def choices(store: Database, problem: Problem, device: torch.device) -> Iterator[Choice]:
+def choices(store: Database, problem: Problem, device: torch.device) -> Iterator[KernelChoice]:
     """Candidates for `problem` on `device`, the preferred first; the last is torch's own operator, which always runs.
 
     First what was tuned on this kind of device, for this batch and then for the nearest others; then what was tuned
@@ -49,7 +49,9 @@ def choices(store: Database, problem: Problem, device: torch.device) -> Iterator
     yield torch_choice(problem)
 
 
-def select(store: Database, network: Network, device: torch.device) -> tuple[tuple[Layer, ...], dict[str, Choice]]:
+def select(
+    store: Database, network: Network, device: torch.device
+) -> tuple[tuple[Layer, ...], dict[str, KernelChoice]]:
     """The layers to run, and for each by name what was chosen for it inside the network, on this kind of device.
 
     Where the whole network was settled, what was found then, in the order of then; if only for other batch sizes, what
@@ -66,7 +68,7 @@ def select(store: Database, network: Network, device: torch.device) -> tuple[tup
             n = None if timed is network else timed.batch
             source = f"{f'batch {n}' if n else 'tuned'}{where}"
             chosen = {
-                saved["layer"]: Choice(
+                saved["layer"]: KernelChoice(
                     candidate(store, store.kernel(saved["kernel"]), saved["launch"]),
                     source,
                     saved["us"],
@@ -137,9 +139,9 @@ def _faster(store: Database, device: Device, network: Network) -> list[str]:
     return [alternative.name for alternative in taken]
 
 
-def torch_choice(problem: Problem) -> Choice:
+def torch_choice(problem: Problem) -> KernelChoice:
     """torch's own operator."""
-    return Choice(Candidate(aten.FAMILY, json.dumps(aten.configs(problem)[0]), ""), "untuned")
+    return KernelChoice(Candidate(aten.FAMILY, json.dumps(aten.configs(problem)[0]), ""), "untuned")
 
 
 def shortlist(ranking: Sequence[Row], most: int, plans: int) -> list[Row]:
@@ -152,14 +154,16 @@ def shortlist(ranking: Sequence[Row], most: int, plans: int) -> list[Row]:
     return [row for row in ranking if row in theirs or row in others]
 
 
-def _of_device(store: Database, device: Device, problem: Problem, target: str, where: str) -> Iterator[Choice]:
+def _of_device(store: Database, device: Device, problem: Problem, target: str, where: str) -> Iterator[KernelChoice]:
     for n in batches(store, problem):
         tuned = with_batch(problem, n)
         source = "tuned" if tuned == problem else f"batch {n}"
         for row in shortlist(store.ranking(device, str(tuned)), 5, 5 if tuned == problem else 0):
             library = row.kernel.library
             if library is None or runs_on(library.target, target):
-                yield Choice(candidate(store, row.kernel, row.launch), source + where, row.median_us, tuned_batch=n)
+                yield KernelChoice(
+                    candidate(store, row.kernel, row.launch), source + where, row.median_us, tuned_batch=n
+                )
 
 
 def batches(store: Database, problem: Problem) -> list[int]:

@@ -110,7 +110,7 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AlgorithmInfo:
     """What cuDNN says of an algorithm without running it; error: why it cannot be run on these sizes."""
 
     number: int
@@ -121,7 +121,7 @@ class Answer:
     error: str | None = None
 
 
-class Classic:
+class ClassicConvolution:
     """A convolution's descriptors, in cuDNN's memory, and what can be done with them."""
 
     def __init__(self, geometry: Geometry) -> None:
@@ -176,7 +176,7 @@ class Classic:
 
     # -- asking and running ----------------------------------------------------------------------------------
 
-    def answers(self, direction: str) -> list[Answer]:
+    def answers(self, direction: str) -> list[AlgorithmInfo]:
         """All algorithms of a pass, by their numbers; nothing is run."""
         word, _ = _PASSES[direction]
         room = 2 * len(NAMES[direction])
@@ -186,15 +186,15 @@ class Classic:
         told = {int(result.algo): result for result in reversed(results[: count.value]) if result.status == 0}
         return [self._answer(direction, number, told.get(number)) for number in range(len(NAMES[direction]))]
 
-    def _answer(self, direction: str, number: int, told: Any) -> Answer:
+    def _answer(self, direction: str, number: int, told: Any) -> AlgorithmInfo:
         name = NAMES[direction][number]
         try:
             size = self.workspace_bytes(direction, number)
         except LibraryError as error:
-            return Answer(number, name, error=str(error))
+            return AlgorithmInfo(number, name, error=str(error))
         if told is None:
-            return Answer(number, name, size)
-        return Answer(number, name, size, bool(told.determinism), _MATH.get(told.math_type, str(told.math_type)))
+            return AlgorithmInfo(number, name, size)
+        return AlgorithmInfo(number, name, size, bool(told.determinism), _MATH.get(told.math_type, str(told.math_type)))
 
     def workspace_bytes(self, direction: str, number: int) -> int:
         """Bytes of workspace that an algorithm needs; raises LibraryError if it does not support these sizes."""

@@ -13,7 +13,7 @@ import torch
 
 from autotune.core import LibraryError
 from autotune.ir import DTYPES, Conv2d, Conv2dDgrad, Convolution, Operand, Problem, Step, Tensors
-from autotune.libraries.cudnn.library import Library
+from autotune.libraries.cudnn.library import CudnnLibrary
 
 _SCALAR, _CONSTANT = 101, 201  # the numbers of a chain's scalars, and of constants, begin here
 _CONSTANTS = (3.0, 1 / 6)  # of hardsigmoid and hardswish
@@ -55,7 +55,7 @@ def vector_dtypes(problem: Convolution) -> tuple[str | None, ...]:
     return ("f32",) if _NAMES[problem.dtype] == "FLOAT" else (problem.dtype, "f32")
 
 
-def describe(library: Library, problem: Convolution, vectors: str | None) -> Any:
+def describe(library: CudnnLibrary, problem: Convolution, vectors: str | None) -> Any:
     """The problem as a pygraph with heuristics' plans; vectors: the dtype of its vectors. Raises the package's errors.
 
     Every tensor has the number by which `arguments` gives it.

@@ -21,7 +21,7 @@ OLDEST = 90000
 
 
 @dataclass(frozen=True)
-class Library:
+class CudnnLibrary:
     """The package, its handle for one device, and cuDNN's version. lock: held while the handle has a stream to keep."""
 
     cudnn: Any
@@ -36,7 +36,7 @@ class Library:
 
 
 @cache
-def library(device: torch.device) -> Library:
+def library(device: torch.device) -> CudnnLibrary:
     """Load the package and make a handle; raises LibraryError."""
     if device.type != "cuda":
         raise LibraryError("cuDNN's plans need an NVIDIA GPU")
@@ -49,7 +49,7 @@ def library(device: torch.device) -> Library:
         if version < OLDEST:
             raise LibraryError(f"cuDNN {name} is too old for its plans to be used here: 9.0 or newer is needed")
         with torch.cuda.device(device):
-            return Library(cudnn, cudnn.create_handle(), name)
+            return CudnnLibrary(cudnn, cudnn.create_handle(), name)
     except LibraryError:
         raise
     except ModuleNotFoundError as error:

@@ -113,8 +113,11 @@ class Offering:
     def vendor(self, problem, deadline):
         self.asked.append(problem)
         configs = [{**CONFIG, "plan": f"eng{rank}", "rank": rank, "of": 2} for rank in range(2)]
-        plans = cudnn.Offer(configs[0], b"plan", None), cudnn.Offer(configs[1], b"", "cannot be built")
-        return cudnn.Offers(CONFIG["made_by"], plans if problem else ())
+        plans = (
+            cudnn.SerializedPlan(configs[0], b"plan", None),
+            cudnn.SerializedPlan(configs[1], b"", "cannot be built"),
+        )
+        return cudnn.SerializedPlans(CONFIG["made_by"], plans if problem else ())
 
     def stop(self):
         self.asked.append("stop")
