@@ -12,7 +12,7 @@ from autotune.runtime.network_plan import (
     make_graph,
     make_runs,
 )
-from autotune.runtime.selection import KernelChoice, batches, plan_of_another, shortlist
+from autotune.runtime.selection import KernelChoice, batches, plan_for_other_batch, shortlist
 
 __all__ = [
     "ACCESS",
@@ -32,6 +32,6 @@ __all__ = [
     "make_buffers",
     "make_graph",
     "make_runs",
-    "plan_of_another",
+    "plan_for_other_batch",
     "shortlist",
 ]
