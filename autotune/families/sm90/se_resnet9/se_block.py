@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.core import MOST_PROCESSORS, Architecture
+from autotune.core import MOST_PROCESSORS, Architecture, ceil_div
 from autotune.families import se_gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.ir import MAP_ELEMENTS, Epilogue, Problem, SeBlock
@@ -45,7 +45,7 @@ def _shape(config: Config) -> _Shape:
 
 
 def _tiles(problem: SeBlock, x: _Shape) -> int:
-    return -(-problem.n * problem.h * problem.w // x.m)
+    return ceil_div(problem.n * problem.h * problem.w, x.m)
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
@@ -115,7 +115,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     """Cycles by a crude model: the filters' loads, then rounds of tiles."""
     assert isinstance(problem, SeBlock)
     x = _shape(config)
-    rounds = -(-_tiles(problem, x) // arch.processors_for(x.cluster))
+    rounds = ceil_div(_tiles(problem, x), arch.processors_for(x.cluster))
     arithmetic = 2 * 9 * x.m * x.channels**2 / PRODUCTS_A_CYCLE
     latency = 4000 / x.groups
     return x.weight_bytes / 2 / x.cluster / LOADED_BYTES_A_CYCLE + rounds * (arithmetic + latency)

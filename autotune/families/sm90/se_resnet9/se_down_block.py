@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.core import Architecture
+from autotune.core import Architecture, ceil_div
 from autotune.families import se_gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.sm90.se_resnet9.se_block import LOADED_BYTES_A_CYCLE, PRODUCTS_A_CYCLE
@@ -83,7 +83,7 @@ def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
 
 
 def _tiles(problem: SeDownBlock) -> int:
-    return -(-problem.n // (_TILE_ROWS // (problem.p * problem.q)))
+    return ceil_div(problem.n, _TILE_ROWS // (problem.p * problem.q))
 
 
 def _fixed_bytes(problem: SeDownBlock, x: _Shape) -> int:
@@ -112,7 +112,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     assert isinstance(problem, SeDownBlock)
     x = _shape(config)
     depth = 9 * problem.c + problem.c + 9 * problem.k
-    rounds = -(-_tiles(problem) * x.parts // arch.processors_for(x.cluster))
+    rounds = ceil_div(_tiles(problem) * x.parts, arch.processors_for(x.cluster))
     loaded = depth * 2 * (x.n / x.peers + _TILE_ROWS / x.parts) / LOADED_BYTES_A_CYCLE
     products = depth * _TILE_ROWS * x.n / PRODUCTS_A_CYCLE
     moved = depth * 2 * (2 * x.n + _TILE_ROWS) / _READ_BYTES_A_CYCLE
