@@ -1,5 +1,5 @@
-// The convolution with mma.sync before its launch, and what its parts have in common: sizes, parameters, and where in shared
-// memory everything lies. conv2d.cuh says how the kernel works.
+// The convolution with mma.sync before its launch, and what its parts have in common: sizes, parameters, and where in
+// shared memory everything lies. conv2d.cuh says how the kernel works.
 #pragma once
 #include "cuda/mma.cuh"
 #include "cuda/stem_image.cuh"
@@ -36,18 +36,24 @@ struct ImagePlan {
 
   using Excitation = Gate<Element, kM, kN, 1, kThreads>;
   using Folded = FoldedGate<Element, kM, kN, kHidden, kThreads, true>;
-  enum { kX = 0, kStemWeight = 1, kWeight = 1 + kStem, kFirstGate = kWeight + 1 + kBlock, kY = kGated || kFolded ? kFirstGate + 4 : 2 };
+  enum {
+    kX = 0,
+    kStemWeight = 1,
+    kWeight = 1 + kStem,
+    kFirstGate = kWeight + 1 + kBlock,
+    kY = kGated || kFolded ? kFirstGate + 4 : 2
+  };
   enum Launch { kTileP, kTileQ, kPatches };
 
   struct Convolution {
     Problem a;
-    int taps, tile_p, tile_q, images;        // of a tile
-    int tiles_p, tiles_q;                    // of an image
+    int taps, tile_p, tile_q, images;         // of a tile
+    int tiles_p, tiles_q;                     // of an image
     int by_tile, by_q, by_patch, by_patch_w;  // reciprocals: see over()
-    int patch_h, patch_w, pixels, patches;   // of a patch; patches in shared memory
+    int patch_h, patch_w, pixels, patches;    // of a patch; patches in shared memory
     int patch_bytes, gate_place;
-    int chunks, steps;                       // of kK channels, or both convolutions; of kTaps taps
-    int next_image, next_row, next_column;   // from a pixel of the patch to the next that a thread copies
+    int chunks, steps;                      // of kK channels, or both convolutions; of kTaps taps
+    int next_image, next_row, next_column;  // from a pixel of the patch to the next that a thread copies
     int hidden;
     float pixel_weight;  // in a mean
     Divider slabs;       // of 16 rows, of an image
@@ -82,7 +88,8 @@ struct ImagePlan {
 
   AT_DEVICE static void prepare(const at_stem_se_block& a, at_prepared* out) {
     if (a.block != kSide || a.c != kImage || a.h % kSide || a.w % kSide) return refused(out);
-    prepare(as_convolution(a, a.h / kSide, a.w / kSide, a.k), a.hidden, out, stem_image(a.n, a.h, a.w, a.c, a.launch[0]));
+    prepare(as_convolution(a, a.h / kSide, a.w / kSide, a.k), a.hidden, out,
+            stem_image(a.n, a.h, a.w, a.c, a.launch[0]));
   }
 
   // hidden: of the gate; 0 without one.
@@ -99,7 +106,8 @@ struct ImagePlan {
   AT_DEVICE static bool plan(const Problem& a, int hidden, Convolution& x, int64_t& bytes) {
     const bool known = (a.stride_h == 1 || a.stride_h == 2) && a.stride_w == a.stride_h && a.groups == 1;
     const int taps = a.r * a.s, tile_p = a.launch[kTileP], tile_q = a.launch[kTileQ], patches = a.launch[kPatches];
-    if (!known || a.c % kVector || a.k % kVector || taps > kMostTaps || taps % kTaps || tile_p < 1 || tile_q < 1) return false;
+    if (!known || a.c % kVector || a.k % kVector || taps > kMostTaps || taps % kTaps || tile_p < 1 || tile_q < 1)
+      return false;
     x.a = a, x.taps = taps, x.hidden = hidden;
     const int stride = a.stride_h, area = tile_p * tile_q;
     const bool whole = tile_p == a.p && tile_q == a.q;
@@ -113,7 +121,8 @@ struct ImagePlan {
     x.patch_bytes = x.pixels * kRowBytes;
     x.chunks = kBlock ? 2 : ceil_div(a.c, kK), x.steps = x.chunks * (taps / kTaps);
     x.patches = patches;
-    // A step waits for what was asked for kStages - 1 steps before it, and the next patch is asked for by a chunk's first.
+    // A step waits for what was asked for kStages - 1 steps before it, and the next patch is asked for by a chunk's
+    // first.
     const bool late = patches < 2 || taps / kTaps < kStages - 1;
     if (patches < 1 || patches > x.chunks || !kBlock && x.chunks > 1 && late) return false;
     if (kBlock && (a.c > kK || a.k > kN || patches != 2)) return false;

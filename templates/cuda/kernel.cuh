@@ -37,22 +37,35 @@ AT_DEVICE void from_floats(Element* to, float a, float b) {
 template <int Bytes>
 struct Word;
 template <>
-struct Word<1> { using type = unsigned char; };
+struct Word<1> {
+  using type = unsigned char;
+};
 template <>
-struct Word<2> { using type = unsigned short; };
+struct Word<2> {
+  using type = unsigned short;
+};
 template <>
-struct Word<4> { using type = unsigned int; };
+struct Word<4> {
+  using type = unsigned int;
+};
 template <>
-struct Word<8> { using type = uint2; };
+struct Word<8> {
+  using type = uint2;
+};
 template <>
-struct Word<16> { using type = uint4; };
+struct Word<16> {
+  using type = uint4;
+};
 
 // N neighbouring elements in registers, read and written by the widest accesses that they fill.
 template <typename Element, int N>
 struct Pack {
   static constexpr int kBytes = N * (int)sizeof(Element);
-  static constexpr int kWord =
-      kBytes % 16 == 0 ? 16 : kBytes % 8 == 0 ? 8 : kBytes % 4 == 0 ? 4 : kBytes % 2 == 0 ? 2 : 1;
+  static constexpr int kWord = kBytes % 16 == 0  ? 16
+                               : kBytes % 8 == 0 ? 8
+                               : kBytes % 4 == 0 ? 4
+                               : kBytes % 2 == 0 ? 2
+                                                 : 1;
   using Access = typename Word<kWord>::type;
   union {
     Access words[kBytes / kWord];

@@ -1,12 +1,12 @@
-// Squeeze-and-excitation and the rest of a residual block with both small products on tensor cores: for many channels and
-// few pixels, where reading the weights for each image takes longer than the image.
+// Squeeze-and-excitation and the rest of a residual block with both small products on tensor cores: for many channels
+// and few pixels, where reading the weights for each image takes longer than the image.
 //
-// A warp owns 32 channels, from the mean to the output; what it needs of both weights, it reads into registers before the
-// kernel that makes x has ended. Rows 0 to 7 of its products are images, or parts of their pixels: launch[0] images a block.
-// Rows 8 to 15 are what rounding the first eight to the tensors' type has left, so the sums are as exact as with float32
-// means. Channels are multiplied in such an order that a thread has the same eight neighbouring ones as operand of the
-// first product, as result of the second, and of x, which stays in its registers. What all warps share are the hidden
-// values. All sums have a fixed order.
+// A warp owns 32 channels, from the mean to the output; what it needs of both weights, it reads into registers before
+// the kernel that makes x has ended. Rows 0 to 7 of its products are images, or parts of their pixels: launch[0] images
+// a block. Rows 8 to 15 are what rounding the first eight to the tensors' type has left, so the sums are as exact as
+// with float32 means. Channels are multiplied in such an order that a thread has the same eight neighbouring ones as
+// operand of the first product, as result of the second, and of x, which stays in its registers. What all warps share
+// are the hidden values. All sums have a fixed order.
 #pragma once
 #include "cuda/mma.cuh"
 
@@ -79,7 +79,7 @@ struct MmaSeTail {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, part = lane % 4;
     const int group = warp / x.channel_warps, warp_channel = (warp - group * x.channel_warps) * kWarpChannels;
     const int pixels = a.h * a.w, channel = warp_channel + part * kVector;
-    float* partial = (float*)shared;                                // (warp, row, hidden)
+    float* partial = (float*)shared;                                  // (warp, row, hidden)
     float4* hiddens = (float4*)(partial + x.warps * kRows * kPitch);  // (image, hidden); eight rows are whole float4s
 
     Weights weights;
@@ -114,7 +114,8 @@ struct MmaSeTail {
       for (int e = 0; e < kVector; ++e) sum[e] += to_float(kept[i].elements[e]);
     uint32_t mean[4][2];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) split<Element>(sum[2 * i] * x.weight, sum[2 * i + 1] * x.weight, mean[i][0], mean[i][1]);
+    for (int i = 0; i < 4; ++i)
+      split<Element>(sum[2 * i] * x.weight, sum[2 * i + 1] * x.weight, mean[i][0], mean[i][1]);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       float d[4] = {};
@@ -152,7 +153,8 @@ struct MmaSeTail {
       split<Element>(h.z, h.w, high[0], high[1]);
 #pragma unroll
       for (int tile = 0; tile < 4; ++tile)
-        mma<Element>(gate[tile], {low[0], low[1], high[0], high[1]}, weights.second[step][tile].x, weights.second[step][tile].y);
+        mma<Element>(gate[tile], {low[0], low[1], high[0], high[1]}, weights.second[step][tile].x,
+                     weights.second[step][tile].y);
     }
     float factor[kVector];
 #pragma unroll

@@ -18,8 +18,8 @@ struct GemmWork {
   };
 
   CUTLASS_DEVICE static bool prepare(at_conv2d const& a, Params& params, int& tiles_m, int& tiles_n, int& steps) {
-    bool const plain = a.r == 1 && a.s == 1 && a.groups == 1 && a.stride_h == 1 && a.stride_w == 1 && a.pad_h == 0 &&
-                       a.pad_w == 0;
+    bool const plain =
+        a.r == 1 && a.s == 1 && a.groups == 1 && a.stride_h == 1 && a.stride_w == 1 && a.pad_h == 0 && a.pad_w == 0;
     if (!plain || a.c % Alignment || a.k % Existing::OutputTileIterator::kElementsPerAccess) return false;
     params.x = typename Mma::IteratorA::Params(cutlass::layout::RowMajor(a.c));
     params.weight = typename Mma::IteratorB::Params(cutlass::layout::ColumnMajor(a.c));
@@ -32,15 +32,15 @@ struct GemmWork {
     return true;
   }
 
-  CUTLASS_DEVICE static void accumulate(Params const& params, void* const* p, typename Mma::SharedStorage& shared, int m,
-                                        int n, int first, int steps, typename Mma::FragmentC& accumulators) {
+  CUTLASS_DEVICE static void accumulate(Params const& params, void* const* p, typename Mma::SharedStorage& shared,
+                                        int m, int n, int first, int steps, typename Mma::FragmentC& accumulators) {
     int const thread = threadIdx.x, warp = cutlass::canonical_warp_idx_sync(), lane = thread % 32;
     int const from = first * Shape::kK, until = from + steps * Shape::kK;
     int const to = until < params.depth ? until : params.depth;
     typename Mma::IteratorA x(params.x, (typename Mma::IteratorA::Pointer)p[0], {params.rows, to}, thread,
                               {m * Shape::kM, from});
-    typename Mma::IteratorB weight(params.weight, (typename Mma::IteratorB::Pointer)p[1], {to, params.columns},
-                                   thread, {from, n * Shape::kN});
+    typename Mma::IteratorB weight(params.weight, (typename Mma::IteratorB::Pointer)p[1], {to, params.columns}, thread,
+                                   {from, n * Shape::kN});
     Mma mma(shared, thread, warp, lane);
     mma(steps, accumulators, x, weight, accumulators);
   }

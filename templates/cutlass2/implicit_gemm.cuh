@@ -213,24 +213,21 @@ struct ImplicitGemm {
   // launch[0]: log2 of the swizzle's width; launch[1]: slices of the split over channels.
   CUTLASS_DEVICE static void prepare(at_conv2d const& a, at_prepared* out) {
     if (!serves(a)) return refused(out);
-    cutlass::conv::Conv2dProblemSize const size(
-        a.n, a.h, a.w, a.c, a.k, a.r, a.s, a.p, a.q, a.pad_h, a.pad_w, a.stride_h, a.stride_w, a.dilation_h,
-        a.dilation_w, cutlass::conv::Mode::kCrossCorrelation, a.launch[1], a.groups);
+    cutlass::conv::Conv2dProblemSize const size(a.n, a.h, a.w, a.c, a.k, a.r, a.s, a.p, a.q, a.pad_h, a.pad_w,
+                                                a.stride_h, a.stride_w, a.dilation_h, a.dilation_w,
+                                                cutlass::conv::Mode::kCrossCorrelation, a.launch[1], a.groups);
     auto const op = cutlass::conv::Operator::kFprop;
-    Params params{
-        size,
-        Mma::IteratorA::getParams(size, NHWC::packed({a.n, a.h, a.w, a.c})),
-        typename Mma::IteratorB::Params(size, NHWC::packed({a.k, a.r, a.s, a.c / a.groups}))};
+    Params params{size, Mma::IteratorA::getParams(size, NHWC::packed({a.n, a.h, a.w, a.c})),
+                  typename Mma::IteratorB::Params(size, NHWC::packed({a.k, a.r, a.s, a.c / a.groups}))};
     params.rows = a.n * a.p * a.q;
     params.columns = a.k;
     params.tiles_m = ceil_div(params.rows, Shape::kM);
     params.tiles_n = ceil_div(params.columns, Shape::kN);
     params.slices = a.launch[1];
     params.swizzle = a.launch[0];
-    params.iterations = cutlass::conv::implicit_gemm_k_iterations(op, Shape::kK, size, Conv::kAlgorithm,
-                                                                  Conv::kGroups, Shape::kN);
-    params.iterations_per_channel =
-        cutlass::conv::implicit_gemm_k_iterations_per_channel(op, size, Conv::kAlgorithm);
+    params.iterations =
+        cutlass::conv::implicit_gemm_k_iterations(op, Shape::kK, size, Conv::kAlgorithm, Conv::kGroups, Shape::kN);
+    params.iterations_per_channel = cutlass::conv::implicit_gemm_k_iterations_per_channel(op, size, Conv::kAlgorithm);
     for (int i = 0; i < AT_MAX_SCALARS; ++i) params.scalars[i] = a.scalars[i];
     int64_t const tiles = (int64_t)params.tiles_m * params.tiles_n;
     int64_t const workspace =
@@ -247,9 +244,8 @@ struct ImplicitGemm {
     typename Mma::IteratorA activation(
         params.activation, params.size, (typename Mma::IteratorA::Element*)params.p.p[kX], thread,
         cutlass::MatrixCoord(tile.m() * Shape::kM, tile.k() * Shape::kK + first_channel(params.size, tile.n())));
-    typename Mma::IteratorB weight(
-        params.weight, params.size, (typename Mma::IteratorB::Element*)params.p.p[kWeight], thread,
-        cutlass::MatrixCoord(tile.k() * Shape::kK, tile.n() * Shape::kN));
+    typename Mma::IteratorB weight(params.weight, params.size, (typename Mma::IteratorB::Element*)params.p.p[kWeight],
+                                   thread, cutlass::MatrixCoord(tile.k() * Shape::kK, tile.n() * Shape::kN));
     wait_for_previous();
 
     Mma mma(shared.main_loop, thread, warp, lane);
@@ -294,8 +290,8 @@ struct ImplicitGemm {
     int64_t const tiles = (int64_t)params.tiles_m * params.tiles_n;
     char* workspace = (char*)params.p.p[AT_WORKSPACE];
     int* counter = (int*)workspace + index;
-    int4* partial = (int4*)(workspace + counters_bytes(tiles)) +
-                    index * params.slices * (kAccumulators / 4) * kThreads + thread;
+    int4* partial =
+        (int4*)(workspace + counters_bytes(tiles)) + index * params.slices * (kAccumulators / 4) * kThreads + thread;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kAccumulators / 4; ++i) {
       Partials const mine = four(accumulators, i);

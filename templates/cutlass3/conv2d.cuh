@@ -1,5 +1,5 @@
-// The passes of a convolution from CUTLASS 3.x's implicit GEMM for Hopper. TMA gathers rows of the im2col matrix from the
-// image; one warpgroup multiplies a tile, and a block ends with its tile.
+// The passes of a convolution from CUTLASS 3.x's implicit GEMM for Hopper. TMA gathers rows of the im2col matrix from
+// the image; one warpgroup multiplies a tile, and a block ends with its tile.
 //
 //   pass    m       n             k             A: gathered    B
 //   fprop   n p q   k             c under taps  x              weight
@@ -34,11 +34,11 @@ struct Conv3 {
   using Cluster = cute::Shape<cute::Int<Config::kClusterM>, cute::Int<Config::kClusterN>, cute::_1>;
   using NHWC = cutlass::layout::TensorNHWC;
   // The output of fprop and dgrad is stored as the matrix that it is in memory.
-  using Epilogue = StepEpilogue<
-      Config, Tile,
-      cute::conditional_t<kWgrad, cute::Tile<cute::_64, cute::Tile<Part>>, cute::Shape<cute::_64, Part>>,
-      cutlass::epilogue::TmaWarpSpecialized,
-      cute::conditional_t<kWgrad, cutlass::layout::TensorKCSR, cutlass::layout::RowMajor>>;
+  using Epilogue =
+      StepEpilogue<Config, Tile,
+                   cute::conditional_t<kWgrad, cute::Tile<cute::_64, cute::Tile<Part>>, cute::Shape<cute::_64, Part>>,
+                   cutlass::epilogue::TmaWarpSpecialized,
+                   cute::conditional_t<kWgrad, cutlass::layout::TensorKCSR, cutlass::layout::RowMajor>>;
   using Mainloop = typename cutlass::conv::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, kPass, Element, NHWC, Config::kAlignment, Element, NHWC,
       Config::kAlignment, float, Tile, Cluster, cutlass::conv::collective::StageCount<Config::kStages>,

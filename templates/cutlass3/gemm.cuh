@@ -1,5 +1,5 @@
-// A matrix product from CUTLASS 3.x for Hopper: x (m, k) times weight (n, k), both with k innermost. TMA loads both, wgmma
-// multiplies, and the epilogue passes the output through shared memory to TMA.
+// A matrix product from CUTLASS 3.x for Hopper: x (m, k) times weight (n, k), both with k innermost. TMA loads both,
+// wgmma multiplies, and the epilogue passes the output through shared memory to TMA.
 #pragma once
 #include "cutlass3/common.cuh"
 #include "cutlass3/scheduler.cuh"
@@ -26,11 +26,11 @@ struct Gemm3 {
   using Cluster = cute::Shape<cute::Int<Config::kClusterM>, cute::Int<Config::kClusterN>, cute::_1>;
   using Row = cutlass::layout::RowMajor;
   using Column = cutlass::layout::ColumnMajor;
-  using Epilogue = StepEpilogue<
-      Config, Tile, cute::Shape<cute::Int<kCooperative ? 128 : 64>, cute::Int<Config::kEpilogueN>>,
-      cute::conditional_t<kCooperative, cutlass::epilogue::TmaWarpSpecializedCooperative,
-                          cutlass::epilogue::TmaWarpSpecialized>,
-      Row>;
+  using Epilogue =
+      StepEpilogue<Config, Tile, cute::Shape<cute::Int<kCooperative ? 128 : 64>, cute::Int<Config::kEpilogueN>>,
+                   cute::conditional_t<kCooperative, cutlass::epilogue::TmaWarpSpecializedCooperative,
+                                       cutlass::epilogue::TmaWarpSpecialized>,
+                   Row>;
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, Config::kAlignment, Element, Column,
       Config::kAlignment, float, Tile, Cluster, cutlass::gemm::collective::StageCount<Config::kStages>,
@@ -48,8 +48,8 @@ struct Gemm3 {
     Preparing<Kernel> preparing(a.scalars, out);
     Params& params = preparing.params;
     int const rows = a.n * a.h * a.w, columns = a.k, depth = a.c;
-    bool const plain = a.r == 1 && a.s == 1 && a.groups == 1 && a.stride_h == 1 && a.stride_w == 1 && a.pad_h == 0 &&
-                       a.pad_w == 0;
+    bool const plain =
+        a.r == 1 && a.s == 1 && a.groups == 1 && a.stride_h == 1 && a.stride_w == 1 && a.pad_h == 0 && a.pad_w == 0;
     if (!plain || depth % Config::kAlignment || columns % Config::kAlignment) return refused(out);
     describe_operands(params, out->tensor_maps, rows, columns, depth);
     out->tensor_map_count = 2;

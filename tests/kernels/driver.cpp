@@ -1,7 +1,7 @@
 // A CUDA driver without a GPU, for tests of what the engine tells the driver: it writes a line for each launch.
 //
-// A module's functions are their names. Each kernel has two tensor maps, of its first two operands, then its pointers. The odd
-// ones wait for the kernel before them by themselves.
+// A module's functions are their names. Each kernel has two tensor maps, of its first two operands, then its pointers.
+// The odd ones wait for the kernel before them by themselves.
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -118,7 +118,8 @@ int cuGraphAddKernelNode_v2(void** node, void*, const void*, size_t, const Kerne
 
 int cuGraphExecKernelNodeSetParams_v2(void*, void* node, const Kernel* kernel) {
   const size_t number = reinterpret_cast<size_t>(node) - 1;
-  if (const char* failing = std::getenv("DRIVER_FAILS"); failing && kernel->function == std::string(failing)) return 999;
+  if (const char* failing = std::getenv("DRIVER_FAILS"); failing && kernel->function == std::string(failing))
+    return 999;
   nodes.at(number).params = *static_cast<Params*>(kernel->parameters[0]);
   return 0;
 }

@@ -13,7 +13,8 @@ namespace kernel = NAMED(in_, EMULATED_SYMBOL);
 
 extern "C" int emulate(const EMULATED_PROBLEM& problem, void* const* pointers, int cluster, unsigned seed, char* text,
                        int room) {
-  return emu::run<kernel::Kernel>(problem, kernel::NAMED(EMULATED_SYMBOL, _prepare), pointers, cluster, seed, text, room);
+  return emu::run<kernel::Kernel>(problem, kernel::NAMED(EMULATED_SYMBOL, _prepare), pointers, cluster, seed, text,
+                                  room);
 }
 
 extern "C" int shared_bytes(const EMULATED_PROBLEM& problem) {

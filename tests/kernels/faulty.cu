@@ -161,7 +161,7 @@ AT_DEVICE void prepare(const at_pool2d& a, at_prepared* out, int workspace_bytes
 
 }  // namespace
 
-#define FAULT(name)                                                                           \
+#define FAULT(name)                                                                                  \
   extern "C" __global__ void at_##name(const __grid_constant__ Params params) { name::run(params); } \
   extern "C" __global__ void at_##name##_prepare(at_pool2d a, at_prepared* out) { prepare<name>(a, out, 4); }
 

@@ -111,7 +111,11 @@ bool is_whole_elf(const std::string& bytes) {
   constexpr uint32_t kNoBits = 8;
   const uint64_t size = bytes.size(), table = read<uint64_t>(bytes, 0x28);
   const uint64_t entry = read<uint16_t>(bytes, 0x3a), count = read<uint16_t>(bytes, 0x3c);
-  if (bytes.compare(0, 5, "\x7f" "ELF\x02") != 0 || entry < 64 || count == 0) return false;
+  if (bytes.compare(0, 5,
+                    "\x7f"
+                    "ELF\x02") != 0 ||
+      entry < 64 || count == 0)
+    return false;
   if (table > size || entry * count > size - table) return false;
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t header = table + i * entry;

@@ -14,7 +14,8 @@ namespace {
 template <typename F>
 void find(void* library, const char* name, F& function) {
   function = reinterpret_cast<F>(dlsym(library, name));
-  if (!function) throw Error(std::string("the CUDA driver lacks ") + name + "; a driver of CUDA 12.3 or newer is needed");
+  if (!function)
+    throw Error(std::string("the CUDA driver lacks ") + name + "; a driver of CUDA 12.3 or newer is needed");
 }
 
 Driver load() {
@@ -62,7 +63,8 @@ void check(Result result, const char* what) {
   if (result == 0) return;
   const char* text = nullptr;
   driver().get_error_string(result, &text);
-  throw Error(std::string(what) + ": " + (text ? text : "unknown error") + " (CUDA error " + std::to_string(result) + ")");
+  throw Error(std::string(what) + ": " + (text ? text : "unknown error") + " (CUDA error " + std::to_string(result) +
+              ")");
 }
 
 bool is_capturing(Stream stream) {

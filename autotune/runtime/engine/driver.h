@@ -72,8 +72,9 @@ struct Driver {
                          const uint64_t* strides, const unsigned* box, const unsigned* element_strides, int interleave,
                          int swizzle, int promotion, int fill);
   Result (*encode_im2col)(void* map, int element, unsigned rank, void* address, const uint64_t* sizes,
-                          const uint64_t* strides, const int* lower, const int* upper, unsigned channels, unsigned pixels,
-                          const unsigned* element_strides, int interleave, int swizzle, int promotion, int fill);
+                          const uint64_t* strides, const int* lower, const int* upper, unsigned channels,
+                          unsigned pixels, const unsigned* element_strides, int interleave, int swizzle, int promotion,
+                          int fill);
   Result (*graph_create)(Graph*, unsigned flags);
   Result (*graph_destroy)(Graph);
   Result (*graph_add_kernel)(GraphNode*, Graph, const GraphNode*, size_t, const KernelNode*);
