@@ -37,13 +37,15 @@ struct SeDownBlock : ImageConv2d<Config> {
     second.launch[Conv2d::kPatches] = ceil_div(a.k, kK);
     Params x;
     int64_t bytes;
-    const bool planned =
-        Conv2d::plan(first, a.hidden, x.first, bytes) && Conv2d::plan(second, a.hidden, x.second, bytes);
-    if (!planned || x.first.chunks > 1 || x.first.taps != 9) return refused(out);
+    if (const char* reason = Conv2d::why_no_plan(first, a.hidden, x.first, bytes)) return refused(out, reason);
+    if (const char* reason = Conv2d::why_no_plan(second, a.hidden, x.second, bytes)) return refused(out, reason);
+    if (x.first.chunks > 1) return refused(out, "c must be at most 64");
+    if (x.first.taps != 9) return refused(out, "the filter must be 3x3");
     x.pooled = max(x.first.patch_bytes, x.second.chunks * x.second.patch_bytes);
     x.ring = x.pooled + kM * kRowBytes, x.gate = x.ring + kStages * kStageBytes;
     bytes = x.gate + excitation(x).bytes();
-    if (bytes > Conv2d::kMostShared) return refused(out);
+    if (bytes > Conv2d::kMostShared)
+      return refused(out, "the block needs more shared memory than a thread block can have");
     prepared(out, x, ceil_div(a.n, x.first.images), 1, 1, kThreads, bytes, 0);
   }
 

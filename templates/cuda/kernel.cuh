@@ -164,10 +164,17 @@ AT_DEVICE void prepared(at_prepared* out, const Params& params, int grid_x, int 
   *reinterpret_cast<Params*>(out->params) = params;
 }
 
-AT_DEVICE void refused(at_prepared* out) {
+// Refuses a problem. `reason` says what the kernel requires; the engine reports it to the user. A refused problem has
+// no parameters, so the text is written in their place.
+AT_DEVICE void refused(at_prepared* out, const char* reason) {
   out->status = AT_REFUSED;
   out->abi_version = AT_ABI_VERSION;
+  int length = 0;
+  for (; reason[length] && length < AT_MAX_PARAMS - 1; ++length) out->params[length] = reason[length];
+  out->params[length] = 0;
 }
+
+AT_DEVICE void refused(at_prepared* out) { refused(out, ""); }
 
 AT_DEVICE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

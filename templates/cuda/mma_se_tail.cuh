@@ -34,13 +34,16 @@ struct MmaSeTail {
   AT_DEVICE static void prepare(const at_se_tail& a, at_prepared* out) {
     const int images = a.launch[kImages], channel_warps = a.c / kWarpChannels;
     const bool known = images == 1 || images == 2 || images == 4 || images == 8;
-    if (!known || a.c % kWarpChannels || channel_warps * 32 > kThreads || a.hidden % 4 || a.hidden > kHidden)
-      return refused(out);
+    if (!known) return refused(out, "the launch value images must be 1, 2, 4 or 8");
+    if (a.c % kWarpChannels) return refused(out, "c must be a multiple of the 32 channels of a warp");
+    if (channel_warps * 32 > kThreads) return refused(out, "c exceeds the channels of one block: its threads");
+    if (a.hidden % 4 || a.hidden > kHidden)
+      return refused(out, "hidden must be a multiple of 4 and at most what the kernel is compiled for");
     Params x;
     x.a = a, x.images = images, x.lanes = kRows / images, x.channel_warps = channel_warps;
     const int groups = kThreads / 32 / channel_warps;
     x.step = groups * x.lanes, x.warps = groups * channel_warps;
-    if (ceil_div(a.h * a.w, x.step) > kKeep) return refused(out);
+    if (ceil_div(a.h * a.w, x.step) > kKeep) return refused(out, "h * w exceeds the pixels kept in registers");
     x.adders = 1;
     while (x.adders < 32 && 2 * x.adders * images * kHidden <= 32 * x.warps) x.adders *= 2;
     x.weight = 1.f / (a.h * a.w);

@@ -22,7 +22,9 @@ struct SeTail {
   // ---- Before the launch ----
 
   AT_DEVICE static void prepare(const at_se_tail& a, at_prepared* out) {
-    if (a.c % kVector || a.c / kVector > kThreads || kEarly && a.hidden % 4) return refused(out);
+    if (a.c % kVector) return refused(out, "c must be a multiple of the vector");
+    if (a.c / kVector > kThreads) return refused(out, "c exceeds the channels of one block: threads * vector");
+    if (kEarly && a.hidden % 4) return refused(out, "hidden must be a multiple of 4 if weights are loaded early");
     const int images = max(a.launch[kImages], 1);
     prepared(out, Params{a, {}}, ceil_div(a.n, images), 1, 1, kThreads, Layout(a).bytes, 0);
   }

@@ -317,7 +317,11 @@ struct StemKernel {
     if constexpr (kInterleaved) as_compiled &= a.groups == 1 && a.dilation_h == 1 && a.dilation_w == 1;
     else if constexpr (kPool) as_compiled &= a.pool == 3 && a.pool_stride == 2 && a.pool_pad == 1;
     else as_compiled &= a.pool == 1 && a.pool_stride == 1 && a.pool_pad == 0;
-    if (!as_compiled || a.k % 8 || a.w * kSide % kAccess || a.launch[0] < 1) return refused(out);
+    if (!as_compiled)
+      return refused(out, "this kernel is compiled for another c, filter, stride, padding, dilation or pool");
+    if (a.k % 8) return refused(out, "k must be a multiple of 8");
+    if (a.w * kSide % kAccess) return refused(out, "w must be a multiple of the elements of a 16-byte access");
+    if (a.launch[0] < 1) return refused(out, "the launch value walk must be 1 or more");
     const int64_t parts = ceil_div(ceil_div(a.p, kRows), a.launch[0]);
     prepared(out, Params{a, {}}, a.n * channel_blocks(a) * parts * columns(a), 1, 1, kThreads, kSharedBytes, 0);
   }

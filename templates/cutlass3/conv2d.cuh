@@ -52,7 +52,10 @@ struct Conv3 {
     Preparing<Kernel> preparing(a.scalars, out);
     Params& params = preparing.params;
     bool const odd_stride = kDgrad && (a.stride_h != 1 || a.stride_w != 1);
-    if (a.groups != 1 || odd_stride || a.c % Config::kAlignment || a.k % Config::kAlignment) return refused(out);
+    if (a.groups != 1) return refused(out, "groups must be 1");
+    if (odd_stride) return refused(out, "the gradient by the input needs stride 1");
+    if (a.c % Config::kAlignment || a.k % Config::kAlignment)
+      return refused(out, "c and k must be multiples of the alignment");
     describe_operands(params, out->tensor_maps, a);
     out->tensor_map_count = 2;
     preparing.describe_output(output(a), Config::kSource);
@@ -66,7 +69,7 @@ struct Conv3 {
       tiles_n = ceil_div(kDgrad ? a.c : a.k, Config::kN);
     }
     int const grid_n = ceil_div(tiles_n, Config::kClusterN) * Config::kClusterN;
-    if (grid_n > 65535) return refused(out);
+    if (grid_n > 65535) return refused(out, "the channels have more tiles than a grid's second dimension");
     preparing.launch(ceil_div(tiles_m, Config::kClusterM) * Config::kClusterM, grid_n, kSharedBytes, 0);
   }
 

@@ -17,6 +17,14 @@ extern "C" int emulate(const EMULATED_PROBLEM& problem, void* const* pointers, i
                                   room);
 }
 
+// The reason with which the kernel refuses a problem, or null where it does not.
+extern "C" const char* refusal(const EMULATED_PROBLEM& problem) {
+  static at_prepared out;
+  std::memset(&out, 0, sizeof out);
+  kernel::NAMED(EMULATED_SYMBOL, _prepare)(problem, &out);
+  return out.status == AT_REFUSED ? reinterpret_cast<const char*>(out.params) : nullptr;
+}
+
 extern "C" int shared_bytes(const EMULATED_PROBLEM& problem) {
   static at_prepared out;
   out.status = AT_FAILED;

@@ -35,6 +35,7 @@ Driver load() {
   find(library, "cuFuncGetAttribute", d.function_get);
   find(library, "cuMemAlloc_v2", d.alloc);
   find(library, "cuMemFree_v2", d.free);
+  find(library, "cuMemsetD8_v2", d.fill);
   find(library, "cuMemcpyDtoH_v2", d.copy_to_host);
   find(library, "cuLaunchKernelEx", d.launch);
   find(library, "cuTensorMapEncodeTiled", d.encode_tiled);

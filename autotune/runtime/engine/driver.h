@@ -66,6 +66,7 @@ struct Driver {
   Result (*function_get)(int*, int, Function);
   Result (*alloc)(DevicePointer*, size_t);
   Result (*free)(DevicePointer);
+  Result (*fill)(DevicePointer, unsigned char, size_t);
   Result (*copy_to_host)(void*, DevicePointer, size_t);
   Result (*launch)(const LaunchConfig*, Function, void** parameters, void** extra);
   Result (*encode_tiled)(void* map, int element, unsigned rank, void* address, const uint64_t* sizes,
