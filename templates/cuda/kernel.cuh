@@ -37,22 +37,35 @@ AT_DEVICE void from_floats(Element* to, float a, float b) {
 template <int Bytes>
 struct Word;
 template <>
-struct Word<1> { using type = unsigned char; };
+struct Word<1> {
+  using type = unsigned char;
+};
 template <>
-struct Word<2> { using type = unsigned short; };
+struct Word<2> {
+  using type = unsigned short;
+};
 template <>
-struct Word<4> { using type = unsigned int; };
+struct Word<4> {
+  using type = unsigned int;
+};
 template <>
-struct Word<8> { using type = uint2; };
+struct Word<8> {
+  using type = uint2;
+};
 template <>
-struct Word<16> { using type = uint4; };
+struct Word<16> {
+  using type = uint4;
+};
 
 // N neighbouring elements in registers, read and written by the widest accesses that they fill.
 template <typename Element, int N>
 struct Pack {
   static constexpr int kBytes = N * (int)sizeof(Element);
-  static constexpr int kWord =
-      kBytes % 16 == 0 ? 16 : kBytes % 8 == 0 ? 8 : kBytes % 4 == 0 ? 4 : kBytes % 2 == 0 ? 2 : 1;
+  static constexpr int kWord = kBytes % 16 == 0  ? 16
+                               : kBytes % 8 == 0 ? 8
+                               : kBytes % 4 == 0 ? 4
+                               : kBytes % 2 == 0 ? 2
+                                                 : 1;
   using Access = typename Word<kWord>::type;
   union {
     Access words[kBytes / kWord];
@@ -151,10 +164,17 @@ AT_DEVICE void prepared(at_prepared* out, const Params& params, int grid_x, int 
   *reinterpret_cast<Params*>(out->params) = params;
 }
 
-AT_DEVICE void refused(at_prepared* out) {
+// Refuses a problem. `reason` says what the kernel requires; the engine reports it to the user. A refused problem has
+// no parameters, so the text is written in their place.
+AT_DEVICE void refused(at_prepared* out, const char* reason) {
   out->status = AT_REFUSED;
   out->abi_version = AT_ABI_VERSION;
+  int length = 0;
+  for (; reason[length] && length < AT_MAX_PARAMS - 1; ++length) out->params[length] = reason[length];
+  out->params[length] = 0;
 }
+
+AT_DEVICE void refused(at_prepared* out) { refused(out, ""); }
 
 AT_DEVICE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

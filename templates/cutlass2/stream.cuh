@@ -40,9 +40,11 @@ struct Streamed {
   CUTLASS_DEVICE static void prepare(at_conv2d const& a, at_prepared* out) {
     Params params;
     Schedule& schedule = params.schedule;
-    if (!Work::prepare(a, params.work, schedule.tiles_m, schedule.tiles_n, schedule.steps)) return refused(out);
+    if (char const* reason = Work::why_refused(a)) return refused(out, reason);
+    Work::prepare(a, params.work, schedule.tiles_m, schedule.tiles_n, schedule.steps);
     schedule.swizzle = a.launch[0];
-    if (!schedule.deal(a.launch[1], a.launch[2] * processors())) return refused(out);
+    if (!schedule.deal(a.launch[1], a.launch[2] * processors()))
+      return refused(out, "slices must be between 1 and the steps of a tile, and 1 with stream-K");
     for (int i = 0; i < AT_MAX_SCALARS; ++i) params.scalars[i] = a.scalars[i];
     int64_t const partials = (int64_t)schedule.blocks * schedule.slots * kWords * kThreads * sizeof(float4);
     int64_t const workspace = schedule.streamed ? counters_bytes(schedule) + partials : 0;

@@ -112,6 +112,7 @@ class Emulated:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[:4000]
         self._library = ctypes.CDLL(str(library))
+        self._library.refusal.restype = ctypes.c_char_p
 
     def run(
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequence[float], launch: Launch,
@@ -143,6 +144,11 @@ class Emulated:
     def shared_bytes(self, problem: Problem, launch: Launch) -> int:
         """Shared memory that the kernel asks for, or -1 where it refuses the problem."""
         return int(self._library.shared_bytes(self._packed(problem, (), launch)))
+
+    def refusal(self, problem: Problem, launch: Launch) -> str | None:
+        """Return the reason with which the kernel refuses the problem, or None."""
+        text = self._library.refusal(self._packed(problem, (), launch))
+        return text.decode() if text is not None else None
 
     def _packed(self, problem: Problem, scalars: Sequence[float], launch: Launch) -> bytes:
         parameters = family(self.kernel.family).launch_parameters
