@@ -20,7 +20,14 @@
 // Here are the roles: who loads and who multiplies. conv2d_plan.cuh has what comes before the launch and what they
 // share, conv2d_stage.cuh, conv2d_store.cuh and conv2d_gate.cuh the epilogue.
 #pragma once
-#include "sm90/conv2d_gate.cuh"
+#include "sm90/conv2d/gate.cuh"
+#include "sm90/pipeline.cuh"
+#include "sm90/ptx/cluster.cuh"
+#include "sm90/ptx/mbarrier.cuh"
+#include "sm90/ptx/registers.cuh"
+#include "sm90/ptx/shared_memory.cuh"
+#include "sm90/ptx/tma.cuh"
+#include "sm90/ptx/wgmma.cuh"
 
 namespace at {
 
@@ -30,35 +37,35 @@ struct HopperConv2d : Conv2dGate<Config> {
   using typename Plan::Params;
 
   AT_DEVICE static void run(const Params& x, char* memory) {
-    const Layout at(x, hopper::shared_address(memory));
-    const int rank = kCluster > 1 ? (int)hopper::rank_in_cluster() : 0;
-    const Member me{rank % kClusterM, rank / kClusterM % kClusterN, rank / (kClusterM * kClusterN)};
-    const int warp = hopper::uniform(threadIdx.x / 32);
+    const Layout smem(x, ptx::cast_smem_ptr_to_uint(memory));
+    const int rank = kCluster > 1 ? (int)ptx::block_rank_in_cluster() : 0;
+    const ClusterCoord me{rank % kClusterM, rank / kClusterM % kClusterN, rank / (kClusterM * kClusterN)};
+    const int warp = ptx::warp_uniform(threadIdx.x / 32);
     // What can be known before the barriers are there is computed while they are made.
     if (warp < 4 * kGroups) {
-      init_barriers(x, at, warp);
-      multiply_all(x, at, me);
+      init_barriers(x, smem, warp);
+      multiply_all(x, smem, me);
     } else {
-      const Origin first(x, me, first_tile());
+      const TileOrigin first(x, me, first_tile());
       const bool activations = warp == 4 * kGroups;
       prefetch_maps(x, activations);
-      hopper::sync_all<kCluster>();
-      if constexpr (kMoves) hopper::give_registers<40>();
-      if (hopper::elect()) {
-        if (activations) load_activations(x, at, me, first);
-        else if (warp == 4 * kGroups + 1) load_weights(x, at, me, first);
+      ptx::cluster_or_block_sync<kCluster>();
+      if constexpr (kSetMaxNreg) ptx::warpgroup_reg_dealloc<40>();
+      if (ptx::elect_one_sync()) {
+        if (activations) load_activations(x, smem, me, first);
+        else if (warp == 4 * kGroups + 1) load_weights(x, smem, me, first);
       }
       __syncwarp();
-      if constexpr (kSlices > 1) hopper::sync_cluster();
+      if constexpr (kSlices > 1) ptx::cluster_sync();
     }
   }
 
  private:
   using Gate = Conv2dGate<Config>;
   using Store = Conv2dStore<Config>;
-  using typename Plan::Layout, typename Plan::Member, typename Plan::Place, typename Plan::Sums, typename Plan::Tile;
+  using typename Plan::Layout, typename Plan::ClusterCoord, typename Plan::KCoord, typename Plan::Sums, typename Plan::Tile;
   using Plan::kAhead, Plan::kBlocks, Plan::kCluster, Plan::kClusterM, Plan::kClusterN, Plan::kFolded, Plan::kGated;
-  using Plan::kFirstGate, Plan::kGroups, Plan::kJoint, Plan::kK, Plan::kM, Plan::kMoves, Plan::kN, Plan::kPatch, Plan::kPingpong, Plan::kProjects, Plan::kResident, Plan::kRowBytes;
+  using Plan::kFirstGate, Plan::kGroups, Plan::kJoint, Plan::kK, Plan::kM, Plan::kSetMaxNreg, Plan::kN, Plan::kPatch, Plan::kPingpong, Plan::kProjects, Plan::kResident, Plan::kRowBytes;
   using Plan::first_fill, Plan::first_tile, Plan::kSlices, Plan::kTeam, Plan::kWeightBytes, Plan::tile_step;
   using Gate::excitation, Gate::gate_memory, Gate::load_folded, Gate::meet_for_tile, Gate::own_channel, Gate::scale_folded;
   using Gate::store_gated;
@@ -66,45 +73,45 @@ struct HopperConv2d : Conv2dGate<Config> {
 
   // What a load or store needs that is the first by its map, and would wait for.
   AT_DEVICE static void prefetch_maps(const Params& x, bool activations) {
-    hopper::prefetch_map(activations ? x.activation_map : x.weight_map);
-    if constexpr (kProjects) hopper::prefetch_map(activations ? x.skip_map : x.projection_map);
+    ptx::prefetch_tensormap(activations ? x.activation_map : x.weight_map);
+    if constexpr (kProjects) ptx::prefetch_tensormap(activations ? x.skip_map : x.projection_map);
     if constexpr (kFolded)
-      if (!activations) hopper::prefetch_map(x.hidden_map);
-    if (activations && x.staging_bytes) hopper::prefetch_map(x.output_map);
-    if (activations && x.staging_bytes && x.ahead) hopper::prefetch_map(x.added_map);
+      if (!activations) ptx::prefetch_tensormap(x.hidden_map);
+    if (activations && x.staging_bytes) ptx::prefetch_tensormap(x.output_map);
+    if (activations && x.staging_bytes && x.ahead) ptx::prefetch_tensormap(x.added_map);
   }
 
   // Each warp those of a kind.
-  AT_DEVICE static void init_barriers(const Params& x, const Layout& at, int warp) {
+  AT_DEVICE static void init_barriers(const Params& x, const Layout& smem, int warp) {
     constexpr int kPeers = kJoint ? kClusterM + kClusterN - 1 : 1;
     if (warp == 0) {
-      hopper::init_barriers(at.full, x.fill_slots, kJoint ? 2 : 1);
+      ptx::mbarrier_init_array(smem.full, x.fill_slots, kJoint ? 2 : 1);
     } else if (warp == 1) {
-      hopper::init_barriers(at.empty, x.fill_slots, kTeam * kPeers);
+      ptx::mbarrier_init_array(smem.empty, x.fill_slots, kTeam * kPeers);
     } else if (warp == 2) {
-      if (!kJoint) hopper::init_barriers(at.weight_full, kResident ? 1 : x.weight_slots, 1);
-      if (kPingpong || kSlices > 1) hopper::init_barriers(at.turn, kGroups, kPingpong ? 4 : 1);
-      if (kGated) hopper::init_barriers(at.gate_full, 1, 1);
+      if (!kJoint) ptx::mbarrier_init_array(smem.weight_full, kResident ? 1 : x.weight_slots, 1);
+      if (kPingpong || kSlices > 1) ptx::mbarrier_init_array(smem.turn, kGroups, kPingpong ? 4 : 1);
+      if (kGated) ptx::mbarrier_init_array(smem.gate_full, 1, 1);
     } else if (warp == 3) {
-      if (!kJoint && !kResident) hopper::init_barriers(at.weight_empty, x.weight_slots, kTeam * kClusterM);
-      if (kAhead) hopper::init_barriers(at.added_full, 4 * kGroups * x.ahead, 1);
+      if (!kJoint && !kResident) ptx::mbarrier_init_array(smem.weight_empty, x.weight_slots, kTeam * kClusterM);
+      if (kAhead) ptx::mbarrier_init_array(smem.added_full, 4 * kGroups * x.ahead, 1);
     }
-    hopper::publish_barriers();
+    ptx::fence_barrier_init();
   }
 
   // Where the loads of a tile begin.
-  struct Origin {
+  struct TileOrigin {
     int pixel, n, h, w, c;  // of the activations
     int row;                // of the weights
     int skip_c;             // of the projected tensor
-    AT_DEVICE Origin(const Params& x, const Member& me, int index) {
+    AT_DEVICE TileOrigin(const Params& x, const ClusterCoord& me, int index) {
       const Tile tile(x, me, index);
       pixel = tile.first_row(x) + me.n * (kM / kClusterN);
       row = tile.n * kN + me.m * (kN / kClusterM);
-      c = x.group_outputs.quotient(tile.n * kN) * x.group_channels;
-      if (kProjects) skip_c = x.skip_outputs.quotient(tile.n * kN) * x.skip_channels;
-      n = x.out_area.split(kPatch ? tile.m : pixel, h);
-      h = x.out_width.split(h, w);
+      c = x.group_outputs.divide(tile.n * kN) * x.group_channels;
+      if (kProjects) skip_c = x.skip_outputs.divide(tile.n * kN) * x.skip_channels;
+      n = x.out_area.divmod(kPatch ? tile.m : pixel, h);
+      h = x.out_width.divmod(h, w);
       if (kPatch) n *= x.images, h *= 8 * x.squares_h, w *= 8 * x.squares_w;
       h = h * x.stride_h - x.pad_h, w = w * x.stride_w - x.pad_w;
     }
@@ -112,22 +119,22 @@ struct HopperConv2d : Conv2dGate<Config> {
 
   // A loading thread is alone: nothing hides how long its instructions take, and small tiles wait for it. So its loops
   // only count on.
-  AT_DEVICE static void load_activations(const Params& x, const Layout& at, const Member& me, Origin from) {
+  AT_DEVICE static void load_activations(const Params& x, const Layout& smem, const ClusterCoord& me, TileOrigin from) {
     uint16_t peers = 0;
     if constexpr (kClusterN > 1)
       for (int i = 0; i < kClusterN; ++i) peers |= 1 << me.rank(me.m, i, me.slice);
     const int begin = first_fill(x, me.slice), end = first_fill(x, me.slice + 1);
-    const uint32_t fills = at.fills + me.n * (kM / kClusterN) * kRowBytes;
-    const Place first(x, begin);
-    Ring ring{0, 1};
-    wait_for_previous();
+    const uint32_t fills = smem.fills + me.n * (kM / kClusterN) * kRowBytes;
+    const KCoord first(x, begin);
+    PipelineState ring{0, 1};
+    griddepcontrol_wait();
     for (int index = first_tile(); index < x.cluster_tiles;) {
-      Place place = first;
+      KCoord place = first;
       const auto next_fill = [&](const auto& load) {
-        const uint32_t full = at.full + 8 * ring.slot;
-        hopper::wait(at.empty + 8 * ring.slot, ring.parity);
-        hopper::expect_bytes(full, x.fill_bytes);
-        load(fills + ring.slot * x.slot_bytes, full);
+        const uint32_t full = smem.full + 8 * ring.index;
+        ptx::mbarrier_wait(smem.empty + 8 * ring.index, ring.phase);
+        ptx::mbarrier_arrive_expect_tx(full, x.fill_bytes);
+        load(fills + ring.index * x.slot_bytes, full);
         ring.advance(x.fill_slots);
       };
       const auto each_fill = [&](const auto& load) {
@@ -139,35 +146,35 @@ struct HopperConv2d : Conv2dGate<Config> {
       };
       if (kPatch)
         each_fill([&](uint32_t to, uint32_t full, int c) {
-          hopper::load_4d(to, x.activation_map, full, c, from.w + place.w, from.h + place.h, from.n);
+          ptx::tma_load_4d(to, x.activation_map, full, c, from.w + place.w, from.h + place.h, from.n);
         });
       else if (x.pointwise)
         each_fill([&](uint32_t to, uint32_t full, int c) {
-          hopper::load_2d<(kClusterN > 1)>(to, x.activation_map, full, c, from.pixel, peers);
+          ptx::tma_load_2d<(kClusterN > 1)>(to, x.activation_map, full, c, from.pixel, peers);
         });
       else
         each_fill([&](uint32_t to, uint32_t full, int c) {
-          hopper::load_im2col<(kClusterN > 1)>(to, x.activation_map, full, c, from.w, from.h, from.n, place.w, place.h,
+          ptx::tma_load_im2col<(kClusterN > 1)>(to, x.activation_map, full, c, from.w, from.h, from.n, place.w, place.h,
                                                peers);
         });
       if constexpr (kProjects)
         for (int i = 0; i < x.skip_fills; ++i)
           next_fill([&](uint32_t to, uint32_t full) {
-            hopper::load_2d<(kClusterN > 1)>(to, x.skip_map, full, from.skip_c + i * kK, from.pixel, peers);
+            ptx::tma_load_2d<(kClusterN > 1)>(to, x.skip_map, full, from.skip_c + i * kK, from.pixel, peers);
           });
       index += tile_step();
-      from = Origin(x, me, index);
+      from = TileOrigin(x, me, index);
     }
-    launch_next();
-    if constexpr (kClusterM * kClusterN > 1) drain(at.empty, ring, x.fill_slots);
+    launch_dependents();
+    if constexpr (kClusterM * kClusterN > 1) drain(smem.empty, ring, x.fill_slots);
   }
 
   // A block must not end while another may still arrive at its barriers.
-  AT_DEVICE static void drain(uint32_t empties, Ring ring, int slots) {
-    for (int i = 0; i < slots; ++i, ring.advance(slots)) hopper::wait(empties + 8 * ring.slot, ring.parity);
+  AT_DEVICE static void drain(uint32_t empties, PipelineState ring, int slots) {
+    for (int i = 0; i < slots; ++i, ring.advance(slots)) ptx::mbarrier_wait(empties + 8 * ring.index, ring.phase);
   }
 
-  AT_DEVICE static void load_weights(const Params& x, const Layout& at, const Member& me, Origin from) {
+  AT_DEVICE static void load_weights(const Params& x, const Layout& smem, const ClusterCoord& me, TileOrigin from) {
     constexpr int kRows = kN / kClusterM;
     constexpr bool kShared = kClusterM > 1;
     uint16_t peers = 0;
@@ -176,25 +183,25 @@ struct HopperConv2d : Conv2dGate<Config> {
     const int begin = first_fill(x, me.slice), end = first_fill(x, me.slice + 1);
     const int slots = kJoint ? x.fill_slots : x.weight_slots;
     const int slot_bytes = kJoint ? x.slot_bytes : kWeightBytes;
-    const uint32_t fulls = kJoint ? at.full : at.weight_full, empties = kJoint ? at.empty : at.weight_empty;
-    Ring ring{0, 1};
-    if (kResident) hopper::expect_bytes(at.weight_full, x.weight_slots * kWeightBytes);
+    const uint32_t fulls = kJoint ? smem.full : smem.weight_full, empties = kJoint ? smem.empty : smem.weight_empty;
+    PipelineState ring{0, 1};
+    if (kResident) ptx::mbarrier_arrive_expect_tx(smem.weight_full, x.weight_slots * kWeightBytes);
     for (int index = first_tile(); index < x.cluster_tiles;) {
       const auto next = [&](const void* map, int bytes, int chunk, int tap) {
-        const uint32_t full = kResident ? at.weight_full : fulls + 8 * ring.slot;
-        const uint32_t slot = at.weights + ring.slot * slot_bytes, to = slot + me.m * kRows * kRowBytes;
+        const uint32_t full = kResident ? smem.weight_full : fulls + 8 * ring.index;
+        const uint32_t slot = smem.weights + ring.index * slot_bytes, to = slot + me.m * kRows * kRowBytes;
         if (!kResident) {
-          hopper::wait(empties + 8 * ring.slot, ring.parity);
-          hopper::expect_bytes(full, bytes);
+          ptx::mbarrier_wait(empties + 8 * ring.index, ring.phase);
+          ptx::mbarrier_arrive_expect_tx(full, bytes);
         }
-        hopper::load_3d<kShared>(to, map, full, chunk * kK, tap, from.row, peers);
+        ptx::tma_load_3d<kShared>(to, map, full, chunk * kK, tap, from.row, peers);
         if (bytes > kN * kRowBytes && me.m == 0)  // with the hidden values' filters
-          hopper::load_3d<kShared>(slot + kN * kRowBytes, x.hidden_map, full, chunk * kK, tap, 0, peers);
+          ptx::tma_load_3d<kShared>(slot + kN * kRowBytes, x.hidden_map, full, chunk * kK, tap, 0, peers);
         ring.advance(slots);
       };
       const auto load = [&](int chunk, int tap) { next(x.weight_map, kWeightBytes, chunk, tap); };
       if constexpr (kPatch) {
-        Place place(x, begin);
+        KCoord place(x, begin);
         for (int fill = begin; fill < end; ++fill) {
           for (int r = place.h; r < x.r; r += x.phases_h)
             for (int tap = r * x.s + place.w; tap < (r + 1) * x.s; tap += x.phases_w) load(place.chunk, tap);
@@ -212,38 +219,38 @@ struct HopperConv2d : Conv2dGate<Config> {
         for (int i = 0; i < x.skip_fills; ++i) next(x.projection_map, kN * kRowBytes, i, 0);
       if (kResident) break;
       index += tile_step();
-      from = Origin(x, me, index);
+      from = TileOrigin(x, me, index);
     }
-    launch_next();
+    launch_dependents();
     if constexpr (kShared && !kResident) drain(empties, ring, slots);
   }
 
   // Tells those who fill a buffer that this warpgroup is done with it: the loading warps of this block and, where loads
   // are shared, of the blocks that load into it.
-  AT_DEVICE static void release_fill(const Layout& at, const Member& me, int slot) {
+  AT_DEVICE static void release_fill(const Layout& smem, const ClusterCoord& me, int slot) {
     const int thread = threadIdx.x % 128;
     if constexpr (kClusterM * kClusterN == 1 || !kJoint) {
-      if (thread == 0) hopper::arrive(at.empty + 8 * slot);
+      if (thread == 0) ptx::mbarrier_arrive(smem.empty + 8 * slot);
     } else if (thread < kClusterM + kClusterN - 1) {
       const int other = thread - kClusterM;  // of the row's others, me left out
       const int to = thread < kClusterM ? me.rank(thread, me.n, me.slice)
                                         : me.rank(me.m, other + (other >= me.n), me.slice);
-      hopper::arrive_at(at.empty + 8 * slot, to);
+      ptx::mbarrier_arrive_cluster(smem.empty + 8 * slot, to);
     }
   }
 
-  AT_DEVICE static void release_weight(const Layout& at, const Member& me, int slot) {
+  AT_DEVICE static void release_weight(const Layout& smem, const ClusterCoord& me, int slot) {
     const int thread = threadIdx.x % 128;
     if constexpr (kClusterM == 1) {
-      if (thread == 0) hopper::arrive(at.weight_empty + 8 * slot);
+      if (thread == 0) ptx::mbarrier_arrive(smem.weight_empty + 8 * slot);
     } else {
-      if (thread < kClusterM) hopper::arrive_at(at.weight_empty + 8 * slot, me.rank(thread, me.n, me.slice));
+      if (thread < kClusterM) ptx::mbarrier_arrive_cluster(smem.weight_empty + 8 * slot, me.rank(thread, me.n, me.slice));
     }
   }
 
   // The first operand's blocks of rows: where each begins in a fill, in units of 16 bytes, and the descriptor's half.
   struct Rows {
-    uint32_t block[kBlocks], high;
+    uint32_t block[kBlocks], hi;
     AT_DEVICE Rows(const Params& x, int first_block) {
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m) {
@@ -254,68 +261,68 @@ struct HopperConv2d : Conv2dGate<Config> {
           const int image = i / (x.squares_w * x.squares_h);
           row = (image * x.patch_h + 8 * square_h) * x.patch_w + 8 * square_w;
         }
-        block[m] = hopper::uniform(row * kRowBytes / 16);
+        block[m] = ptx::warp_uniform(row * kRowBytes / 16);
       }
-      high = hopper::high<kRowBytes>((kPatch ? x.patch_w : 8) * kRowBytes);
+      hi = ptx::descriptor_hi<kRowBytes>((kPatch ? x.patch_w : 8) * kRowBytes);
     }
   };
 
   // Adds the product of kK channels. a, b: low halves of the operands' descriptors.
   AT_DEVICE static void multiply(Sums& sums, const Rows& rows, uint32_t a, uint32_t b, int& accumulate) {
-    const uint32_t b_high = hopper::high<kRowBytes>(8 * kRowBytes);
-    hopper::begin_products();
+    const uint32_t b_hi = ptx::descriptor_hi<kRowBytes>(8 * kRowBytes);
+    ptx::warpgroup_arrive();
 #pragma unroll
     for (int k = 0; k < kK / 16; ++k) {
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m)
-        Config::multiply(sums[m], hopper::descriptor(a + rows.block[m] + 2 * k, rows.high),
-                         hopper::descriptor(b + 2 * k, b_high), accumulate);
+        Config::wgmma(sums[m], ptx::SmemDescriptor{a + rows.block[m] + 2 * k, rows.hi},
+                         ptx::SmemDescriptor{b + 2 * k, b_hi}, accumulate);
       accumulate = 1;
     }
   }
 
   // Adds the projection of the skip connection, whose fills are there. (The hidden columns' sums are no longer of use.) Each is
   // waited for: of several on their way at once behind branches the compiler would make products that wait one by one.
-  AT_DEVICE static void add_skip(const Params& x, const Layout& at, const Member& me, const Rows& rows, Ring ring, Sums& sums) {
-    const uint32_t fill_low = hopper::low(at.fills), weight_low = hopper::low(at.weights);
+  AT_DEVICE static void add_skip(const Params& x, const Layout& smem, const ClusterCoord& me, const Rows& rows, PipelineState ring, Sums& sums) {
+    const uint32_t fill_lo = ptx::descriptor_lo(smem.fills), weight_lo = ptx::descriptor_lo(smem.weights);
     int accumulate = 1;
-    hopper::pin(sums);
+    ptx::warpgroup_fence_operand(sums);
     for (int i = 0; i < x.skip_fills; ++i, ring.advance(x.fill_slots)) {
-      const uint32_t offset = ring.slot * (x.slot_bytes >> 4);
-      multiply(sums, rows, fill_low + offset, weight_low + offset, accumulate);
-      hopper::commit_products();
-      hopper::wait_for_products<0>();
-      release_fill(at, me, ring.slot);
+      const uint32_t offset = ring.index * (x.slot_bytes >> 4);
+      multiply(sums, rows, fill_lo + offset, weight_lo + offset, accumulate);
+      ptx::warpgroup_commit_batch();
+      ptx::warpgroup_wait<0>();
+      release_fill(smem, me, ring.index);
     }
-    hopper::pin(sums);
+    ptx::warpgroup_fence_operand(sums);
   }
 
-  AT_DEVICE static void multiply_all(const Params& x, const Layout& at, const Member& me) {
-    const int group = hopper::uniform(threadIdx.x / 128);
+  AT_DEVICE static void multiply_all(const Params& x, const Layout& smem, const ClusterCoord& me) {
+    const int group = ptx::warp_uniform(threadIdx.x / 128);
     const int first_block = kPingpong ? 0 : group * kBlocks;
     const Rows rows(x, first_block);
     const int fills = first_fill(x, me.slice + 1) - first_fill(x, me.slice);
-    const uint32_t fill_low = hopper::low(at.fills), weight_low = hopper::low(at.weights);
+    const uint32_t fill_lo = ptx::descriptor_lo(smem.fills), weight_lo = ptx::descriptor_lo(smem.weights);
     constexpr int kWeightStep = kWeightBytes / 16;
 
-    Ring ring{0, 0}, weight{0, 0};
+    PipelineState ring{0, 0}, weight{0, 0};
     typename Store::Added added{first_tile() + (kPingpong ? group * tile_step() : 0)};
     int tiles = 0;
-    hopper::sync_all<kCluster>();
-    if constexpr (kMoves) hopper::take_registers<232>();
+    ptx::cluster_or_block_sync<kCluster>();
+    if constexpr (kSetMaxNreg) ptx::warpgroup_reg_alloc<232>();
     if constexpr (kGated)
-      excitation(x).load_weights(gate_memory(at), x.p.p + kFirstGate, own_channel(me, Tile(x, me, first_tile())), x.k, threadIdx.x);
+      excitation(x).load_weights(gate_memory(smem), x.p.p + kFirstGate, own_channel(me, Tile(x, me, first_tile())), x.k, threadIdx.x);
     // What the gates need is constant, so it may come before, and stays while the column of tiles does.
     int gates_of = 0;
     if constexpr (kFolded) {
       const Tile first(x, me, min(added.index, x.cluster_tiles - 1));
-      load_folded(x, at, first, group);
+      load_folded(x, smem, first, group);
       gates_of = first.n;
     }
-    wait_for_previous();
+    griddepcontrol_wait();
     if constexpr (kAhead)
-      for (int i = 0; i < x.ahead; ++i) Store::load_added(x, at, me, first_block, added, i);
-    if (kResident) hopper::wait(at.weight_full, 0);
+      for (int i = 0; i < x.ahead; ++i) Store::load_added(x, smem, me, first_block, added, i);
+    if (kResident) ptx::mbarrier_wait(smem.weight_full, 0);
     for (int index = first_tile(); index < x.cluster_tiles; index += tile_step()) {
       if constexpr (kPingpong) {
         const int turn = tiles++;
@@ -326,30 +333,30 @@ struct HopperConv2d : Conv2dGate<Config> {
         }
         // A parity tells only neighbouring rounds of the rings apart, so a warpgroup enters them when the one before
         // has waited for all its fills; this also gives it the tensor cores to itself.
-        hopper::wait(at.turn + 8 * group, (turn / kGroups & 1) ^ (group == 0));
+        ptx::mbarrier_wait(smem.turn + 8 * group, (turn / kGroups & 1) ^ (group == 0));
       }
       if constexpr (kFolded && !kResident) {
         const Tile tile(x, me, index);
         if (tile.n != gates_of) {
           meet_for_tile(group);
-          load_folded(x, at, tile, group);
+          load_folded(x, smem, tile, group);
           gates_of = tile.n;
         }
       }
       Sums sums;
       int accumulate = 0, used = -1, used_weight = -1;
-      uint32_t resident = weight_low;
-      Place place(x, 0);  // counted for patches
-      hopper::pin(sums);
+      uint32_t resident = weight_lo;
+      KCoord place(x, 0);  // counted for patches
+      ptx::warpgroup_fence_operand(sums);
       for (int i = 0; i < fills; ++i) {
-        hopper::wait(at.full + 8 * ring.slot, ring.parity);
-        const uint32_t a = fill_low + ring.slot * (x.slot_bytes >> 4);
+        ptx::mbarrier_wait(smem.full + 8 * ring.index, ring.phase);
+        const uint32_t a = fill_lo + ring.index * (x.slot_bytes >> 4);
         if constexpr (kJoint) {
-          multiply(sums, rows, a, weight_low + ring.slot * (x.slot_bytes >> 4), accumulate);
-          hopper::commit_products();
+          multiply(sums, rows, a, weight_lo + ring.index * (x.slot_bytes >> 4), accumulate);
+          ptx::warpgroup_commit_batch();
         } else if constexpr (!kPatch) {
           multiply(sums, rows, a, resident, accumulate);
-          hopper::commit_products();
+          ptx::warpgroup_commit_batch();
           resident += kWeightStep;
         } else {
           uint32_t line = a;
@@ -360,61 +367,61 @@ struct HopperConv2d : Conv2dGate<Config> {
                 multiply(sums, rows, tap, resident, accumulate);
                 resident += kWeightStep;
               } else {
-                hopper::wait(at.weight_full + 8 * weight.slot, weight.parity);
-                multiply(sums, rows, tap, weight_low + weight.slot * kWeightStep, accumulate);
-                hopper::commit_products();
-                hopper::wait_for_products<1>();
-                if (used_weight >= 0) release_weight(at, me, used_weight);
-                if (used >= 0) release_fill(at, me, used), used = -1;
-                used_weight = weight.slot;
+                ptx::mbarrier_wait(smem.weight_full + 8 * weight.index, weight.phase);
+                multiply(sums, rows, tap, weight_lo + weight.index * kWeightStep, accumulate);
+                ptx::warpgroup_commit_batch();
+                ptx::warpgroup_wait<1>();
+                if (used_weight >= 0) release_weight(smem, me, used_weight);
+                if (used >= 0) release_fill(smem, me, used), used = -1;
+                used_weight = weight.index;
                 weight.advance(x.weight_slots);
               }
             }
           }
-          if constexpr (kResident) hopper::commit_products();
+          if constexpr (kResident) ptx::warpgroup_commit_batch();
           place.advance(x);
         }
         // The next fill waits for this very buffer, or the one before is no longer read.
         const bool alone = x.fill_slots == 1;
-        if (alone) hopper::wait_for_products<0>();
-        else hopper::wait_for_products<1>();
-        if (used >= 0) release_fill(at, me, used);
-        used = alone ? -1 : ring.slot;
-        if (alone) release_fill(at, me, ring.slot);
+        if (alone) ptx::warpgroup_wait<0>();
+        else ptx::warpgroup_wait<1>();
+        if (used >= 0) release_fill(smem, me, used);
+        used = alone ? -1 : ring.index;
+        if (alone) release_fill(smem, me, ring.index);
         ring.advance(x.fill_slots);
       }
       // The skip connection's fills are the tile's last. They are waited for while it is this warpgroup's turn, and used later.
-      const Ring skip = ring;
+      const PipelineState skip = ring;
       if constexpr (kProjects)
         for (int i = 0; i < x.skip_fills; ++i) {
-          hopper::wait(at.full + 8 * ring.slot, ring.parity);
+          ptx::mbarrier_wait(smem.full + 8 * ring.index, ring.phase);
           ring.advance(x.fill_slots);
         }
       if constexpr (kPingpong) {
         // Every warp tells, so that none is left behind at the turn before.
-        if (threadIdx.x % 32 == 0) hopper::arrive(at.turn + 8 * ((group + 1) % kGroups));
+        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.turn + 8 * ((group + 1) % kGroups));
       }
-      hopper::wait_for_products<0>();
-      hopper::pin(sums);
-      if (used_weight >= 0) release_weight(at, me, used_weight);
-      if (used >= 0) release_fill(at, me, used);
-      if (index + tile_step() >= x.cluster_tiles) launch_next();
-      if constexpr (kSlices > 1) gather_slices(at, me, sums);
+      ptx::warpgroup_wait<0>();
+      ptx::warpgroup_fence_operand(sums);
+      if (used_weight >= 0) release_weight(smem, me, used_weight);
+      if (used >= 0) release_fill(smem, me, used);
+      if (index + tile_step() >= x.cluster_tiles) launch_dependents();
+      if constexpr (kSlices > 1) gather_slices(smem, me, sums);
       const Tile tile(x, me, index);
       if constexpr (kGated) {
-        store_gated(x, at, me, tile, first_block, sums);
+        store_gated(x, smem, me, tile, first_block, sums);
       } else {
         const bool staged = kSlices == 1 && x.staging_bytes;
         typename Store::Early early;
         if (!staged) early.begin(x, me, tile, first_block);
-        if constexpr (kFolded) scale_folded(x, at, tile, group, first_block, sums);
-        if constexpr (kProjects) add_skip(x, at, me, rows, skip, sums);
-        if (staged) stage_tile(x, at, me, tile, first_block, sums, added);
+        if constexpr (kFolded) scale_folded(x, smem, tile, group, first_block, sums);
+        if constexpr (kProjects) add_skip(x, smem, me, rows, skip, sums);
+        if (staged) stage_tile(x, smem, me, tile, first_block, sums, added);
         else store_tile(x, me, tile, sums, early);
       }
     }
-    hopper::wait_for_stores<0>();
-    if constexpr (kSlices > 1) hopper::wait_for_cluster();
+    ptx::tma_store_wait<0>();
+    if constexpr (kSlices > 1) ptx::cluster_wait();
   }
 };
 

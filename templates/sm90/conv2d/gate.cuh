@@ -2,7 +2,10 @@
 // these are scaled before the other steps: by the gates of the tile's images summed up, exchanged over a cluster
 // (problem conv2d_se, see gate.cuh), or by gates from the tile's own hidden values (conv2d_folded_se, folded_gate.cuh).
 #pragma once
-#include "sm90/conv2d_store.cuh"
+#include "sm90/conv2d/store.cuh"
+#include "sm90/fragment.cuh"
+#include "sm90/ptx/mbarrier.cuh"
+#include "sm90/ptx/registers.cuh"
 
 namespace at {
 
@@ -12,22 +15,22 @@ struct Conv2dGate : Conv2dStore<Config> {
   using Plan = Conv2dPlan<Config>;
   using Store = Conv2dStore<Config>;
   using typename Plan::Element, typename Plan::Excitation, typename Plan::Folded, typename Plan::Layout;
-  using typename Plan::Member, typename Plan::Params, typename Plan::Sums, typename Plan::Tile;
+  using typename Plan::ClusterCoord, typename Plan::Params, typename Plan::Sums, typename Plan::Tile;
   using Plan::kBlocks, Plan::kFirstGate, Plan::kGroups, Plan::kN, Plan::kOwnColumns, Plan::kOwnN, Plan::kPingpong, Plan::kSlices;
   using Plan::kVector, Plan::kY;
   using Store::each_unit, Store::find_pixels, Store::kGroup, Store::kUnitGroups;
 
   AT_DEVICE static Excitation excitation(const Params& x) { return Excitation(x.pixels, x.hidden); }
-  AT_DEVICE static char* gate_memory(const Layout& at) { return (char*)__cvta_shared_to_generic(at.gate); }
-  AT_DEVICE static int own_channel(const Member& me, const Tile& tile) { return tile.n * kN + me.slice * kOwnN; }
+  AT_DEVICE static char* gate_memory(const Layout& smem) { return (char*)__cvta_shared_to_generic(smem.gate); }
+  AT_DEVICE static int own_channel(const ClusterCoord& me, const Tile& tile) { return tile.n * kN + me.slice * kOwnN; }
 
   // Applies the steps before the gate to a row's sums of eight channels, of both halves of a warp's rows.
   AT_DEVICE static void apply_before(const Params& x, int m, int columns, int channel, Sums& sums, float (&v)[2][kVector]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      hopper::take(v[half], sums, m, half, columns);
+      load_fragment(v[half], sums, m, half, columns);
       if (channel < x.k) Config::Steps::before(v[half], x.p.p, x.scalars, channel);
-      hopper::put(v[half], sums, m, half, columns);
+      store_fragment(v[half], sums, m, half, columns);
     }
   }
 
@@ -35,22 +38,22 @@ struct Conv2dGate : Conv2dStore<Config> {
 
   // All threads of a tile. group: this thread's warpgroup.
   AT_DEVICE static void meet_for_tile(int group) {
-    if constexpr (!kPingpong) hopper::meet<1, 128 * kGroups>();
-    else if (group == 0) hopper::meet<1, 128>();
-    else hopper::meet<2, 128>();
+    if constexpr (!kPingpong) ptx::named_barrier_sync<1, 128 * kGroups>();
+    else if (group == 0) ptx::named_barrier_sync<1, 128>();
+    else ptx::named_barrier_sync<2, 128>();
   }
 
-  AT_DEVICE static Folded folded(const Params& x, const Layout& at, int group) {
-    return {x.pixels, x.hidden, x.pixel_weight, x.slabs, gate_memory(at) + (kPingpong ? group : 0) * Folded::kBytes};
+  AT_DEVICE static Folded folded(const Params& x, const Layout& smem, int group) {
+    return {x.pixels, x.hidden, x.pixel_weight, x.slabs, gate_memory(smem) + (kPingpong ? group : 0) * Folded::kBytes};
   }
 
   // Begins to bring near what the gates of a tile need.
-  AT_DEVICE static void load_folded(const Params& x, const Layout& at, const Tile& tile, int group) {
-    folded(x, at, group).load_weights(x.p.p + kFirstGate + 1, tile.n * kN, x.k, threadIdx.x % (kPingpong ? 128 : 128 * kGroups));
+  AT_DEVICE static void load_folded(const Params& x, const Layout& smem, const Tile& tile, int group) {
+    folded(x, smem, group).load_weights(x.p.p + kFirstGate + 1, tile.n * kN, x.k, threadIdx.x % (kPingpong ? 128 : 128 * kGroups));
   }
 
   // Applies the steps before the gate to the sums, and scales them.
-  AT_DEVICE static void scale_folded(const Params& x, const Layout& at, const Tile& tile, int group, int first_block, Sums& sums) {
+  AT_DEVICE static void scale_folded(const Params& x, const Layout& smem, const Tile& tile, int group, int first_block, Sums& sums) {
 #pragma unroll
     for (int columns = 0; columns < kN / 32; ++columns)
 #pragma unroll
@@ -58,19 +61,19 @@ struct Conv2dGate : Conv2dStore<Config> {
         float v[2][kVector];
         apply_before(x, m, columns, tile.n * kN + 32 * columns + 8 * ((int)threadIdx.x % 4), sums, v);
       }
-    folded(x, at, group).scale(sums, first_block, [&] { meet_for_tile(group); });
+    folded(x, smem, group).scale(sums, first_block, [&] { meet_for_tile(group); });
   }
 
   // ---- With the tile's own sums ----
 
   // Applies the steps before the gate to the sums, adds up each image's pixels, and finds the gates.
-  AT_DEVICE static Excitation excite(const Params& x, const Layout& at, const Member& me, const Tile& tile,
+  AT_DEVICE static Excitation excite(const Params& x, const Layout& smem, const ClusterCoord& me, const Tile& tile,
                                      int first_block, Sums& sums) {
     // A mask: of a comparison for equality the compiler would make an index of the sums, which would leave registers.
     const uint32_t own = kSlices == 1 ? ~0u : ((1u << kOwnColumns) - 1) << me.slice * kOwnColumns;
     const Excitation gate = excitation(x);
-    char* memory = gate_memory(at);
-    const int lane = threadIdx.x % 32, warp = hopper::uniform(threadIdx.x / 32) % 4;
+    char* memory = gate_memory(smem);
+    const int lane = threadIdx.x % 32, warp = ptx::warp_uniform(threadIdx.x / 32) % 4;
     const int first_channel = tile.n * kN + 8 * (lane % 4);
 #pragma unroll
     for (int columns = 0; columns < kN / 32; ++columns) {
@@ -83,13 +86,13 @@ struct Conv2dGate : Conv2dStore<Config> {
         gate.collect(v, memory, 4 * (first_block + m) + warp, 32 * (columns % kOwnColumns) + 8 * (lane % 4));
       }
     }
-    gate.excite(memory, own_channel(me, tile), x.k, me.n * kSlices + me.slice, at.gate_full,
+    gate.excite(memory, own_channel(me, tile), x.k, me.n * kSlices + me.slice, smem.gate_full,
                 [&](int peer) { return me.rank(me.m, peer / kSlices, peer % kSlices); });
     return gate;
   }
 
   // With a gate: sums up, scales and stores. What the steps read of tensors is on its way while the gate is computed.
-  AT_DEVICE static void store_gated(const Params& x, const Layout& at, const Member& me, const Tile& tile,
+  AT_DEVICE static void store_gated(const Params& x, const Layout& smem, const ClusterCoord& me, const Tile& tile,
                                     int first_block, Sums& sums) {
     int pixels[kBlocks][2];
     find_pixels(x, tile, first_block, pixels);
@@ -102,15 +105,15 @@ struct Conv2dGate : Conv2dStore<Config> {
     };
 #pragma unroll
     for (int group = 0; group < kEarly; ++group) fetch(group);
-    const Excitation gate = excite(x, at, me, tile, first_block, sums);
-    const float* gates = (const float*)(gate_memory(at) + gate.mean());
+    const Excitation gate = excite(x, smem, me, tile, first_block, sums);
+    const float* gates = (const float*)(gate_memory(smem) + gate.mean());
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
     for (int group = 0; group < kUnitGroups; ++group) {
       each_unit(x, me, tile, pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset, bool there) {
         const int image = (64 * (first_block + m) + 16 * warp + 8 * half + lane / 4) / gate.pixels;
         float v[kVector], factor[kVector];
-        hopper::take(v, sums, m, half, columns);
+        load_fragment(v, sums, m, half, columns);
         load(factor, gates + image * kOwnN + 32 * (columns % kOwnColumns) + 8 * (lane % 4));
 #pragma unroll
         for (int e = 0; e < kVector; ++e) v[e] *= factor[e];

@@ -16,15 +16,22 @@
 // Every hand-shake is awaited by somebody: buffers that nobody will fill again are not given back.
 // image_plan.cuh has what comes before the launch.
 #pragma once
-#include "sm90/counting.cuh"
-#include "sm90/image_plan.cuh"
+#include "sm90/fragment.cuh"
+#include "sm90/pipeline.cuh"
+#include "sm90/ptx/cluster.cuh"
+#include "sm90/ptx/mbarrier.cuh"
+#include "sm90/ptx/registers.cuh"
+#include "sm90/ptx/shared_memory.cuh"
+#include "sm90/ptx/tma.cuh"
+#include "sm90/ptx/wgmma.cuh"
+#include "sm90/small_image/plan.cuh"
 
 namespace at {
 
 template <typename Config>
 struct HopperImageConv2d : HopperImagePlan<Config> {
   using Plan = HopperImagePlan<Config>;
-  using typename Plan::Element, typename Plan::Folded, typename Plan::Layout, typename Plan::Member, typename Plan::Params;
+  using typename Plan::Element, typename Plan::Folded, typename Plan::Layout, typename Plan::ClusterCoord, typename Plan::Params;
   using Plan::kChunkBytes, Plan::kColumns, Plan::kExchange, Plan::kFirstGate, Plan::kFolded, Plan::kFours, Plan::kFoursBytes;
   using Plan::kGate, Plan::kGroups, Plan::kHidden, Plan::kK, Plan::kN, Plan::kOwn, Plan::kOwners, Plan::kPeers;
   using Plan::kPlaneBytes, Plan::kPlanes, Plan::kProjects, Plan::kRowBytes, Plan::kStride, Plan::kTaps, Plan::kUnits;
@@ -33,24 +40,24 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   // ---- The kernel ----
 
   AT_DEVICE static void run(const Params& x, char* memory) {
-    const Layout at(x, (hopper::shared_address(memory) + 1023) / 1024 * 1024);
-    const int peer = kPeers > 1 ? (int)hopper::rank_in_cluster() : 0;
+    const Layout smem(x, (ptx::cast_smem_ptr_to_uint(memory) + 1023) / 1024 * 1024);
+    const int peer = kPeers > 1 ? (int)ptx::block_rank_in_cluster() : 0;
     // Peers, which share their weights, are neighbours in the grid; the column changes from cluster to cluster.
     int column;
-    const int tile = x.columns.split(blockIdx.x / kPeers, column) * kPeers + peer;
-    const Member me{tile, column, peer};
-    const int warp = hopper::uniform(threadIdx.x / 32), group = warp / 4;
+    const int tile = x.columns.divmod(blockIdx.x / kPeers, column) * kPeers + peer;
+    const ClusterCoord me{tile, column, peer};
+    const int warp = ptx::warp_uniform(threadIdx.x / 32), group = warp / 4;
     prefetch_maps(x, warp - 4 * kGroups);
-    init_barriers(x, at, warp);
-    if (threadIdx.x < kRowBytes / 16) hopper::write(at.zeros + 16 * threadIdx.x, make_uint4(0, 0, 0, 0));
-    hopper::sync_all<kPeers>();
+    init_barriers(x, smem, warp);
+    if (threadIdx.x < kRowBytes / 16) ptx::st_shared(smem.zeros + 16 * threadIdx.x, make_uint4(0, 0, 0, 0));
+    ptx::cluster_or_block_sync<kPeers>();
 
     if (group < kGroups) {
-      solve(x, at, me, group);
+      solve(x, smem, me, group);
     } else {
-      if (hopper::elect()) {
-        if (warp == 4 * kGroups) load_images(x, at, me);
-        else load_weights(x, at, me, warp - 4 * kGroups - 1);
+      if (ptx::elect_one_sync()) {
+        if (warp == 4 * kGroups) load_images(x, smem, me);
+        else load_weights(x, smem, me, warp - 4 * kGroups - 1);
       }
       __syncwarp();
     }
@@ -59,20 +66,20 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
  private:
   AT_DEVICE static void prefetch_maps(const Params& x, int loader) {
     if (loader == 0) {
-      hopper::prefetch_map(x.image_map);
-      if constexpr (kProjects) hopper::prefetch_map(x.skip_map);
+      ptx::prefetch_tensormap(x.image_map);
+      if constexpr (kProjects) ptx::prefetch_tensormap(x.skip_map);
     } else if (loader > 0) {
-      hopper::prefetch_map(x.weight_map);
-      if constexpr (kFolded) hopper::prefetch_map(x.hidden_map);
-      if constexpr (kProjects) hopper::prefetch_map(x.projection_map);
+      ptx::prefetch_tensormap(x.weight_map);
+      if constexpr (kFolded) ptx::prefetch_tensormap(x.hidden_map);
+      if constexpr (kProjects) ptx::prefetch_tensormap(x.projection_map);
     }
   }
 
-  AT_DEVICE static void init_barriers(const Params& x, const Layout& at, int warp) {
-    if (warp == 0) hopper::init_barriers(at.full, x.chunks + x.skip_chunks, 1);
-    else if (warp == 1) hopper::init_barriers(at.weight_full, kGroups * x.weight_slots, 1);
-    else if (warp == 2) hopper::init_barriers(at.weight_empty, kGroups * x.weight_slots, kPeers);
-    hopper::publish_barriers();
+  AT_DEVICE static void init_barriers(const Params& x, const Layout& smem, int warp) {
+    if (warp == 0) ptx::mbarrier_init_array(smem.full, x.chunks + x.skip_chunks, 1);
+    else if (warp == 1) ptx::mbarrier_init_array(smem.weight_full, kGroups * x.weight_slots, 1);
+    else if (warp == 2) ptx::mbarrier_init_array(smem.weight_empty, kGroups * x.weight_slots, kPeers);
+    ptx::fence_barrier_init();
   }
 
   // A tap of 64 channels, in the order in which a warpgroup takes them: every other one.
@@ -91,51 +98,51 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
 
   // ---- Loads ----
 
-  AT_DEVICE static void load_images(const Params& x, const Layout& at, const Member& me) {
+  AT_DEVICE static void load_images(const Params& x, const Layout& smem, const ClusterCoord& me) {
     const int image = me.first_image(x);
-    wait_for_previous();
+    griddepcontrol_wait();
 #pragma unroll 1
     for (int chunk = 0; chunk < x.chunks; ++chunk) {
-      const uint32_t full = at.full + 8 * chunk, to = at.images + chunk * kChunkBytes;
-      hopper::expect_bytes(full, kPlanes * x.plane_bytes);
+      const uint32_t full = smem.full + 8 * chunk, to = smem.images + chunk * kChunkBytes;
+      ptx::mbarrier_arrive_expect_tx(full, kPlanes * x.plane_bytes);
 #pragma unroll
       for (int plane = 0; plane < kPlanes; ++plane)
-        hopper::load_4d(to + plane * kPlaneBytes, x.image_map, full, chunk * kK, plane % kStride, plane / kStride, image);
+        ptx::tma_load_4d(to + plane * kPlaneBytes, x.image_map, full, chunk * kK, plane % kStride, plane / kStride, image);
     }
 #pragma unroll 1
     for (int i = 0; i < x.skip_chunks; ++i) {
-      const uint32_t full = at.full + 8 * (x.chunks + i);
-      hopper::expect_bytes(full, x.plane_bytes);
-      hopper::load_2d<false>(at.skip + i * kPlaneBytes, x.skip_map, full, i * kK, image * x.pixels, 0);
+      const uint32_t full = smem.full + 8 * (x.chunks + i);
+      ptx::mbarrier_arrive_expect_tx(full, x.plane_bytes);
+      ptx::tma_load_2d<false>(smem.skip + i * kPlaneBytes, x.skip_map, full, i * kK, image * x.pixels, 0);
     }
-    launch_next();
+    launch_dependents();
   }
 
   // A loading thread is alone: nothing hides how long its instructions take, so its loop only counts on.
-  AT_DEVICE static void load_weights(const Params& x, const Layout& at, const Member& me, int group) {
+  AT_DEVICE static void load_weights(const Params& x, const Layout& smem, const ClusterCoord& me, int group) {
     constexpr uint16_t kAll = (1 << kPeers) - 1;
     const int first = group * x.weight_slots, steps = steps_of(x, group);
-    const auto load = [&](Ring& ring, const void* map, int bytes, int rows, int chunk, int tap, int row) {
-      const uint32_t full = at.weight_full + 8 * (first + ring.slot), slot = at.weights + (first + ring.slot) * kWeightBytes;
-      hopper::wait(at.weight_empty + 8 * (first + ring.slot), ring.parity);
-      hopper::expect_bytes(full, bytes);
-      hopper::load_3d<(kPeers > 1)>(slot + me.peer * rows * kRowBytes, map, full, chunk * kK, tap, row + me.peer * rows, kAll);
+    const auto load = [&](PipelineState& ring, const void* map, int bytes, int rows, int chunk, int tap, int row) {
+      const uint32_t full = smem.weight_full + 8 * (first + ring.index), slot = smem.weights + (first + ring.index) * kWeightBytes;
+      ptx::mbarrier_wait(smem.weight_empty + 8 * (first + ring.index), ring.phase);
+      ptx::mbarrier_arrive_expect_tx(full, bytes);
+      ptx::tma_load_3d<(kPeers > 1)>(slot + me.peer * rows * kRowBytes, map, full, chunk * kK, tap, row + me.peer * rows, kAll);
       ring.advance(x.weight_slots);
       return slot;
     };
-    Ring ring{0, 1};
+    PipelineState ring{0, 1};
     Step step(group);
 #pragma unroll 1
     for (int i = 0; i < steps; ++i, step.advance()) {
-      const uint32_t full = at.weight_full + 8 * (first + ring.slot);
+      const uint32_t full = smem.weight_full + 8 * (first + ring.index);
       const uint32_t slot = load(ring, x.weight_map, kWeightBytes, kN / kPeers, step.chunk, step.tap, me.column * kN);
       if (kFolded && me.peer == 0)
-        hopper::load_3d<(kPeers > 1)>(slot + kN * kRowBytes, x.hidden_map, full, step.chunk * kK, step.tap, 0, kAll);
+        ptx::tma_load_3d<(kPeers > 1)>(slot + kN * kRowBytes, x.hidden_map, full, step.chunk * kK, step.tap, 0, kAll);
     }
     if (kProjects && owns(group))
       for (int i = 0; i < x.skip_chunks; ++i)
         load(ring, x.projection_map, kOwn * kRowBytes, kOwn / kPeers, i, 0, me.column * kN + group * kOwn);
-    launch_next();
+    launch_dependents();
   }
 
   // ---- Products ----
@@ -149,7 +156,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
       const int lane = threadIdx.x % 32;
       row = threadIdx.x % kWide / 32 * 16 + lane % 16, half = lane / 16;
       const int column = row % x.out_w, line = row / x.out_w % x.out_h;
-      const auto inside = [](int at, int tap, int size) { return (unsigned)(at * kStride + tap - 1) < (unsigned)(size * kStride); };
+      const auto inside = [](int line, int tap, int size) { return (unsigned)(line * kStride + tap - 1) < (unsigned)(size * kStride); };
       taps = 0;
 #pragma unroll
       for (int tap = 0; tap < kTaps; ++tap)
@@ -164,12 +171,12 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   AT_DEVICE static int plane_of(int tap) { return kStride == 1 ? 0 : tap != 1; }
   AT_DEVICE static int shift_of(int tap) { return kStride == 1 ? tap - 1 : -(tap == 0); }
 
-  AT_DEVICE static void read(const Params& x, const Layout& at, const Pixel& pixel, const Step& step, Pixels& to) {
-    hopper::wait(at.full + 8 * step.chunk, 0);
+  AT_DEVICE static void read(const Params& x, const Layout& smem, const Pixel& pixel, const Step& step, Pixels& to) {
+    ptx::mbarrier_wait(smem.full + 8 * step.chunk, 0);
     const int r = step.tap * 11 >> 5, s = step.tap - 3 * r;
-    const uint32_t plane = at.images + step.chunk * kChunkBytes + (plane_of(r) * kStride + plane_of(s)) * kPlaneBytes;
+    const uint32_t plane = smem.images + step.chunk * kChunkBytes + (plane_of(r) * kStride + plane_of(s)) * kPlaneBytes;
     const uint32_t row = pixel.row + shift_of(r) * x.out_w + shift_of(s);
-    const uint32_t from = pixel.taps >> step.tap & 1 ? plane + row * kRowBytes : at.zeros;
+    const uint32_t from = pixel.taps >> step.tap & 1 ? plane + row * kRowBytes : smem.zeros;
     const uint32_t first = (pixel.half ^ row % 8) * 16;  // as TMA swizzles it
 #pragma unroll
     for (int i = 0; i < kK / 16; ++i) load_matrices(to[i], from + (first ^ 32 * i));
@@ -178,42 +185,42 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   // How far a warpgroup is with its ring of weights.
   struct Progress {
     int first;  // its slots among all
-    Ring ring{0, 0};
+    PipelineState ring{0, 0};
     int piece = 0, used = -1;  // used: a slot whose products may not be over
   };
 
   // Tells all who fill it that the slot last used is free.
-  AT_DEVICE static void release(const Layout& at, Progress& weights, int slots, int pieces) {
+  AT_DEVICE static void release(const Layout& smem, Progress& weights, int slots, int pieces) {
     const bool again = weights.used >= 0 && weights.piece - 1 + slots < pieces;
-    const uint32_t empty = at.weight_empty + 8 * (weights.first + weights.used);
+    const uint32_t empty = smem.weight_empty + 8 * (weights.first + weights.used);
     const int thread = threadIdx.x % kWide;
     if constexpr (kPeers == 1) {
-      if (again && thread == 0) hopper::arrive(empty);
+      if (again && thread == 0) ptx::mbarrier_arrive(empty);
     } else {
-      if (again && thread < kPeers) hopper::arrive_at(empty, thread);
+      if (again && thread < kPeers) ptx::mbarrier_arrive_cluster(empty, thread);
     }
   }
 
   // Begins the products of a step, then waits for those of the step before and reads the pixels of the next.
-  AT_DEVICE static void take_step(const Params& x, const Layout& at, const Pixel& pixel, Progress& weights, int pieces,
+  AT_DEVICE static void take_step(const Params& x, const Layout& smem, const Pixel& pixel, Progress& weights, int pieces,
                                   const Pixels& now, Pixels& next, const Step& next_step, bool accumulate, Sums& sums) {
-    const uint32_t high = hopper::high<kRowBytes>(8 * kRowBytes), slot = weights.first + weights.ring.slot;
-    const uint32_t b = hopper::low(at.weights) + slot * (kWeightBytes / 16);
-    hopper::wait(at.weight_full + 8 * slot, weights.ring.parity);
-    hopper::begin_products();
+    const uint32_t hi = ptx::descriptor_hi<kRowBytes>(8 * kRowBytes), slot = weights.first + weights.ring.index;
+    const uint32_t b = ptx::descriptor_lo(smem.weights) + slot * (kWeightBytes / 16);
+    ptx::mbarrier_wait(smem.weight_full + 8 * slot, weights.ring.phase);
+    ptx::warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < kK / 16; ++i)
-      Config::multiply(sums[0], now[i], hopper::descriptor(b + 2 * i, high), accumulate || i);
-    hopper::commit_products();
-    hopper::wait_for_products<1>();
-    release(at, weights, x.weight_slots, pieces);
-    weights.used = weights.ring.slot;
+      Config::wgmma(sums[0], now[i], ptx::SmemDescriptor{b + 2 * i, hi}, accumulate || i);
+    ptx::warpgroup_commit_batch();
+    ptx::warpgroup_wait<1>();
+    release(smem, weights, x.weight_slots, pieces);
+    weights.used = weights.ring.index;
     weights.ring.advance(x.weight_slots), ++weights.piece;
-    read(x, at, pixel, next_step, next);
+    read(x, smem, pixel, next_step, next);
   }
 
   // This warpgroup's sums of a tile.
-  AT_DEVICE static void convolve(const Params& x, const Layout& at, Progress& weights, int group, int pieces, Sums& sums) {
+  AT_DEVICE static void convolve(const Params& x, const Layout& smem, Progress& weights, int group, int pieces, Sums& sums) {
     const Pixel pixel(x);
     const int steps = steps_of(x, group);
     Pixels even, odd;
@@ -223,19 +230,19 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     const auto advance = [&] {
       if (--left > 0) step.advance();
     };
-    read(x, at, pixel, step, even);
-    hopper::pin(sums);
+    read(x, smem, pixel, step, even);
+    ptx::warpgroup_fence_operand(sums);
 #pragma unroll 1
     for (int i = 0; i + 1 < steps; i += 2) {
       advance();
-      take_step(x, at, pixel, weights, pieces, even, odd, step, i > 0, sums);
+      take_step(x, smem, pixel, weights, pieces, even, odd, step, i > 0, sums);
       advance();
-      take_step(x, at, pixel, weights, pieces, odd, even, step, true, sums);
+      take_step(x, smem, pixel, weights, pieces, odd, even, step, true, sums);
     }
-    if (steps % 2) take_step(x, at, pixel, weights, pieces, even, odd, step, steps > 1, sums);
-    hopper::wait_for_products<0>();
-    hopper::pin(sums);
-    release(at, weights, x.weight_slots, pieces);
+    if (steps % 2) take_step(x, smem, pixel, weights, pieces, even, odd, step, steps > 1, sums);
+    ptx::warpgroup_wait<0>();
+    ptx::warpgroup_fence_operand(sums);
+    release(smem, weights, x.weight_slots, pieces);
     weights.used = -1;
   }
 
@@ -244,30 +251,30 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   using OwnSums = float[1][(kOwn + kHidden) / 2];
 
   // The projection of this warpgroup's channels.
-  AT_DEVICE static void project(const Params& x, const Layout& at, Progress& weights, int pieces, float (&sums)[1][kOwn / 2]) {
-    const uint32_t high = hopper::high<kRowBytes>(8 * kRowBytes);
-    hopper::pin(sums);
+  AT_DEVICE static void project(const Params& x, const Layout& smem, Progress& weights, int pieces, float (&sums)[1][kOwn / 2]) {
+    const uint32_t hi = ptx::descriptor_hi<kRowBytes>(8 * kRowBytes);
+    ptx::warpgroup_fence_operand(sums);
 #pragma unroll 1
     for (int chunk = 0; chunk < x.skip_chunks; ++chunk) {
-      const uint32_t a = hopper::low(at.skip) + chunk * (kPlaneBytes / 16), slot = weights.first + weights.ring.slot;
-      const uint32_t b = hopper::low(at.weights) + slot * (kWeightBytes / 16);
-      hopper::wait(at.full + 8 * (x.chunks + chunk), 0);
-      hopper::wait(at.weight_full + 8 * slot, weights.ring.parity);
-      hopper::begin_products();
+      const uint32_t a = ptx::descriptor_lo(smem.skip) + chunk * (kPlaneBytes / 16), slot = weights.first + weights.ring.index;
+      const uint32_t b = ptx::descriptor_lo(smem.weights) + slot * (kWeightBytes / 16);
+      ptx::mbarrier_wait(smem.full + 8 * (x.chunks + chunk), 0);
+      ptx::mbarrier_wait(smem.weight_full + 8 * slot, weights.ring.phase);
+      ptx::warpgroup_arrive();
 #pragma unroll
       for (int i = 0; i < kK / 16; ++i)
-        Config::multiply(sums[0], hopper::descriptor(a + 2 * i, high), hopper::descriptor(b + 2 * i, high), chunk || i);
-      hopper::commit_products();
-      hopper::wait_for_products<0>();
-      weights.used = weights.ring.slot;
+        Config::wgmma(sums[0], ptx::SmemDescriptor{a + 2 * i, hi}, ptx::SmemDescriptor{b + 2 * i, hi}, chunk || i);
+      ptx::warpgroup_commit_batch();
+      ptx::warpgroup_wait<0>();
+      weights.used = weights.ring.index;
       weights.ring.advance(x.weight_slots), ++weights.piece;
-      release(at, weights, x.weight_slots, pieces);
+      release(smem, weights, x.weight_slots, pieces);
     }
-    hopper::pin(sums);
+    ptx::warpgroup_fence_operand(sums);
   }
 
-  AT_DEVICE static uint32_t sums_of(const Layout& at, int owner, int four) {
-    return at.sums + (owner * kFours + four) * kFoursBytes + threadIdx.x % kWide * 16;
+  AT_DEVICE static uint32_t sums_of(const Layout& smem, int owner, int four) {
+    return smem.sums + (owner * kFours + four) * kFoursBytes + threadIdx.x % kWide * 16;
   }
 
   // Of what an owner finishes: its channels, then the hidden values, which all want.
@@ -276,64 +283,64 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     return owner ? sums[0][(kN - kOwn) / 2 + i] : sums[0][i];
   }
 
-  AT_DEVICE static void leave_sums(const Layout& at, int group, const Sums& sums) {
+  AT_DEVICE static void leave_sums(const Layout& smem, int group, const Sums& sums) {
     const int other = kGroups - 1 - group;
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
       float v[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) v[e] = sum_of(sums, other, 4 * i + e);
-      hopper::write(sums_of(at, other, i), make_float4(v[0], v[1], v[2], v[3]));
+      ptx::st_shared(sums_of(smem, other, i), make_float4(v[0], v[1], v[2], v[3]));
     }
   }
 
-  AT_DEVICE static void gather_sums(const Layout& at, int group, const Sums& sums, OwnSums& own) {
+  AT_DEVICE static void gather_sums(const Layout& smem, int group, const Sums& sums, OwnSums& own) {
 #pragma unroll
     for (int i = 0; i < kFours; ++i) {
-      const float4 other = hopper::load_own(sums_of(at, group, i));
+      const float4 other = ptx::ld_shared_float4(sums_of(smem, group, i));
       const float v[4] = {other.x, other.y, other.z, other.w};
 #pragma unroll
       for (int e = 0; e < 4; ++e) own[0][4 * i + e] = sum_of(sums, group, 4 * i + e) + v[e];
     }
   }
 
-  AT_DEVICE static void solve(const Params& x, const Layout& at, const Member& me, int group) {
+  AT_DEVICE static void solve(const Params& x, const Layout& smem, const ClusterCoord& me, int group) {
     const int pieces = pieces_of(x, group), first_channel = me.column * kN + group * kOwn;
     const Folded gate{x.pixels, x.hidden, x.pixel_weight, x.slabs,
-                      (char*)__cvta_shared_to_generic(at.gates) + group * Folded::kBytes};
+                      (char*)__cvta_shared_to_generic(smem.gates) + group * Folded::kBytes};
     if constexpr (kFolded)
       if (owns(group)) gate.load_weights(x.p.p + kFirstGate + 1, first_channel, x.k, threadIdx.x % kWide);
-    wait_for_previous();
+    griddepcontrol_wait();
     Progress weights{group * x.weight_slots};
     Sums sums;
-    convolve(x, at, weights, group, pieces, sums);
-    launch_next();
-    if (kOwners > 1 || !owns(group)) leave_sums(at, group, sums);
-    if (!owns(group)) return hopper::arrive_at_meeting<kExchange, kWide * kGroups>();
+    convolve(x, smem, weights, group, pieces, sums);
+    launch_dependents();
+    if (kOwners > 1 || !owns(group)) leave_sums(smem, group, sums);
+    if (!owns(group)) return ptx::named_barrier_arrive<kExchange, kWide * kGroups>();
 
     typename Config::Steps::Fetched fetched[kUnits];
     each_unit(x, me, first_channel, [&](int i, int, int, int, int64_t offset, bool there) {
       if (there) Config::Steps::fetch(fetched[i], x.p.p, offset);
     });
     float projected[1][kOwn / 2];
-    if constexpr (kProjects) project(x, at, weights, pieces, projected);
+    if constexpr (kProjects) project(x, smem, weights, pieces, projected);
     OwnSums own;
-    hopper::meet<kExchange, kWide * kGroups>();
-    gather_sums(at, group, sums, own);
+    ptx::named_barrier_sync<kExchange, kWide * kGroups>();
+    gather_sums(smem, group, sums, own);
     if constexpr (kFolded) {
       each_unit(x, me, first_channel, [&](int, int half, int columns, int channel, int64_t, bool) {
         float v[kVector];
-        hopper::take(v, own, 0, half, columns);
+        load_fragment(v, own, 0, half, columns);
         Config::Steps::before(v, x.p.p, x.scalars, channel);
-        hopper::put(v, own, 0, half, columns);
+        store_fragment(v, own, 0, half, columns);
       });
-      gate.scale(own, 0, [&] { hopper::meet_in<kWide>(kGate + group); });
+      gate.scale(own, 0, [&] { ptx::named_barrier_sync<kWide>(kGate + group); });
     }
     each_unit(x, me, first_channel, [&](int i, int half, int columns, int channel, int64_t offset, bool there) {
       float v[kVector], more[kVector];
-      hopper::take(v, own, 0, half, columns);
+      load_fragment(v, own, 0, half, columns);
       if constexpr (kProjects) {
-        hopper::take(more, projected, 0, half, columns);
+        load_fragment(more, projected, 0, half, columns);
 #pragma unroll
         for (int e = 0; e < kVector; ++e) v[e] += more[e];
       }
@@ -345,7 +352,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   // Calls work(place, half, columns, channel, offset, there) for this thread's units of eight channels. What is not there, in
   // the output, may be computed, with some channel that is: branches would make each unit wait for its own vectors.
   template <typename Work>
-  AT_DEVICE static void each_unit(const Params& x, const Member& me, int first_channel, const Work& work) {
+  AT_DEVICE static void each_unit(const Params& x, const ClusterCoord& me, int first_channel, const Work& work) {
     const int lane = threadIdx.x % 32, row = me.first_image(x) * x.pixels + threadIdx.x % kWide / 32 * 16 + lane / 4;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
