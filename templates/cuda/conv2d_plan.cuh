@@ -35,8 +35,8 @@ struct ImagePlan {
   static_assert(kPieces % kSlices == 0, "each slice finishes as many pieces");
   static_assert(kN % kCopied == 0, "a thread copies the same filters of every tap");
 
-  using Excitation = SqueezeExciteGate<Element, kM, kN, 1, kThreads>;
-  using Folded = FoldedSqueezeExciteGate<Element, kM, kN, kHidden, kThreads, true>;
+  using Excitation = SeGate<Element, kM, kN, 1, kThreads>;
+  using Folded = FoldedSeGate<Element, kM, kN, kHidden, kThreads, true>;
   enum { kX = 0, kStemWeight = 1, kWeight = 1 + kStem, kFirstGate = kWeight + 1 + kBlock, kY = kGated || kFolded ? kFirstGate + 4 : 2 };
   enum Launch { kTileP, kTileQ, kPatches };
 

@@ -17,7 +17,7 @@ namespace at {
 
 // kWarps: images have a multiple of 16 pixels, else 1, 4 or 8.
 template <typename Element, int kM, int kN, int kHidden, int kThreads, bool kWarps>
-struct FoldedSqueezeExciteGate {
+struct FoldedSeGate {
   static constexpr int kColumns = kHidden / 8, kSteps = (kHidden + 15) / 16;  // of wgmma's eight columns; of the product
   static constexpr int kRow = 16 * kSteps + 8;  // elements between rows of w2: the padding spreads them over the banks
   // Shared memory, in bytes from its beginning: w2's rows of the tile's channels, b2, b1, sums of warps; hidden values and

@@ -11,7 +11,7 @@
 namespace at {
 
 template <typename Element, int kM, int kN, int kPeers, int kThreads>
-struct SqueezeExciteGate {
+struct SeGate {
   static constexpr int kVector = 8;
   static constexpr int kColumn = kN + 8;  // elements between rows of w1: the padding spreads them over the banks
 
@@ -21,7 +21,7 @@ struct SqueezeExciteGate {
   float weight;  // of a pixel in the mean
 
   // run: as many of a warp's rows, one after the other, are of one image.
-  AT_DEVICE SqueezeExciteGate(int pixels, int hidden, int run = 16) : pixels(pixels), hidden(hidden) {
+  AT_DEVICE SeGate(int pixels, int hidden, int run = 16) : pixels(pixels), hidden(hidden) {
     rows = min(pixels, run), images = kM / max(pixels, 1), weight = 1.f / pixels;
   }
   AT_DEVICE bool fits() const {

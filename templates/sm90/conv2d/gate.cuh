@@ -12,20 +12,23 @@ namespace at {
 template <typename Config>
 struct Conv2dGate : Conv2dStore<Config> {
  protected:
-  using Plan = Conv2dPlan<Config>;
+  using P = Conv2dPlan<Config>;
+  using Element = typename P::Element;
+  using Excitation = typename P::Excitation;
+  using Folded = typename P::Folded;
+  using Layout = typename P::Layout;
+  using ClusterCoord = typename P::ClusterCoord;
+  using Params = typename P::Params;
+  using Sums = typename P::Sums;
+  using Tile = typename P::Tile;
   using Store = Conv2dStore<Config>;
-  using typename Plan::Element, typename Plan::Excitation, typename Plan::Folded, typename Plan::Layout;
-  using typename Plan::ClusterCoord, typename Plan::Params, typename Plan::Sums, typename Plan::Tile;
-  using Plan::kBlocks, Plan::kFirstGate, Plan::kGroups, Plan::kN, Plan::kOwnColumns, Plan::kOwnN, Plan::kPingpong, Plan::kSlices;
-  using Plan::kVector, Plan::kY;
-  using Store::each_unit, Store::find_pixels, Store::kGroup, Store::kUnitGroups;
 
   AT_DEVICE static Excitation excitation(const Params& x) { return Excitation(x.pixels, x.hidden); }
   AT_DEVICE static char* gate_memory(const Layout& smem) { return (char*)__cvta_shared_to_generic(smem.gate); }
-  AT_DEVICE static int own_channel(const ClusterCoord& me, const Tile& tile) { return tile.n * kN + me.slice * kOwnN; }
+  AT_DEVICE static int own_channel(const ClusterCoord& me, const Tile& tile) { return tile.n * P::kN + me.slice * P::kOwnN; }
 
   // Applies the steps before the gate to a row's sums of eight channels, of both halves of a warp's rows.
-  AT_DEVICE static void apply_before(const Params& x, int m, int columns, int channel, Sums& sums, float (&v)[2][kVector]) {
+  AT_DEVICE static void apply_before(const Params& x, int m, int columns, int channel, Sums& sums, float (&v)[2][P::kVector]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       load_fragment(v[half], sums, m, half, columns);
@@ -38,28 +41,28 @@ struct Conv2dGate : Conv2dStore<Config> {
 
   // All threads of a tile. group: this thread's warpgroup.
   AT_DEVICE static void meet_for_tile(int group) {
-    if constexpr (!kPingpong) ptx::named_barrier_sync<1, 128 * kGroups>();
+    if constexpr (!P::kPingpong) ptx::named_barrier_sync<1, 128 * P::kGroups>();
     else if (group == 0) ptx::named_barrier_sync<1, 128>();
     else ptx::named_barrier_sync<2, 128>();
   }
 
   AT_DEVICE static Folded folded(const Params& x, const Layout& smem, int group) {
-    return {x.pixels, x.hidden, x.pixel_weight, x.slabs, gate_memory(smem) + (kPingpong ? group : 0) * Folded::kBytes};
+    return {x.pixels, x.hidden, x.pixel_weight, x.slabs, gate_memory(smem) + (P::kPingpong ? group : 0) * Folded::kBytes};
   }
 
   // Begins to bring near what the gates of a tile need.
   AT_DEVICE static void load_folded(const Params& x, const Layout& smem, const Tile& tile, int group) {
-    folded(x, smem, group).load_weights(x.p.p + kFirstGate + 1, tile.n * kN, x.k, threadIdx.x % (kPingpong ? 128 : 128 * kGroups));
+    folded(x, smem, group).load_weights(x.p.p + P::kFirstGate + 1, tile.n * P::kN, x.k, threadIdx.x % (P::kPingpong ? 128 : 128 * P::kGroups));
   }
 
   // Applies the steps before the gate to the sums, and scales them.
   AT_DEVICE static void scale_folded(const Params& x, const Layout& smem, const Tile& tile, int group, int first_block, Sums& sums) {
 #pragma unroll
-    for (int columns = 0; columns < kN / 32; ++columns)
+    for (int columns = 0; columns < P::kN / 32; ++columns)
 #pragma unroll
-      for (int m = 0; m < kBlocks; ++m) {
-        float v[2][kVector];
-        apply_before(x, m, columns, tile.n * kN + 32 * columns + 8 * ((int)threadIdx.x % 4), sums, v);
+      for (int m = 0; m < P::kBlocks; ++m) {
+        float v[2][P::kVector];
+        apply_before(x, m, columns, tile.n * P::kN + 32 * columns + 8 * ((int)threadIdx.x % 4), sums, v);
       }
     folded(x, smem, group).scale(sums, first_block, [&] { meet_for_tile(group); });
   }
@@ -70,36 +73,36 @@ struct Conv2dGate : Conv2dStore<Config> {
   AT_DEVICE static Excitation excite(const Params& x, const Layout& smem, const ClusterCoord& me, const Tile& tile,
                                      int first_block, Sums& sums) {
     // A mask: of a comparison for equality the compiler would make an index of the sums, which would leave registers.
-    const uint32_t own = kSlices == 1 ? ~0u : ((1u << kOwnColumns) - 1) << me.slice * kOwnColumns;
+    const uint32_t own = P::kSlices == 1 ? ~0u : ((1u << P::kOwnColumns) - 1) << me.slice * P::kOwnColumns;
     const Excitation gate = excitation(x);
     char* memory = gate_memory(smem);
     const int lane = threadIdx.x % 32, warp = ptx::warp_uniform(threadIdx.x / 32) % 4;
-    const int first_channel = tile.n * kN + 8 * (lane % 4);
+    const int first_channel = tile.n * P::kN + 8 * (lane % 4);
 #pragma unroll
-    for (int columns = 0; columns < kN / 32; ++columns) {
+    for (int columns = 0; columns < P::kN / 32; ++columns) {
       if (!(own >> columns & 1)) continue;
       const int channel = first_channel + 32 * columns;
 #pragma unroll
-      for (int m = 0; m < kBlocks; ++m) {
-        float v[2][kVector];
+      for (int m = 0; m < P::kBlocks; ++m) {
+        float v[2][P::kVector];
         apply_before(x, m, columns, channel, sums, v);
-        gate.collect(v, memory, 4 * (first_block + m) + warp, 32 * (columns % kOwnColumns) + 8 * (lane % 4));
+        gate.collect(v, memory, 4 * (first_block + m) + warp, 32 * (columns % P::kOwnColumns) + 8 * (lane % 4));
       }
     }
-    gate.excite(memory, own_channel(me, tile), x.k, me.n * kSlices + me.slice, smem.gate_full,
-                [&](int peer) { return me.rank(me.m, peer / kSlices, peer % kSlices); });
+    gate.excite(memory, own_channel(me, tile), x.k, me.n * P::kSlices + me.slice, smem.gate_full,
+                [&](int peer) { return me.rank(me.m, peer / P::kSlices, peer % P::kSlices); });
     return gate;
   }
 
   // With a gate: sums up, scales and stores. What the steps read of tensors is on its way while the gate is computed.
   AT_DEVICE static void store_gated(const Params& x, const Layout& smem, const ClusterCoord& me, const Tile& tile,
                                     int first_block, Sums& sums) {
-    int pixels[kBlocks][2];
-    find_pixels(x, tile, first_block, pixels);
-    constexpr int kEarly = kUnitGroups < 2 ? kUnitGroups : 2;
-    typename Config::Steps::Fetched fetched[kEarly][kGroup];
+    int pixels[P::kBlocks][2];
+    Store::find_pixels(x, tile, first_block, pixels);
+    constexpr int kEarly = Store::kUnitGroups < 2 ? Store::kUnitGroups : 2;
+    typename Config::Steps::Fetched fetched[kEarly][Store::kGroup];
     auto fetch = [&](int group) {
-      each_unit(x, me, tile, pixels, group, [&](int j, int, int, int, int, int64_t offset, bool there) {
+      Store::each_unit(x, me, tile, pixels, group, [&](int j, int, int, int, int, int64_t offset, bool there) {
         if (there) Config::Steps::fetch(fetched[group % kEarly][j], x.p.p, offset);
       });
     };
@@ -109,19 +112,19 @@ struct Conv2dGate : Conv2dStore<Config> {
     const float* gates = (const float*)(gate_memory(smem) + gate.mean());
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
-    for (int group = 0; group < kUnitGroups; ++group) {
-      each_unit(x, me, tile, pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset, bool there) {
+    for (int group = 0; group < Store::kUnitGroups; ++group) {
+      Store::each_unit(x, me, tile, pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset, bool there) {
         const int image = (64 * (first_block + m) + 16 * warp + 8 * half + lane / 4) / gate.pixels;
-        float v[kVector], factor[kVector];
+        float v[P::kVector], factor[P::kVector];
         load_fragment(v, sums, m, half, columns);
-        load(factor, gates + image * kOwnN + 32 * (columns % kOwnColumns) + 8 * (lane % 4));
+        load(factor, gates + image * P::kOwnN + 32 * (columns % P::kOwnColumns) + 8 * (lane % 4));
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) v[e] *= factor[e];
+        for (int e = 0; e < P::kVector; ++e) v[e] *= factor[e];
         if (!Config::kStores || there)
           Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[group % kEarly][j]);
-        if (there) store(v, (Element*)x.p.p[kY] + offset);
+        if (there) store(v, (Element*)x.p.p[P::kY] + offset);
       });
-      if (group + kEarly < kUnitGroups) fetch(group + kEarly);
+      if (group + kEarly < Store::kUnitGroups) fetch(group + kEarly);
     }
   }
 };

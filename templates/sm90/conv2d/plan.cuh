@@ -42,9 +42,9 @@ struct Conv2dPlan {
   static constexpr int kOwnN = kN / kSlices, kOwnColumns = kOwnN / 32;  // of a split tile, in the end
   static constexpr int kExchangedBytes = 2 * (kSlices - 1) * kM * (kOwnN + kHidden) * 4;  // to and from the other slices
   static constexpr bool kGated = Config::kGated;
-  using Excitation = SqueezeExciteGate<Element, kM, kOwnN, kClusterN * kSlices, 128 * kGroups>;
+  using Excitation = SeGate<Element, kM, kOwnN, kClusterN * kSlices, 128 * kGroups>;
   static constexpr int kTiles = kPingpong ? kGroups : 1;  // at a time
-  using Folded = FoldedSqueezeExciteGate<Element, kM, kN, kHidden, 128 * kTeam, Config::kWarpImages>;
+  using Folded = FoldedSeGate<Element, kM, kN, kHidden, 128 * kTeam, Config::kWarpImages>;
   // A skip connection's projection is added to the scaled sums by more products, of the same tile.
   static constexpr bool kProjects = Config::kProjects;
   // Places of the pointers: Problem.operands() of conv2d, of conv2d_se and conv2d_folded_se, or of conv2d_se_skip.

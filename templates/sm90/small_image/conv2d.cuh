@@ -30,34 +30,34 @@ namespace at {
 
 template <typename Config>
 struct HopperImageConv2d : HopperImagePlan<Config> {
-  using Plan = HopperImagePlan<Config>;
-  using typename Plan::Element, typename Plan::Folded, typename Plan::Layout, typename Plan::ClusterCoord, typename Plan::Params;
-  using Plan::kChunkBytes, Plan::kColumns, Plan::kExchange, Plan::kFirstGate, Plan::kFolded, Plan::kFours, Plan::kFoursBytes;
-  using Plan::kGate, Plan::kGroups, Plan::kHidden, Plan::kK, Plan::kN, Plan::kOwn, Plan::kOwners, Plan::kPeers;
-  using Plan::kPlaneBytes, Plan::kPlanes, Plan::kProjects, Plan::kRowBytes, Plan::kStride, Plan::kTaps, Plan::kUnits;
-  using Plan::kVector, Plan::kWeightBytes, Plan::kWide, Plan::kY;
+  using P = HopperImagePlan<Config>;
+  using Element = typename P::Element;
+  using Folded = typename P::Folded;
+  using Layout = typename P::Layout;
+  using ClusterCoord = typename P::ClusterCoord;
+  using Params = typename P::Params;
 
   // ---- The kernel ----
 
   AT_DEVICE static void run(const Params& x, char* memory) {
     const Layout smem(x, (ptx::cast_smem_ptr_to_uint(memory) + 1023) / 1024 * 1024);
-    const int peer = kPeers > 1 ? (int)ptx::block_rank_in_cluster() : 0;
+    const int peer = P::kPeers > 1 ? (int)ptx::block_rank_in_cluster() : 0;
     // Peers, which share their weights, are neighbours in the grid; the column changes from cluster to cluster.
     int column;
-    const int tile = x.columns.divmod(blockIdx.x / kPeers, column) * kPeers + peer;
+    const int tile = x.columns.divmod(blockIdx.x / P::kPeers, column) * P::kPeers + peer;
     const ClusterCoord me{tile, column, peer};
     const int warp = ptx::warp_uniform(threadIdx.x / 32), group = warp / 4;
-    prefetch_maps(x, warp - 4 * kGroups);
+    prefetch_maps(x, warp - 4 * P::kGroups);
     init_barriers(x, smem, warp);
-    if (threadIdx.x < kRowBytes / 16) ptx::st_shared(smem.zeros + 16 * threadIdx.x, make_uint4(0, 0, 0, 0));
-    ptx::cluster_or_block_sync<kPeers>();
+    if (threadIdx.x < P::kRowBytes / 16) ptx::st_shared(smem.zeros + 16 * threadIdx.x, make_uint4(0, 0, 0, 0));
+    ptx::cluster_or_block_sync<P::kPeers>();
 
-    if (group < kGroups) {
+    if (group < P::kGroups) {
       solve(x, smem, me, group);
     } else {
       if (ptx::elect_one_sync()) {
-        if (warp == 4 * kGroups) load_images(x, smem, me);
-        else load_weights(x, smem, me, warp - 4 * kGroups - 1);
+        if (warp == 4 * P::kGroups) load_images(x, smem, me);
+        else load_weights(x, smem, me, warp - 4 * P::kGroups - 1);
       }
       __syncwarp();
     }
@@ -67,18 +67,18 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   AT_DEVICE static void prefetch_maps(const Params& x, int loader) {
     if (loader == 0) {
       ptx::prefetch_tensormap(x.image_map);
-      if constexpr (kProjects) ptx::prefetch_tensormap(x.skip_map);
+      if constexpr (P::kProjects) ptx::prefetch_tensormap(x.skip_map);
     } else if (loader > 0) {
       ptx::prefetch_tensormap(x.weight_map);
-      if constexpr (kFolded) ptx::prefetch_tensormap(x.hidden_map);
-      if constexpr (kProjects) ptx::prefetch_tensormap(x.projection_map);
+      if constexpr (P::kFolded) ptx::prefetch_tensormap(x.hidden_map);
+      if constexpr (P::kProjects) ptx::prefetch_tensormap(x.projection_map);
     }
   }
 
   AT_DEVICE static void init_barriers(const Params& x, const Layout& smem, int warp) {
     if (warp == 0) ptx::mbarrier_init_array(smem.full, x.chunks + x.skip_chunks, 1);
-    else if (warp == 1) ptx::mbarrier_init_array(smem.weight_full, kGroups * x.weight_slots, 1);
-    else if (warp == 2) ptx::mbarrier_init_array(smem.weight_empty, kGroups * x.weight_slots, kPeers);
+    else if (warp == 1) ptx::mbarrier_init_array(smem.weight_full, P::kGroups * x.weight_slots, 1);
+    else if (warp == 2) ptx::mbarrier_init_array(smem.weight_empty, P::kGroups * x.weight_slots, P::kPeers);
     ptx::fence_barrier_init();
   }
 
@@ -87,12 +87,12 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     int chunk = 0, tap;
     AT_DEVICE Step(int group) : tap(group) {}
     AT_DEVICE void advance() {
-      tap += kGroups;
-      if (tap >= kTaps) tap -= kTaps, ++chunk;
+      tap += P::kGroups;
+      if (tap >= P::kTaps) tap -= P::kTaps, ++chunk;
     }
   };
-  AT_DEVICE static int steps_of(const Params& x, int group) { return (x.chunks * kTaps - group + kGroups - 1) / kGroups; }
-  AT_DEVICE static bool owns(int group) { return group < kOwners; }
+  AT_DEVICE static int steps_of(const Params& x, int group) { return (x.chunks * P::kTaps - group + P::kGroups - 1) / P::kGroups; }
+  AT_DEVICE static bool owns(int group) { return group < P::kOwners; }
   // What a warpgroup takes from its ring.
   AT_DEVICE static int pieces_of(const Params& x, int group) { return steps_of(x, group) + (owns(group) ? x.skip_chunks : 0); }
 
@@ -103,30 +103,30 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     griddepcontrol_wait();
 #pragma unroll 1
     for (int chunk = 0; chunk < x.chunks; ++chunk) {
-      const uint32_t full = smem.full + 8 * chunk, to = smem.images + chunk * kChunkBytes;
-      ptx::mbarrier_arrive_expect_tx(full, kPlanes * x.plane_bytes);
+      const uint32_t full = smem.full + 8 * chunk, to = smem.images + chunk * P::kChunkBytes;
+      ptx::mbarrier_arrive_expect_tx(full, P::kPlanes * x.plane_bytes);
 #pragma unroll
-      for (int plane = 0; plane < kPlanes; ++plane)
-        ptx::tma_load_4d(to + plane * kPlaneBytes, x.image_map, full, chunk * kK, plane % kStride, plane / kStride, image);
+      for (int plane = 0; plane < P::kPlanes; ++plane)
+        ptx::tma_load_4d(to + plane * P::kPlaneBytes, x.image_map, full, chunk * P::kK, plane % P::kStride, plane / P::kStride, image);
     }
 #pragma unroll 1
     for (int i = 0; i < x.skip_chunks; ++i) {
       const uint32_t full = smem.full + 8 * (x.chunks + i);
       ptx::mbarrier_arrive_expect_tx(full, x.plane_bytes);
-      ptx::tma_load_2d<false>(smem.skip + i * kPlaneBytes, x.skip_map, full, i * kK, image * x.pixels, 0);
+      ptx::tma_load_2d<false>(smem.skip + i * P::kPlaneBytes, x.skip_map, full, i * P::kK, image * x.pixels, 0);
     }
     launch_dependents();
   }
 
   // A loading thread is alone: nothing hides how long its instructions take, so its loop only counts on.
   AT_DEVICE static void load_weights(const Params& x, const Layout& smem, const ClusterCoord& me, int group) {
-    constexpr uint16_t kAll = (1 << kPeers) - 1;
+    constexpr uint16_t kAll = (1 << P::kPeers) - 1;
     const int first = group * x.weight_slots, steps = steps_of(x, group);
     const auto load = [&](PipelineState& ring, const void* map, int bytes, int rows, int chunk, int tap, int row) {
-      const uint32_t full = smem.weight_full + 8 * (first + ring.index), slot = smem.weights + (first + ring.index) * kWeightBytes;
+      const uint32_t full = smem.weight_full + 8 * (first + ring.index), slot = smem.weights + (first + ring.index) * P::kWeightBytes;
       ptx::mbarrier_wait(smem.weight_empty + 8 * (first + ring.index), ring.phase);
       ptx::mbarrier_arrive_expect_tx(full, bytes);
-      ptx::tma_load_3d<(kPeers > 1)>(slot + me.peer * rows * kRowBytes, map, full, chunk * kK, tap, row + me.peer * rows, kAll);
+      ptx::tma_load_3d<(P::kPeers > 1)>(slot + me.peer * rows * P::kRowBytes, map, full, chunk * P::kK, tap, row + me.peer * rows, kAll);
       ring.advance(x.weight_slots);
       return slot;
     };
@@ -135,13 +135,13 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
 #pragma unroll 1
     for (int i = 0; i < steps; ++i, step.advance()) {
       const uint32_t full = smem.weight_full + 8 * (first + ring.index);
-      const uint32_t slot = load(ring, x.weight_map, kWeightBytes, kN / kPeers, step.chunk, step.tap, me.column * kN);
-      if (kFolded && me.peer == 0)
-        ptx::tma_load_3d<(kPeers > 1)>(slot + kN * kRowBytes, x.hidden_map, full, step.chunk * kK, step.tap, 0, kAll);
+      const uint32_t slot = load(ring, x.weight_map, P::kWeightBytes, P::kN / P::kPeers, step.chunk, step.tap, me.column * P::kN);
+      if (P::kFolded && me.peer == 0)
+        ptx::tma_load_3d<(P::kPeers > 1)>(slot + P::kN * P::kRowBytes, x.hidden_map, full, step.chunk * P::kK, step.tap, 0, kAll);
     }
-    if (kProjects && owns(group))
+    if (P::kProjects && owns(group))
       for (int i = 0; i < x.skip_chunks; ++i)
-        load(ring, x.projection_map, kOwn * kRowBytes, kOwn / kPeers, i, 0, me.column * kN + group * kOwn);
+        load(ring, x.projection_map, P::kOwn * P::kRowBytes, P::kOwn / P::kPeers, i, 0, me.column * P::kN + group * P::kOwn);
     launch_dependents();
   }
 
@@ -154,32 +154,32 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     uint32_t half;
     AT_DEVICE explicit Pixel(const Params& x) {
       const int lane = threadIdx.x % 32;
-      row = threadIdx.x % kWide / 32 * 16 + lane % 16, half = lane / 16;
+      row = threadIdx.x % P::kWide / 32 * 16 + lane % 16, half = lane / 16;
       const int column = row % x.out_w, line = row / x.out_w % x.out_h;
-      const auto inside = [](int line, int tap, int size) { return (unsigned)(line * kStride + tap - 1) < (unsigned)(size * kStride); };
+      const auto inside = [](int line, int tap, int size) { return (unsigned)(line * P::kStride + tap - 1) < (unsigned)(size * P::kStride); };
       taps = 0;
 #pragma unroll
-      for (int tap = 0; tap < kTaps; ++tap)
+      for (int tap = 0; tap < P::kTaps; ++tap)
         taps |= (uint32_t)(inside(line, tap / 3, x.out_h) && inside(column, tap % 3, x.out_w)) << tap;
     }
   };
 
-  using Pixels = uint32_t[kK / 16][4];  // of a warp: 16 rows of 64 channels
-  using Sums = float[1][kColumns / 2];
+  using Pixels = uint32_t[P::kK / 16][4];  // of a warp: 16 rows of 64 channels
+  using Sums = float[1][P::kColumns / 2];
 
   // Along one axis, with stride 2: a tap finds the plane of even or odd places, one place back or not.
-  AT_DEVICE static int plane_of(int tap) { return kStride == 1 ? 0 : tap != 1; }
-  AT_DEVICE static int shift_of(int tap) { return kStride == 1 ? tap - 1 : -(tap == 0); }
+  AT_DEVICE static int plane_of(int tap) { return P::kStride == 1 ? 0 : tap != 1; }
+  AT_DEVICE static int shift_of(int tap) { return P::kStride == 1 ? tap - 1 : -(tap == 0); }
 
   AT_DEVICE static void read(const Params& x, const Layout& smem, const Pixel& pixel, const Step& step, Pixels& to) {
     ptx::mbarrier_wait(smem.full + 8 * step.chunk, 0);
     const int r = step.tap * 11 >> 5, s = step.tap - 3 * r;
-    const uint32_t plane = smem.images + step.chunk * kChunkBytes + (plane_of(r) * kStride + plane_of(s)) * kPlaneBytes;
+    const uint32_t plane = smem.images + step.chunk * P::kChunkBytes + (plane_of(r) * P::kStride + plane_of(s)) * P::kPlaneBytes;
     const uint32_t row = pixel.row + shift_of(r) * x.out_w + shift_of(s);
-    const uint32_t from = pixel.taps >> step.tap & 1 ? plane + row * kRowBytes : smem.zeros;
+    const uint32_t from = pixel.taps >> step.tap & 1 ? plane + row * P::kRowBytes : smem.zeros;
     const uint32_t first = (pixel.half ^ row % 8) * 16;  // as TMA swizzles it
 #pragma unroll
-    for (int i = 0; i < kK / 16; ++i) load_matrices(to[i], from + (first ^ 32 * i));
+    for (int i = 0; i < P::kK / 16; ++i) load_matrices(to[i], from + (first ^ 32 * i));
   }
 
   // How far a warpgroup is with its ring of weights.
@@ -193,23 +193,23 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   AT_DEVICE static void release(const Layout& smem, Progress& weights, int slots, int pieces) {
     const bool again = weights.used >= 0 && weights.piece - 1 + slots < pieces;
     const uint32_t empty = smem.weight_empty + 8 * (weights.first + weights.used);
-    const int thread = threadIdx.x % kWide;
-    if constexpr (kPeers == 1) {
+    const int thread = threadIdx.x % P::kWide;
+    if constexpr (P::kPeers == 1) {
       if (again && thread == 0) ptx::mbarrier_arrive(empty);
     } else {
-      if (again && thread < kPeers) ptx::mbarrier_arrive_cluster(empty, thread);
+      if (again && thread < P::kPeers) ptx::mbarrier_arrive_cluster(empty, thread);
     }
   }
 
   // Begins the products of a step, then waits for those of the step before and reads the pixels of the next.
   AT_DEVICE static void take_step(const Params& x, const Layout& smem, const Pixel& pixel, Progress& weights, int pieces,
                                   const Pixels& now, Pixels& next, const Step& next_step, bool accumulate, Sums& sums) {
-    const uint32_t hi = ptx::descriptor_hi<kRowBytes>(8 * kRowBytes), slot = weights.first + weights.ring.index;
-    const uint32_t b = ptx::descriptor_lo(smem.weights) + slot * (kWeightBytes / 16);
+    const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes), slot = weights.first + weights.ring.index;
+    const uint32_t b = ptx::descriptor_lo(smem.weights) + slot * (P::kWeightBytes / 16);
     ptx::mbarrier_wait(smem.weight_full + 8 * slot, weights.ring.phase);
     ptx::warpgroup_arrive();
 #pragma unroll
-    for (int i = 0; i < kK / 16; ++i)
+    for (int i = 0; i < P::kK / 16; ++i)
       Config::wgmma(sums[0], now[i], ptx::SmemDescriptor{b + 2 * i, hi}, accumulate || i);
     ptx::warpgroup_commit_batch();
     ptx::warpgroup_wait<1>();
@@ -248,21 +248,21 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
 
   // ---- The end of a tile ----
 
-  using OwnSums = float[1][(kOwn + kHidden) / 2];
+  using OwnSums = float[1][(P::kOwn + P::kHidden) / 2];
 
   // The projection of this warpgroup's channels.
-  AT_DEVICE static void project(const Params& x, const Layout& smem, Progress& weights, int pieces, float (&sums)[1][kOwn / 2]) {
-    const uint32_t hi = ptx::descriptor_hi<kRowBytes>(8 * kRowBytes);
+  AT_DEVICE static void project(const Params& x, const Layout& smem, Progress& weights, int pieces, float (&sums)[1][P::kOwn / 2]) {
+    const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes);
     ptx::warpgroup_fence_operand(sums);
 #pragma unroll 1
     for (int chunk = 0; chunk < x.skip_chunks; ++chunk) {
-      const uint32_t a = ptx::descriptor_lo(smem.skip) + chunk * (kPlaneBytes / 16), slot = weights.first + weights.ring.index;
-      const uint32_t b = ptx::descriptor_lo(smem.weights) + slot * (kWeightBytes / 16);
+      const uint32_t a = ptx::descriptor_lo(smem.skip) + chunk * (P::kPlaneBytes / 16), slot = weights.first + weights.ring.index;
+      const uint32_t b = ptx::descriptor_lo(smem.weights) + slot * (P::kWeightBytes / 16);
       ptx::mbarrier_wait(smem.full + 8 * (x.chunks + chunk), 0);
       ptx::mbarrier_wait(smem.weight_full + 8 * slot, weights.ring.phase);
       ptx::warpgroup_arrive();
 #pragma unroll
-      for (int i = 0; i < kK / 16; ++i)
+      for (int i = 0; i < P::kK / 16; ++i)
         Config::wgmma(sums[0], ptx::SmemDescriptor{a + 2 * i, hi}, ptx::SmemDescriptor{b + 2 * i, hi}, chunk || i);
       ptx::warpgroup_commit_batch();
       ptx::warpgroup_wait<0>();
@@ -274,19 +274,19 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   }
 
   AT_DEVICE static uint32_t sums_of(const Layout& smem, int owner, int four) {
-    return smem.sums + (owner * kFours + four) * kFoursBytes + threadIdx.x % kWide * 16;
+    return smem.sums + (owner * P::kFours + four) * P::kFoursBytes + threadIdx.x % P::kWide * 16;
   }
 
   // Of what an owner finishes: its channels, then the hidden values, which all want.
   AT_DEVICE static float sum_of(const Sums& sums, int owner, int i) {
-    if (i >= kOwn / 2) return sums[0][(kN - kOwn) / 2 + i];
-    return owner ? sums[0][(kN - kOwn) / 2 + i] : sums[0][i];
+    if (i >= P::kOwn / 2) return sums[0][(P::kN - P::kOwn) / 2 + i];
+    return owner ? sums[0][(P::kN - P::kOwn) / 2 + i] : sums[0][i];
   }
 
   AT_DEVICE static void leave_sums(const Layout& smem, int group, const Sums& sums) {
-    const int other = kGroups - 1 - group;
+    const int other = P::kGroups - 1 - group;
 #pragma unroll
-    for (int i = 0; i < kFours; ++i) {
+    for (int i = 0; i < P::kFours; ++i) {
       float v[4];
 #pragma unroll
       for (int e = 0; e < 4; ++e) v[e] = sum_of(sums, other, 4 * i + e);
@@ -296,7 +296,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
 
   AT_DEVICE static void gather_sums(const Layout& smem, int group, const Sums& sums, OwnSums& own) {
 #pragma unroll
-    for (int i = 0; i < kFours; ++i) {
+    for (int i = 0; i < P::kFours; ++i) {
       const float4 other = ptx::ld_shared_float4(sums_of(smem, group, i));
       const float v[4] = {other.x, other.y, other.z, other.w};
 #pragma unroll
@@ -305,47 +305,47 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   }
 
   AT_DEVICE static void solve(const Params& x, const Layout& smem, const ClusterCoord& me, int group) {
-    const int pieces = pieces_of(x, group), first_channel = me.column * kN + group * kOwn;
+    const int pieces = pieces_of(x, group), first_channel = me.column * P::kN + group * P::kOwn;
     const Folded gate{x.pixels, x.hidden, x.pixel_weight, x.slabs,
                       (char*)__cvta_shared_to_generic(smem.gates) + group * Folded::kBytes};
-    if constexpr (kFolded)
-      if (owns(group)) gate.load_weights(x.p.p + kFirstGate + 1, first_channel, x.k, threadIdx.x % kWide);
+    if constexpr (P::kFolded)
+      if (owns(group)) gate.load_weights(x.p.p + P::kFirstGate + 1, first_channel, x.k, threadIdx.x % P::kWide);
     griddepcontrol_wait();
     Progress weights{group * x.weight_slots};
     Sums sums;
     convolve(x, smem, weights, group, pieces, sums);
     launch_dependents();
-    if (kOwners > 1 || !owns(group)) leave_sums(smem, group, sums);
-    if (!owns(group)) return ptx::named_barrier_arrive<kExchange, kWide * kGroups>();
+    if (P::kOwners > 1 || !owns(group)) leave_sums(smem, group, sums);
+    if (!owns(group)) return ptx::named_barrier_arrive<P::kExchange, P::kWide * P::kGroups>();
 
-    typename Config::Steps::Fetched fetched[kUnits];
+    typename Config::Steps::Fetched fetched[P::kUnits];
     each_unit(x, me, first_channel, [&](int i, int, int, int, int64_t offset, bool there) {
       if (there) Config::Steps::fetch(fetched[i], x.p.p, offset);
     });
-    float projected[1][kOwn / 2];
-    if constexpr (kProjects) project(x, smem, weights, pieces, projected);
+    float projected[1][P::kOwn / 2];
+    if constexpr (P::kProjects) project(x, smem, weights, pieces, projected);
     OwnSums own;
-    ptx::named_barrier_sync<kExchange, kWide * kGroups>();
+    ptx::named_barrier_sync<P::kExchange, P::kWide * P::kGroups>();
     gather_sums(smem, group, sums, own);
-    if constexpr (kFolded) {
+    if constexpr (P::kFolded) {
       each_unit(x, me, first_channel, [&](int, int half, int columns, int channel, int64_t, bool) {
-        float v[kVector];
+        float v[P::kVector];
         load_fragment(v, own, 0, half, columns);
         Config::Steps::before(v, x.p.p, x.scalars, channel);
         store_fragment(v, own, 0, half, columns);
       });
-      gate.scale(own, 0, [&] { ptx::named_barrier_sync<kWide>(kGate + group); });
+      gate.scale(own, 0, [&] { ptx::named_barrier_sync<P::kWide>(P::kGate + group); });
     }
     each_unit(x, me, first_channel, [&](int i, int half, int columns, int channel, int64_t offset, bool there) {
-      float v[kVector], more[kVector];
+      float v[P::kVector], more[P::kVector];
       load_fragment(v, own, 0, half, columns);
-      if constexpr (kProjects) {
+      if constexpr (P::kProjects) {
         load_fragment(more, projected, 0, half, columns);
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) v[e] += more[e];
+        for (int e = 0; e < P::kVector; ++e) v[e] += more[e];
       }
       if (!Config::kStores || there) Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[i]);
-      if (there) store(v, (Element*)x.p.p[kY] + offset);
+      if (there) store(v, (Element*)x.p.p[P::kY] + offset);
     });
   }
 
@@ -353,10 +353,10 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   // the output, may be computed, with some channel that is: branches would make each unit wait for its own vectors.
   template <typename Work>
   AT_DEVICE static void each_unit(const Params& x, const ClusterCoord& me, int first_channel, const Work& work) {
-    const int lane = threadIdx.x % 32, row = me.first_image(x) * x.pixels + threadIdx.x % kWide / 32 * 16 + lane / 4;
+    const int lane = threadIdx.x % 32, row = me.first_image(x) * x.pixels + threadIdx.x % P::kWide / 32 * 16 + lane / 4;
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
-      const int pixel = row + 8 * (i % 2), own = first_channel + 32 * (i / 2) + 8 * (lane % 4), channel = min(own, x.k - kVector);
+    for (int i = 0; i < P::kUnits; ++i) {
+      const int pixel = row + 8 * (i % 2), own = first_channel + 32 * (i / 2) + 8 * (lane % 4), channel = min(own, x.k - P::kVector);
       work(i, i % 2, i / 2, channel, (int64_t)pixel * x.k + channel, pixel < x.rows && own < x.k);
     }
   }

@@ -21,7 +21,7 @@ struct HopperImagePlan {
   static constexpr int kVector = 8, kUnits = 2 * (kOwn / 32);  // of eight channels, for each thread
   static constexpr int kFours = (kOwn + kHidden) / 8;          // of sums that a thread gets from the other warpgroup's
   static constexpr int kFoursBytes = kWide * 16;
-  using Folded = FoldedSqueezeExciteGate<Element, kM, kOwn, kHidden, kWide, Config::kWarpImages>;
+  using Folded = FoldedSeGate<Element, kM, kOwn, kHidden, kWide, Config::kWarpImages>;
   // Places of the pointers: Problem.operands() of conv2d, of conv2d_folded_se, or of conv2d_se_skip.
   enum { kX = 0, kWeight = 1, kFirstGate = 2, kSkip = 6, kProjection = 7, kY = kProjects ? 8 : kFolded ? 6 : 2 };
   enum Launch { kWeightSlots };

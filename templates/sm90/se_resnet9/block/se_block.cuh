@@ -38,7 +38,7 @@ struct HopperSeBlock {
   static constexpr bool kWhole = kSquares >= kBlocks;  // all rows of a warp are of one image
   using WarpCoord = SeBlockWarpCoord<kBlocks, kChannels, kRowBytes, kSquares>;
   static constexpr int kColumns = WarpCoord::kColumns, kUnits = WarpCoord::kUnits;
-  using Excitation = SqueezeExciteGate<Element, kM, kChannels, 1, 128 * kGroups>;
+  using Excitation = SeGate<Element, kM, kChannels, 1, 128 * kGroups>;
   using Stem = BlockStem<Element, kImage, kChannels, kBlocks>;
   // Places of the pointers: Problem.operands() of se_block or, with the stem's weights before the filters, of stem_se_block.
   enum { kX = 0, kStemWeight = 1, kWeight = kStem ? 2 : 1, kFirstGate = kWeight + 2, kY = kFirstGate + 4 };

@@ -20,7 +20,7 @@ struct DownPlan {
   // Of the inner values: a line of all images, a copy with its zeros.
   static constexpr int kLineBytes = kTileBytes / kP, kCopyBytes = (kP + 2) * kLineBytes;
   static constexpr int kVector = 8, kColumns = kN / 32;
-  using Excitation = SqueezeExciteGate<Element, kM, kN, kParts, kWide>;
+  using Excitation = SeGate<Element, kM, kN, kParts, kWide>;
   // Places of the pointers: Problem.operands() of se_down_block.
   enum { kX, kWeight1, kWeight2, kProjection, kFirstGate, kY = 8 };
   enum Launch { kFillSlots, kWeightSlots };

@@ -25,29 +25,28 @@ namespace at {
 
 template <typename Config>
 struct HopperSeDownBlock : DownPlan<Config> {
-  using Plan = DownPlan<Config>;
-  using typename Plan::Element, typename Plan::Excitation, typename Plan::Layout, typename Plan::ClusterCoord;
-  using typename Plan::Params;
-  using Plan::copy_of, Plan::excitation, Plan::kCluster, Plan::kColumns, Plan::kCopies, Plan::kCopyBytes, Plan::kFirstGate;
-  using Plan::kGate, Plan::kImages, Plan::kInner, Plan::kK, Plan::kLineBytes, Plan::kN, Plan::kOwn, Plan::kP, Plan::kParts;
-  using Plan::kPeers, Plan::kPooled, Plan::kQ, Plan::kRowBytes, Plan::kTaps, Plan::kTileBytes, Plan::kVector;
-  using Plan::kWeightBytes, Plan::kWide, Plan::kY, Plan::own_copy;
+  using P = DownPlan<Config>;
+  using Element = typename P::Element;
+  using Excitation = typename P::Excitation;
+  using Layout = typename P::Layout;
+  using ClusterCoord = typename P::ClusterCoord;
+  using Params = typename P::Params;
 
   // ---- The kernel ----
 
   AT_DEVICE static void run(const Params& x, char* memory) {
     const Layout smem(x, ptx::cast_smem_ptr_to_uint(memory));
-    const int rank = kCluster > 1 ? (int)ptx::block_rank_in_cluster() : 0;
-    const ClusterCoord me{rank % kParts, rank / kParts, (int)blockIdx.x / kCluster * kPeers + rank / kParts};
+    const int rank = P::kCluster > 1 ? (int)ptx::block_rank_in_cluster() : 0;
+    const ClusterCoord me{rank % P::kParts, rank / P::kParts, (int)blockIdx.x / P::kCluster * P::kPeers + rank / P::kParts};
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
-    const bool images = warp == kWide / 16;
-    if (warp >= kWide / 16) ptx::prefetch_tensormap(images ? x.image_map : x.weight_maps[0]);
+    const bool images = warp == P::kWide / 16;
+    if (warp >= P::kWide / 16) ptx::prefetch_tensormap(images ? x.image_map : x.weight_maps[0]);
     init_barriers(x, smem, me, warp);
-    ptx::cluster_or_block_sync<kCluster>();
+    ptx::cluster_or_block_sync<P::kCluster>();
 
-    if (warp < kWide / 32) {
+    if (warp < P::kWide / 32) {
       solve(x, smem, me);
-    } else if (warp < kWide / 16) {
+    } else if (warp < P::kWide / 16) {
       add_up(x, smem, me);
     } else {
       if (ptx::elect_one_sync()) {
@@ -65,23 +64,23 @@ struct HopperSeDownBlock : DownPlan<Config> {
       ptx::mbarrier_init_array(smem.full, x.fill_slots, 1);
       ptx::mbarrier_init_array(smem.gate_full, 1, 1);
     } else if (warp == 1) {
-      ptx::mbarrier_init_array(smem.empty, x.fill_slots, (1 + kWide / 32) * kParts);  // who multiplies, each warp that adds up
+      ptx::mbarrier_init_array(smem.empty, x.fill_slots, (1 + P::kWide / 32) * P::kParts);  // who multiplies, each warp that adds up
     } else if (warp == 2) {
       ptx::mbarrier_init_array(smem.weight_full, x.weight_slots, 1);
-      ptx::mbarrier_init_array(smem.inner_full, kParts, 1);
+      ptx::mbarrier_init_array(smem.inner_full, P::kParts, 1);
     } else if (warp == 3) {
-      ptx::mbarrier_init_array(smem.weight_empty, x.weight_slots, kPeers);
+      ptx::mbarrier_init_array(smem.weight_empty, x.weight_slots, P::kPeers);
     }
     ptx::fence_barrier_init();
     const int part = threadIdx.x % 32;
-    if (warp == 2 && part < kParts && part != me.part) ptx::mbarrier_arrive_expect_tx(smem.inner_full + 8 * part, kOwn * kCopies * kTileBytes);
+    if (warp == 2 && part < P::kParts && part != me.part) ptx::mbarrier_arrive_expect_tx(smem.inner_full + 8 * part, P::kOwn * P::kCopies * P::kTileBytes);
   }
 
   // ---- Loads. A buffer that is not filled again is not given back, so no block hears of one that has ended. ----
 
   AT_DEVICE static void load_images(const Params& x, const Layout& smem, const ClusterCoord& me) {
-    const uint16_t parts = ((1 << kParts) - 1) << ClusterCoord::rank(0, me.peer);
-    const int first = me.part * (kP / kParts);  // of its lines
+    const uint16_t parts = ((1 << P::kParts) - 1) << ClusterCoord::rank(0, me.peer);
+    const int first = me.part * (P::kP / P::kParts);  // of its lines
     PipelineState ring{0, 1};
     griddepcontrol_wait();
 #pragma unroll 1
@@ -92,28 +91,28 @@ struct HopperSeDownBlock : DownPlan<Config> {
         for (int s = 0; s < 3; ++s, ring.advance(x.fill_slots)) {
           const uint32_t full = smem.full + 8 * ring.index;
           ptx::mbarrier_wait(smem.empty + 8 * ring.index, ring.phase);
-          ptx::mbarrier_arrive_expect_tx(full, kTileBytes);
-          ptx::tma_load_4d<(kParts > 1)>(smem.fills + ring.index * kTileBytes + first * kLineBytes, x.image_map, full,
-                                        chunk * kK, s - 1, me.tile * kImages, 2 * first + r - 1, parts);
+          ptx::mbarrier_arrive_expect_tx(full, P::kTileBytes);
+          ptx::tma_load_4d<(P::kParts > 1)>(smem.fills + ring.index * P::kTileBytes + first * P::kLineBytes, x.image_map, full,
+                                        chunk * P::kK, s - 1, me.tile * P::kImages, 2 * first + r - 1, parts);
         }
   }
 
   AT_DEVICE static void load_weights(const Params& x, const Layout& smem, const ClusterCoord& me) {
-    constexpr int kRows = kN / kPeers;
+    constexpr int kRows = P::kN / P::kPeers;
     uint16_t peers = 0;
-    for (int i = 0; i < kPeers; ++i) peers |= 1 << ClusterCoord::rank(me.part, i);
+    for (int i = 0; i < P::kPeers; ++i) peers |= 1 << ClusterCoord::rank(me.part, i);
     PipelineState ring{0, 1};
     const auto load = [&](int map, int chunk, int tap) {
       const uint32_t full = smem.weight_full + 8 * ring.index;
       ptx::mbarrier_wait(smem.weight_empty + 8 * ring.index, ring.phase);
-      ptx::mbarrier_arrive_expect_tx(full, kWeightBytes);
-      ptx::tma_load_3d<(kPeers > 1)>(smem.weights + ring.index * kWeightBytes + me.peer * kRows * kRowBytes,
-                                    x.weight_maps[map], full, chunk * kK, tap, me.part * kN + me.peer * kRows, peers);
+      ptx::mbarrier_arrive_expect_tx(full, P::kWeightBytes);
+      ptx::tma_load_3d<(P::kPeers > 1)>(smem.weights + ring.index * P::kWeightBytes + me.peer * kRows * P::kRowBytes,
+                                    x.weight_maps[map], full, chunk * P::kK, tap, me.part * P::kN + me.peer * kRows, peers);
       ring.advance(x.weight_slots);
     };
     const auto load_taps = [&](int map, int chunk) {
 #pragma unroll 1
-      for (int tap = 0; tap < kTaps; ++tap) load(map, chunk, tap);
+      for (int tap = 0; tap < P::kTaps; ++tap) load(map, chunk, tap);
     };
 #pragma unroll 1
     for (int i = 0; i < x.chunks; ++i) load_taps(0, i);
@@ -121,15 +120,15 @@ struct HopperSeDownBlock : DownPlan<Config> {
 #pragma unroll 1
     for (int i = 0; i < x.chunks; ++i) load(1, i, 0);
 #pragma unroll 1
-    for (int i = 0; i < kInner; ++i) load_taps(2, inner_chunk(me, i));
+    for (int i = 0; i < P::kInner; ++i) load_taps(2, inner_chunk(me, i));
   }
 
   // The second convolution begins with the channels that a block has made itself.
-  AT_DEVICE static int inner_chunk(const ClusterCoord& me, int i) { return (me.part * kOwn + i) % kInner; }
+  AT_DEVICE static int inner_chunk(const ClusterCoord& me, int i) { return (me.part * P::kOwn + i) % P::kInner; }
 
   // ---- Products ----
 
-  using Sums = float[1][kN / 2];
+  using Sums = float[1][P::kN / 2];
 
   // How far the multiplying warps are with the weights.
   struct Progress {
@@ -141,11 +140,11 @@ struct HopperSeDownBlock : DownPlan<Config> {
   // Adds the product of the tile at `a` (ptx::descriptor_lo) with the next weights; those of the call before are over then.
   AT_DEVICE static void multiply(const Params& x, const Layout& smem, const ClusterCoord& me, Progress& weights, uint32_t a,
                                  Sums& sums, bool accumulate) {
-    const uint32_t hi = ptx::descriptor_hi<kRowBytes>(8 * kRowBytes), b = weights.lo + weights.ring.index * (kWeightBytes / 16);
+    const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes), b = weights.lo + weights.ring.index * (P::kWeightBytes / 16);
     ptx::mbarrier_wait(smem.weight_full + 8 * weights.ring.index, weights.ring.phase);
     ptx::warpgroup_arrive();
 #pragma unroll
-    for (int k = 0; k < kK / 16; ++k)
+    for (int k = 0; k < P::kK / 16; ++k)
       Config::wgmma(sums[0], ptx::SmemDescriptor{a + 2 * k, hi}, ptx::SmemDescriptor{b + 2 * k, hi}, accumulate || k);
     ptx::warpgroup_commit_batch();
     ptx::warpgroup_wait<1>();
@@ -166,20 +165,20 @@ struct HopperSeDownBlock : DownPlan<Config> {
   AT_DEVICE static void release_weights(const Params& x, const Layout& smem, const ClusterCoord& me, const Progress& weights) {
     if (weights.used < 0 || weights.piece - 1 + x.weight_slots >= x.pieces()) return;
     const uint32_t empty = smem.weight_empty + 8 * weights.used;
-    if constexpr (kPeers == 1) {
+    if constexpr (P::kPeers == 1) {
       if (threadIdx.x == 0) ptx::mbarrier_arrive(empty);
     } else {
-      if (threadIdx.x < kPeers) ptx::mbarrier_arrive_cluster(empty, ClusterCoord::rank(me.part, threadIdx.x));
+      if (threadIdx.x < P::kPeers) ptx::mbarrier_arrive_cluster(empty, ClusterCoord::rank(me.part, threadIdx.x));
     }
   }
 
   // The same of a fill, by who multiplies and by each warp that adds up. thread: as many tell as there are parts.
   AT_DEVICE static void release_fill(const Params& x, const Layout& smem, const ClusterCoord& me, int fill, int slot, int thread) {
     if (fill + x.fill_slots >= x.fills()) return;
-    if constexpr (kParts == 1) {
+    if constexpr (P::kParts == 1) {
       if (thread == 0) ptx::mbarrier_arrive(smem.empty + 8 * slot);
     } else {
-      if (thread < kParts) ptx::mbarrier_arrive_cluster(smem.empty + 8 * slot, ClusterCoord::rank(thread, me.peer));
+      if (thread < P::kParts) ptx::mbarrier_arrive_cluster(smem.empty + 8 * slot, ClusterCoord::rank(thread, me.peer));
     }
   }
 
@@ -187,23 +186,23 @@ struct HopperSeDownBlock : DownPlan<Config> {
   // waited for when the first convolution is over, the gate's weights much later. ----
 
   AT_DEVICE static void add_up(const Params& x, const Layout& smem, const ClusterCoord& me) {
-    constexpr int kVectors = kTileBytes / 16 / kWide;  // of each thread
-    const int thread = threadIdx.x - kWide;
+    constexpr int kVectors = P::kTileBytes / 16 / P::kWide;  // of each thread
+    const int thread = threadIdx.x - P::kWide;
     clear_lines(x, smem, thread);
     PipelineState ring{0, 0};
     int fill = 0;
     for (int chunk = 0; chunk < x.chunks; ++chunk) {
-      float pooled[kVectors][kVector] = {};
+      float pooled[kVectors][P::kVector] = {};
 #pragma unroll 1
-      for (int tap = 0; tap < kTaps; ++tap, ++fill) {
-        const uint32_t tile = smem.fills + ring.index * kTileBytes;
+      for (int tap = 0; tap < P::kTaps; ++tap, ++fill) {
+        const uint32_t tile = smem.fills + ring.index * P::kTileBytes;
         ptx::mbarrier_wait(smem.full + 8 * ring.index, ring.phase);
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-          Pack<Element, kVector> read;
-          read.words[0] = ptx::ld_shared(tile + (thread + i * kWide) * 16);
+          Pack<Element, P::kVector> read;
+          read.words[0] = ptx::ld_shared(tile + (thread + i * P::kWide) * 16);
 #pragma unroll
-          for (int e = 0; e < kVector; ++e) pooled[i][e] += to_float(read.elements[e]);
+          for (int e = 0; e < P::kVector; ++e) pooled[i][e] += to_float(read.elements[e]);
         }
         __syncwarp();
         release_fill(x, smem, me, fill, ring.index, thread % 32);
@@ -212,16 +211,16 @@ struct HopperSeDownBlock : DownPlan<Config> {
 #pragma unroll
       for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) pooled[i][e] *= 1.f / kTaps;
-        ptx::st_shared(own_copy(smem, me, chunk) + (thread + i * kWide) * 16, rounded<Element>(pooled[i]).words[0]);
+        for (int e = 0; e < P::kVector; ++e) pooled[i][e] *= 1.f / P::kTaps;
+        ptx::st_shared(P::own_copy(smem, me, chunk) + (thread + i * P::kWide) * 16, rounded<Element>(pooled[i]).words[0]);
       }
     }
     ptx::fence_view_async_shared();
-    ptx::named_barrier_arrive<kPooled, 2 * kWide>();
-    const Excitation gate = excitation(x.hidden);
-    gate.template load_weights<kWide>((char*)__cvta_shared_to_generic(smem.gate), x.p.p + kFirstGate, me.part * kN, x.k, thread);
+    ptx::named_barrier_arrive<P::kPooled, 2 * P::kWide>();
+    const Excitation gate = P::excitation(x.hidden);
+    gate.template load_weights<P::kWide>((char*)__cvta_shared_to_generic(smem.gate), x.p.p + P::kFirstGate, me.part * P::kN, x.k, thread);
     wait_for_all_copies();
-    ptx::named_barrier_arrive<kGate, 2 * kWide>();
+    ptx::named_barrier_arrive<P::kGate, 2 * P::kWide>();
   }
 
   // ---- What the multiplying warps do ----
@@ -239,18 +238,18 @@ struct HopperSeDownBlock : DownPlan<Config> {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         row[half] = 16 * warp + 8 * half + lane / 4;
-        column[half] = row[half] % kQ, image[half] = row[half] / kQ % kImages;
-        const int line = row[half] / (kQ * kImages), n = tile * kImages + image[half];
-        place[half] = n < x.n ? (n * kP + line) * kQ + column[half] : -1;
-        partial[half] = image[half] * kP + line;
+        column[half] = row[half] % P::kQ, image[half] = row[half] / P::kQ % P::kImages;
+        const int line = row[half] / (P::kQ * P::kImages), n = tile * P::kImages + image[half];
+        place[half] = n < x.n ? (n * P::kP + line) * P::kQ + column[half] : -1;
+        partial[half] = image[half] * P::kP + line;
       }
     }
   };
 
   AT_DEVICE static void solve(const Params& x, const Layout& smem, const ClusterCoord& me) {
     const WarpCoord coord(x, me.tile);
-    const int first = me.part * kN;  // channel
-    const Excitation gate = excitation(x.hidden);
+    const int first = me.part * P::kN;  // channel
+    const Excitation gate = P::excitation(x.hidden);
     char* memory = (char*)__cvta_shared_to_generic(smem.gate);
     griddepcontrol_wait();
 
@@ -258,38 +257,38 @@ struct HopperSeDownBlock : DownPlan<Config> {
     Sums sums, projected;
     ptx::warpgroup_fence_operand(sums);
     convolve_first(x, smem, me, weights, sums);
-    ptx::named_barrier_sync<kPooled, 2 * kWide>();
+    ptx::named_barrier_sync<P::kPooled, 2 * P::kWide>();
     ptx::warpgroup_fence_operand(projected);
     for (int chunk = 0; chunk < x.chunks; ++chunk)
-      multiply(x, smem, me, weights, ptx::descriptor_lo(own_copy(smem, me, chunk)), projected, chunk > 0);
+      multiply(x, smem, me, weights, ptx::descriptor_lo(P::own_copy(smem, me, chunk)), projected, chunk > 0);
     finish(x, smem, me, weights, projected);
     Excitation::sync();  // and no longer needed
     write_inner(x, smem, me, coord, sums);
     ptx::fence_view_async_shared();
     Excitation::sync();
-    if (kParts > 1 && threadIdx.x == 0) send_inner(x, smem, me);
+    if (P::kParts > 1 && threadIdx.x == 0) send_inner(x, smem, me);
 
     ptx::warpgroup_fence_operand(sums);
     convolve_second(x, smem, me, weights, sums);
     launch_dependents();
-    ptx::named_barrier_sync<kGate, 2 * kWide>();
+    ptx::named_barrier_sync<P::kGate, 2 * P::kWide>();
     excite(x, gate, memory, me, coord, smem.gate_full, sums);
     const float* gates = (const float*)(memory + gate.mean());
     each_unit(coord, [&](int half, int columns, int own) {
       if (coord.place[half] < 0) return;
       const int channel = first + own;
       const int64_t offset = (int64_t)coord.place[half] * x.k + channel;
-      float v[kVector], other[kVector];
+      float v[P::kVector], other[P::kVector];
       load_fragment(v, sums, 0, half, columns);
-      load(other, gates + coord.image[half] * kN + own);
+      load(other, gates + coord.image[half] * P::kN + own);
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) v[e] *= other[e];
+      for (int e = 0; e < P::kVector; ++e) v[e] *= other[e];
       Config::Steps::gated(v, x.p.p, x.scalars, channel);
       load_fragment(other, projected, 0, half, columns);
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) v[e] += other[e];
+      for (int e = 0; e < P::kVector; ++e) v[e] += other[e];
       Config::Steps::apply(v, x.p.p, x.scalars, channel, offset);
-      store(v, (Element*)x.p.p[kY] + offset);
+      store(v, (Element*)x.p.p[P::kY] + offset);
     });
   }
 
@@ -297,15 +296,15 @@ struct HopperSeDownBlock : DownPlan<Config> {
   template <typename Work>
   AT_DEVICE static void each_unit(const WarpCoord& coord, const Work& work) {
 #pragma unroll
-    for (int i = 0; i < 2 * kColumns; ++i) work(i % 2, i / 2, coord.channel + 32 * (i / 2));
+    for (int i = 0; i < 2 * P::kColumns; ++i) work(i % 2, i / 2, coord.channel + 32 * (i / 2));
   }
 
   // The lines above and below the images, in every copy.
   AT_DEVICE static void clear_lines(const Params& x, const Layout& smem, int thread) {
 #pragma unroll 1
-    for (int line = 0; line < kInner * kCopies * 2; ++line) {
-      const uint32_t to = smem.inner + line / 2 * kCopyBytes + line % 2 * (kCopyBytes - kLineBytes);
-      for (int i = 16 * thread; i < kLineBytes; i += 16 * kWide) ptx::st_shared(to + i, make_uint4(0, 0, 0, 0));
+    for (int line = 0; line < P::kInner * P::kCopies * 2; ++line) {
+      const uint32_t to = smem.inner + line / 2 * P::kCopyBytes + line % 2 * (P::kCopyBytes - P::kLineBytes);
+      for (int i = 16 * thread; i < P::kLineBytes; i += 16 * P::kWide) ptx::st_shared(to + i, make_uint4(0, 0, 0, 0));
     }
   }
 
@@ -316,7 +315,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
 #pragma unroll 1
     for (int fill = 0; fill < x.fills(); ++fill, ring.advance(x.fill_slots)) {
       ptx::mbarrier_wait(smem.full + 8 * ring.index, ring.phase);
-      multiply(x, smem, me, weights, fills + ring.index * (kTileBytes / 16), sums, fill > 0);
+      multiply(x, smem, me, weights, fills + ring.index * (P::kTileBytes / 16), sums, fill > 0);
       if (used >= 0) release_fill(x, smem, me, fill - 1, used, threadIdx.x);
       used = ring.index;
     }
@@ -325,13 +324,13 @@ struct HopperSeDownBlock : DownPlan<Config> {
 
   // The sums of the second convolution, of what all blocks of the tile have made.
   AT_DEVICE static void convolve_second(const Params& x, const Layout& smem, const ClusterCoord& me, Progress& weights, Sums& sums) {
-    for (int i = 0; i < kInner; ++i) {
+    for (int i = 0; i < P::kInner; ++i) {
       const int chunk = inner_chunk(me, i);
-      if (kParts > 1 && i >= kOwn) ptx::mbarrier_wait(smem.inner_full + 8 * (chunk / kOwn), 0);
-      uint32_t line = ptx::descriptor_lo(copy_of(smem, chunk, 0));
-      for (int r = 0; r < 3; ++r, line += kLineBytes / 16)
+      if (P::kParts > 1 && i >= P::kOwn) ptx::mbarrier_wait(smem.inner_full + 8 * (chunk / P::kOwn), 0);
+      uint32_t line = ptx::descriptor_lo(P::copy_of(smem, chunk, 0));
+      for (int r = 0; r < 3; ++r, line += P::kLineBytes / 16)
         for (int s = 0; s < 3; ++s)
-          multiply(x, smem, me, weights, line + s * (kCopyBytes / 16), sums, i + r + s > 0);
+          multiply(x, smem, me, weights, line + s * (P::kCopyBytes / 16), sums, i + r + s > 0);
     }
     finish(x, smem, me, weights, sums);
   }
@@ -341,15 +340,15 @@ struct HopperSeDownBlock : DownPlan<Config> {
   AT_DEVICE static void write_inner(const Params& x, const Layout& smem, const ClusterCoord& me, const WarpCoord& coord, Sums& sums) {
     const uint4 zero = make_uint4(0, 0, 0, 0);
     each_unit(coord, [&](int half, int columns, int own) {
-      float v[kVector];
+      float v[P::kVector];
       load_fragment(v, sums, 0, half, columns);
-      Config::Steps::inner(v, x.p.p, x.scalars, me.part * kN + own);
+      Config::Steps::inner(v, x.p.p, x.scalars, me.part * P::kN + own);
       const uint4 value = rounded<Element>(v).words[0];
       const auto put = [&](int copy, int row, uint4 what) {
-        const uint32_t to = own_copy(smem, me, own / kK * kCopies + copy);
-        ptx::st_shared(to + row * kRowBytes + 16 * (own % kK / kVector ^ row % 8), what);
+        const uint32_t to = P::own_copy(smem, me, own / P::kK * P::kCopies + copy);
+        ptx::st_shared(to + row * P::kRowBytes + 16 * (own % P::kK / P::kVector ^ row % 8), what);
       };
-      const int row = coord.row[half], last = kQ - 1;
+      const int row = coord.row[half], last = P::kQ - 1;
       const bool begins = coord.column[half] == 0, ends = coord.column[half] == last;
       put(1, row, value);
       put(0, ends ? row - last : row + 1, ends ? zero : value);
@@ -358,11 +357,11 @@ struct HopperSeDownBlock : DownPlan<Config> {
   }
 
   AT_DEVICE static void send_inner(const Params& x, const Layout& smem, const ClusterCoord& me) {
-    for (int i = 1; i < kParts; ++i) {
-      const int to = ClusterCoord::rank((me.part + i) % kParts, me.peer);
-      for (int copy = 0; copy < kOwn * kCopies; ++copy) {
-        const uint32_t place = own_copy(smem, me, copy);
-        ptx::bulk_copy_dsmem(place, place, kTileBytes, smem.inner_full + 8 * me.part, to);
+    for (int i = 1; i < P::kParts; ++i) {
+      const int to = ClusterCoord::rank((me.part + i) % P::kParts, me.peer);
+      for (int copy = 0; copy < P::kOwn * P::kCopies; ++copy) {
+        const uint32_t place = P::own_copy(smem, me, copy);
+        ptx::bulk_copy_dsmem(place, place, P::kTileBytes, smem.inner_full + 8 * me.part, to);
       }
     }
   }
@@ -371,24 +370,24 @@ struct HopperSeDownBlock : DownPlan<Config> {
   AT_DEVICE static void excite(const Params& x, const Excitation& gate, char* memory, const ClusterCoord& me, const WarpCoord& coord,
                                uint32_t barrier, Sums& sums) {
 #pragma unroll
-    for (int columns = 0; columns < kColumns; ++columns) {
+    for (int columns = 0; columns < P::kColumns; ++columns) {
       const int own = coord.channel + 32 * columns;
-      float v[2][kVector];
+      float v[2][P::kVector];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         load_fragment(v[half], sums, 0, half, columns);
-        Config::Steps::before(v[half], x.p.p, x.scalars, me.part * kN + own);
+        Config::Steps::before(v[half], x.p.p, x.scalars, me.part * P::kN + own);
         store_fragment(v[half], sums, 0, half, columns);
       }
-      if constexpr (kImages == 1) {
+      if constexpr (P::kImages == 1) {
         gate.collect(v, memory, ptx::warp_uniform(threadIdx.x / 32), own);
       } else {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) Excitation::leave_sums(v[half], gate.rows, (float*)memory + coord.partial[half] * kN + own);
+        for (int half = 0; half < 2; ++half) Excitation::leave_sums(v[half], gate.rows, (float*)memory + coord.partial[half] * P::kN + own);
       }
     }
-    if constexpr (kParts == 1 && kImages == 1) gate.excite_image(memory);
-    else gate.excite(memory, me.part * kN, x.k, me.part, barrier, [&](int part) { return ClusterCoord::rank(part, me.peer); });
+    if constexpr (P::kParts == 1 && P::kImages == 1) gate.excite_image(memory);
+    else gate.excite(memory, me.part * P::kN, x.k, me.part, barrier, [&](int part) { return ClusterCoord::rank(part, me.peer); });
   }
 };
 
