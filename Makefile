@@ -1,5 +1,5 @@
 # make tune: tune the default network on this machine's CPU.   make test: run the tests.
-# make check: lint, format and types.   make clean: remove what was built.
+# make check: lint, format, types, imports, docs.   make docs: build the site.   make clean: remove what was built.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,16 +8,12 @@ READY := $(VENV)/.ready
 ENGINE := $(wildcard autotune/runtime/engine/*.cpp autotune/runtime/engine/*.h) templates/abi.h
 ARGS ?=
 
-<<<<<<< HEAD
-.PHONY: tune test check docs clean
-=======
 # C++ and CUDA text that clang-format checks. UNFORMATTED: folders that are not formatted yet.
 UNFORMATTED := templates/sm90
 CPP := $(filter-out $(addsuffix /%,$(UNFORMATTED)),$(shell find templates autotune/runtime/engine tests/kernels \
          -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu'))
 
-.PHONY: tune test check clean
->>>>>>> templates
+.PHONY: tune test check docs clean
 .DELETE_ON_ERROR:
 
 tune: $(READY)

@@ -1,6 +1,6 @@
 """Squeeze-and-excitation in a convolution's epilogue: who can have it, and its memory.
 
-templates/sm90/gate.cuh squeezes the channels that a tile has computed, templates/sm90/folded_gate.cuh has the squeeze
+templates/sm90/se_gate.cuh squeezes the channels that a tile has computed, templates/sm90/folded_se_gate.cuh has the squeeze
 computed beside them (`folded_*`).
 """
 

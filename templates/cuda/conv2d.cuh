@@ -20,6 +20,8 @@
 // copies, conv2d_products.cuh the products.
 #pragma once
 #include "cuda/conv2d_stem.cuh"
+#include "sm90/ptx/registers.cuh"
+#include "sm90/ptx/shared_memory.cuh"
 
 namespace at {
 
@@ -120,7 +122,7 @@ struct ImageConv2d : ImageStem<Config> {
         const float (&v)[4] = sums[m][4 * kColumns + j];
         total[m][j] = make_float2(v[0] + v[2], v[1] + v[3]);
       }
-    const int warp = hopper::uniform(threadIdx.x / 32);
+    const int warp = ptx::warp_uniform(threadIdx.x / 32);
     if constexpr (kSlices > 1) {
       float2* memory =
           (float2*)(shared + kSlices * kM * kN * 4) + (warp % kWarps) * kBlocks * kHiddenTiles * 32 + part.lane;
@@ -188,7 +190,7 @@ struct ImageConv2d : ImageStem<Config> {
     const Place at(x);
     const Part part;
     const Copier copier(x);
-    const uint32_t memory = hopper::shared_address(shared), ring = memory + x.patches * x.patch_bytes;
+    const uint32_t memory = ptx::cast_smem_ptr_to_uint(shared), ring = memory + x.patches * x.patch_bytes;
 
     Weights weights(x, x.p.p + kWeight, at, ring);
     const Element* input = (const Element*)x.p.p[kX];
@@ -206,7 +208,7 @@ struct ImageConv2d : ImageStem<Config> {
       Stem stem;
       stem.read_weights(x, part);
       __syncthreads();  // the patch is clear
-      wait_for_previous();
+      griddepcontrol_wait();
       if (x.stem.channels_last()) stem.template read<true>(x, at, part);
       else stem.template read<false>(x, at, part);
       stem.multiply(sums);
@@ -214,7 +216,7 @@ struct ImageConv2d : ImageStem<Config> {
         Config::Steps::stem(v, kept[piece][half], x.p.p, x.a.scalars, channel);
       });
     } else {
-      wait_for_previous();
+      griddepcontrol_wait();
       load_patch(x, input, at, copier, 0, memory);
     }
     commit_copies();
@@ -250,7 +252,7 @@ struct ImageConv2d : ImageStem<Config> {
             });
       }
     }
-    launch_next();
+    launch_dependents();
     finish(x, at, part, sums, kept, shared);
   }
 };

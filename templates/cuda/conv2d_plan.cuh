@@ -3,8 +3,9 @@
 #pragma once
 #include "cuda/mma.cuh"
 #include "cuda/stem_image.cuh"
-#include "sm90/folded_gate.cuh"
-#include "sm90/gate.cuh"
+#include "sm90/fast_divmod.cuh"
+#include "sm90/folded_se_gate.cuh"
+#include "sm90/se_gate.cuh"
 
 namespace at {
 
@@ -34,8 +35,8 @@ struct ImagePlan {
   static_assert(kPieces % kSlices == 0, "each slice finishes as many pieces");
   static_assert(kN % kCopied == 0, "a thread copies the same filters of every tap");
 
-  using Excitation = Gate<Element, kM, kN, 1, kThreads>;
-  using Folded = FoldedGate<Element, kM, kN, kHidden, kThreads, true>;
+  using Excitation = SeGate<Element, kM, kN, 1, kThreads>;
+  using Folded = FoldedSeGate<Element, kM, kN, kHidden, kThreads, true>;
   enum {
     kX = 0,
     kStemWeight = 1,
@@ -56,7 +57,7 @@ struct ImagePlan {
     int next_image, next_row, next_column;  // from a pixel of the patch to the next that a thread copies
     int hidden;
     float pixel_weight;  // in a mean
-    Divider slabs;       // of 16 rows, of an image
+    FastDivmod slabs;    // of 16 rows, of an image
     int tap[kMostTaps];  // bytes from a pixel's row to that of this tap; in the lowest bits what it adds to the key
   };
 
@@ -154,7 +155,7 @@ struct ImagePlan {
       if (!Folded::fits(a.p * a.q, hidden))
         return "the gate does not fit this kernel: hidden or the pixels of an image";
       if (!whole || kM % area != 0) return "with a gate, a tile must hold whole images";
-      x.pixel_weight = 1.f / area, x.slabs = Divider::by(area / 16);
+      x.pixel_weight = 1.f / area, x.slabs = FastDivmod::make(area / 16);
       bytes += Folded::kBytes;
     }
     return nullptr;

@@ -3,6 +3,8 @@
 #pragma once
 #include "cuda/conv2d_loads.cuh"
 #include "cuda/mma.cuh"
+#include "sm90/ptx/registers.cuh"
+#include "sm90/ptx/shared_memory.cuh"
 
 namespace at {
 
@@ -21,7 +23,7 @@ struct ImageProducts : ImageLoads<Config> {
   struct Part {
     int lane, slice, m, n;  // the warp's first pixel and channel of the tile
     AT_DEVICE Part() {
-      const int warp = hopper::uniform(threadIdx.x / 32);
+      const int warp = ptx::warp_uniform(threadIdx.x / 32);
       lane = threadIdx.x % 32, slice = warp / kWarps;
       m = warp % kWarps / kAcross * kWarpM, n = warp % kAcross * kWarpN;
     }
@@ -127,7 +129,7 @@ struct ImageProducts : ImageLoads<Config> {
   // ---- A block's inner values ----
 
   AT_DEVICE static void clear(uint32_t patch, int bytes) {
-    for (int i = 16 * threadIdx.x; i < bytes; i += 16 * kThreads) hopper::write(patch + i, make_uint4(0, 0, 0, 0));
+    for (int i = 16 * threadIdx.x; i < bytes; i += 16 * kThreads) ptx::st_shared(patch + i, make_uint4(0, 0, 0, 0));
   }
 
   // What steps(v, piece, half, channel) make of the sums -> patches of kK channels, whose border stays as it was
@@ -149,8 +151,8 @@ struct ImageProducts : ImageLoads<Config> {
         const int pixel = (own.image * x.patch_h + h) * x.patch_w + w,
                   key = (own.image * x.tile_p + h) * x.tile_q + w & 7;
         const int chunk = kN > kK ? channel / kK : 0, unit = channel / kVector - chunk * kUnits;
-        hopper::write(patch + chunk * x.patch_bytes + pixel * kRowBytes + ((unit ^ key) << 4),
-                      rounded<Element>(v[half]).words[0]);
+        ptx::st_shared(patch + chunk * x.patch_bytes + pixel * kRowBytes + ((unit ^ key) << 4),
+                       rounded<Element>(v[half]).words[0]);
       }
     }
 #pragma unroll

@@ -6,6 +6,7 @@
 // gate leaves off: its products are added to the sums that the gate has scaled. One ring of weights serves all three.
 #pragma once
 #include "cuda/conv2d.cuh"
+#include "sm90/ptx/shared_memory.cuh"
 
 namespace at {
 
@@ -93,25 +94,25 @@ struct SeDownBlock : ImageConv2d<Config> {
     for (int tap = 0; tap < 9; ++tap) {
       const int code = x.tap[tap];
       Pack<Element, kVector> read;
-      read.words[0] = hopper::read(first + (code & ~7) + ((unit ^ (m + code & 7)) << 4));
+      read.words[0] = ptx::ld_shared(first + (code & ~7) + ((unit ^ (m + code & 7)) << 4));
 #pragma unroll
       for (int e = 0; e < kVector; ++e) total[e] += to_float(read.elements[e]);
     }
 #pragma unroll
     for (int e = 0; e < kVector; ++e) total[e] *= 1.f / 9;
-    hopper::write(pooled + m * kRowBytes + ((unit ^ m & 7) << 4), rounded<Element>(total).words[0]);
+    ptx::st_shared(pooled + m * kRowBytes + ((unit ^ m & 7) << 4), rounded<Element>(total).words[0]);
   }
 
   AT_DEVICE static void run(const Params& x, char* shared) {
     const Place at(x.first);
     const Part part;
-    const uint32_t patches = hopper::shared_address(shared), pooled = patches + x.pooled, ring = patches + x.ring;
+    const uint32_t patches = ptx::cast_smem_ptr_to_uint(shared), pooled = patches + x.pooled, ring = patches + x.ring;
 
     Filters filters(x, at, ring);
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) filters.load_step(x);
     excitation(x).load_weights(shared + x.gate, x.p.p + kFirstGate, 0, x.second.a.k, threadIdx.x);
-    wait_for_previous();
+    griddepcontrol_wait();
     Conv2d::load_patch(x.first, (const Element*)x.p.p[kX], at, Copier(x.first), 0, patches);
     commit_copies();
 #pragma unroll
@@ -147,7 +148,7 @@ struct SeDownBlock : ImageConv2d<Config> {
       Config::Steps::inner(v, x.p.p, x.second.a.scalars, channel);
     });
     convolve(x.second, [](int) {});
-    launch_next();
+    launch_dependents();
     finish(x, at, part, sums, pooled, ring + slot * kStageBytes, shared + x.gate);
   }
 

@@ -125,17 +125,17 @@ AT_DEVICE void store(const float (&v)[N], Element* to) {
   rounded<Element>(v).write(to);
 }
 
-// Programmatic dependent launch. Nothing that the previous kernel wrote may be read before wait_for_previous().
-// launch_next() lets the next kernel be placed on the machine; called late, when most of a kernel is over: blocks that
-// are placed while this kernel fills the machine end up crowded on few multiprocessors.
+// Programmatic dependent launch. Nothing that the previous kernel wrote may be read before griddepcontrol_wait().
+// launch_dependents() lets the next kernel be placed on the machine; called late, when most of a kernel is over: blocks
+// that are placed while this kernel fills the machine end up crowded on few multiprocessors.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define AT_WAITS 1
-AT_DEVICE void launch_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-AT_DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+AT_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+AT_DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 #else
 #define AT_WAITS 0
-AT_DEVICE void launch_next() {}
-AT_DEVICE void wait_for_previous() {}
+AT_DEVICE void launch_dependents() {}
+AT_DEVICE void griddepcontrol_wait() {}
 #endif
 
 // Parameters of a kernel that needs nothing derived: the problem and the pointers.

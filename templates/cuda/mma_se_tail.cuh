@@ -89,7 +89,7 @@ struct MmaSeTail {
     weights.read(a, p, warp_channel);
     const int pair = threadIdx.x / x.adders, o = pair % kHidden;
     float first_bias = o < a.hidden ? ((const float*)p[kB1])[o] : 0.f;
-    wait_for_previous();
+    griddepcontrol_wait();
 
     const int own = row / x.lanes, image = blockIdx.x * x.images + own;
     const int64_t first = (int64_t)min(image, a.n - 1) * pixels * a.c + channel;
@@ -107,7 +107,7 @@ struct MmaSeTail {
       const int pixel = lane_pixel + i * x.step;
       if (pixel < pixels) Config::Steps::fetch(fetched[i], p, first + (int64_t)pixel * a.c);
     }
-    launch_next();
+    launch_dependents();
 
     // This row's part of the mean, times the first weights.
     float sum[kVector] = {};

@@ -39,12 +39,12 @@ struct SeTail {
     Weights weights{(const Element*)p[kW1], (const Element*)p[kW2], (const float*)p[kB1], (const float*)p[kB2],
                     a.hidden};
     if constexpr (kEarly) weights = copied(weights, a, at, memory);
-    wait_for_previous();
+    griddepcontrol_wait();
     for (int image = blockIdx.x; image < a.n; image += gridDim.x) {
       const int64_t first = (int64_t)image * a.h * a.w * a.c;
       Kept kept;
       read(kept, a, p, part, first);
-      if (image + (int)gridDim.x >= a.n) launch_next();
+      if (image + (int)gridDim.x >= a.n) launch_dependents();
       float* gates = excite(kept, a, (const Element*)p[kX] + first, part, weights, at, memory);
       if (part.active) finish(kept, a, p, part, first, gates);
     }

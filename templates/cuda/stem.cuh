@@ -20,7 +20,8 @@
 #include "cuda/copies.cuh"
 #include "cuda/largest.cuh"
 #include "cuda/mma.cuh"
-#include "sm90/hopper.cuh"
+#include "sm90/ptx/tma.cuh"
+#include "sm90/ptx/wgmma.cuh"
 
 namespace at {
 
@@ -134,17 +135,18 @@ struct StemKernel {
 #pragma unroll
       for (int row = 0; row < kCount; ++row) load_pixels(a[row], words + kStride * row * kPitch);
       if constexpr (kWgmma) {
-        hopper::begin_products();
+        ptx::warpgroup_arrive();
 #pragma unroll
         for (int row = 0; row < kCount; ++row)
 #pragma unroll
           for (int step = 0; step < kSteps; ++step) {
-            const uint64_t b = hopper::descriptor(hopper::low(shared + step * kN * 32), hopper::high<32>(256));
-            Config::multiply(sums[row], a[row][step], b, step > 0);
+            const uint64_t b =
+                ptx::SmemDescriptor{ptx::descriptor_lo(shared + step * kN * 32), ptx::descriptor_hi<32>(256)};
+            Config::wgmma(sums[row], a[row][step], b, step > 0);
           }
-        hopper::commit_products();
-        hopper::wait_for_products<0>();
-        hopper::pin(sums);
+        ptx::warpgroup_commit_batch();
+        ptx::warpgroup_wait<0>();
+        ptx::warpgroup_fence_operand(sums);
       } else {
 #pragma unroll
         for (int row = 0; row < kCount; ++row)
@@ -238,7 +240,7 @@ struct StemKernel {
         const int place = i / 8 * 32 + (i % 8 / 4 ^ n / 4 % 2) * 16 + i % 4 * 4;
         *(uint32_t*)(shared + place) = weights(params, at.channel, n, k);
       }
-      hopper::publish_shared();
+      ptx::fence_view_async_shared();
       products.shared = base;
     } else {
 #pragma unroll
@@ -247,7 +249,7 @@ struct StemKernel {
         products.held[i] = weights(params, at.channel + warp / kStrips * kN, n, k);
       }
     }
-    wait_for_previous();
+    griddepcontrol_wait();
 
     const uint32_t stages = base + kWeightBytes;
     const uint32_t* words = (const uint32_t*)(shared + kWeightBytes);
@@ -269,7 +271,7 @@ struct StemKernel {
         wait_for_copies<0>();
       }
       __syncthreads();
-      if (tile + 1 == at.count) launch_next();
+      if (tile + 1 == at.count) launch_dependents();
 
       // Rows of the convolution, of which `pooled` counts those of an output row.
       if constexpr (kPool) {

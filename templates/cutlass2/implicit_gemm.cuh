@@ -246,13 +246,13 @@ struct ImplicitGemm {
         cutlass::MatrixCoord(tile.m() * Shape::kM, tile.k() * Shape::kK + first_channel(params.size, tile.n())));
     typename Mma::IteratorB weight(params.weight, params.size, (typename Mma::IteratorB::Element*)params.p.p[kWeight],
                                    thread, cutlass::MatrixCoord(tile.k() * Shape::kK, tile.n() * Shape::kN));
-    wait_for_previous();
+    griddepcontrol_wait();
 
     Mma mma(shared.main_loop, thread, warp, lane);
     typename Mma::FragmentC accumulators;
     accumulators.clear();
     mma(params.iterations, accumulators, activation, weight, accumulators, params.iterations_per_channel);
-    launch_next();
+    launch_dependents();
 
     if (params.slices > 1 && !gather_slices(params, tile, accumulators, shared.arrivals)) return;
     Epilogue epilogue(shared.epilogue, tile.m() * Shape::kM, tile.n() * Shape::kN, thread, warp, lane);

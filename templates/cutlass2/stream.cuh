@@ -57,7 +57,7 @@ struct Streamed {
     int64_t step = schedule.first_step(blockIdx.x);
     int64_t const end = schedule.first_step(blockIdx.x + 1);
     int wave = 0;
-    wait_for_previous();
+    griddepcontrol_wait();
     while (step < end || wave < schedule.waves) {
       int tile, first = 0, steps = schedule.steps;
       if (step < end) {
@@ -75,7 +75,7 @@ struct Streamed {
       Accumulators accumulators;
       accumulators.clear();
       Work::accumulate(params.work, params.p.p, shared.main_loop, m, n, first, steps, accumulators);
-      if (step >= end && wave == schedule.waves) launch_next();
+      if (step >= end && wave == schedule.waves) launch_dependents();
 
       if (steps < schedule.steps && !gather(params, tile, accumulators, shared.arrivals)) continue;
       Epilogue epilogue(shared.epilogue, m * Shape::kM, n * Shape::kN, thread, warp, lane);

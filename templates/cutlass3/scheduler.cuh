@@ -114,7 +114,7 @@ class DealtTiles {
     };
     int& arrivals = *reinterpret_cast<int*>(at_shared + x.arrivals);
 
-    wait_for_previous();
+    griddepcontrol_wait();
     float4* const mine = part(cluster);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kWords; ++i)

@@ -61,7 +61,7 @@ struct StepCallbacks {
 
     // The thread that loads by TMA has waited; what this one reads and writes by itself it must wait for by itself.
     CUTLASS_DEVICE void begin() {
-      if constexpr (Steps::kAtPixels) wait_for_previous();
+      if constexpr (Steps::kAtPixels) griddepcontrol_wait();
     }
 
     template <typename Accumulator, int N>

@@ -1,6 +1,6 @@
 """Forward convolution for Hopper: persistent, warp-specialised, TMA and wgmma; fp16 and bf16 with float32 sums, NHWC.
 
-The GEMM is M = n*p*q, N = k, K = r*s*c; a linear layer is one of images of one pixel. See templates/sm90/conv2d.cuh for
+The GEMM is M = n*p*q, N = k, K = r*s*c; a linear layer is one of images of one pixel. See templates/sm90/conv2d/conv2d.cuh for
 how it works.
 """
 
@@ -130,7 +130,7 @@ FAMILY = Family(
     name="sm90_conv2d",
     operator=(Conv2d, Conv2dSe, Gemm),
     kind=DEVICE_IMAGE,
-    template="sm90/conv2d.cu.j2",
+    template="sm90/conv2d/conv2d.cu.j2",
     architectures=("sm90",),
     dtypes=("f16", "bf16"),
     parameters=(

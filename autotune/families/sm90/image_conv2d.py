@@ -1,7 +1,7 @@
 """3x3 convolution of small images for Hopper, whose pixels are loaded once for all taps; fp16 and bf16, NHWC.
 
 Plain, with a folded squeeze-and-excitation, and with a skip connection's projection behind that. A tile is 64 pixels of
-whole images. See templates/sm90/image_conv2d.cuh.
+whole images. See templates/sm90/small_image/conv2d.cuh.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ FAMILY = Family(
     name="sm90_image_conv2d",
     operator=(Conv2d, Conv2dFoldedSe, Conv2dSeSkip),
     kind=DEVICE_IMAGE,
-    template="sm90/image_conv2d.cu.j2",
+    template="sm90/small_image/conv2d.cu.j2",
     architectures=("sm90",),
     dtypes=("f16", "bf16"),
     parameters=(

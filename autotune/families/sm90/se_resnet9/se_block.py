@@ -1,6 +1,6 @@
 """A residual block with squeeze-and-excitation in one kernel for Hopper; fp16 and bf16 with float32 sums, NHWC.
 
-A multiprocessor has whole images and both filters in its shared memory: templates/sm90/block.cuh says how it works.
+A multiprocessor has whole images and both filters in its shared memory: templates/sm90/se_resnet9/block/se_block.cuh says how it works.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ FAMILY = Family(
     name="sm90_se_block",
     operator=SeBlock,
     kind=DEVICE_IMAGE,
-    template="sm90/block.cu.j2",
+    template="sm90/se_resnet9/block/se_block.cu.j2",
     architectures=("sm90",),
     dtypes=("f16", "bf16"),
     parameters=(

@@ -1,6 +1,6 @@
 """A residual block that halves its images in one kernel for Hopper; fp16 and bf16 with float32 sums, NHWC.
 
-A cluster has whole images in its shared memory and streams the filters: templates/sm90/down_block.cuh says how.
+A cluster has whole images in its shared memory and streams the filters: templates/sm90/se_resnet9/down/se_down_block.cuh says how.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _tiles(problem: SeDownBlock) -> int:
 
 
 def _fixed_bytes(problem: SeDownBlock, x: _Shape) -> int:
-    """Shared memory of all but the rings: the inner values, the gate (templates/sm90/gate.cuh), a few barriers."""
+    """Shared memory of all but the rings: the inner values, the gate (templates/sm90/se_gate.cuh), a few barriers."""
     pixels = problem.p * problem.q
     inner = 3 * problem.k // _CHUNK * (problem.p + 2) * _TILE_BYTES // problem.p
     run = 16 if pixels == _TILE_ROWS else problem.q
@@ -142,7 +142,7 @@ FAMILY = Family(
     name="sm90_se_down_block",
     operator=SeDownBlock,
     kind=DEVICE_IMAGE,
-    template="sm90/down_block.cu.j2",
+    template="sm90/se_resnet9/down/se_down_block.cu.j2",
     architectures=("sm90",),
     dtypes=("f16", "bf16"),
     parameters=(

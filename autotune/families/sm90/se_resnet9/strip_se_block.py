@@ -1,6 +1,6 @@
 """A network's first layer and the residual block behind it in one kernel for Hopper, by strips; fp16 and bf16.
 
-The products are turned round: templates/sm90/strip_block.cuh says how that works, and what it saves.
+The products are turned round: templates/sm90/se_resnet9/strip/strip_se_block.cuh says how that works, and what it saves.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ FAMILY = Family(
     name="sm90_strip_se_block",
     operator=(StemSeBlock, StemSeBlockPool),
     kind=DEVICE_IMAGE,
-    template="sm90/strip_block.cu.j2",
+    template="sm90/se_resnet9/strip/strip_se_block.cu.j2",
     architectures=("sm90",),
     dtypes=("f16", "bf16"),
     parameters=(

@@ -4,12 +4,14 @@
 // them; what they exchange are the small vectors between the two products. All sums have a fixed order.
 #pragma once
 #include "cuda/copies.cuh"
-#include "sm90/hopper.cuh"
+#include "sm90/ptx/cluster.cuh"
+#include "sm90/ptx/mbarrier.cuh"
+#include "sm90/ptx/shared_memory.cuh"
 
 namespace at {
 
 template <typename Element, int kM, int kN, int kPeers, int kThreads>
-struct Gate {
+struct SeGate {
   static constexpr int kVector = 8;
   static constexpr int kColumn = kN + 8;  // elements between rows of w1: the padding spreads them over the banks
 
@@ -19,7 +21,7 @@ struct Gate {
   float weight;  // of a pixel in the mean
 
   // run: as many of a warp's rows, one after the other, are of one image.
-  AT_DEVICE Gate(int pixels, int hidden, int run = 16) : pixels(pixels), hidden(hidden) {
+  AT_DEVICE SeGate(int pixels, int hidden, int run = 16) : pixels(pixels), hidden(hidden) {
     rows = min(pixels, run), images = kM / max(pixels, 1), weight = 1.f / pixels;
   }
   AT_DEVICE bool fits() const {
@@ -35,13 +37,13 @@ struct Gate {
   AT_DEVICE int biases() const { return w2() + kN * (hidden + 8) * 2; }  // b2, then b1
   AT_DEVICE int bytes() const { return biases() + (kN + hidden) * 4; }
 
-  AT_DEVICE static void sync() { hopper::meet<1, kThreads>(); }
+  AT_DEVICE static void sync() { ptx::named_barrier_sync<1, kThreads>(); }
 
   // Begins to copy this block's part of the weights, as thread `thread` of kCopying; excite() waits for what its own threads
   // copy. p: w1 (hidden, k), b1, w2 (k, hidden), b2; the part begins at `channel`.
   template <int kCopying = kThreads>
   AT_DEVICE void load_weights(char* memory, void* const* p, int channel, int k, int thread) const {
-    const uint32_t to = hopper::shared_address(memory);
+    const uint32_t to = ptx::cast_smem_ptr_to_uint(memory);
     const Element *first = (const Element*)p[0] + channel, *second = (const Element*)p[2] + (int64_t)channel * hidden;
     const float *b1 = (const float*)p[1], *b2 = (const float*)p[3] + channel;
     const int rest = min(k - channel, kN);  // channels that there are: a multiple of 8
@@ -50,7 +52,7 @@ struct Gate {
       const int o = i / (kN / kVector), c = i % (kN / kVector) * kVector;
       const uint32_t place = to + w1() + (o * kColumn + c) * 2;
       if (c < rest) copy_async<16>(place, first + (int64_t)o * k + c);
-      else hopper::write(place, make_uint4(0, 0, 0, 0));
+      else ptx::st_shared(place, make_uint4(0, 0, 0, 0));
     }
 #pragma unroll 1
     for (int c = thread; c < rest; c += kCopying)
@@ -152,7 +154,7 @@ struct Gate {
     const float* sums = (const float*)memory;
     float* means = (float*)(memory + mean());
     float* own = (float*)(memory + parts()) + me * images * hidden;
-    if (kPeers > 1 && thread == 0) hopper::expect_bytes(barrier, (kPeers - 1) * images * hidden * 4);
+    if (kPeers > 1 && thread == 0) ptx::mbarrier_arrive_expect_tx(barrier, (kPeers - 1) * images * hidden * 4);
     wait_for_all_copies();
     sync();
     const int each = pixels / rows;
@@ -170,14 +172,14 @@ struct Gate {
     else multiply_first<8>(memory, own, pairs);
     sync();
     if constexpr (kPeers > 1) {
-      const uint32_t place = hopper::shared_address(own);
+      const uint32_t place = ptx::cast_smem_ptr_to_uint(own);
       for (int i = thread; i < pairs / 4; i += kThreads) {
         const float4 part = ((const float4*)own)[i];
 #pragma unroll
         for (int peer = 0; peer < kPeers; ++peer)
-          if (peer != me) hopper::send(place + 16 * i, barrier, rank_of(peer), part);
+          if (peer != me) ptx::st_async(place + 16 * i, barrier, rank_of(peer), part);
       }
-      hopper::wait(barrier, 0);
+      ptx::mbarrier_wait(barrier, 0);
     }
     float* hiddens = (float*)(memory + vector());
 #pragma unroll 1

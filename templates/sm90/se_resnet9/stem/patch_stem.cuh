@@ -7,7 +7,7 @@
 // those of the block's own convolutions, so what the block adds as its identity stays in this thread.
 #pragma once
 #include "cuda/stem_image.cuh"
-#include "sm90/hopper.cuh"
+#include "sm90/ptx/wgmma.cuh"
 
 namespace at {
 
@@ -20,12 +20,12 @@ struct BlockStem {
   int image[kBlocks], place[kBlocks];  // of the tile; in it, of this thread's line of the patch in the upper row
   uint32_t rows[kBlocks][kImage][4];   // as wgmma takes them
 
-  template <typename Part>
-  AT_DEVICE BlockStem(const StemImage& x, const Part& part) {
+  template <typename WarpCoord>
+  AT_DEVICE BlockStem(const StemImage& x, const WarpCoord& coord) {
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
-      image[m] = part.image[m];
-      place[m] = (kSide * part.row[m] + (int)threadIdx.x % 4) * x.of_row + kSide * part.column[m] * x.of_pixel;
+      image[m] = coord.image[m];
+      place[m] = (kSide * coord.row[m] + (int)threadIdx.x % 4) * x.of_row + kSide * coord.column[m] * x.of_pixel;
     }
   }
 
@@ -38,17 +38,17 @@ struct BlockStem {
   // Of all rows and output channels, with weights in shared memory from `weights` on.
   template <typename Config, typename Sums>
   AT_DEVICE void multiply(Sums& sums, uint32_t weights) const {
-    const uint32_t b = hopper::low(weights), high = hopper::high<32>(8 * 32);
-    hopper::pin(sums);
-    hopper::begin_products();
+    const uint32_t b = ptx::descriptor_lo(weights), hi = ptx::descriptor_hi<32>(8 * 32);
+    ptx::warpgroup_fence_operand(sums);
+    ptx::warpgroup_arrive();
 #pragma unroll
     for (int c = 0; c < kImage; ++c)
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m)
-        Config::multiply(sums[m], rows[m][c], hopper::descriptor(b + c * (kStepBytes / 16), high), c > 0);
-    hopper::commit_products();
-    hopper::wait_for_products<0>();
-    hopper::pin(sums);
+        Config::wgmma(sums[m], rows[m][c], ptx::SmemDescriptor{b + c * (kStepBytes / 16), hi}, c > 0);
+    ptx::warpgroup_commit_batch();
+    ptx::warpgroup_wait<0>();
+    ptx::warpgroup_fence_operand(sums);
   }
 
  private:
@@ -59,9 +59,9 @@ struct BlockStem {
       const int64_t number = min(first + image[m], x.count - 1);  // the last tile may lack images
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const Element* at = from + number * x.of_image + place[m] + half * kSide * x.of_row;
+        const Element* pixels = from + number * x.of_image + place[m] + half * kSide * x.of_row;
         uint2 line[kImage];
-        read_line<kChannelsLast>(line, x, at);
+        read_line<kChannelsLast>(line, x, pixels);
 #pragma unroll
         for (int c = 0; c < kImage; ++c) rows[m][c][half] = line[c].x, rows[m][c][2 + half] = line[c].y;
       }
@@ -73,8 +73,8 @@ struct BlockStem {
 template <typename Element, int kChannels, int kBlocks>
 struct BlockStem<Element, 0, kChannels, kBlocks> {
   static constexpr int kStepBytes = 0;
-  template <typename Part>
-  AT_DEVICE BlockStem(const StemImage&, const Part&) {}
+  template <typename WarpCoord>
+  AT_DEVICE BlockStem(const StemImage&, const WarpCoord&) {}
 };
 
 }  // namespace at

@@ -1,8 +1,9 @@
 // The kernel of image_conv2d.cuh before its launch, and what its parts have in common: sizes, parameters, and where in shared memory
 // everything lies.
 #pragma once
-#include "sm90/folded_gate.cuh"
-#include "sm90/hopper.cuh"
+#include "sm90/fast_divmod.cuh"
+#include "sm90/folded_se_gate.cuh"
+#include "sm90/ptx/tma.cuh"
 
 namespace at {
 
@@ -20,11 +21,11 @@ struct HopperImagePlan {
   static constexpr int kVector = 8, kUnits = 2 * (kOwn / 32);  // of eight channels, for each thread
   static constexpr int kFours = (kOwn + kHidden) / 8;          // of sums that a thread gets from the other warpgroup's
   static constexpr int kFoursBytes = kWide * 16;
-  using Folded = FoldedGate<Element, kM, kOwn, kHidden, kWide, Config::kWarpImages>;
+  using Folded = FoldedSeGate<Element, kM, kOwn, kHidden, kWide, Config::kWarpImages>;
   // Places of the pointers: Problem.operands() of conv2d, of conv2d_folded_se, or of conv2d_se_skip.
   enum { kX = 0, kWeight = 1, kFirstGate = 2, kSkip = 6, kProjection = 7, kY = kProjects ? 8 : kFolded ? 6 : 2 };
   enum Launch { kWeightSlots };
-  enum Meeting { kGate = 1, kExchange = kGate + kGroups };  // named barriers; one for each warpgroup's gates
+  enum NamedBarrier { kGate = 1, kExchange = kGate + kGroups };  // named barriers; one for each warpgroup's gates
   static_assert(kN % 32 == 0 && kOwn / kPeers % 8 == 0 && (kStride == 1 || kStride == 2), "no such tile");
   static constexpr int kImageMap = 0, kWeightMap = 128, kHiddenMap = 256, kSkipMap = 384, kProjectionMap = 512;  // in Params
 
@@ -34,10 +35,10 @@ struct HopperImagePlan {
     int last_image, plane_bytes;        // where the last tile begins; of a tile's pixels
     int chunks, skip_chunks;            // of 64 channels
     int weight_slots;                   // of each warpgroup
-    Divider columns;                    // of tiles
+    FastDivmod columns;                    // of tiles
     int pixels, hidden;                 // of the gate
     float pixel_weight;
-    Divider slabs;
+    FastDivmod slabs;
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
   };
@@ -56,7 +57,7 @@ struct HopperImagePlan {
     x.last_image = max(a.n - x.images, 0), x.images = min(x.images, a.n), x.plane_bytes = x.images * x.pixels * kRowBytes;
     if constexpr (kFolded) {
       if (!Folded::fits(x.pixels, hidden)) return refused(out);
-      x.pixel_weight = 1.f / x.pixels, x.slabs = Divider::by(max(x.pixels / 16, 1));
+      x.pixel_weight = 1.f / x.pixels, x.slabs = FastDivmod::make(max(x.pixels / 16, 1));
     }
     x.out_h = a.p, x.out_w = a.q, x.k = a.k, x.rows = a.n * x.pixels;
     x.chunks = ceil_div(a.c, kK), x.weight_slots = a.launch[kWeightSlots];
@@ -67,7 +68,7 @@ struct HopperImagePlan {
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
 
     const int columns = ceil_div(a.k, kN), tiles = ceil_div(ceil_div(a.n, x.images), kPeers) * kPeers;
-    x.columns = Divider::by(columns);
+    x.columns = FastDivmod::make(columns);
     const int64_t shared = 1024 + Layout(x, 0).end;
     if (x.weight_slots < 2 || x.weight_slots > 32 || shared > 232448) return refused(out);
     prepared(out, x, tiles * columns, 1, 1, kThreads, (int)shared, 0);
@@ -76,23 +77,23 @@ struct HopperImagePlan {
     const uint32_t box_h = (a.p - 1) * kStride + 1, box_w = (a.q - 1) * kStride + 1, images = x.images;
     const auto ask = [&](int offset, int pointer) -> at_tensor_map& {
       at_tensor_map& map = out->tensor_maps[out->tensor_map_count++];
-      map = {offset, pointer, Config::kMapElement, hopper::swizzle_of(kRowBytes)};
+      map = {offset, pointer, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
       return map;
     };
-    hopper::describe<Element>(ask(kImageMap, kX), {c, w, h, n}, {kK, box_w, box_h, images}, {1, kStride, kStride, 1});
-    hopper::describe<Element>(ask(kWeightMap, kWeight), {c, kTaps, padded_k}, {kK, 1, kN / kPeers}, {1, 1, 1});
+    ptx::describe_tensor_map<Element>(ask(kImageMap, kX), {c, w, h, n}, {kK, box_w, box_h, images}, {1, kStride, kStride, 1});
+    ptx::describe_tensor_map<Element>(ask(kWeightMap, kWeight), {c, kTaps, padded_k}, {kK, 1, kN / kPeers}, {1, 1, 1});
     if constexpr (kFolded)
-      hopper::describe<Element>(ask(kHiddenMap, kFirstGate), {c, kTaps, (uint64_t)hidden}, {kK, 1, kHidden}, {1, 1, 1});
+      ptx::describe_tensor_map<Element>(ask(kHiddenMap, kFirstGate), {c, kTaps, (uint64_t)hidden}, {kK, 1, kHidden}, {1, 1, 1});
     if constexpr (kProjects) {
       const uint64_t skip_c = a.skip_c;
-      hopper::describe<Element>(ask(kSkipMap, kSkip), {skip_c, (uint64_t)x.rows}, {kK, images * (uint32_t)x.pixels}, {1, 1});
-      hopper::describe<Element>(ask(kProjectionMap, kProjection), {skip_c, 1, padded_k}, {kK, 1, kOwn / kPeers}, {1, 1, 1});
+      ptx::describe_tensor_map<Element>(ask(kSkipMap, kSkip), {skip_c, (uint64_t)x.rows}, {kK, images * (uint32_t)x.pixels}, {1, 1});
+      ptx::describe_tensor_map<Element>(ask(kProjectionMap, kProjection), {skip_c, 1, padded_k}, {kK, 1, kOwn / kPeers}, {1, 1, 1});
     }
   }
 
   // ---- Of a block ----
 
-  struct Member {
+  struct ClusterCoord {
     int tile, column, peer;  // peer: this block's number in its cluster
     AT_DEVICE int first_image(const Params& x) const { return min(tile * x.images, x.last_image); }
   };

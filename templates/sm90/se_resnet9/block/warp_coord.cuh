@@ -3,12 +3,12 @@
 // Of each of its warpgroup's squares of 8 x 8 pixels: rows 2 warp and 2 warp + 1, column lane / 4; there the channels
 // 8 (lane % 4) on of every 32.
 #pragma once
-#include "sm90/hopper.cuh"
+#include "sm90/ptx/registers.cuh"
 
 namespace at {
 
 template <int kBlocks, int kChannels, int kRowBytes, int kSquares>
-struct BlockPart {
+struct SeBlockWarpCoord {
   static constexpr int kColumns = kChannels / 32, kUnits = kBlocks * 2 * kColumns;  // of eight channels
 
   int image[kBlocks];                 // of the tile
@@ -19,9 +19,9 @@ struct BlockPart {
   int warp, slab, channel;  // slab: the first block's rows among the tile's sixteens
 
   template <typename Params>
-  AT_DEVICE explicit BlockPart(const Params& x) {
+  AT_DEVICE explicit SeBlockWarpCoord(const Params& x) {
     const int lane = threadIdx.x % 32;
-    warp = hopper::uniform(threadIdx.x / 32);
+    warp = ptx::warp_uniform(threadIdx.x / 32);
     const int first = warp / 4 * kBlocks;
     slab = 4 * first + warp % 4, channel = 8 * (lane % 4);
 #pragma unroll
@@ -29,7 +29,7 @@ struct BlockPart {
       image[m] = (first + m) / kSquares;
       const int square = (first + m) % kSquares, h = 8 * (square / x.squares_w), w = 8 * (square % x.squares_w);
       const int begin = image[m] * x.patch_area + h * x.patch_w + w;
-      corner[m] = hopper::uniform(begin * kRowBytes / 16);
+      corner[m] = ptx::warp_uniform(begin * kRowBytes / 16);
       row[m] = h + 2 * (warp % 4), column[m] = w + lane / 4;
       place[m] = begin + (2 * (warp % 4) + 1) * x.patch_w + lane / 4 + 1;
       pixel[m] = image[m] * 64 * kSquares + row[m] * x.width + column[m];

@@ -1,58 +1,67 @@
 // The end of a tile of the Hopper convolution: sums in registers, those of a split tile added up, through the epilogue's
 // steps, straight to the output.
 #pragma once
-#include "sm90/conv2d_stage.cuh"
+#include "sm90/conv2d/stage.cuh"
+#include "sm90/fragment.cuh"
+#include "sm90/ptx/cluster.cuh"
+#include "sm90/ptx/mbarrier.cuh"
+#include "sm90/ptx/registers.cuh"
+#include "sm90/ptx/shared_memory.cuh"
+#include "sm90/ptx/tma.cuh"
 
 namespace at {
 
 template <typename Config>
 struct Conv2dStore : Conv2dStage<Config> {
  protected:
-  using Plan = Conv2dPlan<Config>;
-  using typename Plan::Element, typename Plan::Layout, typename Plan::Member, typename Plan::Params;
-  using typename Plan::Sums, typename Plan::Tile;
-  using Conv2dStage<Config>::output_pixel;
-  using Plan::kBlocks, Plan::kGroups, Plan::kHidden, Plan::kN, Plan::kSlices, Plan::kUnits, Plan::kVector, Plan::kY;
+  using P = Conv2dPlan<Config>;
+  using Element = typename P::Element;
+  using Layout = typename P::Layout;
+  using ClusterCoord = typename P::ClusterCoord;
+  using Params = typename P::Params;
+  using Sums = typename P::Sums;
+  using Tile = typename P::Tile;
+  using Stage = Conv2dStage<Config>;
 
   // A unit is eight neighbouring channels of one pixel: which of a thread's accumulators hold it.
   AT_DEVICE static void unit(int i, int& block, int& half, int& columns) {
-    columns = i / (2 * kBlocks), half = i % 2, block = i / 2 % kBlocks;
+    columns = i / (2 * P::kBlocks), half = i % 2, block = i / 2 % P::kBlocks;
   }
 
   // Those that a slice keeps, as a mask: of a comparison for equality the compiler would make an index of the sums, which would
   // leave registers.
-  AT_DEVICE static uint32_t own_units(const Member& me) {
-    constexpr int kOwn = kUnits / kSlices;
+  AT_DEVICE static uint32_t own_units(const ClusterCoord& me) {
+    constexpr int kOwn = P::kUnits / P::kSlices;
     return ((1u << kOwn) - 1) << me.slice * kOwn;
   }
 
   // Each slice keeps a part of the tile's units, gets the others' sums of it and gives away the rest. Few go to the owner's
   // shared memory one by one; each such store counts its bytes at a barrier, so many are written to this block's own
   // memory first, and from there go by TMA, all of a warp's to the same warp of the owner.
-  AT_DEVICE static void gather_slices(const Layout& at, const Member& me, Sums& sums) {
-    constexpr int kOwn = kUnits / kSlices, kOthers = kSlices - 1;
-    constexpr int kWanted = kBlocks * kHidden / 8;  // fours of sums that every slice wants: the hidden values'
-    constexpr int kWarpBytes = (2 * kOwn + kWanted) * 512, kPartBytes = kWarpBytes * 4 * kGroups;
+  AT_DEVICE static void gather_slices(const Layout& smem, const ClusterCoord& me, Sums& sums) {
+    constexpr int kOwn = P::kUnits / P::kSlices, kOthers = P::kSlices - 1;
+    constexpr int kWanted = P::kBlocks * P::kHidden / 8;  // fours of sums that every slice wants: the hidden values'
+    constexpr int kWarpBytes = (2 * kOwn + kWanted) * 512, kPartBytes = kWarpBytes * 4 * P::kGroups;
     constexpr bool kOneByOne = kOthers * kPartBytes <= 8192;
-    const int lane = threadIdx.x % 32, warp = hopper::uniform(threadIdx.x / 32);
+    const int lane = threadIdx.x % 32, warp = ptx::warp_uniform(threadIdx.x / 32);
     // Parts that leave, then those that come; `place`: of a slice among the others of `whose`.
     const auto place = [](int slice, int whose) { return slice - (slice > whose); };
-    const uint32_t leaving = at.fills + warp * kWarpBytes, coming = leaving + kOthers * kPartBytes;
+    const uint32_t leaving = smem.fills + warp * kWarpBytes, coming = leaving + kOthers * kPartBytes;
     const auto of_unit = [&](int i, int j) { return (i % kOwn * 2 + j) * 512 + lane * 16; };
     const auto of_hidden = [&](int i) { return (kOwn * 2 + i) * 512 + lane * 16; };
-    const auto hidden = [&](int i) -> float(&)[4] { return *(float(*)[4])&sums[i % kBlocks][kN / 2 + i / kBlocks * 4]; };
+    const auto hidden = [&](int i) -> float(&)[4] { return *(float(*)[4])&sums[i % P::kBlocks][P::kN / 2 + i / P::kBlocks * 4]; };
     const auto rank = [&](int slice) { return me.rank(me.m, me.n, slice); };
 
-    hopper::arrive_in_cluster();                           // all loads of this warp's have been used
-    if constexpr (kOneByOne) hopper::wait_for_cluster();   // and those of the others
-    else Plan::Excitation::sync();
-    if (threadIdx.x == 0) hopper::expect_bytes(at.turn, kOthers * kPartBytes);
+    ptx::cluster_arrive_relaxed();                           // all loads of this warp's have been used
+    if constexpr (kOneByOne) ptx::cluster_wait();   // and those of the others
+    else P::Excitation::sync();
+    if (threadIdx.x == 0) ptx::mbarrier_arrive_expect_tx(smem.turn, kOthers * kPartBytes);
     const auto give = [&](int to, int offset, float4 four) {
-      if constexpr (kOneByOne) hopper::send(coming + place(me.slice, to) * kPartBytes + offset, at.turn, rank(to), four);
-      else hopper::write(leaving + place(to, me.slice) * kPartBytes + offset, four);
+      if constexpr (kOneByOne) ptx::st_async(coming + place(me.slice, to) * kPartBytes + offset, smem.turn, rank(to), four);
+      else ptx::st_shared(leaving + place(to, me.slice) * kPartBytes + offset, four);
     };
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
+    for (int i = 0; i < P::kUnits; ++i) {
       int m, half, columns;
       unit(i, m, half, columns);
       const int owner = i / kOwn;
@@ -66,32 +75,32 @@ struct Conv2dStore : Conv2dStage<Config> {
 #pragma unroll
     for (int i = 0; i < kWanted; ++i)
 #pragma unroll
-      for (int slice = 0; slice < kSlices; ++slice)
+      for (int slice = 0; slice < P::kSlices; ++slice)
         if (slice != me.slice) give(slice, of_hidden(i), make_float4(hidden(i)[0], hidden(i)[1], hidden(i)[2], hidden(i)[3]));
     if constexpr (!kOneByOne) {
-      hopper::publish_shared();
+      ptx::fence_view_async_shared();
       __syncwarp();
-      hopper::wait_for_cluster();  // the others' memory is free
+      ptx::cluster_wait();  // the others' memory is free
       if (lane < kOthers) {
-        const int to = (me.slice + 1 + lane) % kSlices;  // not all to the same at once
-        hopper::send_bytes(leaving + place(to, me.slice) * kPartBytes, coming + place(me.slice, to) * kPartBytes,
-                           kWarpBytes, at.turn, rank(to));
+        const int to = (me.slice + 1 + lane) % P::kSlices;  // not all to the same at once
+        ptx::bulk_copy_dsmem(leaving + place(to, me.slice) * kPartBytes, coming + place(me.slice, to) * kPartBytes,
+                           kWarpBytes, smem.turn, rank(to));
       }
     }
-    hopper::wait(at.turn, 0);
-    hopper::arrive_in_cluster();  // a block ends when all have got what it sent
+    ptx::mbarrier_wait(smem.turn, 0);
+    ptx::cluster_arrive_relaxed();  // a block ends when all have got what it sent
     const auto total = [&](int offset, float4 own) {
       float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
-      for (int slice = 0; slice < kSlices; ++slice) {
+      for (int slice = 0; slice < P::kSlices; ++slice) {
         const float4 part =
-            slice == me.slice ? own : hopper::load_own(coming + place(slice, me.slice) * kPartBytes + offset);
+            slice == me.slice ? own : ptx::ld_shared_float4(coming + place(slice, me.slice) * kPartBytes + offset);
         sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
       }
       return sum;
     };
 #pragma unroll
-    for (int i = 0; i < kUnits; ++i) {
+    for (int i = 0; i < P::kUnits; ++i) {
       int m, half, columns;
       unit(i, m, half, columns);
       if (!(own_units(me) >> i & 1)) continue;
@@ -111,60 +120,60 @@ struct Conv2dStore : Conv2dStage<Config> {
   }
 
   // Units of eight channels whose tensors are read at once, while the units before are worked on.
-  static constexpr int kGroup = kUnits < 4 ? kUnits : 4, kUnitGroups = (kUnits + kGroup - 1) / kGroup;
+  static constexpr int kGroup = P::kUnits < 4 ? P::kUnits : 4, kUnitGroups = (P::kUnits + kGroup - 1) / kGroup;
 
   // Calls work(place in the group, block, half, columns, channel, offset, there) for this thread's units of a group. What is
   // not there, in the output, may be computed, with some channel that is: branches would make each unit wait for its own
   // vectors.
   template <typename Work>
-  AT_DEVICE static void each_unit(const Params& x, const Member& me, const Tile& tile, const int (&pixels)[kBlocks][2],
+  AT_DEVICE static void each_unit(const Params& x, const ClusterCoord& me, const Tile& tile, const int (&pixels)[P::kBlocks][2],
                                   int group, const Work& work) {
 #pragma unroll
     for (int j = 0; j < kGroup; ++j) {
       const int i = group * kGroup + j;
-      if (i >= kUnits) continue;
+      if (i >= P::kUnits) continue;
       int m, half, columns;
       unit(i, m, half, columns);
-      if (kSlices > 1 && !(own_units(me) >> i & 1)) continue;
-      const int own = tile.n * kN + 32 * columns + threadIdx.x % 4 * 8, channel = min(own, x.k - kVector);
+      if (P::kSlices > 1 && !(own_units(me) >> i & 1)) continue;
+      const int own = tile.n * P::kN + 32 * columns + threadIdx.x % 4 * 8, channel = min(own, x.k - P::kVector);
       const bool there = pixels[m][half] >= 0 && own < x.k;
       work(j, m, half, columns, channel, (int64_t)pixels[m][half] * x.k + channel, there);
     }
   }
 
-  AT_DEVICE static void find_pixels(const Params& x, const Tile& tile, int first_block, int (&pixels)[kBlocks][2]) {
+  AT_DEVICE static void find_pixels(const Params& x, const Tile& tile, int first_block, int (&pixels)[P::kBlocks][2]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
-    for (int i = 0; i < 2 * kBlocks; ++i)
-      pixels[i / 2][i % 2] = output_pixel(x, tile, first_block + i / 2, 16 * warp + 8 * (i % 2) + lane / 4);
+    for (int i = 0; i < 2 * P::kBlocks; ++i)
+      pixels[i / 2][i % 2] = Stage::output_pixel(x, tile, first_block + i / 2, 16 * warp + 8 * (i % 2) + lane / 4);
   }
 
   // What the steps read of tensors, for the first units while there is something else to do, then always for the next ones.
   struct Early {
-    int pixels[kBlocks][2];
+    int pixels[P::kBlocks][2];
     typename Config::Steps::Fetched fetched[2][kGroup];
     AT_DEVICE Early() {}
-    AT_DEVICE void begin(const Params& x, const Member& me, const Tile& tile, int first_block) {
+    AT_DEVICE void begin(const Params& x, const ClusterCoord& me, const Tile& tile, int first_block) {
       find_pixels(x, tile, first_block, pixels);
       fetch(x, me, tile, 0);
     }
-    AT_DEVICE void fetch(const Params& x, const Member& me, const Tile& tile, int group) {
+    AT_DEVICE void fetch(const Params& x, const ClusterCoord& me, const Tile& tile, int group) {
       each_unit(x, me, tile, pixels, group, [&](int j, int, int, int, int, int64_t offset, bool there) {
         if (there) Config::Steps::fetch(fetched[group % 2][j], x.p.p, offset);
       });
     }
   };
 
-  AT_DEVICE static void store_tile(const Params& x, const Member& me, const Tile& tile, Sums& sums, Early& early) {
+  AT_DEVICE static void store_tile(const Params& x, const ClusterCoord& me, const Tile& tile, Sums& sums, Early& early) {
 #pragma unroll
     for (int group = 0; group < kUnitGroups; ++group) {
       if (group + 1 < kUnitGroups) early.fetch(x, me, tile, group + 1);
       each_unit(x, me, tile, early.pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset, bool there) {
-        float v[kVector];
-        hopper::take(v, sums, m, half, columns);
+        float v[P::kVector];
+        load_fragment(v, sums, m, half, columns);
         if (!Config::kStores || there)
           Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, early.fetched[group % 2][j]);
-        if (there) store(v, (Element*)x.p.p[kY] + offset);
+        if (there) store(v, (Element*)x.p.p[P::kY] + offset);
       });
     }
   }

@@ -9,14 +9,15 @@
 #pragma once
 #include "cuda/copies.cuh"
 #include "cuda/mma.cuh"
-#include "sm90/counting.cuh"
-#include "sm90/hopper.cuh"
+#include "sm90/fast_divmod.cuh"
+#include "sm90/ptx/registers.cuh"
+#include "sm90/ptx/shared_memory.cuh"
 
 namespace at {
 
 // kWarps: images have a multiple of 16 pixels, else 1, 4 or 8.
 template <typename Element, int kM, int kN, int kHidden, int kThreads, bool kWarps>
-struct FoldedGate {
+struct FoldedSeGate {
   static constexpr int kColumns = kHidden / 8, kSteps = (kHidden + 15) / 16;  // of wgmma's eight columns; of the product
   static constexpr int kRow = 16 * kSteps + 8;  // elements between rows of w2: the padding spreads them over the banks
   // Shared memory, in bytes from its beginning: w2's rows of the tile's channels, b2, b1, sums of warps; hidden values and
@@ -27,7 +28,7 @@ struct FoldedGate {
 
   int pixels, hidden;
   float weight;   // of a pixel in the mean
-  Divider slabs;  // of 16 rows, of an image
+  FastDivmod slabs;  // of 16 rows, of an image
   char* memory;
 
   AT_DEVICE static bool fits(int pixels, int hidden) {
@@ -37,7 +38,7 @@ struct FoldedGate {
 
   // Begins to copy what the tile's gates need. p: b1 (hidden), w2 (k, hidden), b2 (k); `channel`: the tile's first of k.
   AT_DEVICE void load_weights(void* const* p, int channel, int k, int thread) const {
-    const uint32_t to = hopper::shared_address(memory);
+    const uint32_t to = ptx::cast_smem_ptr_to_uint(memory);
     const Element* w2 = (const Element*)p[1] + (int64_t)channel * hidden;
     const float *b1 = (const float*)p[0], *b2 = (const float*)p[2] + channel;
     const int rest = min(k - channel, kN);  // channels that there are: a multiple of 8
@@ -82,7 +83,7 @@ struct FoldedGate {
 
   template <int kBlocks, int kSums, typename Sync>
   AT_DEVICE void scale_warps(float (&sums)[kBlocks][kSums], int first_block, const Sync& sync) const {
-    const int warp = hopper::uniform(threadIdx.x / 32) % (kThreads / 32), part = threadIdx.x % 4;
+    const int warp = ptx::warp_uniform(threadIdx.x / 32) % (kThreads / 32), part = threadIdx.x % 4;
     float2 total[kBlocks][kColumns];
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m)
@@ -130,7 +131,7 @@ struct FoldedGate {
     float* hiddens = (float*)(memory + kOwn + warp * kWarpBytes);
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
-      const float* from = partial + slabs.quotient(first_slab + step * m) * slabs.divisor * kHidden;
+      const float* from = partial + slabs.divide(first_slab + step * m) * slabs.divisor * kHidden;
       __syncwarp();  // nobody reads those of the block before any more
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {

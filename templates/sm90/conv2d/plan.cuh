@@ -1,10 +1,10 @@
 // The Hopper convolution before its launch, and what its parts have in common: sizes, parameters, who takes which tile
 // and which part of it, and where in shared memory everything lies. conv2d.cuh says how the kernel works.
 #pragma once
-#include "sm90/counting.cuh"
-#include "sm90/folded_gate.cuh"
-#include "sm90/gate.cuh"
-#include "sm90/hopper.cuh"
+#include "sm90/fast_divmod.cuh"
+#include "sm90/folded_se_gate.cuh"
+#include "sm90/ptx/tma.cuh"
+#include "sm90/se_gate.cuh"
 
 namespace at {
 
@@ -21,8 +21,8 @@ struct Conv2dPlan {
   static constexpr int kBlocks = kM / kTeam / 64;        // wgmma's blocks of rows for each
   // Two warpgroups with many sums, and tensors read ahead, need more registers than an equal share: a whole warpgroup of
   // loading warps, two of them idle, gives its own away.
-  static constexpr bool kMoves = Config::kMovesRegisters;
-  static constexpr int kThreads = 128 * kGroups + (kMoves ? 128 : 64);
+  static constexpr bool kSetMaxNreg = Config::kSetMaxNreg;
+  static constexpr int kThreads = 128 * kGroups + (kSetMaxNreg ? 128 : 64);
   static constexpr int kRowBytes = kK * (int)sizeof(Element);
   // With a folded squeeze a tile's products have columns beside its channels.
   static constexpr int kHidden = Config::kHidden, kColumns = kN + kHidden;
@@ -42,9 +42,9 @@ struct Conv2dPlan {
   static constexpr int kOwnN = kN / kSlices, kOwnColumns = kOwnN / 32;  // of a split tile, in the end
   static constexpr int kExchangedBytes = 2 * (kSlices - 1) * kM * (kOwnN + kHidden) * 4;  // to and from the other slices
   static constexpr bool kGated = Config::kGated;
-  using Excitation = Gate<Element, kM, kOwnN, kClusterN * kSlices, 128 * kGroups>;
+  using Excitation = SeGate<Element, kM, kOwnN, kClusterN * kSlices, 128 * kGroups>;
   static constexpr int kTiles = kPingpong ? kGroups : 1;  // at a time
-  using Folded = FoldedGate<Element, kM, kN, kHidden, 128 * kTeam, Config::kWarpImages>;
+  using Folded = FoldedSeGate<Element, kM, kN, kHidden, 128 * kTeam, Config::kWarpImages>;
   // A skip connection's projection is added to the scaled sums by more products, of the same tile.
   static constexpr bool kProjects = Config::kProjects;
   // Places of the pointers: Problem.operands() of conv2d, of conv2d_se and conv2d_folded_se, or of conv2d_se_skip.
@@ -65,9 +65,9 @@ struct Conv2dPlan {
     int n, out_h, out_w, k, rows;
     int last_row;  // where the last tile of gathered pixels begins
     int cluster_tiles;
-    Divider cluster_rows, cluster_columns, out_area, out_width;  // out_*: of pixels, or of patches
+    FastDivmod cluster_rows, cluster_columns, out_area, out_width;  // out_*: of pixels, or of patches
     int group_channels;
-    Divider group_outputs;
+    FastDivmod group_outputs;
     int chunks, r, s, phases_h, phases_w;
     int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
     int fills;  // of one tile
@@ -75,9 +75,9 @@ struct Conv2dPlan {
     int squares_h, squares_w, patch_h, patch_w, images;
     int pixels, hidden, gate_bytes;  // of the gate
     float pixel_weight;
-    Divider slabs;
+    FastDivmod slabs;
     int skip_channels, skip_fills;  // of a group of the projection
-    Divider skip_outputs;
+    FastDivmod skip_outputs;
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
   };
@@ -101,7 +101,7 @@ struct Conv2dPlan {
     if constexpr (kFolded) {
       if (!Folded::fits(x.pixels, hidden) || a.groups > 1) return refused(out);
       x.gate_bytes = kTiles * Folded::kBytes, x.pixel_weight = 1.f / x.pixels;
-      x.slabs = Divider::by(max(x.pixels / 16, 1));
+      x.slabs = FastDivmod::make(max(x.pixels / 16, 1));
     }
     x.pointwise = !kPatch && a.r * a.s == 1 && a.stride_h * a.stride_w == 1 && a.pad_h + a.pad_w == 0;
     x.n = a.n, x.out_h = a.p, x.out_w = a.q, x.k = a.k, x.rows = a.n * a.p * a.q;
@@ -109,7 +109,7 @@ struct Conv2dPlan {
     x.stride_h = a.stride_h, x.stride_w = a.stride_w, x.pad_h = a.pad_h, x.pad_w = a.pad_w;
     x.dilation_h = a.dilation_h, x.dilation_w = a.dilation_w;
     const int groups = a.groups / Config::kMerge;  // with zeros between those that are one (layout "wgmma<M>")
-    x.group_channels = a.c / max(groups, 1), x.group_outputs = Divider::by(groups > 1 ? a.k / groups : 1 << 30);
+    x.group_channels = a.c / max(groups, 1), x.group_outputs = FastDivmod::make(groups > 1 ? a.k / groups : 1 << 30);
     x.chunks = ceil_div(x.group_channels, kK);
     x.phases_h = kPatch ? min(a.r, a.stride_h) : a.r, x.phases_w = kPatch ? min(a.s, a.stride_w) : a.s;
     x.fills = x.phases_h * x.phases_w * x.chunks;
@@ -123,7 +123,7 @@ struct Conv2dPlan {
     x.last_row = max(x.rows - kM, 0);
     int64_t tiles_m = ceil_div(x.rows, kM);
     x.fill_bytes = pixels * kClusterN * kRowBytes;
-    x.out_area = Divider::by(a.p * a.q), x.out_width = Divider::by(a.q);
+    x.out_area = FastDivmod::make(a.p * a.q), x.out_width = FastDivmod::make(a.q);
     if (kPatch) {
       x.squares_h = a.launch[kSquaresH], x.squares_w = a.launch[kSquaresW], x.images = a.launch[kImages];
       if (x.squares_h * x.squares_w * x.images * 64 != kM) return refused(out);
@@ -132,7 +132,7 @@ struct Conv2dPlan {
       x.patch_h = 8 * x.squares_h + (ceil_div(a.r, x.phases_h) - 1) * a.dilation_h;
       x.patch_w = 8 * x.squares_w + (ceil_div(a.s, x.phases_w) - 1) * a.dilation_w;
       const int patches_h = ceil_div(a.p, 8 * x.squares_h), patches_w = ceil_div(a.q, 8 * x.squares_w);
-      x.out_area = Divider::by(patches_h * patches_w), x.out_width = Divider::by(patches_w);
+      x.out_area = FastDivmod::make(patches_h * patches_w), x.out_width = FastDivmod::make(patches_w);
       tiles_m = ceil_div(a.n, x.images) * patches_h * patches_w;
       x.fill_bytes = x.images * x.patch_h * x.patch_w * kRowBytes;
       if ((x.patch_h - 1) * a.stride_h >= 256 || (x.patch_w - 1) * a.stride_w >= 256) return refused(out);
@@ -144,7 +144,7 @@ struct Conv2dPlan {
     x.weight_slots = kResident ? a.r * a.s * x.chunks : kPatch ? a.launch[kWeightSlots] : 0;
 
     const int columns = ceil_div(ceil_div(a.k, kN), kClusterN);
-    x.cluster_rows = Divider::by(ceil_div(tiles_m, kClusterM)), x.cluster_columns = Divider::by(columns);
+    x.cluster_rows = FastDivmod::make(ceil_div(tiles_m, kClusterM)), x.cluster_columns = FastDivmod::make(columns);
     x.cluster_tiles = x.cluster_rows.divisor * columns;
     int clusters = x.cluster_tiles;
     if (a.launch[kGrid] && kSlices == 1) clusters = min(clusters, max(1, a.launch[kGrid] / kCluster));
@@ -155,7 +155,7 @@ struct Conv2dPlan {
 
     if constexpr (kProjects) {
       x.skip_channels = a.skip_c / a.skip_groups, x.skip_fills = ceil_div(x.skip_channels, kK);
-      x.skip_outputs = Divider::by(a.skip_groups > 1 ? a.k / a.skip_groups : 1 << 30);
+      x.skip_outputs = FastDivmod::make(a.skip_groups > 1 ? a.k / a.skip_groups : 1 << 30);
       const bool apart = a.skip_groups == 1 || x.skip_channels % kK == 0 && x.skip_outputs.divisor % (kN * kClusterN) == 0;
       // All of them wait in their buffers until the sums are scaled.
       if (a.skip_c % 8 || !apart || x.fill_slots <= x.skip_fills) return refused(out);
@@ -177,12 +177,12 @@ struct Conv2dPlan {
     out->tensor_map_count = 2;
     at_tensor_map activation{kActivationMap, kX, Config::kMapElement, kSwizzle};
     if (x.pointwise) {
-      hopper::describe<Element>(activation, {c, (uint64_t)x.rows}, {kK, (uint32_t)pixels}, {1, 1});
+      ptx::describe_tensor_map<Element>(activation, {c, (uint64_t)x.rows}, {kK, (uint32_t)pixels}, {1, 1});
     } else {
       const uint32_t step_h = a.stride_h, step_w = a.stride_w;
       const uint32_t box_h = (x.patch_h - 1) * step_h + 1, box_w = (x.patch_w - 1) * step_w + 1;
       const uint32_t images = x.images;
-      hopper::describe<Element>(activation, {c, w, h, n}, {kK, box_w, box_h, images}, {1, step_w, step_h, 1});
+      ptx::describe_tensor_map<Element>(activation, {c, w, h, n}, {kK, box_w, box_h, images}, {1, step_w, step_h, 1});
     }
     if (!kPatch && !x.pointwise) {
       activation.pixels = pixels;
@@ -190,27 +190,27 @@ struct Conv2dPlan {
       activation.lower[1] = -a.pad_h, activation.upper[1] = a.pad_h - (a.r - 1) * a.dilation_h;
     }
     at_tensor_map weight{kWeightMap, kWeight, Config::kMapElement, kSwizzle};
-    hopper::describe<Element>(weight, {depth, taps, padded_k}, {kK, 1, kN / kClusterM}, {1, 1, 1});
+    ptx::describe_tensor_map<Element>(weight, {depth, taps, padded_k}, {kK, 1, kN / kClusterM}, {1, 1, 1});
     out->tensor_maps[0] = activation;
     out->tensor_maps[1] = weight;
     if constexpr (kFolded) {
       at_tensor_map filters{kHiddenMap, kFirstGate, Config::kMapElement, kSwizzle};
-      hopper::describe<Element>(filters, {depth, taps, (uint64_t)hidden}, {kK, 1, kHidden}, {1, 1, 1});
+      ptx::describe_tensor_map<Element>(filters, {depth, taps, (uint64_t)hidden}, {kK, 1, kHidden}, {1, 1, 1});
       out->tensor_maps[out->tensor_map_count++] = filters;
     }
     if constexpr (kProjects) {
       at_tensor_map skip{kSkipMap, kSkip, Config::kMapElement, kSwizzle};
-      hopper::describe<Element>(skip, {(uint64_t)a.skip_c, (uint64_t)x.rows}, {kK, (uint32_t)pixels}, {1, 1});
+      ptx::describe_tensor_map<Element>(skip, {(uint64_t)a.skip_c, (uint64_t)x.rows}, {kK, (uint32_t)pixels}, {1, 1});
       at_tensor_map projection{kProjectionMap, kProjection, Config::kMapElement, kSwizzle};
-      hopper::describe<Element>(projection, {(uint64_t)x.skip_channels, 1, padded_k}, {kK, 1, kN / kClusterM}, {1, 1, 1});
+      ptx::describe_tensor_map<Element>(projection, {(uint64_t)x.skip_channels, 1, padded_k}, {kK, 1, kN / kClusterM}, {1, 1, 1});
       out->tensor_maps[out->tensor_map_count++] = skip;
       out->tensor_maps[out->tensor_map_count++] = projection;
     }
     if (x.staging_bytes) {
       at_tensor_map output{kOutputMap, kY, Config::kMapElement, kStageChannels == 64 ? 3 : 2};
       const uint64_t k = a.k, p = a.p, q = a.q;
-      if (kPatch) hopper::describe<Element>(output, {k, q, p, n}, {kStageChannels, 8, 2, 1}, {1, 1, 1, 1});
-      else hopper::describe<Element>(output, {k, (uint64_t)x.rows}, {kStageChannels, 16}, {1, 1});
+      if (kPatch) ptx::describe_tensor_map<Element>(output, {k, q, p, n}, {kStageChannels, 8, 2, 1}, {1, 1, 1, 1});
+      else ptx::describe_tensor_map<Element>(output, {k, (uint64_t)x.rows}, {kStageChannels, 16}, {1, 1});
       out->tensor_maps[out->tensor_map_count++] = output;
       if (x.ahead) {
         output.params_offset = kAddedMap, output.pointer = Config::kAddedPointer;
@@ -220,11 +220,11 @@ struct Conv2dPlan {
   }
 
  protected:
-  static constexpr int kSwizzle = hopper::swizzle_of(kRowBytes);
+  static constexpr int kSwizzle = ptx::swizzle_mode(kRowBytes);
   static constexpr int kActivationMap = 0, kWeightMap = 128, kOutputMap = 256, kAddedMap = 384, kHiddenMap = 512, kSkipMap = 640,
                        kProjectionMap = 768;  // in Params
 
-  struct Member {
+  struct ClusterCoord {
     int m, n, slice;
     AT_DEVICE int rank(int other_m, int other_n, int other_slice) const {
       return (other_slice * kClusterN + other_n) * kClusterM + other_m;
@@ -252,10 +252,10 @@ struct Conv2dPlan {
 
   struct Tile {
     int m, n;
-    AT_DEVICE Tile(const Params& x, const Member& me, int index) {
+    AT_DEVICE Tile(const Params& x, const ClusterCoord& me, int index) {
       int row, column;
-      if (x.along_m) column = x.cluster_rows.split(index, row);
-      else row = x.cluster_columns.split(index, column);
+      if (x.along_m) column = x.cluster_rows.divmod(index, row);
+      else row = x.cluster_columns.divmod(index, column);
       m = row * kClusterM + me.m;
       n = column * kClusterN + me.n;
     }
@@ -265,9 +265,9 @@ struct Conv2dPlan {
 
   // The channels and the pixels beside a tile's origin that a fill stands for, in the order in which all roles take them: for
   // a patch w and h are its phase of the stride, else the tap's offset.
-  struct Place {
+  struct KCoord {
     int chunk, w, h, end_w, step_w, step_h;
-    AT_DEVICE Place(const Params& x, int fill) : chunk(0), w(0), h(0) {
+    AT_DEVICE KCoord(const Params& x, int fill) : chunk(0), w(0), h(0) {
       if (kPatch) end_w = x.phases_w, step_w = step_h = 1;
       else end_w = x.s * x.dilation_w, step_w = x.dilation_w, step_h = x.dilation_h;
       if (kSlices > 1) chunk = fill % x.chunks, w = fill / x.chunks % x.s * step_w, h = fill / x.chunks / x.s * step_h;

@@ -1,7 +1,8 @@
 // The kernel of strip_block.cuh before its launch, and what its parts have in common: sizes, parameters, and where in shared memory
 // everything lies.
 #pragma once
-#include "sm90/hopper.cuh"
+#include "sm90/ptx/registers.cuh"
+#include "sm90/ptx/tma.cuh"
 
 namespace at {
 
@@ -17,15 +18,15 @@ struct StripPlan {
   static constexpr int kPoolThreads = 96;
   static constexpr int kAllThreads = kThreads + 128;                      // with those that load
   static constexpr int kReadyThreads = kThreads + (kPooled ? 128 : 96);  // that use barriers
-  static constexpr bool kMoves = kStrips > 1;  // registers, from those that load to those that multiply
-  static constexpr int kGiven = kStrips > 2 ? 24 : kPooled ? 56 : 40, kTaken = kStrips > 2 ? 112 : kPooled ? 224 : 232;
+  static constexpr bool kSetMaxNreg = kStrips > 1;  // registers, from those that load to those that multiply
+  static constexpr int kProducerRegs = kStrips > 2 ? 24 : kPooled ? 56 : 40, kConsumerRegs = kStrips > 2 ? 112 : kPooled ? 224 : 232;
   static constexpr int kTaps = 9, kLoads = 1 + 2 * kTaps, kTapBytes = kChannels * kRowBytes;
   static constexpr int kPatchW = kW + 2, kPatchBytes = (kH + 2) * kPatchW * kRowBytes;
   static constexpr int kLines = kSide * kH * 8 / kStripThreads;                 // of four pixels of the stem's patches, of a thread
   static constexpr int kLineBytes = kN * kSide * kSide * (int)sizeof(Element);  // of a strip's patches, of one channel
   static constexpr int kStepBytes = kChannels * kSide * kSide * (int)sizeof(Element);  // of the stem's weights, of one channel
   enum { kX, kStemWeight, kWeight, kFirstGate = kWeight + 2, kY = kFirstGate + 4 };
-  enum Meeting { kReady = 1, kAll, kPool, kStrip };  // named barriers: the last of every strip
+  enum NamedBarrier { kReady = 1, kAll, kPool, kStrip };  // named barriers: the last of every strip
   enum Launch { kGrid, kEarlyTaps, kChannelsLast };
   static_assert(kH % 4 == 0 && kH <= 16 && kW % 8 == 0, "no such image");
 
@@ -52,14 +53,14 @@ struct StripPlan {
 
     const uint64_t c = kChannels;
     out->tensor_map_count = 4;
-    out->tensor_maps[0] = {0, kStemWeight, Config::kMapElement, hopper::swizzle_of(32)};
-    hopper::describe<Element>(out->tensor_maps[0], {16, kImage, c}, {16, 1, kChannels}, {1, 1, 1});
+    out->tensor_maps[0] = {0, kStemWeight, Config::kMapElement, ptx::swizzle_mode(32)};
+    ptx::describe_tensor_map<Element>(out->tensor_maps[0], {16, kImage, c}, {16, 1, kChannels}, {1, 1, 1});
     for (int i = 0; i < 2; ++i) {
-      out->tensor_maps[1 + i] = {128 + 128 * i, kWeight + i, Config::kMapElement, hopper::swizzle_of(kRowBytes)};
-      hopper::describe<Element>(out->tensor_maps[1 + i], {c, kTaps, c}, {kChannels, 1, kChannels / kCluster}, {1, 1, 1});
+      out->tensor_maps[1 + i] = {128 + 128 * i, kWeight + i, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
+      ptx::describe_tensor_map<Element>(out->tensor_maps[1 + i], {c, kTaps, c}, {kChannels, 1, kChannels / kCluster}, {1, 1, 1});
     }
-    out->tensor_maps[3] = {384, kY, Config::kMapElement, hopper::swizzle_of(kRowBytes)};
-    hopper::describe<Element>(out->tensor_maps[3], {c, kW, kH, (uint64_t)a.n}, {kChannels, kPatchW, kH, 1}, {1, 1, 1, 1});
+    out->tensor_maps[3] = {384, kY, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
+    ptx::describe_tensor_map<Element>(out->tensor_maps[3], {c, kW, kH, (uint64_t)a.n}, {kChannels, kPatchW, kH, 1}, {1, 1, 1, 1});
   }
 
   // ---- Of a block ----
@@ -91,10 +92,10 @@ struct StripPlan {
 
   // What a thread has: of its warpgroup's strip, channels `channel` and `channel + 8`, columns 2 (lane % 4) and the next of
   // every line.
-  struct Part {
+  struct WarpCoord {
     int strip, thread, warp, lane, channel;
-    AT_DEVICE Part() {
-      const int all = hopper::uniform(threadIdx.x / 32);
+    AT_DEVICE WarpCoord() {
+      const int all = ptx::warp_uniform(threadIdx.x / 32);
       strip = all / 4, thread = threadIdx.x % kStripThreads, warp = all % 4, lane = threadIdx.x % 32, channel = 16 * warp + lane / 4;
     }
   };

@@ -1,8 +1,8 @@
 // The kernel of down_block.cuh before its launch, and what its parts have in common: sizes, parameters, and where in shared memory
 // everything lies.
 #pragma once
-#include "sm90/gate.cuh"
-#include "sm90/hopper.cuh"
+#include "sm90/ptx/tma.cuh"
+#include "sm90/se_gate.cuh"
 
 namespace at {
 
@@ -20,13 +20,13 @@ struct DownPlan {
   // Of the inner values: a line of all images, a copy with its zeros.
   static constexpr int kLineBytes = kTileBytes / kP, kCopyBytes = (kP + 2) * kLineBytes;
   static constexpr int kVector = 8, kColumns = kN / 32;
-  using Excitation = Gate<Element, kM, kN, kParts, kWide>;
+  using Excitation = SeGate<Element, kM, kN, kParts, kWide>;
   // Places of the pointers: Problem.operands() of se_down_block.
   enum { kX, kWeight1, kWeight2, kProjection, kFirstGate, kY = 8 };
   enum Launch { kFillSlots, kWeightSlots };
-  enum Meeting { kMultiply = 1, kPooled, kGate };  // named barriers; the first is the gate's sync()
+  enum NamedBarrier { kMultiply = 1, kPooled, kGate };  // named barriers; the first is the gate's sync()
   static_assert(kN % 64 == 0 && (kP == 4 || kP == 8) && (kQ == 4 || kQ == 8) && kP % kParts == 0, "no such tile");
-  static constexpr int kSwizzle = hopper::swizzle_of(kRowBytes);
+  static constexpr int kSwizzle = ptx::swizzle_mode(kRowBytes);
   static constexpr int kImageMap = 0, kWeightMaps = 128;  // in Params
 
   struct alignas(64) Params {
@@ -60,12 +60,12 @@ struct DownPlan {
     out->tensor_map_count = 4;
     at_tensor_map& image = out->tensor_maps[0];
     image = {kImageMap, kX, Config::kMapElement, kSwizzle};
-    hopper::describe<Element>(image, {c, w, n, h}, {kK, 2 * kQ - 1, kImages, 2 * (kP / kParts) - 1}, {1, 2, 1, 2});
+    ptx::describe_tensor_map<Element>(image, {c, w, n, h}, {kK, 2 * kQ - 1, kImages, 2 * (kP / kParts) - 1}, {1, 2, 1, 2});
     image.strides[1] = h * w * c * sizeof(Element), image.strides[2] = w * c * sizeof(Element);
     for (int i = 0; i < 3; ++i) {
       const int weight = i == 0 ? kWeight1 : i == 1 ? kProjection : kWeight2;
       out->tensor_maps[1 + i] = {kWeightMaps + 128 * i, weight, Config::kMapElement, kSwizzle};
-      hopper::describe<Element>(out->tensor_maps[1 + i], {i == 2 ? k : c, i == 1 ? 1ull : kTaps, k}, {kK, 1, kN / kPeers},
+      ptx::describe_tensor_map<Element>(out->tensor_maps[1 + i], {i == 2 ? k : c, i == 1 ? 1ull : kTaps, k}, {kK, 1, kN / kPeers},
                                 {1, 1, 1});
     }
   }
@@ -73,7 +73,7 @@ struct DownPlan {
   // ---- Of a block ----
 
   // Which channels and which tile of its cluster a block has; tile: among all.
-  struct Member {
+  struct ClusterCoord {
     int part, peer, tile;
     AT_DEVICE static int rank(int part, int peer) { return peer * kParts + part; }
   };
@@ -98,13 +98,13 @@ struct DownPlan {
   AT_DEVICE static Excitation excitation(int hidden) { return Excitation(kP * kQ, hidden, kImages == 1 ? 16 : kQ); }
 
   // A copy of the inner values; its lines begin with one of zeros.
-  AT_DEVICE static uint32_t copy_of(const Layout& at, int chunk, int copy) {
-    return at.inner + (chunk * kCopies + copy) * kCopyBytes;
+  AT_DEVICE static uint32_t copy_of(const Layout& smem, int chunk, int copy) {
+    return smem.inner + (chunk * kCopies + copy) * kCopyBytes;
   }
 
   // A copy without its zeros, which is a tile. The pooled input lies in this block's own ones until they are written.
-  AT_DEVICE static uint32_t own_copy(const Layout& at, const Member& me, int i) {
-    return copy_of(at, me.part * kOwn, i) + kLineBytes;
+  AT_DEVICE static uint32_t own_copy(const Layout& smem, const ClusterCoord& me, int i) {
+    return copy_of(smem, me.part * kOwn, i) + kLineBytes;
   }
 };
 
