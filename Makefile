@@ -1,5 +1,5 @@
 # make tune: tune the default network on this machine's CPU.   make test: run the tests.
-# make check: lint, types, imports, docs.   make docs: build the site.   make clean: remove what was built.
+# make check: lint, format, types, imports, docs.   make docs: build the site.   make clean: remove what was built.
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,6 +7,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ENGINE := $(wildcard autotune/runtime/engine/*.cpp autotune/runtime/engine/*.h) templates/abi.h
 ARGS ?=
+
+# C++ and CUDA text that clang-format checks. UNFORMATTED: folders that are not formatted yet.
+UNFORMATTED := templates/sm90
+CPP := $(filter-out $(addsuffix /%,$(UNFORMATTED)),$(shell find templates autotune/runtime/engine tests/kernels \
+         -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu'))
 
 .PHONY: tune test check docs clean
 .DELETE_ON_ERROR:
@@ -20,6 +25,7 @@ test: $(READY)
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

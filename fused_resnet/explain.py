@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from autotune.core import device_name
+from autotune.core import ceil_div, device_name, format_bytes
 from autotune.ir import Problem, limit_us, with_batch
-from autotune.runtime import BoundLayer, Frame, batches
+from autotune.runtime import BoundLayer, ExecutionContext, batches
 from tuning_db.protocols import Database, Device
 
 
@@ -89,8 +88,10 @@ class Explanation:
             table.append(f"the whole network, timed as one: {self.network_us:.1f} us")
         table += textwrap.wrap(self._told(), 80) if self.kept else []
         saved = 1 - self.arena_bytes / self.buffer_bytes if self.buffer_bytes else 0.0
-        table.append(f"activations: {_size(self.arena_bytes)} at the peak, {saved:.0%} less than one buffer each")
-        table.append(f"with workspaces: {_size(self.frame_bytes)} for each stream")
+        table.append(
+            f"activations: {format_bytes(self.arena_bytes)} at the peak, {saved:.0%} less than one buffer each"
+        )
+        table.append(f"with workspaces: {format_bytes(self.frame_bytes)} for each stream")
         return "\n".join(line.rstrip() for line in table)
 
     def _told(self) -> str:
@@ -100,7 +101,7 @@ class Explanation:
         return "not in bytes: " + "; ".join(f"{names} ({why})" for why, names in named.items())
 
 
-def explain(frame: Frame, store: Database) -> Explanation:
+def explain(frame: ExecutionContext, store: Database) -> Explanation:
     """The table of what a frame runs."""
     plan = frame.plan
     device = store.device(device_name(plan.device))
@@ -123,7 +124,7 @@ def _row(item: BoundLayer, store: Database, device: Device | None) -> Row:
         expected, loss = choice.expected_us, 0.0
     elif choice.expected_us is not None and choice.tuned_batch and " on " not in choice.source:
         # A kernel does no more for fewer images, and at worst it is run again for more.
-        expected = choice.expected_us * math.ceil(problem.batch / choice.tuned_batch)
+        expected = choice.expected_us * ceil_div(problem.batch, choice.tuned_batch)
         best = _least_us(problem, store, device, least)
         loss = max(0.0, expected / best - 1) if best else None
     share = least / expected if least is not None and expected else None
@@ -142,7 +143,7 @@ def _least_us(problem: Problem, store: Database, device: Device | None, limit: f
     for n in batches(store, problem):
         time = store.best_us(device, str(with_batch(problem, n)))
         if time is not None:
-            bounds.append(time / math.ceil(n / problem.batch))
+            bounds.append(time / ceil_div(n, problem.batch))
     return max(bounds) or None
 
 
@@ -156,7 +157,3 @@ def _percent(value: float | None) -> str:
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**20:.2f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"

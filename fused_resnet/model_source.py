@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from autotune.core import choose
+from autotune.core import require_one_of
 from autotune.ir import Network
 from fused_resnet.networks import se_resnet9_fixup, se_resnet9_fixup_layers
 from fused_resnet.torch_op import InputError
@@ -23,7 +23,7 @@ PRECISIONS = {
 """What can be chosen beside the dtype of the module's tensors, and what it means."""
 
 
-class Source(Protocol):
+class ModelSource(Protocol):
     """name: for messages. module: the network in plain torch. precision: of PRECISIONS, or None for the module's."""
 
     name: str
@@ -153,7 +153,7 @@ class Captured:
 def _products(dtype: str, precision: str | None) -> str:
     """The dtype of a network's problems; raises UnknownNameError, and InputError where the precision is not for it."""
     if precision is not None:
-        choose("precision", precision, list(PRECISIONS))
+        require_one_of("precision", precision, list(PRECISIONS))
     if precision == TF32 and dtype != "f32":
         raise InputError(f"precision='tf32' is for float32, and the module is in {dtype}: convert it with .float()")
     return TF32 if precision == TF32 else dtype

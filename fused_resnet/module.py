@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from autotune.ir import Network, dtype_name
-from autotune.runtime import ACCESS, Frame, Plan, close, count, engine
+from autotune.runtime import ACCESS, ExecutionContext, NetworkPlan, close, count, engine
 from fused_resnet import torch_op
-from fused_resnet.model_source import Captured, Named, Source
+from fused_resnet.model_source import Captured, ModelSource, Named
 from fused_resnet.module_state import module_state
 from fused_resnet.torch_op import InputError
 from tuning_db import reader
@@ -60,12 +60,12 @@ class FusedResNet(nn.Module):
     Raises DatabaseError and InputError.
     """
 
-    _frames: dict[Key, Frame]
+    _frames: dict[Key, ExecutionContext]
 
     def __init__(
         self,
         tuning_db: str | os.PathLike[str],
-        model: str | Source = "se_resnet9_fixup",
+        model: str | ModelSource = "se_resnet9_fixup",
         in_channels: int = 3,
         graph: bool = True,
         plans: int = 16,
@@ -201,7 +201,7 @@ class FusedResNet(nn.Module):
         with reader(self.tuning_db) as store:
             return explain(frame, store)
 
-    def frame(self, x: torch.Tensor) -> tuple[torch.Tensor, Frame, int]:
+    def frame(self, x: torch.Tensor) -> tuple[torch.Tensor, ExecutionContext, int]:
         """(x as it is taken, what runs it on the current stream, that stream's handle)."""
         if not self._watch.unchanged():
             self.rebind()
@@ -214,7 +214,7 @@ class FusedResNet(nn.Module):
         return self._source.module
 
     @property
-    def _source(self) -> Source:
+    def _source(self) -> ModelSource:
         return self.__dict__["_source"]
 
     def network(self, x: torch.Tensor) -> Network:
@@ -233,7 +233,7 @@ class FusedResNet(nn.Module):
     def _start(self) -> None:
         """Begin without plans, as a new object or a copy."""
         self._begin()
-        self._held: list[Plan] = []  # what was captured into graphs of others must stay where it is
+        self._held: list[NetworkPlan] = []  # what was captured into graphs of others must stay where it is
         self._binding = threading.RLock()
         self._number = torch_op.register(self)
 
@@ -243,7 +243,7 @@ class FusedResNet(nn.Module):
         self._watch = engine.Watch(_watched(self))
         self._calls = engine.Calls(_exchange, torch.empty_like, count, self._watch)
 
-    def _frame(self, x: torch.Tensor, stream: int) -> tuple[torch.Tensor, Frame]:
+    def _frame(self, x: torch.Tensor, stream: int) -> tuple[torch.Tensor, ExecutionContext]:
         """(the input as a frame takes it, the frame for it); binds a plan where there is none."""
         x = self._cast(x)
         self._check(x)
@@ -257,14 +257,14 @@ class FusedResNet(nn.Module):
             if (known := self._frames.get(key)) is not None:
                 return x, known
             plan = plan or self._bind(x)
-            frame = Frame(plan, plan.graph)
+            frame = ExecutionContext(plan, plan.graph)
             while len(self._frames) >= max(self.plans, 1):
                 last = self._frames.pop(min(self._frames, key=lambda key: self._frames[key].used))
                 close([last], self._calls)
             self._frames[key] = frame
             return x, frame
 
-    def _captured(self, plan: Plan | None) -> Frame:
+    def _captured(self, plan: NetworkPlan | None) -> ExecutionContext:
         """Memory of its own, from the pool of whoever captures, so that its replays meet no other run."""
         if plan is None:
             raise InputError(
@@ -272,7 +272,7 @@ class FusedResNet(nn.Module):
                 "call the module once with such an input, and the weights as they are, before the capture"
             )
         self._held.append(plan)
-        return Frame(plan, graph=False)
+        return ExecutionContext(plan, graph=False)
 
     def _cast(self, x: torch.Tensor) -> torch.Tensor:
         """Under autocast floating-point inputs of all dtypes are taken; the network runs in its own all the same."""
@@ -288,11 +288,11 @@ class FusedResNet(nn.Module):
         if x.dtype != weight.dtype:
             raise InputError(f"the input is {x.dtype}, the module {weight.dtype}: convert one with .to()")
 
-    def _bind(self, x: torch.Tensor) -> Plan:
+    def _bind(self, x: torch.Tensor) -> NetworkPlan:
         wanted = self.network(x)
         with reader(self.tuning_db) as store, torch.inference_mode(False), torch.no_grad():
             # Not this object's own tensors: torch.nn.DataParallel's replicas have none that go by a name.
-            plan = Plan(wanted, module_state(self._plain), store, x.device, self.graph, not x.is_contiguous())
+            plan = NetworkPlan(wanted, module_state(self._plain), store, x.device, self.graph, not x.is_contiguous())
         sources = Counter(bound.choice.source for bound in plan.bound)
         if other := {source: count for source, count in sources.items() if source != "tuned"}:
             listed = ", ".join(f"{count} from '{source}'" for source, count in other.items())

@@ -19,7 +19,7 @@ class InputError(AutotuneError, ValueError):
     """An input that the network cannot take."""
 
 
-class Runnable(Protocol):
+class TraceableNetwork(Protocol):
     """What a number stands for."""
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
@@ -29,7 +29,7 @@ class Runnable(Protocol):
         """A tensor of the result's shape, dtype and strides, made of the (fake) input's kind."""
 
 
-_networks: WeakValueDictionary[int, Runnable] = WeakValueDictionary()
+_networks: WeakValueDictionary[int, TraceableNetwork] = WeakValueDictionary()
 _numbers = itertools.count(1)
 
 # Inductor's CUDA graphs must leave it out: it launches a graph of its own, and binds when shapes or weights are new.
@@ -40,14 +40,14 @@ _LIBRARY = torch.library.Library("fused_resnet", "DEF")
 _LIBRARY.define("run(Tensor x, int network) -> Tensor", tags=_TAGS)
 
 
-def register(network: Runnable) -> int:
+def register(network: TraceableNetwork) -> int:
     """Give a network its number, under which it is known until it is gone."""
     number = next(_numbers)
     _networks[number] = network
     return number
 
 
-def networks() -> list[Runnable]:
+def networks() -> list[TraceableNetwork]:
     """All that are registered and alive."""
     return list(_networks.values())
 
@@ -76,7 +76,7 @@ def refuse_gradient(x: torch.Tensor) -> None:
         )
 
 
-def _find(number: int) -> Runnable:
+def _find(number: int) -> TraceableNetwork:
     network = _networks.get(number)
     if network is None:
         raise InputError(

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from autotune.core import AutotuneError, choose
+from autotune.core import AutotuneError, require_one_of
 from autotune.ir import DTYPES
 from autotune_cli import models, synthetic_dataset
 from autotune_cli.command_line import positive, run
@@ -73,7 +73,7 @@ def main() -> None:
     if arguments.device == "cuda" and device.type == "cpu":
         raise AutotuneError("torch sees no NVIDIA GPU: give --device cpu")
     usual = ["f16", "bf16", "tf32", "int8"] if device.type == "cuda" else ["f32", "int8"]
-    wanted = [choose("precision", name, list(PRECISIONS)) for name in arguments.precision or usual]
+    wanted = [require_one_of("precision", name, list(PRECISIONS)) for name in arguments.precision or usual]
     case = random_case(arguments, device) if arguments.model else trained_case(arguments, device)
     expected = outputs(case.module, case.batches)
     record = {

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from torch import Tensor
 
-from autotune.core import AutotuneError, choose
+from autotune.core import AutotuneError, require_one_of
 from autotune.ir import DTYPES
 from autotune_cli import chart, models, timing
 from autotune_cli.baselines import VARIANTS, Case, Forward, Variant, from_another
@@ -151,7 +151,7 @@ def pick_device(name: str) -> torch.device:
 def pick_variants(arguments: argparse.Namespace, device: torch.device) -> list[Variant]:
     known = [variant.name for variant in VARIANTS]
     for name in arguments.only + arguments.skip:
-        choose("variant", name, known)
+        require_one_of("variant", name, known)
     wanted = set(arguments.only or [name for name in known if name != "compile_max"]) - set(arguments.skip)
     if arguments.max_autotune:
         wanted.add("compile_max")

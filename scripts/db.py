@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from autotune.core import AutotuneError
+from autotune.core import AutotuneError, format_bytes
 from autotune.families import families
 from autotune.ir import parse
 from autotune.tuner import brief, label, lines
@@ -55,7 +55,7 @@ def arguments() -> argparse.Namespace:
 
 def info(store: Store, console: Console) -> None:
     file = Path(store.name)
-    size = f", {file.stat().st_size / 2**20:.1f} MiB" if file.is_file() else ""
+    size = f", {format_bytes(file.stat().st_size)}" if file.is_file() else ""
     console.print(f"{store.name}: schema {SCHEMA_VERSION}{size}", highlight=False)
     for device in store.devices():
         console.print(f"device: {device.name} ({device.target})", highlight=False)
@@ -141,7 +141,7 @@ def main() -> None:
     families()  # a problem may be one of a user's, named by AUTOTUNE_FAMILIES
     if args.command == "pack":
         pack(args.dbs, args.to)
-        console.print(f"{args.to}: {args.to.stat().st_size / 2**20:.1f} MiB", highlight=False)
+        console.print(f"{args.to}: {format_bytes(args.to.stat().st_size)}", highlight=False)
     elif args.command == "merge":
         show_outcome(merge(args.dbs, args.to), args.to, console)
     elif args.command == "import":
@@ -159,7 +159,7 @@ def main() -> None:
                     listing(store, console, args.most)
                 case "export":
                     json_export.export(store, args.file)
-                    console.print(f"{args.file}: {args.file.stat().st_size / 2**20:.1f} MiB", highlight=False)
+                    console.print(f"{args.file}: {format_bytes(args.file.stat().st_size)}", highlight=False)
                 case "diff":
                     compare(store, stack.enter_context(Store.open(args.other)), console)
 

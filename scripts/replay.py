@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from autotune.core import AutotuneError, choose
+from autotune.core import AutotuneError, format_bytes, require_one_of
 from autotune.search import STRATEGIES
 from autotune.search.simulator import FEW, Replay, replay
 from autotune.search.trace import Recording, record
@@ -64,7 +64,7 @@ def make(args: argparse.Namespace, console: Console) -> None:
         names = [device.name for device in store.devices()]
         if len(names) != 1 and not args.device:
             raise AutotuneError(f"{args.database} has trials of {names or 'no device'}: name one with --device")
-        device = store.device(choose("device", args.device or names[0], names))
+        device = store.device(require_one_of("device", args.device or names[0], names))
         assert device
         recording = record(store, device)
     if not recording.tracks:
@@ -72,9 +72,9 @@ def make(args: argparse.Namespace, console: Console) -> None:
     recording.save(args.recording)
     trials = sum(len(result.launches) for track in recording.tracks for result in track.results)
     configs = sum(len(track.results) for track in recording.tracks)
-    size = args.recording.stat().st_size / 1024
+    size = args.recording.stat().st_size
     console.print(
-        f"{args.recording}: {len(recording.tracks)} spaces, {configs} configs, {trials} trials, {size:.0f} KiB"
+        f"{args.recording}: {len(recording.tracks)} spaces, {configs} configs, {trials} trials, {format_bytes(size)}"
     )
 
 

@@ -24,15 +24,15 @@ typedef unsigned long long uint64_t;
 enum at_status { AT_OK = 0, AT_REFUSED = 1, AT_FAILED = 2 };
 
 /* Every problem ends with the epilogue's scalars and the family's launch values, in the family's order. */
-#define AT_TAIL                    \
+#define AT_TAIL                  \
   float scalars[AT_MAX_SCALARS]; \
   int32_t launch[AT_MAX_LAUNCH];
 
-#define AT_CONVOLUTION              \
+#define AT_CONVOLUTION               \
   int32_t n, h, w, c, k, r, s, p, q; \
   int32_t stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups;
 
-/* All three passes of a convolution, in the sizes of the forward one; a GEMM comes as the 1x1 convolution that it is. */
+/* All three passes of a convolution, with the sizes of the forward pass. A GEMM is passed as a 1x1 convolution. */
 typedef struct at_conv2d {
   AT_CONVOLUTION
   AT_TAIL
@@ -107,7 +107,8 @@ typedef struct at_pointers {
      S(Params)                                   the kernel; Params passed by value
      S_prepare(problem, at_prepared*)            one thread; fills in the launch and the Params
    The Params hold one at_pointers, which the engine fills in: binding a kernel to tensors is a copy. A kernel
-   that loads with TMA also asks for tensor maps, which the engine encodes, with the tensors' addresses, into the Params. */
+   that loads with TMA also asks for tensor maps, which the engine encodes, with the tensors' addresses, into the
+   Params. */
 
 /* A view of one operand for TMA, in the terms of cuTensorMapEncodeTiled or, with pixels, cuTensorMapEncodeIm2col.
    Dimensions run from the innermost. */
@@ -117,7 +118,7 @@ typedef struct at_tensor_map {
   int32_t element;       /* CUtensorMapDataType */
   int32_t swizzle;       /* CUtensorMapSwizzle */
   int32_t rank;
-  int32_t pixels; /* im2col: pixels of a load; 0 for a tiled map */
+  int32_t pixels;  /* im2col: pixels of a load; 0 for a tiled map */
   uint32_t box[5]; /* im2col: box[0] channels a load */
   uint32_t element_strides[5];
   int32_t lower[2], upper[2]; /* im2col: corners of the box of starting pixels, w first */
@@ -127,7 +128,7 @@ typedef struct at_tensor_map {
 
 typedef struct at_prepared {
   uint8_t params[AT_MAX_PARAMS]; /* first, so that it is aligned as the memory is */
-  int32_t status; /* at_status */
+  int32_t status;                /* at_status */
   int32_t grid[3];
   int32_t threads;
   int32_t shared_bytes; /* dynamic shared memory */

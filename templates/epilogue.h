@@ -1,6 +1,7 @@
-// The steps of an epilogue, on a small array of float that holds neighbouring channels of one pixel. autotune/ir/epilogue_steps.py
-// lists them; each serves host and device code. Loads and stores convert from and to the tensors' element type;
-// cpu/kernel.h and cuda/kernel.cuh say how. Conditions are written so that a NaN stays a NaN, as torch has it.
+// The steps of an epilogue, on a small array of float that holds neighbouring channels of one pixel.
+// autotune/ir/epilogue_steps.py lists them; each serves host and device code. Loads and stores convert from and to the
+// tensors' element type; cpu/kernel.h and cuda/kernel.cuh say how. Conditions are written so that a NaN stays a NaN, as
+// torch has it.
 #pragma once
 
 #ifdef __CUDACC__
@@ -22,7 +23,8 @@ using ::expf;
 using ::tanhf;
 #endif
 
-// What a step takes beside the value, for each channel of an array: read from a tensor or vector, or one scalar for all.
+// What a step takes beside the value, for each channel of an array: read from a tensor or vector, or one scalar for
+// all.
 template <int N>
 struct Operand {
   float of[N];
@@ -97,7 +99,8 @@ AT_INLINE void clamp(float (&v)[N], float low, float high) {
   each(v, [](float x, float low, float high) AT_INLINED { return clamped(x, low, high); }, low, high);
 }
 
-// 1 / x to a unit in the last place, without the branches that an exact division has on a GPU; 0 for what is larger than 2^126.
+// 1 / x to a unit in the last place, without the branches that an exact division has on a GPU; 0 for what is larger
+// than 2^126.
 AT_INLINE float reciprocal(float x) {
 #ifdef __CUDA_ARCH__
   asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(x));

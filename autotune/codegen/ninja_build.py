@@ -9,7 +9,6 @@ A unit that does not compile is taken apart, so one bad kernel fails alone.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import re
 import shlex
@@ -25,7 +24,7 @@ from functools import cached_property
 from pathlib import Path
 
 from autotune.codegen import rendering, toolchain
-from autotune.core import FamilyError, ToolchainError, paths
+from autotune.core import FamilyError, ToolchainError, ceil_div, paths
 from autotune.families import families, family
 from autotune.families.base import Kernel
 
@@ -96,7 +95,7 @@ def units(kernels: Sequence[Kernel], jobs: int) -> list[Unit]:
     for name, group in by_family.items():
         header, each = costs[name]
         size = max(1, int(min(share, WORTH * header) / each + 1e-9))
-        count = math.ceil(len(group) / size)
+        count = ceil_div(len(group), size)
         dealt = [tuple(group[i::count]) for i in range(count)]
         result += [(header + each * len(part), Unit(part)) for part in dealt]
     return [unit for _, unit in sorted(result, key=lambda cost_unit: -cost_unit[0])]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from autotune.core.errors import choose
+from autotune.core.errors import require_one_of
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ MOST_PROCESSORS = 256
 
 def architecture(name: str) -> Architecture:
     """Look an architecture up by name; raises UnknownNameError."""
-    return ARCHITECTURES[choose("architecture", name, list(ARCHITECTURES))]
+    return ARCHITECTURES[require_one_of("architecture", name, list(ARCHITECTURES))]
 
 
 def of_target(target: str) -> Architecture:
@@ -84,7 +84,9 @@ def of_capability(capability: int) -> Architecture:
     """The newest architecture in the table that a GPU of this compute capability (times ten) runs natively."""
     cuda = [arch for arch in ARCHITECTURES.values() if arch.capability and arch.capability <= capability]
     if not cuda:
-        choose("compute capability", str(capability), [str(a.capability) for a in ARCHITECTURES.values() if a.is_cuda])
+        require_one_of(
+            "compute capability", str(capability), [str(a.capability) for a in ARCHITECTURES.values() if a.is_cuda]
+        )
     return cuda[-1]
 
 
@@ -113,6 +115,11 @@ def cpu_info(name: str) -> str:
     """What Linux says of this machine's processor, such as its "model name"; "" where it says nothing."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
+
+
+def cpu_name() -> str:
+    """Return the model name of this machine's processor; "CPU" where Linux gives none."""
+    return cpu_info("model name") or "CPU"
 
 
 def runs_on(target: str, device_target: str) -> bool:

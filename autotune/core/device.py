@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from autotune.core.arch import Architecture, cpu_info, cpu_targets
+from autotune.core.arch import Architecture, cpu_name, cpu_targets
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def device_name(device: torch.device) -> str:
     """The name under which measurements are kept: the GPU's, or the CPU's model and torch's number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{cpu_info('model name') or 'CPU'}, {torch.get_num_threads()} threads, {cpu_targets()[0]}"
+    return f"{cpu_name()}, {torch.get_num_threads()} threads, {cpu_targets()[0]}"
 
 
 def device_target(device: torch.device) -> str:

@@ -25,7 +25,7 @@ class ToolchainError(AutotuneError):
     """No usable compiler, or a compiler that cannot serve the target."""
 
 
-class VendorError(AutotuneError):
+class LibraryError(AutotuneError):
     """A vendor's library that is not installed, is too old, or cannot solve a problem."""
 
 
@@ -33,7 +33,7 @@ class WorkerError(AutotuneError):
     """The measuring process cannot be started at all."""
 
 
-def choose(kind: str, name: str, known: list[str]) -> str:
+def require_one_of(kind: str, name: str, known: list[str]) -> str:
     """Return `name` if it is one of `known`; otherwise raise UnknownNameError that lists what is."""
     if name not in known:
         raise UnknownNameError(f"unknown {kind} '{name}': choose one of {', '.join(known)}")

@@ -11,11 +11,18 @@ from functools import partial
 
 import torch
 
-from autotune.core import ProblemError, VendorError
-from autotune.cudnn_algorithms.selection import Algorithm, size
+from autotune.core import LibraryError, ProblemError, format_bytes
+from autotune.cudnn_algorithms.selection import Algorithm
 from autotune.ir import DTYPES, Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, Epilogue, Problem
 from autotune.libraries import cudnn
-from autotune.libraries.cudnn.classic import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, Answer, Classic, Geometry
+from autotune.libraries.cudnn.classic import (
+    BACKWARD_DATA,
+    BACKWARD_FILTER,
+    FORWARD,
+    AlgorithmInfo,
+    ClassicConvolution,
+    Geometry,
+)
 from autotune.libraries.cudnn.library import first_line
 from autotune.libraries.cudnn.plans import WORKSPACE_LIMIT
 from autotune.measure import Case, Runnable, between, sampler
@@ -64,10 +71,10 @@ def offered(
 ) -> tuple[list[Offered], list[str]]:
     """All algorithms of some kinds for a pass on the current GPU, and sentences about kinds of which there are none.
 
-    Raises VendorError without cuDNN or a GPU.
+    Raises LibraryError without cuDNN or a GPU.
     """
     if device.type != "cuda":
-        raise VendorError("cuDNN's algorithms need an NVIDIA GPU")
+        raise LibraryError("cuDNN's algorithms need an NVIDIA GPU")
     direction = next(name for name, cls in _PASSES.items() if isinstance(problem, cls))
     found: list[Offered] = []
     reasons: list[str] = []
@@ -86,9 +93,9 @@ def offered(
 
 def _classic(problem: Convolution, direction: str, device: torch.device, channels_last: bool) -> Iterator[Offered]:
     if problem.dtype not in ("f16", "bf16", "f32", "tf32"):
-        raise VendorError(f"cuDNN's algorithms are listed in f16, bf16, f32 and tf32, not in {problem.dtype}")
+        raise LibraryError(f"cuDNN's algorithms are listed in f16, bf16, f32 and tf32, not in {problem.dtype}")
     geometry = Geometry.of(problem, DTYPES[problem.dtype], channels_last, device, problem.dtype == "tf32")
-    library = Classic(geometry)
+    library = ClassicConvolution(geometry)
     for answer in library.answers(direction):
         algorithm = Algorithm(
             direction,
@@ -106,7 +113,7 @@ def _classic(problem: Convolution, direction: str, device: torch.device, channel
         yield Offered(algorithm, enqueue, bind, partial(bind, copied=True))
 
 
-def _engine(direction: str, found: cudnn.Found, plan: cudnn.Plan) -> Offered:
+def _engine(direction: str, found: cudnn.FoundPlans, plan: cudnn.ExecutionPlan) -> Offered:
     algorithm = Algorithm(
         direction,
         "engine",
@@ -133,7 +140,7 @@ def _engine(direction: str, found: cudnn.Found, plan: cudnn.Plan) -> Offered:
     return Offered(algorithm, enqueue, bind, bind)
 
 
-def _run_classic(library: Classic, direction: str, answer: Answer, trio: Trio, stream: int) -> None:
+def _run_classic(library: ClassicConvolution, direction: str, answer: AlgorithmInfo, trio: Trio, stream: int) -> None:
     workspace = torch.empty(max(answer.workspace_bytes, 1), dtype=torch.uint8, device=trio[0].device)
     library.run(direction, answer.number, dict(zip(("x", "weight", "y"), trio, strict=True)), workspace, stream)
 
@@ -176,7 +183,7 @@ def measured(
 ) -> Iterator[Algorithm]:
     """Verify and time each algorithm on a case's operands; `tell` hears which is next.
 
-    energy: measure that too. Raises VendorError if one of them ruins the device's context.
+    energy: measure that too. Raises LibraryError if one of them ruins the device's context.
     """
     best = math.inf
     for offer in offers:
@@ -193,7 +200,7 @@ def _measured(case: Case, offer: Offered, energy: bool, slow_us: float) -> Algor
     """What became of an algorithm; one that takes longer than `slow_us` is run a few times only."""
     algorithm = offer.algorithm
     if algorithm.workspace_bytes > WORKSPACE_LIMIT:
-        reason = f"needs {size(algorithm.workspace_bytes)} of workspace"
+        reason = f"needs {format_bytes(algorithm.workspace_bytes)} of workspace"
         return dataclasses.replace(algorithm, status="failed", reason=reason)
     try:
         error, complaint = case.verify(offer.prove(case))
@@ -210,7 +217,7 @@ def _measured(case: Case, offer: Offered, energy: bool, slow_us: float) -> Algor
         try:
             torch.cuda.synchronize(case.device)
         except RuntimeError as ruin:
-            raise VendorError(f"{algorithm} of {algorithm.direction} ruined the GPU's context: {ruin}") from failure
+            raise LibraryError(f"{algorithm} of {algorithm.direction} ruined the GPU's context: {ruin}") from failure
         return dataclasses.replace(algorithm, status="failed", reason=first_line(failure))
     quartiles = statistics.quantiles(samples, n=4)
     return dataclasses.replace(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autotune.core import VendorError
+from autotune.core import LibraryError, format_bytes, pareto_front
 from autotune.libraries.cudnn.classic import BACKWARD_DATA, BACKWARD_FILTER, FORWARD
 
 DIRECTIONS = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
@@ -80,14 +80,11 @@ def ordered(algorithms: Iterable[Algorithm], by: str) -> list[Algorithm]:
 
 
 def pareto(algorithms: Iterable[Algorithm], against: str) -> list[Algorithm]:
-    """Those that no other beats in both time and `against` (of ORDERS), the fastest first."""
-    known = [a for a in algorithms if a.usable and a.us is not None and getattr(a, ORDERS[against]) is not None]
-    front: list[Algorithm] = []
-    for algorithm in ordered(known, "time"):
-        value = getattr(algorithm, ORDERS[against])
-        if not front or value < getattr(front[-1], ORDERS[against]):
-            front.append(algorithm)
-    return front
+    """Return the usable algorithms on the Pareto front of time and `against` (of ORDERS), the fastest first."""
+    field = ORDERS[against]
+    known = [a for a in algorithms if a.usable and a.us is not None and getattr(a, field) is not None]
+    points = [(algorithm.us or 0.0, float(getattr(algorithm, field))) for algorithm in known]
+    return ordered((known[i] for i in pareto_front(points)), "time")
 
 
 def choose(
@@ -100,7 +97,7 @@ def choose(
 ) -> Algorithm:
     """The algorithm with a key or, without one, the best by `prefer` (of ORDERS), within the demands.
 
-    workspace_limit: the most bytes of workspace. Raises VendorError, which lists what would do.
+    workspace_limit: the most bytes of workspace. Raises LibraryError, which lists what would do.
     """
     mine = [algorithm for algorithm in algorithms if algorithm.direction == direction]
     usable = [algorithm for algorithm in mine if algorithm.usable]
@@ -110,19 +107,20 @@ def choose(
         refused = [a for a in mine if key is not None and is_called(a, key)]
         why = f" ({refused[0].reason})" if refused and refused[0].reason else ""
         what = "has no algorithm" if key is None else f"does not support {direction} algorithm {key}"
-        raise VendorError(f"cuDNN {what} for this layer{why}: {_listed(usable)}")
+        raise LibraryError(f"cuDNN {what} for this layer{why}: {_listed(usable)}")
     allowed = [a for a in named if _excess(a, workspace_limit, deterministic) is None]
     if not allowed:
         reasons = "; ".join(dict.fromkeys(f"{_excess(a, workspace_limit, deterministic)}" for a in named[:3]))
         fitting = [a for a in usable if _excess(a, workspace_limit, deterministic) is None]
-        raise VendorError(f"{direction}: {reasons}: {_listed(fitting, 'fit') if fitting else _least(usable)}")
+        raise LibraryError(f"{direction}: {reasons}: {_listed(fitting, 'fit') if fitting else _least(usable)}")
     return ordered(allowed, prefer)[0]
 
 
 def _excess(algorithm: Algorithm, workspace_limit: int | None, deterministic: bool) -> str | None:
     """Why an algorithm does not meet the demands, if it does not."""
     if workspace_limit is not None and algorithm.workspace_bytes > workspace_limit:
-        return f"{algorithm} needs {size(algorithm.workspace_bytes)} of workspace, more than {size(workspace_limit)}"
+        needed, limit = format_bytes(algorithm.workspace_bytes), format_bytes(workspace_limit)
+        return f"{algorithm} needs {needed} of workspace, more than {limit}"
     if deterministic and not algorithm.deterministic:
         return f"{algorithm} is not known to be deterministic"
     return None
@@ -141,12 +139,4 @@ def _listed(algorithms: Sequence[Algorithm], what: str = "are supported") -> str
 
 def _least(usable: Sequence[Algorithm]) -> str:
     least = min(usable, key=lambda algorithm: algorithm.workspace_bytes)
-    return f"none fits; the least workspace is {size(least.workspace_bytes)}, of {least}"
-
-
-def size(count: int) -> str:
-    """Bytes in few characters."""
-    for unit, bytes_ in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= bytes_:
-            return f"{count / bytes_:.1f} {unit}"
-    return f"{count} B"
+    return f"none fits; the least workspace is {format_bytes(least.workspace_bytes)}, of {least}"

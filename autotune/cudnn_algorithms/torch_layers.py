@@ -26,8 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from autotune.core import UnknownNameError, VendorError
-from autotune.core import choose as choose_name
+from autotune.core import LibraryError, UnknownNameError, require_one_of
 from autotune.cudnn_algorithms import benchmark
 from autotune.cudnn_algorithms.selection import DIRECTIONS, ORDERS, Algorithm, choose
 from autotune.ir import Conv2d as Problem
@@ -50,7 +49,7 @@ class Choice:
         best that meets the demands or, without any demand, what torch takes.
     workspace_limit: the most bytes of workspace. deterministic: the same input must give the same bits.
     prefer: "time", "energy" or "workspace": measure all that meet the demands, once for each size, and take the best.
-    Raises VendorError for what no layer could have.
+    Raises LibraryError for what no layer could have.
     """
 
     conv_fwd_algo: Algo = None
@@ -62,18 +61,18 @@ class Choice:
 
     def __post_init__(self) -> None:
         if self.prefer is not None:
-            choose_name("preference", self.prefer, list(ORDERS))
+            require_one_of("preference", self.prefer, list(ORDERS))
         if self.workspace_limit is not None and self.workspace_limit < 0:
-            raise VendorError(f"workspace_limit={self.workspace_limit} is less than nothing: give bytes")
+            raise LibraryError(f"workspace_limit={self.workspace_limit} is less than nothing: give bytes")
         for direction in DIRECTIONS:
             algo, names = self.algo(direction), NAMES[direction]
             if algo is not None and str(algo) not in map(str, range(len(names))) and not _PLAN.fullmatch(str(algo)):
                 known = ", ".join(f"{number} {name}" for number, name in enumerate(names))
-                raise VendorError(
+                raise LibraryError(
                     f"there is no {direction} algorithm {algo!r}: cuDNN has {known}, and plans by names such as 'eng41'"
                 )
         if not self.demands and all(self.algo(direction) is None for direction in DIRECTIONS):
-            raise VendorError("nothing is asked of any pass: give an algorithm, a limit, deterministic or prefer")
+            raise LibraryError("nothing is asked of any pass: give an algorithm, a limit, deterministic or prefer")
 
     def algo(self, direction: str) -> Algo:
         """What is asked for a pass."""
@@ -123,8 +122,8 @@ def use(model: nn.Module, layers: str = "*", **choice: Any) -> Iterator[list[str
     """Run the convolutions of a model, or one layer, on chosen algorithms for as long as the context lasts.
 
     layers: a pattern of their names, such as "layer1.*.conv2". choice: the fields of `Choice`. Yields the names.
-    Raises VendorError and UnknownNameError here for what can be told without an input; at the first call for a size
-    VendorError, if a layer does not support its algorithm, with what it supports.
+    Raises LibraryError and UnknownNameError here for what can be told without an input; at the first call for a size
+    LibraryError, if a layer does not support its algorithm, with what it supports.
     """
     asked, found = Choice(**choice), convolutions(model, layers)
     _check_device()
@@ -190,7 +189,7 @@ def problem(layer: nn.Conv2d, x: torch.Tensor) -> Problem:
 
 def _check_device() -> None:
     if not torch.cuda.is_available():
-        raise VendorError("torch sees no NVIDIA GPU: cuDNN's algorithms can be chosen on one only")
+        raise LibraryError("torch sees no NVIDIA GPU: cuDNN's algorithms can be chosen on one only")
     load()
 
 
@@ -204,9 +203,13 @@ def _forward(layer: nn.Conv2d, choice: Choice, x: torch.Tensor) -> torch.Tensor:
         dtype = torch.get_autocast_dtype("cuda")
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     if x.device.type != "cuda" or weight.device != x.device:
-        raise VendorError(f"cuDNN computes on one NVIDIA GPU: the input is on {x.device}, the layer on {weight.device}")
+        raise LibraryError(
+            f"cuDNN computes on one NVIDIA GPU: the input is on {x.device}, the layer on {weight.device}"
+        )
     if x.dtype != weight.dtype or x.dim() != 4:
-        raise VendorError(f"the input is {tuple(x.shape)} of {x.dtype}; the layer takes (N, C, H, W) of {weight.dtype}")
+        raise LibraryError(
+            f"the input is {tuple(x.shape)} of {x.dtype}; the layer takes (N, C, H, W) of {weight.dtype}"
+        )
     x, pad = _padded(layer, x)
     size = _Size.of(layer, x, weight, pad)
     needed = (True, x.requires_grad, weight.requires_grad) if torch.is_grad_enabled() else (True, False, False)
@@ -286,18 +289,18 @@ Enqueue = Callable[[benchmark.Trio, int], None]
 
 @lru_cache(maxsize=4096)
 def _chosen(size: _Size, direction: str, choice: Choice) -> Enqueue | None:
-    """What runs a pass; None for torch. Raises VendorError with what is supported."""
+    """What runs a pass; None for torch. Raises LibraryError with what is supported."""
     algo = choice.algo(direction)
     if algo is None and not choice.demands:
         return None
     if torch.cuda.is_current_stream_capturing():
-        raise VendorError("run the layer once before it is captured: its algorithm is looked for at the first call")
+        raise LibraryError("run the layer once before it is captured: its algorithm is looked for at the first call")
     key = None if algo is None else str(algo)
     kinds = benchmark.KINDS if key is None else ("classic",) if key.isdigit() else ("engine",)
     problem = size.passes()[direction]
     offers, reasons = size.offered(problem, kinds=kinds)
     if key and not offers:
-        raise VendorError(f"{direction} algorithm {key} cannot be had: {'; '.join(reasons)}")
+        raise LibraryError(f"{direction} algorithm {key} cannot be had: {'; '.join(reasons)}")
     algorithms = [offer.algorithm for offer in offers]
     if key is None and choice.prefer != "workspace":
         with torch.no_grad():

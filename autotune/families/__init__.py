@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from autotune.core import Architecture, FamilyError, choose, paths
+from autotune.core import Architecture, FamilyError, paths, require_one_of
 from autotune.families.base import Family
 from autotune.ir import Problem
 
@@ -82,12 +82,12 @@ def families() -> dict[str, Family]:
 
 def family(name: str) -> Family:
     """Look a family up by name; raises UnknownNameError."""
-    return _found()[choose("family", name, list(_found()))][0]
+    return _found()[require_one_of("family", name, list(_found()))][0]
 
 
 def folder_of(name: str) -> Path | None:
     """The user's folder that a family came from, where its templates and headers lie; None for the project's own."""
-    return _found()[choose("family", name, list(_found()))][1]
+    return _found()[require_one_of("family", name, list(_found()))][1]
 
 
 def serving(problem: Problem, arch: Architecture) -> list[Family]:

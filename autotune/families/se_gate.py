@@ -1,6 +1,6 @@
 """Squeeze-and-excitation in a convolution's epilogue: who can have it, and its memory.
 
-templates/sm90/gate.cuh squeezes the channels that a tile has computed, templates/sm90/folded_gate.cuh has the squeeze
+templates/sm90/se_gate.cuh squeezes the channels that a tile has computed, templates/sm90/folded_se_gate.cuh has the squeeze
 computed beside them (`folded_*`).
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autotune.core import round_up
 from autotune.families.base import Config
 from autotune.ir import Conv2dSe, Epilogue, FoldedSe
 
@@ -63,11 +64,11 @@ def shared_bytes(rows: int, columns: int, pixels: int, hidden: int, peers: int =
     images = rows // pixels
     floats = rows // min(pixels, run) * columns + images * columns + (peers + 1) * images * hidden + columns + hidden
     weights = hidden * (columns + 8) + columns * (hidden + 8)
-    return -(-(4 * floats + 2 * weights) // 128) * 128
+    return round_up(4 * floats + 2 * weights, 128)
 
 
 def folded_bytes(rows: int, columns: int, hidden: int, warps: int) -> int:
     """Shared memory of a tile's gate with a folded squeeze. hidden: columns of the tile that are hidden values."""
-    depth = -(-hidden // 16) * 16
+    depth = round_up(hidden, 16)
     weights = 2 * columns * (depth + 8) + 4 * (columns + depth)
-    return -(-(weights + 4 * rows // 16 * hidden + 4 * warps * (hidden + columns)) // 128) * 128
+    return round_up(weights + 4 * rows // 16 * hidden + 4 * warps * (hidden + columns), 128)

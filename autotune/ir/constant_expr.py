@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from autotune.core import choose
+from autotune.core import require_one_of
 from autotune.ir.int8_numerics import quantize_weight
 from autotune.ir.weight_layout import merge_groups
 
@@ -27,7 +27,7 @@ class Derived:
     arguments: tuple[int | float, ...] = ()
 
     def __post_init__(self) -> None:
-        choose("function of constants", self.function, list(FUNCTIONS))
+        require_one_of("function of constants", self.function, list(FUNCTIONS))
 
 
 Source = str | Derived

@@ -24,6 +24,8 @@ import re
 import torch
 from torch.nn.functional import pad
 
+from autotune.core import ceil_div
+
 
 def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Tensor:  # noqa: PLR0911 -- a table
     """A contiguous copy of `weight` in `layout`; raises ValueError for an unknown layout.
@@ -39,7 +41,7 @@ def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Ten
         return weight.permute(2, 3, 1, 0).contiguous()
     if layout == "wgmma":
         k, c, r, s = weight.shape
-        blocks = -(-k // 32)
+        blocks = ceil_div(k, 32)
         packed = weight.new_zeros(blocks * 32, r, s, c)
         packed[:k] = weight.permute(0, 2, 3, 1)
         return packed.view(blocks, 4, 4, 2, r, s, c).transpose(1, 2).contiguous()
@@ -51,7 +53,7 @@ def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Ten
         return rows.view(len(rows), -1, 4, 2, 2).permute(1, 0, 3, 2, 4).flatten(2).contiguous()
     if layout == "mma":
         k, depth = weight.shape[0], weight[0].numel()
-        blocks, steps = -(-k // 32), -(-depth // 16)
+        blocks, steps = ceil_div(k, 32), ceil_div(depth, 16)
         packed = weight.new_zeros(blocks * 32, steps * 16)
         packed[:k, :depth] = weight.reshape(k, depth)
         # channels: block, group / 2, half, tile of the half, group % 2; depth: step, register, lane % 4, element
@@ -65,7 +67,7 @@ def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Ten
             k, c, r, s = weight.shape
             weight = weight.reshape(groups, k // groups, c, r, s).transpose(1, 2).reshape(groups * c, -1, r, s)
         k, c, r, s = weight.shape
-        blocks = -(-(k // groups) // block)
+        blocks = ceil_div(k // groups, block)
         packed = weight.new_zeros(groups, blocks * block, c, r, s)
         packed[:, : k // groups] = weight.reshape(groups, k // groups, c, r, s)
         return packed.reshape(groups, blocks, block, c, r, s).permute(0, 1, 4, 5, 3, 2).contiguous()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from autotune.core import format_bytes
 from autotune.ir import Problem
 from autotune.measure.cold_cache import Rotation, copies_of, flush
 from autotune.measure.interleaving import Rounds, interleave
@@ -32,7 +33,7 @@ from autotune.measure.timers import (
     synchronize,
 )
 from autotune.measure.verify import HALF_SUMS, TOLERANCE, WHOLE_SLACK, Operands
-from autotune.runtime import Candidate, Step, bind
+from autotune.runtime import BoundStep, Candidate, bind
 from autotune.runtime.engine import Program, RefusedError
 
 SAMPLES = 5
@@ -67,7 +68,7 @@ class Case(Operands):
         kept = [self.tensors, self.expected, *self._copies]
         return sum(tensor.nbytes for tensors in kept for tensor in tensors.values())
 
-    def bind(self, candidate: Candidate, tensors: Mapping[str, torch.Tensor] | None = None) -> Step:
+    def bind(self, candidate: Candidate, tensors: Mapping[str, torch.Tensor] | None = None) -> BoundStep:
         """Bind a candidate to this case's tensors, or to a copy of them."""
         return bind(candidate, self.problem, tensors or self.tensors, self.scalars, self.device)
 
@@ -117,7 +118,7 @@ class Case(Operands):
             for i, samples in enumerate(taken.samples)
         ]
 
-    def _time(self, candidate: Candidate, step: Step, error: float, best_us: float) -> Result:
+    def _time(self, candidate: Candidate, step: BoundStep, error: float, best_us: float) -> Result:
         far = FAR_BEHIND * best_us
         sample = self._sampler(candidate, step, far)
         empty = memory_bytes(self.device)
@@ -126,7 +127,7 @@ class Case(Operands):
         state = self._monitor.state()
         if memory_bytes(self.device) - empty > LEAK_BYTES and (grown := self._leaked(sample)):
             launches = rounds * sample.launches
-            return Result("leaks", f"memory grew by {grown / 2**20:.1f} MiB in {launches} launches", error)
+            return Result("leaks", f"memory grew by {format_bytes(grown)} in {launches} launches", error)
         description = step.kernel.describe() if step.kernel else "cuDNN" if candidate.kind else "torch"
         details = {"kernel": description, **self._how()}
         details |= {"state": state} if state else {}
@@ -150,7 +151,7 @@ class Case(Operands):
         steady = all(after - before > LEAK_BYTES // SAMPLES for before, after in pairwise(sizes))
         return sizes[-1] - sizes[0] if steady else 0
 
-    def _sampler(self, candidate: Candidate, step: Step, worth: float = math.inf) -> Sampler:
+    def _sampler(self, candidate: Candidate, step: BoundStep, worth: float = math.inf) -> Sampler:
         if self.timing.buffers == "resident":
             return sampler(step, self.device, self.timing.timer, worth=worth)
         if not self._copies:
@@ -162,7 +163,7 @@ class Case(Operands):
         steps = [step, *(self.bind(candidate, tensors) for tensors in self._copies)]
         return sampler(Rotation(steps), self.device, self.timing.timer, len(steps), flush(self.device), worth)
 
-    def _costs(self, step: Step, sample: Sampler) -> dict[str, Any]:
+    def _costs(self, step: BoundStep, sample: Sampler) -> dict[str, Any]:
         """What a candidate costs beside time: bytes and, if that is asked for, microjoules of one call."""
         workspace = workspace_bytes(step, self.device)
         costs: dict[str, Any] = {} if workspace is None else {"workspace_bytes": workspace}
@@ -182,7 +183,7 @@ class Case(Operands):
 
         return energy_uj(work, self._monitor.energy_mj)
 
-    def _host_us(self, step: Step) -> float:
+    def _host_us(self, step: BoundStep) -> float:
         """The host's time for a launch as a plan makes it: from C++ if the kernel is ours."""
         stream, program = stream_of(self.device), Program()
         if step.kernel:

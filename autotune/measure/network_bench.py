@@ -17,7 +17,16 @@ from autotune.measure.nvml import Monitor
 from autotune.measure.result import Result, timed
 from autotune.measure.timers import replay_sampler
 from autotune.measure.verify import random_tensor
-from autotune.runtime import BoundLayer, Candidate, Choice, bind_layer, capture, make_buffers, make_graph, make_runs
+from autotune.runtime import (
+    BoundLayer,
+    Candidate,
+    KernelChoice,
+    bind_layer,
+    capture,
+    make_buffers,
+    make_graph,
+    make_runs,
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +77,7 @@ class NetworkCase:
     def _bind(self, pick: Pick) -> BoundLayer:
         key = f"{pick}"
         if key not in self._bound:
-            choice = Choice(pick.candidate, "", overlap=pick.overlap)
+            choice = KernelChoice(pick.candidate, "", overlap=pick.overlap)
             layer = self._layers[pick.layer]
             self._bound[key] = bind_layer(layer, choice, self._buffers, self._state, self.device)
         return self._bound[key]

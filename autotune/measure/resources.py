@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from autotune.measure.timers import Work, host_clock, library_choices, stream_of, synchronize
-from autotune.runtime import Step
+from autotune.runtime import BoundStep
 
 
 def host_us(launch: Work, launches: int, device: torch.device) -> float:
@@ -78,7 +78,7 @@ def _free_bytes() -> int:
     return int(libc.mallinfo2().fordblks)
 
 
-def workspace_bytes(step: Step, device: torch.device) -> int | None:
+def workspace_bytes(step: BoundStep, device: torch.device) -> int | None:
     """What a step needs beside its operands: a kernel's workspace, a torch operator's peak. None: torch on a CPU."""
     if step.kernel:
         return step.kernel.workspace_bytes

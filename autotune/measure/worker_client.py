@@ -142,11 +142,11 @@ class Worker:
         answer = self._ask(request, self.deadline)
         return answer if isinstance(answer, list) else [answer] * len(plans)
 
-    def vendor(self, problem: Problem | None, deadline: float) -> cudnn.Offers:
+    def vendor(self, problem: Problem | None, deadline: float) -> cudnn.SerializedPlans:
         """All of cuDNN's plans for a problem, built but not run; without a problem, only what would make them."""
         answer = self._ask(VendorRequest(problem), deadline)
         if isinstance(answer, Result):
-            return cudnn.Offers("", reason=f"cuDNN's plans cannot be listed: {answer.error}")
+            return cudnn.SerializedPlans("", reason=f"cuDNN's plans cannot be listed: {answer.error}")
         return answer
 
     def _ask(self, request: object, deadline: float) -> Any:

@@ -1,19 +1,27 @@
 """From records and a database to launches. Needs no compiler and no Jinja."""
 
-from autotune.runtime.binding import Candidate, Step, bind
+from autotune.runtime.binding import BoundStep, Candidate, bind
 from autotune.runtime.candidate_loader import candidate
-from autotune.runtime.executor import ACCESS, Frame, close, count
-from autotune.runtime.network_plan import BoundLayer, Plan, bind_layer, capture, make_buffers, make_graph, make_runs
-from autotune.runtime.selection import Choice, batches, plan_of_another, shortlist
+from autotune.runtime.executor import ACCESS, ExecutionContext, close, count
+from autotune.runtime.network_plan import (
+    BoundLayer,
+    NetworkPlan,
+    bind_layer,
+    capture,
+    make_buffers,
+    make_graph,
+    make_runs,
+)
+from autotune.runtime.selection import KernelChoice, batches, plan_for_other_batch, shortlist
 
 __all__ = [
     "ACCESS",
     "BoundLayer",
+    "BoundStep",
     "Candidate",
-    "Choice",
-    "Frame",
-    "Plan",
-    "Step",
+    "ExecutionContext",
+    "KernelChoice",
+    "NetworkPlan",
     "batches",
     "bind",
     "bind_layer",
@@ -24,6 +32,6 @@ __all__ = [
     "make_buffers",
     "make_graph",
     "make_runs",
-    "plan_of_another",
+    "plan_for_other_batch",
     "shortlist",
 ]

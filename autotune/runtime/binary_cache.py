@@ -1,4 +1,4 @@
-"""Binaries on disk: a private folder of the user's, named by digest, checked each time before use."""
+"""Binaries on disk: files named by their digest in a private folder, checked once in each process before use."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from pathlib import Path
 
 SUFFIX = {"device_image": ".cubin", "shared_library": ".so", "cudnn_plan": ".plan"}
 
-_checked: set[Path] = set()  # what this process has verified or written
+_checked: set[Path] = set()  # files that this process has verified or written
 
 
 @cache
 def folder() -> Path:
-    """The folder: under $XDG_CACHE_HOME or ~/.cache, or a temporary one where that cannot be written or is not ours."""
+    """Return the folder of binaries: autotune/binaries below $XDG_CACHE_HOME or ~/.cache.
+
+    If that cannot be written or belongs to another user, a temporary folder.
+    """
     path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "autotune" / "binaries"
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -29,7 +32,13 @@ def folder() -> Path:
 
 
 def put(digest: str, kind: str, binary: Callable[[], bytes]) -> Path:
-    """The path of the binary with this SHA-256; `binary()` is asked for it only if it is not there yet or differs."""
+    """Return the path of a binary, after writing it if it is not there yet or differs.
+
+    Args:
+        digest: SHA-256 of the binary, in hexadecimal.
+        kind: Kind of the binary, a key of SUFFIX.
+        binary: Returns the bytes; called only if they have to be written.
+    """
     path = folder() / f"{digest}{SUFFIX[kind]}"
     if path in _checked:
         return path

@@ -1,4 +1,7 @@
-"""Candidate + problem + tensors -> a step that can be run. The tuner measures what this makes, the plan runs it."""
+"""Binding: candidate + problem + tensors -> a step that can be launched.
+
+The tuner times the steps that a network runs, because both are made here.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from autotune.core import VendorError
+from autotune.core import LibraryError
 from autotune.ir import Convolution, Problem, Tensors, abi, pack_weight
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import engine
@@ -18,9 +21,16 @@ from autotune.runtime import engine
 
 @dataclass(frozen=True)
 class Candidate:
-    """Anything that can solve a problem. kind is None for a torch operator; path is where the binary lies.
+    """One implementation of a problem: a kernel of ours, a plan of cuDNN, or an operator of torch.
 
-    symbol: the kernel's name in its binary or, for a plan of cuDNN, the text of the problem that it was made for.
+    Attributes:
+        family: Name of the family; that of torch's operators is `aten.FAMILY`.
+        config: Compile-time parameters, as JSON.
+        symbol: The kernel's name in its binary; for a plan of cuDNN, the text of the problem that it was made for.
+        kind: Kind of the binary; None for an operator of torch.
+        path: File of the binary.
+        weight_layouts: Layout in which the kernel reads each weight, by the operand's name.
+        launch: Launch parameters by name.
     """
 
     family: str
@@ -33,7 +43,7 @@ class Candidate:
 
     @property
     def native(self) -> bool:
-        """Whether it is a kernel that the engine runs: one of ours."""
+        """Whether it is one of our kernels, which the engine launches."""
         return self.kind not in (None, cudnn_names.KIND)
 
     def __str__(self) -> str:
@@ -46,25 +56,41 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Slot:
-    """Stands for a tensor that is known only at a run: the caller's input or output, or a part of a plan's memory."""
+class TensorSlot:
+    """The place of a tensor that each run provides: the caller's input or output, or a part of a plan's memory.
+
+    Attributes:
+        index: Position among the tensors that `BoundStep.run` receives.
+    """
 
     index: int
 
 
 @dataclass
-class Step:
-    """A bound candidate: either a native kernel with its pointers, or a function of torch or cuDNN."""
+class BoundStep:
+    """A candidate bound to its tensors: either a native kernel with its pointers, or a function of torch or cuDNN.
+
+    Attributes:
+        name: The layer's name, for messages.
+        kernel: The native kernel, prepared for its problem.
+        pointers: Arguments of the native kernel; -1 - i stands for slot i.
+        function: Runs an operator of torch or a plan of cuDNN on the tensors in the slots.
+        keep: Tensors that must live as long as the step: packed weights and the workspace.
+    """
 
     name: str
     kernel: engine.Prepared | None = None
     pointers: list[int] = field(default_factory=list)
     function: Callable[[Sequence[torch.Tensor]], None] | None = None
     keep: list[torch.Tensor] = field(default_factory=list)
-    """Tensors that must live as long as the step: packed weights and the workspace."""
 
     def run(self, stream: int = 0, slots: Sequence[torch.Tensor] = ()) -> None:
-        """Run this step alone, on a CUDA stream (0 on a CPU)."""
+        """Launch this step alone.
+
+        Args:
+            stream: Handle of a CUDA stream; 0 on a CPU.
+            slots: The tensors in the slots, in their order.
+        """
         if self.function:
             self.function(slots)
         else:
@@ -84,26 +110,36 @@ def _load(kind: str, path: Path, device: int) -> engine.SharedLibrary | engine.D
 def bind(
     candidate: Candidate,
     problem: Problem,
-    tensors: Mapping[str, torch.Tensor | Slot],
+    tensors: Mapping[str, torch.Tensor | TensorSlot],
     scalars: tuple[float, ...],
     device: torch.device,
     name: str = "",
-    workspace: Slot | None = None,
-) -> Step:
+    workspace: TensorSlot | None = None,
+) -> BoundStep:
     """Bind a candidate to the tensors of a problem.
 
-    tensors: every operand by name, as problem.py describes them; activations may be Slots.
-    workspace: where the kernel's workspace will be, which is the caller's to make then: zeroed, and never shared.
-    Raises RefusedError if the kernel cannot solve the problem, EngineError if it cannot be loaded.
+    Args:
+        candidate: The implementation.
+        problem: The problem that it solves.
+        tensors: Every operand by name, with the shapes and dtypes of `problem.operands()`; activations may be slots.
+        scalars: The epilogue's scalars, in the order of its steps.
+        device: Where it runs.
+        name: The layer's name, for messages.
+        workspace: Slot of the kernel's workspace. The caller then provides memory that is zero at first and used by no
+            other step; without a slot the step allocates its own.
+
+    Raises:
+        RefusedError: The candidate cannot solve the problem.
+        EngineError: Its binary cannot be loaded.
     """
-    slots = {key: value.index for key, value in tensors.items() if isinstance(value, Slot)}
+    slots = {key: value.index for key, value in tensors.items() if isinstance(value, TensorSlot)}
     fixed = {key: value for key, value in tensors.items() if isinstance(value, torch.Tensor)}
     if candidate.kind is None or candidate.path is None:
         run = aten.bind(problem, json.loads(candidate.config), fixed, scalars)
-        return Step(name, function=lambda given: run(_late(problem, slots, given)))
+        return BoundStep(name, function=lambda given: run(_tensors_in_slots(problem, slots, given)))
     if candidate.kind == cudnn_names.KIND:
-        replay = _vendor_plan(candidate, candidate.path, problem, fixed, scalars, device)
-        return Step(name, function=lambda given: replay(_late(problem, slots, given)))
+        replay = _bind_cudnn_plan(candidate, candidate.path, problem, fixed, scalars, device)
+        return BoundStep(name, function=lambda given: replay(_tensors_in_slots(problem, slots, given)))
 
     library = _load(candidate.kind, candidate.path, device.index or 0)
     prepared = library.prepare(candidate.symbol, abi.pack(problem, scalars, list(candidate.launch.values())))
@@ -117,17 +153,22 @@ def bind(
     else:
         keep.append(torch.zeros(max(prepared.workspace_bytes, 1), dtype=torch.uint8, device=device))
         pointers[abi.WORKSPACE] = keep[-1].data_ptr()
-    return Step(name, prepared, pointers, keep=keep)
+    return BoundStep(name, prepared, pointers, keep=keep)
 
 
-def _late(problem: Problem, slots: Mapping[str, int], given: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors in slots by operand, each in the operand's shape: the same memory may be an image and a row."""
+def _tensors_in_slots(
+    problem: Problem, slots: Mapping[str, int], given: Sequence[torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the tensors in slots by operand name, each viewed in the operand's shape.
+
+    Layers may disagree on the shape of an activation: an image (n, 1, 1, c) for one is a matrix (n, c) for another.
+    """
     shapes = {operand.name: operand.shape for operand in problem.operands()}
     tensors = {key: given[index] for key, index in slots.items()}
     return {key: t if t.shape == shapes[key] else t.view(shapes[key]) for key, t in tensors.items()}
 
 
-def _vendor_plan(
+def _bind_cudnn_plan(
     candidate: Candidate,
     path: Path,
     problem: Problem,
@@ -135,22 +176,22 @@ def _vendor_plan(
     scalars: tuple[float, ...],
     device: torch.device,
 ) -> Callable[[Tensors], None]:
-    """A plan of cuDNN; raises RefusedError where it is for another problem or another version."""
-    from autotune.libraries import cudnn  # here, for most networks have no such plan
+    """Bind a plan of cuDNN; raises RefusedError if it was made for another problem or by another version of cuDNN."""
+    from autotune.libraries import cudnn  # imported late: most networks have no such plan
 
     if candidate.symbol != str(problem):
         raise engine.RefusedError(f"the plan of cuDNN is for '{candidate.symbol}', not for '{problem}'")
     try:
         return cudnn.bind(problem, path, json.loads(candidate.config), tensors, scalars, device)
-    except VendorError as error:
+    except LibraryError as error:
         raise engine.RefusedError(str(error)) from error
 
 
 def _packed(candidate: Candidate, problem: Problem, tensors: Tensors) -> dict[str, torch.Tensor]:
-    """The tensors with each weight in the order that the kernel wants."""
+    """Return the tensors, each weight in the layout that the kernel reads."""
     groups = problem.groups if isinstance(problem, Convolution) else 1
     result = dict(tensors)
     for name, layout in candidate.weight_layouts.items():
-        if name in tensors:  # a family may solve problems with more weights and fewer
+        if name in tensors:  # a family may serve problems with and without some of its weights
             result[name] = pack_weight(tensors[name], layout, groups)
     return result

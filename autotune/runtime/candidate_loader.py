@@ -1,4 +1,4 @@
-"""Rows of the database -> candidates that can be bound: the binary is checked and laid into the private folder."""
+"""Rows of the database -> candidates: each binary is checked and written to the private folder of binaries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ if TYPE_CHECKING:
 
 
 def candidate(store: Database, row: Kernel, launch: Mapping[str, int]) -> Candidate:
-    """The candidate of a kernel's row with launch values; raises DatabaseError if its binary is damaged."""
+    """Return the candidate of a kernel's row.
+
+    Args:
+        store: The database that holds the row.
+        row: The kernel.
+        launch: Launch parameters by name.
+
+    Raises:
+        DatabaseError: The kernel's binary is damaged.
+    """
     library = row.library
     if library is None:
         return Candidate(row.family, row.config, row.symbol)

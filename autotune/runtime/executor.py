@@ -1,4 +1,4 @@
-"""A plan's memory on one stream, and what runs in it."""
+"""Execution of a plan on one stream: its memory, and the launches that run in it."""
 
 from __future__ import annotations
 
@@ -10,29 +10,41 @@ from functools import partial
 import torch
 
 from autotune.ir import DTYPES, INPUT, OUTPUT
-from autotune.runtime.binding import Step
+from autotune.runtime.binding import BoundStep
 from autotune.runtime.engine import Calls, Graph, Program
 from autotune.runtime.memory_planner import aligned
-from autotune.runtime.network_plan import Plan, Run, capture, execute, make_graph, make_runs
+from autotune.runtime.network_plan import Executable, NetworkPlan, capture, execute, make_graph, make_runs
 
 ACCESS = 16
-"""Bytes of the widest access, to which kernels take tensors to be aligned: a view into another may be less."""
+"""Bytes of a kernel's widest access. Kernels assume tensors aligned to it; a view into another tensor may not be."""
 
 count = itertools.count()
+"""Numbers the runs of a process, so that the context used least recently can be found."""
 
 
-class Frame:
-    """Runs a plan on one stream; calls, from whichever thread, follow each other.
+class ExecutionContext:
+    """Memory of a plan on one stream. Calls from different threads run one after the other.
 
-    Frames share the plan's weights and nothing that is written, so streams need not wait for each other. All
-    activations and workspaces are one allocation. On a GPU the whole network is one CUDA graph, which takes the
-    caller's tensors as they come; where some layers run on torch's operators, those between the first and the last
-    are captured by torch, with its memory pool.
+    Contexts share the plan's weights and nothing that a run writes, so streams do not wait for each other. All
+    activations and workspaces are one allocation. On a GPU the whole network is one CUDA graph, whose parameters are
+    updated with the addresses of the caller's tensors; where some layers run on torch's operators, torch captures
+    those between the first and the last layer, with its memory pool.
 
-    graph: as the plan has it, or False for a run that is itself being captured.
+    The engine's fast path (engine/calls.cpp) reads `direct` and `template`, holds `lock`, sets `used` and calls
+    `settle`.
+
+    Args:
+        plan: The plan.
+        graph: Whether to replay a CUDA graph, as `plan.graph` says; False for a run that is itself being captured.
+
+    Attributes:
+        template: A tensor with shape, dtype and strides of results; its values mean nothing.
+        lock: Held while a run is launched.
+        used: Number of its last run.
+        closed: Whether its memory is no longer in use by the module (`close`).
     """
 
-    def __init__(self, plan: Plan, graph: bool) -> None:
+    def __init__(self, plan: NetworkPlan, graph: bool) -> None:
         self.plan, self._copies_input = plan, plan.copies_input
         self.lock = threading.Lock()
         self.used = next(count)
@@ -40,25 +52,32 @@ class Frame:
         with torch.inference_mode(False), torch.no_grad():
             self._memory, self._tensors = _allocate(plan)
             self.template = _like_output(plan, self._memory)
-        # Places of the caller's tensors are told at a run; torch's operators take tensors, kernels addresses.
+        # Slots 0 and 1 are the caller's tensors, which each run provides. Kernels take the fixed addresses of the
+        # others; torch's operators take the tensors.
         slots = self._slots = [None, None, *(tensor.data_ptr() for tensor in self._tensors)]
         self._runs = make_runs(plan.bound, slots)
         if graph:
             self._runs = [make_graph(plan.bound, slots)] if plan.native else self._captured(slots)
-        self._native = _whole(self._runs)
+        self._native = _single_native(self._runs)
 
     @property
     def direct(self) -> Graph | Program | None:
-        """What runs the whole network in one call on tensors as callers have them, if anything does."""
+        """The graph or program that runs the whole network on the caller's tensors as they are; None without one."""
         return None if self._copies_input else self._native
 
     @property
     def bytes(self) -> int:
-        """Size of its memory."""
+        """Size of its memory in bytes."""
         return self._memory.numel()
 
     def run(self, x: torch.Tensor, y: torch.Tensor, stream: int) -> None:
-        """x, as the plan takes it, -> y, strided as `template`. stream: the current one's handle; 0 on a CPU."""
+        """Run the network.
+
+        Args:
+            x: The input, in the plan's shape, dtype and memory format.
+            y: Receives the result; shape, dtype and strides of `template`.
+            stream: Handle of the current CUDA stream; 0 on a CPU.
+        """
         if self._copies_input:
             x = x.contiguous()
         address = x.data_ptr()
@@ -75,44 +94,48 @@ class Frame:
             self.settle()
 
     def settle(self) -> None:
-        """After a run on a frame that another thread has forgotten meanwhile, without waiting for that run."""
+        """Wait for the device after a run on a context that another thread closed before the launch.
+
+        `close` did not wait for that run, and the memory may be freed when the caller returns.
+        """
         _synchronize(self.plan.device)
 
     def singly(self, x: torch.Tensor, y: torch.Tensor, stream: int) -> list[Callable[[], None]]:
-        """The plan's layers as calls of their own, in order and outside any graph, for those who look at each."""
-        tensors = (x.contiguous() if self.plan.copies_input else x, _inner(y), *self._tensors)
+        """Return one function for each layer that launches it alone, in order and outside any CUDA graph.
+
+        Args:
+            x: The input, in the plan's shape, dtype and memory format.
+            y: Receives the result; shape, dtype and strides of `template`.
+            stream: Handle of the current CUDA stream; 0 on a CPU.
+        """
+        tensors = (x.contiguous() if self.plan.copies_input else x, _channels_last_view(y), *self._tensors)
         runs = [make_runs([item], self._slots) for item in self.plan.bound]
         return [partial(execute, run, stream, tensors) for run in runs]
 
     def _run_mixed(self, x: torch.Tensor, y: torch.Tensor, stream: int) -> None:
         with torch.no_grad(), torch.autocast(self.plan.device.type, enabled=False):
-            execute(self._runs, stream, (x, _inner(y), *self._tensors))
+            execute(self._runs, stream, (x, _channels_last_view(y), *self._tensors))
 
-    def _captured(self, slots: Sequence[int | None]) -> list[Run]:
-        """Head, captured middle and tail: the head and the tail touch the caller's tensors."""
+    def _captured(self, slots: Sequence[int | None]) -> list[Executable]:
+        """Return head, captured middle and tail; head and tail are the layers that touch the caller's tensors."""
         bound = self.plan.bound
         first = max(i for i, item in enumerate(bound) if INPUT in item.layer.buffers.values()) + 1
         last = min(i for i, item in enumerate(bound) if OUTPUT in item.layer.buffers.values())
         middle = make_runs(bound[first:last], slots)
         if not middle:
             return self._runs
-        nobody = self._memory[:0]  # none of these layers touches the caller's tensors
-        graph = capture(middle, self.plan.device, (nobody, nobody, *self._tensors))
-        replay = Step("captured", function=lambda _: graph.replay())
+        unused = self._memory[:0]  # for the slots of the caller's tensors, which none of these layers touches
+        graph = capture(middle, self.plan.device, (unused, unused, *self._tensors))
+        replay = BoundStep("captured", function=lambda _: graph.replay())
         return [*make_runs(bound[:first], slots), replay, *make_runs(bound[last:], slots)]
 
 
-def _inner(y: torch.Tensor) -> torch.Tensor:
-    """A result as the last layer writes it: channels last."""
-    return y.permute(0, 2, 3, 1) if y.dim() == 4 else y
-
-
-def close(frames: Sequence[Frame], calls: Calls) -> None:
-    """Let the memory of frames go once nothing runs in it."""
-    for frame in frames:
-        frame.closed = True  # first: who adds it to the calls after this looks whether it is
-        calls.drop(frame)
-    for device in {frame.plan.device for frame in frames}:
+def close(contexts: Sequence[ExecutionContext], calls: Calls) -> None:
+    """Remove contexts from the engine's fast path, and wait until nothing runs in their memory."""
+    for context in contexts:
+        context.closed = True  # before drop: a thread that adds the context after the drop checks this flag
+        calls.drop(context)
+    for device in {context.plan.device for context in contexts}:
         _synchronize(device)
 
 
@@ -121,14 +144,19 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _whole(runs: Sequence[Run]) -> Graph | Program | None:
-    """What runs the whole network in one call, where all kernels are ours."""
+def _channels_last_view(y: torch.Tensor) -> torch.Tensor:
+    """Return a result (n, k, p, q) as the last layer writes it: (n, p, q, k)."""
+    return y.permute(0, 2, 3, 1) if y.dim() == 4 else y
+
+
+def _single_native(runs: Sequence[Executable]) -> Graph | Program | None:
+    """Return the graph or program that is the whole network; None where some layer has no native kernel."""
     only = runs[0]
-    return None if len(runs) > 1 or isinstance(only, Step) else only
+    return None if len(runs) > 1 or isinstance(only, BoundStep) else only
 
 
-def _allocate(plan: Plan) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """(one block, the activations and then the workspaces in it)."""
+def _allocate(plan: NetworkPlan) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Return one block of memory, and the activations and then the workspaces in it."""
     total = plan.arena.bytes + sum(map(aligned, plan.workspaces))
     memory = torch.empty(max(total, plan.output.bytes), dtype=torch.uint8, device=plan.device)
     tensors = []
@@ -136,15 +164,15 @@ def _allocate(plan: Plan) -> tuple[torch.Tensor, list[torch.Tensor]]:
         offset = plan.arena.offsets[name]
         tensors.append(memory[offset : offset + operand.bytes].view(DTYPES[operand.dtype]).view(operand.shape))
     end = plan.arena.bytes
-    memory[end:].zero_()  # workspaces start so, and kernels leave them so
+    memory[end:].zero_()  # kernels expect a workspace of zeros, and leave it so
     for size in plan.workspaces:
         tensors.append(memory[end : end + size])
         end += aligned(size)
     return memory, tensors
 
 
-def _like_output(plan: Plan, memory: torch.Tensor) -> torch.Tensor:
-    """What results look like: torch's order of dimensions, channels last in memory. Its values mean nothing."""
+def _like_output(plan: NetworkPlan, memory: torch.Tensor) -> torch.Tensor:
+    """Return a tensor like the results: torch's order of dimensions, channels last in memory, with any values."""
     like, shape = memory[: plan.output.bytes].view(DTYPES[plan.output.dtype]), plan.network.output_shape
     if len(shape) != 4:
         return like.view(shape)

@@ -1,17 +1,19 @@
-"""Where each activation of a plan lies in one block of memory: those that never live at once share their place."""
+"""Memory planning: place the activations of a network in one block, sharing memory where live ranges do not overlap."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.core import round_up
+
 ALIGNMENT = 256
-"""Bytes; more than any kernel's access, and what CUDA's own allocator promises."""
+"""Alignment of activations in bytes: that of CUDA's own allocator, and a multiple of every kernel's access width."""
 
 
 @dataclass(frozen=True)
-class Use:
-    """What one layer reads and writes, by the activations' names."""
+class LayerAccess:
+    """The names of the activations that one layer reads and writes."""
 
     reads: frozenset[str]
     writes: frozenset[str]
@@ -19,33 +21,48 @@ class Use:
 
 @dataclass(frozen=True)
 class Arena:
-    """Places of activations. offsets: by name, in bytes; bytes: of the whole."""
+    """A memory plan.
+
+    Attributes:
+        offsets: Offset of each activation by name, in bytes.
+        bytes: Size of the whole block.
+    """
 
     offsets: Mapping[str, int]
     bytes: int
 
 
-def arrange(sizes: Mapping[str, int], uses: Sequence[Use]) -> Arena:
-    """Place activations of these sizes (in bytes), which layers use in this order.
+def plan_memory(sizes: Mapping[str, int], accesses: Sequence[LayerAccess]) -> Arena:
+    """Place activations in one block of memory.
 
-    Layers that do not depend on each other may run side by side, so order alone frees nothing: two activations share
-    memory only if whatever uses the one must have ended, by what layers read of each other, before the other is
-    written. The largest are placed first, each into the smallest gap that takes it.
+    Two activations share memory only if every layer that uses the first is an ancestor of the layer that writes the
+    second, or the other way round. The order of launches alone frees nothing, because layers that do not depend on
+    each other may run at the same time.
+
+    The placement is greedy by size: the largest activation is placed first, each into the smallest gap between the
+    activations that it interferes with.
+
+    Args:
+        sizes: Size of each activation by name, in bytes.
+        accesses: The layers, each after those whose results it reads.
     """
-    conflicts = _conflicts(sizes, uses)
+    interference = _interference_graph(sizes, accesses)
     offsets: dict[str, int] = {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        taken = sorted((offsets[other], offsets[other] + sizes[other]) for other in conflicts[name] if other in offsets)
+        taken = sorted(
+            (offsets[other], offsets[other] + sizes[other]) for other in interference[name] if other in offsets
+        )
         offsets[name] = _best_fit(sizes[name], taken)
     return Arena(offsets, max((aligned(offsets[name] + sizes[name]) for name in sizes), default=0))
 
 
 def aligned(size: int) -> int:
-    """A size or an offset, rounded up to ALIGNMENT."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    """Return a size or an offset in bytes, rounded up to ALIGNMENT."""
+    return round_up(size, ALIGNMENT)
 
 
 def _best_fit(size: int, taken: Iterable[tuple[int, int]]) -> int:
+    """Return the offset of the smallest gap of at least `size` bytes between ranges in ascending order."""
     gaps: list[tuple[int, int]] = []
     end = 0
     for first, last in taken:
@@ -55,25 +72,31 @@ def _best_fit(size: int, taken: Iterable[tuple[int, int]]) -> int:
     return min(gaps)[1] if gaps else end
 
 
-def _conflicts(names: Iterable[str], uses: Sequence[Use]) -> dict[str, set[str]]:
-    """For each activation those that it must not share memory with. Sets of layers are bits of an int."""
-    before: list[int] = []  # for each layer all that must have ended when it starts
-    maker: dict[str, int] = {}
-    users: dict[str, int] = dict.fromkeys(names, 0)
-    for i, use in enumerate(uses):
-        ended = 0
-        for j in (maker[name] for name in use.reads if name in maker):
-            ended |= before[j] | 1 << j
-        before.append(ended)
-        maker |= dict.fromkeys(use.writes, i)
-        for name in (use.reads | use.writes) & users.keys():
-            users[name] |= 1 << i
+def _interference_graph(names: Iterable[str], accesses: Sequence[LayerAccess]) -> dict[str, set[str]]:
+    """Return for each activation the activations that must not share memory with it."""
+    writer = {name: i for i, access in enumerate(accesses) for name in access.writes}
+    ancestors = _ancestors(accesses, writer)
+    users = {name: {i for i, access in enumerate(accesses) if name in access.reads | access.writes} for name in names}
 
-    def over(one: str, other: str) -> bool:
-        """Whether all uses of `one` have ended when `other` is written."""
-        return users[one] & ~before[maker[other]] == 0
+    def ends_before(first: str, second: str) -> bool:
+        """Return whether the live range of `first` has ended when `second` is written."""
+        return users[first] <= ancestors[writer[second]]
 
-    return {
-        one: {other for other in users if other != one and not over(one, other) and not over(other, one)}
-        for one in users
-    }
+    def interfere(one: str, other: str) -> bool:
+        return one != other and not ends_before(one, other) and not ends_before(other, one)
+
+    return {one: {other for other in users if interfere(one, other)} for one in users}
+
+
+def _ancestors(accesses: Sequence[LayerAccess], writer: Mapping[str, int]) -> list[set[int]]:
+    """Return for each layer the layers that have ended when it starts, because it depends on them.
+
+    Args:
+        accesses: The layers, each after those whose results it reads.
+        writer: The layer that writes each activation, by name.
+    """
+    ancestors: list[set[int]] = []
+    for access in accesses:
+        parents = {writer[name] for name in access.reads if name in writer}
+        ancestors.append(parents.union(*(ancestors[parent] for parent in parents)))
+    return ancestors

@@ -1,4 +1,4 @@
-"""A network bound for one shape, dtype and device: candidates with their weights, and where activations lie."""
+"""A network bound for one shape, dtype and device: its kernels, their weights, and the places of activations."""
 
 from __future__ import annotations
 
@@ -12,44 +12,64 @@ import torch
 from autotune.ir import DTYPES, INPUT, OUTPUT, Layer, Network, Operand, Source, State
 from autotune.ir import tensor as constant
 from autotune.runtime import engine
-from autotune.runtime.binding import Slot, Step, bind
+from autotune.runtime.binding import BoundStep, TensorSlot, bind
 from autotune.runtime.engine import EngineError
-from autotune.runtime.memory_planner import Use, arrange
-from autotune.runtime.selection import Choice, choices, select, torch_choice
+from autotune.runtime.memory_planner import LayerAccess, plan_memory
+from autotune.runtime.selection import KernelChoice, choices, select, torch_choice
 
 if TYPE_CHECKING:
     from tuning_db.protocols import Database
 
-Run = engine.Program | engine.Graph | Step
-"""What a plan executes: kernels in a row, a graph of kernels, or one of torch's operators."""
+Executable = engine.Program | engine.Graph | BoundStep
+"""A part of a plan that runs in one call: kernels in sequence, a CUDA graph of kernels, or one step."""
 
-_SLOTS = {INPUT: Slot(0), OUTPUT: Slot(1)}
+_SLOTS = {INPUT: TensorSlot(0), OUTPUT: TensorSlot(1)}
 
 CHANNELS_LAST = "channels_last"
-"""The launch value of kernels that read the caller's image in either order: 1 if it is channels last in memory."""
+"""Launch parameter of kernels that read the caller's image in either memory format: 1 for channels last."""
 
 
 @dataclass(frozen=True)
 class BoundLayer:
-    """A layer, what runs it, and why."""
+    """A layer with the choice that runs it.
+
+    Attributes:
+        layer: The layer of the network.
+        choice: The candidate, and why it was chosen.
+        step: The candidate bound to the layer's tensors.
+    """
 
     layer: Layer
-    choice: Choice
-    step: Step
+    choice: KernelChoice
+    step: BoundStep
 
     @property
     def kernel(self) -> engine.Prepared:
-        """The kernel of a layer that runs on one of ours."""
+        """The native kernel; only for a layer that runs on one."""
         assert self.step.kernel
         return self.step.kernel
 
 
-class Plan:
-    """A network's layers bound for one shape, dtype, device and order of the input: kernels, weights, and places.
+class NetworkPlan:
+    """A network's layers bound for one shape, dtype, device and memory format of the input.
 
-    What a run writes to is a `Frame` (autotune/runtime/executor.py), so one plan serves several streams at once.
+    A plan holds kernels, weights and the memory plan, and is not changed by a run. All that a run writes belongs to an
+    `ExecutionContext` (executor.py), so one plan serves several streams at once.
 
-    channels_last: the caller's input is channels last in memory. graph: on a GPU, replay a CUDA graph.
+    Args:
+        network: The network, for this shape and dtype.
+        state: The module's tensors by name, as in a state_dict.
+        store: The tuning database.
+        device: Where it runs.
+        graph: On a GPU, replay the network as a CUDA graph.
+        channels_last: The caller's input is channels last in memory.
+
+    Attributes:
+        bound: The layers in the order in which they are launched.
+        buffers: The activations between layers, by name.
+        arena: Their places in memory.
+        output: The operand that holds the network's result.
+        copies_input: The input is channels last and some layer reads contiguous images only, so it has to be copied.
     """
 
     def __init__(
@@ -67,24 +87,24 @@ class Plan:
         self.output = _operand(layers[-1], OUTPUT)
         self.copies_input = False
         self._channels_last = channels_last
-        slots = {name: Slot(index) for index, name in enumerate([INPUT, OUTPUT, *self.buffers])}
+        slots = {name: TensorSlot(index) for index, name in enumerate([INPUT, OUTPUT, *self.buffers])}
         self.bound = [
-            self._bind(layer, state, store, settled.get(layer.name), slots, Slot(len(slots) + i))
+            self._bind(layer, state, store, settled.get(layer.name), slots, TensorSlot(len(slots) + i))
             for i, layer in enumerate(layers)
         ]
-        uses = [Use(frozenset(layer.reads), frozenset(layer.writes)) for layer in layers]
-        self.arena = arrange({name: operand.bytes for name, operand in self.buffers.items()}, uses)
+        accesses = [LayerAccess(frozenset(layer.reads), frozenset(layer.writes)) for layer in layers]
+        self.arena = plan_memory({name: operand.bytes for name, operand in self.buffers.items()}, accesses)
         if device.type == "cuda":
-            torch.cuda.synchronize(device)  # the weights are in their order, for whichever stream comes first
+            torch.cuda.synchronize(device)  # packing the weights must have ended before any stream reads them
 
     @property
     def native(self) -> bool:
-        """Whether all layers run on kernels of ours."""
+        """Whether all layers run on native kernels."""
         return all(item.step.kernel for item in self.bound)
 
     @property
     def workspaces(self) -> list[int]:
-        """Bytes of each layer's workspace."""
+        """Size of each layer's workspace in bytes, 0 for a layer without a native kernel."""
         return [item.step.kernel.workspace_bytes if item.step.kernel else 0 for item in self.bound]
 
     def _bind(
@@ -92,19 +112,19 @@ class Plan:
         layer: Layer,
         state: State,
         store: Database,
-        settled: Choice | None,
-        slots: Mapping[str, Slot],
-        workspace: Slot,
+        settled: KernelChoice | None,
+        slots: Mapping[str, TensorSlot],
+        workspace: TensorSlot,
     ) -> BoundLayer:
         for choice in chain([settled] if settled else [], choices(store, layer.problem, self.device)):
             try:
                 return bind_layer(layer, self._for_input(layer, choice), slots, state, self.device, workspace)
             except EngineError:
-                continue  # it refuses this size, or its code does not load here: the next is as right
+                continue  # it refuses this size or cannot be loaded here; the next candidate is as correct
         return bind_layer(layer, torch_choice(layer.problem), slots, state, self.device, workspace)
 
-    def _for_input(self, layer: Layer, choice: Choice) -> Choice:
-        """The choice, told of the input's order where it reads the input and can read either; else it is copied."""
+    def _for_input(self, layer: Layer, choice: KernelChoice) -> KernelChoice:
+        """Return the choice for an input that is channels last: a kernel that can read it so is launched so."""
         if not self._channels_last or INPUT not in layer.buffers.values() or choice.candidate.kind is None:
             return choice
         if CHANNELS_LAST not in choice.candidate.launch:
@@ -115,12 +135,12 @@ class Plan:
 
 
 def _operand(layer: Layer, buffer: str) -> Operand:
-    """The operand of a layer that lies in a buffer."""
+    """Return the operand of a layer that is stored in a buffer."""
     return next(operand for operand in layer.problem.operands() if layer.buffers.get(operand.name) == buffer)
 
 
 def _activations(layers: Sequence[Layer]) -> dict[str, Operand]:
-    """What flows between layers, as its maker writes it."""
+    """Return the activations between layers by buffer name, each as the operand of the layer that writes it."""
     return {
         name: operand
         for layer in layers
@@ -130,7 +150,7 @@ def _activations(layers: Sequence[Layer]) -> dict[str, Operand]:
 
 
 def make_buffers(layers: Sequence[Layer], device: torch.device) -> dict[str, torch.Tensor]:
-    """One tensor for each activation that flows between layers."""
+    """Return one tensor for each activation between layers, by buffer name."""
     return {
         name: torch.empty(operand.shape, dtype=DTYPES[operand.dtype], device=device)
         for name, operand in _activations(layers).items()
@@ -139,35 +159,50 @@ def make_buffers(layers: Sequence[Layer], device: torch.device) -> dict[str, tor
 
 def bind_layer(
     layer: Layer,
-    choice: Choice,
-    buffers: Mapping[str, torch.Tensor] | Mapping[str, Slot],
+    choice: KernelChoice,
+    buffers: Mapping[str, torch.Tensor] | Mapping[str, TensorSlot],
     state: State,
     device: torch.device,
-    workspace: Slot | None = None,
+    workspace: TensorSlot | None = None,
 ) -> BoundLayer:
-    """Bind a candidate to a layer's buffers and weights (`state`: a state_dict); raises EngineError."""
-    tensors: dict[str, torch.Tensor | Slot] = {}
+    """Bind a candidate to a layer's buffers and weights.
+
+    Args:
+        layer: The layer.
+        choice: The candidate to bind.
+        buffers: Tensors or slots of the activations, by buffer name.
+        state: The module's tensors by name, as in a state_dict.
+        device: Where it runs.
+        workspace: Slot of the kernel's workspace; without one the step allocates its own.
+
+    Raises:
+        EngineError: The candidate refuses the problem or cannot be loaded.
+    """
+    tensors: dict[str, torch.Tensor | TensorSlot] = {}
     for operand in layer.problem.operands():
         if operand.role in ("weight", "vector"):
             tensors[operand.name] = _constant(state, layer.weights[operand.name], operand, device)
         else:
             name = layer.buffers[operand.name]
             place = _SLOTS[name] if name in _SLOTS else buffers[name]
-            tensors[operand.name] = place if isinstance(place, Slot) else place.view(operand.shape)
+            tensors[operand.name] = place if isinstance(place, TensorSlot) else place.view(operand.shape)
     scalars = tuple(float(constant(state, source)) for source in layer.scalars)
     step = bind(choice.candidate, layer.problem, tensors, scalars, device, layer.name, workspace)
     return BoundLayer(layer, choice, step)
 
 
 def _constant(state: State, source: Source, operand: Operand, device: torch.device) -> torch.Tensor:
-    """In torch's own order in memory: the caller's module may have its weights channels last."""
+    """Return a weight as an operand; contiguous, because the module's own tensor may be channels last."""
     return constant(state, source).to(device, DTYPES[operand.dtype]).reshape(operand.shape).contiguous()
 
 
 def make_graph(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) -> engine.Graph:
-    """All kernels as a CUDA graph, each after those that write what it reads.
+    """Return all kernels as a CUDA graph, each after the kernels that write what it reads.
 
-    slots: addresses that stay, or None for those that each run gives, as it does all beyond them.
+    Args:
+        bound: The layers, all with native kernels.
+        slots: Address of each slot that is the same in every run; None for a slot that each run provides. Slots beyond
+            the last one given are provided by each run, too.
     """
     graph = engine.Graph(slots)
     made_by: dict[str, int] = {}
@@ -178,9 +213,14 @@ def make_graph(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) ->
     return graph
 
 
-def make_runs(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) -> list[Run]:
-    """Steps in order, neighbouring kernels joined into programs. slots: as make_graph has them."""
-    runs: list[Run] = []
+def make_runs(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) -> list[Executable]:
+    """Return the layers as executables in order; consecutive native kernels are joined into one program.
+
+    Args:
+        bound: The layers.
+        slots: Fixed addresses of slots, as in `make_graph`.
+    """
+    runs: list[Executable] = []
     for item in bound:
         if item.step.function:
             runs.append(item.step)
@@ -193,27 +233,33 @@ def make_runs(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) -> 
     return runs
 
 
-def capture(runs: Sequence[Run], device: torch.device, slots: Sequence[torch.Tensor]) -> torch.cuda.CUDAGraph:
-    """Runs in a row as a CUDA graph of torch's, for plans with torch operators among them."""
+def capture(runs: Sequence[Executable], device: torch.device, slots: Sequence[torch.Tensor]) -> torch.cuda.CUDAGraph:
+    """Capture executables as a CUDA graph with torch's own capture, which torch's operators need."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
     with torch.cuda.device(device), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
         torch.cuda.synchronize()
         with torch.cuda.stream(stream):
-            for _ in range(3):  # loads what is loaded lazily, and lets torch's libraries choose
+            for _ in range(3):  # warm-up: lazy loading, and cuDNN's benchmark, must not happen during the capture
                 execute(runs, stream.cuda_stream, slots)
         stream.synchronize()
-        # Other threads may meanwhile do what a capture forbids its own, such as waiting for their streams.
+        # thread_local: other threads may synchronize with their streams while this one captures.
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             execute(runs, stream.cuda_stream, slots)
         torch.cuda.synchronize()
     return graph
 
 
-def execute(runs: Sequence[Run], stream: int, slots: Sequence[torch.Tensor]) -> None:
-    """Run them in order on a stream (0 on a CPU), with the tensors in slots, from the first."""
+def execute(runs: Sequence[Executable], stream: int, slots: Sequence[torch.Tensor]) -> None:
+    """Run executables in order.
+
+    Args:
+        runs: The executables.
+        stream: Handle of a CUDA stream; 0 on a CPU.
+        slots: The tensors in the slots, in their order.
+    """
     addresses = [tensor.data_ptr() for tensor in slots]
     for run in runs:
-        if isinstance(run, Step):
+        if isinstance(run, BoundStep):
             run.run(stream, slots)
         else:
             run.run(stream, addresses)

@@ -1,4 +1,4 @@
-"""Which candidate should run a problem here: the best for this device, or the nearest thing that is right."""
+"""Selection: which candidate runs each layer on this device, by the records of the database."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 
-from autotune.core import device_name, device_target, runs_on
+from autotune.core import ceil_div, device_name, device_target, runs_on
 from autotune.ir import Alternative, Layer, Network, Problem, batch_of, with_batch
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime.binding import Candidate
@@ -21,14 +21,21 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row", bound="Measurement")
 
+CANDIDATES, CUDNN_PLANS = 5, 5
+"""How many of our kernels and of cuDNN's plans are tried for a problem: the best one may refuse to load here."""
+
 
 @dataclass(frozen=True)
-class Choice:
-    """A candidate for a problem, and its time where it was tuned.
+class KernelChoice:
+    """The candidate that runs a problem, and why.
 
-    overlap: whether the kernel may be placed on the GPU while the one before it ends.
-    source: why it was chosen: "tuned", "batch 128", either with " on DEVICE", or "untuned".
-    tuned_batch: the batch size that it was timed at.
+    Attributes:
+        candidate: The kernel, cuDNN plan or torch operator.
+        source: "tuned", or "batch 128" for a candidate tuned at another batch size, either with " on DEVICE" if it was
+            tuned on another device; "untuned" for torch's operator without a record.
+        expected_us: Its tuned time in microseconds, at the batch size `tuned_batch`.
+        overlap: Whether the kernel may start while the one before it ends (programmatic dependent launch).
+        tuned_batch: The batch size at which it was timed.
     """
 
     candidate: Candidate
@@ -38,98 +45,149 @@ class Choice:
     tuned_batch: int | None = None
 
 
-def choices(store: Database, problem: Problem, device: torch.device) -> Iterator[Choice]:
-    """Candidates for `problem` on `device`, the preferred first; the last is torch's own operator, which always runs.
+@dataclass(frozen=True)
+class Selection:
+    """What the records of one device say about a network.
 
-    First what was tuned on this kind of device, for this batch and then for the nearest others; then what was tuned
-    on another device whose code runs here.
+    Attributes:
+        plan: The plan of the whole network; None where only its layers were tuned, each alone.
+        network: The network at the batch size of these records.
+        source: Which records these are, in the order of preference.
     """
-    for row, where in _devices(store, device):
-        yield from _of_device(store, row, problem, device_target(device), where)
+
+    plan: Plan | None
+    network: Network
+    source: Literal["plan", "layers", "plan of another batch", "layers of another batch"]
+
+
+def choices(store: Database, problem: Problem, device: torch.device) -> Iterator[KernelChoice]:
+    """Yield candidates for a problem on a device, the preferred first.
+
+    Candidates tuned on this kind of device come first: those for this batch size, then those for the nearest other
+    ones. Candidates tuned on other devices whose code runs here follow. The last is torch's own operator, which runs
+    everywhere.
+    """
+    for row, suffix in _usable_devices(store, device):
+        yield from _tuned_on(store, row, problem, device_target(device), suffix)
     yield torch_choice(problem)
 
 
-def select(store: Database, network: Network, device: torch.device) -> tuple[tuple[Layer, ...], dict[str, Choice]]:
-    """The layers to run, and for each by name what was chosen for it inside the network, on this kind of device.
+def select(
+    store: Database, network: Network, device: torch.device
+) -> tuple[tuple[Layer, ...], dict[str, KernelChoice]]:
+    """Return the layers to run, in order, and the choice for each layer by name where the network was tuned as a whole.
 
-    Where the whole network was settled, what was found then, in the order of then; if only for other batch sizes, what
-    was found for the one from which it should take the least time. Elsewhere nothing is chosen yet, and an alternative
-    is taken if all its layers are tuned, for this batch or else for the nearest, and the sum of their times is less
-    than that of the layers that it replaces. Where this kind of device has none of these, as on another whose code
-    runs here.
+    The records of this kind of device are preferred, then those of other devices whose code runs here. If only the
+    layers were tuned, each alone, no choice is returned; an alternative then replaces layers if all of its own layers
+    are tuned and the sum of their times is smaller.
     """
-    for row, where in _devices(store, device):
-        if known := _known(store, row, network):
-            plan, timed = known
-            if plan is None:
-                return network.layers_with(_faster(store, row, timed)), {}
-            n = None if timed is network else timed.batch
-            source = f"{f'batch {n}' if n else 'tuned'}{where}"
-            chosen = {
-                saved["layer"]: Choice(
-                    candidate(store, store.kernel(saved["kernel"]), saved["launch"]),
-                    source,
-                    saved["us"],
-                    saved["overlap"],
-                    n,
-                )
-                for saved in plan.choices
-            }
-            return network.layers_with(plan.details.get("alternatives", []), chosen), chosen
+    for row, suffix in _usable_devices(store, device):
+        found = _find(store, row, network)
+        if found is None:
+            continue
+        if found.plan is None:
+            return network.layers_with(_faster_alternatives(store, row, found.network)), {}
+        chosen = _planned_choices(store, found, suffix)
+        return network.layers_with(found.plan.details.get("alternatives", []), chosen), chosen
     return network.layers_with([]), {}
 
 
-def _devices(store: Database, device: torch.device) -> Iterator[tuple[Device, str]]:
-    """Devices whose code runs on this one, its own kind first; and for others " on " and their name."""
-    name, target = device_name(device), device_target(device)
-    for row in sorted(store.devices(), key=lambda row: row.name != name):
-        if row.name == name or runs_on(row.target, target):
-            yield row, "" if row.name == name else f" on {row.name}"
+def plan_for_other_batch(store: Database, device: Device, network: Network) -> tuple[Plan, Network] | None:
+    """Return the plan for another batch size that bounds the network's time best, and the network at that batch size.
 
-
-def _known(store: Database, device: Device, network: Network) -> tuple[Plan | None, Network] | None:
-    """A network's plan; None where only its layers were tuned; and the network at the batch size that this is for."""
-    if plan := store.plan(device, network.key):
-        return plan, network
-    if _is_tuned(store, device, network) or not network.batch:
-        return None, network
-    if found := plan_of_another(store, device, network):
-        return found
-    tuned = (network.at(n) for n in batches(store, network.layers[0].problem))
-    return next(((None, other) for other in tuned if _is_tuned(store, device, other)), None)
-
-
-def plan_of_another(store: Database, device: Device, network: Network) -> tuple[Plan, Network] | None:
-    """The plan for another batch size from which a network should take the least time, and the network at that size.
-
-    A plan takes no longer for fewer images, and for more at most as long as run again for the rest.
+    Upper bound: time(n) <= ceil(n / planned_n) x time(planned_n), because a plan takes no longer for fewer images and
+    can be run again for more.
     """
     found: list[tuple[float, int, Plan, Network]] = []
     if images := network.batch:
         for key in store.planned(device):
             n = batch_of(key)
             if n and n != images and (other := network.at(n)).key == key and (plan := store.plan(device, key)):
-                found.append((plan.median_us * math.ceil(images / n), n, plan, other))
+                found.append((plan.median_us * ceil_div(images, n), n, plan, other))
     return min(found, key=lambda one: one[:2])[2:] if found else None
 
 
-def _is_tuned(store: Database, device: Device, network: Network) -> bool:
+def torch_choice(problem: Problem) -> KernelChoice:
+    """Return torch's own operator for a problem."""
+    return KernelChoice(Candidate(aten.FAMILY, json.dumps(aten.configs(problem)[0]), ""), "untuned")
+
+
+def shortlist(ranking: Sequence[Row], most: int, plans: int) -> list[Row]:
+    """Return the best rows of a ranking, in its order: the first `most` without cuDNN's plans, and `plans` of those.
+
+    The two are counted separately because a plan of cuDNN can fail where a kernel does not: it serves one problem
+    only, and every other version of cuDNN refuses it.
+    """
+    theirs = [row for row in ranking if row.kernel.family == cudnn_names.FAMILY][:plans]
+    others = [row for row in ranking if row.kernel.family != cudnn_names.FAMILY][:most]
+    return [row for row in ranking if row in theirs or row in others]
+
+
+def batches(store: Database, problem: Problem) -> list[int]:
+    """Return the batch sizes for which the database has this problem, the nearest (by ratio) first."""
+    # Compared by text, which identifies a problem: parsing all of a large database would take longer than binding.
+    head, _, tail = str(problem).partition(f" {problem.batch_field}={problem.batch} ")
+    head = f"{head} {problem.batch_field}="
+    alike = (text for text in store.problem_texts() if text.startswith(head) and text.endswith(f" {tail}"))
+    between = [text[len(head) : -len(tail) - 1] for text in alike]
+    return sorted((int(n) for n in between if n.isdigit()), key=lambda n: abs(math.log(n / problem.batch)))
+
+
+def _usable_devices(store: Database, device: torch.device) -> Iterator[tuple[Device, str]]:
+    """Yield devices whose code runs here, this kind first, the others with the suffix " on NAME"."""
+    name, target = device_name(device), device_target(device)
+    for row in sorted(store.devices(), key=lambda row: row.name != name):
+        if row.name == name or runs_on(row.target, target):
+            yield row, "" if row.name == name else f" on {row.name}"
+
+
+def _find(store: Database, device: Device, network: Network) -> Selection | None:
+    """Return the preferred records of a network on a device; None if there are none that serve."""
+    if plan := store.plan(device, network.key):
+        return Selection(plan, network, "plan")
+    if _layers_are_tuned(store, device, network) or not network.batch:
+        return Selection(None, network, "layers")
+    if planned := plan_for_other_batch(store, device, network):
+        return Selection(*planned, "plan of another batch")
+    for n in batches(store, network.layers[0].problem):
+        other = network.at(n)
+        if _layers_are_tuned(store, device, other):
+            return Selection(None, other, "layers of another batch")
+    return None
+
+
+def _layers_are_tuned(store: Database, device: Device, network: Network) -> bool:
     return all(store.best_us(device, str(layer.problem)) is not None for layer in network.layers)
 
 
-def _faster(store: Database, device: Device, network: Network) -> list[str]:
-    """Names of the alternatives that take less time alone, the greatest gains first, none that excludes another."""
+def _planned_choices(store: Database, found: Selection, suffix: str) -> dict[str, KernelChoice]:
+    """Return the choice for each layer of a plan, by the layer's name."""
+    assert found.plan
+    n = None if found.source == "plan" else found.network.batch
+    source = ("tuned" if n is None else f"batch {n}") + suffix
+    chosen = {}
+    for saved in found.plan.choices:
+        kernel = candidate(store, store.kernel(saved["kernel"]), saved["launch"])
+        chosen[saved["layer"]] = KernelChoice(kernel, source, saved["us"], saved["overlap"], n)
+    return chosen
 
-    def total(layers: Iterable[Layer]) -> float:
+
+def _faster_alternatives(store: Database, device: Device, network: Network) -> list[str]:
+    """Return the names of alternatives that are faster than the layers they replace, when each layer runs alone.
+
+    The greatest gains come first; an alternative that replaces a layer already replaced is left out.
+    """
+
+    def total_us(layers: Iterable[Layer]) -> float:
         times = [store.best_us(device, str(layer.problem)) for layer in layers]
         return sum(math.inf if time is None else time for time in times)
 
     by_name = {layer.name: layer for layer in network.layers}
     gains: list[tuple[float, Alternative]] = []
     for alternative in network.alternatives:
-        time = total(alternative.layers)
+        time = total_us(alternative.layers)
         if math.isfinite(time):
-            gains.append((total(by_name[name] for name in alternative.replaces) - time, alternative))
+            gains.append((total_us(by_name[name] for name in alternative.replaces) - time, alternative))
     taken: list[Alternative] = []
     for gain, alternative in sorted(gains, key=lambda pair: pair[0], reverse=True):
         if gain > 0 and all(set(alternative.replaces).isdisjoint(other.replaces) for other in taken):
@@ -137,36 +195,14 @@ def _faster(store: Database, device: Device, network: Network) -> list[str]:
     return [alternative.name for alternative in taken]
 
 
-def torch_choice(problem: Problem) -> Choice:
-    """torch's own operator."""
-    return Choice(Candidate(aten.FAMILY, json.dumps(aten.configs(problem)[0]), ""), "untuned")
-
-
-def shortlist(ranking: Sequence[Row], most: int, plans: int) -> list[Row]:
-    """The best `most` of a ranking and the best `plans` of cuDNN's plans, in the ranking's order.
-
-    They take no place from each other: a plan serves its own sizes only, and another cuDNN refuses them all.
-    """
-    theirs = [row for row in ranking if row.kernel.family == cudnn_names.FAMILY][:plans]
-    others = [row for row in ranking if row.kernel.family != cudnn_names.FAMILY][:most]
-    return [row for row in ranking if row in theirs or row in others]
-
-
-def _of_device(store: Database, device: Device, problem: Problem, target: str, where: str) -> Iterator[Choice]:
+def _tuned_on(store: Database, device: Device, problem: Problem, target: str, suffix: str) -> Iterator[KernelChoice]:
+    """Yield candidates for a problem that were tuned on one device, the nearest batch sizes first."""
     for n in batches(store, problem):
         tuned = with_batch(problem, n)
         source = "tuned" if tuned == problem else f"batch {n}"
-        for row in shortlist(store.ranking(device, str(tuned)), 5, 5 if tuned == problem else 0):
+        plans = CUDNN_PLANS if tuned == problem else 0  # a plan of cuDNN serves its own problem only
+        for row in shortlist(store.ranking(device, str(tuned)), CANDIDATES, plans):
             library = row.kernel.library
             if library is None or runs_on(library.target, target):
-                yield Choice(candidate(store, row.kernel, row.launch), source + where, row.median_us, tuned_batch=n)
-
-
-def batches(store: Database, problem: Problem) -> list[int]:
-    """Batch sizes for which this problem is in the database, the nearest (by ratio) first."""
-    # By text, which is what identifies a problem: parsing all of a large database would take longer than binding.
-    head, _, tail = str(problem).partition(f" {problem.batch_field}={problem.batch} ")
-    head = f"{head} {problem.batch_field}="
-    alike = (text for text in store.problem_texts() if text.startswith(head) and text.endswith(f" {tail}"))
-    between = [text[len(head) : -len(tail) - 1] for text in alike]
-    return sorted((int(n) for n in between if n.isdigit()), key=lambda n: abs(math.log(n / problem.batch)))
+                made = candidate(store, row.kernel, row.launch)
+                yield KernelChoice(made, source + suffix, row.median_us, tuned_batch=n)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from autotune.core import choose
+from autotune.core import require_one_of
 from autotune.ir import Problem
 from autotune.search.fixed import Prior, Random
 from autotune.search.schedule import Schedule
@@ -59,4 +59,4 @@ STRATEGIES = {
 
 def strategy(name: str) -> Strategy:
     """Look a strategy up by name; raises UnknownNameError."""
-    return STRATEGIES[choose("strategy", name, list(STRATEGIES))]
+    return STRATEGIES[require_one_of("strategy", name, list(STRATEGIES))]

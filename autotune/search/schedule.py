@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from autotune.codegen import together
+from autotune.core import ceil_div
 from autotune.families.base import Config, Kernel
 from autotune.ir import Problem
 from autotune.search.space import Study
@@ -113,7 +114,7 @@ class Schedule:
             self._turns.rotate(-1)
             a_unit = together(study.space.family)
             least = max(LEAST, a_unit) if study.told + len(study.pending) >= LEAST else FIRST
-            share = max(least, -(-units * a_unit // len(self._turns)))
+            share = max(least, ceil_div(units * a_unit, len(self._turns)))
             left = self._left(study.space.problem)
             asked = self._asked(study, min(share, left)) if left > 0 else []
             wanted |= dict.fromkeys(asked)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.core import Architecture, AutotuneError, choose, of_target
+from autotune.core import Architecture, AutotuneError, of_target, require_one_of
 from autotune.families import families, family
 from autotune.families.base import Config, Value
 from autotune.ir import Problem, parse
@@ -71,7 +71,7 @@ class Recording:
     def of(self, families: Collection[str]) -> Recording:
         """The spaces of some families; all if there are none given. Raises UnknownNameError."""
         known = {track.space.family for track in self.tracks}
-        wanted = {choose("family", name, sorted(known)) for name in families} or known
+        wanted = {require_one_of("family", name, sorted(known)) for name in families} or known
         return Recording(self.device, self.target, tuple(t for t in self.tracks if t.space.family in wanted))
 
     def save(self, path: Path) -> None:

@@ -41,7 +41,7 @@ class Listing:
         for worker in workers:
             self._idle.put(worker)
         self._pool = ThreadPoolExecutor(len(workers))
-        self._asked: deque[tuple[Problem | None, Future[cudnn.Offers]]] = deque()
+        self._asked: deque[tuple[Problem | None, Future[cudnn.SerializedPlans]]] = deque()
         self._source = ""
         self._ask(None)
 
@@ -76,7 +76,7 @@ class Listing:
     def _ask(self, problem: Problem | None) -> None:
         self._asked.append((problem, self._pool.submit(self._listed, problem)))
 
-    def _listed(self, problem: Problem | None) -> cudnn.Offers:
+    def _listed(self, problem: Problem | None) -> cudnn.SerializedPlans:
         worker = self._idle.get()
         try:
             return worker.vendor(problem, LISTING_SECONDS)
@@ -87,7 +87,7 @@ class Listing:
         for worker in self._workers:
             worker.stop()
 
-    def _known(self, made_by: cudnn.Offers) -> Iterator[tuple[Problem, list[KernelRow], str | None]]:
+    def _known(self, made_by: cudnn.SerializedPlans) -> Iterator[tuple[Problem, list[KernelRow], str | None]]:
         """What needs no listing; the other problems are asked for."""
         if made_by.reason:
             yield from ((problem, [], made_by.reason) for problem in self._problems)
@@ -107,7 +107,7 @@ class Listing:
     def _source_of(self, problem: Problem) -> str:
         return f"{self._source}: {problem}"
 
-    def _stored(self, problem: Problem, offer: cudnn.Offer) -> KernelRow:
+    def _stored(self, problem: Problem, offer: cudnn.SerializedPlan) -> KernelRow:
         library = None
         if not offer.error:
             library = self._store.put_library(

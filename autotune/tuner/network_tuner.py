@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from autotune.ir import Alternative, Network, Problem
 from autotune.measure import Pick, Worker
-from autotune.runtime import Candidate, candidate, plan_of_another, shortlist
+from autotune.runtime import Candidate, candidate, plan_for_other_batch, shortlist
 from tuning_db import Store
 from tuning_db.schema import Device, PlanRow
 
@@ -111,7 +111,7 @@ def _layers(network: Network, plan: _Plan) -> list[Pick]:
 def _start(store: Store, device: Device, network: Network, known: dict[str, list[_Known]]) -> _Plan | None:
     """The plan that would run now, as one to start from; what it has of other candidates becomes known."""
     own = store.plan(device, network.key)
-    found = (own, network) if own else plan_of_another(store, device, network)
+    found = (own, network) if own else plan_for_other_batch(store, device, network)
     if found is None:
         return None
     saved, timed = found

@@ -41,16 +41,3 @@ def value(names: Sequence[str], problem: Problem, us: float | None, details: Det
         return None
     values = [OBJECTIVES[name].value(problem, us, details) for name in names]
     return math.prod(v for v in values if v is not None) if None not in values else None
-
-
-def undominated(points: Sequence[tuple[float, ...]]) -> list[int]:
-    """The places of the points than which no other is at least as good in all and better in one; each point once."""
-    kept = []
-    for i, point in enumerate(points):
-        better = (
-            all(a <= b for a, b in zip(other, point, strict=True)) and (other != point or j < i)
-            for j, other in enumerate(points)
-        )
-        if not any(better):
-            kept.append(i)
-    return kept

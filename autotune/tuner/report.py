@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from autotune.core import Architecture
+from autotune.core import Architecture, pareto_front
 from autotune.families import families, serving
 from autotune.families.base import Family
 from autotune.ir import (
@@ -27,7 +27,7 @@ from autotune.ir import (
 )
 from autotune.ir.problem.operators.torch_call import TorchCall
 from autotune.libraries import aten, cudnn
-from autotune.tuner.objectives import OBJECTIVES, undominated
+from autotune.tuner.objectives import OBJECTIVES
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow, Measurement
 
@@ -72,7 +72,7 @@ def pareto(
         values = [OBJECTIVES[name].value(problem, row.median_us or 0.0, row.details) for name in objectives]
         if None not in values:
             found.append((label(row), tuple(v for v in values if v is not None)))
-    return sorted((found[i] for i in undominated([values for _, values in found])), key=lambda one: one[1])
+    return sorted((found[i] for i in pareto_front([values for _, values in found])), key=lambda one: one[1])
 
 
 def label(row: Measurement) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from autotune.codegen import together
+from autotune.core import ceil_div
 from autotune.families import family, serving
 from autotune.families.base import Config, Kernel
 from autotune.ir import Problem
@@ -79,7 +79,7 @@ class Searches:
         families = Counter(study.space.problem for study in self.studies)
         kernels: dict[Kernel, None] = {}
         for space in (study.space for study in self.studies):
-            count = min(math.ceil(self.most(space.problem) / families[space.problem]), len(space.configs))
+            count = min(ceil_div(self.most(space.problem), families[space.problem]), len(space.configs))
             kernels |= dict.fromkeys(self._prior_best(space, count))
         return list(kernels)
 

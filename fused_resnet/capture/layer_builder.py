@@ -18,7 +18,7 @@ class Value:
 
     buffer: str
     shape: tuple[int, ...]
-    maker: Draft | None = None
+    maker: LayerBuilder | None = None
 
     @property
     def is_end(self) -> bool:
@@ -27,7 +27,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class StepUse:
+class AppliedStep:
     """A step of an epilogue and what it takes: tensors are Values, vectors and scalars constants."""
 
     name: str
@@ -35,7 +35,7 @@ class StepUse:
 
 
 @dataclass(eq=False)
-class Draft:
+class LayerBuilder:
     """A layer to be. values: the activations that it reads."""
 
     name: str
@@ -50,7 +50,7 @@ class Draft:
         """Layers on the longest way from the input to this one; steps only ever add what is no deeper."""
         return 1 + max((value.maker.depth for value in self.values if value.maker), default=0)
 
-    def follow(self, steps: Sequence[StepUse], name: str) -> bool:
+    def follow(self, steps: Sequence[AppliedStep], name: str) -> bool:
         """Append steps to the epilogue, and call the result `name`; False, and no change, if it cannot take them.
 
         The step "store" has as its operand the Value reached so far.
@@ -73,7 +73,7 @@ class Draft:
         self.buffers["y"] = name
         return True
 
-    def fold(self, steps: Sequence[StepUse]) -> bool:
+    def fold(self, steps: Sequence[AppliedStep]) -> bool:
         """Fold scales and shifts into the weights and bias, if that is all there is; no new operands come of it."""
         names = self.problem.epilogue.names
         if not isinstance(self.problem, Conv2d | Gemm) or names not in ((), ("bias",)):
@@ -93,32 +93,32 @@ class Draft:
         self.weights["weight"] = weight
         if bias and names:
             self.weights["bias0"] = bias
-        return not bias or bool(names) or self.follow([StepUse("bias", (bias,))], self.buffers["y"])
+        return not bias or bool(names) or self.follow([AppliedStep("bias", (bias,))], self.buffers["y"])
 
-    def needs(self, other: Draft) -> bool:
+    def needs(self, other: LayerBuilder) -> bool:
         """Whether this layer can run only after `other`, or is it."""
         seen: set[int] = set()
         left = [self]
         while left:
-            draft = left.pop()
-            if draft is other:
+            builder = left.pop()
+            if builder is other:
                 return True
-            if id(draft) not in seen:
-                seen.add(id(draft))
-                left += [value.maker for value in draft.values if value.maker]
+            if id(builder) not in seen:
+                seen.add(id(builder))
+                left += [value.maker for value in builder.values if value.maker]
         return False
 
 
-def layers(drafts: Sequence[Draft], output: Draft) -> tuple[Layer, ...]:
+def layers(builders: Sequence[LayerBuilder], output: LayerBuilder) -> tuple[Layer, ...]:
     """The layers that the output needs, each after those whose results it reads, else in the order given."""
-    number = {id(draft): i for i, draft in enumerate(drafts)}
+    number = {id(builder): i for i, builder in enumerate(builders)}
     needed: dict[int, set[int]] = {}
     left = [output]
     while left:
-        draft = left.pop()
-        if number[id(draft)] not in needed:
-            makers = [value.maker for value in draft.values if value.maker]
-            needed[number[id(draft)]] = {number[id(maker)] for maker in makers}
+        builder = left.pop()
+        if number[id(builder)] not in needed:
+            makers = [value.maker for value in builder.values if value.maker]
+            needed[number[id(builder)]] = {number[id(maker)] for maker in makers}
             left += makers
     output.buffers["y"] = OUTPUT
     ready = [i for i, missing in needed.items() if not missing]
@@ -133,8 +133,8 @@ def layers(drafts: Sequence[Draft], output: Draft) -> tuple[Layer, ...]:
                 if not missing:
                     heapq.heappush(ready, i)
     assert len(order) == len(needed), "layers wait for one another"
-    return tuple(_layer(drafts[i]) for i in order)
+    return tuple(_layer(builders[i]) for i in order)
 
 
-def _layer(draft: Draft) -> Layer:
-    return Layer(draft.name, draft.problem, draft.buffers, draft.weights, tuple(draft.scalars))
+def _layer(builder: LayerBuilder) -> Layer:
+    return Layer(builder.name, builder.problem, builder.buffers, builder.weights, tuple(builder.scalars))

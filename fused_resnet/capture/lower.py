@@ -12,7 +12,7 @@ from autotune.core import CaptureError
 from autotune.ir import DTYPES, INPUT, Elementwise, Layer, ToChannelsLast
 from autotune.ir import Operand as ProblemOperand
 from autotune.ir.problem.operators.torch_call import Call, Here, Ref, TorchCall, stored
-from fused_resnet.capture.layer_builder import Draft, StepUse, Value, layers
+from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value, layers
 from fused_resnet.capture.pointwise import Constant, Operand, operands, steps
 from fused_resnet.capture.trace import Traced, name_of, path
 
@@ -33,7 +33,7 @@ class Lowering:
         self.dtype = dtype
         self._handlers = handlers
         self._traced = traced
-        self._drafts: list[Draft] = []
+        self._builders: list[LayerBuilder] = []
         self._names: set[str] = set()
         self._values: dict[fx.Node, Value] = {}
         self._live = _live(traced.output)
@@ -51,7 +51,7 @@ class Lowering:
         output = self.value(self._traced.output)
         if output is None or output.maker is None or not output.is_end:
             raise CaptureError("the model's result is no floating-point tensor that it computes from its input")
-        return layers(self._drafts, output.maker)
+        return layers(self._builders, output.maker)
 
     # -- what nodes are -----------------------------------------------------------------------------------------
 
@@ -107,11 +107,11 @@ class Lowering:
 
     # -- layers -------------------------------------------------------------------------------------------------
 
-    def add(self, node: fx.Node, draft: Draft) -> None:
+    def add(self, node: fx.Node, builder: LayerBuilder) -> None:
         """Take a layer whose result `y` is what a node yields."""
-        self._drafts.append(draft)
-        draft.buffers["y"] = buffer(node)
-        self._values[node] = Value(buffer(node), tuple(node.meta["val"].shape), draft)
+        self._builders.append(builder)
+        builder.buffers["y"] = buffer(node)
+        self._values[node] = Value(buffer(node), tuple(node.meta["val"].shape), builder)
 
     def name(self, node: fx.Node, suffix: str = "") -> str:
         """A layer's name: the submodule's path, with the operator's name or a number where that is not unique."""
@@ -130,9 +130,9 @@ class Lowering:
             return Value(INPUT, shape)
         n, c, h, w = shape
         problem = ToChannelsLast(n=n, h=h, w=w, c=c, to=c, dtype=self.dtype)
-        self._drafts.append(Draft(INPUT, problem, {"x": INPUT, "y": buffer(node)}))
+        self._builders.append(LayerBuilder(INPUT, problem, {"x": INPUT, "y": buffer(node)}))
         self._names.add(INPUT)
-        return Value(buffer(node), shape, self._drafts[-1])
+        return Value(buffer(node), shape, self._builders[-1])
 
     def _pointwise(self, node: fx.Node) -> bool:
         """Take a node into the epilogue of the deepest layer that makes one of its operands, or of a layer of its own.
@@ -154,29 +154,29 @@ class Lowering:
             return False
         value, _, uses = possible[0]
         n, h, w, c = stored(shape) if len(shape) == 4 else (shape[0], 1, 1, shape[1])
-        draft = Draft(
+        builder = LayerBuilder(
             self.name(node), Elementwise(n=n, h=h, w=w, c=c, dtype=self.dtype), {"x": value.buffer}, values=[value]
         )
-        if not draft.follow(uses, buffer(node)):
+        if not builder.follow(uses, buffer(node)):
             return False
-        self.add(node, draft)
+        self.add(node, builder)
         return True
 
-    def _follow(self, node: fx.Node, value: Value, operand: fx.Node, uses: Sequence[StepUse]) -> bool:
+    def _follow(self, node: fx.Node, value: Value, operand: fx.Node, uses: Sequence[AppliedStep]) -> bool:
         """Append a node's steps to the layer that makes `value`."""
-        draft = value.maker
-        if draft is None or isinstance(draft.problem, TorchCall) or not value.is_end:
+        builder = value.maker
+        if builder is None or isinstance(builder.problem, TorchCall) or not value.is_end:
             return False
         others = [other for use in uses for other in use.operands if isinstance(other, Value)]
-        if any(other.maker and other.maker.needs(draft) for other in others):
+        if any(other.maker and other.maker.needs(builder) for other in others):
             return False
         sole = self.sole(operand)
-        if not (sole and draft.fold(uses)):
-            kept = [] if sole else [StepUse("store", (value,))]
-            if not draft.follow([*kept, *uses], buffer(node)):
+        if not (sole and builder.fold(uses)):
+            kept = [] if sole else [AppliedStep("store", (value,))]
+            if not builder.follow([*kept, *uses], buffer(node)):
                 return False
-        draft.buffers["y"] = buffer(node)
-        self._values[node] = Value(buffer(node), value.shape, draft)
+        builder.buffers["y"] = buffer(node)
+        self._values[node] = Value(buffer(node), value.shape, builder)
         return True
 
     # -- what is left to torch -------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class Lowering:
             shape=tuple(result.shape),
             dtype=self._dtype(result) or self.dtype,
         )
-        self.add(node, Draft(self.name(node, name_of(node)), problem, buffers, weights, values=values))
+        self.add(node, LayerBuilder(self.name(node, name_of(node)), problem, buffers, weights, values=values))
 
     def _region(self, node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
         """What a node is computed from, and the nodes on the way that torch computes in one layer with it, in order."""
@@ -231,8 +231,8 @@ class Lowering:
 
     def _is_part(self, node: fx.Node) -> bool:
         """Whether torch alone computes a node, for one other alone."""
-        draft = self._values[node].maker
-        return draft is not None and isinstance(draft.problem, TorchCall) and self.sole(node)
+        builder = self._values[node].maker
+        return builder is not None and isinstance(builder.problem, TorchCall) and self.sole(node)
 
     def _dtype(self, tensor: torch.Tensor) -> str | None:
         """The project's name of a tensor's dtype, that of the network if it is the same."""

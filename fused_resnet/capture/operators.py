@@ -11,7 +11,7 @@ from torch import fx
 from autotune.core import ProblemError
 from autotune.ir import AvgPool2d, Conv2d, Derived, Gemm, GlobalAvgPool2d, MaxPool2d, Problem, Source
 from autotune.ir.problem.operators.torch_call import stored
-from fused_resnet.capture.layer_builder import Draft, StepUse, Value
+from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value
 from fused_resnet.capture.lower import Lowering, buffer
 from fused_resnet.capture.squeeze_excite import squeeze_excite
 from fused_resnet.capture.trace import arguments, name_of
@@ -79,9 +79,9 @@ def _product(
     made = _tried(problem)
     if made is None:
         return False
-    draft = Draft(lowering.name(node), made, {"x": x.buffer}, {"weight": weight}, values=[x])
-    lowering.add(node, draft)
-    return added is None or draft.follow([StepUse("bias", (added.source,))], buffer(node))
+    builder = LayerBuilder(lowering.name(node), made, {"x": x.buffer}, {"weight": weight}, values=[x])
+    lowering.add(node, builder)
+    return added is None or builder.follow([AppliedStep("bias", (added.source,))], buffer(node))
 
 
 def _max_pool2d(lowering: Lowering, node: fx.Node) -> bool:
@@ -151,7 +151,7 @@ def _of_image(lowering: Lowering, node: fx.Node, make: Callable[[dict[str, Any]]
     problem = _tried(lambda: make({"n": n, "h": h, "w": w, "c": c, "dtype": lowering.dtype}))
     if problem is None:
         return False
-    lowering.add(node, Draft(lowering.name(node), problem, {"x": x.buffer}, values=[x]))
+    lowering.add(node, LayerBuilder(lowering.name(node), problem, {"x": x.buffer}, values=[x]))
     return True
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx
 
 from autotune.ir import Derived, Source
-from fused_resnet.capture.layer_builder import StepUse, Value
+from fused_resnet.capture.layer_builder import AppliedStep, Value
 from fused_resnet.capture.trace import arguments, name_of
 
 
@@ -45,11 +45,11 @@ def operands(node: fx.Node) -> list[Any]:
     return [node.args[0]] if known else []
 
 
-def steps(node: fx.Node, value: Value, position: int, find: Find) -> Sequence[StepUse] | None:
+def steps(node: fx.Node, value: Value, position: int, find: Find) -> Sequence[AppliedStep] | None:
     """The steps that make of `value`, the operand at `position`, what the node does; None if there are none."""
     name = name_of(node)
     if name in _PLAIN:
-        return [StepUse(name)]
+        return [AppliedStep(name)]
     if name == CUSTOM:
         return _custom(node, value, find)
     if name == "batch_norm":
@@ -63,21 +63,25 @@ def steps(node: fx.Node, value: Value, position: int, find: Find) -> Sequence[St
     return _UNARY[name](given)
 
 
-def _binary(name: str, value: Value, other: Operand, position: int) -> Sequence[StepUse] | None:
+def _binary(name: str, value: Value, other: Operand, position: int) -> Sequence[AppliedStep] | None:
     """value + other, value * other, value - other or, at position 1, other - value."""
-    negative = [StepUse("mul_scalar", (number(-1),))]
+    negative = [AppliedStep("mul_scalar", (number(-1),))]
     if name == "sub" and position == 1:
         added = _binary("add", value, other, 0)
         return None if added is None else [*negative, *added]
     if isinstance(other, Value):
-        return [StepUse("add", (other,))] if name == "add" and other.shape == value.shape else None
+        return [AppliedStep("add", (other,))] if name == "add" and other.shape == value.shape else None
     if isinstance(other, float):
-        return [StepUse(f"{'mul' if name == 'mul' else 'add'}_scalar", (number(-other if name == "sub" else other),))]
+        return [
+            AppliedStep(f"{'mul' if name == 'mul' else 'add'}_scalar", (number(-other if name == "sub" else other),))
+        ]
     source = Derived("product", (other.source, number(-1))) if name == "sub" else other.source
     if _is_single(other.shape):
-        return [StepUse("mul_scalar" if name == "mul" else "add_scalar", (source,))]
+        return [AppliedStep("mul_scalar" if name == "mul" else "add_scalar", (source,))]
     return (
-        [StepUse("scale" if name == "mul" else "bias", (source,))] if _is_channels(other.shape, value.shape) else None
+        [AppliedStep("scale" if name == "mul" else "bias", (source,))]
+        if _is_channels(other.shape, value.shape)
+        else None
     )
 
 
@@ -91,7 +95,7 @@ def _is_channels(shape: tuple[int, ...], of: tuple[int, ...]) -> bool:
     return len(of) in (2, 4) and aligned == tuple(extent if i == 1 else 1 for i, extent in enumerate(of))
 
 
-def _normalisation(node: fx.Node, value: Value, find: Find) -> Sequence[StepUse] | None:
+def _normalisation(node: fx.Node, value: Value, find: Find) -> Sequence[AppliedStep] | None:
     given = arguments(node)
     mean, variance = find(given["running_mean"]), find(given["running_var"])
     training = given["training"]
@@ -107,45 +111,45 @@ def _normalisation(node: fx.Node, value: Value, find: Find) -> Sequence[StepUse]
     scale = Derived("norm_scale", factors, (float(given["eps"]),))
     added = (bias.source,) if isinstance(bias, Constant) else ()
     shift = Derived("norm_shift", (mean.source, scale, *added))
-    return [StepUse("scale", (scale,)), StepUse("bias", (shift,))]
+    return [AppliedStep("scale", (scale,)), AppliedStep("bias", (shift,))]
 
 
-def _custom(node: fx.Node, value: Value, find: Find) -> Sequence[StepUse] | None:
+def _custom(node: fx.Node, value: Value, find: Find) -> Sequence[AppliedStep] | None:
     _, name, parameters = node.args
     found = [find(parameter) for parameter in parameters]  # type: ignore[union-attr]
     sources = tuple(constant.source for constant in found if isinstance(constant, Constant))
     fits = len(sources) == len(found) and len(value.shape) in (2, 4)
-    return [StepUse(str(name), sources)] if fits else None
+    return [AppliedStep(str(name), sources)] if fits else None
 
 
-def _clamped(low: float | None, high: float | None) -> Sequence[StepUse] | None:
+def _clamped(low: float | None, high: float | None) -> Sequence[AppliedStep] | None:
     if (low, high) in ((0, None), (0, 6)):
-        return [StepUse("relu" if high is None else "relu6")]
+        return [AppliedStep("relu" if high is None else "relu6")]
     infinite = float("inf")
     ends = (-infinite if low is None else low, infinite if high is None else high)
-    return [StepUse("clamp", tuple(map(number, ends)))]
+    return [AppliedStep("clamp", tuple(map(number, ends)))]
 
 
-def _scaled(given: dict[str, Any]) -> Sequence[StepUse] | None:
+def _scaled(given: dict[str, Any]) -> Sequence[AppliedStep] | None:
     other = given["other"]
     fits = isinstance(other, int | float) and other != 0 and given.get("rounding_mode") is None
-    return [StepUse("mul_scalar", (number(1 / other),))] if fits else None
+    return [AppliedStep("mul_scalar", (number(1 / other),))] if fits else None
 
 
-def _reversed(given: dict[str, Any]) -> Sequence[StepUse] | None:
+def _reversed(given: dict[str, Any]) -> Sequence[AppliedStep] | None:
     if given["alpha"] != 1 or not isinstance(given["other"], int | float):
         return None
-    return [StepUse("mul_scalar", (number(-1),)), StepUse("add_scalar", (number(given["other"]),))]
+    return [AppliedStep("mul_scalar", (number(-1),)), AppliedStep("add_scalar", (number(given["other"]),))]
 
 
-_UNARY: dict[str, Callable[[dict[str, Any]], Sequence[StepUse] | None]] = {
+_UNARY: dict[str, Callable[[dict[str, Any]], Sequence[AppliedStep] | None]] = {
     "hardtanh": lambda given: _clamped(given["min_val"], given["max_val"]),
     "clamp": lambda given: _clamped(given["min"], given["max"]),
     "clamp_min": lambda given: _clamped(given["min"], None),
     "clamp_max": lambda given: _clamped(None, given["max"]),
-    "leaky_relu": lambda given: [StepUse("leaky_relu", (number(given["negative_slope"]),))],
-    "gelu": lambda given: [StepUse("gelu" if given["approximate"] == "none" else "gelu_tanh")],
-    "neg": lambda given: [StepUse("mul_scalar", (number(-1),))],
+    "leaky_relu": lambda given: [AppliedStep("leaky_relu", (number(given["negative_slope"]),))],
+    "gelu": lambda given: [AppliedStep("gelu" if given["approximate"] == "none" else "gelu_tanh")],
+    "neg": lambda given: [AppliedStep("mul_scalar", (number(-1),))],
     "div": _scaled,
     "rsub": _reversed,
 }

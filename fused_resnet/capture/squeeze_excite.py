@@ -8,7 +8,7 @@ from torch import fx
 
 from autotune.ir import SeTail, Source
 from autotune.ir.problem.operators.torch_call import stored
-from fused_resnet.capture.layer_builder import Draft
+from fused_resnet.capture.layer_builder import LayerBuilder
 from fused_resnet.capture.lower import Lowering
 from fused_resnet.capture.trace import arguments, name_of
 
@@ -45,7 +45,7 @@ def _gated(lowering: Lowering, node: fx.Node, x: fx.Node, gate: fx.Node) -> bool
         return False
     problem = SeTail(n=n, h=h, w=w, c=c, hidden=first.outputs, dtype=lowering.dtype)
     weights = {"w1": first.weight, "b1": first.bias, "w2": second.weight, "b2": second.bias}
-    lowering.add(node, Draft(lowering.name(node, "se"), problem, {"x": value.buffer}, weights, values=[value]))
+    lowering.add(node, LayerBuilder(lowering.name(node, "se"), problem, {"x": value.buffer}, weights, values=[value]))
     return True
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from autotune.core import choose
+from autotune.core import require_one_of
 
 
 class SpaceToDepth(nn.Module):
@@ -99,7 +99,7 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {"se_resnet9_fixup": SEResNet9Fi
 
 def build(model: str = "se_resnet9_fixup", in_channels: int = 3) -> nn.Module:
     """A network by name, with its default initialisation, in eval mode; raises UnknownNameError."""
-    return MODELS[choose("model", model, list(MODELS))](in_channels).eval()
+    return MODELS[require_one_of("model", model, list(MODELS))](in_channels).eval()
 
 
 @torch.no_grad()

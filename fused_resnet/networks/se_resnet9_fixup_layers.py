@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autotune.core import ProblemError, choose
+from autotune.core import ProblemError, require_one_of
 from autotune.ir import (
     INPUT,
     OUTPUT,
@@ -278,7 +278,7 @@ GRAPHS: dict[str, Callable[[int, int, str], Layers]] = {"se_resnet9_fixup": se_r
 
 def network(model: str, n: int, in_channels: int, dtype: str) -> Network:
     """A network by name; raises UnknownNameError or ProblemError."""
-    make = GRAPHS[choose("model", model, list(GRAPHS))]
+    make = GRAPHS[require_one_of("model", model, list(GRAPHS))]
     if n < 1 or in_channels < 1:
         raise ProblemError(f"batch {n} and in_channels {in_channels} must be at least 1")
     key = f"{model} n={n} in_channels={in_channels} dtype={dtype}"

@@ -20,7 +20,7 @@ from torch import nn
 from autotune.core import CaptureError
 from autotune.ir import Cast, Conv2d, Derived, Epilogue, Gemm, Layer, MaxPool2d, Network, Source
 from fused_resnet.capture import capture
-from fused_resnet.capture.layer_builder import Draft, StepUse, Value
+from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value
 from fused_resnet.capture.pointwise import number
 from fused_resnet.quantization.int8_rules import DIVIDED, KEEP_UNIT, Wiring, choose_layers
 from fused_resnet.quantization.scales import Scales, activation
@@ -92,14 +92,14 @@ class _Rewriting:
         x, weights = layer.buffers["x"], dict[str, Source]()
         if isinstance(problem, Conv2d | Gemm):
             weights["weight"] = Derived("bytes", (layer.weights["weight"],))
-        draft = Draft(layer.name, problem, {"x": self._in(x, BYTES), "y": layer.buffers["y"]}, weights)
-        taken = draft.follow(self._chain(layer), layer.buffers["y"])
+        builder = LayerBuilder(layer.name, problem, {"x": self._in(x, BYTES), "y": layer.buffers["y"]}, weights)
+        taken = builder.follow(self._chain(layer), layer.buffers["y"])
         assert taken, f"{layer.name} was chosen, and its chain is too long"
-        return Layer(layer.name, draft.problem, draft.buffers, draft.weights, tuple(draft.scalars))
+        return Layer(layer.name, builder.problem, builder.buffers, builder.weights, tuple(builder.scalars))
 
-    def _chain(self, layer: Layer) -> list[StepUse]:
+    def _chain(self, layer: Layer) -> list[AppliedStep]:
         """The epilogue in units, made from its end."""
-        unit, backwards = self._unit(layer.buffers["y"]), list[StepUse]()
+        unit, backwards = self._unit(layer.buffers["y"]), list[AppliedStep]()
         for name, operands in reversed(_steps(layer)):
             needed = unit
             if name in ("add", "store"):
@@ -110,15 +110,15 @@ class _Rewriting:
             unit = needed
             if name in ("add", "store"):
                 buffer = str(operands[0])
-                backwards.append(StepUse(name, (Value(self._in(buffer, BYTES) if name == "add" else buffer, ()),)))
+                backwards.append(AppliedStep(name, (Value(self._in(buffer, BYTES) if name == "add" else buffer, ()),)))
             elif name in DIVIDED:
-                backwards.append(StepUse(name, tuple(_times(source, 1 / unit.scale) for source in operands)))
+                backwards.append(AppliedStep(name, tuple(_times(source, 1 / unit.scale) for source in operands)))
             else:
-                backwards.append(StepUse(name, tuple(operands)))
+                backwards.append(AppliedStep(name, tuple(operands)))
         given = self._unit(layer.buffers["x"])
         if weight := layer.weights.get("weight"):
             factor = given.scale / unit.scale
-            backwards.append(StepUse("scale", (Derived("byte_scales", (weight,), (factor,)),)))
+            backwards.append(AppliedStep("scale", (Derived("byte_scales", (weight,), (factor,)),)))
         else:
             backwards += _change(given, unit)
         return backwards[::-1]
@@ -170,10 +170,10 @@ def _steps(layer: Layer) -> list[tuple[str, list[Source]]]:
     return found
 
 
-def _change(given: Unit, wanted: Unit) -> list[StepUse]:
+def _change(given: Unit, wanted: Unit) -> list[AppliedStep]:
     """The step that brings values from one unit to another; none within one."""
     same = given.name == wanted.name
-    return [] if same else [StepUse("mul_scalar", (number(given.scale / wanted.scale),))]
+    return [] if same else [AppliedStep("mul_scalar", (number(given.scale / wanted.scale),))]
 
 
 def _times(source: Source, factor: float) -> Source:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autotune.core import AutotuneError
+from autotune.core import AutotuneError, cpu_name
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -30,14 +30,6 @@ def machine(device: torch.device) -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version() if gpu else None,
         "python": platform.python_version(),
     }
-
-
-def cpu_name() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def driver_version() -> str | None:

@@ -126,9 +126,9 @@ struct ForwardPixels {
   }
 };
 
-// Solves the problem whose tiles are Pixels. finish(v, channel, offset) applies the epilogue to an array of neighbouring
-// channels of a pixel and stores it. launch[0] = 1: one thread; launch[1] = 0: tiles of the same weights follow each
-// other, 1: of the same input.
+// Solves the problem whose tiles are Pixels. finish(v, channel, offset) applies the epilogue to an array of
+// neighbouring channels of a pixel and stores it. launch[0] = 1: one thread; launch[1] = 0: tiles of the same weights
+// follow each other, 1: of the same input.
 template <typename Pixels, int BlockK, int UnrollC, typename Element, typename Finish>
 static inline void conv2d(const at_conv2d& a, const Element* x, const Element* weight, const Finish& finish) {
   constexpr int width = BlockK < REGISTER_FLOATS ? BlockK : REGISTER_FLOATS, vectors = BlockK / width;

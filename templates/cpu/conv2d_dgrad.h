@@ -1,8 +1,8 @@
 // The gradient of a convolution by its input as a convolution: every pixel of dx is a sum over taps and channels of dy.
 //
 // A strided convolution reads a pixel of x under some of its taps only: those that agree with the pixel's place modulo
-// the stride. So the pixels of a row, and the rows, come sorted by that residue; a tile then mostly needs the same taps,
-// and skips the others.
+// the stride. So the pixels of a row, and the rows, come sorted by that residue; a tile then mostly needs the same
+// taps, and skips the others.
 //
 // Weights come as (groups, blocks of c, r, s, k / groups, BlockK).
 #pragma once

@@ -97,14 +97,14 @@ static inline void conv2d_wgrad(const at_conv2d& a, const float* dy, const float
             const int k_left = k_each - k_first, c_left = c_each - c_first;
             const auto tile = [&](auto k_size, auto c_size, int k, int c) {
               const int of_group = group * k_each + k;
-              weight_tile<k_size.value, c_size.value>(a, dy + of_group, x + group * c_each + c, of_group, c, r, s, finish);
+              weight_tile<k_size.value, c_size.value>(a, dy + of_group, x + group * c_each + c, of_group, c, r, s,
+                                                      finish);
             };
             using std::integral_constant;
             const integral_constant<int, BlockK> whole_k;
             const integral_constant<int, BlockC> whole_c;
             const integral_constant<int, 1> one;
-            if (k_left >= BlockK && c_left >= BlockC)
-              tile(whole_k, whole_c, k_first, c_first);
+            if (k_left >= BlockK && c_left >= BlockC) tile(whole_k, whole_c, k_first, c_first);
             else if (c_left >= BlockC)
               for (int k = k_first; k < k_each; ++k) tile(one, whole_c, k, c_first);
             else if (k_left >= BlockK)

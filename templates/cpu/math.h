@@ -1,5 +1,5 @@
-// exp, tanh and erf without a call or a branch, so that a loop over them becomes vector code. A custom step's text finds
-// them under their usual names. Within 2 units in the last place; infinities, NaN and the sign of zero are kept.
+// exp, tanh and erf without a call or a branch, so that a loop over them becomes vector code. A custom step's text
+// finds them under their usual names. Within 2 units in the last place; infinities, NaN and the sign of zero are kept.
 #pragma once
 #include <cmath>
 
@@ -21,8 +21,8 @@ AT_MATH uint32_t to_bits(float value) {
 
 // x = n ln 2 + r with a whole n: exp(x) = 2^n exp(r). Comparisons are such that a NaN passes through them.
 AT_MATH float expf(float x) {
-  x = x > 89.f ? 89.f : x;      // beyond it is infinity,
-  x = x < -104.f ? -104.f : x;  // before it zero
+  x = x > 89.f ? 89.f : x;             // beyond it is infinity,
+  x = x < -104.f ? -104.f : x;         // before it zero
   constexpr float round = 12582912.f;  // 1.5 * 2^23: adding it leaves a whole number in the last bits
   const float shifted = x * 1.44269504f + round, n = shifted - round;
   const float r = x - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts, the first times n is exact

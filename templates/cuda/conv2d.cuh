@@ -1,24 +1,27 @@
 // A convolution of images by the tensor cores' instruction that every GPU from sm_80 on has (mma.sync), NHWC.
 //
-// A tile of output pixels is a rectangle of an image, or whole images. The input under it, its patch, is loaded once for
-// all taps, `kK` channels at a time: a tap is another address of the rows that ldmatrix reads. Weights come step by step,
-// `kTaps` taps of as many channels, through a ring of `kStages` buffers. Both are copied by cp.async. Warps share a tile
-// by pixels, by channels and, in `kSlices`, by the channels of each step; what slices have added up meets in shared
-// memory.
+// A tile of output pixels is a rectangle of an image, or whole images. The input under it, its patch, is loaded once
+// for all taps, `kK` channels at a time: a tap is another address of the rows that ldmatrix reads. Weights come step by
+// step, `kTaps` taps of as many channels, through a ring of `kStages` buffers. Both are copied by cp.async. Warps share
+// a tile by pixels, by channels and, in `kSlices`, by the channels of each step; what slices have added up meets in
+// shared memory.
 //
-// A row of shared memory is `kK` channels of a pixel or of a filter, 128 bytes. Its units of 16 bytes are exchanged by the
-// row's key, so that the eight rows that ldmatrix reads at once, which have eight keys, lie in different banks. A pixel's
-// key is the number of the output pixel that reads it, modulo 8; a tap changes the keys of all eight alike. Weights are
-// read in an order that makes a thread's sums those of eight neighbouring channels.
+// A row of shared memory is `kK` channels of a pixel or of a filter, 128 bytes. Its units of 16 bytes are exchanged by
+// the row's key, so that the eight rows that ldmatrix reads at once, which have eight keys, lie in different banks. A
+// pixel's key is the number of the output pixel that reads it, modulo 8; a tap changes the keys of all eight alike.
+// Weights are read in an order that makes a thread's sums those of eight neighbouring channels.
 //
-// A tile of whole images with all channels can have a gate (problem conv2d_se): see sm90/gate.cuh. With a folded squeeze
-// (conv2d_folded_se, sm90/folded_gate.cuh) it need not have all: each step has kHidden filters more, which every warp
-// multiplies its pixels by. A residual block (se_block) is two such convolutions in a row, of whole images with all
-// channels: what the first one yields is the second one's patch, and needs no memory but this. With a network's first layer before
-// it (stem_se_block) the first patch, too, is written by those who compute it, from the image in registers: see stem_image.cuh.
-// conv2d_plan.cuh has what comes before the launch, conv2d_loads.cuh the copies, conv2d_products.cuh the products.
+// A tile of whole images with all channels can have a gate (problem conv2d_se): see sm90/gate.cuh. With a folded
+// squeeze (conv2d_folded_se, sm90/folded_gate.cuh) it need not have all: each step has kHidden filters more, which
+// every warp multiplies its pixels by. A residual block (se_block) is two such convolutions in a row, of whole images
+// with all channels: what the first one yields is the second one's patch, and needs no memory but this. With a
+// network's first layer before it (stem_se_block) the first patch, too, is written by those who compute it, from the
+// image in registers: see stem_image.cuh. conv2d_plan.cuh has what comes before the launch, conv2d_loads.cuh the
+// copies, conv2d_products.cuh the products.
 #pragma once
 #include "cuda/conv2d_stem.cuh"
+#include "sm90/ptx/registers.cuh"
+#include "sm90/ptx/shared_memory.cuh"
 
 namespace at {
 
@@ -29,8 +32,10 @@ struct ImageConv2d : ImageStem<Config> {
   using typename Base::Folded, typename Base::Kept, typename Base::Params, typename Base::Part, typename Base::Place;
   using typename Base::Problem, typename Base::Stem, typename Base::Sums, typename Base::Weights;
   using Base::clear, Base::exchange, Base::fill_patch, Base::find_rows, Base::kBlock, Base::kBlocks, Base::kColumns;
-  using Base::kFirstGate, Base::kFolded, Base::kGated, Base::kHiddenTiles, Base::kM, Base::kN, Base::kOwn, Base::kSlices;
-  using Base::kStageBytes, Base::kStages, Base::kStem, Base::kTaps, Base::kVector, Base::kWarps, Base::kWeight, Base::kX;
+  using Base::kFirstGate, Base::kFolded, Base::kGated, Base::kHiddenTiles, Base::kM, Base::kN, Base::kOwn,
+      Base::kSlices;
+  using Base::kStageBytes, Base::kStages, Base::kStem, Base::kTaps, Base::kVector, Base::kWarps, Base::kWeight,
+      Base::kX;
   using Base::kY, Base::load_patch, Base::multiply, Base::over, Base::take;
 
   // A pixel of the tile as one of the output, or -1.
@@ -42,7 +47,8 @@ struct ImageConv2d : ImageStem<Config> {
   }
 
   // kept: of a stem.
-  AT_DEVICE static void finish(const Params& x, const Place& at, const Part& part, const Sums& sums, const Kept& kept, char* shared) {
+  AT_DEVICE static void finish(const Params& x, const Place& at, const Part& part, const Sums& sums, const Kept& kept,
+                               char* shared) {
     const Problem& a = x.a;
     float own[kOwn][2][kVector];
     if constexpr (kSlices > 1) {
@@ -68,7 +74,8 @@ struct ImageConv2d : ImageStem<Config> {
 #pragma unroll
       for (int half = 0; half < 2; ++half)
         if (pixels[i][half] >= 0)
-          Config::Steps::fetch(fetched[i % kEarly][half], x.p.p, (int64_t)pixels[i][half] * a.k + at.channel + column[i]);
+          Config::Steps::fetch(fetched[i % kEarly][half], x.p.p,
+                               (int64_t)pixels[i][half] * a.k + at.channel + column[i]);
     };
 #pragma unroll
     for (int i = 0; i < kEarly; ++i) fetch(i);
@@ -105,22 +112,24 @@ struct ImageConv2d : ImageStem<Config> {
   }
 
   // The gate with a folded squeeze. Slices have added up their channels' share of the hidden values.
-  AT_DEVICE static void scale_folded(const Convolution& x, const Part& part, const Sums& sums, float (&own)[kOwn][2][kVector],
-                                     const int (&column)[kOwn], char* shared) {
+  AT_DEVICE static void scale_folded(const Convolution& x, const Part& part, const Sums& sums,
+                                     float (&own)[kOwn][2][kVector], const int (&column)[kOwn], char* shared) {
     float2 total[kBlocks][kHiddenTiles];
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m)
 #pragma unroll
       for (int j = 0; j < kHiddenTiles; ++j) {
-        const float(&v)[4] = sums[m][4 * kColumns + j];
+        const float (&v)[4] = sums[m][4 * kColumns + j];
         total[m][j] = make_float2(v[0] + v[2], v[1] + v[3]);
       }
-    const int warp = hopper::uniform(threadIdx.x / 32);
+    const int warp = ptx::warp_uniform(threadIdx.x / 32);
     if constexpr (kSlices > 1) {
-      float2* memory = (float2*)(shared + kSlices * kM * kN * 4) + (warp % kWarps) * kBlocks * kHiddenTiles * 32 + part.lane;
+      float2* memory =
+          (float2*)(shared + kSlices * kM * kN * 4) + (warp % kWarps) * kBlocks * kHiddenTiles * 32 + part.lane;
       constexpr int kSlice = kWarps * kBlocks * kHiddenTiles * 32;
 #pragma unroll
-      for (int i = 0; i < kBlocks * kHiddenTiles; ++i) memory[part.slice * kSlice + i * 32] = total[i / kHiddenTiles][i % kHiddenTiles];
+      for (int i = 0; i < kBlocks * kHiddenTiles; ++i)
+        memory[part.slice * kSlice + i * 32] = total[i / kHiddenTiles][i % kHiddenTiles];
       __syncthreads();
 #pragma unroll
       for (int i = 0; i < kBlocks * kHiddenTiles; ++i) {
@@ -134,20 +143,21 @@ struct ImageConv2d : ImageStem<Config> {
       }
     }
     wait_for_all_copies();
-    folded(x, shared).each_block(total, warp, part.m / 16, 1, part.n == 0 && part.slice == 0, [] { __syncthreads(); },
-                                 [&](int m, const float* gates) {
+    folded(x, shared).each_block(
+        total, warp, part.m / 16, 1, part.n == 0 && part.slice == 0, [] { __syncthreads(); },
+        [&](int m, const float* gates) {
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        const int piece = i * kSlices + (kSlices > 1 ? part.slice : 0);
-        if (piece / kColumns != m) continue;
-        float factor[kVector];
-        load(factor, gates + column[i]);
+          for (int i = 0; i < kOwn; ++i) {
+            const int piece = i * kSlices + (kSlices > 1 ? part.slice : 0);
+            if (piece / kColumns != m) continue;
+            float factor[kVector];
+            load(factor, gates + column[i]);
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
+            for (int half = 0; half < 2; ++half)
 #pragma unroll
-          for (int e = 0; e < kVector; ++e) own[i][half][e] *= factor[e];
-      }
-    });
+              for (int e = 0; e < kVector; ++e) own[i][half][e] *= factor[e];
+          }
+        });
   }
 
   // The gate from the sums themselves.
@@ -180,14 +190,15 @@ struct ImageConv2d : ImageStem<Config> {
     const Place at(x);
     const Part part;
     const Copier copier(x);
-    const uint32_t memory = hopper::shared_address(shared), ring = memory + x.patches * x.patch_bytes;
+    const uint32_t memory = ptx::cast_smem_ptr_to_uint(shared), ring = memory + x.patches * x.patch_bytes;
 
     Weights weights(x, x.p.p + kWeight, at, ring);
     const Element* input = (const Element*)x.p.p[kX];
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) weights.load_step(x);
     if constexpr (kGated)
-      Excitation(x.a.p * x.a.q, x.hidden).load_weights(shared + x.gate_place, x.p.p + kFirstGate, 0, x.a.k, threadIdx.x);
+      Excitation(x.a.p * x.a.q, x.hidden)
+          .load_weights(shared + x.gate_place, x.p.p + kFirstGate, 0, x.a.k, threadIdx.x);
     if constexpr (kFolded) folded(x, shared).load_weights(x.p.p + kFirstGate + 1, at.channel, x.a.k, threadIdx.x);
     if constexpr (kStem) clear(memory, 2 * x.patch_bytes);
     else if constexpr (kBlock) clear(memory + x.patch_bytes, x.patch_bytes);
@@ -197,7 +208,7 @@ struct ImageConv2d : ImageStem<Config> {
       Stem stem;
       stem.read_weights(x, part);
       __syncthreads();  // the patch is clear
-      wait_for_previous();
+      griddepcontrol_wait();
       if (x.stem.channels_last()) stem.template read<true>(x, at, part);
       else stem.template read<false>(x, at, part);
       stem.multiply(sums);
@@ -205,7 +216,7 @@ struct ImageConv2d : ImageStem<Config> {
         Config::Steps::stem(v, kept[piece][half], x.p.p, x.a.scalars, channel);
       });
     } else {
-      wait_for_previous();
+      griddepcontrol_wait();
       load_patch(x, input, at, copier, 0, memory);
     }
     commit_copies();
@@ -223,7 +234,8 @@ struct ImageConv2d : ImageStem<Config> {
       __syncthreads();
       multiply(x, part, pixels, memory + patch * x.patch_bytes, ring + slot * kStageBytes, tap, sums, [&] {
         weights.load_step(x);
-        if (!kBlock && tap == 0 && chunk > 0 && chunk + x.patches - 1 < x.chunks) {  // nobody reads the last chunk's patch any more
+        if (!kBlock && tap == 0 && chunk > 0 &&
+            chunk + x.patches - 1 < x.chunks) {  // nobody reads the last chunk's patch any more
           const int freed = patch == 0 ? x.patches - 1 : patch - 1;
           load_patch(x, input, at, copier, chunk + x.patches - 1, memory + freed * x.patch_bytes);
         }
@@ -240,7 +252,7 @@ struct ImageConv2d : ImageStem<Config> {
             });
       }
     }
-    launch_next();
+    launch_dependents();
     finish(x, at, part, sums, kept, shared);
   }
 };

@@ -1,4 +1,5 @@
-// The copies of conv2d.cuh: where a block's tile is, and what it brings to shared memory, the input under the tile and weights.
+// The copies of conv2d.cuh: where a block's tile is, and what it brings to shared memory, the input under the tile and
+// weights.
 #pragma once
 #include "cuda/conv2d_plan.cuh"
 #include "cuda/copies.cuh"
@@ -9,7 +10,8 @@ template <typename Config>
 struct ImageLoads : ImagePlan<Config> {
   using Plan = ImagePlan<Config>;
   using typename Plan::Convolution, typename Plan::Element, typename Plan::Problem;
-  using Plan::kBlock, Plan::kCopied, Plan::kFolded, Plan::kHidden, Plan::kK, Plan::kN, Plan::kRowBytes, Plan::kStageBytes;
+  using Plan::kBlock, Plan::kCopied, Plan::kFolded, Plan::kHidden, Plan::kK, Plan::kN, Plan::kRowBytes,
+      Plan::kStageBytes;
   using Plan::kStages, Plan::kTaps, Plan::kUnits, Plan::kVector, Plan::over;
 
   // Where a block's tile is.
@@ -68,11 +70,11 @@ struct ImageLoads : ImagePlan<Config> {
   struct Weights {
     static constexpr int kFilters = kN / kCopied, kHiddenFilters = (kHidden + kCopied - 1) / kCopied;
     static constexpr bool kSameKeys = kCopied % 32 == 0;  // of all of a thread's filters
-    const char* from;  // of the thread's first filter
-    const char* second;  // the same of a block's second convolution
+    const char* from;                                     // of the thread's first filter
+    const char* second;                                   // the same of a block's second convolution
     int chunk = 0, tap = 0, slot = 0, channel;
     const char* hidden_from;  // the same of the hidden values' filters
-    uint32_t to, known;  // the unit's place in the first buffer; a bit for each filter that there is
+    uint32_t to, known;       // the unit's place in the first buffer; a bit for each filter that there is
     uint32_t hidden_to, hidden_known;
     // p: the weights, and what is convolved with the same input, or behind it.
     AT_DEVICE Weights(const Convolution& x, void* const* p, const Place& at, uint32_t ring) {
@@ -107,7 +109,8 @@ struct ImageLoads : ImagePlan<Config> {
         for (int t = 0; t < kTaps; ++t)
 #pragma unroll
           for (int i = 0; i < kFilters; ++i)
-            copy_async(to + slot * kStageBytes + (t * Plan::kFilters + i * kCopied) * kRowBytes + (kSameKeys ? 0 : swizzled(i)),
+            copy_async(to + slot * kStageBytes + (t * Plan::kFilters + i * kCopied) * kRowBytes +
+                           (kSameKeys ? 0 : swizzled(i)),
                        from + (i * filter_bytes + t * tap_bytes), 16, inside && (known >> i & 1));
         if constexpr (kFolded) {
           // Rows of a thread are a multiple of eight apart, so they have one key.

@@ -1,10 +1,11 @@
-// The convolution with mma.sync before its launch, and what its parts have in common: sizes, parameters, and where in shared
-// memory everything lies. conv2d.cuh says how the kernel works.
+// The convolution with mma.sync before its launch, and what its parts have in common: sizes, parameters, and where in
+// shared memory everything lies. conv2d.cuh says how the kernel works.
 #pragma once
 #include "cuda/mma.cuh"
 #include "cuda/stem_image.cuh"
-#include "sm90/folded_gate.cuh"
-#include "sm90/gate.cuh"
+#include "sm90/fast_divmod.cuh"
+#include "sm90/folded_se_gate.cuh"
+#include "sm90/se_gate.cuh"
 
 namespace at {
 
@@ -34,23 +35,29 @@ struct ImagePlan {
   static_assert(kPieces % kSlices == 0, "each slice finishes as many pieces");
   static_assert(kN % kCopied == 0, "a thread copies the same filters of every tap");
 
-  using Excitation = Gate<Element, kM, kN, 1, kThreads>;
-  using Folded = FoldedGate<Element, kM, kN, kHidden, kThreads, true>;
-  enum { kX = 0, kStemWeight = 1, kWeight = 1 + kStem, kFirstGate = kWeight + 1 + kBlock, kY = kGated || kFolded ? kFirstGate + 4 : 2 };
+  using Excitation = SeGate<Element, kM, kN, 1, kThreads>;
+  using Folded = FoldedSeGate<Element, kM, kN, kHidden, kThreads, true>;
+  enum {
+    kX = 0,
+    kStemWeight = 1,
+    kWeight = 1 + kStem,
+    kFirstGate = kWeight + 1 + kBlock,
+    kY = kGated || kFolded ? kFirstGate + 4 : 2
+  };
   enum Launch { kTileP, kTileQ, kPatches };
 
   struct Convolution {
     Problem a;
-    int taps, tile_p, tile_q, images;        // of a tile
-    int tiles_p, tiles_q;                    // of an image
+    int taps, tile_p, tile_q, images;         // of a tile
+    int tiles_p, tiles_q;                     // of an image
     int by_tile, by_q, by_patch, by_patch_w;  // reciprocals: see over()
-    int patch_h, patch_w, pixels, patches;   // of a patch; patches in shared memory
+    int patch_h, patch_w, pixels, patches;    // of a patch; patches in shared memory
     int patch_bytes, gate_place;
-    int chunks, steps;                       // of kK channels, or both convolutions; of kTaps taps
-    int next_image, next_row, next_column;   // from a pixel of the patch to the next that a thread copies
+    int chunks, steps;                      // of kK channels, or both convolutions; of kTaps taps
+    int next_image, next_row, next_column;  // from a pixel of the patch to the next that a thread copies
     int hidden;
     float pixel_weight;  // in a mean
-    Divider slabs;       // of 16 rows, of an image
+    FastDivmod slabs;    // of 16 rows, of an image
     int tap[kMostTaps];  // bytes from a pixel's row to that of this tap; in the lowest bits what it adds to the key
   };
 
@@ -81,30 +88,38 @@ struct ImagePlan {
   }
 
   AT_DEVICE static void prepare(const at_stem_se_block& a, at_prepared* out) {
-    if (a.block != kSide || a.c != kImage || a.h % kSide || a.w % kSide) return refused(out);
-    prepare(as_convolution(a, a.h / kSide, a.w / kSide, a.k), a.hidden, out, stem_image(a.n, a.h, a.w, a.c, a.launch[0]));
+    if (a.block != kSide || a.c != kImage) return refused(out, "this kernel is compiled for another block or c");
+    if (a.h % kSide || a.w % kSide) return refused(out, "h and w must be multiples of the block");
+    prepare(as_convolution(a, a.h / kSide, a.w / kSide, a.k), a.hidden, out,
+            stem_image(a.n, a.h, a.w, a.c, a.launch[0]));
   }
 
   // hidden: of the gate; 0 without one.
   AT_DEVICE static void prepare(const Problem& a, int hidden, at_prepared* out, const StemImage& stem = {}) {
     Params x;
     int64_t bytes;
-    if (!plan(a, hidden, x, bytes) || bytes > kMostShared) return refused(out);
+    if (const char* reason = why_no_plan(a, hidden, x, bytes)) return refused(out, reason);
+    if (bytes > kMostShared) return refused(out, "the tile needs more shared memory than a block can have");
     x.stem = stem;
     const int64_t tiles = ceil_div(a.n, x.images) * x.tiles_p * x.tiles_q;
     prepared(out, x, tiles, ceil_div(a.k, kN), 1, kThreads, bytes, 0);
   }
 
-  // Whether it can be computed. bytes: of shared memory.
-  AT_DEVICE static bool plan(const Problem& a, int hidden, Convolution& x, int64_t& bytes) {
-    const bool known = (a.stride_h == 1 || a.stride_h == 2) && a.stride_w == a.stride_h && a.groups == 1;
+  // Fills in the convolution and the bytes of shared memory. Returns null, or why the problem cannot be computed.
+  AT_DEVICE static const char* why_no_plan(const Problem& a, int hidden, Convolution& x, int64_t& bytes) {
     const int taps = a.r * a.s, tile_p = a.launch[kTileP], tile_q = a.launch[kTileQ], patches = a.launch[kPatches];
-    if (!known || a.c % kVector || a.k % kVector || taps > kMostTaps || taps % kTaps || tile_p < 1 || tile_q < 1) return false;
+    if (a.stride_w != a.stride_h || a.stride_h != 1 && a.stride_h != 2) return "the stride must be 1 or 2 both ways";
+    if (a.groups != 1) return "groups must be 1";
+    if (a.c % kVector || a.k % kVector) return "c and k must be multiples of 8";
+    if (taps > kMostTaps) return "the filter must have at most 64 taps";
+    if (taps % kTaps) return "the taps of a step must divide the taps of the filter";
+    if (tile_p < 1 || tile_q < 1) return "the launch values tile_p and tile_q must be 1 or more";
     x.a = a, x.taps = taps, x.hidden = hidden;
     const int stride = a.stride_h, area = tile_p * tile_q;
     const bool whole = tile_p == a.p && tile_q == a.q;
     x.tile_p = tile_p, x.tile_q = tile_q, x.images = whole ? min(kM / max(area, 1), a.n) : 1;
-    if (area > kM || tile_p > a.p || tile_q > a.q) return false;
+    if (area > kM) return "tile_p * tile_q exceeds the pixels of a tile";
+    if (tile_p > a.p || tile_q > a.q) return "the launch values tile_p and tile_q exceed the output";
     x.tiles_p = ceil_div(a.p, tile_p), x.tiles_q = ceil_div(a.q, tile_q);
     x.by_tile = reciprocal(area), x.by_q = reciprocal(tile_q);
     x.patch_h = stride * (tile_p - 1) + a.dilation_h * (a.r - 1) + 1;
@@ -113,10 +128,12 @@ struct ImagePlan {
     x.patch_bytes = x.pixels * kRowBytes;
     x.chunks = kBlock ? 2 : ceil_div(a.c, kK), x.steps = x.chunks * (taps / kTaps);
     x.patches = patches;
-    // A step waits for what was asked for kStages - 1 steps before it, and the next patch is asked for by a chunk's first.
+    // A step waits for what was asked for kStages - 1 steps before it, and the next patch is asked for by a chunk's
+    // first.
     const bool late = patches < 2 || taps / kTaps < kStages - 1;
-    if (patches < 1 || patches > x.chunks || !kBlock && x.chunks > 1 && late) return false;
-    if (kBlock && (a.c > kK || a.k > kN || patches != 2)) return false;
+    if (patches < 1 || patches > x.chunks) return "the launch value patches must be between 1 and the chunks of c";
+    if (!kBlock && x.chunks > 1 && late) return "a patch would arrive too late: use more patches or fewer stages";
+    if (kBlock && (a.c > kK || a.k > kN || patches != 2)) return "a residual block needs c <= 64 and k in one tile";
     x.by_patch = reciprocal(x.patch_h * x.patch_w), x.by_patch_w = reciprocal(x.patch_w);
     x.next_image = kCopied / (x.patch_h * x.patch_w);
     x.next_row = kCopied / x.patch_w % x.patch_h;
@@ -130,15 +147,18 @@ struct ImagePlan {
     x.gate_place = bytes;
     if constexpr (kGated) {
       const Excitation gate(a.p * a.q, hidden);
-      if (!gate.fits() || !whole || kM % area != 0 || a.k > kN) return false;
+      if (!gate.fits()) return "the gate does not fit this kernel: hidden or the pixels of an image";
+      if (!whole || kM % area != 0 || a.k > kN) return "with a gate, a tile must hold whole images and all channels";
       bytes += gate.bytes();
     }
     if constexpr (kFolded) {
-      if (!Folded::fits(a.p * a.q, hidden) || !whole || kM % area != 0) return false;
-      x.pixel_weight = 1.f / area, x.slabs = Divider::by(area / 16);
+      if (!Folded::fits(a.p * a.q, hidden))
+        return "the gate does not fit this kernel: hidden or the pixels of an image";
+      if (!whole || kM % area != 0) return "with a gate, a tile must hold whole images";
+      x.pixel_weight = 1.f / area, x.slabs = FastDivmod::make(area / 16);
       bytes += Folded::kBytes;
     }
-    return true;
+    return nullptr;
   }
 };
 

@@ -1,7 +1,10 @@
-// The products of conv2d.cuh: a warp's part of a tile, the sums of it, and how these become the next convolution's input.
+// The products of conv2d.cuh: a warp's part of a tile, the sums of it, and how these become the next convolution's
+// input.
 #pragma once
 #include "cuda/conv2d_loads.cuh"
 #include "cuda/mma.cuh"
+#include "sm90/ptx/registers.cuh"
+#include "sm90/ptx/shared_memory.cuh"
 
 namespace at {
 
@@ -10,15 +13,17 @@ struct ImageProducts : ImageLoads<Config> {
   using Plan = ImagePlan<Config>;
   using Base = ImageLoads<Config>;
   using typename Base::Convolution, typename Base::Element, typename Base::Pixel;
-  using Base::kAcross, Base::kBlocks, Base::kColumns, Base::kFolded, Base::kHidden, Base::kHiddenTiles, Base::kK, Base::kN;
-  using Base::kOwn, Base::kPieces, Base::kRowBytes, Base::kSlices, Base::kTaps, Base::kThreads, Base::kUnits, Base::kVector;
+  using Base::kAcross, Base::kBlocks, Base::kColumns, Base::kFolded, Base::kHidden, Base::kHiddenTiles, Base::kK,
+      Base::kN;
+  using Base::kOwn, Base::kPieces, Base::kRowBytes, Base::kSlices, Base::kTaps, Base::kThreads, Base::kUnits,
+      Base::kVector;
   using Base::kWarpM, Base::kWarpN, Base::kWarps;
 
   // What a thread reads and sums up: a slice's warps lie side by side.
   struct Part {
     int lane, slice, m, n;  // the warp's first pixel and channel of the tile
     AT_DEVICE Part() {
-      const int warp = hopper::uniform(threadIdx.x / 32);
+      const int warp = ptx::warp_uniform(threadIdx.x / 32);
       lane = threadIdx.x % 32, slice = warp / kWarps;
       m = warp % kWarps / kAcross * kWarpM, n = warp % kAcross * kWarpN;
     }
@@ -43,7 +48,8 @@ struct ImageProducts : ImageLoads<Config> {
                                  uint32_t weights, int tap, Sums& sums, Copies&& copies) {
     constexpr int kSteps = kK / 16 / kSlices;
     const int lane = part.lane, row = lane % 8;
-    // Of ldmatrix's four matrices: pixels 0 to 7, 8 to 15, both again 8 channels on; filters, these 8 channels on, two more.
+    // Of ldmatrix's four matrices: pixels 0 to 7, 8 to 15, both again 8 channels on; filters, these 8 channels on, two
+    // more.
     const uint32_t filters = weights + (part.n + row / 2 * 8 + row % 2 + lane / 16 * 2) * kRowBytes;
     const int unit = 2 * kSteps * part.slice, filter_unit = (unit + lane / 8 % 2) ^ row;
 #pragma unroll
@@ -57,17 +63,20 @@ struct ImageProducts : ImageLoads<Config> {
         for (int m = 0; m < kBlocks; ++m) load_matrices(a[m], moved + pixels[m] + ((pixel_unit ^ 2 * step) << 4));
 #pragma unroll
         for (int n = 0; n < 2 * kColumns; ++n)
-          load_matrices(b[n], filters + (t * Plan::kFilters + n / 2 * 32 + n % 2 * 4) * kRowBytes + ((filter_unit ^ 2 * step) << 4));
+          load_matrices(b[n], filters + (t * Plan::kFilters + n / 2 * 32 + n % 2 * 4) * kRowBytes +
+                                  ((filter_unit ^ 2 * step) << 4));
 #pragma unroll
         for (int m = 0; m < kBlocks; ++m)
 #pragma unroll
-          for (int n = 0; n < 4 * kColumns; ++n) mma<Element>(sums[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+          for (int n = 0; n < 4 * kColumns; ++n)
+            mma<Element>(sums[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
         if constexpr (kFolded) {
           // Of ldmatrix's four: eight filters, these 8 channels on; the next eight, if there are.
           const int filter = kHidden == 8 ? row : lane / 16 * 8 + row;
 #pragma unroll
           for (int n = 0; n < (kHiddenTiles + 1) / 2; ++n)
-            load_matrices(c[n], weights + (t * Plan::kFilters + kN + 16 * n + filter) * kRowBytes + ((filter_unit ^ 2 * step) << 4));
+            load_matrices(c[n], weights + (t * Plan::kFilters + kN + 16 * n + filter) * kRowBytes +
+                                    ((filter_unit ^ 2 * step) << 4));
 #pragma unroll
           for (int m = 0; m < kBlocks; ++m)
 #pragma unroll
@@ -120,13 +129,14 @@ struct ImageProducts : ImageLoads<Config> {
   // ---- A block's inner values ----
 
   AT_DEVICE static void clear(uint32_t patch, int bytes) {
-    for (int i = 16 * threadIdx.x; i < bytes; i += 16 * kThreads) hopper::write(patch + i, make_uint4(0, 0, 0, 0));
+    for (int i = 16 * threadIdx.x; i < bytes; i += 16 * kThreads) ptx::st_shared(patch + i, make_uint4(0, 0, 0, 0));
   }
 
-  // What steps(v, piece, half, channel) make of the sums -> patches of kK channels, whose border stays as it was cleared; and the
-  // sums begin anew.
+  // What steps(v, piece, half, channel) make of the sums -> patches of kK channels, whose border stays as it was
+  // cleared; and the sums begin anew.
   template <typename Steps>
-  AT_DEVICE static void fill_patch(const Convolution& x, const Part& part, Sums& sums, uint32_t patch, const Steps& steps) {
+  AT_DEVICE static void fill_patch(const Convolution& x, const Part& part, Sums& sums, uint32_t patch,
+                                   const Steps& steps) {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       float v[2][kVector];
@@ -138,9 +148,11 @@ struct ImageProducts : ImageLoads<Config> {
         const int h = own.row + x.a.pad_h, w = own.column + x.a.pad_w;
         if (own.image >= x.images || channel >= x.a.k) continue;
         steps(v[half], i, half, channel);
-        const int pixel = (own.image * x.patch_h + h) * x.patch_w + w, key = (own.image * x.tile_p + h) * x.tile_q + w & 7;
+        const int pixel = (own.image * x.patch_h + h) * x.patch_w + w,
+                  key = (own.image * x.tile_p + h) * x.tile_q + w & 7;
         const int chunk = kN > kK ? channel / kK : 0, unit = channel / kVector - chunk * kUnits;
-        hopper::write(patch + chunk * x.patch_bytes + pixel * kRowBytes + ((unit ^ key) << 4), rounded<Element>(v[half]).words[0]);
+        ptx::st_shared(patch + chunk * x.patch_bytes + pixel * kRowBytes + ((unit ^ key) << 4),
+                       rounded<Element>(v[half]).words[0]);
       }
     }
 #pragma unroll

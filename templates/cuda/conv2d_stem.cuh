@@ -1,5 +1,5 @@
-// A network's first layer before conv2d.cuh's block: what it yields is the first convolution's patch. stem_image.cuh says how the
-// image is read.
+// A network's first layer before conv2d.cuh's block: what it yields is the first convolution's patch. stem_image.cuh
+// says how the image is read.
 #pragma once
 #include "cuda/conv2d_products.cuh"
 
@@ -54,7 +54,8 @@ struct ImageStem : ImageProducts<Config> {
 #pragma unroll
         for (int m = 0; m < kBlocks; ++m)
 #pragma unroll
-          for (int n = 0; n < 4 * kColumns; ++n) mma<Element>(sums[m][n], rows[m][c], filters[c][n][0], filters[c][n][1]);
+          for (int n = 0; n < 4 * kColumns; ++n)
+            mma<Element>(sums[m][n], rows[m][c], filters[c][n][0], filters[c][n][1]);
     }
   };
 };

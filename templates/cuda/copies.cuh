@@ -7,8 +7,7 @@ AT_DEVICE void copy_async(uint32_t to, const void* from, int bytes, bool inside)
   const int read = inside ? bytes : 0;
   if (bytes == 16)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(read) : "memory");
-  else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(read) : "memory");
+  else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(read) : "memory");
 }
 
 template <int kBytes>  // 4, 8 or 16

@@ -1,11 +1,12 @@
-// A residual block that halves its images in one kernel, by mma.sync: a 3x3 convolution with stride 2, a second one, squeeze-and-
-// excitation, and a projection of the pooled input as the identity; NHWC, up to 64 channels of x.
+// A residual block that halves its images in one kernel, by mma.sync: a 3x3 convolution with stride 2, a second one,
+// squeeze-and-excitation, and a projection of the pooled input as the identity; NHWC, up to 64 channels of x.
 //
-// Both convolutions are conv2d.cuh's, of whole images with all channels. The pool is found from the first one's patch, beside its
-// products; what it yields are the second one's patches, in the same place. The projection goes on where the gate leaves
-// off: its products are added to the sums that the gate has scaled. One ring of weights serves all three.
+// Both convolutions are conv2d.cuh's, of whole images with all channels. The pool is found from the first one's patch,
+// beside its products; what it yields are the second one's patches, in the same place. The projection goes on where the
+// gate leaves off: its products are added to the sums that the gate has scaled. One ring of weights serves all three.
 #pragma once
 #include "cuda/conv2d.cuh"
+#include "sm90/ptx/shared_memory.cuh"
 
 namespace at {
 
@@ -13,7 +14,8 @@ template <typename Config>
 struct SeDownBlock : ImageConv2d<Config> {
   using Conv2d = ImageConv2d<Config>;
   using typename Conv2d::Convolution, typename Conv2d::Copier, typename Conv2d::Element, typename Conv2d::Excitation;
-  using typename Conv2d::Part, typename Conv2d::Pixel, typename Conv2d::Place, typename Conv2d::Sums, typename Conv2d::Weights;
+  using typename Conv2d::Part, typename Conv2d::Pixel, typename Conv2d::Place, typename Conv2d::Sums,
+      typename Conv2d::Weights;
   using Conv2d::kBlocks, Conv2d::kColumns, Conv2d::kCopied, Conv2d::kK, Conv2d::kM, Conv2d::kPieces, Conv2d::kRowBytes;
   using Conv2d::kStageBytes, Conv2d::kStages, Conv2d::kTaps, Conv2d::kThreads, Conv2d::kUnits, Conv2d::kVector;
   static constexpr int kSteps = 9 / kTaps;                // of a convolution, of kK channels
@@ -32,19 +34,25 @@ struct SeDownBlock : ImageConv2d<Config> {
     at_conv2d_se first = a, second = a;
     first.launch[Conv2d::kTileP] = a.p, first.launch[Conv2d::kTileQ] = a.q, first.launch[Conv2d::kPatches] = 1;
     second.h = a.p, second.w = a.q, second.c = a.k, second.stride_h = second.stride_w = 1;
-    second.launch[Conv2d::kTileP] = a.p, second.launch[Conv2d::kTileQ] = a.q, second.launch[Conv2d::kPatches] = ceil_div(a.k, kK);
+    second.launch[Conv2d::kTileP] = a.p, second.launch[Conv2d::kTileQ] = a.q,
+    second.launch[Conv2d::kPatches] = ceil_div(a.k, kK);
     Params x;
     int64_t bytes;
-    const bool planned = Conv2d::plan(first, a.hidden, x.first, bytes) && Conv2d::plan(second, a.hidden, x.second, bytes);
-    if (!planned || x.first.chunks > 1 || x.first.taps != 9) return refused(out);
+    if (const char* reason = Conv2d::why_no_plan(first, a.hidden, x.first, bytes)) return refused(out, reason);
+    if (const char* reason = Conv2d::why_no_plan(second, a.hidden, x.second, bytes)) return refused(out, reason);
+    if (x.first.chunks > 1) return refused(out, "c must be at most 64");
+    if (x.first.taps != 9) return refused(out, "the filter must be 3x3");
     x.pooled = max(x.first.patch_bytes, x.second.chunks * x.second.patch_bytes);
     x.ring = x.pooled + kM * kRowBytes, x.gate = x.ring + kStages * kStageBytes;
     bytes = x.gate + excitation(x).bytes();
-    if (bytes > Conv2d::kMostShared) return refused(out);
+    if (bytes > Conv2d::kMostShared)
+      return refused(out, "the block needs more shared memory than a thread block can have");
     prepared(out, x, ceil_div(a.n, x.first.images), 1, 1, kThreads, bytes, 0);
   }
 
-  AT_DEVICE static Excitation excitation(const Params& x) { return Excitation(x.second.a.p * x.second.a.q, x.second.hidden); }
+  AT_DEVICE static Excitation excitation(const Params& x) {
+    return Excitation(x.second.a.p * x.second.a.q, x.second.hidden);
+  }
 
   // The weights of both convolutions and of the projection, one step after the other.
   struct Filters {
@@ -69,7 +77,8 @@ struct SeDownBlock : ImageConv2d<Config> {
       const bool inside = (int)threadIdx.x % kUnits * kVector < x.first.a.c;
 #pragma unroll
       for (int i = 0; i < Weights::kFilters; ++i)
-        copy_async(first.to + second.slot * kStageBytes + i * kCopied * kRowBytes + (Weights::kSameKeys ? 0 : Weights::swizzled(i)),
+        copy_async(first.to + second.slot * kStageBytes + i * kCopied * kRowBytes +
+                       (Weights::kSameKeys ? 0 : Weights::swizzled(i)),
                    projection + i * kCopied * x.first.a.c * 2, 16, inside && (first.known >> i & 1));
     }
   };
@@ -85,25 +94,25 @@ struct SeDownBlock : ImageConv2d<Config> {
     for (int tap = 0; tap < 9; ++tap) {
       const int code = x.tap[tap];
       Pack<Element, kVector> read;
-      read.words[0] = hopper::read(first + (code & ~7) + ((unit ^ (m + code & 7)) << 4));
+      read.words[0] = ptx::ld_shared(first + (code & ~7) + ((unit ^ (m + code & 7)) << 4));
 #pragma unroll
       for (int e = 0; e < kVector; ++e) total[e] += to_float(read.elements[e]);
     }
 #pragma unroll
     for (int e = 0; e < kVector; ++e) total[e] *= 1.f / 9;
-    hopper::write(pooled + m * kRowBytes + ((unit ^ m & 7) << 4), rounded<Element>(total).words[0]);
+    ptx::st_shared(pooled + m * kRowBytes + ((unit ^ m & 7) << 4), rounded<Element>(total).words[0]);
   }
 
   AT_DEVICE static void run(const Params& x, char* shared) {
     const Place at(x.first);
     const Part part;
-    const uint32_t patches = hopper::shared_address(shared), pooled = patches + x.pooled, ring = patches + x.ring;
+    const uint32_t patches = ptx::cast_smem_ptr_to_uint(shared), pooled = patches + x.pooled, ring = patches + x.ring;
 
     Filters filters(x, at, ring);
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) filters.load_step(x);
     excitation(x).load_weights(shared + x.gate, x.p.p + kFirstGate, 0, x.second.a.k, threadIdx.x);
-    wait_for_previous();
+    griddepcontrol_wait();
     Conv2d::load_patch(x.first, (const Element*)x.p.p[kX], at, Copier(x.first), 0, patches);
     commit_copies();
 #pragma unroll
@@ -129,7 +138,8 @@ struct SeDownBlock : ImageConv2d<Config> {
         }
     };
     convolve(x.first, [&](int step) {
-      for (int i = step * kPooledAStep; i < min((step + 1) * kPooledAStep, kPooled); ++i) pool(x.first, i, patches, pooled);
+      for (int i = step * kPooledAStep; i < min((step + 1) * kPooledAStep, kPooled); ++i)
+        pool(x.first, i, patches, pooled);
     });
     __syncthreads();  // nobody reads x any more
     Conv2d::clear(patches, x.second.chunks * x.second.patch_bytes);
@@ -138,12 +148,12 @@ struct SeDownBlock : ImageConv2d<Config> {
       Config::Steps::inner(v, x.p.p, x.second.a.scalars, channel);
     });
     convolve(x.second, [](int) {});
-    launch_next();
+    launch_dependents();
     finish(x, at, part, sums, pooled, ring + slot * kStageBytes, shared + x.gate);
   }
 
-  AT_DEVICE static void finish(const Params& x, const Place& at, const Part& part, Sums& sums, uint32_t pooled, uint32_t projection,
-                               char* memory) {
+  AT_DEVICE static void finish(const Params& x, const Place& at, const Part& part, Sums& sums, uint32_t pooled,
+                               uint32_t projection, char* memory) {
     const Convolution& conv = x.second;
     float own[kPieces][2][kVector];
     int block[kPieces], column[kPieces];
@@ -160,7 +170,8 @@ struct SeDownBlock : ImageConv2d<Config> {
       for (int half = 0; half < 2; ++half) {
         if (column[i] < conv.a.k) Config::Steps::gated(own[i][half], x.p.p, conv.a.scalars, column[i]);
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) sums[i / kColumns][4 * (i % kColumns) + e / 2][2 * half + e % 2] = own[i][half][e];
+        for (int e = 0; e < kVector; ++e)
+          sums[i / kColumns][4 * (i % kColumns) + e / 2][2 * half + e % 2] = own[i][half][e];
       }
 
     int rows[kBlocks];

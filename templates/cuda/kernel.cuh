@@ -37,22 +37,35 @@ AT_DEVICE void from_floats(Element* to, float a, float b) {
 template <int Bytes>
 struct Word;
 template <>
-struct Word<1> { using type = unsigned char; };
+struct Word<1> {
+  using type = unsigned char;
+};
 template <>
-struct Word<2> { using type = unsigned short; };
+struct Word<2> {
+  using type = unsigned short;
+};
 template <>
-struct Word<4> { using type = unsigned int; };
+struct Word<4> {
+  using type = unsigned int;
+};
 template <>
-struct Word<8> { using type = uint2; };
+struct Word<8> {
+  using type = uint2;
+};
 template <>
-struct Word<16> { using type = uint4; };
+struct Word<16> {
+  using type = uint4;
+};
 
 // N neighbouring elements in registers, read and written by the widest accesses that they fill.
 template <typename Element, int N>
 struct Pack {
   static constexpr int kBytes = N * (int)sizeof(Element);
-  static constexpr int kWord =
-      kBytes % 16 == 0 ? 16 : kBytes % 8 == 0 ? 8 : kBytes % 4 == 0 ? 4 : kBytes % 2 == 0 ? 2 : 1;
+  static constexpr int kWord = kBytes % 16 == 0  ? 16
+                               : kBytes % 8 == 0 ? 8
+                               : kBytes % 4 == 0 ? 4
+                               : kBytes % 2 == 0 ? 2
+                                                 : 1;
   using Access = typename Word<kWord>::type;
   union {
     Access words[kBytes / kWord];
@@ -112,17 +125,17 @@ AT_DEVICE void store(const float (&v)[N], Element* to) {
   rounded<Element>(v).write(to);
 }
 
-// Programmatic dependent launch. Nothing that the previous kernel wrote may be read before wait_for_previous().
-// launch_next() lets the next kernel be placed on the machine; called late, when most of a kernel is over: blocks that
-// are placed while this kernel fills the machine end up crowded on few multiprocessors.
+// Programmatic dependent launch. Nothing that the previous kernel wrote may be read before griddepcontrol_wait().
+// launch_dependents() lets the next kernel be placed on the machine; called late, when most of a kernel is over: blocks
+// that are placed while this kernel fills the machine end up crowded on few multiprocessors.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define AT_WAITS 1
-AT_DEVICE void launch_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-AT_DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+AT_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+AT_DEVICE void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 #else
 #define AT_WAITS 0
-AT_DEVICE void launch_next() {}
-AT_DEVICE void wait_for_previous() {}
+AT_DEVICE void launch_dependents() {}
+AT_DEVICE void griddepcontrol_wait() {}
 #endif
 
 // Parameters of a kernel that needs nothing derived: the problem and the pointers.
@@ -151,10 +164,17 @@ AT_DEVICE void prepared(at_prepared* out, const Params& params, int grid_x, int 
   *reinterpret_cast<Params*>(out->params) = params;
 }
 
-AT_DEVICE void refused(at_prepared* out) {
+// Refuses a problem. `reason` says what the kernel requires; the engine reports it to the user. A refused problem has
+// no parameters, so the text is written in their place.
+AT_DEVICE void refused(at_prepared* out, const char* reason) {
   out->status = AT_REFUSED;
   out->abi_version = AT_ABI_VERSION;
+  int length = 0;
+  for (; reason[length] && length < AT_MAX_PARAMS - 1; ++length) out->params[length] = reason[length];
+  out->params[length] = 0;
 }
+
+AT_DEVICE void refused(at_prepared* out) { refused(out, ""); }
 
 AT_DEVICE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -28,9 +28,13 @@ AT_DEVICE __nv_bfloat162 larger(__nv_bfloat162 a, __nv_bfloat162 b) { return __h
 template <typename Element>
 struct Pair {};
 template <>
-struct Pair<half> { using type = __half2; };
+struct Pair<half> {
+  using type = __half2;
+};
 template <>
-struct Pair<bfloat16> { using type = __nv_bfloat162; };
+struct Pair<bfloat16> {
+  using type = __nv_bfloat162;
+};
 
 // best = the larger of each element of both; halves two at a time where there are two.
 template <typename Element, int N>
@@ -47,8 +51,7 @@ AT_DEVICE void raise(Pack<Element, N>& best, const Pack<Element, N>& x) {
     for (int i = 0; i < N; ++i) {
       if constexpr (sizeof(Element) == 2)
         from_float(best.elements[i], larger(to_float(best.elements[i]), to_float(x.elements[i])));
-      else
-        best.elements[i] = larger(best.elements[i], x.elements[i]);
+      else best.elements[i] = larger(best.elements[i], x.elements[i]);
     }
   }
 }

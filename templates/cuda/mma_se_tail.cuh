@@ -1,12 +1,12 @@
-// Squeeze-and-excitation and the rest of a residual block with both small products on tensor cores: for many channels and
-// few pixels, where reading the weights for each image takes longer than the image.
+// Squeeze-and-excitation and the rest of a residual block with both small products on tensor cores: for many channels
+// and few pixels, where reading the weights for each image takes longer than the image.
 //
-// A warp owns 32 channels, from the mean to the output; what it needs of both weights, it reads into registers before the
-// kernel that makes x has ended. Rows 0 to 7 of its products are images, or parts of their pixels: launch[0] images a block.
-// Rows 8 to 15 are what rounding the first eight to the tensors' type has left, so the sums are as exact as with float32
-// means. Channels are multiplied in such an order that a thread has the same eight neighbouring ones as operand of the
-// first product, as result of the second, and of x, which stays in its registers. What all warps share are the hidden
-// values. All sums have a fixed order.
+// A warp owns 32 channels, from the mean to the output; what it needs of both weights, it reads into registers before
+// the kernel that makes x has ended. Rows 0 to 7 of its products are images, or parts of their pixels: launch[0] images
+// a block. Rows 8 to 15 are what rounding the first eight to the tensors' type has left, so the sums are as exact as
+// with float32 means. Channels are multiplied in such an order that a thread has the same eight neighbouring ones as
+// operand of the first product, as result of the second, and of x, which stays in its registers. What all warps share
+// are the hidden values. All sums have a fixed order.
 #pragma once
 #include "cuda/mma.cuh"
 
@@ -34,13 +34,16 @@ struct MmaSeTail {
   AT_DEVICE static void prepare(const at_se_tail& a, at_prepared* out) {
     const int images = a.launch[kImages], channel_warps = a.c / kWarpChannels;
     const bool known = images == 1 || images == 2 || images == 4 || images == 8;
-    if (!known || a.c % kWarpChannels || channel_warps * 32 > kThreads || a.hidden % 4 || a.hidden > kHidden)
-      return refused(out);
+    if (!known) return refused(out, "the launch value images must be 1, 2, 4 or 8");
+    if (a.c % kWarpChannels) return refused(out, "c must be a multiple of the 32 channels of a warp");
+    if (channel_warps * 32 > kThreads) return refused(out, "c exceeds the channels of one block: its threads");
+    if (a.hidden % 4 || a.hidden > kHidden)
+      return refused(out, "hidden must be a multiple of 4 and at most what the kernel is compiled for");
     Params x;
     x.a = a, x.images = images, x.lanes = kRows / images, x.channel_warps = channel_warps;
     const int groups = kThreads / 32 / channel_warps;
     x.step = groups * x.lanes, x.warps = groups * channel_warps;
-    if (ceil_div(a.h * a.w, x.step) > kKeep) return refused(out);
+    if (ceil_div(a.h * a.w, x.step) > kKeep) return refused(out, "h * w exceeds the pixels kept in registers");
     x.adders = 1;
     while (x.adders < 32 && 2 * x.adders * images * kHidden <= 32 * x.warps) x.adders *= 2;
     x.weight = 1.f / (a.h * a.w);
@@ -79,14 +82,14 @@ struct MmaSeTail {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = lane / 4, part = lane % 4;
     const int group = warp / x.channel_warps, warp_channel = (warp - group * x.channel_warps) * kWarpChannels;
     const int pixels = a.h * a.w, channel = warp_channel + part * kVector;
-    float* partial = (float*)shared;                                // (warp, row, hidden)
+    float* partial = (float*)shared;                                  // (warp, row, hidden)
     float4* hiddens = (float4*)(partial + x.warps * kRows * kPitch);  // (image, hidden); eight rows are whole float4s
 
     Weights weights;
     weights.read(a, p, warp_channel);
     const int pair = threadIdx.x / x.adders, o = pair % kHidden;
     float first_bias = o < a.hidden ? ((const float*)p[kB1])[o] : 0.f;
-    wait_for_previous();
+    griddepcontrol_wait();
 
     const int own = row / x.lanes, image = blockIdx.x * x.images + own;
     const int64_t first = (int64_t)min(image, a.n - 1) * pixels * a.c + channel;
@@ -104,7 +107,7 @@ struct MmaSeTail {
       const int pixel = lane_pixel + i * x.step;
       if (pixel < pixels) Config::Steps::fetch(fetched[i], p, first + (int64_t)pixel * a.c);
     }
-    launch_next();
+    launch_dependents();
 
     // This row's part of the mean, times the first weights.
     float sum[kVector] = {};
@@ -114,7 +117,8 @@ struct MmaSeTail {
       for (int e = 0; e < kVector; ++e) sum[e] += to_float(kept[i].elements[e]);
     uint32_t mean[4][2];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) split<Element>(sum[2 * i] * x.weight, sum[2 * i + 1] * x.weight, mean[i][0], mean[i][1]);
+    for (int i = 0; i < 4; ++i)
+      split<Element>(sum[2 * i] * x.weight, sum[2 * i + 1] * x.weight, mean[i][0], mean[i][1]);
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       float d[4] = {};
@@ -152,7 +156,8 @@ struct MmaSeTail {
       split<Element>(h.z, h.w, high[0], high[1]);
 #pragma unroll
       for (int tile = 0; tile < 4; ++tile)
-        mma<Element>(gate[tile], {low[0], low[1], high[0], high[1]}, weights.second[step][tile].x, weights.second[step][tile].y);
+        mma<Element>(gate[tile], {low[0], low[1], high[0], high[1]}, weights.second[step][tile].x,
+                     weights.second[step][tile].y);
     }
     float factor[kVector];
 #pragma unroll

@@ -1,6 +1,6 @@
-// Squeeze-and-excitation and the rest of a residual block: a thread block takes one image after the other. A thread owns 8
-// neighbouring channels of every kLanes-th pixel and keeps the first kKeep of them in registers from the mean to the
-// scaling. All sums have a fixed order, so the same input gives the same bits.
+// Squeeze-and-excitation and the rest of a residual block: a thread block takes one image after the other. A thread
+// owns 8 neighbouring channels of every kLanes-th pixel and keeps the first kKeep of them in registers from the mean to
+// the scaling. All sums have a fixed order, so the same input gives the same bits.
 //
 // Early, the weights are copied to shared memory before the kernel that makes x has ended, once for all of a block's
 // images, and what the steps read of tensors is on its way while the gates are computed.
@@ -22,7 +22,9 @@ struct SeTail {
   // ---- Before the launch ----
 
   AT_DEVICE static void prepare(const at_se_tail& a, at_prepared* out) {
-    if (a.c % kVector || a.c / kVector > kThreads || kEarly && a.hidden % 4) return refused(out);
+    if (a.c % kVector) return refused(out, "c must be a multiple of the vector");
+    if (a.c / kVector > kThreads) return refused(out, "c exceeds the channels of one block: threads * vector");
+    if (kEarly && a.hidden % 4) return refused(out, "hidden must be a multiple of 4 if weights are loaded early");
     const int images = max(a.launch[kImages], 1);
     prepared(out, Params{a, {}}, ceil_div(a.n, images), 1, 1, kThreads, Layout(a).bytes, 0);
   }
@@ -34,14 +36,15 @@ struct SeTail {
     void* const* p = params.p.p;
     const Layout at(a);
     const Part part(a);
-    Weights weights{(const Element*)p[kW1], (const Element*)p[kW2], (const float*)p[kB1], (const float*)p[kB2], a.hidden};
+    Weights weights{(const Element*)p[kW1], (const Element*)p[kW2], (const float*)p[kB1], (const float*)p[kB2],
+                    a.hidden};
     if constexpr (kEarly) weights = copied(weights, a, at, memory);
-    wait_for_previous();
+    griddepcontrol_wait();
     for (int image = blockIdx.x; image < a.n; image += gridDim.x) {
       const int64_t first = (int64_t)image * a.h * a.w * a.c;
       Kept kept;
       read(kept, a, p, part, first);
-      if (image + (int)gridDim.x >= a.n) launch_next();
+      if (image + (int)gridDim.x >= a.n) launch_dependents();
       float* gates = excite(kept, a, (const Element*)p[kX] + first, part, weights, at, memory);
       if (part.active) finish(kept, a, p, part, first, gates);
     }
@@ -120,7 +123,8 @@ struct SeTail {
 #pragma unroll
     for (int i = 0; i < kKeep; ++i) {
       const int pixel = part.lane + i * part.lanes;
-      if (part.active && pixel < part.pixels) kept.x[i].read((const Element*)p[kX] + first + pixel * a.c + part.channel);
+      if (part.active && pixel < part.pixels)
+        kept.x[i].read((const Element*)p[kX] + first + pixel * a.c + part.channel);
     }
     if constexpr (kEarly) {
 #pragma unroll
@@ -210,8 +214,8 @@ struct SeTail {
 #endif
   }
 
-  // Scales, applies the steps and stores. A thread may begin with its next image meanwhile: it writes over no gate before
-  // all have read theirs, which the first barrier there sees to.
+  // Scales, applies the steps and stores. A thread may begin with its next image meanwhile: it writes over no gate
+  // before all have read theirs, which the first barrier there sees to.
   AT_DEVICE static void finish(const Kept& kept, const at_se_tail& a, void* const* p, const Part& part, int64_t first,
                                const float* gates) {
     float gate[kVector];

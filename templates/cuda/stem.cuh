@@ -2,25 +2,26 @@
 // (NCHW), with the 3x3 max pool behind it.
 //
 // What makes it fast is that the im2col matrix needs not be made. Its columns run over lines, a line being a row of the
-// filter, in one channel (planes) or in all (interleaved), filled up with zeros to 4 taps or a multiple of 8. Where stride
-// times the elements of a pixel is even, the lines of neighbouring pixels begin whole 32-bit words apart. So in shared
-// memory, where the image lies as it is, the word of (pixel, taps 2t and 2t + 1) is at pixel * that distance + t: one load
-// is a register of the tensor cores' operand. An odd padding is made even by a zero tap in front, so that words begin
-// where the image's do. Weights stay where they are needed for all of a block's tiles: in registers for mma.sync, in
-// shared memory for wgmma.
+// filter, in one channel (planes) or in all (interleaved), filled up with zeros to 4 taps or a multiple of 8. Where
+// stride times the elements of a pixel is even, the lines of neighbouring pixels begin whole 32-bit words apart. So in
+// shared memory, where the image lies as it is, the word of (pixel, taps 2t and 2t + 1) is at pixel * that distance +
+// t: one load is a register of the tensor cores' operand. An odd padding is made even by a zero tap in front, so that
+// words begin where the image's do. Weights stay where they are needed for all of a block's tiles: in registers for
+// mma.sync, in shared memory for wgmma.
 //
 // A warp makes strips of 16 pixels, downwards. With a pool, row g of the operand is pixel 2g and row g + 8 is pixel
 // 2g + 1, so of a pool's three columns a thread holds two and its neighbour the third; seven pooled pixels come of a
-// strip, and the next strip begins 14 pixels on. Of its three rows the last is the first of the pixel below, and is kept.
-// Without one they are pixels g and g + 8. Weights are permuted such that a thread's accumulators are eight neighbouring
-// channels.
+// strip, and the next strip begins 14 pixels on. Of its three rows the last is the first of the pixel below, and is
+// kept. Without one they are pixels g and g + 8. Weights are permuted such that a thread's accumulators are eight
+// neighbouring channels.
 //
 // A padded line may multiply a pixel outside of the filter by zero: an infinity in an image may spread by one pixel.
 #pragma once
 #include "cuda/copies.cuh"
 #include "cuda/largest.cuh"
 #include "cuda/mma.cuh"
-#include "sm90/hopper.cuh"
+#include "sm90/ptx/tma.cuh"
+#include "sm90/ptx/wgmma.cuh"
 
 namespace at {
 
@@ -112,10 +113,8 @@ struct StemKernel {
 #pragma unroll
     for (int half = 0; half < 2 * kSteps; ++half) {
       const uint32_t* line;
-      if constexpr (kTaps % 8 == 0)
-        line = words + line_offset(half / (kTaps / 8)) + half % (kTaps / 8) * 4;
-      else
-        line = words + (threadIdx.x % 4 < 2 ? line_offset(2 * half) : line_offset(2 * half + 1));
+      if constexpr (kTaps % 8 == 0) line = words + line_offset(half / (kTaps / 8)) + half % (kTaps / 8) * 4;
+      else line = words + (threadIdx.x % 4 < 2 ? line_offset(2 * half) : line_offset(2 * half + 1));
       a[half / 2][half % 2 * 2] = line[0], a[half / 2][half % 2 * 2 + 1] = line[kSecond * kPixel];
     }
   }
@@ -136,17 +135,18 @@ struct StemKernel {
 #pragma unroll
       for (int row = 0; row < kCount; ++row) load_pixels(a[row], words + kStride * row * kPitch);
       if constexpr (kWgmma) {
-        hopper::begin_products();
+        ptx::warpgroup_arrive();
 #pragma unroll
         for (int row = 0; row < kCount; ++row)
 #pragma unroll
           for (int step = 0; step < kSteps; ++step) {
-            const uint64_t b = hopper::descriptor(hopper::low(shared + step * kN * 32), hopper::high<32>(256));
-            Config::multiply(sums[row], a[row][step], b, step > 0);
+            const uint64_t b =
+                ptx::SmemDescriptor{ptx::descriptor_lo(shared + step * kN * 32), ptx::descriptor_hi<32>(256)};
+            Config::wgmma(sums[row], a[row][step], b, step > 0);
           }
-        hopper::commit_products();
-        hopper::wait_for_products<0>();
-        hopper::pin(sums);
+        ptx::warpgroup_commit_batch();
+        ptx::warpgroup_wait<0>();
+        ptx::warpgroup_fence_operand(sums);
       } else {
 #pragma unroll
         for (int row = 0; row < kCount; ++row)
@@ -159,7 +159,7 @@ struct StemKernel {
 #pragma unroll
             for (int n8 = 0; n8 < kN / 8; ++n8) {
               const uint32_t* b = held + step * kN / 4 + 2 * n8;
-              mma<Element>(reinterpret_cast<float(&)[4]>(sums[row][4 * n8]), a[row][step], b[0], b[1]);
+              mma<Element>(reinterpret_cast<float (&)[4]>(sums[row][4 * n8]), a[row][step], b[0], b[1]);
             }
       }
     }
@@ -240,7 +240,7 @@ struct StemKernel {
         const int place = i / 8 * 32 + (i % 8 / 4 ^ n / 4 % 2) * 16 + i % 4 * 4;
         *(uint32_t*)(shared + place) = weights(params, at.channel, n, k);
       }
-      hopper::publish_shared();
+      ptx::fence_view_async_shared();
       products.shared = base;
     } else {
 #pragma unroll
@@ -249,11 +249,12 @@ struct StemKernel {
         products.held[i] = weights(params, at.channel + warp / kStrips * kN, n, k);
       }
     }
-    wait_for_previous();
+    griddepcontrol_wait();
 
     const uint32_t stages = base + kWeightBytes;
     const uint32_t* words = (const uint32_t*)(shared + kWeightBytes);
-    words += (column.strip * kStripPixels + lane / 4 * kFirst) * kPixel + access_shift(at) / 2 + lane % (kTaps == 4 ? 2 : 4);
+    words +=
+        (column.strip * kStripPixels + lane / 4 * kFirst) * kPixel + access_shift(at) / 2 + lane % (kTaps == 4 ? 2 : 4);
     load_tile(params, at, at.row, stages);
     commit_copies();
 
@@ -270,7 +271,7 @@ struct StemKernel {
         wait_for_copies<0>();
       }
       __syncthreads();
-      if (tile + 1 == at.count) launch_next();
+      if (tile + 1 == at.count) launch_dependents();
 
       // Rows of the convolution, of which `pooled` counts those of an output row.
       if constexpr (kPool) {
@@ -315,13 +316,14 @@ struct StemKernel {
   AT_DEVICE static void prepare(const Problem& a, at_prepared* out) {
     bool as_compiled = a.c == kChannels && a.r == kFilter && a.s == kFilter && a.stride_h == kStride &&
                        a.stride_w == kStride && a.pad_h == kPad && a.pad_w == kPad;
-    if constexpr (kInterleaved)
-      as_compiled &= a.groups == 1 && a.dilation_h == 1 && a.dilation_w == 1;
-    else if constexpr (kPool)
-      as_compiled &= a.pool == 3 && a.pool_stride == 2 && a.pool_pad == 1;
-    else
-      as_compiled &= a.pool == 1 && a.pool_stride == 1 && a.pool_pad == 0;
-    if (!as_compiled || a.k % 8 || a.w * kSide % kAccess || a.launch[0] < 1) return refused(out);
+    if constexpr (kInterleaved) as_compiled &= a.groups == 1 && a.dilation_h == 1 && a.dilation_w == 1;
+    else if constexpr (kPool) as_compiled &= a.pool == 3 && a.pool_stride == 2 && a.pool_pad == 1;
+    else as_compiled &= a.pool == 1 && a.pool_stride == 1 && a.pool_pad == 0;
+    if (!as_compiled)
+      return refused(out, "this kernel is compiled for another c, filter, stride, padding, dilation or pool");
+    if (a.k % 8) return refused(out, "k must be a multiple of 8");
+    if (a.w * kSide % kAccess) return refused(out, "w must be a multiple of the elements of a 16-byte access");
+    if (a.launch[0] < 1) return refused(out, "the launch value walk must be 1 or more");
     const int64_t parts = ceil_div(ceil_div(a.p, kRows), a.launch[0]);
     prepared(out, Params{a, {}}, a.n * channel_blocks(a) * parts * columns(a), 1, 1, kThreads, kSharedBytes, 0);
   }

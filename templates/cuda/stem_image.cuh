@@ -1,6 +1,7 @@
-// The image that a network's first layer reads, a convolution of 4 x 4 patches that do not overlap, by mma.sync or wgmma with the
-// rows in registers: every channel of the image is a step along K, of which a thread holds a line of four pixels of each of its
-// rows' patches. (So are the weights ordered: layout "wgmma_patch", autotune/ir/weight_layout.py.)
+// The image that a network's first layer reads, a convolution of 4 x 4 patches that do not overlap, by mma.sync or
+// wgmma with the rows in registers: every channel of the image is a step along K, of which a thread holds a line of
+// four pixels of each of its rows' patches. (So are the weights ordered: layout "wgmma_patch",
+// autotune/ir/weight_layout.py.)
 #pragma once
 #include "cuda/kernel.cuh"
 

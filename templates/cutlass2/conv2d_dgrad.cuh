@@ -59,33 +59,37 @@ struct DgradWork {
     }
   };
 
-  CUTLASS_DEVICE static bool prepare(at_conv2d const& a, Params& params, int& tiles_m, int& tiles_n, int& steps) {
-    bool const unit = a.stride_h == 1 && a.stride_w == 1;
-    // CUTLASS's strided iterators take neighbouring taps of a residue for neighbouring pixels of dy.
-    if (kStrided ? a.dilation_h != 1 || a.dilation_w != 1 : !unit) return false;
+  // Returns null, or why the problem cannot be computed.
+  CUTLASS_DEVICE static char const* why_refused(at_conv2d const& a) {
+    // CUTLASS's strided iterators read neighbouring pixels of dy for the neighbouring taps of a residue.
+    if (kStrided && (a.dilation_h != 1 || a.dilation_w != 1)) return "with strided loads, dilation must be 1";
+    if (!kStrided && (a.stride_h != 1 || a.stride_w != 1)) return "without strided loads, the stride must be 1";
+    if (a.groups != 1) return "groups must be 1";
     int const access = Mma::IteratorA::AccessType::kElements;
-    if (a.groups != 1 || a.k % access || a.c % access || a.c % Existing::OutputTileIterator::kElementsPerAccess ||
-        a.r > 32 || a.s > 32)
-      return false;
-    cutlass::conv::Conv2dProblemSize const size(
-        a.n, a.h, a.w, a.c, a.k, a.r, a.s, a.p, a.q, a.pad_h, a.pad_w, a.stride_h, a.stride_w, a.dilation_h,
-        a.dilation_w, cutlass::conv::Mode::kCrossCorrelation, 1, 1);
+    if (a.k % access || a.c % access || a.c % Existing::OutputTileIterator::kElementsPerAccess)
+      return "c and k must be multiples of the alignment";
+    if (a.r > 32 || a.s > 32) return "the filter must be at most 32x32";
+    return nullptr;
+  }
+
+  CUTLASS_DEVICE static void prepare(at_conv2d const& a, Params& params, int& tiles_m, int& tiles_n, int& steps) {
+    cutlass::conv::Conv2dProblemSize const size(a.n, a.h, a.w, a.c, a.k, a.r, a.s, a.p, a.q, a.pad_h, a.pad_w,
+                                                a.stride_h, a.stride_w, a.dilation_h, a.dilation_w,
+                                                cutlass::conv::Mode::kCrossCorrelation, 1, 1);
     int const tiles_a_residue = cutlass::conv::strided_dgrad_tile_m_per_filter(size, Shape::kM);
-    params = Params{
-        size,
-        Mma::IteratorA::getParams(size, NHWC::packed({a.n, a.p, a.q, a.k})),
-        typename Mma::IteratorB::Params(size, NHWC::packed({a.k, a.r, a.s, a.c})),
-        cutlass::FastDivmod(a.stride_h),
-        cutlass::FastDivmod(a.stride_w),
-        tiles_a_residue};
+    params = Params{size,
+                    Mma::IteratorA::getParams(size, NHWC::packed({a.n, a.p, a.q, a.k})),
+                    typename Mma::IteratorB::Params(size, NHWC::packed({a.k, a.r, a.s, a.c})),
+                    cutlass::FastDivmod(a.stride_h),
+                    cutlass::FastDivmod(a.stride_w),
+                    tiles_a_residue};
     tiles_m = tiles_a_residue * a.stride_h * a.stride_w;
     tiles_n = ceil_div(a.c, Shape::kN);
     steps = ceil_div(a.k, Shape::kK);
-    return true;
   }
 
-  CUTLASS_DEVICE static void accumulate(Params const& params, void* const* p, typename Mma::SharedStorage& shared, int m,
-                                        int n, int first, int steps, typename Mma::FragmentC& accumulators) {
+  CUTLASS_DEVICE static void accumulate(Params const& params, void* const* p, typename Mma::SharedStorage& shared,
+                                        int m, int n, int first, int steps, typename Mma::FragmentC& accumulators) {
     auto const& size = params.size;
     int const thread = threadIdx.x, warp = cutlass::canonical_warp_idx_sync(), lane = thread % 32;
     auto* dy_data = (typename Mma::IteratorA::Element*)p[0];
@@ -107,10 +111,8 @@ struct DgradWork {
   }
 
   CUTLASS_DEVICE static auto place(Params const& params, int m) {
-    if constexpr (kStrided)
-      return Pixels(params, m);
-    else
-      return Matrix{params.size.N * params.size.H * params.size.W, params.size.C};
+    if constexpr (kStrided) return Pixels(params, m);
+    else return Matrix{params.size.N * params.size.H * params.size.W, params.size.C};
   }
 };
 

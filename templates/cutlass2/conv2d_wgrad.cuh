@@ -29,26 +29,30 @@ struct WgradWork {
     }
   };
 
-  CUTLASS_DEVICE static bool prepare(at_conv2d const& a, Params& params, int& tiles_m, int& tiles_n, int& steps) {
+  // Returns null, or why the problem cannot be computed.
+  CUTLASS_DEVICE static char const* why_refused(at_conv2d const& a) {
     int const access = Mma::IteratorA::AccessType::kElements;
-    if (a.groups != 1 || a.k % access || a.c % access || a.c % Existing::OutputTileIterator::kElementsPerAccess ||
-        (int64_t)a.n * a.p * a.q * a.k >= 1 << 27)  // CUTLASS counts the bits of dy in 32
-      return false;
-    cutlass::conv::Conv2dProblemSize const size(
-        a.n, a.h, a.w, a.c, a.k, a.r, a.s, a.p, a.q, a.pad_h, a.pad_w, a.stride_h, a.stride_w, a.dilation_h,
-        a.dilation_w, cutlass::conv::Mode::kCrossCorrelation, 1, 1);
-    params = Params{
-        size,
-        Mma::IteratorA::getParams(size, NHWC::packed({a.n, a.p, a.q, a.k})),
-        typename Mma::IteratorB::Params(size, NHWC::packed({a.n, a.h, a.w, a.c}))};
+    if (a.groups != 1) return "groups must be 1";
+    if (a.k % access || a.c % access || a.c % Existing::OutputTileIterator::kElementsPerAccess)
+      return "c and k must be multiples of the alignment";
+    // CUTLASS holds the size of dy in bits in 32 bits.
+    if ((int64_t)a.n * a.p * a.q * a.k >= 1 << 27) return "dy must have fewer than 2^27 elements";
+    return nullptr;
+  }
+
+  CUTLASS_DEVICE static void prepare(at_conv2d const& a, Params& params, int& tiles_m, int& tiles_n, int& steps) {
+    cutlass::conv::Conv2dProblemSize const size(a.n, a.h, a.w, a.c, a.k, a.r, a.s, a.p, a.q, a.pad_h, a.pad_w,
+                                                a.stride_h, a.stride_w, a.dilation_h, a.dilation_w,
+                                                cutlass::conv::Mode::kCrossCorrelation, 1, 1);
+    params = Params{size, Mma::IteratorA::getParams(size, NHWC::packed({a.n, a.p, a.q, a.k})),
+                    typename Mma::IteratorB::Params(size, NHWC::packed({a.n, a.h, a.w, a.c}))};
     tiles_m = ceil_div(a.k, Shape::kM);
     tiles_n = ceil_div(a.r * a.s * a.c, Shape::kN);
     steps = ceil_div(a.n * a.p * a.q, Shape::kK);
-    return true;
   }
 
-  CUTLASS_DEVICE static void accumulate(Params const& params, void* const* p, typename Mma::SharedStorage& shared, int m,
-                                        int n, int first, int steps, typename Mma::FragmentC& accumulators) {
+  CUTLASS_DEVICE static void accumulate(Params const& params, void* const* p, typename Mma::SharedStorage& shared,
+                                        int m, int n, int first, int steps, typename Mma::FragmentC& accumulators) {
     int const thread = threadIdx.x, warp = cutlass::canonical_warp_idx_sync(), lane = thread % 32;
     typename Mma::IteratorA dy(params.dy, params.size, (typename Mma::IteratorA::Element*)p[0], thread,
                                cutlass::MatrixCoord(m * Shape::kM, first * Shape::kK));

@@ -212,25 +212,22 @@ struct ImplicitGemm {
 
   // launch[0]: log2 of the swizzle's width; launch[1]: slices of the split over channels.
   CUTLASS_DEVICE static void prepare(at_conv2d const& a, at_prepared* out) {
-    if (!serves(a)) return refused(out);
-    cutlass::conv::Conv2dProblemSize const size(
-        a.n, a.h, a.w, a.c, a.k, a.r, a.s, a.p, a.q, a.pad_h, a.pad_w, a.stride_h, a.stride_w, a.dilation_h,
-        a.dilation_w, cutlass::conv::Mode::kCrossCorrelation, a.launch[1], a.groups);
+    if (char const* reason = why_refused(a)) return refused(out, reason);
+    cutlass::conv::Conv2dProblemSize const size(a.n, a.h, a.w, a.c, a.k, a.r, a.s, a.p, a.q, a.pad_h, a.pad_w,
+                                                a.stride_h, a.stride_w, a.dilation_h, a.dilation_w,
+                                                cutlass::conv::Mode::kCrossCorrelation, a.launch[1], a.groups);
     auto const op = cutlass::conv::Operator::kFprop;
-    Params params{
-        size,
-        Mma::IteratorA::getParams(size, NHWC::packed({a.n, a.h, a.w, a.c})),
-        typename Mma::IteratorB::Params(size, NHWC::packed({a.k, a.r, a.s, a.c / a.groups}))};
+    Params params{size, Mma::IteratorA::getParams(size, NHWC::packed({a.n, a.h, a.w, a.c})),
+                  typename Mma::IteratorB::Params(size, NHWC::packed({a.k, a.r, a.s, a.c / a.groups}))};
     params.rows = a.n * a.p * a.q;
     params.columns = a.k;
     params.tiles_m = ceil_div(params.rows, Shape::kM);
     params.tiles_n = ceil_div(params.columns, Shape::kN);
     params.slices = a.launch[1];
     params.swizzle = a.launch[0];
-    params.iterations = cutlass::conv::implicit_gemm_k_iterations(op, Shape::kK, size, Conv::kAlgorithm,
-                                                                  Conv::kGroups, Shape::kN);
-    params.iterations_per_channel =
-        cutlass::conv::implicit_gemm_k_iterations_per_channel(op, size, Conv::kAlgorithm);
+    params.iterations =
+        cutlass::conv::implicit_gemm_k_iterations(op, Shape::kK, size, Conv::kAlgorithm, Conv::kGroups, Shape::kN);
+    params.iterations_per_channel = cutlass::conv::implicit_gemm_k_iterations_per_channel(op, size, Conv::kAlgorithm);
     for (int i = 0; i < AT_MAX_SCALARS; ++i) params.scalars[i] = a.scalars[i];
     int64_t const tiles = (int64_t)params.tiles_m * params.tiles_n;
     int64_t const workspace =
@@ -247,16 +244,15 @@ struct ImplicitGemm {
     typename Mma::IteratorA activation(
         params.activation, params.size, (typename Mma::IteratorA::Element*)params.p.p[kX], thread,
         cutlass::MatrixCoord(tile.m() * Shape::kM, tile.k() * Shape::kK + first_channel(params.size, tile.n())));
-    typename Mma::IteratorB weight(
-        params.weight, params.size, (typename Mma::IteratorB::Element*)params.p.p[kWeight], thread,
-        cutlass::MatrixCoord(tile.k() * Shape::kK, tile.n() * Shape::kN));
-    wait_for_previous();
+    typename Mma::IteratorB weight(params.weight, params.size, (typename Mma::IteratorB::Element*)params.p.p[kWeight],
+                                   thread, cutlass::MatrixCoord(tile.k() * Shape::kK, tile.n() * Shape::kN));
+    griddepcontrol_wait();
 
     Mma mma(shared.main_loop, thread, warp, lane);
     typename Mma::FragmentC accumulators;
     accumulators.clear();
     mma(params.iterations, accumulators, activation, weight, accumulators, params.iterations_per_channel);
-    launch_next();
+    launch_dependents();
 
     if (params.slices > 1 && !gather_slices(params, tile, accumulators, shared.arrivals)) return;
     Epilogue epilogue(shared.epilogue, tile.m() * Shape::kM, tile.n() * Shape::kN, thread, warp, lane);
@@ -264,16 +260,25 @@ struct ImplicitGemm {
   }
 
  private:
-  // autotune/families/cutlass2/conv2d.py says the same of every problem and config; this is the last line of defence.
-  CUTLASS_DEVICE static bool serves(at_conv2d const& a) {
+  // Returns null, or why the problem cannot be computed. autotune/families/cutlass2/conv2d.py has the same rules for
+  // problems and configs; these are the last check.
+  CUTLASS_DEVICE static char const* why_refused(at_conv2d const& a) {
     int const channels = a.c / a.groups, outputs = a.k / a.groups, slices = a.launch[1];
-    if (channels % Conv::kAlignment || a.k % Epilogue::kElementsPerAccess) return false;
-    if (slices > 1 && (slices * Shape::kK > a.c || kFlat || a.groups > 1)) return false;
-    if (Conv::kAlgorithm == cutlass::conv::IteratorAlgorithm::kFixedChannels && a.c != Conv::kAlignment) return false;
-    if (Conv::kAlgorithm == cutlass::conv::IteratorAlgorithm::kOptimized && (a.r > 32 || a.s > 32)) return false;
-    if (Conv::kGroups == GroupMode::kSingleGroup) return outputs % Shape::kN == 0;
-    if (Conv::kGroups == GroupMode::kMultipleGroup) return outputs < Shape::kN && Shape::kN % outputs == 0;
-    return a.groups == 1;
+    auto const algorithm = Conv::kAlgorithm;
+    if (channels % Conv::kAlignment) return "c / groups must be a multiple of the alignment";
+    if (a.k % Epilogue::kElementsPerAccess) return "k must be a multiple of the alignment of the output";
+    if (slices > 1 && slices * Shape::kK > a.c) return "c must have tile_k channels for each slice";
+    if (slices > 1 && (kFlat || a.groups > 1)) return "with few channels or groups, slices must be 1";
+    if (algorithm == cutlass::conv::IteratorAlgorithm::kFixedChannels && a.c != Conv::kAlignment)
+      return "with fixed channels, c must equal the alignment";
+    if (algorithm == cutlass::conv::IteratorAlgorithm::kOptimized && (a.r > 32 || a.s > 32))
+      return "the optimized iterator needs a filter of at most 32x32";
+    if (Conv::kGroups == GroupMode::kSingleGroup)
+      return outputs % Shape::kN ? "k / groups must be a multiple of tile_n" : nullptr;
+    if (Conv::kGroups == GroupMode::kMultipleGroup)
+      return outputs >= Shape::kN || Shape::kN % outputs ? "k / groups must be smaller than tile_n and divide it"
+                                                         : nullptr;
+    return a.groups == 1 ? nullptr : "groups must be 1";
   }
 
   // The first input channel that a column of tiles reads.
@@ -294,8 +299,8 @@ struct ImplicitGemm {
     int64_t const tiles = (int64_t)params.tiles_m * params.tiles_n;
     char* workspace = (char*)params.p.p[AT_WORKSPACE];
     int* counter = (int*)workspace + index;
-    int4* partial = (int4*)(workspace + counters_bytes(tiles)) +
-                    index * params.slices * (kAccumulators / 4) * kThreads + thread;
+    int4* partial =
+        (int4*)(workspace + counters_bytes(tiles)) + index * params.slices * (kAccumulators / 4) * kThreads + thread;
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kAccumulators / 4; ++i) {
       Partials const mine = four(accumulators, i);

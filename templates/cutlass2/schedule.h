@@ -28,7 +28,8 @@ struct Schedule {
     const int64_t all = tiles * steps;
     blocks = (int)(wanted < all ? wanted : all);
     const int each = (int)(tiles / blocks);
-    waves = tiles % blocks == 0 || each == 0 ? each : each - 1;  // a share of one tile and more hides what sharing costs
+    waves =
+        tiles % blocks == 0 || each == 0 ? each : each - 1;  // a share of one tile and more hides what sharing costs
     streamed = (int)(tiles - (int64_t)waves * blocks);
     slots = stream ? 2 : 1;
     return true;

@@ -40,9 +40,11 @@ struct Streamed {
   CUTLASS_DEVICE static void prepare(at_conv2d const& a, at_prepared* out) {
     Params params;
     Schedule& schedule = params.schedule;
-    if (!Work::prepare(a, params.work, schedule.tiles_m, schedule.tiles_n, schedule.steps)) return refused(out);
+    if (char const* reason = Work::why_refused(a)) return refused(out, reason);
+    Work::prepare(a, params.work, schedule.tiles_m, schedule.tiles_n, schedule.steps);
     schedule.swizzle = a.launch[0];
-    if (!schedule.deal(a.launch[1], a.launch[2] * processors())) return refused(out);
+    if (!schedule.deal(a.launch[1], a.launch[2] * processors()))
+      return refused(out, "slices must be between 1 and the steps of a tile, and 1 with stream-K");
     for (int i = 0; i < AT_MAX_SCALARS; ++i) params.scalars[i] = a.scalars[i];
     int64_t const partials = (int64_t)schedule.blocks * schedule.slots * kWords * kThreads * sizeof(float4);
     int64_t const workspace = schedule.streamed ? counters_bytes(schedule) + partials : 0;
@@ -55,7 +57,7 @@ struct Streamed {
     int64_t step = schedule.first_step(blockIdx.x);
     int64_t const end = schedule.first_step(blockIdx.x + 1);
     int wave = 0;
-    wait_for_previous();
+    griddepcontrol_wait();
     while (step < end || wave < schedule.waves) {
       int tile, first = 0, steps = schedule.steps;
       if (step < end) {
@@ -73,7 +75,7 @@ struct Streamed {
       Accumulators accumulators;
       accumulators.clear();
       Work::accumulate(params.work, params.p.p, shared.main_loop, m, n, first, steps, accumulators);
-      if (step >= end && wave == schedule.waves) launch_next();
+      if (step >= end && wave == schedule.waves) launch_dependents();
 
       if (steps < schedule.steps && !gather(params, tile, accumulators, shared.arrivals)) continue;
       Epilogue epilogue(shared.epilogue, m * Shape::kM, n * Shape::kN, thread, warp, lane);

@@ -1,7 +1,7 @@
 // Two-stage main loops of strided input gradients, with loads of any width.
 //
-// CUTLASS's own tile iterator for them makes one access for each vector of a thread: where an access is narrower, as all
-// are that move single elements, the rest of the vector is not read.
+// CUTLASS's own tile iterator for them makes one access for each vector of a thread: where an access is narrower, as
+// all are that move single elements, the rest of the vector is not read.
 #pragma once
 #include "cutlass/conv/threadblock/conv2d_tile_iterator.h"
 #include "cutlass/conv/threadblock/implicit_gemm_pipelined.h"

@@ -17,8 +17,9 @@ enum { kA = 0, kB = 1, kY = 2 };
 template <typename Config, typename Tile, typename Part, typename Schedule, typename Layout>
 using StepEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
     cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, cute::Shape<cute::_1, cute::_1, cute::_1>, Part, float,
-    float, cute::conditional_t<(Config::Steps::kSources > 0), typename Config::Element, void>, Layout, Config::kAlignment,
-    typename Config::Element, Layout, Config::kAlignment, Schedule, StepCallbacks<typename Config::Steps>>::CollectiveOp;
+    float, cute::conditional_t<(Config::Steps::kSources > 0), typename Config::Element, void>, Layout,
+    Config::kAlignment, typename Config::Element, Layout, Config::kAlignment, Schedule,
+    StepCallbacks<typename Config::Steps>>::CollectiveOp;
 
 // A kernel's parameters, being filled in where they are handed over.
 template <typename Kernel>

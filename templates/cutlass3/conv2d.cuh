@@ -1,5 +1,5 @@
-// The passes of a convolution from CUTLASS 3.x's implicit GEMM for Hopper. TMA gathers rows of the im2col matrix from the
-// image; one warpgroup multiplies a tile, and a block ends with its tile.
+// The passes of a convolution from CUTLASS 3.x's implicit GEMM for Hopper. TMA gathers rows of the im2col matrix from
+// the image; one warpgroup multiplies a tile, and a block ends with its tile.
 //
 //   pass    m       n             k             A: gathered    B
 //   fprop   n p q   k             c under taps  x              weight
@@ -34,11 +34,11 @@ struct Conv3 {
   using Cluster = cute::Shape<cute::Int<Config::kClusterM>, cute::Int<Config::kClusterN>, cute::_1>;
   using NHWC = cutlass::layout::TensorNHWC;
   // The output of fprop and dgrad is stored as the matrix that it is in memory.
-  using Epilogue = StepEpilogue<
-      Config, Tile,
-      cute::conditional_t<kWgrad, cute::Tile<cute::_64, cute::Tile<Part>>, cute::Shape<cute::_64, Part>>,
-      cutlass::epilogue::TmaWarpSpecialized,
-      cute::conditional_t<kWgrad, cutlass::layout::TensorKCSR, cutlass::layout::RowMajor>>;
+  using Epilogue =
+      StepEpilogue<Config, Tile,
+                   cute::conditional_t<kWgrad, cute::Tile<cute::_64, cute::Tile<Part>>, cute::Shape<cute::_64, Part>>,
+                   cutlass::epilogue::TmaWarpSpecialized,
+                   cute::conditional_t<kWgrad, cutlass::layout::TensorKCSR, cutlass::layout::RowMajor>>;
   using Mainloop = typename cutlass::conv::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, kPass, Element, NHWC, Config::kAlignment, Element, NHWC,
       Config::kAlignment, float, Tile, Cluster, cutlass::conv::collective::StageCount<Config::kStages>,
@@ -52,7 +52,10 @@ struct Conv3 {
     Preparing<Kernel> preparing(a.scalars, out);
     Params& params = preparing.params;
     bool const odd_stride = kDgrad && (a.stride_h != 1 || a.stride_w != 1);
-    if (a.groups != 1 || odd_stride || a.c % Config::kAlignment || a.k % Config::kAlignment) return refused(out);
+    if (a.groups != 1) return refused(out, "groups must be 1");
+    if (odd_stride) return refused(out, "the gradient by the input needs stride 1");
+    if (a.c % Config::kAlignment || a.k % Config::kAlignment)
+      return refused(out, "c and k must be multiples of the alignment");
     describe_operands(params, out->tensor_maps, a);
     out->tensor_map_count = 2;
     preparing.describe_output(output(a), Config::kSource);
@@ -66,7 +69,7 @@ struct Conv3 {
       tiles_n = ceil_div(kDgrad ? a.c : a.k, Config::kN);
     }
     int const grid_n = ceil_div(tiles_n, Config::kClusterN) * Config::kClusterN;
-    if (grid_n > 65535) return refused(out);
+    if (grid_n > 65535) return refused(out, "the channels have more tiles than a grid's second dimension");
     preparing.launch(ceil_div(tiles_m, Config::kClusterM) * Config::kClusterM, grid_n, kSharedBytes, 0);
   }
 

@@ -1,5 +1,5 @@
-// A matrix product from CUTLASS 3.x for Hopper: x (m, k) times weight (n, k), both with k innermost. TMA loads both, wgmma
-// multiplies, and the epilogue passes the output through shared memory to TMA.
+// A matrix product from CUTLASS 3.x for Hopper: x (m, k) times weight (n, k), both with k innermost. TMA loads both,
+// wgmma multiplies, and the epilogue passes the output through shared memory to TMA.
 #pragma once
 #include "cutlass3/common.cuh"
 #include "cutlass3/scheduler.cuh"
@@ -26,11 +26,11 @@ struct Gemm3 {
   using Cluster = cute::Shape<cute::Int<Config::kClusterM>, cute::Int<Config::kClusterN>, cute::_1>;
   using Row = cutlass::layout::RowMajor;
   using Column = cutlass::layout::ColumnMajor;
-  using Epilogue = StepEpilogue<
-      Config, Tile, cute::Shape<cute::Int<kCooperative ? 128 : 64>, cute::Int<Config::kEpilogueN>>,
-      cute::conditional_t<kCooperative, cutlass::epilogue::TmaWarpSpecializedCooperative,
-                          cutlass::epilogue::TmaWarpSpecialized>,
-      Row>;
+  using Epilogue =
+      StepEpilogue<Config, Tile, cute::Shape<cute::Int<kCooperative ? 128 : 64>, cute::Int<Config::kEpilogueN>>,
+                   cute::conditional_t<kCooperative, cutlass::epilogue::TmaWarpSpecializedCooperative,
+                                       cutlass::epilogue::TmaWarpSpecialized>,
+                   Row>;
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Element, Row, Config::kAlignment, Element, Column,
       Config::kAlignment, float, Tile, Cluster, cutlass::gemm::collective::StageCount<Config::kStages>,
@@ -48,9 +48,11 @@ struct Gemm3 {
     Preparing<Kernel> preparing(a.scalars, out);
     Params& params = preparing.params;
     int const rows = a.n * a.h * a.w, columns = a.k, depth = a.c;
-    bool const plain = a.r == 1 && a.s == 1 && a.groups == 1 && a.stride_h == 1 && a.stride_w == 1 && a.pad_h == 0 &&
-                       a.pad_w == 0;
-    if (!plain || depth % Config::kAlignment || columns % Config::kAlignment) return refused(out);
+    bool const plain =
+        a.r == 1 && a.s == 1 && a.groups == 1 && a.stride_h == 1 && a.stride_w == 1 && a.pad_h == 0 && a.pad_w == 0;
+    if (!plain) return refused(out, "the convolution must be 1x1 with stride 1, no padding and one group");
+    if (depth % Config::kAlignment || columns % Config::kAlignment)
+      return refused(out, "c and k (k and n of a GEMM) must be multiples of the alignment");
     describe_operands(params, out->tensor_maps, rows, columns, depth);
     out->tensor_map_count = 2;
     preparing.describe_output(output(rows, columns), Config::kSource);
@@ -58,7 +60,9 @@ struct Gemm3 {
     int const tiles_m = ceil_div(ceil_div(rows, Config::kM), Config::kClusterM);
     int const tiles_n = ceil_div(ceil_div(columns, Config::kN), Config::kClusterN);
     if constexpr (kBasic) {
-      if (a.launch[0] || a.launch[1] != 1 || a.launch[2] || tiles_n * Config::kClusterN > 65535) return refused(out);
+      if (a.launch[0] || a.launch[1] != 1 || a.launch[2])
+        return refused(out, "this schedule has no swizzle, slices or stream-K: 0, 1 and 0");
+      if (tiles_n * Config::kClusterN > 65535) return refused(out, "k has more tiles than a grid's second dimension");
       preparing.launch(tiles_m * Config::kClusterM, tiles_n * Config::kClusterN, kSharedBytes, 0);
     } else {
       constexpr int kPeers = Config::kClusterM * Config::kClusterN;
@@ -67,11 +71,13 @@ struct Gemm3 {
       deal.swizzle = a.launch[0];
       bool const split = a.launch[1] > 1 || a.launch[2];
       // A warpgroup of its own, or one that has loaded what is to be added, cannot know in time who will be last.
-      if (split && (!kCooperative || Config::kSource > 0)) return refused(out);
+      if (split && (!kCooperative || Config::kSource > 0))
+        return refused(out, "slices and stream-K need the cooperative schedule and an epilogue that reads no tensor");
       // Larger clusters leave some of each GPC's 14 to 18 processors idle: Architecture.processors_for has the same.
       int const clusters = (kPeers > 2 ? processors() * 10 / 11 : processors()) / kPeers;
       if (!split) deal.persist(clusters);
-      else if (!deal.deal(a.launch[1], a.launch[2] * clusters)) return refused(out);
+      else if (!deal.deal(a.launch[1], a.launch[2] * clusters))
+        return refused(out, "slices must be between 1 and the steps of a tile, and 1 with stream-K");
       deal.arrivals = Kernel::SharedStorageSize;
       deal.to_pointers = (int)((char const*)&params.epilogue.thread.p - (char const*)&deal);
       preparing.launch(deal.blocks * Config::kClusterM, Config::kClusterN, kSharedBytes,

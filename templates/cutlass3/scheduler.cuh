@@ -1,5 +1,5 @@
-// A tile scheduler for CUTLASS 3.x's persistent kernels. By run-time values of one binary it deals whole tiles, slices of
-// tiles or equal shares of all steps (stream-K), to clusters: a step is tile_k of K for a cluster's tiles.
+// A tile scheduler for CUTLASS 3.x's persistent kernels. By run-time values of one binary it deals whole tiles, slices
+// of tiles or equal shares of all steps (stream-K), to clusters: a step is tile_k of K for a cluster's tiles.
 //
 // Partial sums are added by the block that leaves them last, in the order of the steps: the same input gives the same
 // bits, no block waits for another, and what the next launch relies on is left as it was.
@@ -114,7 +114,7 @@ class DealtTiles {
     };
     int& arrivals = *reinterpret_cast<int*>(at_shared + x.arrivals);
 
-    wait_for_previous();
+    griddepcontrol_wait();
     float4* const mine = part(cluster);
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kWords; ++i)

@@ -61,7 +61,7 @@ struct StepCallbacks {
 
     // The thread that loads by TMA has waited; what this one reads and writes by itself it must wait for by itself.
     CUTLASS_DEVICE void begin() {
-      if constexpr (Steps::kAtPixels) wait_for_previous();
+      if constexpr (Steps::kAtPixels) griddepcontrol_wait();
     }
 
     template <typename Accumulator, int N>
@@ -86,7 +86,8 @@ struct StepCallbacks {
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < N / 2; ++i) {
         float v[2] = {float(sums[2 * i]), float(sums[2 * i + 1])};
-        if (!Steps::kWrites || inside[i]) Steps::apply(v, params->p.p, params->scalars, channel[i], offset[i], fetched[i]);
+        if (!Steps::kWrites || inside[i])
+          Steps::apply(v, params->p.p, params->scalars, channel[i], offset[i], fetched[i]);
         result[2 * i] = v[0], result[2 * i + 1] = v[1];
       }
       return result;
@@ -125,7 +126,8 @@ struct StepCallbacks {
     using Source = cute::remove_cvref_t<decltype(args.tCrC)>;
     using Places = cute::remove_cvref_t<decltype(args.tCcD)>;
     using Rest = cute::remove_cvref_t<decltype(args.residue_tCcD)>;
-    return Store<Problem, Source, Places, Rest>(params, args.problem_shape_mnkl, args.tCrC, args.tCcD, args.residue_tCcD);
+    return Store<Problem, Source, Places, Rest>(params, args.problem_shape_mnkl, args.tCrC, args.tCcD,
+                                                args.residue_tCcD);
   }
 };
 

@@ -1,5 +1,5 @@
-// What CUTLASS 3.x does on the host before a launch, as far as it concerns tensor maps: here it is done where a kernel is
-// prepared, on either side. The maps are described to the engine, which encodes them with the operands' addresses.
+// What CUTLASS 3.x does on the host before a launch, as far as it concerns tensor maps: here it is done where a kernel
+// is prepared, on either side. The maps are described to the engine, which encodes them with the operands' addresses.
 #pragma once
 #include "cute/tensor.hpp"
 
@@ -32,11 +32,11 @@ CUTE_HOST_DEVICE void begin_map(at_tensor_map& map, Map const* to, int pointer, 
 template <typename Tensor>
 using ElementOf = cute::remove_const_t<typename Tensor::value_type>;
 
-// Of an operand that is loaded or stored as it is. `copy`, a member of the kernel's parameters, knows by its type how the
-// operand's modes become those of the map; `blocks` of a cluster share a load, each with its part of the box.
+// Of an operand that is loaded or stored as it is. `copy`, a member of the kernel's parameters, knows by its type how
+// the operand's modes become those of the map; `blocks` of a cluster share a load, each with its part of the box.
 template <typename Copy, typename Tensor>
-CUTE_HOST_DEVICE void describe_tiled(at_tensor_map& map, Copy const& copy, Tensor const& tensor, int pointer, int blocks,
-                                     void const* params) {
+CUTE_HOST_DEVICE void describe_tiled(at_tensor_map& map, Copy const& copy, Tensor const& tensor, int pointer,
+                                     int blocks, void const* params) {
   using Basis = typename Copy::AuxParams::TmaGmemBasis;
   using Element = ElementOf<Tensor>;
   static_assert(cute::is_static<typename Copy::AuxParams::GmemStrides>::value, "coordinates would have to be scaled");
@@ -67,8 +67,8 @@ struct Window {
   Two first_tap, tap_step;  // offsets of the filter's taps
 };
 
-// Of an image ((w, h, n), c), or (c, (w, h, n)), whose pixels are gathered as rows of the im2col matrix. Completes `copy`
-// too: it holds the coordinates of that matrix.
+// Of an image ((w, h, n), c), or (c, (w, h, n)), whose pixels are gathered as rows of the im2col matrix. Completes
+// `copy` too: it holds the coordinates of that matrix.
 template <typename Copy, typename Tensor, typename SharedLayout>
 CUTE_HOST_DEVICE void describe_im2col(at_tensor_map& map, Copy& copy, Tensor const& tensor, SharedLayout const& shared,
                                       int pointer, int blocks, Window const& window, void const* params) {
@@ -77,8 +77,8 @@ CUTE_HOST_DEVICE void describe_im2col(at_tensor_map& map, Copy& copy, Tensor con
   // A load fills neighbouring shared memory: some channels of some pixels.
   auto const modes = make_identity_layout(product_each(shape(tensor.layout()))).compose(product_each(shape(shared)));
   auto const basis = make_identity_layout(product_each(shape(tensor.layout())));
-  auto const filled = flatten(composition(
-      basis, coalesce(composition(modes, right_inverse(get_nonswizzle_portion(shared))))));
+  auto const filled =
+      flatten(composition(basis, coalesce(composition(modes, right_inverse(get_nonswizzle_portion(shared))))));
   auto const box = take<0, 2>(filled);
   auto const channel_mode = stride<0>(box);
   auto const pixel_mode = stride<1>(box);
@@ -102,20 +102,31 @@ CUTE_HOST_DEVICE void describe_im2col(at_tensor_map& map, Copy& copy, Tensor con
     map.upper[i] = get<i>(window.upper);
   });
 
-  // The matrix, ((q, p, n), (c, s, r)) or the other way round, in the coordinates that the load takes: c, (w, h), n, (s, r).
-  auto const outputs = append(cute::transform(make_seq<2>{}, [&](auto i) {
-    return (get<i>(pixels) + get<i>(window.upper) - get<i>(window.lower) - Int<1>{}) / get<i>(window.stride) + Int<1>{};
-  }), get<2>(pixels));
-  auto const taps = prepend(cute::transform(make_seq<2>{}, [&](auto i) {
-    auto const step = get<i>(window.tap_step);
-    return Int<1>{} + (step > 0 ? get<i>(window.padding) - get<i>(window.upper)
-                                : get<i>(window.lower) - get<i>(window.padding)) / step;
-  }), channels);
+  // The matrix, ((q, p, n), (c, s, r)) or the other way round, in the coordinates that the load takes: c, (w, h), n,
+  // (s, r).
+  auto const outputs =
+      append(cute::transform(make_seq<2>{},
+                             [&](auto i) {
+                               return (get<i>(pixels) + get<i>(window.upper) - get<i>(window.lower) - Int<1>{}) /
+                                          get<i>(window.stride) +
+                                      Int<1>{};
+                             }),
+             get<2>(pixels));
+  auto const taps =
+      prepend(cute::transform(make_seq<2>{},
+                              [&](auto i) {
+                                auto const step = get<i>(window.tap_step);
+                                return Int<1>{} + (step > 0 ? get<i>(window.padding) - get<i>(window.upper)
+                                                            : get<i>(window.lower) - get<i>(window.padding)) /
+                                                      step;
+                              }),
+              channels);
   auto const scale = make_shape(Int<1>{}, window.stride, Int<1>{}, window.tap_step);
   auto const coordinates = elem_scale(scale, make_basis_like(scale));
   auto const pixel_steps = append(get<1>(coordinates), get<2>(coordinates));
   auto const tap_steps = prepend(get<3>(coordinates), get<0>(coordinates));
-  auto const divided = make_shape(transform_leaf(outputs, [](auto extent) { return cutlass::FastDivmod(extent); }), taps);
+  auto const divided =
+      make_shape(transform_leaf(outputs, [](auto extent) { return cutlass::FastDivmod(extent); }), taps);
   auto const steps = make_stride(pixel_steps, tap_steps);
   auto const linear = make_shape(size(outputs), taps);
   // pixels come first in the operand if its first mode is theirs

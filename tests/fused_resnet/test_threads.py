@@ -10,7 +10,7 @@ from helpers import HANG, in_threads, relative_error
 from seed_network import LIMIT, assert_result, expected, fused, images
 from torch.utils.data import DataLoader, Dataset
 
-from autotune.runtime import Frame
+from autotune.runtime import ExecutionContext
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 
@@ -37,12 +37,12 @@ def test_a_plan_that_others_outrun_while_it_is_made_is_not_the_one_to_go(tuned_d
     network.plans = 1
     network(known)
 
-    class Slow(Frame):
+    class Slow(ExecutionContext):
         def __init__(self, *arguments):
             super().__init__(*arguments)
             network(known)  # as another thread may
 
-    monkeypatch.setattr("fused_resnet.module.Frame", Slow)
+    monkeypatch.setattr("fused_resnet.module.ExecutionContext", Slow)
     assert_result(network, x := images(2), network(x))
     assert [key[0][0] for key in network._frames] == [2]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import LIMIT, process, relative_error, solve, tried
 
-from autotune.core import VendorError, device_target
+from autotune.core import LibraryError, device_target
 from autotune.cudnn_algorithms import torch_layers as public
 from autotune.ir import parse
 from autotune.libraries import cudnn
@@ -35,7 +35,7 @@ def device():
     chosen = torch.device("cuda:0")
     try:
         cudnn.versions(chosen)
-    except VendorError as error:
+    except LibraryError as error:
         pytest.skip(str(error))
     return chosen
 
@@ -195,7 +195,7 @@ def test_every_classic_algorithm_that_is_supported_really_runs(dtype, last):
         for algorithm in offered:
             ask = {fields[algorithm.direction]: int(algorithm.key)}
             if not algorithm.usable:
-                with pytest.raises(VendorError, match=r"are supported|none are"), public.use(layer, **ask):
+                with pytest.raises(LibraryError, match=r"are supported|none are"), public.use(layer, **ask):
                     gradients(layer, x)
                 continue
             with public.use(layer, **ask) as names:
@@ -249,9 +249,9 @@ def test_an_engine_is_chosen_by_name(device):
     with public.use(layer, conv_fwd_algo=offered[0].key):
         y = layer(x)
     assert relative_error(y.detach().float(), precise(layer, x)[0]) < 5e-3
-    with pytest.raises(VendorError, match="eng9999"), public.use(layer, conv_fwd_algo="eng9999"):
+    with pytest.raises(LibraryError, match="eng9999"), public.use(layer, conv_fwd_algo="eng9999"):
         layer(x)
-    with pytest.raises(VendorError, match="channels-last"), public.use(layer, conv_fwd_algo="eng0"):
+    with pytest.raises(LibraryError, match="channels-last"), public.use(layer, conv_fwd_algo="eng0"):
         layer.to(memory_format=torch.contiguous_format)(x.detach().contiguous())
 
 

@@ -24,7 +24,7 @@ FAULTS = {
     "traps": ("crashed", "launch failure"),
     "trusts_workspace": ("unstable", "the same input gave other results in another run"),
     "leaks": ("crashed", "illegal memory access"),
-    "refuses": ("refused", "refuses the problem"),
+    "refuses": ("refused", "refuses the problem: c=7 is not supported"),
     "asks_too_much": ("refused", "needs 1048576 bytes of shared memory"),
     "has_no_blocks": ("crashed", "invalid argument"),
 }

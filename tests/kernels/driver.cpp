@@ -1,7 +1,7 @@
 // A CUDA driver without a GPU, for tests of what the engine tells the driver: it writes a line for each launch.
 //
-// A module's functions are their names. Each kernel has two tensor maps, of its first two operands, then its pointers. The odd
-// ones wait for the kernel before them by themselves.
+// A module's functions are their names. Each kernel has two tensor maps, of its first two operands, then its pointers.
+// The odd ones wait for the kernel before them by themselves.
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -74,12 +74,30 @@ int cuModuleUnload(void*) { return 0; }
 int cuModuleGetFunction(void** function, void*, const char* name) { return *function = strdup(name), 0; }
 int cuFuncSetAttribute(void*, int, int) { return 0; }
 int cuFuncGetAttribute(int* value, int, void*) { return *value = 1024, 0; }
-int cuMemAlloc_v2(uint64_t*, size_t) { return 0; }
-int cuMemFree_v2(uint64_t) { return 0; }
+int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+  void* const memory = std::malloc(bytes);
+  std::memset(memory, 'x', bytes);  // what device memory holds before it is written
+  return *address = reinterpret_cast<uint64_t>(memory), 0;
+}
+int cuMemsetD8_v2(uint64_t address, unsigned char value, size_t bytes) {
+  return std::memset(reinterpret_cast<void*>(address), value, bytes), 0;
+}
+int cuMemFree_v2(uint64_t address) { return std::free(reinterpret_cast<void*>(address)), 0; }
 
-int cuMemcpyDtoH_v2(void* to, uint64_t, size_t) {
-  at_prepared values{};
+int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
+  return std::memcpy(to, reinterpret_cast<void*>(from), bytes), 0;
+}
+
+// A kernel's prepare function. One whose name begins with "refuses" refuses every problem; with DRIVER_REASON it says
+// why.
+void prepare(const char* name, at_prepared& values) {
   values.abi_version = AT_ABI_VERSION;
+  if (std::strncmp(name, "refuses", 7) == 0) {
+    values.status = AT_REFUSED;
+    if (const char* reason = std::getenv("DRIVER_REASON")) std::memcpy(values.params, reason, std::strlen(reason) + 1);
+    return;
+  }
+  values.status = AT_OK;
   values.params_bytes = sizeof(Params);
   values.pointers_offset = offsetof(Params, pointers);
   values.tensor_map_count = 2;
@@ -89,12 +107,10 @@ int cuMemcpyDtoH_v2(void* to, uint64_t, size_t) {
     values.tensor_maps[i].params_offset = i * 128;
     values.tensor_maps[i].pixels = i;  // one of either kind
   }
-  std::memcpy(to, &values, sizeof values);
-  return 0;
 }
 
 int cuLaunchKernelEx(const Launch* launch, const char* name, void** parameters, void**) {
-  if (std::strstr(name, "_prepare")) return 0;
+  if (std::strstr(name, "_prepare")) return prepare(name, **static_cast<at_prepared**>(parameters[1])), 0;
   const bool early = launch->attribute_count == 1 && launch->attributes->id == 6 && launch->attributes->value == 1;
   std::printf("%s %ld", early ? "early" : "launch", reinterpret_cast<long>(launch->stream));
   tell(name, *static_cast<Params*>(parameters[0]));
@@ -118,7 +134,8 @@ int cuGraphAddKernelNode_v2(void** node, void*, const void*, size_t, const Kerne
 
 int cuGraphExecKernelNodeSetParams_v2(void*, void* node, const Kernel* kernel) {
   const size_t number = reinterpret_cast<size_t>(node) - 1;
-  if (const char* failing = std::getenv("DRIVER_FAILS"); failing && kernel->function == std::string(failing)) return 999;
+  if (const char* failing = std::getenv("DRIVER_FAILS"); failing && kernel->function == std::string(failing))
+    return 999;
   nodes.at(number).params = *static_cast<Params*>(kernel->parameters[0]);
   return 0;
 }

@@ -13,7 +13,16 @@ namespace kernel = NAMED(in_, EMULATED_SYMBOL);
 
 extern "C" int emulate(const EMULATED_PROBLEM& problem, void* const* pointers, int cluster, unsigned seed, char* text,
                        int room) {
-  return emu::run<kernel::Kernel>(problem, kernel::NAMED(EMULATED_SYMBOL, _prepare), pointers, cluster, seed, text, room);
+  return emu::run<kernel::Kernel>(problem, kernel::NAMED(EMULATED_SYMBOL, _prepare), pointers, cluster, seed, text,
+                                  room);
+}
+
+// The reason with which the kernel refuses a problem, or null where it does not.
+extern "C" const char* refusal(const EMULATED_PROBLEM& problem) {
+  static at_prepared out;
+  std::memset(&out, 0, sizeof out);
+  kernel::NAMED(EMULATED_SYMBOL, _prepare)(problem, &out);
+  return out.status == AT_REFUSED ? reinterpret_cast<const char*>(out.params) : nullptr;
 }
 
 extern "C" int shared_bytes(const EMULATED_PROBLEM& problem) {

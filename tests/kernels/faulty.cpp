@@ -89,7 +89,8 @@ void throws(const Problem&, void* const*) { throw std::runtime_error("the kernel
 
 void made_up(const Problem& a, void* const* p) {  // other numbers each time, all of them wrong
   static unsigned state = 1;
-  for (int64_t o = 0; o < outputs(a); ++o) ((float*)p[1])[o] = (state = state * 1664525u + 1013904223u) * 0x1p-31f - 1.f;
+  for (int64_t o = 0; o < outputs(a); ++o)
+    ((float*)p[1])[o] = (state = state * 1664525u + 1013904223u) * 0x1p-31f - 1.f;
 }
 
 void jitters(const Problem& a, void* const* p) {  // other bits each time, all of them right
@@ -111,7 +112,8 @@ void strays(const Problem& a, void* const* p) {  // writes its input from the te
   if (++calls >= 10) ((float*)p[0])[3] = 5.f;
 }
 
-void keeps_largest(const Problem& a, void* const* p) {  // NaN is no larger than anything, so it is not seen in the result
+void keeps_largest(const Problem& a,
+                   void* const* p) {  // NaN is no larger than anything, so it is not seen in the result
   static float before[1 << 16];
   float* y = (float*)p[1];
   for (int64_t o = 0; o < outputs(a); ++o) before[o] = y[o];

@@ -161,7 +161,7 @@ AT_DEVICE void prepare(const at_pool2d& a, at_prepared* out, int workspace_bytes
 
 }  // namespace
 
-#define FAULT(name)                                                                           \
+#define FAULT(name)                                                                                  \
   extern "C" __global__ void at_##name(const __grid_constant__ Params params) { name::run(params); } \
   extern "C" __global__ void at_##name##_prepare(at_pool2d a, at_prepared* out) { prepare<name>(a, out, 4); }
 
@@ -186,7 +186,7 @@ FAULT(trusts_workspace)
 FAULT(leaks)
 
 extern "C" __global__ void at_refuses(const __grid_constant__ Params params) { good::run(params); }
-extern "C" __global__ void at_refuses_prepare(at_pool2d, at_prepared* out) { at::refused(out); }
+extern "C" __global__ void at_refuses_prepare(at_pool2d, at_prepared* out) { at::refused(out, "c=7 is not supported"); }
 
 extern "C" __global__ void at_asks_too_much(const __grid_constant__ Params params) { good::run(params); }
 extern "C" __global__ void at_asks_too_much_prepare(at_pool2d a, at_prepared* out) {

@@ -42,10 +42,12 @@ int main() {
     deal.steps = pick(1, 20);
     const int kind = pick(0, 2), clusters = pick(1, 60);
     if (kind == 0) deal.persist(clusters);
-    else if (!deal.deal(kind == 1 ? pick(1, deal.steps) : 1, kind == 2 ? clusters : 0)) return printf("a schedule is refused\n");
+    else if (!deal.deal(kind == 1 ? pick(1, deal.steps) : 1, kind == 2 ? clusters : 0))
+      return printf("a schedule is refused\n");
     if (kind == 0 && deal.blocks > clusters) return printf("there are more clusters than wanted\n");
     if (const char* why = broken(deal, kind == 0))
-      return printf("%d x %d tiles of %d steps to %d clusters: %s\n", deal.tiles_m, deal.tiles_n, deal.steps, deal.blocks, why);
+      return printf("%d x %d tiles of %d steps to %d clusters: %s\n", deal.tiles_m, deal.tiles_n, deal.steps,
+                    deal.blocks, why);
     ++(kind == 0 ? persistent : kind == 1 ? split : streamed);
   }
   if (persistent < 1000 || split < 1000 || streamed < 1000) return printf("too few schedules of a kind\n");

@@ -4,7 +4,7 @@ import pytest
 from emulator import Emulated
 from helpers import random_inputs, relative_error, solve
 
-from autotune.core import architecture
+from autotune.core import architecture, round_up
 from autotune.families import family
 from autotune.families.base import Kernel
 from autotune.ir import parse
@@ -139,7 +139,7 @@ def test_residual_blocks_that_halve_their_images(sizes, values, dtype, chain, tm
 @pytest.mark.parametrize(("text", "threads", "keep", "images"), TAILS.values(), ids=TAILS)
 def test_tails_of_residual_blocks(text, threads, keep, images, tmp_path):
     problem = parse(f"se_tail {text}")
-    config = {"threads": threads, "keep": keep, "hidden": -(-problem.hidden // 16) * 16}
+    config = {"threads": threads, "keep": keep, "hidden": round_up(problem.hidden, 16)}
     assert_computes("cuda_mma_se_tail", problem, config, {"images": images}, tmp_path)
 
 

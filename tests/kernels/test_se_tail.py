@@ -38,3 +38,18 @@ def test_blocks_take_several_images_where_most_multiprocessors_still_have_one():
         problem = parse(f"se_tail n={n} h=2 w=2 c=512 hidden=32 dtype=f16 epilogue=add,relu")
         assert {launch["images"] for launch in FAMILY.launches(problem, early, SM90)} == images
         assert FAMILY.launches(problem, late, SM90) == [{"images": 1}]
+
+
+def test_a_kernel_says_why_it_refuses_a_problem(tmp_path):
+    problem = parse("se_tail n=1 h=2 w=2 c=64 hidden=4 dtype=f16 epilogue=add")
+    config = {"threads": 64, "keep": 1, "early": 1}
+    emulated = Emulated(Kernel.of(FAMILY.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
+    assert emulated.refusal(problem, {"images": 1}) is None
+    for change, reason in {
+        "c=60": "c must be a multiple of the vector",
+        "c=1024": "c exceeds the channels of one block: threads * vector",
+        "hidden=5": "hidden must be a multiple of 4 if weights are loaded early",
+    }.items():
+        name = change.split("=")[0]
+        other = parse(" ".join(change if word.startswith(f"{name}=") else word for word in str(problem).split()))
+        assert emulated.refusal(other, {"images": 1}) == reason

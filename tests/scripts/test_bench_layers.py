@@ -10,7 +10,7 @@ import torch
 from helpers import KERNELS, ROOT, script
 
 import bench_layers
-from autotune.core import AutotuneError, device_name, paths
+from autotune.core import AutotuneError, ceil_div, device_name, paths
 from autotune.ir import Conv2d, parse
 from autotune.libraries import cudnn
 from autotune.libraries.cudnn.graph import channels_last
@@ -33,7 +33,7 @@ def test_the_resnet_set_is_conv_bias_relu_of_two_networks():
     _, problems = layer_set("resnet", None)
     assert len(problems) == 23
     assert all(problem.n == 128 and str(problem.epilogue) == "bias,relu" for problem in problems)
-    assert all(problem.p == -(-problem.h // problem.stride[0]) for problem in problems), "padding keeps the size"
+    assert all(problem.p == ceil_div(problem.h, problem.stride[0]) for problem in problems), "padding keeps the size"
 
 
 def test_the_awkward_set_has_what_fits_no_tile():

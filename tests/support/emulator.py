@@ -28,13 +28,13 @@ _PTX = {
     "mbarrier.arrive.shared::cta": "emu::arrive(barrier);",
     "mbarrier.arrive.shared::cluster": "emu::arrive_at(barrier, block);",
     "mbarrier.try_wait": "emu::wait(barrier, parity);",
-    "cp.async.bulk.tensor.2d.shared": "emu::load(to, map, barrier, {x, y}, kShared ? blocks : 0);",
-    "cp.async.bulk.tensor.3d.shared": "emu::load(to, map, barrier, {x, y, z}, kShared ? blocks : 0);",
+    "cp.async.bulk.tensor.2d.shared": "emu::load(to, map, barrier, {x, y}, kMulticast ? cta_mask : 0);",
+    "cp.async.bulk.tensor.3d.shared": "emu::load(to, map, barrier, {x, y, z}, kMulticast ? cta_mask : 0);",
     "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier": (
-        "emu::load(to, map, barrier, {x, y, z, w}, kShared ? blocks : 0);"
+        "emu::load(to, map, barrier, {x, y, z, w}, kMulticast ? cta_mask : 0);"
     ),
     "cp.async.bulk.tensor.4d.shared::cluster.global.im2col": (
-        "emu::load_im2col(to, map, barrier, {c, w, h, n}, offset_w, offset_h, kShared ? blocks : 0);"
+        "emu::load_im2col(to, map, barrier, {c, w, h, n}, offset_w, offset_h, kMulticast ? cta_mask : 0);"
     ),
     "cp.async.bulk.tensor.2d.global": "emu::store(map, from, {x, y});",
     "cp.async.bulk.tensor.4d.global": "emu::store(map, from, {c, w, h, n});",
@@ -95,9 +95,9 @@ class Emulated:
 
     def __init__(self, kernel: Kernel, folder: Path) -> None:
         self.kernel = kernel
-        for header in (header for kind in ("cuda", "sm90") for header in (paths.templates() / kind).glob("*.cuh")):
+        for header in (header for kind in ("cuda", "sm90") for header in (paths.templates() / kind).rglob("*.cuh")):
             copy = folder / header.relative_to(paths.templates())
-            copy.parent.mkdir(exist_ok=True)
+            copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_text(_emulated(header.read_text()))
         text, symbol = rendering.unit([kernel]), rendering.symbol(kernel)
         (folder / "kernel.cu").write_text(_emulated(text))
@@ -112,6 +112,7 @@ class Emulated:
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[:4000]
         self._library = ctypes.CDLL(str(library))
+        self._library.refusal.restype = ctypes.c_char_p
 
     def run(
         self, problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequence[float], launch: Launch,
@@ -143,6 +144,11 @@ class Emulated:
     def shared_bytes(self, problem: Problem, launch: Launch) -> int:
         """Shared memory that the kernel asks for, or -1 where it refuses the problem."""
         return int(self._library.shared_bytes(self._packed(problem, (), launch)))
+
+    def refusal(self, problem: Problem, launch: Launch) -> str | None:
+        """Return the reason with which the kernel refuses the problem, or None."""
+        text = self._library.refusal(self._packed(problem, (), launch))
+        return text.decode() if text is not None else None
 
     def _packed(self, problem: Problem, scalars: Sequence[float], launch: Launch) -> bytes:
         parameters = family(self.kernel.family).launch_parameters

@@ -54,7 +54,7 @@ from autotune.ir import (
 from autotune.ir.epilogue_steps import define_step
 from autotune.measure import Case, Result, Worker
 from autotune.measure.verify import random_tensor
-from autotune.runtime import Candidate, Step
+from autotune.runtime import BoundStep, Candidate
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "scripts"
@@ -384,7 +384,7 @@ def random_inputs(problem: Problem, seed: int = 1) -> tuple[dict[str, torch.Tens
     return tensors, problem.epilogue.random_scalars(generator)
 
 
-def assert_same_bits(case: Case, step: Step, said: str) -> None:
+def assert_same_bits(case: Case, step: BoundStep, said: str) -> None:
     """A right result with the same bits in each of many runs on a GPU."""
     stream = torch.cuda.current_stream().cuda_stream
     results = []

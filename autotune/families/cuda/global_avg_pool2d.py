@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.core import Architecture
+from autotune.core import Architecture, ceil_div
 from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
 from autotune.ir import Epilogue, GlobalAvgPool2d, Problem
@@ -23,9 +23,9 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     """Reads one after the other: those of a thread, and those of its sums, for each wave of blocks."""
     assert isinstance(problem, GlobalAvgPool2d)
     vector, groups, lanes = (int(config[name]) for name in ("vector", "groups", "lanes"))
-    blocks = problem.n * -(-problem.c // (vector * groups))
-    waves = -(-blocks * groups * lanes // (arch.processors * arch.sm_threads))
-    return waves * (-(-problem.h * problem.w // lanes) / 4 + lanes / 16 + 1) * (8 / vector) ** 0.5
+    blocks = problem.n * ceil_div(problem.c, vector * groups)
+    waves = ceil_div(blocks * groups * lanes, arch.processors * arch.sm_threads)
+    return waves * (ceil_div(problem.h * problem.w, lanes) / 4 + lanes / 16 + 1) * (8 / vector) ** 0.5
 
 
 FAMILY = Family(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.core import Architecture
+from autotune.core import Architecture, ceil_div
 from autotune.families import cuda_shared
 from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Parameter, Value
 from autotune.ir import PatchConv2d, Problem
@@ -14,7 +14,7 @@ _STEPS = (1, 2, 3, 4, 6, 8, 12)
 
 def _steps(problem: PatchConv2d) -> int:
     """Tensor-core steps of 16 along K."""
-    return -(-problem.c * problem.block**2 // 16)
+    return ceil_div(problem.c * problem.block**2, 16)
 
 
 def _supports(problem: Problem) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.core import Architecture
+from autotune.core import Architecture, ceil_div
 from autotune.families.base import Config, Launch
 from autotune.families.cutlass2 import tiling
 from autotune.families.cutlass2.conv2d_fits import FLAT, as_conv2d
@@ -31,8 +31,8 @@ def cost(problem: Problem, config: Config, arch: Architecture) -> float:
     best = float("inf")
     for slices in _slices(problem, config, arch):
         blocks = tiles_m * tiles_n * slices
-        waves = -(-blocks // (arch.processors * resident))
-        sharing = min(resident, -(-blocks // arch.processors))
+        waves = ceil_div(blocks, arch.processors * resident)
+        sharing = min(resident, ceil_div(blocks, arch.processors))
         arithmetic = tm * tn * tk / rate * sharing
         loads = ((tm + tn) * tk * bits / 8 / 48 + _ADDRESSING[str(config["iterator"])] * accesses) * sharing
         latency = 700 / (tile.stages - 1) if tile.stages != 2 else 600
@@ -45,7 +45,7 @@ def cost(problem: Problem, config: Config, arch: Architecture) -> float:
 
 def _tiles(problem: Conv2d, config: Config) -> tuple[int, int]:
     tm, tn = int(config["tile_m"]), int(config["tile_n"])
-    return -(-problem.n * problem.p * problem.q // tm), -(-problem.k // tn)
+    return ceil_div(problem.n * problem.p * problem.q, tm), ceil_div(problem.k, tn)
 
 
 def _slices(problem: Conv2d, config: Config, arch: Architecture) -> list[int]:
@@ -62,6 +62,6 @@ def _iterations(problem: Conv2d, config: Config, slices: int) -> int:
     """Steps of a block's main loop."""
     tile_k, channels = int(config["tile_k"]), problem.c // problem.groups
     if config["iterator"] in FLAT:
-        return -(-problem.r * problem.s * problem.c // tile_k)
+        return ceil_div(problem.r * problem.s * problem.c, tile_k)
     groups_a_tile = int(config["tile_n"]) * problem.groups // problem.k if config["groups"] == "multiple" else 1
-    return problem.r * problem.s * -(-channels // (slices * tile_k)) * groups_a_tile
+    return problem.r * problem.s * ceil_div(channels, slices * tile_k) * groups_a_tile

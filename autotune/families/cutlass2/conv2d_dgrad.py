@@ -5,10 +5,10 @@ The GEMM is M = n*h*w, N = c, K = r*s*k; a step takes a chunk of k under all tap
 
 from __future__ import annotations
 
+from autotune.core import ceil_div
 from autotune.families.base import Config, Parameter
 from autotune.families.cutlass2 import streamk as stream
 from autotune.families.cutlass2 import tiling
-from autotune.families.cutlass2.streamk import ceil_div
 from autotune.families.cutlass2.tiling import Tile
 from autotune.ir import Conv2dDgrad, Problem
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.core import Architecture
+from autotune.core import Architecture, ceil_div
 from autotune.families import cuda_shared
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.cutlass2 import tiling
@@ -152,11 +152,6 @@ def _possible(parameter: Parameter, chosen: Config, arch: Architecture, alignmen
         case "alignment" if generation >= 80:  # more than two stages are made of cp.async, which moves at least 4 bytes
             values = tuple(v for v in values if (v == 1) == (chosen["stages"] == 2))
     return values
-
-
-def ceil_div(a: int, b: int) -> int:
-    """The least whole number that is not below a / b."""
-    return -(-a // b)
 
 
 def widest(*extents: int) -> int:

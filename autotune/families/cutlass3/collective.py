@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.core import Architecture
+from autotune.core import Architecture, ceil_div
 from autotune.families.base import Config, Parameter, Value
-from autotune.families.cutlass2.streamk import ceil_div
 from autotune.ir import Epilogue, Problem
 
 ELEMENTS = {"f16": "cutlass::half_t", "bf16": "cutlass::bfloat16_t", "tf32": "float"}

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from autotune.core import Architecture
+from autotune.core import Architecture, ceil_div
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
-from autotune.families.cutlass2.streamk import ceil_div
 from autotune.families.cutlass3 import collective
 from autotune.families.cutlass3.collective import Tile, Work
 from autotune.ir import Convolution, Epilogue, Problem

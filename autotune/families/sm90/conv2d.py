@@ -1,6 +1,6 @@
 """Forward convolution for Hopper: persistent, warp-specialised, TMA and wgmma; fp16 and bf16 with float32 sums, NHWC.
 
-The GEMM is M = n*p*q, N = k, K = r*s*c; a linear layer is one of images of one pixel. See templates/sm90/conv2d.cuh for
+The GEMM is M = n*p*q, N = k, K = r*s*c; a linear layer is one of images of one pixel. See templates/sm90/conv2d/conv2d.cuh for
 how it works.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from autotune.core import Architecture
+from autotune.core import Architecture, ceil_div
 from autotune.families import se_gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
 from autotune.families.sm90.conv2d_launches import LAUNCH_PARAMETERS, columns_fit, launches, steps_well
@@ -84,7 +84,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     problem = convolution_of(problem, x.merge)
     processors, products, best = arch.processors_for(x.cluster), products_a_tile(problem, x), float("inf")
     for loading in loadings(problem, x):
-        rounds = -(-blocks_needed(problem, x, loading) // processors)
+        rounds = ceil_div(blocks_needed(problem, x, loading), processors)
         buffers = 2 * (loading.fill_bytes + x.weight_bytes) + x.staging_bytes(1)
         beside = max(1, min(x.blocks_by_registers, rounds, arch.sm_shared // buffers)) * (2 if x.pingpong else 1)
         # Of resident weights nobody waits for the next.
@@ -130,7 +130,7 @@ FAMILY = Family(
     name="sm90_conv2d",
     operator=(Conv2d, Conv2dSe, Gemm),
     kind=DEVICE_IMAGE,
-    template="sm90/conv2d.cu.j2",
+    template="sm90/conv2d/conv2d.cu.j2",
     architectures=("sm90",),
     dtypes=("f16", "bf16"),
     parameters=(

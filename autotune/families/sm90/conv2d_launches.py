@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autotune.core import MOST_PROCESSORS, Architecture
+from autotune.core import MOST_PROCESSORS, Architecture, ceil_div, round_up
 from autotune.families import se_gate
 from autotune.families.base import Config, Launch, Parameter
 from autotune.families.sm90.conv2d_loads import (
@@ -52,7 +52,7 @@ def _of_loading(problem: Solved, x: Shape, loading: Loading, arch: Architecture)
     gated = isinstance(problem, Conv2dSe)
     if isinstance(problem, Conv2dSe | FoldedSe) and not _gate_fits(problem, x, loading):
         return
-    tiles_n, blocks = -(-problem.k // x.n), blocks_needed(problem, x, loading)
+    tiles_n, blocks = ceil_div(problem.k, x.n), blocks_needed(problem, x, loading)
     processors = arch.processors_for(x.cluster)
     if loading.tiles_m < x.cluster_m or x.slices > loading.fills or (x.slices > 1 and blocks > 2 * processors):
         return
@@ -62,7 +62,7 @@ def _of_loading(problem: Solved, x: Shape, loading: Loading, arch: Architecture)
             continue
         own = gated or x.slices > 1 or blocks <= processors * resident
         limit = 0 if own else processors * resident
-        tiles = -(-blocks // limit) if limit else 1
+        tiles = ceil_div(blocks, limit) if limit else 1
         for staged in _stagings(problem, x):
             room = min(arch.sm_shared // resident - arch.reserved_shared - SHARED_OVERHEAD, MOST_SHARED)
             room -= x.staging_bytes(staged) + _gate_bytes(problem, x)
@@ -92,15 +92,15 @@ def _launch(loading: Loading, slots: tuple[int, int], limit: int, raster: int, s
 
 def _skip_fills(problem: Solved, x: Shape) -> int:
     """Of a projection in the skip connection: all of them are there at once, until the sums are scaled."""
-    return -(-problem.skip_c // problem.skip_groups // x.k) if isinstance(problem, Conv2dSeSkip) else 0
+    return ceil_div(problem.skip_c // problem.skip_groups, x.k) if isinstance(problem, Conv2dSeSkip) else 0
 
 
 def columns_fit(problem: Solved, tile_n: int, cluster_n: int = 1) -> bool:
     """Whether a cluster's columns of tiles are not half empty, nor reach from one group into another."""
     if problem.groups > 1:
         return problem.k // problem.groups % (tile_n * cluster_n) == 0
-    padded = -(-problem.k // 32) * 32  # with the channels that fill up the weights
-    return tile_n < 2 * padded and -(-problem.k // tile_n) >= cluster_n
+    padded = round_up(problem.k, 32)  # with the channels that fill up the weights
+    return tile_n < 2 * padded and ceil_div(problem.k, tile_n) >= cluster_n
 
 
 def steps_well(problem: Solved, step: int) -> bool:
@@ -128,4 +128,4 @@ def _gate_fits(problem: Conv2dSe | FoldedSe, x: Shape, loading: Loading) -> bool
     whole = whole and x.m % (problem.p * problem.q) == 0
     if isinstance(problem, Conv2dSeSkip) and problem.skip_groups > 1:
         whole = whole and problem.k // problem.skip_groups % (x.n * x.cluster_n) == 0
-    return whole and (isinstance(problem, FoldedSe) or -(-problem.k // x.n) == x.cluster_n)
+    return whole and (isinstance(problem, FoldedSe) or ceil_div(problem.k, x.n) == x.cluster_n)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from autotune.core import ceil_div, round_up
 from autotune.families.sm90.conv2d_shape import Shape
 from autotune.ir import Conv2d, Conv2dSe, FoldedSe, Gemm, Problem
 
@@ -49,20 +50,20 @@ class Loading:
 
 def loadings(problem: Solved, x: Shape) -> list[Loading]:
     """The ways worth trying, the best first."""
-    chunks, pixels = -(-group_channels(problem) // x.k), problem.n * problem.p * problem.q
+    chunks, pixels = ceil_div(group_channels(problem), x.k), problem.n * problem.p * problem.q
     if not x.patch:
-        return [Loading((0, 0, 0), x.m * x.k * 2, problem.r * problem.s * chunks, -(-pixels // x.m))]
+        return [Loading((0, 0, 0), x.m * x.k * 2, problem.r * problem.s * chunks, ceil_div(pixels, x.m))]
     if problem.is_pointwise or any(s > 1 and d > 1 for s, d in zip(problem.stride, problem.dilation, strict=True)):
         return []
     found = []
     axes = list(zip((problem.r, problem.s), problem.stride, problem.dilation, strict=True))
     phases = min(problem.r, problem.stride[0]) * min(problem.s, problem.stride[1])
-    halo_h, halo_w = ((-(-extent // min(extent, stride)) - 1) * dilation for extent, stride, dilation in axes)
+    halo_h, halo_w = ((ceil_div(extent, min(extent, stride)) - 1) * dilation for extent, stride, dilation in axes)
     for h, w, images in _squares(x.m // 64):
         patch_h, patch_w = 8 * h + halo_h, 8 * w + halo_w
         if max((patch_h - 1) * problem.stride[0], (patch_w - 1) * problem.stride[1]) >= _MOST_BOX - 1:
             continue
-        tiles = -(-problem.n // images) * -(-problem.p // (8 * h)) * -(-problem.q // (8 * w))
+        tiles = ceil_div(problem.n, images) * ceil_div(problem.p, 8 * h) * ceil_div(problem.q, 8 * w)
         if tiles * x.m <= 1.5 * pixels:
             found.append(Loading((h, w, images), images * patch_h * patch_w * x.k * 2, phases * chunks, tiles))
     return sorted(found, key=lambda one: (one.tiles_m, one.fill_bytes))[:2]
@@ -76,12 +77,12 @@ def _squares(count: int) -> list[tuple[int, int, int]]:
 
 def products_a_tile(problem: Solved, x: Shape) -> int:
     """Products of tile_k channels that a tile takes."""
-    return problem.r * problem.s * -(-group_channels(problem) // x.k)
+    return problem.r * problem.s * ceil_div(group_channels(problem), x.k)
 
 
 def fill_slot(loading: Loading) -> int:
     """Bytes of a buffer of activations."""
-    return -(-loading.fill_bytes // 1024) * 1024
+    return round_up(loading.fill_bytes, 1024)
 
 
 def slots_in(room: int, problem: Solved, x: Shape, loading: Loading, fills_a_block: int) -> tuple[int, int] | None:
@@ -104,5 +105,5 @@ def slots_in(room: int, problem: Solved, x: Shape, loading: Loading, fills_a_blo
 
 def blocks_needed(problem: Solved, x: Shape, loading: Loading) -> int:
     """Blocks that give every tile its own, in whole clusters."""
-    tiles_n = -(-problem.k // x.n)
-    return -(-loading.tiles_m // x.cluster_m) * -(-tiles_n // x.cluster_n) * x.cluster
+    tiles_n = ceil_div(problem.k, x.n)
+    return ceil_div(loading.tiles_m, x.cluster_m) * ceil_div(tiles_n, x.cluster_n) * x.cluster

@@ -1,7 +1,7 @@
 """3x3 convolution of small images for Hopper, whose pixels are loaded once for all taps; fp16 and bf16, NHWC.
 
 Plain, with a folded squeeze-and-excitation, and with a skip connection's projection behind that. A tile is 64 pixels of
-whole images. See templates/sm90/image_conv2d.cuh.
+whole images. See templates/sm90/small_image/conv2d.cuh.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.core import Architecture
+from autotune.core import Architecture, ceil_div, round_up
 from autotune.families import se_gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.sm90.conv2d_launches import columns_fit
@@ -112,12 +112,12 @@ def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
 
 
 def _tiles(problem: _Solved) -> int:
-    return -(-problem.n * problem.p * problem.q // _ROWS)
+    return ceil_div(problem.n * problem.p * problem.q, _ROWS)
 
 
 def _chunks(problem: _Solved) -> tuple[int, int]:
     """Of 64 channels: of the input, and of what a projection reads."""
-    return -(-problem.c // _CHUNK), -(-problem.skip_c // _CHUNK) if isinstance(problem, Conv2dSeSkip) else 0
+    return ceil_div(problem.c, _CHUNK), ceil_div(problem.skip_c, _CHUNK) if isinstance(problem, Conv2dSeSkip) else 0
 
 
 def _fixed_bytes(problem: _Solved, x: _Shape) -> int:
@@ -142,8 +142,8 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     """Cycles by a crude model: rounds of tiles, each bound by products or by loads."""
     assert isinstance(problem, _Solved)
     x, (chunks, skips) = _shape(config), _chunks(problem)
-    tiles = -(-_tiles(problem) // x.peers) * x.peers * -(-problem.k // x.n)
-    rounds = -(-tiles // arch.processors_for(x.peers))
+    tiles = round_up(_tiles(problem), x.peers) * ceil_div(problem.k, x.n)
+    rounds = ceil_div(tiles, arch.processors_for(x.peers))
     steps = _TAPS * chunks
     products = steps * max(2 * x.columns, 150)
     loaded = steps * x.weight_bytes + chunks * x.chunk_bytes + skips * (_PLANE_BYTES + x.n * _CHUNK * 2)
@@ -172,7 +172,7 @@ FAMILY = Family(
     name="sm90_image_conv2d",
     operator=(Conv2d, Conv2dFoldedSe, Conv2dSeSkip),
     kind=DEVICE_IMAGE,
-    template="sm90/image_conv2d.cu.j2",
+    template="sm90/small_image/conv2d.cu.j2",
     architectures=("sm90",),
     dtypes=("f16", "bf16"),
     parameters=(

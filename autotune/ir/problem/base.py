@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from autotune.core import ProblemError, choose
+from autotune.core import ProblemError, require_one_of
 from autotune.ir.epilogue import MAX_SCALARS, Epilogue
 from autotune.ir.epilogue_steps import PLACES
 from autotune.ir.problem.dtypes import DTYPES
@@ -63,7 +63,7 @@ class Problem:
     epilogue: Epilogue = _NO_STEPS
 
     def __post_init__(self) -> None:
-        choose("dtype", self.dtype, list(DTYPES))
+        require_one_of("dtype", self.dtype, list(DTYPES))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             sizes = value if isinstance(value, tuple) else (value,)

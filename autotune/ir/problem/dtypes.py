@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from autotune.core import choose
+from autotune.core import require_one_of
 
 DTYPES: dict[str, torch.dtype] = {
     "f32": torch.float32,
@@ -25,4 +25,4 @@ _ALIASES = {
 def dtype_name(dtype: str | torch.dtype) -> str:
     """The project's name of a dtype ("f16" for torch.float16, "half", "fp16"); raises UnknownNameError."""
     text = str(dtype).removeprefix("torch.")
-    return choose("dtype", _ALIASES.get(text, text), list(DTYPES))
+    return require_one_of("dtype", _ALIASES.get(text, text), list(DTYPES))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from autotune.core import ProblemError, choose
+from autotune.core import ProblemError, require_one_of
 from autotune.ir.epilogue import Epilogue
 from autotune.ir.problem.base import Problem
 from autotune.ir.problem.dtypes import dtype_name
@@ -14,7 +14,7 @@ from autotune.ir.problem.registry import OPERATORS
 def parse(text: str) -> Problem:
     """Read a problem from its text; fields with a default may be left out. Raises ProblemError or UnknownNameError."""
     operator, *words = text.split() or [""]
-    cls = OPERATORS[choose("operator", operator, list(OPERATORS))]
+    cls = OPERATORS[require_one_of("operator", operator, list(OPERATORS))]
     fields = {field.name: field for field in dataclasses.fields(cls)}
     values: dict[str, object] = {}
     for word in words:

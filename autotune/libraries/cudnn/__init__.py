@@ -5,18 +5,18 @@ stored: a plan from a database. classic: the numbered algorithms of the older AP
 """
 
 from autotune.libraries.cudnn.library import PACKAGE, library, versions
-from autotune.libraries.cudnn.plans import Found, Plan, find_plans
-from autotune.libraries.cudnn.stored import Offer, Offers, bind, offers, summary
+from autotune.libraries.cudnn.plans import ExecutionPlan, FoundPlans, find_plans
+from autotune.libraries.cudnn.stored import SerializedPlan, SerializedPlans, bind, offers, summary
 from autotune.libraries.cudnn_names import FAMILY, KIND
 
 __all__ = [
     "FAMILY",
     "KIND",
     "PACKAGE",
-    "Found",
-    "Offer",
-    "Offers",
-    "Plan",
+    "ExecutionPlan",
+    "FoundPlans",
+    "SerializedPlan",
+    "SerializedPlans",
     "bind",
     "find_plans",
     "library",

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from autotune.core import VendorError
+from autotune.core import LibraryError
 from autotune.ir import Convolution
 
 FORWARD, BACKWARD_DATA, BACKWARD_FILTER = "forward", "backward-data", "backward-filter"
@@ -110,7 +110,7 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AlgorithmInfo:
     """What cuDNN says of an algorithm without running it; error: why it cannot be run on these sizes."""
 
     number: int
@@ -121,14 +121,14 @@ class Answer:
     error: str | None = None
 
 
-class Classic:
+class ClassicConvolution:
     """A convolution's descriptors, in cuDNN's memory, and what can be done with them."""
 
     def __init__(self, geometry: Geometry) -> None:
         if geometry.device.type != "cuda":
-            raise VendorError("cuDNN's algorithms need an NVIDIA GPU")
+            raise LibraryError("cuDNN's algorithms need an NVIDIA GPU")
         if geometry.dtype not in _DATA_TYPES:
-            raise VendorError(f"cuDNN's algorithms are used in {', '.join(map(_plain, _DATA_TYPES))}")
+            raise LibraryError(f"cuDNN's algorithms are used in {', '.join(map(_plain, _DATA_TYPES))}")
         self.geometry = geometry
         self._made: list[tuple[str, ctypes.c_void_p]] = []
         self._descriptors = {
@@ -176,7 +176,7 @@ class Classic:
 
     # -- asking and running ----------------------------------------------------------------------------------
 
-    def answers(self, direction: str) -> list[Answer]:
+    def answers(self, direction: str) -> list[AlgorithmInfo]:
         """All algorithms of a pass, by their numbers; nothing is run."""
         word, _ = _PASSES[direction]
         room = 2 * len(NAMES[direction])
@@ -186,18 +186,18 @@ class Classic:
         told = {int(result.algo): result for result in reversed(results[: count.value]) if result.status == 0}
         return [self._answer(direction, number, told.get(number)) for number in range(len(NAMES[direction]))]
 
-    def _answer(self, direction: str, number: int, told: Any) -> Answer:
+    def _answer(self, direction: str, number: int, told: Any) -> AlgorithmInfo:
         name = NAMES[direction][number]
         try:
             size = self.workspace_bytes(direction, number)
-        except VendorError as error:
-            return Answer(number, name, error=str(error))
+        except LibraryError as error:
+            return AlgorithmInfo(number, name, error=str(error))
         if told is None:
-            return Answer(number, name, size)
-        return Answer(number, name, size, bool(told.determinism), _MATH.get(told.math_type, str(told.math_type)))
+            return AlgorithmInfo(number, name, size)
+        return AlgorithmInfo(number, name, size, bool(told.determinism), _MATH.get(told.math_type, str(told.math_type)))
 
     def workspace_bytes(self, direction: str, number: int) -> int:
-        """Bytes of workspace that an algorithm needs; raises VendorError if it does not support these sizes."""
+        """Bytes of workspace that an algorithm needs; raises LibraryError if it does not support these sizes."""
         word, _ = _PASSES[direction]
         size = ctypes.c_size_t()
         asked = f"cudnnGetConvolution{word}WorkspaceSize"
@@ -212,7 +212,7 @@ class Classic:
         workspace: torch.Tensor,
         stream: int,
     ) -> None:
-        """Enqueue a pass on a CUDA stream; raises VendorError.
+        """Enqueue a pass on a CUDA stream; raises LibraryError.
 
         tensors: x, weight and y in the geometry's memory format; of a gradient, the place of what it is of.
         """
@@ -243,10 +243,10 @@ class _Cudnn:
     handle: ctypes.c_void_p
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function; raises VendorError with cuDNN's word for what went wrong."""
+        """Call a function; raises LibraryError with cuDNN's word for what went wrong."""
         own = () if name.startswith(_WITHOUT_HANDLE) else (self.handle,)
         if status := getattr(self.library, name)(*own, *arguments):
-            raise VendorError(f"{name}: {_word(self.library, status)}")
+            raise LibraryError(f"{name}: {_word(self.library, status)}")
 
 
 _mine = threading.local()  # cuDNN's handles are not for several threads at once, and autograd has its own
@@ -259,19 +259,19 @@ def _handle(device: torch.device) -> _Cudnn:
         library, handle = load(), ctypes.c_void_p()
         with torch.cuda.device(device):
             if status := library.cudnnCreate(ctypes.byref(handle)):
-                raise VendorError(f"cuDNN makes no handle for {device}: {_word(library, status)}")
+                raise LibraryError(f"cuDNN makes no handle for {device}: {_word(library, status)}")
         handles[key] = _Cudnn(library, handle)
     return handles[key]
 
 
 @cache
 def load() -> Any:
-    """torch's own libcudnn.so.9; raises VendorError where there is none, or an older one."""
+    """torch's own libcudnn.so.9; raises LibraryError where there is none, or an older one."""
     version = torch.backends.cudnn.version()  # has torch load it
     if version is None:
-        raise VendorError("torch has no cuDNN here: its algorithms need a build of torch for NVIDIA GPUs")
+        raise LibraryError("torch has no cuDNN here: its algorithms need a build of torch for NVIDIA GPUs")
     if version < 90000:
-        raise VendorError(f"torch brings cuDNN {version // 1000}: its algorithms are used from cuDNN 9 on")
+        raise LibraryError(f"torch brings cuDNN {version // 1000}: its algorithms are used from cuDNN 9 on")
     package = importlib.util.find_spec("nvidia.cudnn") if importlib.util.find_spec("nvidia") else None
     folders = [Path(place) / "lib" for place in (package.submodule_search_locations or [])] if package else []
     for name in ("libcudnn.so.9", *(str(folder / "libcudnn.so.9") for folder in folders)):
@@ -279,7 +279,7 @@ def load() -> Any:
             return ctypes.CDLL(name)
         except OSError:
             continue
-    raise VendorError(f"libcudnn.so.9, which torch uses, cannot be found: pip install {_package()}")
+    raise LibraryError(f"libcudnn.so.9, which torch uses, cannot be found: pip install {_package()}")
 
 
 def _package() -> str:

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from autotune.core import VendorError
+from autotune.core import LibraryError
 from autotune.ir import DTYPES, Conv2d, Conv2dDgrad, Convolution, Operand, Problem, Step, Tensors
-from autotune.libraries.cudnn.library import Library
+from autotune.libraries.cudnn.library import CudnnLibrary
 
 _SCALAR, _CONSTANT = 101, 201  # the numbers of a chain's scalars, and of constants, begin here
 _CONSTANTS = (3.0, 1 / 6)  # of hardsigmoid and hardswish
@@ -35,13 +35,13 @@ _NAMES = {"f16": "HALF", "bf16": "BFLOAT16", "f32": "FLOAT", "tf32": "FLOAT"}
 
 
 def check(problem: Problem) -> Convolution:
-    """The problem, if it can be put to cuDNN; raises VendorError."""
+    """The problem, if it can be put to cuDNN; raises LibraryError."""
     if not isinstance(problem, Convolution):
-        raise VendorError(f"cuDNN's plans are used for convolutions, not for '{problem}'")
+        raise LibraryError(f"cuDNN's plans are used for convolutions, not for '{problem}'")
     if problem.dtype not in _NAMES:
-        raise VendorError(f"cuDNN's plans are used in {', '.join(_NAMES)}, not in {problem.dtype}")
+        raise LibraryError(f"cuDNN's plans are used in {', '.join(_NAMES)}, not in {problem.dtype}")
     if foreign := [name for name in problem.epilogue.names if name not in STEPS]:
-        raise VendorError(f"cuDNN's plans are used with the steps {', '.join(STEPS)}, not with {', '.join(foreign)}")
+        raise LibraryError(f"cuDNN's plans are used with the steps {', '.join(STEPS)}, not with {', '.join(foreign)}")
     return problem
 
 
@@ -55,7 +55,7 @@ def vector_dtypes(problem: Convolution) -> tuple[str | None, ...]:
     return ("f32",) if _NAMES[problem.dtype] == "FLOAT" else (problem.dtype, "f32")
 
 
-def describe(library: Library, problem: Convolution, vectors: str | None) -> Any:
+def describe(library: CudnnLibrary, problem: Convolution, vectors: str | None) -> Any:
     """The problem as a pygraph with heuristics' plans; vectors: the dtype of its vectors. Raises the package's errors.
 
     Every tensor has the number by which `arguments` gives it.

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autotune.core import VendorError
+from autotune.core import LibraryError
 
 PACKAGE = "nvidia-cudnn-frontend==1.28.0"
 """What to install: the last version without large dependencies."""
@@ -21,7 +21,7 @@ OLDEST = 90000
 
 
 @dataclass(frozen=True)
-class Library:
+class CudnnLibrary:
     """The package, its handle for one device, and cuDNN's version. lock: held while the handle has a stream to keep."""
 
     cudnn: Any
@@ -36,30 +36,30 @@ class Library:
 
 
 @cache
-def library(device: torch.device) -> Library:
-    """Load the package and make a handle; raises VendorError."""
+def library(device: torch.device) -> CudnnLibrary:
+    """Load the package and make a handle; raises LibraryError."""
     if device.type != "cuda":
-        raise VendorError("cuDNN's plans need an NVIDIA GPU")
+        raise LibraryError("cuDNN's plans need an NVIDIA GPU")
     try:
         cudnn = importlib.import_module("cudnn")
         version, name = cudnn.backend_version(), cudnn.backend_version_string()
         logging.getLogger("cudnn").setLevel(logging.ERROR)  # what it warns of is in its errors
         if not hasattr(cudnn.pygraph, "get_engine_and_knobs_at_index"):
-            raise VendorError(f"the package cudnn is {cudnn.__version__}, too old: pip install {PACKAGE}")
+            raise LibraryError(f"the package cudnn is {cudnn.__version__}, too old: pip install {PACKAGE}")
         if version < OLDEST:
-            raise VendorError(f"cuDNN {name} is too old for its plans to be used here: 9.0 or newer is needed")
+            raise LibraryError(f"cuDNN {name} is too old for its plans to be used here: 9.0 or newer is needed")
         with torch.cuda.device(device):
-            return Library(cudnn, cudnn.create_handle(), name)
-    except VendorError:
+            return CudnnLibrary(cudnn, cudnn.create_handle(), name)
+    except LibraryError:
         raise
     except ModuleNotFoundError as error:
-        raise VendorError(f"no cuDNN plans without its Python package: pip install {PACKAGE}") from error
+        raise LibraryError(f"no cuDNN plans without its Python package: pip install {PACKAGE}") from error
     except Exception as error:  # it looks for libraries while it is imported, and asserts what it finds
-        raise VendorError(f"the package cudnn cannot be used: {first_line(error)}") from error
+        raise LibraryError(f"the package cudnn cannot be used: {first_line(error)}") from error
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """The versions of cuDNN and of its package; raises VendorError where they cannot be used."""
+    """The versions of cuDNN and of its package; raises LibraryError where they cannot be used."""
     found = library(device)
     return {"cudnn": found.version, "frontend": found.cudnn.__version__}
 

@@ -14,17 +14,17 @@ from typing import Any
 
 import torch
 
-from autotune.core import VendorError
+from autotune.core import LibraryError, format_bytes
 from autotune.ir import Convolution, Problem, Tensors
 from autotune.libraries.cudnn.graph import arguments, check, describe, vector_dtypes
-from autotune.libraries.cudnn.library import Library, first_line, library
+from autotune.libraries.cudnn.library import CudnnLibrary, first_line, library
 
 WORKSPACE_LIMIT = 4 << 30
 """Bytes of workspace above which a plan is not run."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExecutionPlan:
     """One execution plan, numbered from the heuristics' first choice on. `error` says why it cannot run.
 
     name: cuDNN's own, engine and knobs in one word. It, `engine` and `knobs` hold for one version of cuDNN.
@@ -52,26 +52,26 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundPlans:
     """The plans of a problem, the heuristics' first choice first; without any, `reason` says why in a sentence."""
 
-    plans: list[Plan]
+    plans: list[ExecutionPlan]
     reason: str | None = None
     graphs: Mapping[str | None, _Graph] = field(default_factory=dict, repr=False)
 
-    def bind(self, plan: Plan, tensors: Tensors, scalars: tuple[float, ...] = ()) -> BoundPlan:
+    def bind(self, plan: ExecutionPlan, tensors: Tensors, scalars: tuple[float, ...] = ()) -> BoundExecutionPlan:
         """Bind a plan without `error` to a problem's tensors on the GPU."""
-        return BoundPlan(self.graphs[plan.bias], plan, tensors, scalars)
+        return BoundExecutionPlan(self.graphs[plan.bias], plan, tensors, scalars)
 
-    def serialized(self, plan: Plan) -> bytes:
+    def serialized(self, plan: ExecutionPlan) -> bytes:
         """cuDNN's own form of a plan without `error`: `list` of it is what `pygraph.deserialize` takes."""
         return self.graphs[plan.bias].serialized(plan)
 
 
-class BoundPlan:
+class BoundExecutionPlan:
     """A plan with its tensors and workspace."""
 
-    def __init__(self, graph: _Graph, plan: Plan, tensors: Tensors, scalars: tuple[float, ...]) -> None:
+    def __init__(self, graph: _Graph, plan: ExecutionPlan, tensors: Tensors, scalars: tuple[float, ...]) -> None:
         self._graph, self._index = graph, plan.index  # the plan's kernels live as long as its graph
         self._pack = arguments(graph.problem, plan.bias, tensors, scalars)
         device = next(iter(tensors.values())).device
@@ -89,14 +89,14 @@ class BoundPlan:
             self._graph.graph.execute_plan_at_index(pack, self._workspace, index=self._index, handle=library.handle)
 
 
-def find_plans(problem: Problem, device: torch.device) -> Found:
+def find_plans(problem: Problem, device: torch.device) -> FoundPlans:
     """All execution plans of `problem` on the current GPU, built."""
     try:
         convolution, loaded = check(problem), library(device)
-    except VendorError as error:
-        return Found([], str(error))
+    except LibraryError as error:
+        return FoundPlans([], str(error))
     graphs: dict[str | None, _Graph] = {}
-    plans: list[Plan] = []
+    plans: list[ExecutionPlan] = []
     reasons: list[str] = []
     for vectors in vector_dtypes(convolution):
         try:
@@ -104,17 +104,17 @@ def find_plans(problem: Problem, device: torch.device) -> Found:
             plans += graphs[vectors].plans()
         except Exception as error:  # the package's errors have no common base
             reasons.append(f"cuDNN {loaded.version} does not support '{problem}': {first_line(error)}")
-    return Found(plans, None if plans else reasons[0] if reasons else f"cuDNN has no plan for '{problem}'", graphs)
+    return FoundPlans(plans, None if plans else reasons[0] if reasons else f"cuDNN has no plan for '{problem}'", graphs)
 
 
 class _Graph:
     """A problem as a graph whose vectors have one dtype, with the plans of all its heuristics."""
 
-    def __init__(self, library: Library, problem: Convolution, vectors: str | None) -> None:
+    def __init__(self, library: CudnnLibrary, problem: Convolution, vectors: str | None) -> None:
         self.library, self.problem, self._vectors = library, problem, vectors
         self.graph = describe(library, problem, vectors)
 
-    def plans(self) -> Iterator[Plan]:
+    def plans(self) -> Iterator[ExecutionPlan]:
         """Build all plans, in the heuristics' order; what two heuristics name comes once."""
         numeric = self._numeric_notes()
         seen: set[str] = set()
@@ -124,7 +124,7 @@ class _Graph:
                 yield replace(plan, numeric=None if numeric is None else numeric.get(plan.name, ()))
             seen.add(plan.name)
 
-    def _build(self, index: int) -> Plan:
+    def _build(self, index: int) -> ExecutionPlan:
         known: dict[str, Any] = {"index": index, "name": f"plan {index}", "bias": self._vectors}
         try:
             known["name"] = self.graph.get_plan_name_at_index(index)
@@ -135,10 +135,10 @@ class _Graph:
             self.graph.build_plan_at_index(index)
             known["workspace_bytes"] = int(self.graph.get_workspace_size_plan_at_index(index))
         except Exception as error:  # one plan's failure is its result
-            return Plan(**known, error=first_line(error))
+            return ExecutionPlan(**known, error=first_line(error))
         if known["workspace_bytes"] > WORKSPACE_LIMIT:
-            return Plan(**known, error=f"needs {known['workspace_bytes'] / 2**30:.1f} GiB of workspace")
-        return Plan(**known)
+            return ExecutionPlan(**known, error=f"needs {format_bytes(known['workspace_bytes'])} of workspace")
+        return ExecutionPlan(**known)
 
     def _numeric_notes(self) -> dict[str, tuple[str, ...]] | None:
         """Plan's name -> notes on its arithmetic. The package cannot be asked for them, only to leave out who has one.
@@ -160,11 +160,11 @@ class _Graph:
             return None
         return notes or None  # none has any: then they were not understood
 
-    def serialized(self, plan: Plan) -> bytes:
-        """The graph with this plan in cuDNN's own form; raises VendorError for a plan that is not the backend's."""
+    def serialized(self, plan: ExecutionPlan) -> bytes:
+        """The graph with this plan in cuDNN's own form; raises LibraryError for a plan that is not the backend's."""
         self.graph.build_plan_at_index(plan.index)  # what is serialized is the plan that was built last
         if self.graph.selected_engine is not None:
-            raise VendorError(f"{plan.name} is an engine of the Python package, which has no form to be stored in")
+            raise LibraryError(f"{plan.name} is an engine of the Python package, which has no form to be stored in")
         return bytes(self.graph.serialize())
 
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 
-from autotune.core import VendorError
+from autotune.core import LibraryError
 from autotune.ir import Problem, Tensors
 from autotune.libraries.cudnn.graph import arguments, check, operand_numbers
-from autotune.libraries.cudnn.library import Library, first_line, library
-from autotune.libraries.cudnn.plans import Found, Plan, find_plans
+from autotune.libraries.cudnn.library import CudnnLibrary, first_line, library
+from autotune.libraries.cudnn.plans import ExecutionPlan, FoundPlans, find_plans
 from autotune.libraries.cudnn_names import FAMILY
 
 
 @dataclass(frozen=True)
-class Offer:
+class SerializedPlan:
     """A plan for the database: its config and its own form, or the error for which it has none."""
 
     config: dict[str, Any]
@@ -32,29 +32,31 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Offers:
+class SerializedPlans:
     """All plans of a problem. source: what made them; reason: without any, why, in a sentence."""
 
     source: str
-    plans: tuple[Offer, ...] = ()
+    plans: tuple[SerializedPlan, ...] = ()
     reason: str | None = None
 
 
-def offers(problem: Problem | None, device: torch.device) -> Offers:
+def offers(problem: Problem | None, device: torch.device) -> SerializedPlans:
     """All plans of a problem on the current GPU, in the heuristics' order; without a problem, only their source."""
     try:
         source = library(device).source
-    except VendorError as error:
-        return Offers("", reason=str(error))
+    except LibraryError as error:
+        return SerializedPlans("", reason=str(error))
     if problem is None:
-        return Offers(source)
+        return SerializedPlans(source)
     found = find_plans(problem, device)
     count = len(found.plans)
-    plans = (Offer(_config(plan, rank, count, source), *_form(found, plan)) for rank, plan in enumerate(found.plans))
-    return Offers(source, tuple(plans), found.reason)
+    plans = (
+        SerializedPlan(_config(plan, rank, count, source), *_form(found, plan)) for rank, plan in enumerate(found.plans)
+    )
+    return SerializedPlans(source, tuple(plans), found.reason)
 
 
-def _form(found: Found, plan: Plan) -> tuple[bytes, str | None]:
+def _form(found: FoundPlans, plan: ExecutionPlan) -> tuple[bytes, str | None]:
     """A plan's own form, or an error."""
     if plan.error:
         return b"", plan.error
@@ -64,7 +66,7 @@ def _form(found: Found, plan: Plan) -> tuple[bytes, str | None]:
         return b"", f"cannot be stored: {first_line(error)}"
 
 
-def _config(plan: Plan, rank: int, count: int, source: str) -> dict[str, Any]:
+def _config(plan: ExecutionPlan, rank: int, count: int, source: str) -> dict[str, Any]:
     """What the database tells of a plan: what it is, its rank among so many, and what it was made by."""
     return {
         "plan": plan.name,
@@ -95,12 +97,12 @@ def bind(
 ) -> Callable[[Tensors], None]:
     """Returns run(late): solves `problem` with the plan in a file on torch's current stream.
 
-    late: operands by name that are taken instead of those in `tensors`. Raises VendorError where the plan cannot be
+    late: operands by name that are taken instead of those in `tensors`. Raises LibraryError where the plan cannot be
     used here.
     """
     convolution, loaded = check(problem), library(device)
     if config["made_by"] != loaded.source:
-        raise VendorError(f"the plan is of {config['made_by']}, and here is {loaded.source}: tune again to have one")
+        raise LibraryError(f"the plan is of {config['made_by']}, and here is {loaded.source}: tune again to have one")
     graph = _restored(loaded, path)
     numbers = operand_numbers(problem)
     pack = arguments(convolution, config["bias"], tensors, scalars)
@@ -117,11 +119,11 @@ def bind(
 
 
 @lru_cache(maxsize=512)
-def _restored(loaded: Library, path: Path) -> Any:
-    """A graph with the plan of a file; raises VendorError."""
+def _restored(loaded: CudnnLibrary, path: Path) -> Any:
+    """A graph with the plan of a file; raises LibraryError."""
     graph = loaded.cudnn.pygraph(handle=loaded.handle)
     try:
         graph.deserialize(loaded.handle, list(path.read_bytes()))
     except Exception as error:
-        raise VendorError(f"{loaded.source} does not take its plan {path.stem[:12]}: {first_line(error)}") from error
+        raise LibraryError(f"{loaded.source} does not take its plan {path.stem[:12]}: {first_line(error)}") from error
     return graph

@@ -30,7 +30,10 @@ struct Held {
 }  // namespace
 
 Calls::Calls(const py::object& exchange, py::object empty_like, py::object count, py::object watch)
-    : capsule_(exchange), empty_like_(std::move(empty_like)), count_(std::move(count)), watch_(std::move(watch)),
+    : capsule_(exchange),
+      empty_like_(std::move(empty_like)),
+      count_(std::move(count)),
+      watch_(std::move(watch)),
       used_("used") {
   constexpr const char* kName = "dlpack_exchange_api";
   if (!PyCapsule_IsValid(exchange.ptr(), kName)) return;
@@ -38,7 +41,8 @@ Calls::Calls(const py::object& exchange, py::object empty_like, py::object count
   if (found->major == 1 && found->read && found->stream) exchange_ = found;
 }
 
-Calls::Kind::Kind(const Tensor& x) : tensor(x), sizes(x.sizes, x.sizes + x.rank), strides(x.strides, x.strides + x.rank) {}
+Calls::Kind::Kind(const Tensor& x)
+    : tensor(x), sizes(x.sizes, x.sizes + x.rank), strides(x.strides, x.strides + x.rank) {}
 
 bool Calls::Kind::is_of(const Tensor& x) const {
   return x.device_type == tensor.device_type && x.device == tensor.device && x.rank == tensor.rank &&
@@ -87,7 +91,8 @@ py::object Calls::run(const py::object& x, const py::object& out) const {
   Tensor from, to;
   void* stream;
   if (!read(x, from) || address(from) % kAccess || !read_stream(from, stream)) return py::none();
-  const std::shared_ptr<Known> known = find(from, stream);  // kept, should it be dropped while others have the interpreter
+  const std::shared_ptr<Known> known =
+      find(from, stream);  // kept, should it be dropped while others have the interpreter
   if (!known || known->is_captured()) return py::none();
 
   py::object y = out;

@@ -1,5 +1,5 @@
-// Calls of what is bound, without the interpreter between input and launch: which plan an input is for, its address, the
-// stream, and the result's address come from DLPack's C functions for a framework's tensors.
+// Calls of what is bound, without the interpreter between input and launch: which plan an input is for, its address,
+// the stream, and the result's address come from DLPack's C functions for a framework's tensors.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -37,16 +37,18 @@ struct Exchange {
 
 class __attribute__((visibility("hidden"))) Calls {
  public:
-  // exchange: the capsule of a tensor class, or None where it has none: then no call is known. empty_like: result's template
+  // exchange: the capsule of a tensor class, or None where it has none: then no call is known. empty_like: result's
+  // template
   // -> result. count: an iterator; who ran last has its last number. watch: a Watch of what plans are made of.
   Calls(const pybind11::object& exchange, pybind11::object empty_like, pybind11::object count, pybind11::object watch);
 
-  // From now on inputs that are as x run on a frame: on its `direct`, a Graph or a Program whose slots are input and result.
-  // Its template is how results look, its lock is held while a program runs, `used` is set.
+  // From now on inputs that are as x run on a frame: on its `direct`, a Graph or a Program whose slots are input and
+  // result. Its template is how results look, its lock is held while a program runs, `used` is set.
   void add(const pybind11::object& x, const pybind11::object& frame);
 
-  // The result, in `out` if that is not None; None where x must go the long way: nothing is known for it, its stream is being
-  // captured, `out` is not as results are, or the watch tells of a change, which is looked for while the device works.
+  // The result, in `out` if that is not None; None where x must go the long way: nothing is known for it, its stream is
+  // being captured, `out` is not as results are, or the watch tells of a change, which is looked for while the device
+  // works.
   pybind11::object run(const pybind11::object& x, const pybind11::object& out) const;
 
   // Forget all that runs on a frame. Who runs on it meanwhile calls its `settle` afterwards.

@@ -1,5 +1,6 @@
 #include "device_image.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "driver.h"
@@ -111,7 +112,11 @@ bool is_whole_elf(const std::string& bytes) {
   constexpr uint32_t kNoBits = 8;
   const uint64_t size = bytes.size(), table = read<uint64_t>(bytes, 0x28);
   const uint64_t entry = read<uint16_t>(bytes, 0x3a), count = read<uint16_t>(bytes, 0x3c);
-  if (bytes.compare(0, 5, "\x7f" "ELF\x02") != 0 || entry < 64 || count == 0) return false;
+  if (bytes.compare(0, 5,
+                    "\x7f"
+                    "ELF\x02") != 0 ||
+      entry < 64 || count == 0)
+    return false;
   if (table > size || entry * count > size - table) return false;
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t header = table + i * entry;
@@ -119,6 +124,15 @@ bool is_whole_elf(const std::string& bytes) {
     if (read<uint32_t>(bytes, header + 4) != kNoBits && (offset > size || length > size - offset)) return false;
   }
   return true;
+}
+
+// Returns the text that a kernel wrote in the place of its parameters; see refused() in templates/cuda/kernel.cuh. A
+// binary of an older template has no text there, but may have begun to write parameters.
+std::string refusal_reason(const at_prepared& values) {
+  const char* const begin = reinterpret_cast<const char*>(values.params);
+  const char* const end = std::find(begin, begin + AT_MAX_PARAMS, '\0');
+  const bool is_text = begin != end && std::all_of(begin, end, [](char c) { return c >= ' ' && c <= '~'; });
+  return is_text ? std::string(begin, end) : "its shape, its dtype or the launch values are not supported";
 }
 
 }  // namespace
@@ -150,7 +164,8 @@ std::shared_ptr<Prepared> DeviceImage::prepare(const std::string& symbol, const 
   at_prepared values{};
   cuda::LaunchConfig config{{1, 1, 1}, {1, 1, 1}, 0, nullptr, nullptr, 0};
   void* arguments[] = {const_cast<char*>(problem.data()), &out};
-  int result = driver().launch(&config, prepare, arguments, nullptr);
+  int result = driver().fill(out, 0, sizeof values);  // a kernel that gives no reason for a refusal leaves zeros
+  if (result == 0) result = driver().launch(&config, prepare, arguments, nullptr);
   if (result == 0) result = driver().copy_to_host(&values, out, sizeof values);
   driver().free(out);
   check(result, (symbol + "_prepare").c_str());
@@ -158,7 +173,7 @@ std::shared_ptr<Prepared> DeviceImage::prepare(const std::string& symbol, const 
   if (values.abi_version != AT_ABI_VERSION)
     throw Error(symbol + " has ABI version " + std::to_string(values.abi_version) + "; this engine has " +
                 std::to_string(AT_ABI_VERSION));
-  if (values.status != AT_OK) throw Refused(symbol + " refuses the problem");
+  if (values.status != AT_OK) throw Refused(symbol + " refuses the problem: " + refusal_reason(values));
   if (values.tensor_map_count > AT_MAX_TENSOR_MAPS) throw Error(symbol + " asks for too many tensor maps");
   // The limit belongs to the kernel, and the kernel may be prepared for several problems at once: only ever raise it.
   int limit = 0;

@@ -14,7 +14,8 @@ namespace {
 template <typename F>
 void find(void* library, const char* name, F& function) {
   function = reinterpret_cast<F>(dlsym(library, name));
-  if (!function) throw Error(std::string("the CUDA driver lacks ") + name + "; a driver of CUDA 12.3 or newer is needed");
+  if (!function)
+    throw Error(std::string("the CUDA driver lacks ") + name + "; a driver of CUDA 12.3 or newer is needed");
 }
 
 Driver load() {
@@ -34,6 +35,7 @@ Driver load() {
   find(library, "cuFuncGetAttribute", d.function_get);
   find(library, "cuMemAlloc_v2", d.alloc);
   find(library, "cuMemFree_v2", d.free);
+  find(library, "cuMemsetD8_v2", d.fill);
   find(library, "cuMemcpyDtoH_v2", d.copy_to_host);
   find(library, "cuLaunchKernelEx", d.launch);
   find(library, "cuTensorMapEncodeTiled", d.encode_tiled);
@@ -62,7 +64,8 @@ void check(Result result, const char* what) {
   if (result == 0) return;
   const char* text = nullptr;
   driver().get_error_string(result, &text);
-  throw Error(std::string(what) + ": " + (text ? text : "unknown error") + " (CUDA error " + std::to_string(result) + ")");
+  throw Error(std::string(what) + ": " + (text ? text : "unknown error") + " (CUDA error " + std::to_string(result) +
+              ")");
 }
 
 bool is_capturing(Stream stream) {

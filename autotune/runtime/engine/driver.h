@@ -66,14 +66,16 @@ struct Driver {
   Result (*function_get)(int*, int, Function);
   Result (*alloc)(DevicePointer*, size_t);
   Result (*free)(DevicePointer);
+  Result (*fill)(DevicePointer, unsigned char, size_t);
   Result (*copy_to_host)(void*, DevicePointer, size_t);
   Result (*launch)(const LaunchConfig*, Function, void** parameters, void** extra);
   Result (*encode_tiled)(void* map, int element, unsigned rank, void* address, const uint64_t* sizes,
                          const uint64_t* strides, const unsigned* box, const unsigned* element_strides, int interleave,
                          int swizzle, int promotion, int fill);
   Result (*encode_im2col)(void* map, int element, unsigned rank, void* address, const uint64_t* sizes,
-                          const uint64_t* strides, const int* lower, const int* upper, unsigned channels, unsigned pixels,
-                          const unsigned* element_strides, int interleave, int swizzle, int promotion, int fill);
+                          const uint64_t* strides, const int* lower, const int* upper, unsigned channels,
+                          unsigned pixels, const unsigned* element_strides, int interleave, int swizzle, int promotion,
+                          int fill);
   Result (*graph_create)(Graph*, unsigned flags);
   Result (*graph_destroy)(Graph);
   Result (*graph_add_kernel)(GraphNode*, Graph, const GraphNode*, size_t, const KernelNode*);

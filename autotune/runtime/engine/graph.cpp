@@ -83,10 +83,8 @@ void Graph::run(void* stream, const Given& given) {
   if (nodes_.empty()) return;
   std::lock_guard lock(mutex_);
   cuda::ContextScope scope(nodes_.front().kernel->context());
-  if (!exec_)
-    build(given);
-  else if (given != given_)
-    update(given);
+  if (!exec_) build(given);
+  else if (given != given_) update(given);
   given_ = given;
   check(driver().graph_launch(exec_, stream), "launch of a CUDA graph");
 }

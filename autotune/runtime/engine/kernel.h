@@ -27,8 +27,8 @@ struct Launch {
   virtual ~Launch() = default;
 
   // Enqueues the kernel on `stream`; a CPU kernel ignores it and returns when it is done. The kernel's context is
-  // current. overlap: it may be placed on the GPU while the kernel before it in the stream ends, if it is one that waits
-  // for what it reads. Thread-safe; allocates nothing; does not synchronize.
+  // current. overlap: it may be placed on the GPU while the kernel before it in the stream ends, if it is one that
+  // waits for what it reads. Thread-safe; allocates nothing; does not synchronize.
   virtual void run(void* stream, bool overlap) const = 0;
 };
 

@@ -52,31 +52,33 @@ PYBIND11_MODULE(_engine, m) {
   py::class_<Program>(m, "Program", "Prepared kernels with their pointers, run in one call without the GIL.")
       .def(py::init<Slots>(), py::arg("slots") = Slots())
       .def("add", &Program::add, py::arg("kernel"), py::arg("pointers"), py::arg("overlap") = false)
-      .def("run",
-           [](const Program& self, uintptr_t stream, const Given& slots) {
-             py::gil_scoped_release release;
-             self.run(reinterpret_cast<void*>(stream), slots);
-           },
-           py::arg("stream") = 0, py::arg("slots") = Given())
+      .def(
+          "run",
+          [](const Program& self, uintptr_t stream, const Given& slots) {
+            py::gil_scoped_release release;
+            self.run(reinterpret_cast<void*>(stream), slots);
+          },
+          py::arg("stream") = 0, py::arg("slots") = Given())
       .def("__len__", &Program::size);
 
   py::class_<Graph>(m, "Graph", "Prepared device kernels as a CUDA graph, launched in one call without the GIL.")
       .def(py::init<Slots>(), py::arg("slots") = Slots())
       .def("add", &Graph::add, py::arg("kernel"), py::arg("pointers"), py::arg("after"), py::arg("overlap") = false)
-      .def("run",
-           [](Graph& self, uintptr_t stream, const Given& slots) {
-             py::gil_scoped_release release;
-             self.run(reinterpret_cast<void*>(stream), slots);
-           },
-           py::arg("stream"), py::arg("slots"));
+      .def(
+          "run",
+          [](Graph& self, uintptr_t stream, const Given& slots) {
+            py::gil_scoped_release release;
+            self.run(reinterpret_cast<void*>(stream), slots);
+          },
+          py::arg("stream"), py::arg("slots"));
 
   py::class_<Watch>(m, "Watch", "Tells whether dictionaries, and the versions of tensors in them, are what they were.")
       .def(py::init<const py::list&>(), py::arg("dictionaries"))
       .def("unchanged", &Watch::unchanged);
 
   py::class_<Calls>(m, "Calls", "Runs inputs that are known, without the interpreter between input and launch.")
-      .def(py::init<const py::object&, py::object, py::object, py::object>(), py::arg("exchange"), py::arg("empty_like"),
-           py::arg("count"), py::arg("watch"))
+      .def(py::init<const py::object&, py::object, py::object, py::object>(), py::arg("exchange"),
+           py::arg("empty_like"), py::arg("count"), py::arg("watch"))
       .def("add", &Calls::add, py::arg("x"), py::arg("frame"))
       .def("run", &Calls::run, py::arg("x"), py::arg("out"))
       .def("drop", &Calls::drop, py::arg("frame"));

@@ -16,10 +16,8 @@ void Program::run(void* stream, const Given& given) const {
   std::optional<cuda::ContextScope> scope;
   if (!steps_.empty() && steps_.front().kernel->context()) scope.emplace(steps_.front().kernel->context());
   for (const Step& step : steps_) {
-    if (step.settled)
-      step.settled->run(stream, step.overlap);
-    else
-      step.kernel->launch(step.operands.with(given), stream, step.overlap);
+    if (step.settled) step.settled->run(stream, step.overlap);
+    else step.kernel->launch(step.operands.with(given), stream, step.overlap);
   }
 }
 

@@ -53,7 +53,8 @@ Watch::Watch(const py::list& dictionaries) {
 
 void Watch::add(PyObject* name, PyObject* value) {
   entries_.push_back({py::reinterpret_borrow<py::object>(name), py::reinterpret_borrow<py::object>(value)});
-  // The function behind the attribute, found once: a lookup of the attribute costs several times what the function does.
+  // The function behind the attribute, found once: a lookup of the attribute costs several times what the function
+  // does.
   const auto attribute = py::getattr(py::type::handle_of(value), "_version", py::none());
   if (!Py_IS_TYPE(attribute.ptr(), &PyGetSetDescr_Type)) return;
   const PyGetSetDef* definition = reinterpret_cast<PyGetSetDescrObject*>(attribute.ptr())->d_getset;

@@ -1,6 +1,6 @@
 // Python dictionaries that must stay as they are: a module's parameters, buffers and children. Looking at all of them
-// on each call is what makes weights changed in place count, so it is done here and not in Python; and from Python 3.12 on
-// the interpreter tells of changed dictionaries, so that only tensors are looked at.
+// on each call is what makes weights changed in place count, so it is done here and not in Python; and from Python 3.12
+// on the interpreter tells of changed dictionaries, so that only tensors are looked at.
 #pragma once
 #include <pybind11/pybind11.h>
 

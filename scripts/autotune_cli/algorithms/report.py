@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from autotune.core import AutotuneError
-from autotune.cudnn_algorithms import DIRECTIONS, ORDERS, Algorithm, ordered, size
+from autotune.core import AutotuneError, format_bytes
+from autotune.cudnn_algorithms import DIRECTIONS, ORDERS, Algorithm, ordered
 from autotune.ir import parse
 from autotune_cli.chart import number
 from autotune_cli.record import one_line
@@ -97,7 +97,7 @@ def _table(title: str, rows: list[Algorithm]) -> Table:
             escape(str(row)),
             "-" if row.us is None else number(row.us),
             *(["-" if row.energy_uj is None else number(row.energy_uj)] if energy else []),
-            size(row.workspace_bytes),
+            format_bytes(row.workspace_bytes),
             {True: "yes", False: "no", None: "?"}[row.deterministic],
             row.math.replace("_", " "),
         )

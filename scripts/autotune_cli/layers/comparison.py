@@ -72,7 +72,7 @@ def contest(job: Job, device: torch.device, tell: Tell) -> dict[str, Any]:
     if not ours:
         missing["ours"] = f"{job.database} has no kernel for it that was timed on this kind of device"
     tell(PLANS)
-    found = cudnn.Found([], job.skip[PLANS]) if PLANS in job.skip else cudnn.find_plans(job.problem, device)
+    found = cudnn.FoundPlans([], job.skip[PLANS]) if PLANS in job.skip else cudnn.find_plans(job.problem, device)
     if found.reason:
         missing["cudnn"] = found.reason
     contenders = [*torch_contenders(case), *ours, *plan_contenders(case, found)]

@@ -32,7 +32,7 @@ class Contender:
     label: str
     bind: Callable[[], Runnable]
     prove: Callable[[], Runnable] | None = None
-    plan: cudnn.Plan | None = None
+    plan: cudnn.ExecutionPlan | None = None
 
 
 def our_contenders(case: Case, path: Path, most: int) -> tuple[dict[str, float], list[Contender]]:
@@ -60,7 +60,7 @@ def _facts(device: torch.device) -> DeviceFacts:
     return measure_device(device)
 
 
-def plan_contenders(case: Case, found: cudnn.Found) -> Iterator[Contender]:
+def plan_contenders(case: Case, found: cudnn.FoundPlans) -> Iterator[Contender]:
     """All plans of cuDNN, also those that cannot run."""
     for plan in found.plans:
         yield Contender("cudnn", str(plan), lambda p=plan: found.bind(p, case.tensors, case.scalars), plan=plan)  # type: ignore[misc]

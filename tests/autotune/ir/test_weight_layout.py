@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from autotune.core import ceil_div
 from autotune.ir import pack_weight
 
 
@@ -24,7 +25,7 @@ def test_blocks_of_channels_element_by_element(k, c, groups, block):
     weight = torch.randn(k, c, 2, 3)
     packed = pack_weight(weight, f"k{block}", groups)
     of_group = k // groups
-    blocks = -(-of_group // block)
+    blocks = ceil_div(of_group, block)
     assert packed.is_contiguous() and packed.shape == (groups, blocks, 2, 3, c, block)
     for g in range(groups):
         for b in range(blocks):

@@ -7,7 +7,7 @@ import torch
 from cudnn_records import CLASSIC, recorded
 from torch import nn
 
-from autotune.core import ProblemError, UnknownNameError, VendorError, device_name, device_target
+from autotune.core import LibraryError, ProblemError, UnknownNameError, device_name, device_target
 from autotune.cudnn_algorithms import Algorithm, ordered, pareto
 from autotune.cudnn_algorithms import torch_layers as public
 from autotune.cudnn_algorithms.benchmark import offered, passes
@@ -113,8 +113,11 @@ class Offering:
     def vendor(self, problem, deadline):
         self.asked.append(problem)
         configs = [{**CONFIG, "plan": f"eng{rank}", "rank": rank, "of": 2} for rank in range(2)]
-        plans = cudnn.Offer(configs[0], b"plan", None), cudnn.Offer(configs[1], b"", "cannot be built")
-        return cudnn.Offers(CONFIG["made_by"], plans if problem else ())
+        plans = (
+            cudnn.SerializedPlan(configs[0], b"plan", None),
+            cudnn.SerializedPlan(configs[1], b"", "cannot be built"),
+        )
+        return cudnn.SerializedPlans(CONFIG["made_by"], plans if problem else ())
 
     def stop(self):
         self.asked.append("stop")
@@ -203,7 +206,7 @@ def test_records_of_algorithms_are_read_back():
     ],
 )
 def test_an_unsupported_choice_lists_what_is_supported(asked, words):
-    with pytest.raises(VendorError) as raised:
+    with pytest.raises(LibraryError) as raised:
         choose(CLASSIC, "forward", **asked)
     text = str(raised.value)
     assert "\n" not in text and "4 FFT" not in text
@@ -217,7 +220,7 @@ def test_demands_and_preferences_decide_where_nothing_is_named():
     assert choose(CLASSIC, "forward", prefer="workspace").key == "0"
     assert choose(CLASSIC, "forward", workspace_limit=10).key == "0"
     assert choose(CLASSIC, "backward-data", prefer="energy").key == "1"
-    with pytest.raises(VendorError, match=r"no algorithm.*none are"):
+    with pytest.raises(LibraryError, match=r"no algorithm.*none are"):
         choose(CLASSIC, "backward-filter")
 
 
@@ -239,7 +242,7 @@ def test_demands_and_preferences_decide_where_nothing_is_named():
     ],
 )
 def test_a_choice_that_no_layer_could_have_is_refused_at_once(choice, words):
-    with pytest.raises((VendorError, UnknownNameError)) as raised, public.use(nn.Conv2d(3, 4, 3), **choice):
+    with pytest.raises((LibraryError, UnknownNameError)) as raised, public.use(nn.Conv2d(3, 4, 3), **choice):
         pass
     assert all(word in str(raised.value) for word in words) and "\n" not in str(raised.value)
 
@@ -263,18 +266,18 @@ def test_without_a_gpu_nothing_is_chosen_and_the_model_is_as_before():
     network = model()
     x = torch.randn(2, 3, 8, 8)
     before = network(x)
-    with pytest.raises(VendorError, match="NVIDIA GPU"), public.use(network, conv_fwd_algo=1):
+    with pytest.raises(LibraryError, match="NVIDIA GPU"), public.use(network, conv_fwd_algo=1):
         pass
-    with pytest.raises(VendorError, match="NVIDIA GPU"):
+    with pytest.raises(LibraryError, match="NVIDIA GPU"):
         public.wrap(network, conv_fwd_algo=1)
     assert type(network[0]) is nn.Conv2d and "forward" not in vars(network[0])
     assert torch.equal(network(x), before)
-    with pytest.raises(VendorError, match="the input is on cpu"):
+    with pytest.raises(LibraryError, match="the input is on cpu"):
         public.Conv2d.from_module(network[0], conv_fwd_algo=1)(x)
     if not torch.backends.cudnn.is_available():
-        with pytest.raises(VendorError, match="torch has no cuDNN here"):
+        with pytest.raises(LibraryError, match="torch has no cuDNN here"):
             classic.load()
-    with pytest.raises(VendorError, match="NVIDIA GPU"):
+    with pytest.raises(LibraryError, match="NVIDIA GPU"):
         offered(parse("conv2d n=1 h=4 w=4 c=8 k=8 dtype=f16"), CPU)
 
 

@@ -132,6 +132,28 @@ for thing in (Program(slots), Graph(slots)):
     assert errors == ["error a run gives 1 addresses, and slot 1 has none"] * 2
 
 
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("c must be a multiple of 8", "c must be a multiple of 8"),
+        (None, "its shape, its dtype or the launch values are not supported"),
+        ("\x01c", "its shape, its dtype or the launch values are not supported"),
+    ],
+    ids=["a reason", "an older binary", "an older binary that began to write parameters"],
+)
+def test_a_kernel_that_refuses_a_problem_says_why(listening, reason, said):
+    heard = listening(f"""
+from autotune.runtime.engine import RefusedError
+if {reason!r}:
+    os.environ["DRIVER_REASON"] = {reason!r}
+try:
+    image.prepare("refuses_c", b"")
+except RefusedError as error:
+    print(error)
+""")
+    assert [" ".join(words) for words in heard] == [f"refuses_c refuses the problem: {said}"]
+
+
 # -- weights -------------------------------------------------------------------
 
 

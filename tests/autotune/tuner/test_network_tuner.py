@@ -99,7 +99,7 @@ def test_and_from_the_plan_that_the_database_has(store, kernels, saved):
     assert store.plan(device, NETWORK.key).id == row.id
 
 
-def test_or_else_from_the_plan_of_another_batch_size(store, kernels):
+def test_or_else_from_the_plan_for_other_batch_batch_size(store, kernels):
     device, made = kernels
     network = replace(NETWORK, key="net n=2 dtype=f32")
     save(store, device, made, (1, 1), network.at(8))

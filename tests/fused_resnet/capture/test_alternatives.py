@@ -9,7 +9,7 @@ from helpers import relative_error
 from torch import nn
 
 from autotune.ir import Network
-from autotune.runtime import Frame, Plan
+from autotune.runtime import ExecutionContext, NetworkPlan
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
 from fused_resnet.networks import se_resnet9_fixup
@@ -43,9 +43,11 @@ def test_each_alternative_computes_what_it_replaces(make, size, names, store):
     for name in names:
         taken = Network(network.key, network.layers_with([name]), network.output_shape)
         assert len(taken.layers) < len(network.layers) or name.endswith(("c4", "c8"))
-        frame = Frame(Plan(taken, module_state(model.float()), store, torch.device("cpu"), graph=False), graph=False)
-        y = torch.full_like(frame.template, float("nan"))
-        frame.run(x, y, stream=0)
+        context = ExecutionContext(
+            NetworkPlan(taken, module_state(model.float()), store, torch.device("cpu"), graph=False), graph=False
+        )
+        y = torch.full_like(context.template, float("nan"))
+        context.run(x, y, stream=0)
         assert relative_error(y, expected) < 1e-5, name
 
 
@@ -64,9 +66,11 @@ def test_groups_of_few_channels_are_also_taken_together(channels, out, groups, n
         expected = copy.deepcopy(model).double()(x.double())
     for name in names:
         taken = Network(network.key, network.layers_with([name]), network.output_shape)
-        frame = Frame(Plan(taken, module_state(model), store, torch.device("cpu"), graph=False), graph=False)
-        y = torch.full_like(frame.template, float("nan"))
-        frame.run(x, y, stream=0)
+        context = ExecutionContext(
+            NetworkPlan(taken, module_state(model), store, torch.device("cpu"), graph=False), graph=False
+        )
+        y = torch.full_like(context.template, float("nan"))
+        context.run(x, y, stream=0)
         assert relative_error(y, expected) < 1e-3, name
 
 

@@ -20,7 +20,7 @@ from autotune.families.base import Kernel
 from autotune.ir import Cast
 from autotune.ir.epilogue_steps import define_step
 from autotune.ir.int8_numerics import quantize_weight, to_bytes
-from autotune.runtime import Choice, bind_layer, make_buffers, make_runs
+from autotune.runtime import KernelChoice, bind_layer, make_buffers, make_runs
 from autotune.runtime.network_plan import execute
 from autotune_cli.tune_request import asked
 from fused_resnet import Activation, FusedResNet, InputError
@@ -293,7 +293,7 @@ def test_kernels_of_ours_run_a_network_in_bytes(basic, cpu, cpu_target):
     for layer in network.layers:
         kernel = kernels[layer.name]
         launch = family(kernel.family).launches(layer.problem, kernel.values, cpu)[0]
-        choice = Choice(candidate_of(kernel, paths[kernel], launch), "tuned")
+        choice = KernelChoice(candidate_of(kernel, paths[kernel], launch), "tuned")
         bound.append(bind_layer(layer, choice, buffers, module_state(model), CPU))
     y = torch.full(network.output_shape, float("nan"))
     execute(make_runs(bound), 0, (x, y))

@@ -1,7 +1,7 @@
-// Runs a Hopper kernel's own text on a CPU, to test its arithmetic and its hand-shakes: every CUDA thread of a cluster is a
-// fiber, and what the hardware does by itself happens as late as it may (wgmma), or at once (TMA and cp.async, if the seed
-// is odd). Fibers run in an order given by the seed, so a run can be repeated. tests/support/emulator.py puts these functions in the
-// place of PTX.
+// Runs a Hopper kernel's own text on a CPU, to test its arithmetic and its hand-shakes: every CUDA thread of a cluster
+// is a fiber, and what the hardware does by itself happens as late as it may (wgmma), or at once (TMA and cp.async, if
+// the seed is odd). Fibers run in an order given by the seed, so a run can be repeated. tests/support/emulator.py puts
+// these functions in the place of PTX.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -59,7 +59,9 @@ struct Thread {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   Block* block;
-  struct { int x, y, z; } index;
+  struct {
+    int x, y, z;
+  } index;
   std::function<bool()> ready;  // empty: at once
   std::string waits_for;
   std::deque<std::vector<std::function<void()>>> groups;  // of wgmma, committed and not over

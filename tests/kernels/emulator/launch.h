@@ -32,7 +32,8 @@ inline void run_cluster(int first, int count, int threads_of_block) {
   for (int i = 0; i < count; ++i) {
     memories.emplace_back((char*)std::aligned_alloc(1024, (kSharedBytes + 1023) / 1024 * 1024), &std::free);
     std::memset(memories.back().get(), 0xff, kSharedBytes);  // NaN in every type
-    blocks.push_back(std::make_unique<Block>(Block{first + i, i, threads_of_block, threads_of_block, memories.back().get(), {}, {}, {}}));
+    blocks.push_back(std::make_unique<Block>(
+        Block{first + i, i, threads_of_block, threads_of_block, memories.back().get(), {}, {}, {}}));
     for (int t = 0; t < threads_of_block; ++t) {
       auto thread = std::make_unique<Thread>();
       thread->block = blocks.back().get();
@@ -82,7 +83,8 @@ inline void run_cluster(int first, int count, int threads_of_block) {
 
 // Prepares and runs a kernel as the engine would. Returns an at_status; text says what went wrong.
 template <typename Kernel, typename Problem, typename Prepare>
-int run(const Problem& problem, Prepare prepare, void* const* pointers, int cluster, unsigned seed, char* text, int room) {
+int run(const Problem& problem, Prepare prepare, void* const* pointers, int cluster, unsigned seed, char* text,
+        int room) {
   static at_prepared out;
   std::memset(&out, 0, sizeof out);
   prepare(problem, &out);
@@ -114,7 +116,9 @@ int run(const Problem& problem, Prepare prepare, void* const* pointers, int clus
 
 // ---- What CUDA gives a thread ----
 
-struct EmulatedIndex { int x, y; };
+struct EmulatedIndex {
+  int x, y;
+};
 #define threadIdx (emu::current->index)
 #define blockIdx (EmulatedIndex{emu::own().index % emu::grid_blocks[0], emu::own().index / emu::grid_blocks[0]})
 #define gridDim (EmulatedIndex{emu::grid_blocks[0], emu::grid_blocks[1]})
@@ -135,4 +139,6 @@ inline int __clz(int v) { return v ? __builtin_clz(v) : 32; }
 using std::max;
 using std::min;
 template <typename T>
-T __ldg(const T* p) { return *p; }
+T __ldg(const T* p) {
+  return *p;
+}

@@ -1,5 +1,5 @@
-// mma.sync and ldmatrix, in which the lanes of a warp read each other's registers, and cp.async, which comes when a thread
-// waits for its group, or at once.
+// mma.sync and ldmatrix, in which the lanes of a warp read each other's registers, and cp.async, which comes when a
+// thread waits for its group, or at once.
 #pragma once
 #include "emulator/wgmma.h"
 
@@ -69,7 +69,9 @@ inline void copy(uint32_t to, const void* from, int bytes, int read) {
   if (late) current->open_copies.push_back(work);
   else work();
 }
-inline void commit_copies() { current->copies.push_back(std::move(current->open_copies)), current->open_copies.clear(); }
+inline void commit_copies() {
+  current->copies.push_back(std::move(current->open_copies)), current->open_copies.clear();
+}
 inline void wait_for_copies(int pending) {
   for (; (int)current->copies.size() > pending; current->copies.pop_front())
     for (auto& work : current->copies.front()) work();

@@ -51,8 +51,8 @@ inline void load(uint32_t to, const void* params_map, uint32_t barrier, std::vec
 }
 
 // Pixels of the im2col matrix: starting pixels run through the box between the corners, an image after the other.
-inline void load_im2col(uint32_t to, const void* params_map, uint32_t barrier, std::vector<int> from, int offset_w, int offset_h,
-                        uint32_t to_blocks) {
+inline void load_im2col(uint32_t to, const void* params_map, uint32_t barrier, std::vector<int> from, int offset_w,
+                        int offset_h, uint32_t to_blocks) {
   const Map* map;
   std::memcpy(&map, params_map, sizeof map);
   const at_tensor_map m = map->wanted;
@@ -111,7 +111,9 @@ inline void store(const void* params_map, uint32_t from, std::vector<int> to) {
   if (late) current->open_stores.push_back(work);
   else work();
 }
-inline void commit_stores() { current->stores.push_back(std::move(current->open_stores)), current->open_stores.clear(); }
+inline void commit_stores() {
+  current->stores.push_back(std::move(current->open_stores)), current->open_stores.clear();
+}
 inline void wait_for_stores(int pending) {
   for (; (int)current->stores.size() > pending; current->stores.pop_front())
     for (auto& one : current->stores.front()) one();

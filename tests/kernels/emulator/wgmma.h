@@ -47,7 +47,8 @@ void multiply(float (&d)[N], uint64_t a, uint64_t b, int accumulate) {
   const auto rows = [=] {
     Rows left;
     for (int half = 0; half < 2; ++half)
-      for (int k = 0; k < 16; ++k) left.of[half][k] = value_at<Element>(memory, (uint32_t)a, a >> 32, row + 8 * half, k);
+      for (int k = 0; k < 16; ++k)
+        left.of[half][k] = value_at<Element>(memory, (uint32_t)a, a >> 32, row + 8 * half, k);
     return left;
   };
   multiply_rows<Element>(d, rows, b, accumulate);
@@ -72,7 +73,8 @@ inline void commit_products() {
   ++current->committed;
 }
 inline void wait_for_products(int pending) {
-  const int target = current->committed - pending, first = current->index.x / 128 * 128, from = own().rank * own().threads + first;
+  const int target = current->committed - pending, first = current->index.x / 128 * 128,
+            from = own().rank * own().threads + first;
   yield_until(
       [=] {
         for (int i = from; i < from + 128; ++i)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.core import Architecture
+from autotune.core import Architecture, ceil_div
 from autotune.families import se_gate
 from autotune.families.base import Config, Launch, Parameter, Value
 from autotune.families.cuda import conv2d
@@ -59,7 +59,7 @@ def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Laun
     pixels = problem.p * problem.q
     if pixels > m or m % pixels:
         return []
-    inner = -(-problem.k // _CHANNELS) * (problem.p + 2) * (problem.q + 2)  # in the place of the first patch
+    inner = ceil_div(problem.k, _CHANNELS) * (problem.p + 2) * (problem.q + 2)  # in the place of the first patch
     patches = min(m // pixels, problem.n) * max((2 * problem.p + 1) * (2 * problem.q + 1), inner)
     shared = _ROW * (patches + m + stages * taps * n) + se_gate.shared_bytes(m, n, pixels, problem.hidden)
     return [{}] if shared <= arch.block_shared else []

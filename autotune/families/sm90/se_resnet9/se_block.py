@@ -1,6 +1,6 @@
 """A residual block with squeeze-and-excitation in one kernel for Hopper; fp16 and bf16 with float32 sums, NHWC.
 
-A multiprocessor has whole images and both filters in its shared memory: templates/sm90/block.cuh says how it works.
+A multiprocessor has whole images and both filters in its shared memory: templates/sm90/se_resnet9/block/se_block.cuh says how it works.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.core import MOST_PROCESSORS, Architecture
+from autotune.core import MOST_PROCESSORS, Architecture, ceil_div
 from autotune.families import se_gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.ir import MAP_ELEMENTS, Epilogue, Problem, SeBlock
@@ -45,7 +45,7 @@ def _shape(config: Config) -> _Shape:
 
 
 def _tiles(problem: SeBlock, x: _Shape) -> int:
-    return -(-problem.n * problem.h * problem.w // x.m)
+    return ceil_div(problem.n * problem.h * problem.w, x.m)
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
@@ -115,7 +115,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     """Cycles by a crude model: the filters' loads, then rounds of tiles."""
     assert isinstance(problem, SeBlock)
     x = _shape(config)
-    rounds = -(-_tiles(problem, x) // arch.processors_for(x.cluster))
+    rounds = ceil_div(_tiles(problem, x), arch.processors_for(x.cluster))
     arithmetic = 2 * 9 * x.m * x.channels**2 / PRODUCTS_A_CYCLE
     latency = 4000 / x.groups
     return x.weight_bytes / 2 / x.cluster / LOADED_BYTES_A_CYCLE + rounds * (arithmetic + latency)
@@ -139,7 +139,7 @@ FAMILY = Family(
     name="sm90_se_block",
     operator=SeBlock,
     kind=DEVICE_IMAGE,
-    template="sm90/block.cu.j2",
+    template="sm90/se_resnet9/block/se_block.cu.j2",
     architectures=("sm90",),
     dtypes=("f16", "bf16"),
     parameters=(

@@ -1,6 +1,6 @@
 """A residual block that halves its images in one kernel for Hopper; fp16 and bf16 with float32 sums, NHWC.
 
-A cluster has whole images in its shared memory and streams the filters: templates/sm90/down_block.cuh says how.
+A cluster has whole images in its shared memory and streams the filters: templates/sm90/se_resnet9/down/se_down_block.cuh says how.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.core import Architecture
+from autotune.core import Architecture, ceil_div
 from autotune.families import se_gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.sm90.se_resnet9.se_block import LOADED_BYTES_A_CYCLE, PRODUCTS_A_CYCLE
@@ -83,11 +83,11 @@ def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
 
 
 def _tiles(problem: SeDownBlock) -> int:
-    return -(-problem.n // (_TILE_ROWS // (problem.p * problem.q)))
+    return ceil_div(problem.n, _TILE_ROWS // (problem.p * problem.q))
 
 
 def _fixed_bytes(problem: SeDownBlock, x: _Shape) -> int:
-    """Shared memory of all but the rings: the inner values, the gate (templates/sm90/gate.cuh), a few barriers."""
+    """Shared memory of all but the rings: the inner values, the gate (templates/sm90/se_gate.cuh), a few barriers."""
     pixels = problem.p * problem.q
     inner = 3 * problem.k // _CHUNK * (problem.p + 2) * _TILE_BYTES // problem.p
     run = 16 if pixels == _TILE_ROWS else problem.q
@@ -112,7 +112,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     assert isinstance(problem, SeDownBlock)
     x = _shape(config)
     depth = 9 * problem.c + problem.c + 9 * problem.k
-    rounds = -(-_tiles(problem) * x.parts // arch.processors_for(x.cluster))
+    rounds = ceil_div(_tiles(problem) * x.parts, arch.processors_for(x.cluster))
     loaded = depth * 2 * (x.n / x.peers + _TILE_ROWS / x.parts) / LOADED_BYTES_A_CYCLE
     products = depth * _TILE_ROWS * x.n / PRODUCTS_A_CYCLE
     moved = depth * 2 * (2 * x.n + _TILE_ROWS) / _READ_BYTES_A_CYCLE
@@ -142,7 +142,7 @@ FAMILY = Family(
     name="sm90_se_down_block",
     operator=SeDownBlock,
     kind=DEVICE_IMAGE,
-    template="sm90/down_block.cu.j2",
+    template="sm90/se_resnet9/down/se_down_block.cu.j2",
     architectures=("sm90",),
     dtypes=("f16", "bf16"),
     parameters=(

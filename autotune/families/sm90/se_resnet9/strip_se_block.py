@@ -1,13 +1,13 @@
 """A network's first layer and the residual block behind it in one kernel for Hopper, by strips; fp16 and bf16.
 
-The products are turned round: templates/sm90/strip_block.cuh says how that works, and what it saves.
+The products are turned round: templates/sm90/se_resnet9/strip/strip_se_block.cuh says how that works, and what it saves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autotune.core import Architecture
+from autotune.core import Architecture, ceil_div, round_up
 from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
 from autotune.families.sm90.se_resnet9 import se_block
 from autotune.ir import MAP_ELEMENTS, Epilogue, Problem, StemBlock, StemSeBlock, StemSeBlockPool
@@ -69,7 +69,7 @@ def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
         return f"it has images of {config['image']} channels, {config['height']} x {config['width']} behind the stem"
     if config.get("pool", 0) != _pool(problem):
         return "it has no pool" if _pool(problem) else "it has a pool"
-    patch = -(-(behind.h + 2) * (behind.w + 2) * 128 // 256) * 256
+    patch = round_up((behind.h + 2) * (behind.w + 2) * 128, 256)
     lines, stem = problem.c * behind.h * behind.w * 32, problem.c * 2048
     gates = behind.w // 8 * 256 + problem.hidden * 260 + 256
     if 1024 + 18 * 8192 + patch + lines + stem + gates + 8 * 23 > arch.block_shared:
@@ -88,7 +88,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
     """Cycles by a crude model: the filters' loads, then rounds of images."""
     assert isinstance(problem, StemBlock)
     cluster = int(config["cluster"])
-    rounds = -(-problem.n // arch.processors_for(cluster))
+    rounds = ceil_div(problem.n, arch.processors_for(cluster))
     arithmetic = 2 * 9 * problem.behind.h * problem.behind.w * _CHANNELS**2 / se_block.PRODUCTS_A_CYCLE
     return 18 * 8192 / 2 / cluster / se_block.LOADED_BYTES_A_CYCLE + rounds * (arithmetic + 1500)
 
@@ -106,7 +106,7 @@ FAMILY = Family(
     name="sm90_strip_se_block",
     operator=(StemSeBlock, StemSeBlockPool),
     kind=DEVICE_IMAGE,
-    template="sm90/strip_block.cu.j2",
+    template="sm90/se_resnet9/strip/strip_se_block.cu.j2",
     architectures=("sm90",),
     dtypes=("f16", "bf16"),
     parameters=(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autotune.core import ProblemError, choose
+from autotune.core import ProblemError, require_one_of
 from autotune.ir.problem.base import Images, Operand
 from autotune.ir.problem.dtypes import DTYPES
 
@@ -57,7 +57,7 @@ class Cast(_PerPixel):
     result: str
 
     def __post_init__(self) -> None:
-        choose("dtype", self.result, list(DTYPES))
+        require_one_of("dtype", self.result, list(DTYPES))
         super().__post_init__()
 
     @property

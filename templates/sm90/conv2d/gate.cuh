@@ -1,0 +1,132 @@
+// The end of a gated tile of the Hopper convolution: the steps before the gate are applied to the sums in registers, and
+// these are scaled before the other steps: by the gates of the tile's images summed up, exchanged over a cluster
+// (problem conv2d_se, see gate.cuh), or by gates from the tile's own hidden values (conv2d_folded_se, folded_gate.cuh).
+#pragma once
+#include "sm90/conv2d/store.cuh"
+#include "sm90/fragment.cuh"
+#include "sm90/ptx/mbarrier.cuh"
+#include "sm90/ptx/registers.cuh"
+
+namespace at {
+
+template <typename Config>
+struct Conv2dGate : Conv2dStore<Config> {
+ protected:
+  using P = Conv2dPlan<Config>;
+  using Element = typename P::Element;
+  using Excitation = typename P::Excitation;
+  using Folded = typename P::Folded;
+  using Layout = typename P::Layout;
+  using ClusterCoord = typename P::ClusterCoord;
+  using Params = typename P::Params;
+  using Sums = typename P::Sums;
+  using Tile = typename P::Tile;
+  using Store = Conv2dStore<Config>;
+
+  AT_DEVICE static Excitation excitation(const Params& x) { return Excitation(x.pixels, x.hidden); }
+  AT_DEVICE static char* gate_memory(const Layout& smem) { return (char*)__cvta_shared_to_generic(smem.gate); }
+  AT_DEVICE static int own_channel(const ClusterCoord& me, const Tile& tile) { return tile.n * P::kN + me.slice * P::kOwnN; }
+
+  // Applies the steps before the gate to a row's sums of eight channels, of both halves of a warp's rows.
+  AT_DEVICE static void apply_before(const Params& x, int m, int columns, int channel, Sums& sums, float (&v)[2][P::kVector]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      load_fragment(v[half], sums, m, half, columns);
+      if (channel < x.k) Config::Steps::before(v[half], x.p.p, x.scalars, channel);
+      store_fragment(v[half], sums, m, half, columns);
+    }
+  }
+
+  // ---- With a folded squeeze ----
+
+  // All threads of a tile. group: this thread's warpgroup.
+  AT_DEVICE static void meet_for_tile(int group) {
+    if constexpr (!P::kPingpong) ptx::named_barrier_sync<1, 128 * P::kGroups>();
+    else if (group == 0) ptx::named_barrier_sync<1, 128>();
+    else ptx::named_barrier_sync<2, 128>();
+  }
+
+  AT_DEVICE static Folded folded(const Params& x, const Layout& smem, int group) {
+    return {x.pixels, x.hidden, x.pixel_weight, x.slabs, gate_memory(smem) + (P::kPingpong ? group : 0) * Folded::kBytes};
+  }
+
+  // Begins to bring near what the gates of a tile need.
+  AT_DEVICE static void load_folded(const Params& x, const Layout& smem, const Tile& tile, int group) {
+    folded(x, smem, group).load_weights(x.p.p + P::kFirstGate + 1, tile.n * P::kN, x.k, threadIdx.x % (P::kPingpong ? 128 : 128 * P::kGroups));
+  }
+
+  // Applies the steps before the gate to the sums, and scales them.
+  AT_DEVICE static void scale_folded(const Params& x, const Layout& smem, const Tile& tile, int group, int first_block, Sums& sums) {
+#pragma unroll
+    for (int columns = 0; columns < P::kN / 32; ++columns)
+#pragma unroll
+      for (int m = 0; m < P::kBlocks; ++m) {
+        float v[2][P::kVector];
+        apply_before(x, m, columns, tile.n * P::kN + 32 * columns + 8 * ((int)threadIdx.x % 4), sums, v);
+      }
+    folded(x, smem, group).scale(sums, first_block, [&] { meet_for_tile(group); });
+  }
+
+  // ---- With the tile's own sums ----
+
+  // Applies the steps before the gate to the sums, adds up each image's pixels, and finds the gates.
+  AT_DEVICE static Excitation excite(const Params& x, const Layout& smem, const ClusterCoord& me, const Tile& tile,
+                                     int first_block, Sums& sums) {
+    // A mask: of a comparison for equality the compiler would make an index of the sums, which would leave registers.
+    const uint32_t own = P::kSlices == 1 ? ~0u : ((1u << P::kOwnColumns) - 1) << me.slice * P::kOwnColumns;
+    const Excitation gate = excitation(x);
+    char* memory = gate_memory(smem);
+    const int lane = threadIdx.x % 32, warp = ptx::warp_uniform(threadIdx.x / 32) % 4;
+    const int first_channel = tile.n * P::kN + 8 * (lane % 4);
+#pragma unroll
+    for (int columns = 0; columns < P::kN / 32; ++columns) {
+      if (!(own >> columns & 1)) continue;
+      const int channel = first_channel + 32 * columns;
+#pragma unroll
+      for (int m = 0; m < P::kBlocks; ++m) {
+        float v[2][P::kVector];
+        apply_before(x, m, columns, channel, sums, v);
+        gate.collect(v, memory, 4 * (first_block + m) + warp, 32 * (columns % P::kOwnColumns) + 8 * (lane % 4));
+      }
+    }
+    gate.excite(memory, own_channel(me, tile), x.k, me.n * P::kSlices + me.slice, smem.gate_full,
+                [&](int peer) { return me.rank(me.m, peer / P::kSlices, peer % P::kSlices); });
+    return gate;
+  }
+
+  // With a gate: sums up, scales and stores. What the steps read of tensors is on its way while the gate is computed.
+  AT_DEVICE static void store_gated(const Params& x, const Layout& smem, const ClusterCoord& me, const Tile& tile,
+                                    int first_block, Sums& sums) {
+    int pixels[P::kBlocks][2];
+    Store::find_pixels(x, tile, first_block, pixels);
+    constexpr int kEarly = Store::kUnitGroups < 2 ? Store::kUnitGroups : 2;
+    typename Config::Steps::Fetched fetched[kEarly][Store::kGroup];
+    auto fetch = [&](int group) {
+      Store::each_unit(x, me, tile, pixels, group, [&](int j, int, int, int, int, int64_t offset, bool there) {
+        if (there) Config::Steps::fetch(fetched[group % kEarly][j], x.p.p, offset);
+      });
+    };
+#pragma unroll
+    for (int group = 0; group < kEarly; ++group) fetch(group);
+    const Excitation gate = excite(x, smem, me, tile, first_block, sums);
+    const float* gates = (const float*)(gate_memory(smem) + gate.mean());
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int group = 0; group < Store::kUnitGroups; ++group) {
+      Store::each_unit(x, me, tile, pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset, bool there) {
+        const int image = (64 * (first_block + m) + 16 * warp + 8 * half + lane / 4) / gate.pixels;
+        float v[P::kVector], factor[P::kVector];
+        load_fragment(v, sums, m, half, columns);
+        load(factor, gates + image * P::kOwnN + 32 * (columns % P::kOwnColumns) + 8 * (lane % 4));
+#pragma unroll
+        for (int e = 0; e < P::kVector; ++e) v[e] *= factor[e];
+        if (!Config::kStores || there)
+          Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[group % kEarly][j]);
+        if (there) store(v, (Element*)x.p.p[P::kY] + offset);
+      });
+      if (group + kEarly < Store::kUnitGroups) fetch(group + kEarly);
+    }
+  }
+};
+
+}  // namespace at

@@ -1,0 +1,155 @@
+// The end of a tile of the Hopper convolution where the output goes through shared memory and out by TMA, piece by piece: a
+// piece is 16 pixels by kStageChannels of one warp. A tensor that the epilogue adds may come the same way.
+#pragma once
+#include "sm90/conv2d/plan.cuh"
+#include "sm90/fragment.cuh"
+#include "sm90/pipeline.cuh"
+#include "sm90/ptx/mbarrier.cuh"
+#include "sm90/ptx/registers.cuh"
+#include "sm90/ptx/shared_memory.cuh"
+#include "sm90/ptx/tma.cuh"
+
+namespace at {
+
+template <typename Config>
+struct Conv2dStage : Conv2dPlan<Config> {
+ protected:
+  using P = Conv2dPlan<Config>;
+  using Element = typename P::Element;
+  using Layout = typename P::Layout;
+  using ClusterCoord = typename P::ClusterCoord;
+  using Params = typename P::Params;
+  using Sums = typename P::Sums;
+  using Tile = typename P::Tile;
+
+  // The image and the square of 8 x 8 pixels that are a tile's block of 64 rows.
+  AT_DEVICE static void square(const Params& x, const Tile& tile, int block, int& n, int& h, int& w) {
+    n = x.out_area.divmod(tile.m, h) * x.images;
+    h = x.out_width.divmod(h, w);
+    if (P::kM == 64) return;
+    n += block / (x.squares_w * x.squares_h);
+    h = h * x.squares_h + block / x.squares_w % x.squares_h, w = w * x.squares_w + block % x.squares_w;
+  }
+
+  // The place of an output pixel among all, or -1: row `row` of 64 in block `block` of a tile.
+  AT_DEVICE static int output_pixel(const Params& x, const Tile& tile, int block, int row) {
+    if (!P::kPatch) {
+      const int pixel = tile.first_row(x) + 64 * block + row;
+      return pixel < x.rows ? pixel : -1;
+    }
+    int n, h, w;
+    square(x, tile, block, n, h, w);
+    h = 8 * h + row / 8, w = 8 * w + row % 8;
+    return n < x.n && h < x.out_h && w < x.out_w ? (n * x.out_h + h) * x.out_w + w : -1;
+  }
+
+  // Where a warp's piece of a tile is: piece / kBlocks counts its channels, piece % kBlocks its rows. warp: of its group.
+  template <typename Move>
+  AT_DEVICE static void at_piece(const Params& x, const Tile& tile, int first_block, int warp, int piece, const Move& move) {
+    const int block = first_block + piece % P::kBlocks;
+    const int channel = tile.n * P::kN + piece / P::kBlocks * P::kStageChannels;
+    if (P::kPatch) {
+      int n, h, w;
+      square(x, tile, block, n, h, w);
+      move(channel, 8 * w, 8 * h + 2 * warp, n);
+    } else {
+      move(channel, tile.first_row(x) + 64 * block + 16 * warp, 0, 0);
+    }
+  }
+
+  // What a warp loads next of the added tensor, and which of its buffers it reads next.
+  struct Added {
+    int index, piece = 0;  // of the tile, and in it
+    PipelineState ring{0, 0};
+  };
+
+  AT_DEVICE static void load_added(const Params& x, const Layout& smem, const ClusterCoord& me, int first_block, Added& next,
+                                   int slot) {
+    if (next.index >= x.cluster_tiles) return;
+    const int warp = ptx::warp_uniform(threadIdx.x / 32), buffer = warp * x.ahead + slot;
+    if (ptx::elect_one_sync()) {
+      const uint32_t full = smem.added_full + 8 * buffer, to = smem.added + buffer * P::kStageBytes;
+      ptx::mbarrier_arrive_expect_tx(full, P::kStageBytes);
+      at_piece(x, Tile(x, me, next.index), first_block, warp % 4, next.piece, [&](int c, int w, int h, int n) {
+        if (P::kPatch) ptx::tma_load_4d(to, x.added_map, full, c, w, h, n);
+        else ptx::tma_load_2d<false>(to, x.added_map, full, c, w, 0);
+      });
+    }
+    __syncwarp();
+    if (++next.piece == P::kPieces) next.piece = 0, next.index += P::tile_step() * (P::kPingpong ? P::kGroups : 1);
+  }
+
+  AT_DEVICE static void stage_tile(const Params& x, const Layout& smem, const ClusterCoord& me, const Tile& tile,
+                                   int first_block, Sums& sums, Added& added) {
+    constexpr int kColumns = P::kStageChannels / 32;
+    const int lane = threadIdx.x % 32, warp = ptx::warp_uniform(threadIdx.x / 32);
+    int pixels[P::kBlocks][2];
+#pragma unroll
+    for (int i = 0; i < 2 * P::kBlocks; ++i)
+      pixels[i / 2][i % 2] =
+          Config::kAtPixels ? output_pixel(x, tile, first_block + i / 2, 16 * (warp % 4) + 8 * (i % 2) + lane / 4) : 0;
+    auto channel_of = [&](int batch, int i) {
+      return tile.n * P::kN + 32 * (batch / P::kBlocks * kColumns + i) + 8 * (lane % 4);
+    };
+    typename Config::Steps::Fetched fetched[2][2 * kColumns];
+    auto fetch = [&](int batch) {
+      if (P::kAhead && x.ahead) return;
+#pragma unroll
+      for (int i = 0; i < 2 * kColumns; ++i) {
+        const int pixel = pixels[batch % P::kBlocks][i % 2], channel = channel_of(batch, i / 2);
+        if (pixel >= 0 && channel < x.k)
+          Config::Steps::fetch(fetched[batch % 2][i], x.p.p, (int64_t)pixel * x.k + channel);
+      }
+    };
+    fetch(0);
+#pragma unroll
+    for (int batch = 0; batch < P::kPieces; ++batch) {
+      const int chunk = batch / P::kBlocks, m = batch % P::kBlocks;
+      const uint32_t buffer = smem.staging + (P::kStages * warp + batch % P::kStages) * P::kStageBytes;
+      if (batch + 1 < P::kPieces) fetch(batch + 1);
+      // Until the buffer's last store has read it: kStages ago, or one of the tile before.
+      if (batch == 0 && P::kPieces % P::kStages != 0) ptx::tma_store_wait<0>();
+      else ptx::tma_store_wait<P::kStages - 1>();
+      __syncwarp();
+      // Of eight channels in a piece, which is swizzled as TMA has it.
+      auto place_of = [&](int i) {
+        const int row = 8 * (i % 2) + lane / 4, swizzle = P::kStageChannels == 64 ? row % 8 : row / 2 % 4;
+        return row * P::kStageChannels * (int)sizeof(Element) + 16 * (4 * (i / 2) + lane % 4 ^ swizzle);
+      };
+      if constexpr (P::kAhead) {
+        if (x.ahead) {
+          const int slot = added.ring.index, buffer = warp * x.ahead + slot;
+          ptx::mbarrier_wait(smem.added_full + 8 * buffer, added.ring.phase);
+#pragma unroll
+          for (int i = 0; i < 2 * kColumns; ++i)
+            fetched[batch % 2][i][0].words[0] = ptx::ld_shared(smem.added + buffer * P::kStageBytes + place_of(i));
+          __syncwarp();
+          load_added(x, smem, me, first_block, added, slot);
+          added.ring.advance(x.ahead);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * kColumns; ++i) {
+        const int half = i % 2, columns = chunk * kColumns + i / 2;
+        // What lies outside the output is computed too, and clipped by TMA: a branch for each unit would make each wait
+        // for its own vectors. Only what the steps themselves store must not.
+        const int pixel = pixels[m][half], channel = min(channel_of(batch, i / 2), x.k - P::kVector);
+        float v[P::kVector];
+        load_fragment(v, sums, m, half, columns);
+        if (!Config::kStores || pixel >= 0 && channel_of(batch, i / 2) < x.k)
+          Config::Steps::apply(v, x.p.p, x.scalars, channel, (int64_t)pixel * x.k + channel, fetched[batch % 2][i]);
+        ptx::st_shared(buffer + place_of(i), rounded<Element>(v).words[0]);
+      }
+      ptx::fence_view_async_shared();
+      __syncwarp();
+      if (ptx::elect_one_sync())
+        at_piece(x, tile, first_block, warp % 4, batch, [&](int c, int w, int h, int n) {
+          if (P::kPatch) ptx::tma_store_4d(x.output_map, buffer, c, w, h, n);
+          else ptx::tma_store_2d(x.output_map, buffer, c, w);
+        });
+      ptx::tma_store_arrive();
+    }
+  }
+};
+
+}  // namespace at

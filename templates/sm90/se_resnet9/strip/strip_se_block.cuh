@@ -1,0 +1,431 @@
+// A network's first layer and the residual block behind it in one kernel, as in block.cuh, with the products turned round:
+// rows are output channels, all 64 of them, and columns are the pixels of a strip of the image, eight wide and as high as
+// the image. A warpgroup has a strip.
+//
+// So a product reads 64 rows of filters and 128 pixels (of 16 lines) where block.cuh's reads 64 and 64: of what shared memory
+// gives in that time, three quarters instead of all. And a thread has two channels of many pixels: it adds up their mean by
+// itself, finds their gate by itself, and a step's vectors are two numbers. The image is written to shared memory by matrices
+// of 8 x 8, transposed (stmatrix), and leaves it by TMA.
+//
+// A warp that has begun a product waits until the one before is over. So what can be done beside a convolution stands between
+// its products, at one place in every other strip and at another in the rest: those multiply meanwhile. There the next image
+// is read, and its patches written; its stem is multiplied behind the second convolution, while this image's gates are found.
+//
+// With a pool behind it (kPooled) a second output is the mean of the image's 3x3 pixels, two apart. Three warps that multiply
+// nothing read an image back while the next one's products run; the last image's is found by all others, where it lies.
+// strip_plan.cuh has what comes before the launch.
+#pragma once
+#include "cuda/copies.cuh"
+#include "sm90/ptx/cluster.cuh"
+#include "sm90/ptx/mbarrier.cuh"
+#include "sm90/ptx/registers.cuh"
+#include "sm90/ptx/shared_memory.cuh"
+#include "sm90/ptx/tma.cuh"
+#include "sm90/ptx/wgmma.cuh"
+#include "sm90/se_resnet9/strip/plan.cuh"
+#include "sm90/se_resnet9/strip/pool_image.cuh"
+
+namespace at {
+
+template <typename Config>
+struct HopperStripBlock : StripPlan<Config> {
+  using P = StripPlan<Config>;
+  using Element = typename P::Element;
+  using Layout = typename P::Layout;
+  using Params = typename P::Params;
+  using WarpCoord = typename P::WarpCoord;
+
+  // ---- The kernel ----
+
+  AT_DEVICE static void run(const Params& x, char* memory) {
+    const Layout smem(x, ptx::cast_smem_ptr_to_uint(memory));
+    const int warp = ptx::warp_uniform(threadIdx.x / 32);
+    if (warp == P::kWarps) {
+      ptx::mbarrier_init_array(smem.full, P::kBarriers, 1);
+      ptx::fence_barrier_init();
+    }
+    if constexpr (P::kCluster > 1) ptx::cluster_sync();  // before a block loads into another's memory
+    const bool idle = (int)blockIdx.x >= x.tiles;  // it fills up a cluster
+    if (warp >= P::kWarps) {
+      if constexpr (P::kSetMaxNreg) ptx::warpgroup_reg_dealloc<P::kProducerRegs>();
+      if (warp == P::kWarps) load_all(x, smem);
+      if (warp == P::kWarps + 1 && !idle) write_zeros(smem);
+      if (warp == P::kWarps + 2 && !idle) load_gate(x, smem);
+      if constexpr (P::kPooled) {
+        if (warp == P::kWarps + 3 && !idle) ptx::named_barrier_sync<P::kReady, P::kReadyThreads>();
+        if (warp > P::kWarps && !idle) pool_all(x, smem);
+      }
+    } else if (!idle) {
+      if constexpr (P::kSetMaxNreg) ptx::warpgroup_reg_alloc<P::kConsumerRegs>();
+      solve_all(x, smem);
+    }
+  }
+
+ private:
+  using Sums = float[1][P::kN / 2];  // of line j, channel `half`, column e: 4 j + 2 half + e
+  using Kept = uint32_t[P::kN / 4];  // pairs of columns, rounded
+
+  // ---- Loads ----
+
+  AT_DEVICE static void load_stem(const Params& x, const Layout& smem) {
+    ptx::mbarrier_arrive_expect_tx(smem.full, P::kImage * P::kStepBytes);
+    for (int c = 0; c < P::kImage; ++c)
+      ptx::tma_load_3d<false>(smem.stem + c * P::kStepBytes, x.stem_map, smem.full, 0, c, 0, 0);
+  }
+
+  AT_DEVICE static void load_tap(const Params& x, const Layout& smem, int i) {
+    constexpr int kRows = P::kChannels / P::kCluster;
+    const int first = P::kCluster > 1 ? (int)ptx::block_rank_in_cluster() * kRows : 0;
+    const uint32_t full = smem.full + 8 + 8 * i;
+    ptx::mbarrier_arrive_expect_tx(full, P::kTapBytes);
+    ptx::tma_load_3d<(P::kCluster > 1)>(smem.weights + i * P::kTapBytes + first * P::kRowBytes, x.weight_maps[i / P::kTaps], full, 0,
+                                    i % P::kTaps, first, (1 << P::kCluster) - 1);
+  }
+
+  // The stem's weights, and taps.
+  AT_DEVICE static void load_some(const Params& x, const Layout& smem, int begin, int end) {
+    if (ptx::elect_one_sync())
+      for (int i = begin; i < end; ++i) i ? load_tap(x, smem, i - 1) : load_stem(x, smem);
+    __syncwarp();
+  }
+
+  // ---- What three warps do that do nothing else: to ask for so much takes longer than the first image takes to come ----
+
+  AT_DEVICE static void load_all(const Params& x, const Layout& smem) {
+    ptx::named_barrier_arrive<P::kReady, P::kReadyThreads>();
+    load_some(x, smem, 0, x.early_loads);
+    griddepcontrol_wait();
+    load_some(x, smem, x.early_loads, P::kLoads);
+    if constexpr (P::kCluster > 1)  // a block must not end while others still load into it
+      for (int i = 0; i < P::kLoads; ++i) ptx::mbarrier_wait(smem.full + 8 * i, 0);
+  }
+
+  AT_DEVICE static void write_zeros(const Layout& smem) {
+    const int lane = threadIdx.x % 32;
+    ptx::named_barrier_sync<P::kReady, P::kReadyThreads>();
+    for (int i = lane; i < kHalo * P::kVectors; i += 32)
+      ptx::st_shared(smem.patch + halo(i / P::kVectors) * P::kRowBytes + i % P::kVectors * 16, make_uint4(0, 0, 0, 0));
+    ptx::fence_view_async_shared();
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(smem.zeros);
+  }
+
+  AT_DEVICE static void load_gate(const Params& x, const Layout& smem) {
+    const int lane = threadIdx.x % 32;
+    void* const* p = x.p.p + P::kFirstGate;
+    ptx::named_barrier_sync<P::kReady, P::kReadyThreads>();
+    for (int i = lane; i < x.hidden * P::kVectors; i += 32) {
+      copy_async<16>(smem.w1 + 16 * i, (const char*)p[0] + 16 * i);
+      copy_async<16>(smem.w2 + 16 * i, (const char*)p[2] + 16 * i);
+    }
+    for (int i = lane; i < x.hidden / 4; i += 32) copy_async<16>(smem.b1 + 16 * i, (const char*)p[1] + 16 * i);
+    for (int i = lane; i < P::kChannels / 4; i += 32) copy_async<16>(smem.b2 + 16 * i, (const char*)p[3] + 16 * i);
+    wait_for_all_copies();
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(smem.gate);
+  }
+
+  // Pixels of the patch around the image: two lines, then two columns.
+  static constexpr int kHalo = 2 * P::kPatchW + 2 * P::kH;
+  AT_DEVICE static int halo(int i) {
+    if (i < 2 * P::kPatchW) return i < P::kPatchW ? i : i + P::kH * P::kPatchW;
+    i -= 2 * P::kPatchW;
+    return (i / 2 + 1) * P::kPatchW + i % 2 * (P::kPatchW - 1);
+  }
+
+  // ---- The image: lines of four pixels, which are a quarter of a row of the stem's second operand ----
+
+  using Lines = Pack<Element, P::kSide>[P::kLines][P::kImage];
+
+  AT_DEVICE static void read(const Params& x, const WarpCoord& coord, int tile, Lines& lines) {
+    if (x.channels_last) read<true>(x, coord, tile, lines);
+    else read<false>(x, coord, tile, lines);
+  }
+
+  template <bool kLast>
+  AT_DEVICE static void read(const Params& x, const WarpCoord& coord, int tile, Lines& lines) {
+    constexpr int kRows = P::kSide * P::kH, kOfPixel = kLast ? P::kImage : 1, kOfRow = P::kSide * P::kW * kOfPixel;
+    const Element* line = (const Element*)x.p.p[P::kX] + (int64_t)tile * (kRows * P::kSide * P::kW * P::kImage) +
+                          coord.thread / 8 * kOfRow + (coord.strip * 8 + coord.thread % 8) * P::kSide * kOfPixel;
+#pragma unroll
+    for (int i = 0; i < P::kLines; ++i) {
+      const Element* from = line + i * (P::kStripThreads / 8) * kOfRow;
+      if constexpr (kLast) {
+        Pack<Element, P::kSide * P::kImage> pixels;
+        pixels.read(from);
+#pragma unroll
+        for (int c = 0; c < P::kImage; ++c)
+#pragma unroll
+          for (int e = 0; e < P::kSide; ++e) lines[i][c].elements[e] = pixels.elements[e * P::kImage + c];
+      } else {
+#pragma unroll
+        for (int c = 0; c < P::kImage; ++c) lines[i][c].read(from + c * (kRows * P::kSide * P::kW));
+      }
+    }
+  }
+
+  // And makes them visible to the strip's products.
+  AT_DEVICE static void write_lines(const Layout& smem, const WarpCoord& coord, const Lines& lines) {
+#pragma unroll
+    for (int i = 0; i < P::kLines; ++i) {
+      const int number = i * P::kStripThreads + coord.thread, row = number / 8, pixel = number % 8, line = row % P::kSide;
+      const uint32_t to = smem.lines + coord.strip * P::kLineBytes + (row / P::kSide * 8 + pixel) * 32 + (line / 2 ^ pixel / 4) * 16 + line % 2 * 8;
+#pragma unroll
+      for (int c = 0; c < P::kImage; ++c) ptx::st_shared(to + c * P::kStrips * P::kLineBytes, lines[i][c].words[0]);
+    }
+    ptx::fence_view_async_shared();
+    ptx::named_barrier_sync<P::kStripThreads>(P::kStrip + coord.strip);
+  }
+
+  // ---- The pool ----
+
+  template <typename Read>
+  AT_DEVICE static void pool(const Params& x, int tile, int thread, int threads, const Read& read) {
+    pool_image<Element, P::kH, P::kW, P::kChannels>((Element*)x.p.p[P::kPooled] + (int64_t)tile * (P::kPixels / 4) * P::kChannels, thread, threads, read);
+  }
+
+  // What three warps do of all images but the block's last.
+  AT_DEVICE static void pool_all(const Params& x, const Layout& smem) {
+    uint32_t parity = 0;
+#pragma unroll 1
+    for (int tile = blockIdx.x; tile + (int)gridDim.x < x.tiles; tile += gridDim.x, parity ^= 1) {
+      ptx::mbarrier_wait(smem.image, parity);
+      const Element* from = (const Element*)x.p.p[P::kY] + (int64_t)tile * P::kPixels * P::kChannels;
+      pool(x, tile, threadIdx.x - (P::kThreads + 32), P::kPoolThreads, [&](int line, int column, int vector, Pack<Element, 8>& to) {
+        if (line >= 0 && column >= 0) to.read(from + (line * P::kW + column) * P::kChannels + vector * 8);
+        else to.words[0] = make_uint4(0, 0, 0, 0);
+      });
+      ptx::named_barrier_sync<P::kPool, P::kPoolThreads>();
+      if (threadIdx.x == P::kThreads + 32) ptx::mbarrier_arrive(smem.pooled);
+    }
+  }
+
+  // Tells them of an image, the number-th, that is in memory, once they are done with the one before.
+  AT_DEVICE static void tell_pool(const Layout& smem, const WarpCoord& coord, int number) {
+    if (coord.strip == 0 && coord.warp == 0 && ptx::elect_one_sync()) {
+      ptx::tma_store_wait_complete();
+      if (number > 0) ptx::mbarrier_wait(smem.pooled, (number - 1) % 2);
+      ptx::mbarrier_arrive(smem.image);
+    }
+    __syncwarp();
+  }
+
+  // ---- Products, and what follows them ----
+
+  AT_DEVICE static void solve_all(const Params& x, const Layout& smem) {
+    const WarpCoord coord;
+    Lines lines;
+    Sums sums;
+    griddepcontrol_wait();
+    read(x, coord, blockIdx.x, lines);
+    ptx::named_barrier_sync<P::kReady, P::kReadyThreads>();  // there are barriers
+    write_lines(smem, coord, lines);
+    begin_stem(smem, coord, sums);
+    finish<0>(sums);
+    const int half = 1 + coord.strip % 2;  // of a convolution's lines of taps
+    int told = 0;                         // images
+    for (int tile = blockIdx.x; tile < x.tiles; tile += gridDim.x) {
+      const bool last = tile + (int)gridDim.x >= x.tiles;
+      Sums next;
+      Kept kept;
+      write_patch(smem, coord, sums, [&] { stored(coord); meet(); }, [&](float (&v)[2], int number, int channel) {
+        Config::Steps::kept(v, x.p.p, x.scalars, channel);
+        kept[number] = pair(v[0], v[1]);
+        Config::Steps::biased(v, x.p.p, x.scalars, channel);
+      });
+      publish();
+      ptx::mbarrier_wait(smem.zeros, 0);
+      convolve(smem, coord, 0, 0, half, sums);
+      if (!last) read(x, coord, tile + gridDim.x, lines);  // while the other strips multiply
+      convolve(smem, coord, 0, half, 3, sums);
+      if constexpr (P::kPooled)
+        if (tile != (int)blockIdx.x) tell_pool(smem, coord, told++);
+      finish<0>(sums);
+      write_patch(smem, coord, sums, [] { meet(); }, [&](float (&v)[2], int, int channel) {
+        Config::Steps::inner(v, x.p.p, x.scalars, channel);
+      });
+      publish();
+      convolve(smem, coord, 1, 0, half, sums);
+      write_lines(smem, coord, lines);  // of the next image; after the last one this one's, for nobody
+      convolve(smem, coord, 1, half, 3, sums);
+      begin_stem(smem, coord, next);
+      if (last) launch_dependents();
+      finish<1>(sums);
+      float gates[2];
+      excite(x, smem, coord, sums, gates);
+      write_patch(smem, coord, sums, [] {}, [&](float (&v)[2], int number, int channel) {
+        const float gate = gates[number % 2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) v[e] *= gate;
+        Config::Steps::gated(v, x.p.p, x.scalars, channel);
+        Pack<Element, 2> identity;
+        identity.words[0] = kept[number];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) v[e] += to_float(identity.elements[e]);
+        Config::Steps::after(v, x.p.p, x.scalars, channel);
+      });
+      publish();
+      store(x, smem, coord, tile);
+      if constexpr (P::kPooled)
+        if (last)
+          pool(x, tile, threadIdx.x, P::kThreads, [&](int line, int column, int vector, Pack<Element, 8>& to) {
+            const int pixel = (line + 1) * P::kPatchW + column + 1;
+            to.words[0] = ptx::ld_shared(smem.patch + pixel * P::kRowBytes + (vector ^ pixel % 8) * 16);
+          });
+      finish<0>(next);
+      ptx::copy_accumulators(next, sums);
+    }
+    stored(coord);
+  }
+
+  // All threads that multiply.
+  AT_DEVICE static void meet() { ptx::named_barrier_sync<P::kAll, P::kThreads>(); }
+
+  // Makes what all have written visible to products.
+  AT_DEVICE static void publish() {
+    ptx::fence_view_async_shared();
+    meet();
+  }
+
+  AT_DEVICE static uint32_t pair(float a, float b) {
+    Pack<Element, 2> both;
+    from_floats(both.elements, a, b);
+    return both.words[0];
+  }
+
+  AT_DEVICE static void begin_stem(const Layout& smem, const WarpCoord& coord, Sums& sums) {
+    const uint32_t hi = ptx::descriptor_hi<32>(8 * 32);
+    const uint32_t a = ptx::descriptor_lo(smem.stem), b = ptx::descriptor_lo(smem.lines + coord.strip * P::kLineBytes);
+    ptx::mbarrier_wait(smem.full, 0);
+    ptx::warpgroup_fence_operand(sums);
+    ptx::warpgroup_arrive();
+#pragma unroll
+    for (int c = 0; c < P::kImage; ++c)
+      Config::wgmma(sums[0], ptx::SmemDescriptor{a + c * (P::kStepBytes / 16), hi},
+                       ptx::SmemDescriptor{b + c * (P::kStrips * P::kLineBytes / 16), hi}, c > 0);
+    ptx::warpgroup_commit_batch();
+  }
+
+  // Begins to sum up taps of the filters' lines from `begin` to `end`, of convolution `which` of what lies in the patch.
+  AT_DEVICE static void convolve(const Layout& smem, const WarpCoord& coord, int which, int begin, int end, Sums& sums) {
+    const uint32_t a_hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes), b_hi = ptx::descriptor_hi<P::kRowBytes>(P::kPatchW * P::kRowBytes);
+    uint32_t line = ptx::descriptor_lo(smem.patch + (begin * P::kPatchW + coord.strip * 8) * P::kRowBytes);
+    const int first = which * P::kTaps + begin * 3;
+    uint32_t a = ptx::descriptor_lo(smem.weights + first * P::kTapBytes), full = smem.full + 8 + 8 * first;
+    int accumulate = begin > 0;
+    ptx::warpgroup_fence_operand(sums);
+#pragma unroll 1
+    for (int r = begin; r < end; ++r, line += P::kPatchW * (P::kRowBytes / 16)) {
+      uint32_t tap = line;
+      for (int s = 0; s < 3; ++s, tap += P::kRowBytes / 16, a += P::kTapBytes / 16, full += 8) {
+        ptx::mbarrier_wait(full, 0);  // which is over at once after the first tile
+        ptx::warpgroup_arrive();
+#pragma unroll
+        for (int k = 0; k < P::kChannels / 16; ++k) {
+          Config::wgmma(sums[0], ptx::SmemDescriptor{a + 2 * k, a_hi}, ptx::SmemDescriptor{tap + 2 * k, b_hi}, accumulate);
+          accumulate = 1;
+        }
+        ptx::warpgroup_commit_batch();
+      }
+    }
+  }
+
+  // Until all products are done but those of the last `pending` groups.
+  template <int pending>
+  AT_DEVICE static void finish(Sums& sums) {
+    ptx::warpgroup_wait<pending>();
+    ptx::warpgroup_fence_operand(sums);
+  }
+
+  // What steps(v, number, channel) make of the sums, over the image's pixels, for all, once ready() has returned. v: two
+  // columns; number: 2 line + half.
+  template <typename Ready, typename Steps>
+  AT_DEVICE static void write_patch(const Layout& smem, const WarpCoord& coord, const Sums& sums, const Ready& ready,
+                                    const Steps& steps) {
+    uint32_t words[P::kH / 2][4];
+#pragma unroll
+    for (int number = 0; number < P::kN / 4; ++number) {
+      float v[2] = {sums[0][2 * number], sums[0][2 * number + 1]};
+      steps(v, number, coord.channel + 8 * (number % 2));
+      words[number / 4][number % 4] = pair(v[0], v[1]);
+    }
+    ready();
+    // A lane names the row of a matrix: a pixel of a line, and eight channels of it.
+    const int matrix = coord.lane / 8, chunk = 2 * coord.warp + matrix % 2;
+    const int first = (matrix / 2 + 1) * P::kPatchW + coord.strip * 8 + coord.lane % 8 + 1;  // of the patch's pixels
+    uint32_t rows[2];  // a row's place differs by no more than whole lines from that four lines before
+#pragma unroll
+    for (int i = 0; i < 2; ++i) rows[i] = smem.patch + first * P::kRowBytes + (chunk ^ (first + 2 * i * P::kPatchW) % 8) * 16;
+#pragma unroll
+    for (int j = 0; j < P::kH / 2; ++j) ptx::stmatrix_x4_trans(rows[j % 2] + 2 * j * P::kPatchW * P::kRowBytes, words[j]);
+  }
+
+  // Applies the steps before the gate to the sums, and finds the gates of this thread's two channels.
+  AT_DEVICE static void excite(const Params& x, const Layout& smem, const WarpCoord& coord, Sums& sums, float (&gates)[2]) {
+    float total[2] = {};
+#pragma unroll
+    for (int number = 0; number < P::kN / 4; ++number) {
+      float v[2] = {sums[0][2 * number], sums[0][2 * number + 1]};
+      Config::Steps::before(v, x.p.p, x.scalars, coord.channel + 8 * (number % 2));
+      sums[0][2 * number] = v[0], sums[0][2 * number + 1] = v[1];
+      total[number % 2] += v[0] + v[1];
+    }
+    float* all = (float*)__cvta_shared_to_generic(smem.sums);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      total[half] += __shfl_xor_sync(0xffffffffu, total[half], 1);
+      total[half] += __shfl_xor_sync(0xffffffffu, total[half], 2);
+      if (coord.lane % 4 == 0) all[coord.strip * P::kChannels + coord.channel + 8 * half] = total[half];
+    }
+    meet();  // and nothing reads the patch any more
+    ptx::mbarrier_wait(smem.gate, 0);
+    const Element *w1 = (const Element*)__cvta_shared_to_generic(smem.w1), *w2 = (const Element*)__cvta_shared_to_generic(smem.w2);
+    const float *b1 = (const float*)__cvta_shared_to_generic(smem.b1), *b2 = (const float*)__cvta_shared_to_generic(smem.b2);
+    float means[2] = {};
+#pragma unroll
+    for (int strip = 0; strip < P::kStrips; ++strip)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) means[e] += all[strip * P::kChannels + 2 * coord.lane + e];
+    gates[0] = b2[coord.channel], gates[1] = b2[coord.channel + 8];
+#pragma unroll 1
+    for (int o = 0; o < x.hidden; o += 4) {  // each warp all of it: no barrier more
+      float sum[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float w[2];
+        load(w, w1 + (o + i) * P::kChannels + 2 * coord.lane);
+        sum[i] = (w[0] * means[0] + w[1] * means[1]) * (1.f / P::kPixels);
+      }
+#pragma unroll
+      for (int distance = 16; distance; distance /= 2)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i], distance);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float w[4];
+        load(w, w2 + (coord.channel + 8 * half) * x.hidden + o);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) gates[half] += w[i] * at_least_zero(sum[i] + b1[o + i]);
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) gates[half] = logistic(gates[half]);
+  }
+
+  // Begins to store the image, with the columns of zeros beside it, which are clipped.
+  AT_DEVICE static void store(const Params& x, const Layout& smem, const WarpCoord& coord, int tile) {
+    if (coord.strip == 0 && coord.warp == 0 && ptx::elect_one_sync()) {
+      ptx::tma_store_4d(x.output_map, smem.patch + (P::kPatchW + 1) * P::kRowBytes, 0, 0, 0, tile);
+      ptx::tma_store_arrive();
+    }
+    __syncwarp();  // for what a warp does in step
+  }
+
+  // Until the image has been read that is stored.
+  AT_DEVICE static void stored(const WarpCoord& coord) {
+    if (coord.strip == 0 && coord.warp == 0 && ptx::elect_one_sync()) ptx::tma_store_wait<0>();
+    __syncwarp();
+  }
+};
+
+}  // namespace at

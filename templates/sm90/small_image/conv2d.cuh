@@ -1,0 +1,365 @@
+// A 3x3 convolution of small images for Hopper, stride 1 or 2, padding 1: of 64 / (p q) whole images a tile, NHWC.
+//
+// Small tiles wait for their loads, and a filter of nine taps loads every pixel nine times. Here a tile's images come into
+// shared memory once and stay. wgmma could not read a tap there: its groups of eight rows are lines of several images, and
+// what lies beyond a border must be zero. But it takes its first operand from registers too, and ldmatrix, which brings it
+// there, reads each row from where a lane says: so a tap is an address in every lane, beyond a border that of a row of zeros.
+// With stride 2 the images come as four planes, of odd and even lines and columns, so that rows that are read together are
+// neighbours, and lie in different banks.
+//
+// Two warpgroups take the steps (a tap of 64 channels) by turns, each with sums of its own for the whole tile: a warpgroup
+// alone waits about as long around its products as for them. Each has a ring of weights and a warp that fills it; kPeers
+// tiles of a cluster share these loads by multicast. While its products run a warpgroup reads the pixels of its next step.
+// In the end each gets the other's sums of half of the channels, and finishes these alone: the gates of a folded squeeze
+// (folded_gate.cuh), the projection of a skip connection, the epilogue's steps.
+//
+// Every hand-shake is awaited by somebody: buffers that nobody will fill again are not given back.
+// image_plan.cuh has what comes before the launch.
+#pragma once
+#include "sm90/fragment.cuh"
+#include "sm90/pipeline.cuh"
+#include "sm90/ptx/cluster.cuh"
+#include "sm90/ptx/mbarrier.cuh"
+#include "sm90/ptx/registers.cuh"
+#include "sm90/ptx/shared_memory.cuh"
+#include "sm90/ptx/tma.cuh"
+#include "sm90/ptx/wgmma.cuh"
+#include "sm90/small_image/plan.cuh"
+
+namespace at {
+
+template <typename Config>
+struct HopperImageConv2d : HopperImagePlan<Config> {
+  using P = HopperImagePlan<Config>;
+  using Element = typename P::Element;
+  using Folded = typename P::Folded;
+  using Layout = typename P::Layout;
+  using ClusterCoord = typename P::ClusterCoord;
+  using Params = typename P::Params;
+
+  // ---- The kernel ----
+
+  AT_DEVICE static void run(const Params& x, char* memory) {
+    const Layout smem(x, (ptx::cast_smem_ptr_to_uint(memory) + 1023) / 1024 * 1024);
+    const int peer = P::kPeers > 1 ? (int)ptx::block_rank_in_cluster() : 0;
+    // Peers, which share their weights, are neighbours in the grid; the column changes from cluster to cluster.
+    int column;
+    const int tile = x.columns.divmod(blockIdx.x / P::kPeers, column) * P::kPeers + peer;
+    const ClusterCoord me{tile, column, peer};
+    const int warp = ptx::warp_uniform(threadIdx.x / 32), group = warp / 4;
+    prefetch_maps(x, warp - 4 * P::kGroups);
+    init_barriers(x, smem, warp);
+    if (threadIdx.x < P::kRowBytes / 16) ptx::st_shared(smem.zeros + 16 * threadIdx.x, make_uint4(0, 0, 0, 0));
+    ptx::cluster_or_block_sync<P::kPeers>();
+
+    if (group < P::kGroups) {
+      solve(x, smem, me, group);
+    } else {
+      if (ptx::elect_one_sync()) {
+        if (warp == 4 * P::kGroups) load_images(x, smem, me);
+        else load_weights(x, smem, me, warp - 4 * P::kGroups - 1);
+      }
+      __syncwarp();
+    }
+  }
+
+ private:
+  AT_DEVICE static void prefetch_maps(const Params& x, int loader) {
+    if (loader == 0) {
+      ptx::prefetch_tensormap(x.image_map);
+      if constexpr (P::kProjects) ptx::prefetch_tensormap(x.skip_map);
+    } else if (loader > 0) {
+      ptx::prefetch_tensormap(x.weight_map);
+      if constexpr (P::kFolded) ptx::prefetch_tensormap(x.hidden_map);
+      if constexpr (P::kProjects) ptx::prefetch_tensormap(x.projection_map);
+    }
+  }
+
+  AT_DEVICE static void init_barriers(const Params& x, const Layout& smem, int warp) {
+    if (warp == 0) ptx::mbarrier_init_array(smem.full, x.chunks + x.skip_chunks, 1);
+    else if (warp == 1) ptx::mbarrier_init_array(smem.weight_full, P::kGroups * x.weight_slots, 1);
+    else if (warp == 2) ptx::mbarrier_init_array(smem.weight_empty, P::kGroups * x.weight_slots, P::kPeers);
+    ptx::fence_barrier_init();
+  }
+
+  // A tap of 64 channels, in the order in which a warpgroup takes them: every other one.
+  struct Step {
+    int chunk = 0, tap;
+    AT_DEVICE Step(int group) : tap(group) {}
+    AT_DEVICE void advance() {
+      tap += P::kGroups;
+      if (tap >= P::kTaps) tap -= P::kTaps, ++chunk;
+    }
+  };
+  AT_DEVICE static int steps_of(const Params& x, int group) { return (x.chunks * P::kTaps - group + P::kGroups - 1) / P::kGroups; }
+  AT_DEVICE static bool owns(int group) { return group < P::kOwners; }
+  // What a warpgroup takes from its ring.
+  AT_DEVICE static int pieces_of(const Params& x, int group) { return steps_of(x, group) + (owns(group) ? x.skip_chunks : 0); }
+
+  // ---- Loads ----
+
+  AT_DEVICE static void load_images(const Params& x, const Layout& smem, const ClusterCoord& me) {
+    const int image = me.first_image(x);
+    griddepcontrol_wait();
+#pragma unroll 1
+    for (int chunk = 0; chunk < x.chunks; ++chunk) {
+      const uint32_t full = smem.full + 8 * chunk, to = smem.images + chunk * P::kChunkBytes;
+      ptx::mbarrier_arrive_expect_tx(full, P::kPlanes * x.plane_bytes);
+#pragma unroll
+      for (int plane = 0; plane < P::kPlanes; ++plane)
+        ptx::tma_load_4d(to + plane * P::kPlaneBytes, x.image_map, full, chunk * P::kK, plane % P::kStride, plane / P::kStride, image);
+    }
+#pragma unroll 1
+    for (int i = 0; i < x.skip_chunks; ++i) {
+      const uint32_t full = smem.full + 8 * (x.chunks + i);
+      ptx::mbarrier_arrive_expect_tx(full, x.plane_bytes);
+      ptx::tma_load_2d<false>(smem.skip + i * P::kPlaneBytes, x.skip_map, full, i * P::kK, image * x.pixels, 0);
+    }
+    launch_dependents();
+  }
+
+  // A loading thread is alone: nothing hides how long its instructions take, so its loop only counts on.
+  AT_DEVICE static void load_weights(const Params& x, const Layout& smem, const ClusterCoord& me, int group) {
+    constexpr uint16_t kAll = (1 << P::kPeers) - 1;
+    const int first = group * x.weight_slots, steps = steps_of(x, group);
+    const auto load = [&](PipelineState& ring, const void* map, int bytes, int rows, int chunk, int tap, int row) {
+      const uint32_t full = smem.weight_full + 8 * (first + ring.index), slot = smem.weights + (first + ring.index) * P::kWeightBytes;
+      ptx::mbarrier_wait(smem.weight_empty + 8 * (first + ring.index), ring.phase);
+      ptx::mbarrier_arrive_expect_tx(full, bytes);
+      ptx::tma_load_3d<(P::kPeers > 1)>(slot + me.peer * rows * P::kRowBytes, map, full, chunk * P::kK, tap, row + me.peer * rows, kAll);
+      ring.advance(x.weight_slots);
+      return slot;
+    };
+    PipelineState ring{0, 1};
+    Step step(group);
+#pragma unroll 1
+    for (int i = 0; i < steps; ++i, step.advance()) {
+      const uint32_t full = smem.weight_full + 8 * (first + ring.index);
+      const uint32_t slot = load(ring, x.weight_map, P::kWeightBytes, P::kN / P::kPeers, step.chunk, step.tap, me.column * P::kN);
+      if (P::kFolded && me.peer == 0)
+        ptx::tma_load_3d<(P::kPeers > 1)>(slot + P::kN * P::kRowBytes, x.hidden_map, full, step.chunk * P::kK, step.tap, 0, kAll);
+    }
+    if (P::kProjects && owns(group))
+      for (int i = 0; i < x.skip_chunks; ++i)
+        load(ring, x.projection_map, P::kOwn * P::kRowBytes, P::kOwn / P::kPeers, i, 0, me.column * P::kN + group * P::kOwn);
+    launch_dependents();
+  }
+
+  // ---- Products ----
+
+  // A thread's pixel of a tile as ldmatrix wants it: the lane's row of a warp's 16, and its half of 16 channels.
+  struct Pixel {
+    uint32_t row;    // of a plane
+    uint32_t taps;   // a bit for each tap that lies inside the image
+    uint32_t half;
+    AT_DEVICE explicit Pixel(const Params& x) {
+      const int lane = threadIdx.x % 32;
+      row = threadIdx.x % P::kWide / 32 * 16 + lane % 16, half = lane / 16;
+      const int column = row % x.out_w, line = row / x.out_w % x.out_h;
+      const auto inside = [](int line, int tap, int size) { return (unsigned)(line * P::kStride + tap - 1) < (unsigned)(size * P::kStride); };
+      taps = 0;
+#pragma unroll
+      for (int tap = 0; tap < P::kTaps; ++tap)
+        taps |= (uint32_t)(inside(line, tap / 3, x.out_h) && inside(column, tap % 3, x.out_w)) << tap;
+    }
+  };
+
+  using Pixels = uint32_t[P::kK / 16][4];  // of a warp: 16 rows of 64 channels
+  using Sums = float[1][P::kColumns / 2];
+
+  // Along one axis, with stride 2: a tap finds the plane of even or odd places, one place back or not.
+  AT_DEVICE static int plane_of(int tap) { return P::kStride == 1 ? 0 : tap != 1; }
+  AT_DEVICE static int shift_of(int tap) { return P::kStride == 1 ? tap - 1 : -(tap == 0); }
+
+  AT_DEVICE static void read(const Params& x, const Layout& smem, const Pixel& pixel, const Step& step, Pixels& to) {
+    ptx::mbarrier_wait(smem.full + 8 * step.chunk, 0);
+    const int r = step.tap * 11 >> 5, s = step.tap - 3 * r;
+    const uint32_t plane = smem.images + step.chunk * P::kChunkBytes + (plane_of(r) * P::kStride + plane_of(s)) * P::kPlaneBytes;
+    const uint32_t row = pixel.row + shift_of(r) * x.out_w + shift_of(s);
+    const uint32_t from = pixel.taps >> step.tap & 1 ? plane + row * P::kRowBytes : smem.zeros;
+    const uint32_t first = (pixel.half ^ row % 8) * 16;  // as TMA swizzles it
+#pragma unroll
+    for (int i = 0; i < P::kK / 16; ++i) load_matrices(to[i], from + (first ^ 32 * i));
+  }
+
+  // How far a warpgroup is with its ring of weights.
+  struct Progress {
+    int first;  // its slots among all
+    PipelineState ring{0, 0};
+    int piece = 0, used = -1;  // used: a slot whose products may not be over
+  };
+
+  // Tells all who fill it that the slot last used is free.
+  AT_DEVICE static void release(const Layout& smem, Progress& weights, int slots, int pieces) {
+    const bool again = weights.used >= 0 && weights.piece - 1 + slots < pieces;
+    const uint32_t empty = smem.weight_empty + 8 * (weights.first + weights.used);
+    const int thread = threadIdx.x % P::kWide;
+    if constexpr (P::kPeers == 1) {
+      if (again && thread == 0) ptx::mbarrier_arrive(empty);
+    } else {
+      if (again && thread < P::kPeers) ptx::mbarrier_arrive_cluster(empty, thread);
+    }
+  }
+
+  // Begins the products of a step, then waits for those of the step before and reads the pixels of the next.
+  AT_DEVICE static void take_step(const Params& x, const Layout& smem, const Pixel& pixel, Progress& weights, int pieces,
+                                  const Pixels& now, Pixels& next, const Step& next_step, bool accumulate, Sums& sums) {
+    const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes), slot = weights.first + weights.ring.index;
+    const uint32_t b = ptx::descriptor_lo(smem.weights) + slot * (P::kWeightBytes / 16);
+    ptx::mbarrier_wait(smem.weight_full + 8 * slot, weights.ring.phase);
+    ptx::warpgroup_arrive();
+#pragma unroll
+    for (int i = 0; i < P::kK / 16; ++i)
+      Config::wgmma(sums[0], now[i], ptx::SmemDescriptor{b + 2 * i, hi}, accumulate || i);
+    ptx::warpgroup_commit_batch();
+    ptx::warpgroup_wait<1>();
+    release(smem, weights, x.weight_slots, pieces);
+    weights.used = weights.ring.index;
+    weights.ring.advance(x.weight_slots), ++weights.piece;
+    read(x, smem, pixel, next_step, next);
+  }
+
+  // This warpgroup's sums of a tile.
+  AT_DEVICE static void convolve(const Params& x, const Layout& smem, Progress& weights, int group, int pieces, Sums& sums) {
+    const Pixel pixel(x);
+    const int steps = steps_of(x, group);
+    Pixels even, odd;
+    Step step(group);
+    int left = steps;
+    // Behind the last the pixels of a step that there is are read again.
+    const auto advance = [&] {
+      if (--left > 0) step.advance();
+    };
+    read(x, smem, pixel, step, even);
+    ptx::warpgroup_fence_operand(sums);
+#pragma unroll 1
+    for (int i = 0; i + 1 < steps; i += 2) {
+      advance();
+      take_step(x, smem, pixel, weights, pieces, even, odd, step, i > 0, sums);
+      advance();
+      take_step(x, smem, pixel, weights, pieces, odd, even, step, true, sums);
+    }
+    if (steps % 2) take_step(x, smem, pixel, weights, pieces, even, odd, step, steps > 1, sums);
+    ptx::warpgroup_wait<0>();
+    ptx::warpgroup_fence_operand(sums);
+    release(smem, weights, x.weight_slots, pieces);
+    weights.used = -1;
+  }
+
+  // ---- The end of a tile ----
+
+  using OwnSums = float[1][(P::kOwn + P::kHidden) / 2];
+
+  // The projection of this warpgroup's channels.
+  AT_DEVICE static void project(const Params& x, const Layout& smem, Progress& weights, int pieces, float (&sums)[1][P::kOwn / 2]) {
+    const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes);
+    ptx::warpgroup_fence_operand(sums);
+#pragma unroll 1
+    for (int chunk = 0; chunk < x.skip_chunks; ++chunk) {
+      const uint32_t a = ptx::descriptor_lo(smem.skip) + chunk * (P::kPlaneBytes / 16), slot = weights.first + weights.ring.index;
+      const uint32_t b = ptx::descriptor_lo(smem.weights) + slot * (P::kWeightBytes / 16);
+      ptx::mbarrier_wait(smem.full + 8 * (x.chunks + chunk), 0);
+      ptx::mbarrier_wait(smem.weight_full + 8 * slot, weights.ring.phase);
+      ptx::warpgroup_arrive();
+#pragma unroll
+      for (int i = 0; i < P::kK / 16; ++i)
+        Config::wgmma(sums[0], ptx::SmemDescriptor{a + 2 * i, hi}, ptx::SmemDescriptor{b + 2 * i, hi}, chunk || i);
+      ptx::warpgroup_commit_batch();
+      ptx::warpgroup_wait<0>();
+      weights.used = weights.ring.index;
+      weights.ring.advance(x.weight_slots), ++weights.piece;
+      release(smem, weights, x.weight_slots, pieces);
+    }
+    ptx::warpgroup_fence_operand(sums);
+  }
+
+  AT_DEVICE static uint32_t sums_of(const Layout& smem, int owner, int four) {
+    return smem.sums + (owner * P::kFours + four) * P::kFoursBytes + threadIdx.x % P::kWide * 16;
+  }
+
+  // Of what an owner finishes: its channels, then the hidden values, which all want.
+  AT_DEVICE static float sum_of(const Sums& sums, int owner, int i) {
+    if (i >= P::kOwn / 2) return sums[0][(P::kN - P::kOwn) / 2 + i];
+    return owner ? sums[0][(P::kN - P::kOwn) / 2 + i] : sums[0][i];
+  }
+
+  AT_DEVICE static void leave_sums(const Layout& smem, int group, const Sums& sums) {
+    const int other = P::kGroups - 1 - group;
+#pragma unroll
+    for (int i = 0; i < P::kFours; ++i) {
+      float v[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) v[e] = sum_of(sums, other, 4 * i + e);
+      ptx::st_shared(sums_of(smem, other, i), make_float4(v[0], v[1], v[2], v[3]));
+    }
+  }
+
+  AT_DEVICE static void gather_sums(const Layout& smem, int group, const Sums& sums, OwnSums& own) {
+#pragma unroll
+    for (int i = 0; i < P::kFours; ++i) {
+      const float4 other = ptx::ld_shared_float4(sums_of(smem, group, i));
+      const float v[4] = {other.x, other.y, other.z, other.w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) own[0][4 * i + e] = sum_of(sums, group, 4 * i + e) + v[e];
+    }
+  }
+
+  AT_DEVICE static void solve(const Params& x, const Layout& smem, const ClusterCoord& me, int group) {
+    const int pieces = pieces_of(x, group), first_channel = me.column * P::kN + group * P::kOwn;
+    const Folded gate{x.pixels, x.hidden, x.pixel_weight, x.slabs,
+                      (char*)__cvta_shared_to_generic(smem.gates) + group * Folded::kBytes};
+    if constexpr (P::kFolded)
+      if (owns(group)) gate.load_weights(x.p.p + P::kFirstGate + 1, first_channel, x.k, threadIdx.x % P::kWide);
+    griddepcontrol_wait();
+    Progress weights{group * x.weight_slots};
+    Sums sums;
+    convolve(x, smem, weights, group, pieces, sums);
+    launch_dependents();
+    if (P::kOwners > 1 || !owns(group)) leave_sums(smem, group, sums);
+    if (!owns(group)) return ptx::named_barrier_arrive<P::kExchange, P::kWide * P::kGroups>();
+
+    typename Config::Steps::Fetched fetched[P::kUnits];
+    each_unit(x, me, first_channel, [&](int i, int, int, int, int64_t offset, bool there) {
+      if (there) Config::Steps::fetch(fetched[i], x.p.p, offset);
+    });
+    float projected[1][P::kOwn / 2];
+    if constexpr (P::kProjects) project(x, smem, weights, pieces, projected);
+    OwnSums own;
+    ptx::named_barrier_sync<P::kExchange, P::kWide * P::kGroups>();
+    gather_sums(smem, group, sums, own);
+    if constexpr (P::kFolded) {
+      each_unit(x, me, first_channel, [&](int, int half, int columns, int channel, int64_t, bool) {
+        float v[P::kVector];
+        load_fragment(v, own, 0, half, columns);
+        Config::Steps::before(v, x.p.p, x.scalars, channel);
+        store_fragment(v, own, 0, half, columns);
+      });
+      gate.scale(own, 0, [&] { ptx::named_barrier_sync<P::kWide>(P::kGate + group); });
+    }
+    each_unit(x, me, first_channel, [&](int i, int half, int columns, int channel, int64_t offset, bool there) {
+      float v[P::kVector], more[P::kVector];
+      load_fragment(v, own, 0, half, columns);
+      if constexpr (P::kProjects) {
+        load_fragment(more, projected, 0, half, columns);
+#pragma unroll
+        for (int e = 0; e < P::kVector; ++e) v[e] += more[e];
+      }
+      if (!Config::kStores || there) Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[i]);
+      if (there) store(v, (Element*)x.p.p[P::kY] + offset);
+    });
+  }
+
+  // Calls work(place, half, columns, channel, offset, there) for this thread's units of eight channels. What is not there, in
+  // the output, may be computed, with some channel that is: branches would make each unit wait for its own vectors.
+  template <typename Work>
+  AT_DEVICE static void each_unit(const Params& x, const ClusterCoord& me, int first_channel, const Work& work) {
+    const int lane = threadIdx.x % 32, row = me.first_image(x) * x.pixels + threadIdx.x % P::kWide / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int i = 0; i < P::kUnits; ++i) {
+      const int pixel = row + 8 * (i % 2), own = first_channel + 32 * (i / 2) + 8 * (lane % 4), channel = min(own, x.k - P::kVector);
+      work(i, i % 2, i / 2, channel, (int64_t)pixel * x.k + channel, pixel < x.rows && own < x.k);
+    }
+  }
+};
+
+}  // namespace at
