@@ -24,7 +24,7 @@ from autotune.runtime import candidate, shortlist
 from autotune.search import Schedule, Study
 from autotune.tuner.kernel_builder import Workshop
 from autotune.tuner.library_candidates import Listing, operator_rows
-from autotune.tuner.network_tuner import settle_network
+from autotune.tuner.network_tuner import tune_network_plan
 from autotune.tuner.options import Options
 from autotune.tuner.progress import Progress
 from autotune.tuner.study_manager import Searches
@@ -103,7 +103,7 @@ class Tuning:
         if self.worker and self.options.arch.is_cuda:
             self.progress.stage("settling inside the network")
             with self.ledger.charge("time"):
-                settle_network(self.store, self.device, self.worker, network)
+                tune_network_plan(self.store, self.device, self.worker, network)
 
     @cached_property
     def device(self) -> Device:
