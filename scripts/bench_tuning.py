@@ -36,8 +36,7 @@ from autotune.core import AutotuneError, device_arch, of_target
 from autotune.ir import parse
 from autotune.measure import Worker
 from autotune.runtime import candidate
-from autotune.search import Space
-from autotune.search.trace import Recording, Track
+from autotune.search import Space, SpaceTrace, TuneTrace
 from autotune.tuner import Options, Progress, Tuning
 from autotune_cli.command_line import positive, run
 from autotune_cli.record import machine, slug, write
@@ -94,8 +93,8 @@ def tune(options: list[str], folder: Path, name: str) -> tuple[Path, float]:
 class Again(Tuning):
     """A run over the best of a recording alone."""
 
-    def __init__(self, recording: Recording, store: Store, worker: Worker) -> None:
-        self._best = list(map(best_configs, recording.tracks))
+    def __init__(self, recording: TuneTrace, store: Store, worker: Worker) -> None:
+        self._best = list(map(best_configs, recording.spaces))
         arch, jobs = device_arch(of_target(recording.target), torch.device(DEVICE)), len(os.sched_getaffinity(0))
         options = Options(arch, recording.target, 0, 3600.0, jobs, strategy="exhaustive", gain=0.0, vendor="none")
         super().__init__(store, (space.problem for space in self._best), options, worker, Progress())
@@ -104,9 +103,9 @@ class Again(Tuning):
         return iter(self._best)
 
 
-def best_configs(track: Track) -> Space:
+def best_configs(traced: SpaceTrace) -> Space:
     """The fastest few of a recorded space."""
-    space, times = track.space, [result.us or math.inf for result in track.results]
+    space, times = traced.space, [result.best_us or math.inf for result in traced.results]
     order = sorted(range(len(times)), key=times.__getitem__)[:BEST]
     configs, costs = tuple(space.configs[i] for i in order), tuple(space.costs[i] for i in order)
     return Space(space.problem, space.family, configs, costs)
@@ -116,7 +115,7 @@ def exhaustive(against: Path, folder: Path) -> Path:
     """The database of an exhaustive run; of a recording, one with its best."""
     if not against.name.endswith(".json.gz"):
         return against
-    recording, path = Recording.load(against), folder / "exhaustive.db"
+    recording, path = TuneTrace.load(against), folder / "exhaustive.db"
     with Store.create(path) as store, Worker(DEVICE) as worker:
         Again(recording, store, worker).run()
     return path

@@ -40,7 +40,7 @@ from autotune.families.base import PERMISSIONS
 from autotune.ir import DTYPES, OPERATORS, Problem
 from autotune.ir.epilogue import STEPS
 from autotune.measure import BUFFERS, TIMERS, Timing, Worker
-from autotune.search import DEFAULT, STRATEGIES
+from autotune.search import DEFAULT_STRATEGY, STRATEGIES
 from autotune.tuner import OBJECTIVES, Options, Tuning
 from autotune_cli import models, tune_summary
 from autotune_cli.command_line import database, percent, positive, run, seconds, sizes
@@ -159,9 +159,9 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     search.add_argument(
         "--strategy",
         choices=list(STRATEGIES),
-        default=DEFAULT,
+        default=DEFAULT_STRATEGY,
         help="; ".join(f"{name}: {strategy.meaning}" for name, strategy in STRATEGIES.items())
-        + f" (default {DEFAULT})",
+        + f" (default {DEFAULT_STRATEGY})",
     )
     search.add_argument(
         "--trials", type=positive, metavar="N", help="configs to try for a problem, at most (default 160, on a CPU 32)"

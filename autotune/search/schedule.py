@@ -1,6 +1,6 @@
-"""The order of a run: the compilers are kept at work on what is asked for while what is ready is being measured.
+"""The order of a tuning run: compilers work in the background while finished kernels are measured.
 
-The same loop drives a machine (autotune/tuner/tuner.py) and a recording of one (autotune/search/simulator.py).
+The same loop drives a real device (autotune/tuner/tuner.py) and a recorded one (autotune/search/simulator.py).
 """
 
 from __future__ import annotations
@@ -14,126 +14,150 @@ from autotune.codegen import together
 from autotune.core import ceil_div
 from autotune.families.base import Config, Kernel
 from autotune.ir import Problem
-from autotune.search.space import Study
+from autotune.search.study import Study
 
-AT_ONCE = 4
-"""Kernels that are measured before the compilers are looked after again."""
-AHEAD = 32
-"""While so many kernels wait to be measured, no more are asked for."""
-LEAST = 4
-"""Configs that a study is asked for at a time: to be asked costs it milliseconds."""
-FIRST = 2
-"""The same until it has had LEAST: a short budget, or one for few cores, is to end with something for every layer."""
+MEASURE_BATCH = 4
+"""Kernels that are measured before idle compilers are given new work."""
+PREFETCH = 32
+"""No more configs are asked for while this many compiled kernels wait to be measured."""
+ASK_BATCH = 4
+"""Configs per `ask()`; a call takes milliseconds."""
+WARM_START_BATCH = 2
+"""Configs per `ask()` until a study has started ASK_BATCH of them, so that a run with a short budget or few cores
+measures something for every layer."""
 
 
 class Bench(Protocol):
-    """Compiles and measures."""
+    """What compiles and measures kernels for a schedule."""
 
     def time_left(self) -> bool:
-        """Whether the run may go on."""
+        """Return whether the budget allows to start more."""
 
-    def room(self) -> int:
-        """How many more units the compilers would start on at once."""
+    def idle_compilers(self) -> int:
+        """Return the number of translation units that compilers would start on at once."""
 
-    def seconds(self, kernel: Kernel) -> float:
-        """What compiling and measuring a kernel would take; 0 compiling where it exists."""
+    def trial_seconds(self, kernel: Kernel) -> float:
+        """Return the seconds that compiling and measuring a kernel would take; compiling is free where it exists."""
 
-    def compile(self, kernels: Sequence[Kernel], choosing: float) -> None:
-        """Begin to make kernels, if any; those that exist are ready at once. choosing: seconds that choosing took."""
+    def compile(self, kernels: Sequence[Kernel], search_seconds: float) -> None:
+        """Start to compile kernels; those that exist are ready at once.
+
+        Args:
+            kernels: The kernels; there may be none.
+            search_seconds: Time that choosing them took.
+        """
 
     def ready(self, wait: bool) -> list[Kernel]:
-        """Kernels that became ready. wait: until there is one, unless nothing is being made."""
+        """Return kernels that became ready since the last call.
+
+        Args:
+            wait: Wait until there is one, unless none is being compiled.
+        """
 
     def measure(self, kernels: Sequence[Kernel]) -> None:
-        """Measure kernels on the problems whose studies want them, and tell these; the last may still be under way."""
+        """Measure kernels on the problems whose studies want them, and tell these studies.
+
+        The last measurements may still be under way at return.
+        """
 
     def finish(self) -> bool:
-        """Tell the studies what is still under way; whether there was anything."""
+        """Wait for all measurements under way and tell the studies; return whether there were any."""
 
 
 class Schedule:
-    """Takes turns among the studies.
+    """Asks the studies in turn, and compiles and measures what they want.
 
-    target: what kernels are compiled for. trials: how many configs may be tried for a problem, by all families.
+    Args:
+        studies: The studies.
+        bench: Compiles and measures.
+        target: Compilation target of the kernels.
+        max_trials: Maps a problem to the number of configs that may be tried for it, by all families together.
     """
 
-    def __init__(self, studies: Sequence[Study], bench: Bench, target: str, trials: Callable[[Problem], int]) -> None:
+    def __init__(
+        self, studies: Sequence[Study], bench: Bench, target: str, max_trials: Callable[[Problem], int]
+    ) -> None:
         self._turns = deque(study for study in studies if study.total)
-        self._of: dict[Problem, list[Study]] = {}
+        self._by_problem: dict[Problem, list[Study]] = {}
         for study in self._turns:
-            self._of.setdefault(study.space.problem, []).append(study)
-        self._bench, self._target, self._trials = bench, target, trials
+            self._by_problem.setdefault(study.space.problem, []).append(study)
+        self._bench, self._target, self._max_trials = bench, target, max_trials
         self._kernels: dict[tuple[int, int], Kernel] = {}
-        self._resting = False
+        self._all_rest = False
 
     def begin(self) -> None:
-        """Give the compilers work, if there is time left."""
+        """Give idle compilers work, if there is time left."""
         if self._bench.time_left():
             self._compile()
 
     def run(self) -> None:
-        """Ask, compile and measure until no study wants more, or there is no time left.
+        """Ask, compile and measure until no study wants more or the budget ends.
 
-        What is begun in time is waited for until something has been measured: a short budget is not for nothing.
+        If the budget ends before the first measurement, wait for the kernels already started, so that even a short run
+        records a result.
         """
         queue: deque[Kernel] = deque()
         measured = False
         while (time_left := self._bench.time_left()) or not measured:
-            if self._resting and not queue:
-                self._bench.finish()  # they wanted nothing: before they are asked again they should know more
-            # What waits to be measured will teach more than what is asked for now could know. What is at the device is
-            # little: it goes on while we choose, and a study takes into account that it is pending.
-            asked = time_left and len(queue) < AHEAD and self._compile()
+            if self._all_rest and not queue:
+                self._bench.finish()  # the studies wanted nothing: tell them all results before they are asked again
+            # Kernels that wait to be measured will teach the studies more than they know now, so a long queue stops
+            # further questions. The few results that the device still owes do not: studies know what is pending.
+            asked = time_left and len(queue) < PREFETCH and self._compile()
             queue.extend(self._bench.ready(wait=False))
             if not queue:
                 if self._bench.finish():
-                    continue  # with that in mind, there may be more to ask for
+                    continue  # with these results the studies may want more
                 queue.extend(self._bench.ready(wait=True))
             if queue:
-                self._bench.measure([queue.popleft() for _ in range(min(AT_ONCE, len(queue)))])
+                self._bench.measure([queue.popleft() for _ in range(min(MEASURE_BATCH, len(queue)))])
                 measured = True
             elif not asked:
                 break
         self._bench.finish()
 
     def _compile(self) -> bool:
-        """Ask for what the compilers have room for; whether there was anything."""
-        room, started = self._bench.room(), time.perf_counter()
-        wanted = (self._wanted(room) or self._wanted(room)) if room else []  # at first one may wait for another
-        self._resting = bool(room) and not wanted
-        if room:
+        """Ask for as many kernels as the compilers can start on; return whether any were wanted."""
+        num_units, started = self._bench.idle_compilers(), time.perf_counter()
+        # The second question counts: a family that waited in the first may be the one that expects most by then.
+        wanted = (self._wanted(num_units) or self._wanted(num_units)) if num_units else []
+        self._all_rest = bool(num_units) and not wanted
+        if num_units:
             self._bench.compile(wanted, time.perf_counter() - started)
         return bool(wanted)
 
-    def _wanted(self, units: int) -> list[Kernel]:
-        """Kernels that fill about so many units, from one study after the other."""
+    def _wanted(self, num_units: int) -> list[Kernel]:
+        """Return kernels that fill about `num_units` translation units, asking each study at most once."""
         wanted: dict[Kernel, None] = {}
         filled = 0.0
         for _ in range(len(self._turns)):
             study = self._turns[0]
             self._turns.rotate(-1)
-            a_unit = together(study.space.family)
-            least = max(LEAST, a_unit) if study.told + len(study.pending) >= LEAST else FIRST
-            share = max(least, ceil_div(units * a_unit, len(self._turns)))
-            left = self._left(study.space.problem)
-            asked = self._asked(study, min(share, left)) if left > 0 else []
+            per_unit = together(study.space.family)
+            batch = max(ASK_BATCH, per_unit) if study.num_started >= ASK_BATCH else WARM_START_BATCH
+            count = max(batch, ceil_div(num_units * per_unit, len(self._turns)))
+            left = self._trials_left(study.space.problem)
+            asked = self._ask(study, min(count, left)) if left > 0 else []
             wanted |= dict.fromkeys(asked)
-            filled += len(asked) / a_unit
-            if filled >= units:
+            filled += len(asked) / per_unit
+            if filled >= num_units:
                 break
         return list(wanted)
 
-    def _left(self, problem: Problem) -> int:
-        """How many more configs may be tried for a problem."""
-        return self._trials(problem) - sum(study.told + len(study.pending) for study in self._of[problem])
+    def _trials_left(self, problem: Problem) -> int:
+        """Return the number of configs that may still be tried for a problem."""
+        return self._max_trials(problem) - sum(study.num_started for study in self._by_problem[problem])
 
-    def _asked(self, study: Study, count: int) -> list[Kernel]:
-        configs = study.ask(count, lambda config: self._bench.seconds(self._kernel(study, config)))
+    def _ask(self, study: Study, count: int) -> list[Kernel]:
+        configs = study.ask(count, lambda config: self._bench.trial_seconds(self._kernel(study, config)))
         return [self._kernel(study, config) for config in configs]
 
     def _kernel(self, study: Study, config: Config) -> Kernel:
-        """The kernel of one of a space's configs, made once: a study asks for the seconds of many, many times."""
-        at = id(study), id(config)
-        if at not in self._kernels:
-            self._kernels[at] = study.space.kernel(config, self._target)
-        return self._kernels[at]
+        """Return the kernel of a config of a study's space.
+
+        Kernels are cached, since a study asks for the cost of the same configs many times.
+        """
+        key = id(study), id(config)
+        if key not in self._kernels:
+            self._kernels[key] = study.space.kernel(config, self._target)
+        return self._kernels[key]

@@ -1,7 +1,8 @@
-"""Searches a recording as if it were a machine: in simulated time, without compiler or device.
+"""Replays a trace: runs a search on recorded results, in simulated time, without compiler or device.
 
-Kernels take the seconds that they took, on as many cores as are given, and one device measures them, one after the
-other. The loop is the tuner's own, so strategies are compared under the conditions that they meet.
+Each kernel takes the compile time that was recorded, on a given number of cores. One device measures, one kernel after
+the other. The loop is the tuner's own (search/schedule.py), so that strategies are compared under the conditions of a
+real run.
 """
 
 from __future__ import annotations
@@ -14,20 +15,26 @@ from dataclasses import dataclass
 
 from autotune.families.base import Kernel
 from autotune.ir import Problem
-from autotune.search import strategy
+from autotune.search.samplers import strategy
 from autotune.search.schedule import Schedule
-from autotune.search.space import Study
-from autotune.search.trace import Recorded, Recording
+from autotune.search.study import Study
+from autotune.search.trace import ConfigTrace, TuneTrace
 
-FEW = 8
-"""Configs of a problem that may be tried whatever the share."""
+MIN_CONFIGS = 8
+"""Configs of a problem that may be tried, however small the share."""
 NOISE = 0.005
-"""Standard deviation of a time that is told, as a share of it: no time comes out twice. Each seed has its own."""
+"""Standard deviation of the noise on a time that a study is told, relative to the time. Each seed has its own noise."""
 
 
 @dataclass(frozen=True)
-class Step:
-    """A config measured on a problem: the clock, how many were by then, and the best time so far."""
+class ReplayPoint:
+    """The state of a problem's search after a trial.
+
+    Attributes:
+        seconds: Simulated time since the start.
+        tried: Number of configs measured for the problem so far.
+        best_us: Best time so far; infinite if all trials failed.
+    """
 
     seconds: float
     tried: int
@@ -36,116 +43,132 @@ class Step:
 
 @dataclass(frozen=True)
 class Replay:
-    """One search: each problem's steps, how many configs its spaces hold, and its best time of all."""
+    """One simulated search.
 
-    steps: dict[Problem, list[Step]]
+    Attributes:
+        curves: For each problem, a point for each of its trials.
+        totals: For each problem, the number of configs in its spaces.
+        best_us: For each problem, the best time of the trace.
+    """
+
+    curves: dict[Problem, list[ReplayPoint]]
     totals: dict[Problem, int]
     best_us: dict[Problem, float]
 
     def excess_after(self, problem: Problem, share: float) -> float:
-        """How far above the best a problem is, as a share of it, once so much of its spaces was tried."""
-        limit = max(FEW, share * self.totals[problem])
-        found = [step.best_us for step in self.steps[problem] if step.tried <= limit]
+        """Return best time so far / best time - 1 of a problem, after a share of its configs was tried."""
+        limit = max(MIN_CONFIGS, share * self.totals[problem])
+        found = [point.best_us for point in self.curves[problem] if point.tried <= limit]
         return found[-1] / self.best_us[problem] - 1 if found else math.inf
 
     def excess_at(self, seconds: float) -> float:
-        """How far above the sum of the bests the sum over all problems is, once so many seconds have passed."""
+        """Return sum of the best times so far / sum of the best times - 1, over all problems, at a simulated time."""
         found = [
-            next((step.best_us for step in reversed(steps) if step.seconds <= seconds), math.inf)
-            for steps in self.steps.values()
+            next((point.best_us for point in reversed(points) if point.seconds <= seconds), math.inf)
+            for points in self.curves.values()
         ]
         return sum(found) / sum(self.best_us.values()) - 1
 
     @property
     def seconds(self) -> float:
-        """When the last config was measured."""
-        return max((steps[-1].seconds for steps in self.steps.values() if steps), default=0.0)
+        """Return the simulated time of the last trial."""
+        return max((points[-1].seconds for points in self.curves.values() if points), default=0.0)
 
     @property
     def tried(self) -> float:
-        """The share of all configs that were measured."""
-        return sum(len(steps) for steps in self.steps.values()) / sum(self.totals.values())
+        """Return the share of all configs that were measured."""
+        return sum(len(points) for points in self.curves.values()) / sum(self.totals.values())
 
 
 def replay(
-    recording: Recording, name: str, seed: int, cores: int, share: float = 1.0, gain: float = 0.0, budget: float = 1e9
+    trace: TuneTrace, name: str, seed: int, cores: int, share: float = 1.0, gain: float = 0.0, budget: float = 1e9
 ) -> Replay:
-    """Search a recording by a strategy's name. share: how many of a problem's configs may be tried.
+    """Search a trace.
 
-    gain: as in Strategy. budget: simulated seconds.
+    Args:
+        trace: The recorded results; what was recorded is the whole space.
+        name: Name of the strategy.
+        seed: Seed of the strategy and of the noise.
+        cores: Number of cores that compile.
+        share: Share of a problem's configs that may be tried.
+        gain: Expected improvement below which a study rests, as a share of the best time.
+        budget: Simulated seconds.
+
+    Raises:
+        UnknownNameError: There is no strategy of that name.
     """
-    studies = strategy(name).studies([track.space for track in recording.tracks], seed, gain)
-    bench = _Simulated(recording, studies, seed, cores, budget)
+    studies = strategy(name).make_studies([traced.space for traced in trace.spaces], seed, gain)
+    bench = _SimulatedBench(trace, studies, seed, cores, budget)
     totals: dict[Problem, int] = {}
-    for track in recording.tracks:
-        totals[track.space.problem] = totals.get(track.space.problem, 0) + len(track.results)
-    Schedule(studies, bench, recording.target, lambda problem: max(FEW, int(share * totals[problem]))).run()
-    best = recording.best_us()
-    return Replay({problem: bench.steps.get(problem, []) for problem in best}, totals, best)
+    for traced in trace.spaces:
+        totals[traced.space.problem] = totals.get(traced.space.problem, 0) + len(traced.results)
+    Schedule(studies, bench, trace.target, lambda problem: max(MIN_CONFIGS, int(share * totals[problem]))).run()
+    best_us = trace.best_us()
+    return Replay({problem: bench.curves.get(problem, []) for problem in best_us}, totals, best_us)
 
 
-class _Simulated:
-    """The bench of a recording (search.schedule.Bench)."""
+class _SimulatedBench:
+    """The bench of a trace; implements search.schedule.Bench."""
 
-    def __init__(self, recording: Recording, studies: Sequence[Study], seed: int, cores: int, budget: float) -> None:
+    def __init__(self, trace: TuneTrace, studies: Sequence[Study], seed: int, cores: int, budget: float) -> None:
         self.clock, self._budget, self._cores = 0.0, budget, cores
         self._random = random.Random(seed)
-        self.steps: dict[Problem, list[Step]] = {}
-        self._making: list[tuple[float, int, Kernel]] = []
+        self.curves: dict[Problem, list[ReplayPoint]] = {}
+        self._compiling: list[tuple[float, int, Kernel]] = []  # a heap of (end, number, kernel)
         self._known: set[Kernel] = set()
         self._ready: list[Kernel] = []
-        self._seconds: dict[Kernel, float] = {}
-        self._serves: dict[Kernel, list[tuple[Study, Recorded]]] = {}
-        for track, study in zip(recording.tracks, studies, strict=True):
-            for config, result in zip(track.space.configs, track.results, strict=True):
-                kernel = track.space.kernel(config, recording.target)
-                self._serves.setdefault(kernel, []).append((study, result))
-                self._seconds[kernel] = max(self._seconds.get(kernel, 0.0), result.compile_seconds)
+        self._compile_seconds: dict[Kernel, float] = {}
+        self._results: dict[Kernel, list[tuple[Study, ConfigTrace]]] = {}
+        for traced, study in zip(trace.spaces, studies, strict=True):
+            for config, result in zip(traced.space.configs, traced.results, strict=True):
+                kernel = traced.space.kernel(config, trace.target)
+                self._results.setdefault(kernel, []).append((study, result))
+                self._compile_seconds[kernel] = max(self._compile_seconds.get(kernel, 0.0), result.compile_seconds)
 
     def time_left(self) -> bool:
         return self.clock < self._budget
 
-    def room(self) -> int:
-        return max(0, self._cores - len(self._making))
+    def idle_compilers(self) -> int:
+        return max(0, self._cores - len(self._compiling))
 
-    def seconds(self, kernel: Kernel) -> float:
-        making = 0.0 if kernel in self._known else self._seconds[kernel] / self._cores
-        return making + max(result.seconds for _, result in self._serves[kernel])
+    def trial_seconds(self, kernel: Kernel) -> float:
+        compiling = 0.0 if kernel in self._known else self._compile_seconds[kernel] / self._cores
+        return compiling + max(result.device_seconds for _, result in self._results[kernel])
 
-    def compile(self, kernels: Sequence[Kernel], choosing: float) -> None:
-        making = {kernel for *_, kernel in self._making}
+    def compile(self, kernels: Sequence[Kernel], search_seconds: float) -> None:
+        compiling = {kernel for *_, kernel in self._compiling}
         for kernel in kernels:
-            if kernel in self._known and kernel not in making:
+            if kernel in self._known and kernel not in compiling:
                 self._ready.append(kernel)
             elif kernel not in self._known:
                 self._known.add(kernel)
-                # With all cores at work a kernel waits for the first that is done.
-                starts = sorted(end for end, *_ in self._making)
-                start = starts[-self._cores] if len(starts) >= self._cores else self.clock
-                heapq.heappush(self._making, (start + self._seconds[kernel], len(self._known), kernel))
+                # With all cores busy a kernel waits for the first one that becomes idle.
+                ends = sorted(end for end, *_ in self._compiling)
+                start = ends[-self._cores] if len(ends) >= self._cores else self.clock
+                heapq.heappush(self._compiling, (start + self._compile_seconds[kernel], len(self._known), kernel))
 
     def ready(self, wait: bool) -> list[Kernel]:
-        if wait and self._making and not self._ready:
-            self.clock = max(self.clock, self._making[0][0])
-        done, self._ready = self._ready, []
-        while self._making and self._making[0][0] <= self.clock:
-            done.append(heapq.heappop(self._making)[2])
-        return done
+        if wait and self._compiling and not self._ready:
+            self.clock = max(self.clock, self._compiling[0][0])
+        ready, self._ready = self._ready, []
+        while self._compiling and self._compiling[0][0] <= self.clock:
+            ready.append(heapq.heappop(self._compiling)[2])
+        return ready
 
     def measure(self, kernels: Sequence[Kernel]) -> None:
         for kernel in kernels:
-            for study, result in self._serves[kernel]:
+            for study, result in self._results[kernel]:
                 if not study.wants(kernel.values):
                     continue
-                self.clock += result.seconds
-                told = result.us * math.exp(self._random.gauss(0, NOISE)) if result.us else None
-                study.tell(kernel.values, told)
-                self._note(study.space.problem, result.us)
+                self.clock += result.device_seconds
+                noisy_us = result.best_us * math.exp(self._random.gauss(0, NOISE)) if result.best_us else None
+                study.tell(kernel.values, noisy_us)
+                self._add_point(study.space.problem, result.best_us)
 
     def finish(self) -> bool:
-        return False  # measure() has told all
+        return False  # measure() has told everything
 
-    def _note(self, problem: Problem, us: float | None) -> None:
-        steps = self.steps.setdefault(problem, [])
-        best = min(us or math.inf, steps[-1].best_us if steps else math.inf)
-        steps.append(Step(self.clock, len(steps) + 1, best))
+    def _add_point(self, problem: Problem, us: float | None) -> None:
+        curve = self.curves.setdefault(problem, [])
+        best_us = min(us or math.inf, curve[-1].best_us if curve else math.inf)
+        curve.append(ReplayPoint(self.clock, len(curve) + 1, best_us))

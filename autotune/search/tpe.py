@@ -1,6 +1,7 @@
-"""Optuna's TPE, a study of its own for each space: the prior's best first, then proposals snapped to free configs.
+"""Optuna's tree-structured Parzen estimator (TPE), with a separate model for each space.
 
-Validity is never the sampler's business: a proposal that is not one of the free configs is moved to the nearest.
+Optuna samples from the product of all parameter values, of which only some configs are legal. A proposal that is not a
+free config is therefore moved to the nearest free one.
 """
 
 from __future__ import annotations
@@ -12,28 +13,31 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState, create_trial
 
-from autotune.search.space import Seconds, Space, Study, axes, spread
+from autotune.search.space import Space, axes, spread
+from autotune.search.study import Study, TrialSeconds
 
-FIRST = 10
-"""How many of the prior's best are tried before the sampler is asked."""
+WARM_START = 10
+"""Number of configs with low predicted costs that are tried before the sampler is asked."""
 
 
-class Tpe(Study):
-    """Learns from the configs of its own space alone."""
+class TpeStudy(Study):
+    """Learns from the results of its own space only."""
 
     def __init__(self, space: Space, seed: int) -> None:
         super().__init__(space)
-        self._queue = spread(space, FIRST)
+        self._queue = spread(space, WARM_START)
         self._axes = axes(space.configs)
-        self._places = [[values.index(config[name]) for name, values in self._axes.items()] for config in space.configs]
+        self._points = [[values.index(config[name]) for name, values in self._axes.items()] for config in space.configs]
         self._distributions = {name: CategoricalDistribution(values) for name, values in self._axes.items()}
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=FIRST, constant_liar=True, multivariate=True)
+        sampler = optuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=WARM_START, constant_liar=True, multivariate=True
+        )
         self._study = optuna.create_study(sampler=sampler)
 
-    def choose(self, seconds: Seconds) -> int | None:
-        """One of the prior's best, or the free config nearest to what the sampler proposes."""
+    def propose(self, trial_seconds: TrialSeconds) -> int | None:
+        """Return a config of the warm start, then the free config nearest to the sampler's proposal."""
         while self._queue:
             if (first := self._queue.pop(0)) in self.free:
                 return first
@@ -41,11 +45,12 @@ class Tpe(Study):
             return next(iter(self.free))
         trial = self._study.ask(dict(self._distributions))
         wanted = [values.index(trial.params[name]) for name, values in self._axes.items()]
-        self._study.tell(trial, state=TrialState.FAIL)  # what is measured is told by learn()
-        return min(self.free, key=lambda i: sum(abs(a - b) for a, b in zip(self._places[i], wanted, strict=True)))
+        # The proposal itself may not be legal. observe() adds the config that was measured in its place.
+        self._study.tell(trial, state=TrialState.FAIL)
+        return min(self.free, key=lambda i: sum(abs(a - b) for a, b in zip(self._points[i], wanted, strict=True)))
 
-    def learn(self, i: int, value: float) -> None:
-        """Hand the logarithm of what was measured to the sampler."""
+    def observe(self, i: int, value: float) -> None:
+        """Add the logarithm of a result to the sampler's history."""
         if self._axes:
             params = {name: self.space.configs[i][name] for name in self._axes}
             trial = create_trial(params=params, distributions=dict(self._distributions), value=math.log(value))

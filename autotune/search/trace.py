@@ -1,7 +1,7 @@
-"""A recording: what every trial of a tuned database came to, in a file small enough for git.
+"""The trace of a tuning run: the result of every trial in a database, in a file small enough for git.
 
-It holds, for each problem and family, the configs that were tried, what the prior thought of them, the seconds that
-they cost, and the time or the failure of each set of launch values. `simulator` searches it without a device.
+For each problem and family it holds the configs that were tried, their predicted costs, the seconds that they took, and
+the time or the failure of each set of launch values. `simulator` searches it without a device.
 """
 
 from __future__ import annotations
@@ -19,99 +19,122 @@ from autotune.families import families, family
 from autotune.families.base import Config, Value
 from autotune.ir import Problem, parse
 from autotune.libraries import aten
-from autotune.search import Space
+from autotune.search.space import Space
 from tuning_db import Store
 from tuning_db.schema import Device, Measurement
 
 FORMAT = 1
 
-Launched = tuple[tuple[int, ...], float | str]
-"""Launch values, and microseconds or what went wrong."""
+LaunchResult = tuple[tuple[int, ...], float | str]
+"""Launch values, and the time in microseconds or the status of a failure."""
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """What a config came to. compile_seconds: of one core; seconds: loading, verifying and timing it on the device."""
+class ConfigTrace:
+    """The result of a config.
+
+    Attributes:
+        compile_seconds: Compile time on one core.
+        device_seconds: Time of loading, verifying and timing it with all launch values.
+        launches: The result for each set of launch values.
+    """
 
     compile_seconds: float
-    seconds: float
-    launches: tuple[Launched, ...]
+    device_seconds: float
+    launches: tuple[LaunchResult, ...]
 
     @property
-    def us(self) -> float | None:
-        """The time of the best launch; None where all failed."""
-        return min((came for _, came in self.launches if not isinstance(came, str)), default=None)
+    def best_us(self) -> float | None:
+        """Return the time with the best launch values, or None if all failed."""
+        return min((result for _, result in self.launches if not isinstance(result, str)), default=None)
 
 
 @dataclass(frozen=True)
-class Track:
-    """A space with what became of each of its configs, in the space's order."""
+class SpaceTrace:
+    """A space, and the result of each of its configs in the space's order."""
 
     space: Space
-    results: tuple[Recorded, ...]
+    results: tuple[ConfigTrace, ...]
 
 
 @dataclass(frozen=True)
-class Recording:
-    """All that was tried on one device."""
+class TuneTrace:
+    """All trials on one device.
+
+    Attributes:
+        device: Name of the device.
+        target: Compilation target of the kernels.
+        spaces: The trace of each space.
+    """
 
     device: str
     target: str
-    tracks: tuple[Track, ...]
+    spaces: tuple[SpaceTrace, ...]
 
     def best_us(self) -> dict[Problem, float]:
-        """The shortest time of each problem."""
+        """Return the best time of each problem."""
         best: dict[Problem, float] = {}
-        for track in self.tracks:
-            for us in (result.us for result in track.results):
+        for traced in self.spaces:
+            for us in (result.best_us for result in traced.results):
                 if us is not None:
-                    best[track.space.problem] = min(us, best.get(track.space.problem, math.inf))
+                    best[traced.space.problem] = min(us, best.get(traced.space.problem, math.inf))
         return best
 
-    def of(self, families: Collection[str]) -> Recording:
-        """The spaces of some families; all if there are none given. Raises UnknownNameError."""
-        known = {track.space.family for track in self.tracks}
-        wanted = {require_one_of("family", name, sorted(known)) for name in families} or known
-        return Recording(self.device, self.target, tuple(t for t in self.tracks if t.space.family in wanted))
+    def of_families(self, names: Collection[str]) -> TuneTrace:
+        """Return the spaces of some families, or of all if no name is given.
+
+        Raises:
+            UnknownNameError: A family is not in the trace.
+        """
+        known = {traced.space.family for traced in self.spaces}
+        wanted = {require_one_of("family", name, sorted(known)) for name in names} or known
+        return replace(self, spaces=tuple(traced for traced in self.spaces if traced.space.family in wanted))
 
     def save(self, path: Path) -> None:
-        """Write the file: gzipped JSON, columns of a space together, the same bytes for the same facts."""
+        """Write gzipped JSON; the same trace gives the same bytes."""
         data = {
             "format": FORMAT,
             "device": self.device,
             "target": self.target,
-            "tracks": [_columns(track) for track in self.tracks],
+            "tracks": [_to_json(traced) for traced in self.spaces],
         }
         text = json.dumps(data, separators=(",", ":"))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
 
     @classmethod
-    def load(cls, path: Path) -> Recording:
-        """Read a file; raises AutotuneError if it is none."""
+    def load(cls, path: Path) -> TuneTrace:
+        """Read a file that `save` wrote.
+
+        Raises:
+            AutotuneError: The file cannot be read, or is not a trace of this format.
+        """
         try:
             data = json.loads(gzip.decompress(path.read_bytes()))
         except OSError as error:
             raise AutotuneError(f"cannot read {path}: {error.strerror or error}") from error
         except (EOFError, ValueError) as error:
-            raise AutotuneError(f"{path} is not a recording, or damaged: {error}") from error
+            raise AutotuneError(f"{path} is not a recording, or it is damaged: {error}") from error
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise AutotuneError(f"{path} is not a recording that this version reads: make it again from its database")
-        return cls(data["device"], data["target"], tuple(map(_track, data["tracks"])))
+            raise AutotuneError(
+                f"{path} is not a recording of format {FORMAT}: make it again from its database with replay.py record"
+            )
+        return cls(data["device"], data["target"], tuple(map(_from_json, data["tracks"])))
 
 
-def record(store: Store, device: Device) -> Recording:
-    """What a database knows of a device's trials; finals are left out, for they were timed in another way.
+def trace_of(store: Store, device: Device) -> TuneTrace:
+    """Return the trace of a device's trials in a database.
 
-    A problem or a family that is not defined here is left out.
+    Finals are left out, since they are timed in another way. So are problems, families and parameters that this version
+    does not define.
     """
     target, arch = device.target, of_target(device.target)
     if arch.is_cuda:
         arch = replace(arch, processors=device.details.get("processors", arch.processors))
-    everything = {row.text: store.measurements(device, row.text) for row in store.problems()}
-    compiled = _compile_seconds(row for rows in everything.values() for row in rows)
-    tracks = []
-    for text, rows in everything.items():
+    rows_of = {row.text: store.measurements(device, row.text) for row in store.problems()}
+    compile_seconds = _compile_seconds(row for rows in rows_of.values() for row in rows)
+    traces = []
+    for text, rows in rows_of.items():
         try:
             problem = parse(text)
         except AutotuneError:
@@ -119,82 +142,93 @@ def record(store: Store, device: Device) -> Recording:
         grouped: dict[str, dict[str, list[Measurement]]] = {}
         for row in rows:
             kernel = row.kernel
-            if kernel.family != aten.FAMILY and not row.final and kernel.target == target and _is_ours(row):
+            if kernel.family != aten.FAMILY and not row.final and kernel.target == target and _is_defined(row):
                 grouped.setdefault(kernel.family, {}).setdefault(kernel.config, []).append(row)
-        tracks += [_recorded(problem, name, configs, arch, compiled) for name, configs in grouped.items()]
-    return Recording(device.name, target, tuple(tracks))
+        traces += [_space_trace(problem, name, configs, arch, compile_seconds) for name, configs in grouped.items()]
+    return TuneTrace(device.name, target, tuple(traces))
 
 
-def _is_ours(row: Measurement) -> bool:
-    """Whether its family has the parameters that it had then."""
+def _is_defined(row: Measurement) -> bool:
+    """Return whether the family exists and has the parameters of the measured config."""
     found = families().get(row.kernel.family)
     return found is not None and list(json.loads(row.kernel.config)) == [p.name for p in found.parameters]
 
 
 def _compile_seconds(rows: Iterable[Measurement]) -> dict[int, float]:
-    """Of each kernel's number; the seconds stand with the first of its measurements."""
+    """Return the compile time of each kernel by its id; it is stored with the kernel's first measurement only."""
     found: dict[int, float] = {}
     for row in rows:
         found[row.kernel_id] = found.get(row.kernel_id, 0.0) + row.details.get("seconds", {}).get("compile", 0.0)
     return found
 
 
-def _recorded(
-    problem: Problem, name: str, configs: dict[str, list[Measurement]], arch: Architecture, compiled: dict[int, float]
-) -> Track:
-    chosen = family(name)
-    values = list(map(json.loads, configs))
-    space = Space.ranked(problem, name, values, [chosen.cost(problem, config, arch) for config in values])
-    names = [parameter.name for parameter in chosen.launch_parameters]
-    estimate = sum(chosen.compile_seconds)
-    results = []
-    for config in space.configs:
-        rows = configs[json.dumps(config)]
-        spent = [row.details.get("seconds", {}) for row in rows]
-        results.append(
-            Recorded(
-                round(max(compiled[row.kernel_id] for row in rows) or estimate, 3),
-                round(sum(part.get(step, 0.0) for part in spent for step in ("load", "verify", "time")), 4),
-                tuple(
-                    (
-                        tuple(row.launch.get(key, 0) for key in names),
-                        row.status if row.median_us is None else _rounded(row.median_us),
-                    )
-                    for row in rows
-                ),
-            )
+def _space_trace(
+    problem: Problem,
+    name: str,
+    rows_of: dict[str, list[Measurement]],
+    arch: Architecture,
+    compile_seconds: dict[int, float],
+) -> SpaceTrace:
+    """Return the trace of a space from its measurements, given by the JSON text of their config."""
+    found = family(name)
+    configs = list(map(json.loads, rows_of))
+    space = Space.ranked(problem, name, configs, [found.cost(problem, config, arch) for config in configs])
+    launch_names = [parameter.name for parameter in found.launch_parameters]
+    results = [
+        _config_trace(rows_of[json.dumps(config)], launch_names, compile_seconds, sum(found.compile_seconds))
+        for config in space.configs
+    ]
+    return SpaceTrace(space, tuple(results))
+
+
+def _config_trace(
+    rows: list[Measurement], launch_names: list[str], compile_seconds: dict[int, float], estimate: float
+) -> ConfigTrace:
+    """Return the trace of a config; `estimate` is its compile time where none was recorded."""
+    seconds = [row.details.get("seconds", {}) for row in rows]
+    launches = [
+        (
+            tuple(row.launch.get(name, 0) for name in launch_names),
+            row.status if row.median_us is None else _rounded(row.median_us),
         )
-    return Track(space, tuple(results))
+        for row in rows
+    ]
+    return ConfigTrace(
+        compile_seconds=round(max(compile_seconds[row.kernel_id] for row in rows) or estimate, 3),
+        device_seconds=round(sum(each.get(step, 0.0) for each in seconds for step in ("load", "verify", "time")), 4),
+        launches=tuple(launches),
+    )
 
 
 def _rounded(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def _columns(track: Track) -> dict[str, Any]:
-    space = track.space
+def _to_json(traced: SpaceTrace) -> dict[str, Any]:
+    """Return a space's trace by columns, which compress better than rows."""
+    space = traced.space
     return {
         "problem": str(space.problem),
         "family": space.family,
         "parameters": list(space.configs[0]),
         "configs": [list(config.values()) for config in space.configs],
         "costs": [_rounded(cost) for cost in space.costs],
-        "compile": [result.compile_seconds for result in track.results],
-        "seconds": [result.seconds for result in track.results],
-        "launches": [[values for values, _ in result.launches] for result in track.results],
-        "us": [[came for _, came in result.launches] for result in track.results],
+        "compile": [result.compile_seconds for result in traced.results],
+        "seconds": [result.device_seconds for result in traced.results],
+        "launches": [[values for values, _ in result.launches] for result in traced.results],
+        "us": [[value for _, value in result.launches] for result in traced.results],
     }
 
 
-def _track(data: dict[str, Any]) -> Track:
+def _from_json(data: dict[str, Any]) -> SpaceTrace:
     def config(values: list[Value]) -> Config:
         return dict(zip(data["parameters"], values, strict=True))
 
     space = Space(parse(data["problem"]), data["family"], tuple(map(config, data["configs"])), tuple(data["costs"]))
     results = tuple(
-        Recorded(compile_seconds, seconds, tuple(zip(map(tuple, launches), us, strict=True)))
-        for compile_seconds, seconds, launches, us in zip(
+        ConfigTrace(compile_seconds, device_seconds, tuple(zip(map(tuple, launches), us, strict=True)))
+        for compile_seconds, device_seconds, launches, us in zip(
             data["compile"], data["seconds"], data["launches"], data["us"], strict=True
         )
     )
-    return Track(space, results)
+    return SpaceTrace(space, results)

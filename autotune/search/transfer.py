@@ -1,10 +1,15 @@
-"""Learns across layers: a Gaussian process over the configs and problems of a family says what to try next.
+"""Bayesian optimization that learns across layers.
 
-What was fast on a problem is likely to be fast on those like it, and so is what differs from it in little. Both enter
-the covariance of two measurements as a product: nearness of configs times nearness of problems. The prior enters as
-one more linear feature, so it is trusted as far as it has been right. The config with the largest expected
-improvement a second is tried next, of the families from which a problem has the most to expect; where that is little
-for every config, the search of the space ends.
+A config that is fast for one problem is likely to be fast for similar problems, and similar configs are likely to be
+similarly fast. One Gaussian process for each family models the logarithm of the time of every (problem, config) pair:
+
+    mean(p, c)               = level + log prior(p, c)
+    covariance(p, c; p', c') = similarity(p, p') * (similarity(c, c') + slope * log prior(p, c) * log prior(p', c'))
+                               + level variance, if p = p'
+
+The GP models residuals from the prior: mean function = prior cost. The slope term lets the data correct the prior's
+weight. A study asks for the config with the largest expected improvement per second of compiling and timing. It
+stops asking when the expected improvement of every config is below `gain`, until enough new results arrive.
 """
 
 from __future__ import annotations
@@ -14,251 +19,297 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, fields
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
 from threadpoolctl import ThreadpoolController
 
 from autotune.families.base import Config
 from autotune.ir import Problem
-from autotune.search.space import Seconds, Space, Study, axes, spread
+from autotune.search.gaussian_process import GaussianProcess, Matrix, Posterior, Vector
+from autotune.search.space import Space, axes, spread
+from autotune.search.study import Study, TrialSeconds
 
-Array = np.ndarray
+Indices = NDArray[np.int64]
 
-FIRST = 6
-"""How many of the prior's best are tried before the process is asked."""
-MOST = 250
-"""Measurements that the process is fitted to: the problem's own, then those of the problems nearest to it."""
-CANDIDATES = 128
-"""Configs whose improvement is worked out: those of the lowest expected times."""
-SHY = 0.6
-"""A family that expects less than this share of what another expects to gain on a problem lets that one go first."""
-PATIENCE = 3
-"""A space rests until so many more measurements of its family came in since it had nothing worth a trial."""
+WARM_START = 6
+"""Number of configs with low predicted costs that are tried before the model is used."""
+MAX_OBSERVATIONS = 250
+"""Observations that the GP is fitted to: those of the problem first, then those of the most similar problems. It limits
+the time of a fit, which is cubic in this number, to milliseconds."""
+MAX_CANDIDATES = 128
+"""Configs whose expected improvement is computed: those with the lowest posterior means."""
+MIN_IMPROVEMENT_SHARE = 0.6
+"""A family waits while another family of the same problem expects an improvement so large that its own is below this
+share of it."""
+REST_OBSERVATIONS = 3
+"""A study whose expected improvements are all below `gain` rests until its family has this many new observations."""
 
-# Variances of the logarithm of a time, and lengths. scripts/replay.py shows on a recording how they do.
-_OFFSET = 9.0  # of a problem's level, which is not known before the first measurement
-_SLOPE = 0.3  # of how far the prior is to be trusted, around 1
-_CONFIG = 0.11  # of what a config's values do beyond the prior
-_NOISE = 2e-4
+# Hyperparameters: variances of the logarithm of a time, and length scales. They were chosen by scripts/replay.py on
+# tests/data/search_h200.json.gz (docs/search.md).
+_LEVEL_VARIANCE = 9.0  # level of a problem, which is unknown before its first measurement
+_SLOPE_VARIANCE = 0.3  # weight of the prior, around 1
+_CONFIG_VARIANCE = 0.11  # effect of the parameters beyond the prior
+_NOISE_VARIANCE = 2e-4
 _CONFIG_LENGTH = 1.6
 _PROBLEM_LENGTH = 16.0
-_FLOOR = 0.6  # of what configs do alike on all problems
+_MIN_SIMILARITY = 0.6  # part of a config's effect that all problems share
+_MAX_SIMILARITY = 0.97  # of two problems that differ
 
 
-class Lessons:
-    """Everything that was measured on the spaces of one family, with the shared terms of its covariances.
+class TransferData:
+    """All observations of one family, and the covariances of its (problem, config) pairs.
 
-    Configs of all spaces have one numbering: those of a space begin at its start.
+    The configs of all spaces share one numbering: config i of space s has the number `starts[s] + i`. The GP's inputs
+    are these numbers.
+
+    Args:
+        spaces: All spaces of the family.
     """
 
     def __init__(self, spaces: Sequence[Space]) -> None:
-        self._codes = _codes(spaces)
-        self._squares = (self._codes**2).sum(1)
-        self._priors = np.concatenate([_log_costs(space) for space in spaces])
+        self._points = _config_points(spaces)
+        self._square_norms = (self._points**2).sum(1)
+        self._log_prior = np.concatenate([_log_prior(space) for space in spaces])
         self._starts = np.cumsum([0, *(len(space.configs) for space in spaces)])
         self._space_of = np.repeat(np.arange(len(spaces)), np.diff(self._starts))
-        self._near = np.array([[_nearness(a.problem, b.problem) for b in spaces] for a in spaces])
-        self._nearest = np.argsort(-self._near, axis=1, kind="stable")
-        self._measured: list[dict[int, float]] = [{} for _ in spaces]
+        self._similarity = np.array([[_similarity(a.problem, b.problem) for b in spaces] for a in spaces])
+        self._most_similar = np.argsort(-self._similarity, axis=1, kind="stable")
+        self._log_times: list[dict[int, float]] = [{} for _ in spaces]
         self._threads = ThreadpoolController()
-        self.count = 0
+        self.num_observed = 0
 
     def add(self, space: int, config: int, value: float) -> None:
-        """A measurement; the better one counts where there are several."""
-        known = self._measured[space].get(config, math.inf)
-        self._measured[space][config] = min(known, math.log(value))
-        self.count += 1
+        """Record a result; of several results of one config the best counts.
 
-    def best(self, space: int) -> float:
-        """The lowest logarithm that was measured in a space; infinite where there is none."""
-        return min(self._measured[space].values(), default=math.inf)
+        Args:
+            space: Index of the space.
+            config: Index of the config in its space.
+            value: The objective, > 0.
+        """
+        known = self._log_times[space].get(config, math.inf)
+        self._log_times[space][config] = min(known, math.log(value))
+        self.num_observed += 1
 
-    def posterior(self, space: int, configs: Array, pending: Sequence[int]) -> tuple[Array, Array, Array]:
-        """The most promising of some configs, and their means and covariances, as if what is pending were known."""
-        with self._threads.limit(limits=1, user_api="blas"):  # the other cores are the compilers'
+    def has_observations(self, space: int) -> bool:
+        """Return whether a config of a space has succeeded."""
+        return bool(self._log_times[space])
+
+    def posterior(self, space: int, configs: Indices, pending: Sequence[int]) -> tuple[Indices, Posterior]:
+        """Predict the log times of the most promising configs, conditioned on what is pending.
+
+        Args:
+            space: Index of the space.
+            configs: Indices of configs of that space.
+            pending: Indices of configs of that space that are being measured.
+
+        Returns:
+            The MAX_CANDIDATES of `configs` with the lowest means, and their joint posterior distribution.
+        """
+        with self._threads.limit(limits=1, user_api="blas"):  # the compilers use the other cores
             return self._posterior(space, configs, pending)
 
-    def _posterior(self, space: int, configs: Array, pending: Sequence[int]) -> tuple[Array, Array, Array]:
+    def _posterior(self, space: int, configs: Indices, pending: Sequence[int]) -> tuple[Indices, Posterior]:
         start = self._starts[space]
-        known, values = self._data(space)
-        level = values.mean()
-        inverse = np.linalg.inv(self._covariance(known, known) + _NOISE * np.eye(len(values)))
-        # The prior is taken at its word; what it misses is the process's.
-        weights = inverse @ (values - level - self._priors[known])
-        means = self._covariance(start + configs, known) @ weights + level + self._priors[start + configs]
-        order = np.argsort(means, kind="stable")[:CANDIDATES]
-        chosen = start + np.concatenate([np.array(pending, dtype=int), configs[order]])
-        across = self._covariance(chosen, known)
-        covariance = self._covariance(chosen, chosen) - across @ inverse @ across.T
+        X, y = self._observations(space)
+        level = y.mean()
+        process = GaussianProcess(lambda x: level + self._log_prior[x], self._covariance, _NOISE_VARIANCE)
+        process.fit(X, y)
+        order = np.argsort(process.predict_mean(start + configs), kind="stable")[:MAX_CANDIDATES]
+        promising = configs[order]
+        joint = process.predict(start + np.concatenate([np.array(pending, dtype=int), promising]))
         for i in range(len(pending)):
-            _condition(covariance, i)
-        return configs[order], means[order], covariance[len(pending) :, len(pending) :]
+            joint.condition_on_pending(i)
+        rest = slice(len(pending), None)
+        return promising, Posterior(joint.mean[rest], joint.covariance[rest, rest], joint.noise)
 
-    def _data(self, space: int) -> tuple[Array, Array]:
-        """The numbers and the values of the measurements nearest to a space's problem, the fastest of each first."""
+    def _observations(self, space: int) -> tuple[Indices, Vector]:
+        """Return numbers and log times of the observations to fit: the most similar problems, the fastest first."""
         rows: list[tuple[int, float]] = []
-        for other in self._nearest[space]:
-            fastest = sorted(self._measured[other].items(), key=lambda one: one[1])
+        for other in self._most_similar[space]:
+            fastest = sorted(self._log_times[other].items(), key=lambda item: item[1])
             rows += [(self._starts[other] + config, value) for config, value in fastest]
-            if len(rows) >= MOST:
+            if len(rows) >= MAX_OBSERVATIONS:
                 break
-        configs, values = zip(*rows[:MOST], strict=True)
-        return np.array(configs), np.array(values)
+        numbers, values = zip(*rows[:MAX_OBSERVATIONS], strict=True)
+        return np.array(numbers), np.array(values)
 
-    def _covariance(self, a: Array, b: Array) -> Array:
-        """Of the configs with these numbers."""
-        steps = self._squares[a][:, None] + self._squares[b][None] - 2 * self._codes[a] @ self._codes[b].T
-        alike = np.exp(steps.clip(0) / -_CONFIG_LENGTH) * _CONFIG
-        alike += _SLOPE * np.outer(self._priors[a], self._priors[b])
-        at_a, at_b = self._space_of[a], self._space_of[b]
-        return self._near[at_a][:, at_b] * alike + _OFFSET * (at_a[:, None] == at_b[None])
+    def _covariance(self, a: Indices, b: Indices) -> Matrix:
+        """Return the prior covariances of the configs with these numbers; see the formula at the top of this file."""
+        square_distance = (
+            self._square_norms[a][:, None] + self._square_norms[b][None] - 2 * self._points[a] @ (self._points[b].T)
+        )
+        within_problem = np.exp(square_distance.clip(0) / -_CONFIG_LENGTH) * _CONFIG_VARIANCE
+        within_problem += _SLOPE_VARIANCE * np.outer(self._log_prior[a], self._log_prior[b])
+        space_a, space_b = self._space_of[a], self._space_of[b]
+        same_problem = space_a[:, None] == space_b[None]
+        covariance: Matrix = self._similarity[space_a][:, space_b] * within_problem + _LEVEL_VARIANCE * same_problem
+        return covariance
 
 
 @dataclass
-class Contest:
-    """The families that serve one problem.
+class FamilyRace:
+    """The competition of several families for the trials of one problem.
 
-    best: the lowest logarithm of all, which is to be improved upon. promises: the largest improvement that each
-    family expected when it was asked last; a family is left waiting while another promises much more.
+    Attributes:
+        best: Lowest log time of the problem, by any family.
+        expected_improvement: The largest expected improvement of each family when it was asked last.
     """
 
     best: float = math.inf
-    promises: dict[str, float] = field(default_factory=dict)
+    expected_improvement: dict[str, float] = field(default_factory=dict)
+
+    def must_wait(self, family: str) -> bool:
+        """Return whether another family expects so much more that it should be asked first."""
+        largest = max(self.expected_improvement.values())
+        return self.expected_improvement[family] < MIN_IMPROVEMENT_SHARE * largest
 
 
-class Transfer(Study):
-    """Asks for the largest expected improvement a second.
+class TransferStudy(Study):
+    """Asks for the configs with the largest expected improvement per second.
 
-    gain: the search rests where no config is expected to be better than the problem's best by this share of it.
+    Args:
+        space: The space to search.
+        data: Observations of the space's family.
+        index: Index of the space in `data`.
+        race: The race of the families for the space's problem.
+        gain: The study rests while no config is expected to improve the problem's best time by this share of it.
     """
 
-    def __init__(self, space: Space, lessons: Lessons, place: int, contest: Contest, gain: float) -> None:
+    def __init__(self, space: Space, data: TransferData, index: int, race: FamilyRace, gain: float) -> None:
         super().__init__(space)
-        self._lessons, self._place, self._contest, self._gain = lessons, place, contest, gain
-        self._queue = spread(space, FIRST)
-        self._rests_until = 0
-        self._weighed_at = -1
+        self._data, self._space_index, self._race, self._gain = data, index, race, gain
+        self._queue = spread(space, WARM_START)
+        self._rests_until = 0  # until the family has so many observations
+        self._evaluated_at = -1  # observations of the family when the expected improvement was computed last
 
-    def ask(self, count: int, seconds: Seconds = lambda _: 1.0) -> list[Config]:
-        """As in Study; the process is asked once for all of them."""
-        asked = super().ask(count, seconds)
-        return asked + (self._improving(count - len(asked), seconds) if self._lessons.count else [])
+    def ask(self, count: int, trial_seconds: TrialSeconds = lambda _: 1.0) -> list[Config]:
+        """Return up to `count` configs: first those of the warm start, then those of one evaluation of the model."""
+        asked = super().ask(count, trial_seconds)
+        if self._data.num_observed:
+            asked += self._ask_model(count - len(asked), trial_seconds)
+        return asked
 
-    def choose(self, seconds: Seconds) -> int | None:
-        """One of the prior's best; more of them only if these came to nothing."""
+    def propose(self, trial_seconds: TrialSeconds) -> int | None:
+        """Return a config of the warm start; more by the prior only while all trials of the family failed."""
         while self._queue:
             if (first := self._queue.pop(0)) in self.free:
                 return first
-        return None if self._lessons.count or self.pending else next(iter(self.free))
+        return None if self._data.num_observed or self.pending else next(iter(self.free))
 
-    def suggest(self, configs: Sequence[Config]) -> None:
-        """Try these, those of them that are of this space, before the prior's best."""
-        known = (self._index.get(self._key(config)) for config in configs)
+    def enqueue(self, configs: Sequence[Config]) -> None:
+        """Try those configs that are in the space before the rest of the warm start."""
+        known = map(self._index_of, configs)
         self._queue = [i for i in known if i is not None] + self._queue
 
-    def learn(self, i: int, value: float) -> None:
-        """Remember it for this space, for its problem and for all spaces of the family."""
-        self._lessons.add(self._place, i, value)
-        self._contest.best = min(self._contest.best, math.log(value))
+    def observe(self, i: int, value: float) -> None:
+        """Record a result for the family and for the problem."""
+        self._data.add(self._space_index, i, value)
+        self._race.best = min(self._race.best, math.log(value))
 
-    def _improving(self, count: int, seconds: Seconds) -> list[Config]:
-        """The configs of the largest expected improvement a second, each as if those before it were measured."""
+    def _ask_model(self, count: int, trial_seconds: TrialSeconds) -> list[Config]:
+        """Return the configs of the largest expected improvement per second.
+
+        Each is chosen as if those before it were measured. The list is empty while the study rests or another family
+        goes first.
+        """
         if not self.free:
-            self._promise(0.0)
-        if not self.free or self._lessons.count < self._rests_until:
+            self._expect(0.0)
+        if not self.free or self._data.num_observed < self._rests_until:
             return []
-        if self._lessons.count == self._weighed_at and self._yields():
-            return []  # nothing has come in that could change its promise
+        if self._data.num_observed == self._evaluated_at and self._must_wait():
+            return []  # no new observation could change the expected improvement
         free = np.fromiter(self.free, dtype=int)
-        configs, means, covariance = self._lessons.posterior(self._place, free, list(self.pending))
-        known = math.isfinite(self._lessons.best(self._place))
-        best = min(self._contest.best, math.inf if known else means.min())
-        cost = np.array([seconds(self.space.configs[i]) for i in configs])
-        taken = np.zeros(len(configs), dtype=bool)
+        configs, posterior = self._data.posterior(self._space_index, free, list(self.pending))
+        has_observations = self._data.has_observations(self._space_index)
+        best = self._race.best if has_observations else min(self._race.best, posterior.mean.min())
+        seconds = np.array([trial_seconds(self.space.configs[i]) for i in configs])
+        is_asked = np.zeros(len(configs), dtype=bool)
         asked: list[Config] = []
         for _ in range(min(count, len(configs))):
-            improvement = _expected_improvement(best - means, np.sqrt(np.diag(covariance).clip(1e-12)))
-            improvement[taken] = 0.0
-            self._promise(improvement.max())
-            self._weighed_at = self._lessons.count
-            if known and improvement.max() < self._gain:
-                self._rests_until = self._lessons.count + PATIENCE
-                self._promise(0.0)
+            improvement = expected_improvement(best - posterior.mean, posterior.deviation)
+            improvement[is_asked] = 0.0
+            self._expect(improvement.max())
+            if has_observations and improvement.max() < self._gain:
+                self._rests_until = self._data.num_observed + REST_OBSERVATIONS
+                self._expect(0.0)
                 break
-            if self._yields():
+            if self._must_wait():
                 break
-            at = int(np.where(taken, -1.0, improvement / cost).argmax())
-            taken[at] = True
-            i = int(configs[at])
-            del self.free[i]
-            self.pending[i] = None
-            asked.append(self.space.configs[i])
-            _condition(covariance, at)
+            at = int(np.where(is_asked, -1.0, improvement / seconds).argmax())
+            is_asked[at] = True
+            asked.append(self.start(int(configs[at])))
+            posterior.condition_on_pending(at)
         return asked
 
-    def _promise(self, improvement: float) -> None:
-        self._contest.promises[self.space.family] = float(improvement)
+    def _expect(self, improvement: float) -> None:
+        self._race.expected_improvement[self.space.family] = float(improvement)
+        self._evaluated_at = self._data.num_observed
 
-    def _yields(self) -> bool:
-        """Whether another family promises so much more that it should be asked first."""
-        promises = self._contest.promises
-        return promises[self.space.family] < SHY * max(promises.values())
-
-
-def _condition(covariance: Array, i: int) -> None:
-    """The covariances once the i-th value is known, in place."""
-    column = covariance[:, i].copy()
-    covariance -= np.outer(column, column) / (column[i] + _NOISE)
+    def _must_wait(self) -> bool:
+        return self._race.must_wait(self.space.family)
 
 
-def _expected_improvement(gap: Array, deviation: Array) -> Array:
-    """E[max(0, X)] of normal X with these means and deviations."""
+def expected_improvement(gap: Vector, deviation: Vector) -> Vector:
+    """Return E[max(0, I)] of normally distributed improvements I (Jones et al. 1998, equation 15).
+
+    Args:
+        gap: Means of I: the best value so far minus the predicted values.
+        deviation: Standard deviations of I, > 0.
+    """
     z = gap / deviation
     density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
-    below = 0.5 * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))
-    return gap * below + deviation * density
+    improvement: Vector = gap * ndtr(z) + deviation * density
+    return improvement
 
 
-def _codes(spaces: Sequence[Space]) -> Array:
-    """The configs of all spaces as points whose squared distance counts the steps between their values, over all axes.
+def _config_points(spaces: Sequence[Space]) -> Matrix:
+    """Return the configs of all spaces as points of a Euclidean space, a row each.
 
-    Neighbours among numbers are one step apart, and at most two lie between the ends of an axis; words are one apart.
+    The squared distance of two points is the sum of their distances along all parameters. Neighbouring numbers are 1
+    apart, or less where a parameter has more than three values, so that its ends are at most 2 apart. Two words are 1
+    apart.
     """
-    found = axes([config for space in spaces for config in space.configs])
-    columns = []
-    for name, values in found.items():
+    varying = axes([config for space in spaces for config in space.configs])
+    codes_of = {}
+    for name, values in varying.items():
         if isinstance(values[0], str):
-            codes = np.eye(len(values)) * math.sqrt(0.5)
+            codes = np.eye(len(values)) * math.sqrt(0.5)  # one-hot
         else:
             step = math.sqrt(min(len(values) - 1, 2) / (len(values) - 1))
-            codes = np.tri(len(values), len(values) - 1, -1) * step
-        columns.append((name, {value: codes[i] for i, value in enumerate(values)}))
+            codes = np.tri(len(values), len(values) - 1, -1) * step  # thermometer code: i ones for value i
+        codes_of[name] = {value: codes[i] for i, value in enumerate(values)}
 
-    def point(config: Config) -> Array:
-        return np.concatenate([[0.0], *(codes[config[name]] for name, codes in columns)])
+    def point(config: Config) -> Vector:
+        return np.concatenate([[0.0], *(codes[config[name]] for name, codes in codes_of.items())])
 
     return np.array([point(config) for space in spaces for config in space.configs], ndmin=2)
 
 
-def _log_costs(space: Space) -> Array:
-    """The prior's opinion as a logarithm of a time, up to a constant; ranks where its costs are no amounts."""
+def _log_prior(space: Space) -> Vector:
+    """Return the logarithms of a space's predicted costs, with mean 0.
+
+    Costs that are not positive have no logarithm: ranks from 0 to 1 take their place.
+    """
     costs = np.array(space.costs)
     if not len(costs):
         return costs
     logs = np.log(costs) if costs.min() > 0 and np.isfinite(costs).all() else np.linspace(0, 1, len(costs))
-    return logs - logs.mean()
+    centered: Vector = logs - logs.mean()
+    return centered
 
 
-def _nearness(a: Problem, b: Problem) -> float:
-    """1 for the same sizes, less the more they differ; never nothing, for some of what is fast is fast everywhere."""
+def _similarity(a: Problem, b: Problem) -> float:
+    """Return the correlation of a config's effects on two problems: 1 for the same sizes, at least _MIN_SIMILARITY."""
     if a is b or a == b:
         return 1.0
     if type(a) is not type(b):
-        return _FLOOR
-    steps = math.dist(_sizes(a), _sizes(b)) / _PROBLEM_LENGTH
-    return _FLOOR + (0.97 - _FLOOR) * math.exp(-steps)
+        return _MIN_SIMILARITY
+    distance = math.dist(_log_sizes(a), _log_sizes(b)) / _PROBLEM_LENGTH
+    return _MIN_SIMILARITY + (_MAX_SIMILARITY - _MIN_SIMILARITY) * math.exp(-distance)
 
 
-def _sizes(problem: Problem) -> list[float]:
-    """Every number of a problem, as a logarithm."""
+def _log_sizes(problem: Problem) -> list[float]:
+    """Return log2(1 + x) of every integer field of a problem; pairs count as two."""
     values = [value for field, value in zip(fields(problem), astuple(problem), strict=True) if field.name != "epilogue"]
     flat = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
     return [math.log2(1 + part) for part in flat if isinstance(part, int)]

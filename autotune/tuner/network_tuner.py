@@ -1,256 +1,377 @@
-"""Settles a network's candidates inside its CUDA graph: coordinate descent from each layer's winner.
+"""Tunes a network's plan inside its CUDA graph, by coordinate descent.
 
-First the network's alternatives: each is taken or given up as the whole network's time says. Then for one layer at a
-time its finalists, and the choice to let it overlap with the kernel before it, are timed in the whole network against
-the plan so far, in interleaved rounds; what is faster by more than the noise is kept. In the first sweep all
-layers with the same problem change together: that takes fewer rounds, and what is gained stands out of the noise. It
-ends when a sweep over alternatives and layers changes nothing.
+In a network a kernel finds another cache state and other neighbours than when it is timed alone, so the candidate that
+wins alone need not win there. A plan is changed by moves of these kinds:
 
-Last comes the order of layers that do not wait for each other: a graph's branches are the same in any order, and still
-not as fast, for the first of two branches goes on where the kernel before it ran.
+    TakeAlternative   take an alternative of the network, or give it up
+    SwapKernel        run a layer on another candidate, or toggle its overlap with the kernel before it, or both
+    Reorder           exchange two neighbouring layers that do not depend on each other. The graph stays the same, but
+                      not its speed: the first of two branches continues where the kernel before it ran
+
+A sweep tries all alternatives, then all layers, then the order. All neighbours that a move reaches are timed with the
+current plan in interleaved rounds; the fastest replaces the current plan if its gain is above the noise. In the first
+sweep all layers of one problem change together: that needs fewer rounds, and a gain in several layers stands out of the
+noise. The descent ends with a sweep that changes nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
-from autotune.ir import Alternative, Network, Problem
+from autotune.ir import Alternative, Layer, Network, Problem
 from autotune.measure import Pick, Worker
 from autotune.runtime import Candidate, candidate, plan_for_other_batch, shortlist
 from tuning_db import Store
 from tuning_db.schema import Device, PlanRow
 
-CANDIDATES, KEPT = 12, 4
-"""Candidates of a layer that are tried, and how many of them again once all layers were settled."""
-PLANS = 2
-"""Plans of cuDNN that are tried beside them."""
-SWEEPS = 3
+MAX_CANDIDATES = 12
+"""Candidates of a layer that the first sweep tries: the fastest alone."""
+KEPT_CANDIDATES = 4
+"""Candidates of a layer that later sweeps try: the fastest in the network."""
+MAX_LIBRARY_PLANS = 2
+"""cuDNN plans of a layer that are tried in addition."""
+MAX_SWEEPS = 3
 ROUNDS = 7
-GAIN = 0.998
-"""A plan must take at most this share of the time of the one that it replaces."""
+"""Interleaved rounds per comparison."""
+FINAL_ROUNDS = 21
+"""Interleaved rounds of the last comparison, whose times are recorded."""
+MAX_TIME_RATIO = 0.998
+"""A plan replaces the current one if it takes less than this share of its time; a smaller gain may be noise."""
 
 
 @dataclass(frozen=True)
-class _Known:
-    """A candidate of a layer, its kernel's number and its time alone."""
+class PlanState:
+    """A plan during the search.
+
+    Attributes:
+        picks: The candidate of each layer by its name, also of layers that the plan does not run.
+        alternatives: The alternatives that the plan takes.
+        order: Names of layers; the plan runs them in this order as far as their data dependencies allow.
+    """
+
+    picks: Mapping[str, Pick]
+    alternatives: Sequence[Alternative] = ()
+    order: Sequence[str] = ()
+
+    def layers(self, network: Network) -> tuple[Layer, ...]:
+        """Return the layers that the plan runs, in their order."""
+        return network.layers_with([alternative.name for alternative in self.alternatives], self.order)
+
+    def sequence(self, network: Network) -> list[Pick]:
+        """Return the candidates of the layers that the plan runs, in their order."""
+        return [self.picks[layer.name] for layer in self.layers(network)]
+
+    def with_picks(self, picks: Iterable[Pick]) -> PlanState:
+        """Return this plan with other candidates for some layers."""
+        return replace(self, picks={**self.picks, **{pick.layer: pick for pick in picks}})
+
+
+class Move(ABC):
+    """A change of a plan along one coordinate."""
+
+    @abstractmethod
+    def neighbors(self, plan: PlanState) -> list[PlanState]:
+        """Return the plans that this move reaches from `plan`; none if it does not apply."""
+
+
+@dataclass(frozen=True)
+class TakeAlternative(Move):
+    """Takes an alternative, or gives it up if the plan has it.
+
+    Taking it gives up the alternatives that replace one of the same layers. Its kernels are tried as they are in the
+    plan, and all with overlap.
+    """
+
+    alternative: Alternative
+
+    def neighbors(self, plan: PlanState) -> list[PlanState]:
+        """Return two plans; none if a layer that they would run has no candidate."""
+        own = [layer.name for layer in self.alternative.layers]
+        if not plan.picks.keys() >= set(own):
+            return []
+        taken = [one for one in plan.alternatives if one != self.alternative]
+        if self.alternative in plan.alternatives:
+            if not plan.picks.keys() >= set(self.alternative.replaces):
+                return []
+        else:
+            replaced = set(self.alternative.replaces)
+            taken = [*(one for one in taken if replaced.isdisjoint(one.replaces)), self.alternative]
+        toggled = replace(plan, alternatives=taken)
+        overlapping = [replace(plan.picks[name], overlap=plan.picks[name].candidate.native) for name in own]
+        return [toggled, toggled.with_picks(overlapping)]
+
+
+@dataclass(frozen=True)
+class SwapKernel(Move):
+    """Runs layers of one problem on another candidate, toggles their overlap, or does both.
+
+    Attributes:
+        layers: Names of the layers; all get the same candidate.
+        candidates: The candidates to try, with overlap and without; only kernels of our own can overlap.
+    """
+
+    layers: Sequence[str]
+    candidates: Sequence[Candidate]
+
+    def neighbors(self, plan: PlanState) -> list[PlanState]:
+        """Return a plan for each candidate with and without overlap, apart from the plan itself."""
+        current = [plan.picks[name] for name in self.layers]
+        ways = [
+            [Pick(name, candidate, overlap) for name in self.layers]
+            for candidate, overlap in product(self.candidates, (False, True))
+            if candidate.native or not overlap
+        ]
+        return [plan.with_picks(way) for way in ways if way != current]
+
+
+@dataclass(frozen=True)
+class Reorder(Move):
+    """Exchanges two neighbouring layers of which the second does not read what the first writes."""
+
+    network: Network
+
+    def neighbors(self, plan: PlanState) -> list[PlanState]:
+        """Return a plan for each pair of such neighbours."""
+        layers = plan.layers(self.network)
+        names = [layer.name for layer in layers]
+        return [
+            replace(plan, order=[*names[:i], names[i + 1], names[i], *names[i + 2 :]])
+            for i in range(len(names) - 1)
+            if set(layers[i].writes).isdisjoint(layers[i + 1].reads)
+        ]
+
+
+class PlanDescent:
+    """Coordinate descent over the plans of a network.
+
+    Args:
+        worker: Times plans on the device.
+        network: The network.
+        candidates: The candidates of each layer by its name, the fastest alone first; a layer may have none.
+    """
+
+    def __init__(self, worker: Worker, network: Network, candidates: Mapping[str, Sequence[Candidate]]) -> None:
+        self._worker, self._network = worker, network
+        self._candidates = {name: list(each) for name, each in candidates.items() if each}
+        self._problem_of = {layer.name: layer.problem for layer in network.all_layers}
+
+    def first_plan(self) -> PlanState:
+        """Return the plan of the layers' winners, or that of the fastest kernels of our own if it is faster.
+
+        A single operator of PyTorch or plan of cuDNN keeps the network from being one graph of our own, and no change
+        of one layer shows whether that pays. So both plans are compared as a whole.
+        """
+        own = [
+            Pick(name, next((one for one in each if one.native), each[0])) for name, each in self._candidates.items()
+        ]
+        winners = [Pick(name, each[0]) for name, each in self._candidates.items()]
+        plan, fastest_alone = PlanState({}).with_picks(own), PlanState({}).with_picks(winners)
+        if plan.sequence(self._network) == fastest_alone.sequence(self._network):
+            return plan
+        return self._fastest(plan, [fastest_alone], self._time_ratios(plan, [fastest_alone]))
+
+    def descend(self, plan: PlanState, group_first: bool) -> PlanState:
+        """Return a plan that no move makes faster, or the best after MAX_SWEEPS sweeps.
+
+        Args:
+            plan: The plan to start from.
+            group_first: Change all layers of one problem together in the first sweep.
+        """
+        for sweep in range(MAX_SWEEPS):
+            start = plan
+            for alternative in self._network.alternatives:
+                plan = self._apply(TakeAlternative(alternative), plan)
+            names = [layer.name for layer in plan.layers(self._network)]
+            groups = self._same_problem(names) if group_first and sweep == 0 else [[name] for name in names]
+            for group in groups:
+                plan = self._apply(SwapKernel(group, self._candidates[group[0]]), plan)
+            plan = self._apply(Reorder(self._network), plan)
+            if plan is start and len(groups) == len(names):
+                break
+        return plan
+
+    def _apply(self, move: Move, plan: PlanState) -> PlanState:
+        """Return the fastest plan that a move reaches, or the plan itself if none is faster."""
+        neighbors = move.neighbors(plan)
+        if not neighbors:
+            return plan
+        ratios = self._time_ratios(plan, neighbors)
+        if isinstance(move, SwapKernel):
+            self._shorten_candidates(move, plan, neighbors, ratios)
+        return self._fastest(plan, neighbors, ratios)
+
+    def _fastest(self, plan: PlanState, neighbors: Sequence[PlanState], ratios: Sequence[float]) -> PlanState:
+        best = min(ratios)
+        return neighbors[ratios.index(best)] if best < MAX_TIME_RATIO else plan
+
+    def _shorten_candidates(
+        self, move: SwapKernel, plan: PlanState, neighbors: Sequence[PlanState], ratios: Sequence[float]
+    ) -> None:
+        """Keep the KEPT_CANDIDATES of a move's layers with which the network is fastest, and those in use."""
+        ranked = sorted(range(len(neighbors)), key=ratios.__getitem__)
+        for name in move.layers:
+            kept = [plan.picks[name].candidate]
+            for other in (neighbors[i].picks[name].candidate for i in ranked):
+                if other not in kept and len(kept) < KEPT_CANDIDATES:
+                    kept.append(other)
+            self._candidates[name] = kept
+
+    def _same_problem(self, names: Sequence[str]) -> list[list[str]]:
+        """Group layers by their problem; layers of one problem have the same candidates."""
+        groups: dict[Problem, list[str]] = {}
+        for name in names:
+            groups.setdefault(self._problem_of[name], []).append(name)
+        return list(groups.values())
+
+    def _time_ratios(self, plan: PlanState, neighbors: Sequence[PlanState]) -> list[float]:
+        """Return time of the neighbour / time of the plan, for each neighbour; infinity for one that fails.
+
+        The worker reports the failure of one plan as that of all plans of its request. So if a request fails, each
+        neighbour is timed in a request of its own.
+        """
+        ratios = self._compare(plan, neighbors)
+        if ratios is None and len(neighbors) > 1:
+            alone = [self._compare(plan, [neighbor]) for neighbor in neighbors]
+            return [math.inf if ratio is None else ratio[0] for ratio in alone]
+        return [math.inf] * len(neighbors) if ratios is None else ratios
+
+    def _compare(self, plan: PlanState, neighbors: Sequence[PlanState]) -> list[float] | None:
+        """Return the ratios of one request to the worker, or None if it failed."""
+        sequences = [each.sequence(self._network) for each in (plan, *neighbors)]
+        current, *results = self._worker.plans(self._network, sequences, ROUNDS)
+        if current.median_us is None:
+            return None
+        return [(result.median_us or math.inf) / current.median_us for result in results]
+
+
+@dataclass(frozen=True)
+class _KnownCandidate:
+    """A candidate of a layer, the id of its kernel, and its time alone in microseconds."""
 
     candidate: Candidate
-    kernel: int
+    kernel_id: int
     us: float | None
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """A pick for every layer, taken or not; the alternatives taken; and layers' names in the order to keep to."""
-
-    picks: Mapping[str, Pick]
-    taken: Sequence[Alternative] = ()
-    order: Sequence[str] = ()
+_Known = dict[str, list[_KnownCandidate]]
+"""The candidates of each layer by its name, the fastest alone first."""
 
 
-def settle_network(store: Store, device: Device, worker: Worker, network: Network) -> PlanRow | None:
-    """Find and record the network's fastest plan; None where it cannot be timed.
+def tune_network_plan(store: Store, device: Device, worker: Worker, network: Network) -> PlanRow | None:
+    """Find and record the fastest plan of a tuned network.
 
-    Descends from the layers' winners and, since that may end where no single change helps, also from the plan that the
-    database has, or else from that of another batch size. That plan itself is among those that are compared in the end:
-    whoever ran as it does not get a slower one.
+    A descent may end in a local minimum. So a second one starts from the plan in use: that of the database for this
+    network or else for another batch size. The plan in use takes part in the last comparison, so the result is never
+    slower than the plan in use.
 
-    details["alone_us"] of the result is the time of the plainest layers with the winner of each, in the same rounds;
-    details["alternatives"] names those that were taken.
+    Args:
+        store: The database with the measurements of all layers.
+        device: The device.
+        worker: Times plans on that device.
+        network: The network.
+
+    Returns:
+        The recorded plan, or None if a layer has no candidate or the network cannot be timed. Its
+        `details["alone_us"]` is the time of the network's plain layers with the winner of each, in the same rounds;
+        `details["alternatives"]` names the alternatives that it takes.
     """
-    known = {
+    known: _Known = {
         layer.name: [
-            _Known(candidate(store, row.kernel, row.launch), row.kernel_id, row.median_us)
-            for row in shortlist(store.ranking(device, str(layer.problem)), CANDIDATES, PLANS)
+            _KnownCandidate(candidate(store, row.kernel, row.launch), row.kernel_id, row.median_us)
+            for row in shortlist(store.ranking(device, str(layer.problem)), MAX_CANDIDATES, MAX_LIBRARY_PLANS)
         ]
         for layer in network.all_layers
     }
     if not all(known[layer.name] for layer in network.layers):
         return None
-    alone = [Pick(layer.name, known[layer.name][0].candidate) for layer in network.layers]
-    if worker.plans(network, [alone], 1)[0].median_us is None:
+    winners = [Pick(layer.name, known[layer.name][0].candidate) for layer in network.layers]
+    if not _runs(worker, network, winners):
         return None
-    ends = [_Settling(worker, network, _options(known)).descend()]
-    start = _start(store, device, network, known)
-    if start and worker.plans(network, [_layers(network, start)], 1)[0].median_us is not None:
-        ends += [start, _Settling(worker, network, _options(known), start).descend()]
-    before, *results = worker.plans(network, [alone, *(_layers(network, end) for end in ends)], 3 * ROUNDS)
+    descent = PlanDescent(worker, network, _candidates(known))
+    plans = [descent.descend(descent.first_plan(), group_first=True)]
+    in_use = _plan_in_use(store, device, network, known)
+    if in_use and _runs(worker, network, in_use.sequence(network)):
+        descent = PlanDescent(worker, network, _candidates(known))
+        plans += [in_use, descent.descend(in_use, group_first=False)]
+    return _record_fastest(store, device, worker, network, known, winners, plans)
+
+
+def _record_fastest(
+    store: Store,
+    device: Device,
+    worker: Worker,
+    network: Network,
+    known: _Known,
+    winners: Sequence[Pick],
+    plans: Sequence[PlanState],
+) -> PlanRow | None:
+    """Time some plans and the layers' winners in interleaved rounds and record the fastest plan."""
+    sequences = [winners, *(plan.sequence(network) for plan in plans)]
+    alone, *results = worker.plans(network, sequences, FINAL_ROUNDS)
     times = [result.median_us or math.inf for result in results]
     best = times.index(min(times))
-    end, plan = results[best], ends[best]
-    if before.median_us is None or end.median_us is None or end.spread_us is None:
+    result, plan = results[best], plans[best]
+    if alone.median_us is None or result.median_us is None or result.spread_us is None:
         return None
     return store.put_plan(
         device_id=device.id,
         network=network.key,
-        median_us=end.median_us,
-        spread_us=end.spread_us,
-        choices=[
-            _choice(pick, next(one for one in known[pick.layer] if one.candidate == pick.candidate))
-            for pick in _layers(network, plan)
-        ],
+        median_us=result.median_us,
+        spread_us=result.spread_us,
+        choices=[_choice(pick, known[pick.layer]) for pick in plan.sequence(network)],
         details={
-            "alone_us": before.median_us,
-            "samples_us": end.samples_us,
-            "alternatives": [alternative.name for alternative in plan.taken],
+            "alone_us": alone.median_us,
+            "samples_us": result.samples_us,
+            "alternatives": [alternative.name for alternative in plan.alternatives],
         },
     )
 
 
-def _options(known: Mapping[str, Sequence[_Known]]) -> dict[str, list[Candidate]]:
+def _runs(worker: Worker, network: Network, picks: Sequence[Pick]) -> bool:
+    """Return whether a plan can be timed."""
+    return worker.plans(network, [picks], 1)[0].median_us is not None
+
+
+def _candidates(known: _Known) -> dict[str, list[Candidate]]:
     return {name: [one.candidate for one in each] for name, each in known.items()}
 
 
-def _layers(network: Network, plan: _Plan) -> list[Pick]:
-    """The picks of the layers that run, in order."""
-    return [plan.picks[layer.name] for layer in network.layers_with([one.name for one in plan.taken], plan.order)]
-
-
-def _start(store: Store, device: Device, network: Network, known: dict[str, list[_Known]]) -> _Plan | None:
-    """The plan that would run now, as one to start from; what it has of other candidates becomes known."""
+def _plan_in_use(store: Store, device: Device, network: Network, known: _Known) -> PlanState | None:
+    """Return the plan that the network would run now, and add its candidates to those that are known."""
     own = store.plan(device, network.key)
     found = (own, network) if own else plan_for_other_batch(store, device, network)
     if found is None:
         return None
-    saved, timed = found
+    saved, planned_network = found
     if any(choice["layer"] not in known for choice in saved.choices):
         return None
     picks = {name: Pick(name, each[0].candidate) for name, each in known.items() if each}
     for choice in saved.choices:
         name, kernel = choice["layer"], store.kernel(choice["kernel"])
-        one = _Known(candidate(store, kernel, choice["launch"]), kernel.id, choice["us"] if timed is network else None)
+        us = choice["us"] if planned_network is network else None  # else it was timed at another batch size
+        one = _KnownCandidate(candidate(store, kernel, choice["launch"]), kernel.id, us)
         if all(one.candidate != other.candidate for other in known[name]):
             known[name].append(one)
         picks[name] = Pick(name, one.candidate, choice["overlap"])
     names = saved.details.get("alternatives", [])
-    taken = [alternative for alternative in network.alternatives if alternative.name in names]
-    return _Plan(picks, taken, [choice["layer"] for choice in saved.choices])
+    return PlanState(
+        picks,
+        alternatives=[alternative for alternative in network.alternatives if alternative.name in names],
+        order=[choice["layer"] for choice in saved.choices],
+    )
 
 
-def _choice(pick: Pick, known: _Known) -> dict[str, object]:
+def _choice(pick: Pick, known: Sequence[_KnownCandidate]) -> dict[str, object]:
+    """Return a layer's entry in the database's plan."""
+    one = next(one for one in known if one.candidate == pick.candidate)
     return {
         "layer": pick.layer,
-        "kernel": known.kernel,
+        "kernel": one.kernel_id,
         "launch": dict(pick.candidate.launch),
-        "us": known.us,
+        "us": one.us,
         "overlap": pick.overlap,
     }
-
-
-@dataclass
-class _Settling:
-    """The plan so far, and what else there is. start: instead of the layers' winners."""
-
-    worker: Worker
-    network: Network
-    options: dict[str, list[Candidate]]
-    start: _Plan | None = None
-
-    def __post_init__(self) -> None:
-        if self.start:
-            self.now = self.start
-            return
-        # One operator of torch's, or plan of cuDNN's, keeps all kernels from being one graph of ours: no change of one
-        # layer tells whether that is worth it. So we start without any, unless the layers' winners are faster together.
-        options = {name: candidates for name, candidates in self.options.items() if candidates}
-        ours = {
-            name: Pick(name, next((c for c in candidates if c.native), candidates[0]))
-            for name, candidates in options.items()
-        }
-        winners = {name: Pick(name, candidates[0]) for name, candidates in options.items()}
-        self.now, fastest = _Plan(ours), _Plan(winners)
-        if _layers(self.network, self.now) != _layers(self.network, fastest):
-            self._take_faster([fastest])
-
-    def descend(self) -> _Plan:
-        """The plan that no change of one layer or alternative, or of two neighbours' order, makes faster."""
-        for sweep in range(SWEEPS):
-            changed = [self._settle_alternative(alternative) for alternative in self.network.alternatives]
-            names = [pick.layer for pick in _layers(self.network, self.now)]
-            groups = self._of_one_problem(names) if sweep == 0 and not self.start else [[name] for name in names]
-            changed += [self._settle_layers(group) for group in groups]
-            changed.append(self._settle_order())
-            if len(groups) == len(names) and not any(changed):
-                break
-        return self.now
-
-    def _of_one_problem(self, names: Sequence[str]) -> list[list[str]]:
-        """Layers that have the same candidates."""
-        problems = {layer.name: layer.problem for layer in self.network.all_layers}
-        groups: dict[Problem, list[str]] = {}
-        for name in names:
-            groups.setdefault(problems[name], []).append(name)
-        return list(groups.values())
-
-    def _settle_alternative(self, alternative: Alternative) -> bool:
-        """Take an alternative, or give it up, if that is faster; those that it excludes are given up with it."""
-        picks, taken = self.now.picks, self.now.taken
-        if any(layer.name not in picks for layer in alternative.layers):
-            return False  # it has no candidates
-        gone = set(alternative.replaces)
-        others = [one for one in taken if one != alternative and gone.isdisjoint(one.replaces)]
-        if alternative in taken:
-            if any(name not in picks for name in alternative.replaces):
-                return False
-            tried = [one for one in taken if one != alternative]
-        else:
-            tried = [*others, alternative]
-        own = [layer.name for layer in alternative.layers]
-        overlapping = {name: replace(picks[name], overlap=picks[name].candidate.native) for name in own}
-        return self._take_faster([replace(self.now, picks={**picks, **way}, taken=tried) for way in ({}, overlapping)])
-
-    def _settle_layers(self, names: Sequence[str]) -> bool:
-        """Take the candidate of some layers, which have the same, with which the network is fastest."""
-        ways = [
-            {name: Pick(name, candidate, overlap) for name in names}
-            for candidate in self.options[names[0]]
-            for overlap in (False, True)
-            if candidate.native or not overlap
-        ]
-        now = {name: self.now.picks[name] for name in names}
-        tried = [way for way in ways if way != now]
-        if not tried:
-            return False
-        plans = [replace(self.now, picks={**self.now.picks, **way}) for way in tried]
-        shares = self._shares(plans)
-        ranked = sorted(range(len(tried)), key=shares.__getitem__)
-        if gained := min(shares) < GAIN:
-            self.now = plans[ranked[0]]
-        for name in names:
-            kept = [now[name].candidate]
-            for other in (tried[i][name].candidate for i in ranked):
-                if other not in kept and len(kept) < KEPT:
-                    kept.append(other)
-            self.options[name] = kept
-        return gained
-
-    def _settle_order(self) -> bool:
-        """Exchange two neighbours, of which neither waits for the other, where that is faster."""
-        layers = self.network.layers_with([one.name for one in self.now.taken], self.now.order)
-        names = [layer.name for layer in layers]
-        orders = [
-            [*names[:i], names[i + 1], names[i], *names[i + 2 :]]
-            for i in range(len(names) - 1)
-            if set(layers[i].writes).isdisjoint(layers[i + 1].reads)
-        ]
-        return self._take_faster([replace(self.now, order=order) for order in orders])
-
-    def _take_faster(self, plans: Sequence[_Plan]) -> bool:
-        """Go on with the fastest of some plans, if it is faster than the plan so far."""
-        shares = self._shares(plans) if plans else [math.inf]
-        if gained := min(shares) < GAIN:
-            self.now = plans[shares.index(min(shares))]
-        return gained
-
-    def _shares(self, plans: Sequence[_Plan]) -> list[float]:
-        """Each plan's share of the time of the plan so far, in interleaved rounds; infinite for what does not run."""
-        picks = [_layers(self.network, plan) for plan in (self.now, *plans)]
-        now, *results = self.worker.plans(self.network, picks, ROUNDS)
-        if now.median_us is not None:
-            return [(result.median_us or math.inf) / now.median_us for result in results]
-        if len(plans) == 1:
-            return [math.inf]
-        # A failure of one is a failure of all: which one?
-        return [share for plan in plans for share in self._shares([plan])]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from autotune.core import Architecture
 from autotune.libraries import cudnn
-from autotune.search import DEFAULT
+from autotune.search import DEFAULT_STRATEGY
 from autotune.tuner.objectives import DEFAULT as BY_TIME
 
 
@@ -30,7 +30,7 @@ class Options:
     seed: int = 0
     allow: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
-    strategy: str = DEFAULT
+    strategy: str = DEFAULT_STRATEGY
     limit: int = 0
     gain: float = 0.01
     objectives: tuple[str, ...] = BY_TIME

@@ -47,12 +47,12 @@ class Searches:
         for space in self._spaces():
             spaces.append(space)
             if ahead:
-                best = self._prior_best(space, min(chosen.first, options.trials))
+                best = self._prior_best(space, min(chosen.warm_start, options.trials))
                 early |= dict.fromkeys(best, 1 / together(space.family))
                 if sum(early.values()) >= options.jobs:
                     self._workshop.make(list(early))
                     ahead = False
-        return chosen.studies(spaces, options.seed, options.gain)
+        return chosen.make_studies(spaces, options.seed, options.gain)
 
     def _spaces(self) -> Iterator[Space]:
         """The configs of each problem and family."""
@@ -64,7 +64,7 @@ class Searches:
                 configs = found.configs_for(problem, options.arch, options.allow)
                 costs = [found.cost(problem, config, options.arch) for config in configs]
                 space = Space.ranked(problem, found.name, configs, costs)
-                yield space.cut(options.limit, options.seed) if options.limit else space
+                yield space.truncate(options.limit, options.seed) if options.limit else space
 
     def _prior_best(self, space: Space, count: int) -> list[Kernel]:
         """The kernels of a space that the prior thinks best, unlike each other."""
@@ -72,7 +72,7 @@ class Searches:
 
     def most(self, _: Problem) -> int:
         """How many configs may be tried for a problem."""
-        return self._options.trials if strategy(self._options.strategy).bounded else sys.maxsize
+        return self._options.trials if strategy(self._options.strategy).is_bounded else sys.maxsize
 
     def untimed(self) -> list[Kernel]:
         """The prior's best, as many as may be tried: what is made where nothing can be timed."""
@@ -100,7 +100,7 @@ class Searches:
     def failed(self, kernel: Kernel) -> None:
         """Tell what would not compile; studies that are still being made find it among what is known."""
         for study in vars(self).get("studies", ()):
-            if study.space.serves(kernel):
+            if study.space.contains(kernel):
                 study.tell(kernel.values, None)
 
     def recall(self, device: Device) -> None:
@@ -113,15 +113,15 @@ class Searches:
             space = study.space
             measured = self._store.measurements(device, str(space.problem))
             best: dict[Kernel, float | None] = {
-                kernel: None for kernel, row in self._workshop.rows.items() if row.error and space.serves(kernel)
+                kernel: None for kernel, row in self._workshop.rows.items() if row.error and space.contains(kernel)
             }
             tried: dict[Kernel, list[dict[str, int]]] = {}
             for row in measured:
-                if row.kernel_id in by_id and space.serves(by_id[row.kernel_id]):
+                if row.kernel_id in by_id and space.contains(by_id[row.kernel_id]):
                     kernel, found = by_id[row.kernel_id], self.value(space.problem, row.median_us, row.details)
                     tried.setdefault(kernel, []).append(row.launch)
                     best[kernel] = min((v for v in (best.get(kernel), found) if v is not None), default=None)
-            study.suggest(self._once_fast(space, [row for row in measured if row.kernel_id not in by_id]))
+            study.enqueue(self._once_fast(space, [row for row in measured if row.kernel_id not in by_id]))
             for kernel, known in best.items():
                 if kernel not in tried or all(
                     launch in tried[kernel] for launch in self.launches(space.problem, kernel)
@@ -133,7 +133,7 @@ class Searches:
         mine = [row for row in measured if row.status == "ok" and row.kernel.family == space.family]
         kernels = dict.fromkeys(kernel_of(row.kernel) for row in ranking.ranked(mine))
         target = self._options.target
-        return [k.values for k in kernels if k and k.target == target and space.serves(k)][:OLDER]
+        return [k.values for k in kernels if k and k.target == target and space.contains(k)][:OLDER]
 
     def recorded(self, device: Device, problem: Problem, row: KernelRow) -> list[float | None]:
         """What is known of a kernel on a problem, for any launch values."""

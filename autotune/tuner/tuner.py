@@ -24,7 +24,7 @@ from autotune.runtime import candidate, shortlist
 from autotune.search import Schedule, Study
 from autotune.tuner.kernel_builder import Workshop
 from autotune.tuner.library_candidates import Listing, operator_rows
-from autotune.tuner.network_tuner import settle_network
+from autotune.tuner.network_tuner import tune_network_plan
 from autotune.tuner.options import Options
 from autotune.tuner.progress import Progress
 from autotune.tuner.study_manager import Searches
@@ -103,7 +103,7 @@ class Tuning:
         if self.worker and self.options.arch.is_cuda:
             self.progress.stage("settling inside the network")
             with self.ledger.charge("time"):
-                settle_network(self.store, self.device, self.worker, network)
+                tune_network_plan(self.store, self.device, self.worker, network)
 
     @cached_property
     def device(self) -> Device:
@@ -141,20 +141,20 @@ class Tuning:
         """Whether the budget allows more."""
         return time.monotonic() < self.deadline
 
-    def room(self) -> int:
+    def idle_compilers(self) -> int:
         """Cores that would compile at once."""
         return self.workshop.room()
 
-    def seconds(self, kernel: Kernel) -> float:
+    def trial_seconds(self, kernel: Kernel) -> float:
         """What a trial would cost: compiling on one of all cores, unless that was done, and some milliseconds."""
         if kernel in self.workshop.rows:
             return TRIAL_SECONDS
         return TRIAL_SECONDS + sum(family(kernel.family).compile_seconds) / self.options.jobs
 
-    def compile(self, kernels: Sequence[Kernel], choosing: float) -> None:
-        """Begin to make kernels; choosing: the seconds that it took to choose them."""
-        self.ledger.add({"search": choosing})
-        self.workshop.make(kernels, choosing)
+    def compile(self, kernels: Sequence[Kernel], search_seconds: float) -> None:
+        """Begin to make kernels; search_seconds: time that choosing them took."""
+        self.ledger.add({"search": search_seconds})
+        self.workshop.make(kernels, search_seconds)
 
     def ready(self, wait: bool) -> list[Kernel]:
         """Kernels that became ready; plans of cuDNN that did are tried at once."""
@@ -168,7 +168,7 @@ class Tuning:
         """
         for study in self.searches.studies:
             for kernel in kernels:
-                wanted = study.space.serves(kernel) and study.wants(kernel.values)
+                wanted = study.space.contains(kernel) and study.wants(kernel.values)
                 if wanted and (study, kernel) not in self._begun:
                     if not self._begin(study, kernel):
                         self._elsewhere.append((study, kernel))
@@ -185,7 +185,7 @@ class Tuning:
 
         Of the family that is for the fewest architectures: it is likely to make most of this one.
         """
-        tried = {study.space.problem for study in self.searches.studies if study.told}
+        tried = {study.space.problem for study in self.searches.studies if study.num_observed}
         missing: dict[Problem, tuple[Study, Kernel]] = {}
         for study in sorted(self.searches.studies, key=lambda study: len(family(study.space.family).architectures)):
             if study.total and study.space.problem not in tried:

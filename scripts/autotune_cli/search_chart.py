@@ -1,4 +1,4 @@
-"""The chart of a replay: how far above the best each strategy is, against configs tried and against seconds."""
+"""The chart of scripts/replay.py: time above the optimum against configs tried and against seconds."""
 
 from __future__ import annotations
 
@@ -7,66 +7,75 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from autotune.search import DEFAULT
-from autotune.search.simulator import Replay
+from autotune.search import DEFAULT_STRATEGY, Replay
 from autotune_cli.chart import FAINT, INK, OURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes  # an optional package: only drawing needs it
 
-OTHERS = ("#c9d0da", "#8d99a8", "#e0a458", "#7fb08a")
-STYLES = {"exhaustive": ":"}
-"""It goes where the prior goes, for as long as both do."""
+OTHER_COLORS = ("#c9d0da", "#8d99a8", "#e0a458", "#7fb08a")
+LINE_STYLES = {"exhaustive": ":"}
+"""The curve of `exhaustive` covers that of `prior`, which goes through the same order."""
 POINTS = 120
-MOST = 0.5
-"""Where the axis ends: beyond it a search has hardly begun."""
+MAX_EXCESS = 0.5
+"""Upper end of the vertical axis; a search with a higher excess has hardly begun."""
 
 
 def draw(runs: dict[str, list[Replay]], title: str, path: Path) -> None:
-    """Draw the curves of strategies, means over seeds and layers. Raises ImportError without matplotlib."""
+    """Draw a curve for each strategy, the mean over seeds and layers.
+
+    Args:
+        runs: The replays of each strategy.
+        title: Title of the figure.
+        path: PNG file to write.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4.6), dpi=160, facecolor="white", layout="constrained")
     figure.suptitle(title, x=0.012, ha="left", color=INK, fontsize=14, fontweight="bold")
     left, right = figure.subplots(1, 2, sharey=True)
-    replays = [one for of_one in runs.values() for one in of_one]
-    _panel(left, "configs of a layer that were tried", runs, max(one.tried for one in replays), _of_layers)
-    _panel(right, "seconds", runs, max(one.seconds for one in replays), lambda one, at: [one.excess_at(at)])
+    replays = [one for of_strategy in runs.values() for one in of_strategy]
+    _draw_panel(left, "share of a layer's configs tried", runs, max(one.tried for one in replays), _excess_of_layers)
+    _draw_panel(right, "seconds", runs, max(one.seconds for one in replays), lambda one, at: [one.excess_at(at)])
     left.xaxis.set_major_formatter("{x:.0%}")
-    left.set_title("the best found of a layer", loc="left", color=FAINT, fontsize=11)
-    right.set_title("the sum over layers", loc="left", color=FAINT, fontsize=11)
+    left.set_title("best time of a layer so far", loc="left", color=FAINT, fontsize=11)
+    right.set_title("sum of the layers' best times so far", loc="left", color=FAINT, fontsize=11)
     left.set_ylim(0, None)
-    left.set_ylabel("above the best of all", color=FAINT)
+    left.set_ylabel("above the optimum", color=FAINT)
     left.legend(frameon=False, labelcolor=INK)
     figure.savefig(path, bbox_inches="tight", pad_inches=0.2)
 
 
-def _of_layers(one: Replay, share: float) -> list[float]:
+def _excess_of_layers(one: Replay, share: float) -> list[float]:
     return [one.excess_after(problem, share) for problem in one.best_us]
 
 
-def _panel(
+def _draw_panel(
     axis: Axes,
     label: str,
     runs: dict[str, list[Replay]],
     end: float,
     excess: Callable[[Replay, float], Sequence[float]],
 ) -> None:
-    """One curve a strategy, of the mean of `excess` at each place up to `end`."""
-    others = iter(OTHERS)
+    """Draw the mean of `excess` from 0 to `end`, a curve for each strategy."""
+    others = iter(OTHER_COLORS)
     places = [end * i / POINTS for i in range(1, POINTS + 1)]
     for name, replays in runs.items():
+        is_default = name == DEFAULT_STRATEGY
+        color = OURS if is_default else next(others, FAINT)
         values = [fmean(value for one in replays for value in excess(one, place)) for place in places]
-        points = [(place, value) for place, value in zip(places, values, strict=True) if value <= MOST]
-        ours = name == DEFAULT
-        color = OURS if ours else next(others, FAINT)
-        axis.plot(
-            *zip(*points, strict=True),
-            label=name,
-            color=color,
-            linewidth=2.5 if ours else 1.6,
-            linestyle=STYLES.get(name, "-"),
-        ) if points else None
+        points = [(place, value) for place, value in zip(places, values, strict=True) if value <= MAX_EXCESS]
+        if points:
+            axis.plot(
+                *zip(*points, strict=True),
+                label=name,
+                color=color,
+                linewidth=2.5 if is_default else 1.6,
+                linestyle=LINE_STYLES.get(name, "-"),
+            )
     axis.set_xlabel(label, color=FAINT)
     axis.yaxis.set_major_formatter("{x:.0%}")
     axis.grid(axis="y", color="#eef1f5")

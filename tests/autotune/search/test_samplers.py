@@ -14,7 +14,7 @@ from autotune.search import STRATEGIES, Space, strategy, tpe, transfer
 AXES = {"a": (1, 2, 4, 8, 16, 32), "b": ("x", "y", "z"), "c": tuple(range(6)), "d": (0, 1, 2, 3)}
 SPACE = [dict(zip(AXES, values, strict=True)) for values in itertools.product(*AXES.values())]
 NAMES = list(STRATEGIES)
-LEARNERS = {"tpe": tpe.FIRST, "transfer": transfer.FIRST}
+LEARNERS = {"tpe": tpe.WARM_START, "transfer": transfer.WARM_START}
 PROBLEM = parse("gemm m=64 n=64 k=64 dtype=f16")
 
 
@@ -42,7 +42,7 @@ def space_of(configs, prior, problem=PROBLEM):
 
 
 def study_of(name, configs, prior=no_prior, seed=0, gain=0.0):
-    [study] = strategy(name).studies([space_of(configs, prior)], seed, gain)
+    [study] = strategy(name).make_studies([space_of(configs, prior)], seed, gain)
     return study
 
 
@@ -65,7 +65,7 @@ def test_never_repeats_never_strays_and_exhausts_the_space(name):
     study = study_of(name, legal)
     asked = drive(study, separable, len(SPACE))
     assert sorted(map(str, map(key, asked))) == sorted(map(str, map(key, legal)))
-    assert study.ask(1) == [] and study.told == len(legal) == study.total
+    assert study.ask(1) == [] and study.num_observed == len(legal) == study.total
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -101,7 +101,7 @@ def test_the_same_seed_asks_the_same(name):
 @pytest.mark.parametrize("name", ["random", "tpe"])
 def test_another_seed_asks_otherwise(name):
     first, second = (drive(study_of(name, holed(), seed=seed), separable, 60) for seed in (0, 1))
-    assert first[tpe.FIRST :] != second[tpe.FIRST :]
+    assert first[tpe.WARM_START :] != second[tpe.WARM_START :]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -114,7 +114,7 @@ def test_what_was_told_without_being_asked_is_not_asked(name):
     study.tell({"a": 3, "b": "x", "c": 0, "d": 0}, 1.0)  # of no space
     asked = drive(study, separable, len(legal))
     assert not {key(config) for config in asked} & {key(config) for config in told}
-    assert len(asked) == len(legal) - len(told) and study.told == len(legal)
+    assert len(asked) == len(legal) - len(told) and study.num_observed == len(legal)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -128,7 +128,9 @@ def test_failures_are_not_asked_again_and_do_not_end_the_search(name):
 def test_asking_ahead_proposes_distinct_configs(name):
     study = study_of(name, holed())
     ahead = study.ask(50)
-    assert len({key(config) for config in ahead}) == (transfer.FIRST if name == "transfer" else 50)  # it waits to learn
+    assert len({key(config) for config in ahead}) == (
+        transfer.WARM_START if name == "transfer" else 50
+    )  # it waits to learn
     assert all(map(study.wants, ahead))
     for config in ahead:
         study.tell(config, separable(config))
@@ -160,7 +162,7 @@ def test_a_familys_configs_stay_legal():
     found = family("cutlass2_conv2d")
     legal = found.configs_for(problem, arch)
     space = Space.ranked(problem, found.name, legal, [found.cost(problem, config, arch) for config in legal])
-    [study] = strategy("transfer").studies([space], 0, 0.0)
+    [study] = strategy("transfer").make_studies([space], 0, 0.0)
     asked = drive(study, lambda config: found.cost(problem, config, arch) + 1.0, 60)
     assert len({key(config) for config in asked}) == 60
     assert all(found.legal(config, arch, "f16", Epilogue()) is None for config in asked)
@@ -171,12 +173,12 @@ def test_a_familys_configs_stay_legal():
 
 def test_a_cut_space_keeps_the_priors_best_and_some_of_the_rest():
     space = space_of(SPACE, separable)
-    cut = space.cut(40, seed=1)
-    assert len(cut.configs) == 40 and cut == space.cut(40, seed=1) != space.cut(40, seed=2)
+    cut = space.truncate(40, seed=1)
+    assert len(cut.configs) == 40 and cut == space.truncate(40, seed=1) != space.truncate(40, seed=2)
     assert cut.configs[:30] == space.configs[:30]
     assert all(config in space.configs[30:] for config in cut.configs[30:])
     assert list(cut.costs) == [separable(config) for config in cut.configs] == sorted(cut.costs)
-    assert space.cut(len(SPACE), seed=1) is space
+    assert space.truncate(len(SPACE), seed=1) is space
 
 
 # -- learning across layers --------------------------------------------------------------------------------------------
@@ -198,11 +200,11 @@ def layers(count):
 def test_what_was_fast_on_similar_problems_is_tried_first(seed):
     """With three layers known, the fourth's first handful is as good as many trials without them."""
     legal, problems = holed(seed), layers(4)
-    studies = strategy("transfer").studies([space_of(legal, no_prior, problem) for problem in problems], 0, 0.0)
+    studies = strategy("transfer").make_studies([space_of(legal, no_prior, problem) for problem in problems], 0, 0.0)
     for i, study in enumerate(studies[:3]):
         drive(study, effects(seed, i), 40)
     cost = effects(seed, 3)
-    informed = drive(studies[3], cost, transfer.FIRST + 6)[transfer.FIRST :]
+    informed = drive(studies[3], cost, transfer.WARM_START + 6)[transfer.WARM_START :]
     alone = drive(study_of("random", legal, seed=seed), cost, 40)
     best = min(map(cost, legal))
     assert min(map(cost, informed)) <= 1.02 * best
@@ -214,8 +216,8 @@ def test_a_search_rests_where_nothing_is_to_be_gained_and_says_so_at_any_level()
     for gain in (0.0, 0.01, 0.10):
         study = study_of("transfer", SPACE[::3], gain=gain)
         tried[gain] = len(drive(study, separable, len(SPACE)))
-        assert study.told == tried[gain]
-    assert tried[0.0] == len(SPACE[::3]) > tried[0.01] > tried[0.10] >= transfer.FIRST
+        assert study.num_observed == tried[gain]
+    assert tried[0.0] == len(SPACE[::3]) > tried[0.01] > tried[0.10] >= transfer.WARM_START
 
 
 def test_the_first_rest_is_not_before_the_optimum_of_a_smooth_cost():
@@ -227,7 +229,7 @@ def test_the_first_rest_is_not_before_the_optimum_of_a_smooth_cost():
 def test_a_family_that_another_beats_by_far_rests_early():
     """Both families search the same problem; the second is twice as slow whatever its config."""
     spaces = [Space.ranked(PROBLEM, name, SPACE, [0.0] * len(SPACE)) for name in ("fast", "slow")]
-    fast, slow = strategy("transfer").studies(spaces, 0, 0.01)
+    fast, slow = strategy("transfer").make_studies(spaces, 0, 0.01)
     alone = len(drive(study_of("transfer", SPACE, gain=0.01), separable, len(SPACE)))
     drive(fast, separable, len(SPACE))
     assert len(drive(slow, lambda config: 10 * separable(config), len(SPACE))) < alone / 2
@@ -237,7 +239,7 @@ def test_a_family_yields_to_one_that_promises_more_and_neither_waits_for_ever():
     """Both are asked in turn, as a run does it; the second is three times as slow whatever its config."""
     configs = SPACE[::6]
     spaces = [Space.ranked(PROBLEM, name, configs, [0.0] * len(configs)) for name in ("good", "bad")]
-    studies = strategy("transfer").studies(spaces, 0, 0.0)
+    studies = strategy("transfer").make_studies(spaces, 0, 0.0)
     good, bad = studies
     of_bad = {}
     idle = 0
@@ -247,10 +249,10 @@ def test_a_family_yields_to_one_that_promises_more_and_neither_waits_for_ever():
             for config in study.ask(4):
                 asked += 1
                 study.tell(config, factor * separable(config))
-        of_bad.setdefault(good.told, bad.told)
+        of_bad.setdefault(good.num_observed, bad.num_observed)
         idle = 0 if asked else idle + 1
-    assert good.told == bad.told == len(configs)
-    assert max(told for by, told in of_bad.items() if by <= 30) <= transfer.FIRST + 4
+    assert good.num_observed == bad.num_observed == len(configs)
+    assert max(told for by, told in of_bad.items() if by <= 30) <= transfer.WARM_START + 4
 
 
 def test_what_is_compiled_already_is_preferred():

@@ -17,9 +17,17 @@ from autotune.core import AutotuneError, architecture
 from autotune.families import families
 from autotune.families.base import Kernel
 from autotune.ir import parse
-from autotune.search import DEFAULT, STRATEGIES, Space
-from autotune.search.simulator import FEW, replay
-from autotune.search.trace import Recorded, Recording, Track, record
+from autotune.search import (
+    DEFAULT_STRATEGY,
+    MIN_CONFIGS,
+    STRATEGIES,
+    ConfigTrace,
+    Space,
+    SpaceTrace,
+    TuneTrace,
+    replay,
+    trace_of,
+)
 from autotune.tuner.kernel_builder import identity
 from tuning_db import Store
 
@@ -29,8 +37,8 @@ COMPILE, TRIAL = 2.0, 0.25
 
 
 def made(problems=3, seed=0, epilogues=("none",)):
-    """A recording of random effects, most of them shared by its problems; the prior knows half of them."""
-    shared, tracks = random.Random(seed), []
+    """A trace of random effects, most of them shared by its problems; the prior knows half of them."""
+    shared, traces = random.Random(seed), []
     table = {(name, v): shared.gauss(0, 0.2) for name, values in AXES.items() for v in values}
     seen = {at: effect for at, effect in table.items() if shared.random() < 0.5}
     configs = [{"a": a, "b": b, "c": c} for a in AXES["a"] for b in AXES["b"] for c in AXES["c"]]
@@ -43,26 +51,26 @@ def made(problems=3, seed=0, epilogues=("none",)):
         results = []
         for config in space.configs:
             us = round(10 * math.exp(sum(table[at] for at in config.items()) + own.gauss(0, 0.02)), 3)
-            results.append(Recorded(COMPILE, TRIAL, (((0,), "wrong"), ((1,), us))))
-        results[own.randrange(len(results))] = Recorded(COMPILE, TRIAL, (((0,), "crashed"),))
-        tracks.append(Track(space, tuple(results)))
-    return Recording("a device", "sm_90", tuple(tracks))
+            results.append(ConfigTrace(COMPILE, TRIAL, (((0,), "wrong"), ((1,), us))))
+        results[own.randrange(len(results))] = ConfigTrace(COMPILE, TRIAL, (((0,), "crashed"),))
+        traces.append(SpaceTrace(space, tuple(results)))
+    return TuneTrace("a device", "sm_90", tuple(traces))
 
 
 @pytest.fixture(scope="module")
-def recording():
+def trace():
     return made()
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_recording_comes_back_as_it_was(recording, tmp_path):
+def test_a_recording_comes_back_as_it_was(trace, tmp_path):
     path = tmp_path / "folder" / "one.json.gz"
-    recording.save(path)
-    again = Recording.load(path)
-    assert (again.device, again.target) == (recording.device, recording.target)
-    for mine, theirs in zip(recording.tracks, again.tracks, strict=True):
+    trace.save(path)
+    again = TuneTrace.load(path)
+    assert (again.device, again.target) == (trace.device, trace.target)
+    for mine, theirs in zip(trace.spaces, again.spaces, strict=True):
         assert mine.results == theirs.results
         assert (mine.space.problem, mine.space.family) == (theirs.space.problem, theirs.space.family)
         assert mine.space.configs == theirs.space.configs
@@ -87,15 +95,15 @@ def test_what_is_no_recording_is_told_in_a_sentence(content, words, tmp_path):
     path = tmp_path / "bad.json.gz"
     path.write_bytes(content)
     with pytest.raises(AutotuneError, match=words):
-        Recording.load(path)
+        TuneTrace.load(path)
     with pytest.raises(AutotuneError, match="No such file"):
-        Recording.load(tmp_path / "missing")
+        TuneTrace.load(tmp_path / "missing")
 
 
 def test_a_tuned_database_is_recorded_whole(tuned_db, tmp_path):
     with Store.open(tuned_db) as store:
         [device] = store.devices()
-        found = record(store, device)
+        found = trace_of(store, device)
     with closing(sqlite3.connect(tuned_db)) as connection:
         rows = connection.execute("""
             SELECT text, family, config, median_us, status, measurement.details FROM measurement
@@ -107,13 +115,13 @@ def test_a_tuned_database_is_recorded_whole(tuned_db, tmp_path):
         truth.setdefault(at, []).append(status if us is None else us)
         seconds = json.loads(details)["seconds"]
         spent[at] = spent.get(at, 0.0) + sum(seconds.get(step, 0.0) for step in ("load", "verify", "time"))
-    assert rows and sum(len(track.results) for track in found.tracks) == len(truth)
-    for track in found.tracks:
-        assert list(track.space.costs) == sorted(track.space.costs)
-        for config, result in zip(track.space.configs, track.results, strict=True):
-            at = (str(track.space.problem), track.space.family, json.dumps(config))
+    assert rows and sum(len(traced.results) for traced in found.spaces) == len(truth)
+    for traced in found.spaces:
+        assert list(traced.space.costs) == sorted(traced.space.costs)
+        for config, result in zip(traced.space.configs, traced.results, strict=True):
+            at = (str(traced.space.problem), traced.space.family, json.dumps(config))
             assert sorted(came for _, came in result.launches) == pytest.approx(sorted(truth[at]), rel=1e-4)
-            assert result.seconds == pytest.approx(spent[at], abs=1e-3) and result.compile_seconds > 0.1
+            assert result.device_seconds == pytest.approx(spent[at], abs=1e-3) and result.compile_seconds > 0.1
 
 
 def test_the_prior_is_that_of_the_gpu_itself(tmp_path):
@@ -131,8 +139,8 @@ def test_the_prior_is_that_of_the_gpu_itself(tmp_path):
                 **{"device_id": device.id, "problem_id": store.put_problem(str(problem)).id, "kernel_id": row.id},
                 **{"launch": {}, "status": "ok", "median_us": 1.0, "samples_us": [1.0], "final": False},
             )
-            [track] = record(store, device).tracks
-        costs += track.space.costs
+            [traced] = trace_of(store, device).spaces
+        costs += traced.space.costs
     expected = [found.cost(problem, config, replace(SM90, processors=count)) for count in (132, 20, 132)]
     assert costs == pytest.approx(expected) and expected[0] != expected[1]
 
@@ -141,25 +149,25 @@ def test_the_prior_is_that_of_the_gpu_itself(tmp_path):
 
 
 @pytest.mark.parametrize("name", list(STRATEGIES))
-def test_every_strategy_ends_at_the_best_of_all(recording, name):
-    one = replay(recording, name, seed=1, cores=4)
-    for problem, steps in one.steps.items():
-        assert len(steps) == one.totals[problem] == 75
-        assert steps[-1].best_us == recording.best_us()[problem] == one.best_us[problem]
+def test_every_strategy_ends_at_the_best_of_all(trace, name):
+    one = replay(trace, name, seed=1, cores=4)
+    for problem, points in one.curves.items():
+        assert len(points) == one.totals[problem] == 75
+        assert points[-1].best_us == trace.best_us()[problem] == one.best_us[problem]
         assert one.excess_after(problem, 1.0) == 0.0
-        bests = [step.best_us for step in steps]
+        bests = [point.best_us for point in points]
         assert bests == sorted(bests, reverse=True)
-        assert [step.seconds for step in steps] == sorted(step.seconds for step in steps)
+        assert [point.seconds for point in points] == sorted(point.seconds for point in points)
     assert one.excess_at(one.seconds) == 0.0 and one.tried == 1.0
 
 
-def test_the_clock_is_what_compiling_and_measuring_take(recording):
+def test_the_clock_is_what_compiling_and_measuring_take(trace):
     """75 kernels, each compiled once for three problems."""
     for cores in (1, 4, 16):
-        seconds = replay(recording, "prior", seed=0, cores=cores).seconds
+        seconds = replay(trace, "prior", seed=0, cores=cores).seconds
         compiling, measuring = 75 * COMPILE / cores, 3 * 75 * TRIAL
         assert max(compiling, measuring) < seconds < compiling + measuring + 3 * COMPILE
-    quick = replay(recording, "prior", seed=0, cores=64).seconds
+    quick = replay(trace, "prior", seed=0, cores=64).seconds
     assert quick < 3 * 75 * TRIAL + 3 * COMPILE, "measuring waits for compilers though something is ready"
 
 
@@ -169,44 +177,47 @@ def test_kernels_of_other_chains_are_compiled_for_themselves():
     assert one > 3 * 75 * COMPILE > shared
 
 
-def test_the_same_seed_searches_the_same(recording):
-    assert replay(recording, "tpe", 3, 4, 0.3) == replay(recording, "tpe", 3, 4, 0.3)
-    assert replay(recording, DEFAULT, 3, 4, 0.3) == replay(recording, DEFAULT, 3, 4, 0.3)
-    assert replay(recording, "random", 3, 4, 0.3) != replay(recording, "random", 4, 4, 0.3)
+def test_the_same_seed_searches_the_same(trace):
+    assert replay(trace, "tpe", 3, 4, 0.3) == replay(trace, "tpe", 3, 4, 0.3)
+    assert replay(trace, DEFAULT_STRATEGY, 3, 4, 0.3) == replay(trace, DEFAULT_STRATEGY, 3, 4, 0.3)
+    assert replay(trace, "random", 3, 4, 0.3) != replay(trace, "random", 4, 4, 0.3)
 
 
-def test_budget_and_share_end_a_search(recording):
-    short = replay(recording, "prior", 0, cores=4, budget=15.0)
+def test_budget_and_share_end_a_search(trace):
+    short = replay(trace, "prior", 0, cores=4, budget=15.0)
     assert 10.0 < short.seconds < 15.0 + 4 * 3 * TRIAL
-    some = replay(recording, "prior", 0, cores=4, share=0.2)
-    assert all(len(steps) == 15 for steps in some.steps.values()) and some.tried == 0.2
-    assert {len(steps) for steps in replay(recording, "prior", 0, 4, share=0.01).steps.values()} == {FEW}
+    some = replay(trace, "prior", 0, cores=4, share=0.2)
+    assert all(len(points) == 15 for points in some.curves.values()) and some.tried == 0.2
+    assert {len(points) for points in replay(trace, "prior", 0, 4, share=0.01).curves.values()} == {MIN_CONFIGS}
 
 
 @pytest.mark.parametrize("name", list(STRATEGIES))
-def test_a_share_is_of_all_families_of_a_problem(name, recording):
+def test_a_share_is_of_all_families_of_a_problem(name, trace):
     """The second family has the same configs, and takes three times as long whatever its config."""
-    track = recording.tracks[0]
-    other = Space(track.space.problem, "g", track.space.configs, track.space.costs)
-    slow = [Recorded(COMPILE, TRIAL, (((0,), 3 * result.us if result.us else "crashed"),)) for result in track.results]
-    both = Recording("a device", "sm_90", (track, Track(other, tuple(slow))))
-    [steps] = replay(both, name, seed=0, cores=4, share=0.2).steps.values()
-    assert len(steps) == 0.2 * 150
+    traced = trace.spaces[0]
+    other = Space(traced.space.problem, "g", traced.space.configs, traced.space.costs)
+    slow = [
+        ConfigTrace(COMPILE, TRIAL, (((0,), 3 * result.best_us if result.best_us else "crashed"),))
+        for result in traced.results
+    ]
+    both = TuneTrace("a device", "sm_90", (traced, SpaceTrace(other, tuple(slow))))
+    [points] = replay(both, name, seed=0, cores=4, share=0.2).curves.values()
+    assert len(points) == 0.2 * 150
 
 
-def test_a_kernel_is_measured_only_where_its_study_wants_it(recording):
+def test_a_kernel_is_measured_only_where_its_study_wants_it(trace):
     """The kernels of all three problems are the same; by chance they are asked for in different orders."""
-    steps = replay(recording, "random", seed=0, cores=4, share=0.2).steps
-    assert {len(of_one) for of_one in steps.values()} == {15}
+    curves = replay(trace, "random", seed=0, cores=4, share=0.2).curves
+    assert {len(of_one) for of_one in curves.values()} == {15}
 
 
-def test_excess_counts_what_was_tried_by_then(recording):
-    one = replay(recording, "random", seed=2, cores=4)
-    problem, steps = next(iter(one.steps.items()))
+def test_excess_counts_what_was_tried_by_then(trace):
+    one = replay(trace, "random", seed=2, cores=4)
+    problem, points = next(iter(one.curves.items()))
     at = 30
-    assert one.excess_after(problem, at / 75) == steps[at - 1].best_us / one.best_us[problem] - 1
-    moment = steps[at].seconds
-    total = sum(next(s.best_us for s in reversed(other) if s.seconds <= moment) for other in one.steps.values())
+    assert one.excess_after(problem, at / 75) == points[at - 1].best_us / one.best_us[problem] - 1
+    moment = points[at].seconds
+    total = sum(next(s.best_us for s in reversed(other) if s.seconds <= moment) for other in one.curves.values())
     assert one.excess_at(moment) == pytest.approx(total / sum(one.best_us.values()) - 1)
     assert one.excess_at(0.0) == math.inf
 
@@ -215,19 +226,21 @@ def test_a_short_run_ends_with_something_for_every_problem():
     """Twelve chains, so no kernel serves two problems: on four cores four kernels of each would take 24 seconds."""
     ends = ("none", "relu", "gelu", "silu", "tanh", "sigmoid")
     chains = [*ends, *(f"bias,{end}" for end in ends[1:]), "bias"]
-    one = replay(made(12, epilogues=chains), DEFAULT, 0, cores=4, budget=16.0)
-    assert all(one.steps.values())
+    one = replay(made(12, epilogues=chains), DEFAULT_STRATEGY, 0, cores=4, budget=16.0)
+    assert all(one.curves.values())
 
 
 def test_the_default_beats_the_others_where_layers_are_alike():
     """Mean excess over the best after 30 % of the configs, on recordings that no strategy was chosen on."""
     seeds = range(4)
     mean = {}
-    for name in ("random", "prior", "tpe", DEFAULT):
+    for name in ("random", "prior", "tpe", DEFAULT_STRATEGY):
         runs = [replay(made(4, seed=90 + seed), name, seed, 8, 0.3) for seed in seeds]
         found = [one.excess_after(problem, 0.3) for one in runs for problem in one.best_us]
         mean[name] = sum(found) / len(found)
-    assert mean[DEFAULT] <= 0.01 and mean[DEFAULT] < min(mean["random"], mean["prior"], mean["tpe"]), mean
+    assert mean[DEFAULT_STRATEGY] <= 0.01 and mean[DEFAULT_STRATEGY] < min(
+        mean["random"], mean["prior"], mean["tpe"]
+    ), mean
 
 
 # -- the script --------------------------------------------------------------------------------------------------------
@@ -238,10 +251,10 @@ def test_the_script_records_and_compares(tuned_db, tmp_path):
     done = script("replay", "record", tuned_db, file)
     assert done.returncode == 0, done.stderr
     assert "spaces" in done.stdout and "trials" in done.stdout and file.stat().st_size > 100
-    options = ("--strategy", "prior", "--strategy", DEFAULT, "--seeds", 2, "--chart", chart)
+    options = ("--strategy", "prior", "--strategy", DEFAULT_STRATEGY, "--seeds", 2, "--chart", chart)
     done = script("replay", "compare", file, *options)
     assert done.returncode == 0, done.stderr
-    assert "prior" in done.stdout and DEFAULT in done.stdout and "within" in done.stdout
+    assert "prior" in done.stdout and DEFAULT_STRATEGY in done.stdout and "within" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert chart.read_bytes().startswith(b"\x89PNG")
 
@@ -257,8 +270,8 @@ def test_mistakes_are_told_in_a_line(tmp_path):
     assert not Path(tmp_path / "x.gz").exists()
 
 
-def test_a_kernel_is_the_same_in_every_space_of_its_chain(recording):
-    first, second, _ = recording.tracks
+def test_a_kernel_is_the_same_in_every_space_of_its_chain(trace):
+    first, second, _ = trace.spaces
     config = first.space.configs[0]
     assert first.space.kernel(config, "sm_90") == second.space.kernel(config, "sm_90")
     assert isinstance(first.space.kernel(config, "sm_90"), Kernel)

@@ -10,7 +10,7 @@ from autotune.core import device_name, device_target
 from autotune.ir import INPUT, OUTPUT, Layer, Network, parse, with_batch
 from autotune.measure import Result
 from autotune.runtime.selection import select
-from autotune.tuner.network_tuner import settle_network
+from autotune.tuner.network_tuner import tune_network_plan
 from tuning_db import Store
 
 PROBLEM = "conv2d n=2 h=4 w=4 c={c} k=8 dtype=f32"
@@ -85,16 +85,16 @@ VALLEYS = {(0, 0): 10.0, (0, 1): 12.0, (1, 0): 11.0, (1, 1): 8.0}
 
 def test_from_the_winners_it_goes_where_no_single_change_helps(store, kernels):
     device, made = kernels
-    assert plan_of(settle_network(store, device, Device(VALLEYS), NETWORK), made) == (0, 0)
+    assert plan_of(tune_network_plan(store, device, Device(VALLEYS), NETWORK), made) == (0, 0)
     hill = VALLEYS | {(0, 1): 9.0}
-    assert plan_of(settle_network(store, device, Device(hill), NETWORK), made) == (1, 1)
+    assert plan_of(tune_network_plan(store, device, Device(hill), NETWORK), made) == (1, 1)
 
 
 @pytest.mark.parametrize("saved", [(1, 1), (0, 1)])
 def test_and_from_the_plan_that_the_database_has(store, kernels, saved):
     device, made = kernels
     save(store, device, made, saved)
-    row = settle_network(store, device, Device(VALLEYS), NETWORK)
+    row = tune_network_plan(store, device, Device(VALLEYS), NETWORK)
     assert plan_of(row, made) == (1, 1) and row.median_us == 8.0
     assert store.plan(device, NETWORK.key).id == row.id
 
@@ -103,7 +103,7 @@ def test_or_else_from_the_plan_for_other_batch_batch_size(store, kernels):
     device, made = kernels
     network = replace(NETWORK, key="net n=2 dtype=f32")
     save(store, device, made, (1, 1), network.at(8))
-    row = settle_network(store, device, Device(VALLEYS), network)
+    row = tune_network_plan(store, device, Device(VALLEYS), network)
     assert plan_of(row, made) == (1, 1) and row.network == network.key
     assert [choice["us"] for choice in row.choices] == [2.0, 2.0]  # as they were measured for this batch size
 
@@ -128,7 +128,7 @@ class Branches(Device):
 def test_neighbours_that_do_not_wait_for_each_other_are_in_the_faster_order(store, kernels, faster):
     device, _ = kernels
     times = {"first second": 10.0, "second first": 10.0} | {faster: 9.0}
-    row = settle_network(store, device, Branches(times), BRANCHES)
+    row = tune_network_plan(store, device, Branches(times), BRANCHES)
     assert " ".join(choice["layer"] for choice in row.choices) == faster and row.median_us == 9.0
     layers, chosen = select(store, BRANCHES, torch.device("cpu"))
     assert [layer.name for layer in layers] == list(chosen) == faster.split()
@@ -138,14 +138,14 @@ def test_a_plan_that_is_slower_by_now_is_left(store, kernels):
     device, made = kernels
     save(store, device, made, (1, 1))
     slower = VALLEYS | {(1, 1): 13.0, (0, 1): 14.0, (1, 0): 14.0}
-    assert plan_of(settle_network(store, device, Device(slower), NETWORK), made) == (0, 0)
+    assert plan_of(tune_network_plan(store, device, Device(slower), NETWORK), made) == (0, 0)
 
 
 def test_a_plan_of_layers_that_are_no_more_is_left_too(store, kernels):
     device, made = kernels
     choices = [{"layer": "gone", "kernel": made["first", 1], "launch": {}, "us": 1.0, "overlap": False}]
     store.put_plan(device_id=device.id, network="net", median_us=1.0, spread_us=0.1, choices=choices, details={})
-    assert plan_of(settle_network(store, device, Device(VALLEYS), NETWORK), made) == (0, 0)
+    assert plan_of(tune_network_plan(store, device, Device(VALLEYS), NETWORK), made) == (0, 0)
 
 
 SIZED = {2: 9.0, 8: 20.0}

@@ -8,8 +8,8 @@ import pytest
 from autotune.ir import parse
 from autotune.measure import Result
 from autotune.search import Schedule, Space, strategy
-from autotune.search.fixed import Prior
-from autotune.search.schedule import AT_ONCE, FIRST, LEAST
+from autotune.search.fixed_order import PriorStudy
+from autotune.search.schedule import ASK_BATCH, MEASURE_BATCH, WARM_START_BATCH
 from autotune.tuner import Ledger, Progress
 from autotune.tuner.trial_queue import Trials
 from tuning_db.store import CLAIMS
@@ -120,13 +120,13 @@ class Bench:
     def time_left(self):
         return True
 
-    def room(self):
+    def idle_compilers(self):
         return 1
 
-    def seconds(self, kernel):
+    def trial_seconds(self, kernel):
         return 1.0
 
-    def compile(self, kernels, choosing):
+    def compile(self, kernels, search_seconds):
         self.said.append(
             " ".join(["asked", *(["beside"] if self.under_way else []), *([] if kernels else ["for nothing"])])
         )
@@ -149,11 +149,11 @@ class Bench:
 
 
 def test_what_to_try_next_is_asked_while_the_device_works():
-    configs = [{"a": i} for i in range(4 * AT_ONCE)]
-    [study] = strategy("prior").studies([Space.ranked(PROBLEM, "f", configs, list(range(len(configs))))], 0, 0.0)
+    configs = [{"a": i} for i in range(4 * MEASURE_BATCH)]
+    [study] = strategy("prior").make_studies([Space.ranked(PROBLEM, "f", configs, list(range(len(configs))))], 0, 0.0)
     bench = Bench(study)
     Schedule([study], bench, "sm_90", lambda _: len(configs)).run()
-    more = LEAST // FIRST - 1 + 3  # of the first four it is asked for two at a time
+    more = ASK_BATCH // WARM_START_BATCH - 1 + 3  # of the first four it is asked for two at a time
     assert bench.said == [
         "asked",
         "measured",
@@ -161,31 +161,34 @@ def test_what_to_try_next_is_asked_while_the_device_works():
         "asked beside for nothing",
         NOTHING,
     ]
-    assert study.told == len(configs) and not study.pending
+    assert study.num_observed == len(configs) and not study.pending
 
 
 def test_what_the_last_results_teach_is_asked_for_too():
     class Once(Bench):
-        def room(self):
+        def idle_compilers(self):
             return 0 if self.under_way else 1  # only what was told leads to more
 
-    configs = [{"a": i} for i in range(3 * AT_ONCE)]
-    [study] = strategy("prior").studies([Space.ranked(PROBLEM, "f", configs, list(range(len(configs))))], 0, 0.0)
+    configs = [{"a": i} for i in range(3 * MEASURE_BATCH)]
+    [study] = strategy("prior").make_studies([Space.ranked(PROBLEM, "f", configs, list(range(len(configs))))], 0, 0.0)
     bench = Once(study)
     Schedule([study], bench, "sm_90", lambda _: len(configs)).run()
-    assert bench.said == [*["asked", "measured"] * (LEAST // FIRST + 2), NOTHING] and study.told == len(configs)
+    assert bench.said == [
+        *["asked", "measured"] * (ASK_BATCH // WARM_START_BATCH + 2),
+        NOTHING,
+    ] and study.num_observed == len(configs)
 
 
 def test_studies_that_rest_are_told_all_before_they_are_asked_again():
-    class Careful(Prior):
-        def choose(self, seconds):
-            return None if len(self.pending) == 2 * AT_ONCE else super().choose(seconds)
+    class Careful(PriorStudy):
+        def propose(self, trial_seconds):
+            return None if len(self.pending) == 2 * MEASURE_BATCH else super().propose(trial_seconds)
 
     class Roomy(Bench):
-        def room(self):
-            return 2 * AT_ONCE
+        def idle_compilers(self):
+            return 2 * MEASURE_BATCH
 
-    configs = [{"a": i} for i in range(4 * AT_ONCE)]
+    configs = [{"a": i} for i in range(4 * MEASURE_BATCH)]
     study = Careful(Space.ranked(PROBLEM, "f", configs, list(range(len(configs)))))
     bench = Roomy(study)
     Schedule([study], bench, "sm_90", lambda _: len(configs)).run()

@@ -9,7 +9,7 @@ import pytest
 from autotune.families import family, serving
 from autotune.ir import Epilogue, parse
 from autotune.search import transfer
-from autotune.search.schedule import AHEAD
+from autotune.search.schedule import PREFETCH
 from autotune.tuner import Options, Progress, Tuning
 from tuning_db import Store
 
@@ -176,7 +176,7 @@ def test_without_a_device_it_compiles_and_times_nothing(worker, cpu, cpu_target,
 
 
 def test_without_a_device_as_many_are_compiled_as_may_be_tried(cpu, cpu_target, tmp_path):
-    path, trials = tmp_path / "many.db", transfer.FIRST + 2
+    path, trials = tmp_path / "many.db", transfer.WARM_START + 2
     tune(path, None, cpu, cpu_target, trials=trials, only=("cpu_conv2d",))
     query = "SELECT count(*) FROM kernel WHERE library_id IS NOT NULL GROUP BY epilogue"
     assert all(count >= trials for (count,) in rows(path, query))
@@ -185,7 +185,7 @@ def test_without_a_device_as_many_are_compiled_as_may_be_tried(cpu, cpu_target, 
 def test_the_budget_ends_the_search_and_not_the_settling(worker, cpu, cpu_target, tmp_path):
     path = tmp_path / "hasty.db"
     log = tune(path, worker, cpu, cpu_target, trials=1000, budget=0.001)
-    assert log.compiled_kernels < AHEAD
+    assert log.compiled_kernels < PREFETCH
     assert rows(path, "SELECT count(DISTINCT problem_id) FROM measurement WHERE final") == [(len(PROBLEMS),)]
 
 
