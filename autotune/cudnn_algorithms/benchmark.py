@@ -25,7 +25,7 @@ from autotune.libraries.cudnn.classic import (
 )
 from autotune.libraries.cudnn.library import first_line
 from autotune.libraries.cudnn.plans import WORKSPACE_LIMIT
-from autotune.measure import Case, Runnable, between, sampler
+from autotune.measure import CandidateBench, Runnable, between, sampler
 
 SLOW = 20
 """What takes this many times the best so far is not timed any further."""
@@ -62,8 +62,8 @@ class Offered:
 
     algorithm: Algorithm
     enqueue: Callable[[Trio, int], None]
-    bind: Callable[[Case], Runnable]
-    prove: Callable[[Case], Runnable]
+    bind: Callable[[CandidateBench], Runnable]
+    prove: Callable[[CandidateBench], Runnable]
 
 
 def offered(
@@ -134,7 +134,7 @@ def _engine(direction: str, found: cudnn.FoundPlans, plan: cudnn.ExecutionPlan) 
     def enqueue(trio: Trio, stream: int) -> None:
         found.bind(plan, dict(zip(names, trio, strict=True))).run(stream)
 
-    def bind(case: Case) -> Runnable:
+    def bind(case: CandidateBench) -> Runnable:
         return found.bind(plan, case.tensors)
 
     return Offered(algorithm, enqueue, bind, bind)
@@ -156,7 +156,7 @@ class _OnCase:
         enqueue: Callable[[Trio, int], None],
         direction: str,
         form: torch.memory_format,
-        case: Case,
+        case: CandidateBench,
         copied: bool = False,
     ) -> None:
         self._enqueue = enqueue
@@ -179,7 +179,7 @@ class _OnCase:
 
 
 def measured(
-    case: Case, offers: list[Offered], energy: bool = False, tell: Callable[[str], object] = lambda _: None
+    case: CandidateBench, offers: list[Offered], energy: bool = False, tell: Callable[[str], object] = lambda _: None
 ) -> Iterator[Algorithm]:
     """Verify and time each algorithm on a case's operands; `tell` hears which is next.
 
@@ -196,7 +196,7 @@ def measured(
         yield result
 
 
-def _measured(case: Case, offer: Offered, energy: bool, slow_us: float) -> Algorithm:
+def _measured(case: CandidateBench, offer: Offered, energy: bool, slow_us: float) -> Algorithm:
     """What became of an algorithm; one that takes longer than `slow_us` is run a few times only."""
     algorithm = offer.algorithm
     if algorithm.workspace_bytes > WORKSPACE_LIMIT:

@@ -32,7 +32,7 @@ from autotune.cudnn_algorithms.selection import DIRECTIONS, ORDERS, Algorithm, c
 from autotune.ir import Conv2d as Problem
 from autotune.ir import dtype_name
 from autotune.libraries.cudnn.classic import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, NAMES, load
-from autotune.measure import Case
+from autotune.measure import CandidateBench
 
 Algo = int | str | None
 Pair = tuple[int, int]
@@ -304,7 +304,9 @@ def _chosen(size: _Size, direction: str, choice: Choice) -> Enqueue | None:
     algorithms = [offer.algorithm for offer in offers]
     if key is None and choice.prefer != "workspace":
         with torch.no_grad():
-            algorithms = list(benchmark.measured(Case(problem, size.device), offers, choice.prefer == "energy"))
+            algorithms = list(
+                benchmark.measured(CandidateBench(problem, size.device), offers, choice.prefer == "energy")
+            )
     demands = (choice.workspace_limit, choice.deterministic, choice.prefer or "time")
     best = choose(algorithms, direction, key, *demands)
     return offers[algorithms.index(best)].enqueue

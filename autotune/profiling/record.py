@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from autotune.measure import Work, between, host_clock, occupy, synchronize
+from autotune.measure import Call, between, host_clock, occupy, synchronize
 
 ABOUT = "autotune_profile"
 """The key of the trace that holds what was run."""
@@ -48,12 +48,12 @@ class Subject:
     as_used: the network as its users run it where that differs from `call`, such as in a CUDA graph.
     """
 
-    call: Work
-    marked: Work
+    call: Call
+    marked: Call
     ranges: Callable[[], AbstractContextManager[object]]
     modules: Mapping[str, str]
     layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    as_used: Work | None = None
+    as_used: Call | None = None
 
 
 def of_module(module: nn.Module, x: torch.Tensor) -> Subject:
@@ -154,7 +154,7 @@ def load(path: Path) -> dict[str, Any]:
     return trace
 
 
-def _warm_up(call: Work, device: torch.device) -> None:
+def _warm_up(call: Call, device: torch.device) -> None:
     end = time.perf_counter() + _WARM_SECONDS
     for _ in range(3):
         call()
@@ -164,14 +164,14 @@ def _warm_up(call: Work, device: torch.device) -> None:
         synchronize(device)
 
 
-def _typical(call: Work, device: torch.device, calls: int) -> float:
+def _typical(call: Call, device: torch.device, calls: int) -> float:
     """Microseconds a call, of `calls` calls in a row: the median of several times that."""
     work = _repeat(call, calls)
     samples = [_timed(work, device, host_clock(work) if device.type == "cuda" else 0.0) for _ in range(_BURSTS)]
     return statistics.median(samples) / calls
 
 
-def _repeat(call: Work, calls: int) -> Work:
+def _repeat(call: Call, calls: int) -> Call:
     def work() -> None:
         for _ in range(calls):
             call()
@@ -179,7 +179,7 @@ def _repeat(call: Work, calls: int) -> Work:
     return work
 
 
-def _profiled(call: Work, device: torch.device, calls: int, host_us: float) -> tuple[dict[str, Any], float]:
+def _profiled(call: Call, device: torch.device, calls: int, host_us: float) -> tuple[dict[str, Any], float]:
     """The trace of `calls` calls in a row, and the microseconds of each; host_us: how long the host is at them."""
     numbers = itertools.count()
 
@@ -196,7 +196,7 @@ def _profiled(call: Work, device: torch.device, calls: int, host_us: float) -> t
         return load(path), us / calls
 
 
-def _timed(work: Work, device: torch.device, host_us: float) -> float:
+def _timed(work: Call, device: torch.device, host_us: float) -> float:
     """Microseconds of the device's time, all of which is queued before it begins; on a CPU the host's."""
     synchronize(device)
     if device.type != "cuda":

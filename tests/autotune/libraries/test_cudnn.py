@@ -110,7 +110,7 @@ class Offering:
     def __init__(self):
         self.asked = []
 
-    def vendor(self, problem, deadline):
+    def library_plans(self, problem, deadline):
         self.asked.append(problem)
         configs = [{**CONFIG, "plan": f"eng{rank}", "rank": rank, "of": 2} for rank in range(2)]
         plans = (
