@@ -36,7 +36,7 @@ from autotune.measure.timers import (
     warm_up,
 )
 from autotune.measure.verify import HALF_SUMS, TOLERANCE, WHOLE_SLACK, Workload
-from autotune.runtime import Candidate, BoundStep, bind
+from autotune.runtime import BoundStep, Candidate, bind
 from autotune.runtime.engine import Program, RefusedError
 
 SAMPLES = 5

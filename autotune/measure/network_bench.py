@@ -17,7 +17,16 @@ from autotune.measure.nvml import Monitor
 from autotune.measure.result import Result, timed
 from autotune.measure.timers import replay_sampler
 from autotune.measure.verify import random_tensor
-from autotune.runtime import BoundLayer, Candidate, KernelChoice, bind_layer, capture, make_buffers, make_graph, make_runs
+from autotune.runtime import (
+    BoundLayer,
+    Candidate,
+    KernelChoice,
+    bind_layer,
+    capture,
+    make_buffers,
+    make_graph,
+    make_runs,
+)
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,8 @@ class PlanDescent:
         of one layer shows whether that pays. So both plans are compared as a whole.
         """
         own = [
-            LayerAssignment(name, next((one for one in each if one.native), each[0])) for name, each in self._candidates.items()
+            LayerAssignment(name, next((one for one in each if one.native), each[0]))
+            for name, each in self._candidates.items()
         ]
         winners = [LayerAssignment(name, each[0]) for name, each in self._candidates.items()]
         plan, fastest_alone = PlanState({}).with_picks(own), PlanState({}).with_picks(winners)
