@@ -138,11 +138,11 @@ def use(model: nn.Module, layers: str = "*", **requirements: Any) -> Iterator[li
             inputs of a new size, if cuDNN does not support the algorithm; the message lists those that it supports.
         UnknownNameError: If no convolution has such a name.
     """
-    requirements, found = Requirements(**requirements), convolutions(model, layers)
+    wanted, found = Requirements(**requirements), convolutions(model, layers)
     _check_device()
     before = {name: layer.__dict__.get("forward") for name, layer in found.items()}
     for layer in found.values():
-        layer.__dict__["forward"] = partial(_forward, layer, requirements)
+        layer.__dict__["forward"] = partial(_forward, layer, wanted)
     try:
         yield list(found)
     finally:
@@ -212,8 +212,7 @@ def _check_device() -> None:
 # -- a layer's call --------------------------------------------------------------------------------------------
 
 
-@torch.compiler.disable
-def _forward(layer: nn.Conv2d, requirements: Requirements, x: torch.Tensor) -> torch.Tensor:
+def _forward_eagerly(layer: nn.Conv2d, requirements: Requirements, x: torch.Tensor) -> torch.Tensor:
     weight, bias = layer.weight, layer.bias
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
@@ -232,8 +231,13 @@ def _forward(layer: nn.Conv2d, requirements: Requirements, x: torch.Tensor) -> t
     for direction, wanted in zip(DIRECTIONS, needed, strict=True):
         if wanted:
             _select(size, direction, requirements)  # select, and raise errors, here and not in the backward pass
-    y = _Convolution.apply(x, weight, size, requirements)
+    apply: Callable[..., torch.Tensor] = _Convolution.apply
+    y = apply(x, weight, size, requirements)
     return y if bias is None else y + bias[:, None, None]
+
+
+_forward: Callable[[nn.Conv2d, Requirements, torch.Tensor], torch.Tensor] = torch.compiler.disable(_forward_eagerly)
+"""`_forward_eagerly`, hidden from torch.compile, which cannot trace cuDNN's calls."""
 
 
 def _padded(layer: nn.Conv2d, x: torch.Tensor) -> tuple[torch.Tensor, Pair]:
@@ -352,7 +356,8 @@ class _Convolution(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         run = _select(size, FORWARD, requirements)
         if run is None:
-            return torch.ops.aten.convolution(x, weight, None, *size.window)
+            result: torch.Tensor = torch.ops.aten.convolution(x, weight, None, *size.window)
+            return result
         problem = size.passes()[FORWARD]
         n, p, q, k = problem.output_shape
         y = torch.empty((n, k, p, q), dtype=x.dtype, device=x.device, memory_format=form)

@@ -55,7 +55,8 @@ class Contests:
         for _ in range(CRASHES):
             outcome, answer, last = self._ask(job, tell)
             if outcome == "done":
-                return answer
+                entry: dict[str, Any] = answer
+                return entry
             given_up = last in job.skip
             job = replace(job, skip={**job.skip, last: answer})
             if given_up:
