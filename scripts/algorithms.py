@@ -27,7 +27,7 @@ from autotune.core import AutotuneError
 from autotune.cudnn_algorithms import DIRECTIONS, KINDS, ORDERS, Algorithm, benchmark
 from autotune.ir import Convolution, parse
 from autotune.libraries import cudnn
-from autotune.measure import Case
+from autotune.measure import CandidateBench
 from autotune_cli.algorithms.chart import check, draw
 from autotune_cli.algorithms.layers import layers_of
 from autotune_cli.algorithms.report import read, show
@@ -140,12 +140,12 @@ def measure_layer(
     kinds = (args.only,) if args.only else KINDS
     tell(f"{name}: listing")
     passes = {key: one for key, one in benchmark.passes(problem).items() if key in (args.passes or DIRECTIONS)}
-    listed = {key: benchmark.offered(one, device, not args.nchw, kinds) for key, one in passes.items()}
+    listed = {key: benchmark.list_algorithms(one, device, not args.nchw, kinds) for key, one in passes.items()}
     found: list[Algorithm] = []
     for key, (offers, _) in listed.items():
         energy = args.energy or args.order == "energy"
-        case = Case(passes[key], device)
-        found += benchmark.measured(case, offers, energy, lambda what: tell(f"{name}: {what}"))
+        case = CandidateBench(passes[key], device)
+        found += benchmark.benchmark_algorithms(case, offers, energy, lambda what: tell(f"{name}: {what}"))
     missing = {reason: None for _, reasons in listed.values() for reason in reasons}
     return {
         "name": name,

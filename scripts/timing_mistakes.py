@@ -19,18 +19,18 @@ from rich.table import Table
 
 from autotune.core import AutotuneError
 from autotune.measure import (
+    Call,
     Monitor,
-    Rotation,
+    RotatingBuffers,
     Runnable,
-    Work,
     copies_of,
     flush,
     host_clock,
     interleave,
     median_interval,
     sampler,
-    settle,
     timed,
+    warm_up,
 )
 from autotune_cli.command_line import positive, run
 
@@ -127,12 +127,12 @@ def wrong_ways(call: Callable[[], object]) -> list[Row]:
 def right_ways(wanted: argparse.Namespace, convolution: Convolution, device: torch.device) -> list[Row]:
     """Graphs between events, warm, interleaved; with operands that stay in the cache, and with others each time."""
     copies = [convolution] + [Convolution(wanted, device) for _ in range(copies_of(convolution.bytes, device) - 1)]
-    ways: list[tuple[str, str, Runnable, int | None, Work | None]] = [
+    ways: list[tuple[str, str, Runnable, int | None, Call | None]] = [
         ("ours, resident", "events around a graph of many calls; operands stay in L2", convolution, None, None),
-        ("ours, rotating", "the same; no operand is found in L2", Rotation(copies), len(copies), flush(device)),
+        ("ours, rotating", "the same; no operand is found in L2", RotatingBuffers(copies), len(copies), flush(device)),
     ]
     samplers = [sampler(step, device, "graph", most, before) for _, _, step, most, before in ways]
-    settle(lambda: sum(sample() for sample in samplers), 0.5, 5.0)
+    warm_up(lambda: sum(sample() for sample in samplers), 0.5, 5.0)
     taken = interleave(samplers, ROUNDS, Monitor(device).slowed)
     return [
         Row(name, says, timed(samples).median_us or 0.0, *median_interval(samples))

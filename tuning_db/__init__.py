@@ -1,4 +1,4 @@
-"""The tuning database: every trial, and each kernel's binary, in one SQLite file or on a PostgreSQL server."""
+"""The tuning database: all trials and the binaries of all kernels, in one SQLite file or on a PostgreSQL server."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ __all__ = ["DatabaseError", "Store", "reader"]
 
 
 def __getattr__(name: str) -> Any:
-    # Late, because a Store brings SQLAlchemy, and running a network does without: it needs a reader.
+    # Imported on demand: a Store imports SQLAlchemy, and running a network needs only a reader.
     if name == "Store":
         from tuning_db.store import Store
 

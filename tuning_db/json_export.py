@@ -1,4 +1,7 @@
-"""A database as a JSON file that people can read and compare, a row a line, and back; binaries are in base64."""
+"""Exports a database to a JSON file that people can read and compare, and imports it.
+
+The file has one line for each row. Binaries are in base64; NaN and infinities are {"float": "nan"}.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,22 @@ from typing import Any
 
 from tuning_db.errors import DatabaseError
 from tuning_db.location import SCHEMA_VERSION
-from tuning_db.merge import Outcome, unite
+from tuning_db.merge import Outcome, merge_into
 from tuning_db.schema import Base
-from tuning_db.snapshot import TABLES, Facts, Row, read
+from tuning_db.snapshot import TABLES, Row, Snapshot, read
 from tuning_db.store import Store
 
 FORMAT = "autotune tuning database"
 
 
 def export(store: Store, path: Path) -> None:
-    """Write all facts to a new file; raises DatabaseError if it exists or cannot be written."""
-    facts = read(store)
+    """Write all rows to a new file; raises DatabaseError if it exists or cannot be written."""
+    snapshot = read(store)
     try:
         with path.open("x") as file:
             file.write(f'{{"format": {json.dumps(FORMAT)}, "schema": {SCHEMA_VERSION}')
             for table in TABLES:
-                rows = ",\n".join(json.dumps(_plain_value(row), allow_nan=False) for row in facts[table])
+                rows = ",\n".join(json.dumps(_plain_value(row), allow_nan=False) for row in snapshot[table])
                 file.write(f',\n"{table}": [\n{rows}\n]')
             file.write("}\n")
     except FileExistsError:
@@ -37,7 +40,7 @@ def export(store: Store, path: Path) -> None:
 
 
 def import_(path: Path, store: Store) -> Outcome:
-    """Add the facts of an exported file to a database; raises DatabaseError if it is not one, or is damaged."""
+    """Add the rows of an exported file to a database; raises DatabaseError if it is not one, or is damaged."""
     try:
         data = json.loads(path.read_text())
     except OSError as error:
@@ -45,18 +48,18 @@ def import_(path: Path, store: Store) -> Outcome:
     except ValueError as error:
         raise DatabaseError(f"{path} is not JSON: {error}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise DatabaseError(f"{path} is not an exported tuning database: it does not say so in its first line")
+        raise DatabaseError(f"{path} is not an exported tuning database: its first line does not say so")
     if data["schema"] != SCHEMA_VERSION:
-        raise DatabaseError(f"{path} has schema {data['schema']}, this version reads {SCHEMA_VERSION}: export it anew")
+        raise DatabaseError(f"{path} has schema {data['schema']}, this version reads {SCHEMA_VERSION}: export it again")
     try:
-        facts: Facts = {table: [_row(table, row) for row in data[table]] for table in TABLES}
-        return unite(store, facts)
+        snapshot: Snapshot = {table: [_row(table, row) for row in data[table]] for table in TABLES}
+        return merge_into(store, snapshot)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DatabaseError(f"{path} is damaged: {type(error).__name__} {error}; nothing was imported") from error
 
 
 def _plain_value(value: Any) -> Any:
-    """A value as JSON has it: binaries as text, numbers that JSON does not know by their names."""
+    """Return a value as JSON can hold it."""
     match value:
         case bytes():
             return base64.b64encode(value).decode()
@@ -70,7 +73,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def _row(table: str, row: Row) -> Row:
-    """The row that `export` wrote; raises ValueError if it is not of this table or its binary is damaged."""
+    """Return the row that `export` wrote; raises ValueError for other columns or a damaged binary."""
     names = set(Base.metadata.tables[table].c.keys())
     if set(row) != names:
         raise ValueError(f"a row of '{table}' has the wrong columns: {', '.join(sorted(set(row) ^ names))}")
@@ -78,7 +81,7 @@ def _row(table: str, row: Row) -> Row:
     if "blob" in row:
         row["blob"] = base64.b64decode(row["blob"], validate=True)
         if hashlib.sha256(_decompressed(row["blob"])).hexdigest() != row["digest"]:
-            raise ValueError(f"binary {row['digest'][:12]} is not what its digest says")
+            raise ValueError(f"binary {row['digest'][:12]} does not have its digest")
     return row
 
 

@@ -1,4 +1,4 @@
-"""Where a database lies: on a server, by its address, or in a file, and how a file says that it is one."""
+"""The location of a database: a file, or the address of a server; and the marks that make a file a database."""
 
 from __future__ import annotations
 
@@ -21,27 +21,31 @@ SCHEMA_VERSION = 2
 
 1: as first published. 2: environments, times of recording, claims. tuning_db/migration.py leads from 1 to 2."""
 
-PATIENCE = 60.0
-"""Seconds to wait for another process's write."""
+LOCK_SECONDS = 60.0
+"""Seconds to wait until another process has finished its write."""
 
 
 def is_address(where: Location) -> TypeGuard[str]:
-    """Whether a location is a server's address, not a file."""
+    """Return whether a location is the address of a server, not a file."""
     return isinstance(where, str) and "://" in where
 
 
 def check(path: Path) -> int:
-    """The schema of a file that is to be read; raises DatabaseError where there is none, or nothing in it."""
+    """Return the schema version of a file to read; raises DatabaseError if there is no file, or no table in it."""
     if not path.is_file():
         raise DatabaseError(f"no tuning database at {path}: make one with scripts/tune.py --db {path}")
     version = schema_of(path)
     if version is None:
-        raise DatabaseError(f"{path} is empty: tuning it was stopped before it began; run scripts/tune.py --db {path}")
+        raise DatabaseError(f"{path} is empty: tuning was stopped before it began; run scripts/tune.py --db {path}")
     return version
 
 
 def schema_of(path: Path) -> int | None:
-    """The schema of a tuning database; None for an SQLite file without any table; DatabaseError for anything else."""
+    """Return the schema version of a tuning database; None for an SQLite file without tables.
+
+    Raises:
+        DatabaseError: For any other file, and for a newer schema.
+    """
     try:
         with path.open("rb") as file:
             header = file.read(16)
@@ -65,9 +69,9 @@ def schema_of(path: Path) -> int | None:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A file for reading only, also in a read-only place."""
-    # In a folder that is read-only SQLite must not try to make a lock beside the file. Where there is a log, its writer
-    # lives or was killed: then SQLite has what it needs to read it.
+    """Open a file for reading only, also in a read-only folder."""
+    # In a read-only folder SQLite cannot make a lock file, so the file is opened as immutable. If there is a log, its
+    # writer lives or was killed, and SQLite finds all that it needs beside the file.
     log = path.with_name(f"{path.name}-wal")
     frozen = "" if os.access(path.parent, os.W_OK) or log.exists() else "&immutable=1"
-    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro{frozen}", uri=True, timeout=PATIENCE)
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro{frozen}", uri=True, timeout=LOCK_SECONDS)

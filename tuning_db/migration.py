@@ -1,7 +1,6 @@
-"""Leads files of older schemas to the present one: for good when they are written, in passing when only read.
+"""Migrates files of older schemas to the present one: in the file if it is written, by views if it is only read.
 
-A version that reads a newer file refuses it; one that reads an older file loses nothing, because every change so far
-adds tables, or columns that may be empty.
+A newer schema is refused. An older one loses nothing, because every change so far adds tables or nullable columns.
 """
 
 from __future__ import annotations
@@ -19,14 +18,17 @@ ADDED_TABLES = {2: ("environment", "claim")}
 
 
 def upgrade(connection: sa.Connection, version: int) -> None:
-    """Add what a file of schema `version` lacks, in the caller's transaction; new tables are made by create_all."""
+    """Add the columns that a file of schema `version` lacks, in the caller's transaction.
+
+    New tables are made by SQLAlchemy's create_all.
+    """
     for table, columns in _lacking(version).items():
         for name, kind in columns.items():
             connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
 
 
 def shadow(connection: sqlite3.Connection, version: int) -> None:
-    """Show a file of schema `version` as one of the present schema, without writing it: temporary views hide tables."""
+    """Make a file of schema `version` look like the present schema, without writing it: temporary views hide tables."""
     connection.execute("PRAGMA temp_store = MEMORY")
     for table, columns in _lacking(version).items():
         empty = "".join(f", NULL AS {name}" for name in columns)

@@ -1,4 +1,4 @@
-"""Packs databases for shipping: the best candidates of every problem and device, the newest plans, nothing else."""
+"""Packs databases for shipping: the best candidates of every problem and device, and the newest plans."""
 
 from __future__ import annotations
 
@@ -9,40 +9,44 @@ from pathlib import Path
 
 from tuning_db.errors import DatabaseError
 from tuning_db.location import Location
-from tuning_db.merge import Outcome, unite
-from tuning_db.snapshot import TABLES, Facts, read
+from tuning_db.merge import Outcome, merge_into
+from tuning_db.snapshot import TABLES, Snapshot, read
 from tuning_db.store import Store
 
 KEPT = 3
-"""Candidates kept for each problem and device: should one be refused by another batch size, the next one serves."""
+"""Candidates kept for each problem and device: if another batch size refuses the first, the next one is used."""
 
 
 def merge(sources: Sequence[Location], target: Path) -> Outcome:
-    """Unite databases in a new file, which appears when it is whole; raises DatabaseError if `target` exists."""
-    return _unite_new([_facts(source) for source in sources], target)
+    """Merge databases into a new file, which appears when it is complete.
+
+    Raises:
+        DatabaseError: If `target` exists, cannot be written, or the databases contradict each other.
+    """
+    return _write_new([_read(source) for source in sources], target)
 
 
 def pack(sources: Sequence[Location], target: Path) -> None:
-    """Write what the runtime needs of `sources` to a new file; raises DatabaseError if `target` exists."""
-    _refuse(target)
+    """Write the rows of `sources` that the runtime needs to a new file; raises DatabaseError as `merge` does."""
+    _require_absent(target)
     with tempfile.TemporaryDirectory() as folder:
         everything = Path(folder) / "all.db"
         merge(sources, everything)
         with Store.open(everything) as store:
             kept = _needed(store)
-    _unite_new([kept], target)
+    _write_new([kept], target)
 
 
-def _unite_new(parts: Sequence[Facts], target: Path) -> Outcome:
-    """Facts in a new file. It is written beside its place and moved there: nobody sees a part of it."""
-    _refuse(target)
+def _write_new(parts: Sequence[Snapshot], target: Path) -> Outcome:
+    """Write snapshots to a new file. It is written in a folder beside `target` and moved, so nobody reads a part."""
+    _require_absent(target)
     outcome = Outcome()
     try:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
             partial = Path(folder) / target.name
             with Store.create(partial) as store:
-                for facts in parts:
-                    one = unite(store, facts)
+                for snapshot in parts:
+                    one = merge_into(store, snapshot)
                     outcome.added += one.added
                     outcome.known += one.known
                     outcome.others += one.others
@@ -52,18 +56,18 @@ def _unite_new(parts: Sequence[Facts], target: Path) -> Outcome:
     return outcome
 
 
-def _refuse(target: Path) -> None:
+def _require_absent(target: Path) -> None:
     if target.exists():
         raise DatabaseError(f"{target} exists: remove it or name another file")
 
 
-def _facts(source: Location) -> Facts:
+def _read(source: Location) -> Snapshot:
     with Store.open(source) as store:
         return read(store)
 
 
-def _needed(store: Store) -> Facts:
-    """The facts that running needs, of a store whose numbers are those of its facts: one that was just merged."""
+def _needed(store: Store) -> Snapshot:
+    """Return the rows that running needs. The store's ids must be those of its snapshot: it was just merged."""
     measurements = {
         row.id
         for device in store.devices()
@@ -71,14 +75,14 @@ def _needed(store: Store) -> Facts:
         for row in store.ranking(device, problem.text)[:KEPT]
     }
     plans = {row.id for row in {(row.device_id, row.network): row for row in store.plans()}.values()}
-    facts = read(store)
-    facts["measurement"] = [row for row in facts["measurement"] if row["id"] in measurements]
-    facts["plan"] = [row for row in facts["plan"] if row["id"] in plans]
+    snapshot = read(store)
+    snapshot["measurement"] = [row for row in snapshot["measurement"] if row["id"] in measurements]
+    snapshot["plan"] = [row for row in snapshot["plan"] if row["id"] in plans]
     used: dict[str, set[int]] = {table: set() for table in TABLES}
-    for row in (*facts["measurement"], *facts["plan"]):
+    for row in (*snapshot["measurement"], *snapshot["plan"]):
         for table in ("device", "environment", "problem", "kernel"):
             used[table].add(row.get(f"{table}_id") or 0)
-    used["kernel"] |= {choice["kernel"] for row in facts["plan"] for choice in row["choices"]}
+    used["kernel"] |= {choice["kernel"] for row in snapshot["plan"] for choice in row["choices"]}
     for table in ("device", "environment", "problem", "kernel"):
-        facts[table] = [row for row in facts[table] if row["id"] in used[table]]
-    return facts
+        snapshot[table] = [row for row in snapshot[table] if row["id"] in used[table]]
+    return snapshot

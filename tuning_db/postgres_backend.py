@@ -1,4 +1,7 @@
-"""Databases on a server, for tuners on many machines; named by an address: postgresql+psycopg://user@host/name."""
+"""Databases on a PostgreSQL server, for tuners on several machines.
+
+The address of a database is postgresql+psycopg://user@host/name.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,26 @@ from tuning_db.location import APPLICATION_ID, SCHEMA_VERSION
 from tuning_db.schema import Base
 
 _MARK = sa.Table("autotune_schema", sa.MetaData(), sa.Column("version", sa.Integer, nullable=False))
-"""What SQLite keeps in the file's header: that this is a tuning database, and of which schema."""
+"""Marks a tuning database and holds its schema version, as the header of an SQLite file does."""
 
 
 def engine_to_write(address: str, writing: str) -> sa.Engine:
-    """Connect and make the tables if need be. writing: the option of transactions that write."""
+    """Connect, and make the tables if they are missing.
+
+    Args:
+        address: The address of the database.
+        writing: Name of the execution option that transactions which write have set.
+    """
     engine = _engine(address, {})
 
     @sa.event.listens_for(engine, "begin")
-    def begin(connection: sa.Connection) -> None:  # one writer at a time, as in a file: what it read stays true
+    def begin(connection: sa.Connection) -> None:  # one writer at a time, as in a file: nobody changes what it has read
         if connection.get_execution_options().get(writing):
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({APPLICATION_ID})")
 
     name = name_of(address)
-    told, options = explained(name, sa.exc.DBAPIError), {writing: True}
-    with told, engine.connect().execution_options(**options) as connection, connection.begin():
+    translated, options = explained(name, sa.exc.DBAPIError), {writing: True}
+    with translated, engine.connect().execution_options(**options) as connection, connection.begin():
         version = _version(connection)
         if version is None:
             _MARK.create(connection)
@@ -36,7 +44,7 @@ def engine_to_write(address: str, writing: str) -> sa.Engine:
 
 
 def engine_to_read(address: str) -> sa.Engine:
-    """Connect to a database that is not to be written; raises DatabaseError if there is none."""
+    """Connect to a database for reading only; raises DatabaseError if there is none."""
     engine = _engine(address, {"options": "-c default_transaction_read_only=on"})
     name = name_of(address)
     with explained(name, sa.exc.DBAPIError), engine.connect() as connection:
@@ -48,7 +56,7 @@ def engine_to_read(address: str) -> sa.Engine:
 
 
 def name_of(address: str) -> str:
-    """The address without its password."""
+    """Return the address without its password."""
     return _url(address).render_as_string(hide_password=True)
 
 
@@ -56,7 +64,9 @@ def _url(address: str) -> sa.URL:
     try:
         return sa.make_url(address)
     except (sa.exc.ArgumentError, ValueError) as error:
-        raise DatabaseError(f"not an address of a database: {error}") from error
+        raise DatabaseError(
+            f"not the address of a database: {error}; write postgresql+psycopg://user@host/name"
+        ) from error
 
 
 def _engine(address: str, arguments: dict[str, Any]) -> sa.Engine:
@@ -64,7 +74,7 @@ def _engine(address: str, arguments: dict[str, Any]) -> sa.Engine:
         url = _url(address)
         if url.get_backend_name() != "postgresql":
             raise DatabaseError(f"{name_of(address)}: name a file, or a server as postgresql+psycopg://user@host/name")
-        # A server that was restarted between two trials is asked once more instead of ending the run.
+        # Connect again if the server was restarted between two trials, instead of ending the run.
         return sa.create_engine(url, connect_args=arguments, pool_pre_ping=True)
     except ModuleNotFoundError as error:
         raise DatabaseError(f"{name_of(address)} needs {error.name}: pip install 'psycopg[binary]'") from error

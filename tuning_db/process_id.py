@@ -1,4 +1,8 @@
-"""Names this process so that others can tell whether it still lives, on this machine without asking any clock."""
+"""Identifies this process to others, so that they can tell whether it still runs.
+
+On one machine the answer depends on no clock. The start of a process is read in ticks since boot, from
+/proc/PID/stat (proc_pid_stat(5)). psutil gives it only as a time of day, which changes when the clock is set.
+"""
 
 from __future__ import annotations
 
@@ -8,43 +12,56 @@ from functools import cache
 from pathlib import Path
 
 LEASE = 600.0
-"""Seconds for which a claim of another machine's process counts: longer than any trial takes."""
+"""Seconds for which a claim of a process on another machine counts: longer than any trial takes."""
+
+_STATE, _START_TIME = 0, 19
+"""Positions in /proc/PID/stat behind the command: fields 3 (state) and 22 (starttime)."""
 
 
-def me() -> str:
-    """This process: its machine, number and start. A process that gets the same number later starts at another time."""
+def own_id() -> str:
+    """Return this process's machine, process id and start.
+
+    A later process with the same process id has another start.
+    """
     return f"{_machine()} {os.getpid()} {_start(os.getpid())}"
 
 
-def claimant(number: int) -> str:
-    """This process as the owner of one of the claims that it may hold."""
-    return f"{me()} {number}"
+def claim_owner(number: int) -> str:
+    """Return this process as the owner of its claim `number`."""
+    return f"{own_id()} {number}"
 
 
-def is_me(owner: str) -> bool:
-    """Whether an owner is this process."""
-    return owner.split()[:3] == me().split()
+def is_own(owner: str) -> bool:
+    """Return whether this process owns a claim."""
+    return owner.split()[:3] == own_id().split()
 
 
-def lives(owner: str, since: float) -> bool:
-    """Whether the process that called itself `owner` still runs; one of another machine, whether `since` is recent."""
+def is_alive(owner: str, since: float) -> bool:
+    """Return whether the process that owns a claim still runs.
+
+    Args:
+        owner: What `own_id` or `claim_owner` returned in that process.
+        since: When it made the claim, in seconds since 1970. It counts only for a process on another machine, which is
+            taken to be alive for LEASE seconds. If a clock jumps, a trial starts early or late; no data is lost.
+    """
     machine, number, start, *_ = owner.split()
     if machine == _machine():
         return _start(int(number)) == start
-    return abs(time.time() - since) < LEASE  # a clock that jumps makes a trial start early or late, and no worse
+    return abs(time.time() - since) < LEASE
 
 
 @cache
 def _machine() -> str:
-    """This boot of this machine and, because numbers of processes are a container's own, the container."""
+    """Return this boot of this machine, and the container: process ids are those of a container."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _start(number: int) -> str | None:
-    """When a process started, in ticks since boot; None if there is none, or only what its parent did not collect."""
+    """Return the start of a process in ticks since boot; None if it has ended, also if it is a zombie."""
     try:
+        # The command is in parentheses and may itself contain any character.
         fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in "ZX" else fields[19]
+    return None if fields[_STATE] in "ZX" else fields[_START_TIME]

@@ -1,6 +1,6 @@
-"""What running a network asks of a database: answered by a Reader, in plain sqlite3, and by a Store.
+"""Protocols of a database as the runtime uses it. `Reader` (plain sqlite3) and `Store` (SQLAlchemy) implement them.
 
-The rows are those of tuning_db/schema.py, which says what is in them, with the columns that running needs.
+The rows are those of tuning_db/schema.py, which documents the columns, with the columns that running needs.
 """
 
 # ruff: noqa: D102
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 
 class Device(Protocol):
-    """One kind of GPU or CPU."""
+    """A kind of GPU or CPU."""
 
     @property
     def id(self) -> int: ...
@@ -39,7 +39,7 @@ class Library(Protocol):
 
 
 class Kernel(Protocol):
-    """A kernel, or an operator without a library."""
+    """A kernel, or a torch operator (without a library)."""
 
     @property
     def id(self) -> int: ...
@@ -56,7 +56,7 @@ class Kernel(Protocol):
 
 
 class Measurement(Protocol):
-    """A kernel that was timed on a problem."""
+    """A kernel with launch values that was timed on a problem."""
 
     @property
     def kernel_id(self) -> int: ...
@@ -73,7 +73,7 @@ class Measurement(Protocol):
 
 
 class Plan(Protocol):
-    """A network that was settled as a whole."""
+    """A network with a candidate for each layer, timed as a whole."""
 
     @property
     def median_us(self) -> float: ...
@@ -84,31 +84,31 @@ class Plan(Protocol):
 
 
 class Database(Protocol):
-    """What answers."""
+    """A database that is open for reading."""
 
     def devices(self) -> Sequence[Device]:
-        """All devices that measured."""
+        """Return all devices."""
 
     def device(self, name: str) -> Device | None:
-        """A device by name."""
+        """Return a device by its name; None if it is not known."""
 
     def problem_texts(self) -> Sequence[str]:
-        """All problems by their text."""
+        """Return the texts of all problems."""
 
     def ranking(self, device: Device, problem: str) -> Sequence[Measurement]:
-        """Verified candidates for a problem (its text) on a device, best first, each once."""
+        """Return the verified candidates for a problem (its text) on a device, best first, each once."""
 
     def best_us(self, device: Device, problem: str) -> float | None:
-        """The shortest verified time of a problem on a device, in microseconds."""
+        """Return the shortest verified time of a problem on a device in microseconds; None if there is none."""
 
     def plan(self, device: Device, network: str) -> Plan | None:
-        """The newest plan of a network on a device."""
+        """Return the newest plan of a network on a device; None if there is none."""
 
     def planned(self, device: Device) -> Sequence[str]:
-        """The networks that have a plan on a device."""
+        """Return the networks that have a plan on a device."""
 
     def kernel(self, kernel_id: int) -> Kernel:
-        """A kernel by its number."""
+        """Return a kernel by its id."""
 
     def binary(self, library: Library) -> bytes:
-        """The binary of a library; raises DatabaseError if it is not what its digest says."""
+        """Return the binary of a library; raises DatabaseError if it is damaged."""

@@ -1,7 +1,7 @@
-"""Reads what running a network needs of a database in a file: by plain sqlite3, which is there at once.
+"""Reads the rows that running a network needs, with plain sqlite3: importing SQLAlchemy would delay the first result.
 
-The tables are defined in tuning_db/schema.py alone. All columns asked for here are in every schema so far, so files of
-older ones are read as they are.
+tuning_db/schema.py defines the tables. Every schema so far has all columns that are read here, so files of older
+schemas are read as they are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tuning_db.blob import unpacked
+from tuning_db.blob import decompress
 from tuning_db.errors import explained
 from tuning_db.location import Location, check, connect, is_address
 from tuning_db.ranking import ranked
@@ -67,9 +67,12 @@ _MEASURED = "m.device_id = ? AND m.problem_id = (SELECT id FROM problem WHERE te
 
 
 class Reader:
-    """A database in a file, opened for reading only, by one thread; a context manager. It answers `asked.Database`.
+    """A database file that one thread reads. It implements `protocols.Database` and is a context manager.
 
-    Raises DatabaseError, also if there is no such database.
+    All methods raise DatabaseError if the file cannot be read; so does the constructor if there is no database.
+
+    Args:
+        path: The file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,19 +87,19 @@ class Reader:
         self._connection.close()
 
     def devices(self) -> Sequence[_Device]:
-        """All devices that measured."""
+        """Return all devices."""
         return self._devices
 
     def device(self, name: str) -> _Device | None:
-        """A device by name."""
+        """Return a device by its name; None if it is not known."""
         return next((row for row in self._devices if row.name == name), None)
 
     def problem_texts(self) -> Sequence[str]:
-        """All problems by their text."""
+        """Return the texts of all problems."""
         return self._problem_texts
 
     def ranking(self, device: protocols.Device, problem: str) -> list[_Measurement]:
-        """Verified candidates for a problem (its text) on a device, best first, each once."""
+        """Return the verified candidates for a problem (its text) on a device, best first, each once."""
         query = f"""
             SELECT m.launch, m.median_us, m.final, m.details, {_KERNEL}
             FROM measurement m, {_KERNELS}
@@ -107,13 +110,13 @@ class Reader:
         )
 
     def best_us(self, device: protocols.Device, problem: str) -> float | None:
-        """The shortest verified time of a problem on a device, in microseconds."""
+        """Return the shortest verified time of a problem on a device in microseconds; None if there is none."""
         query = f"SELECT min(m.median_us) FROM measurement m WHERE {_MEASURED}"
         [[time]] = self._rows(query, device.id, problem)
-        return time
+        return None if time is None else float(time)
 
     def plan(self, device: protocols.Device, network: str) -> _Plan | None:
-        """The newest plan of a network on a device."""
+        """Return the newest plan of a network on a device; None if there is none."""
         query = """
             SELECT median_us, choices, details FROM plan
             WHERE device_id = ? AND network = ? ORDER BY id DESC LIMIT 1"""
@@ -122,22 +125,22 @@ class Reader:
         return None
 
     def planned(self, device: protocols.Device) -> list[str]:
-        """The networks that have a plan on a device."""
+        """Return the networks that have a plan on a device."""
         return [
             network for (network,) in self._rows("SELECT DISTINCT network FROM plan WHERE device_id = ?", device.id)
         ]
 
     def kernel(self, kernel_id: int) -> _Kernel:
-        """A kernel by its number."""
+        """Return a kernel by its id."""
         [row] = self._rows(f"SELECT {_KERNEL} FROM {_KERNELS} WHERE k.id = ?", kernel_id)
         return _kernel(row)
 
     def binary(self, library: protocols.Library) -> bytes:
-        """The binary of a library; raises DatabaseError if it is not what its digest says."""
+        """Return the binary of a library; raises DatabaseError if it is damaged."""
         [[blob]] = self._rows("SELECT blob FROM library WHERE id = ?", library.id)
-        return unpacked(blob, library.digest, self.name)
+        return decompress(blob, library.digest, self.name)
 
-    # Asked for once a layer, and few.
+    # Cached: the runtime reads these small tables once for each layer.
 
     @cached_property
     def _devices(self) -> list[_Device]:
@@ -161,7 +164,7 @@ def _kernel(row: Sequence[Any]) -> _Kernel:
 
 
 def reader(where: Location) -> AbstractContextManager[protocols.Database]:
-    """Open a database for running networks; raises DatabaseError, also if there is no such database."""
+    """Open a database for running networks; raises DatabaseError if there is none or it cannot be read."""
     if is_address(where):
         from tuning_db.store import Store
 

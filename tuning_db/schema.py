@@ -1,4 +1,4 @@
-"""The tables. Whoever changes them counts tuning_db/location.py's SCHEMA_VERSION up."""
+"""Database tables. Increment SCHEMA_VERSION in tuning_db/location.py with every change."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, deferred, mapped_column, rel
 
 
 class Base(DeclarativeBase):
-    """Base of all tables."""
+    """Base class of all tables."""
 
 
 class Device(Base):
-    """Something that measured: one kind of GPU or CPU."""
+    """A kind of GPU or CPU on which measurements were taken."""
 
     __tablename__ = "device"
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True, doc='"NVIDIA H200", or the CPU model with its number of threads')
-    target: Mapped[str] = mapped_column(doc='newest code it runs: "sm_90", "x86-64-v4"')
+    target: Mapped[str] = mapped_column(doc='newest target whose code it runs: "sm_90", "x86-64-v4"')
     flops_per_us: Mapped[float] = mapped_column(doc="highest arithmetic rate measured, per microsecond")
     bytes_per_us: Mapped[float] = mapped_column(doc="highest memory rate measured, read and written, per microsecond")
     details: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
 
 
 class Environment(Base):
-    """The software that something was measured with."""
+    """The software that measurements were taken with."""
 
     __tablename__ = "environment"
     id: Mapped[int] = mapped_column(primary_key=True)
-    software: Mapped[str] = mapped_column(unique=True, doc="JSON, sorted keys: versions of torch, CUDA, this project …")
+    software: Mapped[str] = mapped_column(unique=True, doc="JSON, sorted keys: versions of torch, CUDA and others")
 
 
 class ProblemRow(Base):
-    """A problem, by its canonical text."""
+    """A problem, identified by its canonical text."""
 
     __tablename__ = "problem"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -42,13 +42,13 @@ class ProblemRow(Base):
 
 
 class Library(Base):
-    """A binary: a device image or a shared library, compressed, with all that made it."""
+    """A binary, compressed: a device image or a shared library, with the tools and flags that made it."""
 
     __tablename__ = "library"
     id: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str] = mapped_column(unique=True, doc="SHA-256 of the uncompressed binary")
     kind: Mapped[str] = mapped_column(doc='"device_image" or "shared_library"')
-    target: Mapped[str] = mapped_column(doc='what it was compiled for: "sm_90", "x86-64-v4"')
+    target: Mapped[str] = mapped_column(doc='target that it was compiled for: "sm_90", "x86-64-v4"')
     compiler: Mapped[str]
     flags: Mapped[str]
     cutlass: Mapped[str] = mapped_column(doc="version of the CUTLASS headers")
@@ -58,7 +58,7 @@ class Library(Base):
 
 
 class KernelRow(Base):
-    """A kernel of a family, or a torch operator (no library). `error` is set where it would not compile."""
+    """A kernel of a family, or a torch operator (without a library). `error` is set if it did not compile."""
 
     __tablename__ = "kernel"
     __table_args__ = (UniqueConstraint("family", "config", "dtype", "epilogue", "target", "source"),)
@@ -68,16 +68,16 @@ class KernelRow(Base):
     dtype: Mapped[str]
     epilogue: Mapped[str]
     target: Mapped[str]
-    source: Mapped[str] = mapped_column(doc="digest of the text and headers it was made from")
+    source: Mapped[str] = mapped_column(doc="digest of the source and headers that it was compiled from")
     symbol: Mapped[str]
     weight_layouts: Mapped[dict[str, str]] = mapped_column(JSON, default=dict)
-    error: Mapped[str | None] = mapped_column(doc="the compiler's words")
+    error: Mapped[str | None] = mapped_column(doc="message of the compiler")
     library_id: Mapped[int | None] = mapped_column(ForeignKey("library.id"))
     library: Mapped[Library | None] = relationship()
 
 
 class Measurement(Base):
-    """One kernel, with launch values, on one problem and device: its statistics, or why there are none."""
+    """One kernel with launch values on one problem and device: its times, or the reason why there are none."""
 
     __tablename__ = "measurement"
     __table_args__ = (Index("measurement_of", "device_id", "problem_id", "status", "median_us"),)
@@ -94,7 +94,7 @@ class Measurement(Base):
     samples_us: Mapped[list[float]] = mapped_column(JSON, default=list)
     final: Mapped[bool] = mapped_column(default=False, doc="timed in interleaved rounds with the other finalists")
     details: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
-    recorded: Mapped[str | None] = mapped_column(doc="UTC, for people: nothing is decided by it, for clocks jump")
+    recorded: Mapped[str | None] = mapped_column(doc="UTC, for information only: clocks jump, so nothing depends on it")
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))
     kernel: Mapped[KernelRow] = relationship()
     problem: Mapped[ProblemRow] = relationship()
@@ -102,7 +102,7 @@ class Measurement(Base):
 
 
 class PlanRow(Base):
-    """A whole network with a candidate for each layer, timed as one on a device."""
+    """A whole network with a candidate for each layer, timed as one CUDA graph on a device."""
 
     __tablename__ = "plan"
     __table_args__ = (Index("plan_of", "device_id", "network", "median_us"),)
@@ -112,19 +112,19 @@ class PlanRow(Base):
     median_us: Mapped[float]
     spread_us: Mapped[float]
     choices: Mapped[list[dict[str, Any]]] = mapped_column(
-        JSON, doc="a layer each, in order: layer, kernel (its id), launch, us alone, overlap"
+        JSON, doc="for each layer, in order: layer, kernel (its id), launch, us (timed alone), overlap"
     )
     details: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
-    recorded: Mapped[str | None] = mapped_column(doc="UTC, for people: nothing is decided by it, for clocks jump")
+    recorded: Mapped[str | None] = mapped_column(doc="UTC, for information only: clocks jump, so nothing depends on it")
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))
 
 
 class Claim(Base):
-    """What a tuning process tries now, or next, so that no other process tries the same."""
+    """A kernel that a tuning process tries now or next, so that no other process tries it."""
 
     __tablename__ = "claim"
     owner: Mapped[str] = mapped_column(
-        primary_key=True, doc="the process, as process.py names it, and which of its claims"
+        primary_key=True, doc="the process, as process_id.py names it, and the number of its claim"
     )
     device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
     problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"))

@@ -1,7 +1,7 @@
-"""All that a database says, as plain values: what merging, packing, exporting and comparing work on.
+"""An in-memory copy of a database as plain values: merging, packing, exporting and comparing work on it.
 
-Facts are rows by table. Their numbers (id, kernel_id, …) count from 1 in the order of the rows, so the same facts look
-the same from whatever database they were read. A binary that no kernel uses is no fact.
+A snapshot holds rows by table. The ids (id, kernel_id, ...) count from 1 in the order of the rows, so the same rows
+look the same, whichever database they were read from. Binaries that no kernel uses are left out.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from tuning_db.schema import Base
 from tuning_db.store import Store
 
 Row = dict[str, Any]
-Facts = dict[str, list[Row]]
+Snapshot = dict[str, list[Row]]
 
 TABLES = ("device", "environment", "problem", "library", "kernel", "measurement", "plan")
-"""The tables that hold facts, those referred to first; a claim is none."""
+"""The tables of a snapshot; a table comes after those that it refers to. Claims are not part of it."""
 
 _KERNEL = Base.metadata.tables["kernel"]
 
-KEYS = {
+NATURAL_KEYS = {
     "device": ("name",),
     "environment": ("software",),
     "problem": ("text",),
     "library": ("digest",),
     "kernel": ("family", "config", "dtype", "epilogue", "target", "source"),
 }
-"""What tells a row from the others of its table; a measurement or a plan is told by all that it says."""
+"""Columns that identify a row of a table. A measurement or a plan is identified by all of its columns."""
 
 
-def read(store: Store) -> Facts:
-    """Everything that a database holds, binaries included."""
-    facts: Facts = {}
-    numbers: dict[str, dict[int, int]] = {}
+def read(store: Store) -> Snapshot:
+    """Return everything that a database holds, binaries included."""
+    snapshot: Snapshot = {}
+    new_ids: dict[str, dict[int, int]] = {}
     with store.reading() as session:
         for name in TABLES:
             table = Base.metadata.tables[name]
@@ -45,47 +45,51 @@ def read(store: Store) -> Facts:
             if name == "library":
                 query = sa.select(table).where(table.c.id.in_(sa.select(_KERNEL.c.library_id))).order_by(table.c.digest)
             rows = [dict(row) for row in session.execute(query).mappings()]
-            numbers[name] = {row["id"]: i for i, row in enumerate(rows, 1)}
-            facts[name] = [renumbered(name, row, lambda other, number: numbers[other][number]) for row in rows]
-    return facts
+            new_ids[name] = {row["id"]: i for i, row in enumerate(rows, 1)}
+            snapshot[name] = [with_new_ids(name, row, lambda other, old: new_ids[other][old]) for row in rows]
+    return snapshot
 
 
-def renumbered(table: str, row: Mapping[str, Any], number: Callable[[str, int], int]) -> Row:
-    """A row with `number(table, old)` in place of every number of a row, its own included."""
+def with_new_ids(table: str, row: Mapping[str, Any], new_id: Callable[[str, int], int]) -> Row:
+    """Return a row with `new_id(table, old id)` in place of its own id and of all ids that it refers to."""
     new = dict(row)
     if "id" in new:
-        new["id"] = number(table, new["id"])
+        new["id"] = new_id(table, new["id"])
     for key in Base.metadata.tables[table].foreign_keys:
         if new[key.parent.name] is not None:
-            new[key.parent.name] = number(key.column.table.name, new[key.parent.name])
+            new[key.parent.name] = new_id(key.column.table.name, new[key.parent.name])
     if table == "plan":
-        new["choices"] = [{**choice, "kernel": number("kernel", choice["kernel"])} for choice in new["choices"]]
+        new["choices"] = [{**choice, "kernel": new_id("kernel", choice["kernel"])} for choice in new["choices"]]
     return new
 
 
-def key_of(table: str, row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What tells a row from the others of its table, where that does not depend on numbers."""
-    return tuple(row[name] for name in KEYS[table])
+def natural_key(table: str, row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the values that identify a row of a table in NATURAL_KEYS."""
+    return tuple(row[name] for name in NATURAL_KEYS[table])
 
 
-def without_number(row: Mapping[str, Any]) -> Row:
-    """A row without its own number."""
+def without_id(row: Mapping[str, Any]) -> Row:
+    """Return a row without its own id."""
     return {name: value for name, value in row.items() if name != "id"}
 
 
 def content(row: Mapping[str, Any]) -> str:
-    """A row without its own number, as text that is equal where all is equal."""
-    return json.dumps(without_number(row), sort_keys=True)
+    """Return a row without its own id as text; the texts are equal if and only if all values are."""
+    return json.dumps(without_id(row), sort_keys=True)
 
 
-def named(facts: Facts, table: str) -> Iterator[tuple[Any, ...] | str]:
-    """What tells each row of a table from all others, with other rows by their keys: comparable between databases."""
-    if table in KEYS:
-        yield from (key_of(table, row) for row in facts[table])
+def comparable_rows(snapshot: Snapshot, table: str) -> Iterator[tuple[Any, ...] | str]:
+    """Yield for each row of a table a value that is the same in each database that has the row.
+
+    The value is the natural key of a row or, for measurements and plans, the content of the row with digests of natural
+    keys in place of the ids of other rows.
+    """
+    if table in NATURAL_KEYS:
+        yield from (natural_key(table, row) for row in snapshot[table])
         return
-    digests = {name: [_digest(key_of(name, row)) for row in facts[name]] for name in KEYS}
-    for row in facts[table]:
-        yield content(renumbered(table, without_number(row), lambda other, number: digests[other][number - 1]))
+    digests = {name: [_digest(natural_key(name, row)) for row in snapshot[name]] for name in NATURAL_KEYS}
+    for row in snapshot[table]:
+        yield content(with_new_ids(table, without_id(row), lambda other, old: digests[other][old - 1]))
 
 
 def _digest(key: tuple[Any, ...]) -> int:

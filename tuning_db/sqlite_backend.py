@@ -1,4 +1,4 @@
-"""Databases in a file: SQLite. Several processes of one machine may write it at once; readers do not wait."""
+"""Databases in an SQLite file. Several processes of one machine may write it; readers never wait for writers."""
 
 from __future__ import annotations
 
@@ -11,32 +11,37 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from tuning_db.errors import DatabaseError, explained
-from tuning_db.location import APPLICATION_ID, PATIENCE, SCHEMA_VERSION, check, connect, schema_of
+from tuning_db.location import APPLICATION_ID, LOCK_SECONDS, SCHEMA_VERSION, check, connect, schema_of
 from tuning_db.migration import shadow, upgrade
 from tuning_db.schema import Base
 
 
 def engine_to_write(path: Path, writing: str) -> sa.Engine:
-    """Open a file, made or brought to the present schema if need be. writing: the option of transactions that write."""
+    """Open a file; make it, or migrate it to the present schema, if needed.
+
+    Args:
+        path: The file. Its folder is made.
+        writing: Name of the execution option that transactions which write have set.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DatabaseError(f"cannot make the folder of {path}: {error.strerror}") from error
     if path.exists() and path.stat().st_size:
         schema_of(path)
-    engine = sa.create_engine(sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": PATIENCE})
+    engine = sa.create_engine(sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": LOCK_SECONDS})
     sa.event.listen(engine, "connect", _configure)
     if isinstance(engine.pool.logger, logging.Logger):
         engine.pool.logger.addFilter(_no_interrupt)
 
     @sa.event.listens_for(engine, "begin")
-    def begin(connection: sa.Connection) -> None:  # a writer takes its turn at once: what it read stays true
-        turn = " IMMEDIATE" if connection.get_execution_options().get(writing) else ""
-        connection.exec_driver_sql(f"BEGIN{turn}")
+    def begin(connection: sa.Connection) -> None:  # a writer locks the file at once: nobody changes what it has read
+        mode = " IMMEDIATE" if connection.get_execution_options().get(writing) else ""
+        connection.exec_driver_sql(f"BEGIN{mode}")
 
-    told, options = explained(str(path), sa.exc.DBAPIError), {writing: True}
-    with told, engine.connect().execution_options(**options) as connection, connection.begin():
-        # All at once: nobody sees tables without the mark. Another process may have been here while we waited.
+    translated, options = explained(str(path), sa.exc.DBAPIError), {writing: True}
+    with translated, engine.connect().execution_options(**options) as connection, connection.begin():
+        # In one transaction: nobody sees tables without the mark. Another process may have made them while we waited.
         marked = connection.exec_driver_sql("PRAGMA application_id").scalar() == APPLICATION_ID
         version = connection.exec_driver_sql("PRAGMA user_version").scalar() if marked else SCHEMA_VERSION
         Base.metadata.create_all(connection)
@@ -48,12 +53,12 @@ def engine_to_write(path: Path, writing: str) -> sa.Engine:
 
 
 def _no_interrupt(record: logging.LogRecord) -> bool:
-    """Of what the pool logs, all but Ctrl-C amid a transaction: that is rolled back, and raised to its handler."""
+    """Drop the pool's log entry of a Ctrl-C within a transaction: it is rolled back, and raised to its handler."""
     return not (record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt))
 
 
 def engine_to_read(path: Path) -> sa.Engine:
-    """Open a file that is not to be written, also in a read-only place, and also one of an older schema."""
+    """Open a file for reading only, also in a read-only folder, and also one of an older schema."""
     version = check(path)
 
     def connected() -> sqlite3.Connection:
@@ -65,8 +70,8 @@ def engine_to_read(path: Path) -> sa.Engine:
     return sa.create_engine("sqlite://", creator=connected, poolclass=sa.NullPool)
 
 
-def leave(engine: sa.Engine) -> None:
-    """Close a file that was written: one piece, ready to be copied, unless others still have it open."""
+def close_writer(engine: sa.Engine) -> None:
+    """Close a file that was written. It is left as one file that can be copied, unless others still have it open."""
     with suppress(sa.exc.DatabaseError, sqlite3.Error), engine.connect() as connection:
         raw = connection.connection.driver_connection
         assert raw
@@ -76,16 +81,19 @@ def leave(engine: sa.Engine) -> None:
 
 
 def _configure(connection: sqlite3.Connection, _: object) -> None:
-    # Transactions are begun by SQLAlchemy's event, not by sqlite3, so that writers wait for each other in order.
+    # SQLAlchemy's event begins transactions, not sqlite3, so that a writer locks the file when it begins.
     connection.isolation_level = None
     connection.execute("PRAGMA foreign_keys = ON")
-    _write_ahead(connection)
+    _use_write_ahead_log(connection)
     connection.execute("PRAGMA synchronous = NORMAL")
 
 
-def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Log writes ahead: a commit costs no flush, and readers do not wait. SQLite itself would not wait for its turn."""
-    deadline = time.monotonic() + PATIENCE
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Switch to a write-ahead log: a commit needs no flush, and readers do not wait for writers.
+
+    SQLite fails at once if another process holds the file meanwhile, so this tries again for LOCK_SECONDS.
+    """
+    deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:
             connection.execute("PRAGMA journal_mode = WAL")

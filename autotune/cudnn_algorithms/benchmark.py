@@ -1,10 +1,9 @@
-"""Every algorithm that cuDNN has for a pass of a convolution: listed before any is run, then verified and timed."""
+"""Lists all algorithms that cuDNN has for a pass of a convolution, then verifies and times them."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,18 +22,17 @@ from autotune.libraries.cudnn.classic import (
     ClassicConvolution,
     Geometry,
 )
-from autotune.libraries.cudnn.library import first_line
 from autotune.libraries.cudnn.plans import WORKSPACE_LIMIT
-from autotune.measure import Case, Runnable, between, sampler
+from autotune.measure import CandidateBench, DeviceLostError, Runnable
 
 SLOW = 20
-"""What takes this many times the best so far is not timed any further."""
+"""An algorithm slower than SLOW x the best time so far is timed by single launches only."""
 
 KINDS = ("classic", "engine")
-"""Kinds of algorithms."""
+"""Kinds of algorithms: those that cuDNN's classic API numbers, and execution plans of its graph API."""
 
-Trio = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""A convolution's x, weight and y."""
+ConvTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""x, weight and y of a convolution. A gradient pass writes the gradient of one of them in its place."""
 
 _PASSES: dict[str, type[Convolution]] = {
     FORWARD: Conv2d,
@@ -44,7 +42,7 @@ _PASSES: dict[str, type[Convolution]] = {
 
 
 def passes(problem: Problem) -> dict[str, Convolution]:
-    """The three passes of a convolution, without an epilogue; raises ProblemError for another problem."""
+    """Return the three passes of a convolution, without an epilogue; raises ProblemError for another problem."""
     if not isinstance(problem, Convolution):
         raise ProblemError(f"algorithms are listed for convolutions, not for '{problem}'")
     values = {field.name: getattr(problem, field.name) for field in dataclasses.fields(problem)}
@@ -52,31 +50,42 @@ def passes(problem: Problem) -> dict[str, Convolution]:
 
 
 @dataclass(frozen=True)
-class Offered:
-    """An algorithm that was not run yet.
+class RunnableAlgorithm:
+    """An algorithm with the functions that run it.
 
-    enqueue: runs it on a convolution's x, weight and y in torch's order, on a CUDA stream; of a gradient, the place of
-    what it is of. bind: to the operands of a case; prove: what is verified, where that which is timed leaves its result
-    elsewhere.
+    enqueue: Runs it on a CUDA stream, on x, weight and y as torch has them (NCHW shapes). For a gradient pass, the slot
+        of the tensor being differentiated receives the result.
+    bind: Returns what is timed, on the tensors of a bench.
+    bind_verified: Returns what is verified; it also copies the result to the bench's output if it lies elsewhere.
     """
 
     algorithm: Algorithm
-    enqueue: Callable[[Trio, int], None]
-    bind: Callable[[Case], Runnable]
-    prove: Callable[[Case], Runnable]
+    enqueue: Callable[[ConvTensors, int], None]
+    bind: Callable[[CandidateBench], Runnable]
+    bind_verified: Callable[[CandidateBench], Runnable]
 
 
-def offered(
+def list_algorithms(
     problem: Convolution, device: torch.device, channels_last: bool = True, kinds: Sequence[str] = KINDS
-) -> tuple[list[Offered], list[str]]:
-    """All algorithms of some kinds for a pass on the current GPU, and sentences about kinds of which there are none.
+) -> tuple[list[RunnableAlgorithm], list[str]]:
+    """List the algorithms for a pass on the current GPU; none of them is run.
 
-    Raises LibraryError without cuDNN or a GPU.
+    Args:
+        problem: The pass.
+        device: The GPU.
+        channels_last: Memory format of the tensors, else NCHW.
+        kinds: Kinds to list, of KINDS.
+
+    Returns:
+        The algorithms, and for each kind without any a sentence that says why.
+
+    Raises:
+        LibraryError: Without cuDNN or a GPU.
     """
     if device.type != "cuda":
-        raise LibraryError("cuDNN's algorithms need an NVIDIA GPU")
+        raise LibraryError(f"cuDNN's algorithms need an NVIDIA GPU, not {device}")
     direction = next(name for name, cls in _PASSES.items() if isinstance(problem, cls))
-    found: list[Offered] = []
+    found: list[RunnableAlgorithm] = []
     reasons: list[str] = []
     if "classic" in kinds:
         found += _classic(problem, direction, device, channels_last)
@@ -91,7 +100,9 @@ def offered(
     return found, reasons
 
 
-def _classic(problem: Convolution, direction: str, device: torch.device, channels_last: bool) -> Iterator[Offered]:
+def _classic(
+    problem: Convolution, direction: str, device: torch.device, channels_last: bool
+) -> Iterator[RunnableAlgorithm]:
     if problem.dtype not in ("f16", "bf16", "f32", "tf32"):
         raise LibraryError(f"cuDNN's algorithms are listed in f16, bf16, f32 and tf32, not in {problem.dtype}")
     geometry = Geometry.of(problem, DTYPES[problem.dtype], channels_last, device, problem.dtype == "tf32")
@@ -109,11 +120,11 @@ def _classic(problem: Convolution, direction: str, device: torch.device, channel
             answer.error,
         )
         enqueue = partial(_run_classic, library, direction, answer)
-        bind = partial(_OnCase, enqueue, direction, geometry.memory_format)
-        yield Offered(algorithm, enqueue, bind, partial(bind, copied=True))
+        bind = partial(_OnBench, enqueue, direction, geometry.memory_format)
+        yield RunnableAlgorithm(algorithm, enqueue, bind, partial(bind, copied=True))
 
 
-def _engine(direction: str, found: cudnn.FoundPlans, plan: cudnn.ExecutionPlan) -> Offered:
+def _engine(direction: str, found: cudnn.FoundPlans, plan: cudnn.ExecutionPlan) -> RunnableAlgorithm:
     algorithm = Algorithm(
         direction,
         "engine",
@@ -129,38 +140,40 @@ def _engine(direction: str, found: cudnn.FoundPlans, plan: cudnn.ExecutionPlan) 
         FORWARD: ("x", "weight", "y"),
         BACKWARD_DATA: ("y", "weight", "dy"),
         BACKWARD_FILTER: ("x", "y", "dy"),
-    }[direction]  # what the problem calls x, weight and y
+    }[direction]  # the problem's names of x, weight and y
 
-    def enqueue(trio: Trio, stream: int) -> None:
-        found.bind(plan, dict(zip(names, trio, strict=True))).run(stream)
+    def enqueue(tensors: ConvTensors, stream: int) -> None:
+        found.bind(plan, dict(zip(names, tensors, strict=True))).run(stream)
 
-    def bind(case: Case) -> Runnable:
-        return found.bind(plan, case.tensors)
+    def bind(bench: CandidateBench) -> Runnable:
+        return found.bind(plan, bench.tensors)
 
-    return Offered(algorithm, enqueue, bind, bind)
-
-
-def _run_classic(library: ClassicConvolution, direction: str, answer: AlgorithmInfo, trio: Trio, stream: int) -> None:
-    workspace = torch.empty(max(answer.workspace_bytes, 1), dtype=torch.uint8, device=trio[0].device)
-    library.run(direction, answer.number, dict(zip(("x", "weight", "y"), trio, strict=True)), workspace, stream)
+    return RunnableAlgorithm(algorithm, enqueue, bind, bind)
 
 
-class _OnCase:
-    """A classic algorithm on a case's operands, which it takes in its own memory format.
+def _run_classic(
+    library: ClassicConvolution, direction: str, answer: AlgorithmInfo, tensors: ConvTensors, stream: int
+) -> None:
+    workspace = torch.empty(max(answer.workspace_bytes, 1), dtype=torch.uint8, device=tensors[0].device)
+    library.run(direction, answer.number, dict(zip(("x", "weight", "y"), tensors, strict=True)), workspace, stream)
 
-    copied: the result is copied to the case's output, should it lie elsewhere.
+
+class _OnBench:
+    """A classic algorithm on the tensors of a bench, which it gets in its own memory format.
+
+    copied: The result is copied to the bench's output if it lies elsewhere.
     """
 
     def __init__(
         self,
-        enqueue: Callable[[Trio, int], None],
+        enqueue: Callable[[ConvTensors, int], None],
         direction: str,
         form: torch.memory_format,
-        case: Case,
+        bench: CandidateBench,
         copied: bool = False,
     ) -> None:
         self._enqueue = enqueue
-        given = {name: t if name == "weight" else t.permute(0, 3, 1, 2) for name, t in case.tensors.items()}
+        given = {name: t if name == "weight" else t.permute(0, 3, 1, 2) for name, t in bench.tensors.items()}
         self._result = given.pop("y")
         self._own = torch.empty_like(self._result, memory_format=form)
         if self._own.stride() == self._result.stride():
@@ -168,63 +181,70 @@ class _OnCase:
         inputs = {name: tensor.contiguous(memory_format=form) for name, tensor in given.items()}
         at = {FORWARD: "y", BACKWARD_DATA: "x", BACKWARD_FILTER: "weight"}[direction]
         all_three = {"y": inputs.pop("dy", self._own), **inputs, at: self._own}
-        self._trio = (all_three["x"], all_three["weight"], all_three["y"])
+        self._tensors = (all_three["x"], all_three["weight"], all_three["y"])
         self._copied = copied and self._own is not self._result
 
     def run(self, stream: int = 0) -> None:
         """Enqueue on a CUDA stream."""
-        self._enqueue(self._trio, stream)
+        self._enqueue(self._tensors, stream)
         if self._copied:
             self._result.copy_(self._own)
 
 
-def measured(
-    case: Case, offers: list[Offered], energy: bool = False, tell: Callable[[str], object] = lambda _: None
+def benchmark_algorithms(
+    bench: CandidateBench,
+    algorithms: list[RunnableAlgorithm],
+    energy: bool = False,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Algorithm]:
-    """Verify and time each algorithm on a case's operands; `tell` hears which is next.
+    """Verify and time algorithms, one after the other.
 
-    energy: measure that too. Raises LibraryError if one of them ruins the device's context.
+    Args:
+        bench: The tensors of the algorithms' pass.
+        algorithms: What `list_algorithms` returned for the pass.
+        energy: Whether to measure energy too.
+        tell: Called with a description of the algorithm that is measured next.
+
+    Yields:
+        Each algorithm with its result. One that cannot be used is not run. One slower than SLOW x the best time so far
+        is timed by single launches only.
+
+    Raises:
+        LibraryError: If an algorithm ruins the device's context.
     """
-    best = math.inf
-    for offer in offers:
-        if not offer.algorithm.usable:
-            yield offer.algorithm
+    best_us = math.inf
+    for found in algorithms:
+        if not found.algorithm.usable:
+            yield found.algorithm
             continue
-        tell(f"{offer.algorithm.direction} {offer.algorithm}")
-        result = _measured(case, offer, energy, SLOW * best)
-        best = min(best, math.inf if result.us is None else result.us)
+        tell(f"{found.algorithm.direction} {found.algorithm}")
+        result = _benchmark(bench, found, energy, SLOW * best_us)
+        best_us = min(best_us, math.inf if result.us is None else result.us)
         yield result
 
 
-def _measured(case: Case, offer: Offered, energy: bool, slow_us: float) -> Algorithm:
-    """What became of an algorithm; one that takes longer than `slow_us` is run a few times only."""
-    algorithm = offer.algorithm
+def _benchmark(bench: CandidateBench, found: RunnableAlgorithm, energy: bool, slow_us: float) -> Algorithm:
+    algorithm = found.algorithm
     if algorithm.workspace_bytes > WORKSPACE_LIMIT:
-        reason = f"needs {format_bytes(algorithm.workspace_bytes)} of workspace"
+        reason = (
+            f"needs {format_bytes(algorithm.workspace_bytes)} of workspace, more than {format_bytes(WORKSPACE_LIMIT)}"
+        )
         return dataclasses.replace(algorithm, status="failed", reason=reason)
     try:
-        error, complaint = case.verify(offer.prove(case))
-        if complaint:
-            return dataclasses.replace(algorithm, status="wrong", reason=complaint, relative_error=error)
-        step = offer.bind(case)
-        stream = torch.cuda.current_stream(case.device).cuda_stream
-        samples, joules = [between(lambda: step.run(stream)) for _ in range(3)], None
-        if min(samples) < slow_us:
-            sample = sampler(step, case.device)
-            samples = [sample() for _ in range(5)]
-            joules = case.energy_uj(sample) if energy else None
-    except Exception as failure:  # a library's errors have no common base
-        try:
-            torch.cuda.synchronize(case.device)
-        except RuntimeError as ruin:
-            raise LibraryError(f"{algorithm} of {algorithm.direction} ruined the GPU's context: {ruin}") from failure
-        return dataclasses.replace(algorithm, status="failed", reason=first_line(failure))
-    quartiles = statistics.quantiles(samples, n=4)
+        result = bench.run_library(
+            partial(found.bind, bench), partial(found.bind_verified, bench), slow_us=slow_us, energy=energy
+        )
+    except DeviceLostError as ruin:
+        raise LibraryError(f"{algorithm} of {algorithm.direction} ruined the GPU's context: {ruin}") from ruin
+    if result.median_us is None:
+        return dataclasses.replace(
+            algorithm, status=result.status, reason=result.error, relative_error=result.relative_error
+        )
     return dataclasses.replace(
         algorithm,
         status="ok",
-        us=statistics.median(samples),
-        spread_us=quartiles[2] - quartiles[0],
-        energy_uj=joules,
-        relative_error=error,
+        us=result.median_us,
+        spread_us=result.spread_us,
+        energy_uj=result.details.get("energy_uj"),
+        relative_error=result.relative_error,
     )

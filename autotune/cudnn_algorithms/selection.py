@@ -1,6 +1,6 @@
-"""Algorithms of a library for the passes of a convolution: what is known of each, and which of them to take.
+"""Records of cuDNN's algorithms for the passes of a convolution, and the selection among them.
 
-Nothing here touches a device: the records come from autotune/cudnn_algorithms/benchmark.py, or from a file.
+Nothing here uses a device: the records come from autotune/cudnn_algorithms/benchmark.py, or from a file.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ DIRECTIONS = (FORWARD, BACKWARD_DATA, BACKWARD_FILTER)
 """The passes of a convolution."""
 
 ORDERS = {"time": "us", "workspace": "workspace_bytes", "energy": "energy_uj"}
-"""What algorithms can be ordered by -> the field that says it; less is better."""
+"""Criteria of the selection -> the field of `Algorithm`; smaller is better."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One way to compute one pass on given sizes.
+    """An algorithm for one pass of a convolution of given sizes, and the result of its measurement.
 
-    kind: "classic", numbered by cuDNN's older API, or "engine", a plan of its graph API.
-    key: how it is asked for: the classic number, or the plan's name (engine and knobs, good for one cuDNN).
-    math: the arithmetic that cuDNN names; deterministic: whether the same input gives the same bits, None if unknown.
-    status: "offered" (not run yet), "ok", "wrong", "failed" or "unsupported"; reason: why it is not right.
-    us, spread_us: median and interquartile range of the time of one call, in microseconds.
-    energy_uj: what the whole GPU takes for one call, in microjoules.
-    relative_error: norm of the difference from the reference over the reference's.
+    kind: "classic" (numbered by cuDNN's older API) or "engine" (an execution plan of its graph API).
+    key: The name by which a user selects it: the classic number, or the name of the plan. The latter consists of engine
+        and knobs and is valid for one version of cuDNN.
+    math: The arithmetic, as cuDNN names it.
+    deterministic: Whether the same input gives the same bits; None if unknown.
+    status: "offered" (not run yet), "ok", "wrong", "failed" or "unsupported".
+    reason: Why the algorithm cannot be used.
+    us, spread_us: Median and interquartile range of the time of one call, in microseconds.
+    energy_uj: Energy of the whole GPU for one call, in microjoules.
+    relative_error: Norm of the difference from the reference over the norm of the reference.
     """
 
     direction: str
@@ -49,34 +52,37 @@ class Algorithm:
 
     @property
     def usable(self) -> bool:
-        """Whether it may be chosen."""
+        """Whether it may be selected."""
         return self.status in ("offered", "ok")
 
     def __str__(self) -> str:
         return f"{self.key} {self.name}" if self.kind == "classic" else self.key
 
     def as_json(self) -> dict[str, Any]:
-        """Its entry in a record."""
+        """Return its entry in a record."""
         return asdict(self)
 
 
-def is_called(algorithm: Algorithm, key: str) -> bool:
-    """Whether a user's key means it: a classic number, a plan's name, or the engine of one: "eng57"."""
+def matches_key(algorithm: Algorithm, key: str) -> bool:
+    """Return whether a user's key names it: a classic number, the name of a plan, or the engine of a plan ("eng57")."""
     if algorithm.kind == "classic":
         return key == algorithm.key
     return key == algorithm.key or algorithm.key.startswith(f"{key}_")
 
 
 def ordered(algorithms: Iterable[Algorithm], by: str) -> list[Algorithm]:
-    """Best first; those of which it is not known come last, those that cannot be used after them."""
+    """Return the algorithms by a criterion of ORDERS, best first.
+
+    Usable algorithms with an unknown value come behind the known ones, and unusable ones at the end.
+    """
     name = ORDERS[by]
 
-    def place(algorithm: Algorithm) -> tuple[bool, float, float]:
+    def rank(algorithm: Algorithm) -> tuple[bool, float, float]:
         value = getattr(algorithm, name)
         time = math.inf if algorithm.us is None else algorithm.us
         return (not algorithm.usable, math.inf if value is None else value, time)
 
-    return sorted(algorithms, key=place)
+    return sorted(algorithms, key=rank)
 
 
 def pareto(algorithms: Iterable[Algorithm], against: str) -> list[Algorithm]:
@@ -87,7 +93,7 @@ def pareto(algorithms: Iterable[Algorithm], against: str) -> list[Algorithm]:
     return ordered((known[i] for i in pareto_front(points)), "time")
 
 
-def choose(
+def select_algorithm(
     algorithms: Sequence[Algorithm],
     direction: str,
     key: str | None = None,
@@ -95,29 +101,39 @@ def choose(
     deterministic: bool = False,
     prefer: str = "time",
 ) -> Algorithm:
-    """The algorithm with a key or, without one, the best by `prefer` (of ORDERS), within the demands.
+    """Return the best algorithm that meets the requirements.
 
-    workspace_limit: the most bytes of workspace. Raises LibraryError, which lists what would do.
+    Args:
+        algorithms: Candidates, possibly also of other passes.
+        direction: The pass, of DIRECTIONS.
+        key: A classic number, or the name or the engine of a plan; None for any algorithm.
+        workspace_limit: Most bytes of workspace.
+        deterministic: Whether the same input must give the same bits.
+        prefer: Criterion of ORDERS among those that meet the requirements.
+
+    Raises:
+        LibraryError: If there is none; the message lists algorithms that could be selected.
     """
     mine = [algorithm for algorithm in algorithms if algorithm.direction == direction]
     usable = [algorithm for algorithm in mine if algorithm.usable]
-    named = usable if key is None else [algorithm for algorithm in usable if is_called(algorithm, key)]
-    named = [algorithm for algorithm in named if algorithm.key == key] or named  # a plan may be called as its engine is
+    named = usable if key is None else [algorithm for algorithm in usable if matches_key(algorithm, key)]
+    # One plan of an engine may have the name of the engine itself.
+    named = [algorithm for algorithm in named if algorithm.key == key] or named
     if not named:
-        refused = [a for a in mine if key is not None and is_called(a, key)]
+        refused = [a for a in mine if key is not None and matches_key(a, key)]
         why = f" ({refused[0].reason})" if refused and refused[0].reason else ""
         what = "has no algorithm" if key is None else f"does not support {direction} algorithm {key}"
         raise LibraryError(f"cuDNN {what} for this layer{why}: {_listed(usable)}")
-    allowed = [a for a in named if _excess(a, workspace_limit, deterministic) is None]
+    allowed = [a for a in named if _why_excluded(a, workspace_limit, deterministic) is None]
     if not allowed:
-        reasons = "; ".join(dict.fromkeys(f"{_excess(a, workspace_limit, deterministic)}" for a in named[:3]))
-        fitting = [a for a in usable if _excess(a, workspace_limit, deterministic) is None]
+        reasons = "; ".join(dict.fromkeys(f"{_why_excluded(a, workspace_limit, deterministic)}" for a in named[:3]))
+        fitting = [a for a in usable if _why_excluded(a, workspace_limit, deterministic) is None]
         raise LibraryError(f"{direction}: {reasons}: {_listed(fitting, 'fit') if fitting else _least(usable)}")
     return ordered(allowed, prefer)[0]
 
 
-def _excess(algorithm: Algorithm, workspace_limit: int | None, deterministic: bool) -> str | None:
-    """Why an algorithm does not meet the demands, if it does not."""
+def _why_excluded(algorithm: Algorithm, workspace_limit: int | None, deterministic: bool) -> str | None:
+    """Return why an algorithm does not meet the requirements; None if it does."""
     if workspace_limit is not None and algorithm.workspace_bytes > workspace_limit:
         needed, limit = format_bytes(algorithm.workspace_bytes), format_bytes(workspace_limit)
         return f"{algorithm} needs {needed} of workspace, more than {limit}"

@@ -1,15 +1,15 @@
-"""Choose which algorithm of cuDNN's computes the convolutions of a torch model: by number, by plan, or by demand.
+"""Selects the cuDNN algorithms of a torch model's convolutions: by number, by plan, or by requirements.
 
     from autotune.cudnn_algorithms import torch_layers
 
-    with cudnn.use(model, conv_fwd_algo=1, conv_bwd_filter_algo=1, layers="layer1.*"):
+    with torch_layers.use(model, conv_fwd_algo=1, conv_bwd_filter_algo=1, layers="layer1.*"):
         loss(model(x)).backward()
 
-    model = cudnn.wrap(model, deterministic=True, workspace_limit=64 << 20)
+    model = torch_layers.wrap(model, deterministic=True, workspace_limit=64 << 20)
 
-An algorithm is the number that cuDNN's classic API gives it (scripts/algorithms.py lists them), or a plan of its graph
-API by its name, or that plan's engine, such as "eng57". Passes for which nothing is asked stay with torch. torch itself
-is not patched: `use` gives the layers a forward of their own for as long as it lasts, `wrap` replaces them by `Conv2d`.
+An algorithm is named by its number in cuDNN's classic API (scripts/algorithms.py lists them), by the name of a plan of
+the graph API, or by the engine of a plan, such as "eng57". torch computes the passes without any requirement. torch
+itself is not patched: `use` gives the layers another forward while the context lasts, `wrap` replaces them by `Conv2d`.
 """
 
 from __future__ import annotations
@@ -28,28 +28,32 @@ from torch import nn
 
 from autotune.core import LibraryError, UnknownNameError, require_one_of
 from autotune.cudnn_algorithms import benchmark
-from autotune.cudnn_algorithms.selection import DIRECTIONS, ORDERS, Algorithm, choose
+from autotune.cudnn_algorithms.selection import DIRECTIONS, ORDERS, Algorithm, select_algorithm
 from autotune.ir import Conv2d as Problem
 from autotune.ir import dtype_name
 from autotune.libraries.cudnn.classic import BACKWARD_DATA, BACKWARD_FILTER, FORWARD, NAMES, load
-from autotune.measure import Case
+from autotune.measure import CandidateBench
 
 Algo = int | str | None
 Pair = tuple[int, int]
 
 _PLAN = re.compile(r"eng\d+(_k\d+=-?\d+)*")
-"""What a plan's name, or its engine's, looks like."""
+"""Pattern of the name of a plan or of its engine."""
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What is asked of the algorithms of a layer.
+class Requirements:
+    """Requirements on the algorithms of a layer.
 
-    conv_fwd_algo, conv_bwd_data_algo, conv_bwd_filter_algo: a classic number, or a plan's name or engine; None for the
-        best that meets the demands or, without any demand, what torch takes.
-    workspace_limit: the most bytes of workspace. deterministic: the same input must give the same bits.
-    prefer: "time", "energy" or "workspace": measure all that meet the demands, once for each size, and take the best.
-    Raises LibraryError for what no layer could have.
+    conv_fwd_algo, conv_bwd_data_algo, conv_bwd_filter_algo: A classic number, or the name or engine of a plan. None
+        takes the best algorithm that meets the other requirements or, if there are none, the one that torch takes.
+    workspace_limit: Most bytes of workspace.
+    deterministic: Whether the same input must give the same bits.
+    prefer: "time", "energy" or "workspace": measure all algorithms that meet the requirements, once for each size of
+        the layer, and take the best.
+
+    Raises:
+        LibraryError: For requirements that no layer could meet.
     """
 
     conv_fwd_algo: Algo = None
@@ -63,19 +67,19 @@ class Choice:
         if self.prefer is not None:
             require_one_of("preference", self.prefer, list(ORDERS))
         if self.workspace_limit is not None and self.workspace_limit < 0:
-            raise LibraryError(f"workspace_limit={self.workspace_limit} is less than nothing: give bytes")
+            raise LibraryError(f"workspace_limit={self.workspace_limit} is negative: give a number of bytes")
         for direction in DIRECTIONS:
             algo, names = self.algo(direction), NAMES[direction]
             if algo is not None and str(algo) not in map(str, range(len(names))) and not _PLAN.fullmatch(str(algo)):
                 known = ", ".join(f"{number} {name}" for number, name in enumerate(names))
                 raise LibraryError(
-                    f"there is no {direction} algorithm {algo!r}: cuDNN has {known}, and plans by names such as 'eng41'"
+                    f"there is no {direction} algorithm {algo!r}: choose one of {known}, or a plan such as 'eng41'"
                 )
-        if not self.demands and all(self.algo(direction) is None for direction in DIRECTIONS):
-            raise LibraryError("nothing is asked of any pass: give an algorithm, a limit, deterministic or prefer")
+        if not self.any_pass and all(self.algo(direction) is None for direction in DIRECTIONS):
+            raise LibraryError("no pass has a requirement: give an algorithm, workspace_limit, deterministic or prefer")
 
     def algo(self, direction: str) -> Algo:
-        """What is asked for a pass."""
+        """Return the algorithm that is required for a pass."""
         return {
             FORWARD: self.conv_fwd_algo,
             BACKWARD_DATA: self.conv_bwd_data_algo,
@@ -83,19 +87,19 @@ class Choice:
         }[direction]
 
     @property
-    def demands(self) -> bool:
-        """Whether passes without an algorithm of their own are not left to torch."""
+    def any_pass(self) -> bool:
+        """Whether there are requirements on all passes, so that torch computes none of them."""
         return self.workspace_limit is not None or self.deterministic or self.prefer is not None
 
 
 class Conv2d(nn.Conv2d):
-    """nn.Conv2d whose passes run on chosen algorithms of cuDNN; its state_dict is the same."""
+    """An nn.Conv2d whose passes run on selected algorithms of cuDNN; its state_dict is the same."""
 
-    choice: Choice
+    requirements: Requirements
 
     @classmethod
-    def from_module(cls, module: nn.Conv2d, **choice: Any) -> Conv2d:
-        """A layer with the parameters of `module`, which are shared; choice: the fields of `Choice`."""
+    def from_module(cls, module: nn.Conv2d, **requirements: Any) -> Conv2d:
+        """Return a layer that shares the parameters of `module`; requirements: the fields of `Requirements`."""
         made = cls(
             module.in_channels,
             module.out_channels,
@@ -109,27 +113,36 @@ class Conv2d(nn.Conv2d):
             device="meta",
         )
         made.weight, made.bias, made.training = module.weight, module.bias, module.training
-        made.choice = Choice(**choice)
+        made.requirements = Requirements(**requirements)
         return made
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """(N, C, H, W) -> (N, K, P, Q), in the memory format of the input."""
-        return _forward(self, self.choice, input)
+        """Return the convolution of an input (N, C, H, W): (N, K, P, Q) in the memory format of the input."""
+        return _forward(self, self.requirements, input)
 
 
 @contextmanager
-def use(model: nn.Module, layers: str = "*", **choice: Any) -> Iterator[list[str]]:
-    """Run the convolutions of a model, or one layer, on chosen algorithms for as long as the context lasts.
+def use(model: nn.Module, layers: str = "*", **requirements: Any) -> Iterator[list[str]]:
+    """Run the convolutions of a model on selected algorithms while the context lasts.
 
-    layers: a pattern of their names, such as "layer1.*.conv2". choice: the fields of `Choice`. Yields the names.
-    Raises LibraryError and UnknownNameError here for what can be told without an input; at the first call for a size
-    LibraryError, if a layer does not support its algorithm, with what it supports.
+    Args:
+        model: A model, or a single convolution.
+        layers: Pattern of the names of the convolutions, such as "layer1.*.conv2".
+        requirements: The fields of `Requirements`.
+
+    Yields:
+        The names of the convolutions.
+
+    Raises:
+        LibraryError: For requirements that no layer could meet, or without an NVIDIA GPU. Also at the first call with
+            inputs of a new size, if cuDNN does not support the algorithm; the message lists those that it supports.
+        UnknownNameError: If no convolution has such a name.
     """
-    asked, found = Choice(**choice), convolutions(model, layers)
+    wanted, found = Requirements(**requirements), convolutions(model, layers)
     _check_device()
     before = {name: layer.__dict__.get("forward") for name, layer in found.items()}
     for layer in found.values():
-        layer.__dict__["forward"] = partial(_forward, layer, asked)
+        layer.__dict__["forward"] = partial(_forward, layer, wanted)
     try:
         yield list(found)
     finally:
@@ -140,13 +153,16 @@ def use(model: nn.Module, layers: str = "*", **choice: Any) -> Iterator[list[str
                 layer.__dict__["forward"] = before[name]
 
 
-def wrap(model: nn.Module, layers: str = "*", **choice: Any) -> nn.Module:
-    """Replace a model's convolutions by `Conv2d` with a choice; returns the model, or the layer that takes its place.
+def wrap(model: nn.Module, layers: str = "*", **requirements: Any) -> nn.Module:
+    """Replace a model's convolutions by `Conv2d` with requirements; arguments and errors as for `use`.
 
-    Arguments and errors as for `use`. Hooks of the layers are not taken along.
+    The new layers do not have the hooks of the old ones.
+
+    Returns:
+        The model; or the new layer, if the model is a convolution itself.
     """
     found = convolutions(model, layers)
-    made = {name: Conv2d.from_module(layer, **choice) for name, layer in found.items()}
+    made = {name: Conv2d.from_module(layer, **requirements) for name, layer in found.items()}
     _check_device()
     for name, layer in made.items():
         if not name:
@@ -157,9 +173,9 @@ def wrap(model: nn.Module, layers: str = "*", **choice: Any) -> nn.Module:
 
 
 def convolutions(model: nn.Module, pattern: str = "*") -> dict[str, nn.Conv2d]:
-    """The convolutions of a model whose names match, by name; raises UnknownNameError if there are none.
+    """Return the convolutions of a model whose names match a pattern; raises UnknownNameError if none does.
 
-    A model that is itself a convolution has the name "".
+    A model that is a convolution itself has the name "".
     """
     every = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Conv2d)}
     found = {name: layer for name, layer in every.items() if fnmatch.fnmatchcase(name, pattern)}
@@ -173,15 +189,15 @@ def convolutions(model: nn.Module, pattern: str = "*") -> dict[str, nn.Conv2d]:
 
 
 def supported(layer: nn.Conv2d, x: torch.Tensor, **options: Any) -> list[Algorithm]:
-    """All algorithms of all passes of a layer on an input, not run; options as for `survey.offered`."""
+    """Return all algorithms of all passes of a layer on an input, not run; options as for `list_algorithms`."""
     x, pad = _padded(layer, x)
     size = _Size.of(layer, x, layer.weight, pad)
-    offers = [offer for problem in size.passes().values() for offer in size.offered(problem, **options)[0]]
+    offers = [offer for problem in size.passes().values() for offer in size.algorithms(problem, **options)[0]]
     return [offer.algorithm for offer in offers]
 
 
 def problem(layer: nn.Conv2d, x: torch.Tensor) -> Problem:
-    """The forward pass of a layer on an input as a problem, without bias."""
+    """Return the forward pass of a layer on an input as a problem, without bias."""
     x, pad = _padded(layer, x)
     forward: Problem = _Size.of(layer, x, layer.weight, pad).passes()[FORWARD]
     return forward
@@ -189,15 +205,14 @@ def problem(layer: nn.Conv2d, x: torch.Tensor) -> Problem:
 
 def _check_device() -> None:
     if not torch.cuda.is_available():
-        raise LibraryError("torch sees no NVIDIA GPU: cuDNN's algorithms can be chosen on one only")
+        raise LibraryError("torch sees no NVIDIA GPU: cuDNN's algorithms can be selected on one only")
     load()
 
 
 # -- a layer's call --------------------------------------------------------------------------------------------
 
 
-@torch.compiler.disable
-def _forward(layer: nn.Conv2d, choice: Choice, x: torch.Tensor) -> torch.Tensor:
+def _forward_eagerly(layer: nn.Conv2d, requirements: Requirements, x: torch.Tensor) -> torch.Tensor:
     weight, bias = layer.weight, layer.bias
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")
@@ -215,13 +230,21 @@ def _forward(layer: nn.Conv2d, choice: Choice, x: torch.Tensor) -> torch.Tensor:
     needed = (True, x.requires_grad, weight.requires_grad) if torch.is_grad_enabled() else (True, False, False)
     for direction, wanted in zip(DIRECTIONS, needed, strict=True):
         if wanted:
-            _chosen(size, direction, choice)  # here, not in the backward pass, it is looked for and errors are raised
-    y = _Convolution.apply(x, weight, size, choice)
+            _select(size, direction, requirements)  # select, and raise errors, here and not in the backward pass
+    apply: Callable[..., torch.Tensor] = _Convolution.apply
+    y = apply(x, weight, size, requirements)
     return y if bias is None else y + bias[:, None, None]
 
 
+_forward: Callable[[nn.Conv2d, Requirements, torch.Tensor], torch.Tensor] = torch.compiler.disable(_forward_eagerly)
+"""`_forward_eagerly`, hidden from torch.compile, which cannot trace cuDNN's calls."""
+
+
 def _padded(layer: nn.Conv2d, x: torch.Tensor) -> tuple[torch.Tensor, Pair]:
-    """The input, padded as far as cuDNN's zeros, the same on both sides, cannot do it, and the rest of the padding."""
+    """Return the input and the padding left to cuDNN, which pads with zeros, the same on both sides.
+
+    Any other padding is done here; then cuDNN pads nothing.
+    """
     window = [(d * (r - 1)) for d, r in zip(layer.dilation, layer.kernel_size, strict=True)]
     if layer.padding == "same":
         sides = [(total // 2, total - total // 2) for total in window]
@@ -237,7 +260,7 @@ def _padded(layer: nn.Conv2d, x: torch.Tensor) -> tuple[torch.Tensor, Pair]:
 
 @dataclass(frozen=True)
 class _Size:
-    """A convolution's shapes and all else that decides what cuDNN supports."""
+    """Shapes of a convolution and everything else that decides which algorithms cuDNN supports."""
 
     x: tuple[int, ...]
     weight: tuple[int, ...]
@@ -261,14 +284,14 @@ class _Size:
         return cls(tuple(x.shape), tuple(weight.shape), *window, dtype, any(last), x.device)
 
     def passes(self) -> dict[str, Any]:
-        """The problems of the three passes."""
+        """Return the problems of the three passes."""
         (n, c, h, w), (k, _, r, s) = self.x, self.weight
         window = {"stride": self.stride, "pad": self.pad, "dilation": self.dilation, "groups": self.groups}
         return benchmark.passes(Problem(n=n, h=h, w=w, c=c, k=k, r=r, s=s, dtype=self.dtype, **window))  # type: ignore[arg-type]
 
-    def offered(self, problem: Any, **options: Any) -> tuple[list[benchmark.Offered], list[str]]:
-        """The algorithms of one of the passes."""
-        return benchmark.offered(problem, self.device, self.channels_last, **options)
+    def algorithms(self, problem: Any, **options: Any) -> tuple[list[benchmark.RunnableAlgorithm], list[str]]:
+        """Return the algorithms of one of the passes, and reasons as `list_algorithms` does."""
+        return benchmark.list_algorithms(problem, self.device, self.channels_last, **options)
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -276,7 +299,7 @@ class _Size:
 
     @property
     def window(self) -> tuple[Any, ...]:
-        """The arguments of torch's convolution behind its bias."""
+        """The arguments of torch's convolution that follow its bias."""
         return self.stride, self.pad, self.dilation, False, (0, 0), self.groups
 
 
@@ -284,44 +307,57 @@ def _pair(value: tuple[int, ...]) -> Pair:
     return value[0], value[1]
 
 
-Enqueue = Callable[[benchmark.Trio, int], None]
+Enqueue = Callable[[benchmark.ConvTensors, int], None]
 
 
 @lru_cache(maxsize=4096)
-def _chosen(size: _Size, direction: str, choice: Choice) -> Enqueue | None:
-    """What runs a pass; None for torch. Raises LibraryError with what is supported."""
-    algo = choice.algo(direction)
-    if algo is None and not choice.demands:
+def _select(size: _Size, direction: str, requirements: Requirements) -> Enqueue | None:
+    """Return what runs a pass; None for torch. Raises LibraryError if no algorithm meets the requirements."""
+    algo = requirements.algo(direction)
+    if algo is None and not requirements.any_pass:
         return None
     if torch.cuda.is_current_stream_capturing():
-        raise LibraryError("run the layer once before it is captured: its algorithm is looked for at the first call")
+        raise LibraryError("run the layer once before it is captured: its algorithm is selected at the first call")
     key = None if algo is None else str(algo)
     kinds = benchmark.KINDS if key is None else ("classic",) if key.isdigit() else ("engine",)
     problem = size.passes()[direction]
-    offers, reasons = size.offered(problem, kinds=kinds)
+    offers, reasons = size.algorithms(problem, kinds=kinds)
     if key and not offers:
-        raise LibraryError(f"{direction} algorithm {key} cannot be had: {'; '.join(reasons)}")
+        raise LibraryError(f"{direction} algorithm {key} is not available: {'; '.join(reasons)}")
     algorithms = [offer.algorithm for offer in offers]
-    if key is None and choice.prefer != "workspace":
+    if key is None and requirements.prefer != "workspace":
         with torch.no_grad():
-            algorithms = list(benchmark.measured(Case(problem, size.device), offers, choice.prefer == "energy"))
-    demands = (choice.workspace_limit, choice.deterministic, choice.prefer or "time")
-    best = choose(algorithms, direction, key, *demands)
+            algorithms = list(
+                benchmark.benchmark_algorithms(
+                    CandidateBench(problem, size.device), offers, requirements.prefer == "energy"
+                )
+            )
+    best = select_algorithm(
+        algorithms,
+        direction,
+        key,
+        workspace_limit=requirements.workspace_limit,
+        deterministic=requirements.deterministic,
+        prefer=requirements.prefer or "time",
+    )
     return offers[algorithms.index(best)].enqueue
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution without bias, each pass on what was chosen for it."""
+    """A convolution without bias; each pass runs on the algorithm that was selected for it."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, size: _Size, choice: Choice) -> torch.Tensor:
-        ctx.size, ctx.choice = size, choice
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, size: _Size, requirements: Requirements
+    ) -> torch.Tensor:
+        ctx.size, ctx.requirements = size, requirements
         form = size.memory_format
         x, weight = x.contiguous(memory_format=form), weight.contiguous(memory_format=form)
         ctx.save_for_backward(x, weight)
-        run = _chosen(size, FORWARD, choice)
+        run = _select(size, FORWARD, requirements)
         if run is None:
-            return torch.ops.aten.convolution(x, weight, None, *size.window)
+            result: torch.Tensor = torch.ops.aten.convolution(x, weight, None, *size.window)
+            return result
         problem = size.passes()[FORWARD]
         n, p, q, k = problem.output_shape
         y = torch.empty((n, k, p, q), dtype=x.dtype, device=x.device, memory_format=form)
@@ -338,15 +374,15 @@ class _Convolution(torch.autograd.Function):
         for place, direction in enumerate((BACKWARD_DATA, BACKWARD_FILTER)):
             if not ctx.needs_input_grad[place]:
                 continue
-            run = _chosen(size, direction, ctx.choice)
+            run = _select(size, direction, ctx.requirements)
             if run is None:
                 mask = [place == 0, place == 1, False]
                 backward = torch.ops.aten.convolution_backward
                 gradients[place] = backward(dy, x, weight, None, *size.window, mask)[place]
                 continue
             gradient = torch.empty_like((x, weight)[place], memory_format=form)
-            trio = (gradient, weight, dy) if place == 0 else (x, gradient, dy)
-            run(trio, _stream(x))
+            tensors = (gradient, weight, dy) if place == 0 else (x, gradient, dy)
+            run(tensors, _stream(x))
             gradients[place] = gradient
         return *gradients, None, None
 

@@ -1,41 +1,46 @@
-"""Verification and timing of candidates, in a process of its own."""
+"""Verification and timing of candidates in a process of its own."""
 
-from autotune.measure.candidate_bench import Case
-from autotune.measure.cold_cache import Rotation, copies_of, flush
-from autotune.measure.interleaving import interleave
-from autotune.measure.network_bench import Pick
+from autotune.measure.candidate_bench import CandidateBench, DeviceLostError
+from autotune.measure.cold_cache import RotatingBuffers, copies_of, flush
+from autotune.measure.interleaving import interleave, shuffled_rounds
+from autotune.measure.network_bench import LayerAssignment
 from autotune.measure.nvml import Monitor
+from autotune.measure.process import ChildProcess, Ended, accept
 from autotune.measure.result import Result, median_interval, timed
 from autotune.measure.timers import (
     BUFFERS,
     TIMERS,
+    Call,
     Runnable,
     Sampler,
     Timing,
-    Work,
     between,
     host_clock,
     occupy,
     sampler,
-    settle,
     stream_of,
     synchronize,
+    warm_up,
 )
 from autotune.measure.worker_client import Worker
 
 __all__ = [
     "BUFFERS",
     "TIMERS",
-    "Case",
+    "Call",
+    "CandidateBench",
+    "ChildProcess",
+    "DeviceLostError",
+    "Ended",
+    "LayerAssignment",
     "Monitor",
-    "Pick",
     "Result",
-    "Rotation",
+    "RotatingBuffers",
     "Runnable",
     "Sampler",
     "Timing",
-    "Work",
     "Worker",
+    "accept",
     "between",
     "copies_of",
     "flush",
@@ -44,8 +49,9 @@ __all__ = [
     "median_interval",
     "occupy",
     "sampler",
-    "settle",
+    "shuffled_rounds",
     "stream_of",
     "synchronize",
     "timed",
+    "warm_up",
 ]

@@ -1,7 +1,7 @@
-"""Measures candidates on the device of this process: verified first, then timed. Runs inside the worker.
+"""Measures candidates on the device of this process: verifies each one, then times it. Runs in the measuring process.
 
-Nothing is timed that was not found right, and what was timed is looked at once more: results that changed among
-thousands of launches, bytes written elsewhere, memory that grew. Finalists are timed in interleaved rounds.
+Only right results are timed. After timing, the outputs are checked again: results that changed within thousands of
+launches, writes out of bounds, memory that grew. Finalists are timed in interleaved rounds.
 """
 
 from __future__ import annotations
@@ -9,46 +9,67 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from autotune.core import format_bytes
+from autotune.core import AutotuneError, WorkerError, format_bytes
 from autotune.ir import Problem
-from autotune.measure.cold_cache import Rotation, copies_of, flush
+from autotune.measure.cold_cache import RotatingBuffers, copies_of, flush
 from autotune.measure.interleaving import Rounds, interleave
 from autotune.measure.nvml import Monitor
-from autotune.measure.nvtx import span
+from autotune.measure.nvtx import nvtx_range
 from autotune.measure.resources import energy_uj, host_us, memory_bytes, workspace_bytes
 from autotune.measure.result import Result, timed
 from autotune.measure.timers import (
+    Runnable,
     Sampler,
     Timing,
+    between,
     library_choices,
     sampler,
-    settle,
     stream_of,
     synchronize,
+    warm_up,
 )
-from autotune.measure.verify import HALF_SUMS, TOLERANCE, WHOLE_SLACK, Operands
+from autotune.measure.verify import HALF_SUMS, TOLERANCE, WHOLE_SLACK, Workload
 from autotune.runtime import BoundStep, Candidate, bind
 from autotune.runtime.engine import Program, RefusedError
 
 SAMPLES = 5
-FAR_BEHIND, FEW_SAMPLES = 1.5, 2
-"""Who takes so many times as long as the best known is timed by a few samples only."""
+"""Samples of one candidate in a trial."""
+SLOW_FACTOR, SLOW_SAMPLES = 1.5, 2
+"""A candidate slower than SLOW_FACTOR x the best time so far gets only SLOW_SAMPLES samples."""
 LEAK_BYTES = 2**16
-"""Who takes more memory than this while SAMPLES are taken, and its share of it with each of as many more, leaks."""
+"""A candidate leaks if memory grows by more than this while it is sampled, and then in each of SAMPLES more samples by
+more than LEAK_BYTES / SAMPLES."""
 
-_SETTLE_SECONDS = 0.05  # of finalists, before their first round
-_ENERGY_US = 2e4  # of work between two looks at the energy counter
-_HOST_LAUNCHES = 20  # far fewer than a stream takes before it makes the host wait
+_WARM_UP_SECONDS = 0.05
+"""Least warm-up of the finalists together."""
+_ENERGY_US = 2e4
+"""Work between two reads of the energy counter, which moves in steps of tens of milliseconds."""
+_HOST_LAUNCHES = 20
+"""Launches of a measurement of host time: far fewer than a stream queues before it makes the host wait."""
+_FIRST_LAUNCHES = 3
+"""Launches that tell whether a library's implementation is slow."""
 
 
-class Case(Operands):
-    """One problem on one device, and how its candidates are measured."""
+class DeviceLostError(WorkerError):
+    """The device's context is ruined: this process cannot use the device any more."""
+
+
+class CandidateBench(Workload):
+    """One problem's tensors on one device, and the measurement of its candidates.
+
+    Args:
+        problem: The problem to solve.
+        device: The device to measure on.
+        seed: Seed of the random inputs.
+        timing: How candidates are timed.
+    """
 
     def __init__(
         self,
@@ -64,39 +85,45 @@ class Case(Operands):
 
     @property
     def bytes(self) -> int:
-        """Memory of the operands, of their copies and of what they are to give."""
+        """Memory of the tensors, of their copies and of the reference."""
         kept = [self.tensors, self.expected, *self._copies]
         return sum(tensor.nbytes for tensors in kept for tensor in tensors.values())
 
     def bind(self, candidate: Candidate, tensors: Mapping[str, torch.Tensor] | None = None) -> BoundStep:
-        """Bind a candidate to this case's tensors, or to a copy of them."""
+        """Bind a candidate to this bench's tensors, or to a copy of them; raises RefusedError and EngineError."""
         return bind(candidate, self.problem, tensors or self.tensors, self.scalars, self.device)
 
     def run(self, candidate: Candidate, best_us: float | None = None) -> Result:
-        """Verify a candidate, then time it; briefly if it is far behind the best time, where one is known."""
-        with span(str(candidate), self.device):
+        """Verify a candidate, then time it.
+
+        Args:
+            candidate: The kernel with its launch values.
+            best_us: Shortest time of the problem so far; a much slower candidate gets fewer samples.
+        """
+        with nvtx_range(str(candidate), self.device):
             started = time.perf_counter()
             try:
                 step = self.bind(candidate)
             except RefusedError as refusal:
                 return Result("refused", str(refusal))
             bound = time.perf_counter()
-            with span("verify", self.device):
+            with nvtx_range("verify", self.device):
                 accuracy = _accuracy(self.problem, candidate)
-                error, complaint = self.verify(step, accuracy)
-                if complaint:
-                    return Result("wrong", complaint, error)
-                bits = self.bits()
-                changed = self.repeat(step, bits)
-                # A library's operators may add in any order: that is recorded, and no reason to do without them.
+                error, fault = self.verify(step, accuracy)
+                if fault:
+                    return Result("wrong", fault, error)
+                outputs = self.copy_outputs()
+                changed = self.rerun(step, outputs)
+                # A library's operator may add in any order. That is recorded in `repeatable`, and not refused.
                 if changed and step.kernel:
-                    return Result(*changed, error)
+                    status, fault = changed
+                    return Result(status, fault, error)
             verified = time.perf_counter()
-            with span("time", self.device):
+            with nvtx_range("time", self.device):
                 result = self._time(candidate, step, error, best_us or math.inf)
-            if complaint := self.trespass():
-                return Result("wrong", f"after many launches {complaint}", error)
-            if step.kernel and (difference := self.unlike(bits)):
+            if fault := self.out_of_bounds_write():
+                return Result("wrong", f"after many launches {fault}", error)
+            if step.kernel and (difference := self.bit_difference(outputs)):
                 return Result("unstable", f"after many launches {difference}", error)
             seconds = {"load": bound - started, "verify": verified - bound, "time": time.perf_counter() - verified}
             result.details["seconds"] = {name: round(value, 5) for name, value in seconds.items()}
@@ -104,25 +131,75 @@ class Case(Operands):
             result.details["repeatable"] = changed is None
             return result
 
+    def run_library(
+        self,
+        bind_timed: Callable[[], Runnable],
+        bind_verified: Callable[[], Runnable] | None = None,
+        *,
+        slow_us: float = math.inf,
+        energy: bool = False,
+    ) -> Result:
+        """Verify a library's implementation of the problem, then time it.
+
+        Args:
+            bind_timed: Returns what is timed.
+            bind_verified: Returns what is verified, if the timed one leaves its result elsewhere than in the output.
+            slow_us: An implementation that takes longer is launched _FIRST_LAUNCHES times only (on a GPU).
+            energy: Whether to measure `details["energy_uj"]`, the microjoules of one call.
+
+        Returns:
+            Status "ok", "wrong", "slow" (with the samples of the first launches) or "failed" (it raised an error).
+
+        Raises:
+            DeviceLostError: If the implementation has ruined the device's context.
+        """
+        try:
+            error, fault = self.verify((bind_verified or bind_timed)())
+            if fault:
+                return Result("wrong", fault, error)
+            step = bind_timed()
+            first = self._first_launches(step)
+            if first and min(first) > slow_us:
+                slow = timed(first, relative_error=error)
+                return replace(slow, status="slow", error=f"one run takes {min(first):.0f} us")
+            sample = sampler(step, self.device)
+            details: dict[str, Any] = {}
+            samples = [sample() for _ in range(SAMPLES)]
+            if energy and (joules := self.energy_uj(sample)) is not None:
+                details["energy_uj"] = joules
+            return timed(samples, details, error)
+        except Exception as failure:  # a library's errors have no common base
+            try:
+                synchronize(self.device)
+            except Exception as ruin:
+                raise DeviceLostError(_one_line(ruin)) from failure
+            return Result("failed", _one_line(failure))
+
+    def _first_launches(self, step: Runnable) -> list[float]:
+        """Return rough times of single launches on a GPU; none on a CPU, where no implementation is cut short."""
+        if self.device.type != "cuda":
+            return []
+        return [between(lambda: step.run(stream_of(self.device))) for _ in range(_FIRST_LAUNCHES)]
+
     def finals(self, candidates: Sequence[Candidate], rounds: int) -> list[Result]:
         """Time verified candidates in interleaved rounds."""
         steps = [self.bind(candidate) for candidate in candidates]
         samplers = [self._sampler(candidate, step) for candidate, step in zip(candidates, steps, strict=True)]
-        settle(lambda: math.fsum(sample() for sample in samplers), _SETTLE_SECONDS, 10 * _SETTLE_SECONDS)
+        warm_up(lambda: math.fsum(sample() for sample in samplers), _WARM_UP_SECONDS, 10 * _WARM_UP_SECONDS)
         before = self._monitor.state()
         taken = interleave(samplers, rounds, self._monitor.slowed)
         state = {"rounds": rounds, "before": before, "after": self._monitor.state()}
-        self.trespass()  # so that no later candidate is blamed for what one of these did
+        self.out_of_bounds_write()  # notes corrupted inputs, so that no later candidate is blamed for them
         return [
-            timed(samples, self._how() | state | _throttling(taken, i) | self._costs(steps[i], samplers[i]))
+            timed(samples, self._how() | state | _throttling(taken, i) | self._resources(steps[i], samplers[i]))
             for i, samples in enumerate(taken.samples)
         ]
 
     def _time(self, candidate: Candidate, step: BoundStep, error: float, best_us: float) -> Result:
-        far = FAR_BEHIND * best_us
-        sample = self._sampler(candidate, step, far)
+        slow_us = SLOW_FACTOR * best_us
+        sample = self._sampler(candidate, step, slow_us)
         empty = memory_bytes(self.device)
-        rounds = FEW_SAMPLES if sample.settled_us > far else SAMPLES
+        rounds = SLOW_SAMPLES if sample.warm_us > slow_us else SAMPLES
         taken = interleave([sample], rounds, self._monitor.slowed)
         state = self._monitor.state()
         if memory_bytes(self.device) - empty > LEAK_BYTES and (grown := self._leaked(sample)):
@@ -131,7 +208,7 @@ class Case(Operands):
         description = step.kernel.describe() if step.kernel else "cuDNN" if candidate.kind else "torch"
         details = {"kernel": description, **self._how()}
         details |= {"state": state} if state else {}
-        details |= _throttling(taken, 0) | self._costs(step, sample)
+        details |= _throttling(taken, 0) | self._resources(step, sample)
         if self.device.type == "cuda":
             details["host_us"] = round(self._host_us(step), 3)
         return timed(taken.samples[0], details, error)
@@ -140,9 +217,9 @@ class Case(Operands):
         return {"timer": self.timing.timer, "buffers": self.timing.buffers}
 
     def _leaked(self, sample: Sampler) -> int:
-        """Bytes by which the memory in use grows in some more samples, if it does in each of them.
+        """Return the bytes by which memory grows in SAMPLES more samples; 0 unless it grows in each of them.
 
-        By a share of LEAK_BYTES that is worth the name: the interpreter itself takes some bytes in most samples.
+        Growth below LEAK_BYTES / SAMPLES does not count: the interpreter takes some bytes in most samples.
         """
         sizes = [memory_bytes(self.device)]
         for _ in range(SAMPLES):
@@ -151,9 +228,9 @@ class Case(Operands):
         steady = all(after - before > LEAK_BYTES // SAMPLES for before, after in pairwise(sizes))
         return sizes[-1] - sizes[0] if steady else 0
 
-    def _sampler(self, candidate: Candidate, step: BoundStep, worth: float = math.inf) -> Sampler:
+    def _sampler(self, candidate: Candidate, step: BoundStep, slow_us: float = math.inf) -> Sampler:
         if self.timing.buffers == "resident":
-            return sampler(step, self.device, self.timing.timer, worth=worth)
+            return sampler(step, self.device, self.timing.timer, slow_us=slow_us)
         if not self._copies:
             size = sum(operand.bytes for operand in self.problem.operands())
             self._copies = [
@@ -161,18 +238,18 @@ class Case(Operands):
                 for _ in range(copies_of(size, self.device) - 1)
             ]
         steps = [step, *(self.bind(candidate, tensors) for tensors in self._copies)]
-        return sampler(Rotation(steps), self.device, self.timing.timer, len(steps), flush(self.device), worth)
+        return sampler(RotatingBuffers(steps), self.device, self.timing.timer, len(steps), flush(self.device), slow_us)
 
-    def _costs(self, step: BoundStep, sample: Sampler) -> dict[str, Any]:
-        """What a candidate costs beside time: bytes and, if that is asked for, microjoules of one call."""
+    def _resources(self, step: BoundStep, sample: Sampler) -> dict[str, Any]:
+        """Return workspace bytes and, if the timing asks for it, the microjoules of one call."""
         workspace = workspace_bytes(step, self.device)
-        costs: dict[str, Any] = {} if workspace is None else {"workspace_bytes": workspace}
+        used: dict[str, Any] = {} if workspace is None else {"workspace_bytes": workspace}
         if self.timing.energy and (energy := self.energy_uj(sample)) is not None:
-            costs["energy_uj"] = round(energy, 3)
-        return costs
+            used["energy_uj"] = round(energy, 3)
+        return used
 
     def energy_uj(self, sample: Sampler) -> float | None:
-        """Microjoules that the whole device takes for one launch of a sampler's; None where it does not count them."""
+        """Return the microjoules that the whole device takes for one launch; None if it does not count energy."""
         times = max(1, round(_ENERGY_US / (sample() * sample.launches)))
 
         def work() -> int:
@@ -184,7 +261,7 @@ class Case(Operands):
         return energy_uj(work, self._monitor.energy_mj)
 
     def _host_us(self, step: BoundStep) -> float:
-        """The host's time for a launch as a plan makes it: from C++ if the kernel is ours."""
+        """Return the host's microseconds for one launch as a network plan makes it: from C++ if the kernel is ours."""
         stream, program = stream_of(self.device), Program()
         if step.kernel:
             for _ in range(_HOST_LAUNCHES):
@@ -202,13 +279,21 @@ class Case(Operands):
 
 
 def _throttling(rounds: Rounds, index: int) -> dict[str, Any]:
-    """What a result tells of rounds in which the device was slowed; nothing if there were none."""
-    told: dict[str, Any] = {"throttled": rounds.throttled} if rounds.throttled else {}
+    """Return the details of rounds in which the device was slowed down; empty if there were none."""
+    details: dict[str, Any] = {"throttled": rounds.throttled} if rounds.throttled else {}
     if any(rounds.repeated):
-        told["repeated_us"] = [round(sample, 4) for sample in rounds.repeated[index]]
-    return told
+        details["repeated_us"] = [round(sample, 4) for sample in rounds.repeated[index]]
+    return details
 
 
 def _accuracy(problem: Problem, candidate: Candidate) -> str:
-    """What a candidate is held to: the tolerance of the output's dtype, unless it sums in half precision."""
+    """Return the key of the candidate's tolerance: the output's dtype, unless it accumulates in float16."""
     return HALF_SUMS if json.loads(candidate.config).get("accumulator") == "f16" else problem.output_dtype
+
+
+def _one_line(error: Exception) -> str:
+    """Return the kind and the first line of an error; the line alone if the error is one of this project."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, AutotuneError) and lines:
+        return lines[0]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

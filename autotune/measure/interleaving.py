@@ -1,21 +1,27 @@
-"""Samples of several candidates side by side, and what is done about a GPU that is slowed down meanwhile."""
+"""Interleaved sampling: all candidates are sampled in every round, so that drift affects all of them alike."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-_PAUSE_SECONDS = 0.1  # for a GPU to cool
-_REPEATS = 5  # rounds that are taken again
+_PAUSE_SECONDS = 0.1
+"""Pause after a round in which the GPU was slowed down, so that it cools."""
+_REPEATS = 5
+"""Most rounds that are repeated because the GPU was slowed down."""
+
+Sample = TypeVar("Sample")
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Samples of each sampler, one a round. throttled: how many of the rounds were taken while the device was slowed.
+    """Samples in microseconds, one list for each sampler with one value for each round.
 
-    repeated: the samples of rounds that were taken again for that reason.
+    throttled: number of rounds in `samples` during which the device was slowed down.
+    repeated: samples of the rounds that were discarded and repeated because the device was slowed down.
     """
 
     samples: list[list[float]]
@@ -23,27 +29,42 @@ class Rounds:
     repeated: list[list[float]] = field(default_factory=list)
 
 
+def shuffled_rounds(samplers: Sequence[Callable[[], Sample]]) -> Iterator[list[Sample]]:
+    """Yield rounds without end: one sample of each sampler, taken in a new random order in each round.
+
+    Clocks, temperature and other users change over time; they affect all samples of one round alike, whatever the order
+    of the samplers. The orders are the same in every run.
+
+    Yields:
+        The samples of one round, in the order of `samplers`.
+    """
+    order, shuffle = list(range(len(samplers))), random.Random(0).shuffle
+    while True:
+        shuffle(order)
+        taken = {i: samplers[i]() for i in order}
+        yield [taken[i] for i in range(len(samplers))]
+
+
 def interleave(
     samplers: Sequence[Callable[[], float]], rounds: int, slowed: Callable[[], object] = lambda: None
 ) -> Rounds:
-    """A sample of each in every round, in a new random order, so that whatever drifts meets all alike.
+    """Take `rounds` samples of each sampler in interleaved rounds.
 
-    slowed: asked after each round; a round in which it says yes is taken again after a pause. Where that does not end,
-    slowed rounds fill up the number, and the result says how many.
+    Args:
+        samplers: Each call takes one sample.
+        rounds: Number of samples of each sampler.
+        slowed: Called after each round; a true value means that the device was slowed down during the round. Such a
+            round is repeated after a pause, at most _REPEATS times. If the device stays slow, slow rounds make up the
+            number, and the result says how many.
     """
     clean: list[list[float]] = []
     slow: list[list[float]] = []
-    order, shuffle = list(range(len(samplers))), random.Random(0).shuffle
-    while len(clean) < rounds and len(clean) + len(slow) < rounds + _REPEATS:
-        shuffle(order)
-        taken = [0.0] * len(samplers)
-        for i in order:
-            taken[i] = samplers[i]()
-        if not slowed():
-            clean.append(taken)
-            continue
-        slow.append(taken)
-        if len(slow) <= _REPEATS:
+    for taken in shuffled_rounds(samplers):
+        was_slowed = bool(slowed())
+        (slow if was_slowed else clean).append(taken)
+        if len(clean) >= rounds or len(clean) + len(slow) >= rounds + _REPEATS:
+            break
+        if was_slowed and len(slow) <= _REPEATS:
             time.sleep(_PAUSE_SECONDS)
     missing = rounds - len(clean)
     kept, repeated = clean + slow[len(slow) - missing :], slow[: len(slow) - missing]

@@ -1,7 +1,7 @@
-"""Times a whole network as one CUDA graph, with a candidate for each layer. Runs inside the worker.
+"""Times a whole network as one CUDA graph, with a candidate for each layer. Runs inside the measuring process.
 
-Inside the network a kernel finds other caches, and other neighbours, than when it is timed alone: what wins alone need
-not win there.
+Inside a network a kernel finds other data in the caches and runs between other kernels than when it is timed alone, so
+the fastest kernel alone need not be the fastest one in the network.
 """
 
 from __future__ import annotations
@@ -30,16 +30,24 @@ from autotune.runtime import (
 
 
 @dataclass(frozen=True)
-class Pick:
-    """What runs a layer, by its name. overlap: it may be placed on the GPU while the kernel before it ends."""
+class LayerAssignment:
+    """The candidate that runs a layer, by the layer's name.
+
+    overlap: the kernel may be placed on the GPU while the kernel before it ends (programmatic dependent launch).
+    """
 
     layer: str
     candidate: Candidate
     overlap: bool = False
 
 
-class NetworkCase:
-    """A network on one GPU with random weights and input; keeps what it has bound."""
+class NetworkBench:
+    """A network on one GPU with random weights and input; keeps the layers that it has bound.
+
+    Args:
+        network: The network, with all alternatives of its layers.
+        device: The GPU.
+    """
 
     def __init__(self, network: Network, device: torch.device) -> None:
         self.network, self.device = network, device
@@ -59,14 +67,14 @@ class NetworkCase:
         self._bound: dict[str, BoundLayer] = {}
         self._monitor = Monitor(device)
 
-    def compare(self, plans: Sequence[Sequence[Pick]], rounds: int) -> list[Result]:
-        """Time several plans, a pick for each layer in order, in interleaved rounds."""
-        samplers = [replay_sampler(self._replay([self._bind(pick) for pick in picks])) for picks in plans]
+    def compare(self, plans: Sequence[Sequence[LayerAssignment]], rounds: int) -> list[Result]:
+        """Time several plans, each with one assignment for each layer in order, in interleaved rounds."""
+        samplers = [replay_sampler(self._replay([self._bind(layer) for layer in plan])) for plan in plans]
         taken = interleave(samplers, rounds, self._monitor.slowed)
         return [timed(samples) for samples in taken.samples]
 
     def _replay(self, bound: Sequence[BoundLayer]) -> Callable[[], None]:
-        """One run of the network: our graph where all kernels are ours, else a graph that torch captures."""
+        """Return one run of the network: our CUDA graph if all kernels are ours, else one that torch captures."""
         slots = [self._ends[name] for name in (INPUT, OUTPUT)]
         if all(item.step.kernel for item in bound):
             graph, stream = make_graph(bound), torch.cuda.current_stream(self.device).cuda_stream
@@ -74,10 +82,10 @@ class NetworkCase:
             return lambda: graph.run(stream, addresses)
         return capture(make_runs(bound), self.device, slots).replay
 
-    def _bind(self, pick: Pick) -> BoundLayer:
-        key = f"{pick}"
+    def _bind(self, assignment: LayerAssignment) -> BoundLayer:
+        key = f"{assignment}"
         if key not in self._bound:
-            choice = KernelChoice(pick.candidate, "", overlap=pick.overlap)
-            layer = self._layers[pick.layer]
+            choice = KernelChoice(assignment.candidate, "", overlap=assignment.overlap)
+            layer = self._layers[assignment.layer]
             self._bound[key] = bind_layer(layer, choice, self._buffers, self._state, self.device)
         return self._bound[key]

@@ -1,4 +1,4 @@
-"""What NVML tells of a GPU while it is measured: clocks, temperature, power, what slows it down, energy."""
+"""NVML's view of a GPU while it is measured: clocks, temperature, power, energy, and reasons for slower clocks."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ REASONS = {
     0x80: "power brake",
     0x100: "display clock",
 }
-"""Why clocks are below the highest, by NVML's bits."""
+"""Reasons for clocks below the highest, by the bits of nvmlClocksEventReasons (nvml.h)."""
 
 SLOWDOWNS = 0x8 | 0x20 | 0x40 | 0x80
-"""The reasons that spoil a sample: heat, and the hardware's own brakes.
+"""The reasons that make a sample invalid: heat, and the hardware's own brakes.
 
-The others say how the GPU is set up or that it rests. So does the power cap: where a kernel draws all the power there
-is, the clock that is left is the one that the kernel will run at.
+The others describe how the GPU is set up, or that it is idle. The power cap does not count: if a kernel draws all the
+power that the GPU may take, the clock that remains is the one at which the kernel always runs.
 """
 
 
 class Monitor:
-    """One GPU as NVML sees it. Of a CPU, and where NVML does not answer, it knows nothing and complains of nothing."""
+    """One GPU as NVML sees it. For a CPU, and where NVML does not answer, all values are unknown.
+
+    Args:
+        device: The device as torch names it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._handle: Any = None
@@ -39,51 +43,52 @@ class Monitor:
 
         try:
             pynvml.nvmlInit()
-            # By its identity: NVML counts all GPUs of the machine, torch those that CUDA_VISIBLE_DEVICES names.
+            # By its UUID: NVML numbers all GPUs of the machine, torch those that CUDA_VISIBLE_DEVICES names.
             uuid = torch.cuda.get_device_properties(device).uuid
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         except pynvml.NVMLError as error:
             self._error = str(error)
 
     def state(self) -> dict[str, Any]:
-        """Clocks in MHz, degrees Celsius, watts, and the names of the reasons why clocks are not at their highest."""
+        """Return clocks in MHz, degrees Celsius, watts, and the names of the reasons for slower clocks."""
         if self._handle is None:
             return {"nvml": self._error} if self._error else {}
         import pynvml
 
-        asked = {
+        queries = {
             "sm_mhz": lambda h: pynvml.nvmlDeviceGetClockInfo(h, pynvml.NVML_CLOCK_SM),
             "memory_mhz": lambda h: pynvml.nvmlDeviceGetClockInfo(h, pynvml.NVML_CLOCK_MEM),
             "celsius": lambda h: pynvml.nvmlDeviceGetTemperature(h, pynvml.NVML_TEMPERATURE_GPU),
             "watts": lambda h: pynvml.nvmlDeviceGetPowerUsage(h) / 1e3,
-            "throttle_reasons": lambda h: names(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(h)),
+            "throttle_reasons": lambda h: reason_names(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(h)),
         }
-        return {name: self._asked(question) for name, question in asked.items()}
+        return {name: self._query(query) for name, query in queries.items()}
 
     def slowed(self) -> list[str]:
-        """What slows the GPU down right now, of SLOWDOWNS."""
+        """Return the names of the SLOWDOWNS that are active now."""
         import pynvml
 
-        return names((self._asked(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0) & SLOWDOWNS)
+        return reason_names((self._query(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0) & SLOWDOWNS)
 
     def energy_mj(self) -> float | None:
-        """Millijoules that the whole board has taken since the driver was loaded; None where it does not count them."""
+        """Return the millijoules of the whole board since the driver was loaded; None if it does not count them."""
         import pynvml
 
-        return self._asked(pynvml.nvmlDeviceGetTotalEnergyConsumption)
+        millijoules: float | None = self._query(pynvml.nvmlDeviceGetTotalEnergyConsumption)
+        return millijoules
 
-    def _asked(self, question: Any) -> Any:
-        """The answer of NVML; None where this GPU has none."""
+    def _query(self, query: Any) -> Any:
+        """Return NVML's answer; None if this GPU has none."""
         import pynvml
 
         if self._handle is None:
             return None
         try:
-            return question(self._handle)
+            return query(self._handle)
         except pynvml.NVMLError:
             return None
 
 
-def names(bits: int) -> list[str]:
-    """The reasons in a bit mask."""
+def reason_names(bits: int) -> list[str]:
+    """Return the names of the reasons in a bit mask."""
     return [name for bit, name in REASONS.items() if bits & bit]

@@ -1,4 +1,4 @@
-"""Named ranges on the timeline of a profiler, such as Nsight Systems; next to nothing where none is attached."""
+"""Named ranges on the timeline of a profiler such as Nsight Systems. Without a profiler they cost next to nothing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 
 @contextmanager
-def span(name: str, device: torch.device) -> Iterator[None]:
-    """An NVTX range around what happens inside, on a GPU."""
+def nvtx_range(name: str, device: torch.device) -> Iterator[None]:
+    """Mark the body as an NVTX range on a GPU; do nothing on a CPU."""
     if device.type != "cuda":
         yield
         return

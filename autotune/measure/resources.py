@@ -1,22 +1,27 @@
-"""What a candidate costs beside its time on the device: the host's time, energy, memory."""
+"""Resources that a candidate takes beside device time: host time, energy, memory."""
 
 from __future__ import annotations
 
 import ctypes
 import math
-import resource
 import time
 from collections.abc import Callable
-from pathlib import Path
 
+import psutil
 import torch
 
-from autotune.measure.timers import Work, host_clock, library_choices, stream_of, synchronize
+from autotune.measure.timers import Call, host_clock, library_choices, stream_of, synchronize
 from autotune.runtime import BoundStep
 
 
-def host_us(launch: Work, launches: int, device: torch.device) -> float:
-    """Microseconds of the host's time for one launch. launch: enqueues so many, few enough for the queue to take."""
+def host_us(launch: Call, launches: int, device: torch.device) -> float:
+    """Return the host's microseconds for one launch.
+
+    Args:
+        launch: Enqueues `launches` launches.
+        launches: Few enough for the stream's queue; else the host would wait for the device.
+        device: The device that is launched on.
+    """
     best = math.inf
     for _ in range(3):
         synchronize(device)
@@ -28,10 +33,19 @@ def host_us(launch: Work, launches: int, device: torch.device) -> float:
 def energy_uj(
     run: Callable[[], int], counter_mj: Callable[[], float | None], seconds: float = 0.3, limit: float = 5.0
 ) -> float | None:
-    """Microjoules of one call, of all that the counter counts; None where it does not move within `limit` seconds.
+    """Return the microjoules of one call, including everything else that the counter counts meanwhile.
 
-    run: makes calls, waits for them and returns how many; counter_mj: millijoules so far. The counter moves in steps of
-    tens of milliseconds, so we count from one of its steps to another, at least `seconds` later.
+    The counter moves in steps of tens of milliseconds. The measurement therefore lasts from one step of the counter to
+    another one at least `seconds` later: energy = (counter difference) / (calls in between).
+
+    Args:
+        run: Makes calls, waits for them and returns how many it made.
+        counter_mj: Millijoules so far; None if they are not counted.
+        seconds: Least duration.
+        limit: Most seconds.
+
+    Returns:
+        Microjoules; None if the counter does not exist or does not move within `limit` seconds.
     """
     calls, last, started = 0, counter_mj(), time.perf_counter()
     first: tuple[float, int, float] | None = None
@@ -51,26 +65,30 @@ def energy_uj(
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Memory in use: of a GPU, by anyone, but for what torch keeps to use again; on a CPU this process's data."""
+    """Return the memory in use.
+
+    On a GPU that of all processes, without what torch's allocator keeps for reuse. On a CPU this process's data
+    segment, without what malloc keeps for reuse.
+    """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return int(total - free - torch.cuda.memory_reserved(device))
-    pages = int(Path("/proc/self/statm").read_text().split()[5])
-    return pages * resource.getpagesize() - _free_bytes()
+    return int(psutil.Process().memory_info().data) - _malloc_free_bytes()
 
 
 _MALLINFO2 = (
     *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks"),
     *("uordblks", "fordblks", "keepcost"),
 )
+"""Fields of glibc's struct mallinfo2 (mallinfo(3))."""
 
 
 class _Mallinfo2(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_size_t) for name in _MALLINFO2)
 
 
-def _free_bytes() -> int:
-    """What malloc has of the system and not given out: a leak takes that first, before the process grows."""
+def _malloc_free_bytes() -> int:
+    """Return the free bytes that malloc keeps. A leak takes these first, before the process grows."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2"):  # glibc before 2.33, or another C library
         return 0
@@ -79,7 +97,10 @@ def _free_bytes() -> int:
 
 
 def workspace_bytes(step: BoundStep, device: torch.device) -> int | None:
-    """What a step needs beside its operands: a kernel's workspace, a torch operator's peak. None: torch on a CPU."""
+    """Return the bytes that a step needs beside its tensors: a kernel's workspace, or a torch operator's peak memory.
+
+    None for a torch operator on a CPU, where torch does not count memory.
+    """
     if step.kernel:
         return step.kernel.workspace_bytes
     if device.type != "cuda":

@@ -1,4 +1,4 @@
-"""What became of a candidate, and what samples say of it: median, spread, and an interval that holds the median."""
+"""The result of a measurement: its status, and the median, spread and confidence interval of its samples."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one candidate: its times in microseconds, or why there are none.
+    """The times of one candidate in microseconds, or the reason why there are none.
 
-    status: "ok", "refused" (it does not solve the problem), "wrong", "unstable" (other bits in another run), "leaks",
-    "crashed" or "timed_out"; error: for all but "ok", a sentence.
+    status: "ok", "refused" (the kernel does not support the problem), "wrong", "unstable" (another run gave other
+        bits), "leaks", "crashed" or "timed_out"; `CandidateBench.run_library` also gives "slow" and "failed".
+    error: One sentence; None if the status is "ok".
+    relative_error: Norm of the difference from the reference over the norm of the reference.
+    median_us, spread_us: Median and interquartile range of `samples_us`.
+    details: Everything else that is stored with the measurement.
     """
 
     status: str
@@ -29,7 +33,7 @@ class Result:
 def timed(
     samples: Sequence[float], details: dict[str, Any] | None = None, relative_error: float | None = None
 ) -> Result:
-    """A result from samples: median, interquartile range and, in the details, the median's interval."""
+    """Return an "ok" result: median, interquartile range and, in the details, the interval of the median."""
     quartiles = statistics.quantiles(samples, n=4) if len(samples) > 1 else [samples[0]] * 3
     interval = [round(value, 4) for value in median_interval(samples)]
     return Result(
@@ -43,10 +47,14 @@ def timed(
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Two of the values, between which the median of what they were drawn from lies with 95 % confidence.
+    """Return a confidence interval of at least 95 % for the median of the distribution of `values`.
 
-    The sign test's interval: it assumes nothing of their distribution. Fewer than six values give their whole range,
-    which holds the median with less than 95 %: all of n values lie on one side of it with probability 2 / 2**n.
+    The interval lies between two order statistics, x_(k+1) and x_(n-k), with the largest k for which
+    P(B <= k) <= 0.025, where B ~ Binomial(n, 1/2) counts the values below the median. It is the interval of the sign
+    test and needs no assumption on the distribution (Conover, Practical Nonparametric Statistics, section 3.2).
+
+    Fewer than six values give their whole range, which holds the median with less than 95 %: all n values lie on one
+    side of the median with probability 2 / 2**n.
     """
     ordered, cut, tail = sorted(values), 0, 1
     while tail + math.comb(len(ordered), cut + 1) <= 0.025 * 2 ** len(ordered):

@@ -1,7 +1,7 @@
-"""How long work takes on a device: samples of many launches, taken once they are steady.
+"""Timers: samples of many launches on a device, taken after a warm-up.
 
-A GPU sample is a replayed CUDA graph of many launches between two events, so that host cost stays out of it; with the
-timer "events" the host launches one by one between them. On a CPU the host's clock serves both.
+A GPU sample is a replayed CUDA graph of many launches between two CUDA events, so it contains no host time. With the
+timer "events" the host launches one by one between the events. On a CPU both timers read the host's clock.
 """
 
 from __future__ import annotations
@@ -18,19 +18,31 @@ import torch
 TIMERS = ("graph", "events")
 BUFFERS = ("resident", "rotating")
 
-_SAMPLE_US = 400.0  # length of one GPU sample
+_SAMPLE_US = 400.0
+"""Length of one GPU sample."""
 _CPU_SAMPLE_US = 3000.0
-_REPLAYS_US = 1000.0  # of a whole network's graph
-_LAUNCHES = 100  # most launches in one GPU sample
-_SHORT = 0.7  # of that length: a sample that is shorter is made anew, with more launches
-_CYCLES_A_MICROSECOND = 2.0e3  # no slower than any GPU's clock, so a wait lasts at least as long as it is asked to
-_STEADY = 0.98  # a sample that takes this share of the best so far, or more, is no progress
+"""Length of one CPU sample; longer, because the clock includes the scheduler's noise."""
+_REPLAYS_US = 1000.0
+"""Length of one sample of a whole network's CUDA graph."""
+_MAX_REPLAYS = 10
+"""Most replays of a network's CUDA graph in one sample."""
+_MAX_LAUNCHES = 100
+"""Most launches in one GPU sample."""
+_SHORT = 0.7
+"""A GPU sample shorter than this share of _SAMPLE_US is captured again with more launches."""
+_CYCLES_PER_US = 2.0e3
+"""Cycles of `torch.cuda._sleep` per microsecond. GPU clocks are at most about 2 GHz, so a wait is never too short."""
+_STEADY = 0.98
+"""A warm-up sample that takes at least this share of the shortest one so far shows no progress."""
+_STEADY_SAMPLES = 3
+"""Samples in a row without progress that end the warm-up."""
 
-Work = Callable[[], object]
+Call = Callable[[], object]
+"""Does or enqueues work; the result is ignored."""
 
 
 class Runnable(Protocol):
-    """What can be verified and timed: a bound candidate, or anything else that solves the problem on a stream."""
+    """Anything that can be verified and timed: a bound candidate, or other code that solves the problem."""
 
     def run(self, stream: int = 0) -> None:
         """Enqueue the work on a CUDA stream, or do it on a CPU."""
@@ -40,8 +52,10 @@ class Runnable(Protocol):
 class Timing:
     """How candidates are timed.
 
-    timer: of TIMERS. buffers: "resident" runs on the same operands again and again, which stay in L2 if they fit;
-    "rotating" takes another copy each time, so that none is found in L2. energy: whether it is measured too.
+    timer: One of TIMERS.
+    buffers: "resident" uses the same tensors in each launch, so they stay in L2 if they fit; "rotating" uses another
+        copy in each launch, so that nothing is found in L2.
+    energy: Whether energy is measured too.
     """
 
     timer: str = "graph"
@@ -51,24 +65,26 @@ class Timing:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Takes samples: called, it returns the microseconds of one launch.
+    """Takes samples: a call returns the microseconds of one launch.
 
-    work: enqueues `launches` of them; before: enqueued ahead of each sample and not timed. settled_us: the best sample
-    that was taken while it was warmed up.
+    work: Enqueues `launches` launches.
+    clock: Returns the microseconds of `work`.
+    setup: Called ahead of each sample, and not timed.
+    warm_us: Shortest sample of the warm-up.
+    keep: Kept alive because the CUDA graph uses its memory: a workspace, packed weights.
     """
 
-    work: Work
+    work: Call
     launches: int
-    clock: Callable[[Work], float]
-    before: Work | None = None
-    settled_us: float = math.nan
+    clock: Callable[[Call], float]
+    setup: Call | None = None
+    warm_us: float = math.nan
     keep: object = None
-    """Held because a graph runs on memory that nothing else keeps alive: a workspace, packed weights."""
 
     def __call__(self) -> float:
         """Take one sample."""
-        if self.before:
-            self.before()
+        if self.setup:
+            self.setup()
         return self.clock(self.work) / self.launches
 
 
@@ -76,23 +92,30 @@ def sampler(
     step: Runnable,
     device: torch.device,
     timer: str = "graph",
-    most: int | None = None,
-    before: Work | None = None,
-    worth: float = math.inf,
+    max_launches: int | None = None,
+    setup: Call | None = None,
+    slow_us: float = math.inf,
 ) -> Sampler:
-    """A sampler of `step`, warmed up.
+    """Return a warm sampler of `step`.
 
-    most: launches in one sample, if not as many as make it long enough; before: not timed, ahead of each sample.
-    worth: what takes more microseconds at first is not worth the rest of the warming up.
+    Args:
+        step: What is timed.
+        device: The device that it runs on.
+        timer: One of TIMERS.
+        max_launches: Most launches in one sample; None for as many as make the sample long enough.
+        setup: Called ahead of each sample, and not timed.
+        slow_us: If the first sample takes more microseconds per launch, the warm-up ends with it.
     """
     made = (
-        _cuda_sampler(step, device, timer, most, before) if device.type == "cuda" else _host_sampler(step, most, before)
+        _cuda_sampler(step, device, timer, max_launches, setup)
+        if device.type == "cuda"
+        else _host_sampler(step, max_launches, setup)
     )
-    return replace(made, settled_us=settle(made, worth=worth))
+    return replace(made, warm_us=warm_up(made, slow_us=slow_us))
 
 
-def _host_sampler(step: Runnable, most: int | None, before: Work | None) -> Sampler:
-    def repeat(times: int) -> Work:
+def _host_sampler(step: Runnable, max_launches: int | None, setup: Call | None) -> Sampler:
+    def repeat(times: int) -> Call:
         def work() -> None:
             for _ in range(times):
                 step.run()
@@ -100,11 +123,13 @@ def _host_sampler(step: Runnable, most: int | None, before: Work | None) -> Samp
         return work
 
     host_clock(repeat(1))
-    repeats = max(1, min(most or 10**9, round(_CPU_SAMPLE_US / (host_clock(repeat(2)) / 2))))
-    return Sampler(repeat(repeats), repeats, host_clock, before)
+    launches = max(1, min(max_launches or 10**9, round(_CPU_SAMPLE_US / (host_clock(repeat(2)) / 2))))
+    return Sampler(repeat(launches), launches, host_clock, setup)
 
 
-def _cuda_sampler(step: Runnable, device: torch.device, timer: str, most: int | None, before: Work | None) -> Sampler:
+def _cuda_sampler(
+    step: Runnable, device: torch.device, timer: str, max_launches: int | None, setup: Call | None
+) -> Sampler:
     def repeat(times: int) -> None:
         for _ in range(times):
             step.run(stream_of(device))
@@ -121,89 +146,97 @@ def _cuda_sampler(step: Runnable, device: torch.device, timer: str, most: int | 
             repeat(3)
             once = between(lambda: repeat(5)) / 5
         side.synchronize()
-        repeats = _launches(once, most)
+        launches = _launches_per_sample(once, max_launches)
         if timer == "events":
 
             def launch_all() -> None:
                 with library_choices():
-                    repeat(repeats)
+                    repeat(launches)
 
-            return Sampler(launch_all, repeats, between, before)
-        graph = captured(repeats)
+            return Sampler(launch_all, launches, between, setup)
+        graph = captured(launches)
         taken = min(between(graph.replay) for _ in range(2))
-        if taken < _SHORT * _SAMPLE_US and (more := _launches(taken / repeats, most)) > repeats:
-            repeats, graph = more, captured(more)  # the host was what took so long
-    return Sampler(graph.replay, repeats, between, before, keep=step)
+        if taken < _SHORT * _SAMPLE_US and (more := _launches_per_sample(taken / launches, max_launches)) > launches:
+            launches, graph = more, captured(more)  # `once` was host time: the host launched slower than the GPU ran
+    return Sampler(graph.replay, launches, between, setup, keep=step)
 
 
-def _launches(once: float, most: int | None) -> int:
-    """How many of so many microseconds make a sample long enough."""
-    return max(3, min(most or _LAUNCHES, round(_SAMPLE_US / max(1.0, once))))
+def _launches_per_sample(once_us: float, max_launches: int | None) -> int:
+    """Return how many launches of `once_us` microseconds make a GPU sample long enough."""
+    return max(3, min(max_launches or _MAX_LAUNCHES, round(_SAMPLE_US / max(1.0, once_us))))
 
 
 def library_choices() -> AbstractContextManager[None]:
-    """Let cuDNN try its algorithms for torch's operators and keep the fastest: what a user who cares would do."""
+    """Let torch's operators try all cuDNN algorithms and keep the fastest, as a user who tunes torch would do."""
     return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True)
 
 
-def replay_sampler(replay: Work) -> Sampler:
-    """A sampler of a graph that is replayed until a sample is long enough, warmed up."""
+def replay_sampler(replay: Call) -> Sampler:
+    """Return a warm sampler of a CUDA graph, which is replayed until a sample is long enough."""
     replay()
-    replays = max(1, min(10, round(_REPLAYS_US / between(replay))))
+    replays = max(1, min(_MAX_REPLAYS, round(_REPLAYS_US / between(replay))))
 
     def work() -> None:
         for _ in range(replays):
             replay()
 
     made = Sampler(work, replays, between)
-    settle(made)
+    warm_up(made)
     return made
 
 
-def host_clock(work: Work) -> float:
-    """Microseconds that `work` takes by the host's clock."""
+def host_clock(work: Call) -> float:
+    """Return the microseconds of `work` by the host's clock."""
     started = time.perf_counter()
     work()
     return (time.perf_counter() - started) * 1e6
 
 
-def between(work: Work) -> float:
-    """Microseconds between two events around what `work` enqueues on the current stream."""
+def between(work: Call) -> float:
+    """Return the microseconds between two CUDA events around what `work` enqueues on the current stream."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     work()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) * 1e3
+    return float(start.elapsed_time(end)) * 1e3
 
 
 def occupy(us: float) -> None:
-    """Keep the current stream busy for so many microseconds at least, while the host queues what is to come."""
-    torch.cuda._sleep(int(us * _CYCLES_A_MICROSECOND))
+    """Keep the current stream busy for at least `us` microseconds, so that the host can queue work behind it."""
+    torch.cuda._sleep(int(us * _CYCLES_PER_US))
 
 
-def settle(sample: Callable[[], float], seconds: float = 0.0, limit: float = 0.05, worth: float = math.inf) -> float:
-    """Warm up: take samples until three in a row bring less than 2 %, for `seconds` at least and `limit` at most.
+def warm_up(sample: Callable[[], float], seconds: float = 0.0, limit: float = 0.05, slow_us: float = math.inf) -> float:
+    """Take samples until three in a row are less than 2 % shorter than the shortest one before them.
 
-    Caches fill, code is loaded, and clocks that rise with the work show as samples that are still getting shorter.
-    Returns the shortest. worth: a first sample above this ends it.
+    During the warm-up caches fill, code is loaded, and the GPU raises its clocks; all of it makes samples shorter.
+
+    Args:
+        sample: Takes one sample.
+        seconds: Least duration.
+        limit: Most seconds, also if samples still get shorter.
+        slow_us: A first sample longer than this ends the warm-up.
+
+    Returns:
+        The shortest sample.
     """
-    best, quiet, started = math.inf, 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - started) < limit and (quiet < 3 or elapsed < seconds):
+    best, steady, started = math.inf, 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - started) < limit and (steady < _STEADY_SAMPLES or elapsed < seconds):
         now = sample()
-        quiet = quiet + 1 if now > _STEADY * best else 0
+        steady = steady + 1 if now > _STEADY * best else 0
         best = min(best, now)
-        if best > worth:
+        if best > slow_us:
             break
     return best
 
 
 def stream_of(device: torch.device) -> int:
-    """The handle of torch's current stream; 0 on a CPU."""
+    """Return the handle of torch's current CUDA stream; 0 on a CPU."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for everything that was queued on the device."""
+    """Wait for all work that was queued on the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

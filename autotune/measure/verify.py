@@ -1,8 +1,8 @@
-"""Operands of a problem on a device, what it should make of them, and whether a kernel did: right, and nothing else.
+"""The tensors of a problem on a device, the expected result, and the checks that a kernel wrote it and nothing else.
 
-Outputs are poisoned before a run and fenced by guard bytes. A kernel is run once against the reference and once more on
-outputs that held something else, and must give the same bits. Whatever it must not write is summed up, so that a kernel
-that wrote there is found out before the next one is blamed for it.
+Outputs are filled with NaN before a run and fenced by guard bytes. A kernel is run once and compared with the
+reference. It is run a second time on outputs that hold other values, and must give the same bits. Checksums of the
+inputs and of the reference show whether a kernel wrote there, before the next kernel is blamed for it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,40 @@ import torch
 from autotune.ir import DTYPES, Epilogue, Operand, Problem, compute
 from autotune.measure.timers import Runnable, stream_of, synchronize
 
-# Largest relative error (norm) of a right result: a few times what rounding the output to the dtype costs.
-# tf32 rounds the factors; half-precision sums are rounded at every step of the reduction.
 HALF_SUMS = "f16 sums"
+"""Key of the tolerances of kernels that accumulate in float16."""
 TOLERANCE = {"f32": 1e-5, "f16": 1e-3, "bf16": 8e-3, "tf32": 2e-3, HALF_SUMS: 1e-2}
-# Largest error of one element, relative to that element and the root mean square of all.
+"""Largest relative error of a right result, in the Frobenius norm: a few times the rounding error of the output dtype.
+
+tf32 rounds the factors. Sums in float16 are rounded at every step of the reduction."""
 ELEMENT_TOLERANCE = {"f32": 1e-3, "f16": 8e-3, "bf16": 6e-2, "tf32": 1.5e-2, HALF_SUMS: 8e-2}
-# s8 is exact but for the float32 epilogue: what it may lose before the result is rounded to a whole number, a few
-# roundings of values up to the hundreds.
+"""Largest error of one element, relative to the element's magnitude plus the root mean square of all elements."""
 WHOLE_SLACK = 1e-3
+"""Error of an int8 result before it is rounded to a whole number.
 
-_GUARD = 4096  # bytes before and after each output that must stay untouched
+int8 sums are exact. The epilogue runs in float32 and may lose a few roundings of values up to some hundreds."""
+
+_GUARD = 4096
+"""Bytes before and after each output that no kernel may write."""
 _GUARD_BYTE = 0xA5
-_BYTE_RMS = 64.0  # of bytes that are well spread
-_FAR = 3e4  # a value no output has that float16 can hold
-_SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BYTE_RMS = 64.0
+"""Root mean square of int8 results that are well spread over a signed byte."""
+_FAR = 3e4
+"""A value that float16 can hold and that no output has."""
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes of an element -> the integer dtype of that size."""
 
 
-class Operands:
-    """One problem's tensors on one device: random operands, the reference's answer, and guarded outputs.
+class Workload:
+    """One problem's tensors on one device: random inputs, the expected result, and guarded outputs.
 
-    spoiled: whether a kernel has overwritten an operand or the answer; nothing is to be measured with them any more.
+    corrupted_inputs: Whether a kernel has overwritten an input or the reference. If so, nothing may be measured with
+    these tensors any more.
+
+    Args:
+        problem: The problem to solve.
+        device: Where the tensors are made.
+        seed: Seed of the random inputs.
     """
 
     def __init__(self, problem: Problem, device: torch.device, seed: int = 0) -> None:
@@ -54,24 +67,27 @@ class Operands:
         if problem.output_dtype == "s8":
             self._spread_bytes()
         self.expected = self._expected()
-        self.spoiled = False
+        self.corrupted_inputs = False
         self._sums = self._checksums()
 
     def _spread_bytes(self) -> None:
-        """Scale the first step that scales, so that results spread over a signed byte instead of saturating."""
+        """Scale an epilogue argument so that results spread over a signed byte instead of saturating.
+
+        The argument is that of the first epilogue step that scales, if there is one.
+        """
         before = dataclasses.replace(self.problem, epilogue=Epilogue(self.problem.places))
         with torch.no_grad():
             values = compute(before, {name: tensor.float() for name, tensor in self.tensors.items()}, self.scalars)["y"]
         gain = _BYTE_RMS / max(float(values.square().mean().sqrt()), 1e-30)
         first = next((step for step in self.problem.epilogue.steps if step.name in ("scale", "mul_scalar")), None)
         if first and first.name == "scale":
-            self.tensors[first.arguments[0].name] *= 2 * gain  # its vector is normal, and halved
+            self.tensors[first.arguments[0].name] *= 2 * gain  # random_tensor halves vectors
         elif first:
             own = self.problem.scalars + first.arguments[0].index
             self.scalars = tuple(s * (gain if i == own else 1.0) for i, s in enumerate(self.scalars))
 
     def _expected(self) -> dict[str, torch.Tensor]:
-        # In float32 torch may choose algorithms that are less exact than what is checked against them.
+        # float32 and int8 results are checked against float64: torch's float32 algorithms may be less exact than ours.
         exact = self.device.type == "cpu" or {self.problem.dtype, self.problem.output_dtype} & {"f32", "s8"}
         precise = torch.float64 if exact else torch.float32
         operands = {name: tensor.to(precise) for name, tensor in self.tensors.items()}
@@ -82,10 +98,14 @@ class Operands:
             finally:
                 torch.backends.cuda.matmul.allow_tf32 = tf32
 
-    def poison(self, other: bool = False) -> None:
-        """Fill every output with what it must not hold, and its surroundings with a known byte.
+    def fill_nan(self, other: bool = False) -> None:
+        """Fill every output with values that are not the result, and the guards around it with a known byte.
 
-        Floating point becomes NaN, or with `other` large values of both signs; bytes become what is far from expected.
+        Floating point outputs become NaN. int8 outputs have no NaN; they become bytes that are far from the result.
+
+        Args:
+            other: Use other values that differ from the first ones in each element: large values of both signs, or
+                other bytes.
         """
         for name, whole in self._guarded.items():
             whole.fill_(_GUARD_BYTE)
@@ -99,103 +119,104 @@ class Operands:
                 output.fill_(math.nan)
 
     def verify(self, step: Runnable, accuracy: str = "") -> tuple[float, str | None]:
-        """Run a step on poisoned outputs: the largest relative error, and what is wrong, if anything."""
+        """Run a step on outputs filled with NaN and compare all outputs with the reference.
+
+        Args:
+            step: What is verified.
+            accuracy: A key of TOLERANCE to use instead of the output's dtype.
+
+        Returns:
+            The largest relative error, and a description of the fault, or None if the result is right.
+        """
         self._run(step)
-        if complaint := self.trespass():
-            return math.inf, complaint
+        if fault := self.out_of_bounds_write():
+            return math.inf, fault
         return self.check(accuracy)
 
     def _run(self, step: Runnable, other: bool = False) -> None:
-        self.poison(other)
+        self.fill_nan(other)
         step.run(stream_of(self.device))
         synchronize(self.device)
 
     def check(self, accuracy: str = "") -> tuple[float, str | None]:
-        """Compare all outputs with the reference: the largest relative error, and what is wrong, if anything.
-
-        accuracy: a key of TOLERANCE instead of the output's dtype.
-        """
+        """Compare all outputs with the reference; arguments and result as for `verify`."""
         worst = 0.0
         accuracy = accuracy or self.problem.output_dtype
         for name, expected in self.expected.items():
             if self.problem.output_dtype == "s8":
-                expected = expected.clamp(-128, 127)  # noqa: PLW2901 (what a byte can hold of it)
+                expected = expected.clamp(-128, 127)  # noqa: PLW2901 (the result saturates)
             actual = self.tensors[name].to(expected.dtype)
             difference = actual - expected
             error = float(difference.norm() / expected.norm().clamp_min(1e-30))
             worst = max(worst, error) if math.isfinite(error) else math.inf
             if not bool(torch.isfinite(actual).all()):
                 return math.inf, f"{name} holds values that are not finite, or that were never written"
-            if complaint := _complaint(difference, expected, error, accuracy):
-                return worst, f"{name} has {complaint}"
+            if fault := _fault(difference, expected, error, accuracy):
+                return worst, f"{name} has {fault}"
         return worst, None
 
-    def trespass(self) -> str | None:
-        """What was written that is no output, if anything: guard bytes, operands, the reference's answer."""
+    def out_of_bounds_write(self) -> str | None:
+        """Return which guard bytes, inputs or reference were overwritten; None if none were."""
         for name, whole in self._guarded.items():
             if not bool((whole[:_GUARD] == _GUARD_BYTE).all() and (whole[-_GUARD:] == _GUARD_BYTE).all()):
                 return f"bytes around {name} were overwritten"
         now = self._checksums()
         if torch.equal(now, self._sums):
             return None
-        self.spoiled = True
-        changed = [name for name, same in zip(self._watched(), (now == self._sums).tolist(), strict=True) if not same]
+        self.corrupted_inputs = True
+        changed = [name for name, same in zip(self._read_only(), (now == self._sums).tolist(), strict=True) if not same]
         return f"{', '.join(changed)} was overwritten"
 
-    def bits(self) -> dict[str, torch.Tensor]:
-        """A copy of all outputs."""
+    def copy_outputs(self) -> dict[str, torch.Tensor]:
+        """Return a copy of all outputs, for `bit_difference`."""
         return {name: self.tensors[name].clone() for name in self._guarded}
 
-    def unlike(self, bits: Mapping[str, torch.Tensor]) -> str | None:
-        """In what the outputs differ from a copy, bit by bit, if they do."""
-        for name, before in bits.items():
+    def bit_difference(self, copies: Mapping[str, torch.Tensor]) -> str | None:
+        """Compare the outputs with a copy of them, bit by bit.
+
+        Returns:
+            How many elements of the first output that differs do so; None if all bits are the same.
+        """
+        for name, before in copies.items():
             count = int((_raw(self.tensors[name]) != _raw(before)).sum())
             if count:
                 return f"{name} differs in {count} of {before.numel()} elements"
         return None
 
-    def repeat(self, step: Runnable, bits: Mapping[str, torch.Tensor]) -> tuple[str, str] | None:
-        """Run a step that gave `bits` again, on outputs that hold other values: status and sentence if it differs."""
+    def rerun(self, step: Runnable, copies: Mapping[str, torch.Tensor]) -> tuple[str, str] | None:
+        """Run a step again, on outputs that hold other values, and compare the bits with those of the first run.
+
+        Args:
+            step: A step that was verified.
+            copies: Its outputs (`copy_outputs`).
+
+        Returns:
+            None if the bits are the same. Otherwise a status and a sentence: "unstable" if also a run on outputs filled
+            with NaN gives other bits, else "wrong", because the result depends on what the output held before.
+        """
         self._run(step, other=True)
-        if not (difference := self.unlike(bits)):
+        if not (difference := self.bit_difference(copies)):
             return None
         self._run(step)
-        if self.unlike(bits):
+        if self.bit_difference(copies):
             return "unstable", f"the same input gave other results in another run: {difference}"
         return "wrong", f"the result depends on what the output held before: {difference}"
 
-    def _watched(self) -> dict[str, torch.Tensor]:
-        """What no kernel may write: the operands, and what the outputs are compared with."""
+    def _read_only(self) -> dict[str, torch.Tensor]:
+        """Return what no kernel may write: the inputs and the reference."""
         given = {name: tensor for name, tensor in self.tensors.items() if name not in self._guarded}
         return given | {f"the reference of {name}": tensor for name, tensor in self.expected.items()}
 
     def _checksums(self) -> torch.Tensor:
-        return torch.stack([_raw(tensor).sum(dtype=torch.int64) for tensor in self._watched().values()])
-
-
-def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of each element as a whole number: NaN equals itself, and 0 is not -0."""
-    return tensor.view(_SAME_SIZE[tensor.element_size()])
-
-
-def _to_bytes(values: torch.Tensor) -> torch.Tensor:
-    return values.clamp(-128, 127).round().to(torch.int8)
-
-
-def _complaint(difference: torch.Tensor, expected: torch.Tensor, error: float, accuracy: str) -> str | None:
-    """What is wrong with an output, if anything. error: the norm of the difference over that of the expected."""
-    if accuracy == "s8":
-        worst = float(difference.abs().max())
-        return f"an element that is off by {worst:.3f} before rounding" if worst > 0.5 + WHOLE_SLACK else None
-    if error > TOLERANCE[accuracy]:
-        return f"a relative error of {error:.2e}"
-    scale = expected.abs() + expected.square().mean().sqrt()
-    element = float((difference.abs() / scale).max())
-    return f"an element with a relative error of {element:.2e}" if element > ELEMENT_TOLERANCE[accuracy] else None
+        return torch.stack([_raw(tensor).sum(dtype=torch.int64) for tensor in self._read_only().values()])
 
 
 def random_tensor(operand: Operand, generator: torch.Generator) -> torch.Tensor:
-    """Normal values; weights are scaled by their fan-in, so that sums stay of order one. Bytes are uniform."""
+    """Return random values for an operand, on the CPU.
+
+    int8 values are uniform, all others normal. Weights are divided by the square root of their fan-in, so that sums
+    have a standard deviation of about one (He et al., 2015, up to a constant). Vectors are halved.
+    """
     if operand.dtype == "s8":
         return torch.randint(-128, 128, operand.shape, generator=generator, dtype=torch.int8)
     values = torch.randn(operand.shape, generator=generator)
@@ -206,6 +227,35 @@ def random_tensor(operand: Operand, generator: torch.Generator) -> torch.Tensor:
     return values.to(DTYPES[operand.dtype])
 
 
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bits of each element as an integer: NaN equals itself, and 0 differs from -0."""
+    return tensor.view(_INTEGERS[tensor.element_size()])
+
+
+def _to_bytes(values: torch.Tensor) -> torch.Tensor:
+    return values.clamp(-128, 127).round().to(torch.int8)
+
+
+def _fault(difference: torch.Tensor, expected: torch.Tensor, error: float, accuracy: str) -> str | None:
+    """Return what is wrong with an output; None if it is right.
+
+    Args:
+        difference: The output minus the reference.
+        expected: The reference.
+        error: Norm of the difference over the norm of the reference.
+        accuracy: A key of TOLERANCE, or "s8".
+    """
+    if accuracy == "s8":
+        worst = float(difference.abs().max())
+        return f"an element that is off by {worst:.3f} before rounding" if worst > 0.5 + WHOLE_SLACK else None
+    if error > TOLERANCE[accuracy]:
+        return f"a relative error of {error:.2e}"
+    scale = expected.abs() + expected.square().mean().sqrt()
+    element = float((difference.abs() / scale).max())
+    return f"an element with a relative error of {element:.2e}" if element > ELEMENT_TOLERANCE[accuracy] else None
+
+
 def _guarded(operand: Operand, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the bytes of an output with its guards, and the output as a view of them."""
     whole = torch.empty(operand.bytes + 2 * _GUARD, dtype=torch.uint8, device=device)
     return whole, whole[_GUARD:-_GUARD].view(DTYPES[operand.dtype]).view(operand.shape)

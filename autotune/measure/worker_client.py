@@ -1,87 +1,58 @@
-"""The tuner's side of the process that touches the device: it may crash, hang or ruin its context without hurting us.
+"""The tuner's side of the measuring process, which owns the device.
 
-We send requests and read an answer to each. Candidates may be sent before those ahead of them are answered, so that the
-device goes on while we write down what came of the last. A process that does not answer by the deadline is killed; one
-that died, or that says its device context is ruined, is replaced, and gets what it has not answered once more.
-autotune/measure/worker_main.py is the other side.
+Trials may be sent ahead of the answers, so that the device works while the tuner stores the last result. A process that
+misses its deadline is killed. A process that died, or whose device context is ruined, is replaced, and the new one gets
+all trials that were not answered. autotune/measure/worker_main.py is the other side.
 """
 
 from __future__ import annotations
 
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 from autotune.core import DeviceFacts, WorkerError
 from autotune.ir import Network, Problem
 from autotune.libraries import cudnn
-from autotune.measure.network_bench import Pick
+from autotune.measure.network_bench import LayerAssignment
+from autotune.measure.process import ChildProcess, Ended
+from autotune.measure.protocol import (
+    READY,
+    Answer,
+    DeviceRequest,
+    FinalsRequest,
+    LibraryRequest,
+    NetworkRequest,
+    Request,
+    TrialRequest,
+)
 from autotune.measure.result import Result
 from autotune.measure.timers import Timing
 from autotune.runtime import Candidate
 
 START_SECONDS = 180.0
-"""Importing torch and making a CUDA context, on a slow disk."""
+"""Deadline for the start of the process: importing torch and making a CUDA context, from a slow disk."""
 
+_ENDS_PROCESS = ("crashed", "timed_out", "leaks")
+"""Statuses after which the process is replaced: its device context may be ruined, or its memory used up."""
 
-_ENDS = ("crashed", "timed_out", "leaks")
-"""What costs the process: it may be gone, its device's context ruined, or its memory."""
-
-
-@dataclass(frozen=True)
-class TrialRequest:
-    """A candidate on a problem, to be verified and timed. best_us: the problem's best time so far, if one is known."""
-
-    problem: Problem
-    candidate: Candidate
-    timing: Timing
-    best_us: float | None = None
-
-
-@dataclass(frozen=True)
-class FinalsRequest:
-    """Verified candidates on one problem, to be timed in interleaved rounds."""
-
-    problem: Problem
-    candidates: tuple[Candidate, ...]
-    timing: Timing
-    rounds: int
-
-
-@dataclass(frozen=True)
-class NetworkRequest:
-    """Whole networks, a pick for each layer, to be timed in interleaved rounds."""
-
-    network: Network
-    plans: tuple[tuple[Pick, ...], ...]
-    rounds: int
-
-
-@dataclass(frozen=True)
-class VendorRequest:
-    """All of cuDNN's plans for a problem; without one, only what would make them."""
-
-    problem: Problem | None
+_SECONDS_PER_SAMPLE = 0.1
+"""Deadline of one sample of the finals; a sample takes about 1 ms."""
 
 
 class Worker:
-    """Owns the measuring process of one device ("cpu", "cuda:0"). Use it as a context manager.
+    """The measuring process of one device. Use it as a context manager; several GPUs have one worker each.
 
-    deadline: seconds for one candidate; several GPUs have a worker each. timing: how candidates are timed.
+    Args:
+        device: "cpu" or "cuda:0".
+        deadline: Seconds for one request. A candidate that takes longer is recorded as "timed_out".
+        timing: How candidates are timed.
     """
 
     def __init__(self, device: str, deadline: float = 30.0, timing: Timing = Timing()) -> None:  # noqa: B008 (frozen)
         self.device, self.deadline, self.timing = device, deadline, timing
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
+        self._process = ChildProcess("autotune.measure.worker_main", [device])
         self._sent: deque[TrialRequest] = deque()
 
     def __enter__(self) -> Worker:
@@ -92,113 +63,116 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The process's number; None while there is none."""
-        return self._process.pid if self._process and self._process.poll() is None else None
+        """Process id; None while no process runs."""
+        return self._process.pid
 
     def stop(self) -> None:
-        """End the process, by force."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        """Kill the process."""
+        self._process.stop()
 
     def facts(self) -> DeviceFacts:
-        """The device and its measured limits."""
-        answer = self._ask("facts", START_SECONDS)
+        """Measure the device's limits.
+
+        Raises:
+            WorkerError: If the process does not start, or fails while it measures.
+        """
+        answer = self._ask(DeviceRequest(), START_SECONDS)
         if not isinstance(answer, DeviceFacts):
-            raise WorkerError(f"the measuring process for {self.device} failed: {answer.error}")
+            raise WorkerError(f"the measuring process for {self.device} cannot measure the device: {_error(answer)}")
         return answer
 
     def send(self, problem: Problem, candidate: Candidate, best_us: float | None = None) -> None:
-        """Have a candidate verified and timed, briefly if far behind the best; receive() tells what came of it."""
+        """Queue a candidate to be verified and timed; `receive` returns its result.
+
+        Args:
+            problem: What the candidate must compute.
+            candidate: The kernel with its launch values.
+            best_us: Shortest time of the problem so far; a much slower candidate gets fewer samples.
+        """
         if not self._sent:
-            self._ensure()
+            self._ensure_started()
         self._sent.append(TrialRequest(problem, candidate, self.timing, best_us))
-        self._write(self._sent[-1])
+        self._process.send(self._sent[-1])
 
     def receive(self) -> Result:
-        """What came of the first that was sent of those that were not told of; waits for it."""
+        """Wait for the result of the oldest trial that was sent and not yet received."""
         started = time.perf_counter()
-        answer: Result = self._answer(self.deadline)
-        if "seconds" not in answer.details:  # the process ended: what that took is all that is known
+        answer = self._answer(self.deadline)
+        assert isinstance(answer, Result), f"a trial was answered by {answer!r}"
+        if "seconds" not in answer.details:  # the process ended: only the time until then is known
             waited = {"verify": round(time.perf_counter() - started, 5)}
             answer = replace(answer, details={**answer.details, "seconds": waited})
         self._sent.popleft()
-        if self._process is None and self._sent:
-            self._ensure()
+        if not self._process.started and self._sent:
+            self._ensure_started()
             for request in self._sent:
-                self._write(request)
+                self._process.send(request)
         return answer
 
     def finals(self, problem: Problem, candidates: Sequence[Candidate], rounds: int) -> list[Result]:
-        """Time verified candidates in interleaved rounds; a failure of one is a failure of all."""
-        deadline = self.deadline + rounds * len(candidates) * 0.1
-        first = self._ask(FinalsRequest(problem, tuple(candidates), self.timing, rounds), deadline)
-        return first if isinstance(first, list) else [first] * len(candidates)
+        """Time verified candidates in interleaved rounds; if one fails, all have its result."""
+        deadline = self.deadline + rounds * len(candidates) * _SECONDS_PER_SAMPLE
+        answer = self._ask(FinalsRequest(problem, tuple(candidates), self.timing, rounds), deadline)
+        return _results(answer, len(candidates))
 
-    def plans(self, network: Network, plans: Sequence[Sequence[Pick]], rounds: int) -> list[Result]:
-        """Time whole networks in interleaved rounds; a failure of one is a failure of all."""
-        request = NetworkRequest(network, tuple(map(tuple, plans)), rounds)
-        answer = self._ask(request, self.deadline)
-        return answer if isinstance(answer, list) else [answer] * len(plans)
+    def time_networks(self, network: Network, plans: Sequence[Sequence[LayerAssignment]], rounds: int) -> list[Result]:
+        """Time whole networks, one for each plan, in interleaved rounds; if one fails, all have its result."""
+        answer = self._ask(NetworkRequest(network, tuple(map(tuple, plans)), rounds), self.deadline)
+        return _results(answer, len(plans))
 
-    def vendor(self, problem: Problem | None, deadline: float) -> cudnn.SerializedPlans:
-        """All of cuDNN's plans for a problem, built but not run; without a problem, only what would make them."""
-        answer = self._ask(VendorRequest(problem), deadline)
-        if isinstance(answer, Result):
-            return cudnn.SerializedPlans("", reason=f"cuDNN's plans cannot be listed: {answer.error}")
-        return answer
+    def library_plans(self, problem: Problem | None, deadline: float) -> cudnn.SerializedPlans:
+        """Build all of cuDNN's plans for a problem, without running them.
 
-    def _ask(self, request: object, deadline: float) -> Any:
-        if self._sent:  # whoever sent them went away: what came of them would be taken for the answer to this
+        Args:
+            problem: None asks only for cuDNN's version.
+            deadline: Seconds to wait.
+
+        Returns:
+            The plans; if they cannot be built, no plans and the reason.
+        """
+        answer = self._ask(LibraryRequest(problem), deadline)
+        if isinstance(answer, cudnn.SerializedPlans):
+            return answer
+        return cudnn.SerializedPlans("", reason=f"cuDNN's plans cannot be listed: {_error(answer)}")
+
+    def _ask(self, request: Request, deadline: float) -> Answer:
+        if self._sent:  # the caller gave these trials up; their answers must not be taken for the answer to `request`
             self.stop()
             self._sent.clear()
-        self._ensure()
-        self._write(request)
+        self._ensure_started()
+        self._process.send(request)
         return self._answer(deadline)
 
-    def _write(self, request: object) -> None:
-        assert self._connection
-        with suppress(BrokenPipeError, ConnectionResetError):  # it died: reading its answer tells how
-            self._connection.send(request)
-
-    def _answer(self, deadline: float) -> Any:
-        assert self._connection
-        try:
-            if not self._connection.poll(deadline):
-                self.stop()
-                return Result("timed_out", f"no answer within {deadline:g} s")
-            answer = self._connection.recv()
-        except (EOFError, ConnectionResetError):
-            assert self._process
-            code = self._process.wait()
+    def _answer(self, deadline: float) -> Answer:
+        answer = self._process.receive(deadline)
+        if isinstance(answer, Ended):
+            return Result(answer.status, answer.reason)
+        if isinstance(answer, Result) and answer.status in _ENDS_PROCESS:
             self.stop()
-            name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            return Result("crashed", f"the process died: {name}")
-        if isinstance(answer, Result) and answer.status in _ENDS:
-            self.stop()
-        return answer
+        known: Answer = answer
+        return known
 
-    def _ensure(self) -> None:
-        """Start the process if there is none; raises WorkerError if it does not come up."""
+    def _ensure_started(self) -> None:
+        """Start the process if none runs; raises WorkerError if it does not get ready."""
         if self.pid is not None:
             return
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-m", "autotune.measure.worker_main", str(theirs.fileno()), self.device]
-            with _interrupts_held():
-                self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        self._connection = Connection(ours.detach())
-        ready = self._answer(START_SECONDS)
-        if ready != "ready":
-            raise WorkerError(f"the measuring process for {self.device} does not start: {ready.error}")
+        self._process.start()
+        ready = self._process.receive(START_SECONDS)
+        if ready != READY:
+            self.stop()
+            reason = ready.reason if isinstance(ready, Ended) else f"it sent {ready!r}"
+            raise WorkerError(
+                f"the measuring process for {self.device} does not start: {reason}; its own message is above"
+            )
 
 
-@contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """A process started meanwhile never gets Ctrl-C, which is ours to handle: not even while its Python comes up."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _results(answer: Answer, count: int) -> list[Result]:
+    """Return one result for each of `count` items; a single failure counts for all of them."""
+    if isinstance(answer, Result):
+        return [answer] * count
+    assert isinstance(answer, list), f"finals were answered by {answer!r}"
+    return answer
+
+
+def _error(answer: Answer) -> str:
+    return f"{answer.error}" if isinstance(answer, Result) else f"it sent {answer!r}"

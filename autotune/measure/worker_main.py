@@ -1,4 +1,4 @@
-"""The measuring process: answers requests of worker_client.
+"""The measuring process: answers the requests of worker_client.
 
 Run as: python -m autotune.measure.worker_main FD DEVICE.
 """
@@ -11,33 +11,44 @@ from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from typing import assert_never
 
 import torch
 
 from autotune.core import measure_device
 from autotune.libraries import cudnn
-from autotune.measure.candidate_bench import Case
-from autotune.measure.network_bench import NetworkCase
-from autotune.measure.nvtx import span
+from autotune.measure.candidate_bench import CandidateBench
+from autotune.measure.network_bench import NetworkBench
+from autotune.measure.nvtx import nvtx_range
+from autotune.measure.process import accept
+from autotune.measure.protocol import (
+    READY,
+    Answer,
+    DeviceRequest,
+    FinalsRequest,
+    LibraryRequest,
+    NetworkRequest,
+    Request,
+    TrialRequest,
+)
 from autotune.measure.result import Result
 from autotune.measure.timers import Timing
-from autotune.measure.worker_client import FinalsRequest, NetworkRequest, TrialRequest, VendorRequest
 
-_SHARE = 0.25
-"""Of the device's memory, for the problems that are kept."""
-_BYTES = 4 * 2**30
-"""On a CPU."""
+_GPU_SHARE = 0.25
+"""Share of a GPU's memory that the tensors of kept problems may take."""
+_CPU_BYTES = 4 * 2**30
+"""Bytes that the tensors of kept problems may take on a CPU."""
 
 
 def serve(connection: Connection, device: torch.device) -> None:
-    """Answer until the other side goes away, or until an error may have ruined the device's context."""
+    """Answer requests until the client goes away, or until an error may have ruined the device's context."""
     server = _Server(device)
-    connection.send("ready")
+    connection.send(READY)
     while True:
         request = connection.recv()
         try:
             answer = server.answer(request)
-        except Exception as error:  # no memory, a failed launch, an illegal address
+        except Exception as error:  # out of memory, a failed launch, an illegal address, an unknown request
             lines = str(error).splitlines() or [""]
             connection.send(Result("crashed", f"{type(error).__name__}: {lines[0]}"))
             return
@@ -45,59 +56,70 @@ def serve(connection: Connection, device: torch.device) -> None:
 
 
 class _Server:
-    """Answers requests; keeps the operands and references of the last problems, and the last network."""
+    """Answers requests. Keeps the tensors of the last problems, and the last network."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._cases: OrderedDict[tuple[str, Timing], Case] = OrderedDict()
+        self._benches: OrderedDict[tuple[str, Timing], CandidateBench] = OrderedDict()
         cuda = device.type == "cuda"
-        self._room = int(_SHARE * torch.cuda.get_device_properties(device).total_memory) if cuda else _BYTES
-        self._network: NetworkCase | None = None
+        memory = torch.cuda.get_device_properties(device).total_memory if cuda else 0
+        self._most_bytes = int(_GPU_SHARE * memory) if cuda else _CPU_BYTES
+        self._network: NetworkBench | None = None
 
-    def answer(self, request: object) -> object:
-        """One result of a trial; of anything else, whatever was asked for."""
-        if isinstance(request, TrialRequest):
-            with span(str(request.problem), self._device):
-                return self._trial(request)
-        if isinstance(request, FinalsRequest):
-            with span(str(request.problem), self._device):
-                return self._case(request).finals(request.candidates, request.rounds)
-        if isinstance(request, NetworkRequest):
-            if self._network is None or self._network.network.key != request.network.key:
-                self._network = NetworkCase(request.network, self._device)
-            return self._network.compare(request.plans, request.rounds)
-        if isinstance(request, VendorRequest):
-            return cudnn.offers(request.problem, self._device)
-        return measure_device(self._device)
+    def answer(self, request: Request) -> Answer:
+        """Return the answer that the request's record in protocol.py describes."""
+        match request:
+            case TrialRequest():
+                with nvtx_range(str(request.problem), self._device):
+                    return self._trial(request)
+            case FinalsRequest():
+                with nvtx_range(str(request.problem), self._device):
+                    return self._bench(request).finals(request.candidates, request.rounds)
+            case NetworkRequest():
+                return self._network_bench(request).compare(request.plans, request.rounds)
+            case LibraryRequest():
+                return cudnn.offers(request.problem, self._device)
+            case DeviceRequest():
+                return measure_device(self._device)
+        assert_never(request)
 
     def _trial(self, request: TrialRequest) -> Result:
-        """Verify and time a candidate. Seconds of neither loading nor timing are of verifying: operands, failures."""
+        """Verify and time a candidate.
+
+        Time that was spent neither loading nor timing is reported as "verify"; it includes making the tensors.
+        """
         started = time.perf_counter()
-        result = self._case(request).run(request.candidate, request.best_us)
+        result = self._bench(request).run(request.candidate, request.best_us)
         others = {name: spent for name, spent in result.details.get("seconds", {}).items() if name != "verify"}
         verify = time.perf_counter() - started - sum(others.values())
         return replace(result, details={**result.details, "seconds": {**others, "verify": round(verify, 5)}})
 
-    def _case(self, request: TrialRequest | FinalsRequest) -> Case:
-        """The operands of a request's problem: made once, and again after a kernel has written where it must not."""
+    def _bench(self, request: TrialRequest | FinalsRequest) -> CandidateBench:
+        """Return the bench of the request's problem; make a new one if a kernel has overwritten its inputs."""
         key = (str(request.problem), request.timing)
-        if key not in self._cases or self._cases[key].spoiled:
-            self._cases[key] = Case(request.problem, self._device, timing=request.timing)
-        self._cases.move_to_end(key)
-        while len(self._cases) > 1 and sum(case.bytes for case in self._cases.values()) > self._room:
-            self._cases.popitem(last=False)
-        return self._cases[key]
+        if key not in self._benches or self._benches[key].corrupted_inputs:
+            self._benches[key] = CandidateBench(request.problem, self._device, timing=request.timing)
+        self._benches.move_to_end(key)
+        while len(self._benches) > 1 and sum(bench.bytes for bench in self._benches.values()) > self._most_bytes:
+            self._benches.popitem(last=False)
+        return self._benches[key]
+
+    def _network_bench(self, request: NetworkRequest) -> NetworkBench:
+        if self._network is None or self._network.network.key != request.network.key:
+            self._network = NetworkBench(request.network, self._device)
+        return self._network
 
 
 def main() -> None:
-    """Entry point of the process."""
+    """Run the process."""
     descriptor, device_name = sys.argv[1:]
     device = torch.device(device_name)
     if device.type == "cuda":
         torch.cuda.init()
         torch.cuda.set_device(device)
-    with torch.inference_mode(), suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the tuner has gone
-        serve(Connection(int(descriptor)), device)
+    # The client may go away at any time: then there is nobody to report an error to.
+    with torch.inference_mode(), suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        serve(accept(descriptor), device)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,21 @@
-"""What runs beneath each layer: recording a network's trace, and attributing every kernel in it to a module."""
+"""Profiles of networks: records a trace and attributes every kernel in it to the module that launched it."""
 
 from autotune.profiling.attribution import Profile
 from autotune.profiling.record import KERNEL, MODULE, Subject
-from autotune.profiling.summary import Library, Totals, as_json, side_by_side, totals
-from autotune.profiling.tree import Node, matches, matching
+from autotune.profiling.summary import LibraryTotals, Totals, as_json, side_by_side, totals
+from autotune.profiling.tree import Node, match_modules, match_paths
 
 __all__ = [
     "KERNEL",
     "MODULE",
-    "Library",
+    "LibraryTotals",
     "Node",
     "Profile",
     "Subject",
     "Totals",
     "as_json",
-    "matches",
-    "matching",
+    "match_modules",
+    "match_paths",
     "side_by_side",
     "totals",
 ]

@@ -1,10 +1,10 @@
-"""Running a network under torch's profiler, so that each kernel can be traced to the module that launched it.
+"""Records a network under torch's profiler, with marks that tell which module launched each kernel.
 
-What comes out is a Chrome trace as torch writes it, with one key more, `ABOUT`: what was run, and how long it takes
-without the profiler. Live profiles and recorded ones are therefore read by the same code, `attribution.read`.
+The result is a Chrome trace as torch writes it, with one more key, `ABOUT`: what was run, and how long it takes without
+the profiler. `attribution.read` reads it, right after the recording or from a file.
 
-On a GPU the calls are queued behind a kernel that only waits, so that the device never waits for the host: what is
-timed is what the device does, and the host's time is told apart from it.
+On a GPU the calls are queued behind a kernel that only waits, so that the device never waits for the host. The times of
+the device therefore contain no host time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import itertools
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -25,48 +24,57 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from autotune.measure import Work, between, host_clock, occupy, synchronize
+from autotune.measure import Call, between, host_clock, occupy, synchronize, warm_up
 
 ABOUT = "autotune_profile"
-"""The key of the trace that holds what was run."""
+"""Key of the trace that describes the recording."""
 CALL, MODULE, KERNEL = "call:", "module:", "kernel:"
-"""Prefixes of the ranges that a recording marks: a call of the network, a module by its path, a kernel of ours."""
+"""Prefixes of the ranges in a recording: a call of the network, a module (with its path), a kernel of ours."""
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-"""Categories of the events that are the device's work."""
+"""Categories of the events that the device executes."""
 
 _BURSTS = 9
-_QUEUE = 900  # launches: a little less than what a stream takes before it makes the host wait
+"""Samples of the time without the profiler."""
+_QUEUE = 900
+"""Launches that are queued at once: a stream takes about 1000 before it makes the host wait."""
 _WARM_SECONDS = 0.3
+"""Least duration of the warm-up."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is profiled.
+    """A network to profile.
 
-    call: runs the network once. marked: the same within `ranges`, with each module's work in a range of its own.
-    modules: path -> class. layers: what is known of layers that run on our kernels, by path.
-    as_used: the network as its users run it where that differs from `call`, such as in a CUDA graph.
+    call: Runs the network once.
+    marked: Runs it once within `ranges`, with a range around each module.
+    ranges: Context in which `marked` is called.
+    modules: Path -> name of the class.
+    layers: Description of the layers that run on our kernels, by path.
+    as_used: The network as its users run it, if that differs from `call`, such as in a CUDA graph.
     """
 
-    call: Work
-    marked: Work
+    call: Call
+    marked: Call
     ranges: Callable[[], AbstractContextManager[object]]
     modules: Mapping[str, str]
     layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    as_used: Work | None = None
+    as_used: Call | None = None
 
 
 def of_module(module: nn.Module, x: torch.Tensor) -> Subject:
-    """A plain torch module, whose submodules are marked by hooks while it is recorded."""
+    """Return a plain torch module as a subject; hooks mark its submodules while it is recorded."""
 
     def call() -> object:
         return module(x)
 
-    return Subject(call, call, lambda: _hooks(module), {path: _kind(m) for path, m in module.named_modules()})
+    return Subject(call, call, lambda: _hooks(module), {path: _class_name(m) for path, m in module.named_modules()})
 
 
 def of_compiled(module: nn.Module, x: torch.Tensor) -> Subject:
-    """A module through torch.compile. It fuses across submodules, so all that it runs is the whole network's."""
+    """Return a module under torch.compile as a subject.
+
+    The compiler fuses across submodules, so all kernels belong to the whole network.
+    """
     torch.compiler.reset()
     if x.device.type == "cpu":
         torch._inductor.config.cpp.enable_kernel_profile = True
@@ -76,12 +84,12 @@ def of_compiled(module: nn.Module, x: torch.Tensor) -> Subject:
         with record_function(MODULE):
             return compiled(x)
 
-    return Subject(lambda: compiled(x), marked, nullcontext, {"": _kind(module)})
+    return Subject(lambda: compiled(x), marked, nullcontext, {"": _class_name(module)})
 
 
 @contextmanager
 def _hooks(module: nn.Module) -> Iterator[None]:
-    """Mark every call of every submodule; shared modules go by their first path."""
+    """Mark every call of every submodule; a shared module has its first path."""
     with ExitStack() as stack:
         for path, part in module.named_modules():
             open_ranges: list[record_function] = []
@@ -94,13 +102,13 @@ def _hooks(module: nn.Module) -> Iterator[None]:
                 if ranges:
                     ranges.pop().__exit__(None, None, None)
 
-            # First in, last out: what other hooks launch is the module's too.
+            # The range includes other hooks: their launches belong to the module.
             stack.callback(part.register_forward_pre_hook(enter, prepend=True).remove)
             stack.callback(part.register_forward_hook(leave, always_call=True).remove)
         yield
 
 
-def _kind(module: nn.Module) -> str:
+def _class_name(module: nn.Module) -> str:
     return type(module).__name__
 
 
@@ -108,15 +116,22 @@ def _kind(module: nn.Module) -> str:
 
 
 def record(subject: Subject, device: torch.device, calls: int, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Record `calls` calls in a row; returns the trace. `about` is kept in it, with what was measured.
+    """Record calls of a network in a row.
 
-    They are fewer where the device could not have all of their kernels queued.
+    Args:
+        subject: The network.
+        device: The device that it runs on.
+        calls: Number of calls; fewer if the device cannot queue all of their kernels.
+        about: Description that is stored in the trace, beside the measured times.
+
+    Returns:
+        The trace, as `load` returns it.
     """
     with torch.inference_mode():
         _warm_up(subject.call, device)
         with subject.ranges():
-            first, _ = _profiled(subject.marked, device, 1, 0.0)  # loads and starts what the profiler needs
-        calls = queued(first, calls)
+            first, _ = _profiled(subject.marked, device, 1, 0.0)  # the first recording loads the profiler's libraries
+        calls = calls_in_queue(first, calls)
         measured_us = _typical(subject.call, device, calls)
         as_used_us = _typical(subject.as_used, device, calls) if subject.as_used else None
         with subject.ranges():
@@ -135,43 +150,44 @@ def record(subject: Subject, device: torch.device, calls: int, about: Mapping[st
     return trace
 
 
-def queued(trace: Mapping[str, Any], calls: int) -> int:
-    """How many calls the device takes at once, of at most `calls`. trace: of one call."""
+def calls_in_queue(trace: Mapping[str, Any], calls: int) -> int:
+    """Return how many calls, at most `calls`, the device can queue at once. trace: A recording of one call."""
     launches = sum(event.get("cat") in DEVICE for event in trace["traceEvents"])
     return max(1, min(calls, _QUEUE // max(1, launches)))
 
 
 def save(trace: Mapping[str, Any], path: Path) -> None:
-    """Write a trace for Perfetto or chrome://tracing; compressed if the name ends in .gz."""
+    """Write a trace for Perfetto or chrome://tracing; it is compressed if the name ends in .gz."""
     data = json.dumps(trace, separators=(",", ":")).encode()
     path.write_bytes(gzip.compress(data, 9, mtime=0) if path.suffix == ".gz" else data)
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A trace that `save` or torch wrote."""
+    """Return a trace that `save` or torch wrote."""
     data = path.read_bytes()
     trace: dict[str, Any] = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
     return trace
 
 
-def _warm_up(call: Work, device: torch.device) -> None:
-    end = time.perf_counter() + _WARM_SECONDS
-    for _ in range(3):
-        call()
-    synchronize(device)
-    while time.perf_counter() < end:
+def _warm_up(call: Call, device: torch.device) -> None:
+    def finish() -> None:
         call()
         synchronize(device)
 
+    for _ in range(3):  # compilation, autotuning of libraries, allocation
+        call()
+    synchronize(device)
+    warm_up(lambda: host_clock(finish), _WARM_SECONDS, 10 * _WARM_SECONDS)
 
-def _typical(call: Work, device: torch.device, calls: int) -> float:
-    """Microseconds a call, of `calls` calls in a row: the median of several times that."""
+
+def _typical(call: Call, device: torch.device, calls: int) -> float:
+    """Return the microseconds per call of `calls` calls in a row: the median of _BURSTS samples."""
     work = _repeat(call, calls)
     samples = [_timed(work, device, host_clock(work) if device.type == "cuda" else 0.0) for _ in range(_BURSTS)]
     return statistics.median(samples) / calls
 
 
-def _repeat(call: Work, calls: int) -> Work:
+def _repeat(call: Call, calls: int) -> Call:
     def work() -> None:
         for _ in range(calls):
             call()
@@ -179,8 +195,8 @@ def _repeat(call: Work, calls: int) -> Work:
     return work
 
 
-def _profiled(call: Work, device: torch.device, calls: int, host_us: float) -> tuple[dict[str, Any], float]:
-    """The trace of `calls` calls in a row, and the microseconds of each; host_us: how long the host is at them."""
+def _profiled(call: Call, device: torch.device, calls: int, host_us: float) -> tuple[dict[str, Any], float]:
+    """Return the trace of `calls` calls in a row and the microseconds per call. host_us: Host time of all calls."""
     numbers = itertools.count()
 
     def numbered() -> None:
@@ -196,8 +212,8 @@ def _profiled(call: Work, device: torch.device, calls: int, host_us: float) -> t
         return load(path), us / calls
 
 
-def _timed(work: Work, device: torch.device, host_us: float) -> float:
-    """Microseconds of the device's time, all of which is queued before it begins; on a CPU the host's."""
+def _timed(work: Call, device: torch.device, host_us: float) -> float:
+    """Return the microseconds of the device, which starts when all work is queued; on a CPU those of the host."""
     synchronize(device)
     if device.type != "cuda":
         return host_clock(work)

@@ -1,4 +1,4 @@
-"""A trace's host side as a forest: calls, modules, operators and launches, each within what it ran in."""
+"""The host side of a trace as a forest of spans: calls, modules, operators and launches, nested by time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver")
 
 @dataclass
 class Span:
-    """Something that ran on the host from `start` to `end`, in us. kind: call, module, operator or launch."""
+    """Something that ran on the host from `start` to `end` (microseconds).
+
+    kind: "call", "module", "operator" or "launch".
+    args: Arguments that the profiler recorded.
+    """
 
     kind: str
     name: str
@@ -25,39 +29,39 @@ class Span:
 
     @property
     def us(self) -> float:
-        """How long it took the host."""
+        """Host time."""
         return self.end - self.start
 
     @property
     def own_us(self) -> float:
-        """The same without what ran within it."""
+        """Host time without the spans within it."""
         return self.us - sum(child.us for child in self.children)
 
-    def above(self) -> Iterator[Span]:
-        """This span, what it ran in, and so on outwards."""
+    def ancestors(self) -> Iterator[Span]:
+        """Yield this span and all spans around it, from the inside out."""
         span: Span | None = self
         while span:
             yield span
             span = span.parent
 
-    def within(self) -> Iterator[Span]:
-        """This span and all in it, each before what it holds."""
+    def descendants(self) -> Iterator[Span]:
+        """Yield this span and all spans within it, each before those within it."""
         yield self
         for child in self.children:
-            yield from child.within()
+            yield from child.descendants()
 
     def call(self) -> Span | None:
-        """The call of the network that it is part of."""
-        return next((span for span in self.above() if span.kind == "call"), None)
+        """Return the call of the network that this span is part of; None outside any."""
+        return next((span for span in self.ancestors() if span.kind == "call"), None)
 
     def module(self) -> Span | None:
-        """The innermost module that it is part of."""
-        return next((span for span in self.above() if span.kind == "module"), None)
+        """Return the innermost module that this span is part of; None outside any."""
+        return next((span for span in self.ancestors() if span.kind == "module"), None)
 
     def operators(self) -> list[Span]:
-        """The operators that it is part of, up to its module, the outermost first."""
+        """Return the operators within its module that this span is part of, the outermost first."""
         found: list[Span] = []
-        for span in self.above():
+        for span in self.ancestors():
             if span.kind in ("module", "call"):
                 break
             if span.kind == "operator":
@@ -66,7 +70,7 @@ class Span:
 
 
 def forest(events: Sequence[Mapping[str, Any]]) -> list[Span]:
-    """All spans of a trace, in the order of their starts; those of one thread are nested by their times."""
+    """Return all spans of a trace in the order of their starts. Those of one thread are nested by time."""
     by_thread: dict[tuple[Any, Any], list[Span]] = {}
     for event in events:
         if event.get("ph") == "X" and (kind_and_name := _kind(event)):
@@ -80,7 +84,7 @@ def forest(events: Sequence[Mapping[str, Any]]) -> list[Span]:
 
 
 def _nest(spans: Sequence[Span]) -> None:
-    """Give each span its parent: the innermost that has not ended when it starts."""
+    """Set the parent of each span: the innermost one that has not ended when the span starts."""
     open_spans: list[Span] = []
     for span in spans:
         while open_spans and open_spans[-1].end <= span.start:
@@ -99,7 +103,7 @@ def _kind(event: Mapping[str, Any]) -> tuple[str, str] | None:
         for prefix, kind in ((CALL, "call"), (MODULE, "module"), (KERNEL, "operator")):
             if name.startswith(prefix):
                 return kind, name.removeprefix(prefix)
-    # Operators are words; names with spaces are what compilers wrap around a whole graph.
+    # Names of operators have no spaces; those with spaces are ranges that a compiler puts around a whole graph.
     if category == "cpu_op" and " " not in name:
         return "operator", name
     return None

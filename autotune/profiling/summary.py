@@ -1,4 +1,4 @@
-"""What a profile comes to: its totals against what was measured, and its time by library."""
+"""Summaries of a profile: its totals against the measured times, and its time by library."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from autotune.profiling.tree import Node
 
 @dataclass(frozen=True)
 class Totals:
-    """Microseconds a call. measured: by device events around calls without the profiler; profiled: with it.
+    """Sums of a profile and measured times, in microseconds per call.
 
-    as_used: the network as its users run it, where that is not what was profiled: FusedResNet's CUDA graph.
+    kernels_us, wait_us, unattributed_us: All kernels, all waits, and the kernels that no module launched.
+    total_us: Kernels and waits.
+    measured_us: Calls between device events, without the profiler.
+    profiled_us: The recorded calls between device events.
+    as_used_us: The network as its users run it, such as FusedResNet's CUDA graph; None if that is what was profiled.
     """
 
     kernels_us: float
@@ -27,18 +31,23 @@ class Totals:
 
     @property
     def difference(self) -> float:
-        """How much more the profile has than was measured without the profiler, as a share of that."""
+        """Relative difference of the profile's total from the measured time."""
         return self.total_us / self.measured_us - 1
 
     @property
     def profiled_difference(self) -> float:
-        """The same against what was measured in the recorded calls themselves."""
+        """Relative difference of the profile's total from the time of the recorded calls."""
         return self.total_us / self.profiled_us - 1
 
 
 @dataclass(frozen=True)
-class Library:
-    """All kernels of one library. calls: launches in one call of the network."""
+class LibraryTotals:
+    """All kernels of one library.
+
+    open: Whether the source of the kernels can be read.
+    kernels: Number of different kernels.
+    calls: Launches in one call of the network.
+    """
 
     name: str
     open: bool
@@ -48,7 +57,7 @@ class Library:
 
 
 def totals(profile: Profile) -> Totals:
-    """A profile's sums, and what they must come to."""
+    """Return the sums of a profile and the times that they are compared with."""
     about = profile.about
     lost = sum(kernel.us for kernel in profile.unattributed.values())
     return Totals(
@@ -57,8 +66,8 @@ def totals(profile: Profile) -> Totals:
     )  # fmt: skip
 
 
-def libraries(root: Node) -> list[Library]:
-    """The libraries that a tree's kernels come from, the most time first."""
+def libraries(root: Node) -> list[LibraryTotals]:
+    """Return the libraries that a tree's kernels come from, the one with most time first."""
     kernels: dict[tuple[str, bool], list[Node]] = {}
     for _, node in root.walk():
         if node.kind == "kernel":
@@ -66,14 +75,15 @@ def libraries(root: Node) -> list[Library]:
     found = []
     for (name, is_open), nodes in kernels.items():
         names, calls, us = {node.text for node in nodes}, sum(n.calls for n in nodes), sum(n.us for n in nodes)
-        found.append(Library(name, is_open, len(names), calls, us))
+        found.append(LibraryTotals(name, is_open, len(names), calls, us))
     return sorted(found, key=lambda library: -library.us)
 
 
 def side_by_side(before: Node, after: Node) -> list[tuple[str, Node | None, Node | None]]:
-    """Modules of two trees by path: those that both have, each followed by what either has right below it.
+    """Return the modules of two trees side by side, by path.
 
-    What only one has is, in the other, part of the layers around it: fused into them.
+    A module that both trees have is followed by the modules directly below it in either tree. A module that only one
+    tree has is, in the other one, fused into the layers around it.
     """
     left, right = before.modules(), after.modules()
     below: dict[str, list[str]] = {}
@@ -91,7 +101,7 @@ def side_by_side(before: Node, after: Node) -> list[tuple[str, Node | None, Node
 
 
 def as_json(profile: Profile, root: Node) -> dict[str, Any]:
-    """All of a profile."""
+    """Return everything in a profile as JSON has it."""
     sums = totals(profile)
     return {
         "about": {key: value for key, value in profile.about.items() if key not in ("modules", "layers")},

@@ -1,4 +1,4 @@
-"""A profile as a tree: modules by their paths, in them operators, in those kernels; each with the sums of its parts."""
+"""A profile as a tree: modules by path, their operators, and the kernels of these; a node has the sums of its parts."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.core import UnknownNameError
-from autotune.profiling.attribution import Kernel, Module, Operator, Profile
-from autotune.profiling.libraries import brief
+from autotune.profiling.attribution import KernelProfile, ModuleProfile, OperatorProfile, Profile
+from autotune.profiling.libraries import short_name
 
-_LISTED = 8  # names in a message
+_LISTED = 8
+"""Most names in a message."""
 
 
 @dataclass
 class Node:
-    """A module (`path` is its place in the network), an operator or a kernel, per call of the network.
+    """A module, an operator or a kernel; all values are per call of the network.
 
-    us: device time; wait_us: what the device waited before its kernels; host_us: how long the host was at it, with the
-    profiler's own work. flops, bytes: the least work that its problem takes. limit: the share of the device's limit
-    that is reached, None where no work is known. text: of a module its class, of an operator its shapes, of a kernel
-    its whole name.
+    kind: "module", "operator" or "kernel".
+    path: Path of the module in the network.
+    text: Class of a module, shapes of an operator, or full name of a kernel.
+    us, wait_us: Device time, and the device's waits before the kernels.
+    host_us: Host time, including the profiler's own work.
+    flops, bytes: The least work that the problem takes.
+    limit_us: Time that the device takes at least for this work.
     """
 
     kind: str
@@ -45,27 +49,27 @@ class Node:
 
     @property
     def limit(self) -> float | None:
-        """The limit's time over its time."""
+        """Share of the device's limit that is reached: limit_us / us. None if the work is not known."""
         return self.limit_us / self.us if self.us and self.limit_us else None
 
     def walk(self, depth: int = 0) -> Iterator[tuple[int, Node]]:
-        """It and all beneath, each with its depth."""
+        """Yield this node and all nodes below it, each with its depth."""
         yield depth, self
         for child in self.children:
             yield from child.walk(depth + 1)
 
     def modules(self) -> dict[str, Node]:
-        """The modules from here on, by path."""
+        """Return this node and all nodes below it that are modules, by path."""
         return {node.path: node for _, node in self.walk() if node.kind == "module"}
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the node as JSON has it."""
         values = {key: value for key, value in vars(self).items() if value not in ("", (), None) and key != "children"}
         return values | {"limit": self.limit, "children": [child.as_dict() for child in self.children]}
 
 
 def tree(profile: Profile) -> Node:
-    """The root of a profile's tree. Kernels that no module launched are in a node of their own at its end."""
+    """Return the root of a profile's tree. Its last child holds the kernels that no module launched."""
     root = Node("module", "network", "", profile.about["modules"].get("", ""))
     nodes = {"": root}
     for module in profile.modules.values():
@@ -80,18 +84,19 @@ def tree(profile: Profile) -> Node:
     return root
 
 
-def matching(root: Node, pattern: str) -> list[Node]:
-    """The modules whose paths match a pattern of shells, the outermost of each branch alone.
+def match_modules(root: Node, pattern: str) -> list[Node]:
+    """Return the modules whose paths match a shell pattern, without modules below another one that matches.
 
-    Raises UnknownNameError if none does.
+    Raises:
+        UnknownNameError: If no path matches.
     """
     modules = root.modules()
-    found = matches(list(modules), pattern)
+    found = match_paths(list(modules), pattern)
     return [modules[path] for path in found if not any(path.startswith(f"{other}.") for other in found)]
 
 
-def matches(paths: Sequence[str], pattern: str) -> list[str]:
-    """Those of a network's modules that a pattern of shells matches; raises UnknownNameError if it does none."""
+def match_paths(paths: Sequence[str], pattern: str) -> list[str]:
+    """Return the paths that match a shell pattern; raises UnknownNameError if none does."""
     if found := [path for path in paths if fnmatch.fnmatchcase(path, pattern)]:
         return found
     named = [path for path in paths if path]
@@ -103,7 +108,7 @@ def matches(paths: Sequence[str], pattern: str) -> list[str]:
 
 
 def _at(nodes: dict[str, Node], path: str) -> Node:
-    """The module's node; containers that are never called have one too."""
+    """Return the node of a module; make it, and those of the containers above it, if needed."""
     if path not in nodes:
         above, _, name = path.rpartition(".")
         nodes[path] = Node("module", name, path)
@@ -111,19 +116,19 @@ def _at(nodes: dict[str, Node], path: str) -> Node:
     return nodes[path]
 
 
-def _operator(profile: Profile, module: Module, operator: Operator) -> Node:
+def _operator(profile: Profile, module: ModuleProfile, operator: OperatorProfile) -> Node:
     node = Node("operator", operator.name.removeprefix("aten::"), module.path, operator.shapes)
     node.calls, node.host_us, node.flops, node.bytes = operator.calls, operator.host_us, operator.flops, operator.bytes
-    if operator.kernels:  # a work that nothing ran takes no time
+    if operator.kernels:  # an operator without kernels takes no device time
         node.limit_us = profile.limit_us(operator.flops, operator.bytes)
     node.children = [_kernel(node, kernel) for kernel in operator.kernels.values()]
     return node
 
 
-def _kernel(operator: Node, kernel: Kernel) -> Node:
+def _kernel(operator: Node, kernel: KernelProfile) -> Node:
     origin = kernel.origin
     return Node(
-        "kernel", brief(kernel.name), operator.path, kernel.name, kernel.us, kernel.wait_us, calls=kernel.launches,
+        "kernel", short_name(kernel.name), operator.path, kernel.name, kernel.us, kernel.wait_us, calls=kernel.launches,
         library=origin.library, open=origin.open, source=origin.where, chain=kernel.chain, details=kernel.details,
     )  # fmt: skip
 

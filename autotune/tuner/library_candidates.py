@@ -79,7 +79,7 @@ class Listing:
     def _listed(self, problem: Problem | None) -> cudnn.SerializedPlans:
         worker = self._idle.get()
         try:
-            return worker.vendor(problem, LISTING_SECONDS)
+            return worker.library_plans(problem, LISTING_SECONDS)
         finally:
             self._idle.put(worker)
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from autotune.ir import Alternative, Layer, Network, Problem
-from autotune.measure import Pick, Worker
+from autotune.measure import LayerAssignment, Worker
 from autotune.runtime import Candidate, candidate, plan_for_other_batch, shortlist
 from tuning_db import Store
 from tuning_db.schema import Device, PlanRow
@@ -53,7 +53,7 @@ class PlanState:
         order: Names of layers; the plan runs them in this order as far as their data dependencies allow.
     """
 
-    picks: Mapping[str, Pick]
+    picks: Mapping[str, LayerAssignment]
     alternatives: Sequence[Alternative] = ()
     order: Sequence[str] = ()
 
@@ -61,11 +61,11 @@ class PlanState:
         """Return the layers that the plan runs, in their order."""
         return network.layers_with([alternative.name for alternative in self.alternatives], self.order)
 
-    def sequence(self, network: Network) -> list[Pick]:
+    def sequence(self, network: Network) -> list[LayerAssignment]:
         """Return the candidates of the layers that the plan runs, in their order."""
         return [self.picks[layer.name] for layer in self.layers(network)]
 
-    def with_picks(self, picks: Iterable[Pick]) -> PlanState:
+    def with_picks(self, picks: Iterable[LayerAssignment]) -> PlanState:
         """Return this plan with other candidates for some layers."""
         return replace(self, picks={**self.picks, **{pick.layer: pick for pick in picks}})
 
@@ -121,7 +121,7 @@ class SwapKernel(Move):
         """Return a plan for each candidate with and without overlap, apart from the plan itself."""
         current = [plan.picks[name] for name in self.layers]
         ways = [
-            [Pick(name, candidate, overlap) for name in self.layers]
+            [LayerAssignment(name, candidate, overlap) for name in self.layers]
             for candidate, overlap in product(self.candidates, (False, True))
             if candidate.native or not overlap
         ]
@@ -166,9 +166,10 @@ class PlanDescent:
         of one layer shows whether that pays. So both plans are compared as a whole.
         """
         own = [
-            Pick(name, next((one for one in each if one.native), each[0])) for name, each in self._candidates.items()
+            LayerAssignment(name, next((one for one in each if one.native), each[0]))
+            for name, each in self._candidates.items()
         ]
-        winners = [Pick(name, each[0]) for name, each in self._candidates.items()]
+        winners = [LayerAssignment(name, each[0]) for name, each in self._candidates.items()]
         plan, fastest_alone = PlanState({}).with_picks(own), PlanState({}).with_picks(winners)
         if plan.sequence(self._network) == fastest_alone.sequence(self._network):
             return plan
@@ -242,7 +243,7 @@ class PlanDescent:
     def _compare(self, plan: PlanState, neighbors: Sequence[PlanState]) -> list[float] | None:
         """Return the ratios of one request to the worker, or None if it failed."""
         sequences = [each.sequence(self._network) for each in (plan, *neighbors)]
-        current, *results = self._worker.plans(self._network, sequences, ROUNDS)
+        current, *results = self._worker.time_networks(self._network, sequences, ROUNDS)
         if current.median_us is None:
             return None
         return [(result.median_us or math.inf) / current.median_us for result in results]
@@ -288,7 +289,7 @@ def tune_network_plan(store: Store, device: Device, worker: Worker, network: Net
     }
     if not all(known[layer.name] for layer in network.layers):
         return None
-    winners = [Pick(layer.name, known[layer.name][0].candidate) for layer in network.layers]
+    winners = [LayerAssignment(layer.name, known[layer.name][0].candidate) for layer in network.layers]
     if not _runs(worker, network, winners):
         return None
     descent = PlanDescent(worker, network, _candidates(known))
@@ -306,12 +307,12 @@ def _record_fastest(
     worker: Worker,
     network: Network,
     known: _Known,
-    winners: Sequence[Pick],
+    winners: Sequence[LayerAssignment],
     plans: Sequence[PlanState],
 ) -> PlanRow | None:
     """Time some plans and the layers' winners in interleaved rounds and record the fastest plan."""
     sequences = [winners, *(plan.sequence(network) for plan in plans)]
-    alone, *results = worker.plans(network, sequences, FINAL_ROUNDS)
+    alone, *results = worker.time_networks(network, sequences, FINAL_ROUNDS)
     times = [result.median_us or math.inf for result in results]
     best = times.index(min(times))
     result, plan = results[best], plans[best]
@@ -331,9 +332,9 @@ def _record_fastest(
     )
 
 
-def _runs(worker: Worker, network: Network, picks: Sequence[Pick]) -> bool:
+def _runs(worker: Worker, network: Network, picks: Sequence[LayerAssignment]) -> bool:
     """Return whether a plan can be timed."""
-    return worker.plans(network, [picks], 1)[0].median_us is not None
+    return worker.time_networks(network, [picks], 1)[0].median_us is not None
 
 
 def _candidates(known: _Known) -> dict[str, list[Candidate]]:
@@ -349,14 +350,14 @@ def _plan_in_use(store: Store, device: Device, network: Network, known: _Known) 
     saved, planned_network = found
     if any(choice["layer"] not in known for choice in saved.choices):
         return None
-    picks = {name: Pick(name, each[0].candidate) for name, each in known.items() if each}
+    picks = {name: LayerAssignment(name, each[0].candidate) for name, each in known.items() if each}
     for choice in saved.choices:
         name, kernel = choice["layer"], store.kernel(choice["kernel"])
         us = choice["us"] if planned_network is network else None  # else it was timed at another batch size
         one = _KnownCandidate(candidate(store, kernel, choice["launch"]), kernel.id, us)
         if all(one.candidate != other.candidate for other in known[name]):
             known[name].append(one)
-        picks[name] = Pick(name, one.candidate, choice["overlap"])
+        picks[name] = LayerAssignment(name, one.candidate, choice["overlap"])
     names = saved.details.get("alternatives", [])
     return PlanState(
         picks,
@@ -365,7 +366,7 @@ def _plan_in_use(store: Store, device: Device, network: Network, known: _Known) 
     )
 
 
-def _choice(pick: Pick, known: Sequence[_KnownCandidate]) -> dict[str, object]:
+def _choice(pick: LayerAssignment, known: Sequence[_KnownCandidate]) -> dict[str, object]:
     """Return a layer's entry in the database's plan."""
     one = next(one for one in known if one.candidate == pick.candidate)
     return {

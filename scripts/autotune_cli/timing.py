@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
-from autotune.measure import between, host_clock, median_interval, settle, synchronize
-
-Call = Callable[[], object]
+from autotune import measure
+from autotune.measure import Call, between, host_clock, median_interval, shuffled_rounds, synchronize
 
 SLICE_SECONDS = 0.04  # what one callable gets of a round: short, so that drifting clocks hit all callables alike
 MIN_ROUNDS = 6  # fewer give no 95 % interval: all of n values lie on one side of the median with probability 2 / 2**n
@@ -78,7 +77,7 @@ def warm_up(call: Call, device: torch.device, seconds: float = 0.5, limit: float
     """
     burst_us(call, device, 1)
     calls = _calls_in(SLICE_SECONDS / 2, burst_us(call, device, 1))
-    settle(lambda: burst_us(call, device, calls), seconds, limit)
+    measure.warm_up(lambda: burst_us(call, device, calls), seconds, limit)
 
 
 def interleave(
@@ -93,20 +92,23 @@ def interleave(
     (clocks, temperature, other users) meets all of them and cancels in the ratios of one round. `progress` hears the
     fraction done.
     """
-    samples = {name: Samples() for name in calls}
     counts = {name: _calls_in(SLICE_SECONDS / 2, burst_us(call, device, 1)) for name, call in calls.items()}
-    shuffle = random.Random(0).shuffle
-    order = list(calls)
+
+    def sample(name: str) -> tuple[float, list[float]]:
+        call, count = calls[name], counts[name]
+        return burst_us(call, device, count), [latency_us(call, device) for _ in range(count)]
+
+    samples = {name: Samples() for name in calls}
     budget = seconds * len(calls)
-    start, done, rounds = time.perf_counter(), 0.0, 0
-    while done < 1:
-        shuffle(order)
-        for name in order:
-            samples[name].stream.append(burst_us(calls[name], device, counts[name]))
-            samples[name].latency.append([latency_us(calls[name], device) for _ in range(counts[name])])
-        rounds += 1
+    start = time.perf_counter()
+    for rounds, taken in enumerate(shuffled_rounds([partial(sample, name) for name in calls]), 1):
+        for name, (stream, latency) in zip(calls, taken, strict=True):
+            samples[name].stream.append(stream)
+            samples[name].latency.append(latency)
         done = min(rounds / MIN_ROUNDS, (time.perf_counter() - start) / budget if budget else 1.0)
         progress(done)
+        if done >= 1:
+            break
     return samples
 
 

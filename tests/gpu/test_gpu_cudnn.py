@@ -13,7 +13,7 @@ from autotune.cudnn_algorithms import torch_layers as public
 from autotune.ir import parse
 from autotune.libraries import cudnn
 from autotune.libraries.cudnn.graph import arguments
-from autotune.measure import Case, Worker, sampler
+from autotune.measure import CandidateBench, Worker, sampler
 from autotune.runtime import candidate
 from autotune.runtime.engine import RefusedError
 from autotune.tuner.library_candidates import Listing
@@ -48,7 +48,7 @@ def test_plans_are_right_also_when_captured(text, dtype, device):
     assert found.reason is None and found.plans
     assert found.plans[0].index == 0
     assert len({str(plan) for plan in found.plans}) == len(found.plans)
-    case = Case(problem, device, seed=2)
+    case = CandidateBench(problem, device, seed=2)
     expected = solve(problem, case.tensors, case.scalars)["y"]
     right = []
     for plan in found.plans:
@@ -59,7 +59,7 @@ def test_plans_are_right_also_when_captured(text, dtype, device):
     assert len(right) >= 2, [f"{plan}: {plan.error}" for plan in found.plans]
     for plan in right[:3]:
         sample = sampler(found.bind(plan, case.tensors), device)
-        case.poison()
+        case.fill_nan()
         assert 0 < sample() < 1e5
         torch.cuda.synchronize()
         assert case.check()[1] is None, f"{plan} is wrong in a graph"
@@ -91,7 +91,7 @@ def test_chains_have_plans_that_are_right(chain, device):
 def _some_are_right(problem, device):
     found = cudnn.find_plans(problem, device)
     assert found.plans, found.reason
-    case = Case(problem, device, seed=3)
+    case = CandidateBench(problem, device, seed=3)
     failed = {}
     for plan in found.plans:
         if plan.error is None:
@@ -129,12 +129,12 @@ def test_plans_are_tuned_stored_and_run_by_the_plan(device, tmp_path):
         config = json.loads(usable[0].config)
     assert sum(result.status == "ok" for result in results) >= 2, results
     assert config["engine"] is not None and config["made_by"].startswith("cuDNN 9.") and config["of"] == len(rows)
-    case = Case(problem, device, seed=5)
+    case = CandidateBench(problem, device, seed=5)
     chosen = next(c for c, result in zip(candidates, results, strict=True) if result.status == "ok")
     step = case.bind(chosen)
     assert case.verify(step)[1] is None
     sample = sampler(step, device)
-    case.poison()
+    case.fill_nan()
     assert 0 < sample() < 1e5
     torch.cuda.synchronize()
     assert case.check()[1] is None
@@ -276,10 +276,10 @@ def test_a_plan_runs_from_its_own_form(device):
     library = cudnn.library(device)
     restored = library.cudnn.pygraph(handle=library.handle)
     restored.deserialize(library.handle, list(data))
-    case = Case(problem, device)
+    case = CandidateBench(problem, device)
     pack = arguments(problem, plan.bias, case.tensors, case.scalars)
     workspace = torch.empty(max(1, plan.workspace_bytes), dtype=torch.uint8, device=device)
-    case.poison()
+    case.fill_nan()
     restored.execute(pack, workspace, handle=library.handle)
     torch.cuda.synchronize()
     assert case.check()[1] is None

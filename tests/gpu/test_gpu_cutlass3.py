@@ -10,7 +10,7 @@ from autotune.core import architecture
 from autotune.families import family
 from autotune.families.base import Kernel
 from autotune.ir import Epilogue, parse
-from autotune.measure import Case
+from autotune.measure import CandidateBench
 
 pytestmark = pytest.mark.gpu
 
@@ -97,7 +97,7 @@ def cases(name):
             problem = parse(f"{size} dtype={kernel.dtype} epilogue={kernel.epilogue}")
             if family(name).fits(problem, kernel.values, arch()) is None:
                 launches = family(name).launches(problem, kernel.values, arch())
-                yield Case(problem, torch.device("cuda:0"), seed=1), kernel, launches
+                yield CandidateBench(problem, torch.device("cuda:0"), seed=1), kernel, launches
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -142,5 +142,5 @@ def test_sums_of_several_blocks_give_the_same_bits_each_time(how, built):
 def test_a_problem_that_a_kernel_cannot_solve_is_refused(name, text, built):
     kernel = next(kernels(name))
     launch = {"swizzle": 0, "slices": 1, "stream": 0}
-    case = Case(parse(f"{text} epilogue={kernel.epilogue}"), torch.device("cuda:0"))
+    case = CandidateBench(parse(f"{text} epilogue={kernel.epilogue}"), torch.device("cuda:0"))
     assert case.run(candidate_of(kernel, built[kernel], launch)).status == "refused"

@@ -9,7 +9,7 @@ from helpers import ELEMENTWISE, SPECIAL, built_paths, candidate_of, special_cas
 from autotune.families.base import Kernel
 from autotune.ir import AvgPool2d, Epilogue, parse
 from autotune.ir.epilogue_steps import define_step
-from autotune.measure import Case
+from autotune.measure import CandidateBench
 from autotune.runtime import bind
 
 pytestmark = pytest.mark.gpu
@@ -44,6 +44,6 @@ def test_texts_that_disagree_are_wrong():
     define_step("lying_on_gpus", cuda="x * 2.f", torch="x * 2.05")
     problem = parse("avg_pool2d n=1 h=4 w=4 c=32 r=2 s=2 stride=2 dtype=f16 epilogue=lying_on_gpus")
     chosen = kernel(problem.epilogue)
-    case = Case(problem, torch.device("cuda:0"))
+    case = CandidateBench(problem, torch.device("cuda:0"))
     result = case.run(candidate_of(chosen, built_paths([chosen])[chosen], {}))
     assert result.status == "wrong" and result.median_us is None

@@ -11,7 +11,7 @@ from autotune.core import of_capability
 from autotune.families import families, family
 from autotune.families.base import DEVICE_IMAGE, Kernel
 from autotune.ir import parse
-from autotune.measure import Case
+from autotune.measure import CandidateBench
 from autotune.runtime.engine import EngineError
 
 pytestmark = pytest.mark.gpu
@@ -295,7 +295,7 @@ def test_kernels_solve_odd_problems(name, dtype, trials, arch, device):
         pytest.skip(f"{name} has no {dtype} for {arch.name}")
     chosen, launched = family(name), set()
     for problem, kernel in pairs[name, dtype]:
-        case = Case(problem, device, seed=1)
+        case = CandidateBench(problem, device, seed=1)
         expected = solve(problem, case.tensors, case.scalars)
         for launch in chosen.launches(problem, kernel.values, arch):
             result = case.run(candidate_of(kernel, paths[kernel], launch))
@@ -322,7 +322,7 @@ def test_sums_of_several_blocks_give_the_same_bits_each_time(name, how, trials, 
         split = [launch for launch in launches if launch[how] > (how == "slices")]
         if not split:
             continue
-        case = Case(problem, device)
+        case = CandidateBench(problem, device)
         step = case.bind(candidate_of(kernel, paths[kernel], split[-1]))
         assert_same_bits(case, step, f"{problem} {kernel}")
         return
@@ -351,7 +351,7 @@ def test_a_problem_that_a_kernel_cannot_solve_is_refused(trials, device):
     ]:
         kernel = pairs[name, "f16"][0][1]
         launch = {parameter.name: parameter.values[0] for parameter in family(name).launch_parameters}
-        case = Case(parse(text.format(kernel.epilogue)), device)
+        case = CandidateBench(parse(text.format(kernel.epilogue)), device)
         result = case.run(candidate_of(kernel, paths[kernel], launch))
         assert result.status == "refused"
         assert result.error and "refuses the problem: " in result.error
@@ -365,5 +365,5 @@ def test_a_broken_image_is_an_error_of_one_sentence(trials, device, tmp_path):
     broken = tmp_path / "broken.cubin"
     broken.write_bytes(paths[kernel].read_bytes()[:100])
     with pytest.raises(EngineError) as error:
-        Case(problem, device).run(candidate_of(kernel, broken, {}))
+        CandidateBench(problem, device).run(candidate_of(kernel, broken, {}))
     assert "\n" not in str(error.value)

@@ -11,7 +11,7 @@ from autotune.core import of_capability
 from autotune.families import family
 from autotune.families.base import PERMISSIONS, Kernel
 from autotune.ir import Conv2d, Epilogue
-from autotune.measure import Case
+from autotune.measure import CandidateBench
 from autotune.runtime.engine import RefusedError
 
 pytestmark = pytest.mark.gpu
@@ -113,7 +113,7 @@ def test_kernels_of_every_kind_solve_random_problems(name, dtype, built):
         pytest.skip(f"{name} has no kernels in {dtype} here")
     arch, found, kinds = of_capability(capability()), family(name), set()
     for problem, kernel in pairs[name, dtype]:
-        case = Case(problem, cuda(), seed=1)
+        case = CandidateBench(problem, cuda(), seed=1)
         expected = solve(problem, case.tensors, case.scalars)
         for launch in found.launches(problem, kernel.values, arch):
             result = case.run(candidate_of(kernel, paths[kernel], launch))
@@ -147,7 +147,7 @@ def test_what_fits_is_what_the_device_takes(built):
 
 def bind_or_fail(candidate, problem):
     try:
-        Case(problem, cuda()).bind(candidate)
+        CandidateBench(problem, cuda()).bind(candidate)
     except RefusedError:
         pytest.fail(f"{problem} was refused by {candidate}")
 
@@ -160,7 +160,7 @@ def test_split_bytes_are_summed_as_whole_numbers(built):
         launches = found.launches(problem, kernel.values, arch)
         if {launch["slices"] for launch in launches} == {1}:
             continue
-        case, results = Case(problem, cuda()), []
+        case, results = CandidateBench(problem, cuda()), []
         for launch in launches:
             assert case.run(candidate_of(kernel, paths[kernel], launch)).status == "ok"
             results.append(case.tensors["y"].clone())

@@ -14,7 +14,7 @@ from autotune.core import of_capability
 from autotune.families import family, serving
 from autotune.families.base import Kernel
 from autotune.ir import parse
-from autotune.measure import Case
+from autotune.measure import CandidateBench
 from fused_resnet import FusedResNet
 from fused_resnet.quantization import compare
 from tuning_db import Store
@@ -63,7 +63,7 @@ def trials(arch):
 def test_kernels_solve_odd_problems(trials, arch):
     assert {problem.operator for problem, *_ in trials} == {"cast", "global_avg_pool2d", "gemm"}
     for problem, kernel, path in trials:
-        case = Case(problem, torch.device("cuda:0"), seed=1)
+        case = CandidateBench(problem, torch.device("cuda:0"), seed=1)
         expected = solve(problem, case.tensors, case.scalars)
         for launch in family(kernel.family).launches(problem, kernel.values, arch):
             result = case.run(candidate_of(kernel, path, launch))

@@ -11,7 +11,7 @@ from autotune.core import of_capability
 from autotune.families import family
 from autotune.families.base import Kernel
 from autotune.ir import parse
-from autotune.measure import Case
+from autotune.measure import CandidateBench
 
 pytestmark = pytest.mark.gpu
 
@@ -51,7 +51,7 @@ def built(target):
 def test_every_way_solves_every_size(size, pool, built, target):
     arch, _ = target
     asked = problem(*size, pool)
-    case = Case(asked, torch.device("cuda:0"), seed=2)
+    case = CandidateBench(asked, torch.device("cuda:0"), seed=2)
     expected = solve(asked, case.tensors, case.scalars)["y"]
     solved = 0
     for kernel, path in built.items():
@@ -77,13 +77,13 @@ def test_what_a_kernel_was_not_made_for_is_refused(built):
             str(problem(64, 60, pool)),
             str(problem(64, 64, pool, k=60)),
         ):
-            case = Case(parse(text), torch.device("cuda:0"))
+            case = CandidateBench(parse(text), torch.device("cuda:0"))
             assert case.run(candidate_of(kernel, path, {"walk": 1})).status == "refused", text
 
 
 def test_a_nan_of_the_image_reaches_the_pool(built):
     asked = problem(64, 64, POOL)
-    case = Case(asked, torch.device("cuda:0"))
+    case = CandidateBench(asked, torch.device("cuda:0"))
     case.tensors["x"][0, 1, 20, 30] = float("nan")
     expected = solve(asked, case.tensors, case.scalars)["y"].isnan()
     assert expected.any() and not expected.all()

@@ -10,7 +10,7 @@ from autotune.core import AutotuneError
 from autotune.families import family, serving
 from autotune.families.base import Kernel
 from autotune.ir import parse
-from autotune.measure import Case
+from autotune.measure import CandidateBench
 
 CPU = torch.device("cpu")
 
@@ -46,13 +46,13 @@ def trials(cpu, cpu_target):
 def test_kernels_give_the_exact_sum_rounded(trials, cpu):
     for problem, kernel, path in trials:
         chosen = family(kernel.family)
-        case = Case(problem, CPU, seed=2)
+        case = CandidateBench(problem, CPU, seed=2)
         expected = solve(problem, case.tensors, case.scalars)
         for launch in chosen.launches(problem, kernel.values, cpu):
             step = case.bind(candidate_of(kernel, path, launch))
             error, complaint = case.verify(step)
             assert complaint is None, f"{problem} {kernel} {launch}: {complaint}"
-            assert case.repeat(step, case.bits()) is None
+            assert case.rerun(step, case.copy_outputs()) is None
             for name, value in expected.items():
                 if problem.output_dtype == "s8":
                     assert_bytes_are_right(case.tensors[name], value, f"{name} of {problem} {kernel}")
@@ -65,7 +65,7 @@ def test_sums_are_whole_on_the_way_too(cpu_target):
     problem = parse("conv2d n=1 h=3 w=3 c=1500 k=8 r=3 s=3 pad=1 dtype=s8 epilogue=scale,bias")
     config = {"block_k": 8, "block_pixels": 4, "unroll_c": 2}
     kernel = Kernel.of("cpu_conv2d", config, "s8", problem.epilogue, cpu_target)
-    case = Case(problem, CPU)
+    case = CandidateBench(problem, CPU)
     x, weight = case.tensors["x"], case.tensors["weight"]
     x.fill_(-128)
     weight[:, :750], weight[:, 750:] = -128, 127
@@ -90,7 +90,7 @@ def test_rounding_is_to_the_nearest_even_and_saturates(cpu_target):
     expected += [-128, -128, -128, -128, -128, -128, 0, 0, 0, 3, -77]
     for block in (8, 16):  # a block of vectors and what is left behind it
         kernel = Kernel.of("cpu_cast", {"result": "s8", "block_c": block}, "f32", problem.epilogue, cpu_target)
-        case = Case(problem, CPU)
+        case = CandidateBench(problem, CPU)
         case.tensors["x"].copy_(torch.tensor(values).view(1, 1, 1, 24))
         case.bind(candidate_of(kernel, built_paths([kernel])[kernel], {"threads": 1})).run()
         assert case.tensors["y"].flatten().tolist() == expected
@@ -101,7 +101,7 @@ def test_a_kernel_that_is_off_by_one_comes_out_as_wrong(cpu_target):
     problem = parse("cast n=1 h=4 w=4 c=32 result=s8 dtype=f32 epilogue=mul_scalar")
     other = parse("cast n=1 h=4 w=4 c=32 result=s8 dtype=f32 epilogue=add_scalar")
     kernel = Kernel.of("cpu_cast", {"result": "s8", "block_c": 8}, "f32", other.epilogue, cpu_target)
-    result = Case(problem, CPU).run(candidate_of(kernel, built_paths([kernel])[kernel], {"threads": 1}))
+    result = CandidateBench(problem, CPU).run(candidate_of(kernel, built_paths([kernel])[kernel], {"threads": 1}))
     assert result.status == "wrong" and "before rounding" in result.error
 
 

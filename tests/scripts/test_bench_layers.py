@@ -14,7 +14,7 @@ from autotune.core import AutotuneError, ceil_div, device_name, paths
 from autotune.ir import Conv2d, parse
 from autotune.libraries import cudnn
 from autotune.libraries.cudnn.graph import channels_last
-from autotune.measure import Case
+from autotune.measure import CandidateBench
 from autotune_cli.layers.comparison import Job
 from autotune_cli.layers.contestants import torch_contenders
 from autotune_cli.layers.layer_sets import layer_set, title
@@ -60,7 +60,7 @@ def test_only_chooses_layers():
 
 @pytest.mark.parametrize("epilogue", ["none", "bias,relu", "add,relu", "bias,store,silu", "mul_scalar,scale,add"])
 def test_torchs_convolution_with_the_chain_behind_it_is_right(epilogue):
-    case = Case(
+    case = CandidateBench(
         parse(f"conv2d n=2 h=9 w=7 c=12 k=20 r=3 s=2 stride=2,1 pad=1,0 groups=2 dtype=f32 epilogue={epilogue}"), CPU
     )
     contender = next(torch_contenders(case))
@@ -153,7 +153,7 @@ def test_what_kills_the_process_is_a_result_and_the_layer_goes_on(tmp_path, cont
             store.put_measurement(**ids, status="ok", median_us=float(us))
     entry = contests.measure(Job(POOL, path, 30), lambda what: None)
     trials = {trial["label"]: (trial["status"], trial["reason"]) for trial in entry["trials"]}
-    assert trials['faulty "segfault"'] == ("crashed", "its process died")
+    assert trials['faulty "segfault"'] == ("crashed", "the process died: SIGSEGV")
     assert trials['faulty "scaled"'][0] == "wrong" and "relative error" in trials['faulty "scaled"'][1]
     assert entry["sides"]["ours"]["label"] == 'faulty "good"'
 

@@ -52,7 +52,7 @@ from autotune.ir import (
     ToChannelsLast,
 )
 from autotune.ir.epilogue_steps import define_step
-from autotune.measure import Case, Result, Worker
+from autotune.measure import CandidateBench, Result, Worker
 from autotune.measure.verify import random_tensor
 from autotune.runtime import BoundStep, Candidate
 
@@ -384,12 +384,12 @@ def random_inputs(problem: Problem, seed: int = 1) -> tuple[dict[str, torch.Tens
     return tensors, problem.epilogue.random_scalars(generator)
 
 
-def assert_same_bits(case: Case, step: BoundStep, said: str) -> None:
+def assert_same_bits(case: CandidateBench, step: BoundStep, said: str) -> None:
     """A right result with the same bits in each of many runs on a GPU."""
     stream = torch.cuda.current_stream().cuda_stream
     results = []
     for _ in range(20):
-        case.poison()
+        case.fill_nan()
         step.run(stream)
         torch.cuda.synchronize()
         assert case.check()[1] is None

@@ -29,7 +29,7 @@ from autotune.core import Architecture, ProblemError, device_target, of_capabili
 from autotune.families import family
 from autotune.families.base import PERMISSIONS, Family, Kernel, Launch
 from autotune.ir import Epilogue, Problem, parse
-from autotune.measure import Case
+from autotune.measure import CandidateBench
 from autotune.measure.verify import HALF_SUMS
 
 _LIMIT = {**LIMIT, HALF_SUMS: 1e-2}
@@ -326,12 +326,12 @@ def _sized(found: Family, rng: random.Random, dtype: str) -> Problem | None:
 # -- running -----------------------------------------------------------------------------------------------------------
 
 
-def complaint(case: Case, found: Drawn, path: Path) -> str | None:
+def complaint(case: CandidateBench, found: Drawn, path: Path) -> str | None:
     """What is wrong with a kernel's results by the tuner's checks and by the tests' own reference, if anything is."""
     step = case.bind(candidate_of(found.kernel, path, found.launch))
     halves = "f16_accumulation" in family(found.kernel.family).needs(found.kernel.values)
     _, said = case.verify(step, HALF_SUMS if halves else "")
-    if said or (said := (case.repeat(step, case.bits()) or ("", None))[1]):
+    if said or (said := (case.rerun(step, case.copy_outputs()) or ("", None))[1]):
         return said
     for key, value in solve(case.problem, case.tensors, case.scalars).items():
         result = case.tensors[key]
@@ -356,7 +356,7 @@ def wrong(names: Sequence[str], seed: int, kernels: int, problems: int) -> tuple
     paths = built_paths((found.kernel for found in every), len(os.sched_getaffinity(0)))
     complaints = []
     for number, found in enumerate(every):
-        case = Case(found.problem, device, seed=number)
+        case = CandidateBench(found.problem, device, seed=number)
         try:
             if said := complaint(case, found, paths[found.kernel]):
                 complaints.append(f"{found}: {said}")

@@ -189,7 +189,7 @@ def test_a_folder_in_which_nothing_can_be_made(public):
 
 def test_a_file_that_stays_locked(tmp_path, monkeypatch):
     path = tmp_path / "tuning.db"
-    monkeypatch.setattr(sqlite_backend, "PATIENCE", 0.3)
+    monkeypatch.setattr(sqlite_backend, "LOCK_SECONDS", 0.3)
     with Store.create(path) as store:
         store.put_problem(CONV.format(n=1))
         with closing(sqlite3.connect(path, isolation_level=None)) as holder:
@@ -214,9 +214,9 @@ def test_a_clock_that_jumps_changes_no_order_and_no_claim(tmp_path, monkeypatch,
             monkeypatch.setattr(time, "gmtime", lambda now=now, of=time.gmtime: of(now + jump))
             monkeypatch.setattr(time, "time", lambda now=now: now + jump)
         assert store.plan(device, "n").id == plan.id
-        assert process_id.lives(process_id.me(), 0.0) and store.claim(device, problem.text, kernel, [{}]) == [{}]
+        assert process_id.is_alive(process_id.own_id(), 0.0) and store.claim(device, problem.text, kernel, [{}]) == [{}]
         gone = subprocess.run(
-            [sys.executable, "-c", "from tuning_db import process_id; print(process_id.me())"],
+            [sys.executable, "-c", "from tuning_db import process_id; print(process_id.own_id())"],
             cwd=ROOT, capture_output=True, text=True, check=True,
         ).stdout.strip()  # fmt: skip
-        assert not process_id.lives(gone, time.time())
+        assert not process_id.is_alive(gone, time.time())

@@ -14,10 +14,9 @@ import torch
 
 from autotune.ir import Problem, limit_us
 from autotune.libraries import cudnn
-from autotune.measure import Case, Monitor, Runnable, Sampler, between, interleave, sampler, stream_of, synchronize
+from autotune.measure import CandidateBench, Monitor, Sampler, interleave, sampler
 from autotune_cli import timing
 from autotune_cli.layers.contestants import Contender, our_contenders, plan_contenders, torch_contenders
-from autotune_cli.record import one_line
 
 SIDES = {
     "ours": "our best kernel",
@@ -56,17 +55,13 @@ class Trial:
     reason: str | None = None
 
 
-class LostError(Exception):
-    """The device's context is ruined: nothing more can be measured in this process."""
-
-
 def contest(job: Job, device: torch.device, tell: Tell) -> dict[str, Any]:
     """Measure a layer: its entry in the record. `tell` hears what is being tried."""
     started = time.perf_counter()
     monitor = Monitor(device)
     before = monitor.state()
     tell("operands and reference")
-    case = Case(job.problem, device)
+    case = CandidateBench(job.problem, device)
     missing: dict[str, str] = {}
     rates, ours = our_contenders(case, job.database, FINALISTS)
     if not ours:
@@ -98,7 +93,7 @@ def contest(job: Job, device: torch.device, tell: Tell) -> dict[str, Any]:
     }
 
 
-def _trials(case: Case, contenders: list[Contender], skip: Mapping[str, str], tell: Tell) -> Iterator[Trial]:
+def _trials(case: CandidateBench, contenders: list[Contender], skip: Mapping[str, str], tell: Tell) -> Iterator[Trial]:
     best = math.inf
     for contender in contenders:
         if contender.plan and contender.plan.error:
@@ -113,34 +108,14 @@ def _trials(case: Case, contenders: list[Contender], skip: Mapping[str, str], te
             yield trial
 
 
-def _trial(case: Case, contender: Contender, limit: float) -> Trial:
+def _trial(case: CandidateBench, contender: Contender, limit: float) -> Trial:
     """Verify a contender, then time it if one run takes no longer than `limit` microseconds."""
-    try:
-        step = contender.bind()
-        error, complaint = case.verify(contender.prove() if contender.prove else step)
-        if complaint:
-            return Trial(contender, "wrong", relative_error=error, reason=complaint)
-        once = _once(step, case.device)
-        if once > limit:
-            return Trial(contender, "slow", once, error, f"one run takes {once:.0f} us")
-        sample = sampler(step, case.device)
-        return Trial(contender, "ok", median(sample() for _ in range(5)), error)
-    except Exception as problem:  # a library's errors have no common base
-        try:
-            synchronize(case.device)
-        except Exception as ruin:
-            raise LostError(one_line(ruin)) from problem
-        return Trial(contender, "failed", reason=one_line(problem))
+    result = case.run_library(contender.bind, contender.prove, slow_us=limit)
+    us = math.inf if result.median_us is None else result.median_us
+    return Trial(contender, result.status, us, result.relative_error, result.error)
 
 
-def _once(step: Runnable, device: torch.device) -> float:
-    """Microseconds of one run, roughly; nothing for a CPU, where nothing is bounded."""
-    if device.type != "cuda":
-        return 0.0
-    return min(between(lambda: step.run(stream_of(device))) for _ in range(2))
-
-
-def _finals(case: Case, trials: list[Trial], rounds: int) -> tuple[dict[str, Trial], dict[str, list[float]]]:
+def _finals(case: CandidateBench, trials: list[Trial], rounds: int) -> tuple[dict[str, Trial], dict[str, list[float]]]:
     """The best trial of each side, chosen in some rounds, and their times in others: choosing does not flatter them."""
     ranked = sorted((trial for trial in trials if trial.status == "ok"), key=lambda trial: trial.us)
     sides = {side: [t for t in ranked if t.contender.side == side][:FINALISTS] for side in ENTERED}
@@ -157,7 +132,7 @@ def _finals(case: Case, trials: list[Trial], rounds: int) -> tuple[dict[str, Tri
     return chosen, _interleaved(case, {name: samplers[name] for name in samplers if name in wanted}, rounds)
 
 
-def _interleaved(case: Case, samplers: Mapping[str, Sampler], rounds: int) -> dict[str, list[float]]:
+def _interleaved(case: CandidateBench, samplers: Mapping[str, Sampler], rounds: int) -> dict[str, list[float]]:
     taken = interleave(list(samplers.values()), rounds, Monitor(case.device).slowed)
     return dict(zip(samplers, taken.samples, strict=True))
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from autotune.core import DeviceFacts, device_name, measure_device
 from autotune.ir import DTYPES, Conv2d
 from autotune.libraries import cudnn
-from autotune.measure import Case, Runnable
+from autotune.measure import CandidateBench, Runnable
 from autotune.runtime import candidate
 from autotune.tuner import label
 from tuning_db import Store
@@ -35,7 +35,7 @@ class Contender:
     plan: cudnn.ExecutionPlan | None = None
 
 
-def our_contenders(case: Case, path: Path, most: int) -> tuple[dict[str, float], list[Contender]]:
+def our_contenders(case: CandidateBench, path: Path, most: int) -> tuple[dict[str, float], list[Contender]]:
     """The device's limits, measured now if the database has none; what it takes for the problem; its best kernels."""
     with Store.open(path) as store:
         row = store.device(device_name(case.device))
@@ -60,7 +60,7 @@ def _facts(device: torch.device) -> DeviceFacts:
     return measure_device(device)
 
 
-def plan_contenders(case: Case, found: cudnn.FoundPlans) -> Iterator[Contender]:
+def plan_contenders(case: CandidateBench, found: cudnn.FoundPlans) -> Iterator[Contender]:
     """All plans of cuDNN, also those that cannot run."""
     for plan in found.plans:
         yield Contender("cudnn", str(plan), lambda p=plan: found.bind(p, case.tensors, case.scalars), plan=plan)  # type: ignore[misc]
@@ -79,7 +79,7 @@ class _TorchCall:
             output.copy_(results[name])
 
 
-def torch_contenders(case: Case) -> Iterator[Contender]:
+def torch_contenders(case: CandidateBench) -> Iterator[Contender]:
     """torch's fused operator where there is one for the chain, and its convolution with the chain behind it."""
     problem = case.problem
     if not isinstance(problem, Conv2d):

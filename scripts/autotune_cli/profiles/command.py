@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from autotune.core import AutotuneError, UnknownNameError, measure_device
 from autotune.ir import DTYPES
-from autotune.profiling import Node, Profile, as_json, attribution, matches, matching, record, totals
+from autotune.profiling import Node, Profile, as_json, attribution, match_modules, match_paths, record, totals
 from autotune.profiling.summary import libraries
 from autotune.profiling.tree import tree
 from autotune_cli.command_line import output, positive
@@ -92,7 +92,9 @@ def make_traces(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """A trace of the network, and with --db one of its FusedResNet."""
     device = pick_device(arguments)
     model = load(arguments.model, arguments.input, arguments.in_channels)
-    matches([path for path, _ in model.module.named_modules()], arguments.layer or "*")  # now, not once all is measured
+    match_paths(
+        [path for path, _ in model.module.named_modules()], arguments.layer or "*"
+    )  # now, not once all is measured
     fused = model.fused(arguments.db) if arguments.db else None
     dtype = DTYPES[arguments.dtype or ("f16" if device.type == "cuda" else "f32")]
     layout = torch.channels_last if arguments.channels_last else torch.contiguous_format
@@ -174,7 +176,7 @@ def show(profiles: Sequence[tuple[Profile, Node]], arguments: argparse.Namespace
 def chosen(root: Node, pattern: str | None, needed: bool) -> list[Node]:
     """The modules to show. Those of FusedResNet need not match: there a layer may be part of another."""
     try:
-        return matching(root, pattern) if pattern else [root]
+        return match_modules(root, pattern) if pattern else [root]
     except UnknownNameError:
         if needed:
             raise

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from autotune.profiling import Library, Node, Totals, side_by_side
+from autotune.profiling import LibraryTotals, Node, Totals, side_by_side
 from autotune_cli.chart import number
 
 WIDE = 120  # columns of a terminal from which on the tree shows all its numbers
@@ -85,7 +85,7 @@ def _print_fitting(console: Console, table: Table) -> None:
     console.print(table)
 
 
-def show_libraries(console: Console, found: Sequence[Library], total_us: float) -> None:
+def show_libraries(console: Console, found: Sequence[LibraryTotals], total_us: float) -> None:
     """A row a library."""
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("library")

@@ -28,7 +28,7 @@ from autotune.ir import (
     ToChannelsLast,
     parse,
 )
-from autotune.measure import Case
+from autotune.measure import CandidateBench
 from autotune.runtime import bind
 
 SEEDS = range(7)
@@ -170,7 +170,7 @@ def test_kernels_solve_odd_problems(name, trials, built, cpu):
     chosen = family(name)
     for trial in trials[name]:
         assert chosen.serves(trial.problem, cpu) is None
-        case = Case(trial.problem, DEVICE, seed=trial.seed)
+        case = CandidateBench(trial.problem, DEVICE, seed=trial.seed)
         given = {operand.name for operand in trial.problem.operands() if operand.role != "output"}
         before = {key: case.tensors[key].clone() for key in given}
         expected = solve(trial.problem, before, case.scalars)
@@ -190,7 +190,7 @@ def test_kernels_of_several_configs_agree_on_one_problem(cpu, cpu_target):
     configs = list(chosen.configs(cpu, "f32", problem.epilogue))
     sample = random.Random(1).sample(configs, 10)
     kernels = [Kernel.of("cpu_conv2d", config, "f32", problem.epilogue, cpu_target) for config in sample]
-    case = Case(problem, DEVICE)
+    case = CandidateBench(problem, DEVICE)
     expected = solve(problem, case.tensors, case.scalars)
     for kernel, path in built_paths(kernels).items():
         for launch in chosen.launches(problem, kernel.values, cpu):
@@ -200,7 +200,7 @@ def test_kernels_of_several_configs_agree_on_one_problem(cpu, cpu_target):
 
 
 def test_a_bound_kernel_runs_on_any_tensors_of_its_problem(trials, built):
-    """The runtime's way: bind to tensors of our own, without the tuner's Case."""
+    """The runtime's way: bind to tensors of our own, without the tuner's bench."""
     for trial in trials["cpu_se_tail"][:3]:
         generator = torch.Generator().manual_seed(trial.seed)
         tensors = {
@@ -220,7 +220,7 @@ def test_a_bound_kernel_runs_on_any_tensors_of_its_problem(trials, built):
 def test_a_max_pool_keeps_nan_and_infinities_as_torch_does(cpu_kernel):
     problem = parse("max_pool2d n=1 h=9 w=9 c=21 r=3 s=3 stride=2 pad=1 dtype=f32")
     kernel = cpu_kernel("cpu_max_pool2d", {"block_c": 8})
-    case = Case(problem, DEVICE)
+    case = CandidateBench(problem, DEVICE)
     x = case.tensors["x"]
     x[0, ::4, ::2, ::2], x[0, 1::3, 1, 1::2], x[0, 2:7, 2:7, 20] = float("nan"), float("inf"), -float("inf")
     case.bind(candidate_of(kernel, built_paths([kernel])[kernel], {"threads": 1})).run()
@@ -233,7 +233,7 @@ def test_weights_in_the_wrong_order_come_out_as_wrong(cpu_kernel):
     problem = parse("conv2d n=2 h=6 w=6 c=24 k=32 r=3 s=3 pad=1 dtype=f32 epilogue=relu")
     kernel = cpu_kernel("cpu_conv2d", {"block_k": 16, "block_pixels": 4, "unroll_c": 1}, "relu")
     right = candidate_of(kernel, built_paths([kernel])[kernel], {"threads": 1, "order": 0})
-    case = Case(problem, DEVICE)
+    case = CandidateBench(problem, DEVICE)
     assert case.run(right).status == "ok"
     result = case.run(replace(right, weight_layouts={"weight": "krsc"}))
     assert result.status == "wrong" and result.median_us is None and result.relative_error > 0.1
@@ -242,7 +242,7 @@ def test_weights_in_the_wrong_order_come_out_as_wrong(cpu_kernel):
 def test_a_kernel_with_another_epilogue_comes_out_as_wrong(cpu_kernel):
     problem = parse("avg_pool2d n=2 h=6 w=6 c=24 r=3 s=3 stride=2 pad=1 dtype=f32 epilogue=add_scalar")
     kernel = cpu_kernel("cpu_avg_pool2d", {"block_c": 8}, "mul_scalar")
-    result = Case(problem, DEVICE).run(candidate_of(kernel, built_paths([kernel])[kernel], {"threads": 1}))
+    result = CandidateBench(problem, DEVICE).run(candidate_of(kernel, built_paths([kernel])[kernel], {"threads": 1}))
     assert result.status == "wrong" and "relative error" in result.error and result.median_us is None
 
 

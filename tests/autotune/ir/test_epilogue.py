@@ -19,7 +19,7 @@ from helpers import (
 from autotune.core import ProblemError
 from autotune.families.base import Kernel
 from autotune.ir import MAX_SCALARS, Conv2d, Epilogue, epilogue_steps
-from autotune.measure import Case
+from autotune.measure import CandidateBench
 from autotune.runtime import bind
 
 CPU = torch.device("cpu")
@@ -142,9 +142,9 @@ def built(cpu_target):
 @pytest.mark.parametrize("chain", CHAINS, ids=str)
 def test_kernels_apply_random_chains(chain, built, cpu_target):
     problem = Conv2d(n=2, h=3, w=5, c=7, k=27, dtype="f32", epilogue=chain)
-    case, chosen = Case(problem, CPU), kernel(chain, cpu_target)
+    case, chosen = CandidateBench(problem, CPU), kernel(chain, cpu_target)
     case.tensors["x"] *= 4  # so that the steps' ends are met too
-    case.poison()
+    case.fill_nan()
     case.bind(candidate_of(chosen, built[chosen], LAUNCH)).run()
     for name, value in solve(problem, case.tensors, case.scalars).items():
         torch.testing.assert_close(case.tensors[name].double(), value, rtol=1e-5, atol=1e-5)

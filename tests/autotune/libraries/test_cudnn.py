@@ -10,8 +10,8 @@ from torch import nn
 from autotune.core import LibraryError, ProblemError, UnknownNameError, device_name, device_target
 from autotune.cudnn_algorithms import Algorithm, ordered, pareto
 from autotune.cudnn_algorithms import torch_layers as public
-from autotune.cudnn_algorithms.benchmark import offered, passes
-from autotune.cudnn_algorithms.selection import choose
+from autotune.cudnn_algorithms.benchmark import list_algorithms, passes
+from autotune.cudnn_algorithms.selection import select_algorithm
 from autotune.ir import Conv2dDgrad, Conv2dWgrad, parse
 from autotune.libraries import cudnn
 from autotune.libraries.cudnn import classic
@@ -110,7 +110,7 @@ class Offering:
     def __init__(self):
         self.asked = []
 
-    def vendor(self, problem, deadline):
+    def library_plans(self, problem, deadline):
         self.asked.append(problem)
         configs = [{**CONFIG, "plan": f"eng{rank}", "rank": rank, "of": 2} for rank in range(2)]
         plans = (
@@ -169,15 +169,15 @@ def test_recorded_plans_are_ordered_and_chosen_by_time_workspace_and_engine():
     timed = [plan for plan in plans if plan.us]
     assert len(timed) > 40
     fastest = min(timed, key=lambda plan: plan.us)
-    assert choose(plans, "forward") == fastest == ordered(plans, "time")[0]
+    assert select_algorithm(plans, "forward") == fastest == ordered(plans, "time")[0]
     assert [a.usable for a in ordered(plans, "time")] == sorted((a.usable for a in plans), reverse=True)
     of_41 = [plan for plan in timed if plan.name == "engine 41"]
-    assert choose(plans, "forward", "eng41") == min(of_41, key=lambda plan: plan.us)
+    assert select_algorithm(plans, "forward", "eng41") == min(of_41, key=lambda plan: plan.us)
     exact = next(plan for plan in timed if plan.key == "eng4")  # is also the name of an engine with many plans
-    assert sum(plan.name == "engine 4" for plan in timed) > 1 and choose(plans, "forward", "eng4") == exact
+    assert sum(plan.name == "engine 4" for plan in timed) > 1 and select_algorithm(plans, "forward", "eng4") == exact
     small = [plan for plan in timed if plan.workspace_bytes <= 131]
-    assert choose(plans, "forward", workspace_limit=131) == min(small, key=lambda plan: plan.us)
-    assert choose(plans, "forward", "eng41", prefer="workspace").workspace_bytes == 0
+    assert select_algorithm(plans, "forward", workspace_limit=131) == min(small, key=lambda plan: plan.us)
+    assert select_algorithm(plans, "forward", "eng41", prefer="workspace").workspace_bytes == 0
 
 
 def test_the_front_of_recorded_plans_is_beaten_by_none():
@@ -207,21 +207,21 @@ def test_records_of_algorithms_are_read_back():
 )
 def test_an_unsupported_choice_lists_what_is_supported(asked, words):
     with pytest.raises(LibraryError) as raised:
-        choose(CLASSIC, "forward", **asked)
+        select_algorithm(CLASSIC, "forward", **asked)
     text = str(raised.value)
     assert "\n" not in text and "4 FFT" not in text
     assert all(word in text for word in words), text
 
 
 def test_demands_and_preferences_decide_where_nothing_is_named():
-    assert choose(CLASSIC, "forward").key == "7"
-    assert choose(CLASSIC, "forward", deterministic=True).key == "1"
-    assert choose(CLASSIC, "forward", prefer="energy").key == "1"
-    assert choose(CLASSIC, "forward", prefer="workspace").key == "0"
-    assert choose(CLASSIC, "forward", workspace_limit=10).key == "0"
-    assert choose(CLASSIC, "backward-data", prefer="energy").key == "1"
+    assert select_algorithm(CLASSIC, "forward").key == "7"
+    assert select_algorithm(CLASSIC, "forward", deterministic=True).key == "1"
+    assert select_algorithm(CLASSIC, "forward", prefer="energy").key == "1"
+    assert select_algorithm(CLASSIC, "forward", prefer="workspace").key == "0"
+    assert select_algorithm(CLASSIC, "forward", workspace_limit=10).key == "0"
+    assert select_algorithm(CLASSIC, "backward-data", prefer="energy").key == "1"
     with pytest.raises(LibraryError, match=r"no algorithm.*none are"):
-        choose(CLASSIC, "backward-filter")
+        select_algorithm(CLASSIC, "backward-filter")
 
 
 # -- for torch's layers ------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_demands_and_preferences_decide_where_nothing_is_named():
         ({"conv_fwd_algo": True}, ["forward algorithm True", "0 IMPLICIT_GEMM"]),
         ({"prefer": "luck"}, ["luck", "time, workspace, energy"]),
         ({"conv_fwd_algo": 1, "workspace_limit": -5}, ["-5"]),
-        ({}, ["nothing is asked"]),
+        ({}, ["no pass has a requirement"]),
     ],
 )
 def test_a_choice_that_no_layer_could_have_is_refused_at_once(choice, words):
@@ -278,7 +278,7 @@ def test_without_a_gpu_nothing_is_chosen_and_the_model_is_as_before():
         with pytest.raises(LibraryError, match="torch has no cuDNN here"):
             classic.load()
     with pytest.raises(LibraryError, match="NVIDIA GPU"):
-        offered(parse("conv2d n=1 h=4 w=4 c=8 k=8 dtype=f16"), CPU)
+        list_algorithms(parse("conv2d n=1 h=4 w=4 c=8 k=8 dtype=f16"), CPU)
 
 
 def test_a_layer_that_takes_anothers_place_shares_its_parameters():
@@ -288,7 +288,7 @@ def test_a_layer_that_takes_anothers_place_shares_its_parameters():
     assert list(made.state_dict()) == list(layer.state_dict())
     same = ("stride", "padding", "dilation", "groups", "kernel_size", "padding_mode")
     assert [getattr(made, name) for name in same] == [getattr(layer, name) for name in same]
-    assert made.choice.deterministic and made.choice.demands
+    assert made.requirements.deterministic and made.requirements.any_pass
 
 
 @pytest.mark.parametrize(

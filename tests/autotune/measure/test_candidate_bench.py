@@ -8,7 +8,7 @@ from helpers import relative_error, solve
 
 from autotune.ir import DTYPES, parse, reference
 from autotune.libraries import aten
-from autotune.measure import Case
+from autotune.measure import CandidateBench
 from autotune.measure.verify import HALF_SUMS, TOLERANCE
 from autotune.runtime import Candidate
 
@@ -44,7 +44,7 @@ TEXTS = [
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_reference_means_what_the_operators_mean(text):
     problem = parse(text.format("f32"))
-    case = Case(problem, CPU, seed=3)
+    case = CandidateBench(problem, CPU, seed=3)
     tensors = {name: tensor.double() for name, tensor in case.tensors.items()}
     computed = reference.compute(problem, tensors, case.scalars)
     expected = solve(problem, case.tensors, case.scalars)
@@ -58,7 +58,7 @@ def test_the_reference_means_what_the_operators_mean(text):
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_operands_are_random_and_as_described(text, dtype):
     problem = parse(text.format(dtype))
-    case, again, other = Case(problem, CPU, seed=1), Case(problem, CPU, seed=1), Case(problem, CPU, seed=2)
+    case, again, other = (CandidateBench(problem, CPU, seed=seed) for seed in (1, 1, 2))
     for operand in problem.operands():
         tensor = case.tensors[operand.name]
         assert tensor.shape == operand.shape and tensor.dtype == DTYPES[operand.dtype] and tensor.is_contiguous()
@@ -73,19 +73,19 @@ def test_operands_are_random_and_as_described(text, dtype):
 @pytest.mark.parametrize("text", TEXTS)
 def test_torchs_operators_are_right(text, dtype):
     problem = parse(text.format(dtype))
-    case = Case(problem, CPU)
+    case = CandidateBench(problem, CPU)
     expected = solve(problem, case.tensors, case.scalars)
     limit = {"f32": 1e-6, "f16": 2e-3, "bf16": 2e-2}[dtype]
     for config in aten.configs(problem):
-        case.poison()
+        case.fill_nan()
         case.bind(Candidate(aten.FAMILY, json.dumps(config), "")).run()
         for name, value in expected.items():
             assert relative_error(case.tensors[name], value) < limit, name
 
 
 def test_poison_reaches_every_output_and_a_poisoned_output_is_wrong():
-    case = Case(parse(TEXTS[0].format("f32")), CPU)
-    case.poison()
+    case = CandidateBench(parse(TEXTS[0].format("f32")), CPU)
+    case.fill_nan()
     assert case.tensors["y"].isnan().all() and case.tensors["store1"].isnan().all()
     assert not case.tensors["x"].isnan().any()
     error, complaint = case.check()
@@ -94,10 +94,10 @@ def test_poison_reaches_every_output_and_a_poisoned_output_is_wrong():
 
 @pytest.mark.parametrize("name", ["y", "store1"])
 def test_every_output_is_checked(name):
-    case = Case(parse(TEXTS[0].format("f32")), CPU)
+    case = CandidateBench(parse(TEXTS[0].format("f32")), CPU)
 
     def fill():
-        case.poison()
+        case.fill_nan()
         for output, value in case.expected.items():
             case.tensors[output].copy_(value)
 
@@ -111,8 +111,8 @@ def test_every_output_is_checked(name):
 
 def test_rounding_to_the_dtype_is_not_wrong():
     for dtype in ("f16", "bf16"):
-        case = Case(parse(TEXTS[1].format(dtype)), CPU)
-        case.poison()
+        case = CandidateBench(parse(TEXTS[1].format(dtype)), CPU)
+        case.fill_nan()
         case.tensors["y"].copy_(case.expected["y"])
         assert case.check()[1] is None
 
@@ -121,7 +121,7 @@ BYTES = "conv2d n=2 h=9 w=7 c=12 k=20 r=3 s=2 pad=1,0 groups=2 dtype=s8 epilogue
 
 
 def test_bytes_are_summed_exactly_and_rounded_to_the_nearest():
-    case = Case(parse(BYTES), CPU, seed=4)
+    case = CandidateBench(parse(BYTES), CPU, seed=4)
     for name in ("x", "weight"):
         values = case.tensors[name].double()
         assert values.min() < -110 and values.max() > 110 and case.tensors[name].dtype == torch.int8
@@ -135,11 +135,11 @@ def test_bytes_are_summed_exactly_and_rounded_to_the_nearest():
 
 
 def test_a_byte_may_be_off_by_one_only_in_the_middle_between_two():
-    case = Case(parse(BYTES), CPU, seed=5)
+    case = CandidateBench(parse(BYTES), CPU, seed=5)
     case.expected["y"][0, 0, 0, :4] = torch.tensor([7.5003, 7.503, 300.0, -2.5])
 
     def check(*bytes_):
-        case.poison()
+        case.fill_nan()
         for name, value in case.expected.items():
             case.tensors[name].copy_(value.clamp(-128, 127).round())
         case.tensors["y"][0, 0, 0, :4] = torch.tensor(bytes_, dtype=torch.int8)
@@ -151,8 +151,8 @@ def test_a_byte_may_be_off_by_one_only_in_the_middle_between_two():
 
 
 def test_poisoned_bytes_are_far_from_right():
-    case = Case(parse(BYTES), CPU)
-    case.poison()
+    case = CandidateBench(parse(BYTES), CPU)
+    case.fill_nan()
     for name, value in case.expected.items():
         assert ((case.tensors[name].double() - value.clamp(-128, 127)).abs() > 100).all()
     assert "off by" in case.check()[1]
@@ -160,34 +160,34 @@ def test_poisoned_bytes_are_far_from_right():
 
 @pytest.mark.parametrize("text", [BYTES, TEXTS[0].format("f16"), TEXTS[0].format("bf16")])
 def test_the_second_poison_differs_from_the_first_in_every_element(text):
-    case = Case(parse(text), CPU)
-    case.poison()
-    first = case.bits()
-    case.poison(other=True)
+    case = CandidateBench(parse(text), CPU)
+    case.fill_nan()
+    first = case.copy_outputs()
+    case.fill_nan(other=True)
     for name, bits in first.items():
-        assert case.unlike({name: bits}) == f"{name} differs in {bits.numel()} of {bits.numel()} elements"
+        assert case.bit_difference({name: bits}) == f"{name} differs in {bits.numel()} of {bits.numel()} elements"
         assert not case.tensors[name].isnan().any() and case.tensors[name].double().std() > 20
 
 
 @pytest.mark.parametrize("name", ["x", "weight", "bias0"])
 def test_operands_are_watched(name):
-    case = Case(parse(TEXTS[0].format("f16")), CPU)
-    case.poison()
-    assert case.trespass() is None and not case.spoiled
+    case = CandidateBench(parse(TEXTS[0].format("f16")), CPU)
+    case.fill_nan()
+    assert case.out_of_bounds_write() is None and not case.corrupted_inputs
     case.tensors[name].view(-1)[5] *= -1
-    assert case.trespass() == f"{name} was overwritten" and case.spoiled
+    assert case.out_of_bounds_write() == f"{name} was overwritten" and case.corrupted_inputs
 
 
 def test_the_reference_is_watched():
-    case = Case(parse(TEXTS[0].format("f16")), CPU)
-    case.poison()
+    case = CandidateBench(parse(TEXTS[0].format("f16")), CPU)
+    case.fill_nan()
     case.expected["y"].view(-1)[7] += 1e-6
-    assert case.trespass() == "the reference of y was overwritten" and case.spoiled
+    assert case.out_of_bounds_write() == "the reference of y was overwritten" and case.corrupted_inputs
 
 
 def test_half_sums_have_a_tolerance_of_their_own_and_it_is_recorded():
-    case = Case(parse(TEXTS[1].format("f16")), CPU)
-    case.poison()
+    case = CandidateBench(parse(TEXTS[1].format("f16")), CPU)
+    case.fill_nan()
     for name, value in case.expected.items():
         case.tensors[name].copy_(value * 1.004)
     assert "relative error" in case.check()[1] and case.check(HALF_SUMS)[1] is None
@@ -196,7 +196,7 @@ def test_half_sums_have_a_tolerance_of_their_own_and_it_is_recorded():
 
 
 def test_who_is_far_behind_the_best_is_timed_briefly():
-    case = Case(parse("avg_pool2d n=2 h=9 w=9 c=8 r=3 s=3 stride=2 pad=1 dtype=f32"), CPU)
+    case = CandidateBench(parse("avg_pool2d n=2 h=9 w=9 c=8 r=3 s=3 stride=2 pad=1 dtype=f32"), CPU)
     candidate = Candidate(aten.FAMILY, json.dumps(aten.configs(case.problem)[0]), "")
     full = case.run(candidate, best_us=1e6)
     brief = case.run(candidate, best_us=1e-3)
@@ -205,7 +205,7 @@ def test_who_is_far_behind_the_best_is_timed_briefly():
 
 
 def test_a_run_reports_its_samples():
-    case = Case(parse(TEXTS[-1].format("f32")), CPU)
+    case = CandidateBench(parse(TEXTS[-1].format("f32")), CPU)
     result = case.run(Candidate(aten.FAMILY, json.dumps(aten.configs(case.problem)[0]), ""))
     assert result.status == "ok" and result.error is None
     assert min(result.samples_us) - 1e-3 <= result.median_us <= max(result.samples_us) + 1e-3

@@ -13,16 +13,16 @@ from helpers import tried
 from autotune.ir import parse
 from autotune.libraries import aten
 from autotune.measure import (
-    Case,
-    Rotation,
+    CandidateBench,
+    RotatingBuffers,
     Timing,
     copies_of,
     interleave,
     median_interval,
     nvml,
     sampler,
-    settle,
     timed,
+    warm_up,
 )
 from autotune.measure.cold_cache import cache_bytes
 from autotune.measure.resources import energy_uj, memory_bytes, workspace_bytes
@@ -118,13 +118,13 @@ def test_warming_up_lasts_until_times_are_steady(sleep):
         taken.append(times[len(taken)])
         return taken[-1]
 
-    assert settle(sample, limit=60) == 49.8
+    assert warm_up(sample, limit=60) == 49.8
     assert len(taken) == 7
     taken.clear()
-    assert settle(sample, limit=60, worth=90.0) == 100.0
+    assert warm_up(sample, limit=60, slow_us=90.0) == 100.0
     assert len(taken) == 1, "what is slower than is worth warming up"
     started = time.perf_counter()
-    settle(lambda: sleep(0.01) or -time.perf_counter(), limit=0.1)  # faster every time
+    warm_up(lambda: sleep(0.01) or -time.perf_counter(), limit=0.1)  # faster every time
     assert time.perf_counter() - started == pytest.approx(0.1, abs=0.011)
 
 
@@ -142,8 +142,8 @@ def test_energy_is_counted_from_one_step_of_the_counter_to_another(sleep):
 
 
 def test_reasons_have_names_and_a_cpu_has_none():
-    assert nvml.names(0x8 | 0x4 | 0x1) == ["idle", "power cap", "hardware slowdown"]
-    assert nvml.names(nvml.SLOWDOWNS) == [
+    assert nvml.reason_names(0x8 | 0x4 | 0x1) == ["idle", "power cap", "hardware slowdown"]
+    assert nvml.reason_names(nvml.SLOWDOWNS) == [
         "hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake",
     ]  # fmt: skip
     monitor = nvml.Monitor(CPU)
@@ -157,7 +157,7 @@ def test_copies_fill_the_cache_twice_or_are_as_many_as_a_sample_takes():
 
 
 def test_rotating_buffers_run_every_copy():
-    case = Case(PROBLEM, CPU, timing=Timing(buffers="rotating"))
+    case = CandidateBench(PROBLEM, CPU, timing=Timing(buffers="rotating"))
     sample = case._sampler(TORCH, case.bind(TORCH))
     assert len(case._copies) == 31 and sample.launches <= 32
     pointers = {tensors["y"].data_ptr() for tensors in [case.tensors, *case._copies]}
@@ -180,7 +180,7 @@ def test_a_rotation_begins_again_at_its_end():
         def run(self, stream=0):
             ran.append(self.name)
 
-    rotation = Rotation([Noted("a"), Noted("b"), Noted("c")])
+    rotation = RotatingBuffers([Noted("a"), Noted("b"), Noted("c")])
     for _ in range(7):
         rotation.run()
     assert "".join(ran) == "abcabca"
@@ -191,7 +191,7 @@ def test_what_is_done_before_a_sample_is_not_in_it(sleep):
         def run(self, stream=0):
             sleep(0.001)
 
-    sample = sampler(Short(), CPU, most=2, before=lambda: sleep(0.05))
+    sample = sampler(Short(), CPU, max_launches=2, setup=lambda: sleep(0.05))
     assert sample.launches == 2
     assert [sample() for _ in range(3)] == pytest.approx([1000] * 3)
 
@@ -216,4 +216,4 @@ def test_memory_is_that_in_use():
     assert 39 * 2**20 < memory_bytes(CPU) - before < 44 * 2**20
     del held
     assert memory_bytes(CPU) - before < 4 * 2**20
-    assert workspace_bytes(Case(PROBLEM, CPU).bind(TORCH), CPU) is None
+    assert workspace_bytes(CandidateBench(PROBLEM, CPU).bind(TORCH), CPU) is None

@@ -15,7 +15,7 @@ from helpers import KERNELS, tried
 from autotune.core import DeviceFacts, WorkerError, device_name, paths
 from autotune.ir import parse
 from autotune.libraries import aten
-from autotune.measure import Case, Worker
+from autotune.measure import CandidateBench, Worker
 from autotune.runtime import Candidate, engine
 
 OTHER = parse("avg_pool2d n=1 h=6 w=6 c=3 r=2 s=2 stride=2 dtype=f32")
@@ -131,7 +131,7 @@ def test_libraries_and_kernels_that_are_none_are_refused_in_words(library, fault
     text.write_text("not a library")
     empty = tmp_path / "empty.so"
     subprocess.run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(empty)], check=True)
-    case = Case(PROBLEM, torch.device("cpu"))
+    case = CandidateBench(PROBLEM, torch.device("cpu"))
     for chosen, said in [
         (replace(faulty("good"), path=text), "does not load"),
         (replace(faulty("good"), path=empty), "not a kernel library"),
@@ -146,3 +146,9 @@ def test_libraries_and_kernels_that_are_none_are_refused_in_words(library, fault
 def test_a_device_that_is_not_there_is_an_error_of_one_sentence():
     with Worker("cuda:0") as worker, pytest.raises(WorkerError, match="measuring process for cuda:0 does not start"):
         worker.facts()
+
+
+def test_a_request_that_is_none_is_answered_by_an_error(worker):
+    answer = worker._ask("facts", 60.0)
+    assert answer.status == "crashed" and "'facts'" in answer.error
+    assert isinstance(worker.facts(), DeviceFacts), "the next process answers again"

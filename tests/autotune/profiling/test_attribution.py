@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
 from autotune.core import AutotuneError, UnknownNameError
-from autotune.profiling import attribution, matching, record, summary
+from autotune.profiling import attribution, match_modules, record, summary
 from autotune.profiling.tree import tree
 
 CALLS = 2
@@ -227,10 +227,10 @@ def test_a_gpus_time_is_divided_among_kernels_and_waits_without_remainder():
 
 def test_layers_are_found_by_patterns(profile):
     root = tree(profile)
-    assert [node.path for node in matching(root, "blocks.*")] == ["blocks.0", "blocks.1"]
-    assert [node.path for node in matching(root, "blocks*")] == ["blocks"]
+    assert [node.path for node in match_modules(root, "blocks.*")] == ["blocks.0", "blocks.1"]
+    assert [node.path for node in match_modules(root, "blocks*")] == ["blocks"]
     with pytest.raises(UnknownNameError, match=r"no layer matches 'layer9.*stem"):
-        matching(root, "layer9")
+        match_modules(root, "layer9")
 
 
 def test_traces_of_others_are_refused():

@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.profiling import libraries
-from autotune.profiling.libraries import brief
+from autotune.profiling.libraries import short_name
 
 FUNCTOR = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::Half>, std::array<char*, 3ul> >"
@@ -34,20 +34,24 @@ FUNCTOR = (
     ],
 )  # fmt: skip
 def test_a_kernels_library_and_source_are_told_by_its_name_and_operator(name, operators, library, where):
-    origin = libraries.of_kernel(name, operators)
+    origin = libraries.kernel_origin(name, operators)
     assert origin.library == library and where in origin.where
     assert origin.open == (library in ("ATen", "CUTLASS", "Triton", "ours"))
 
 
 def test_our_kernels_name_their_template_and_config():
-    layer = {"symbol": "sm90_conv2d_0123456789ab", "template": "templates/sm90/conv2d/conv2d.cu.j2", "candidate": "sm90 a=1"}
-    origin = libraries.of_kernel("sm90_conv2d_0123456789ab", [], layer)
+    layer = {
+        "symbol": "sm90_conv2d_0123456789ab",
+        "template": "templates/sm90/conv2d/conv2d.cu.j2",
+        "candidate": "sm90 a=1",
+    }
+    origin = libraries.kernel_origin("sm90_conv2d_0123456789ab", [], layer)
     assert origin == libraries.Origin("ours", True, "templates/sm90/conv2d/conv2d.cu.j2: sm90 a=1")
 
 
 def test_brief_names_keep_what_tells_kernels_apart():
-    assert brief(FUNCTOR) == "vectorized_elementwise_kernel<CUDAFunctor_add>"
-    assert brief("aten::mkldnn_convolution") == "mkldnn_convolution"
-    assert brief("void cudnn::ops::nchwToNhwcKernel<__half, float>(p)") == "nchwToNhwcKernel"
-    assert brief("Memcpy DtoD (Device -> Device)") == "Memcpy DtoD"
-    assert "s16816fprop" in brief("void cutlass__5x_cudnn::Kernel<cutlass_tensorop_f16_s16816fprop>(Params)")
+    assert short_name(FUNCTOR) == "vectorized_elementwise_kernel<CUDAFunctor_add>"
+    assert short_name("aten::mkldnn_convolution") == "mkldnn_convolution"
+    assert short_name("void cudnn::ops::nchwToNhwcKernel<__half, float>(p)") == "nchwToNhwcKernel"
+    assert short_name("Memcpy DtoD (Device -> Device)") == "Memcpy DtoD"
+    assert "s16816fprop" in short_name("void cutlass__5x_cudnn::Kernel<cutlass_tensorop_f16_s16816fprop>(Params)")

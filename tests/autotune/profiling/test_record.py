@@ -39,10 +39,10 @@ def test_times_add_up_to_what_was_measured(trace):
 def test_no_more_is_recorded_at_once_than_the_device_takes(trace):
     """Else it would wait for the host, and the profile with it."""
     launches = sum(event.get("cat") in record.DEVICE for event in trace["traceEvents"])
-    assert record.queued(trace, 1000) == 900 // launches
-    assert record.queued(trace, 1) == 1
-    assert record.queued({"traceEvents": 1000 * trace["traceEvents"]}, 4) == 1, "at least one"
-    assert record.queued({"traceEvents": []}, 4) == 4, "a CPU has no queue"
+    assert record.calls_in_queue(trace, 1000) == 900 // launches
+    assert record.calls_in_queue(trace, 1) == 1
+    assert record.calls_in_queue({"traceEvents": 1000 * trace["traceEvents"]}, 4) == 1, "at least one"
+    assert record.calls_in_queue({"traceEvents": []}, 4) == 4, "a CPU has no queue"
 
 
 def test_layers_on_our_kernels_ran_them(trace):

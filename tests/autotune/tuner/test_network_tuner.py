@@ -32,7 +32,7 @@ class Device:
     def __init__(self, us):
         self.us = us
 
-    def plans(self, network, plans, rounds):
+    def time_networks(self, network, plans, rounds):
         times = [self.us[tuple(json.loads(pick.candidate.config)["number"] for pick in plan)] for plan in plans]
         return [Result("ok", median_us=us, spread_us=0.1, samples_us=[us]) for us in times]
 
@@ -119,7 +119,7 @@ BRANCHES = Network(
 class Branches(Device):
     """us: how long a plan takes by the order of its layers."""
 
-    def plans(self, network, plans, rounds):
+    def time_networks(self, network, plans, rounds):
         times = [self.us[" ".join(pick.layer for pick in plan)] for plan in plans]
         return [Result("ok", median_us=us, spread_us=0.1, samples_us=[us]) for us in times]
 

@@ -1,7 +1,7 @@
-"""The work that an operator must do, from the shapes that the profiler recorded: operations, and bytes moved.
+"""The least work of an ATen operator, from the shapes that the profiler recorded: operations and bytes.
 
-Bytes are the fewest possible: each input read once, the output written once. Operators that move nothing (views) and
-those that are not known have no work.
+Bytes are the compulsory traffic: each input is read once and the output is written once. Views, and operators that are
+not listed here, have no work.
 """
 
 from __future__ import annotations
@@ -19,16 +19,25 @@ _SIZES = {
 
 
 @dataclass(frozen=True)
-class Work:
-    """Floating-point operations, a multiply and an add counted as two, and bytes."""
+class OperatorWork:
+    """OperatorWork of one call.
+
+    flops: Floating-point operations; a fused multiply-add counts as two.
+    bytes: Bytes read and written.
+    """
 
     flops: float
     bytes: float
 
 
 @dataclass(frozen=True)
-class _Call:
-    """An operator's arguments: shapes, () for what is no tensor; texts of what is no tensor; bytes an element."""
+class _OperatorCall:
+    """The arguments of an operator's call, one entry in each list for each argument.
+
+    shapes: Shape of a tensor; () for other arguments.
+    texts: Value of an argument that is no tensor, as text.
+    sizes: Bytes of an element of a tensor; 0 for other arguments.
+    """
 
     shapes: Sequence[tuple[int, ...]]
     texts: Sequence[str]
@@ -36,20 +45,25 @@ class _Call:
 
     @property
     def read(self) -> float:
-        """Bytes of all tensors."""
+        """Bytes of all input tensors."""
         return sum(math.prod(shape) * size for shape, size in zip(self.shapes, self.sizes, strict=True) if size)
 
     def written(self, elements: float) -> float:
-        """Bytes of an output of the first input's type."""
+        """Return the bytes of an output with the dtype of the first input."""
         return elements * self.sizes[0]
 
     def numbers(self, index: int) -> list[int]:
-        """The whole numbers of an argument; none if it was not given."""
+        """Return the integers of an argument; none if it was not given."""
         return [int(text) for text in re.findall(r"-?\d+", self.texts[index])] if index < len(self.texts) else []
 
 
-def of_operator(name: str, args: Mapping[str, Any]) -> Work | None:
-    """The work of one call of an ATen operator, with the arguments that the profiler recorded; None if not known."""
+def operator_work(name: str, args: Mapping[str, Any]) -> OperatorWork | None:
+    """Return the work of one call of an ATen operator; None if it is not known.
+
+    Args:
+        name: Name of the operator, such as "aten::conv2d".
+        args: Arguments as torch's profiler records them.
+    """
     formula = _FORMULAS.get(name.removeprefix("aten::").removesuffix("_")) if name.startswith("aten::") else None
     shapes = args.get("Input Dims")
     if formula is None or not shapes or not shapes[0]:
@@ -58,80 +72,83 @@ def of_operator(name: str, args: Mapping[str, Any]) -> Work | None:
     if not all(isinstance(side, int) for shape in shapes for side in shape):  # a list of tensors
         return None
     sizes = [_SIZES.get(kind, 0) if shape else 0 for kind, shape in zip(types, shapes, strict=True)]
-    return formula(_Call([tuple(shape) for shape in shapes], args.get("Concrete Inputs", []), sizes))
+    return formula(_OperatorCall([tuple(shape) for shape in shapes], args.get("Concrete Inputs", []), sizes))
 
 
-def _convolution(call: _Call) -> Work | None:
+def _convolution(call: _OperatorCall) -> OperatorWork | None:
     (n, _, *image), (k, c, *window) = call.shapes[0], call.shapes[1]
     stride, pad, dilation = (_each(call.numbers(i), len(image)) for i in (3, 4, 5))
     if not (stride and pad and dilation):
-        return None  # "same" and "valid" leave it to the convolution within
+        return None  # padding="same" or "valid": the convolution within has numbers
     output = n * k * math.prod(map(_extent, image, window, stride, pad, dilation))
-    return Work(2 * output * c * math.prod(window), call.read + call.written(output))
+    return OperatorWork(2 * output * c * math.prod(window), call.read + call.written(output))
 
 
-def _linear(call: _Call) -> Work:
+def _linear(call: _OperatorCall) -> OperatorWork:
     *rows, k = call.shapes[0]
     n = call.shapes[1][0]
-    return Work(2 * math.prod(rows) * n * k, call.read + call.written(math.prod(rows) * n))
+    return OperatorWork(2 * math.prod(rows) * n * k, call.read + call.written(math.prod(rows) * n))
 
 
-def _product(first: int) -> Callable[[_Call], Work]:
-    """Matrix products (…, m, k) times (…, k, n), which stand from argument `first` on."""
+def _product(first: int) -> Callable[[_OperatorCall], OperatorWork]:
+    """Return the work of a matrix product (..., m, k) x (..., k, n). first: position of the first factor."""
 
-    def formula(call: _Call) -> Work:
+    def formula(call: _OperatorCall) -> OperatorWork:
         *batch, m, k = call.shapes[first]
         output = math.prod(batch) * m * call.shapes[first + 1][-1]
-        return Work(2 * output * k, call.read + call.written(output))
+        return OperatorWork(2 * output * k, call.read + call.written(output))
 
     return formula
 
 
-def _pool(call: _Call) -> Work | None:
-    """Windows of an image: arguments are the input, window, stride, pad, and perhaps dilation."""
+def _pool(call: _OperatorCall) -> OperatorWork | None:
+    """Return the work of pooling. Arguments: input, window, stride, pad and, for some operators, dilation."""
     *planes, h, w = call.shapes[0]
     window, pad = _each(call.numbers(1), 2), _each(call.numbers(3), 2)
     stride = _each(call.numbers(2), 2) or window
     if not (window and stride and pad):
         return None
     output = math.prod(planes) * math.prod(map(_extent, (h, w), window, stride, pad, (1, 1)))
-    return Work(output * math.prod(window), call.read + call.written(output))
+    return OperatorWork(output * math.prod(window), call.read + call.written(output))
 
 
-def _adaptive_pool(call: _Call) -> Work:
+def _adaptive_pool(call: _OperatorCall) -> OperatorWork:
     *planes, h, w = call.shapes[0]
     output = math.prod(planes) * math.prod(_each(call.numbers(1), 2) or (h, w))
-    return Work(math.prod(call.shapes[0]), call.read + call.written(output))
+    return OperatorWork(math.prod(call.shapes[0]), call.read + call.written(output))
 
 
-def _reduction(call: _Call) -> Work:
+def _reduction(call: _OperatorCall) -> OperatorWork:
     shape, axes = call.shapes[0], call.numbers(1)
     kept = [side for i, side in enumerate(shape) if axes and i not in {axis % len(shape) for axis in axes}]
-    return Work(math.prod(shape), call.read + call.written(math.prod(kept)))
+    return OperatorWork(math.prod(shape), call.read + call.written(math.prod(kept)))
 
 
-def _elementwise(operations: float) -> Callable[[_Call], Work]:
-    """So many operations, a function counted as one, for each element of the inputs' common shape."""
+def _elementwise(operations: float) -> Callable[[_OperatorCall], OperatorWork]:
+    """Return the work of a pointwise operator.
 
-    def formula(call: _Call) -> Work:
+    operations: Operations for each element of the inputs' broadcast shape; a function counts as one.
+    """
+
+    def formula(call: _OperatorCall) -> OperatorWork:
         shapes = [shape for shape, size in zip(call.shapes, call.sizes, strict=True) if size]
         rank = max(map(len, shapes))
         padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
         output = math.prod(max(sides) for sides in zip(*padded, strict=True))
-        return Work(operations * output, call.read + call.written(output))
+        return OperatorWork(operations * output, call.read + call.written(output))
 
     return formula
 
 
-def _normalization(call: _Call) -> Work:
-    """A scale and a shift of each element, whose factors are known."""
+def _normalization(call: _OperatorCall) -> OperatorWork:
+    """Return the work of a normalisation with known statistics: one scale and one shift of each element."""
     elements = math.prod(call.shapes[0])
-    return Work(2 * elements, call.read + call.written(elements))
+    return OperatorWork(2 * elements, call.read + call.written(elements))
 
 
-def _copy(call: _Call) -> Work:
-    """aten::copy_(target, source): what is copied is the target's size."""
-    return Work(0, 2 * call.written(math.prod(call.shapes[0])))
+def _copy(call: _OperatorCall) -> OperatorWork:
+    """Return the work of aten::copy_(target, source), which copies the size of the target."""
+    return OperatorWork(0, 2 * call.written(math.prod(call.shapes[0])))
 
 
 def _extent(size: int, window: int, stride: int, pad: int, dilation: int) -> int:
@@ -142,7 +159,7 @@ def _each(numbers: Sequence[int], rank: int) -> tuple[int, ...]:
     return tuple(numbers) if len(numbers) == rank else tuple(numbers) * rank if len(numbers) == 1 else ()
 
 
-_FORMULAS: dict[str, Callable[[_Call], Work | None]] = {
+_FORMULAS: dict[str, Callable[[_OperatorCall], OperatorWork | None]] = {
     **dict.fromkeys(["conv1d", "conv2d", "conv3d", "convolution"], _convolution),
     "linear": _linear,
     **dict.fromkeys(["mm", "bmm"], _product(0)),

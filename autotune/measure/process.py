@@ -1,0 +1,125 @@
+"""Supervises a child process that owns a device: start, deadline, kill, restart.
+
+Work on a device may crash, hang or ruin the device's context. It therefore runs in a child process, and each way in
+which the child can fail becomes an `Ended` record instead of an exception.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The child process ended without an answer, and has been stopped.
+
+    status: "crashed" (the process died) or "timed_out" (it was killed at the deadline).
+    reason: one line, such as "the process died: SIGSEGV".
+    """
+
+    status: str
+    reason: str
+
+
+class ChildProcess:
+    """A child process that exchanges messages with this one. It is started on demand and may be started again.
+
+    Args:
+        module: Name of the module that the child runs, as for `python -m`. The child gets the file descriptor of its
+            connection as its first argument; `accept` opens it.
+        arguments: Further arguments of the module.
+    """
+
+    def __init__(self, module: str, arguments: Sequence[str] = ()) -> None:
+        self._module, self._arguments = module, tuple(arguments)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None while no child runs."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    @property
+    def started(self) -> bool:
+        """Whether a child was started and not stopped since. It may have died meanwhile."""
+        return self._process is not None
+
+    def start(self) -> None:
+        """Start the child; end one that runs already."""
+        self.stop()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-P", "-m", self._module, str(theirs.fileno()), *self._arguments]
+            # The child imports what this process imports, from the same folders.
+            folders = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
+            environment = {**os.environ, "PYTHONPATH": folders}
+            with _interrupts_blocked():
+                self._process = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
+                )
+        self._connection = Connection(ours.detach())
+
+    def send(self, message: object) -> None:
+        """Send a message. If the child has died, nothing is sent and the next `receive` says how it ended."""
+        assert self._connection, "the child process was not started"
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._connection.send(message)
+
+    def receive(self, deadline: float) -> Any | Ended:
+        """Wait for the next message of the child.
+
+        Args:
+            deadline: Seconds to wait; after that the child is killed.
+
+        Returns:
+            The message, or `Ended` if the child died or missed the deadline.
+        """
+        assert self._connection and self._process, "the child process was not started"
+        try:
+            if not self._connection.poll(deadline):
+                self.stop()
+                return Ended("timed_out", f"no answer within {deadline:g} s")
+            return self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            code = self._process.wait()
+            self.stop()
+            return Ended("crashed", f"the process died: {_exit_name(code)}")
+
+    def stop(self) -> None:
+        """Kill the child, if there is one, and wait for its end."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def accept(descriptor: str) -> Connection:
+    """Open the child's end of the connection. descriptor: the child's first argument."""
+    return Connection(int(descriptor))
+
+
+def _exit_name(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Block SIGINT: a process that is started inside inherits that, so Ctrl-C reaches only this process."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
