@@ -1,7 +1,9 @@
-"""Runs a network on the kernels that a tuning database holds for it. Needs no compiler, and imports no tuner."""
+"""Inference of a network on the kernels that a tuning database holds for it. Needs no compiler and imports no tuner."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from fused_resnet.old_pickles import install
 
 if TYPE_CHECKING:
     from fused_resnet.capture.activation import Activation
@@ -9,12 +11,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Activation", "FusedResNet", "InputError"]
 
-_HOMES = {"Activation": "capture.activation", "FusedResNet": "module", "InputError": "module"}
+_MODULES = {"Activation": "capture.activation", "FusedResNet": "module", "InputError": "module"}
+
+install()
 
 
 def __getattr__(name: str) -> Any:
-    # Late, so that the tuner can use the engine and the graphs without the module that stands on top of them, and
-    # whoever runs a network needs nothing that captures one.
-    if name in _HOMES:
-        return getattr(import_module(f"fused_resnet.{_HOMES[name]}"), name)
+    # Late imports: a program that runs a network does not load what captures one, and the tuner not the module.
+    if name in _MODULES:
+        return getattr(import_module(f"fused_resnet.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'fused_resnet' has no attribute '{name}'")

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from autotune.ir import Network, dtype_name
-from autotune.runtime import ACCESS, ExecutionContext, NetworkPlan, close, count, engine
+from autotune.runtime import ACCESS, ExecutionContext, NetworkPlan
 from fused_resnet import torch_op
+from fused_resnet.call_cache import CallCache, is_contiguous
 from fused_resnet.model_source import Captured, ModelSource, Named
 from fused_resnet.module_state import module_state
 from fused_resnet.torch_op import InputError
@@ -25,42 +26,45 @@ if TYPE_CHECKING:
 
 __all__ = ["FusedResNet", "InputError"]
 
-Key = tuple[torch.Size, torch.dtype, torch.device, bool | None, int]
-"""What a frame is for: the input's shape, dtype, device, order (which is known), and the stream's handle."""
-
-_PARTS = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
-_OWN = ("_frames", "_calls", "_held", "_binding", "_watch", "_number")
-"""What belongs to one object in one process: copies and pickles begin without it."""
+_PER_OBJECT = ("_cache", "_captured_plans", "_lock", "_number")
+"""State of one object in one process: a copy or an unpickled module begins without it."""
 
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 _is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 # Both are absent where torch has no CUDA.
 _HOOKS = ("forward", "forward_pre", "backward", "backward_pre")
 _GLOBAL_HOOKS: list[Mapping[int, object]] = [getattr(nn.modules.module, f"_global_{name}_hooks") for name in _HOOKS]
-_exchange: object = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-"""DLPack's C functions for tensors, from torch 2.10 on."""
 
 
 class FusedResNet(nn.Module):
     """A network for inference on the fastest kernels that a tuning database holds for it.
 
-    Args:
-        tuning_db: path of a database made by scripts/tune.py.
-        model: the network's name, as scripts/tune.py takes it; `from_model` takes any module.
-        in_channels: channels of the input.
-        precision: "tf32" for a float32 module whose products may be rounded to TF32; from_model knows "int8", too.
-        graph: on a GPU, replay the network as a CUDA graph.
-        plans: how many plans are kept, the last used ones: one for each shape and, on a GPU, stream.
+    `forward` takes (N, in_channels, 64, 64) on the module's device and in its dtype, contiguous or channels last, and
+    returns (N, 512, 2, 2), channels last. The first call with a new shape binds a plan, which takes a moment. A layer
+    without tuned kernels for this batch size runs on the nearest candidate that is correct, at worst on torch's
+    operators, and a warning says so. In training mode the module is the plain network. Its state_dict is that of the
+    plain network, `networks.se_resnet9_fixup`.
 
-    The state_dict is that of the plain network (networks.se_resnet9_fixup). `forward` takes (N, in_channels, 64, 64) on
-    the module's device and in its dtype, contiguous or channels last, and returns (N, 512, 2, 2), channels last. Each
-    new shape binds a plan, which takes a moment the first time. What the database does not have runs on the nearest
-    that is right, at worst on torch's operators, and is named in a warning. In training mode the module is the plain
-    network. docs/guide/use-in-torch.md says how it behaves among streams, threads, processes, autocast and tracers.
-    Raises DatabaseError and InputError.
+    docs/guide/use-in-torch.md describes the behavior with streams, threads, processes, autocast and tracers; call_cache.py the
+    states that an input goes through.
+
+    Args:
+        tuning_db: Path or URL of a database made by scripts/tune.py.
+        model: Name of the network, as in scripts/tune.py; `from_model` takes any module.
+        in_channels: Number of channels of the input.
+        graph: On a GPU, replay the network as a CUDA graph.
+        plans: Number of plans to keep, one for each input shape and, on a GPU, stream; the most recently used stay.
+        precision: "tf32" to round the factors of a float32 module's products to TF32; None for the module's dtype.
+            "int8" needs `from_model`.
+
+    Raises:
+        DatabaseError: The database does not exist or cannot be read.
+        InputError: The precision is not available for the model.
+        UnknownNameError: There is no model or precision of this name.
     """
 
-    _frames: dict[Key, ExecutionContext]
+    _cache: CallCache
+    _source: ModelSource
 
     def __init__(
         self,
@@ -73,15 +77,24 @@ class FusedResNet(nn.Module):
     ) -> None:
         super().__init__()
         with reader(tuning_db):
-            pass  # a file that cannot be used should say so here
+            pass  # a database that cannot be read raises here rather than at the first call
         self.tuning_db = os.fspath(tuning_db)
         self.graph, self.plans = graph, plans
         source = Named(model, in_channels, precision) if isinstance(model, str) else model
-        self.__dict__["_source"] = source  # its module is no submodule: the two are made of the same parts
-        self.__dict__ |= {name: source.module.__dict__[name] for name in _PARTS}
+        self._source = source
+        self._share_tensors(source.module)
         self.register_load_state_dict_post_hook(_rebind)
-        self._start()
+        self._begin()
         self.eval()
+
+    def _share_tensors(self, plain: nn.Module) -> None:
+        """Make the parameters, buffers and submodules of the plain network those of this module.
+
+        Both modules then hold the very same dictionaries: names in the state_dict have no prefix, and a tensor that is
+        replaced in one module is replaced in the other.
+        """
+        self._parameters, self._buffers = plain._parameters, plain._buffers
+        self._modules, self._non_persistent_buffers_set = plain._modules, plain._non_persistent_buffers_set
 
     @classmethod
     def from_model(
@@ -95,15 +108,28 @@ class FusedResNet(nn.Module):
         precision: str | None = None,
         calibration: Iterable[Any] | Mapping[str, float] | None = None,
     ) -> FusedResNet:
-        """A copy of any module for inference, with its state_dict and its results, on tuned kernels.
+        """Return a copy of any module for inference, with the same state_dict, on tuned kernels.
 
-        replace: paths of submodules, with `*` for any text, and what to put there: a module, or
-        `fused_resnet.Activation` for a step of your own. name: for messages. What has no kernels runs on torch's
-        operators; `explain` says which. docs/guide/any-model.md. Raises CaptureError with the path of the submodule.
+        Operations without kernels run on torch's operators; `explain` lists them. docs/guide/any-model.md describes what can
+        be captured, docs/guide/precision.md the precisions.
 
-        precision: None for that of the module's dtype; "tf32", or "int8" with its `calibration`: batches of inputs that
-        look like those to come, such as a DataLoader, or the scales that quantize.calibrate made of them.
-        docs/guide/precision.md.
+        Args:
+            model: The module. It must be in eval mode or able to be; it is copied, not changed.
+            tuning_db: Path or URL of a database made by scripts/tune.py.
+            replace: Replacement for each submodule whose path matches a pattern (`*` matches any text): a module, or
+                `fused_resnet.Activation` for an epilogue step of your own.
+            name: Name of the model in messages; its class name by default.
+            graph: On a GPU, replay the network as a CUDA graph.
+            plans: Number of plans to keep, one for each input shape and, on a GPU, stream.
+            precision: None for the module's dtype, "tf32" for a float32 module, or "int8".
+            calibration: For "int8": batches of inputs like those to come, such as a DataLoader, or the scales that
+                `quantization.calibrate` returned for them.
+
+        Raises:
+            CaptureError: The module cannot be captured; the message names the submodule.
+            DatabaseError: The database does not exist or cannot be read.
+            InputError: `precision` and `calibration` do not fit together or do not fit the module.
+            UnknownNameError: There is no precision of this name.
         """
         source = Captured.of(model, replace or {}, name, precision, calibration)
         return cls(tuning_db, source, graph=graph, plans=plans)
@@ -111,21 +137,25 @@ class FusedResNet(nn.Module):
     # -- running ---------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """nn.Module's, or around it where nobody would notice: that is a tenth of what a call costs the host."""
+        """Call the network.
+
+        Skips nn.Module.__call__ when there are no hooks, no tracing and no gradients, and the engine knows the input:
+        that saves about 10 % of the host time per call.
+        """
         if len(args) == 1 and not kwargs and self._is_plain() and not torch_op.is_traced(args[0]):
             x = args[0]
-            if not x.requires_grad and (y := self._calls.run(x, None)) is not None:
+            if not x.requires_grad and (y := self._cache.calls.run(x, None)) is not None:
                 return y
         return super().__call__(*args, **kwargs)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "forward" in vars(cls):  # another one, which no call must go around
+        if "forward" in vars(cls):  # the fast path must not skip the subclass's own forward
             cls.__call__ = nn.Module.__call__  # type: ignore[method-assign]
 
     def _is_plain(self) -> bool:
-        """Whether a call is `forward` in eval mode and nothing else: nobody has hooked or replaced it."""
-        own = self.__dict__
+        """Whether a call is `forward` in eval mode and nothing else: no hooks, and no `forward` set on the object."""
+        own = self.__dict__  # attributes of nn.Module would each cost a call of __getattr__
         if own["training"] or "forward" in own or any(_GLOBAL_HOOKS):
             return False
         before = own["_forward_pre_hooks"] or own["_backward_pre_hooks"]
@@ -140,8 +170,14 @@ class FusedResNet(nn.Module):
     ) -> torch.Tensor:
         """Run the network: (N, in_channels, 64, 64) -> (N, 512, 2, 2).
 
-        out: a tensor for the result, which is returned; filled without a copy if it is channels last in memory.
-        memory_format: that of the result where there is no `out`; torch.contiguous_format costs a copy.
+        Args:
+            x: The input, on the module's device and in its dtype. Strides other than contiguous and channels last, or
+                an address that is not a multiple of 16 bytes, cost a copy.
+            out: Receives the result and is returned; filled without a copy if it is channels last in memory.
+            memory_format: Memory format of the result without `out`; torch.contiguous_format costs a copy.
+
+        Raises:
+            InputError: The shape, dtype or device of `x` or `out` does not fit, or a gradient by `x` is wanted.
         """
         if self.training:
             y = self._plain.train()(x)
@@ -154,128 +190,134 @@ class FusedResNet(nn.Module):
         return y if memory_format is torch.channels_last else y.contiguous(memory_format=memory_format)
 
     def run(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """What `forward` does in eval mode where nobody traces; the result is `out` if it could be filled directly."""
+        """Run `forward` in eval mode, outside any tracer.
+
+        Args:
+            x: The input.
+            out: Receives the result if it can be written directly, which is the case if the return value is `out`.
+        """
         if x.requires_grad:
             torch_op.refuse_gradient(x)
-        known = self._calls.run(x, out)
-        return self._run_new(x, out) if known is None else known
+        y = self._cache.calls.run(x, out)
+        return self._run_slow(x, out) if y is None else y
 
-    def _run_new(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        """The same for what the engine does not know yet, or cannot do itself."""
+    def _run_slow(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+        """Run an input that the engine's fast path does not know or cannot take."""
         stream = _raw_stream(x.get_device()) if x.is_cuda else 0
-        calls = self._calls  # before its frames: should another thread rebind, these calls are no longer asked
-        frame, taken = self._frames.get((x.shape, x.dtype, x.device, _order(x), stream)), x
+        cache = self._cache  # read once: another thread may replace it by an empty one at any time
+        context, taken = cache.find(x, stream), x
         capturing = x.is_cuda and _is_capturing()
-        if frame is None or capturing:
-            if not self._watch.unchanged():
+        if context is None or capturing:
+            if not cache.weights.unchanged():
                 self.rebind()
-            calls = self._calls
-            taken, frame = self._frame(x, stream)
-        y = torch.empty_like(frame.template) if out is None or not _fits(out, frame.template) else out
-        frame.run(taken, y, stream)
-        # Looked at while the device works. A plan keeps what it reads, so that one of old weights may run in vain.
-        if not self._watch.unchanged():
+            cache = self._cache
+            taken, context = self._context(x, stream)
+        y = torch.empty_like(context.template) if out is None or not _fits(out, context.template) else out
+        context.run(taken, y, stream)
+        # Check for changed weights after the launch, while the device works. A run with old weights is harmless,
+        # because the plan owns its tensors, and is repeated.
+        if not self._cache.weights.unchanged():
             self.rebind()
             return self.run(x, out)
-        if frame.direct and taken is x and not capturing:
-            calls.add(x, frame)
-            if frame.closed:  # by another thread, meanwhile
-                calls.drop(frame)
+        if context.direct and taken is x and not capturing:
+            cache.use_fast_path(x, context)
         return y
 
     def like_result(self, x: torch.Tensor) -> torch.Tensor:
-        """An empty result for an input, for tracers."""
+        """Return an empty result for an input, which tracers need."""
         dtype = _first(self, x).dtype
         one = self._source.output_shape((1, *map(int, x.shape[1:])), dtype_name(dtype))
-        shape = (x.shape[0], *one[1:])  # the batch may be a symbol, which asking for it would fix
+        shape = (x.shape[0], *one[1:])  # a symbolic batch size stays symbolic: int() would fix it
         if len(shape) != 4:
             return x.new_empty(shape, dtype=dtype)
         _, k, p, q = shape
         return x.new_empty_strided(shape, (p * q * k, 1, q * k, k), dtype=dtype)
 
     def explain(self, x: torch.Tensor) -> Explanation:
-        """What runs each layer for inputs like x, and why: a table to print, or to go through row by row."""
+        """Return a table of the kernel that runs each layer for inputs like x, why, and how fast it is.
+
+        print() shows it; iterating over it yields its rows.
+
+        Raises:
+            InputError: The shape, dtype or device of `x` does not fit.
+        """
         from fused_resnet.explain import explain
 
-        _, frame, _ = self.frame(x)
+        _, context, _ = self.context(x)
         with reader(self.tuning_db) as store:
-            return explain(frame, store)
+            return explain(context, store)
 
-    def frame(self, x: torch.Tensor) -> tuple[torch.Tensor, ExecutionContext, int]:
-        """(x as it is taken, what runs it on the current stream, that stream's handle)."""
-        if not self._watch.unchanged():
+    def context(self, x: torch.Tensor) -> tuple[torch.Tensor, ExecutionContext, int]:
+        """Return x as the context takes it, the context on the current stream, and that stream's handle."""
+        if not self._cache.weights.unchanged():
             self.rebind()
         stream = _raw_stream(x.get_device()) if x.is_cuda else 0
-        return (*self._frame(x, stream), stream)
+        return (*self._context(x, stream), stream)
 
     @property
     def _plain(self) -> nn.Module:
-        """The network in plain torch, on this module's parameters."""
+        """The network in plain torch, with this module's parameters."""
         return self._source.module
 
-    @property
-    def _source(self) -> ModelSource:
-        return self.__dict__["_source"]
-
     def network(self, x: torch.Tensor) -> Network:
-        """The layers, and alternatives to them, for inputs like x; raises InputError or CaptureError."""
+        """Return the layers, and alternatives to them, for inputs like x.
+
+        Raises:
+            InputError: The network does not take this shape or dtype.
+            CaptureError: The module cannot be captured for it.
+        """
         return self._source.network(tuple(x.shape), dtype_name(x.dtype))
 
     # -- plans -----------------------------------------------------------------------------------------------
 
     def rebind(self) -> None:
-        """Forget all plans; the next call binds anew. Needed only after weights were changed behind autograd's back."""
-        with self._binding:  # what another thread binds by the old weights must be among those forgotten
-            frames, calls = list(self._frames.values()), self._calls
-            self._begin()
-        close(frames, calls)
+        """Discard all plans; the next call binds anew.
 
-    def _start(self) -> None:
-        """Begin without plans, as a new object or a copy."""
-        self._begin()
-        self._held: list[NetworkPlan] = []  # what was captured into graphs of others must stay where it is
-        self._binding = threading.RLock()
-        self._number = torch_op.register(self)
+        Needed only after a change of weights that autograd does not record, such as through `.data`.
+        """
+        with self._lock:  # a plan that another thread binds now, with the old weights, must be among those discarded
+            old, self._cache = self._cache, CallCache(self)
+        old.close()
 
     def _begin(self) -> None:
-        """Know no plan, and the weights as they are."""
-        self._frames = {}
-        self._watch = engine.Watch(_watched(self))
-        self._calls = engine.Calls(_exchange, torch.empty_like, count, self._watch)
+        """Set the state of a new object: nothing is bound."""
+        self._cache = CallCache(self)
+        self._captured_plans: list[NetworkPlan] = []  # the caller's CUDA graphs use their weights
+        self._lock = threading.RLock()
+        self._number = torch_op.register(self)
 
-    def _frame(self, x: torch.Tensor, stream: int) -> tuple[torch.Tensor, ExecutionContext]:
-        """(the input as a frame takes it, the frame for it); binds a plan where there is none."""
+    def _context(self, x: torch.Tensor, stream: int) -> tuple[torch.Tensor, ExecutionContext]:
+        """Return the input as a context takes it, and the context; binds a plan where there is none."""
         x = self._cast(x)
         self._check(x)
-        if _order(x) is None:
+        if is_contiguous(x) is None:
             x = x.contiguous()
-        key = (x.shape, x.dtype, x.device, _order(x), stream)
-        with self._binding:
-            plan = next((frame.plan for other, frame in self._frames.items() if other[:-1] == key[:-1]), None)
+        with self._lock:
+            plan = self._cache.plan(x)
             if x.is_cuda and _is_capturing():
-                return x, self._captured(plan)
-            if (known := self._frames.get(key)) is not None:
+                return x, self._context_of_capture(plan)
+            if (known := self._cache.find(x, stream)) is not None:
                 return x, known
             plan = plan or self._bind(x)
-            frame = ExecutionContext(plan, plan.graph)
-            while len(self._frames) >= max(self.plans, 1):
-                last = self._frames.pop(min(self._frames, key=lambda key: self._frames[key].used))
-                close([last], self._calls)
-            self._frames[key] = frame
-            return x, frame
+            context = ExecutionContext(plan, plan.graph)
+            self._cache.add(x, stream, context, self.plans)
+            return x, context
 
-    def _captured(self, plan: NetworkPlan | None) -> ExecutionContext:
-        """Memory of its own, from the pool of whoever captures, so that its replays meet no other run."""
+    def _context_of_capture(self, plan: NetworkPlan | None) -> ExecutionContext:
+        """Return a context for a call that is being captured.
+
+        Its memory comes from the pool of the capture, so that replays share nothing with other runs.
+        """
         if plan is None:
             raise InputError(
-                "nothing is bound for this input yet, and while a CUDA graph is being captured nothing can be: "
-                "call the module once with such an input, and the weights as they are, before the capture"
+                "nothing is bound for this input yet, and nothing can be bound while a CUDA graph is being captured: "
+                "call the module once with such an input, after the last change of weights and before the capture"
             )
-        self._held.append(plan)
+        self._captured_plans.append(plan)
         return ExecutionContext(plan, graph=False)
 
     def _cast(self, x: torch.Tensor) -> torch.Tensor:
-        """Under autocast floating-point inputs of all dtypes are taken; the network runs in its own all the same."""
+        """Return the input in the module's dtype if autocast is on, which takes every floating-point dtype."""
         kind = x.device.type
         if x.is_floating_point() and kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
             return x.to(_first(self, x).dtype)
@@ -284,15 +326,15 @@ class FusedResNet(nn.Module):
     def _check(self, x: torch.Tensor) -> None:
         weight = _first(self, x)
         if x.device != weight.device:
-            raise InputError(f"the input is on {x.device}, the module on {weight.device}: move one with .to()")
+            raise InputError(f"the input is on {x.device} and the module on {weight.device}: move one with .to()")
         if x.dtype != weight.dtype:
-            raise InputError(f"the input is {x.dtype}, the module {weight.dtype}: convert one with .to()")
+            raise InputError(f"the input is {x.dtype} and the module {weight.dtype}: convert one with .to()")
 
     def _bind(self, x: torch.Tensor) -> NetworkPlan:
-        wanted = self.network(x)
+        network = self.network(x)
         with reader(self.tuning_db) as store, torch.inference_mode(False), torch.no_grad():
-            # Not this object's own tensors: torch.nn.DataParallel's replicas have none that go by a name.
-            plan = NetworkPlan(wanted, module_state(self._plain), store, x.device, self.graph, not x.is_contiguous())
+            # The plain network's tensors, because replicas of torch.nn.DataParallel have no named ones of their own.
+            plan = NetworkPlan(network, module_state(self._plain), store, x.device, self.graph, not x.is_contiguous())
         sources = Counter(bound.choice.source for bound in plan.bound)
         if other := {source: count for source, count in sources.items() if source != "tuned"}:
             listed = ", ".join(f"{count} from '{source}'" for source, count in other.items())
@@ -300,7 +342,7 @@ class FusedResNet(nn.Module):
                 f"{self.tuning_db} is not tuned for batch {x.shape[0]} of {self._source.name} in {x.dtype} on this "
                 f"device: of {len(plan.bound)} layers {listed}; tune it with scripts/tune.py --batch {x.shape[0]}"
                 + (f" --precision {self._source.precision}" if self._source.precision else ""),
-                stacklevel=9,  # past our frame and torch's two around forward
+                stacklevel=9,  # the caller's line: our six functions and torch's two around `forward` lie between
             )
         return plan
 
@@ -312,59 +354,55 @@ class FusedResNet(nn.Module):
         return result
 
     def _replicate_for_data_parallel(self) -> FusedResNet:
-        """torch.nn.DataParallel's copy for one GPU and one call, which shares the plans that are bound here."""
-        if not self._watch.unchanged():
+        """Return torch.nn.DataParallel's copy for one GPU and one call; it shares the plans that are bound here."""
+        if not self._cache.weights.unchanged():
             self.rebind()
         return super()._replicate_for_data_parallel()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in _OWN}
+        return {name: value for name, value in self.__dict__.items() if name not in _PER_OBJECT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._start()
-
-
-def _order(x: torch.Tensor) -> bool | None:
-    """How an image lies in memory: True contiguous, False channels last, None neither, as a view with gaps."""
-    return True if x.is_contiguous() else False if x.is_contiguous(memory_format=torch.channels_last) else None
-
-
-def _watched(module: nn.Module) -> list[dict[str, Any]]:
-    """The dictionaries in which every parameter, buffer and child is."""
-    return [parts for part in module.modules() for parts in (part._parameters, part._buffers, part._modules)]
+        self._begin()
 
 
 def _first(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """A module's first parameter; x if it has none. A loop, because not every torch.compile knows next's default."""
+    """Return a module's first parameter; x if it has none."""
+    # A loop, because some versions of torch.compile do not support the default of next().
     for parameter in module.parameters():
         return parameter
     return x
 
 
 def _fits(out: torch.Tensor, template: torch.Tensor) -> bool:
-    """Whether a result can be written to `out` directly; raises InputError if it cannot go there at all."""
+    """Return whether the result can be written to `out` directly; otherwise it is copied there.
+
+    Raises:
+        InputError: `out` differs from the result in shape, dtype or device.
+    """
     if (out.shape, out.dtype, out.device) != (template.shape, template.dtype, template.device):
         raise InputError(
             f"out is {tuple(out.shape)}, {out.dtype}, on {out.device}; "
-            f"the result is {tuple(template.shape)}, {template.dtype}, on {template.device}"
+            f"the result is {tuple(template.shape)}, {template.dtype}, on {template.device}: give a tensor like that"
         )
     order = torch.channels_last if out.dim() == 4 else torch.contiguous_format
     return out.is_contiguous(memory_format=order) and out.data_ptr() % ACCESS == 0
 
 
 def _rebind(module: nn.Module, _: object) -> None:
+    """Hook after load_state_dict. Pickled modules refer to it by this name."""
     assert isinstance(module, FusedResNet)
     module.rebind()
 
 
 def _after_fork() -> None:
-    """In a new process: locks that another thread of the parent held would never be given back."""
+    """Replace all locks in a forked process: a lock that another thread of the parent held is never released there."""
     for module in torch_op.networks():
         assert isinstance(module, FusedResNet)
-        module._binding = threading.RLock()
-        for frame in module._frames.values():
-            frame.lock = threading.Lock()
+        module._lock = threading.RLock()
+        for context in module._cache.contexts.values():
+            context.lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

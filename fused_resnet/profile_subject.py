@@ -16,9 +16,9 @@ from fused_resnet import FusedResNet
 
 def of_fused(network: FusedResNet, x: torch.Tensor) -> Subject:
     """What a FusedResNet runs for inputs like x, kernel by kernel."""
-    given, frame, stream = network.frame(x)
-    plan = frame.plan
-    layers_run = frame.singly(given, torch.empty_like(frame.template), stream)
+    given, context, stream = network.context(x)
+    plan = context.plan
+    layers_run = context.singly(given, torch.empty_like(context.template), stream)
 
     def call() -> None:
         for run in layers_run:

@@ -1,7 +1,7 @@
-"""FusedResNet as an operator of torch, for everything that traces: torch.compile, torch.export, jit.trace, make_fx.
+"""FusedResNet as an operator of torch, for tracers: torch.compile, torch.export, torch.jit.trace, make_fx.
 
-`fused_resnet::run(x, network)` is opaque to tracers. `network` is a number that this process has given to a module, so
-a traced program runs in the process that traced it, and holds no weights: they are read from the module at each run.
+`fused_resnet::run(x, network)` is opaque to tracers. `network` is the number of a module in this process. A traced
+program therefore runs only in the process that traced it, and holds no weights: each run reads them from the module.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from autotune.core import AutotuneError
 
 
 class InputError(AutotuneError, ValueError):
-    """An input that the network cannot take."""
+    """An input, or an argument, that the network does not take."""
 
 
 class TraceableNetwork(Protocol):
-    """What a number stands for."""
+    """A network that tracers record as one operator."""
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
-        """The result for an input."""
+        """Return the result for an input."""
 
     def like_result(self, x: torch.Tensor) -> torch.Tensor:
-        """A tensor of the result's shape, dtype and strides, made of the (fake) input's kind."""
+        """Return a tensor with the result's shape, dtype and strides, fake if the input is."""
 
 
 _networks: WeakValueDictionary[int, TraceableNetwork] = WeakValueDictionary()
 _numbers = itertools.count(1)
 
-# Inductor's CUDA graphs must leave it out: it launches a graph of its own, and binds when shapes or weights are new.
+# Inductor must not capture the operator in a CUDA graph: it launches its own graph, and may bind a plan.
 _TAGS = [torch.Tag.needs_fixed_stride_order] + [
     getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name)
 ]
@@ -41,24 +41,24 @@ _LIBRARY.define("run(Tensor x, int network) -> Tensor", tags=_TAGS)
 
 
 def register(network: TraceableNetwork) -> int:
-    """Give a network its number, under which it is known until it is gone."""
+    """Return a new number for a network; it stands for the network as long as that exists."""
     number = next(_numbers)
     _networks[number] = network
     return number
 
 
 def networks() -> list[TraceableNetwork]:
-    """All that are registered and alive."""
+    """Return all registered networks that still exist."""
     return list(_networks.values())
 
 
 def call(x: torch.Tensor, number: int) -> torch.Tensor:
-    """The operator."""
+    """Call the operator for the network with a number."""
     return torch.ops.fused_resnet.run(x, number)
 
 
 def is_traced(x: torch.Tensor) -> bool:
-    """Whether somebody records what is called, so that it must be the operator."""
+    """Return whether a tracer records this call, so that it must be the operator."""
     return (
         torch.compiler.is_compiling()
         or type(x) is not torch.Tensor
@@ -68,10 +68,14 @@ def is_traced(x: torch.Tensor) -> bool:
 
 
 def refuse_gradient(x: torch.Tensor) -> None:
-    """Raise InputError where a gradient by x would be lost without a word."""
+    """Check that no gradient by x is wanted.
+
+    Raises:
+        InputError: x requires a gradient, which would be lost silently.
+    """
     if x.requires_grad and torch.is_grad_enabled():
         raise InputError(
-            "the input requires a gradient, and FusedResNet in eval mode computes none: "
+            "the input requires a gradient, and FusedResNet computes none in eval mode: "
             "pass x.detach(), call it under torch.no_grad(), or switch to .train() for the plain network"
         )
 
@@ -80,8 +84,8 @@ def _find(number: int) -> TraceableNetwork:
     network = _networks.get(number)
     if network is None:
         raise InputError(
-            f"a traced program calls FusedResNet number {number}, which this process does not have (any more): "
-            "trace it again in the process that runs it, and keep the module alive"
+            f"a traced program calls FusedResNet number {number}, which does not exist in this process: "
+            "trace the program again in the process that runs it, and keep the module alive"
         )
     return network
 

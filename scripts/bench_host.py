@@ -76,13 +76,13 @@ def measure(network: FusedResNet, x: torch.Tensor, calls: int) -> dict[str, floa
     """Microseconds of a call, and of its parts."""
     with torch.inference_mode():
         out = network(x)
-        _, frame, stream = network.frame(x)
+        _, context, stream = network.context(x)
         parts: dict[str, Callable[[], object]] = {
             "call": lambda: network(x),
             "call with out=": lambda: network(x, out=out),
-            "look at the weights": network._watch.unchanged,
-            "make the output": lambda: torch.empty_like(frame.template),
-            "engine": lambda: frame.run(x, out, stream),
+            "look at the weights": network._cache.weights.unchanged,
+            "make the output": lambda: torch.empty_like(context.template),
+            "engine": lambda: context.run(x, out, stream),
         }
         for part in parts.values():
             host_us(part, x.device, BURST)

@@ -29,7 +29,7 @@ def main(database: str, batch: int, name: str) -> dict[str, float]:
     clock.append(time.perf_counter())
     network = FusedResNet(database).to(device, dtype)
     clock.append(time.perf_counter())
-    network.frame(x)
+    network.context(x)
     clock.append(time.perf_counter())
     network(x).sum().item()
     clock.append(time.perf_counter())

@@ -29,7 +29,7 @@ def test_threads_with_shapes_of_their_own_and_few_plans(tuned_db):
                 wrong.append(j)
 
     in_threads(work, ((i,) for i in range(len(inputs))))
-    assert not wrong and len(network._frames) <= 2
+    assert not wrong and len(network._cache.contexts) <= 2
 
 
 def test_a_plan_that_others_outrun_while_it_is_made_is_not_the_one_to_go(tuned_db, monkeypatch):
@@ -44,7 +44,7 @@ def test_a_plan_that_others_outrun_while_it_is_made_is_not_the_one_to_go(tuned_d
 
     monkeypatch.setattr("fused_resnet.module.ExecutionContext", Slow)
     assert_result(network, x := images(2), network(x))
-    assert [key[0][0] for key in network._frames] == [2]
+    assert [key[0][0] for key in network._cache.contexts] == [2]
 
 
 def test_weights_that_change_while_a_plan_is_bound_are_seen(tuned_db, monkeypatch):
@@ -81,7 +81,7 @@ def test_the_replicas_of_data_parallel_share_what_is_bound(tuned_db):
         replica._modules.clear()  # whose copies have plain tensors in the place of parameters
         assert not list(replica.parameters())
         assert_result(network, x, replica(x))
-        assert replica._frames is network._frames and len(network._frames) == 1
+        assert replica._cache.contexts is network._cache.contexts and len(network._cache.contexts) == 1
 
 
 def test_two_networks_side_by_side(tuned_db):

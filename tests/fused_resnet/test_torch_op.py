@@ -32,7 +32,7 @@ def test_a_channels_last_input_is_read_where_it_lies(net):
     x = images(TUNED_BATCH)
     y, other = net(x), net(x.to(memory_format=torch.channels_last))
     assert torch.equal(other, y)
-    plans = {key[3]: frame.plan for key, frame in net._frames.items() if key[0] == x.shape}
+    plans = {key[3]: context.plan for key, context in net._cache.contexts.items() if key[0] == x.shape}
     assert not plans[False].copies_input
     first = plans[False].bound[0]  # torch's operator, which takes any strides, or a kernel that is told
     assert first.step.function or first.choice.candidate.launch["channels_last"] == 1
@@ -90,7 +90,7 @@ def test_a_place_that_does_not_fit_is_refused(net, out):
 
 
 def shortly(network, x, out=None):
-    return network._calls.run(x, out)
+    return network._cache.calls.run(x, out)
 
 
 @pytest.mark.skipif(not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="a torch before 2.10")
@@ -113,7 +113,7 @@ def test_the_engine_runs_what_it_knows(tuned_db):
 
 
 def test_an_older_torch_takes_the_long_way(tuned_db, monkeypatch):
-    monkeypatch.setattr("fused_resnet.module._exchange", None)
+    monkeypatch.setattr("fused_resnet.call_cache.EXCHANGE", None)
     network, x = fused(tuned_db), images(2)
     y = network(x)
     assert shortly(network, x) is None and torch.equal(network(x), y)
@@ -160,7 +160,7 @@ def test_only_so_many_plans_are_kept(tuned_db):
     network = FusedResNet(tuned_db, plans=3)
     for n in (1, 2, 3, 4, 2, 5):
         network(images(n))
-    assert sorted(key[0][0] for key in network._frames) == [2, 4, 5]
+    assert sorted(key[0][0] for key in network._cache.contexts) == [2, 4, 5]
     assert_result(network, images(1), network(images(1)))
 
 

@@ -198,7 +198,7 @@ def test_data_parallel(gpu_db):
         expected = other.cuda()(x.float())
         for _ in range(3):
             assert relative_error(parallel(x), expected) <= LIMIT
-        assert sorted(key[2].index for key in network._frames) == [0, 1]
+        assert sorted(key[2].index for key in network._cache.contexts) == [0, 1]
 
 
 # -- layouts and outputs -------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_no_kernel_is_launched_for_a_channels_last_input(net):
     x = images(BATCH)
     other = x.to(memory_format=torch.channels_last)
     net(other)
-    plans = {key[3]: frame.plan for key, frame in net._frames.items() if key[0] == x.shape}
+    plans = {key[3]: context.plan for key, context in net._cache.contexts.items() if key[0] == x.shape}
     first = next(item for item in plans[False].bound if "input" in item.layer.buffers.values())
     assert not plans[False].copies_input
     assert first.step.function or first.choice.candidate.launch["channels_last"] == 1

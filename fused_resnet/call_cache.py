@@ -1,0 +1,89 @@
+"""What a FusedResNet has bound for its current weights: contexts, the engine's fast path to them, and a weight watch.
+
+An input signature is (shape, dtype, device, memory format, stream). It goes through these states:
+
+    unknown --- bind ---> plan --- allocate ---> context --- first run ---> fast path
+       ^                                            |                           |
+       +---- evicted: more than `plans` contexts ---+---------------------------+
+       +---- weights changed, .to(), load_state_dict, rebind(): a new, empty CallCache
+
+- plan: `NetworkPlan`, the kernels and packed weights. Streams share it.
+- context: `ExecutionContext`, the memory of one stream.
+- fast path: the engine recognizes the signature and launches without the interpreter. A context gets there only if the
+  whole network is native kernels that read the caller's tensor as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from autotune.runtime import ExecutionContext, NetworkPlan, close, count, engine
+
+Key = tuple[torch.Size, torch.dtype, torch.device, bool | None, int]
+"""An input signature: shape, dtype, device, `is_contiguous`, and the stream's handle."""
+
+EXCHANGE: object = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+"""DLPack's C functions for tensors, which the fast path needs; torch has them from version 2.10 on."""
+
+
+class CallCache:
+    """Contexts for one set of weights.
+
+    Not synchronized: the owner holds a lock around `add`. `calls.run` and lookups may happen in any thread.
+
+    Args:
+        module: The module whose weights the contexts use.
+
+    Attributes:
+        contexts: Context of each signature.
+        calls: The engine's fast path.
+        weights: Tells whether a parameter, buffer or submodule has changed since the cache was made.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.contexts: dict[Key, ExecutionContext] = {}
+        self.weights = engine.Watch(_tensor_dictionaries(module))
+        self.calls = engine.Calls(EXCHANGE, torch.empty_like, count, self.weights)
+
+    def find(self, x: torch.Tensor, stream: int) -> ExecutionContext | None:
+        """Return the context for an input on a stream, if there is one."""
+        return self.contexts.get(_key(x, stream))
+
+    def plan(self, x: torch.Tensor) -> NetworkPlan | None:
+        """Return the plan that is bound for an input on any stream."""
+        signature = _key(x, 0)[:-1]
+        return next((context.plan for key, context in self.contexts.items() if key[:-1] == signature), None)
+
+    def add(self, x: torch.Tensor, stream: int, context: ExecutionContext, limit: int) -> None:
+        """Add a context; of more than `limit` the least recently used are closed."""
+        while len(self.contexts) >= max(limit, 1):
+            oldest = self.contexts.pop(min(self.contexts, key=lambda key: self.contexts[key].used))
+            close([oldest], self.calls)
+        self.contexts[_key(x, stream)] = context
+
+    def use_fast_path(self, x: torch.Tensor, context: ExecutionContext) -> None:
+        """Let the engine launch the context for inputs like x from now on."""
+        self.calls.add(x, context)
+        if context.closed:  # by another thread, before the line above
+            self.calls.drop(context)
+
+    def close(self) -> None:
+        """Close all contexts."""
+        close(list(self.contexts.values()), self.calls)
+
+
+def is_contiguous(x: torch.Tensor) -> bool | None:
+    """Return True for contiguous memory, False for channels last, None for any other strides."""
+    return True if x.is_contiguous() else False if x.is_contiguous(memory_format=torch.channels_last) else None
+
+
+def _key(x: torch.Tensor, stream: int) -> Key:
+    return (x.shape, x.dtype, x.device, is_contiguous(x), stream)
+
+
+def _tensor_dictionaries(module: nn.Module) -> list[dict[str, Any]]:
+    """Return the dictionaries that hold every parameter, buffer and submodule."""
+    return [parts for part in module.modules() for parts in (part._parameters, part._buffers, part._modules)]
