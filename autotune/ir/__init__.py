@@ -1,4 +1,4 @@
-"""What is to be computed: pure records and functions, apart from any device."""
+"""What a network computes: problems, epilogues, networks and weights, as pure records and functions without a device."""
 
 from autotune.ir.abi import MAP_ELEMENTS
 from autotune.ir.constant_expr import Derived, Source, State, tensor
@@ -11,6 +11,7 @@ from autotune.ir.problem import (
     MAX_OPERANDS,
     OPERATORS,
     AvgPool2d,
+    CallDevice,
     Cast,
     Conv2d,
     Conv2dDgrad,
@@ -25,6 +26,7 @@ from autotune.ir.problem import (
     GlobalAvgPool2d,
     MaxPool2d,
     Operand,
+    OperatorCall,
     PatchConv2d,
     Pool2d,
     Problem,
@@ -38,12 +40,16 @@ from autotune.ir.problem import (
     StemSeBlockPool,
     Tensors,
     ToChannelsLast,
+    TorchCall,
+    ValueRef,
     dtype_name,
+    is_built_in,
     limit_us,
     parse,
+    stored_shape,
     with_batch,
 )
-from autotune.ir.reference import compute, pooled
+from autotune.ir.reference import compute
 from autotune.ir.rewrites import folded, gated, of_one_pixel, pooled_projection, projected
 from autotune.ir.weight_layout import pack_weight
 
@@ -57,6 +63,7 @@ __all__ = [
     "OUTPUT",
     "Alternative",
     "AvgPool2d",
+    "CallDevice",
     "Cast",
     "Conv2d",
     "Conv2dDgrad",
@@ -75,6 +82,7 @@ __all__ = [
     "MaxPool2d",
     "Network",
     "Operand",
+    "OperatorCall",
     "PatchConv2d",
     "Pool2d",
     "Problem",
@@ -91,6 +99,8 @@ __all__ = [
     "Step",
     "Tensors",
     "ToChannelsLast",
+    "TorchCall",
+    "ValueRef",
     "batch_of",
     "compute",
     "digest",
@@ -98,15 +108,16 @@ __all__ = [
     "folded",
     "full_name",
     "gated",
+    "is_built_in",
     "limit_us",
     "of_one_pixel",
     "pack_weight",
     "parse",
-    "pooled",
     "pooled_projection",
     "projected",
     "register",
     "scale_of",
+    "stored_shape",
     "tensor",
     "with_batch",
 ]

@@ -59,7 +59,7 @@ class Operands:
 
     def _spread_bytes(self) -> None:
         """Scale the first step that scales, so that results spread over a signed byte instead of saturating."""
-        before = dataclasses.replace(self.problem, epilogue=Epilogue(self.problem.places))
+        before = dataclasses.replace(self.problem, epilogue=Epilogue(self.problem.anchors))
         with torch.no_grad():
             values = compute(before, {name: tensor.float() for name, tensor in self.tensors.items()}, self.scalars)["y"]
         gain = _BYTE_RMS / max(float(values.square().mean().sqrt()), 1e-30)

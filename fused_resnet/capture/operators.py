@@ -9,8 +9,7 @@ from typing import Any
 from torch import fx
 
 from autotune.core import ProblemError
-from autotune.ir import AvgPool2d, Conv2d, Derived, Gemm, GlobalAvgPool2d, MaxPool2d, Problem, Source
-from autotune.ir.problem.operators.torch_call import stored
+from autotune.ir import AvgPool2d, Conv2d, Derived, Gemm, GlobalAvgPool2d, MaxPool2d, Problem, Source, stored_shape
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value
 from fused_resnet.capture.lower import Lowering, buffer
 from fused_resnet.capture.squeeze_excite import squeeze_excite
@@ -35,7 +34,7 @@ def _conv2d(lowering: Lowering, node: fx.Node) -> bool:
         if any(extent % 2 for extent in whole):
             return False
         pad = [extent // 2 for extent in whole]
-    n, h, w, c = stored(x.shape)
+    n, h, w, c = stored_shape(x.shape)
 
     def problem() -> Problem:
         return Conv2d(
@@ -147,7 +146,7 @@ def _of_image(lowering: Lowering, node: fx.Node, make: Callable[[dict[str, Any]]
     x = lowering.value(node.args[0])
     if x is None or len(x.shape) != 4:
         return False
-    n, h, w, c = stored(x.shape)
+    n, h, w, c = stored_shape(x.shape)
     problem = _tried(lambda: make({"n": n, "h": h, "w": w, "c": c, "dtype": lowering.dtype}))
     if problem is None:
         return False

@@ -9,8 +9,7 @@ from architectures import ARCHITECTURES, ResNet, images, random_model
 from helpers import relative_error
 from torch import nn
 
-from autotune.ir import Conv2d, Elementwise, Gemm, GlobalAvgPool2d, SeTail
-from autotune.ir.problem.operators.torch_call import TorchCall
+from autotune.ir import Conv2d, Elementwise, Gemm, GlobalAvgPool2d, SeTail, TorchCall
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
 
