@@ -1,4 +1,4 @@
-"""What a network computes: problems, epilogues, networks and weights, as pure records and functions without a device."""
+"""What a network computes, without any device: problems, epilogues, layers and weights as records and functions."""
 
 from autotune.ir.abi import MAP_ELEMENTS
 from autotune.ir.constant_expr import Derived, Source, State, tensor

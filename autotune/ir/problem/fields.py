@@ -7,14 +7,11 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from autotune.core import ProblemError, require_one_of
 from autotune.ir.epilogue import Epilogue
 from autotune.ir.problem.dtypes import DTYPES, dtype_name
-
-if TYPE_CHECKING:
-    from autotune.ir.problem.base import Problem
 
 
 def _read_pair(text: str) -> tuple[int, ...]:
@@ -83,16 +80,16 @@ _TYPES: Mapping[object, FieldType] = {
 }
 
 
-def field_types(operator: type[Problem]) -> Mapping[str, FieldType]:
+def field_types(operator: type[Any]) -> Mapping[str, FieldType]:
     """Return the field types of an operator, by field; fields of other types than these are left out.
 
     Fields without a FieldType can only be given in Python: the operator cannot be read from text.
     """
-    return _field_types(operator)  # type: ignore[arg-type] -- mypy takes the hash of its records for that of the class
+    return _field_types(operator)
 
 
 @cache
-def _field_types(operator: Any) -> Mapping[str, FieldType]:
+def _field_types(operator: type[Any]) -> Mapping[str, FieldType]:
     hints = typing.get_type_hints(operator, include_extras=True)
     found = {}
     for field in dataclasses.fields(operator):

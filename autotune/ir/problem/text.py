@@ -25,7 +25,7 @@ def parse(text: str) -> Problem:
     types = field_types(cls)
     values: dict[str, object] = {}
     for word in words:
-        name, separator, value = word.partition("=")
+        name, separator, _ = word.partition("=")
         if not separator or name not in types:
             raise ProblemError(f"'{word}' in '{text}' is not one of {', '.join(types)} written as name=value")
         if name in values:

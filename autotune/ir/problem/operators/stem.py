@@ -22,7 +22,7 @@ class Stem(Images):
     """First layers of a network: x (n, c, h, w) in torch's order, weight (k, c, r, s), y (n, p, q, k).
 
     y = epilogue(max_pool(conv(x))), the pool with a square window of `pool` pixels; pool=1 is none. A step that is
-    monotonically increasing, such as bias or relu, gives bit-identical results before and after the pool.
+    monotonically non-decreasing, such as bias or relu, gives bit-identical results before and after the pool.
     """
 
     operator: ClassVar[str] = "stem"
