@@ -1,11 +1,11 @@
 """What a network computes, without any device: problems, epilogues, layers and weights as records and functions."""
 
 from autotune.ir.abi import MAP_ELEMENTS
-from autotune.ir.constant_expr import Derived, Source, State, tensor
+from autotune.ir.constant_expr import ConstantExpr, ConstantSource, State, evaluate
 from autotune.ir.epilogue import MAX_SCALARS, Epilogue, Step
 from autotune.ir.epilogue_steps import full_name, register
 from autotune.ir.int8_numerics import scale_of
-from autotune.ir.network import INPUT, OUTPUT, Alternative, Layer, Network, batch_of, digest
+from autotune.ir.network import INPUT, OUTPUT, Alternative, Layer, Network, NetworkKey, digest
 from autotune.ir.problem import (
     DTYPES,
     MAX_OPERANDS,
@@ -50,7 +50,7 @@ from autotune.ir.problem import (
     with_batch,
 )
 from autotune.ir.reference import compute
-from autotune.ir.rewrites import folded, gated, of_one_pixel, pooled_projection, projected
+from autotune.ir.rewrites import as_one_pixel, fold_gate, fuse_gate, fuse_pool_projection, fuse_projection
 from autotune.ir.weight_layout import pack_weight
 
 __all__ = [
@@ -65,6 +65,8 @@ __all__ = [
     "AvgPool2d",
     "CallDevice",
     "Cast",
+    "ConstantExpr",
+    "ConstantSource",
     "Conv2d",
     "Conv2dDgrad",
     "Conv2dFoldedSe",
@@ -72,7 +74,6 @@ __all__ = [
     "Conv2dSeSkip",
     "Conv2dWgrad",
     "Convolution",
-    "Derived",
     "Elementwise",
     "Epilogue",
     "FoldedSe",
@@ -81,6 +82,7 @@ __all__ = [
     "Layer",
     "MaxPool2d",
     "Network",
+    "NetworkKey",
     "Operand",
     "OperatorCall",
     "PatchConv2d",
@@ -89,7 +91,6 @@ __all__ = [
     "SeBlock",
     "SeDownBlock",
     "SeTail",
-    "Source",
     "SpaceToDepth",
     "State",
     "Stem",
@@ -101,23 +102,22 @@ __all__ = [
     "ToChannelsLast",
     "TorchCall",
     "ValueRef",
-    "batch_of",
+    "as_one_pixel",
     "compute",
     "digest",
     "dtype_name",
-    "folded",
+    "evaluate",
+    "fold_gate",
     "full_name",
-    "gated",
+    "fuse_gate",
+    "fuse_pool_projection",
+    "fuse_projection",
     "is_built_in",
     "limit_us",
-    "of_one_pixel",
     "pack_weight",
     "parse",
-    "pooled_projection",
-    "projected",
     "register",
     "scale_of",
     "stored_shape",
-    "tensor",
     "with_batch",
 ]

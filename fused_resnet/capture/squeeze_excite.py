@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from autotune.ir import SeTail, Source, stored_shape
+from autotune.ir import ConstantSource, SeTail, stored_shape
 from fused_resnet.capture.layer_builder import LayerBuilder
 from fused_resnet.capture.lower import Lowering
 from fused_resnet.capture.trace import arguments, name_of
@@ -17,8 +17,8 @@ class _Product:
     """A matrix product with bias: what it reads, its constants and its number of outputs."""
 
     x: fx.Node
-    weight: Source
-    bias: Source
+    weight: ConstantSource
+    bias: ConstantSource
     outputs: int
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from autotune.core import ProblemError, require_one_of
 from autotune.ir.epilogue import Epilogue
@@ -85,7 +85,7 @@ def field_types(operator: type[Any]) -> Mapping[str, FieldType]:
 
     Fields without a FieldType can only be given in Python: the operator cannot be read from text.
     """
-    return _field_types(operator)
+    return _field_types(cast(Hashable, operator))
 
 
 @cache

@@ -40,7 +40,11 @@ def test_a_kernels_library_and_source_are_told_by_its_name_and_operator(name, op
 
 
 def test_our_kernels_name_their_template_and_config():
-    layer = {"symbol": "sm90_conv2d_0123456789ab", "template": "templates/sm90/conv2d/conv2d.cu.j2", "candidate": "sm90 a=1"}
+    layer = {
+        "symbol": "sm90_conv2d_0123456789ab",
+        "template": "templates/sm90/conv2d/conv2d.cu.j2",
+        "candidate": "sm90 a=1",
+    }
     origin = libraries.of_kernel("sm90_conv2d_0123456789ab", [], layer)
     assert origin == libraries.Origin("ours", True, "templates/sm90/conv2d/conv2d.cu.j2: sm90 a=1")
 
