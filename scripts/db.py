@@ -17,7 +17,7 @@ from rich.table import Table
 from autotune.core import AutotuneError, format_bytes
 from autotune.families import families
 from autotune.ir import parse
-from autotune.tuner import brief, label, lines
+from autotune.tuner import label, lines
 from autotune_cli.command_line import database, positive, run
 from autotune_cli.tables import winners
 from tuning_db import Store, diff, json_export
@@ -90,7 +90,7 @@ def listing(store: Store, console: Console, most: int) -> None:
             measurements = store.measurements(device, row.text)
             if not measurements:
                 continue
-            console.print(f"[bold]{_brief(row.text)}[/]  {row.text}", highlight=False)
+            console.print(f"[bold]{_short_name(row.text)}[/]  {row.text}", highlight=False)
             for measurement in measurements[:most]:
                 time = f"{measurement.median_us:9.2f} us" if measurement.median_us else f"{measurement.status:>12}"
                 mark = "final" if measurement.final else measurement.error or ""
@@ -106,7 +106,7 @@ def compare(store: Store, other: Store, console: Console) -> None:
         table.add_row(name, str(count.first), str(count.both), str(count.second))
     console.print(table)
     for device, problem, mine, its in diff.winners(store, other):
-        console.print(f"\n[bold]{_brief(problem)}[/] on {device}: {problem}", highlight=False)
+        console.print(f"\n[bold]{_short_name(problem)}[/] on {device}: {problem}", highlight=False)
         for at, winner in (("first", mine), ("second", its)):
             console.print(f"  {at:>6}  {_winner(winner)}", highlight=False)
 
@@ -127,10 +127,10 @@ def _winner(row: Measurement | None) -> str:
     return f"{row.median_us:9.2f} us  {label(row)}" if row else "not timed"
 
 
-def _brief(problem: str) -> str:
+def _short_name(problem: str) -> str:
     """A problem in few characters; its operator alone, where it has a step that is not defined here."""
     try:
-        return brief(parse(problem))
+        return parse(problem).short_name
     except AutotuneError:
         return problem.split(maxsplit=1)[0]
 

@@ -16,7 +16,7 @@ from autotune.codegen.source_digest import text_digest
 from autotune.core import FamilyError, of_target, paths
 from autotune.families import family, folder_of
 from autotune.families.base import DEVICE_IMAGE, Family, Kernel
-from autotune.ir import abi
+from autotune.ir import abi, is_built_in
 
 CPP_TYPES = {"f32": "float", "f16": "at::half", "bf16": "at::bfloat16", "tf32": "float", "s8": "signed char"}
 
@@ -92,12 +92,13 @@ def unit(kernels: Sequence[Kernel]) -> str:
 
 def _declared(kernel: Kernel) -> list[str]:
     """The struct of a problem that abi.h does not have."""
-    return list(filter(None, map(abi.declaration, family(kernel.family).operators)))
+    declarations = map(abi.declaration, family(kernel.family).operators)
+    return list(dict.fromkeys(filter(None, declarations)))
 
 
 def _meaning(kernel: Kernel) -> str:
     """The files of a user's problems: what its kernels were verified against."""
-    own = [operator for operator in family(kernel.family).operators if operator not in abi.STRUCTS]
+    own = [operator for operator in family(kernel.family).operators if not is_built_in(operator)]
     return "".join(inspect.getsource(sys.modules[operator.__module__]) for operator in own)
 
 

@@ -45,12 +45,12 @@ def limits(problem: Conv2dSe | FoldedSe) -> Iterator[tuple[bool, str]]:
 
 def legal(epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
     """(whether it is broken, what): the rule of all chains with a gate."""
-    yield epilogue.at_pixels_early, "steps before the gate that read or write tensors"
+    yield epilogue.accesses_tensors_early, "steps before the gate that read or write tensors"
 
 
 def folded_legal(epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
     """The same of chains whose gate comes from hidden values beside the channels."""
-    yield epilogue.places not in (("gate",), ("gate", "project")), "no gate, or other places than it and a projection"
+    yield epilogue.anchors not in (("gate",), ("gate", "project")), "no gate, or other places than it and a projection"
     yield from legal(epilogue)
     yield any(epilogue.parts[1:-1]), "steps between the gate and the projection"
 

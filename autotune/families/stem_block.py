@@ -21,11 +21,11 @@ def with_stem(block: Family, name: str) -> Family:
         return problem.behind
 
     def legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-        if epilogue.places != StemSeBlock.places:
+        if epilogue.anchors != StemSeBlock.anchors:
             return "an epilogue without the places of a stem and a block"
-        if epilogue.at_pixels_early:
+        if epilogue.accesses_tensors_early:
             return "steps before the identity is added that read or write tensors"
-        return block.legal(config, arch, dtype, Epilogue(SeBlock.places))
+        return block.legal(config, arch, dtype, Epilogue(SeBlock.anchors))
 
     def supports(problem: Problem) -> str | None:
         return next((why for beyond, why in _limits(problem) if beyond), block.supports(behind(problem)))

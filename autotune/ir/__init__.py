@@ -1,16 +1,17 @@
-"""What is to be computed: pure records and functions, apart from any device."""
+"""What a network computes, without any device: problems, epilogues, layers and weights as records and functions."""
 
 from autotune.ir.abi import MAP_ELEMENTS
-from autotune.ir.constant_expr import Derived, Source, State, tensor
+from autotune.ir.constant_expr import ConstantExpr, ConstantSource, State, evaluate
 from autotune.ir.epilogue import MAX_SCALARS, Epilogue, Step
 from autotune.ir.epilogue_steps import full_name, register
 from autotune.ir.int8_numerics import scale_of
-from autotune.ir.network import INPUT, OUTPUT, Alternative, Layer, Network, batch_of, digest
+from autotune.ir.network import INPUT, OUTPUT, Alternative, Layer, Network, NetworkKey, digest
 from autotune.ir.problem import (
     DTYPES,
     MAX_OPERANDS,
     OPERATORS,
     AvgPool2d,
+    CallDevice,
     Cast,
     Conv2d,
     Conv2dDgrad,
@@ -25,6 +26,7 @@ from autotune.ir.problem import (
     GlobalAvgPool2d,
     MaxPool2d,
     Operand,
+    OperatorCall,
     PatchConv2d,
     Pool2d,
     Problem,
@@ -38,13 +40,17 @@ from autotune.ir.problem import (
     StemSeBlockPool,
     Tensors,
     ToChannelsLast,
+    TorchCall,
+    ValueRef,
     dtype_name,
+    is_built_in,
     limit_us,
     parse,
+    stored_shape,
     with_batch,
 )
-from autotune.ir.reference import compute, pooled
-from autotune.ir.rewrites import folded, gated, of_one_pixel, pooled_projection, projected
+from autotune.ir.reference import compute
+from autotune.ir.rewrites import as_one_pixel, fold_gate, fuse_gate, fuse_pool_projection, fuse_projection
 from autotune.ir.weight_layout import pack_weight
 
 __all__ = [
@@ -57,7 +63,10 @@ __all__ = [
     "OUTPUT",
     "Alternative",
     "AvgPool2d",
+    "CallDevice",
     "Cast",
+    "ConstantExpr",
+    "ConstantSource",
     "Conv2d",
     "Conv2dDgrad",
     "Conv2dFoldedSe",
@@ -65,7 +74,6 @@ __all__ = [
     "Conv2dSeSkip",
     "Conv2dWgrad",
     "Convolution",
-    "Derived",
     "Elementwise",
     "Epilogue",
     "FoldedSe",
@@ -74,14 +82,15 @@ __all__ = [
     "Layer",
     "MaxPool2d",
     "Network",
+    "NetworkKey",
     "Operand",
+    "OperatorCall",
     "PatchConv2d",
     "Pool2d",
     "Problem",
     "SeBlock",
     "SeDownBlock",
     "SeTail",
-    "Source",
     "SpaceToDepth",
     "State",
     "Stem",
@@ -91,22 +100,24 @@ __all__ = [
     "Step",
     "Tensors",
     "ToChannelsLast",
-    "batch_of",
+    "TorchCall",
+    "ValueRef",
+    "as_one_pixel",
     "compute",
     "digest",
     "dtype_name",
-    "folded",
+    "evaluate",
+    "fold_gate",
     "full_name",
-    "gated",
+    "fuse_gate",
+    "fuse_pool_projection",
+    "fuse_projection",
+    "is_built_in",
     "limit_us",
-    "of_one_pixel",
     "pack_weight",
     "parse",
-    "pooled",
-    "pooled_projection",
-    "projected",
     "register",
     "scale_of",
-    "tensor",
+    "stored_shape",
     "with_batch",
 ]

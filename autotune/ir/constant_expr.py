@@ -1,8 +1,8 @@
-"""Constants that are computed from a network's parameters once, when it is bound.
+"""Constants that are computed from a network's parameters once, when the network is bound.
 
-A layer's weight is a key of the state_dict, or a `Derived`: a function's name and what it is computed from. So a
-network can fold and rearrange parameters, and stays a plain record that can be compared, printed and sent to another
-process.
+A layer's weight is a key of the state_dict, or a `ConstantExpr`: the name of a function and the constants to which it
+is applied. So a network can fold and rearrange parameters and remains a plain record that can be compared, printed and
+sent to another process.
 """
 
 from __future__ import annotations
@@ -19,45 +19,54 @@ from autotune.ir.weight_layout import merge_groups
 
 
 @dataclass(frozen=True)
-class Derived:
-    """A tensor computed from others. function: a name in FUNCTIONS; arguments: what it takes after the tensors."""
+class ConstantExpr:
+    """A constant that a function computes from others.
+
+    Attributes:
+        function: A name in FUNCTIONS.
+        sources: The constants to which it is applied.
+        arguments: Numbers that follow the constants in the call.
+    """
 
     function: str
-    sources: tuple[Source, ...]
+    sources: tuple[ConstantSource, ...]
     arguments: tuple[int | float, ...] = ()
 
     def __post_init__(self) -> None:
         require_one_of("function of constants", self.function, list(FUNCTIONS))
 
 
-Source = str | Derived
-"""Where a constant comes from: a key of the state_dict, or a computation."""
+ConstantSource = str | ConstantExpr
+"""A key of the state_dict, or an expression of such keys."""
 
 
 State = Mapping[Any, torch.Tensor]
-"""Constants by their sources: a state_dict, or more."""
+"""Values of constants: a state_dict, to which values of expressions may be added."""
 
 
-def tensor(state: State, source: Source) -> torch.Tensor:
-    """The constant itself, in the dtype of what it is computed from."""
-    if source in state or not isinstance(source, Derived):
-        return state[source].detach()
-    return FUNCTIONS[source.function](*(tensor(state, part) for part in source.sources), *source.arguments)
+def evaluate(state: State, constant: ConstantSource) -> torch.Tensor:
+    """Return the value of a constant, without gradient; its dtype follows from those of the parameters."""
+    if constant in state or not isinstance(constant, ConstantExpr):
+        return state[constant].detach()
+    return FUNCTIONS[constant.function](*(evaluate(state, part) for part in constant.sources), *constant.arguments)
 
 
 def _pool_filter(weight: torch.Tensor, r: int, s: int) -> torch.Tensor:
-    """(k, c, 1, 1) after an average over r x s, padding counted -> the one convolution (k, c, r, s) that both are."""
+    """Return the filter (k, c, r, s) of an r x s average pool, padding counted, and a 1x1 convolution (k, c, 1, 1)."""
     return (weight / (r * s)).expand(-1, -1, r, s)
 
 
 def _patch_filter(weight: torch.Tensor, block: int) -> torch.Tensor:
-    """(k, block*block*c, 1, 1) on what SpaceToDepth makes -> (k, c, block, block) on the image itself."""
+    """Return the filter (k, c, block, block) on an image for one (k, block*block*c, 1, 1) on its SpaceToDepth."""
     k, channels = weight.shape[:2]
     return weight.reshape(k, block, block, channels // block**2).permute(0, 3, 1, 2)
 
 
 def _dense(weight: torch.Tensor, h: int, w: int, pad_h: int, pad_w: int) -> torch.Tensor:
-    """(k, c, r, s), stride 1 -> the matrix (p*q*k, h*w*c) by which it multiplies a whole image, channels last."""
+    """Return a convolution (k, c, r, s) with stride 1 as a matrix on whole images.
+
+    The matrix (p*q*k, h*w*c) multiplies images in channels-last order.
+    """
     k, c, r, s = weight.shape
     p, q = h + 2 * pad_h - r + 1, w + 2 * pad_w - s + 1
     matrix = weight.new_zeros(p, q, k, h, w, c)
@@ -72,54 +81,58 @@ def _dense(weight: torch.Tensor, h: int, w: int, pad_h: int, pad_w: int) -> torc
 
 
 def _precise(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor in float32, or in float64 if it has that dtype."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _norm_scale(variance: torch.Tensor, *weight_and_epsilon: torch.Tensor | float) -> torch.Tensor:
-    """By what a normalisation with these statistics multiplies: weight / sqrt(variance + epsilon)."""
+    """Return the factor of a batch normalization: weight / sqrt(variance + epsilon)."""
     *weight, epsilon = weight_and_epsilon
     scale = torch.rsqrt(_precise(variance) + epsilon)
     return scale * weight[0] if weight else scale
 
 
 def _norm_shift(mean: torch.Tensor, scale: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
-    """What it adds after that: bias - mean scale."""
+    """Return the summand of a batch normalization, added after its factor: bias - mean scale."""
     return (bias[0] if bias else 0) - _precise(mean) * scale
 
 
 def _scale_rows(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Weights (k, ...) of a layer whose k results are multiplied by `scale`: k numbers, or one."""
+    """Return weights (k, ...) multiplied by `scale`, of k values or one: the layer's results are so multiplied."""
     return _precise(weight) * scale.to(weight.device).reshape(-1, *[1] * (weight.dim() - 1))
 
 
 def _squeeze_filter(weight: torch.Tensor, w1: torch.Tensor, *scale: torch.Tensor) -> torch.Tensor:
-    """(k, c, r, s) of a convolution, (hidden, k) by which its result's mean is multiplied -> both: (hidden, c, r, s).
+    """Return the filter (hidden, c, r, s) that replaces a convolution and the first product of its gate.
 
-    scale: by what the result is multiplied before its mean is taken: k numbers, or one.
+    Args:
+        weight: Filter (k, c, r, s) of the convolution.
+        w1: Matrix (hidden, k) that multiplies the mean of the convolution's result.
+        scale: Factor of the result before its mean is taken: k values, or one.
     """
     rows = _precise(w1) * scale[0].to(w1.device).flatten() if scale else _precise(w1)
-    # Row by row: nothing else at binding is a matrix product, and the first of all has torch start its library.
+    # Row by row, because no other step of binding is a matrix product, and torch's first one loads its BLAS library.
     flat = _precise(weight).to(rows.dtype).flatten(1)
     return torch.stack([(row[:, None] * flat).sum(0) for row in rows]).view(len(rows), *weight.shape[1:])
 
 
 def _squeeze_bias(b1: torch.Tensor, w1: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """The bias of that product where `shift`, k numbers or one, is added to the result before its mean is taken."""
+    """Return the bias (hidden) of that product if `shift`, of k values or one, is added before the mean is taken."""
     return _precise(b1) + (_precise(w1) * shift.to(w1.device).flatten()).sum(1)
 
 
 def _columns_last(weight: torch.Tensor, c: int, h: int, w: int) -> torch.Tensor:
-    """(k, c*h*w) for a flattened (c, h, w) -> the same for a flattened (h, w, c)."""
+    """Return a matrix (k, c*h*w) on flattened images (c, h, w) for flattened images (h, w, c)."""
     return weight.reshape(-1, c, h, w).permute(0, 2, 3, 1).flatten(1)
 
 
 def _pad_inputs(weight: torch.Tensor, c: int) -> torch.Tensor:
-    """Weights (k, c', r, s) for an input with c channels, of which those beyond c' are to count nothing."""
+    """Return weights (k, c', r, s) with zeros for the input channels from c' to c."""
     return torch.nn.functional.pad(weight, (0, 0, 0, 0, 0, c - weight.shape[1]))
 
 
 def _byte_scales(weight: torch.Tensor, factor: float) -> torch.Tensor:
-    """By what sums of bytes are multiplied, for each output channel: the weight's scale and a factor."""
+    """Return the factor of each output channel's int32 sum: the scale of the quantized weight times `factor`."""
     return quantize_weight(weight)[1] * factor
 
 
@@ -144,4 +157,4 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "bytes": lambda weight: quantize_weight(weight)[0],
     "byte_scales": _byte_scales,
 }
-"""By name: tensors, then numbers -> a tensor."""
+"""Name -> function of tensors, then numbers, that returns a tensor."""

@@ -8,20 +8,25 @@ from dataclasses import dataclass
 import torch
 
 from autotune.core import ProblemError
-from autotune.ir.epilogue_steps import PLACES, STEPS, Definition, full_name, register
+from autotune.ir.epilogue_steps import ANCHORS, STEPS, StepDefinition, full_name, register
 
 MAX_SCALARS = 8
-"""Scalars one epilogue may take (AT_MAX_SCALARS of templates/abi.h)."""
+"""Most scalars of one epilogue (AT_MAX_SCALARS of templates/abi.h)."""
 
-_NOTHING: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+AnchorFunction = Callable[[torch.Tensor], torch.Tensor]
+"""What an operator computes at an anchor: the value before it -> the value after it."""
+
+_OF_THE_OPERATOR = tuple(name for name in ANCHORS if name not in ("keep", "add_kept"))
 
 
 @dataclass(frozen=True)
 class Argument:
-    """What a step takes beside the value: a tensor of the problem, or a scalar.
+    """An argument of a step beside the value: a tensor of the problem, or a scalar.
 
-    name: the problem's operand, such as `add0`, or `slope.0` for a parameter of a custom step.
-    kind: as in StepKind. index: among the chain's scalars or, tensors and vectors together, among its pointers.
+    Attributes:
+        name: The problem's operand, such as `add0`, or `slope.0` for a parameter of a custom step.
+        kind: "vector", "tensor", "output" or "scalar", as in StepKind.
+        index: Index among the chain's scalars, or among its pointers, which tensors and vectors share.
     """
 
     name: str
@@ -31,16 +36,16 @@ class Argument:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a chain with its arguments numbered; `custom` if the step is a user's."""
+    """One step of a chain with its arguments numbered; `custom` is the definition of a user's step."""
 
     name: str
     arguments: tuple[Argument, ...]
-    custom: Definition | None
+    custom: StepDefinition | None
 
     def values(
         self, operands: Mapping[str, torch.Tensor], scalars: Sequence[float], dtype: torch.dtype
     ) -> list[torch.Tensor | float]:
-        """The arguments' values, in order; vectors in `dtype`, as the step's torch function wants them."""
+        """Return the values of the arguments, in order; vectors are converted to `dtype`."""
         values: list[torch.Tensor | float] = []
         for argument in self.arguments:
             if argument.kind == "scalar":
@@ -53,10 +58,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """A chain of step names, in the order of application; empty for a plain store.
+    """A chain of steps, by name and in the order of application; empty for a plain store.
 
-    `store` writes the value reached so far to a second output, in the output's dtype, and goes on.
-    Example: `Epilogue.parse("relu,store,add_scalar")` yields relu(x) and relu(x) + s.
+    `store` writes the value so far to another output, in the output's dtype, and continues with it:
+    `Epilogue.parse("relu,store,add_scalar")` yields relu(x) and relu(x) + s.
     """
 
     names: tuple[str, ...] = ()
@@ -68,19 +73,23 @@ class Epilogue:
 
     @classmethod
     def parse(cls, text: str) -> Epilogue:
-        """Read "bias,relu" (or "" or "none" for the empty chain); raises ProblemError."""
+        """Read a chain such as "bias,relu"; "" and "none" are the empty chain.
+
+        Raises:
+            ProblemError: A step is unknown, or the steps take too many scalars.
+        """
         return cls() if text in ("", "none") else cls(tuple(text.split(",")))
 
     def __str__(self) -> str:
         return ",".join(self.names) or "none"
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A pickled chain takes its custom steps' definitions along, so another process can read it."""
+        """Pickle the chain with the definitions of its custom steps, so that another process can read it."""
         return _restore, (self.names, tuple(step.custom for step in self.steps if step.custom))
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The chain with each step's arguments numbered: tensors and vectors together, scalars apart."""
+        """Return the steps with their arguments numbered: tensors and vectors together, scalars apart."""
         steps, pointers, scalars = [], 0, 0
         for name in self.names:
             kind, arguments = STEPS[name], []
@@ -95,41 +104,41 @@ class Epilogue:
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """The arguments of all steps, in order."""
+        """Return the arguments of all steps, in order."""
         return tuple(argument for step in self.steps for argument in step.arguments)
 
     @property
-    def at_pixels(self) -> bool:
-        """Whether a step reads or writes a tensor: needs to know which pixel it is at."""
+    def accesses_tensors(self) -> bool:
+        """Return whether a step reads or writes a tensor, and so depends on the pixel's position."""
         return any(argument.kind in ("tensor", "output") for argument in self.arguments)
 
     @property
     def scalars(self) -> int:
-        """How many scalars the chain takes."""
+        """Return the number of scalars."""
         return sum(STEPS[name].operands.count("scalar") for name in self.names)
 
     def random_scalars(self, generator: torch.Generator) -> tuple[float, ...]:
-        """Scalars on which a kernel can be verified: in each step's ranges."""
+        """Return scalars for verifying a kernel, uniformly distributed in the steps' ranges."""
         ranges = [bounds for name in self.names for bounds in STEPS[name].ranges]
         shares = torch.rand(len(ranges), generator=generator).tolist()
         return tuple(least + (most - least) * share for (least, most), share in zip(ranges, shares, strict=True))
 
     @property
-    def places(self) -> tuple[str, ...]:
-        """The steps that only mark a place, in order."""
-        return tuple(name for name in self.names if name in PLACES)
+    def anchors(self) -> tuple[str, ...]:
+        """Return the names of the chain's anchors, in order."""
+        return tuple(name for name in self.names if name in ANCHORS)
 
     @property
     def parts(self) -> tuple[tuple[Step, ...], ...]:
-        """The steps before the first place, those between places, and those after the last."""
-        ends = [i for i, name in enumerate(self.names) if name in PLACES]
+        """Return the chain split at its anchors: the steps before the first, between them, and after the last."""
+        ends = [i for i, name in enumerate(self.names) if name in ANCHORS]
         return tuple(
             self.steps[begin + 1 : end] for begin, end in zip([-1, *ends], [*ends, len(self.names)], strict=True)
         )
 
     @property
-    def at_pixels_early(self) -> bool:
-        """Whether a step before the last place reads or writes a tensor."""
+    def accesses_tensors_early(self) -> bool:
+        """Return whether a step before the last anchor reads or writes a tensor."""
         early = (step for part in self.parts[:-1] for step in part)
         return any(argument.kind in ("tensor", "output") for step in early for argument in step.arguments)
 
@@ -138,24 +147,40 @@ class Epilogue:
         value: torch.Tensor,
         operands: Mapping[str, torch.Tensor],
         scalars: Sequence[float],
-        places: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = _NOTHING,
+        anchor_functions: Sequence[AnchorFunction] = (),
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Apply the chain with torch: returns the last value and what each `store` step kept, by operand name.
+        """Apply the chain with torch.
 
-        places: what happens at the steps that mark a place, by their names.
+        Args:
+            value: The value before the first step, channels last.
+            operands: The tensors and vectors that the steps take, by operand name.
+            scalars: The scalars that they take, in order.
+            anchor_functions: One function for each anchor `conv`, `gate` and `project` of the chain, in order.
+
+        Returns:
+            The value after the last step, and the values that `store` steps wrote, by operand name.
         """
+        own = sum(name in _OF_THE_OPERATOR for name in self.names)
+        if len(anchor_functions) != own:
+            raise ValueError(f"epilogue '{self}' has {own} anchors of its operator, not {len(anchor_functions)}")
         stored: dict[str, torch.Tensor] = {}
+        kept = value
+        functions = iter(anchor_functions)
         for step in self.steps:
             if step.name == "store":
                 stored[step.arguments[0].name] = value
-            elif step.name in places:
-                value = places[step.name](value)
+            elif step.name == "keep":
+                kept = value
+            elif step.name == "add_kept":
+                value = value + kept
+            elif step.name in _OF_THE_OPERATOR:
+                value = next(functions)(value)
             else:
                 value = STEPS[step.name].torch(value, *step.values(operands, scalars, value.dtype))
         return value, stored
 
 
-def _restore(names: tuple[str, ...], definitions: tuple[Definition, ...]) -> Epilogue:
+def _restore(names: tuple[str, ...], definitions: tuple[StepDefinition, ...]) -> Epilogue:
     for definition in definitions:
         register(definition)
     return Epilogue(names)

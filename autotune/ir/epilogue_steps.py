@@ -1,8 +1,11 @@
-"""Steps: what epilogues are made of.
+"""The steps of epilogues.
 
-A step is described once for every place that needs it: the kernels call `at::<name>` of templates/epilogue.h, and the
-torch operators and the reference call the function given here. So a new step is one row in `STEPS` and one function
-in epilogue.h. A user's own step is two texts, one for the kernels and one for torch: see `define_step`.
+Kernels call `at::<name>` of templates/epilogue.h for a step; torch's candidates and the reference call the function in
+`STEPS`. A new step is one row in `STEPS` and one function in epilogue.h. A user's own step is two expressions, one for
+kernels and one for torch: see `define_step`.
+
+Both expressions are code and run with the rights of the process: the torch expression is passed to `eval`, also where a
+pickled epilogue is loaded. Only load step definitions that you trust, as with any Python file.
 """
 
 from __future__ import annotations
@@ -20,8 +23,15 @@ from autotune.core import ProblemError
 
 
 @dataclass(frozen=True)
-class Definition:
-    """A custom step as its user wrote it. params: (name, "scalar" or "channel") in order."""
+class StepDefinition:
+    """A custom step.
+
+    Attributes:
+        name: Short name, as chains write it.
+        cuda: The expression for kernels.
+        torch: The expression for torch.
+        params: Name and kind ("scalar" or "channel") of each parameter, in order.
+    """
 
     name: str
     cuda: str
@@ -30,26 +40,28 @@ class Definition:
 
     @property
     def full_name(self) -> str:
-        """The name in problems' texts and in the database: with a digest, so that no two definitions share it."""
+        """Return the name with a digest of the definition, as problems' texts and the database hold it."""
         texts = json.dumps([self.cuda, self.torch, self.params])
         return f"{self.name}@{hashlib.sha256(texts.encode()).hexdigest()[:8]}"
 
 
 @dataclass(frozen=True)
 class StepKind:
-    """What one kind of step needs.
+    """The arguments and the arithmetic of one kind of step.
 
-    operands: what it takes beside the value, in order: "vector" (float32, one value a channel); "tensor" (shape and
-        dtype of the output, read); "output" (the same, written); "scalar" (a float known when a kernel is prepared).
-    torch: (value, *operands) -> value, in the dtype of `value`, channels last; vectors come in that dtype.
-    ranges: (least, most) of each scalar where a kernel is verified on random ones; if empty, 0.25 to 1.
-    custom: the definition, if it is a user's.
+    Attributes:
+        operands: Arguments beside the value, in order: "vector" (float32, one value per channel), "tensor" (read, with
+            shape and dtype of the output), "output" (written, likewise) or "scalar" (a float, known when a kernel is
+            prepared).
+        torch: (value, *operands) -> value, channels last and in the dtype of the value; vectors have that dtype too.
+        ranges: (least, most) of each scalar for verifying kernels; 0.25 to 1 if empty.
+        custom: The definition of a user's step.
     """
 
     operands: tuple[str, ...]
     torch: Callable[..., torch.Tensor]
     ranges: tuple[tuple[float, float], ...] = ()
-    custom: Definition | None = None
+    custom: StepDefinition | None = None
 
     def __post_init__(self) -> None:
         if not self.ranges:
@@ -80,34 +92,43 @@ STEPS: dict[str, StepKind] = {
     "gelu": StepKind((), F.gelu),
     "gelu_tanh": StepKind((), lambda v: F.gelu(v, approximate="tanh")),
 }
-"""Every step by name: those of templates/epilogue.h, and custom steps by their full names."""
+"""Step name -> step: those of templates/epilogue.h, and custom steps by their full names."""
 
-PLACES = ("conv", "gate", "project", "keep", "add_kept")
-"""Steps that only mark a place in a chain: what happens there is the problem's, such as Conv2dSe or SeBlock."""
+ANCHORS = ("conv", "gate", "project", "keep", "add_kept")
+"""Steps that mark where in the chain the operator computes something, such as the gate of Conv2dSe."""
 
 _BUILT_IN = tuple(STEPS)
-_newest: dict[str, str] = {}  # of each custom step's definitions: name -> full name
+_newest: dict[str, str] = {}  # short name of a custom step -> full name of its newest definition
 
 
 def define_step(name: str, *, cuda: str, torch: str, params: Mapping[str, str] | None = None) -> str:
-    """Define a step by two expressions of `x`, the value; from then on chains may name it, as "bias,swish_b".
+    """Define a step by two expressions of `x`, the value; from then on chains may contain it, as "bias,swish_b".
 
-    cuda: CUDA C++ in float that is also valid C++ for CPUs, such as "x / (1.f + expf(-beta * x))".
-    torch: the same in Python, on a whole tensor (n, h, w, channels), such as "x * torch.sigmoid(beta * x)".
-    params: name -> "scalar" (a float) or "channel" (float32, one value a channel), as both expressions name them; their
-        values are given at run time, the scalars and vectors in this order among the chain's others.
-    Returns the full name, which holds a digest of the definition. Of several definitions under one name the newest is
-    meant by the short name. Raises ProblemError for a name that is taken or for a torch expression that fails.
+    If several definitions have one name, the short name means the newest.
+
+    Args:
+        name: Short name of the step, an identifier.
+        cuda: CUDA C++ in float that is also valid C++ for CPUs, such as "x / (1.f + expf(-beta * x))".
+        torch: The same in Python, on a whole tensor (n, h, w, channels), such as "x * torch.sigmoid(beta * x)". It is
+            evaluated by `eval`, with `torch`, `x` and the parameters as names.
+        params: Name -> "scalar" (a float) or "channel" (float32, one value per channel), as both expressions use them.
+            Their values are given at run time, in this order among the chain's other scalars and vectors.
+
+    Returns:
+        The full name, which contains a digest of the definition.
+
+    Raises:
+        ProblemError: The name is taken, or the torch expression fails on a random tensor.
     """
-    definition = Definition(name, cuda.strip(), torch.strip(), tuple((params or {}).items()))
+    definition = StepDefinition(name, cuda.strip(), torch.strip(), tuple((params or {}).items()))
     _check_names(definition)
     register(definition)
     _newest[name] = definition.full_name
     return definition.full_name
 
 
-def register(definition: Definition) -> None:
-    """Make a definition known by its full name alone."""
+def register(definition: StepDefinition) -> None:
+    """Make a definition known by its full name."""
     if definition.full_name not in STEPS:
         operands = tuple("vector" if kind == "channel" else kind for _, kind in definition.params)
         function = _function(definition)
@@ -116,20 +137,24 @@ def register(definition: Definition) -> None:
 
 
 def full_name(name: str) -> str:
-    """The name under which STEPS holds a step; raises ProblemError if there is no such step."""
+    """Return the name of a step in STEPS.
+
+    Raises:
+        ProblemError: There is no such step.
+    """
     name = _newest.get(name, name)
     if name in STEPS:
         return name
     short, digest, _ = name.partition("@")
     if digest:
-        here = f" as it was then: here it is {_newest[short]}" if short in _newest else ""
+        other = f" with the same texts; here '{short}' means {_newest[short]}" if short in _newest else ""
         raise ProblemError(
-            f"the custom step '{name}' is not defined: call autotune.ir.epilogue_steps.define_step for it first{here}"
+            f"the custom step '{name}' is not defined: call autotune.ir.epilogue_steps.define_step for it first{other}"
         )
     raise ProblemError(f"unknown epilogue step '{name}': choose from {', '.join([*_BUILT_IN, *_newest])}")
 
 
-def _check_names(definition: Definition) -> None:
+def _check_names(definition: StepDefinition) -> None:
     name = definition.name
     if name in _BUILT_IN or name == "none" or not _is_identifier(name):
         raise ProblemError(f"a custom step cannot be called '{name}': it must be an identifier, and no built-in step's")
@@ -146,18 +171,19 @@ def _is_identifier(name: str) -> bool:
     return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
 
 
-def _function(definition: Definition) -> Callable[..., torch.Tensor]:
-    """The torch text as a function of the value and the parameters."""
+def _function(definition: StepDefinition) -> Callable[..., torch.Tensor]:
+    """Return the torch expression as a function of the value and the parameters."""
     try:
         code = compile(definition.torch, f"<step {definition.name}>", "eval")
     except (SyntaxError, ValueError) as error:
         raise _wrong(definition, f"is no Python expression: {error}") from error
     names = [param for param, _ in definition.params]
+    # The expression is code that the user gave to define_step, as trusted as the program that calls it.
     return lambda x, *values: eval(code, {"torch": torch, "x": x, **dict(zip(names, values, strict=True))})
 
 
-def _probe(definition: Definition, function: Callable[..., torch.Tensor]) -> None:
-    """Evaluate a torch text once; raise ProblemError unless it makes a tensor like x of x, and leaves x alone."""
+def _probe(definition: StepDefinition, function: Callable[..., torch.Tensor]) -> None:
+    """Evaluate a torch expression once; raise ProblemError unless it returns a tensor like x and leaves x unchanged."""
     x = torch.rand(2, 3, 4, 5)
     before = x.clone()
     try:
@@ -172,5 +198,5 @@ def _probe(definition: Definition, function: Callable[..., torch.Tensor]) -> Non
         raise _wrong(definition, "changes x in place")
 
 
-def _wrong(definition: Definition, what: str) -> ProblemError:
+def _wrong(definition: StepDefinition, what: str) -> ProblemError:
     return ProblemError(f"step '{definition.name}': its torch text '{definition.torch}' {what}")

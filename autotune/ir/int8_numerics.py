@@ -1,28 +1,33 @@
-"""Numbers as signed bytes. Everything is symmetric: a value is scale * byte, and -128 is left out.
+"""Quantization to signed bytes.
 
-Weights have a scale for each output channel, activations one for the whole tensor.
+Quantization is symmetric: value = scale * byte, with bytes from -127 to 127. Weights have one scale per output channel,
+activations one scale per tensor.
 """
 
 from __future__ import annotations
 
 import torch
 
-LARGEST = 127
-"""Of a byte's magnitudes."""
+MAX_BYTE = 127
+"""Largest magnitude of a quantized value; -128 is not used, so that the range is symmetric."""
 
 
 def scale_of(largest: torch.Tensor) -> torch.Tensor:
-    """The scale with which values up to `largest` in magnitude fill a byte; 1 where all are zero."""
-    return torch.where(largest > 0, largest / LARGEST, torch.ones_like(largest))
+    """Return the scale with which magnitudes up to `largest` use all bytes; 1 where `largest` is 0."""
+    return torch.where(largest > 0, largest / MAX_BYTE, torch.ones_like(largest))
 
 
 def to_bytes(values: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor:
-    """The bytes nearest to values / scale, saturated."""
-    return (values / scale).round().clamp(-LARGEST, LARGEST).to(torch.int8)
+    """Return values / scale as int8, rounded to the nearest (ties to even) and saturated."""
+    return (values / scale).round().clamp(-MAX_BYTE, MAX_BYTE).to(torch.int8)
 
 
 def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight's bytes in its own shape (k, ...), and the scale of each output channel (k,), float32."""
+    """Quantize a weight (k, ...).
+
+    Returns:
+        The bytes, int8 in the shape of the weight, and the scale of each output channel, float32 (k,).
+    """
     values = weight.detach().float()
     scale = scale_of(values.abs().flatten(1).amax(1))
     return to_bytes(values, scale.view(-1, *[1] * (values.dim() - 1))), scale

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.core import ProblemError
-from autotune.ir.constant_expr import Source
+from autotune.ir.constant_expr import ConstantSource
 from autotune.ir.problem import Problem, with_batch
 
 INPUT, OUTPUT = "input", "output"
@@ -17,34 +16,42 @@ INPUT, OUTPUT = "input", "output"
 
 @dataclass(frozen=True)
 class Layer:
-    """One problem of a network.
+    """One problem of a network, with its tensors.
 
-    buffers: operand -> activation; weights: operand -> constant; scalars: constants, in the epilogue's order.
+    Attributes:
+        name: Name of the layer, unique in its network.
+        problem: The problem.
+        buffers: Operand -> name of an activation.
+        weights: Operand -> constant.
+        scalars: Constants of one element, in the order of the epilogue's scalars.
     """
 
     name: str
     problem: Problem
     buffers: Mapping[str, str]
-    weights: Mapping[str, Source] = field(default_factory=dict)
-    scalars: tuple[Source, ...] = ()
+    weights: Mapping[str, ConstantSource] = field(default_factory=dict)
+    scalars: tuple[ConstantSource, ...] = ()
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """Names of the activations that it makes."""
+        """Return the names of the activations that it writes."""
         return tuple(self.buffers[operand.name] for operand in self.problem.operands() if operand.role == "output")
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Names of the activations that it needs."""
+        """Return the names of the activations that it reads."""
         written = self.writes
         return tuple(name for name in self.buffers.values() if name not in written)
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """Other layers that compute what some of a network's layers do: fused, or written as another problem.
+    """Other layers that compute the same as some layers of a network: fused, or written as another problem.
 
-    replaces: names of the layers whose place they take: that of the last of them, or before who reads what they make.
+    Attributes:
+        name: Name of the alternative, unique in its network.
+        replaces: Names of the layers that are left out. The alternative's layers run at the position of the last one.
+        layers: The layers that run instead.
     """
 
     name: str
@@ -53,71 +60,128 @@ class Alternative:
 
 
 @dataclass(frozen=True)
-class Network:
-    """A network for one batch size and dtype; `key` names it in the database.
+class NetworkKey:
+    """Identity of a network in the database; `str` gives its text, `parse` reads it.
 
-    layers: the plainest way to compute it. alternatives: ways to compute parts of it; any that replace no layer twice
-    may be taken together. output_shape: of the result, in torch's order. kept: where others are in bytes, the
-    convolutions and linear layers that are not, and why.
+    The text is "MODEL n=BATCH NAME=VALUE ... DIGEST", such as "ResNet n=32 input=3x224x224 dtype=f16 1ba3d518a22f".
+
+    Attributes:
+        model: Name of the model.
+        batch: Batch size; None if the key has none.
+        properties: Other pairs of name and value, such as ("dtype", "f16").
+        digest: Digest of the layers of a captured network; empty for others.
     """
 
-    key: str
+    model: str
+    batch: int | None = None
+    properties: tuple[tuple[str, str], ...] = ()
+    digest: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> NetworkKey:
+        """Read a key from its text.
+
+        Raises:
+            ProblemError: The text does not have the form of a key.
+        """
+        model, *words = text.split()
+        pairs = [(name, value) for name, equals, value in (word.partition("=") for word in words) if equals]
+        digests = [word for word in words if "=" not in word]
+        batch = int(pairs.pop(0)[1]) if pairs and pairs[0][0] == "n" and pairs[0][1].isdecimal() else None
+        key = cls(model, batch, tuple(pairs), "".join(digests))
+        if str(key) != text:
+            raise ProblemError(f"'{text}' is not the key of a network: write it as 'MODEL n=BATCH NAME=VALUE DIGEST'")
+        return key
+
+    def __str__(self) -> str:
+        batch = [f"n={self.batch}"] if self.batch is not None else []
+        properties = (f"{name}={value}" for name, value in self.properties)
+        return " ".join([self.model, *batch, *properties, *([self.digest] if self.digest else [])])
+
+    def with_batch(self, n: int) -> NetworkKey:
+        """Return the key with another batch size and the same digest."""
+        return replace(self, batch=n)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network for one batch size and dtype.
+
+    Attributes:
+        identity: Names the network in the database.
+        layers: The layers without any alternative, in an order in which they can run.
+        output_shape: Shape of the result, in torch's order of axes.
+        alternatives: Other ways to compute parts of it; those that replace no layer twice can be taken together.
+        kept: In a quantized network, the convolutions and linear layers that are not quantized -> the reason.
+    """
+
+    identity: NetworkKey
     layers: tuple[Layer, ...]
     output_shape: tuple[int, ...]
     alternatives: tuple[Alternative, ...] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def key(self) -> str:
+        """Return the text of its identity, as the database holds it."""
+        return str(self.identity)
+
+    @property
     def all_layers(self) -> tuple[Layer, ...]:
-        """The layers, and those of all alternatives."""
+        """Return the layers and those of all alternatives."""
         return (*self.layers, *(layer for alternative in self.alternatives for layer in alternative.layers))
 
     @property
     def batch(self) -> int | None:
-        """The batch size, where the key tells it."""
-        return batch_of(self.key)
+        """Return the batch size, or None if the key has none."""
+        return self.identity.batch
 
-    def at(self, n: int) -> Network:
-        """The same network for another batch size, with its key. The key tells the present one."""
+    def with_batch(self, n: int) -> Network:
+        """Return the same network for another batch size; its own must be known."""
         assert self.batch
-        layers = _at(n, self.layers, self.batch)
-        key = self.key.replace(f" n={self.batch} ", f" n={n} ", 1).replace(digest(self.layers), digest(layers))
-        alternatives = tuple(replace(one, layers=_at(n, one.layers, self.batch)) for one in self.alternatives)
+        layers = _with_batch(self.layers, self.batch, n)
+        identity = self.identity.with_batch(n)
+        if identity.digest == digest(self.layers):
+            identity = replace(identity, digest=digest(layers))
+        alternatives = tuple(replace(one, layers=_with_batch(one.layers, self.batch, n)) for one in self.alternatives)
         return replace(
-            self, key=key, layers=layers, alternatives=alternatives, output_shape=(n, *self.output_shape[1:])
+            self, identity=identity, layers=layers, alternatives=alternatives, output_shape=(n, *self.output_shape[1:])
         )
 
     def layers_with(self, names: Sequence[str], order: Iterable[str] = ()) -> tuple[Layer, ...]:
-        """The layers with the alternatives of these names taken; raises ProblemError if they replace a layer twice.
+        """Return the layers to run if some alternatives are taken.
 
-        order: names of layers in the order to keep to where they do not wait for each other.
+        Args:
+            names: Names of the alternatives.
+            order: Names of layers in the order in which they are to run, as far as their inputs allow.
+
+        Raises:
+            ProblemError: Two of the alternatives replace the same layer.
         """
         taken = [alternative for alternative in self.alternatives if alternative.name in names]
-        gone = [name for alternative in taken for name in alternative.replaces]
-        if len(set(gone)) < len(gone):
-            raise ProblemError(f"{self.key}: {' and '.join(names)} replace a layer twice")
-        plain = [layer.name for layer in self.layers]
-        last = {max(one.replaces, key=plain.index): one.layers for one in taken}
+        replaced = [name for alternative in taken for name in alternative.replaces]
+        if len(set(replaced)) < len(replaced):
+            raise ProblemError(f"{self.key}: {' and '.join(names)} replace a layer twice: take only one of them")
+        position = {layer.name: i for i, layer in enumerate(self.layers)}
+        instead_of_last = {max(one.replaces, key=position.__getitem__): one.layers for one in taken}
         kept: list[Layer] = []
         for layer in self.layers:
-            kept += last.get(layer.name, () if layer.name in gone else (layer,))
+            kept += instead_of_last.get(layer.name, () if layer.name in replaced else (layer,))
         return _in_order(kept, order)
 
 
-def batch_of(key: str) -> int | None:
-    """The batch size that a network's key tells."""
-    found = re.search(r" n=(\d+) ", key)
-    return int(found[1]) if found else None
-
-
 def digest(layers: Iterable[Layer]) -> str:
-    """Tells networks apart by their layers and wiring, whatever their weights: part of the keys of captured ones."""
+    """Return a digest of the layers and their wiring, whatever their weights."""
     texts = [f"{layer.name} {layer.problem} {sorted(layer.buffers.items())}" for layer in layers]
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:12]
 
 
-def _at(n: int, layers: Iterable[Layer], batch: int) -> tuple[Layer, ...]:
-    """Layers for another batch size: those that have so many rows, or as many each, of every image."""
+def _with_batch(layers: Iterable[Layer], batch: int, n: int) -> tuple[Layer, ...]:
+    """Return layers for batch size n instead of `batch`.
+
+    A layer whose own batch is a multiple of the network's, such as a product with one row per pixel, grows in
+    proportion; any other layer does not depend on the batch.
+    """
     return tuple(
         replace(layer, problem=with_batch(layer.problem, layer.problem.batch // batch * n))
         if layer.problem.batch % batch == 0
@@ -127,15 +191,24 @@ def _at(n: int, layers: Iterable[Layer], batch: int) -> tuple[Layer, ...]:
 
 
 def _in_order(layers: Sequence[Layer], order: Iterable[str]) -> tuple[Layer, ...]:
-    """The layers, each behind those that make what it reads: as near `order` as that allows, else as they are."""
-    places, place = {name: i for i, name in enumerate(order)}, -1
-    keys = [place := places.get(layer.name, place) for layer in layers]  # others stay behind who is before them
-    waiting = [layer for _, layer in sorted(zip(keys, layers, strict=True), key=lambda pair: pair[0])]
-    unmade = {name for layer in layers for name in layer.writes}
+    """Return the layers in the given order, each after those that write its inputs; others keep their place."""
+    waiting = _sorted_by(layers, order)
+    unwritten = {name for layer in layers for name in layer.writes}
     ordered: list[Layer] = []
     while waiting:
-        following = next(layer for layer in waiting if unmade.isdisjoint(layer.reads))
-        waiting.remove(following)
-        unmade.difference_update(following.writes)
-        ordered.append(following)
+        ready = next(layer for layer in waiting if unwritten.isdisjoint(layer.reads))
+        waiting.remove(ready)
+        unwritten.difference_update(ready.writes)
+        ordered.append(ready)
     return tuple(ordered)
+
+
+def _sorted_by(layers: Sequence[Layer], order: Iterable[str]) -> list[Layer]:
+    """Return the layers sorted by their index in `order`; one that is not in it follows the layer before it."""
+    index = {name: i for i, name in enumerate(order)}
+    ranked: list[tuple[int, Layer]] = []
+    rank = -1
+    for layer in layers:
+        rank = index.get(layer.name, rank)
+        ranked.append((rank, layer))
+    return [layer for _, layer in sorted(ranked, key=lambda pair: pair[0])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from autotune.ir import (
     Stem,
     Tensors,
     compute,
-    pooled,
 )
 from autotune.ir.epilogue_steps import STEPS
 
@@ -121,7 +120,8 @@ def _convolution(
     def backward(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, wanted: int) -> torch.Tensor:
         mask = [wanted == i for i in range(3)]
         rest = (*window, False, (0, 0), problem.groups)  # not transposed, no output padding
-        return torch.ops.aten.convolution_backward(nchw(dy), x, weight, None, *rest, mask)[wanted]
+        gradients: Sequence[torch.Tensor] = torch.ops.aten.convolution_backward(nchw(dy), x, weight, None, *rest, mask)
+        return gradients[wanted]
 
     def stand_in(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
         """For the operand whose gradient is wanted: only its shape and memory format are read."""
@@ -143,6 +143,6 @@ def _stem(problem: Stem, memory_format: torch.memory_format, tensors: Tensors) -
 
     def solve(t: Tensors) -> torch.Tensor:
         x = t["x"].to(_factors(problem)).contiguous(memory_format=memory_format)
-        return pooled(problem, F.conv2d(x, weight, None, problem.stride, problem.pad))
+        return problem.max_pool(F.conv2d(x, weight, None, problem.stride, problem.pad))
 
     return solve

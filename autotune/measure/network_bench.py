@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.ir import INPUT, OUTPUT, Network, Source
+from autotune.ir import INPUT, OUTPUT, ConstantSource, Network
 from autotune.measure.interleaving import interleave
 from autotune.measure.nvml import Monitor
 from autotune.measure.result import Result, timed
@@ -54,7 +54,7 @@ class NetworkBench:
         generator = torch.Generator().manual_seed(0)
         self._layers = {layer.name: layer for layer in network.all_layers}
         self._buffers = make_buffers(network.all_layers, device)
-        self._state: dict[Source, torch.Tensor] = {}
+        self._state: dict[ConstantSource, torch.Tensor] = {}
         self._ends: dict[str, torch.Tensor] = {}
         for layer in network.all_layers:
             for operand in layer.problem.operands():

@@ -75,7 +75,7 @@ class Workload:
 
         The argument is that of the first epilogue step that scales, if there is one.
         """
-        before = dataclasses.replace(self.problem, epilogue=Epilogue(self.problem.places))
+        before = dataclasses.replace(self.problem, epilogue=Epilogue(self.problem.anchors))
         with torch.no_grad():
             values = compute(before, {name: tensor.float() for name, tensor in self.tensors.items()}, self.scalars)["y"]
         gain = _BYTE_RMS / max(float(values.square().mean().sqrt()), 1e-30)

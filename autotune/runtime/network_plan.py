@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from autotune.ir import DTYPES, INPUT, OUTPUT, Layer, Network, Operand, Source, State
-from autotune.ir import tensor as constant
+from autotune.ir import DTYPES, INPUT, OUTPUT, ConstantSource, Layer, Network, Operand, State, evaluate
 from autotune.runtime import engine
 from autotune.runtime.binding import BoundStep, TensorSlot, bind
 from autotune.runtime.engine import EngineError
@@ -186,14 +185,14 @@ def bind_layer(
             name = layer.buffers[operand.name]
             place = _SLOTS[name] if name in _SLOTS else buffers[name]
             tensors[operand.name] = place if isinstance(place, TensorSlot) else place.view(operand.shape)
-    scalars = tuple(float(constant(state, source)) for source in layer.scalars)
+    scalars = tuple(float(evaluate(state, source)) for source in layer.scalars)
     step = bind(choice.candidate, layer.problem, tensors, scalars, device, layer.name, workspace)
     return BoundLayer(layer, choice, step)
 
 
-def _constant(state: State, source: Source, operand: Operand, device: torch.device) -> torch.Tensor:
+def _constant(state: State, source: ConstantSource, operand: Operand, device: torch.device) -> torch.Tensor:
     """Return a weight as an operand; contiguous, because the module's own tensor may be channels last."""
-    return constant(state, source).to(device, DTYPES[operand.dtype]).reshape(operand.shape).contiguous()
+    return evaluate(state, source).to(device, DTYPES[operand.dtype]).reshape(operand.shape).contiguous()
 
 
 def make_graph(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) -> engine.Graph:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import torch
 
 from autotune.core import ceil_div, device_name, device_target, runs_on
-from autotune.ir import Alternative, Layer, Network, Problem, batch_of, with_batch
+from autotune.ir import Alternative, Layer, Network, NetworkKey, Problem, with_batch
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime.binding import Candidate
 from autotune.runtime.candidate_loader import candidate
@@ -101,8 +101,8 @@ def plan_for_other_batch(store: Database, device: Device, network: Network) -> t
     found: list[tuple[float, int, Plan, Network]] = []
     if images := network.batch:
         for key in store.planned(device):
-            n = batch_of(key)
-            if n and n != images and (other := network.at(n)).key == key and (plan := store.plan(device, key)):
+            n = NetworkKey.parse(key).batch
+            if n and n != images and (other := network.with_batch(n)).key == key and (plan := store.plan(device, key)):
                 found.append((plan.median_us * ceil_div(images, n), n, plan, other))
     return min(found, key=lambda one: one[:2])[2:] if found else None
 
@@ -150,7 +150,7 @@ def _find(store: Database, device: Device, network: Network) -> Selection | None
     if planned := plan_for_other_batch(store, device, network):
         return Selection(*planned, "plan of another batch")
     for n in batches(store, network.layers[0].problem):
-        other = network.at(n)
+        other = network.with_batch(n)
         if _layers_are_tuned(store, device, other):
             return Selection(None, other, "layers of another batch")
     return None

@@ -3,7 +3,7 @@
 from autotune.tuner.objectives import OBJECTIVES
 from autotune.tuner.options import Options
 from autotune.tuner.progress import Progress
-from autotune.tuner.report import Failure, Line, brief, failures, illegal, label, lines, pareto, unserved
+from autotune.tuner.report import Failure, Line, failures, illegal, label, lines, pareto, unserved
 from autotune.tuner.time_breakdown import RECORD, WAIT, Ledger
 from autotune.tuner.tuner import Tuning
 
@@ -17,7 +17,6 @@ __all__ = [
     "Options",
     "Progress",
     "Tuning",
-    "brief",
     "failures",
     "illegal",
     "label",

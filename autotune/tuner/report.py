@@ -10,22 +10,7 @@ from functools import cache
 from autotune.core import Architecture, pareto_front
 from autotune.families import families, serving
 from autotune.families.base import Family
-from autotune.ir import (
-    Convolution,
-    Epilogue,
-    Gemm,
-    Pool2d,
-    Problem,
-    SeBlock,
-    SeDownBlock,
-    SeTail,
-    SpaceToDepth,
-    Stem,
-    StemBlock,
-    StemSeBlockPool,
-    limit_us,
-)
-from autotune.ir.problem.operators.torch_call import TorchCall
+from autotune.ir import Epilogue, Problem, TorchCall, limit_us
 from autotune.libraries import aten, cudnn
 from autotune.tuner.objectives import OBJECTIVES
 from tuning_db import Store
@@ -89,38 +74,6 @@ def label(row: Measurement) -> str:
 def _config(row: KernelRow) -> str:
     found = families().get(row.family)
     return found.label(json.loads(row.config)) if found else row.config
-
-
-def brief(problem: Problem) -> str:  # noqa: PLR0911 -- a table
-    """A problem in few characters: window/stride channels @ input size."""
-    match problem:
-        case Convolution():
-            gradient = [problem.operator.removeprefix("conv2d_")] if problem.operator != "conv2d" else []
-            return " ".join([*gradient, _window(problem), *([f"g{problem.groups}"] if problem.groups > 1 else [])])
-        case Gemm():
-            return f"gemm {problem.k}>{problem.n} @{problem.m}"
-        case Pool2d() | Stem():
-            kind = {"avg_pool2d": "pool", "max_pool2d": "max", "stem": "stem"}[problem.operator]
-            return f"{kind} {_window(problem)}"
-        case SpaceToDepth():
-            return f"s2d {problem.block}x{problem.block} {problem.c} @{problem.h}x{problem.w}"
-        case SeTail():
-            return f"se {problem.c}>{problem.hidden}>{problem.c} @{problem.h}x{problem.w}"
-        case SeBlock():
-            return f"block {problem.c} @{problem.h}x{problem.w}"
-        case StemBlock():
-            pool = "+pool" if isinstance(problem, StemSeBlockPool) else ""
-            return f"stem+block{pool} {problem.c}>{problem.k} @{problem.h}x{problem.w}"
-        case SeDownBlock():
-            return f"block/2 {problem.c}>{problem.k} @{problem.h}x{problem.w}"
-        case TorchCall():
-            return f"torch {', '.join(call.name for call in problem.calls)}"
-    return str(problem).partition(" dtype=")[0]
-
-
-def _window(problem: Convolution | Pool2d | Stem) -> str:
-    channels = problem.c if isinstance(problem, Pool2d) else f"{problem.c}>{problem.k}"
-    return f"{problem.r}x{problem.s}/{problem.stride[0]} {channels} @{problem.h}x{problem.w}"
 
 
 @dataclass(frozen=True)

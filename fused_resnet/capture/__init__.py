@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from autotune.ir import Layer, Network, digest, dtype_name
+from autotune.ir import Layer, Network, NetworkKey, digest, dtype_name
 from fused_resnet.capture.alternatives import alternatives
 from fused_resnet.capture.lower import Lowering
 from fused_resnet.capture.operators import HANDLERS
@@ -40,7 +40,7 @@ def capture(
     layers, kept = Lowering(traced, dtype, HANDLERS).layers(), dict[str, str]()
     if rewrite is not None:
         layers, kept = rewrite(layers)
-    size = "x".join(map(str, shape[1:]))
     suffix = f"+{precision}" if precision else ""
-    key = f"{type(model).__name__} n={shape[0]} input={size} dtype={dtype}{suffix} {digest(layers)}"
+    properties = (("input", "x".join(map(str, shape[1:]))), ("dtype", dtype + suffix))
+    key = NetworkKey(type(model).__name__, shape[0], properties, digest(layers))
     return Network(key, layers, tuple(traced.output.meta["val"].shape), alternatives(layers), kept)

@@ -9,17 +9,17 @@ from autotune.ir import (
     OUTPUT,
     Alternative,
     AvgPool2d,
+    ConstantExpr,
     Conv2d,
-    Derived,
     Epilogue,
     Layer,
     MaxPool2d,
     SeTail,
     Stem,
     ToChannelsLast,
-    folded,
-    gated,
-    pooled_projection,
+    fold_gate,
+    fuse_gate,
+    fuse_pool_projection,
 )
 
 _RISING = {"bias", "add_scalar", "relu", "relu6", "clamp", "sigmoid", "tanh", "hardsigmoid"}
@@ -44,7 +44,9 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
             case (AvgPool2d(), Conv2d()) if not layer.problem.epilogue.names:
                 found += list(_pooled_projection(layer, reader))
             case (Conv2d(), SeTail()) if "store" not in layer.problem.epilogue.names:
-                both = folded(layer, reader, f"{reader.name}.folded") or gated(layer, reader, f"{reader.name}.gated")
+                both = fold_gate(layer, reader, f"{reader.name}.folded") or fuse_gate(
+                    layer, reader, f"{reader.name}.gated"
+                )
                 found += [Alternative(both.name, (layer.name, reader.name), (both,))]
     return tuple(found)
 
@@ -67,7 +69,7 @@ def _merged_groups(conv: Layer) -> Iterator[Alternative]:
     for width in (width for width in _MERGED if least > 1):
         merged, rest = divmod(width, least)
         if merged > 1 and rest == 0 and problem.groups % merged == 0:
-            weight = Derived("merge_groups", (conv.weights["weight"],), (problem.groups, merged))
+            weight = ConstantExpr("merge_groups", (conv.weights["weight"],), (problem.groups, merged))
             fewer = dataclasses.replace(
                 conv,
                 name=f"{conv.name}.g{problem.groups // merged}",
@@ -92,7 +94,7 @@ def _first_layers(layers: Sequence[Layer], image: Layer, conv: Layer) -> Iterato
             name=f"{conv.name}.c{c}",
             problem=dataclasses.replace(problem, c=c),
             buffers={**conv.buffers, "x": filled.buffers["y"]},
-            weights={**conv.weights, "weight": Derived("pad_inputs", (conv.weights["weight"],), (c,))},
+            weights={**conv.weights, "weight": ConstantExpr("pad_inputs", (conv.weights["weight"],), (c,))},
         )
         yield Alternative(wide.name, both, (filled, wide))
     if problem.dilation != (1, 1):
@@ -138,5 +140,5 @@ def _pooled_projection(pool: Layer, conv: Layer) -> Iterator[Alternative]:
     product = conv.problem
     assert isinstance(product, Conv2d)
     if product.is_pointwise and product.groups == 1:
-        both = pooled_projection(pool, conv, f"{conv.name}.pooled")
+        both = fuse_pool_projection(pool, conv, f"{conv.name}.pooled")
         yield Alternative(both.name, (pool.name, conv.name), (both,))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from autotune.core import ProblemError
-from autotune.ir import OUTPUT, Conv2d, Derived, Epilogue, Gemm, Layer, Problem, Source
+from autotune.ir import OUTPUT, ConstantExpr, ConstantSource, Conv2d, Epilogue, Gemm, Layer, Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class AppliedStep:
     """A step of an epilogue and what it takes: tensors are Values, vectors and scalars constants."""
 
     name: str
-    operands: tuple[Value | Source, ...] = ()
+    operands: tuple[Value | ConstantSource, ...] = ()
 
 
 @dataclass(eq=False)
@@ -41,8 +41,8 @@ class LayerBuilder:
     name: str
     problem: Problem
     buffers: dict[str, str]
-    weights: dict[str, Source] = field(default_factory=dict)
-    scalars: list[Source] = field(default_factory=list)
+    weights: dict[str, ConstantSource] = field(default_factory=dict)
+    scalars: list[ConstantSource] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
 
     @cached_property
@@ -81,13 +81,13 @@ class LayerBuilder:
         weight, bias = self.weights["weight"], self.weights.get("bias0")
         for step in steps:
             (by,) = step.operands if len(step.operands) == 1 else (None,)
-            if not isinstance(by, str | Derived):
+            if not isinstance(by, str | ConstantExpr):
                 return False
             if step.name in ("scale", "mul_scalar"):
-                weight = Derived("scale_rows", (weight, by))
-                bias = Derived("product", (bias, by)) if bias else None
+                weight = ConstantExpr("scale_rows", (weight, by))
+                bias = ConstantExpr("product", (bias, by)) if bias else None
             elif step.name == "bias" or (step.name == "add_scalar" and bias):
-                bias = Derived("sum", (bias, by)) if bias else by
+                bias = ConstantExpr("sum", (bias, by)) if bias else by
             else:
                 return False
         self.weights["weight"] = weight

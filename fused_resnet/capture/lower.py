@@ -9,9 +9,19 @@ import torch
 from torch import fx
 
 from autotune.core import CaptureError
-from autotune.ir import DTYPES, INPUT, Elementwise, Layer, ToChannelsLast
+from autotune.ir import (
+    DTYPES,
+    INPUT,
+    CallDevice,
+    Elementwise,
+    Layer,
+    OperatorCall,
+    ToChannelsLast,
+    TorchCall,
+    ValueRef,
+    stored_shape,
+)
 from autotune.ir import Operand as ProblemOperand
-from autotune.ir.problem.operators.torch_call import Call, Here, Ref, TorchCall, stored
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value, layers
 from fused_resnet.capture.pointwise import Constant, Operand, operands, steps
 from fused_resnet.capture.trace import Traced, name_of, path
@@ -153,7 +163,7 @@ class Lowering:
         if not possible or len(shape) not in (2, 4):
             return False
         value, _, uses = possible[0]
-        n, h, w, c = stored(shape) if len(shape) == 4 else (shape[0], 1, 1, shape[1])
+        n, h, w, c = stored_shape(shape) if len(shape) == 4 else (shape[0], 1, 1, shape[1])
         builder = LayerBuilder(
             self.name(node), Elementwise(n=n, h=h, w=w, c=c, dtype=self.dtype), {"x": value.buffer}, values=[value]
         )
@@ -199,7 +209,7 @@ class Lowering:
                 weights[f"w{i}"] = constant.source
             else:
                 value = self._values[source]
-                operands.append(ProblemOperand(f"x{i}", "input", stored(tuple(tensor.shape)), name))
+                operands.append(ProblemOperand(f"x{i}", "input", stored_shape(tuple(tensor.shape)), name))
                 buffers[f"x{i}"] = value.buffer
                 values.append(value)
         problem = TorchCall(
@@ -257,15 +267,15 @@ def _live(output: fx.Node) -> set[fx.Node]:
     return found
 
 
-def _call(node: fx.Node, place: dict[fx.Node, int]) -> Call:
+def _call(node: fx.Node, place: dict[fx.Node, int]) -> OperatorCall:
     def frozen(value: Any) -> Any:
         if isinstance(value, fx.Node):
-            return Ref(place[value])
+            return ValueRef(place[value])
         if isinstance(value, list | tuple):
             return tuple(map(frozen, value))
-        return Here() if isinstance(value, torch.device) else value
+        return CallDevice() if isinstance(value, torch.device) else value
 
     name = str(node.target) if isinstance(node.target, torch._ops.OpOverload) else "getitem"
     # What was contiguous in the module may lie channels last here.
     name = "aten.reshape.default" if name in ("aten.view.default", "aten._unsafe_view.default") else name
-    return Call(name, frozen(node.args), tuple((key, frozen(value)) for key, value in node.kwargs.items()))
+    return OperatorCall(name, frozen(node.args), tuple((key, frozen(value)) for key, value in node.kwargs.items()))

@@ -9,8 +9,17 @@ from typing import Any
 from torch import fx
 
 from autotune.core import ProblemError
-from autotune.ir import AvgPool2d, Conv2d, Derived, Gemm, GlobalAvgPool2d, MaxPool2d, Problem, Source
-from autotune.ir.problem.operators.torch_call import stored
+from autotune.ir import (
+    AvgPool2d,
+    ConstantExpr,
+    ConstantSource,
+    Conv2d,
+    Gemm,
+    GlobalAvgPool2d,
+    MaxPool2d,
+    Problem,
+    stored_shape,
+)
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value
 from fused_resnet.capture.lower import Lowering, buffer
 from fused_resnet.capture.squeeze_excite import squeeze_excite
@@ -35,7 +44,7 @@ def _conv2d(lowering: Lowering, node: fx.Node) -> bool:
         if any(extent % 2 for extent in whole):
             return False
         pad = [extent // 2 for extent in whole]
-    n, h, w, c = stored(x.shape)
+    n, h, w, c = stored_shape(x.shape)
 
     def problem() -> Problem:
         return Conv2d(
@@ -52,7 +61,7 @@ def _linear(lowering: Lowering, node: fx.Node) -> bool:
     x, source = lowering.value(flat), weight.source if weight else ""
     if image := _flattened(lowering, flat):
         x, (_, c, h, w) = image, image.shape
-        source = Derived("columns_last", (source,), (c, h, w))
+        source = ConstantExpr("columns_last", (source,), (c, h, w))
     if x is None or weight is None or (len(x.shape) == 4 and not image):
         return False
     n, k = weight.shape
@@ -70,7 +79,7 @@ def _flattened(lowering: Lowering, node: fx.Node) -> Value | None:
 
 
 def _product(
-    lowering: Lowering, node: fx.Node, problem: Callable[[], Problem], x: Value, weight: Source, bias: Any
+    lowering: Lowering, node: fx.Node, problem: Callable[[], Problem], x: Value, weight: ConstantSource, bias: Any
 ) -> bool:
     """A layer with a weight and, as its first step, a bias."""
     added = lowering.constant(bias)
@@ -147,7 +156,7 @@ def _of_image(lowering: Lowering, node: fx.Node, make: Callable[[dict[str, Any]]
     x = lowering.value(node.args[0])
     if x is None or len(x.shape) != 4:
         return False
-    n, h, w, c = stored(x.shape)
+    n, h, w, c = stored_shape(x.shape)
     problem = _tried(lambda: make({"n": n, "h": h, "w": w, "c": c, "dtype": lowering.dtype}))
     if problem is None:
         return False

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from autotune.ir import Derived, Source
+from autotune.ir import ConstantExpr, ConstantSource
 from fused_resnet.capture.layer_builder import AppliedStep, Value
 from fused_resnet.capture.trace import arguments, name_of
 
@@ -17,7 +17,7 @@ from fused_resnet.capture.trace import arguments, name_of
 class Constant:
     """A constant operand and its shape in torch's order."""
 
-    source: Source
+    source: ConstantSource
     shape: tuple[int, ...]
 
 
@@ -30,9 +30,9 @@ CUSTOM = "autotune.step.default"
 """The operator that stands for a custom step (see activation.py)."""
 
 
-def number(value: float) -> Source:
+def number(value: float) -> ConstantSource:
     """A constant of one number."""
-    return Derived("numbers", (), (float(value),))
+    return ConstantExpr("numbers", (), (float(value),))
 
 
 def operands(node: fx.Node) -> list[Any]:
@@ -75,7 +75,7 @@ def _binary(name: str, value: Value, other: Operand, position: int) -> Sequence[
         return [
             AppliedStep(f"{'mul' if name == 'mul' else 'add'}_scalar", (number(-other if name == "sub" else other),))
         ]
-    source = Derived("product", (other.source, number(-1))) if name == "sub" else other.source
+    source = ConstantExpr("product", (other.source, number(-1))) if name == "sub" else other.source
     if _is_single(other.shape):
         return [AppliedStep("mul_scalar" if name == "mul" else "add_scalar", (source,))]
     return (
@@ -108,9 +108,9 @@ def _normalisation(node: fx.Node, value: Value, find: Find) -> Sequence[AppliedS
         return None
     weight, bias = find(given["weight"]), find(given["bias"])
     factors = (variance.source, weight.source) if isinstance(weight, Constant) else (variance.source,)
-    scale = Derived("norm_scale", factors, (float(given["eps"]),))
+    scale = ConstantExpr("norm_scale", factors, (float(given["eps"]),))
     added = (bias.source,) if isinstance(bias, Constant) else ()
-    shift = Derived("norm_shift", (mean.source, scale, *added))
+    shift = ConstantExpr("norm_shift", (mean.source, scale, *added))
     return [AppliedStep("scale", (scale,)), AppliedStep("bias", (shift,))]
 
 

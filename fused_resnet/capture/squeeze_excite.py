@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from autotune.ir import SeTail, Source
-from autotune.ir.problem.operators.torch_call import stored
+from autotune.ir import ConstantSource, SeTail, stored_shape
 from fused_resnet.capture.layer_builder import LayerBuilder
 from fused_resnet.capture.lower import Lowering
 from fused_resnet.capture.trace import arguments, name_of
@@ -18,8 +17,8 @@ class _Product:
     """A matrix product with bias: what it reads, its constants and its number of outputs."""
 
     x: fx.Node
-    weight: Source
-    bias: Source
+    weight: ConstantSource
+    bias: ConstantSource
     outputs: int
 
 
@@ -35,7 +34,7 @@ def _gated(lowering: Lowering, node: fx.Node, x: fx.Node, gate: fx.Node) -> bool
     value = lowering.value(x)
     if value is None or len(value.shape) != 4:
         return False
-    n, h, w, c = stored(value.shape)
+    n, h, w, c = stored_shape(value.shape)
     if tuple(gate.meta["val"].shape) != (n, c, 1, 1):
         return False
     second = _product(lowering, _before(lowering, gate, "sigmoid"))

@@ -19,7 +19,7 @@ import torch
 from torch import fx, nn
 
 from autotune.core import CaptureError
-from autotune.ir import DTYPES, Derived, Source
+from autotune.ir import DTYPES, ConstantExpr, ConstantSource
 
 tracing: ContextVar[bool] = ContextVar("tracing", default=False)
 """Whether a module is being traced: those of ours then stand for themselves as one operation."""
@@ -39,7 +39,7 @@ class Traced:
     graph: fx.Graph
     input: fx.Node
     output: fx.Node
-    constants: Mapping[fx.Node, Source]
+    constants: Mapping[fx.Node, ConstantSource]
 
 
 def trace(model: nn.Module, shape: tuple[int, ...], dtype: str) -> Traced:
@@ -175,7 +175,7 @@ def _read(exported: torch.export.ExportedProgram, dtype: str) -> Traced:
     signature, graph = exported.graph_signature, exported.graph
     keys = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     nodes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
-    constants: dict[fx.Node, Source] = {nodes[name]: key for name, key in keys.items()}
+    constants: dict[fx.Node, ConstantSource] = {nodes[name]: key for name, key in keys.items()}
     for name, key in signature.inputs_to_lifted_tensor_constants.items():
         constants[nodes[name]] = _number(nodes[name], exported.constants[key])
     _remove(graph, _does_nothing)
@@ -216,12 +216,12 @@ def _gate(node: fx.Node) -> None:
                 return
 
 
-def _number(node: fx.Node, value: torch.Tensor) -> Source:
+def _number(node: fx.Node, value: torch.Tensor) -> ConstantSource:
     """A tensor that `forward` makes of numbers."""
     if value.numel() > LARGEST_CONSTANT:
         shape = tuple(value.shape)
         raise CaptureError(f"{path(node) or 'the model'}: forward makes a tensor of {shape}: register it as a buffer")
-    return Derived("numbers", (), tuple(value.flatten().tolist()))
+    return ConstantExpr("numbers", (), tuple(value.flatten().tolist()))
 
 
 def _remove(graph: fx.Graph, repeated: Callable[[fx.Node], fx.Node | None]) -> None:

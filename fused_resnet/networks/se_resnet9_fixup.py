@@ -36,7 +36,7 @@ class SqueezeExcite(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x scaled by its gate."""
-        gate = self.excite(x.mean((2, 3)))
+        gate: torch.Tensor = self.excite(x.mean((2, 3)))
         return x * gate[:, :, None, None]
 
 

@@ -11,12 +11,13 @@ from autotune.ir import (
     OUTPUT,
     Alternative,
     AvgPool2d,
+    ConstantExpr,
     Conv2d,
-    Derived,
     Epilogue,
     Gemm,
     Layer,
     Network,
+    NetworkKey,
     PatchConv2d,
     SeBlock,
     SeDownBlock,
@@ -24,10 +25,10 @@ from autotune.ir import (
     SpaceToDepth,
     StemSeBlock,
     StemSeBlockPool,
-    folded,
-    of_one_pixel,
-    pooled_projection,
-    projected,
+    as_one_pixel,
+    fold_gate,
+    fuse_pool_projection,
+    fuse_projection,
 )
 from fused_resnet.networks.se_resnet9_fixup import SEResNet9Fixup
 
@@ -62,7 +63,7 @@ def se_resnet9_fixup(n: int, in_channels: int, dtype: str) -> Layers:
         name="stem",
         problem=PatchConv2d(n=n, h=size, w=size, c=in_channels, k=64, block=4, dtype=dtype, epilogue=stem.epilogue),
         buffers={**layers[1].buffers, "x": INPUT},
-        weights={"weight": Derived("patch_filter", ("stem.1.weight",), (4,))},
+        weights={"weight": ConstantExpr("patch_filter", ("stem.1.weight",), (4,))},
     )
     alternatives = [Alternative("stem", ("stem.0", "stem.1"), (whole,))]
     h, c = size // 4, 64
@@ -137,21 +138,21 @@ class _Block:
         found = []
         if self._projects:
             pool, project = self._pool(), self._project()
-            both = pooled_projection(pool, project, self._key("downsample"))
+            both = fuse_pool_projection(pool, project, self._key("downsample"))
             found.append(Alternative(both.name, (pool.name, project.name), (both,)))
         conv2, tail = self._conv2(), self._tail()
         pairs = {"": (conv2, tail)}
         if self.h // self.stride <= 2:
             dense = self._dense_conv2()
             found.append(Alternative(dense.name, (conv2.name,), (dense,)))
-            pairs[".dense"] = of_one_pixel(dense, tail)
+            pairs[".dense"] = as_one_pixel(dense, tail)
         for kind, (product, gate) in pairs.items():
-            gated = folded(product, gate, self._key(f"conv2{kind}.folded_se"))
+            gated = fold_gate(product, gate, self._key(f"conv2{kind}.folded_se"))
             assert gated
             found.append(Alternative(gated.name, (conv2.name, tail.name), (gated,)))
             if self._projects:
                 project = self._project()
-                skip = projected(gated, project, self._key(f"conv2{kind}.se_skip"))
+                skip = fuse_projection(gated, project, self._key(f"conv2{kind}.se_skip"))
                 assert skip
                 found.append(Alternative(skip.name, (project.name, conv2.name, tail.name), (skip,)))
         if not self._projects or self.h // self.stride >= _LEAST_SIDE:
@@ -217,7 +218,7 @@ class _Block:
             plain,
             name=f"{plain.name}.dense",
             problem=Gemm(m=self.n, n=count, k=count, dtype=self.dtype, epilogue=plain.problem.epilogue),
-            weights={"weight": Derived("dense", (self._key("conv2.weight"),), (size, size, 1, 1))},
+            weights={"weight": ConstantExpr("dense", (self._key("conv2.weight"),), (size, size, 1, 1))},
         )
 
     def _whole(self) -> Layer:
@@ -281,7 +282,7 @@ def network(model: str, n: int, in_channels: int, dtype: str) -> Network:
     make = GRAPHS[require_one_of("model", model, list(GRAPHS))]
     if n < 1 or in_channels < 1:
         raise ProblemError(f"batch {n} and in_channels {in_channels} must be at least 1")
-    key = f"{model} n={n} in_channels={in_channels} dtype={dtype}"
+    key = NetworkKey(model, n, (("in_channels", str(in_channels)), ("dtype", dtype)))
     layers, alternatives = make(n, in_channels, dtype)
     n, p, q, k = layers[-1].problem.output_shape
     return Network(key, tuple(layers), (n, k, p, q), tuple(alternatives))

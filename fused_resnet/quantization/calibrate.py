@@ -19,8 +19,7 @@ import torch
 from torch import nn
 
 from autotune.core import ProblemError
-from autotune.ir import DTYPES, INPUT, Layer, State, compute, scale_of
-from autotune.ir import tensor as constant
+from autotune.ir import DTYPES, INPUT, Layer, State, compute, evaluate, scale_of
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
 from fused_resnet.quantization.scales import activation
@@ -60,7 +59,7 @@ def _magnitudes(layers: Sequence[Layer], constants: State, x: torch.Tensor) -> d
     for layer in layers:
         operands = {operand.name: operand for operand in layer.problem.operands()}
         tensors = {
-            name: constant(constants, source).to(x.device, DTYPES[operands[name].dtype]).reshape(operands[name].shape)
+            name: evaluate(constants, source).to(x.device, DTYPES[operands[name].dtype]).reshape(operands[name].shape)
             for name, source in layer.weights.items()
         }
         for name in _inputs(layer):
@@ -68,7 +67,7 @@ def _magnitudes(layers: Sequence[Layer], constants: State, x: torch.Tensor) -> d
             reads[layer.buffers[name]] -= 1
             if not reads[layer.buffers[name]]:
                 del values[layer.buffers[name]]
-        scalars = tuple(float(constant(constants, source)) for source in layer.scalars)
+        scalars = tuple(float(evaluate(constants, source)) for source in layer.scalars)
         for name, value in compute(layer.problem, tensors, scalars).items():
             values[layer.buffers[name]] = value
             found[activation(layer, name)] = float(value.abs().amax())

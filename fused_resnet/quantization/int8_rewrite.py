@@ -18,7 +18,7 @@ from math import prod
 from torch import nn
 
 from autotune.core import CaptureError
-from autotune.ir import Cast, Conv2d, Derived, Epilogue, Gemm, Layer, MaxPool2d, Network, Source
+from autotune.ir import Cast, ConstantExpr, ConstantSource, Conv2d, Epilogue, Gemm, Layer, MaxPool2d, Network
 from fused_resnet.capture import capture
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value
 from fused_resnet.capture.pointwise import number
@@ -89,9 +89,9 @@ class _Rewriting:
 
     def _in_bytes(self, layer: Layer) -> Layer:
         problem = dataclasses.replace(layer.problem, dtype=BYTES, epilogue=Epilogue())
-        x, weights = layer.buffers["x"], dict[str, Source]()
+        x, weights = layer.buffers["x"], dict[str, ConstantSource]()
         if isinstance(problem, Conv2d | Gemm):
-            weights["weight"] = Derived("bytes", (layer.weights["weight"],))
+            weights["weight"] = ConstantExpr("bytes", (layer.weights["weight"],))
         builder = LayerBuilder(layer.name, problem, {"x": self._in(x, BYTES), "y": layer.buffers["y"]}, weights)
         taken = builder.follow(self._chain(layer), layer.buffers["y"])
         assert taken, f"{layer.name} was chosen, and its chain is too long"
@@ -118,7 +118,7 @@ class _Rewriting:
         given = self._unit(layer.buffers["x"])
         if weight := layer.weights.get("weight"):
             factor = given.scale / unit.scale
-            backwards.append(AppliedStep("scale", (Derived("byte_scales", (weight,), (factor,)),)))
+            backwards.append(AppliedStep("scale", (ConstantExpr("byte_scales", (weight,), (factor,)),)))
         else:
             backwards += _change(given, unit)
         return backwards[::-1]
@@ -155,12 +155,12 @@ class _Rewriting:
         return self._cast[buffer, dtype]
 
 
-def _steps(layer: Layer) -> list[tuple[str, list[Source]]]:
+def _steps(layer: Layer) -> list[tuple[str, list[ConstantSource]]]:
     """Each step with what it takes: constants, or the name of a buffer."""
     scalars = iter(layer.scalars)
     found = []
     for step in layer.problem.epilogue.steps:
-        operands: list[Source] = []
+        operands: list[ConstantSource] = []
         for argument in step.arguments:
             if argument.kind == "scalar":
                 operands.append(next(scalars))
@@ -176,5 +176,5 @@ def _change(given: Unit, wanted: Unit) -> list[AppliedStep]:
     return [] if same else [AppliedStep("mul_scalar", (number(given.scale / wanted.scale),))]
 
 
-def _times(source: Source, factor: float) -> Source:
-    return Derived("product", (source, number(factor)))
+def _times(source: ConstantSource, factor: float) -> ConstantSource:
+    return ConstantExpr("product", (source, number(factor)))

@@ -1,6 +1,6 @@
-"""How a problem is written, from the problems themselves: for --help, and for docs/reference/problems.md.
+"""The syntax of problems, generated from the operators: for --help, and for docs/reference/problems.md.
 
-`python -m autotune_cli.problem_usage docs/reference/problems.md` writes that page's tables anew; a test compares them.
+`python -m autotune_cli.problem_usage docs/reference/problems.md` regenerates that page's tables; a test compares them.
 """
 
 from __future__ import annotations
@@ -14,27 +14,31 @@ from pathlib import Path
 from autotune.core import ARCHITECTURES, AutotuneError
 from autotune.families import families
 from autotune.ir import DTYPES, OPERATORS, Problem, parse
-from autotune.ir.epilogue import STEPS
-from autotune.ir.problem import value_text
+from autotune.ir.epilogue_steps import STEPS
+from autotune.ir.problem import FieldType, field_types, value_text
 
 _MARK = re.compile(r"(<!-- (\w+), generated -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def usage(operator: type[Problem]) -> str:
-    """An operator's text, such as "conv2d n=N h=N ... [stride=1,1] ... dtype=DTYPE [epilogue=none]"."""
+    """Return the syntax of an operator, such as "conv2d n=N h=N ... [stride=1,1] ... dtype=DTYPE [epilogue=none]"."""
     fields = sorted(dataclasses.fields(operator), key=lambda field: field.name in ("dtype", "epilogue"))
-    return " ".join([operator.operator, *map(_word, fields)])
+    types = field_types(operator)
+    return " ".join([operator.operator, *(_word(field, types[field.name]) for field in fields)])
 
 
-def _word(field: dataclasses.Field[object]) -> str:
+def _word(field: dataclasses.Field[object], kind: FieldType) -> str:
     if field.default is not dataclasses.MISSING:
         return f"[{field.name}={value_text(field.default)}]"
-    kinds = {"str": "DTYPE", "int": "N"}
-    return f"{field.name}={kinds.get(str(field.type), 'N,N')}"
+    return f"{field.name}={kind.placeholder}"
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """The problems of a file, one a line, # begins a comment; raises AutotuneError with the place of a mistake."""
+    """Read problems from a file, one per line; `#` begins a comment.
+
+    Raises:
+        AutotuneError: The file cannot be read, contains no problem, or has a mistake; the message gives the line.
+    """
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -47,11 +51,13 @@ def read_problems(path: Path) -> list[Problem]:
         except AutotuneError as error:
             raise AutotuneError(f"{path}, line {number}: {error}") from error
     if not problems:
-        raise AutotuneError(f"{path} names no problem: write one a line, as docs/reference/problems.md has them")
+        raise AutotuneError(
+            f"{path} contains no problem: write one per line, in the syntax of docs/reference/problems.md"
+        )
     return problems
 
 
-# -- docs/reference/problems.md --------------------------------------------------------------------------------------------------
+# -- docs/reference/problems.md ----------------------------------------------------------------------------------------
 
 
 def _operators() -> str:
@@ -67,7 +73,7 @@ def _steps() -> str:
 
 
 def _served() -> str:
-    """Operator by operator and dtype by dtype: which family has kernels for which architectures."""
+    """Return a table of the architectures for which each family has kernels, by operator and dtype."""
     text = "| operator | family | dtype: architectures |\n| --- | --- | --- |\n"
     for family in families().values():
         own = [dtype for dtype in DTYPES if dtype in family.dtypes]
@@ -83,7 +89,7 @@ def _served() -> str:
 
 
 def refreshed(page: str) -> str:
-    """The page with its generated parts made anew."""
+    """Return the page with its generated parts replaced."""
     parts = {"operators": _operators, "steps": _steps, "families": _served}
     return _MARK.sub(lambda found: f"{found[1]}{parts[found[2]]()}{found[3]}", page)
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.ir import Problem
-from autotune.tuner import OBJECTIVES, RECORD, WAIT, Failure, Ledger, Line, brief, pareto
+from autotune.tuner import OBJECTIVES, RECORD, WAIT, Failure, Ledger, Line, pareto
 from tuning_db import Store
 from tuning_db.schema import Device
 
@@ -46,7 +46,7 @@ def _winner(line: Line) -> tuple[RenderableType, ...]:
     torch = _torch_us(line)
     return (
         Group(
-            Text.assemble((line.layer, "bold"), "  ", brief(line.problem)),
+            Text.assemble((line.layer, "bold"), "  ", line.problem.short_name),
             Padding(Text(line.winner, style="dim"), (0, 0, 0, 2)),
         ),
         f"{line.time_us:.1f}" if line.time_us else "-",

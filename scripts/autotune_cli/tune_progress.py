@@ -12,7 +12,6 @@ from rich.table import Table
 
 from autotune.ir import Problem
 from autotune.tuner import Progress as Events
-from autotune.tuner import brief
 
 
 class LiveProgress(Events):
@@ -24,7 +23,7 @@ class LiveProgress(Events):
         self._stages: list[tuple[str, float]] = []
         self._problems = dict.fromkeys(str(problem) for _, problem in layers)
         self._names = {str(problem): name for name, problem in reversed(layers)}
-        self._briefs = {str(problem): brief(problem) for _, problem in layers}
+        self._short_names = {str(problem): problem.short_name for _, problem in layers}
         self._tried = dict.fromkeys(self._problems, 0)
         self._best: dict[str, float | None] = dict.fromkeys(self._problems)
         self._bars = Progress(
@@ -85,5 +84,5 @@ class LiveProgress(Events):
         for problem in self._problems:
             best = self._best[problem]
             shown = f"{best:.1f}" if best else "-"
-            table.add_row(self._names[problem], self._briefs[problem], str(self._tried[problem]), shown)
+            table.add_row(self._names[problem], self._short_names[problem], str(self._tried[problem]), shown)
         return Group(self._bars, table)

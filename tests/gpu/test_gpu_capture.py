@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import ROOT, process, relative_error
 
-from autotune.ir.problem.operators.torch_call import TorchCall
+from autotune.ir import TorchCall
 from fused_resnet import Activation, FusedResNet
 from fused_resnet.networks import se_resnet9_fixup
 from tuning_db import Store

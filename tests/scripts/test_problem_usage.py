@@ -39,7 +39,7 @@ def test_a_file_has_a_problem_a_line(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("# none\n", "names no problem"), ("\nconv2d n=1\n", "line 2: 'conv2d n=1' lacks"), (None, "cannot read")],
+    [("# none\n", "contains no problem"), ("\nconv2d n=1\n", "line 2: 'conv2d n=1' lacks"), (None, "cannot read")],
 )
 def test_mistakes_in_a_file_are_told_with_their_place(text, said, tmp_path):
     path = tmp_path / "problems.txt"

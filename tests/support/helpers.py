@@ -355,7 +355,7 @@ def some_kernel(name, epilogue=""):
     found = families.families()[name]
     arch = architecture(found.architectures[-1])
     target = f"sm_{arch.capability}" if arch.is_cuda else "x86-64"
-    chain = Epilogue((*Epilogue.parse(epilogue).names, *found.operators[0].places))
+    chain = Epilogue((*Epilogue.parse(epilogue).names, *found.operators[0].anchors))
     return Kernel.of(name, next(iter(found.configs(arch, arch.dtypes[0], chain))), arch.dtypes[0], chain, target)
 
 

@@ -292,7 +292,7 @@ def _kernel(found: Family, arch: Architecture, target: str, rng: random.Random, 
     if problem is None:
         return None
     try:
-        problem = replace(problem, epilogue=epilogue(rng, problem.places, dtype, problem.output_dtype))
+        problem = replace(problem, epilogue=epilogue(rng, problem.anchors, dtype, problem.output_dtype))
     except ProblemError:  # more numbers than a kernel takes
         return None
     if found.serves(problem, arch):
@@ -306,7 +306,7 @@ def _served(kernel: Kernel, arch: Architecture, rng: random.Random) -> Iterator[
     found = family(kernel.family)
     for _ in range(_TRIES):
         plain = _sized(found, rng, kernel.dtype)
-        if plain is None or plain.places != kernel.epilogue.places:
+        if plain is None or plain.anchors != kernel.epilogue.anchors:
             continue
         problem = replace(plain, epilogue=kernel.epilogue)
         if found.serves(problem, arch) or found.fits(problem, kernel.values, arch):

@@ -1,37 +1,58 @@
-"""Problems: what one layer must compute, apart from any device.
+"""Problems: what one layer computes, independent of any device.
 
 A problem is a frozen record with a canonical text, and the text is its identity in the database:
 
     conv2d n=2 h=13 w=9 c=24 k=40 r=5 s=3 stride=2,1 pad=2,1 dilation=1,1 groups=1 dtype=f32 epilogue=bias,relu
 
-`parse` reads that text back. `operands()` lists the tensors in the order in which every kernel takes its
-pointers. Activations are channels last (n, h, w, c) and contiguous; convolution weights are (k, c/groups, r, s),
-as torch has them, and are repacked by whoever binds a kernel that wants another order. The output is always `y`,
-and the channels of an epilogue are its last axis.
+`parse` reads that text. `operands()` lists the tensors in the order in which every kernel takes its pointers.
+Activations are channels last (n, h, w, c) and contiguous; convolution weights are (k, c/groups, r, s), as in torch, and
+are repacked when a kernel that reads another order is bound. The output is always `y`, and the channels of an epilogue
+are its last axis.
 
-base: what they have in common. dtypes, window: what they are made of. convolution, pool, pixels, fused: each of
-them. registry: all by name. text: reading them.
+base: the base class. fields, dtypes, window, images: what operators are built from. operators, se_resnet9: one file for
+each operator. registry: all operators by name. text: reading problems.
 """
 
-from autotune.ir.problem.base import MAX_OPERANDS, Operand, Problem, Tensors, limit_us, value_text, with_batch
+from autotune.ir.problem.base import MAX_OPERANDS, Operand, Problem, Tensors, limit_us, with_batch
 from autotune.ir.problem.dtypes import DTYPES, dtype_name
-from autotune.ir.problem.operators.convolution import Conv2d, Conv2dDgrad, Conv2dWgrad, Convolution, Gemm, PatchConv2d
-from autotune.ir.problem.operators.fused import (
+from autotune.ir.problem.fields import (
+    DtypeName,
+    FieldType,
+    NonNegative,
+    NonNegativePair,
+    Pair,
+    field_types,
+    value_text,
+)
+from autotune.ir.problem.operators import (
+    AvgPool2d,
+    CallDevice,
+    Cast,
+    Conv2d,
+    Conv2dDgrad,
     Conv2dFoldedSe,
     Conv2dSe,
     Conv2dSeSkip,
+    Conv2dWgrad,
+    Convolution,
+    Elementwise,
     FoldedSe,
-    SeBlock,
-    SeDownBlock,
+    Gemm,
+    GlobalAvgPool2d,
+    MaxPool2d,
+    OperatorCall,
+    PatchConv2d,
+    Pool2d,
     SeTail,
+    SpaceToDepth,
     Stem,
-    StemBlock,
-    StemSeBlock,
-    StemSeBlockPool,
+    ToChannelsLast,
+    TorchCall,
+    ValueRef,
+    stored_shape,
 )
-from autotune.ir.problem.operators.pixels import Cast, Elementwise, SpaceToDepth, ToChannelsLast
-from autotune.ir.problem.operators.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d, Pool2d
-from autotune.ir.problem.registry import OPERATORS, register
+from autotune.ir.problem.registry import OPERATORS, is_built_in, register
+from autotune.ir.problem.se_resnet9 import SeBlock, SeDownBlock, StemBlock, StemSeBlock, StemSeBlockPool
 from autotune.ir.problem.text import parse
 from autotune.ir.problem.window import output_extent
 
@@ -40,6 +61,7 @@ __all__ = [
     "MAX_OPERANDS",
     "OPERATORS",
     "AvgPool2d",
+    "CallDevice",
     "Cast",
     "Conv2d",
     "Conv2dDgrad",
@@ -48,12 +70,18 @@ __all__ = [
     "Conv2dSeSkip",
     "Conv2dWgrad",
     "Convolution",
+    "DtypeName",
     "Elementwise",
+    "FieldType",
     "FoldedSe",
     "Gemm",
     "GlobalAvgPool2d",
     "MaxPool2d",
+    "NonNegative",
+    "NonNegativePair",
     "Operand",
+    "OperatorCall",
+    "Pair",
     "PatchConv2d",
     "Pool2d",
     "Problem",
@@ -67,11 +95,16 @@ __all__ = [
     "StemSeBlockPool",
     "Tensors",
     "ToChannelsLast",
+    "TorchCall",
+    "ValueRef",
     "dtype_name",
+    "field_types",
+    "is_built_in",
     "limit_us",
     "output_extent",
     "parse",
     "register",
+    "stored_shape",
     "value_text",
     "with_batch",
 ]

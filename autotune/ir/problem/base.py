@@ -1,32 +1,40 @@
-"""What every problem has: a text, tensors, and the least work that it takes."""
+"""The base of all problems: text, tensors, reference, C struct, and the least work."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from autotune.core import ProblemError, require_one_of
-from autotune.ir.epilogue import MAX_SCALARS, Epilogue
-from autotune.ir.epilogue_steps import PLACES
+from autotune.core import ProblemError
+from autotune.ir.epilogue import MAX_SCALARS, AnchorFunction, Epilogue
+from autotune.ir.epilogue_steps import ANCHORS
 from autotune.ir.problem.dtypes import DTYPES
+from autotune.ir.problem.fields import DtypeName, field_types, value_text
 
 Tensors = Mapping[str, torch.Tensor]
 """Operand name -> tensor."""
 
 MAX_OPERANDS = 15
-"""Tensors one problem may have (AT_WORKSPACE of templates/abi.h, which comes behind them)."""
+"""Most tensors of one problem (AT_WORKSPACE of templates/abi.h: the workspace's pointer follows theirs)."""
 
 _NO_STEPS = Epilogue()
-_MAY_BE_ZERO = ("pad", "pool_pad", "ceil")
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One tensor of a problem. role: "input", "weight" (constant), "vector" (constant, float32) or "output"."""
+    """One tensor of a problem.
+
+    Attributes:
+        name: Name of the tensor, unique within its problem.
+        role: "input", "weight" (constant), "vector" (constant, float32, one value per channel) or "output".
+        shape: Shape of the contiguous tensor.
+        dtype: Name of its dtype, as in DTYPES.
+    """
 
     name: str
     role: str
@@ -35,85 +43,111 @@ class Operand:
 
     @property
     def bytes(self) -> int:
-        """Size of the tensor in bytes."""
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count * DTYPES[self.dtype].itemsize
+        """Return the size of the tensor in bytes."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What every problem has: a dtype, an epilogue, a text, operands, and the least work it takes.
+    """What one layer computes, for given sizes and dtypes, independent of any device.
 
-    A problem from outside this package (see `register`) declares two things more and defines `reference`.
-    sizes: its attributes that kernels are given as int32, in the order of its C struct, separated by spaces.
-    scalars: how many floats it takes at run time; kernels find them before the epilogue's.
+    An operator is a subclass: a frozen dataclass, made known by `register`. Its fields are the sizes; their types say
+    how they are written in a problem's text (see fields.py). A subclass defines `output_shape`, `flops`, `_inputs` and
+    `reference`, and these class variables.
 
-    places: the steps of PLACES that its epilogue has, in order: where in the chain something of its own happens.
+    Attributes:
+        operator: Name of the operator, the first word of a problem's text.
+        sizes: Names of the int32 fields of its C struct, in order, separated by spaces. Each is an attribute of the
+            problem; of a pair such as `stride`, `stride_h` and `stride_w` are the two numbers.
+        struct: Name of its C struct. A class that declares `sizes` and no `struct` has a struct `at_<operator>`.
+        scalars: Number of floats that it takes at run time; kernels find them before those of the epilogue.
+        anchors: The steps of ANCHORS that its epilogue must have, in order.
+        batch_field: Name of the field that `with_batch` changes.
+        max_operands: Largest number of tensors.
+        dtype: Dtype of the inputs and weights.
+        epilogue: Steps that are applied to the result before it is stored.
     """
 
     operator: ClassVar[str]
     sizes: ClassVar[str]
+    struct: ClassVar[str]
     scalars: ClassVar[int] = 0
-    places: ClassVar[tuple[str, ...]] = ()
+    anchors: ClassVar[tuple[str, ...]] = ()
     batch_field: ClassVar[str] = "n"
-    most_operands: ClassVar[int] = MAX_OPERANDS
-    dtype: str
+    max_operands: ClassVar[int] = MAX_OPERANDS
+    dtype: DtypeName
     epilogue: Epilogue = _NO_STEPS
 
+    def __init_subclass__(cls) -> None:
+        if "sizes" in vars(cls) and "struct" not in vars(cls):
+            cls.struct = f"at_{cls.operator}"
+
     def __post_init__(self) -> None:
-        require_one_of("dtype", self.dtype, list(DTYPES))
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            sizes = value if isinstance(value, tuple) else (value,)
-            least = 0 if field.name in _MAY_BE_ZERO else 1
-            if any(isinstance(size, int) and size < least for size in sizes):
-                raise ProblemError(f"{self.operator}: {field.name}={value} must be at least {least}")
-        if self.epilogue.places != self.places:
-            wanted = f"must have {' and then '.join(self.places)}, once" if self.places else "can have none"
-            raise ProblemError(f"'{self}': of the steps {', '.join(PLACES)} the epilogue of {self.operator} {wanted}")
+        for name, kind in field_types(type(self)).items():
+            kind.check(f"{self.operator}: {name}", getattr(self, name))
+        if self.epilogue.anchors != self.anchors:
+            rule = f"must have {' and then '.join(self.anchors)}, once" if self.anchors else "can have none"
+            raise ProblemError(f"'{self}': of the steps {', '.join(ANCHORS)} the epilogue of {self.operator} {rule}")
         if self.scalars + self.epilogue.scalars > MAX_SCALARS:
-            raise ProblemError(f"'{self}' takes more than {MAX_SCALARS} scalars, with its epilogue's")
+            raise ProblemError(f"'{self}' takes more than {MAX_SCALARS} scalars, those of its epilogue included")
         if min(self.output_shape) < 1:
             raise ProblemError(f"'{self}' has no output: its window is larger than its padded input")
-        if (tensors := len(self.operands())) > self.most_operands:
-            raise ProblemError(f"'{self}' has {tensors} tensors; at most {self.most_operands} are possible")
+        if (tensors := len(self.operands())) > self.max_operands:
+            raise ProblemError(f"'{self}' has {tensors} tensors; at most {self.max_operands} are possible")
 
     def __str__(self) -> str:
-        order = [f for f in dataclasses.fields(self) if f.name not in ("dtype", "epilogue")]
-        words = [f"{f.name}={value_text(getattr(self, f.name))}" for f in order]
+        order = [field.name for field in dataclasses.fields(self) if field.name not in ("dtype", "epilogue")]
+        words = [f"{name}={value_text(getattr(self, name))}" for name in order]
         return " ".join([self.operator, *words, f"dtype={self.dtype}", f"epilogue={self.epilogue}"])
 
     @property
+    def short_name(self) -> str:
+        """Return a few words for tables: the operator and its sizes."""
+        return str(self).partition(" dtype=")[0]
+
+    @property
     def batch(self) -> int:
-        """How many samples are solved at once: what `with_batch` changes."""
+        """Return the batch size."""
         return int(getattr(self, self.batch_field))
 
     @property
     def output_dtype(self) -> str:
-        """Dtype of `y` and of the epilogue's tensors."""
+        """Return the dtype of `y` and of the epilogue's tensors."""
         return self.dtype
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Shape of the output `y`, channels last."""
+        """Return the shape of the output `y`, channels last."""
         raise NotImplementedError
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the definition, a multiply and an add counted as two."""
+        """Return the number of floating-point operations of the definition; a multiply-add counts as two."""
         raise NotImplementedError
 
     def _inputs(self) -> tuple[Operand, ...]:
+        """Return the operands that precede `y`."""
         raise NotImplementedError
 
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
-        """`y` before the epilogue, in plain torch and in the dtype of the tensors, by operand name."""
+        """Compute `y` before the epilogue, in plain torch and in the dtype of the given tensors.
+
+        Args:
+            tensors: All operands by name; activations are channels last unless the operator says otherwise.
+            scalars: The operator's own scalars.
+        """
         raise NotImplementedError
 
+    def reference_anchors(self, tensors: Tensors) -> Sequence[AnchorFunction]:
+        """Return the functions of the anchors `conv`, `gate` and `project`, in the order of `anchors`."""
+        return ()
+
+    def reference_outputs(self, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the outputs, by name, that are computed from the finished `y`."""
+        return {}
+
     def operands(self) -> tuple[Operand, ...]:
-        """All tensors in the order in which kernels take them: inputs and weights, `y`, then the epilogue's."""
+        """Return all tensors in the order of a kernel's pointers: inputs and weights, `y`, then the epilogue's."""
         shape, dtype = self.output_shape, self.output_dtype
         of_kind = {
             "vector": ("vector", shape[-1:], "f32"),
@@ -123,40 +157,27 @@ class Problem:
         extra = [Operand(a.name, *of_kind[a.kind]) for a in self.epilogue.arguments if a.kind in of_kind]
         return (*self._inputs(), Operand("y", "output", shape, dtype), *extra)
 
+    def struct_values(self) -> tuple[int, ...]:
+        """Return the values of the C struct's fields, in the order of `sizes`."""
+        return tuple(self._struct_value(name) for name in self.sizes.split())
+
+    def _struct_value(self, name: str) -> int:
+        if hasattr(self, name):
+            return int(getattr(self, name))
+        pair, _, axis = name.rpartition("_")
+        return int(getattr(self, pair)["hw".index(axis)])
+
     @property
     def bytes(self) -> int:
-        """The fewest bytes to move: every operand once."""
+        """Return the smallest number of bytes to move: every operand once."""
         return sum(operand.bytes for operand in self.operands())
 
 
-@dataclass(frozen=True, kw_only=True)
-class Images(Problem):
-    """Problems on n images of h x w pixels with c channels, channels last unless they say otherwise."""
-
-    n: int
-    h: int
-    w: int
-    c: int
-
-    @property
-    def _x(self) -> Operand:
-        return Operand("x", "input", (self.n, self.h, self.w, self.c), self.dtype)
-
-    @property
-    def _x_nchw(self) -> Operand:
-        return Operand("x", "input", (self.n, self.c, self.h, self.w), self.dtype)
-
-
-def value_text(value: object) -> str:
-    """A field's value as problems are written: pairs with a comma."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
 def with_batch(problem: Problem, n: int) -> Problem:
-    """The same problem for another batch size."""
+    """Return the same problem for another batch size."""
     return dataclasses.replace(problem, **{problem.batch_field: n})  # type: ignore[arg-type]
 
 
 def limit_us(problem: Problem, flops_per_us: float, bytes_per_us: float) -> float:
-    """The time below which no device of these two rates can solve the problem, in microseconds."""
+    """Return the roofline limit in microseconds: no device of these two rates can solve the problem faster."""
     return max(problem.flops / flops_per_us, problem.bytes / bytes_per_us)

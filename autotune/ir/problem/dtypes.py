@@ -13,8 +13,10 @@ DTYPES: dict[str, torch.dtype] = {
     "tf32": torch.float32,
     "s8": torch.int8,
 }
-"""Project's name -> the tensors' dtype. tf32: float32 whose products are rounded to TF32. s8: products summed in
-int32, the epilogue in float32, the result rounded to the nearest (ties to even) and saturated."""
+"""Name -> dtype of the tensors.
+
+tf32: float32 tensors whose products are rounded to TF32. s8: products are summed in int32, the epilogue runs in
+float32, and the result is rounded to the nearest integer (ties to even) and saturated."""
 _ALIASES = {
     **{"float32": "f32", "fp32": "f32", "float": "f32"},
     **{"float16": "f16", "fp16": "f16", "half": "f16"},
@@ -23,6 +25,10 @@ _ALIASES = {
 
 
 def dtype_name(dtype: str | torch.dtype) -> str:
-    """The project's name of a dtype ("f16" for torch.float16, "half", "fp16"); raises UnknownNameError."""
+    """Return the name in DTYPES of a dtype or alias, such as "f16" for torch.float16, "half" and "fp16".
+
+    Raises:
+        UnknownNameError: The dtype is none of them; the message lists the names.
+    """
     text = str(dtype).removeprefix("torch.")
     return require_one_of("dtype", _ALIASES.get(text, text), list(DTYPES))

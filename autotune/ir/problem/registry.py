@@ -1,49 +1,55 @@
-"""Every operator by name: those of this package, and those that users define."""
+"""All operators by name: the built-in ones, and those that users define."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from typing import TypeVar
 
 from autotune.core import ProblemError
 from autotune.ir.problem.base import Problem
-from autotune.ir.problem.operators.convolution import Conv2d, Conv2dDgrad, Conv2dWgrad, Gemm, PatchConv2d
-from autotune.ir.problem.operators.fused import (
-    Conv2dFoldedSe,
-    Conv2dSe,
-    Conv2dSeSkip,
-    SeBlock,
-    SeDownBlock,
-    SeTail,
-    Stem,
-    StemSeBlock,
-    StemSeBlockPool,
-)
-from autotune.ir.problem.operators.pixels import Cast, Elementwise, SpaceToDepth, ToChannelsLast
-from autotune.ir.problem.operators.pool import AvgPool2d, GlobalAvgPool2d, MaxPool2d
 
-OPERATORS: dict[str, type[Problem]] = {
-    cls.operator: cls
-    for cls in (
-        *(Conv2d, Conv2dSe, Conv2dFoldedSe, Conv2dSeSkip, PatchConv2d, Conv2dDgrad, Conv2dWgrad, Gemm),
-        *(AvgPool2d, MaxPool2d, GlobalAvgPool2d, Elementwise, Cast),
-        *(ToChannelsLast, SpaceToDepth, Stem, SeTail, SeBlock, StemSeBlock, StemSeBlockPool, SeDownBlock),
-    )
-}
+OPERATORS: dict[str, type[Problem]] = {}
+"""Operator name -> class, in the order of registration."""
+
+P = TypeVar("P", bound=Problem)
+_BUILT_IN_PACKAGE = "autotune.ir.problem."
 
 
-def register(cls: type[Problem]) -> type[Problem]:
-    """Make a problem from outside this package known, as a decorator of its class; raises ProblemError.
+def register(cls: type[P]) -> type[P]:
+    """Make an operator known, as a decorator of its class.
 
-    Its kernels are given the struct `at_<operator>`, which is declared for them from `sizes`.
+    Kernels of a user's operator receive its C struct, which is declared for them from `sizes`. Operators may share a
+    struct if its fields are the same.
+
+    Raises:
+        ProblemError: A name cannot be used in C, is taken, or is no attribute of the problem.
     """
-    for name in (cls.operator, *cls.sizes.split()):
+    for name in (cls.operator, cls.struct, *cls.sizes.split()):
         if not re.fullmatch(r"[a-z]\w*", name):
             raise ProblemError(f"{cls.__name__}: '{name}' cannot be a name in C: use small letters, digits and _")
-    fields = {field.name for field in dataclasses.fields(cls)}
-    if unknown := [name for name in cls.sizes.split() if name not in fields and not hasattr(cls, name)]:
+    if unknown := _unknown_sizes(cls):
         raise ProblemError(f"{cls.__name__}: sizes names {', '.join(unknown)}, which the problem does not have")
     if cls.operator in OPERATORS:
         raise ProblemError(f"{cls.__name__}: there is already an operator '{cls.operator}'")
+    for other in OPERATORS.values():
+        if other.struct == cls.struct and other.sizes.split() != cls.sizes.split():
+            raise ProblemError(
+                f"{cls.__name__}: the struct {cls.struct} has the fields {other.sizes}, not {cls.sizes}: "
+                "give the operator a `struct` of another name"
+            )
     OPERATORS[cls.operator] = cls
     return cls
+
+
+def is_built_in(operator: type[Problem]) -> bool:
+    """Return whether an operator is part of this package, not a user's."""
+    return operator.__module__.startswith(_BUILT_IN_PACKAGE)
+
+
+def _unknown_sizes(cls: type[Problem]) -> list[str]:
+    """Return the names of `sizes` for which the class has no attribute, unless it computes the values itself."""
+    if cls.struct_values is not Problem.struct_values:
+        return []
+    attributes = {field.name for field in dataclasses.fields(cls)} | set(dir(cls))
+    return [name for name in cls.sizes.split() if not {name, re.sub("_[hw]$", "", name)} & attributes]

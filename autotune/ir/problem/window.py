@@ -1,10 +1,17 @@
-"""Windows that slide over an image: how many places they have."""
+"""Windows that slide over an image: the number of their positions."""
 
 
 def output_extent(size: int, kernel: int, stride: int, pad: int, dilation: int = 1, ceil: int = 0) -> int:
-    """Output height or width of a sliding window, as torch counts it.
+    """Return the output height or width of a sliding window, by the formulas of torch.nn.Conv2d and MaxPool2d.
 
-    ceil: 1 counts a last window that hangs over the padded input too, if it begins before the padding behind it.
+    Args:
+        size: Height or width of the input.
+        kernel: Height or width of the window.
+        stride: Distance between two positions of the window.
+        pad: Padding on each side.
+        dilation: Distance between two taps of the window.
+        ceil: 1 for torch's ceil_mode: a last window that ends beyond the padded input also counts, if it begins
+            within the input or the padding before it.
     """
     room = size + 2 * pad - dilation * (kernel - 1) - 1
     extent = (room + (stride - 1) * ceil) // stride + 1

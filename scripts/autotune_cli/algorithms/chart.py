@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from autotune.core import AutotuneError
 from autotune.cudnn_algorithms import DIRECTIONS, ORDERS, Algorithm, pareto
 from autotune.ir import parse
-from autotune.tuner import brief
 from autotune_cli.algorithms.report import algorithms
 from autotune_cli.chart import FAINT, INK, OURS, THEIRS
 
@@ -43,7 +42,7 @@ def draw(record: dict[str, Any], against: str, path: Path) -> None:
         timed = [one for one in algorithms(layer) if one.us is not None and getattr(one, field) is not None]
         if timed:
             named = layer["name"] != layer["problem"]
-            rows.append((layer["name"] if named else brief(parse(layer["problem"])), timed))
+            rows.append((layer["name"] if named else parse(layer["problem"]).short_name, timed))
     if not rows:
         raise AutotuneError(f"the record has no algorithm with both time and {against}: measure with --energy")
     seen = {one.direction for _, timed in rows for one in timed}

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from autotune.core import AutotuneError
 from autotune.ir import Conv2d, Problem, parse
-from autotune.tuner import brief
 
 LAYERS = Path(__file__).resolve().parents[3] / "benchmarks" / "layers"
 
@@ -41,7 +40,7 @@ def read_problems(path: Path) -> list[Problem]:
 
 def title(problem: Problem) -> str:
     """A layer in few characters: window/stride channels @size, batch, and what is unusual."""
-    words = [brief(problem), f"n{getattr(problem, 'n', '')}"]
+    words = [problem.short_name, f"n{getattr(problem, 'n', '')}"]
     if isinstance(problem, Conv2d):
         words += [f"d{problem.dilation[0]}"] * (max(problem.dilation) > 1)
         words += [str(problem.epilogue)] * (str(problem.epilogue) != "bias,relu")

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from autotune.core import UnknownNameError
-from autotune.ir import Derived, tensor
+from autotune.ir import ConstantExpr, evaluate
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -14,19 +14,19 @@ def random(*shape: int) -> torch.Tensor:
 
 def test_a_plain_source_is_the_parameter_itself() -> None:
     weight = torch.nn.Parameter(random(3, 2))
-    assert torch.equal(tensor({"w": weight}, "w"), weight) and not tensor({"w": weight}, "w").requires_grad
+    assert torch.equal(evaluate({"w": weight}, "w"), weight) and not evaluate({"w": weight}, "w").requires_grad
 
 
 def test_a_pool_and_a_projection_are_one_convolution() -> None:
     x, weight = random(2, 5, 9, 7), random(4, 5, 1, 1)
-    both = F.conv2d(x, tensor({"w": weight}, Derived("pool_filter", ("w",), (3, 3))), stride=2, padding=1)
+    both = F.conv2d(x, evaluate({"w": weight}, ConstantExpr("pool_filter", ("w",), (3, 3))), stride=2, padding=1)
     torch.testing.assert_close(both, F.conv2d(F.avg_pool2d(x, 3, 2, 1), weight))
 
 
 def test_a_convolution_of_patches_is_one_of_the_image() -> None:
     x, weight = random(2, 3, 8, 12), random(5, 48, 1, 1)
     patches = x.reshape(2, 3, 2, 4, 3, 4).permute(0, 3, 5, 1, 2, 4).reshape(2, 48, 2, 3)
-    whole = F.conv2d(x, tensor({"w": weight}, Derived("patch_filter", ("w",), (4,))), stride=4)
+    whole = F.conv2d(x, evaluate({"w": weight}, ConstantExpr("patch_filter", ("w",), (4,))), stride=4)
     torch.testing.assert_close(whole, F.conv2d(patches, weight))
 
 
@@ -35,7 +35,7 @@ def test_a_convolution_of_patches_is_one_of_the_image() -> None:
 )
 def test_a_dense_product_is_the_convolution(h: int, w: int, r: int, s: int, pad_h: int, pad_w: int) -> None:
     x, weight = random(3, h, w, 5), random(4, 5, r, s)
-    matrix = tensor({"w": weight}, Derived("dense", ("w",), (h, w, pad_h, pad_w)))
+    matrix = evaluate({"w": weight}, ConstantExpr("dense", ("w",), (h, w, pad_h, pad_w)))
     expected = F.conv2d(x.permute(0, 3, 1, 2), weight, padding=(pad_h, pad_w)).permute(0, 2, 3, 1)
     torch.testing.assert_close(F.linear(x.reshape(3, -1), matrix).reshape(expected.shape), expected)
 
@@ -46,21 +46,23 @@ def test_a_folded_squeeze_is_the_product_of_the_means() -> None:
     state = {"w": weight, "w1": w1, "b1": b1, "scale": scale, "shift": shift}
     result = F.conv2d(x, weight, padding=1) * scale[:, None, None] + shift
     expected = F.linear(result.mean((2, 3)), w1, b1)
-    filters = tensor(state, Derived("squeeze_filter", ("w", "w1", "scale")))
-    bias = tensor(state, Derived("squeeze_bias", ("b1", "w1", "shift")))
+    filters = evaluate(state, ConstantExpr("squeeze_filter", ("w", "w1", "scale")))
+    bias = evaluate(state, ConstantExpr("squeeze_bias", ("b1", "w1", "shift")))
     torch.testing.assert_close(F.conv2d(x, filters, padding=1).mean((2, 3)) + bias, expected)
-    plain = tensor(state, Derived("squeeze_filter", ("w", "w1")))
+    plain = evaluate(state, ConstantExpr("squeeze_filter", ("w", "w1")))
     torch.testing.assert_close(
-        plain, tensor(state | {"one": torch.ones(1)}, Derived("squeeze_filter", ("w", "w1", "one")))
+        plain, evaluate(state | {"one": torch.ones(1)}, ConstantExpr("squeeze_filter", ("w", "w1", "one")))
     )
 
 
 def test_sources_may_be_derived_themselves() -> None:
     state = {"a": random(2, 3, 1, 1), "b": random(4, 3, 1, 1)}
-    both = Derived("concatenate", (Derived("pool_filter", ("a",), (3, 3)), Derived("pool_filter", ("b",), (3, 3))))
-    assert tensor(state, both).shape == (6, 3, 3, 3)
+    both = ConstantExpr(
+        "concatenate", (ConstantExpr("pool_filter", ("a",), (3, 3)), ConstantExpr("pool_filter", ("b",), (3, 3)))
+    )
+    assert evaluate(state, both).shape == (6, 3, 3, 3)
 
 
 def test_an_unknown_function_is_named() -> None:
     with pytest.raises(UnknownNameError, match="no_such"):
-        Derived("no_such", ("a",))
+        ConstantExpr("no_such", ("a",))

@@ -94,19 +94,19 @@ def test_chains_mean_what_their_steps_mean(seed):
 
 
 def test_every_step_has_a_meaning_of_its_own_here():
-    assert {*STEPS, *epilogue_steps.PLACES} >= {name for name, kind in epilogue_steps.STEPS.items() if not kind.custom}
+    assert {*STEPS, *epilogue_steps.ANCHORS} >= {name for name, kind in epilogue_steps.STEPS.items() if not kind.custom}
 
 
 def test_places_part_a_chain():
     epilogue = Epilogue.parse("bias,relu,conv,mul_scalar,gate,add,add_scalar")
-    assert epilogue.places == ("conv", "gate")
+    assert epilogue.anchors == ("conv", "gate")
     assert [[step.name for step in part] for part in epilogue.parts] == [
         ["bias", "relu"],
         ["mul_scalar"],
         ["add", "add_scalar"],
     ]
     assert [a.index for part in epilogue.parts for step in part for a in step.arguments] == [0, 0, 1, 1]
-    assert Epilogue.parse("gate").parts == ((), ()) and Epilogue.parse("relu").places == ()
+    assert Epilogue.parse("gate").parts == ((), ()) and Epilogue.parse("relu").anchors == ()
 
 
 def test_random_scalars_lie_in_the_steps_ranges():

@@ -110,7 +110,7 @@ def test_a_definition_that_is_not_here_is_asked_for():
     ):
         Epilogue.parse("bias,gone@12345678")
     here = define_step("changed", **GOOD)
-    with pytest.raises(ProblemError, match=f"'changed@12345678'.*as it was then: here it is {here}"):
+    with pytest.raises(ProblemError, match=f"'changed@12345678'.*with the same texts; here 'changed' means {here}"):
         Epilogue.parse("changed@12345678")
 
 

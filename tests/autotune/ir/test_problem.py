@@ -276,7 +276,7 @@ def test_more_tensors_than_a_kernel_takes_are_refused():
 
 def test_a_problem_of_fewer_tensors_says_how_many_it_may_have():
     class Alone(Elementwise):
-        most_operands = 2
+        max_operands = 2
 
     Alone(n=1, h=4, w=4, c=8, dtype="f16")
     with pytest.raises(ProblemError, match="3 tensors; at most 2 are"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.ir import Conv2d, Derived, Epilogue, Layer, SeTail, folded, projected
+from autotune.ir import ConstantExpr, Conv2d, Epilogue, Layer, SeTail, fold_gate, fuse_projection
 
 
 def conv(chain, groups=1, name="conv", **buffers):
@@ -28,11 +28,11 @@ def projection(chain="none"):
 
 
 def test_what_is_linear_before_a_gate_is_folded_into_its_filter():
-    one = folded(conv("bias,scale,add_scalar"), tail("add,bias", add0="identity"), "both")
+    one = fold_gate(conv("bias,scale,add_scalar"), tail("add,bias", add0="identity"), "both")
     assert str(one.problem.epilogue) == "bias,scale,add_scalar,gate,add,bias"
-    assert one.weights["w1"] == Derived("squeeze_filter", ("conv.weight", "w1", "conv.scale1"))
-    shift = Derived("sum", (Derived("product", ("conv.bias0", "conv.scale1")), "conv.scalar0"))
-    assert one.weights["b1"] == Derived("squeeze_bias", ("b1", "w1", shift))
+    assert one.weights["w1"] == ConstantExpr("squeeze_filter", ("conv.weight", "w1", "conv.scale1"))
+    shift = ConstantExpr("sum", (ConstantExpr("product", ("conv.bias0", "conv.scale1")), "conv.scalar0"))
+    assert one.weights["b1"] == ConstantExpr("squeeze_bias", ("b1", "w1", shift))
     assert one.buffers == {"x": "image", "y": "out", "add2": "identity"}
 
 
@@ -40,12 +40,12 @@ def test_what_is_linear_before_a_gate_is_folded_into_its_filter():
     "layer", [conv("bias,relu"), conv("add"), conv("bias", groups=2)], ids=["relu", "add", "groups"]
 )
 def test_what_is_not_linear_is_not_folded(layer):
-    assert folded(layer, tail("add,relu"), "both") is None
+    assert fold_gate(layer, tail("add,relu"), "both") is None
 
 
 def test_a_projection_that_is_added_behind_a_gate_joins_it():
-    one = folded(conv("bias"), tail("add,scale,relu,store", add0="identity", store2="kept"), "both")
-    skip = projected(one, projection(), "skip")
+    one = fold_gate(conv("bias"), tail("add,scale,relu,store", add0="identity", store2="kept"), "both")
+    skip = fuse_projection(one, projection(), "skip")
     assert str(skip.problem.epilogue) == "bias,gate,project,scale,relu,store"
     assert (skip.problem.skip_c, skip.problem.skip_groups) == (8, 1)
     assert skip.buffers == {"x": "image", "y": "out", "skip": "pooled", "store2": "kept"}
@@ -59,8 +59,8 @@ def test_a_projection_that_is_added_behind_a_gate_joins_it():
 )
 def test_another_projection_does_not(chain, project):
     buffers = {"add0": "identity"} if "add" in chain else {}
-    assert projected(folded(conv("none"), tail(chain, **buffers), "both"), project, "skip") is None
+    assert fuse_projection(fold_gate(conv("none"), tail(chain, **buffers), "both"), project, "skip") is None
 
 
 def test_a_projection_of_something_else_does_not():
-    assert projected(folded(conv("none"), tail("add", add0="other"), "both"), projection(), "skip") is None
+    assert fuse_projection(fold_gate(conv("none"), tail("add", add0="other"), "both"), projection(), "skip") is None

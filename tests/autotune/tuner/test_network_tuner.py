@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from autotune.core import device_name, device_target
-from autotune.ir import INPUT, OUTPUT, Layer, Network, parse, with_batch
+from autotune.ir import INPUT, OUTPUT, Layer, Network, NetworkKey, parse, with_batch
 from autotune.measure import Result
 from autotune.runtime.selection import select
 from autotune.tuner.network_tuner import tune_network_plan
@@ -17,7 +17,7 @@ PROBLEM = "conv2d n=2 h=4 w=4 c={c} k=8 dtype=f32"
 LAYERS = {"first": 8, "second": 16}
 """Name -> channels, so that each has a problem of its own."""
 NETWORK = Network(
-    "net",
+    NetworkKey("net"),
     tuple(
         Layer(name, parse(PROBLEM.format(c=c)), {"x": x, "y": y}, {"weight": f"{name}.weight"})
         for (name, c), (x, y) in zip(LAYERS.items(), [(INPUT, "between"), ("between", OUTPUT)], strict=True)
@@ -101,15 +101,15 @@ def test_and_from_the_plan_that_the_database_has(store, kernels, saved):
 
 def test_or_else_from_the_plan_for_other_batch_batch_size(store, kernels):
     device, made = kernels
-    network = replace(NETWORK, key="net n=2 dtype=f32")
-    save(store, device, made, (1, 1), network.at(8))
+    network = replace(NETWORK, identity=NetworkKey("net", 2, (("dtype", "f32"),)))
+    save(store, device, made, (1, 1), network.with_batch(8))
     row = tune_network_plan(store, device, Device(VALLEYS), network)
     assert plan_of(row, made) == (1, 1) and row.network == network.key
     assert [choice["us"] for choice in row.choices] == [2.0, 2.0]  # as they were measured for this batch size
 
 
 BRANCHES = Network(
-    "branches",
+    NetworkKey("branches"),
     tuple(replace(layer, buffers={"x": INPUT, "y": layer.name}) for layer in NETWORK.layers),
     NETWORK.output_shape,
 )
@@ -155,7 +155,7 @@ SIZED = {2: 9.0, 8: 20.0}
 def sized(n):
     """The same layers for a batch of n, with a key that tells it."""
     layers = [replace(layer, problem=with_batch(layer.problem, n)) for layer in NETWORK.layers]
-    return Network(f"net n={n} dtype=f32", tuple(layers), (n, 8, 4, 4))
+    return Network(NetworkKey("net", n, (("dtype", "f32"),)), tuple(layers), (n, 8, 4, 4))
 
 
 @pytest.mark.parametrize(("n", "nearest"), [(1, 2), (2, 2), (3, 2), (4, 2), (5, 8), (8, 8), (9, 8), (100, 8)])

@@ -41,7 +41,7 @@ def test_each_alternative_computes_what_it_replaces(make, size, names, store):
     with torch.no_grad():
         expected = model.double()(x.double())
     for name in names:
-        taken = Network(network.key, network.layers_with([name]), network.output_shape)
+        taken = Network(network.identity, network.layers_with([name]), network.output_shape)
         assert len(taken.layers) < len(network.layers) or name.endswith(("c4", "c8"))
         context = ExecutionContext(
             NetworkPlan(taken, module_state(model.float()), store, torch.device("cpu"), graph=False), graph=False
@@ -65,7 +65,7 @@ def test_groups_of_few_channels_are_also_taken_together(channels, out, groups, n
     with torch.no_grad():
         expected = copy.deepcopy(model).double()(x.double())
     for name in names:
-        taken = Network(network.key, network.layers_with([name]), network.output_shape)
+        taken = Network(network.identity, network.layers_with([name]), network.output_shape)
         context = ExecutionContext(
             NetworkPlan(taken, module_state(model), store, torch.device("cpu"), graph=False), graph=False
         )

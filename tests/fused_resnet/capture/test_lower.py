@@ -9,8 +9,7 @@ from architectures import ARCHITECTURES, ResNet, images, random_model
 from helpers import relative_error
 from torch import nn
 
-from autotune.ir import Conv2d, Elementwise, Gemm, GlobalAvgPool2d, SeTail
-from autotune.ir.problem.operators.torch_call import TorchCall
+from autotune.ir import Conv2d, Elementwise, Gemm, GlobalAvgPool2d, SeTail, TorchCall
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
 
@@ -279,7 +278,7 @@ def test_the_key_tells_networks_apart():
     model = random_model(ResNet("basic"))
     keys = {capture(model, (n, 3, size, size), "f32").key for n in (1, 2) for size in (32, 48)}
     assert len(keys) == 4 and all(key.startswith("ResNet n=") for key in keys)
-    assert {capture(model, (2, 3, 32, 32), "f32").at(n).key for n in (1, 2, 7)} & keys == {
+    assert {capture(model, (2, 3, 32, 32), "f32").with_batch(n).key for n in (1, 2, 7)} & keys == {
         capture(model, (n, 3, 32, 32), "f32").key for n in (1, 2)
     }
     assert capture(random_model(ResNet("basic"), seed=5), (2, 3, 32, 32), "f32").key in keys

@@ -6,7 +6,7 @@ from helpers import relative_error, solve
 from seed_network import KEYS
 
 from autotune.core import ProblemError, UnknownNameError
-from autotune.ir import INPUT, OUTPUT, Conv2d, constant_expr
+from autotune.ir import INPUT, OUTPUT, Conv2d, evaluate
 from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.networks.se_resnet9_fixup_layers import network
 
@@ -78,8 +78,8 @@ def test_an_alternative_is_what_it_replaces(alternative):
     for layer in network("se_resnet9_fixup", 3, 3, "f32").layers_with([alternative.name]):
         shapes = {operand.name: operand.shape for operand in layer.problem.operands()}
         given = {key: tensors[name].reshape(shapes[key]) for key, name in layer.buffers.items() if name in tensors}
-        given |= {operand: constant_expr.tensor(state, source) for operand, source in layer.weights.items()}
-        solved = solve(layer.problem, given, [float(constant_expr.tensor(state, source)) for source in layer.scalars])
+        given |= {operand: evaluate(state, source) for operand, source in layer.weights.items()}
+        solved = solve(layer.problem, given, [float(evaluate(state, source)) for source in layer.scalars])
         tensors |= {layer.buffers[name]: value for name, value in solved.items()}
     wanted = plain(x).permute(0, 2, 3, 1)
     assert relative_error(tensors[OUTPUT].reshape(wanted.shape), wanted) < 1e-12
@@ -127,7 +127,7 @@ def test_layers_keep_to_an_order_where_they_do_not_wait_for_each_other():
 
 @pytest.mark.parametrize(("n", "other"), [(1, 128), (128, 1), (8, 5)])
 def test_the_same_network_at_another_batch_size(n, other):
-    assert network("se_resnet9_fixup", n, 3, "f16").at(other) == network("se_resnet9_fixup", other, 3, "f16")
+    assert network("se_resnet9_fixup", n, 3, "f16").with_batch(other) == network("se_resnet9_fixup", other, 3, "f16")
 
 
 def test_unknown_model_lists_the_known():

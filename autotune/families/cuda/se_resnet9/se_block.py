@@ -31,7 +31,7 @@ def _supports(problem: Problem) -> str | None:
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    if epilogue.places != SeBlock.places:
+    if epilogue.anchors != SeBlock.anchors:
         return "an epilogue without the places of a block"
     return _CONV.legal(config, arch, dtype, epilogue)
 

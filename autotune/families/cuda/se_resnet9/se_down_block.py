@@ -34,9 +34,9 @@ def _supports(problem: Problem) -> str | None:
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    if epilogue.places != SeDownBlock.places:
+    if epilogue.anchors != SeDownBlock.anchors:
         return "an epilogue without the places of a block with a projection"
-    if epilogue.at_pixels_early:
+    if epilogue.accesses_tensors_early:
         return "steps before the projection that read or write tensors"
     return _CONV.legal(config, arch, dtype, Epilogue(("gate",)))
 

@@ -53,7 +53,7 @@ def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -
 
 
 def _rules(x: _Shape, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
-    yield epilogue.places != SeBlock.places, "an epilogue without the places of a block"
+    yield epilogue.anchors != SeBlock.anchors, "an epilogue without the places of a block"
     yield from se_gate.legal(epilogue)
     yield x.m % x.pixels > 0, "a tile must be whole images"
     yield x.m % (64 * x.groups) > 0, "a warpgroup multiplies blocks of 64 rows"

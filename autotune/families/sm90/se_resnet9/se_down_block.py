@@ -51,8 +51,8 @@ def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -
 
 
 def _rules(x: _Shape, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
-    yield epilogue.places != SeDownBlock.places, "an epilogue without the places of a block with a projection"
-    yield epilogue.at_pixels_early, "steps before the projection that read or write tensors"
+    yield epilogue.anchors != SeDownBlock.anchors, "an epilogue without the places of a block with a projection"
+    yield epilogue.accesses_tensors_early, "steps before the projection that read or write tensors"
     yield x.cluster > 8, "clusters of up to eight blocks"
     yield x.out_h % x.parts > 0, "the blocks of a tile load its lines by turns"
 

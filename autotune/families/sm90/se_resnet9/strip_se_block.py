@@ -20,7 +20,7 @@ _POOLED = 16  # beside more strips, those who pool have too few registers
 
 
 def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    if epilogue.places != StemBlock.places:
+    if epilogue.anchors != StemBlock.anchors:
         return "an epilogue without the places of a stem and a block"
     if any(argument.kind in ("tensor", "output") for argument in epilogue.arguments):
         return "steps that read or write tensors: a thread has two channels"

@@ -1,1 +1,54 @@
-"""One file for each operator."""
+"""The built-in operators, one in each file; importing this package registers them in this order."""
+
+# The order of registration is the order in listings and in docs/problems.md.
+# isort: off
+from autotune.ir.problem.operators.convolution import Convolution
+from autotune.ir.problem.operators.conv2d import Conv2d
+from autotune.ir.problem.operators.conv2d_se import Conv2dSe
+from autotune.ir.problem.operators.folded_se import FoldedSe
+from autotune.ir.problem.operators.conv2d_folded_se import Conv2dFoldedSe
+from autotune.ir.problem.operators.conv2d_se_skip import Conv2dSeSkip
+from autotune.ir.problem.operators.patch_conv2d import PatchConv2d
+from autotune.ir.problem.operators.conv2d_dgrad import Conv2dDgrad
+from autotune.ir.problem.operators.conv2d_wgrad import Conv2dWgrad
+from autotune.ir.problem.operators.gemm import Gemm
+from autotune.ir.problem.operators.pool2d import Pool2d
+from autotune.ir.problem.operators.avg_pool2d import AvgPool2d
+from autotune.ir.problem.operators.max_pool2d import MaxPool2d
+from autotune.ir.problem.operators.global_avg_pool2d import GlobalAvgPool2d
+from autotune.ir.problem.operators.elementwise import Elementwise
+from autotune.ir.problem.operators.cast import Cast
+from autotune.ir.problem.operators.to_channels_last import ToChannelsLast
+from autotune.ir.problem.operators.space_to_depth import SpaceToDepth
+from autotune.ir.problem.operators.stem import Stem
+from autotune.ir.problem.operators.se_tail import SeTail
+from autotune.ir.problem.operators.torch_call import CallDevice, OperatorCall, TorchCall, ValueRef, stored_shape
+# isort: on
+
+__all__ = [
+    "AvgPool2d",
+    "CallDevice",
+    "Cast",
+    "Conv2d",
+    "Conv2dDgrad",
+    "Conv2dFoldedSe",
+    "Conv2dSe",
+    "Conv2dSeSkip",
+    "Conv2dWgrad",
+    "Convolution",
+    "Elementwise",
+    "FoldedSe",
+    "Gemm",
+    "GlobalAvgPool2d",
+    "MaxPool2d",
+    "OperatorCall",
+    "PatchConv2d",
+    "Pool2d",
+    "SeTail",
+    "SpaceToDepth",
+    "Stem",
+    "ToChannelsLast",
+    "TorchCall",
+    "ValueRef",
+    "stored_shape",
+]

@@ -1,4 +1,4 @@
-"""What has no problem of its own: some operators of torch in a row, as a problem that only torch solves."""
+"""Calls of torch's own operators, for parts of a network that no other operator describes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from autotune.ir.problem import Operand, Problem, Tensors
+from autotune.ir.problem.base import Operand, Problem, Tensors
+from autotune.ir.problem.images import as_nchw, as_nhwc
 
 
 @dataclass(frozen=True)
-class Ref:
-    """A tensor of a call: the inputs are counted first, then the results of the calls."""
+class ValueRef:
+    """A value as an argument of a call, by number: first the problem's inputs, then the results of its calls."""
 
     index: int
 
@@ -24,73 +25,90 @@ class Ref:
 
 
 @dataclass(frozen=True)
-class Here:
-    """The device on which a call runs."""
+class CallDevice:
+    """The device on which a call runs, as an argument of the call."""
 
     def __repr__(self) -> str:
         return "device"
 
 
 @dataclass(frozen=True)
-class Call:
-    """An operator by its name in torch.ops, such as "aten.cat.default", and its arguments; tuples stand for lists."""
+class OperatorCall:
+    """A call of one of torch's operators.
+
+    Attributes:
+        operator: Name in torch.ops, such as "aten.cat.default", or "getitem".
+        args: Positional arguments: constants, ValueRef, CallDevice; a tuple stands for a list of them.
+        kwargs: Keyword arguments, as pairs of name and value.
+    """
 
     operator: str
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs)]
-        return f"{self.operator}({','.join(given).replace(' ', '')})"
+        arguments = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs)]
+        return f"{self.operator}({','.join(arguments).replace(' ', '')})"
 
     @property
     def name(self) -> str:
-        """The operator's name alone."""
+        """Return the operator's name without namespace and overload."""
         return self.operator.split(".")[1 if "." in self.operator else 0]
 
     def run(self, values: Sequence[Any]) -> Any:
-        """The result of the call on `values`, at least one of which is a tensor."""
+        """Return the result of the call; at least one of `values`, to which ValueRefs refer, is a tensor."""
         device = next(value.device for value in values if isinstance(value, torch.Tensor))
 
-        def given(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return [given(part) for part in value]
-            if isinstance(value, Ref):
-                return values[value.index]
-            return device if isinstance(value, Here) else value
+        def resolve(argument: Any) -> Any:
+            if isinstance(argument, tuple):
+                return [resolve(part) for part in argument]
+            if isinstance(argument, ValueRef):
+                return values[argument.index]
+            return device if isinstance(argument, CallDevice) else argument
 
-        return _function(self.operator)(*map(given, self.args), **{name: given(value) for name, value in self.kwargs})
+        function = _function(self.operator)
+        return function(*map(resolve, self.args), **{name: resolve(value) for name, value in self.kwargs})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchCall(Problem):
-    """y = the result of the last of `calls`, on tensors in torch's order: 4-d activations are channels second there.
+    """The result of the last of `calls`, or the input if there are none; only torch solves this problem.
 
-    inputs: the tensors, 4-d activations channels last as everywhere. shape: of the result, in torch's order. No calls
-    at all: y is the input. n: the batch, which cannot be changed.
+    It is not registered: it can be neither read from text nor tuned.
+
+    Attributes:
+        n: The batch size, which cannot be changed.
+        calls: The calls, in order, on tensors in torch's order of axes.
+        inputs: The tensors; 4-d activations are channels last, as everywhere.
+        shape: Shape of the result in torch's order.
     """
 
     operator: ClassVar[str] = "torch"
-    most_operands: ClassVar[int] = 2**31  # no kernel is given them
+    max_operands: ClassVar[int] = 2**31  # no kernel receives them
     n: int
-    calls: tuple[Call, ...]
+    calls: tuple[OperatorCall, ...]
     inputs: tuple[Operand, ...]
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
-        tensors = [f"%{i}={_text(operand.shape)}:{operand.dtype}" for i, operand in enumerate(self.inputs)]
-        parts = [*tensors, *map(str, self.calls), f"y={_text(self.shape)}"]
+        tensors = [f"%{i}={_shape_text(operand.shape)}:{operand.dtype}" for i, operand in enumerate(self.inputs)]
+        parts = [*tensors, *map(str, self.calls), f"y={_shape_text(self.shape)}"]
         return f"torch n={self.n} {' '.join(parts)} dtype={self.dtype} epilogue={self.epilogue}"
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """The result's shape, channels last if it is 4-d."""
-        return stored(self.shape)
+        """Return the result's shape, channels last if it is 4-d."""
+        return stored_shape(self.shape)
 
     @property
     def flops(self) -> int:
-        """Not counted."""
+        """Return 0: they are not counted."""
         return 0
+
+    @property
+    def short_name(self) -> str:
+        """Return the names of the calls."""
+        return f"torch {', '.join(call.name for call in self.calls)}"
 
     def _inputs(self) -> tuple[Operand, ...]:
         return self.inputs
@@ -98,24 +116,25 @@ class TorchCall(Problem):
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Run the calls."""
         values: list[Any] = [
-            _in_order(tensors[operand.name]) if operand.role == "input" else tensors[operand.name]
+            _in_torch_order(tensors[operand.name]) if operand.role == "input" else tensors[operand.name]
             for operand in self.inputs
         ]
         for call in self.calls:
             values.append(call.run(values))
-        return values[-1].permute(0, 2, 3, 1) if len(self.shape) == 4 else values[-1]
+        result: torch.Tensor = values[-1]
+        return as_nhwc(result) if len(self.shape) == 4 else result
 
 
-def stored(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape in which an activation lies in memory: 4-d ones channels last."""
+def stored_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape in which an activation of this shape in torch's order is stored: channels last if it is 4-d."""
     return (shape[0], *shape[2:], shape[1]) if len(shape) == 4 else shape
 
 
-def _in_order(x: torch.Tensor) -> torch.Tensor:
-    return x.permute(0, 3, 1, 2) if x.dim() == 4 else x
+def _in_torch_order(x: torch.Tensor) -> torch.Tensor:
+    return as_nchw(x) if x.dim() == 4 else x
 
 
-def _text(shape: tuple[int, ...]) -> str:
+def _shape_text(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))
 
 

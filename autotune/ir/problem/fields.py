@@ -1,0 +1,104 @@
+"""Types of problems' fields: how the value of a field is written, read and checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, cast
+
+from autotune.core import ProblemError, require_one_of
+from autotune.ir.epilogue import Epilogue
+from autotune.ir.problem.dtypes import DTYPES, dtype_name
+
+
+def _read_pair(text: str) -> tuple[int, ...]:
+    numbers = tuple(int(part) for part in text.split(","))
+    if len(numbers) > 2:
+        raise ValueError(text)
+    return numbers * 2 if len(numbers) == 1 else numbers
+
+
+def _check_word(name: str, value: Any) -> None:
+    if value.split() != [value]:
+        raise ProblemError(f"{name}={value!r} must be one word, without spaces")
+
+
+def _check_dtype(name: str, value: Any) -> None:
+    require_one_of("dtype", value, list(DTYPES))
+
+
+def _check_sizes(least: int) -> Callable[[str, Any], None]:
+    def check(name: str, value: Any) -> None:
+        if any(size < least for size in (value if isinstance(value, tuple) else (value,))):
+            raise ProblemError(f"{name}={value_text(value)} must be at least {least}")
+
+    return check
+
+
+@dataclass(frozen=True)
+class FieldType:
+    """How the values of one type are written in problems' texts.
+
+    An operator gives a type of its own to a field by `Annotated[type, FieldType(...)]`.
+
+    Attributes:
+        placeholder: Stands for a value in usage texts, such as "N".
+        expected: Names the values that can be read, for error messages.
+        read: Returns the value of a text, which has no whitespace; raises ValueError for any other text.
+        check: Called with the field's name and value when a problem is made; raises an AutotuneError.
+    """
+
+    placeholder: str
+    expected: str
+    read: Callable[[str], object]
+    check: Callable[[str, Any], None] = lambda name, value: None
+
+
+_INT = FieldType("N", "a whole number", int, _check_sizes(1))
+_PAIR = FieldType("N,N", "a whole number, or a pair of them such as 2,1", _read_pair, _check_sizes(1))
+
+Pair = tuple[int, int]
+"""Two numbers of at least 1, of the height and of the width; in texts, one number stands for both."""
+
+NonNegative = Annotated[int, dataclasses.replace(_INT, check=_check_sizes(0))]
+"""A number of at least 0. A plain int is at least 1."""
+
+NonNegativePair = Annotated[tuple[int, int], dataclasses.replace(_PAIR, check=_check_sizes(0))]
+"""Two numbers of at least 0."""
+
+DtypeName = Annotated[str, FieldType("DTYPE", "a dtype", dtype_name, _check_dtype)]
+"""A name of DTYPES; texts may also use its aliases, such as `half`."""
+
+_TYPES: Mapping[object, FieldType] = {
+    int: _INT,
+    Pair: _PAIR,
+    str: FieldType("WORD", "a word", str, _check_word),
+    Epilogue: FieldType("STEPS", "names of steps", Epilogue.parse),
+}
+
+
+def field_types(operator: type[Any]) -> Mapping[str, FieldType]:
+    """Return the field types of an operator, by field; fields of other types than these are left out.
+
+    Fields without a FieldType can only be given in Python: the operator cannot be read from text.
+    """
+    return _field_types(cast(Hashable, operator))
+
+
+@cache
+def _field_types(operator: type[Any]) -> Mapping[str, FieldType]:
+    hints = typing.get_type_hints(operator, include_extras=True)
+    found = {}
+    for field in dataclasses.fields(operator):
+        own = [extra for extra in getattr(hints[field.name], "__metadata__", ()) if isinstance(extra, FieldType)]
+        if own or hints[field.name] in _TYPES:
+            found[field.name] = own[0] if own else _TYPES[hints[field.name]]
+    return found
+
+
+def value_text(value: object) -> str:
+    """Return the text of a field's value; the numbers of a pair are separated by a comma."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,27 @@
+"""Conversion to another dtype."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autotune.ir.problem.fields import DtypeName
+from autotune.ir.problem.operators.pixelwise import Pixelwise
+from autotune.ir.problem.registry import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Cast(Pixelwise):
+    """Another dtype: y = epilogue(x), both (n, h, w, c), x in `dtype`, y and the epilogue's tensors in `result`.
+
+    It quantizes to signed bytes and dequantizes them; the scale is the scalar of a step "mul_scalar".
+    """
+
+    operator: ClassVar[str] = "cast"
+    result: DtypeName
+
+    @property
+    def output_dtype(self) -> str:
+        """Return `result`."""
+        return self.result

@@ -1,0 +1,38 @@
+"""Gradient of a convolution with respect to its input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.grad
+
+from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.images import as_nchw, as_nhwc
+from autotune.ir.problem.operators.convolution import Convolution
+from autotune.ir.problem.registry import register
+
+_conv2d_input: Callable[..., torch.Tensor] = torch.nn.grad.conv2d_input  # torch does not annotate it
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Conv2dDgrad(Convolution):
+    """Gradient of a convolution by its input: dy (n, p, q, k), weight (k, c/groups, r, s), y = dx (n, h, w, c)."""
+
+    operator: ClassVar[str] = "conv2d_dgrad"
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Return (n, h, w, c)."""
+        return self._x.shape
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (self._dy, self._weight)
+
+    def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
+        """Compute the gradient by torch's own function."""
+        size = (self.n, self.c, self.h, self.w)
+        return as_nhwc(_conv2d_input(size, tensors["weight"], as_nchw(tensors["dy"]), *self.geometry))

@@ -1,0 +1,39 @@
+"""The base of operators on one pixel at a time, and the struct of those that need only an image's size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.images import Images
+
+IMAGE_SIZES = "n h w c"
+IMAGE_STRUCT = "at_pixels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pixelwise(Images):
+    """Each pixel of y (n, h, w, c) depends on the pixel of x (n, h, w, c) at its position."""
+
+    sizes: ClassVar[str] = IMAGE_SIZES
+    struct: ClassVar[str] = IMAGE_STRUCT
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Return (n, h, w, c)."""
+        return (self.n, self.h, self.w, self.c)
+
+    @property
+    def flops(self) -> int:
+        """Return 0: only memory bounds it."""
+        return 0
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (self._x,)
+
+    def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
+        """Return x: the epilogue is the whole arithmetic."""
+        return tensors["x"]

@@ -1,0 +1,46 @@
+"""Conversion of an image from torch's order to channels last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from autotune.core import ProblemError
+from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.images import Images, as_nhwc
+from autotune.ir.problem.registry import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class ToChannelsLast(Images):
+    """NCHW to NHWC: x (n, c, h, w) in torch's order, y (n, h, w, to); before the epilogue, channels from c on are 0."""
+
+    operator: ClassVar[str] = "to_channels_last"
+    sizes: ClassVar[str] = "n h w c to"
+    to: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.to < self.c:
+            raise ProblemError(f"'{self}': to must be at least c")
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Return (n, h, w, to)."""
+        return (self.n, self.h, self.w, self.to)
+
+    @property
+    def flops(self) -> int:
+        """Return 0: data only moves."""
+        return 0
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (self._x_nchw,)
+
+    def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
+        """Move the channels to the last axis, and append channels of zeros."""
+        return F.pad(as_nhwc(tensors["x"]), (0, self.to - self.c))
