@@ -1,4 +1,4 @@
-"""Algorithms of cuDNN for tests without a GPU: plans that were timed on an H200, and a made-up list."""
+"""Algorithms of cuDNN for tests without a GPU: plans that were timed on an H200, and an invented list."""
 
 import json
 
@@ -8,7 +8,7 @@ from autotune.cudnn_algorithms import Algorithm
 
 
 def recorded():
-    """Plans that were really timed on an H200, as algorithms of the forward pass."""
+    """Yield plans that were timed on an H200, as algorithms of the forward pass."""
     layer = json.loads((ROOT / "benchmarks" / "layers-resnet-nvidia-h200.json").read_text())["layers"][0]
     for trial in layer["trials"]:
         if trial["side"] == "cudnn":

@@ -1,4 +1,4 @@
-"""Databases with random facts, and all that a file says told by names instead of numbers, read by sqlite3 alone."""
+"""Databases with random rows, and the content of a file without ids, read with sqlite3 alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def identity(config: str, source: str = "0") -> dict[str, str]:
 
 
 def fill(store: Store, seed: int, device: str = "d", compiler: str = "c", count: int = 25) -> None:
-    """Random facts; what two seeds make overlaps in devices, problems and kernels and differs in what was measured."""
+    """Add random rows. Two seeds share devices, problems and kernels, and have different measurements."""
     rng = random.Random(seed)
     row = store.put_device(device, "sm_90", flops_per_us=rng.random(), bytes_per_us=rng.random(), details={"ä": seed})
     store.put_environment({"torch": f"2.{seed}"})
@@ -29,7 +29,7 @@ def fill(store: Store, seed: int, device: str = "d", compiler: str = "c", count:
         if rng.random() < 0.2:
             store.put_kernel(identity(config, "broken"), symbol="s", error="line 1\nλ 'quoted' \"twice\"")
             continue
-        shared = rng.randrange(3)  # a binary holds several kernels, and which ones is a matter of chance
+        shared = rng.randrange(3)  # a binary holds several kernels, chosen at random
         library = store.put_library(rng.randbytes(3000), compiler=compiler, **LIBRARY) if shared else None
         kernel = store.put_kernel(identity(config), symbol="s", library_id=library.id if library else None)
         ok = rng.random() < 0.7
@@ -71,6 +71,6 @@ QUERIES = {
 
 
 def told(path: Path) -> dict[str, Counter[tuple[object, ...]]]:
-    """Table -> its facts, with how often each is there."""
+    """Return for each table its rows and how often each occurs."""
     with closing(sqlite3.connect(path)) as connection:
         return {table: Counter(connection.execute(query).fetchall()) for table, query in QUERIES.items()}

@@ -1,6 +1,6 @@
-"""Kernels that go wrong, on a CPU and on a GPU: what is said of each, and the one after it is measured all the same.
+"""Faulty kernels for a CPU and a GPU: the result that each must have. The kernel after it must still be measured.
 
-tests/kernels/faulty.cpp and faulty.cu hold them.
+The kernels are in tests/kernels/faulty.cpp and faulty.cu.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from autotune.runtime import Candidate
 
 PROBLEM = parse("avg_pool2d n=2 h=9 w=7 c=7 r=3 s=3 stride=2 pad=1 dtype=f32")
 
-# Kernel -> how it ends and what is said; those that both devices have.
+# Kernel -> status and words of the error, for the kernels of both devices.
 FAULTS = {
     "does_nothing": ("wrong", "never written"),
     "scaled": ("wrong", "relative error of 1.00e-03"),
@@ -30,13 +30,16 @@ FAULTS = {
     "strays": ("wrong", "after many launches x was overwritten"),
     "keeps_largest": ("wrong", "the result depends on what the output held before: y differs in 140 of 280"),
 }
-DEADLINE = 2.0  # seconds that a kernel which never ends is given
+DEADLINE = 2.0  # seconds; for the kernel that never ends
 
 
 def answers(
     worker: Worker, faulty: Callable[[str], Candidate], names: Iterable[str]
 ) -> dict[str, tuple[Result, Result]]:
-    """Kernel -> its answer, and that of the good kernel after it; all but the one that never ends in one request."""
+    """Return for each kernel its result and that of the good kernel after it.
+
+    All are queued at once, but for the kernel that never ends.
+    """
     wanted = [name for fault in names if fault != "loops" for name in (fault, "good")]
     found = tried(worker, PROBLEM, [faulty(name) for name in wanted])
     assert len(found) == len(wanted)
@@ -48,7 +51,7 @@ def answers(
 
 
 def assert_told(answer: Result, status: str, text: str) -> None:
-    """A failure, named for what it is in one line, and without a time."""
+    """Check that a result is a failure with one line of text and without a time."""
     assert (answer.status, answer.median_us, answer.samples_us) == (status, None, []), answer.error
     assert answer.error and text in answer.error
     assert "\n" not in answer.error and "Traceback" not in answer.error

@@ -1,4 +1,4 @@
-"""What happens to a database when a process is killed, the disk is full, or a file may not be written or is locked."""
+"""A database whose writer is killed, whose disk is full, or whose file is read-only or locked."""
 
 import os
 import random

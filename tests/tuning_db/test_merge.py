@@ -1,4 +1,4 @@
-"""Databases united, packed, exported, imported and compared: nothing is lost, nothing is there twice."""
+"""Databases merged, packed, exported, imported and compared: no row is lost, and none is there twice."""
 
 import json
 import shutil

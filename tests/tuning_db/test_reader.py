@@ -1,4 +1,4 @@
-"""Reading for a run, by plain sqlite3, gives what SQLAlchemy reads by the schema, of every column that it asks for."""
+"""The reader of the runtime (plain sqlite3) returns the same rows as SQLAlchemy with the schema."""
 
 import shutil
 import sqlite3

@@ -1,4 +1,4 @@
-"""The database: what it keeps, whom it ranks first, and what it says of files that it cannot use."""
+"""The database: the rows it keeps, the ranking of candidates, and the errors for files that it cannot use."""
 
 import hashlib
 import os

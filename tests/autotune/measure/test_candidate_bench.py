@@ -1,4 +1,4 @@
-"""Cases: their random operands, their reference, and what counts as right. Faulty kernels are in test_worker.py."""
+"""Benches: random tensors, the reference, and which results are right. test_worker_client.py has faulty kernels."""
 
 import json
 
@@ -83,7 +83,7 @@ def test_torchs_operators_are_right(text, dtype):
             assert relative_error(case.tensors[name], value) < limit, name
 
 
-def test_poison_reaches_every_output_and_a_poisoned_output_is_wrong():
+def test_nan_fills_every_output_and_is_a_wrong_result():
     case = CandidateBench(parse(TEXTS[0].format("f32")), CPU)
     case.fill_nan()
     assert case.tensors["y"].isnan().all() and case.tensors["store1"].isnan().all()
@@ -150,7 +150,7 @@ def test_a_byte_may_be_off_by_one_only_in_the_middle_between_two():
         assert "off by" in check(*wrong), wrong
 
 
-def test_poisoned_bytes_are_far_from_right():
+def test_bytes_are_filled_with_values_far_from_the_result():
     case = CandidateBench(parse(BYTES), CPU)
     case.fill_nan()
     for name, value in case.expected.items():
@@ -159,7 +159,7 @@ def test_poisoned_bytes_are_far_from_right():
 
 
 @pytest.mark.parametrize("text", [BYTES, TEXTS[0].format("f16"), TEXTS[0].format("bf16")])
-def test_the_second_poison_differs_from_the_first_in_every_element(text):
+def test_the_second_filling_differs_from_the_first_in_every_element(text):
     case = CandidateBench(parse(text), CPU)
     case.fill_nan()
     first = case.copy_outputs()
@@ -170,7 +170,7 @@ def test_the_second_poison_differs_from_the_first_in_every_element(text):
 
 
 @pytest.mark.parametrize("name", ["x", "weight", "bias0"])
-def test_operands_are_watched(name):
+def test_a_write_to_an_input_is_found(name):
     case = CandidateBench(parse(TEXTS[0].format("f16")), CPU)
     case.fill_nan()
     assert case.out_of_bounds_write() is None and not case.corrupted_inputs
@@ -178,7 +178,7 @@ def test_operands_are_watched(name):
     assert case.out_of_bounds_write() == f"{name} was overwritten" and case.corrupted_inputs
 
 
-def test_the_reference_is_watched():
+def test_a_write_to_the_reference_is_found():
     case = CandidateBench(parse(TEXTS[0].format("f16")), CPU)
     case.fill_nan()
     case.expected["y"].view(-1)[7] += 1e-6
@@ -195,7 +195,7 @@ def test_half_sums_have_a_tolerance_of_their_own_and_it_is_recorded():
     assert result.details["tolerance"] == TOLERANCE[HALF_SUMS]
 
 
-def test_who_is_far_behind_the_best_is_timed_briefly():
+def test_a_candidate_much_slower_than_the_best_is_timed_briefly():
     case = CandidateBench(parse("avg_pool2d n=2 h=9 w=9 c=8 r=3 s=3 stride=2 pad=1 dtype=f32"), CPU)
     candidate = Candidate(aten.FAMILY, json.dumps(aten.configs(case.problem)[0]), "")
     full = case.run(candidate, best_us=1e6)
@@ -210,3 +210,40 @@ def test_a_run_reports_its_samples():
     assert result.status == "ok" and result.error is None
     assert min(result.samples_us) - 1e-3 <= result.median_us <= max(result.samples_us) + 1e-3
     assert result.spread_us >= 0 and result.relative_error < 1e-6
+
+
+class Step:
+    """Calls a function when it is run."""
+
+    def __init__(self, function):
+        self._function = function
+
+    def run(self, stream=0):
+        self._function()
+
+
+def test_a_librarys_implementation_is_verified_and_then_timed():
+    case = CandidateBench(parse(TEXTS[-1].format("f32")), CPU)
+    solutions = case.expected.items()
+
+    def solve_it():
+        for name, value in solutions:
+            case.tensors[name].copy_(value)
+
+    result = case.run_library(lambda: Step(solve_it))
+    assert result.status == "ok" and len(result.samples_us) == 5 and result.median_us > 0
+    assert result.relative_error < 1e-6
+    elsewhere = case.run_library(lambda: Step(lambda: None), lambda: Step(solve_it))
+    assert elsewhere.status == "ok", "only the second one writes to the outputs"
+
+
+def test_a_librarys_implementation_that_is_wrong_or_raises_has_no_time():
+    case = CandidateBench(parse(TEXTS[-1].format("f32")), CPU)
+    wrong = case.run_library(lambda: Step(case.tensors["y"].zero_))
+    assert wrong.status == "wrong" and wrong.median_us is None and "y holds values" not in wrong.error
+
+    def fail():
+        raise RuntimeError("no such plan\nsecond line")
+
+    for failed in (case.run_library(fail), case.run_library(lambda: Step(fail))):
+        assert (failed.status, failed.median_us, failed.error) == ("failed", None, "RuntimeError: no such plan")

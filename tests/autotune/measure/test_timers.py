@@ -1,4 +1,4 @@
-"""Samples and what is made of them: intervals, rounds, throttling, warm-up, energy, buffers that rotate."""
+"""Samples and their statistics: intervals, rounds, throttling, warm-up, energy, rotating buffers."""
 
 import gc
 import json
@@ -122,7 +122,7 @@ def test_warming_up_lasts_until_times_are_steady(sleep):
     assert len(taken) == 7
     taken.clear()
     assert warm_up(sample, limit=60, slow_us=90.0) == 100.0
-    assert len(taken) == 1, "what is slower than is worth warming up"
+    assert len(taken) == 1, "a slow candidate gets no further warm-up"
     started = time.perf_counter()
     warm_up(lambda: sleep(0.01) or -time.perf_counter(), limit=0.1)  # faster every time
     assert time.perf_counter() - started == pytest.approx(0.1, abs=0.011)
@@ -186,7 +186,7 @@ def test_a_rotation_begins_again_at_its_end():
     assert "".join(ran) == "abcabca"
 
 
-def test_what_is_done_before_a_sample_is_not_in_it(sleep):
+def test_the_setup_of_a_sample_is_not_timed(sleep):
     class Short:
         def run(self, stream=0):
             sleep(0.001)

@@ -1,4 +1,4 @@
-"""Profiles: what they attribute to which module, their sums, and the work that they count, on the CPU."""
+"""Profiles on the CPU: the module of each operator, the sums, and the counted work."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Kernels' names: which library they come from, where their source is, and how they are shortened."""
+"""Names of kernels: their library, their source file, and their short form."""
 
 import pytest
 
