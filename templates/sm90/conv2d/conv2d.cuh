@@ -124,16 +124,18 @@ struct HopperConv2d : Conv2dGate<Config> {
     const int begin = P::first_fill(x, me.slice), end = P::first_fill(x, me.slice + 1);
     const uint32_t fills = smem.fills + me.n * (P::kM / P::kClusterN) * P::kRowBytes;
     const KCoord first(x, begin);
-    PipelineState ring{0, 1};
+    const Pipeline pipeline = P::fill_pipeline(smem);
+    PipelineState state{0, 1};
     griddepcontrol_wait();
     for (int index = P::first_tile(); index < x.cluster_tiles;) {
       KCoord place = first;
       const auto next_fill = [&](const auto& load) {
-        const uint32_t full = smem.full + 8 * ring.index;
-        ptx::mbarrier_wait(smem.empty + 8 * ring.index, ring.phase);
+        // As pipeline.producer_acquire(), whose inlining would change the order of the loop's instructions.
+        const uint32_t full = smem.full + ptx::kMbarrierBytes * state.index;
+        ptx::mbarrier_wait(smem.empty + ptx::kMbarrierBytes * state.index, state.phase);
         ptx::mbarrier_arrive_expect_tx(full, x.fill_bytes);
-        load(fills + ring.index * x.slot_bytes, full);
-        ring.advance(x.fill_slots);
+        load(fills + state.index * x.slot_bytes, full);
+        state.advance(x.fill_slots);
       };
       const auto each_fill = [&](const auto& load) {
 #pragma unroll 1
@@ -164,12 +166,7 @@ struct HopperConv2d : Conv2dGate<Config> {
       from = TileOrigin(x, me, index);
     }
     launch_dependents();
-    if constexpr (P::kClusterM * P::kClusterN > 1) drain(smem.empty, ring, x.fill_slots);
-  }
-
-  // A block must not end while another may still arrive at its barriers.
-  AT_DEVICE static void drain(uint32_t empties, PipelineState ring, int slots) {
-    for (int i = 0; i < slots; ++i, ring.advance(slots)) ptx::mbarrier_wait(empties + 8 * ring.index, ring.phase);
+    if constexpr (P::kClusterM * P::kClusterN > 1) pipeline.producer_tail(state, x.fill_slots);
   }
 
   AT_DEVICE static void load_weights(const Params& x, const Layout& smem, const ClusterCoord& me, TileOrigin from) {
@@ -179,23 +176,23 @@ struct HopperConv2d : Conv2dGate<Config> {
     if constexpr (kShared)
       for (int i = 0; i < P::kClusterM; ++i) peers |= 1 << me.rank(i, me.n, me.slice);
     const int begin = P::first_fill(x, me.slice), end = P::first_fill(x, me.slice + 1);
+    const Pipeline pipeline = P::kJoint ? P::fill_pipeline(smem) : P::weight_pipeline(smem);
     const int slots = P::kJoint ? x.fill_slots : x.weight_slots;
     const int slot_bytes = P::kJoint ? x.slot_bytes : P::kWeightBytes;
-    const uint32_t fulls = P::kJoint ? smem.full : smem.weight_full, empties = P::kJoint ? smem.empty : smem.weight_empty;
-    PipelineState ring{0, 1};
+    PipelineState state{0, 1};
     if (P::kResident) ptx::mbarrier_arrive_expect_tx(smem.weight_full, x.weight_slots * P::kWeightBytes);
     for (int index = P::first_tile(); index < x.cluster_tiles;) {
       const auto next = [&](const void* map, int bytes, int chunk, int tap) {
-        const uint32_t full = P::kResident ? smem.weight_full : fulls + 8 * ring.index;
-        const uint32_t slot = smem.weights + ring.index * slot_bytes, to = slot + me.m * kRows * P::kRowBytes;
+        const uint32_t full = P::kResident ? smem.weight_full : pipeline.full_barrier(state.index);
+        const uint32_t slot = smem.weights + state.index * slot_bytes, to = slot + me.m * kRows * P::kRowBytes;
         if (!P::kResident) {
-          ptx::mbarrier_wait(empties + 8 * ring.index, ring.phase);
+          pipeline.producer_acquire(state);
           ptx::mbarrier_arrive_expect_tx(full, bytes);
         }
         ptx::tma_load_3d<kShared>(to, map, full, chunk * P::kK, tap, from.row, peers);
         if (bytes > P::kN * P::kRowBytes && me.m == 0)  // with the hidden values' filters
           ptx::tma_load_3d<kShared>(slot + P::kN * P::kRowBytes, x.hidden_map, full, chunk * P::kK, tap, 0, peers);
-        ring.advance(slots);
+        state.advance(slots);
       };
       const auto load = [&](int chunk, int tap) { next(x.weight_map, P::kWeightBytes, chunk, tap); };
       if constexpr (P::kPatch) {
@@ -220,29 +217,29 @@ struct HopperConv2d : Conv2dGate<Config> {
       from = TileOrigin(x, me, index);
     }
     launch_dependents();
-    if constexpr (kShared && !P::kResident) drain(empties, ring, slots);
+    if constexpr (kShared && !P::kResident) pipeline.producer_tail(state, slots);
   }
 
   // Tells those who fill a buffer that this warpgroup is done with it: the loading warps of this block and, where loads
   // are shared, of the blocks that load into it.
-  AT_DEVICE static void release_fill(const Layout& smem, const ClusterCoord& me, int slot) {
+  AT_DEVICE static void release_fill(const Pipeline& pipeline, const ClusterCoord& me, int stage) {
     const int thread = threadIdx.x % 128;
     if constexpr (P::kClusterM * P::kClusterN == 1 || !P::kJoint) {
-      if (thread == 0) ptx::mbarrier_arrive(smem.empty + 8 * slot);
+      if (thread == 0) pipeline.consumer_release(stage);
     } else if (thread < P::kClusterM + P::kClusterN - 1) {
       const int other = thread - P::kClusterM;  // of the row's others, me left out
       const int to = thread < P::kClusterM ? me.rank(thread, me.n, me.slice)
                                         : me.rank(me.m, other + (other >= me.n), me.slice);
-      ptx::mbarrier_arrive_cluster(smem.empty + 8 * slot, to);
+      pipeline.consumer_release(stage, to);
     }
   }
 
-  AT_DEVICE static void release_weight(const Layout& smem, const ClusterCoord& me, int slot) {
+  AT_DEVICE static void release_weight(const Pipeline& pipeline, const ClusterCoord& me, int stage) {
     const int thread = threadIdx.x % 128;
     if constexpr (P::kClusterM == 1) {
-      if (thread == 0) ptx::mbarrier_arrive(smem.weight_empty + 8 * slot);
+      if (thread == 0) pipeline.consumer_release(stage);
     } else {
-      if (thread < P::kClusterM) ptx::mbarrier_arrive_cluster(smem.weight_empty + 8 * slot, me.rank(thread, me.n, me.slice));
+      if (thread < P::kClusterM) pipeline.consumer_release(stage, me.rank(thread, me.n, me.slice));
     }
   }
 
@@ -281,16 +278,17 @@ struct HopperConv2d : Conv2dGate<Config> {
 
   // Adds the projection of the skip connection, whose fills are there. (The hidden columns' sums are no longer of use.) Each is
   // waited for: of several on their way at once behind branches the compiler would make products that wait one by one.
-  AT_DEVICE static void add_skip(const Params& x, const Layout& smem, const ClusterCoord& me, const Rows& rows, PipelineState ring, Sums& sums) {
+  AT_DEVICE static void add_skip(const Params& x, const Layout& smem, const ClusterCoord& me, const Rows& rows, PipelineState state, Sums& sums) {
+    const Pipeline pipeline = P::fill_pipeline(smem);
     const uint32_t fill_lo = ptx::descriptor_lo(smem.fills), weight_lo = ptx::descriptor_lo(smem.weights);
     int accumulate = 1;
     ptx::warpgroup_fence_operand(sums);
-    for (int i = 0; i < x.skip_fills; ++i, ring.advance(x.fill_slots)) {
-      const uint32_t offset = ring.index * (x.slot_bytes >> 4);
+    for (int i = 0; i < x.skip_fills; ++i, state.advance(x.fill_slots)) {
+      const uint32_t offset = state.index * (x.slot_bytes >> 4);
       multiply(sums, rows, fill_lo + offset, weight_lo + offset, accumulate);
       ptx::warpgroup_commit_batch();
       ptx::warpgroup_wait<0>();
-      release_fill(smem, me, ring.index);
+      release_fill(pipeline, me, state.index);
     }
     ptx::warpgroup_fence_operand(sums);
   }
@@ -303,7 +301,8 @@ struct HopperConv2d : Conv2dGate<Config> {
     const uint32_t fill_lo = ptx::descriptor_lo(smem.fills), weight_lo = ptx::descriptor_lo(smem.weights);
     constexpr int kWeightStep = P::kWeightBytes / 16;
 
-    PipelineState ring{0, 0}, weight{0, 0};
+    const Pipeline pipeline = P::fill_pipeline(smem), weight_pipeline = P::weight_pipeline(smem);
+    PipelineState state{0, 0}, weight{0, 0};
     typename Store::Added added{P::first_tile() + (P::kPingpong ? group * P::tile_step() : 0)};
     int tiles = 0;
     ptx::cluster_or_block_sync<P::kCluster>();
@@ -325,7 +324,7 @@ struct HopperConv2d : Conv2dGate<Config> {
       if constexpr (P::kPingpong) {
         const int turn = tiles++;
         if (turn % P::kGroups != group) {
-          ring.skip(x.fills + x.skip_fills, x.fill_slots);
+          state.skip(x.fills + x.skip_fills, x.fill_slots);
           if (P::kPatch && !P::kResident) weight.skip(x.r * x.s * x.chunks, x.weight_slots);
           continue;
         }
@@ -347,10 +346,10 @@ struct HopperConv2d : Conv2dGate<Config> {
       KCoord place(x, 0);  // counted for patches
       ptx::warpgroup_fence_operand(sums);
       for (int i = 0; i < fills; ++i) {
-        ptx::mbarrier_wait(smem.full + 8 * ring.index, ring.phase);
-        const uint32_t a = fill_lo + ring.index * (x.slot_bytes >> 4);
+        pipeline.consumer_wait(state);
+        const uint32_t a = fill_lo + state.index * (x.slot_bytes >> 4);
         if constexpr (P::kJoint) {
-          multiply(sums, rows, a, weight_lo + ring.index * (x.slot_bytes >> 4), accumulate);
+          multiply(sums, rows, a, weight_lo + state.index * (x.slot_bytes >> 4), accumulate);
           ptx::warpgroup_commit_batch();
         } else if constexpr (!P::kPatch) {
           multiply(sums, rows, a, resident, accumulate);
@@ -365,12 +364,12 @@ struct HopperConv2d : Conv2dGate<Config> {
                 multiply(sums, rows, tap, resident, accumulate);
                 resident += kWeightStep;
               } else {
-                ptx::mbarrier_wait(smem.weight_full + 8 * weight.index, weight.phase);
+                weight_pipeline.consumer_wait(weight);
                 multiply(sums, rows, tap, weight_lo + weight.index * kWeightStep, accumulate);
                 ptx::warpgroup_commit_batch();
                 ptx::warpgroup_wait<1>();
-                if (used_weight >= 0) release_weight(smem, me, used_weight);
-                if (used >= 0) release_fill(smem, me, used), used = -1;
+                if (used_weight >= 0) release_weight(weight_pipeline, me, used_weight);
+                if (used >= 0) release_fill(pipeline, me, used), used = -1;
                 used_weight = weight.index;
                 weight.advance(x.weight_slots);
               }
@@ -383,17 +382,17 @@ struct HopperConv2d : Conv2dGate<Config> {
         const bool alone = x.fill_slots == 1;
         if (alone) ptx::warpgroup_wait<0>();
         else ptx::warpgroup_wait<1>();
-        if (used >= 0) release_fill(smem, me, used);
-        used = alone ? -1 : ring.index;
-        if (alone) release_fill(smem, me, ring.index);
-        ring.advance(x.fill_slots);
+        if (used >= 0) release_fill(pipeline, me, used);
+        used = alone ? -1 : state.index;
+        if (alone) release_fill(pipeline, me, state.index);
+        state.advance(x.fill_slots);
       }
       // The skip connection's fills are the tile's last. They are waited for while it is this warpgroup's turn, and used later.
-      const PipelineState skip = ring;
+      const PipelineState skip = state;
       if constexpr (P::kProjects)
         for (int i = 0; i < x.skip_fills; ++i) {
-          ptx::mbarrier_wait(smem.full + 8 * ring.index, ring.phase);
-          ring.advance(x.fill_slots);
+          pipeline.consumer_wait(state);
+          state.advance(x.fill_slots);
         }
       if constexpr (P::kPingpong) {
         // Every warp tells, so that none is left behind at the turn before.
@@ -401,8 +400,8 @@ struct HopperConv2d : Conv2dGate<Config> {
       }
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_fence_operand(sums);
-      if (used_weight >= 0) release_weight(smem, me, used_weight);
-      if (used >= 0) release_fill(smem, me, used);
+      if (used_weight >= 0) release_weight(weight_pipeline, me, used_weight);
+      if (used >= 0) release_fill(pipeline, me, used);
       if (index + P::tile_step() >= x.cluster_tiles) launch_dependents();
       if constexpr (P::kSlices > 1) Store::gather_slices(smem, me, sums);
       const Tile tile(x, me, index);

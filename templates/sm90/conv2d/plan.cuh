@@ -3,6 +3,7 @@
 #pragma once
 #include "sm90/fast_divmod.cuh"
 #include "sm90/folded_se_gate.cuh"
+#include "sm90/pipeline.cuh"
 #include "sm90/ptx/tma.cuh"
 #include "sm90/se_gate.cuh"
 
@@ -262,6 +263,14 @@ struct Conv2dPlan {
     // Its first pixel, where pixels are gathered.
     AT_DEVICE int first_row(const Params& x) const { return min(m * kM, x.last_row); }
   };
+
+  // The ring of fills (with their weights, where those are joint), and that of weights alone.
+  AT_DEVICE static Pipeline fill_pipeline(const Layout& smem) {
+    return {smem.full, smem.empty};
+  }
+  AT_DEVICE static Pipeline weight_pipeline(const Layout& smem) {
+    return {smem.weight_full, smem.weight_empty};
+  }
 
   // The channels and the pixels beside a tile's origin that a fill stands for, in the order in which all roles take them: for
   // a patch w and h are its phase of the stride, else the tap's offset.
