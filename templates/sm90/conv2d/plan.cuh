@@ -4,6 +4,7 @@
 #include "sm90/fast_divmod.cuh"
 #include "sm90/folded_se_gate.cuh"
 #include "sm90/pipeline.cuh"
+#include "sm90/smem_layout.cuh"
 #include "sm90/ptx/tma.cuh"
 #include "sm90/se_gate.cuh"
 
@@ -90,17 +91,20 @@ struct Conv2dPlan {
   AT_DEVICE static void prepare(const Problem& a, int hidden, at_prepared* out) {
     Params x{};
     if constexpr (kGated || kFolded) {
-      if (kPatch && (a.p != 8 * a.launch[kSquaresH] || a.q != 8 * a.launch[kSquaresW])) return refused(out);
+      if (kPatch && (a.p != 8 * a.launch[kSquaresH] || a.q != 8 * a.launch[kSquaresW]))
+        return refused(out, "with a gate a tile must hold whole images: squares_h * 8 = p, squares_w * 8 = q");
       x.pixels = a.p * a.q, x.hidden = hidden;
     }
     if constexpr (kGated) {
       const Excitation gate(x.pixels, hidden);
-      if (!gate.fits() || a.launch[kGrid] || a.launch[kStaging] || ceil_div(a.k, kN) != kClusterN)
-        return refused(out);
+      if (!gate.fits()) return refused(out, "a gate needs 4, 8 or a multiple of 16 pixels that divide tile_m, and hidden % 4 = 0");
+      if (a.launch[kGrid] || a.launch[kStaging]) return refused(out, "a gate needs grid = 0 and staging = 0");
+      if (ceil_div(a.k, kN) != kClusterN) return refused(out, "with a gate a cluster must hold all output channels");
       x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
     }
     if constexpr (kFolded) {
-      if (!Folded::fits(x.pixels, hidden) || a.groups > 1) return refused(out);
+      if (!Folded::fits(x.pixels, hidden) || a.groups > 1)
+        return refused(out, "the gate's pixels or hidden values are not those that the kernel is compiled for, or groups > 1");
       x.gate_bytes = kTiles * Folded::kBytes, x.pixel_weight = 1.f / x.pixels;
       x.slabs = FastDivmod::make(max(x.pixels / 16, 1));
     }
@@ -127,8 +131,10 @@ struct Conv2dPlan {
     x.out_area = FastDivmod::make(a.p * a.q), x.out_width = FastDivmod::make(a.q);
     if (kPatch) {
       x.squares_h = a.launch[kSquaresH], x.squares_w = a.launch[kSquaresW], x.images = a.launch[kImages];
-      if (x.squares_h * x.squares_w * x.images * 64 != kM) return refused(out);
-      if (a.stride_h > 1 && a.dilation_h > 1 || a.stride_w > 1 && a.dilation_w > 1) return refused(out);
+      if (x.squares_h * x.squares_w * x.images * 64 != kM)
+        return refused(out, "squares_h * squares_w * images * 64 must be tile_m");
+      if (a.stride_h > 1 && a.dilation_h > 1 || a.stride_w > 1 && a.dilation_w > 1)
+        return refused(out, "patches need stride 1 or dilation 1");
       // The first phase has the most taps.
       x.patch_h = 8 * x.squares_h + (ceil_div(a.r, x.phases_h) - 1) * a.dilation_h;
       x.patch_w = 8 * x.squares_w + (ceil_div(a.s, x.phases_w) - 1) * a.dilation_w;
@@ -136,7 +142,8 @@ struct Conv2dPlan {
       x.out_area = FastDivmod::make(patches_h * patches_w), x.out_width = FastDivmod::make(patches_w);
       tiles_m = ceil_div(a.n, x.images) * patches_h * patches_w;
       x.fill_bytes = x.images * x.patch_h * x.patch_w * kRowBytes;
-      if ((x.patch_h - 1) * a.stride_h >= 256 || (x.patch_w - 1) * a.stride_w >= 256) return refused(out);
+      if ((x.patch_h - 1) * a.stride_h >= 256 || (x.patch_w - 1) * a.stride_w >= 256)
+        return refused(out, "a patch is larger than a TMA box: at most 256 pixels a side");
     }
     x.ahead = a.launch[kStaging] > 1 ? a.launch[kStaging] : 0;
     x.staging_bytes = a.launch[kStaging] ? kGroups * 4 * (kStages + x.ahead) * kStageBytes : 0;
@@ -158,19 +165,24 @@ struct Conv2dPlan {
       x.skip_channels = a.skip_c / a.skip_groups, x.skip_fills = ceil_div(x.skip_channels, kK);
       x.skip_outputs = FastDivmod::make(a.skip_groups > 1 ? a.k / a.skip_groups : 1 << 30);
       const bool apart = a.skip_groups == 1 || x.skip_channels % kK == 0 && x.skip_outputs.divisor % (kN * kClusterN) == 0;
-      // All of them wait in their buffers until the sums are scaled.
-      if (a.skip_c % 8 || !apart || x.fill_slots <= x.skip_fills) return refused(out);
+      if (a.skip_c % 8 || !apart) return refused(out, "the projection's groups must be multiples of tile_k and tile_n channels");
+      // All skip fills wait in their stages until the sums are scaled.
+      if (x.fill_slots <= x.skip_fills) return refused(out, "fill_slots must exceed the fills of the projection");
     }
 
-    const int64_t shared = 1024 + x.staging_bytes + x.gate_bytes + 8 * (kGroups + 2 + kGroups * 4 * x.ahead) +
+    const int64_t shared = kSmemAlignment + x.staging_bytes + x.gate_bytes + 8 * (kGroups + 2 + kGroups * 4 * x.ahead) +
                            (int64_t)x.fill_slots * (x.slot_bytes + 16) + (int64_t)x.weight_slots * (kWeightBytes + 16);
-    const bool fits = shared <= 232448 && kExchangedBytes <= x.fill_slots * x.slot_bytes;
+    const bool fits = shared <= kMaxSharedBytes && kExchangedBytes <= x.fill_slots * x.slot_bytes;
     const bool counts =
         x.fill_slots >= 1 && x.fill_slots <= 32 && (kResident || x.weight_slots <= 32) && kSlices <= x.fills;
     // A fill must not reach into the next group, nor a tile: theirs are other activations.
     const bool apart = groups == 1 || x.group_channels % kK == 0 && x.group_outputs.divisor % (kN * kClusterN) == 0;
-    if (!fits || !counts || !apart || a.groups % Config::kMerge || a.c % 8 || a.k % 8 || kSlices > 1 && x.staging_bytes) return refused(out);
-    if (x.ahead > (kAhead ? 8 : 0)) return refused(out);
+    if (!fits) return refused(out, "the tile needs more shared memory than the GPU has, or its split more than its stages have");
+    if (!counts) return refused(out, "fill_slots and weight_slots must be 1 to 32, and slices at most the fills of a tile");
+    if (!apart || a.groups % Config::kMerge) return refused(out, "a group must be a multiple of tile_k and tile_n channels");
+    if (a.c % 8 || a.k % 8) return refused(out, "c and k must be multiples of 8");
+    if (kSlices > 1 && x.staging_bytes) return refused(out, "a split tile needs staging = 0");
+    if (x.ahead > (kAhead ? 8 : 0)) return refused(out, "staging must be at most 8, and 0 or 1 without an added tensor");
     prepared(out, x, clusters * kCluster, 1, 1, kThreads, (int)shared, 0);
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, taps = a.r * a.s, padded_k = ceil_div(a.k, 32) * 32;

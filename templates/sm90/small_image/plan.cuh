@@ -3,6 +3,7 @@
 #pragma once
 #include "sm90/fast_divmod.cuh"
 #include "sm90/folded_se_gate.cuh"
+#include "sm90/smem_layout.cuh"
 #include "sm90/ptx/tma.cuh"
 
 namespace at {
@@ -52,25 +53,32 @@ struct HopperImagePlan {
     x.pixels = a.p * a.q, x.hidden = hidden, x.images = kM / max(x.pixels, 1);
     const bool square = a.r == 3 && a.s == 3 && a.pad_h == 1 && a.pad_w == 1 && a.dilation_h == 1 && a.dilation_w == 1;
     const bool strides = a.stride_h == kStride && a.stride_w == kStride && a.h == kStride * a.p && a.w == kStride * a.q;
-    if (!square || !strides || x.images * x.pixels != kM || a.groups > 1 || a.c % 8 || a.k % 8) return refused(out);
+    if (!square) return refused(out, "the filter must be 3 x 3 with padding 1 and dilation 1");
+    if (!strides) return refused(out, "the kernel is compiled for another stride, or the stride does not divide the image");
+    if (x.images * x.pixels != kM) return refused(out, "the pixels of an output image must divide 64");
+    if (a.groups > 1) return refused(out, "groups must be 1");
+    if (a.c % 8 || a.k % 8) return refused(out, "c and k must be multiples of 8");
     // The last tile ends with the last image, and a tile of all images has no more, as in conv2d_plan.cuh.
     x.last_image = max(a.n - x.images, 0), x.images = min(x.images, a.n), x.plane_bytes = x.images * x.pixels * kRowBytes;
     if constexpr (kFolded) {
-      if (!Folded::fits(x.pixels, hidden)) return refused(out);
+      if (!Folded::fits(x.pixels, hidden))
+        return refused(out, "the gate's pixels or hidden values are not those that the kernel is compiled for");
       x.pixel_weight = 1.f / x.pixels, x.slabs = FastDivmod::make(max(x.pixels / 16, 1));
     }
     x.out_h = a.p, x.out_w = a.q, x.k = a.k, x.rows = a.n * x.pixels;
     x.chunks = ceil_div(a.c, kK), x.weight_slots = a.launch[kWeightSlots];
     if constexpr (kProjects) {
       x.skip_chunks = ceil_div(a.skip_c, kK);
-      if (a.skip_groups > 1 || a.skip_c % 8) return refused(out);
+      if (a.skip_groups > 1) return refused(out, "skip_groups must be 1");
+      if (a.skip_c % 8) return refused(out, "skip_c must be a multiple of 8");
     }
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
 
     const int columns = ceil_div(a.k, kN), tiles = ceil_div(ceil_div(a.n, x.images), kPeers) * kPeers;
     x.columns = FastDivmod::make(columns);
-    const int64_t shared = 1024 + Layout(x, 0).end;
-    if (x.weight_slots < 2 || x.weight_slots > 32 || shared > 232448) return refused(out);
+    const int64_t shared = kSmemAlignment + Layout(x, 0).end;
+    if (x.weight_slots < 2 || x.weight_slots > 32) return refused(out, "weight_slots must be 2 to 32");
+    if (shared > kMaxSharedBytes) return refused(out, "the tile needs more shared memory than the GPU has");
     prepared(out, x, tiles * columns, 1, 1, kThreads, (int)shared, 0);
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, padded_k = ceil_div(a.k, 32) * 32;
@@ -102,16 +110,17 @@ struct HopperImagePlan {
   struct Layout {
     uint32_t images, skip, weights, zeros, gates, sums, full, weight_full, weight_empty, end;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
-      images = memory;
-      skip = images + x.chunks * kChunkBytes;
-      weights = skip + x.skip_chunks * kPlaneBytes;
-      zeros = weights + kGroups * x.weight_slots * kWeightBytes;
-      gates = zeros + kRowBytes;
-      sums = gates + (kFolded ? kOwners * Folded::kBytes : 0);
-      full = sums + kOwners * kFours * kFoursBytes;
-      weight_full = full + 8 * (x.chunks + x.skip_chunks);
-      weight_empty = weight_full + 8 * kGroups * x.weight_slots;
-      end = weight_empty + 8 * kGroups * x.weight_slots;
+      SmemLayout layout(memory);
+      images = layout.add(x.chunks * kChunkBytes);
+      skip = layout.add(x.skip_chunks * kPlaneBytes);
+      weights = layout.add(kGroups * x.weight_slots * kWeightBytes);
+      zeros = layout.add(kRowBytes);
+      gates = layout.add(kFolded ? kOwners * Folded::kBytes : 0);
+      sums = layout.add(kOwners * kFours * kFoursBytes);
+      full = layout.add_barriers(x.chunks + x.skip_chunks);
+      weight_full = layout.add_barriers(kGroups * x.weight_slots);
+      weight_empty = layout.add_barriers(kGroups * x.weight_slots);
+      end = layout.end;
     }
   };
 };

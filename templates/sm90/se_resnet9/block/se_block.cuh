@@ -11,6 +11,7 @@
 // no warp that only loads: all that is left to load is constant, and without it each thread may have more registers.
 #pragma once
 #include "sm90/fragment.cuh"
+#include "sm90/smem_layout.cuh"
 #include "sm90/ptx/cluster.cuh"
 #include "sm90/ptx/mbarrier.cuh"
 #include "sm90/ptx/registers.cuh"
@@ -61,7 +62,8 @@ struct HopperSeBlock {
 
   AT_DEVICE static void prepare(const at_stem_se_block& a, at_prepared* out) {
     constexpr int kSide = Stem::kSide;
-    if (a.c != kImage || a.block != kSide || a.h % kSide || a.w % kSide) return refused(out);
+    if (a.c != kImage || a.block != kSide || a.h % kSide || a.w % kSide)
+      return refused(out, "the stem is compiled for 4 x 4 patches and another number of channels");
     at_se_block behind{a.n, a.h / kSide, a.w / kSide, a.k, a.hidden};
     for (int i = 0; i < AT_MAX_SCALARS; ++i) behind.scalars[i] = a.scalars[i];
     for (int i = 0; i < AT_MAX_LAUNCH; ++i) behind.launch[i] = a.launch[i];
@@ -72,7 +74,10 @@ struct HopperSeBlock {
     Params x{};
     x.stem = stem;
     const Excitation gate = excitation(a.hidden);
-    if (a.c != kChannels || a.h * a.w != kPixels || a.h % 8 || a.w % 8 || !gate.fits()) return refused(out);
+    if (a.c != kChannels || a.h * a.w != kPixels)
+      return refused(out, "the kernel is compiled for another number of channels or pixels");
+    if (a.h % 8 || a.w % 8) return refused(out, "h and w must be multiples of 8");
+    if (!gate.fits()) return refused(out, "the gate's hidden values must be a multiple of 4");
     x.width = a.w, x.rows = a.n * kPixels, x.tiles = ceil_div(a.n, kImages);
     const int patch_h = a.h + 2;
     x.patch_w = a.w + 2, x.patch_area = patch_h * x.patch_w;
@@ -82,8 +87,8 @@ struct HopperSeBlock {
     x.early_taps = min(a.launch[kEarlyTaps], 2 * kTaps);
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
 
-    const int shared = 1024 + x.patch_bytes + 2 * kTaps * kTapBytes + kStemBytes + x.gate_bytes + 8 * kBarriers;
-    if (shared > 232448) return refused(out);
+    const int shared = kSmemAlignment + x.patch_bytes + 2 * kTaps * kTapBytes + kStemBytes + x.gate_bytes + 8 * kBarriers;
+    if (shared > kMaxSharedBytes) return refused(out, "the block needs more shared memory than the GPU has");
     const int blocks = a.launch[kGrid] ? min(x.tiles, a.launch[kGrid]) : x.tiles;
     prepared(out, x, ceil_div(blocks, kCluster) * kCluster, 1, 1, kThreads, shared, 0);
 
@@ -135,13 +140,14 @@ struct HopperSeBlock {
   struct Layout {
     uint32_t patch, weights, stem, gate, full, empty, weights_full;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
-      patch = (memory + 1023) / 1024 * 1024;
-      weights = patch + x.patch_bytes;
-      stem = weights + 2 * kTaps * kTapBytes;
-      gate = stem + kStemBytes;
-      full = gate + x.gate_bytes;
-      empty = full + 8;
-      weights_full = empty + 8;
+      SmemLayout layout(align_smem(memory));
+      patch = layout.add(x.patch_bytes);
+      weights = layout.add(2 * kTaps * kTapBytes);
+      stem = layout.add(kStemBytes);
+      gate = layout.add(x.gate_bytes);
+      full = layout.add_barriers(1);
+      empty = layout.add_barriers(1);
+      weights_full = layout.add_barriers(2 * kTaps);
     }
   };
 

@@ -1,6 +1,7 @@
 // The kernel of down_block.cuh before its launch, and what its parts have in common: sizes, parameters, and where in shared memory
 // everything lies.
 #pragma once
+#include "sm90/smem_layout.cuh"
 #include "sm90/ptx/tma.cuh"
 #include "sm90/se_gate.cuh"
 
@@ -43,17 +44,22 @@ struct DownPlan {
 
   AT_DEVICE static void prepare(const at_conv2d_se& a, at_prepared* out) {
     Params x{};
-    if (a.p != kP || a.q != kQ || a.c % kK || a.k != kParts * kN || a.c / kK > kCopies * kOwn) return refused(out);
+    if (a.p != kP || a.q != kQ || a.k != kParts * kN)
+      return refused(out, "the kernel is compiled for another output size or number of channels");
+    if (a.c % kK) return refused(out, "c must be a multiple of 64");
+    if (a.c / kK > kCopies * kOwn) return refused(out, "the pooled input has more channels than the inner values' buffers");
     const Excitation gate = excitation(a.hidden);
     x.n = a.n, x.chunks = a.c / kK, x.k = a.k, x.hidden = a.hidden;
     x.fill_slots = a.launch[kFillSlots], x.weight_slots = a.launch[kWeightSlots];
     x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
 
-    const int64_t shared = 1024 + kInner * kCopies * kCopyBytes + x.gate_bytes + 8 * (kParts + 1) +
+    const int64_t shared = kSmemAlignment + kInner * kCopies * kCopyBytes + x.gate_bytes + 8 * (kParts + 1) +
                            (int64_t)x.fill_slots * (kTileBytes + 16) + (int64_t)x.weight_slots * (kWeightBytes + 16);
     const bool counts = x.fill_slots >= 1 && x.fill_slots <= 32 && x.weight_slots >= 1 && x.weight_slots <= 32;
-    if (!gate.fits() || !counts || shared > 232448) return refused(out);
+    if (!gate.fits()) return refused(out, "the gate's hidden values must be a multiple of 4");
+    if (!counts) return refused(out, "fill_slots and weight_slots must be 1 to 32");
+    if (shared > kMaxSharedBytes) return refused(out, "the tile needs more shared memory than the GPU has");
     prepared(out, x, ceil_div(ceil_div(a.n, kImages), kPeers) * kCluster, 1, 1, kThreads, (int)shared, 0);
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, k = a.k;
@@ -82,16 +88,17 @@ struct DownPlan {
   struct Layout {
     uint32_t inner, fills, weights, gate, full, empty, weight_full, weight_empty, inner_full, gate_full;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
-      inner = (memory + 1023) / 1024 * 1024;
-      fills = inner + kInner * kCopies * kCopyBytes;
-      weights = fills + x.fill_slots * kTileBytes;
-      gate = weights + x.weight_slots * kWeightBytes;
-      full = gate + x.gate_bytes;
-      empty = full + 8 * x.fill_slots;
-      weight_full = empty + 8 * x.fill_slots;
-      weight_empty = weight_full + 8 * x.weight_slots;
-      inner_full = weight_empty + 8 * x.weight_slots;
-      gate_full = inner_full + 8 * kParts;
+      SmemLayout layout(align_smem(memory));
+      inner = layout.add(kInner * kCopies * kCopyBytes);
+      fills = layout.add(x.fill_slots * kTileBytes);
+      weights = layout.add(x.weight_slots * kWeightBytes);
+      gate = layout.add(x.gate_bytes);
+      full = layout.add_barriers(x.fill_slots);
+      empty = layout.add_barriers(x.fill_slots);
+      weight_full = layout.add_barriers(x.weight_slots);
+      weight_empty = layout.add_barriers(x.weight_slots);
+      inner_full = layout.add_barriers(kParts);
+      gate_full = layout.add_barriers(1);
     }
   };
 

@@ -1,6 +1,7 @@
 // The kernel of strip_block.cuh before its launch, and what its parts have in common: sizes, parameters, and where in shared memory
 // everything lies.
 #pragma once
+#include "sm90/smem_layout.cuh"
 #include "sm90/ptx/registers.cuh"
 #include "sm90/ptx/tma.cuh"
 
@@ -41,13 +42,14 @@ struct StripPlan {
 
   AT_DEVICE static void prepare(const at_stem_se_block& a, at_prepared* out) {
     Params x{};
-    if (a.c != kImage || a.k != kChannels || a.block != kSide || a.h != kSide * kH || a.w != kSide * kW || a.hidden % 4)
-      return refused(out);
+    if (a.c != kImage || a.k != kChannels || a.block != kSide || a.h != kSide * kH || a.w != kSide * kW)
+      return refused(out, "the kernel is compiled for another image, patch or number of channels");
+    if (a.hidden % 4) return refused(out, "hidden must be a multiple of 4");
     x.tiles = a.n, x.hidden = a.hidden, x.channels_last = a.launch[kChannelsLast];
     x.early_loads = a.launch[kEarlyTaps] ? min(a.launch[kEarlyTaps] + 1, kLoads) : 0;
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
-    const int shared = 1024 + Layout(x, 0).end;
-    if (shared > 232448) return refused(out);
+    const int shared = kSmemAlignment + Layout(x, 0).end;
+    if (shared > kMaxSharedBytes) return refused(out, "the block needs more shared memory than the GPU has");
     const int blocks = a.launch[kGrid] ? min(x.tiles, a.launch[kGrid]) : x.tiles;
     prepared(out, x, ceil_div(blocks, kCluster) * kCluster, 1, 1, kAllThreads, shared, 0);
 
