@@ -1,11 +1,12 @@
-// Squeeze-and-excitation within a convolution, its squeeze folded into filters (problem conv2d_folded_se): a tile's products
-// have kHidden columns beside its kN channels, whose means over an image's pixels are the hidden values before their
-// bias. So a tile of whole images finds its gates by itself, whichever channels it has.
+// Squeeze-and-excitation within a convolution, its squeeze folded into filters (problem conv2d_folded_se): a tile's
+// products have kHidden columns beside its kN channels, whose means over an image's pixels are the hidden values before
+// their bias. So a tile of whole images finds its gates by itself, whichever channels it has.
 //
-// Where a warp's rows are of one image, each lane finds the gates of some channels. Else, with images of 1, 4 or 8 pixels, the
-// second product is the tensor cores': a thread's sums of the hidden columns are its part of the first operand, and what
-// comes out is in the order of its sums of the channels; another product adds what rounding the hidden values has left.
-// (Always, it would be slow in a tile's end: tensor cores serve the other warpgroup's wgmma first.)
+// Where a warp's rows are of one image, each lane finds the gates of some channels. Else, with images of 1, 4 or 8
+// pixels, the second product is the tensor cores': a thread's sums of the hidden columns are its part of the first
+// operand, and what comes out is in the order of its sums of the channels; another product adds what rounding the
+// hidden values has left. (Always, it would be slow in a tile's end: tensor cores serve the other warpgroup's wgmma
+// first.)
 #pragma once
 #include "cuda/copies.cuh"
 #include "cuda/mma.cuh"
@@ -18,16 +19,17 @@ namespace at {
 // kWarps: images have a multiple of 16 pixels, else 1, 4 or 8.
 template <typename Element, int kM, int kN, int kHidden, int kThreads, bool kWarps>
 struct FoldedSeGate {
-  static constexpr int kColumns = kHidden / 8, kSteps = (kHidden + 15) / 16;  // of wgmma's eight columns; of the product
+  static constexpr int kColumns = kHidden / 8,
+                       kSteps = (kHidden + 15) / 16;  // of wgmma's eight columns; of the product
   static constexpr int kRow = 16 * kSteps + 8;  // elements between rows of w2: the padding spreads them over the banks
-  // Shared memory, in bytes from its beginning: w2's rows of the tile's channels, b2, b1, sums of warps; hidden values and
-  // gates of each warp.
+  // Shared memory, in bytes from its beginning: w2's rows of the tile's channels, b2, b1, sums of warps; hidden values
+  // and gates of each warp.
   static constexpr int kB2 = kN * kRow * 2, kB1 = kB2 + kN * 4, kPartial = kB1 + 16 * kSteps * 4;
   static constexpr int kOwn = kPartial + kM / 16 * kHidden * 4, kWarpBytes = (kHidden + kN) * 4;
   static constexpr int kBytes = (kOwn + kThreads / 32 * kWarpBytes + 127) / 128 * 128;
 
   int pixels, hidden;
-  float weight;   // of a pixel in the mean
+  float weight;      // of a pixel in the mean
   FastDivmod slabs;  // of 16 rows, of an image
   char* memory;
 
@@ -36,7 +38,8 @@ struct FoldedSeGate {
     return known && pixels > 0 && kM % pixels == 0 && hidden % 4 == 0 && hidden > 0 && hidden <= kHidden;
   }
 
-  // Begins to copy what the tile's gates need. p: b1 (hidden), w2 (k, hidden), b2 (k); `channel`: the tile's first of k.
+  // Begins to copy what the tile's gates need. p: b1 (hidden), w2 (k, hidden), b2 (k); `channel`: the tile's first of
+  // k.
   AT_DEVICE void load_weights(void* const* p, int channel, int k, int thread) const {
     const uint32_t to = ptx::cast_smem_ptr_to_uint(memory);
     const Element* w2 = (const Element*)p[1] + (int64_t)channel * hidden;
@@ -73,8 +76,9 @@ struct FoldedSeGate {
   }
 
  private:
-  // Where the row of w2 is that belongs to a channel: such that rows that are read at once are neighbours. wgmma's columns, of
-  // which `multiply` needs eight at a time, are channels in the order of layout "wgmma" (autotune/ir/weight_layout.py).
+  // Where the row of w2 is that belongs to a channel: such that rows that are read at once are neighbours. wgmma's
+  // columns, of which `multiply` needs eight at a time, are channels in the order of layout "wgmma"
+  // (autotune/ir/weight_layout.py).
   AT_DEVICE static int row_of(int channel) {
     return channel / 32 * 32 + channel % 8 / 2 * 8 + channel % 32 / 8 * 2 + channel % 2;
   }
@@ -105,8 +109,9 @@ struct FoldedSeGate {
 
  public:
   // Calls scale(block, gates) for a warp's blocks of 16 rows, with the gates of the tile's channels for each.
-  // total: hidden columns 8 j + 2 (lane % 4) on, of rows lane / 4 and lane / 4 + 8. warp: among those of the tile; first_slab:
-  // the first block's number among the tile's, and `step` to the next; leaves: this warp leaves the block's sums for others.
+  // total: hidden columns 8 j + 2 (lane % 4) on, of rows lane / 4 and lane / 4 + 8. warp: among those of the tile;
+  // first_slab: the first block's number among the tile's, and `step` to the next; leaves: this warp leaves the block's
+  // sums for others.
   template <int kBlocks, typename Sync, typename Scale>
   AT_DEVICE void each_block(float2 (&total)[kBlocks][kColumns], int warp, int first_slab, int step, bool leaves,
                             const Sync& sync, const Scale& scale) const {
@@ -126,7 +131,8 @@ struct FoldedSeGate {
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m)
 #pragma unroll
-        for (int j = 0; j < kColumns; ++j) *(float2*)(partial + (first_slab + step * m) * kHidden + 8 * j) = total[m][j];
+        for (int j = 0; j < kColumns; ++j)
+          *(float2*)(partial + (first_slab + step * m) * kHidden + 8 * j) = total[m][j];
     sync();
     float* hiddens = (float*)(memory + kOwn + warp * kWarpBytes);
 #pragma unroll
@@ -147,7 +153,8 @@ struct FoldedSeGate {
         }
         const float2 bias = o < hidden ? *(const float2*)(memory + kB1 + 4 * o) : make_float2(0.f, 0.f);
         if (lane < 4)
-          *(float2*)(hiddens + o) = make_float2(at_least_zero(sum.x * weight + bias.x), at_least_zero(sum.y * weight + bias.y));
+          *(float2*)(hiddens + o) =
+              make_float2(at_least_zero(sum.x * weight + bias.x), at_least_zero(sum.y * weight + bias.y));
       }
       __syncwarp();
       find_gates(hiddens);

@@ -1,13 +1,13 @@
 // The ring of shared-memory buffers between the warp that loads by TMA and the warpgroups that multiply, as CUTLASS's
-// PipelineTmaAsync. Each stage has two mbarriers: `full` completes a phase when all bytes of the stage have come, `empty`
-// when all consumers have released it.
+// PipelineTmaAsync. Each stage has two mbarriers: `full` completes a phase when all bytes of the stage have come,
+// `empty` when all consumers have released it.
 #pragma once
 #include "sm90/ptx/mbarrier.cuh"
 
 namespace at {
 
-// The next stage of a ring, and the parity of its mbarriers in this round. Consumers start with phase 0. Producers start with
-// phase 1, so that their first round passes the fresh `empty` barriers at once.
+// The next stage of a ring, and the parity of its mbarriers in this round. Consumers start with phase 0. Producers
+// start with phase 1, so that their first round passes the fresh `empty` barriers at once.
 struct PipelineState {
   int index;
   uint32_t phase;
@@ -47,8 +47,8 @@ struct Pipeline {
     ptx::mbarrier_wait(full + ptx::kMbarrierBytes * state.index, state.phase);
   }
 
-  // One arrival of this warpgroup, or of this warp, at `empty`. Of the consumers' threads the first `producers` call with
-  // their own `block`: the blocks of the cluster whose loads fill this stage.
+  // One arrival of this warpgroup, or of this warp, at `empty`. Of the consumers' threads the first `producers` call
+  // with their own `block`: the blocks of the cluster whose loads fill this stage.
   AT_DEVICE void consumer_release(int stage) const { ptx::mbarrier_arrive(empty_barrier(stage)); }
   AT_DEVICE void consumer_release(int stage, uint32_t block) const {
     ptx::mbarrier_arrive_cluster(empty_barrier(stage), block);

@@ -16,8 +16,8 @@ struct SeGate {
   static constexpr int kColumn = kN + 8;  // elements between rows of w1: the padding spreads them over the banks
 
   int pixels, hidden;
-  int rows;    // whose sum is one partial sum: those that a warp has one after the other, or of an image if it has fewer
-  int images;  // of a tile
+  int rows;  // whose sum is one partial sum: those that a warp has one after the other, or of an image if it has fewer
+  int images;    // of a tile
   float weight;  // of a pixel in the mean
 
   // run: as many of a warp's rows, one after the other, are of one image.
@@ -25,7 +25,8 @@ struct SeGate {
     rows = min(pixels, run), images = kM / max(pixels, 1), weight = 1.f / pixels;
   }
   AT_DEVICE bool fits() const {
-    return pixels >= 4 && kM % pixels == 0 && pixels % rows == 0 && (16 % rows == 0 || rows % 16 == 0) && hidden % 4 == 0;
+    return pixels >= 4 && kM % pixels == 0 && pixels % rows == 0 && (16 % rows == 0 || rows % 16 == 0) &&
+           hidden % 4 == 0;
   }
 
   // ---- Shared memory, in bytes from its beginning ----
@@ -39,8 +40,8 @@ struct SeGate {
 
   AT_DEVICE static void sync() { ptx::named_barrier_sync<1, kThreads>(); }
 
-  // Begins to copy this block's part of the weights, as thread `thread` of kCopying; excite() waits for what its own threads
-  // copy. p: w1 (hidden, k), b1, w2 (k, hidden), b2; the part begins at `channel`.
+  // Begins to copy this block's part of the weights, as thread `thread` of kCopying; excite() waits for what its own
+  // threads copy. p: w1 (hidden, k), b1, w2 (k, hidden), b2; the part begins at `channel`.
   template <int kCopying = kThreads>
   AT_DEVICE void load_weights(char* memory, void* const* p, int channel, int k, int thread) const {
     const uint32_t to = ptx::cast_smem_ptr_to_uint(memory);
@@ -57,15 +58,17 @@ struct SeGate {
 #pragma unroll 1
     for (int c = thread; c < rest; c += kCopying)
 #pragma unroll 1
-      for (int o = 0; o < hidden; o += 4) copy_async<8>(to + w2() + (c * (hidden + 8) + o) * 2, second + c * hidden + o);
+      for (int o = 0; o < hidden; o += 4)
+        copy_async<8>(to + w2() + (c * (hidden + 8) + o) * 2, second + c * hidden + o);
 #pragma unroll 1
     for (int i = thread; i < rest / 4; i += kCopying) copy_async<16>(to + biases() + 16 * i, b2 + 4 * i);
 #pragma unroll 1
     for (int i = thread; i < hidden / 4; i += kCopying) copy_async<16>(to + biases() + 4 * kN + 16 * i, b1 + 4 * i);
   }
 
-  // Leaves the sums over a warp's 16 rows, or over as many sums of rows, for excite(), which finds those of an image one after
-  // the other. v[half]: eight channels from `column` on of row 8 half + lane / 4; slab: the rows' number among the tile's.
+  // Leaves the sums over a warp's 16 rows, or over as many sums of rows, for excite(), which finds those of an image
+  // one after the other. v[half]: eight channels from `column` on of row 8 half + lane / 4; slab: the rows' number
+  // among the tile's.
   AT_DEVICE void collect(float (&v)[2][kVector], char* memory, int slab, int column) const {
     const int lane = threadIdx.x % 32;
     float* to = (float*)memory + column;
@@ -80,8 +83,8 @@ struct SeGate {
     }
   }
 
-  // Adds up neighbouring rows, which are in every fourth lane: `rows` of them, 4 or 8. Of eight each thread gets one of the
-  // eight sums, which takes a third of the shuffles.
+  // Adds up neighbouring rows, which are in every fourth lane: `rows` of them, 4 or 8. Of eight each thread gets one of
+  // the eight sums, which takes a third of the shuffles.
   AT_DEVICE static void leave_sums(float (&v)[kVector], int rows, float* to) {
     const int row = threadIdx.x % 32 / 4;
     if (rows != 8) {
@@ -103,7 +106,8 @@ struct SeGate {
     to[row] = v[0];
   }
 
-  // The same for a tile that is one image, all channels of it: a warp has some of the hidden values, a thread a channel.
+  // The same for a tile that is one image, all channels of it: a warp has some of the hidden values, a thread a
+  // channel.
   AT_DEVICE void excite_image(char* memory) const {
     constexpr int kOwn = kN / 32, kWarps = kThreads / 32;  // channels of a lane
     static_assert(kPeers == 1 && kThreads >= kN, "no such channels");

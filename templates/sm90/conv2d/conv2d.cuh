@@ -14,8 +14,8 @@
 // A cluster of kClusterM x kClusterN tiles shares its loads by multicast. kSlices > 1 splits the channels and
 // taps of one tile over blocks of a cluster, which add their sums through distributed shared memory in a fixed order.
 //
-// The weights' rows are permuted (layout "wgmma", autotune/ir/weight_layout.py), so that each thread's accumulators are eight
-// neighbouring channels of a pixel: the epilogue needs no exchange between threads.
+// The weights' rows are permuted (layout "wgmma", autotune/ir/weight_layout.py), so that each thread's accumulators are
+// eight neighbouring channels of a pixel: the epilogue needs no exchange between threads.
 //
 // Here are the roles: who loads and who multiplies. conv2d_plan.cuh has what comes before the launch and what they
 // share, conv2d_stage.cuh, conv2d_store.cuh and conv2d_gate.cuh the epilogue.
@@ -46,7 +46,8 @@ struct HopperConv2d : Conv2dGate<Config> {
   AT_DEVICE static void run(const Params& x, char* memory) {
     const Layout smem(x, ptx::cast_smem_ptr_to_uint(memory));
     const int rank = P::kCluster > 1 ? (int)ptx::block_rank_in_cluster() : 0;
-    const ClusterCoord me{rank % P::kClusterM, rank / P::kClusterM % P::kClusterN, rank / (P::kClusterM * P::kClusterN)};
+    const ClusterCoord me{rank % P::kClusterM, rank / P::kClusterM % P::kClusterN,
+                          rank / (P::kClusterM * P::kClusterN)};
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
     // What can be known before the barriers are there is computed while they are made.
     if (warp < 4 * P::kGroups) {
@@ -68,7 +69,6 @@ struct HopperConv2d : Conv2dGate<Config> {
   }
 
  private:
-
   // What a load or store needs that is the first by its map, and would wait for.
   AT_DEVICE static void prefetch_maps(const Params& x, bool activations) {
     ptx::prefetch_tensormap(activations ? x.activation_map : x.weight_map);
@@ -91,7 +91,8 @@ struct HopperConv2d : Conv2dGate<Config> {
       if (P::kPingpong || P::kSlices > 1) ptx::mbarrier_init_array(smem.turn, P::kGroups, P::kPingpong ? 4 : 1);
       if (P::kGated) ptx::mbarrier_init_array(smem.gate_full, 1, 1);
     } else if (warp == 3) {
-      if (!P::kJoint && !P::kResident) ptx::mbarrier_init_array(smem.weight_empty, x.weight_slots, P::kTeam * P::kClusterM);
+      if (!P::kJoint && !P::kResident)
+        ptx::mbarrier_init_array(smem.weight_empty, x.weight_slots, P::kTeam * P::kClusterM);
       if (P::kAhead) ptx::mbarrier_init_array(smem.added_full, 4 * P::kGroups * x.ahead, 1);
     }
     ptx::fence_barrier_init();
@@ -154,8 +155,8 @@ struct HopperConv2d : Conv2dGate<Config> {
         });
       else
         each_fill([&](uint32_t to, uint32_t full, int c) {
-          ptx::tma_load_im2col<(P::kClusterN > 1)>(to, x.activation_map, full, c, from.w, from.h, from.n, place.w, place.h,
-                                               peers);
+          ptx::tma_load_im2col<(P::kClusterN > 1)>(to, x.activation_map, full, c, from.w, from.h, from.n, place.w,
+                                                   place.h, peers);
         });
       if constexpr (P::kProjects)
         for (int i = 0; i < x.skip_fills; ++i)
@@ -228,8 +229,8 @@ struct HopperConv2d : Conv2dGate<Config> {
       if (thread == 0) pipeline.consumer_release(stage);
     } else if (thread < P::kClusterM + P::kClusterN - 1) {
       const int other = thread - P::kClusterM;  // of the row's others, me left out
-      const int to = thread < P::kClusterM ? me.rank(thread, me.n, me.slice)
-                                        : me.rank(me.m, other + (other >= me.n), me.slice);
+      const int to =
+          thread < P::kClusterM ? me.rank(thread, me.n, me.slice) : me.rank(me.m, other + (other >= me.n), me.slice);
       pipeline.consumer_release(stage, to);
     }
   }
@@ -271,14 +272,16 @@ struct HopperConv2d : Conv2dGate<Config> {
 #pragma unroll
       for (int m = 0; m < P::kBlocks; ++m)
         Config::wgmma(sums[m], ptx::SmemDescriptor{a + rows.block[m] + 2 * k, rows.hi},
-                         ptx::SmemDescriptor{b + 2 * k, b_hi}, accumulate);
+                      ptx::SmemDescriptor{b + 2 * k, b_hi}, accumulate);
       accumulate = 1;
     }
   }
 
-  // Adds the projection of the skip connection, whose fills are there. (The hidden columns' sums are no longer of use.) Each is
-  // waited for: of several on their way at once behind branches the compiler would make products that wait one by one.
-  AT_DEVICE static void add_skip(const Params& x, const Layout& smem, const ClusterCoord& me, const Rows& rows, PipelineState state, Sums& sums) {
+  // Adds the projection of the skip connection, whose fills are there. (The hidden columns' sums are no longer of use.)
+  // Each is waited for: of several on their way at once behind branches the compiler would make products that wait one
+  // by one.
+  AT_DEVICE static void add_skip(const Params& x, const Layout& smem, const ClusterCoord& me, const Rows& rows,
+                                 PipelineState state, Sums& sums) {
     const Pipeline pipeline = P::fill_pipeline(smem);
     const uint32_t fill_lo = ptx::descriptor_lo(smem.fills), weight_lo = ptx::descriptor_lo(smem.weights);
     int accumulate = 1;
@@ -308,7 +311,8 @@ struct HopperConv2d : Conv2dGate<Config> {
     ptx::cluster_or_block_sync<P::kCluster>();
     if constexpr (P::kSetMaxNreg) ptx::warpgroup_reg_alloc<232>();
     if constexpr (P::kGated)
-      Gate::excitation(x).load_weights(Gate::gate_memory(smem), x.p.p + P::kFirstGate, Gate::own_channel(me, Tile(x, me, P::first_tile())), x.k, threadIdx.x);
+      Gate::excitation(x).load_weights(Gate::gate_memory(smem), x.p.p + P::kFirstGate,
+                                       Gate::own_channel(me, Tile(x, me, P::first_tile())), x.k, threadIdx.x);
     // What the gates need is constant, so it may come before, and stays while the column of tiles does.
     int gates_of = 0;
     if constexpr (P::kFolded) {
@@ -387,7 +391,8 @@ struct HopperConv2d : Conv2dGate<Config> {
         if (alone) release_fill(pipeline, me, state.index);
         state.advance(x.fill_slots);
       }
-      // The skip connection's fills are the tile's last. They are waited for while it is this warpgroup's turn, and used later.
+      // The skip connection's fills are the tile's last. They are waited for while it is this warpgroup's turn, and
+      // used later.
       const PipelineState skip = state;
       if constexpr (P::kProjects)
         for (int i = 0; i < x.skip_fills; ++i) {

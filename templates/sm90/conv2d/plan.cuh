@@ -21,8 +21,8 @@ struct Conv2dPlan {
   static constexpr bool kJoint = !kPatch && !kResident;  // weights come with the activations, one tap with one fill
   static constexpr int kTeam = kPingpong ? 1 : kGroups;  // warpgroups that share a tile
   static constexpr int kBlocks = kM / kTeam / 64;        // wgmma's blocks of rows for each
-  // Two warpgroups with many sums, and tensors read ahead, need more registers than an equal share: a whole warpgroup of
-  // loading warps, two of them idle, gives its own away.
+  // Two warpgroups with many sums, and tensors read ahead, need more registers than an equal share: a whole warpgroup
+  // of loading warps, two of them idle, gives its own away.
   static constexpr bool kSetMaxNreg = Config::kSetMaxNreg;
   static constexpr int kThreads = 128 * kGroups + (kSetMaxNreg ? 128 : 64);
   static constexpr int kRowBytes = kK * (int)sizeof(Element);
@@ -40,9 +40,10 @@ struct Conv2dPlan {
   // A tensor that the epilogue adds can come the same way: each warp loads its pieces ahead of their use, also those of
   // its next tile, so that memory is kept busy while the tensor cores are.
   static constexpr bool kAhead = Config::kAddedPointer >= 0 && !Config::kGated && kSlices == 1;
-  static constexpr int kUnits = kBlocks * 2 * (kN / 32);  // of eight channels, for each thread
+  static constexpr int kUnits = kBlocks * 2 * (kN / 32);                // of eight channels, for each thread
   static constexpr int kOwnN = kN / kSlices, kOwnColumns = kOwnN / 32;  // of a split tile, in the end
-  static constexpr int kExchangedBytes = 2 * (kSlices - 1) * kM * (kOwnN + kHidden) * 4;  // to and from the other slices
+  static constexpr int kExchangedBytes =
+      2 * (kSlices - 1) * kM * (kOwnN + kHidden) * 4;  // to and from the other slices
   static constexpr bool kGated = Config::kGated;
   using Excitation = SeGate<Element, kM, kOwnN, kClusterN * kSlices, 128 * kGroups>;
   static constexpr int kTiles = kPingpong ? kGroups : 1;  // at a time
@@ -50,7 +51,16 @@ struct Conv2dPlan {
   // A skip connection's projection is added to the scaled sums by more products, of the same tile.
   static constexpr bool kProjects = Config::kProjects;
   // Places of the pointers: Problem.operands() of conv2d, of conv2d_se and conv2d_folded_se, or of conv2d_se_skip.
-  enum { kX = 0, kWeight = 1, kFirstGate = 2, kSkip = 6, kProjection = 7, kY = kProjects ? 8 : kGated || kFolded ? 6 : 2 };
+  enum {
+    kX = 0,
+    kWeight = 1,
+    kFirstGate = 2,
+    kSkip = 6,
+    kProjection = 7,
+    kY = kProjects      ? 8
+    : kGated || kFolded ? 6
+                        : 2
+  };
   static_assert(!kProjects || kFolded && kJoint && kSlices == 1, "a projection follows streamed, gathered pixels");
   static_assert(kM % (64 * kTeam) == 0 && kN % 32 == 0 && kUnits % kSlices == 0, "no such tile");
   static_assert(kSlices == 1 || !kPingpong && kJoint, "a split tile belongs to the whole block, and streams");
@@ -61,7 +71,8 @@ struct Conv2dPlan {
   enum Launch { kFillSlots, kWeightSlots, kGrid, kRaster, kSquaresH, kSquaresW, kImages, kStaging };
 
   struct alignas(64) Params {
-    uint8_t activation_map[128], weight_map[128], output_map[128], added_map[128], hidden_map[128], skip_map[128], projection_map[128];
+    uint8_t activation_map[128], weight_map[128], output_map[128], added_map[128], hidden_map[128], skip_map[128],
+        projection_map[128];
     int pointwise, along_m, staging_bytes;
     int ahead;  // pieces of the added tensor for which each warp has room; 0: it is read when it is needed
     int n, out_h, out_w, k, rows;
@@ -97,14 +108,16 @@ struct Conv2dPlan {
     }
     if constexpr (kGated) {
       const Excitation gate(x.pixels, hidden);
-      if (!gate.fits()) return refused(out, "a gate needs 4, 8 or a multiple of 16 pixels that divide tile_m, and hidden % 4 = 0");
+      if (!gate.fits())
+        return refused(out, "a gate needs 4, 8 or a multiple of 16 pixels that divide tile_m, and hidden % 4 = 0");
       if (a.launch[kGrid] || a.launch[kStaging]) return refused(out, "a gate needs grid = 0 and staging = 0");
       if (ceil_div(a.k, kN) != kClusterN) return refused(out, "with a gate a cluster must hold all output channels");
       x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
     }
     if constexpr (kFolded) {
       if (!Folded::fits(x.pixels, hidden) || a.groups > 1)
-        return refused(out, "the gate's pixels or hidden values are not those that the kernel is compiled for, or groups > 1");
+        return refused(
+            out, "the gate's pixels or hidden values are not those that the kernel is compiled for, or groups > 1");
       x.gate_bytes = kTiles * Folded::kBytes, x.pixel_weight = 1.f / x.pixels;
       x.slabs = FastDivmod::make(max(x.pixels / 16, 1));
     }
@@ -121,9 +134,9 @@ struct Conv2dPlan {
     x.along_m = a.launch[kRaster];
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
 
-    // TMA takes several cycles for each row of zeros behind the last pixel. So the last tile ends with the last pixel, and
-    // computes some of those of the tile before again, to the same bits; where all pixels are less than a tile, no more
-    // are loaded, and what lies behind them in shared memory makes rows that are not stored.
+    // TMA takes several cycles for each row of zeros behind the last pixel. So the last tile ends with the last pixel,
+    // and computes some of those of the tile before again, to the same bits; where all pixels are less than a tile, no
+    // more are loaded, and what lies behind them in shared memory makes rows that are not stored.
     const int pixels = kClusterN == 1 ? min(kM, x.rows) : kM / kClusterN;  // of a load
     x.last_row = max(x.rows - kM, 0);
     int64_t tiles_m = ceil_div(x.rows, kM);
@@ -164,8 +177,10 @@ struct Conv2dPlan {
     if constexpr (kProjects) {
       x.skip_channels = a.skip_c / a.skip_groups, x.skip_fills = ceil_div(x.skip_channels, kK);
       x.skip_outputs = FastDivmod::make(a.skip_groups > 1 ? a.k / a.skip_groups : 1 << 30);
-      const bool apart = a.skip_groups == 1 || x.skip_channels % kK == 0 && x.skip_outputs.divisor % (kN * kClusterN) == 0;
-      if (a.skip_c % 8 || !apart) return refused(out, "the projection's groups must be multiples of tile_k and tile_n channels");
+      const bool apart =
+          a.skip_groups == 1 || x.skip_channels % kK == 0 && x.skip_outputs.divisor % (kN * kClusterN) == 0;
+      if (a.skip_c % 8 || !apart)
+        return refused(out, "the projection's groups must be multiples of tile_k and tile_n channels");
       // All skip fills wait in their stages until the sums are scaled.
       if (x.fill_slots <= x.skip_fills) return refused(out, "fill_slots must exceed the fills of the projection");
     }
@@ -177,12 +192,16 @@ struct Conv2dPlan {
         x.fill_slots >= 1 && x.fill_slots <= 32 && (kResident || x.weight_slots <= 32) && kSlices <= x.fills;
     // A fill must not reach into the next group, nor a tile: theirs are other activations.
     const bool apart = groups == 1 || x.group_channels % kK == 0 && x.group_outputs.divisor % (kN * kClusterN) == 0;
-    if (!fits) return refused(out, "the tile needs more shared memory than the GPU has, or its split more than its stages have");
-    if (!counts) return refused(out, "fill_slots and weight_slots must be 1 to 32, and slices at most the fills of a tile");
-    if (!apart || a.groups % Config::kMerge) return refused(out, "a group must be a multiple of tile_k and tile_n channels");
+    if (!fits)
+      return refused(out, "the tile needs more shared memory than the GPU has, or its split more than its stages have");
+    if (!counts)
+      return refused(out, "fill_slots and weight_slots must be 1 to 32, and slices at most the fills of a tile");
+    if (!apart || a.groups % Config::kMerge)
+      return refused(out, "a group must be a multiple of tile_k and tile_n channels");
     if (a.c % 8 || a.k % 8) return refused(out, "c and k must be multiples of 8");
     if (kSlices > 1 && x.staging_bytes) return refused(out, "a split tile needs staging = 0");
-    if (x.ahead > (kAhead ? 8 : 0)) return refused(out, "staging must be at most 8, and 0 or 1 without an added tensor");
+    if (x.ahead > (kAhead ? 8 : 0))
+      return refused(out, "staging must be at most 8, and 0 or 1 without an added tensor");
     prepared(out, x, clusters * kCluster, 1, 1, kThreads, (int)shared, 0);
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, taps = a.r * a.s, padded_k = ceil_div(a.k, 32) * 32;
@@ -215,7 +234,8 @@ struct Conv2dPlan {
       at_tensor_map skip{kSkipMap, kSkip, Config::kMapElement, kSwizzle};
       ptx::describe_tensor_map<Element>(skip, {(uint64_t)a.skip_c, (uint64_t)x.rows}, {kK, (uint32_t)pixels}, {1, 1});
       at_tensor_map projection{kProjectionMap, kProjection, Config::kMapElement, kSwizzle};
-      ptx::describe_tensor_map<Element>(projection, {(uint64_t)x.skip_channels, 1, padded_k}, {kK, 1, kN / kClusterM}, {1, 1, 1});
+      ptx::describe_tensor_map<Element>(projection, {(uint64_t)x.skip_channels, 1, padded_k}, {kK, 1, kN / kClusterM},
+                                        {1, 1, 1});
       out->tensor_maps[out->tensor_map_count++] = skip;
       out->tensor_maps[out->tensor_map_count++] = projection;
     }
@@ -234,7 +254,8 @@ struct Conv2dPlan {
 
  protected:
   static constexpr int kSwizzle = ptx::swizzle_mode(kRowBytes);
-  static constexpr int kActivationMap = 0, kWeightMap = 128, kOutputMap = 256, kAddedMap = 384, kHiddenMap = 512, kSkipMap = 640,
+  static constexpr int kActivationMap = 0, kWeightMap = 128, kOutputMap = 256, kAddedMap = 384, kHiddenMap = 512,
+                       kSkipMap = 640,
                        kProjectionMap = 768;  // in Params
 
   struct ClusterCoord {
@@ -277,15 +298,11 @@ struct Conv2dPlan {
   };
 
   // The ring of fills (with their weights, where those are joint), and that of weights alone.
-  AT_DEVICE static Pipeline fill_pipeline(const Layout& smem) {
-    return {smem.full, smem.empty};
-  }
-  AT_DEVICE static Pipeline weight_pipeline(const Layout& smem) {
-    return {smem.weight_full, smem.weight_empty};
-  }
+  AT_DEVICE static Pipeline fill_pipeline(const Layout& smem) { return {smem.full, smem.empty}; }
+  AT_DEVICE static Pipeline weight_pipeline(const Layout& smem) { return {smem.weight_full, smem.weight_empty}; }
 
-  // The channels and the pixels beside a tile's origin that a fill stands for, in the order in which all roles take them: for
-  // a patch w and h are its phase of the stride, else the tap's offset.
+  // The channels and the pixels beside a tile's origin that a fill stands for, in the order in which all roles take
+  // them: for a patch w and h are its phase of the stride, else the tap's offset.
   struct KCoord {
     int chunk, w, h, end_w, step_w, step_h;
     AT_DEVICE KCoord(const Params& x, int fill) : chunk(0), w(0), h(0) {

@@ -1,5 +1,5 @@
-// The end of a tile of the Hopper convolution where the output goes through shared memory and out by TMA, piece by piece: a
-// piece is 16 pixels by kStageChannels of one warp. A tensor that the epilogue adds may come the same way.
+// The end of a tile of the Hopper convolution where the output goes through shared memory and out by TMA, piece by
+// piece: a piece is 16 pixels by kStageChannels of one warp. A tensor that the epilogue adds may come the same way.
 #pragma once
 #include "sm90/conv2d/plan.cuh"
 #include "sm90/fragment.cuh"
@@ -43,9 +43,11 @@ struct Conv2dStage : Conv2dPlan<Config> {
     return n < x.n && h < x.out_h && w < x.out_w ? (n * x.out_h + h) * x.out_w + w : -1;
   }
 
-  // Where a warp's piece of a tile is: piece / kBlocks counts its channels, piece % kBlocks its rows. warp: of its group.
+  // Where a warp's piece of a tile is: piece / kBlocks counts its channels, piece % kBlocks its rows. warp: of its
+  // group.
   template <typename Move>
-  AT_DEVICE static void at_piece(const Params& x, const Tile& tile, int first_block, int warp, int piece, const Move& move) {
+  AT_DEVICE static void at_piece(const Params& x, const Tile& tile, int first_block, int warp, int piece,
+                                 const Move& move) {
     const int block = first_block + piece % P::kBlocks;
     const int channel = tile.n * P::kN + piece / P::kBlocks * P::kStageChannels;
     if (P::kPatch) {
@@ -63,8 +65,8 @@ struct Conv2dStage : Conv2dPlan<Config> {
     PipelineState ring{0, 0};
   };
 
-  AT_DEVICE static void load_added(const Params& x, const Layout& smem, const ClusterCoord& me, int first_block, Added& next,
-                                   int slot) {
+  AT_DEVICE static void load_added(const Params& x, const Layout& smem, const ClusterCoord& me, int first_block,
+                                   Added& next, int slot) {
     if (next.index >= x.cluster_tiles) return;
     const int warp = ptx::warp_uniform(threadIdx.x / 32), buffer = warp * x.ahead + slot;
     if (ptx::elect_one_sync()) {

@@ -1,17 +1,17 @@
 // A 3x3 convolution of small images for Hopper, stride 1 or 2, padding 1: of 64 / (p q) whole images a tile, NHWC.
 //
-// Small tiles wait for their loads, and a filter of nine taps loads every pixel nine times. Here a tile's images come into
-// shared memory once and stay. wgmma could not read a tap there: its groups of eight rows are lines of several images, and
-// what lies beyond a border must be zero. But it takes its first operand from registers too, and ldmatrix, which brings it
-// there, reads each row from where a lane says: so a tap is an address in every lane, beyond a border that of a row of zeros.
-// With stride 2 the images come as four planes, of odd and even lines and columns, so that rows that are read together are
-// neighbours, and lie in different banks.
+// Small tiles wait for their loads, and a filter of nine taps loads every pixel nine times. Here a tile's images come
+// into shared memory once and stay. wgmma could not read a tap there: its groups of eight rows are lines of several
+// images, and what lies beyond a border must be zero. But it takes its first operand from registers too, and ldmatrix,
+// which brings it there, reads each row from where a lane says: so a tap is an address in every lane, beyond a border
+// that of a row of zeros. With stride 2 the images come as four planes, of odd and even lines and columns, so that rows
+// that are read together are neighbours, and lie in different banks.
 //
-// Two warpgroups take the steps (a tap of 64 channels) by turns, each with sums of its own for the whole tile: a warpgroup
-// alone waits about as long around its products as for them. Each has a ring of weights and a warp that fills it; kPeers
-// tiles of a cluster share these loads by multicast. While its products run a warpgroup reads the pixels of its next step.
-// In the end each gets the other's sums of half of the channels, and finishes these alone: the gates of a folded squeeze
-// (folded_gate.cuh), the projection of a skip connection, the epilogue's steps.
+// Two warpgroups take the steps (a tap of 64 channels) by turns, each with sums of its own for the whole tile: a
+// warpgroup alone waits about as long around its products as for them. Each has a ring of weights and a warp that fills
+// it; kPeers tiles of a cluster share these loads by multicast. While its products run a warpgroup reads the pixels of
+// its next step. In the end each gets the other's sums of half of the channels, and finishes these alone: the gates of
+// a folded squeeze (folded_gate.cuh), the projection of a skip connection, the epilogue's steps.
 //
 // Every hand-shake is awaited by somebody: buffers that nobody will fill again are not given back.
 // image_plan.cuh has what comes before the launch.
@@ -91,10 +91,14 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
       if (tap >= P::kTaps) tap -= P::kTaps, ++chunk;
     }
   };
-  AT_DEVICE static int steps_of(const Params& x, int group) { return (x.chunks * P::kTaps - group + P::kGroups - 1) / P::kGroups; }
+  AT_DEVICE static int steps_of(const Params& x, int group) {
+    return (x.chunks * P::kTaps - group + P::kGroups - 1) / P::kGroups;
+  }
   AT_DEVICE static bool owns(int group) { return group < P::kOwners; }
   // What a warpgroup takes from its ring.
-  AT_DEVICE static int pieces_of(const Params& x, int group) { return steps_of(x, group) + (owns(group) ? x.skip_chunks : 0); }
+  AT_DEVICE static int pieces_of(const Params& x, int group) {
+    return steps_of(x, group) + (owns(group) ? x.skip_chunks : 0);
+  }
 
   // ---- Loads ----
 
@@ -107,7 +111,8 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
       ptx::mbarrier_arrive_expect_tx(full, P::kPlanes * x.plane_bytes);
 #pragma unroll
       for (int plane = 0; plane < P::kPlanes; ++plane)
-        ptx::tma_load_4d(to + plane * P::kPlaneBytes, x.image_map, full, chunk * P::kK, plane % P::kStride, plane / P::kStride, image);
+        ptx::tma_load_4d(to + plane * P::kPlaneBytes, x.image_map, full, chunk * P::kK, plane % P::kStride,
+                         plane / P::kStride, image);
     }
 #pragma unroll 1
     for (int i = 0; i < x.skip_chunks; ++i) {
@@ -123,10 +128,12 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     constexpr uint16_t kAll = (1 << P::kPeers) - 1;
     const int first = group * x.weight_slots, steps = steps_of(x, group);
     const auto load = [&](PipelineState& ring, const void* map, int bytes, int rows, int chunk, int tap, int row) {
-      const uint32_t full = smem.weight_full + 8 * (first + ring.index), slot = smem.weights + (first + ring.index) * P::kWeightBytes;
+      const uint32_t full = smem.weight_full + 8 * (first + ring.index),
+                     slot = smem.weights + (first + ring.index) * P::kWeightBytes;
       ptx::mbarrier_wait(smem.weight_empty + 8 * (first + ring.index), ring.phase);
       ptx::mbarrier_arrive_expect_tx(full, bytes);
-      ptx::tma_load_3d<(P::kPeers > 1)>(slot + me.peer * rows * P::kRowBytes, map, full, chunk * P::kK, tap, row + me.peer * rows, kAll);
+      ptx::tma_load_3d<(P::kPeers > 1)>(slot + me.peer * rows * P::kRowBytes, map, full, chunk * P::kK, tap,
+                                        row + me.peer * rows, kAll);
       ring.advance(x.weight_slots);
       return slot;
     };
@@ -135,13 +142,16 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
 #pragma unroll 1
     for (int i = 0; i < steps; ++i, step.advance()) {
       const uint32_t full = smem.weight_full + 8 * (first + ring.index);
-      const uint32_t slot = load(ring, x.weight_map, P::kWeightBytes, P::kN / P::kPeers, step.chunk, step.tap, me.column * P::kN);
+      const uint32_t slot =
+          load(ring, x.weight_map, P::kWeightBytes, P::kN / P::kPeers, step.chunk, step.tap, me.column * P::kN);
       if (P::kFolded && me.peer == 0)
-        ptx::tma_load_3d<(P::kPeers > 1)>(slot + P::kN * P::kRowBytes, x.hidden_map, full, step.chunk * P::kK, step.tap, 0, kAll);
+        ptx::tma_load_3d<(P::kPeers > 1)>(slot + P::kN * P::kRowBytes, x.hidden_map, full, step.chunk * P::kK, step.tap,
+                                          0, kAll);
     }
     if (P::kProjects && owns(group))
       for (int i = 0; i < x.skip_chunks; ++i)
-        load(ring, x.projection_map, P::kOwn * P::kRowBytes, P::kOwn / P::kPeers, i, 0, me.column * P::kN + group * P::kOwn);
+        load(ring, x.projection_map, P::kOwn * P::kRowBytes, P::kOwn / P::kPeers, i, 0,
+             me.column * P::kN + group * P::kOwn);
     launch_dependents();
   }
 
@@ -149,14 +159,16 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
 
   // A thread's pixel of a tile as ldmatrix wants it: the lane's row of a warp's 16, and its half of 16 channels.
   struct Pixel {
-    uint32_t row;    // of a plane
-    uint32_t taps;   // a bit for each tap that lies inside the image
+    uint32_t row;   // of a plane
+    uint32_t taps;  // a bit for each tap that lies inside the image
     uint32_t half;
     AT_DEVICE explicit Pixel(const Params& x) {
       const int lane = threadIdx.x % 32;
       row = threadIdx.x % P::kWide / 32 * 16 + lane % 16, half = lane / 16;
       const int column = row % x.out_w, line = row / x.out_w % x.out_h;
-      const auto inside = [](int line, int tap, int size) { return (unsigned)(line * P::kStride + tap - 1) < (unsigned)(size * P::kStride); };
+      const auto inside = [](int line, int tap, int size) {
+        return (unsigned)(line * P::kStride + tap - 1) < (unsigned)(size * P::kStride);
+      };
       taps = 0;
 #pragma unroll
       for (int tap = 0; tap < P::kTaps; ++tap)
@@ -174,7 +186,8 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   AT_DEVICE static void read(const Params& x, const Layout& smem, const Pixel& pixel, const Step& step, Pixels& to) {
     ptx::mbarrier_wait(smem.full + 8 * step.chunk, 0);
     const int r = step.tap * 11 >> 5, s = step.tap - 3 * r;
-    const uint32_t plane = smem.images + step.chunk * P::kChunkBytes + (plane_of(r) * P::kStride + plane_of(s)) * P::kPlaneBytes;
+    const uint32_t plane =
+        smem.images + step.chunk * P::kChunkBytes + (plane_of(r) * P::kStride + plane_of(s)) * P::kPlaneBytes;
     const uint32_t row = pixel.row + shift_of(r) * x.out_w + shift_of(s);
     const uint32_t from = pixel.taps >> step.tap & 1 ? plane + row * P::kRowBytes : smem.zeros;
     const uint32_t first = (pixel.half ^ row % 8) * 16;  // as TMA swizzles it
@@ -202,8 +215,9 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   }
 
   // Begins the products of a step, then waits for those of the step before and reads the pixels of the next.
-  AT_DEVICE static void take_step(const Params& x, const Layout& smem, const Pixel& pixel, Progress& weights, int pieces,
-                                  const Pixels& now, Pixels& next, const Step& next_step, bool accumulate, Sums& sums) {
+  AT_DEVICE static void take_step(const Params& x, const Layout& smem, const Pixel& pixel, Progress& weights,
+                                  int pieces, const Pixels& now, Pixels& next, const Step& next_step, bool accumulate,
+                                  Sums& sums) {
     const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes), slot = weights.first + weights.ring.index;
     const uint32_t b = ptx::descriptor_lo(smem.weights) + slot * (P::kWeightBytes / 16);
     ptx::mbarrier_wait(smem.weight_full + 8 * slot, weights.ring.phase);
@@ -220,7 +234,8 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   }
 
   // This warpgroup's sums of a tile.
-  AT_DEVICE static void convolve(const Params& x, const Layout& smem, Progress& weights, int group, int pieces, Sums& sums) {
+  AT_DEVICE static void convolve(const Params& x, const Layout& smem, Progress& weights, int group, int pieces,
+                                 Sums& sums) {
     const Pixel pixel(x);
     const int steps = steps_of(x, group);
     Pixels even, odd;
@@ -251,12 +266,14 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   using OwnSums = float[1][(P::kOwn + P::kHidden) / 2];
 
   // The projection of this warpgroup's channels.
-  AT_DEVICE static void project(const Params& x, const Layout& smem, Progress& weights, int pieces, float (&sums)[1][P::kOwn / 2]) {
+  AT_DEVICE static void project(const Params& x, const Layout& smem, Progress& weights, int pieces,
+                                float (&sums)[1][P::kOwn / 2]) {
     const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes);
     ptx::warpgroup_fence_operand(sums);
 #pragma unroll 1
     for (int chunk = 0; chunk < x.skip_chunks; ++chunk) {
-      const uint32_t a = ptx::descriptor_lo(smem.skip) + chunk * (P::kPlaneBytes / 16), slot = weights.first + weights.ring.index;
+      const uint32_t a = ptx::descriptor_lo(smem.skip) + chunk * (P::kPlaneBytes / 16),
+                     slot = weights.first + weights.ring.index;
       const uint32_t b = ptx::descriptor_lo(smem.weights) + slot * (P::kWeightBytes / 16);
       ptx::mbarrier_wait(smem.full + 8 * (x.chunks + chunk), 0);
       ptx::mbarrier_wait(smem.weight_full + 8 * slot, weights.ring.phase);
@@ -349,14 +366,16 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     });
   }
 
-  // Calls work(place, half, columns, channel, offset, there) for this thread's units of eight channels. What is not there, in
-  // the output, may be computed, with some channel that is: branches would make each unit wait for its own vectors.
+  // Calls work(place, half, columns, channel, offset, there) for this thread's units of eight channels. What is not
+  // there, in the output, may be computed, with some channel that is: branches would make each unit wait for its own
+  // vectors.
   template <typename Work>
   AT_DEVICE static void each_unit(const Params& x, const ClusterCoord& me, int first_channel, const Work& work) {
     const int lane = threadIdx.x % 32, row = me.first_image(x) * x.pixels + threadIdx.x % P::kWide / 32 * 16 + lane / 4;
 #pragma unroll
     for (int i = 0; i < P::kUnits; ++i) {
-      const int pixel = row + 8 * (i % 2), own = first_channel + 32 * (i / 2) + 8 * (lane % 4), channel = min(own, x.k - P::kVector);
+      const int pixel = row + 8 * (i % 2), own = first_channel + 32 * (i / 2) + 8 * (lane % 4),
+                channel = min(own, x.k - P::kVector);
       work(i, i % 2, i / 2, channel, (int64_t)pixel * x.k + channel, pixel < x.rows && own < x.k);
     }
   }

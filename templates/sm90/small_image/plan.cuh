@@ -1,5 +1,5 @@
-// The kernel of image_conv2d.cuh before its launch, and what its parts have in common: sizes, parameters, and where in shared memory
-// everything lies.
+// The kernel of image_conv2d.cuh before its launch, and what its parts have in common: sizes, parameters, and where in
+// shared memory everything lies.
 #pragma once
 #include "sm90/fast_divmod.cuh"
 #include "sm90/folded_se_gate.cuh"
@@ -13,10 +13,12 @@ struct HopperImagePlan {
   using Element = typename Config::Element;
   static constexpr int kM = 64, kN = Config::kN, kK = 64, kTaps = 9;
   static constexpr int kStride = Config::kStride, kPlanes = kStride * kStride, kPeers = Config::kPeers;
-  static constexpr int kHidden = Config::kHidden, kColumns = kN + kHidden;  // of a tile's products: channels, hidden values
+  static constexpr int kHidden = Config::kHidden,
+                       kColumns = kN + kHidden;  // of a tile's products: channels, hidden values
   static constexpr bool kFolded = kHidden > 0, kProjects = Config::kProjects;
   static constexpr int kGroups = 2, kWide = 128, kThreads = kWide * kGroups + 32 * (1 + kGroups);
-  static constexpr int kOwners = kN % 64 == 0 ? kGroups : 1, kOwn = kN / kOwners;  // warpgroups that finish channels, and how many
+  static constexpr int kOwners = kN % 64 == 0 ? kGroups : 1,
+                       kOwn = kN / kOwners;  // warpgroups that finish channels, and how many
   static constexpr int kRowBytes = kK * (int)sizeof(Element), kPlaneBytes = kM * kRowBytes;
   static constexpr int kChunkBytes = kPlanes * kPlaneBytes, kWeightBytes = kColumns * kRowBytes;
   static constexpr int kVector = 8, kUnits = 2 * (kOwn / 32);  // of eight channels, for each thread
@@ -28,7 +30,8 @@ struct HopperImagePlan {
   enum Launch { kWeightSlots };
   enum NamedBarrier { kGate = 1, kExchange = kGate + kGroups };  // named barriers; one for each warpgroup's gates
   static_assert(kN % 32 == 0 && kOwn / kPeers % 8 == 0 && (kStride == 1 || kStride == 2), "no such tile");
-  static constexpr int kImageMap = 0, kWeightMap = 128, kHiddenMap = 256, kSkipMap = 384, kProjectionMap = 512;  // in Params
+  static constexpr int kImageMap = 0, kWeightMap = 128, kHiddenMap = 256, kSkipMap = 384,
+                       kProjectionMap = 512;  // in Params
 
   struct alignas(64) Params {
     uint8_t image_map[128], weight_map[128], hidden_map[128], skip_map[128], projection_map[128];
@@ -36,7 +39,7 @@ struct HopperImagePlan {
     int last_image, plane_bytes;        // where the last tile begins; of a tile's pixels
     int chunks, skip_chunks;            // of 64 channels
     int weight_slots;                   // of each warpgroup
-    FastDivmod columns;                    // of tiles
+    FastDivmod columns;                 // of tiles
     int pixels, hidden;                 // of the gate
     float pixel_weight;
     FastDivmod slabs;
@@ -54,12 +57,14 @@ struct HopperImagePlan {
     const bool square = a.r == 3 && a.s == 3 && a.pad_h == 1 && a.pad_w == 1 && a.dilation_h == 1 && a.dilation_w == 1;
     const bool strides = a.stride_h == kStride && a.stride_w == kStride && a.h == kStride * a.p && a.w == kStride * a.q;
     if (!square) return refused(out, "the filter must be 3 x 3 with padding 1 and dilation 1");
-    if (!strides) return refused(out, "the kernel is compiled for another stride, or the stride does not divide the image");
+    if (!strides)
+      return refused(out, "the kernel is compiled for another stride, or the stride does not divide the image");
     if (x.images * x.pixels != kM) return refused(out, "the pixels of an output image must divide 64");
     if (a.groups > 1) return refused(out, "groups must be 1");
     if (a.c % 8 || a.k % 8) return refused(out, "c and k must be multiples of 8");
     // The last tile ends with the last image, and a tile of all images has no more, as in conv2d_plan.cuh.
-    x.last_image = max(a.n - x.images, 0), x.images = min(x.images, a.n), x.plane_bytes = x.images * x.pixels * kRowBytes;
+    x.last_image = max(a.n - x.images, 0), x.images = min(x.images, a.n),
+    x.plane_bytes = x.images * x.pixels * kRowBytes;
     if constexpr (kFolded) {
       if (!Folded::fits(x.pixels, hidden))
         return refused(out, "the gate's pixels or hidden values are not those that the kernel is compiled for");
@@ -88,14 +93,18 @@ struct HopperImagePlan {
       map = {offset, pointer, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
       return map;
     };
-    ptx::describe_tensor_map<Element>(ask(kImageMap, kX), {c, w, h, n}, {kK, box_w, box_h, images}, {1, kStride, kStride, 1});
+    ptx::describe_tensor_map<Element>(ask(kImageMap, kX), {c, w, h, n}, {kK, box_w, box_h, images},
+                                      {1, kStride, kStride, 1});
     ptx::describe_tensor_map<Element>(ask(kWeightMap, kWeight), {c, kTaps, padded_k}, {kK, 1, kN / kPeers}, {1, 1, 1});
     if constexpr (kFolded)
-      ptx::describe_tensor_map<Element>(ask(kHiddenMap, kFirstGate), {c, kTaps, (uint64_t)hidden}, {kK, 1, kHidden}, {1, 1, 1});
+      ptx::describe_tensor_map<Element>(ask(kHiddenMap, kFirstGate), {c, kTaps, (uint64_t)hidden}, {kK, 1, kHidden},
+                                        {1, 1, 1});
     if constexpr (kProjects) {
       const uint64_t skip_c = a.skip_c;
-      ptx::describe_tensor_map<Element>(ask(kSkipMap, kSkip), {skip_c, (uint64_t)x.rows}, {kK, images * (uint32_t)x.pixels}, {1, 1});
-      ptx::describe_tensor_map<Element>(ask(kProjectionMap, kProjection), {skip_c, 1, padded_k}, {kK, 1, kOwn / kPeers}, {1, 1, 1});
+      ptx::describe_tensor_map<Element>(ask(kSkipMap, kSkip), {skip_c, (uint64_t)x.rows},
+                                        {kK, images * (uint32_t)x.pixels}, {1, 1});
+      ptx::describe_tensor_map<Element>(ask(kProjectionMap, kProjection), {skip_c, 1, padded_k}, {kK, 1, kOwn / kPeers},
+                                        {1, 1, 1});
     }
   }
 

@@ -1,14 +1,14 @@
 // A residual block in one kernel: two 3x3 convolutions with squeeze-and-excitation, NHWC, as many channels out as in.
 //
-// A tile is whole images, and a block (of threads) takes one tile after the other. Both filters stay in its shared memory
-// for all of them, loaded once, tap by tap, so that the first products begin with the first tap; a cluster shares
-// these loads by multicast. An image lies in shared memory with its halo of zeros, as a patch does in conv2d.cuh: a tap is
-// a shift of the address that wgmma reads from, and pixels form squares of 8 x 8. When the first convolution has read the
-// image, what follows from its sums is written over the pixels, in TMA's swizzle, and the halo is still zero: the second
-// convolution reads it from there. Between x and y nothing leaves the multiprocessor.
+// A tile is whole images, and a block (of threads) takes one tile after the other. Both filters stay in its shared
+// memory for all of them, loaded once, tap by tap, so that the first products begin with the first tap; a cluster
+// shares these loads by multicast. An image lies in shared memory with its halo of zeros, as a patch does in
+// conv2d.cuh: a tap is a shift of the address that wgmma reads from, and pixels form squares of 8 x 8. When the first
+// convolution has read the image, what follows from its sums is written over the pixels, in TMA's swizzle, and the halo
+// is still zero: the second convolution reads it from there. Between x and y nothing leaves the multiprocessor.
 //
-// TMA brings the image, or a stem makes it (block_stem.cuh). Then the halo is written once, at the beginning, and there is
-// no warp that only loads: all that is left to load is constant, and without it each thread may have more registers.
+// TMA brings the image, or a stem makes it (block_stem.cuh). Then the halo is written once, at the beginning, and there
+// is no warp that only loads: all that is left to load is constant, and without it each thread may have more registers.
 #pragma once
 #include "sm90/fragment.cuh"
 #include "sm90/smem_layout.cuh"
@@ -28,11 +28,13 @@ template <typename Config>
 struct HopperSeBlock {
   using Element = typename Config::Element;
   static constexpr int kM = Config::kM, kChannels = Config::kChannels;
-  static constexpr int kPixels = Config::kPixels, kSquares = kPixels / 64, kImages = kM / kPixels;  // of an image; of a tile
+  static constexpr int kPixels = Config::kPixels, kSquares = kPixels / 64,
+                       kImages = kM / kPixels;  // of an image; of a tile
   static constexpr int kGroups = Config::kGroups, kCluster = Config::kCluster;
   static constexpr int kImage = Config::kImage;  // channels of the image that a stem reads, or 0
   static constexpr bool kStem = kImage > 0;
-  static constexpr int kBlocks = kM / kGroups / 64;  // wgmma's blocks of rows for each warpgroup: squares of 8 x 8 pixels
+  static constexpr int kBlocks =
+      kM / kGroups / 64;  // wgmma's blocks of rows for each warpgroup: squares of 8 x 8 pixels
   static constexpr int kWarps = 4 * kGroups, kThreads = 32 * (kWarps + !kStem);
   static constexpr int kRowBytes = kChannels * (int)sizeof(Element);
   static constexpr int kTaps = 9, kTapBytes = kChannels * kRowBytes, kVector = 8;
@@ -41,7 +43,8 @@ struct HopperSeBlock {
   static constexpr int kColumns = WarpCoord::kColumns, kUnits = WarpCoord::kUnits;
   using Excitation = SeGate<Element, kM, kChannels, 1, 128 * kGroups>;
   using Stem = BlockStem<Element, kImage, kChannels, kBlocks>;
-  // Places of the pointers: Problem.operands() of se_block or, with the stem's weights before the filters, of stem_se_block.
+  // Places of the pointers: Problem.operands() of se_block or, with the stem's weights before the filters, of
+  // stem_se_block.
   enum { kX = 0, kStemWeight = 1, kWeight = kStem ? 2 : 1, kFirstGate = kWeight + 2, kY = kFirstGate + 4 };
   enum Launch { kGrid, kEarlyTaps, kChannelsLast };
   static_assert(kM % (64 * kGroups) == 0 && (kChannels == 32 || kChannels == 64), "no such tile");
@@ -49,9 +52,9 @@ struct HopperSeBlock {
 
   struct alignas(64) Params {
     uint8_t first_map[128], weight_maps[2][128];  // of the image or, where a stem reads that, of the stem's weights
-    int tiles, rows, width;              // rows: pixels of all images
-    int squares_w, patch_area, patch_w;  // of an image
-    int image_bytes, patch_bytes;  // of a tile: what TMA brings, and what is set aside for it
+    int tiles, rows, width;                       // rows: pixels of all images
+    int squares_w, patch_area, patch_w;           // of an image
+    int image_bytes, patch_bytes;                 // of a tile: what TMA brings, and what is set aside for it
     int gate_bytes, hidden, early_taps;
     StemImage stem;
     float scalars[AT_MAX_SCALARS];
@@ -87,7 +90,8 @@ struct HopperSeBlock {
     x.early_taps = min(a.launch[kEarlyTaps], 2 * kTaps);
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
 
-    const int shared = kSmemAlignment + x.patch_bytes + 2 * kTaps * kTapBytes + kStemBytes + x.gate_bytes + 8 * kBarriers;
+    const int shared =
+        kSmemAlignment + x.patch_bytes + 2 * kTaps * kTapBytes + kStemBytes + x.gate_bytes + 8 * kBarriers;
     if (shared > kMaxSharedBytes) return refused(out, "the block needs more shared memory than the GPU has");
     const int blocks = a.launch[kGrid] ? min(x.tiles, a.launch[kGrid]) : x.tiles;
     prepared(out, x, ceil_div(blocks, kCluster) * kCluster, 1, 1, kThreads, shared, 0);
@@ -100,11 +104,12 @@ struct HopperSeBlock {
     } else {
       out->tensor_maps[0] = {kFirstMap, kX, Config::kMapElement, kSwizzle};
       ptx::describe_tensor_map<Element>(out->tensor_maps[0], {c, w, h, n},
-                                {kChannels, (uint32_t)x.patch_w, (uint32_t)patch_h, kImages}, {1, 1, 1, 1});
+                                        {kChannels, (uint32_t)x.patch_w, (uint32_t)patch_h, kImages}, {1, 1, 1, 1});
     }
     for (int i = 0; i < 2; ++i) {
       out->tensor_maps[1 + i] = {kWeightMaps + 128 * i, kWeight + i, Config::kMapElement, kSwizzle};
-      ptx::describe_tensor_map<Element>(out->tensor_maps[1 + i], {c, kTaps, c}, {kChannels, 1, kChannels / kCluster}, {1, 1, 1});
+      ptx::describe_tensor_map<Element>(out->tensor_maps[1 + i], {c, kTaps, c}, {kChannels, 1, kChannels / kCluster},
+                                        {1, 1, 1});
     }
   }
 
@@ -189,8 +194,8 @@ struct HopperSeBlock {
     const int first = kCluster > 1 ? (int)ptx::block_rank_in_cluster() * kRows : 0;
     const uint32_t full = smem.weights_full + 8 * i;
     ptx::mbarrier_arrive_expect_tx(full, kTapBytes);
-    ptx::tma_load_3d<(kCluster > 1)>(smem.weights + i * kTapBytes + first * kRowBytes, x.weight_maps[i / kTaps], full, 0,
-                                    i % kTaps, first, (1 << kCluster) - 1);
+    ptx::tma_load_3d<(kCluster > 1)>(smem.weights + i * kTapBytes + first * kRowBytes, x.weight_maps[i / kTaps], full,
+                                     0, i % kTaps, first, (1 << kCluster) - 1);
   }
 
   AT_DEVICE static void load_stem(const Params& x, const Layout& smem) {
@@ -246,9 +251,8 @@ struct HopperSeBlock {
       convolve(x, smem, coord, 0, sums);
       Excitation::sync();  // nothing reads the image any more
       write_inner(x, smem, coord, sums);
-      each_there(x, coord, tile, [&](int i, int, int, int, int64_t offset) {
-        Config::Steps::fetch(fetched[i], x.p.p, offset);
-      });
+      each_there(x, coord, tile,
+                 [&](int i, int, int, int, int64_t offset) { Config::Steps::fetch(fetched[i], x.p.p, offset); });
       convolve(x, smem, coord, 1, sums);
       if (!kStem && threadIdx.x % 128 == 0) ptx::mbarrier_arrive(smem.empty);
       if (last) launch_dependents();
@@ -266,7 +270,8 @@ struct HopperSeBlock {
     }
   }
 
-  // coord.each_unit for the pixels that there are, with the place of the unit in a tensor: the last tile may lack images.
+  // coord.each_unit for the pixels that there are, with the place of the unit in a tensor: the last tile may lack
+  // images.
   template <typename Work>
   AT_DEVICE static void each_there(const Params& x, const WarpCoord& coord, int tile, const Work& work) {
     coord.each_unit([&](int i, int m, int half, int channel) {
@@ -277,7 +282,8 @@ struct HopperSeBlock {
 
   // The sums of convolution `which` of what lies in the patch.
   AT_DEVICE static void convolve(const Params& x, const Layout& smem, const WarpCoord& coord, int which, Sums& sums) {
-    const uint32_t a_hi = ptx::descriptor_hi<kRowBytes>(x.patch_w * kRowBytes), b_hi = ptx::descriptor_hi<kRowBytes>(8 * kRowBytes);
+    const uint32_t a_hi = ptx::descriptor_hi<kRowBytes>(x.patch_w * kRowBytes),
+                   b_hi = ptx::descriptor_hi<kRowBytes>(8 * kRowBytes);
     uint32_t line = ptx::descriptor_lo(smem.patch), b = ptx::descriptor_lo(smem.weights + which * kTaps * kTapBytes);
     uint32_t full = smem.weights_full + 8 * which * kTaps;
     int accumulate = 0;
@@ -292,7 +298,7 @@ struct HopperSeBlock {
 #pragma unroll
           for (int m = 0; m < kBlocks; ++m)
             Config::wgmma(sums[m], ptx::SmemDescriptor{tap + coord.corner[m] + 2 * k, a_hi},
-                             ptx::SmemDescriptor{b + 2 * k, b_hi}, accumulate);
+                          ptx::SmemDescriptor{b + 2 * k, b_hi}, accumulate);
           accumulate = 1;
         }
         ptx::warpgroup_commit_batch();
@@ -308,8 +314,8 @@ struct HopperSeBlock {
   }
 
   // What the first convolution reads, from the stem's sums. What the last steps add is kept.
-  AT_DEVICE static void make_image(const Params& x, const Layout& smem, const WarpCoord& coord, const Stem& stem, Sums& sums,
-                                   typename Config::Steps::Fetched (&fetched)[kUnits]) {
+  AT_DEVICE static void make_image(const Params& x, const Layout& smem, const WarpCoord& coord, const Stem& stem,
+                                   Sums& sums, typename Config::Steps::Fetched (&fetched)[kUnits]) {
     ptx::mbarrier_wait(smem.full, 0);
     stem.template multiply<Config>(sums, smem.stem);
     write_patch(x, smem, coord, sums, [&](float (&v)[kVector], int i, int channel) {
@@ -319,15 +325,15 @@ struct HopperSeBlock {
 
   // What the second convolution reads, in the place of what the first has read.
   AT_DEVICE static void write_inner(const Params& x, const Layout& smem, const WarpCoord& coord, Sums& sums) {
-    write_patch(x, smem, coord, sums, [&](float (&v)[kVector], int, int channel) {
-      Config::Steps::inner(v, x.p.p, x.scalars, channel);
-    });
+    write_patch(x, smem, coord, sums,
+                [&](float (&v)[kVector], int, int channel) { Config::Steps::inner(v, x.p.p, x.scalars, channel); });
   }
 
-  // What steps(v, number, channel) make of the sums, over the image's pixels, for all. The swizzle goes by the bits of the
-  // address.
+  // What steps(v, number, channel) make of the sums, over the image's pixels, for all. The swizzle goes by the bits of
+  // the address.
   template <typename Steps>
-  AT_DEVICE static void write_patch(const Params& x, const Layout& smem, const WarpCoord& coord, Sums& sums, const Steps& steps) {
+  AT_DEVICE static void write_patch(const Params& x, const Layout& smem, const WarpCoord& coord, Sums& sums,
+                                    const Steps& steps) {
     coord.each_unit([&](int i, int m, int half, int channel) {
       float v[kVector];
       load_fragment(v, sums, m, half, i % kColumns);
@@ -341,7 +347,8 @@ struct HopperSeBlock {
   }
 
   // Applies the steps before the gate to the sums, adds up each image's pixels, and finds the gates.
-  AT_DEVICE static void excite(const Params& x, const Excitation& gate, char* memory, const WarpCoord& coord, Sums& sums) {
+  AT_DEVICE static void excite(const Params& x, const Excitation& gate, char* memory, const WarpCoord& coord,
+                               Sums& sums) {
 #pragma unroll
     for (int columns = 0; columns < kColumns; ++columns) {
       const int channel = coord.channel + 32 * columns;

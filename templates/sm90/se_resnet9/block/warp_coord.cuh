@@ -16,7 +16,7 @@ struct SeBlockWarpCoord {
   int row[kBlocks], column[kBlocks];  // in the image, of the pixel in the upper row
   int place[kBlocks];                 // the same in the patch
   int pixel[kBlocks];                 // the same among the tile's pixels
-  int warp, slab, channel;  // slab: the first block's rows among the tile's sixteens
+  int warp, slab, channel;            // slab: the first block's rows among the tile's sixteens
 
   template <typename Params>
   AT_DEVICE explicit SeBlockWarpCoord(const Params& x) {

@@ -1,5 +1,5 @@
-// The kernel of down_block.cuh before its launch, and what its parts have in common: sizes, parameters, and where in shared memory
-// everything lies.
+// The kernel of down_block.cuh before its launch, and what its parts have in common: sizes, parameters, and where in
+// shared memory everything lies.
 #pragma once
 #include "sm90/smem_layout.cuh"
 #include "sm90/ptx/tma.cuh"
@@ -32,7 +32,7 @@ struct DownPlan {
 
   struct alignas(64) Params {
     uint8_t image_map[128], weight_maps[3][128];  // of the weights in the order of their first use
-    int n, chunks, k;  // chunks: of 64 channels of x
+    int n, chunks, k;                             // chunks: of 64 channels of x
     int fill_slots, weight_slots, gate_bytes, hidden;
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
@@ -47,7 +47,8 @@ struct DownPlan {
     if (a.p != kP || a.q != kQ || a.k != kParts * kN)
       return refused(out, "the kernel is compiled for another output size or number of channels");
     if (a.c % kK) return refused(out, "c must be a multiple of 64");
-    if (a.c / kK > kCopies * kOwn) return refused(out, "the pooled input has more channels than the inner values' buffers");
+    if (a.c / kK > kCopies * kOwn)
+      return refused(out, "the pooled input has more channels than the inner values' buffers");
     const Excitation gate = excitation(a.hidden);
     x.n = a.n, x.chunks = a.c / kK, x.k = a.k, x.hidden = a.hidden;
     x.fill_slots = a.launch[kFillSlots], x.weight_slots = a.launch[kWeightSlots];
@@ -66,13 +67,14 @@ struct DownPlan {
     out->tensor_map_count = 4;
     at_tensor_map& image = out->tensor_maps[0];
     image = {kImageMap, kX, Config::kMapElement, kSwizzle};
-    ptx::describe_tensor_map<Element>(image, {c, w, n, h}, {kK, 2 * kQ - 1, kImages, 2 * (kP / kParts) - 1}, {1, 2, 1, 2});
+    ptx::describe_tensor_map<Element>(image, {c, w, n, h}, {kK, 2 * kQ - 1, kImages, 2 * (kP / kParts) - 1},
+                                      {1, 2, 1, 2});
     image.strides[1] = h * w * c * sizeof(Element), image.strides[2] = w * c * sizeof(Element);
     for (int i = 0; i < 3; ++i) {
       const int weight = i == 0 ? kWeight1 : i == 1 ? kProjection : kWeight2;
       out->tensor_maps[1 + i] = {kWeightMaps + 128 * i, weight, Config::kMapElement, kSwizzle};
-      ptx::describe_tensor_map<Element>(out->tensor_maps[1 + i], {i == 2 ? k : c, i == 1 ? 1ull : kTaps, k}, {kK, 1, kN / kPeers},
-                                {1, 1, 1});
+      ptx::describe_tensor_map<Element>(out->tensor_maps[1 + i], {i == 2 ? k : c, i == 1 ? 1ull : kTaps, k},
+                                        {kK, 1, kN / kPeers}, {1, 1, 1});
     }
   }
 

@@ -1,10 +1,11 @@
-// A network's first layer in the kernel of the block behind it: a convolution of 4 x 4 patches that do not overlap, on the
-// image as torch has it. As a matrix product its rows are patches, and every channel of the image is a step along K.
+// A network's first layer in the kernel of the block behind it: a convolution of 4 x 4 patches that do not overlap, on
+// the image as torch has it. As a matrix product its rows are patches, and every channel of the image is a step along
+// K.
 //
-// wgmma takes these rows from registers. Of a step a thread holds four elements of each of its rows, and the layout of the
-// weights (`wgmma_patch`, autotune/ir/weight_layout.py) makes them a line of a patch: a thread reads each of its pixels once,
-// straight from the image, and nothing passes through shared memory. Its sums are then of the same pixels and channels as
-// those of the block's own convolutions, so what the block adds as its identity stays in this thread.
+// wgmma takes these rows from registers. Of a step a thread holds four elements of each of its rows, and the layout of
+// the weights (`wgmma_patch`, autotune/ir/weight_layout.py) makes them a line of a patch: a thread reads each of its
+// pixels once, straight from the image, and nothing passes through shared memory. Its sums are then of the same pixels
+// and channels as those of the block's own convolutions, so what the block adds as its identity stays in this thread.
 #pragma once
 #include "cuda/stem_image.cuh"
 #include "sm90/ptx/wgmma.cuh"

@@ -1,19 +1,20 @@
-// A network's first layer and the residual block behind it in one kernel, as in block.cuh, with the products turned round:
-// rows are output channels, all 64 of them, and columns are the pixels of a strip of the image, eight wide and as high as
-// the image. A warpgroup has a strip.
+// A network's first layer and the residual block behind it in one kernel, as in block.cuh, with the products turned
+// round: rows are output channels, all 64 of them, and columns are the pixels of a strip of the image, eight wide and
+// as high as the image. A warpgroup has a strip.
 //
-// So a product reads 64 rows of filters and 128 pixels (of 16 lines) where block.cuh's reads 64 and 64: of what shared memory
-// gives in that time, three quarters instead of all. And a thread has two channels of many pixels: it adds up their mean by
-// itself, finds their gate by itself, and a step's vectors are two numbers. The image is written to shared memory by matrices
-// of 8 x 8, transposed (stmatrix), and leaves it by TMA.
+// So a product reads 64 rows of filters and 128 pixels (of 16 lines) where block.cuh's reads 64 and 64: of what shared
+// memory gives in that time, three quarters instead of all. And a thread has two channels of many pixels: it adds up
+// their mean by itself, finds their gate by itself, and a step's vectors are two numbers. The image is written to
+// shared memory by matrices of 8 x 8, transposed (stmatrix), and leaves it by TMA.
 //
-// A warp that has begun a product waits until the one before is over. So what can be done beside a convolution stands between
-// its products, at one place in every other strip and at another in the rest: those multiply meanwhile. There the next image
-// is read, and its patches written; its stem is multiplied behind the second convolution, while this image's gates are found.
+// A warp that has begun a product waits until the one before is over. So what can be done beside a convolution stands
+// between its products, at one place in every other strip and at another in the rest: those multiply meanwhile. There
+// the next image is read, and its patches written; its stem is multiplied behind the second convolution, while this
+// image's gates are found.
 //
-// With a pool behind it (kPooled) a second output is the mean of the image's 3x3 pixels, two apart. Three warps that multiply
-// nothing read an image back while the next one's products run; the last image's is found by all others, where it lies.
-// strip_plan.cuh has what comes before the launch.
+// With a pool behind it (kPooled) a second output is the mean of the image's 3x3 pixels, two apart. Three warps that
+// multiply nothing read an image back while the next one's products run; the last image's is found by all others, where
+// it lies. strip_plan.cuh has what comes before the launch.
 #pragma once
 #include "cuda/copies.cuh"
 #include "sm90/ptx/cluster.cuh"
@@ -45,7 +46,7 @@ struct HopperStripBlock : StripPlan<Config> {
       ptx::fence_barrier_init();
     }
     if constexpr (P::kCluster > 1) ptx::cluster_sync();  // before a block loads into another's memory
-    const bool idle = (int)blockIdx.x >= x.tiles;  // it fills up a cluster
+    const bool idle = (int)blockIdx.x >= x.tiles;        // it fills up a cluster
     if (warp >= P::kWarps) {
       if constexpr (P::kSetMaxNreg) ptx::warpgroup_reg_dealloc<P::kProducerRegs>();
       if (warp == P::kWarps) load_all(x, smem);
@@ -78,8 +79,9 @@ struct HopperStripBlock : StripPlan<Config> {
     const int first = P::kCluster > 1 ? (int)ptx::block_rank_in_cluster() * kRows : 0;
     const uint32_t full = smem.full + 8 + 8 * i;
     ptx::mbarrier_arrive_expect_tx(full, P::kTapBytes);
-    ptx::tma_load_3d<(P::kCluster > 1)>(smem.weights + i * P::kTapBytes + first * P::kRowBytes, x.weight_maps[i / P::kTaps], full, 0,
-                                    i % P::kTaps, first, (1 << P::kCluster) - 1);
+    ptx::tma_load_3d<(P::kCluster > 1)>(smem.weights + i * P::kTapBytes + first * P::kRowBytes,
+                                        x.weight_maps[i / P::kTaps], full, 0, i % P::kTaps, first,
+                                        (1 << P::kCluster) - 1);
   }
 
   // The stem's weights, and taps.
@@ -89,7 +91,8 @@ struct HopperStripBlock : StripPlan<Config> {
     __syncwarp();
   }
 
-  // ---- What three warps do that do nothing else: to ask for so much takes longer than the first image takes to come ----
+  // ---- What three warps do that do nothing else: to ask for so much takes longer than the first image takes to come
+  // ----
 
   AT_DEVICE static void load_all(const Params& x, const Layout& smem) {
     ptx::named_barrier_arrive<P::kReady, P::kReadyThreads>();
@@ -168,8 +171,10 @@ struct HopperStripBlock : StripPlan<Config> {
   AT_DEVICE static void write_lines(const Layout& smem, const WarpCoord& coord, const Lines& lines) {
 #pragma unroll
     for (int i = 0; i < P::kLines; ++i) {
-      const int number = i * P::kStripThreads + coord.thread, row = number / 8, pixel = number % 8, line = row % P::kSide;
-      const uint32_t to = smem.lines + coord.strip * P::kLineBytes + (row / P::kSide * 8 + pixel) * 32 + (line / 2 ^ pixel / 4) * 16 + line % 2 * 8;
+      const int number = i * P::kStripThreads + coord.thread, row = number / 8, pixel = number % 8,
+                line = row % P::kSide;
+      const uint32_t to = smem.lines + coord.strip * P::kLineBytes + (row / P::kSide * 8 + pixel) * 32 +
+                          (line / 2 ^ pixel / 4) * 16 + line % 2 * 8;
 #pragma unroll
       for (int c = 0; c < P::kImage; ++c) ptx::st_shared(to + c * P::kStrips * P::kLineBytes, lines[i][c].words[0]);
     }
@@ -181,7 +186,8 @@ struct HopperStripBlock : StripPlan<Config> {
 
   template <typename Read>
   AT_DEVICE static void pool(const Params& x, int tile, int thread, int threads, const Read& read) {
-    pool_image<Element, P::kH, P::kW, P::kChannels>((Element*)x.p.p[P::kPooled] + (int64_t)tile * (P::kPixels / 4) * P::kChannels, thread, threads, read);
+    pool_image<Element, P::kH, P::kW, P::kChannels>(
+        (Element*)x.p.p[P::kPooled] + (int64_t)tile * (P::kPixels / 4) * P::kChannels, thread, threads, read);
   }
 
   // What three warps do of all images but the block's last.
@@ -191,10 +197,11 @@ struct HopperStripBlock : StripPlan<Config> {
     for (int tile = blockIdx.x; tile + (int)gridDim.x < x.tiles; tile += gridDim.x, parity ^= 1) {
       ptx::mbarrier_wait(smem.image, parity);
       const Element* from = (const Element*)x.p.p[P::kY] + (int64_t)tile * P::kPixels * P::kChannels;
-      pool(x, tile, threadIdx.x - (P::kThreads + 32), P::kPoolThreads, [&](int line, int column, int vector, Pack<Element, 8>& to) {
-        if (line >= 0 && column >= 0) to.read(from + (line * P::kW + column) * P::kChannels + vector * 8);
-        else to.words[0] = make_uint4(0, 0, 0, 0);
-      });
+      pool(x, tile, threadIdx.x - (P::kThreads + 32), P::kPoolThreads,
+           [&](int line, int column, int vector, Pack<Element, 8>& to) {
+             if (line >= 0 && column >= 0) to.read(from + (line * P::kW + column) * P::kChannels + vector * 8);
+             else to.words[0] = make_uint4(0, 0, 0, 0);
+           });
       ptx::named_barrier_sync<P::kPool, P::kPoolThreads>();
       if (threadIdx.x == P::kThreads + 32) ptx::mbarrier_arrive(smem.pooled);
     }
@@ -223,16 +230,22 @@ struct HopperStripBlock : StripPlan<Config> {
     begin_stem(smem, coord, sums);
     finish<0>(sums);
     const int half = 1 + coord.strip % 2;  // of a convolution's lines of taps
-    int told = 0;                         // images
+    int told = 0;                          // images
     for (int tile = blockIdx.x; tile < x.tiles; tile += gridDim.x) {
       const bool last = tile + (int)gridDim.x >= x.tiles;
       Sums next;
       Kept kept;
-      write_patch(smem, coord, sums, [&] { stored(coord); meet(); }, [&](float (&v)[2], int number, int channel) {
-        Config::Steps::kept(v, x.p.p, x.scalars, channel);
-        kept[number] = pair(v[0], v[1]);
-        Config::Steps::biased(v, x.p.p, x.scalars, channel);
-      });
+      write_patch(
+          smem, coord, sums,
+          [&] {
+            stored(coord);
+            meet();
+          },
+          [&](float (&v)[2], int number, int channel) {
+            Config::Steps::kept(v, x.p.p, x.scalars, channel);
+            kept[number] = pair(v[0], v[1]);
+            Config::Steps::biased(v, x.p.p, x.scalars, channel);
+          });
       publish();
       ptx::mbarrier_wait(smem.zeros, 0);
       convolve(smem, coord, 0, 0, half, sums);
@@ -241,9 +254,9 @@ struct HopperStripBlock : StripPlan<Config> {
       if constexpr (P::kPooled)
         if (tile != (int)blockIdx.x) tell_pool(smem, coord, told++);
       finish<0>(sums);
-      write_patch(smem, coord, sums, [] { meet(); }, [&](float (&v)[2], int, int channel) {
-        Config::Steps::inner(v, x.p.p, x.scalars, channel);
-      });
+      write_patch(
+          smem, coord, sums, [] { meet(); },
+          [&](float (&v)[2], int, int channel) { Config::Steps::inner(v, x.p.p, x.scalars, channel); });
       publish();
       convolve(smem, coord, 1, 0, half, sums);
       write_lines(smem, coord, lines);  // of the next image; after the last one this one's, for nobody
@@ -253,17 +266,19 @@ struct HopperStripBlock : StripPlan<Config> {
       finish<1>(sums);
       float gates[2];
       excite(x, smem, coord, sums, gates);
-      write_patch(smem, coord, sums, [] {}, [&](float (&v)[2], int number, int channel) {
-        const float gate = gates[number % 2];
+      write_patch(
+          smem, coord, sums, [] {},
+          [&](float (&v)[2], int number, int channel) {
+            const float gate = gates[number % 2];
 #pragma unroll
-        for (int e = 0; e < 2; ++e) v[e] *= gate;
-        Config::Steps::gated(v, x.p.p, x.scalars, channel);
-        Pack<Element, 2> identity;
-        identity.words[0] = kept[number];
+            for (int e = 0; e < 2; ++e) v[e] *= gate;
+            Config::Steps::gated(v, x.p.p, x.scalars, channel);
+            Pack<Element, 2> identity;
+            identity.words[0] = kept[number];
 #pragma unroll
-        for (int e = 0; e < 2; ++e) v[e] += to_float(identity.elements[e]);
-        Config::Steps::after(v, x.p.p, x.scalars, channel);
-      });
+            for (int e = 0; e < 2; ++e) v[e] += to_float(identity.elements[e]);
+            Config::Steps::after(v, x.p.p, x.scalars, channel);
+          });
       publish();
       store(x, smem, coord, tile);
       if constexpr (P::kPooled)
@@ -302,13 +317,16 @@ struct HopperStripBlock : StripPlan<Config> {
 #pragma unroll
     for (int c = 0; c < P::kImage; ++c)
       Config::wgmma(sums[0], ptx::SmemDescriptor{a + c * (P::kStepBytes / 16), hi},
-                       ptx::SmemDescriptor{b + c * (P::kStrips * P::kLineBytes / 16), hi}, c > 0);
+                    ptx::SmemDescriptor{b + c * (P::kStrips * P::kLineBytes / 16), hi}, c > 0);
     ptx::warpgroup_commit_batch();
   }
 
-  // Begins to sum up taps of the filters' lines from `begin` to `end`, of convolution `which` of what lies in the patch.
-  AT_DEVICE static void convolve(const Layout& smem, const WarpCoord& coord, int which, int begin, int end, Sums& sums) {
-    const uint32_t a_hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes), b_hi = ptx::descriptor_hi<P::kRowBytes>(P::kPatchW * P::kRowBytes);
+  // Begins to sum up taps of the filters' lines from `begin` to `end`, of convolution `which` of what lies in the
+  // patch.
+  AT_DEVICE static void convolve(const Layout& smem, const WarpCoord& coord, int which, int begin, int end,
+                                 Sums& sums) {
+    const uint32_t a_hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes),
+                   b_hi = ptx::descriptor_hi<P::kRowBytes>(P::kPatchW * P::kRowBytes);
     uint32_t line = ptx::descriptor_lo(smem.patch + (begin * P::kPatchW + coord.strip * 8) * P::kRowBytes);
     const int first = which * P::kTaps + begin * 3;
     uint32_t a = ptx::descriptor_lo(smem.weights + first * P::kTapBytes), full = smem.full + 8 + 8 * first;
@@ -322,7 +340,8 @@ struct HopperStripBlock : StripPlan<Config> {
         ptx::warpgroup_arrive();
 #pragma unroll
         for (int k = 0; k < P::kChannels / 16; ++k) {
-          Config::wgmma(sums[0], ptx::SmemDescriptor{a + 2 * k, a_hi}, ptx::SmemDescriptor{tap + 2 * k, b_hi}, accumulate);
+          Config::wgmma(sums[0], ptx::SmemDescriptor{a + 2 * k, a_hi}, ptx::SmemDescriptor{tap + 2 * k, b_hi},
+                        accumulate);
           accumulate = 1;
         }
         ptx::warpgroup_commit_batch();
@@ -337,8 +356,8 @@ struct HopperStripBlock : StripPlan<Config> {
     ptx::warpgroup_fence_operand(sums);
   }
 
-  // What steps(v, number, channel) make of the sums, over the image's pixels, for all, once ready() has returned. v: two
-  // columns; number: 2 line + half.
+  // What steps(v, number, channel) make of the sums, over the image's pixels, for all, once ready() has returned. v:
+  // two columns; number: 2 line + half.
   template <typename Ready, typename Steps>
   AT_DEVICE static void write_patch(const Layout& smem, const WarpCoord& coord, const Sums& sums, const Ready& ready,
                                     const Steps& steps) {
@@ -355,13 +374,16 @@ struct HopperStripBlock : StripPlan<Config> {
     const int first = (matrix / 2 + 1) * P::kPatchW + coord.strip * 8 + coord.lane % 8 + 1;  // of the patch's pixels
     uint32_t rows[2];  // a row's place differs by no more than whole lines from that four lines before
 #pragma unroll
-    for (int i = 0; i < 2; ++i) rows[i] = smem.patch + first * P::kRowBytes + (chunk ^ (first + 2 * i * P::kPatchW) % 8) * 16;
+    for (int i = 0; i < 2; ++i)
+      rows[i] = smem.patch + first * P::kRowBytes + (chunk ^ (first + 2 * i * P::kPatchW) % 8) * 16;
 #pragma unroll
-    for (int j = 0; j < P::kH / 2; ++j) ptx::stmatrix_x4_trans(rows[j % 2] + 2 * j * P::kPatchW * P::kRowBytes, words[j]);
+    for (int j = 0; j < P::kH / 2; ++j)
+      ptx::stmatrix_x4_trans(rows[j % 2] + 2 * j * P::kPatchW * P::kRowBytes, words[j]);
   }
 
   // Applies the steps before the gate to the sums, and finds the gates of this thread's two channels.
-  AT_DEVICE static void excite(const Params& x, const Layout& smem, const WarpCoord& coord, Sums& sums, float (&gates)[2]) {
+  AT_DEVICE static void excite(const Params& x, const Layout& smem, const WarpCoord& coord, Sums& sums,
+                               float (&gates)[2]) {
     float total[2] = {};
 #pragma unroll
     for (int number = 0; number < P::kN / 4; ++number) {
@@ -379,8 +401,10 @@ struct HopperStripBlock : StripPlan<Config> {
     }
     meet();  // and nothing reads the patch any more
     ptx::mbarrier_wait(smem.gate, 0);
-    const Element *w1 = (const Element*)__cvta_shared_to_generic(smem.w1), *w2 = (const Element*)__cvta_shared_to_generic(smem.w2);
-    const float *b1 = (const float*)__cvta_shared_to_generic(smem.b1), *b2 = (const float*)__cvta_shared_to_generic(smem.b2);
+    const Element *w1 = (const Element*)__cvta_shared_to_generic(smem.w1),
+                  *w2 = (const Element*)__cvta_shared_to_generic(smem.w2);
+    const float *b1 = (const float*)__cvta_shared_to_generic(smem.b1),
+                *b2 = (const float*)__cvta_shared_to_generic(smem.b2);
     float means[2] = {};
 #pragma unroll
     for (int strip = 0; strip < P::kStrips; ++strip)
