@@ -1,24 +1,24 @@
-// A persistent, warp-specialised implicit-GEMM convolution for Hopper: TMA loads, wgmma products, NHWC.
+// A persistent, warp-specialized implicit-GEMM convolution for Hopper: TMA loads, wgmma, NHWC.
 //
-// One warp loads activations, one loads weights, and `kGroups` warpgroups multiply. Between them are rings of buffers
-// in shared memory, so the loads of the next tile run during this tile's epilogue. Activations come in fills of kK
-// channels, in one of two ways:
-// - im2col: a fill is one filter tap of the tile's pixels, gathered by TMA;
-// - patch: a fill is the input patch under the tile, with its halo, and serves all taps (of one phase of the stride): a
-//   tap is a shift of the address that wgmma reads from. It reads the input from L2 once, not once a tap. The
-//   tile's pixels form squares of 8 x 8, because wgmma takes rows in groups of eight at any constant distance.
-// Weights are streamed, a tap's kK channels at a time, or resident: those of a tile column are loaded once and stay.
+// One warp loads activations, one loads weights, and kGroups warpgroups multiply. Rings of shared-memory stages
+// (Pipeline) connect them, so the loads of the next tile overlap this tile's epilogue. A fill is one load of kK
+// channels of activations. There are two kinds:
+// - im2col: a fill is one filter tap of the tile's pixels, gathered by TMA.
+// - patch: a fill is the input patch under the tile, with its halo, and serves all taps of one phase of the stride. A
+//   tap shifts the start address of wgmma's descriptor. The input is read from L2 once instead of once per tap. The
+//   tile's pixels form squares of 8 x 8, since wgmma reads groups of eight rows at any constant distance.
+// Weights are streamed, kK channels of a tap at a time, or resident: loaded once for a column of tiles.
 //
-// With groups a column of tiles lies within one, and reads its channels alone.
+// With grouped convolutions a column of tiles lies within one group and reads only its channels.
 //
-// A cluster of kClusterM x kClusterN tiles shares its loads by multicast. kSlices > 1 splits the channels and
-// taps of one tile over blocks of a cluster, which add their sums through distributed shared memory in a fixed order.
+// A cluster of kClusterM x kClusterN tiles shares loads by multicast. With kSlices > 1 blocks of a cluster split the
+// channels and taps of a tile. They add their sums through distributed shared memory in a fixed order.
 //
 // The weights' rows are permuted (layout "wgmma", autotune/ir/weight_layout.py), so that each thread's accumulators are
-// eight neighbouring channels of a pixel: the epilogue needs no exchange between threads.
+// eight neighbouring channels of a pixel and the epilogue needs no exchange between threads.
 //
-// Here are the roles: who loads and who multiplies. conv2d_plan.cuh has what comes before the launch and what they
-// share, conv2d_stage.cuh, conv2d_store.cuh and conv2d_gate.cuh the epilogue.
+// This file has the producer and consumer warps. plan.cuh has prepare() and the layout; stage.cuh, store.cuh and
+// gate.cuh have the epilogues.
 #pragma once
 #include "sm90/conv2d/gate.cuh"
 #include "sm90/pipeline.cuh"
@@ -49,7 +49,7 @@ struct HopperConv2d : Conv2dGate<Config> {
     const ClusterCoord me{rank % P::kClusterM, rank / P::kClusterM % P::kClusterN,
                           rank / (P::kClusterM * P::kClusterN)};
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
-    // What can be known before the barriers are there is computed while they are made.
+    // The multiplying warps compute what does not need the barriers while the barriers are initialized.
     if (warp < 4 * P::kGroups) {
       init_barriers(x, smem, warp);
       multiply_all(x, smem, me);
@@ -69,7 +69,7 @@ struct HopperConv2d : Conv2dGate<Config> {
   }
 
  private:
-  // What a load or store needs that is the first by its map, and would wait for.
+  // The first load or store through a tensor map would wait for the map.
   AT_DEVICE static void prefetch_maps(const Params& x, bool activations) {
     ptx::prefetch_tensormap(activations ? x.activation_map : x.weight_map);
     if constexpr (P::kProjects) ptx::prefetch_tensormap(activations ? x.skip_map : x.projection_map);
@@ -79,7 +79,7 @@ struct HopperConv2d : Conv2dGate<Config> {
     if (activations && x.staging_bytes && x.ahead) ptx::prefetch_tensormap(x.added_map);
   }
 
-  // Each warp those of a kind.
+  // Each warp initializes one kind of barrier.
   AT_DEVICE static void init_barriers(const Params& x, const Layout& smem, int warp) {
     constexpr int kPeers = P::kJoint ? P::kClusterM + P::kClusterN - 1 : 1;
     if (warp == 0) {
@@ -98,7 +98,7 @@ struct HopperConv2d : Conv2dGate<Config> {
     ptx::fence_barrier_init();
   }
 
-  // Where the loads of a tile begin.
+  // The coordinates at which the loads of a tile begin.
   struct TileOrigin {
     int pixel, n, h, w, c;  // of the activations
     int row;                // of the weights
@@ -116,8 +116,8 @@ struct HopperConv2d : Conv2dGate<Config> {
     }
   };
 
-  // A loading thread is alone: nothing hides how long its instructions take, and small tiles wait for it. So its loops
-  // only count on.
+  // A single thread issues the loads, so nothing hides the latency of its instructions, and small tiles wait for it.
+  // Its loops therefore only increment: no divisions.
   AT_DEVICE static void load_activations(const Params& x, const Layout& smem, const ClusterCoord& me, TileOrigin from) {
     uint16_t peers = 0;
     if constexpr (P::kClusterN > 1)
@@ -131,7 +131,7 @@ struct HopperConv2d : Conv2dGate<Config> {
     for (int index = P::first_tile(); index < x.cluster_tiles;) {
       KCoord place = first;
       const auto next_fill = [&](const auto& load) {
-        // As pipeline.producer_acquire(), whose inlining would change the order of the loop's instructions.
+        // This is pipeline.producer_acquire(), written out: a call reorders the loop's instructions.
         const uint32_t full = smem.full + ptx::kMbarrierBytes * state.index;
         ptx::mbarrier_wait(smem.empty + ptx::kMbarrierBytes * state.index, state.phase);
         ptx::mbarrier_arrive_expect_tx(full, x.fill_bytes);
@@ -191,7 +191,7 @@ struct HopperConv2d : Conv2dGate<Config> {
           ptx::mbarrier_arrive_expect_tx(full, bytes);
         }
         ptx::tma_load_3d<kShared>(to, map, full, chunk * P::kK, tap, from.row, peers);
-        if (bytes > P::kN * P::kRowBytes && me.m == 0)  // with the hidden values' filters
+        if (bytes > P::kN * P::kRowBytes && me.m == 0)  // the filters of the hidden values
           ptx::tma_load_3d<kShared>(slot + P::kN * P::kRowBytes, x.hidden_map, full, chunk * P::kK, tap, 0, peers);
         state.advance(slots);
       };
@@ -203,7 +203,7 @@ struct HopperConv2d : Conv2dGate<Config> {
             for (int tap = r * x.s + place.w; tap < (r + 1) * x.s; tap += x.phases_w) load(place.chunk, tap);
           place.advance(x);
         }
-      } else {  // a tap for each fill
+      } else {  // one tap per fill
         int chunk = P::kSlices > 1 ? begin % x.chunks : 0, tap = P::kSlices > 1 ? begin / x.chunks : 0;
 #pragma unroll 1
         for (int fill = begin; fill < end; ++fill) {
@@ -221,14 +221,14 @@ struct HopperConv2d : Conv2dGate<Config> {
     if constexpr (kShared && !P::kResident) pipeline.producer_tail(state, slots);
   }
 
-  // Tells those who fill a buffer that this warpgroup is done with it: the loading warps of this block and, where loads
-  // are shared, of the blocks that load into it.
+  // Releases a stage of activations to the loading warps of this block and, where loads are multicast, of the blocks
+  // that load into it.
   AT_DEVICE static void release_fill(const Pipeline& pipeline, const ClusterCoord& me, int stage) {
     const int thread = threadIdx.x % 128;
     if constexpr (P::kClusterM * P::kClusterN == 1 || !P::kJoint) {
       if (thread == 0) pipeline.consumer_release(stage);
     } else if (thread < P::kClusterM + P::kClusterN - 1) {
-      const int other = thread - P::kClusterM;  // of the row's others, me left out
+      const int other = thread - P::kClusterM;  // among the other blocks of the cluster's row
       const int to =
           thread < P::kClusterM ? me.rank(thread, me.n, me.slice) : me.rank(me.m, other + (other >= me.n), me.slice);
       pipeline.consumer_release(stage, to);
@@ -244,7 +244,7 @@ struct HopperConv2d : Conv2dGate<Config> {
     }
   }
 
-  // The first operand's blocks of rows: where each begins in a fill, in units of 16 bytes, and the descriptor's half.
+  // The A operand's blocks of 64 rows: the offset of each in a fill, in units of 16 bytes, and the descriptor's hi.
   struct Rows {
     uint32_t block[P::kBlocks], hi;
     AT_DEVICE Rows(const Params& x, int first_block) {
@@ -263,7 +263,7 @@ struct HopperConv2d : Conv2dGate<Config> {
     }
   };
 
-  // Adds the product of kK channels. a, b: low halves of the operands' descriptors.
+  // Adds the product of kK channels. a, b: SmemDescriptor::lo of the operands.
   AT_DEVICE static void multiply(Sums& sums, const Rows& rows, uint32_t a, uint32_t b, int& accumulate) {
     const uint32_t b_hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes);
     ptx::warpgroup_arrive();
@@ -277,9 +277,8 @@ struct HopperConv2d : Conv2dGate<Config> {
     }
   }
 
-  // Adds the projection of the skip connection, whose fills are there. (The hidden columns' sums are no longer of use.)
-  // Each is waited for: of several on their way at once behind branches the compiler would make products that wait one
-  // by one.
+  // Adds the projection of the skip connection, whose fills have arrived; the hidden columns' sums are no longer
+  // needed. Each product is waited for: with several in flight behind branches the compiler would serialize them all.
   AT_DEVICE static void add_skip(const Params& x, const Layout& smem, const ClusterCoord& me, const Rows& rows,
                                  PipelineState state, Sums& sums) {
     const Pipeline pipeline = P::fill_pipeline(smem);
@@ -313,7 +312,8 @@ struct HopperConv2d : Conv2dGate<Config> {
     if constexpr (P::kGated)
       Gate::excitation(x).load_weights(Gate::gate_memory(smem), x.p.p + P::kFirstGate,
                                        Gate::own_channel(me, Tile(x, me, P::first_tile())), x.k, threadIdx.x);
-    // What the gates need is constant, so it may come before, and stays while the column of tiles does.
+    // The gates' weights are constants, so they are loaded before griddepcontrol_wait() and stay for the column of
+    // tiles.
     int gates_of = 0;
     if constexpr (P::kFolded) {
       const Tile first(x, me, min(added.index, x.cluster_tiles - 1));
@@ -332,8 +332,8 @@ struct HopperConv2d : Conv2dGate<Config> {
           if (P::kPatch && !P::kResident) weight.skip(x.r * x.s * x.chunks, x.weight_slots);
           continue;
         }
-        // A parity tells only neighbouring rounds of the rings apart, so a warpgroup enters them when the one before
-        // has waited for all its fills; this also gives it the tensor cores to itself.
+        // Parities only tell neighbouring rounds of a ring apart. So a warpgroup enters the rings when the one before
+        // has waited for all its fills. This also gives it the tensor cores alone.
         ptx::mbarrier_wait(smem.turn + 8 * group, (turn / P::kGroups & 1) ^ (group == 0));
       }
       if constexpr (P::kFolded && !P::kResident) {
@@ -347,7 +347,7 @@ struct HopperConv2d : Conv2dGate<Config> {
       Sums sums;
       int accumulate = 0, used = -1, used_weight = -1;
       uint32_t resident = weight_lo;
-      KCoord place(x, 0);  // counted for patches
+      KCoord place(x, 0);  // only counted for patches
       ptx::warpgroup_fence_operand(sums);
       for (int i = 0; i < fills; ++i) {
         pipeline.consumer_wait(state);
@@ -382,7 +382,7 @@ struct HopperConv2d : Conv2dGate<Config> {
           if constexpr (P::kResident) ptx::warpgroup_commit_batch();
           place.advance(x);
         }
-        // The next fill waits for this very buffer, or the one before is no longer read.
+        // With one stage the next fill needs this very stage; else the fill before is no longer read.
         const bool alone = x.fill_slots == 1;
         if (alone) ptx::warpgroup_wait<0>();
         else ptx::warpgroup_wait<1>();
@@ -391,8 +391,8 @@ struct HopperConv2d : Conv2dGate<Config> {
         if (alone) release_fill(pipeline, me, state.index);
         state.advance(x.fill_slots);
       }
-      // The skip connection's fills are the tile's last. They are waited for while it is this warpgroup's turn, and
-      // used later.
+      // The skip connection's fills are the tile's last. They are waited for during this warpgroup's turn and used
+      // later.
       const PipelineState skip = state;
       if constexpr (P::kProjects)
         for (int i = 0; i < x.skip_fills; ++i) {
@@ -400,7 +400,7 @@ struct HopperConv2d : Conv2dGate<Config> {
           state.advance(x.fill_slots);
         }
       if constexpr (P::kPingpong) {
-        // Every warp tells, so that none is left behind at the turn before.
+        // Every warp arrives, so that none is left behind at the turn before.
         if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.turn + 8 * ((group + 1) % P::kGroups));
       }
       ptx::warpgroup_wait<0>();

@@ -1,5 +1,5 @@
-// The kernel of image_conv2d.cuh before its launch, and what its parts have in common: sizes, parameters, and where in
-// shared memory everything lies.
+// Host side and shared definitions of the kernel in small_image/conv2d.cuh: sizes, parameters, prepare() and the
+// shared-memory layout.
 #pragma once
 #include "sm90/fast_divmod.cuh"
 #include "sm90/folded_se_gate.cuh"
@@ -14,29 +14,30 @@ struct HopperImagePlan {
   static constexpr int kM = 64, kN = Config::kN, kK = 64, kTaps = 9;
   static constexpr int kStride = Config::kStride, kPlanes = kStride * kStride, kPeers = Config::kPeers;
   static constexpr int kHidden = Config::kHidden,
-                       kColumns = kN + kHidden;  // of a tile's products: channels, hidden values
+                       kColumns = kN + kHidden;  // columns of a product: channels, then hidden values
   static constexpr bool kFolded = kHidden > 0, kProjects = Config::kProjects;
   static constexpr int kGroups = 2, kWide = 128, kThreads = kWide * kGroups + 32 * (1 + kGroups);
   static constexpr int kOwners = kN % 64 == 0 ? kGroups : 1,
-                       kOwn = kN / kOwners;  // warpgroups that finish channels, and how many
+                       kOwn = kN / kOwners;  // warpgroups that finish channels; channels of each
   static constexpr int kRowBytes = kK * (int)sizeof(Element), kPlaneBytes = kM * kRowBytes;
   static constexpr int kChunkBytes = kPlanes * kPlaneBytes, kWeightBytes = kColumns * kRowBytes;
-  static constexpr int kVector = 8, kUnits = 2 * (kOwn / 32);  // of eight channels, for each thread
-  static constexpr int kFours = (kOwn + kHidden) / 8;          // of sums that a thread gets from the other warpgroup's
+  static constexpr int kVector = 8, kUnits = 2 * (kOwn / 32);  // vectors of eight channels of a thread
+  static constexpr int kFours =
+      (kOwn + kHidden) / 8;  // float4s of sums that a thread receives from the other warpgroup
   static constexpr int kFoursBytes = kWide * 16;
   using Folded = FoldedSeGate<Element, kM, kOwn, kHidden, kWide, Config::kWarpImages>;
-  // Places of the pointers: Problem.operands() of conv2d, of conv2d_folded_se, or of conv2d_se_skip.
+  // Indices of the pointers: Problem.operands() of conv2d, of conv2d_folded_se, or of conv2d_se_skip.
   enum { kX = 0, kWeight = 1, kFirstGate = 2, kSkip = 6, kProjection = 7, kY = kProjects ? 8 : kFolded ? 6 : 2 };
   enum Launch { kWeightSlots };
-  enum NamedBarrier { kGate = 1, kExchange = kGate + kGroups };  // named barriers; one for each warpgroup's gates
+  enum NamedBarrier { kGate = 1, kExchange = kGate + kGroups };  // kGate + group: the warpgroup's gates
   static_assert(kN % 32 == 0 && kOwn / kPeers % 8 == 0 && (kStride == 1 || kStride == 2), "no such tile");
   static constexpr int kImageMap = 0, kWeightMap = 128, kHiddenMap = 256, kSkipMap = 384,
-                       kProjectionMap = 512;  // in Params
+                       kProjectionMap = 512;  // offsets in Params
 
   struct alignas(64) Params {
     uint8_t image_map[128], weight_map[128], hidden_map[128], skip_map[128], projection_map[128];
-    int images, out_h, out_w, k, rows;  // images: that a tile loads; rows: pixels of the output
-    int last_image, plane_bytes;        // where the last tile begins; of a tile's pixels
+    int images, out_h, out_w, k, rows;  // images: loaded per tile; rows: pixels of the output
+    int last_image, plane_bytes;        // first image of the last tile; bytes of a tile's pixels
     int chunks, skip_chunks;            // of 64 channels
     int weight_slots;                   // of each warpgroup
     FastDivmod columns;                 // of tiles
@@ -49,7 +50,7 @@ struct HopperImagePlan {
 
   // ---- Before the launch ----
 
-  // hidden: of the gate; 0 without one.
+  // hidden: channels of the gate's hidden layer, or 0 without a gate.
   template <typename Problem>
   AT_DEVICE static void prepare(const Problem& a, int hidden, at_prepared* out) {
     Params x{};
@@ -62,7 +63,7 @@ struct HopperImagePlan {
     if (x.images * x.pixels != kM) return refused(out, "the pixels of an output image must divide 64");
     if (a.groups > 1) return refused(out, "groups must be 1");
     if (a.c % 8 || a.k % 8) return refused(out, "c and k must be multiples of 8");
-    // The last tile ends with the last image, and a tile of all images has no more, as in conv2d_plan.cuh.
+    // The last tile ends with the last image, and a tile loads no more images than there are; see conv2d/plan.cuh.
     x.last_image = max(a.n - x.images, 0), x.images = min(x.images, a.n),
     x.plane_bytes = x.images * x.pixels * kRowBytes;
     if constexpr (kFolded) {
@@ -111,7 +112,7 @@ struct HopperImagePlan {
   // ---- Of a block ----
 
   struct ClusterCoord {
-    int tile, column, peer;  // peer: this block's number in its cluster
+    int tile, column, peer;  // peer: rank in the cluster
     AT_DEVICE int first_image(const Params& x) const { return min(tile * x.images, x.last_image); }
   };
 

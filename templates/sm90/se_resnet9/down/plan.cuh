@@ -1,5 +1,5 @@
-// The kernel of down_block.cuh before its launch, and what its parts have in common: sizes, parameters, and where in
-// shared memory everything lies.
+// Host side and shared definitions of the kernel in se_down_block.cuh: sizes, parameters, prepare() and the
+// shared-memory layout.
 #pragma once
 #include "sm90/smem_layout.cuh"
 #include "sm90/ptx/tma.cuh"
@@ -11,27 +11,30 @@ template <typename Config>
 struct DownPlan {
   using Element = typename Config::Element;
   static constexpr int kM = 64, kN = Config::kN, kK = 64;
-  static constexpr int kP = Config::kP, kQ = Config::kQ, kImages = kM / (kP * kQ);  // an image of the output; of a tile
+  static constexpr int kP = Config::kP, kQ = Config::kQ,
+                       kImages = kM / (kP * kQ);  // output height and width; images of a tile
   static constexpr int kParts = Config::kParts, kPeers = Config::kPeers, kCluster = kParts * kPeers;
-  static constexpr int kOwn = kN / kK, kInner = kParts * kOwn;  // chunks of 64 channels between the convolutions
-  static constexpr int kWide = 128, kThreads = 2 * kWide + 64;  // kWide multiply, as many add up, two warps load
+  static constexpr int kOwn = kN / kK,
+                       kInner = kParts * kOwn;  // chunks of 64 inner channels: of the block, of the tile
+  static constexpr int kWide = 128,
+                       kThreads = 2 * kWide + 64;  // kWide threads multiply, kWide add up the pool, two warps load
   static constexpr int kRowBytes = kK * (int)sizeof(Element);
   static constexpr int kTileBytes = kM * kRowBytes, kWeightBytes = kN * kRowBytes;
   static constexpr int kTaps = 9, kCopies = 3;
-  // Of the inner values: a line of all images, a copy with its zeros.
+  // Bytes of the inner values: a line of all images; a copy with its lines of zeros.
   static constexpr int kLineBytes = kTileBytes / kP, kCopyBytes = (kP + 2) * kLineBytes;
   static constexpr int kVector = 8, kColumns = kN / 32;
   using Excitation = SeGate<Element, kM, kN, kParts, kWide>;
-  // Places of the pointers: Problem.operands() of se_down_block.
+  // Indices of the pointers: Problem.operands() of se_down_block.
   enum { kX, kWeight1, kWeight2, kProjection, kFirstGate, kY = 8 };
   enum Launch { kFillSlots, kWeightSlots };
-  enum NamedBarrier { kMultiply = 1, kPooled, kGate };  // named barriers; the first is the gate's sync()
+  enum NamedBarrier { kMultiply = 1, kPooled, kGate };  // kMultiply is SeGate::sync()
   static_assert(kN % 64 == 0 && (kP == 4 || kP == 8) && (kQ == 4 || kQ == 8) && kP % kParts == 0, "no such tile");
   static constexpr int kSwizzle = ptx::swizzle_mode(kRowBytes);
-  static constexpr int kImageMap = 0, kWeightMaps = 128;  // in Params
+  static constexpr int kImageMap = 0, kWeightMaps = 128;  // offsets in Params
 
   struct alignas(64) Params {
-    uint8_t image_map[128], weight_maps[3][128];  // of the weights in the order of their first use
+    uint8_t image_map[128], weight_maps[3][128];  // weights in the order of their first use
     int n, chunks, k;                             // chunks: of 64 channels of x
     int fill_slots, weight_slots, gate_bytes, hidden;
     float scalars[AT_MAX_SCALARS];
@@ -80,7 +83,8 @@ struct DownPlan {
 
   // ---- Of a block ----
 
-  // Which channels and which tile of its cluster a block has; tile: among all.
+  // The block's share of its cluster: `part` of the channels, `peer` among the cluster's tiles. tile: index in the
+  // grid.
   struct ClusterCoord {
     int part, peer, tile;
     AT_DEVICE static int rank(int part, int peer) { return peer * kParts + part; }
@@ -106,12 +110,13 @@ struct DownPlan {
 
   AT_DEVICE static Excitation excitation(int hidden) { return Excitation(kP * kQ, hidden, kImages == 1 ? 16 : kQ); }
 
-  // A copy of the inner values; its lines begin with one of zeros.
+  // Copy `copy` of 64 channels of the inner values. It begins with a line of zeros.
   AT_DEVICE static uint32_t copy_of(const Layout& smem, int chunk, int copy) {
     return smem.inner + (chunk * kCopies + copy) * kCopyBytes;
   }
 
-  // A copy without its zeros, which is a tile. The pooled input lies in this block's own ones until they are written.
+  // The same without the line of zeros: a tile. The pooled input lies in this block's own copies until they are
+  // written.
   AT_DEVICE static uint32_t own_copy(const Layout& smem, const ClusterCoord& me, int i) {
     return copy_of(smem, me.part * kOwn, i) + kLineBytes;
   }

@@ -1,5 +1,5 @@
-// The kernel of strip_block.cuh before its launch, and what its parts have in common: sizes, parameters, and where in
-// shared memory everything lies.
+// Host side and shared definitions of the kernel in strip_se_block.cuh: sizes, parameters, prepare() and the
+// shared-memory layout.
 #pragma once
 #include "sm90/smem_layout.cuh"
 #include "sm90/ptx/registers.cuh"
@@ -12,15 +12,15 @@ struct StripPlan {
   using Element = typename Config::Element;
   static constexpr int kChannels = 64, kRowBytes = kChannels * (int)sizeof(Element), kVectors = kRowBytes / 16;
   static constexpr int kH = Config::kH, kW = Config::kW, kPixels = kH * kW;  // of the block's image
-  static constexpr int kImage = Config::kImage, kSide = 4;  // channels of the network's; side of its patches
+  static constexpr int kImage = Config::kImage, kSide = 4;  // channels of the network's image; side of its patches
   static constexpr int kCluster = Config::kCluster;
   static constexpr int kStrips = kW / 8, kN = 8 * kH, kStripThreads = 128, kThreads = kStrips * kStripThreads,
                        kWarps = kThreads / 32;
-  static constexpr int kPooled = Config::kPooled;  // which pointer; 0 without a pool
+  static constexpr int kPooled = Config::kPooled;  // index of the pooled output's pointer, or 0
   static constexpr int kPoolThreads = 96;
-  static constexpr int kAllThreads = kThreads + 128;                     // with those that load
-  static constexpr int kReadyThreads = kThreads + (kPooled ? 128 : 96);  // that use barriers
-  static constexpr bool kSetMaxNreg = kStrips > 1;  // registers, from those that load to those that multiply
+  static constexpr int kAllThreads = kThreads + 128;                     // with the loading warps
+  static constexpr int kReadyThreads = kThreads + (kPooled ? 128 : 96);  // that wait for the initialized barriers
+  static constexpr bool kSetMaxNreg = kStrips > 1;                       // from the loading to the multiplying warps
   static constexpr int kProducerRegs = kStrips > 2 ? 24
                                        : kPooled   ? 56
                                                    : 40,
@@ -29,12 +29,13 @@ struct StripPlan {
                                                    : 232;
   static constexpr int kTaps = 9, kLoads = 1 + 2 * kTaps, kTapBytes = kChannels * kRowBytes;
   static constexpr int kPatchW = kW + 2, kPatchBytes = (kH + 2) * kPatchW * kRowBytes;
-  static constexpr int kLines = kSide * kH * 8 / kStripThreads;  // of four pixels of the stem's patches, of a thread
-  static constexpr int kLineBytes = kN * kSide * kSide * (int)sizeof(Element);  // of a strip's patches, of one channel
+  static constexpr int kLines = kSide * kH * 8 / kStripThreads;  // patch lines of four pixels that a thread reads
+  static constexpr int kLineBytes =
+      kN * kSide * kSide * (int)sizeof(Element);  // a strip's patches, of one image channel
   static constexpr int kStepBytes =
-      kChannels * kSide * kSide * (int)sizeof(Element);  // of the stem's weights, of one channel
+      kChannels * kSide * kSide * (int)sizeof(Element);  // the stem's weights, of one image channel
   enum { kX, kStemWeight, kWeight, kFirstGate = kWeight + 2, kY = kFirstGate + 4 };
-  enum NamedBarrier { kReady = 1, kAll, kPool, kStrip };  // named barriers: the last of every strip
+  enum NamedBarrier { kReady = 1, kAll, kPool, kStrip };  // kStrip + strip: the strip's warpgroup
   enum Launch { kGrid, kEarlyTaps, kChannelsLast };
   static_assert(kH % 4 == 0 && kH <= 16 && kW % 8 == 0, "no such image");
 
@@ -78,8 +79,9 @@ struct StripPlan {
 
   static constexpr int kBarriers = kLoads + 4;
 
-  // Addresses in shared memory. Barriers: `full` of the loads, the stem's weights and then every tap; of the zeros
-  // around the image; of the gate's weights; of an image that is in memory, and of one that is pooled.
+  // Addresses in shared memory. Barriers: `full` for each load (the stem's weights, then every tap), `zeros` for the
+  // halo, `gate` for the gate's weights, `image` for an image that is in global memory, `pooled` for one that is
+  // pooled.
   struct Layout {
     uint32_t weights, patch, lines, stem, sums, w1, b2, b1, w2, full, zeros, gate, image, pooled, end;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
@@ -101,8 +103,8 @@ struct StripPlan {
     }
   };
 
-  // What a thread has: of its warpgroup's strip, channels `channel` and `channel + 8`, columns 2 (lane % 4) and the
-  // next of every line.
+  // A thread's part of its warpgroup's strip: channels `channel` and `channel + 8`, columns 2 (lane % 4) and the next,
+  // in every line.
   struct WarpCoord {
     int strip, thread, warp, lane, channel;
     AT_DEVICE WarpCoord() {

@@ -1,20 +1,20 @@
-// A network's first layer and the residual block behind it in one kernel, as in block.cuh, with the products turned
-// round: rows are output channels, all 64 of them, and columns are the pixels of a strip of the image, eight wide and
-// as high as the image. A warpgroup has a strip.
+// The stem of SE-ResNet9 and the residual block behind it in one kernel, as in block/se_block.cuh, with the product
+// transposed: rows are the 64 output channels, columns are the pixels of a strip of the image, eight wide and as high
+// as the image. Each warpgroup has a strip.
 //
-// So a product reads 64 rows of filters and 128 pixels (of 16 lines) where block.cuh's reads 64 and 64: of what shared
-// memory gives in that time, three quarters instead of all. And a thread has two channels of many pixels: it adds up
-// their mean by itself, finds their gate by itself, and a step's vectors are two numbers. The image is written to
-// shared memory by matrices of 8 x 8, transposed (stmatrix), and leaves it by TMA.
+// A product then reads 64 rows of filters and 128 pixels (16 lines) where se_block.cuh's reads 64 and 64: three
+// quarters of the shared-memory bandwidth instead of all of it. A thread has two channels of many pixels, so it sums
+// their mean and computes their gate by itself, and a step's vectors are two numbers. stmatrix writes the image to
+// shared memory in transposed 8 x 8 matrices, and TMA stores it.
 //
-// A warp that has begun a product waits until the one before is over. So what can be done beside a convolution stands
-// between its products, at one place in every other strip and at another in the rest: those multiply meanwhile. There
-// the next image is read, and its patches written; its stem is multiplied behind the second convolution, while this
-// image's gates are found.
+// A warp that has issued a product waits until the one before is complete. So other work is placed between a
+// convolution's products, at one place in even strips and at another in odd ones, whose products run meanwhile: there
+// the next image is read and its patches are written. Its stem is multiplied after the second convolution, while this
+// image's gates are computed.
 //
-// With a pool behind it (kPooled) a second output is the mean of the image's 3x3 pixels, two apart. Three warps that
-// multiply nothing read an image back while the next one's products run; the last image's is found by all others, where
-// it lies. strip_plan.cuh has what comes before the launch.
+// With a pool behind the block (kPooled) the second output is the 3 x 3 mean with stride 2. Three warps that do not
+// multiply read an image back and pool it while the next one's products run; the multiplying warps pool the last image
+// from shared memory. plan.cuh has prepare().
 #pragma once
 #include "cuda/copies.cuh"
 #include "sm90/ptx/cluster.cuh"
@@ -45,8 +45,8 @@ struct HopperStripBlock : StripPlan<Config> {
       ptx::mbarrier_init_array(smem.full, P::kBarriers, 1);
       ptx::fence_barrier_init();
     }
-    if constexpr (P::kCluster > 1) ptx::cluster_sync();  // before a block loads into another's memory
-    const bool idle = (int)blockIdx.x >= x.tiles;        // it fills up a cluster
+    if constexpr (P::kCluster > 1) ptx::cluster_sync();  // all barriers of the cluster are initialized
+    const bool idle = (int)blockIdx.x >= x.tiles;        // it only completes the cluster
     if (warp >= P::kWarps) {
       if constexpr (P::kSetMaxNreg) ptx::warpgroup_reg_dealloc<P::kProducerRegs>();
       if (warp == P::kWarps) load_all(x, smem);
@@ -63,7 +63,7 @@ struct HopperStripBlock : StripPlan<Config> {
   }
 
  private:
-  using Sums = float[1][P::kN / 2];  // of line j, channel `half`, column e: 4 j + 2 half + e
+  using Sums = float[1][P::kN / 2];  // index 4 j + 2 half + e: line j, channel `half`, column e
   using Kept = uint32_t[P::kN / 4];  // pairs of columns, rounded
 
   // ---- Loads ----
@@ -84,22 +84,22 @@ struct HopperStripBlock : StripPlan<Config> {
                                         (1 << P::kCluster) - 1);
   }
 
-  // The stem's weights, and taps.
+  // Loads `begin` to `end`: 0 is the stem's weights, i is tap i - 1.
   AT_DEVICE static void load_some(const Params& x, const Layout& smem, int begin, int end) {
     if (ptx::elect_one_sync())
       for (int i = begin; i < end; ++i) i ? load_tap(x, smem, i - 1) : load_stem(x, smem);
     __syncwarp();
   }
 
-  // ---- What three warps do that do nothing else: to ask for so much takes longer than the first image takes to come
-  // ----
+  // ---- The loading warps. There are three, since issuing these loads takes one warp longer than the first image takes
+  // to arrive. ----
 
   AT_DEVICE static void load_all(const Params& x, const Layout& smem) {
     ptx::named_barrier_arrive<P::kReady, P::kReadyThreads>();
     load_some(x, smem, 0, x.early_loads);
     griddepcontrol_wait();
     load_some(x, smem, x.early_loads, P::kLoads);
-    if constexpr (P::kCluster > 1)  // a block must not end while others still load into it
+    if constexpr (P::kCluster > 1)  // a block must not exit while others load into it
       for (int i = 0; i < P::kLoads; ++i) ptx::mbarrier_wait(smem.full + 8 * i, 0);
   }
 
@@ -128,7 +128,7 @@ struct HopperStripBlock : StripPlan<Config> {
     if (lane == 0) ptx::mbarrier_arrive(smem.gate);
   }
 
-  // Pixels of the patch around the image: two lines, then two columns.
+  // Index in the patch of halo pixel i: the two outer lines, then the two outer columns.
   static constexpr int kHalo = 2 * P::kPatchW + 2 * P::kH;
   AT_DEVICE static int halo(int i) {
     if (i < 2 * P::kPatchW) return i < P::kPatchW ? i : i + P::kH * P::kPatchW;
@@ -136,7 +136,7 @@ struct HopperStripBlock : StripPlan<Config> {
     return (i / 2 + 1) * P::kPatchW + i % 2 * (P::kPatchW - 1);
   }
 
-  // ---- The image: lines of four pixels, which are a quarter of a row of the stem's second operand ----
+  // ---- The image: lines of four pixels, a quarter of a row of the stem's B operand ----
 
   using Lines = Pack<Element, P::kSide>[P::kLines][P::kImage];
 
@@ -167,7 +167,7 @@ struct HopperStripBlock : StripPlan<Config> {
     }
   }
 
-  // And makes them visible to the strip's products.
+  // Writes the patches' lines and makes them visible to the strip's wgmma.
   AT_DEVICE static void write_lines(const Layout& smem, const WarpCoord& coord, const Lines& lines) {
 #pragma unroll
     for (int i = 0; i < P::kLines; ++i) {
@@ -190,7 +190,7 @@ struct HopperStripBlock : StripPlan<Config> {
         (Element*)x.p.p[P::kPooled] + (int64_t)tile * (P::kPixels / 4) * P::kChannels, thread, threads, read);
   }
 
-  // What three warps do of all images but the block's last.
+  // The pooling warps: they pool all images of the block but its last.
   AT_DEVICE static void pool_all(const Params& x, const Layout& smem) {
     uint32_t parity = 0;
 #pragma unroll 1
@@ -207,7 +207,7 @@ struct HopperStripBlock : StripPlan<Config> {
     }
   }
 
-  // Tells them of an image, the number-th, that is in memory, once they are done with the one before.
+  // Tells the pooling warps that image `number` is in global memory, once they have pooled the one before.
   AT_DEVICE static void tell_pool(const Layout& smem, const WarpCoord& coord, int number) {
     if (coord.strip == 0 && coord.warp == 0 && ptx::elect_one_sync()) {
       ptx::tma_store_wait_complete();
@@ -225,12 +225,12 @@ struct HopperStripBlock : StripPlan<Config> {
     Sums sums;
     griddepcontrol_wait();
     read(x, coord, blockIdx.x, lines);
-    ptx::named_barrier_sync<P::kReady, P::kReadyThreads>();  // there are barriers
+    ptx::named_barrier_sync<P::kReady, P::kReadyThreads>();  // the barriers are initialized
     write_lines(smem, coord, lines);
     begin_stem(smem, coord, sums);
     finish<0>(sums);
-    const int half = 1 + coord.strip % 2;  // of a convolution's lines of taps
-    int told = 0;                          // images
+    const int half = 1 + coord.strip % 2;  // filter lines before the work in between
+    int told = 0;                          // images announced to the pooling warps
     for (int tile = blockIdx.x; tile < x.tiles; tile += gridDim.x) {
       const bool last = tile + (int)gridDim.x >= x.tiles;
       Sums next;
@@ -259,7 +259,7 @@ struct HopperStripBlock : StripPlan<Config> {
           [&](float (&v)[2], int, int channel) { Config::Steps::inner(v, x.p.p, x.scalars, channel); });
       publish();
       convolve(smem, coord, 1, 0, half, sums);
-      write_lines(smem, coord, lines);  // of the next image; after the last one this one's, for nobody
+      write_lines(smem, coord, lines);  // of the next image; after the last image they are unused
       convolve(smem, coord, 1, half, 3, sums);
       begin_stem(smem, coord, next);
       if (last) launch_dependents();
@@ -293,10 +293,10 @@ struct HopperStripBlock : StripPlan<Config> {
     stored(coord);
   }
 
-  // All threads that multiply.
+  // A barrier of all multiplying threads.
   AT_DEVICE static void meet() { ptx::named_barrier_sync<P::kAll, P::kThreads>(); }
 
-  // Makes what all have written visible to products.
+  // Makes the writes of all multiplying threads visible to wgmma and TMA.
   AT_DEVICE static void publish() {
     ptx::fence_view_async_shared();
     meet();
@@ -321,8 +321,7 @@ struct HopperStripBlock : StripPlan<Config> {
     ptx::warpgroup_commit_batch();
   }
 
-  // Begins to sum up taps of the filters' lines from `begin` to `end`, of convolution `which` of what lies in the
-  // patch.
+  // Issues the products of filter lines `begin` to `end` of convolution `which` of the patch.
   AT_DEVICE static void convolve(const Layout& smem, const WarpCoord& coord, int which, int begin, int end,
                                  Sums& sums) {
     const uint32_t a_hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes),
@@ -336,7 +335,7 @@ struct HopperStripBlock : StripPlan<Config> {
     for (int r = begin; r < end; ++r, line += P::kPatchW * (P::kRowBytes / 16)) {
       uint32_t tap = line;
       for (int s = 0; s < 3; ++s, tap += P::kRowBytes / 16, a += P::kTapBytes / 16, full += 8) {
-        ptx::mbarrier_wait(full, 0);  // which is over at once after the first tile
+        ptx::mbarrier_wait(full, 0);  // returns at once after the first tile
         ptx::warpgroup_arrive();
 #pragma unroll
         for (int k = 0; k < P::kChannels / 16; ++k) {
@@ -349,15 +348,15 @@ struct HopperStripBlock : StripPlan<Config> {
     }
   }
 
-  // Until all products are done but those of the last `pending` groups.
+  // Waits until at most `pending` batches of products are unfinished.
   template <int pending>
   AT_DEVICE static void finish(Sums& sums) {
     ptx::warpgroup_wait<pending>();
     ptx::warpgroup_fence_operand(sums);
   }
 
-  // What steps(v, number, channel) make of the sums, over the image's pixels, for all, once ready() has returned. v:
-  // two columns; number: 2 line + half.
+  // Applies steps(v, number, channel) to the sums and writes the result over the image's pixels once ready() has
+  // returned. v: two columns. number: 2 line + half.
   template <typename Ready, typename Steps>
   AT_DEVICE static void write_patch(const Layout& smem, const WarpCoord& coord, const Sums& sums, const Ready& ready,
                                     const Steps& steps) {
@@ -369,10 +368,10 @@ struct HopperStripBlock : StripPlan<Config> {
       words[number / 4][number % 4] = pair(v[0], v[1]);
     }
     ready();
-    // A lane names the row of a matrix: a pixel of a line, and eight channels of it.
+    // Each lane addresses a row of a matrix: eight channels of a pixel.
     const int matrix = coord.lane / 8, chunk = 2 * coord.warp + matrix % 2;
-    const int first = (matrix / 2 + 1) * P::kPatchW + coord.strip * 8 + coord.lane % 8 + 1;  // of the patch's pixels
-    uint32_t rows[2];  // a row's place differs by no more than whole lines from that four lines before
+    const int first = (matrix / 2 + 1) * P::kPatchW + coord.strip * 8 + coord.lane % 8 + 1;  // pixel of the patch
+    uint32_t rows[2];  // the swizzle repeats every four lines
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       rows[i] = smem.patch + first * P::kRowBytes + (chunk ^ (first + 2 * i * P::kPatchW) % 8) * 16;
@@ -381,7 +380,7 @@ struct HopperStripBlock : StripPlan<Config> {
       ptx::stmatrix_x4_trans(rows[j % 2] + 2 * j * P::kPatchW * P::kRowBytes, words[j]);
   }
 
-  // Applies the steps before the gate to the sums, and finds the gates of this thread's two channels.
+  // Applies the steps before the gate and computes the gates of this thread's two channels.
   AT_DEVICE static void excite(const Params& x, const Layout& smem, const WarpCoord& coord, Sums& sums,
                                float (&gates)[2]) {
     float total[2] = {};
@@ -399,7 +398,7 @@ struct HopperStripBlock : StripPlan<Config> {
       total[half] += __shfl_xor_sync(0xffffffffu, total[half], 2);
       if (coord.lane % 4 == 0) all[coord.strip * P::kChannels + coord.channel + 8 * half] = total[half];
     }
-    meet();  // and nothing reads the patch any more
+    meet();  // and all warps have read the patch
     ptx::mbarrier_wait(smem.gate, 0);
     const Element *w1 = (const Element*)__cvta_shared_to_generic(smem.w1),
                   *w2 = (const Element*)__cvta_shared_to_generic(smem.w2);
@@ -412,7 +411,7 @@ struct HopperStripBlock : StripPlan<Config> {
       for (int e = 0; e < 2; ++e) means[e] += all[strip * P::kChannels + 2 * coord.lane + e];
     gates[0] = b2[coord.channel], gates[1] = b2[coord.channel + 8];
 #pragma unroll 1
-    for (int o = 0; o < x.hidden; o += 4) {  // each warp all of it: no barrier more
+    for (int o = 0; o < x.hidden; o += 4) {  // every warp computes all of it, which saves a barrier
       float sum[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -436,16 +435,16 @@ struct HopperStripBlock : StripPlan<Config> {
     for (int half = 0; half < 2; ++half) gates[half] = logistic(gates[half]);
   }
 
-  // Begins to store the image, with the columns of zeros beside it, which are clipped.
+  // Starts to store the image. TMA clips the columns of zeros beside it.
   AT_DEVICE static void store(const Params& x, const Layout& smem, const WarpCoord& coord, int tile) {
     if (coord.strip == 0 && coord.warp == 0 && ptx::elect_one_sync()) {
       ptx::tma_store_4d(x.output_map, smem.patch + (P::kPatchW + 1) * P::kRowBytes, 0, 0, 0, tile);
       ptx::tma_store_arrive();
     }
-    __syncwarp();  // for what a warp does in step
+    __syncwarp();  // converges the warp
   }
 
-  // Until the image has been read that is stored.
+  // Waits until TMA has read the image that is stored.
   AT_DEVICE static void stored(const WarpCoord& coord) {
     if (coord.strip == 0 && coord.warp == 0 && ptx::elect_one_sync()) ptx::tma_store_wait<0>();
     __syncwarp();
