@@ -1,11 +1,11 @@
-// Squeeze-and-excitation within a convolution, its squeeze folded into filters (problem conv2d_folded_se): a tile's products
-// have kHidden columns beside its kN channels, whose means over an image's pixels are the hidden values before their
-// bias. So a tile of whole images finds its gates by itself, whichever channels it has.
+// Squeeze-and-excitation with the squeeze folded into the filters (problem conv2d_folded_se). A tile's products have
+// kHidden columns beside its kN channels. The mean of a hidden column over an image's pixels is the hidden value before
+// its bias. So a tile of whole images computes its gates alone, whichever channels it has.
 //
-// Where a warp's rows are of one image, each lane finds the gates of some channels. Else, with images of 1, 4 or 8 pixels, the
-// second product is the tensor cores': a thread's sums of the hidden columns are its part of the first operand, and what
-// comes out is in the order of its sums of the channels; another product adds what rounding the hidden values has left.
-// (Always, it would be slow in a tile's end: tensor cores serve the other warpgroup's wgmma first.)
+// If all rows of a warp belong to one image, each lane computes the gates of some channels. For images of 1, 4 or 8
+// pixels the second product runs on tensor cores (mma.sync): a thread's sums of the hidden columns are its part of the
+// A operand, and the result has the order of its accumulators. A second mma adds what rounding the hidden values lost.
+// For larger images this would be slow, since the tensor cores serve the other warpgroup's wgmma first.
 #pragma once
 #include "cuda/copies.cuh"
 #include "cuda/mma.cuh"
@@ -15,20 +15,22 @@
 
 namespace at {
 
-// kWarps: images have a multiple of 16 pixels, else 1, 4 or 8.
+// kWarps: images have a multiple of 16 pixels; else 1, 4 or 8.
 template <typename Element, int kM, int kN, int kHidden, int kThreads, bool kWarps>
 struct FoldedSeGate {
-  static constexpr int kColumns = kHidden / 8, kSteps = (kHidden + 15) / 16;  // of wgmma's eight columns; of the product
-  static constexpr int kRow = 16 * kSteps + 8;  // elements between rows of w2: the padding spreads them over the banks
-  // Shared memory, in bytes from its beginning: w2's rows of the tile's channels, b2, b1, sums of warps; hidden values and
-  // gates of each warp.
+  static constexpr int kColumns = kHidden / 8,
+                       kSteps = (kHidden + 15) / 16;  // of wgmma's eight columns; of the product
+  static constexpr int kRow =
+      16 * kSteps + 8;  // elements from one row of w2 to the next; 8 of padding against bank conflicts
+  // Offsets in shared memory, in bytes: w2's rows of the tile's channels, b2, b1, the warps' partial sums, then hidden
+  // values and gates of each warp.
   static constexpr int kB2 = kN * kRow * 2, kB1 = kB2 + kN * 4, kPartial = kB1 + 16 * kSteps * 4;
   static constexpr int kOwn = kPartial + kM / 16 * kHidden * 4, kWarpBytes = (kHidden + kN) * 4;
   static constexpr int kBytes = (kOwn + kThreads / 32 * kWarpBytes + 127) / 128 * 128;
 
   int pixels, hidden;
-  float weight;   // of a pixel in the mean
-  FastDivmod slabs;  // of 16 rows, of an image
+  float weight;      // of a pixel in the mean: 1 / pixels
+  FastDivmod slabs;  // blocks of 16 rows in an image
   char* memory;
 
   AT_DEVICE static bool fits(int pixels, int hidden) {
@@ -36,12 +38,13 @@ struct FoldedSeGate {
     return known && pixels > 0 && kM % pixels == 0 && hidden % 4 == 0 && hidden > 0 && hidden <= kHidden;
   }
 
-  // Begins to copy what the tile's gates need. p: b1 (hidden), w2 (k, hidden), b2 (k); `channel`: the tile's first of k.
+  // Starts to copy the weights of the tile's gates. p: b1 (hidden), w2 (k, hidden), b2 (k). channel: the tile's first
+  // of k.
   AT_DEVICE void load_weights(void* const* p, int channel, int k, int thread) const {
     const uint32_t to = ptx::cast_smem_ptr_to_uint(memory);
     const Element* w2 = (const Element*)p[1] + (int64_t)channel * hidden;
     const float *b1 = (const float*)p[0], *b2 = (const float*)p[2] + channel;
-    const int rest = min(k - channel, kN);  // channels that there are: a multiple of 8
+    const int rest = min(k - channel, kN);  // channels that exist; a multiple of 8
 #pragma unroll 1
     for (int c = thread; c < rest; c += kThreads) {
       const int row = row_of(c) * kRow;
@@ -57,7 +60,8 @@ struct FoldedSeGate {
     for (int i = thread; i < hidden / 4; i += kThreads) copy_async<16>(to + kB1 + 16 * i, b1 + 4 * i);
   }
 
-  // Scales the sums. first_block: of these among the tile's blocks of 64 rows; sync: all threads of the tile meet.
+  // Scales the sums by the gates. first_block: index of their first block of 64 rows in the tile. sync: a barrier of
+  // all threads of the tile.
   template <int kBlocks, int kSums, typename Sync>
   AT_DEVICE void scale(float (&sums)[kBlocks][kSums], int first_block, const Sync& sync) const {
     wait_for_all_copies();
@@ -73,8 +77,8 @@ struct FoldedSeGate {
   }
 
  private:
-  // Where the row of w2 is that belongs to a channel: such that rows that are read at once are neighbours. wgmma's columns, of
-  // which `multiply` needs eight at a time, are channels in the order of layout "wgmma" (autotune/ir/weight_layout.py).
+  // The position of a channel's row of w2: rows that are read together are neighbours. wgmma's columns, of which
+  // `multiply` needs eight at a time, are channels in the order of layout "wgmma" (autotune/ir/weight_layout.py).
   AT_DEVICE static int row_of(int channel) {
     return channel / 32 * 32 + channel % 8 / 2 * 8 + channel % 32 / 8 * 2 + channel % 2;
   }
@@ -104,9 +108,9 @@ struct FoldedSeGate {
   }
 
  public:
-  // Calls scale(block, gates) for a warp's blocks of 16 rows, with the gates of the tile's channels for each.
-  // total: hidden columns 8 j + 2 (lane % 4) on, of rows lane / 4 and lane / 4 + 8. warp: among those of the tile; first_slab:
-  // the first block's number among the tile's, and `step` to the next; leaves: this warp leaves the block's sums for others.
+  // Calls scale(block, gates) for each of a warp's blocks of 16 rows. total: hidden columns 8 j + 2 (lane % 4) and the
+  // next, of rows lane / 4 and lane / 4 + 8. warp: index in the tile. first_slab, step: index in the tile of the first
+  // block of 16 rows, and the distance to the next. leaves: this warp stores the partial sums for others.
   template <int kBlocks, typename Sync, typename Scale>
   AT_DEVICE void each_block(float2 (&total)[kBlocks][kColumns], int warp, int first_slab, int step, bool leaves,
                             const Sync& sync, const Scale& scale) const {
@@ -121,18 +125,19 @@ struct FoldedSeGate {
           total[m][j].x += __shfl_xor_sync(0xffffffffu, total[m][j].x, distance);
           total[m][j].y += __shfl_xor_sync(0xffffffffu, total[m][j].y, distance);
         }
-    if (slabs.divisor > 1) sync();  // all have read the sums of the tile before
+    if (slabs.divisor > 1) sync();  // all warps have read the partial sums of the tile before
     if (slabs.divisor > 1 && lane < 4 && leaves)
 #pragma unroll
       for (int m = 0; m < kBlocks; ++m)
 #pragma unroll
-        for (int j = 0; j < kColumns; ++j) *(float2*)(partial + (first_slab + step * m) * kHidden + 8 * j) = total[m][j];
+        for (int j = 0; j < kColumns; ++j)
+          *(float2*)(partial + (first_slab + step * m) * kHidden + 8 * j) = total[m][j];
     sync();
     float* hiddens = (float*)(memory + kOwn + warp * kWarpBytes);
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
       const float* from = partial + slabs.divide(first_slab + step * m) * slabs.divisor * kHidden;
-      __syncwarp();  // nobody reads those of the block before any more
+      __syncwarp();  // all lanes have read the values of the block before
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
         const int o = 8 * j + 2 * part;
@@ -147,7 +152,8 @@ struct FoldedSeGate {
         }
         const float2 bias = o < hidden ? *(const float2*)(memory + kB1 + 4 * o) : make_float2(0.f, 0.f);
         if (lane < 4)
-          *(float2*)(hiddens + o) = make_float2(at_least_zero(sum.x * weight + bias.x), at_least_zero(sum.y * weight + bias.y));
+          *(float2*)(hiddens + o) =
+              make_float2(at_least_zero(sum.x * weight + bias.x), at_least_zero(sum.y * weight + bias.y));
       }
       __syncwarp();
       find_gates(hiddens);
@@ -157,7 +163,7 @@ struct FoldedSeGate {
   }
 
  private:
-  // A warp's gates, behind its hidden values: a lane's channels are those of the rows of w2 that it reads.
+  // Computes a warp's gates and stores them behind its hidden values. A lane's channels are those of its rows of w2.
   AT_DEVICE void find_gates(float* hiddens) const {
     const int lane = threadIdx.x % 32, channel = lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2;
     float sum[kN / 32];
@@ -208,7 +214,7 @@ struct FoldedSeGate {
       split<Element>(v[2], v[3], most[step][word + 1], rest[step][word + 1]);
     }
 #pragma unroll
-    for (int columns = 0; columns < kN / 32; ++columns) {  // four products that do not wait for each other
+    for (int columns = 0; columns < kN / 32; ++columns) {  // four independent products
       float d[4][4];
 #pragma unroll
       for (int tile = 0; tile < 4; ++tile) {
@@ -225,7 +231,7 @@ struct FoldedSeGate {
       for (int tile = 0; tile < 4; ++tile)
 #pragma unroll
         for (int e = 0; e < 4; ++e) sums[16 * columns + 4 * tile + e] *= logistic(d[tile][e]);
-      asm volatile("" ::: "memory");  // nothing of the next columns is read before, for which there are no registers
+      asm volatile("" ::: "memory");  // do not prefetch the next columns: there are no registers for them
     }
   }
 };

@@ -1,8 +1,8 @@
 // A thread's part of wgmma's accumulators, m64nN, with weights in layout "wgmma" (autotune/ir/weight_layout.py).
 //
-// The layout permutes the weights' rows so that a thread's accumulators are whole vectors of eight neighbouring channels.
-// For a warp w of the warpgroup and a lane l, vector (block, half, columns) holds row 64 block + 16 w + 8 half + l / 4 and
-// channels 32 columns + 8 (l % 4) up to 7 more.
+// The layout permutes the weights' rows so that a thread's accumulators are whole vectors of eight neighbouring
+// channels. For a warp w of the warpgroup and a lane l, vector (block, half, columns) holds row 64 block + 16 w + 8
+// half + l / 4 and channels 32 columns + 8 (l % 4) up to 7 more.
 #pragma once
 
 namespace at {
@@ -22,7 +22,8 @@ AT_DEVICE void load_fragment(float (&v)[8], const float (&accumulators)[kBlocks]
 }
 
 template <int kBlocks, int N>
-AT_DEVICE void store_fragment(const float (&v)[8], float (&accumulators)[kBlocks][N], int block, int half, int columns) {
+AT_DEVICE void store_fragment(const float (&v)[8], float (&accumulators)[kBlocks][N], int block, int half,
+                              int columns) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     accumulators[block][16 * columns + 4 * j + 2 * half] = v[2 * j];

@@ -1,12 +1,13 @@
-// The ring of shared-memory buffers between the warp that loads by TMA and the warpgroups that multiply, as
-// CUTLASS's PipelineTmaAsync: each stage has a `full` mbarrier, which completes when all its bytes have come, and an
-// `empty` one, which completes when all consumers have released it.
+// The ring of shared-memory buffers between the warp that loads by TMA and the warpgroups that multiply, as CUTLASS's
+// PipelineTmaAsync. Each stage has two mbarriers: `full` completes a phase when all bytes of the stage have come,
+// `empty` when all consumers have released it.
 #pragma once
-
+#include "sm90/ptx/mbarrier.cuh"
 
 namespace at {
 
-// The next stage of a ring, and the parity of its mbarriers in this round.
+// The next stage of a ring, and the parity of its mbarriers in this round. Consumers start with phase 0. Producers
+// start with phase 1, so that their first round passes the fresh `empty` barriers at once.
 struct PipelineState {
   int index;
   uint32_t phase;
@@ -20,6 +21,37 @@ struct PipelineState {
     index += count;
     phase ^= index / stages & 1;
     index %= stages;
+  }
+};
+
+struct Pipeline {
+  uint32_t full, empty;  // shared addresses of the first stage's mbarriers
+
+  AT_DEVICE uint32_t full_barrier(int stage) const { return full + ptx::kMbarrierBytes * stage; }
+  AT_DEVICE uint32_t empty_barrier(int stage) const { return empty + ptx::kMbarrierBytes * stage; }
+
+  // Waits until the stage is free. Returns the mbarrier at which the caller announces its loads' bytes and the loads
+  // count them; TMA commits the stage by itself.
+  AT_DEVICE uint32_t producer_acquire(const PipelineState& state) const {
+    const uint32_t barrier = full + ptx::kMbarrierBytes * state.index;
+    ptx::mbarrier_wait(empty + ptx::kMbarrierBytes * state.index, state.phase);
+    return barrier;
+  }
+
+  // Waits until all stages are free: a block must not exit while another one may still arrive at its mbarriers.
+  AT_DEVICE void producer_tail(PipelineState state, int stages) const {
+    for (int i = 0; i < stages; ++i, state.advance(stages)) producer_acquire(state);
+  }
+
+  AT_DEVICE void consumer_wait(const PipelineState& state) const {
+    ptx::mbarrier_wait(full + ptx::kMbarrierBytes * state.index, state.phase);
+  }
+
+  // One arrival of this warpgroup, or of this warp, at `empty`. Of the consumers' threads the first `producers` call
+  // with their own `block`: the blocks of the cluster whose loads fill this stage.
+  AT_DEVICE void consumer_release(int stage) const { ptx::mbarrier_arrive(empty_barrier(stage)); }
+  AT_DEVICE void consumer_release(int stage, uint32_t block) const {
+    ptx::mbarrier_arrive_cluster(empty_barrier(stage), block);
   }
 };
 

@@ -1,7 +1,8 @@
-// Squeeze-and-excitation within a convolution: from sums over the rows of a tile to a gate for every image and channel.
+// Squeeze-and-excitation in a convolution's epilogue: from sums over the rows of a tile to a gate for each image and
+// channel: gate = sigmoid(w2 relu(w1 mean + b1) + b2).
 //
-// A tile holds whole images. The channels of an image are dealt out to `kPeers` blocks of a cluster, each with kN of
-// them; what they exchange are the small vectors between the two products. All sums have a fixed order.
+// A tile holds whole images. kPeers blocks of a cluster share the channels of an image, kN each, and exchange their
+// parts of w1 mean, `hidden` floats per image. All sums have a fixed order.
 #pragma once
 #include "cuda/copies.cuh"
 #include "sm90/ptx/cluster.cuh"
@@ -13,19 +14,21 @@ namespace at {
 template <typename Element, int kM, int kN, int kPeers, int kThreads>
 struct SeGate {
   static constexpr int kVector = 8;
-  static constexpr int kColumn = kN + 8;  // elements between rows of w1: the padding spreads them over the banks
+  static constexpr int kColumn =
+      kN + 8;  // elements from one row of w1 to the next; 8 of padding against bank conflicts
 
   int pixels, hidden;
-  int rows;    // whose sum is one partial sum: those that a warp has one after the other, or of an image if it has fewer
-  int images;  // of a tile
-  float weight;  // of a pixel in the mean
+  int rows;  // whose sum is one partial sum: those that a warp has one after the other, or of an image if it has fewer
+  int images;    // images of a tile
+  float weight;  // of a pixel in the mean: 1 / pixels
 
-  // run: as many of a warp's rows, one after the other, are of one image.
+  // run: consecutive rows of a warp that belong to one image, at most.
   AT_DEVICE SeGate(int pixels, int hidden, int run = 16) : pixels(pixels), hidden(hidden) {
     rows = min(pixels, run), images = kM / max(pixels, 1), weight = 1.f / pixels;
   }
   AT_DEVICE bool fits() const {
-    return pixels >= 4 && kM % pixels == 0 && pixels % rows == 0 && (16 % rows == 0 || rows % 16 == 0) && hidden % 4 == 0;
+    return pixels >= 4 && kM % pixels == 0 && pixels % rows == 0 && (16 % rows == 0 || rows % 16 == 0) &&
+           hidden % 4 == 0;
   }
 
   // ---- Shared memory, in bytes from its beginning ----
@@ -39,14 +42,14 @@ struct SeGate {
 
   AT_DEVICE static void sync() { ptx::named_barrier_sync<1, kThreads>(); }
 
-  // Begins to copy this block's part of the weights, as thread `thread` of kCopying; excite() waits for what its own threads
-  // copy. p: w1 (hidden, k), b1, w2 (k, hidden), b2; the part begins at `channel`.
+  // Starts to copy this block's part of the weights, as thread `thread` of kCopying. excite() waits for its own
+  // threads' copies. p: w1 (hidden, k), b1, w2 (k, hidden), b2. The part begins at `channel`.
   template <int kCopying = kThreads>
   AT_DEVICE void load_weights(char* memory, void* const* p, int channel, int k, int thread) const {
     const uint32_t to = ptx::cast_smem_ptr_to_uint(memory);
     const Element *first = (const Element*)p[0] + channel, *second = (const Element*)p[2] + (int64_t)channel * hidden;
     const float *b1 = (const float*)p[1], *b2 = (const float*)p[3] + channel;
-    const int rest = min(k - channel, kN);  // channels that there are: a multiple of 8
+    const int rest = min(k - channel, kN);  // channels that exist; a multiple of 8
 #pragma unroll 1
     for (int i = thread; i < hidden * (kN / kVector); i += kCopying) {
       const int o = i / (kN / kVector), c = i % (kN / kVector) * kVector;
@@ -57,15 +60,16 @@ struct SeGate {
 #pragma unroll 1
     for (int c = thread; c < rest; c += kCopying)
 #pragma unroll 1
-      for (int o = 0; o < hidden; o += 4) copy_async<8>(to + w2() + (c * (hidden + 8) + o) * 2, second + c * hidden + o);
+      for (int o = 0; o < hidden; o += 4)
+        copy_async<8>(to + w2() + (c * (hidden + 8) + o) * 2, second + c * hidden + o);
 #pragma unroll 1
     for (int i = thread; i < rest / 4; i += kCopying) copy_async<16>(to + biases() + 16 * i, b2 + 4 * i);
 #pragma unroll 1
     for (int i = thread; i < hidden / 4; i += kCopying) copy_async<16>(to + biases() + 4 * kN + 16 * i, b1 + 4 * i);
   }
 
-  // Leaves the sums over a warp's 16 rows, or over as many sums of rows, for excite(), which finds those of an image one after
-  // the other. v[half]: eight channels from `column` on of row 8 half + lane / 4; slab: the rows' number among the tile's.
+  // Stores the sums over a warp's 16 rows, or over each `rows` of them, for excite(). v[half]: eight channels from
+  // `column` on, of row 8 half + lane / 4. slab: the index of the 16 rows in the tile.
   AT_DEVICE void collect(float (&v)[2][kVector], char* memory, int slab, int column) const {
     const int lane = threadIdx.x % 32;
     float* to = (float*)memory + column;
@@ -80,7 +84,7 @@ struct SeGate {
     }
   }
 
-  // Adds up neighbouring rows, which are in every fourth lane: `rows` of them, 4 or 8. Of eight each thread gets one of the
+  // Adds up `rows` neighbouring rows, 4 or 8, which are in every fourth lane. With 8 rows each thread gets one of the
   // eight sums, which takes a third of the shuffles.
   AT_DEVICE static void leave_sums(float (&v)[kVector], int rows, float* to) {
     const int row = threadIdx.x % 32 / 4;
@@ -93,7 +97,7 @@ struct SeGate {
     }
 #pragma unroll
     for (int half = kVector / 2; half; half /= 2) {
-      const bool upper = row & half;  // who keeps the upper half gives the lower one to a row that keeps it
+      const bool upper = row & half;  // a lane that keeps the upper half sends the lower half
 #pragma unroll
       for (int e = 0; e < half; ++e) {
         const float other = __shfl_xor_sync(0xffffffffu, upper ? v[e] : v[e + half], 4 * half);
@@ -103,9 +107,10 @@ struct SeGate {
     to[row] = v[0];
   }
 
-  // The same for a tile that is one image, all channels of it: a warp has some of the hidden values, a thread a channel.
+  // excite() for a tile that is one image with all its channels: a warp computes some hidden values, a thread one
+  // channel.
   AT_DEVICE void excite_image(char* memory) const {
-    constexpr int kOwn = kN / 32, kWarps = kThreads / 32;  // channels of a lane
+    constexpr int kOwn = kN / 32, kWarps = kThreads / 32;  // channels of a lane; warps
     static_assert(kPeers == 1 && kThreads >= kN, "no such channels");
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = threadIdx.x;
     const float *sums = (const float*)memory, *b2 = (const float*)(memory + biases()), *b1 = b2 + kN;
@@ -146,8 +151,8 @@ struct SeGate {
     sync();
   }
 
-  // Partial sums -> gates, in the place of the means: (images, kN). me: this block's number among its peers;
-  // rank_of: peer -> block of the cluster; barrier: counts what comes from the others.
+  // Turns partial sums into gates (images, kN), in the place of the means. me: this block's index among its peers.
+  // rank_of: maps a peer to its block of the cluster. barrier: an mbarrier that counts the peers' bytes.
   template <typename RankOf>
   AT_DEVICE void excite(char* memory, int channel, int k, int me, uint32_t barrier, RankOf rank_of) const {
     const int thread = threadIdx.x;
@@ -208,10 +213,10 @@ struct SeGate {
   }
 
  private:
-  // Of a pair of an image and a hidden channel. Most tiles are one image, and a division takes long.
+  // The image of an (image, hidden channel) pair. Most tiles are one image, and a division is slow.
   AT_DEVICE int image_of(int pair) const { return images > 1 ? pair / hidden : 0; }
 
-  // This block's share of w1 mean, kLanes threads each.
+  // This block's share of w1 mean. kLanes threads compute each value.
   template <int kLanes>
   AT_DEVICE void multiply_first(const char* memory, float* own, int pairs) const {
     const float* means = (const float*)(memory + mean());

@@ -1,24 +1,24 @@
-// A persistent, warp-specialised implicit-GEMM convolution for Hopper: TMA loads, wgmma products, NHWC.
+// A persistent, warp-specialized implicit-GEMM convolution for Hopper: TMA loads, wgmma, NHWC.
 //
-// One warp loads activations, one loads weights, and `kGroups` warpgroups multiply. Between them are rings of buffers
-// in shared memory, so the loads of the next tile run during this tile's epilogue. Activations come in fills of kK
-// channels, in one of two ways:
-// - im2col: a fill is one filter tap of the tile's pixels, gathered by TMA;
-// - patch: a fill is the input patch under the tile, with its halo, and serves all taps (of one phase of the stride): a
-//   tap is a shift of the address that wgmma reads from. It reads the input from L2 once, not once a tap. The
-//   tile's pixels form squares of 8 x 8, because wgmma takes rows in groups of eight at any constant distance.
-// Weights are streamed, a tap's kK channels at a time, or resident: those of a tile column are loaded once and stay.
+// One warp loads activations, one loads weights, and kGroups warpgroups multiply. Rings of shared-memory stages
+// (Pipeline) connect them, so the loads of the next tile overlap this tile's epilogue. A fill is one load of kK
+// channels of activations. There are two kinds:
+// - im2col: a fill is one filter tap of the tile's pixels, gathered by TMA.
+// - patch: a fill is the input patch under the tile, with its halo, and serves all taps of one phase of the stride. A
+//   tap shifts the start address of wgmma's descriptor. The input is read from L2 once instead of once per tap. The
+//   tile's pixels form squares of 8 x 8, since wgmma reads groups of eight rows at any constant distance.
+// Weights are streamed, kK channels of a tap at a time, or resident: loaded once for a column of tiles.
 //
-// With groups a column of tiles lies within one, and reads its channels alone.
+// With grouped convolutions a column of tiles lies within one group and reads only its channels.
 //
-// A cluster of kClusterM x kClusterN tiles shares its loads by multicast. kSlices > 1 splits the channels and
-// taps of one tile over blocks of a cluster, which add their sums through distributed shared memory in a fixed order.
+// A cluster of kClusterM x kClusterN tiles shares loads by multicast. With kSlices > 1 blocks of a cluster split the
+// channels and taps of a tile. They add their sums through distributed shared memory in a fixed order.
 //
-// The weights' rows are permuted (layout "wgmma", autotune/ir/weight_layout.py), so that each thread's accumulators are eight
-// neighbouring channels of a pixel: the epilogue needs no exchange between threads.
+// The weights' rows are permuted (layout "wgmma", autotune/ir/weight_layout.py), so that each thread's accumulators are
+// eight neighbouring channels of a pixel and the epilogue needs no exchange between threads.
 //
-// Here are the roles: who loads and who multiplies. conv2d_plan.cuh has what comes before the launch and what they
-// share, conv2d_stage.cuh, conv2d_store.cuh and conv2d_gate.cuh the epilogue.
+// This file has the producer and consumer warps. plan.cuh has prepare() and the layout; stage.cuh, store.cuh and
+// gate.cuh have the epilogues.
 #pragma once
 #include "sm90/conv2d/gate.cuh"
 #include "sm90/pipeline.cuh"
@@ -46,9 +46,10 @@ struct HopperConv2d : Conv2dGate<Config> {
   AT_DEVICE static void run(const Params& x, char* memory) {
     const Layout smem(x, ptx::cast_smem_ptr_to_uint(memory));
     const int rank = P::kCluster > 1 ? (int)ptx::block_rank_in_cluster() : 0;
-    const ClusterCoord me{rank % P::kClusterM, rank / P::kClusterM % P::kClusterN, rank / (P::kClusterM * P::kClusterN)};
+    const ClusterCoord me{rank % P::kClusterM, rank / P::kClusterM % P::kClusterN,
+                          rank / (P::kClusterM * P::kClusterN)};
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
-    // What can be known before the barriers are there is computed while they are made.
+    // The multiplying warps compute what does not need the barriers while the barriers are initialized.
     if (warp < 4 * P::kGroups) {
       init_barriers(x, smem, warp);
       multiply_all(x, smem, me);
@@ -68,8 +69,7 @@ struct HopperConv2d : Conv2dGate<Config> {
   }
 
  private:
-
-  // What a load or store needs that is the first by its map, and would wait for.
+  // The first load or store through a tensor map would wait for the map.
   AT_DEVICE static void prefetch_maps(const Params& x, bool activations) {
     ptx::prefetch_tensormap(activations ? x.activation_map : x.weight_map);
     if constexpr (P::kProjects) ptx::prefetch_tensormap(activations ? x.skip_map : x.projection_map);
@@ -79,7 +79,7 @@ struct HopperConv2d : Conv2dGate<Config> {
     if (activations && x.staging_bytes && x.ahead) ptx::prefetch_tensormap(x.added_map);
   }
 
-  // Each warp those of a kind.
+  // Each warp initializes one kind of barrier.
   AT_DEVICE static void init_barriers(const Params& x, const Layout& smem, int warp) {
     constexpr int kPeers = P::kJoint ? P::kClusterM + P::kClusterN - 1 : 1;
     if (warp == 0) {
@@ -91,13 +91,14 @@ struct HopperConv2d : Conv2dGate<Config> {
       if (P::kPingpong || P::kSlices > 1) ptx::mbarrier_init_array(smem.turn, P::kGroups, P::kPingpong ? 4 : 1);
       if (P::kGated) ptx::mbarrier_init_array(smem.gate_full, 1, 1);
     } else if (warp == 3) {
-      if (!P::kJoint && !P::kResident) ptx::mbarrier_init_array(smem.weight_empty, x.weight_slots, P::kTeam * P::kClusterM);
+      if (!P::kJoint && !P::kResident)
+        ptx::mbarrier_init_array(smem.weight_empty, x.weight_slots, P::kTeam * P::kClusterM);
       if (P::kAhead) ptx::mbarrier_init_array(smem.added_full, 4 * P::kGroups * x.ahead, 1);
     }
     ptx::fence_barrier_init();
   }
 
-  // Where the loads of a tile begin.
+  // The coordinates at which the loads of a tile begin.
   struct TileOrigin {
     int pixel, n, h, w, c;  // of the activations
     int row;                // of the weights
@@ -115,8 +116,8 @@ struct HopperConv2d : Conv2dGate<Config> {
     }
   };
 
-  // A loading thread is alone: nothing hides how long its instructions take, and small tiles wait for it. So its loops
-  // only count on.
+  // A single thread issues the loads, so nothing hides the latency of its instructions, and small tiles wait for it.
+  // Its loops therefore only increment: no divisions.
   AT_DEVICE static void load_activations(const Params& x, const Layout& smem, const ClusterCoord& me, TileOrigin from) {
     uint16_t peers = 0;
     if constexpr (P::kClusterN > 1)
@@ -124,16 +125,18 @@ struct HopperConv2d : Conv2dGate<Config> {
     const int begin = P::first_fill(x, me.slice), end = P::first_fill(x, me.slice + 1);
     const uint32_t fills = smem.fills + me.n * (P::kM / P::kClusterN) * P::kRowBytes;
     const KCoord first(x, begin);
-    PipelineState ring{0, 1};
+    const Pipeline pipeline = P::fill_pipeline(smem);
+    PipelineState state{0, 1};
     griddepcontrol_wait();
     for (int index = P::first_tile(); index < x.cluster_tiles;) {
       KCoord place = first;
       const auto next_fill = [&](const auto& load) {
-        const uint32_t full = smem.full + 8 * ring.index;
-        ptx::mbarrier_wait(smem.empty + 8 * ring.index, ring.phase);
+        // This is pipeline.producer_acquire(), written out: a call reorders the loop's instructions.
+        const uint32_t full = smem.full + ptx::kMbarrierBytes * state.index;
+        ptx::mbarrier_wait(smem.empty + ptx::kMbarrierBytes * state.index, state.phase);
         ptx::mbarrier_arrive_expect_tx(full, x.fill_bytes);
-        load(fills + ring.index * x.slot_bytes, full);
-        ring.advance(x.fill_slots);
+        load(fills + state.index * x.slot_bytes, full);
+        state.advance(x.fill_slots);
       };
       const auto each_fill = [&](const auto& load) {
 #pragma unroll 1
@@ -152,8 +155,8 @@ struct HopperConv2d : Conv2dGate<Config> {
         });
       else
         each_fill([&](uint32_t to, uint32_t full, int c) {
-          ptx::tma_load_im2col<(P::kClusterN > 1)>(to, x.activation_map, full, c, from.w, from.h, from.n, place.w, place.h,
-                                               peers);
+          ptx::tma_load_im2col<(P::kClusterN > 1)>(to, x.activation_map, full, c, from.w, from.h, from.n, place.w,
+                                                   place.h, peers);
         });
       if constexpr (P::kProjects)
         for (int i = 0; i < x.skip_fills; ++i)
@@ -164,12 +167,7 @@ struct HopperConv2d : Conv2dGate<Config> {
       from = TileOrigin(x, me, index);
     }
     launch_dependents();
-    if constexpr (P::kClusterM * P::kClusterN > 1) drain(smem.empty, ring, x.fill_slots);
-  }
-
-  // A block must not end while another may still arrive at its barriers.
-  AT_DEVICE static void drain(uint32_t empties, PipelineState ring, int slots) {
-    for (int i = 0; i < slots; ++i, ring.advance(slots)) ptx::mbarrier_wait(empties + 8 * ring.index, ring.phase);
+    if constexpr (P::kClusterM * P::kClusterN > 1) pipeline.producer_tail(state, x.fill_slots);
   }
 
   AT_DEVICE static void load_weights(const Params& x, const Layout& smem, const ClusterCoord& me, TileOrigin from) {
@@ -179,23 +177,23 @@ struct HopperConv2d : Conv2dGate<Config> {
     if constexpr (kShared)
       for (int i = 0; i < P::kClusterM; ++i) peers |= 1 << me.rank(i, me.n, me.slice);
     const int begin = P::first_fill(x, me.slice), end = P::first_fill(x, me.slice + 1);
+    const Pipeline pipeline = P::kJoint ? P::fill_pipeline(smem) : P::weight_pipeline(smem);
     const int slots = P::kJoint ? x.fill_slots : x.weight_slots;
     const int slot_bytes = P::kJoint ? x.slot_bytes : P::kWeightBytes;
-    const uint32_t fulls = P::kJoint ? smem.full : smem.weight_full, empties = P::kJoint ? smem.empty : smem.weight_empty;
-    PipelineState ring{0, 1};
+    PipelineState state{0, 1};
     if (P::kResident) ptx::mbarrier_arrive_expect_tx(smem.weight_full, x.weight_slots * P::kWeightBytes);
     for (int index = P::first_tile(); index < x.cluster_tiles;) {
       const auto next = [&](const void* map, int bytes, int chunk, int tap) {
-        const uint32_t full = P::kResident ? smem.weight_full : fulls + 8 * ring.index;
-        const uint32_t slot = smem.weights + ring.index * slot_bytes, to = slot + me.m * kRows * P::kRowBytes;
+        const uint32_t full = P::kResident ? smem.weight_full : pipeline.full_barrier(state.index);
+        const uint32_t slot = smem.weights + state.index * slot_bytes, to = slot + me.m * kRows * P::kRowBytes;
         if (!P::kResident) {
-          ptx::mbarrier_wait(empties + 8 * ring.index, ring.phase);
+          pipeline.producer_acquire(state);
           ptx::mbarrier_arrive_expect_tx(full, bytes);
         }
         ptx::tma_load_3d<kShared>(to, map, full, chunk * P::kK, tap, from.row, peers);
-        if (bytes > P::kN * P::kRowBytes && me.m == 0)  // with the hidden values' filters
+        if (bytes > P::kN * P::kRowBytes && me.m == 0)  // the filters of the hidden values
           ptx::tma_load_3d<kShared>(slot + P::kN * P::kRowBytes, x.hidden_map, full, chunk * P::kK, tap, 0, peers);
-        ring.advance(slots);
+        state.advance(slots);
       };
       const auto load = [&](int chunk, int tap) { next(x.weight_map, P::kWeightBytes, chunk, tap); };
       if constexpr (P::kPatch) {
@@ -205,7 +203,7 @@ struct HopperConv2d : Conv2dGate<Config> {
             for (int tap = r * x.s + place.w; tap < (r + 1) * x.s; tap += x.phases_w) load(place.chunk, tap);
           place.advance(x);
         }
-      } else {  // a tap for each fill
+      } else {  // one tap per fill
         int chunk = P::kSlices > 1 ? begin % x.chunks : 0, tap = P::kSlices > 1 ? begin / x.chunks : 0;
 #pragma unroll 1
         for (int fill = begin; fill < end; ++fill) {
@@ -220,33 +218,33 @@ struct HopperConv2d : Conv2dGate<Config> {
       from = TileOrigin(x, me, index);
     }
     launch_dependents();
-    if constexpr (kShared && !P::kResident) drain(empties, ring, slots);
+    if constexpr (kShared && !P::kResident) pipeline.producer_tail(state, slots);
   }
 
-  // Tells those who fill a buffer that this warpgroup is done with it: the loading warps of this block and, where loads
-  // are shared, of the blocks that load into it.
-  AT_DEVICE static void release_fill(const Layout& smem, const ClusterCoord& me, int slot) {
+  // Releases a stage of activations to the loading warps of this block and, where loads are multicast, of the blocks
+  // that load into it.
+  AT_DEVICE static void release_fill(const Pipeline& pipeline, const ClusterCoord& me, int stage) {
     const int thread = threadIdx.x % 128;
     if constexpr (P::kClusterM * P::kClusterN == 1 || !P::kJoint) {
-      if (thread == 0) ptx::mbarrier_arrive(smem.empty + 8 * slot);
+      if (thread == 0) pipeline.consumer_release(stage);
     } else if (thread < P::kClusterM + P::kClusterN - 1) {
-      const int other = thread - P::kClusterM;  // of the row's others, me left out
-      const int to = thread < P::kClusterM ? me.rank(thread, me.n, me.slice)
-                                        : me.rank(me.m, other + (other >= me.n), me.slice);
-      ptx::mbarrier_arrive_cluster(smem.empty + 8 * slot, to);
+      const int other = thread - P::kClusterM;  // among the other blocks of the cluster's row
+      const int to =
+          thread < P::kClusterM ? me.rank(thread, me.n, me.slice) : me.rank(me.m, other + (other >= me.n), me.slice);
+      pipeline.consumer_release(stage, to);
     }
   }
 
-  AT_DEVICE static void release_weight(const Layout& smem, const ClusterCoord& me, int slot) {
+  AT_DEVICE static void release_weight(const Pipeline& pipeline, const ClusterCoord& me, int stage) {
     const int thread = threadIdx.x % 128;
     if constexpr (P::kClusterM == 1) {
-      if (thread == 0) ptx::mbarrier_arrive(smem.weight_empty + 8 * slot);
+      if (thread == 0) pipeline.consumer_release(stage);
     } else {
-      if (thread < P::kClusterM) ptx::mbarrier_arrive_cluster(smem.weight_empty + 8 * slot, me.rank(thread, me.n, me.slice));
+      if (thread < P::kClusterM) pipeline.consumer_release(stage, me.rank(thread, me.n, me.slice));
     }
   }
 
-  // The first operand's blocks of rows: where each begins in a fill, in units of 16 bytes, and the descriptor's half.
+  // The A operand's blocks of 64 rows: the offset of each in a fill, in units of 16 bytes, and the descriptor's hi.
   struct Rows {
     uint32_t block[P::kBlocks], hi;
     AT_DEVICE Rows(const Params& x, int first_block) {
@@ -265,7 +263,7 @@ struct HopperConv2d : Conv2dGate<Config> {
     }
   };
 
-  // Adds the product of kK channels. a, b: low halves of the operands' descriptors.
+  // Adds the product of kK channels. a, b: SmemDescriptor::lo of the operands.
   AT_DEVICE static void multiply(Sums& sums, const Rows& rows, uint32_t a, uint32_t b, int& accumulate) {
     const uint32_t b_hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes);
     ptx::warpgroup_arrive();
@@ -274,23 +272,25 @@ struct HopperConv2d : Conv2dGate<Config> {
 #pragma unroll
       for (int m = 0; m < P::kBlocks; ++m)
         Config::wgmma(sums[m], ptx::SmemDescriptor{a + rows.block[m] + 2 * k, rows.hi},
-                         ptx::SmemDescriptor{b + 2 * k, b_hi}, accumulate);
+                      ptx::SmemDescriptor{b + 2 * k, b_hi}, accumulate);
       accumulate = 1;
     }
   }
 
-  // Adds the projection of the skip connection, whose fills are there. (The hidden columns' sums are no longer of use.) Each is
-  // waited for: of several on their way at once behind branches the compiler would make products that wait one by one.
-  AT_DEVICE static void add_skip(const Params& x, const Layout& smem, const ClusterCoord& me, const Rows& rows, PipelineState ring, Sums& sums) {
+  // Adds the projection of the skip connection, whose fills have arrived; the hidden columns' sums are no longer
+  // needed. Each product is waited for: with several in flight behind branches the compiler would serialize them all.
+  AT_DEVICE static void add_skip(const Params& x, const Layout& smem, const ClusterCoord& me, const Rows& rows,
+                                 PipelineState state, Sums& sums) {
+    const Pipeline pipeline = P::fill_pipeline(smem);
     const uint32_t fill_lo = ptx::descriptor_lo(smem.fills), weight_lo = ptx::descriptor_lo(smem.weights);
     int accumulate = 1;
     ptx::warpgroup_fence_operand(sums);
-    for (int i = 0; i < x.skip_fills; ++i, ring.advance(x.fill_slots)) {
-      const uint32_t offset = ring.index * (x.slot_bytes >> 4);
+    for (int i = 0; i < x.skip_fills; ++i, state.advance(x.fill_slots)) {
+      const uint32_t offset = state.index * (x.slot_bytes >> 4);
       multiply(sums, rows, fill_lo + offset, weight_lo + offset, accumulate);
       ptx::warpgroup_commit_batch();
       ptx::warpgroup_wait<0>();
-      release_fill(smem, me, ring.index);
+      release_fill(pipeline, me, state.index);
     }
     ptx::warpgroup_fence_operand(sums);
   }
@@ -303,14 +303,17 @@ struct HopperConv2d : Conv2dGate<Config> {
     const uint32_t fill_lo = ptx::descriptor_lo(smem.fills), weight_lo = ptx::descriptor_lo(smem.weights);
     constexpr int kWeightStep = P::kWeightBytes / 16;
 
-    PipelineState ring{0, 0}, weight{0, 0};
+    const Pipeline pipeline = P::fill_pipeline(smem), weight_pipeline = P::weight_pipeline(smem);
+    PipelineState state{0, 0}, weight{0, 0};
     typename Store::Added added{P::first_tile() + (P::kPingpong ? group * P::tile_step() : 0)};
     int tiles = 0;
     ptx::cluster_or_block_sync<P::kCluster>();
     if constexpr (P::kSetMaxNreg) ptx::warpgroup_reg_alloc<232>();
     if constexpr (P::kGated)
-      Gate::excitation(x).load_weights(Gate::gate_memory(smem), x.p.p + P::kFirstGate, Gate::own_channel(me, Tile(x, me, P::first_tile())), x.k, threadIdx.x);
-    // What the gates need is constant, so it may come before, and stays while the column of tiles does.
+      Gate::excitation(x).load_weights(Gate::gate_memory(smem), x.p.p + P::kFirstGate,
+                                       Gate::own_channel(me, Tile(x, me, P::first_tile())), x.k, threadIdx.x);
+    // The gates' weights are constants, so they are loaded before griddepcontrol_wait() and stay for the column of
+    // tiles.
     int gates_of = 0;
     if constexpr (P::kFolded) {
       const Tile first(x, me, min(added.index, x.cluster_tiles - 1));
@@ -325,12 +328,12 @@ struct HopperConv2d : Conv2dGate<Config> {
       if constexpr (P::kPingpong) {
         const int turn = tiles++;
         if (turn % P::kGroups != group) {
-          ring.skip(x.fills + x.skip_fills, x.fill_slots);
+          state.skip(x.fills + x.skip_fills, x.fill_slots);
           if (P::kPatch && !P::kResident) weight.skip(x.r * x.s * x.chunks, x.weight_slots);
           continue;
         }
-        // A parity tells only neighbouring rounds of the rings apart, so a warpgroup enters them when the one before
-        // has waited for all its fills; this also gives it the tensor cores to itself.
+        // Parities only tell neighbouring rounds of a ring apart. So a warpgroup enters the rings when the one before
+        // has waited for all its fills. This also gives it the tensor cores alone.
         ptx::mbarrier_wait(smem.turn + 8 * group, (turn / P::kGroups & 1) ^ (group == 0));
       }
       if constexpr (P::kFolded && !P::kResident) {
@@ -344,13 +347,13 @@ struct HopperConv2d : Conv2dGate<Config> {
       Sums sums;
       int accumulate = 0, used = -1, used_weight = -1;
       uint32_t resident = weight_lo;
-      KCoord place(x, 0);  // counted for patches
+      KCoord place(x, 0);  // only counted for patches
       ptx::warpgroup_fence_operand(sums);
       for (int i = 0; i < fills; ++i) {
-        ptx::mbarrier_wait(smem.full + 8 * ring.index, ring.phase);
-        const uint32_t a = fill_lo + ring.index * (x.slot_bytes >> 4);
+        pipeline.consumer_wait(state);
+        const uint32_t a = fill_lo + state.index * (x.slot_bytes >> 4);
         if constexpr (P::kJoint) {
-          multiply(sums, rows, a, weight_lo + ring.index * (x.slot_bytes >> 4), accumulate);
+          multiply(sums, rows, a, weight_lo + state.index * (x.slot_bytes >> 4), accumulate);
           ptx::warpgroup_commit_batch();
         } else if constexpr (!P::kPatch) {
           multiply(sums, rows, a, resident, accumulate);
@@ -365,12 +368,12 @@ struct HopperConv2d : Conv2dGate<Config> {
                 multiply(sums, rows, tap, resident, accumulate);
                 resident += kWeightStep;
               } else {
-                ptx::mbarrier_wait(smem.weight_full + 8 * weight.index, weight.phase);
+                weight_pipeline.consumer_wait(weight);
                 multiply(sums, rows, tap, weight_lo + weight.index * kWeightStep, accumulate);
                 ptx::warpgroup_commit_batch();
                 ptx::warpgroup_wait<1>();
-                if (used_weight >= 0) release_weight(smem, me, used_weight);
-                if (used >= 0) release_fill(smem, me, used), used = -1;
+                if (used_weight >= 0) release_weight(weight_pipeline, me, used_weight);
+                if (used >= 0) release_fill(pipeline, me, used), used = -1;
                 used_weight = weight.index;
                 weight.advance(x.weight_slots);
               }
@@ -379,30 +382,31 @@ struct HopperConv2d : Conv2dGate<Config> {
           if constexpr (P::kResident) ptx::warpgroup_commit_batch();
           place.advance(x);
         }
-        // The next fill waits for this very buffer, or the one before is no longer read.
+        // With one stage the next fill needs this very stage; else the fill before is no longer read.
         const bool alone = x.fill_slots == 1;
         if (alone) ptx::warpgroup_wait<0>();
         else ptx::warpgroup_wait<1>();
-        if (used >= 0) release_fill(smem, me, used);
-        used = alone ? -1 : ring.index;
-        if (alone) release_fill(smem, me, ring.index);
-        ring.advance(x.fill_slots);
+        if (used >= 0) release_fill(pipeline, me, used);
+        used = alone ? -1 : state.index;
+        if (alone) release_fill(pipeline, me, state.index);
+        state.advance(x.fill_slots);
       }
-      // The skip connection's fills are the tile's last. They are waited for while it is this warpgroup's turn, and used later.
-      const PipelineState skip = ring;
+      // The skip connection's fills are the tile's last. They are waited for during this warpgroup's turn and used
+      // later.
+      const PipelineState skip = state;
       if constexpr (P::kProjects)
         for (int i = 0; i < x.skip_fills; ++i) {
-          ptx::mbarrier_wait(smem.full + 8 * ring.index, ring.phase);
-          ring.advance(x.fill_slots);
+          pipeline.consumer_wait(state);
+          state.advance(x.fill_slots);
         }
       if constexpr (P::kPingpong) {
-        // Every warp tells, so that none is left behind at the turn before.
+        // Every warp arrives, so that none is left behind at the turn before.
         if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.turn + 8 * ((group + 1) % P::kGroups));
       }
       ptx::warpgroup_wait<0>();
       ptx::warpgroup_fence_operand(sums);
-      if (used_weight >= 0) release_weight(smem, me, used_weight);
-      if (used >= 0) release_fill(smem, me, used);
+      if (used_weight >= 0) release_weight(weight_pipeline, me, used_weight);
+      if (used >= 0) release_fill(pipeline, me, used);
       if (index + P::tile_step() >= x.cluster_tiles) launch_dependents();
       if constexpr (P::kSlices > 1) Store::gather_slices(smem, me, sums);
       const Tile tile(x, me, index);

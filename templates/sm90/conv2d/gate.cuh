@@ -1,6 +1,6 @@
-// The end of a gated tile of the Hopper convolution: the steps before the gate are applied to the sums in registers, and
-// these are scaled before the other steps: by the gates of the tile's images summed up, exchanged over a cluster
-// (problem conv2d_se, see gate.cuh), or by gates from the tile's own hidden values (conv2d_folded_se, folded_gate.cuh).
+// The epilogue of a convolution with squeeze-and-excitation. The steps before the gate run on the accumulators; the
+// gate scales them; the other steps follow. The gates come from the tile's own sums, exchanged over a cluster (problem
+// conv2d_se, se_gate.cuh), or from the tile's hidden columns (conv2d_folded_se, folded_se_gate.cuh).
 #pragma once
 #include "sm90/conv2d/store.cuh"
 #include "sm90/fragment.cuh"
@@ -25,10 +25,13 @@ struct Conv2dGate : Conv2dStore<Config> {
 
   AT_DEVICE static Excitation excitation(const Params& x) { return Excitation(x.pixels, x.hidden); }
   AT_DEVICE static char* gate_memory(const Layout& smem) { return (char*)__cvta_shared_to_generic(smem.gate); }
-  AT_DEVICE static int own_channel(const ClusterCoord& me, const Tile& tile) { return tile.n * P::kN + me.slice * P::kOwnN; }
+  AT_DEVICE static int own_channel(const ClusterCoord& me, const Tile& tile) {
+    return tile.n * P::kN + me.slice * P::kOwnN;
+  }
 
-  // Applies the steps before the gate to a row's sums of eight channels, of both halves of a warp's rows.
-  AT_DEVICE static void apply_before(const Params& x, int m, int columns, int channel, Sums& sums, float (&v)[2][P::kVector]) {
+  // Applies the steps before the gate to eight channels of both halves of a warp's rows.
+  AT_DEVICE static void apply_before(const Params& x, int m, int columns, int channel, Sums& sums,
+                                     float (&v)[2][P::kVector]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       load_fragment(v[half], sums, m, half, columns);
@@ -39,7 +42,7 @@ struct Conv2dGate : Conv2dStore<Config> {
 
   // ---- With a folded squeeze ----
 
-  // All threads of a tile. group: this thread's warpgroup.
+  // A barrier of all threads of a tile. group: this thread's warpgroup.
   AT_DEVICE static void meet_for_tile(int group) {
     if constexpr (!P::kPingpong) ptx::named_barrier_sync<1, 128 * P::kGroups>();
     else if (group == 0) ptx::named_barrier_sync<1, 128>();
@@ -47,16 +50,20 @@ struct Conv2dGate : Conv2dStore<Config> {
   }
 
   AT_DEVICE static Folded folded(const Params& x, const Layout& smem, int group) {
-    return {x.pixels, x.hidden, x.pixel_weight, x.slabs, gate_memory(smem) + (P::kPingpong ? group : 0) * Folded::kBytes};
+    return {x.pixels, x.hidden, x.pixel_weight, x.slabs,
+            gate_memory(smem) + (P::kPingpong ? group : 0) * Folded::kBytes};
   }
 
-  // Begins to bring near what the gates of a tile need.
+  // Starts to copy the weights of the tile's gates to shared memory.
   AT_DEVICE static void load_folded(const Params& x, const Layout& smem, const Tile& tile, int group) {
-    folded(x, smem, group).load_weights(x.p.p + P::kFirstGate + 1, tile.n * P::kN, x.k, threadIdx.x % (P::kPingpong ? 128 : 128 * P::kGroups));
+    folded(x, smem, group)
+        .load_weights(x.p.p + P::kFirstGate + 1, tile.n * P::kN, x.k,
+                      threadIdx.x % (P::kPingpong ? 128 : 128 * P::kGroups));
   }
 
-  // Applies the steps before the gate to the sums, and scales them.
-  AT_DEVICE static void scale_folded(const Params& x, const Layout& smem, const Tile& tile, int group, int first_block, Sums& sums) {
+  // Applies the steps before the gate to the sums, then scales them by the gates.
+  AT_DEVICE static void scale_folded(const Params& x, const Layout& smem, const Tile& tile, int group, int first_block,
+                                     Sums& sums) {
 #pragma unroll
     for (int columns = 0; columns < P::kN / 32; ++columns)
 #pragma unroll
@@ -69,10 +76,10 @@ struct Conv2dGate : Conv2dStore<Config> {
 
   // ---- With the tile's own sums ----
 
-  // Applies the steps before the gate to the sums, adds up each image's pixels, and finds the gates.
+  // Applies the steps before the gate, adds up each image's pixels, and computes the gates.
   AT_DEVICE static Excitation excite(const Params& x, const Layout& smem, const ClusterCoord& me, const Tile& tile,
                                      int first_block, Sums& sums) {
-    // A mask: of a comparison for equality the compiler would make an index of the sums, which would leave registers.
+    // A bit mask: from a comparison the compiler would make a dynamic index of the accumulators (local memory).
     const uint32_t own = P::kSlices == 1 ? ~0u : ((1u << P::kOwnColumns) - 1) << me.slice * P::kOwnColumns;
     const Excitation gate = excitation(x);
     char* memory = gate_memory(smem);
@@ -94,7 +101,7 @@ struct Conv2dGate : Conv2dStore<Config> {
     return gate;
   }
 
-  // With a gate: sums up, scales and stores. What the steps read of tensors is on its way while the gate is computed.
+  // Computes the gates, scales and stores. The steps' tensors are fetched while the gates are computed.
   AT_DEVICE static void store_gated(const Params& x, const Layout& smem, const ClusterCoord& me, const Tile& tile,
                                     int first_block, Sums& sums) {
     int pixels[P::kBlocks][2];
@@ -113,17 +120,18 @@ struct Conv2dGate : Conv2dStore<Config> {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
     for (int group = 0; group < Store::kUnitGroups; ++group) {
-      Store::each_unit(x, me, tile, pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset, bool there) {
-        const int image = (64 * (first_block + m) + 16 * warp + 8 * half + lane / 4) / gate.pixels;
-        float v[P::kVector], factor[P::kVector];
-        load_fragment(v, sums, m, half, columns);
-        load(factor, gates + image * P::kOwnN + 32 * (columns % P::kOwnColumns) + 8 * (lane % 4));
+      Store::each_unit(x, me, tile, pixels, group,
+                       [&](int j, int m, int half, int columns, int channel, int64_t offset, bool there) {
+                         const int image = (64 * (first_block + m) + 16 * warp + 8 * half + lane / 4) / gate.pixels;
+                         float v[P::kVector], factor[P::kVector];
+                         load_fragment(v, sums, m, half, columns);
+                         load(factor, gates + image * P::kOwnN + 32 * (columns % P::kOwnColumns) + 8 * (lane % 4));
 #pragma unroll
-        for (int e = 0; e < P::kVector; ++e) v[e] *= factor[e];
-        if (!Config::kStores || there)
-          Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[group % kEarly][j]);
-        if (there) store(v, (Element*)x.p.p[P::kY] + offset);
-      });
+                         for (int e = 0; e < P::kVector; ++e) v[e] *= factor[e];
+                         if (!Config::kStores || there)
+                           Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[group % kEarly][j]);
+                         if (there) store(v, (Element*)x.p.p[P::kY] + offset);
+                       });
       if (group + kEarly < Store::kUnitGroups) fetch(group + kEarly);
     }
   }

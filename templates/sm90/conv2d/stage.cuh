@@ -1,5 +1,6 @@
-// The end of a tile of the Hopper convolution where the output goes through shared memory and out by TMA, piece by piece: a
-// piece is 16 pixels by kStageChannels of one warp. A tensor that the epilogue adds may come the same way.
+// The staged epilogue of the convolution: the output goes through shared memory and TMA writes it, piece by piece. A
+// piece is 16 pixels by kStageChannels channels of one warp. TMA may load a tensor that the epilogue adds in the same
+// pieces.
 #pragma once
 #include "sm90/conv2d/plan.cuh"
 #include "sm90/fragment.cuh"
@@ -22,7 +23,7 @@ struct Conv2dStage : Conv2dPlan<Config> {
   using Sums = typename P::Sums;
   using Tile = typename P::Tile;
 
-  // The image and the square of 8 x 8 pixels that are a tile's block of 64 rows.
+  // The image and the square of 8 x 8 pixels that block `block` (64 rows) of a tile covers.
   AT_DEVICE static void square(const Params& x, const Tile& tile, int block, int& n, int& h, int& w) {
     n = x.out_area.divmod(tile.m, h) * x.images;
     h = x.out_width.divmod(h, w);
@@ -31,7 +32,7 @@ struct Conv2dStage : Conv2dPlan<Config> {
     h = h * x.squares_h + block / x.squares_w % x.squares_h, w = w * x.squares_w + block % x.squares_w;
   }
 
-  // The place of an output pixel among all, or -1: row `row` of 64 in block `block` of a tile.
+  // The index of an output pixel, or -1 if it lies outside. row: 0 to 63, of block `block` of the tile.
   AT_DEVICE static int output_pixel(const Params& x, const Tile& tile, int block, int row) {
     if (!P::kPatch) {
       const int pixel = tile.first_row(x) + 64 * block + row;
@@ -43,9 +44,11 @@ struct Conv2dStage : Conv2dPlan<Config> {
     return n < x.n && h < x.out_h && w < x.out_w ? (n * x.out_h + h) * x.out_w + w : -1;
   }
 
-  // Where a warp's piece of a tile is: piece / kBlocks counts its channels, piece % kBlocks its rows. warp: of its group.
+  // Calls move() with the output coordinates of a warp's piece. piece / kBlocks counts channels, piece % kBlocks rows.
+  // warp: 0 to 3, in its warpgroup.
   template <typename Move>
-  AT_DEVICE static void at_piece(const Params& x, const Tile& tile, int first_block, int warp, int piece, const Move& move) {
+  AT_DEVICE static void at_piece(const Params& x, const Tile& tile, int first_block, int warp, int piece,
+                                 const Move& move) {
     const int block = first_block + piece % P::kBlocks;
     const int channel = tile.n * P::kN + piece / P::kBlocks * P::kStageChannels;
     if (P::kPatch) {
@@ -57,14 +60,14 @@ struct Conv2dStage : Conv2dPlan<Config> {
     }
   }
 
-  // What a warp loads next of the added tensor, and which of its buffers it reads next.
+  // The piece of the added tensor that a warp loads next, and the buffer that it reads next.
   struct Added {
-    int index, piece = 0;  // of the tile, and in it
+    int index, piece = 0;  // index of the tile; piece in it
     PipelineState ring{0, 0};
   };
 
-  AT_DEVICE static void load_added(const Params& x, const Layout& smem, const ClusterCoord& me, int first_block, Added& next,
-                                   int slot) {
+  AT_DEVICE static void load_added(const Params& x, const Layout& smem, const ClusterCoord& me, int first_block,
+                                   Added& next, int slot) {
     if (next.index >= x.cluster_tiles) return;
     const int warp = ptx::warp_uniform(threadIdx.x / 32), buffer = warp * x.ahead + slot;
     if (ptx::elect_one_sync()) {
@@ -107,11 +110,11 @@ struct Conv2dStage : Conv2dPlan<Config> {
       const int chunk = batch / P::kBlocks, m = batch % P::kBlocks;
       const uint32_t buffer = smem.staging + (P::kStages * warp + batch % P::kStages) * P::kStageBytes;
       if (batch + 1 < P::kPieces) fetch(batch + 1);
-      // Until the buffer's last store has read it: kStages ago, or one of the tile before.
+      // Waits until TMA has read the buffer's last contents: kStages pieces ago, or in the tile before.
       if (batch == 0 && P::kPieces % P::kStages != 0) ptx::tma_store_wait<0>();
       else ptx::tma_store_wait<P::kStages - 1>();
       __syncwarp();
-      // Of eight channels in a piece, which is swizzled as TMA has it.
+      // The offset of eight channels in a piece, with TMA's swizzle.
       auto place_of = [&](int i) {
         const int row = 8 * (i % 2) + lane / 4, swizzle = P::kStageChannels == 64 ? row % 8 : row / 2 % 4;
         return row * P::kStageChannels * (int)sizeof(Element) + 16 * (4 * (i / 2) + lane % 4 ^ swizzle);
@@ -131,8 +134,8 @@ struct Conv2dStage : Conv2dPlan<Config> {
 #pragma unroll
       for (int i = 0; i < 2 * kColumns; ++i) {
         const int half = i % 2, columns = chunk * kColumns + i / 2;
-        // What lies outside the output is computed too, and clipped by TMA: a branch for each unit would make each wait
-        // for its own vectors. Only what the steps themselves store must not.
+        // Values outside the output are computed too, and TMA clips them: with a branch per vector each would wait for
+        // its own operands. Only steps that store by themselves must not run there.
         const int pixel = pixels[m][half], channel = min(channel_of(batch, i / 2), x.k - P::kVector);
         float v[P::kVector];
         load_fragment(v, sums, m, half, columns);

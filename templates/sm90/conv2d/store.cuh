@@ -1,5 +1,5 @@
-// The end of a tile of the Hopper convolution: sums in registers, those of a split tile added up, through the epilogue's
-// steps, straight to the output.
+// The direct epilogue of the convolution: the sums of a split tile are added up, then the epilogue's steps run on
+// registers, and each thread stores its vectors of eight channels.
 #pragma once
 #include "sm90/conv2d/stage.cuh"
 #include "sm90/fragment.cuh"
@@ -23,41 +23,45 @@ struct Conv2dStore : Conv2dStage<Config> {
   using Tile = typename P::Tile;
   using Stage = Conv2dStage<Config>;
 
-  // A unit is eight neighbouring channels of one pixel: which of a thread's accumulators hold it.
+  // The accumulators of a unit, which is eight neighbouring channels of one pixel.
   AT_DEVICE static void unit(int i, int& block, int& half, int& columns) {
     columns = i / (2 * P::kBlocks), half = i % 2, block = i / 2 % P::kBlocks;
   }
 
-  // Those that a slice keeps, as a mask: of a comparison for equality the compiler would make an index of the sums, which would
-  // leave registers.
+  // The units that a slice keeps, as a bit mask: from a comparison the compiler would make a dynamic index of the
+  // accumulators, which would move them to local memory.
   AT_DEVICE static uint32_t own_units(const ClusterCoord& me) {
     constexpr int kOwn = P::kUnits / P::kSlices;
     return ((1u << kOwn) - 1) << me.slice * kOwn;
   }
 
-  // Each slice keeps a part of the tile's units, gets the others' sums of it and gives away the rest. Few go to the owner's
-  // shared memory one by one; each such store counts its bytes at a barrier, so many are written to this block's own
-  // memory first, and from there go by TMA, all of a warp's to the same warp of the owner.
+  // Each slice keeps a part of the tile's units, receives the others' sums of these, and sends the rest away. Up to 8
+  // KiB go straight to the owner's shared memory; each such store counts its bytes at a barrier. More is first written
+  // to this block's own memory and then copied by TMA, a warp's part to the same warp of the owner.
   AT_DEVICE static void gather_slices(const Layout& smem, const ClusterCoord& me, Sums& sums) {
     constexpr int kOwn = P::kUnits / P::kSlices, kOthers = P::kSlices - 1;
-    constexpr int kWanted = P::kBlocks * P::kHidden / 8;  // fours of sums that every slice wants: the hidden values'
+    constexpr int kWanted = P::kBlocks * P::kHidden / 8;  // float4s of hidden values, which every slice needs
     constexpr int kWarpBytes = (2 * kOwn + kWanted) * 512, kPartBytes = kWarpBytes * 4 * P::kGroups;
     constexpr bool kOneByOne = kOthers * kPartBytes <= 8192;
     const int lane = threadIdx.x % 32, warp = ptx::warp_uniform(threadIdx.x / 32);
-    // Parts that leave, then those that come; `place`: of a slice among the others of `whose`.
+    // Memory: the parts that leave, then those that arrive. place(): the index of `slice` among the other slices of
+    // `whose`.
     const auto place = [](int slice, int whose) { return slice - (slice > whose); };
     const uint32_t leaving = smem.fills + warp * kWarpBytes, coming = leaving + kOthers * kPartBytes;
     const auto of_unit = [&](int i, int j) { return (i % kOwn * 2 + j) * 512 + lane * 16; };
     const auto of_hidden = [&](int i) { return (kOwn * 2 + i) * 512 + lane * 16; };
-    const auto hidden = [&](int i) -> float(&)[4] { return *(float(*)[4])&sums[i % P::kBlocks][P::kN / 2 + i / P::kBlocks * 4]; };
+    const auto hidden = [&](int i) -> float (&)[4] {
+      return *(float (*)[4]) & sums[i % P::kBlocks][P::kN / 2 + i / P::kBlocks * 4];
+    };
     const auto rank = [&](int slice) { return me.rank(me.m, me.n, slice); };
 
-    ptx::cluster_arrive_relaxed();                           // all loads of this warp's have been used
-    if constexpr (kOneByOne) ptx::cluster_wait();   // and those of the others
+    ptx::cluster_arrive_relaxed();                 // this warp has read all its loads
+    if constexpr (kOneByOne) ptx::cluster_wait();  // and so have the others
     else P::Excitation::sync();
     if (threadIdx.x == 0) ptx::mbarrier_arrive_expect_tx(smem.turn, kOthers * kPartBytes);
     const auto give = [&](int to, int offset, float4 four) {
-      if constexpr (kOneByOne) ptx::st_async(coming + place(me.slice, to) * kPartBytes + offset, smem.turn, rank(to), four);
+      if constexpr (kOneByOne)
+        ptx::st_async(coming + place(me.slice, to) * kPartBytes + offset, smem.turn, rank(to), four);
       else ptx::st_shared(leaving + place(to, me.slice) * kPartBytes + offset, four);
     };
 #pragma unroll
@@ -76,19 +80,20 @@ struct Conv2dStore : Conv2dStage<Config> {
     for (int i = 0; i < kWanted; ++i)
 #pragma unroll
       for (int slice = 0; slice < P::kSlices; ++slice)
-        if (slice != me.slice) give(slice, of_hidden(i), make_float4(hidden(i)[0], hidden(i)[1], hidden(i)[2], hidden(i)[3]));
+        if (slice != me.slice)
+          give(slice, of_hidden(i), make_float4(hidden(i)[0], hidden(i)[1], hidden(i)[2], hidden(i)[3]));
     if constexpr (!kOneByOne) {
       ptx::fence_view_async_shared();
       __syncwarp();
-      ptx::cluster_wait();  // the others' memory is free
+      ptx::cluster_wait();  // the other blocks' memory is free
       if (lane < kOthers) {
-        const int to = (me.slice + 1 + lane) % P::kSlices;  // not all to the same at once
+        const int to = (me.slice + 1 + lane) % P::kSlices;  // so that the slices do not all send to the same block
         ptx::bulk_copy_dsmem(leaving + place(to, me.slice) * kPartBytes, coming + place(me.slice, to) * kPartBytes,
-                           kWarpBytes, smem.turn, rank(to));
+                             kWarpBytes, smem.turn, rank(to));
       }
     }
     ptx::mbarrier_wait(smem.turn, 0);
-    ptx::cluster_arrive_relaxed();  // a block ends when all have got what it sent
+    ptx::cluster_arrive_relaxed();  // a block exits when all have received its data
     const auto total = [&](int offset, float4 own) {
       float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
@@ -113,21 +118,21 @@ struct Conv2dStore : Conv2dStage<Config> {
     }
 #pragma unroll
     for (int i = 0; i < kWanted; ++i) {
-      float(&d)[4] = hidden(i);
+      float (&d)[4] = hidden(i);
       const float4 sum = total(of_hidden(i), make_float4(d[0], d[1], d[2], d[3]));
       d[0] = sum.x, d[1] = sum.y, d[2] = sum.z, d[3] = sum.w;
     }
   }
 
-  // Units of eight channels whose tensors are read at once, while the units before are worked on.
+  // Units whose operands are fetched together, while the group before is worked on.
   static constexpr int kGroup = P::kUnits < 4 ? P::kUnits : 4, kUnitGroups = (P::kUnits + kGroup - 1) / kGroup;
 
-  // Calls work(place in the group, block, half, columns, channel, offset, there) for this thread's units of a group. What is
-  // not there, in the output, may be computed, with some channel that is: branches would make each unit wait for its own
-  // vectors.
+  // Calls work(index in the group, block, half, columns, channel, offset, inside) for this thread's units of a group.
+  // Units outside the output are computed too, with a channel that exists: with a branch per unit each would wait for
+  // its own operands.
   template <typename Work>
-  AT_DEVICE static void each_unit(const Params& x, const ClusterCoord& me, const Tile& tile, const int (&pixels)[P::kBlocks][2],
-                                  int group, const Work& work) {
+  AT_DEVICE static void each_unit(const Params& x, const ClusterCoord& me, const Tile& tile,
+                                  const int (&pixels)[P::kBlocks][2], int group, const Work& work) {
 #pragma unroll
     for (int j = 0; j < kGroup; ++j) {
       const int i = group * kGroup + j;
@@ -148,7 +153,8 @@ struct Conv2dStore : Conv2dStage<Config> {
       pixels[i / 2][i % 2] = Stage::output_pixel(x, tile, first_block + i / 2, 16 * warp + 8 * (i % 2) + lane / 4);
   }
 
-  // What the steps read of tensors, for the first units while there is something else to do, then always for the next ones.
+  // The tensors that the steps read: the first units' are fetched while the gates or sums are still computed, then
+  // always the next group's.
   struct Early {
     int pixels[P::kBlocks][2];
     typename Config::Steps::Fetched fetched[2][kGroup];
@@ -164,17 +170,19 @@ struct Conv2dStore : Conv2dStage<Config> {
     }
   };
 
-  AT_DEVICE static void store_tile(const Params& x, const ClusterCoord& me, const Tile& tile, Sums& sums, Early& early) {
+  AT_DEVICE static void store_tile(const Params& x, const ClusterCoord& me, const Tile& tile, Sums& sums,
+                                   Early& early) {
 #pragma unroll
     for (int group = 0; group < kUnitGroups; ++group) {
       if (group + 1 < kUnitGroups) early.fetch(x, me, tile, group + 1);
-      each_unit(x, me, tile, early.pixels, group, [&](int j, int m, int half, int columns, int channel, int64_t offset, bool there) {
-        float v[P::kVector];
-        load_fragment(v, sums, m, half, columns);
-        if (!Config::kStores || there)
-          Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, early.fetched[group % 2][j]);
-        if (there) store(v, (Element*)x.p.p[P::kY] + offset);
-      });
+      each_unit(x, me, tile, early.pixels, group,
+                [&](int j, int m, int half, int columns, int channel, int64_t offset, bool there) {
+                  float v[P::kVector];
+                  load_fragment(v, sums, m, half, columns);
+                  if (!Config::kStores || there)
+                    Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, early.fetched[group % 2][j]);
+                  if (there) store(v, (Element*)x.p.p[P::kY] + offset);
+                });
     }
   }
 };

@@ -27,17 +27,19 @@ AT_DEVICE void cluster_or_block_sync() {
 AT_DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 AT_DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
-// Stores 16 bytes at the same offset in block `block` of the cluster, and counts them at the mbarrier with that offset there.
+// Stores 16 bytes at the same offset in block `block` of the cluster, and counts them at the mbarrier with that offset
+// there.
 AT_DEVICE void st_async(uint32_t address, uint32_t barrier, uint32_t block, float4 v) {
   asm volatile(
       "{\n.reg .b32 to, at;\nmapa.shared::cluster.u32 to, %0, %2;\nmapa.shared::cluster.u32 at, %1, %2;\n"
-      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%3, %4, %5, %6}, [at];\n}" ::"r"(address),
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%3, %4, %5, %6}, [at];\n}" ::"r"(
+          address),
       "r"(barrier), "r"(block), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
       : "memory");
 }
 
-// Copies `bytes` (a multiple of 16) from this block's shared memory to offset `to` of block `block` by TMA, and counts them at
-// the mbarrier with offset `barrier` there. Call fence_view_async_shared() after the source is written.
+// Copies `bytes` (a multiple of 16) from this block's shared memory to offset `to` of block `block` by TMA, and counts
+// them at the mbarrier with offset `barrier` there. Call fence_view_async_shared() after the source is written.
 AT_DEVICE void bulk_copy_dsmem(uint32_t from, uint32_t to, int bytes, uint32_t barrier, uint32_t block) {
   asm volatile(
       "{\n.reg .b32 place, at;\nmapa.shared::cluster.u32 place, %1, %4;\nmapa.shared::cluster.u32 at, %3, %4;\n"

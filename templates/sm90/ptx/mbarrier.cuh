@@ -46,8 +46,8 @@ AT_DEVICE void mbarrier_arrive_cluster(uint32_t barrier, uint32_t block) {
 
 AT_DEVICE void mbarrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
-      "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra DONE;\nbra AGAIN;\n"
-      "DONE:\n}" ::"r"(barrier),
+      "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra DONE;\nbra AGAIN;\nDONE:\n}" ::"r"(barrier),
       "r"(parity)
       : "memory");
 }

@@ -1,5 +1,5 @@
-// TMA: tensor maps, tile and im2col loads into shared memory, tile stores (PTX ISA 8.x, "cp.async.bulk.tensor"). Coordinates run
-// from the innermost dimension, in elements.
+// TMA: tensor maps, tile and im2col loads into shared memory, tile stores (PTX ISA 8.x, "cp.async.bulk.tensor").
+// Coordinates run from the innermost dimension, in elements.
 #pragma once
 
 namespace at {
@@ -12,7 +12,7 @@ constexpr int kTensorMapBytes = 128;
 // Describes a contiguous tensor; `sizes`, `box` and `element_strides` run from the innermost dimension.
 template <typename Element, int rank>
 AT_DEVICE void describe_tensor_map(at_tensor_map& map, const uint64_t (&sizes)[rank], const uint32_t (&box)[rank],
-                        const uint32_t (&element_strides)[rank]) {
+                                   const uint32_t (&element_strides)[rank]) {
   map.rank = rank;
   uint64_t stride = sizeof(Element);
   for (int i = 0; i < rank; ++i) {
@@ -25,16 +25,13 @@ AT_DEVICE void describe_tensor_map(at_tensor_map& map, const uint64_t (&sizes)[r
 }
 
 // The CUtensorMapSwizzle of an operand with rows of 32, 64 or 128 bytes: 32B, 64B or 128B.
-AT_DEVICE constexpr int swizzle_mode(int row_bytes) {
-  return row_bytes == 128 ? 3 : row_bytes == 64 ? 2 : 1;
-}
+AT_DEVICE constexpr int swizzle_mode(int row_bytes) { return row_bytes == 128 ? 3 : row_bytes == 64 ? 2 : 1; }
 
-// ---- Loads. They count their bytes at an mbarrier. With kMulticast the box and the bytes go to the same offsets of all
+// ---- Loads. They count their bytes at an mbarrier. With kMulticast the box and the bytes go to the same offsets of
+// all
 //      blocks of the cluster in `cta_mask`. ----
 
-AT_DEVICE void prefetch_tensormap(const void* map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
+AT_DEVICE void prefetch_tensormap(const void* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 template <bool kMulticast>
 AT_DEVICE void tma_load_3d(uint32_t to, const void* map, uint32_t barrier, int x, int y, int z, uint16_t cta_mask) {
@@ -46,8 +43,8 @@ AT_DEVICE void tma_load_3d(uint32_t to, const void* map, uint32_t barrier, int x
         : "memory");
   else
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-            to),
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::
+            "r"(to),
         "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
@@ -69,7 +66,8 @@ AT_DEVICE void tma_load_2d(uint32_t to, const void* map, uint32_t barrier, int x
 }
 
 template <bool kMulticast = false>
-AT_DEVICE void tma_load_4d(uint32_t to, const void* map, uint32_t barrier, int x, int y, int z, int w, uint16_t cta_mask = 0) {
+AT_DEVICE void tma_load_4d(uint32_t to, const void* map, uint32_t barrier, int x, int y, int z, int w,
+                           uint16_t cta_mask = 0) {
   if constexpr (kMulticast)
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
@@ -78,16 +76,17 @@ AT_DEVICE void tma_load_4d(uint32_t to, const void* map, uint32_t barrier, int x
         : "memory");
   else
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
-            to),
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
         "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
         : "memory");
 }
 
-// Loads rows of the im2col matrix, from the starting pixel (n, h, w) on, at a filter tap's offset (PTX ISA, "im2col mode").
+// Loads rows of the im2col matrix, from the starting pixel (n, h, w) on, at a filter tap's offset (PTX ISA, "im2col
+// mode").
 template <bool kMulticast>
-AT_DEVICE void tma_load_im2col(uint32_t to, const void* map, uint32_t barrier, int c, int w, int h, int n, uint16_t offset_w,
-                           uint16_t offset_h, uint16_t cta_mask) {
+AT_DEVICE void tma_load_im2col(uint32_t to, const void* map, uint32_t barrier, int c, int w, int h, int n,
+                               uint16_t offset_w, uint16_t offset_h, uint16_t cta_mask) {
   if constexpr (kMulticast)
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster"
@@ -105,14 +104,14 @@ AT_DEVICE void tma_load_im2col(uint32_t to, const void* map, uint32_t barrier, i
 // ---- Stores. They are clipped to the tensor. A thread commits its stores in groups and waits for groups. ----
 
 AT_DEVICE void tma_store_2d(const void* map, uint32_t from, int x, int y) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from), "r"(x),
-               "r"(y)
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from),
+               "r"(x), "r"(y)
                : "memory");
 }
 
 AT_DEVICE void tma_store_4d(const void* map, uint32_t from, int c, int w, int h, int n) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(from),
-               "r"(c), "r"(w), "r"(h), "r"(n)
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+               "r"(from), "r"(c), "r"(w), "r"(h), "r"(n)
                : "memory");
 }
 

@@ -1,5 +1,5 @@
-// wgmma: asynchronous matrix products of a warpgroup, m64nNk16 with float32 accumulators (PTX ISA 8.x, "wgmma"). The names
-// are CUTLASS's. The product instruction itself depends on N and is rendered by wgmma.j2.
+// wgmma: asynchronous matrix products of a warpgroup, m64nNk16 with float32 accumulators (PTX ISA 8.x, "wgmma"). The
+// names are CUTLASS's. The product instruction itself depends on N and is rendered by wgmma.j2.
 #pragma once
 
 namespace at {
@@ -44,7 +44,8 @@ struct SmemDescriptor {
 
 AT_DEVICE uint32_t descriptor_lo(uint32_t address) { return (address & 0x3ffff) >> 4 | 1u << 16; }
 
-// kRowBytes: 32, 64 or 128 bytes along K, swizzled over as many. stride_bytes: from one group of eight rows to the next.
+// kRowBytes: 32, 64 or 128 bytes along K, swizzled over as many. stride_bytes: from one group of eight rows to the
+// next.
 template <int kRowBytes>
 AT_DEVICE uint32_t descriptor_hi(int stride_bytes) {
   static_assert(kRowBytes == 32 || kRowBytes == 64 || kRowBytes == 128, "no such swizzle");

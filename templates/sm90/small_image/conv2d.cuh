@@ -1,20 +1,20 @@
-// A 3x3 convolution of small images for Hopper, stride 1 or 2, padding 1: of 64 / (p q) whole images a tile, NHWC.
+// A 3 x 3 convolution of small images for Hopper, stride 1 or 2, padding 1, NHWC. A tile is 64 / (p q) whole images.
 //
-// Small tiles wait for their loads, and a filter of nine taps loads every pixel nine times. Here a tile's images come into
-// shared memory once and stay. wgmma could not read a tap there: its groups of eight rows are lines of several images, and
-// what lies beyond a border must be zero. But it takes its first operand from registers too, and ldmatrix, which brings it
-// there, reads each row from where a lane says: so a tap is an address in every lane, beyond a border that of a row of zeros.
-// With stride 2 the images come as four planes, of odd and even lines and columns, so that rows that are read together are
-// neighbours, and lie in different banks.
+// Small tiles are bound by their loads, and a filter of nine taps loads every pixel nine times. Here a tile's images
+// come into shared memory once and stay. wgmma's descriptors cannot address a tap there: a group of eight rows spans
+// lines of several images, and pixels beyond a border must be zero. So the A operand comes from registers. ldmatrix
+// takes an address from each lane, so a tap is an address, and beyond a border it is that of a row of zeros. With
+// stride 2 TMA loads four planes, of odd and even lines and columns, so that rows that are read together are neighbours
+// in different banks.
 //
-// Two warpgroups take the steps (a tap of 64 channels) by turns, each with sums of its own for the whole tile: a warpgroup
-// alone waits about as long around its products as for them. Each has a ring of weights and a warp that fills it; kPeers
-// tiles of a cluster share these loads by multicast. While its products run a warpgroup reads the pixels of its next step.
-// In the end each gets the other's sums of half of the channels, and finishes these alone: the gates of a folded squeeze
-// (folded_gate.cuh), the projection of a skip connection, the epilogue's steps.
+// Two warpgroups take the steps (a tap of 64 channels) in turn, each with sums of its own for the whole tile: one
+// warpgroup alone waits about as long around its products as for them. Each has a ring of weights and a warp that fills
+// it. kPeers tiles of a cluster share these loads by multicast. While its products run, a warpgroup reads the pixels of
+// its next step. At the end each warpgroup gets the other's sums of half of the channels and finishes these: the gates
+// of a folded squeeze (folded_se_gate.cuh), the projection of a skip connection, the epilogue's steps.
 //
-// Every hand-shake is awaited by somebody: buffers that nobody will fill again are not given back.
-// image_plan.cuh has what comes before the launch.
+// Each arrival at an `empty` barrier has a matching wait: stages that are not refilled are not released. plan.cuh has
+// prepare().
 #pragma once
 #include "sm90/fragment.cuh"
 #include "sm90/pipeline.cuh"
@@ -42,7 +42,8 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   AT_DEVICE static void run(const Params& x, char* memory) {
     const Layout smem(x, (ptx::cast_smem_ptr_to_uint(memory) + 1023) / 1024 * 1024);
     const int peer = P::kPeers > 1 ? (int)ptx::block_rank_in_cluster() : 0;
-    // Peers, which share their weights, are neighbours in the grid; the column changes from cluster to cluster.
+    // Peers, which share their weights, are neighbours in the grid. The column of tiles changes from cluster to
+    // cluster.
     int column;
     const int tile = x.columns.divmod(blockIdx.x / P::kPeers, column) * P::kPeers + peer;
     const ClusterCoord me{tile, column, peer};
@@ -82,7 +83,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     ptx::fence_barrier_init();
   }
 
-  // A tap of 64 channels, in the order in which a warpgroup takes them: every other one.
+  // A tap of 64 channels, in the order in which a warpgroup visits them: every kGroups-th.
   struct Step {
     int chunk = 0, tap;
     AT_DEVICE Step(int group) : tap(group) {}
@@ -91,10 +92,14 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
       if (tap >= P::kTaps) tap -= P::kTaps, ++chunk;
     }
   };
-  AT_DEVICE static int steps_of(const Params& x, int group) { return (x.chunks * P::kTaps - group + P::kGroups - 1) / P::kGroups; }
+  AT_DEVICE static int steps_of(const Params& x, int group) {
+    return (x.chunks * P::kTaps - group + P::kGroups - 1) / P::kGroups;
+  }
   AT_DEVICE static bool owns(int group) { return group < P::kOwners; }
-  // What a warpgroup takes from its ring.
-  AT_DEVICE static int pieces_of(const Params& x, int group) { return steps_of(x, group) + (owns(group) ? x.skip_chunks : 0); }
+  // The number of weight tiles that a warpgroup takes from its ring.
+  AT_DEVICE static int pieces_of(const Params& x, int group) {
+    return steps_of(x, group) + (owns(group) ? x.skip_chunks : 0);
+  }
 
   // ---- Loads ----
 
@@ -107,7 +112,8 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
       ptx::mbarrier_arrive_expect_tx(full, P::kPlanes * x.plane_bytes);
 #pragma unroll
       for (int plane = 0; plane < P::kPlanes; ++plane)
-        ptx::tma_load_4d(to + plane * P::kPlaneBytes, x.image_map, full, chunk * P::kK, plane % P::kStride, plane / P::kStride, image);
+        ptx::tma_load_4d(to + plane * P::kPlaneBytes, x.image_map, full, chunk * P::kK, plane % P::kStride,
+                         plane / P::kStride, image);
     }
 #pragma unroll 1
     for (int i = 0; i < x.skip_chunks; ++i) {
@@ -118,15 +124,17 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     launch_dependents();
   }
 
-  // A loading thread is alone: nothing hides how long its instructions take, so its loop only counts on.
+  // A single thread issues the loads, so nothing hides the latency of its instructions. Its loop only increments.
   AT_DEVICE static void load_weights(const Params& x, const Layout& smem, const ClusterCoord& me, int group) {
     constexpr uint16_t kAll = (1 << P::kPeers) - 1;
     const int first = group * x.weight_slots, steps = steps_of(x, group);
     const auto load = [&](PipelineState& ring, const void* map, int bytes, int rows, int chunk, int tap, int row) {
-      const uint32_t full = smem.weight_full + 8 * (first + ring.index), slot = smem.weights + (first + ring.index) * P::kWeightBytes;
+      const uint32_t full = smem.weight_full + 8 * (first + ring.index),
+                     slot = smem.weights + (first + ring.index) * P::kWeightBytes;
       ptx::mbarrier_wait(smem.weight_empty + 8 * (first + ring.index), ring.phase);
       ptx::mbarrier_arrive_expect_tx(full, bytes);
-      ptx::tma_load_3d<(P::kPeers > 1)>(slot + me.peer * rows * P::kRowBytes, map, full, chunk * P::kK, tap, row + me.peer * rows, kAll);
+      ptx::tma_load_3d<(P::kPeers > 1)>(slot + me.peer * rows * P::kRowBytes, map, full, chunk * P::kK, tap,
+                                        row + me.peer * rows, kAll);
       ring.advance(x.weight_slots);
       return slot;
     };
@@ -135,28 +143,33 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
 #pragma unroll 1
     for (int i = 0; i < steps; ++i, step.advance()) {
       const uint32_t full = smem.weight_full + 8 * (first + ring.index);
-      const uint32_t slot = load(ring, x.weight_map, P::kWeightBytes, P::kN / P::kPeers, step.chunk, step.tap, me.column * P::kN);
+      const uint32_t slot =
+          load(ring, x.weight_map, P::kWeightBytes, P::kN / P::kPeers, step.chunk, step.tap, me.column * P::kN);
       if (P::kFolded && me.peer == 0)
-        ptx::tma_load_3d<(P::kPeers > 1)>(slot + P::kN * P::kRowBytes, x.hidden_map, full, step.chunk * P::kK, step.tap, 0, kAll);
+        ptx::tma_load_3d<(P::kPeers > 1)>(slot + P::kN * P::kRowBytes, x.hidden_map, full, step.chunk * P::kK, step.tap,
+                                          0, kAll);
     }
     if (P::kProjects && owns(group))
       for (int i = 0; i < x.skip_chunks; ++i)
-        load(ring, x.projection_map, P::kOwn * P::kRowBytes, P::kOwn / P::kPeers, i, 0, me.column * P::kN + group * P::kOwn);
+        load(ring, x.projection_map, P::kOwn * P::kRowBytes, P::kOwn / P::kPeers, i, 0,
+             me.column * P::kN + group * P::kOwn);
     launch_dependents();
   }
 
   // ---- Products ----
 
-  // A thread's pixel of a tile as ldmatrix wants it: the lane's row of a warp's 16, and its half of 16 channels.
+  // The pixel that a lane addresses for ldmatrix: a row of the warp's 16, and a half of 16 channels.
   struct Pixel {
-    uint32_t row;    // of a plane
-    uint32_t taps;   // a bit for each tap that lies inside the image
+    uint32_t row;   // in its plane
+    uint32_t taps;  // bit t: tap t lies inside the image
     uint32_t half;
     AT_DEVICE explicit Pixel(const Params& x) {
       const int lane = threadIdx.x % 32;
       row = threadIdx.x % P::kWide / 32 * 16 + lane % 16, half = lane / 16;
       const int column = row % x.out_w, line = row / x.out_w % x.out_h;
-      const auto inside = [](int line, int tap, int size) { return (unsigned)(line * P::kStride + tap - 1) < (unsigned)(size * P::kStride); };
+      const auto inside = [](int line, int tap, int size) {
+        return (unsigned)(line * P::kStride + tap - 1) < (unsigned)(size * P::kStride);
+      };
       taps = 0;
 #pragma unroll
       for (int tap = 0; tap < P::kTaps; ++tap)
@@ -164,32 +177,33 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     }
   };
 
-  using Pixels = uint32_t[P::kK / 16][4];  // of a warp: 16 rows of 64 channels
+  using Pixels = uint32_t[P::kK / 16][4];  // a warp's A operand: 16 rows of 64 channels
   using Sums = float[1][P::kColumns / 2];
 
-  // Along one axis, with stride 2: a tap finds the plane of even or odd places, one place back or not.
+  // Stride 2, along one axis: a tap reads the plane of even or of odd positions, at this position or the one before.
   AT_DEVICE static int plane_of(int tap) { return P::kStride == 1 ? 0 : tap != 1; }
   AT_DEVICE static int shift_of(int tap) { return P::kStride == 1 ? tap - 1 : -(tap == 0); }
 
   AT_DEVICE static void read(const Params& x, const Layout& smem, const Pixel& pixel, const Step& step, Pixels& to) {
     ptx::mbarrier_wait(smem.full + 8 * step.chunk, 0);
     const int r = step.tap * 11 >> 5, s = step.tap - 3 * r;
-    const uint32_t plane = smem.images + step.chunk * P::kChunkBytes + (plane_of(r) * P::kStride + plane_of(s)) * P::kPlaneBytes;
+    const uint32_t plane =
+        smem.images + step.chunk * P::kChunkBytes + (plane_of(r) * P::kStride + plane_of(s)) * P::kPlaneBytes;
     const uint32_t row = pixel.row + shift_of(r) * x.out_w + shift_of(s);
     const uint32_t from = pixel.taps >> step.tap & 1 ? plane + row * P::kRowBytes : smem.zeros;
-    const uint32_t first = (pixel.half ^ row % 8) * 16;  // as TMA swizzles it
+    const uint32_t first = (pixel.half ^ row % 8) * 16;  // TMA's swizzle
 #pragma unroll
     for (int i = 0; i < P::kK / 16; ++i) load_matrices(to[i], from + (first ^ 32 * i));
   }
 
-  // How far a warpgroup is with its ring of weights.
+  // A warpgroup's position in its ring of weights.
   struct Progress {
-    int first;  // its slots among all
+    int first;  // its first stage among all rings' stages
     PipelineState ring{0, 0};
-    int piece = 0, used = -1;  // used: a slot whose products may not be over
+    int piece = 0, used = -1;  // used: a stage whose products may be unfinished, or -1
   };
 
-  // Tells all who fill it that the slot last used is free.
+  // Releases the stage whose products are complete, unless it is not refilled.
   AT_DEVICE static void release(const Layout& smem, Progress& weights, int slots, int pieces) {
     const bool again = weights.used >= 0 && weights.piece - 1 + slots < pieces;
     const uint32_t empty = smem.weight_empty + 8 * (weights.first + weights.used);
@@ -201,9 +215,10 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     }
   }
 
-  // Begins the products of a step, then waits for those of the step before and reads the pixels of the next.
-  AT_DEVICE static void take_step(const Params& x, const Layout& smem, const Pixel& pixel, Progress& weights, int pieces,
-                                  const Pixels& now, Pixels& next, const Step& next_step, bool accumulate, Sums& sums) {
+  // Issues the products of a step, waits for those of the step before, and reads the pixels of the next step.
+  AT_DEVICE static void take_step(const Params& x, const Layout& smem, const Pixel& pixel, Progress& weights,
+                                  int pieces, const Pixels& now, Pixels& next, const Step& next_step, bool accumulate,
+                                  Sums& sums) {
     const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes), slot = weights.first + weights.ring.index;
     const uint32_t b = ptx::descriptor_lo(smem.weights) + slot * (P::kWeightBytes / 16);
     ptx::mbarrier_wait(smem.weight_full + 8 * slot, weights.ring.phase);
@@ -219,14 +234,15 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     read(x, smem, pixel, next_step, next);
   }
 
-  // This warpgroup's sums of a tile.
-  AT_DEVICE static void convolve(const Params& x, const Layout& smem, Progress& weights, int group, int pieces, Sums& sums) {
+  // Computes this warpgroup's sums of a tile.
+  AT_DEVICE static void convolve(const Params& x, const Layout& smem, Progress& weights, int group, int pieces,
+                                 Sums& sums) {
     const Pixel pixel(x);
     const int steps = steps_of(x, group);
     Pixels even, odd;
     Step step(group);
     int left = steps;
-    // Behind the last the pixels of a step that there is are read again.
+    // After the last step the pixels of an existing step are read again.
     const auto advance = [&] {
       if (--left > 0) step.advance();
     };
@@ -250,13 +266,15 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
 
   using OwnSums = float[1][(P::kOwn + P::kHidden) / 2];
 
-  // The projection of this warpgroup's channels.
-  AT_DEVICE static void project(const Params& x, const Layout& smem, Progress& weights, int pieces, float (&sums)[1][P::kOwn / 2]) {
+  // Computes the projection of this warpgroup's channels.
+  AT_DEVICE static void project(const Params& x, const Layout& smem, Progress& weights, int pieces,
+                                float (&sums)[1][P::kOwn / 2]) {
     const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes);
     ptx::warpgroup_fence_operand(sums);
 #pragma unroll 1
     for (int chunk = 0; chunk < x.skip_chunks; ++chunk) {
-      const uint32_t a = ptx::descriptor_lo(smem.skip) + chunk * (P::kPlaneBytes / 16), slot = weights.first + weights.ring.index;
+      const uint32_t a = ptx::descriptor_lo(smem.skip) + chunk * (P::kPlaneBytes / 16),
+                     slot = weights.first + weights.ring.index;
       const uint32_t b = ptx::descriptor_lo(smem.weights) + slot * (P::kWeightBytes / 16);
       ptx::mbarrier_wait(smem.full + 8 * (x.chunks + chunk), 0);
       ptx::mbarrier_wait(smem.weight_full + 8 * slot, weights.ring.phase);
@@ -277,7 +295,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     return smem.sums + (owner * P::kFours + four) * P::kFoursBytes + threadIdx.x % P::kWide * 16;
   }
 
-  // Of what an owner finishes: its channels, then the hidden values, which all want.
+  // A sum that warpgroup `owner` finishes: of its channels, then of the hidden values, which both need.
   AT_DEVICE static float sum_of(const Sums& sums, int owner, int i) {
     if (i >= P::kOwn / 2) return sums[0][(P::kN - P::kOwn) / 2 + i];
     return owner ? sums[0][(P::kN - P::kOwn) / 2 + i] : sums[0][i];
@@ -349,14 +367,16 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     });
   }
 
-  // Calls work(place, half, columns, channel, offset, there) for this thread's units of eight channels. What is not there, in
-  // the output, may be computed, with some channel that is: branches would make each unit wait for its own vectors.
+  // Calls work(index, half, columns, channel, offset, inside) for this thread's vectors of eight channels. Vectors
+  // outside the output are computed too, with a channel that exists: with a branch per vector each would wait for its
+  // own operands.
   template <typename Work>
   AT_DEVICE static void each_unit(const Params& x, const ClusterCoord& me, int first_channel, const Work& work) {
     const int lane = threadIdx.x % 32, row = me.first_image(x) * x.pixels + threadIdx.x % P::kWide / 32 * 16 + lane / 4;
 #pragma unroll
     for (int i = 0; i < P::kUnits; ++i) {
-      const int pixel = row + 8 * (i % 2), own = first_channel + 32 * (i / 2) + 8 * (lane % 4), channel = min(own, x.k - P::kVector);
+      const int pixel = row + 8 * (i % 2), own = first_channel + 32 * (i / 2) + 8 * (lane % 4),
+                channel = min(own, x.k - P::kVector);
       work(i, i % 2, i / 2, channel, (int64_t)pixel * x.k + channel, pixel < x.rows && own < x.k);
     }
   }

@@ -1,8 +1,9 @@
-// The kernel of image_conv2d.cuh before its launch, and what its parts have in common: sizes, parameters, and where in shared memory
-// everything lies.
+// Host side and shared definitions of the kernel in small_image/conv2d.cuh: sizes, parameters, prepare() and the
+// shared-memory layout.
 #pragma once
 #include "sm90/fast_divmod.cuh"
 #include "sm90/folded_se_gate.cuh"
+#include "sm90/smem_layout.cuh"
 #include "sm90/ptx/tma.cuh"
 
 namespace at {
@@ -12,30 +13,34 @@ struct HopperImagePlan {
   using Element = typename Config::Element;
   static constexpr int kM = 64, kN = Config::kN, kK = 64, kTaps = 9;
   static constexpr int kStride = Config::kStride, kPlanes = kStride * kStride, kPeers = Config::kPeers;
-  static constexpr int kHidden = Config::kHidden, kColumns = kN + kHidden;  // of a tile's products: channels, hidden values
+  static constexpr int kHidden = Config::kHidden,
+                       kColumns = kN + kHidden;  // columns of a product: channels, then hidden values
   static constexpr bool kFolded = kHidden > 0, kProjects = Config::kProjects;
   static constexpr int kGroups = 2, kWide = 128, kThreads = kWide * kGroups + 32 * (1 + kGroups);
-  static constexpr int kOwners = kN % 64 == 0 ? kGroups : 1, kOwn = kN / kOwners;  // warpgroups that finish channels, and how many
+  static constexpr int kOwners = kN % 64 == 0 ? kGroups : 1,
+                       kOwn = kN / kOwners;  // warpgroups that finish channels; channels of each
   static constexpr int kRowBytes = kK * (int)sizeof(Element), kPlaneBytes = kM * kRowBytes;
   static constexpr int kChunkBytes = kPlanes * kPlaneBytes, kWeightBytes = kColumns * kRowBytes;
-  static constexpr int kVector = 8, kUnits = 2 * (kOwn / 32);  // of eight channels, for each thread
-  static constexpr int kFours = (kOwn + kHidden) / 8;          // of sums that a thread gets from the other warpgroup's
+  static constexpr int kVector = 8, kUnits = 2 * (kOwn / 32);  // vectors of eight channels of a thread
+  static constexpr int kFours =
+      (kOwn + kHidden) / 8;  // float4s of sums that a thread receives from the other warpgroup
   static constexpr int kFoursBytes = kWide * 16;
   using Folded = FoldedSeGate<Element, kM, kOwn, kHidden, kWide, Config::kWarpImages>;
-  // Places of the pointers: Problem.operands() of conv2d, of conv2d_folded_se, or of conv2d_se_skip.
+  // Indices of the pointers: Problem.operands() of conv2d, of conv2d_folded_se, or of conv2d_se_skip.
   enum { kX = 0, kWeight = 1, kFirstGate = 2, kSkip = 6, kProjection = 7, kY = kProjects ? 8 : kFolded ? 6 : 2 };
   enum Launch { kWeightSlots };
-  enum NamedBarrier { kGate = 1, kExchange = kGate + kGroups };  // named barriers; one for each warpgroup's gates
+  enum NamedBarrier { kGate = 1, kExchange = kGate + kGroups };  // kGate + group: the warpgroup's gates
   static_assert(kN % 32 == 0 && kOwn / kPeers % 8 == 0 && (kStride == 1 || kStride == 2), "no such tile");
-  static constexpr int kImageMap = 0, kWeightMap = 128, kHiddenMap = 256, kSkipMap = 384, kProjectionMap = 512;  // in Params
+  static constexpr int kImageMap = 0, kWeightMap = 128, kHiddenMap = 256, kSkipMap = 384,
+                       kProjectionMap = 512;  // offsets in Params
 
   struct alignas(64) Params {
     uint8_t image_map[128], weight_map[128], hidden_map[128], skip_map[128], projection_map[128];
-    int images, out_h, out_w, k, rows;  // images: that a tile loads; rows: pixels of the output
-    int last_image, plane_bytes;        // where the last tile begins; of a tile's pixels
+    int images, out_h, out_w, k, rows;  // images: loaded per tile; rows: pixels of the output
+    int last_image, plane_bytes;        // first image of the last tile; bytes of a tile's pixels
     int chunks, skip_chunks;            // of 64 channels
     int weight_slots;                   // of each warpgroup
-    FastDivmod columns;                    // of tiles
+    FastDivmod columns;                 // of tiles
     int pixels, hidden;                 // of the gate
     float pixel_weight;
     FastDivmod slabs;
@@ -45,32 +50,41 @@ struct HopperImagePlan {
 
   // ---- Before the launch ----
 
-  // hidden: of the gate; 0 without one.
+  // hidden: channels of the gate's hidden layer, or 0 without a gate.
   template <typename Problem>
   AT_DEVICE static void prepare(const Problem& a, int hidden, at_prepared* out) {
     Params x{};
     x.pixels = a.p * a.q, x.hidden = hidden, x.images = kM / max(x.pixels, 1);
     const bool square = a.r == 3 && a.s == 3 && a.pad_h == 1 && a.pad_w == 1 && a.dilation_h == 1 && a.dilation_w == 1;
     const bool strides = a.stride_h == kStride && a.stride_w == kStride && a.h == kStride * a.p && a.w == kStride * a.q;
-    if (!square || !strides || x.images * x.pixels != kM || a.groups > 1 || a.c % 8 || a.k % 8) return refused(out);
-    // The last tile ends with the last image, and a tile of all images has no more, as in conv2d_plan.cuh.
-    x.last_image = max(a.n - x.images, 0), x.images = min(x.images, a.n), x.plane_bytes = x.images * x.pixels * kRowBytes;
+    if (!square) return refused(out, "the filter must be 3 x 3 with padding 1 and dilation 1");
+    if (!strides)
+      return refused(out, "the kernel is compiled for another stride, or the stride does not divide the image");
+    if (x.images * x.pixels != kM) return refused(out, "the pixels of an output image must divide 64");
+    if (a.groups > 1) return refused(out, "groups must be 1");
+    if (a.c % 8 || a.k % 8) return refused(out, "c and k must be multiples of 8");
+    // The last tile ends with the last image, and a tile loads no more images than there are; see conv2d/plan.cuh.
+    x.last_image = max(a.n - x.images, 0), x.images = min(x.images, a.n),
+    x.plane_bytes = x.images * x.pixels * kRowBytes;
     if constexpr (kFolded) {
-      if (!Folded::fits(x.pixels, hidden)) return refused(out);
+      if (!Folded::fits(x.pixels, hidden))
+        return refused(out, "the gate's pixels or hidden values are not those that the kernel is compiled for");
       x.pixel_weight = 1.f / x.pixels, x.slabs = FastDivmod::make(max(x.pixels / 16, 1));
     }
     x.out_h = a.p, x.out_w = a.q, x.k = a.k, x.rows = a.n * x.pixels;
     x.chunks = ceil_div(a.c, kK), x.weight_slots = a.launch[kWeightSlots];
     if constexpr (kProjects) {
       x.skip_chunks = ceil_div(a.skip_c, kK);
-      if (a.skip_groups > 1 || a.skip_c % 8) return refused(out);
+      if (a.skip_groups > 1) return refused(out, "skip_groups must be 1");
+      if (a.skip_c % 8) return refused(out, "skip_c must be a multiple of 8");
     }
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
 
     const int columns = ceil_div(a.k, kN), tiles = ceil_div(ceil_div(a.n, x.images), kPeers) * kPeers;
     x.columns = FastDivmod::make(columns);
-    const int64_t shared = 1024 + Layout(x, 0).end;
-    if (x.weight_slots < 2 || x.weight_slots > 32 || shared > 232448) return refused(out);
+    const int64_t shared = kSmemAlignment + Layout(x, 0).end;
+    if (x.weight_slots < 2 || x.weight_slots > 32) return refused(out, "weight_slots must be 2 to 32");
+    if (shared > kMaxSharedBytes) return refused(out, "the tile needs more shared memory than the GPU has");
     prepared(out, x, tiles * columns, 1, 1, kThreads, (int)shared, 0);
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, padded_k = ceil_div(a.k, 32) * 32;
@@ -80,21 +94,25 @@ struct HopperImagePlan {
       map = {offset, pointer, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
       return map;
     };
-    ptx::describe_tensor_map<Element>(ask(kImageMap, kX), {c, w, h, n}, {kK, box_w, box_h, images}, {1, kStride, kStride, 1});
+    ptx::describe_tensor_map<Element>(ask(kImageMap, kX), {c, w, h, n}, {kK, box_w, box_h, images},
+                                      {1, kStride, kStride, 1});
     ptx::describe_tensor_map<Element>(ask(kWeightMap, kWeight), {c, kTaps, padded_k}, {kK, 1, kN / kPeers}, {1, 1, 1});
     if constexpr (kFolded)
-      ptx::describe_tensor_map<Element>(ask(kHiddenMap, kFirstGate), {c, kTaps, (uint64_t)hidden}, {kK, 1, kHidden}, {1, 1, 1});
+      ptx::describe_tensor_map<Element>(ask(kHiddenMap, kFirstGate), {c, kTaps, (uint64_t)hidden}, {kK, 1, kHidden},
+                                        {1, 1, 1});
     if constexpr (kProjects) {
       const uint64_t skip_c = a.skip_c;
-      ptx::describe_tensor_map<Element>(ask(kSkipMap, kSkip), {skip_c, (uint64_t)x.rows}, {kK, images * (uint32_t)x.pixels}, {1, 1});
-      ptx::describe_tensor_map<Element>(ask(kProjectionMap, kProjection), {skip_c, 1, padded_k}, {kK, 1, kOwn / kPeers}, {1, 1, 1});
+      ptx::describe_tensor_map<Element>(ask(kSkipMap, kSkip), {skip_c, (uint64_t)x.rows},
+                                        {kK, images * (uint32_t)x.pixels}, {1, 1});
+      ptx::describe_tensor_map<Element>(ask(kProjectionMap, kProjection), {skip_c, 1, padded_k}, {kK, 1, kOwn / kPeers},
+                                        {1, 1, 1});
     }
   }
 
   // ---- Of a block ----
 
   struct ClusterCoord {
-    int tile, column, peer;  // peer: this block's number in its cluster
+    int tile, column, peer;  // peer: rank in the cluster
     AT_DEVICE int first_image(const Params& x) const { return min(tile * x.images, x.last_image); }
   };
 
@@ -102,16 +120,17 @@ struct HopperImagePlan {
   struct Layout {
     uint32_t images, skip, weights, zeros, gates, sums, full, weight_full, weight_empty, end;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
-      images = memory;
-      skip = images + x.chunks * kChunkBytes;
-      weights = skip + x.skip_chunks * kPlaneBytes;
-      zeros = weights + kGroups * x.weight_slots * kWeightBytes;
-      gates = zeros + kRowBytes;
-      sums = gates + (kFolded ? kOwners * Folded::kBytes : 0);
-      full = sums + kOwners * kFours * kFoursBytes;
-      weight_full = full + 8 * (x.chunks + x.skip_chunks);
-      weight_empty = weight_full + 8 * kGroups * x.weight_slots;
-      end = weight_empty + 8 * kGroups * x.weight_slots;
+      SmemLayout layout(memory);
+      images = layout.add(x.chunks * kChunkBytes);
+      skip = layout.add(x.skip_chunks * kPlaneBytes);
+      weights = layout.add(kGroups * x.weight_slots * kWeightBytes);
+      zeros = layout.add(kRowBytes);
+      gates = layout.add(kFolded ? kOwners * Folded::kBytes : 0);
+      sums = layout.add(kOwners * kFours * kFoursBytes);
+      full = layout.add_barriers(x.chunks + x.skip_chunks);
+      weight_full = layout.add_barriers(kGroups * x.weight_slots);
+      weight_empty = layout.add_barriers(kGroups * x.weight_slots);
+      end = layout.end;
     }
   };
 };

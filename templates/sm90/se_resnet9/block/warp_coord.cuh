@@ -1,7 +1,7 @@
-// What a thread has of a tile in block.cuh, as wgmma deals out its sums where the weights' layout is `wgmma`.
+// A thread's part of a tile of se_block.cuh: its accumulators with weights in layout "wgmma" (fragment.cuh).
 //
-// Of each of its warpgroup's squares of 8 x 8 pixels: rows 2 warp and 2 warp + 1, column lane / 4; there the channels
-// 8 (lane % 4) on of every 32.
+// In each of its warpgroup's squares of 8 x 8 pixels it holds rows 2 warp and 2 warp + 1, column lane / 4, and channels
+// 8 (lane % 4) to 8 (lane % 4) + 7 of every 32.
 #pragma once
 #include "sm90/ptx/registers.cuh"
 
@@ -9,14 +9,15 @@ namespace at {
 
 template <int kBlocks, int kChannels, int kRowBytes, int kSquares>
 struct SeBlockWarpCoord {
-  static constexpr int kColumns = kChannels / 32, kUnits = kBlocks * 2 * kColumns;  // of eight channels
+  static constexpr int kColumns = kChannels / 32,
+                       kUnits = kBlocks * 2 * kColumns;  // vectors of eight channels of a thread
 
   int image[kBlocks];                 // of the tile
-  uint32_t corner[kBlocks];           // in the patch, of the square's first tap: in units of 16 bytes
-  int row[kBlocks], column[kBlocks];  // in the image, of the pixel in the upper row
-  int place[kBlocks];                 // the same in the patch
-  int pixel[kBlocks];                 // the same among the tile's pixels
-  int warp, slab, channel;  // slab: the first block's rows among the tile's sixteens
+  uint32_t corner[kBlocks];           // of the square's first tap in the patch, in units of 16 bytes
+  int row[kBlocks], column[kBlocks];  // of the upper row's pixel in the image
+  int place[kBlocks];                 // of that pixel in the patch
+  int pixel[kBlocks];                 // of that pixel in the tile
+  int warp, slab, channel;            // slab: index of the first block's 16 rows in the tile
 
   template <typename Params>
   AT_DEVICE explicit SeBlockWarpCoord(const Params& x) {
@@ -36,7 +37,7 @@ struct SeBlockWarpCoord {
     }
   }
 
-  // Calls work(number, block, half, channel) for this thread's units of eight channels.
+  // Calls work(number, block, half, channel) for this thread's vectors of eight channels.
   template <typename Work>
   AT_DEVICE void each_unit(const Work& work) const {
 #pragma unroll

@@ -1,6 +1,7 @@
-// The kernel of down_block.cuh before its launch, and what its parts have in common: sizes, parameters, and where in shared memory
-// everything lies.
+// Host side and shared definitions of the kernel in se_down_block.cuh: sizes, parameters, prepare() and the
+// shared-memory layout.
 #pragma once
+#include "sm90/smem_layout.cuh"
 #include "sm90/ptx/tma.cuh"
 #include "sm90/se_gate.cuh"
 
@@ -10,28 +11,31 @@ template <typename Config>
 struct DownPlan {
   using Element = typename Config::Element;
   static constexpr int kM = 64, kN = Config::kN, kK = 64;
-  static constexpr int kP = Config::kP, kQ = Config::kQ, kImages = kM / (kP * kQ);  // an image of the output; of a tile
+  static constexpr int kP = Config::kP, kQ = Config::kQ,
+                       kImages = kM / (kP * kQ);  // output height and width; images of a tile
   static constexpr int kParts = Config::kParts, kPeers = Config::kPeers, kCluster = kParts * kPeers;
-  static constexpr int kOwn = kN / kK, kInner = kParts * kOwn;  // chunks of 64 channels between the convolutions
-  static constexpr int kWide = 128, kThreads = 2 * kWide + 64;  // kWide multiply, as many add up, two warps load
+  static constexpr int kOwn = kN / kK,
+                       kInner = kParts * kOwn;  // chunks of 64 inner channels: of the block, of the tile
+  static constexpr int kWide = 128,
+                       kThreads = 2 * kWide + 64;  // kWide threads multiply, kWide add up the pool, two warps load
   static constexpr int kRowBytes = kK * (int)sizeof(Element);
   static constexpr int kTileBytes = kM * kRowBytes, kWeightBytes = kN * kRowBytes;
   static constexpr int kTaps = 9, kCopies = 3;
-  // Of the inner values: a line of all images, a copy with its zeros.
+  // Bytes of the inner values: a line of all images; a copy with its lines of zeros.
   static constexpr int kLineBytes = kTileBytes / kP, kCopyBytes = (kP + 2) * kLineBytes;
   static constexpr int kVector = 8, kColumns = kN / 32;
   using Excitation = SeGate<Element, kM, kN, kParts, kWide>;
-  // Places of the pointers: Problem.operands() of se_down_block.
+  // Indices of the pointers: Problem.operands() of se_down_block.
   enum { kX, kWeight1, kWeight2, kProjection, kFirstGate, kY = 8 };
   enum Launch { kFillSlots, kWeightSlots };
-  enum NamedBarrier { kMultiply = 1, kPooled, kGate };  // named barriers; the first is the gate's sync()
+  enum NamedBarrier { kMultiply = 1, kPooled, kGate };  // kMultiply is SeGate::sync()
   static_assert(kN % 64 == 0 && (kP == 4 || kP == 8) && (kQ == 4 || kQ == 8) && kP % kParts == 0, "no such tile");
   static constexpr int kSwizzle = ptx::swizzle_mode(kRowBytes);
-  static constexpr int kImageMap = 0, kWeightMaps = 128;  // in Params
+  static constexpr int kImageMap = 0, kWeightMaps = 128;  // offsets in Params
 
   struct alignas(64) Params {
-    uint8_t image_map[128], weight_maps[3][128];  // of the weights in the order of their first use
-    int n, chunks, k;  // chunks: of 64 channels of x
+    uint8_t image_map[128], weight_maps[3][128];  // weights in the order of their first use
+    int n, chunks, k;                             // chunks: of 64 channels of x
     int fill_slots, weight_slots, gate_bytes, hidden;
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
@@ -43,36 +47,44 @@ struct DownPlan {
 
   AT_DEVICE static void prepare(const at_conv2d_se& a, at_prepared* out) {
     Params x{};
-    if (a.p != kP || a.q != kQ || a.c % kK || a.k != kParts * kN || a.c / kK > kCopies * kOwn) return refused(out);
+    if (a.p != kP || a.q != kQ || a.k != kParts * kN)
+      return refused(out, "the kernel is compiled for another output size or number of channels");
+    if (a.c % kK) return refused(out, "c must be a multiple of 64");
+    if (a.c / kK > kCopies * kOwn)
+      return refused(out, "the pooled input has more channels than the inner values' buffers");
     const Excitation gate = excitation(a.hidden);
     x.n = a.n, x.chunks = a.c / kK, x.k = a.k, x.hidden = a.hidden;
     x.fill_slots = a.launch[kFillSlots], x.weight_slots = a.launch[kWeightSlots];
     x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
 
-    const int64_t shared = 1024 + kInner * kCopies * kCopyBytes + x.gate_bytes + 8 * (kParts + 1) +
+    const int64_t shared = kSmemAlignment + kInner * kCopies * kCopyBytes + x.gate_bytes + 8 * (kParts + 1) +
                            (int64_t)x.fill_slots * (kTileBytes + 16) + (int64_t)x.weight_slots * (kWeightBytes + 16);
     const bool counts = x.fill_slots >= 1 && x.fill_slots <= 32 && x.weight_slots >= 1 && x.weight_slots <= 32;
-    if (!gate.fits() || !counts || shared > 232448) return refused(out);
+    if (!gate.fits()) return refused(out, "the gate's hidden values must be a multiple of 4");
+    if (!counts) return refused(out, "fill_slots and weight_slots must be 1 to 32");
+    if (shared > kMaxSharedBytes) return refused(out, "the tile needs more shared memory than the GPU has");
     prepared(out, x, ceil_div(ceil_div(a.n, kImages), kPeers) * kCluster, 1, 1, kThreads, (int)shared, 0);
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, k = a.k;
     out->tensor_map_count = 4;
     at_tensor_map& image = out->tensor_maps[0];
     image = {kImageMap, kX, Config::kMapElement, kSwizzle};
-    ptx::describe_tensor_map<Element>(image, {c, w, n, h}, {kK, 2 * kQ - 1, kImages, 2 * (kP / kParts) - 1}, {1, 2, 1, 2});
+    ptx::describe_tensor_map<Element>(image, {c, w, n, h}, {kK, 2 * kQ - 1, kImages, 2 * (kP / kParts) - 1},
+                                      {1, 2, 1, 2});
     image.strides[1] = h * w * c * sizeof(Element), image.strides[2] = w * c * sizeof(Element);
     for (int i = 0; i < 3; ++i) {
       const int weight = i == 0 ? kWeight1 : i == 1 ? kProjection : kWeight2;
       out->tensor_maps[1 + i] = {kWeightMaps + 128 * i, weight, Config::kMapElement, kSwizzle};
-      ptx::describe_tensor_map<Element>(out->tensor_maps[1 + i], {i == 2 ? k : c, i == 1 ? 1ull : kTaps, k}, {kK, 1, kN / kPeers},
-                                {1, 1, 1});
+      ptx::describe_tensor_map<Element>(out->tensor_maps[1 + i], {i == 2 ? k : c, i == 1 ? 1ull : kTaps, k},
+                                        {kK, 1, kN / kPeers}, {1, 1, 1});
     }
   }
 
   // ---- Of a block ----
 
-  // Which channels and which tile of its cluster a block has; tile: among all.
+  // The block's share of its cluster: `part` of the channels, `peer` among the cluster's tiles. tile: index in the
+  // grid.
   struct ClusterCoord {
     int part, peer, tile;
     AT_DEVICE static int rank(int part, int peer) { return peer * kParts + part; }
@@ -82,27 +94,29 @@ struct DownPlan {
   struct Layout {
     uint32_t inner, fills, weights, gate, full, empty, weight_full, weight_empty, inner_full, gate_full;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
-      inner = (memory + 1023) / 1024 * 1024;
-      fills = inner + kInner * kCopies * kCopyBytes;
-      weights = fills + x.fill_slots * kTileBytes;
-      gate = weights + x.weight_slots * kWeightBytes;
-      full = gate + x.gate_bytes;
-      empty = full + 8 * x.fill_slots;
-      weight_full = empty + 8 * x.fill_slots;
-      weight_empty = weight_full + 8 * x.weight_slots;
-      inner_full = weight_empty + 8 * x.weight_slots;
-      gate_full = inner_full + 8 * kParts;
+      SmemLayout layout(align_smem(memory));
+      inner = layout.add(kInner * kCopies * kCopyBytes);
+      fills = layout.add(x.fill_slots * kTileBytes);
+      weights = layout.add(x.weight_slots * kWeightBytes);
+      gate = layout.add(x.gate_bytes);
+      full = layout.add_barriers(x.fill_slots);
+      empty = layout.add_barriers(x.fill_slots);
+      weight_full = layout.add_barriers(x.weight_slots);
+      weight_empty = layout.add_barriers(x.weight_slots);
+      inner_full = layout.add_barriers(kParts);
+      gate_full = layout.add_barriers(1);
     }
   };
 
   AT_DEVICE static Excitation excitation(int hidden) { return Excitation(kP * kQ, hidden, kImages == 1 ? 16 : kQ); }
 
-  // A copy of the inner values; its lines begin with one of zeros.
+  // Copy `copy` of 64 channels of the inner values. It begins with a line of zeros.
   AT_DEVICE static uint32_t copy_of(const Layout& smem, int chunk, int copy) {
     return smem.inner + (chunk * kCopies + copy) * kCopyBytes;
   }
 
-  // A copy without its zeros, which is a tile. The pooled input lies in this block's own ones until they are written.
+  // The same without the line of zeros: a tile. The pooled input lies in this block's own copies until they are
+  // written.
   AT_DEVICE static uint32_t own_copy(const Layout& smem, const ClusterCoord& me, int i) {
     return copy_of(smem, me.part * kOwn, i) + kLineBytes;
   }

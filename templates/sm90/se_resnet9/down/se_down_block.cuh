@@ -1,15 +1,15 @@
-// A residual block that halves its images, in one kernel: a 3x3 convolution with stride 2, a second one, squeeze-and-
-// excitation, and a projection of the pooled input as the identity; NHWC, outputs of 4 or 8 by 4 or 8 pixels.
+// A residual block that halves its images, in one kernel: a 3 x 3 convolution with stride 2, a second one,
+// squeeze-and-excitation, and a projection of the pooled input as the identity. NHWC, outputs of 4 or 8 by 4 or 8
+// pixels.
 //
-// A tile is 64 pixels: whole images, line by line, so that a group of eight rows of wgmma's operand is a piece of one line
-// of neighbouring images. kParts blocks of a cluster share a tile's output channels; kPeers tiles of a cluster share the
-// loads of the weights, which are streamed. What TMA loads for the first convolution, tap by tap, other threads add up while
-// the tensor cores multiply it: that is the pool.
+// A tile is 64 pixels: whole images, line by line, so that a group of eight rows of wgmma's operand is part of one line
+// of neighbouring images. kParts blocks of a cluster share a tile's output channels. kPeers tiles of a cluster share
+// the loads of the weights, which are streamed. For the average pool other threads add up the tap tiles that TMA loads
+// for the first convolution, while the tensor cores multiply them.
 //
-// What follows from the first convolution's sums stays in shared memory three times, shifted by a pixel to either side,
-// with lines of zeros above and below: a tap of the second convolution is one of these copies from some line on. Blocks
-// that share a tile send each other their channels of it. Between x and y nothing leaves the cluster.
-// down_plan.cuh has what comes before the launch.
+// The first convolution's result stays in shared memory three times, shifted by -1, 0 and 1 pixels, with lines of zeros
+// above and below: a tap of the second convolution is one of these copies, from some line on. Blocks that share a tile
+// send each other their channels of it. Between x and y nothing leaves the cluster. plan.cuh has prepare().
 #pragma once
 #include "sm90/fragment.cuh"
 #include "sm90/pipeline.cuh"
@@ -37,7 +37,8 @@ struct HopperSeDownBlock : DownPlan<Config> {
   AT_DEVICE static void run(const Params& x, char* memory) {
     const Layout smem(x, ptx::cast_smem_ptr_to_uint(memory));
     const int rank = P::kCluster > 1 ? (int)ptx::block_rank_in_cluster() : 0;
-    const ClusterCoord me{rank % P::kParts, rank / P::kParts, (int)blockIdx.x / P::kCluster * P::kPeers + rank / P::kParts};
+    const ClusterCoord me{rank % P::kParts, rank / P::kParts,
+                          (int)blockIdx.x / P::kCluster * P::kPeers + rank / P::kParts};
     const int warp = ptx::warp_uniform(threadIdx.x / 32);
     const bool images = warp == P::kWide / 16;
     if (warp >= P::kWide / 16) ptx::prefetch_tensormap(images ? x.image_map : x.weight_maps[0]);
@@ -58,13 +59,14 @@ struct HopperSeDownBlock : DownPlan<Config> {
   }
 
  private:
-  // Each warp those of a kind.
+  // Each warp initializes one kind of barrier.
   AT_DEVICE static void init_barriers(const Params& x, const Layout& smem, const ClusterCoord& me, int warp) {
     if (warp == 0) {
       ptx::mbarrier_init_array(smem.full, x.fill_slots, 1);
       ptx::mbarrier_init_array(smem.gate_full, 1, 1);
     } else if (warp == 1) {
-      ptx::mbarrier_init_array(smem.empty, x.fill_slots, (1 + P::kWide / 32) * P::kParts);  // who multiplies, each warp that adds up
+      ptx::mbarrier_init_array(smem.empty, x.fill_slots,
+                               (1 + P::kWide / 32) * P::kParts);  // the multiplying warpgroup, each adding warp
     } else if (warp == 2) {
       ptx::mbarrier_init_array(smem.weight_full, x.weight_slots, 1);
       ptx::mbarrier_init_array(smem.inner_full, P::kParts, 1);
@@ -73,14 +75,15 @@ struct HopperSeDownBlock : DownPlan<Config> {
     }
     ptx::fence_barrier_init();
     const int part = threadIdx.x % 32;
-    if (warp == 2 && part < P::kParts && part != me.part) ptx::mbarrier_arrive_expect_tx(smem.inner_full + 8 * part, P::kOwn * P::kCopies * P::kTileBytes);
+    if (warp == 2 && part < P::kParts && part != me.part)
+      ptx::mbarrier_arrive_expect_tx(smem.inner_full + 8 * part, P::kOwn * P::kCopies * P::kTileBytes);
   }
 
-  // ---- Loads. A buffer that is not filled again is not given back, so no block hears of one that has ended. ----
+  // ---- Loads. A stage that is not refilled is not released, so no arrival goes to a block that has exited. ----
 
   AT_DEVICE static void load_images(const Params& x, const Layout& smem, const ClusterCoord& me) {
     const uint16_t parts = ((1 << P::kParts) - 1) << ClusterCoord::rank(0, me.peer);
-    const int first = me.part * (P::kP / P::kParts);  // of its lines
+    const int first = me.part * (P::kP / P::kParts);  // its first line
     PipelineState ring{0, 1};
     griddepcontrol_wait();
 #pragma unroll 1
@@ -92,8 +95,9 @@ struct HopperSeDownBlock : DownPlan<Config> {
           const uint32_t full = smem.full + 8 * ring.index;
           ptx::mbarrier_wait(smem.empty + 8 * ring.index, ring.phase);
           ptx::mbarrier_arrive_expect_tx(full, P::kTileBytes);
-          ptx::tma_load_4d<(P::kParts > 1)>(smem.fills + ring.index * P::kTileBytes + first * P::kLineBytes, x.image_map, full,
-                                        chunk * P::kK, s - 1, me.tile * P::kImages, 2 * first + r - 1, parts);
+          ptx::tma_load_4d<(P::kParts > 1)>(smem.fills + ring.index * P::kTileBytes + first * P::kLineBytes,
+                                            x.image_map, full, chunk * P::kK, s - 1, me.tile * P::kImages,
+                                            2 * first + r - 1, parts);
         }
   }
 
@@ -107,7 +111,8 @@ struct HopperSeDownBlock : DownPlan<Config> {
       ptx::mbarrier_wait(smem.weight_empty + 8 * ring.index, ring.phase);
       ptx::mbarrier_arrive_expect_tx(full, P::kWeightBytes);
       ptx::tma_load_3d<(P::kPeers > 1)>(smem.weights + ring.index * P::kWeightBytes + me.peer * kRows * P::kRowBytes,
-                                    x.weight_maps[map], full, chunk * P::kK, tap, me.part * P::kN + me.peer * kRows, peers);
+                                        x.weight_maps[map], full, chunk * P::kK, tap, me.part * P::kN + me.peer * kRows,
+                                        peers);
       ring.advance(x.weight_slots);
     };
     const auto load_taps = [&](int map, int chunk) {
@@ -123,24 +128,25 @@ struct HopperSeDownBlock : DownPlan<Config> {
     for (int i = 0; i < P::kInner; ++i) load_taps(2, inner_chunk(me, i));
   }
 
-  // The second convolution begins with the channels that a block has made itself.
+  // The second convolution starts with the block's own channels, which need no exchange.
   AT_DEVICE static int inner_chunk(const ClusterCoord& me, int i) { return (me.part * P::kOwn + i) % P::kInner; }
 
   // ---- Products ----
 
   using Sums = float[1][P::kN / 2];
 
-  // How far the multiplying warps are with the weights.
+  // The multiplying warpgroup's position in the ring of weights.
   struct Progress {
-    uint32_t lo;  // where their ring begins, as a descriptor has it
+    uint32_t lo;  // SmemDescriptor::lo of the ring's first stage
     PipelineState ring{0, 0};
-    int piece = 0, used = -1;  // used: a slot whose products may not be over
+    int piece = 0, used = -1;  // used: a stage whose products may be unfinished, or -1
   };
 
-  // Adds the product of the tile at `a` (ptx::descriptor_lo) with the next weights; those of the call before are over then.
-  AT_DEVICE static void multiply(const Params& x, const Layout& smem, const ClusterCoord& me, Progress& weights, uint32_t a,
-                                 Sums& sums, bool accumulate) {
-    const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes), b = weights.lo + weights.ring.index * (P::kWeightBytes / 16);
+  // Adds the product of the tile at `a` (SmemDescriptor::lo) with the next weights, and waits for the product before.
+  AT_DEVICE static void multiply(const Params& x, const Layout& smem, const ClusterCoord& me, Progress& weights,
+                                 uint32_t a, Sums& sums, bool accumulate) {
+    const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes),
+                   b = weights.lo + weights.ring.index * (P::kWeightBytes / 16);
     ptx::mbarrier_wait(smem.weight_full + 8 * weights.ring.index, weights.ring.phase);
     ptx::warpgroup_arrive();
 #pragma unroll
@@ -153,16 +159,18 @@ struct HopperSeDownBlock : DownPlan<Config> {
     weights.ring.advance(x.weight_slots), ++weights.piece;
   }
 
-  // Waits for all products and closes a sum.
-  AT_DEVICE static void finish(const Params& x, const Layout& smem, const ClusterCoord& me, Progress& weights, Sums& sums) {
+  // Waits for all products and releases the last stage of weights.
+  AT_DEVICE static void finish(const Params& x, const Layout& smem, const ClusterCoord& me, Progress& weights,
+                               Sums& sums) {
     ptx::warpgroup_wait<0>();
     ptx::warpgroup_fence_operand(sums);
     release_weights(x, smem, me, weights);
     weights.used = -1;
   }
 
-  // Tells all who fill it that the slot last used is free.
-  AT_DEVICE static void release_weights(const Params& x, const Layout& smem, const ClusterCoord& me, const Progress& weights) {
+  // Releases the stage of weights whose products are complete, unless it is not refilled.
+  AT_DEVICE static void release_weights(const Params& x, const Layout& smem, const ClusterCoord& me,
+                                        const Progress& weights) {
     if (weights.used < 0 || weights.piece - 1 + x.weight_slots >= x.pieces()) return;
     const uint32_t empty = smem.weight_empty + 8 * weights.used;
     if constexpr (P::kPeers == 1) {
@@ -172,8 +180,10 @@ struct HopperSeDownBlock : DownPlan<Config> {
     }
   }
 
-  // The same of a fill, by who multiplies and by each warp that adds up. thread: as many tell as there are parts.
-  AT_DEVICE static void release_fill(const Params& x, const Layout& smem, const ClusterCoord& me, int fill, int slot, int thread) {
+  // Releases a stage of activations. The multiplying warpgroup and each adding warp call it; thread: index of the
+  // caller's thread, of which the first kParts arrive, each at one block.
+  AT_DEVICE static void release_fill(const Params& x, const Layout& smem, const ClusterCoord& me, int fill, int slot,
+                                     int thread) {
     if (fill + x.fill_slots >= x.fills()) return;
     if constexpr (P::kParts == 1) {
       if (thread == 0) ptx::mbarrier_arrive(smem.empty + 8 * slot);
@@ -182,11 +192,11 @@ struct HopperSeDownBlock : DownPlan<Config> {
     }
   }
 
-  // ---- What warps do beside the products: zeros around the inner values, the pool, and the gate's weights. The first two are
-  // waited for when the first convolution is over, the gate's weights much later. ----
+  // ---- The adding warps: zeros around the inner values, the pool, and the gate's weights. The consumers wait for the
+  // first two when the first convolution is complete, for the gate's weights much later. ----
 
   AT_DEVICE static void add_up(const Params& x, const Layout& smem, const ClusterCoord& me) {
-    constexpr int kVectors = P::kTileBytes / 16 / P::kWide;  // of each thread
+    constexpr int kVectors = P::kTileBytes / 16 / P::kWide;  // vectors of each thread
     const int thread = threadIdx.x - P::kWide;
     clear_lines(x, smem, thread);
     PipelineState ring{0, 0};
@@ -212,26 +222,29 @@ struct HopperSeDownBlock : DownPlan<Config> {
       for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
         for (int e = 0; e < P::kVector; ++e) pooled[i][e] *= 1.f / P::kTaps;
-        ptx::st_shared(P::own_copy(smem, me, chunk) + (thread + i * P::kWide) * 16, rounded<Element>(pooled[i]).words[0]);
+        ptx::st_shared(P::own_copy(smem, me, chunk) + (thread + i * P::kWide) * 16,
+                       rounded<Element>(pooled[i]).words[0]);
       }
     }
     ptx::fence_view_async_shared();
     ptx::named_barrier_arrive<P::kPooled, 2 * P::kWide>();
     const Excitation gate = P::excitation(x.hidden);
-    gate.template load_weights<P::kWide>((char*)__cvta_shared_to_generic(smem.gate), x.p.p + P::kFirstGate, me.part * P::kN, x.k, thread);
+    gate.template load_weights<P::kWide>((char*)__cvta_shared_to_generic(smem.gate), x.p.p + P::kFirstGate,
+                                         me.part * P::kN, x.k, thread);
     wait_for_all_copies();
     ptx::named_barrier_arrive<P::kGate, 2 * P::kWide>();
   }
 
-  // ---- What the multiplying warps do ----
+  // ---- The multiplying warpgroup ----
 
-  // This thread's part of a tile: rows 8 half + lane / 4 of a warp's sixteen, channels 8 (lane % 4) on of every 32.
+  // This thread's part of a tile: rows 8 half + lane / 4 of a warp's 16, channels 8 (lane % 4) to 8 (lane % 4) + 7 of
+  // every 32.
   struct WarpCoord {
-    int channel;   // of the block's
+    int channel;   // of the block's channels
     int row[2];    // of the tile: (line, image, column)
-    int place[2];  // of the pixel among all of the output, or -1
+    int place[2];  // index of the pixel in the output, or -1
     int image[2], column[2];
-    int partial[2];  // number of the row's run among an image's, and these image by image
+    int partial[2];  // index of the row's partial sum
     AT_DEVICE WarpCoord(const Params& x, int tile) {
       const int lane = threadIdx.x % 32, warp = ptx::warp_uniform(threadIdx.x / 32);
       channel = 8 * (lane % 4);
@@ -262,7 +275,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
     for (int chunk = 0; chunk < x.chunks; ++chunk)
       multiply(x, smem, me, weights, ptx::descriptor_lo(P::own_copy(smem, me, chunk)), projected, chunk > 0);
     finish(x, smem, me, weights, projected);
-    Excitation::sync();  // and no longer needed
+    Excitation::sync();  // the pooled input is no longer needed
     write_inner(x, smem, me, coord, sums);
     ptx::fence_view_async_shared();
     Excitation::sync();
@@ -292,14 +305,14 @@ struct HopperSeDownBlock : DownPlan<Config> {
     });
   }
 
-  // Calls work(half, columns, channel of the block's) for this thread's units of eight channels.
+  // Calls work(half, columns, channel in the block) for this thread's vectors of eight channels.
   template <typename Work>
   AT_DEVICE static void each_unit(const WarpCoord& coord, const Work& work) {
 #pragma unroll
     for (int i = 0; i < 2 * P::kColumns; ++i) work(i % 2, i / 2, coord.channel + 32 * (i / 2));
   }
 
-  // The lines above and below the images, in every copy.
+  // Writes the lines of zeros above and below the images, in every copy.
   AT_DEVICE static void clear_lines(const Params& x, const Layout& smem, int thread) {
 #pragma unroll 1
     for (int line = 0; line < P::kInner * P::kCopies * 2; ++line) {
@@ -308,7 +321,8 @@ struct HopperSeDownBlock : DownPlan<Config> {
     }
   }
 
-  AT_DEVICE static void convolve_first(const Params& x, const Layout& smem, const ClusterCoord& me, Progress& weights, Sums& sums) {
+  AT_DEVICE static void convolve_first(const Params& x, const Layout& smem, const ClusterCoord& me, Progress& weights,
+                                       Sums& sums) {
     const uint32_t fills = ptx::descriptor_lo(smem.fills);
     PipelineState ring{0, 0};
     int used = -1;
@@ -322,8 +336,9 @@ struct HopperSeDownBlock : DownPlan<Config> {
     finish(x, smem, me, weights, sums);
   }
 
-  // The sums of the second convolution, of what all blocks of the tile have made.
-  AT_DEVICE static void convolve_second(const Params& x, const Layout& smem, const ClusterCoord& me, Progress& weights, Sums& sums) {
+  // Computes the second convolution, of the inner values of all blocks of the tile.
+  AT_DEVICE static void convolve_second(const Params& x, const Layout& smem, const ClusterCoord& me, Progress& weights,
+                                        Sums& sums) {
     for (int i = 0; i < P::kInner; ++i) {
       const int chunk = inner_chunk(me, i);
       if (P::kParts > 1 && i >= P::kOwn) ptx::mbarrier_wait(smem.inner_full + 8 * (chunk / P::kOwn), 0);
@@ -335,9 +350,10 @@ struct HopperSeDownBlock : DownPlan<Config> {
     finish(x, smem, me, weights, sums);
   }
 
-  // What follows from the first sums, as the second convolution reads it: copy s holds at a column what tap s finds
-  // there, the value s - 1 columns on, or zero beyond the line. The swizzle is TMA's.
-  AT_DEVICE static void write_inner(const Params& x, const Layout& smem, const ClusterCoord& me, const WarpCoord& coord, Sums& sums) {
+  // Writes the second convolution's input. Copy s holds at each column the value for tap s: that of column + s - 1, or
+  // zero beyond the line. The swizzle is TMA's.
+  AT_DEVICE static void write_inner(const Params& x, const Layout& smem, const ClusterCoord& me, const WarpCoord& coord,
+                                    Sums& sums) {
     const uint4 zero = make_uint4(0, 0, 0, 0);
     each_unit(coord, [&](int half, int columns, int own) {
       float v[P::kVector];
@@ -366,9 +382,9 @@ struct HopperSeDownBlock : DownPlan<Config> {
     }
   }
 
-  // Applies the steps before the gate to the sums, adds up each image's pixels, and finds the gates.
-  AT_DEVICE static void excite(const Params& x, const Excitation& gate, char* memory, const ClusterCoord& me, const WarpCoord& coord,
-                               uint32_t barrier, Sums& sums) {
+  // Applies the steps before the gate, adds up each image's pixels, and computes the gates.
+  AT_DEVICE static void excite(const Params& x, const Excitation& gate, char* memory, const ClusterCoord& me,
+                               const WarpCoord& coord, uint32_t barrier, Sums& sums) {
 #pragma unroll
     for (int columns = 0; columns < P::kColumns; ++columns) {
       const int own = coord.channel + 32 * columns;
@@ -383,11 +399,14 @@ struct HopperSeDownBlock : DownPlan<Config> {
         gate.collect(v, memory, ptx::warp_uniform(threadIdx.x / 32), own);
       } else {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) Excitation::leave_sums(v[half], gate.rows, (float*)memory + coord.partial[half] * P::kN + own);
+        for (int half = 0; half < 2; ++half)
+          Excitation::leave_sums(v[half], gate.rows, (float*)memory + coord.partial[half] * P::kN + own);
       }
     }
     if constexpr (P::kParts == 1 && P::kImages == 1) gate.excite_image(memory);
-    else gate.excite(memory, me.part * P::kN, x.k, me.part, barrier, [&](int part) { return ClusterCoord::rank(part, me.peer); });
+    else
+      gate.excite(memory, me.part * P::kN, x.k, me.part, barrier,
+                  [&](int part) { return ClusterCoord::rank(part, me.peer); });
   }
 };
 

@@ -1,6 +1,7 @@
-// The kernel of strip_block.cuh before its launch, and what its parts have in common: sizes, parameters, and where in shared memory
-// everything lies.
+// Host side and shared definitions of the kernel in strip_se_block.cuh: sizes, parameters, prepare() and the
+// shared-memory layout.
 #pragma once
+#include "sm90/smem_layout.cuh"
 #include "sm90/ptx/registers.cuh"
 #include "sm90/ptx/tma.cuh"
 
@@ -11,22 +12,30 @@ struct StripPlan {
   using Element = typename Config::Element;
   static constexpr int kChannels = 64, kRowBytes = kChannels * (int)sizeof(Element), kVectors = kRowBytes / 16;
   static constexpr int kH = Config::kH, kW = Config::kW, kPixels = kH * kW;  // of the block's image
-  static constexpr int kImage = Config::kImage, kSide = 4;                  // channels of the network's; side of its patches
+  static constexpr int kImage = Config::kImage, kSide = 4;  // channels of the network's image; side of its patches
   static constexpr int kCluster = Config::kCluster;
-  static constexpr int kStrips = kW / 8, kN = 8 * kH, kStripThreads = 128, kThreads = kStrips * kStripThreads, kWarps = kThreads / 32;
-  static constexpr int kPooled = Config::kPooled;  // which pointer; 0 without a pool
+  static constexpr int kStrips = kW / 8, kN = 8 * kH, kStripThreads = 128, kThreads = kStrips * kStripThreads,
+                       kWarps = kThreads / 32;
+  static constexpr int kPooled = Config::kPooled;  // index of the pooled output's pointer, or 0
   static constexpr int kPoolThreads = 96;
-  static constexpr int kAllThreads = kThreads + 128;                      // with those that load
-  static constexpr int kReadyThreads = kThreads + (kPooled ? 128 : 96);  // that use barriers
-  static constexpr bool kSetMaxNreg = kStrips > 1;  // registers, from those that load to those that multiply
-  static constexpr int kProducerRegs = kStrips > 2 ? 24 : kPooled ? 56 : 40, kConsumerRegs = kStrips > 2 ? 112 : kPooled ? 224 : 232;
+  static constexpr int kAllThreads = kThreads + 128;                     // with the loading warps
+  static constexpr int kReadyThreads = kThreads + (kPooled ? 128 : 96);  // that wait for the initialized barriers
+  static constexpr bool kSetMaxNreg = kStrips > 1;                       // from the loading to the multiplying warps
+  static constexpr int kProducerRegs = kStrips > 2 ? 24
+                                       : kPooled   ? 56
+                                                   : 40,
+                       kConsumerRegs = kStrips > 2 ? 112
+                                       : kPooled   ? 224
+                                                   : 232;
   static constexpr int kTaps = 9, kLoads = 1 + 2 * kTaps, kTapBytes = kChannels * kRowBytes;
   static constexpr int kPatchW = kW + 2, kPatchBytes = (kH + 2) * kPatchW * kRowBytes;
-  static constexpr int kLines = kSide * kH * 8 / kStripThreads;                 // of four pixels of the stem's patches, of a thread
-  static constexpr int kLineBytes = kN * kSide * kSide * (int)sizeof(Element);  // of a strip's patches, of one channel
-  static constexpr int kStepBytes = kChannels * kSide * kSide * (int)sizeof(Element);  // of the stem's weights, of one channel
+  static constexpr int kLines = kSide * kH * 8 / kStripThreads;  // patch lines of four pixels that a thread reads
+  static constexpr int kLineBytes =
+      kN * kSide * kSide * (int)sizeof(Element);  // a strip's patches, of one image channel
+  static constexpr int kStepBytes =
+      kChannels * kSide * kSide * (int)sizeof(Element);  // the stem's weights, of one image channel
   enum { kX, kStemWeight, kWeight, kFirstGate = kWeight + 2, kY = kFirstGate + 4 };
-  enum NamedBarrier { kReady = 1, kAll, kPool, kStrip };  // named barriers: the last of every strip
+  enum NamedBarrier { kReady = 1, kAll, kPool, kStrip };  // kStrip + strip: the strip's warpgroup
   enum Launch { kGrid, kEarlyTaps, kChannelsLast };
   static_assert(kH % 4 == 0 && kH <= 16 && kW % 8 == 0, "no such image");
 
@@ -41,13 +50,14 @@ struct StripPlan {
 
   AT_DEVICE static void prepare(const at_stem_se_block& a, at_prepared* out) {
     Params x{};
-    if (a.c != kImage || a.k != kChannels || a.block != kSide || a.h != kSide * kH || a.w != kSide * kW || a.hidden % 4)
-      return refused(out);
+    if (a.c != kImage || a.k != kChannels || a.block != kSide || a.h != kSide * kH || a.w != kSide * kW)
+      return refused(out, "the kernel is compiled for another image, patch or number of channels");
+    if (a.hidden % 4) return refused(out, "hidden must be a multiple of 4");
     x.tiles = a.n, x.hidden = a.hidden, x.channels_last = a.launch[kChannelsLast];
     x.early_loads = a.launch[kEarlyTaps] ? min(a.launch[kEarlyTaps] + 1, kLoads) : 0;
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
-    const int shared = 1024 + Layout(x, 0).end;
-    if (shared > 232448) return refused(out);
+    const int shared = kSmemAlignment + Layout(x, 0).end;
+    if (shared > kMaxSharedBytes) return refused(out, "the block needs more shared memory than the GPU has");
     const int blocks = a.launch[kGrid] ? min(x.tiles, a.launch[kGrid]) : x.tiles;
     prepared(out, x, ceil_div(blocks, kCluster) * kCluster, 1, 1, kAllThreads, shared, 0);
 
@@ -57,18 +67,21 @@ struct StripPlan {
     ptx::describe_tensor_map<Element>(out->tensor_maps[0], {16, kImage, c}, {16, 1, kChannels}, {1, 1, 1});
     for (int i = 0; i < 2; ++i) {
       out->tensor_maps[1 + i] = {128 + 128 * i, kWeight + i, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
-      ptx::describe_tensor_map<Element>(out->tensor_maps[1 + i], {c, kTaps, c}, {kChannels, 1, kChannels / kCluster}, {1, 1, 1});
+      ptx::describe_tensor_map<Element>(out->tensor_maps[1 + i], {c, kTaps, c}, {kChannels, 1, kChannels / kCluster},
+                                        {1, 1, 1});
     }
     out->tensor_maps[3] = {384, kY, Config::kMapElement, ptx::swizzle_mode(kRowBytes)};
-    ptx::describe_tensor_map<Element>(out->tensor_maps[3], {c, kW, kH, (uint64_t)a.n}, {kChannels, kPatchW, kH, 1}, {1, 1, 1, 1});
+    ptx::describe_tensor_map<Element>(out->tensor_maps[3], {c, kW, kH, (uint64_t)a.n}, {kChannels, kPatchW, kH, 1},
+                                      {1, 1, 1, 1});
   }
 
   // ---- Of a block ----
 
   static constexpr int kBarriers = kLoads + 4;
 
-  // Addresses in shared memory. Barriers: `full` of the loads, the stem's weights and then every tap; of the zeros around the
-  // image; of the gate's weights; of an image that is in memory, and of one that is pooled.
+  // Addresses in shared memory. Barriers: `full` for each load (the stem's weights, then every tap), `zeros` for the
+  // halo, `gate` for the gate's weights, `image` for an image that is in global memory, `pooled` for one that is
+  // pooled.
   struct Layout {
     uint32_t weights, patch, lines, stem, sums, w1, b2, b1, w2, full, zeros, gate, image, pooled, end;
     AT_DEVICE Layout(const Params& x, uint32_t memory) {
@@ -90,13 +103,14 @@ struct StripPlan {
     }
   };
 
-  // What a thread has: of its warpgroup's strip, channels `channel` and `channel + 8`, columns 2 (lane % 4) and the next of
-  // every line.
+  // A thread's part of its warpgroup's strip: channels `channel` and `channel + 8`, columns 2 (lane % 4) and the next,
+  // in every line.
   struct WarpCoord {
     int strip, thread, warp, lane, channel;
     AT_DEVICE WarpCoord() {
       const int all = ptx::warp_uniform(threadIdx.x / 32);
-      strip = all / 4, thread = threadIdx.x % kStripThreads, warp = all % 4, lane = threadIdx.x % 32, channel = 16 * warp + lane / 4;
+      strip = all / 4, thread = threadIdx.x % kStripThreads, warp = all % 4, lane = threadIdx.x % 32,
+      channel = 16 * warp + lane / 4;
     }
   };
 };

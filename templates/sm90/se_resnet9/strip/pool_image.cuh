@@ -1,11 +1,11 @@
-// The mean of an image's 3x3 pixels, two apart, with a border of zeros that counts: of an image that a block has at hand.
+// The average pool behind the block: 3 x 3 windows, stride 2, padding 1, with the padding counted.
 #pragma once
 
 namespace at {
 
-// Shares an image of kH x kW pixels among threads: eight channels of a column, and a third of its lines, for each. A line that
-// two windows have is read once. to: (kH/2, kW/2, kChannels); read(line, column, vector, to): eight channels of a pixel, zeros
-// outside the image.
+// Pools an image of kH x kW pixels. A thread takes eight channels of a column and a third of its lines, and reads a
+// line that two windows share once. to: (kH/2, kW/2, kChannels). read(line, column, vector, to): reads eight channels
+// of a pixel, zeros outside the image.
 template <typename Element, int kH, int kW, int kChannels, typename Read>
 AT_DEVICE void pool_image(Element* to, int thread, int threads, const Read& read) {
   constexpr int kVectors = kChannels / 8, kPooledW = kW / 2, kPooledH = kH / 2, kHigh = (kPooledH + 2) / 3;

@@ -1,19 +1,20 @@
-// A network's first layer and the residual block behind it in one kernel, as in block.cuh, with the products turned round:
-// rows are output channels, all 64 of them, and columns are the pixels of a strip of the image, eight wide and as high as
-// the image. A warpgroup has a strip.
+// The stem of SE-ResNet9 and the residual block behind it in one kernel, as in block/se_block.cuh, with the product
+// transposed: rows are the 64 output channels, columns are the pixels of a strip of the image, eight wide and as high
+// as the image. Each warpgroup has a strip.
 //
-// So a product reads 64 rows of filters and 128 pixels (of 16 lines) where block.cuh's reads 64 and 64: of what shared memory
-// gives in that time, three quarters instead of all. And a thread has two channels of many pixels: it adds up their mean by
-// itself, finds their gate by itself, and a step's vectors are two numbers. The image is written to shared memory by matrices
-// of 8 x 8, transposed (stmatrix), and leaves it by TMA.
+// A product then reads 64 rows of filters and 128 pixels (16 lines) where se_block.cuh's reads 64 and 64: three
+// quarters of the shared-memory bandwidth instead of all of it. A thread has two channels of many pixels, so it sums
+// their mean and computes their gate by itself, and a step's vectors are two numbers. stmatrix writes the image to
+// shared memory in transposed 8 x 8 matrices, and TMA stores it.
 //
-// A warp that has begun a product waits until the one before is over. So what can be done beside a convolution stands between
-// its products, at one place in every other strip and at another in the rest: those multiply meanwhile. There the next image
-// is read, and its patches written; its stem is multiplied behind the second convolution, while this image's gates are found.
+// A warp that has issued a product waits until the one before is complete. So other work is placed between a
+// convolution's products, at one place in even strips and at another in odd ones, whose products run meanwhile: there
+// the next image is read and its patches are written. Its stem is multiplied after the second convolution, while this
+// image's gates are computed.
 //
-// With a pool behind it (kPooled) a second output is the mean of the image's 3x3 pixels, two apart. Three warps that multiply
-// nothing read an image back while the next one's products run; the last image's is found by all others, where it lies.
-// strip_plan.cuh has what comes before the launch.
+// With a pool behind the block (kPooled) the second output is the 3 x 3 mean with stride 2. Three warps that do not
+// multiply read an image back and pool it while the next one's products run; the multiplying warps pool the last image
+// from shared memory. plan.cuh has prepare().
 #pragma once
 #include "cuda/copies.cuh"
 #include "sm90/ptx/cluster.cuh"
@@ -44,8 +45,8 @@ struct HopperStripBlock : StripPlan<Config> {
       ptx::mbarrier_init_array(smem.full, P::kBarriers, 1);
       ptx::fence_barrier_init();
     }
-    if constexpr (P::kCluster > 1) ptx::cluster_sync();  // before a block loads into another's memory
-    const bool idle = (int)blockIdx.x >= x.tiles;  // it fills up a cluster
+    if constexpr (P::kCluster > 1) ptx::cluster_sync();  // all barriers of the cluster are initialized
+    const bool idle = (int)blockIdx.x >= x.tiles;        // it only completes the cluster
     if (warp >= P::kWarps) {
       if constexpr (P::kSetMaxNreg) ptx::warpgroup_reg_dealloc<P::kProducerRegs>();
       if (warp == P::kWarps) load_all(x, smem);
@@ -62,7 +63,7 @@ struct HopperStripBlock : StripPlan<Config> {
   }
 
  private:
-  using Sums = float[1][P::kN / 2];  // of line j, channel `half`, column e: 4 j + 2 half + e
+  using Sums = float[1][P::kN / 2];  // index 4 j + 2 half + e: line j, channel `half`, column e
   using Kept = uint32_t[P::kN / 4];  // pairs of columns, rounded
 
   // ---- Loads ----
@@ -78,25 +79,27 @@ struct HopperStripBlock : StripPlan<Config> {
     const int first = P::kCluster > 1 ? (int)ptx::block_rank_in_cluster() * kRows : 0;
     const uint32_t full = smem.full + 8 + 8 * i;
     ptx::mbarrier_arrive_expect_tx(full, P::kTapBytes);
-    ptx::tma_load_3d<(P::kCluster > 1)>(smem.weights + i * P::kTapBytes + first * P::kRowBytes, x.weight_maps[i / P::kTaps], full, 0,
-                                    i % P::kTaps, first, (1 << P::kCluster) - 1);
+    ptx::tma_load_3d<(P::kCluster > 1)>(smem.weights + i * P::kTapBytes + first * P::kRowBytes,
+                                        x.weight_maps[i / P::kTaps], full, 0, i % P::kTaps, first,
+                                        (1 << P::kCluster) - 1);
   }
 
-  // The stem's weights, and taps.
+  // Loads `begin` to `end`: 0 is the stem's weights, i is tap i - 1.
   AT_DEVICE static void load_some(const Params& x, const Layout& smem, int begin, int end) {
     if (ptx::elect_one_sync())
       for (int i = begin; i < end; ++i) i ? load_tap(x, smem, i - 1) : load_stem(x, smem);
     __syncwarp();
   }
 
-  // ---- What three warps do that do nothing else: to ask for so much takes longer than the first image takes to come ----
+  // ---- The loading warps. There are three, since issuing these loads takes one warp longer than the first image takes
+  // to arrive. ----
 
   AT_DEVICE static void load_all(const Params& x, const Layout& smem) {
     ptx::named_barrier_arrive<P::kReady, P::kReadyThreads>();
     load_some(x, smem, 0, x.early_loads);
     griddepcontrol_wait();
     load_some(x, smem, x.early_loads, P::kLoads);
-    if constexpr (P::kCluster > 1)  // a block must not end while others still load into it
+    if constexpr (P::kCluster > 1)  // a block must not exit while others load into it
       for (int i = 0; i < P::kLoads; ++i) ptx::mbarrier_wait(smem.full + 8 * i, 0);
   }
 
@@ -125,7 +128,7 @@ struct HopperStripBlock : StripPlan<Config> {
     if (lane == 0) ptx::mbarrier_arrive(smem.gate);
   }
 
-  // Pixels of the patch around the image: two lines, then two columns.
+  // Index in the patch of halo pixel i: the two outer lines, then the two outer columns.
   static constexpr int kHalo = 2 * P::kPatchW + 2 * P::kH;
   AT_DEVICE static int halo(int i) {
     if (i < 2 * P::kPatchW) return i < P::kPatchW ? i : i + P::kH * P::kPatchW;
@@ -133,7 +136,7 @@ struct HopperStripBlock : StripPlan<Config> {
     return (i / 2 + 1) * P::kPatchW + i % 2 * (P::kPatchW - 1);
   }
 
-  // ---- The image: lines of four pixels, which are a quarter of a row of the stem's second operand ----
+  // ---- The image: lines of four pixels, a quarter of a row of the stem's B operand ----
 
   using Lines = Pack<Element, P::kSide>[P::kLines][P::kImage];
 
@@ -164,12 +167,14 @@ struct HopperStripBlock : StripPlan<Config> {
     }
   }
 
-  // And makes them visible to the strip's products.
+  // Writes the patches' lines and makes them visible to the strip's wgmma.
   AT_DEVICE static void write_lines(const Layout& smem, const WarpCoord& coord, const Lines& lines) {
 #pragma unroll
     for (int i = 0; i < P::kLines; ++i) {
-      const int number = i * P::kStripThreads + coord.thread, row = number / 8, pixel = number % 8, line = row % P::kSide;
-      const uint32_t to = smem.lines + coord.strip * P::kLineBytes + (row / P::kSide * 8 + pixel) * 32 + (line / 2 ^ pixel / 4) * 16 + line % 2 * 8;
+      const int number = i * P::kStripThreads + coord.thread, row = number / 8, pixel = number % 8,
+                line = row % P::kSide;
+      const uint32_t to = smem.lines + coord.strip * P::kLineBytes + (row / P::kSide * 8 + pixel) * 32 +
+                          (line / 2 ^ pixel / 4) * 16 + line % 2 * 8;
 #pragma unroll
       for (int c = 0; c < P::kImage; ++c) ptx::st_shared(to + c * P::kStrips * P::kLineBytes, lines[i][c].words[0]);
     }
@@ -181,26 +186,28 @@ struct HopperStripBlock : StripPlan<Config> {
 
   template <typename Read>
   AT_DEVICE static void pool(const Params& x, int tile, int thread, int threads, const Read& read) {
-    pool_image<Element, P::kH, P::kW, P::kChannels>((Element*)x.p.p[P::kPooled] + (int64_t)tile * (P::kPixels / 4) * P::kChannels, thread, threads, read);
+    pool_image<Element, P::kH, P::kW, P::kChannels>(
+        (Element*)x.p.p[P::kPooled] + (int64_t)tile * (P::kPixels / 4) * P::kChannels, thread, threads, read);
   }
 
-  // What three warps do of all images but the block's last.
+  // The pooling warps: they pool all images of the block but its last.
   AT_DEVICE static void pool_all(const Params& x, const Layout& smem) {
     uint32_t parity = 0;
 #pragma unroll 1
     for (int tile = blockIdx.x; tile + (int)gridDim.x < x.tiles; tile += gridDim.x, parity ^= 1) {
       ptx::mbarrier_wait(smem.image, parity);
       const Element* from = (const Element*)x.p.p[P::kY] + (int64_t)tile * P::kPixels * P::kChannels;
-      pool(x, tile, threadIdx.x - (P::kThreads + 32), P::kPoolThreads, [&](int line, int column, int vector, Pack<Element, 8>& to) {
-        if (line >= 0 && column >= 0) to.read(from + (line * P::kW + column) * P::kChannels + vector * 8);
-        else to.words[0] = make_uint4(0, 0, 0, 0);
-      });
+      pool(x, tile, threadIdx.x - (P::kThreads + 32), P::kPoolThreads,
+           [&](int line, int column, int vector, Pack<Element, 8>& to) {
+             if (line >= 0 && column >= 0) to.read(from + (line * P::kW + column) * P::kChannels + vector * 8);
+             else to.words[0] = make_uint4(0, 0, 0, 0);
+           });
       ptx::named_barrier_sync<P::kPool, P::kPoolThreads>();
       if (threadIdx.x == P::kThreads + 32) ptx::mbarrier_arrive(smem.pooled);
     }
   }
 
-  // Tells them of an image, the number-th, that is in memory, once they are done with the one before.
+  // Tells the pooling warps that image `number` is in global memory, once they have pooled the one before.
   AT_DEVICE static void tell_pool(const Layout& smem, const WarpCoord& coord, int number) {
     if (coord.strip == 0 && coord.warp == 0 && ptx::elect_one_sync()) {
       ptx::tma_store_wait_complete();
@@ -218,21 +225,27 @@ struct HopperStripBlock : StripPlan<Config> {
     Sums sums;
     griddepcontrol_wait();
     read(x, coord, blockIdx.x, lines);
-    ptx::named_barrier_sync<P::kReady, P::kReadyThreads>();  // there are barriers
+    ptx::named_barrier_sync<P::kReady, P::kReadyThreads>();  // the barriers are initialized
     write_lines(smem, coord, lines);
     begin_stem(smem, coord, sums);
     finish<0>(sums);
-    const int half = 1 + coord.strip % 2;  // of a convolution's lines of taps
-    int told = 0;                         // images
+    const int half = 1 + coord.strip % 2;  // filter lines before the work in between
+    int told = 0;                          // images announced to the pooling warps
     for (int tile = blockIdx.x; tile < x.tiles; tile += gridDim.x) {
       const bool last = tile + (int)gridDim.x >= x.tiles;
       Sums next;
       Kept kept;
-      write_patch(smem, coord, sums, [&] { stored(coord); meet(); }, [&](float (&v)[2], int number, int channel) {
-        Config::Steps::kept(v, x.p.p, x.scalars, channel);
-        kept[number] = pair(v[0], v[1]);
-        Config::Steps::biased(v, x.p.p, x.scalars, channel);
-      });
+      write_patch(
+          smem, coord, sums,
+          [&] {
+            stored(coord);
+            meet();
+          },
+          [&](float (&v)[2], int number, int channel) {
+            Config::Steps::kept(v, x.p.p, x.scalars, channel);
+            kept[number] = pair(v[0], v[1]);
+            Config::Steps::biased(v, x.p.p, x.scalars, channel);
+          });
       publish();
       ptx::mbarrier_wait(smem.zeros, 0);
       convolve(smem, coord, 0, 0, half, sums);
@@ -241,29 +254,31 @@ struct HopperStripBlock : StripPlan<Config> {
       if constexpr (P::kPooled)
         if (tile != (int)blockIdx.x) tell_pool(smem, coord, told++);
       finish<0>(sums);
-      write_patch(smem, coord, sums, [] { meet(); }, [&](float (&v)[2], int, int channel) {
-        Config::Steps::inner(v, x.p.p, x.scalars, channel);
-      });
+      write_patch(
+          smem, coord, sums, [] { meet(); },
+          [&](float (&v)[2], int, int channel) { Config::Steps::inner(v, x.p.p, x.scalars, channel); });
       publish();
       convolve(smem, coord, 1, 0, half, sums);
-      write_lines(smem, coord, lines);  // of the next image; after the last one this one's, for nobody
+      write_lines(smem, coord, lines);  // of the next image; after the last image they are unused
       convolve(smem, coord, 1, half, 3, sums);
       begin_stem(smem, coord, next);
       if (last) launch_dependents();
       finish<1>(sums);
       float gates[2];
       excite(x, smem, coord, sums, gates);
-      write_patch(smem, coord, sums, [] {}, [&](float (&v)[2], int number, int channel) {
-        const float gate = gates[number % 2];
+      write_patch(
+          smem, coord, sums, [] {},
+          [&](float (&v)[2], int number, int channel) {
+            const float gate = gates[number % 2];
 #pragma unroll
-        for (int e = 0; e < 2; ++e) v[e] *= gate;
-        Config::Steps::gated(v, x.p.p, x.scalars, channel);
-        Pack<Element, 2> identity;
-        identity.words[0] = kept[number];
+            for (int e = 0; e < 2; ++e) v[e] *= gate;
+            Config::Steps::gated(v, x.p.p, x.scalars, channel);
+            Pack<Element, 2> identity;
+            identity.words[0] = kept[number];
 #pragma unroll
-        for (int e = 0; e < 2; ++e) v[e] += to_float(identity.elements[e]);
-        Config::Steps::after(v, x.p.p, x.scalars, channel);
-      });
+            for (int e = 0; e < 2; ++e) v[e] += to_float(identity.elements[e]);
+            Config::Steps::after(v, x.p.p, x.scalars, channel);
+          });
       publish();
       store(x, smem, coord, tile);
       if constexpr (P::kPooled)
@@ -278,10 +293,10 @@ struct HopperStripBlock : StripPlan<Config> {
     stored(coord);
   }
 
-  // All threads that multiply.
+  // A barrier of all multiplying threads.
   AT_DEVICE static void meet() { ptx::named_barrier_sync<P::kAll, P::kThreads>(); }
 
-  // Makes what all have written visible to products.
+  // Makes the writes of all multiplying threads visible to wgmma and TMA.
   AT_DEVICE static void publish() {
     ptx::fence_view_async_shared();
     meet();
@@ -302,13 +317,15 @@ struct HopperStripBlock : StripPlan<Config> {
 #pragma unroll
     for (int c = 0; c < P::kImage; ++c)
       Config::wgmma(sums[0], ptx::SmemDescriptor{a + c * (P::kStepBytes / 16), hi},
-                       ptx::SmemDescriptor{b + c * (P::kStrips * P::kLineBytes / 16), hi}, c > 0);
+                    ptx::SmemDescriptor{b + c * (P::kStrips * P::kLineBytes / 16), hi}, c > 0);
     ptx::warpgroup_commit_batch();
   }
 
-  // Begins to sum up taps of the filters' lines from `begin` to `end`, of convolution `which` of what lies in the patch.
-  AT_DEVICE static void convolve(const Layout& smem, const WarpCoord& coord, int which, int begin, int end, Sums& sums) {
-    const uint32_t a_hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes), b_hi = ptx::descriptor_hi<P::kRowBytes>(P::kPatchW * P::kRowBytes);
+  // Issues the products of filter lines `begin` to `end` of convolution `which` of the patch.
+  AT_DEVICE static void convolve(const Layout& smem, const WarpCoord& coord, int which, int begin, int end,
+                                 Sums& sums) {
+    const uint32_t a_hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes),
+                   b_hi = ptx::descriptor_hi<P::kRowBytes>(P::kPatchW * P::kRowBytes);
     uint32_t line = ptx::descriptor_lo(smem.patch + (begin * P::kPatchW + coord.strip * 8) * P::kRowBytes);
     const int first = which * P::kTaps + begin * 3;
     uint32_t a = ptx::descriptor_lo(smem.weights + first * P::kTapBytes), full = smem.full + 8 + 8 * first;
@@ -318,11 +335,12 @@ struct HopperStripBlock : StripPlan<Config> {
     for (int r = begin; r < end; ++r, line += P::kPatchW * (P::kRowBytes / 16)) {
       uint32_t tap = line;
       for (int s = 0; s < 3; ++s, tap += P::kRowBytes / 16, a += P::kTapBytes / 16, full += 8) {
-        ptx::mbarrier_wait(full, 0);  // which is over at once after the first tile
+        ptx::mbarrier_wait(full, 0);  // returns at once after the first tile
         ptx::warpgroup_arrive();
 #pragma unroll
         for (int k = 0; k < P::kChannels / 16; ++k) {
-          Config::wgmma(sums[0], ptx::SmemDescriptor{a + 2 * k, a_hi}, ptx::SmemDescriptor{tap + 2 * k, b_hi}, accumulate);
+          Config::wgmma(sums[0], ptx::SmemDescriptor{a + 2 * k, a_hi}, ptx::SmemDescriptor{tap + 2 * k, b_hi},
+                        accumulate);
           accumulate = 1;
         }
         ptx::warpgroup_commit_batch();
@@ -330,15 +348,15 @@ struct HopperStripBlock : StripPlan<Config> {
     }
   }
 
-  // Until all products are done but those of the last `pending` groups.
+  // Waits until at most `pending` batches of products are unfinished.
   template <int pending>
   AT_DEVICE static void finish(Sums& sums) {
     ptx::warpgroup_wait<pending>();
     ptx::warpgroup_fence_operand(sums);
   }
 
-  // What steps(v, number, channel) make of the sums, over the image's pixels, for all, once ready() has returned. v: two
-  // columns; number: 2 line + half.
+  // Applies steps(v, number, channel) to the sums and writes the result over the image's pixels once ready() has
+  // returned. v: two columns. number: 2 line + half.
   template <typename Ready, typename Steps>
   AT_DEVICE static void write_patch(const Layout& smem, const WarpCoord& coord, const Sums& sums, const Ready& ready,
                                     const Steps& steps) {
@@ -350,18 +368,21 @@ struct HopperStripBlock : StripPlan<Config> {
       words[number / 4][number % 4] = pair(v[0], v[1]);
     }
     ready();
-    // A lane names the row of a matrix: a pixel of a line, and eight channels of it.
+    // Each lane addresses a row of a matrix: eight channels of a pixel.
     const int matrix = coord.lane / 8, chunk = 2 * coord.warp + matrix % 2;
-    const int first = (matrix / 2 + 1) * P::kPatchW + coord.strip * 8 + coord.lane % 8 + 1;  // of the patch's pixels
-    uint32_t rows[2];  // a row's place differs by no more than whole lines from that four lines before
+    const int first = (matrix / 2 + 1) * P::kPatchW + coord.strip * 8 + coord.lane % 8 + 1;  // pixel of the patch
+    uint32_t rows[2];  // the swizzle repeats every four lines
 #pragma unroll
-    for (int i = 0; i < 2; ++i) rows[i] = smem.patch + first * P::kRowBytes + (chunk ^ (first + 2 * i * P::kPatchW) % 8) * 16;
+    for (int i = 0; i < 2; ++i)
+      rows[i] = smem.patch + first * P::kRowBytes + (chunk ^ (first + 2 * i * P::kPatchW) % 8) * 16;
 #pragma unroll
-    for (int j = 0; j < P::kH / 2; ++j) ptx::stmatrix_x4_trans(rows[j % 2] + 2 * j * P::kPatchW * P::kRowBytes, words[j]);
+    for (int j = 0; j < P::kH / 2; ++j)
+      ptx::stmatrix_x4_trans(rows[j % 2] + 2 * j * P::kPatchW * P::kRowBytes, words[j]);
   }
 
-  // Applies the steps before the gate to the sums, and finds the gates of this thread's two channels.
-  AT_DEVICE static void excite(const Params& x, const Layout& smem, const WarpCoord& coord, Sums& sums, float (&gates)[2]) {
+  // Applies the steps before the gate and computes the gates of this thread's two channels.
+  AT_DEVICE static void excite(const Params& x, const Layout& smem, const WarpCoord& coord, Sums& sums,
+                               float (&gates)[2]) {
     float total[2] = {};
 #pragma unroll
     for (int number = 0; number < P::kN / 4; ++number) {
@@ -377,10 +398,12 @@ struct HopperStripBlock : StripPlan<Config> {
       total[half] += __shfl_xor_sync(0xffffffffu, total[half], 2);
       if (coord.lane % 4 == 0) all[coord.strip * P::kChannels + coord.channel + 8 * half] = total[half];
     }
-    meet();  // and nothing reads the patch any more
+    meet();  // and all warps have read the patch
     ptx::mbarrier_wait(smem.gate, 0);
-    const Element *w1 = (const Element*)__cvta_shared_to_generic(smem.w1), *w2 = (const Element*)__cvta_shared_to_generic(smem.w2);
-    const float *b1 = (const float*)__cvta_shared_to_generic(smem.b1), *b2 = (const float*)__cvta_shared_to_generic(smem.b2);
+    const Element *w1 = (const Element*)__cvta_shared_to_generic(smem.w1),
+                  *w2 = (const Element*)__cvta_shared_to_generic(smem.w2);
+    const float *b1 = (const float*)__cvta_shared_to_generic(smem.b1),
+                *b2 = (const float*)__cvta_shared_to_generic(smem.b2);
     float means[2] = {};
 #pragma unroll
     for (int strip = 0; strip < P::kStrips; ++strip)
@@ -388,7 +411,7 @@ struct HopperStripBlock : StripPlan<Config> {
       for (int e = 0; e < 2; ++e) means[e] += all[strip * P::kChannels + 2 * coord.lane + e];
     gates[0] = b2[coord.channel], gates[1] = b2[coord.channel + 8];
 #pragma unroll 1
-    for (int o = 0; o < x.hidden; o += 4) {  // each warp all of it: no barrier more
+    for (int o = 0; o < x.hidden; o += 4) {  // every warp computes all of it, which saves a barrier
       float sum[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -412,16 +435,16 @@ struct HopperStripBlock : StripPlan<Config> {
     for (int half = 0; half < 2; ++half) gates[half] = logistic(gates[half]);
   }
 
-  // Begins to store the image, with the columns of zeros beside it, which are clipped.
+  // Starts to store the image. TMA clips the columns of zeros beside it.
   AT_DEVICE static void store(const Params& x, const Layout& smem, const WarpCoord& coord, int tile) {
     if (coord.strip == 0 && coord.warp == 0 && ptx::elect_one_sync()) {
       ptx::tma_store_4d(x.output_map, smem.patch + (P::kPatchW + 1) * P::kRowBytes, 0, 0, 0, tile);
       ptx::tma_store_arrive();
     }
-    __syncwarp();  // for what a warp does in step
+    __syncwarp();  // converges the warp
   }
 
-  // Until the image has been read that is stored.
+  // Waits until TMA has read the image that is stored.
   AT_DEVICE static void stored(const WarpCoord& coord) {
     if (coord.strip == 0 && coord.warp == 0 && ptx::elect_one_sync()) ptx::tma_store_wait<0>();
     __syncwarp();

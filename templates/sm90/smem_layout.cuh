@@ -1,0 +1,32 @@
+// Where a kernel's buffers lie in its dynamic shared memory.
+#pragma once
+#include "sm90/ptx/mbarrier.cuh"
+
+namespace at {
+
+// Dynamic shared memory that a block can have on compute capability 9.0: 227 KiB (CUDA C++ Programming Guide,
+// "Technical Specifications per Compute Capability").
+constexpr int kMaxSharedBytes = 232448;
+
+// The strongest alignment that a buffer needs: TMA and wgmma with a swizzle of 128 bytes repeat every 1024 bytes. A
+// kernel asks for this many bytes more than its buffers need, and aligns their beginning.
+constexpr int kSmemAlignment = 1024;
+
+AT_DEVICE constexpr uint32_t align_smem(uint32_t address) {
+  return (address + kSmemAlignment - 1) / kSmemAlignment * kSmemAlignment;
+}
+
+// Hands out consecutive ranges of shared memory. It adds no padding: each size must be a multiple of the next range's
+// alignment.
+struct SmemLayout {
+  uint32_t end;
+  AT_DEVICE explicit SmemLayout(uint32_t begin) : end(begin) {}
+  AT_DEVICE uint32_t add(uint32_t bytes) {
+    const uint32_t begin = end;
+    end += bytes;
+    return begin;
+  }
+  AT_DEVICE uint32_t add_barriers(int count) { return add(ptx::kMbarrierBytes * count); }
+};
+
+}  // namespace at
