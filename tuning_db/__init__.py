@@ -3,12 +3,13 @@
 from typing import TYPE_CHECKING, Any
 
 from tuning_db.errors import DatabaseError
+from tuning_db.launch import launch_text
 from tuning_db.reader import reader
 
 if TYPE_CHECKING:
     from tuning_db.store import Store
 
-__all__ = ["DatabaseError", "Store", "reader"]
+__all__ = ["DatabaseError", "Store", "launch_text", "reader"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tuning_db.launch import launch_text
 from tuning_db.schema import Measurement
 from tuning_db.snapshot import TABLES, Snapshot, comparable_rows
 from tuning_db.store import Store
@@ -48,4 +49,4 @@ def _best(store: Store, device: str, problem: str) -> Measurement | None:
 def _identity(best: Measurement | None) -> tuple[str, ...] | None:
     if best is None:
         return None
-    return best.kernel.family, best.kernel.config, best.kernel.source, str(best.launch)
+    return best.kernel.family, best.kernel.config, best.kernel.source, launch_text(best.launch)

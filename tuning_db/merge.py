@@ -98,6 +98,8 @@ class _Merge:
                     self._outcome.others.append(f"{row['family']} {row['config']}: {library['compiler']}")
                     row["source"] += f"+{hashlib.sha256(theirs.encode()).hexdigest()[:8]}"
                     other = known.get(natural_key("kernel", row))
+            if other and row["launch_names"] and not other["launch_names"]:
+                self._update("kernel", other["id"], {"launch_names": row["launch_names"]})
             if library is None or (other and other["library_id"]):
                 self._match_or_add("kernel", row, other)
                 continue
@@ -107,8 +109,9 @@ class _Merge:
                 self._match_or_add("kernel", row, None)
                 continue
             self._ids["kernel"][row["id"]] = other["id"]
-            compiled = {"symbol": row["symbol"], "weight_layouts": row["weight_layouts"], "error": None}
-            self._update("kernel", other["id"], {**compiled, "library_id": self._new_id("library", library["id"])})
+            compiled = {name: row[name] for name in ("symbol", "weight_layouts", "launch_names")}
+            library_id = self._new_id("library", library["id"])
+            self._update("kernel", other["id"], {**compiled, "error": None, "library_id": library_id})
             self._outcome.known["kernel"] += 1
 
     def _add_by_content(self, table: str) -> None:

@@ -10,10 +10,13 @@ import sqlite3
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateTable
 
+from tuning_db.launch import RECORDED_NAMES
 from tuning_db.schema import Base
 
 _MEASURED = {"recorded": "VARCHAR", "environment_id": "INTEGER REFERENCES environment (id)"}
-ADDED_COLUMNS = {2: {"measurement": _MEASURED, "plan": _MEASURED}}
+ADDED_COLUMNS = {2: {"measurement": _MEASURED, "plan": _MEASURED}, 3: {"kernel": {"launch_names": "JSON"}}}
+VALUES = {("kernel", "launch_names"): RECORDED_NAMES.format(kernel="kernel")}
+"""SQL of an added column's values in old rows; NULL without one."""
 ADDED_TABLES = {2: ("environment", "claim")}
 
 
@@ -25,14 +28,16 @@ def upgrade(connection: sa.Connection, version: int) -> None:
     for table, columns in _lacking(version).items():
         for name, kind in columns.items():
             connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
+            if (table, name) in VALUES:
+                connection.exec_driver_sql(f"UPDATE {table} SET {name} = {VALUES[table, name]}")
 
 
 def shadow(connection: sqlite3.Connection, version: int) -> None:
     """Make a file of schema `version` look like the present schema, without writing it: temporary views hide tables."""
     connection.execute("PRAGMA temp_store = MEMORY")
     for table, columns in _lacking(version).items():
-        empty = "".join(f", NULL AS {name}" for name in columns)
-        connection.execute(f"CREATE TEMP VIEW {table} AS SELECT *{empty} FROM main.{table}")
+        added = "".join(f", {VALUES.get((table, name), 'NULL')} AS {name}" for name in columns)
+        connection.execute(f"CREATE TEMP VIEW {table} AS SELECT *{added} FROM main.{table}")
     for since, tables in ADDED_TABLES.items():
         for table in tables if version < since else ():
             made = str(CreateTable(Base.metadata.tables[table]))

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from tuning_db.launch import launch_text
+
 if TYPE_CHECKING:
     from tuning_db import protocols
 
@@ -25,7 +27,7 @@ def ranked(timed: Iterable[Row], finals_first: bool = True) -> list[Row]:
     """
     best: dict[tuple[int, str], Row] = {}
     for row in sorted(timed, key=lambda row: (finals_first and not row.final, row.median_us)):
-        best.setdefault((row.kernel_id, str(row.launch)), row)
+        best.setdefault((row.kernel_id, launch_text(row.launch)), row)
     return break_ties(list(best.values())) if finals_first else list(best.values())
 
 

@@ -1,7 +1,7 @@
 """Reads the rows that running a network needs, with plain sqlite3: importing SQLAlchemy would delay the first result.
 
-tuning_db/schema.py defines the tables. Every schema so far has all columns that are read here, so files of older
-schemas are read as they are.
+tuning_db/schema.py defines the tables. Every schema so far has all columns that are read here, except the names of
+launch values: in files of older schemas they are derived from the recorded launches.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tuning_db.blob import decompress
 from tuning_db.errors import explained
+from tuning_db.launch import NAMES_SINCE, RECORDED_NAMES
 from tuning_db.location import Location, check, connect, is_address
 from tuning_db.ranking import ranked
 
@@ -43,6 +44,7 @@ class _Kernel(NamedTuple):
     config: str
     symbol: str
     weight_layouts: Mapping[str, str]
+    launch_names: Sequence[str]
     library: _Library | None
 
 
@@ -61,7 +63,6 @@ class _Plan(NamedTuple):
     details: Mapping[str, Any]
 
 
-_KERNEL = "k.id, k.family, k.config, k.symbol, k.weight_layouts, l.id, l.digest, l.kind, l.target"
 _KERNELS = "kernel k LEFT JOIN library l ON l.id = k.library_id"
 _MEASURED = "m.device_id = ? AND m.problem_id = (SELECT id FROM problem WHERE text = ?)"
 
@@ -77,7 +78,10 @@ class Reader:
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
-        check(path)
+        names = "k.launch_names" if check(path) >= NAMES_SINCE else RECORDED_NAMES.format(kernel="k")
+        self._kernel_columns = (
+            f"k.id, k.family, k.config, k.symbol, k.weight_layouts, {names}, l.id, l.digest, l.kind, l.target"
+        )
         self._connection = connect(path)
 
     def __enter__(self) -> Reader:
@@ -101,7 +105,7 @@ class Reader:
     def ranking(self, device: protocols.Device, problem: str) -> list[_Measurement]:
         """Return the verified candidates for a problem (its text) on a device, best first, each once."""
         query = f"""
-            SELECT m.launch, m.median_us, m.final, m.details, {_KERNEL}
+            SELECT m.launch, m.median_us, m.final, m.details, {self._kernel_columns}
             FROM measurement m, {_KERNELS}
             WHERE {_MEASURED} AND m.status = 'ok' AND k.id = m.kernel_id ORDER BY m.median_us, m.id"""
         return ranked(
@@ -132,7 +136,7 @@ class Reader:
 
     def kernel(self, kernel_id: int) -> _Kernel:
         """Return a kernel by its id."""
-        [row] = self._rows(f"SELECT {_KERNEL} FROM {_KERNELS} WHERE k.id = ?", kernel_id)
+        [row] = self._rows(f"SELECT {self._kernel_columns} FROM {_KERNELS} WHERE k.id = ?", kernel_id)
         return _kernel(row)
 
     def binary(self, library: protocols.Library) -> bytes:
@@ -157,9 +161,15 @@ class Reader:
 
 
 def _kernel(row: Sequence[Any]) -> _Kernel:
-    number, family, config, symbol, layouts, *library = row
+    number, family, config, symbol, layouts, names, *library = row
     return _Kernel(
-        number, family, config, symbol, json.loads(layouts), _Library(*library) if library[0] is not None else None
+        id=number,
+        family=family,
+        config=config,
+        symbol=symbol,
+        weight_layouts=json.loads(layouts),
+        launch_names=json.loads(names),
+        library=_Library(*library) if library[0] is not None else None,
     )
 
 

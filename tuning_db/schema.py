@@ -71,6 +71,7 @@ class KernelRow(Base):
     source: Mapped[str] = mapped_column(doc="digest of the source and headers that it was compiled from")
     symbol: Mapped[str]
     weight_layouts: Mapped[dict[str, str]] = mapped_column(JSON, default=dict)
+    launch_names: Mapped[list[str]] = mapped_column(JSON, default=list, doc="launch values in the order of the kernel")
     error: Mapped[str | None] = mapped_column(doc="message of the compiler")
     library_id: Mapped[int | None] = mapped_column(ForeignKey("library.id"))
     library: Mapped[Library | None] = relationship()

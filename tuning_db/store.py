@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session, joinedload
 from tuning_db import process_id, sqlite_backend
 from tuning_db.blob import compress, decompress, digest_of
 from tuning_db.errors import DatabaseError, explained
+from tuning_db.launch import launch_text
 from tuning_db.location import Location, is_address
 from tuning_db.ranking import ranked
 from tuning_db.schema import Base, Claim, Device, Environment, KernelRow, Library, Measurement, PlanRow, ProblemRow
@@ -126,7 +127,8 @@ class Store:
 
         Args:
             identity: family, config, dtype, epilogue, target and source.
-            values: symbol, weight_layouts, library_id, error. A kernel that had failed to compile gets the new values.
+            values: symbol, weight_layouts, launch_names, library_id, error. A kernel that had failed to compile gets
+                the new values.
         """
         return self.put_kernels([(identity, values)])[0]
 
@@ -137,6 +139,8 @@ class Store:
             for row, (_, values) in zip(rows, kernels, strict=True):
                 if row.error and not values.get("error"):
                     row.error, row.library_id = None, values.get("library_id")
+                if not row.launch_names:  # a kernel of an older schema that was never measured
+                    row.launch_names = values.get("launch_names", [])
         return rows
 
     def put_library(self, binary: bytes, **values: Any) -> Library:
@@ -188,8 +192,8 @@ class Store:
         mine = {"device_id": device.id, "problem_id": self.put_problem(problem).id, "kernel_id": kernel.id}
         with self.writing() as session:
             connection = session.connection()
-            tried = connection.scalars(_TRIED, mine).all()
-            left = [launch for launch in launches if dict(launch) not in tried]
+            tried = {launch_text(launch) for launch in connection.scalars(_TRIED, mine)}
+            left = [launch for launch in launches if launch_text(launch) not in tried]
             if not left:
                 return left
             rivals = [row for row in connection.execute(_CLAIMED, mine) if not process_id.is_own(row.owner)]

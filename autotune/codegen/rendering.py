@@ -59,10 +59,17 @@ def _rendered(chosen: Family, kernel: Kernel) -> str:
             element=CPP_TYPES[kernel.dtype],
             types=CPP_TYPES,
             epilogue=kernel.epilogue,
+            launch_struct=launch_struct(chosen),
             **context,
         )
     except Exception as error:  # a template may hold any expression
         raise FamilyError(_fault(chosen.template, error)) from error
+
+
+def launch_struct(chosen: Family) -> str:
+    """Return the C++ struct that names a family's launch values: `a.launch[Launch::kWalk]` is that of "walk"."""
+    names = ["k" + parameter.name.title().replace("_", "") for parameter in chosen.launch_parameters]
+    return f"struct Launch {{ enum {{ {', '.join(names)} }}; }};" if names else "struct Launch {};"
 
 
 def _fault(template: str, error: Exception) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
+from autotune.core import ProblemError
 from autotune.ir.epilogue import MAX_SCALARS
 from autotune.ir.problem import MAX_OPERANDS, OPERATORS, Problem, is_built_in
 
@@ -41,15 +42,28 @@ def declaration(operator: type[Problem]) -> str:
     return f"struct {operator.struct} {{ int32_t {', '.join(operator.sizes.split())}; AT_TAIL }};"
 
 
-def pack(problem: Problem, scalars: Sequence[float] = (), launch: Sequence[int] = ()) -> bytes:
+def pack_problem(
+    problem: Problem,
+    scalars: Sequence[float] = (),
+    launch: Mapping[str, int] | None = None,
+    launch_names: Sequence[str] = (),
+) -> bytes:
     """Return the bytes of a problem's C struct.
 
     Args:
         problem: Gives the sizes.
         scalars: The operator's own scalars, then those of the epilogue: at most MAX_SCALARS.
-        launch: The family's launch values: at most MAX_LAUNCH.
+        launch: The launch values by name.
+        launch_names: The names of the launch values in the order in which the kernel takes them: at most MAX_LAUNCH.
+
+    Raises:
+        ProblemError: A launch value is missing, or the kernel does not take it.
     """
+    launch = launch or {}
+    if set(launch) != set(launch_names):
+        taken, given = (", ".join(names) or "none" for names in (launch_names, launch))
+        raise ProblemError(f"the kernel takes the launch values {taken}; given are {given}")
     packed = struct(type(problem))(*problem.struct_values())
     packed.scalars[: len(scalars)] = scalars
-    packed.launch[: len(launch)] = launch
+    packed.launch[: len(launch_names)] = [launch[name] for name in launch_names]
     return bytes(packed)

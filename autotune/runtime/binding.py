@@ -30,7 +30,8 @@ class Candidate:
         kind: Kind of the binary; None for an operator of torch.
         path: File of the binary.
         weight_layouts: Layout in which the kernel reads each weight, by the operand's name.
-        launch: Launch parameters by name.
+        launch: Launch values by name.
+        launch_names: Names of the launch values in the order in which the kernel takes them.
     """
 
     family: str
@@ -40,6 +41,7 @@ class Candidate:
     path: Path | None = None
     weight_layouts: Mapping[str, str] = field(default_factory=dict)
     launch: Mapping[str, int] = field(default_factory=dict)
+    launch_names: tuple[str, ...] = ()
 
     @property
     def native(self) -> bool:
@@ -142,7 +144,9 @@ def bind(
         return BoundStep(name, function=lambda given: replay(_tensors_in_slots(problem, slots, given)))
 
     library = _load(candidate.kind, candidate.path, device.index or 0)
-    prepared = library.prepare(candidate.symbol, abi.pack(problem, scalars, list(candidate.launch.values())))
+    prepared = library.prepare(
+        candidate.symbol, abi.pack_problem(problem, scalars, candidate.launch, candidate.launch_names)
+    )
     packed = _packed(candidate, problem, fixed)
     keep = list(packed.values())
     pointers = [0] * abi.MAX_POINTERS

@@ -27,4 +27,13 @@ def candidate(store: Database, row: Kernel, launch: Mapping[str, int]) -> Candid
     if library is None:
         return Candidate(row.family, row.config, row.symbol)
     path = binary_cache.put(library.digest, library.kind, lambda: store.binary(library))
-    return Candidate(row.family, row.config, row.symbol, library.kind, path, row.weight_layouts, dict(launch))
+    return Candidate(
+        row.family,
+        row.config,
+        row.symbol,
+        library.kind,
+        path,
+        row.weight_layouts,
+        dict(launch),
+        tuple(row.launch_names),
+    )

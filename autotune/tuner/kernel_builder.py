@@ -56,7 +56,12 @@ class Workshop:
         """Read what the database holds; forget kernels whose source has changed."""
         for known in self._store.kernels(self._target):
             kernel = None if known.family == aten.FAMILY else kernel_of(known)
-            if kernel and known.source == rendering.source_digest(kernel):
+            # A kernel of an older schema that was never measured lacks the names of its launch values: record it again.
+            if (
+                kernel
+                and known.source == rendering.source_digest(kernel)
+                and known.launch_names == _launch_names(kernel)
+            ):
                 self.rows[kernel] = known
 
     def room(self) -> int:
@@ -155,7 +160,16 @@ def identity(kernel: Kernel, source: str) -> dict[str, str]:
 def _facts(kernel: Kernel) -> dict[str, Any]:
     """What the database says of a kernel beside its key and what became of it."""
     layouts = family(kernel.family).weight_layouts(kernel.values)
-    return {"symbol": rendering.symbol(kernel), "weight_layouts": dict(layouts)}
+    return {
+        "symbol": rendering.symbol(kernel),
+        "weight_layouts": dict(layouts),
+        "launch_names": _launch_names(kernel),
+    }
+
+
+def _launch_names(kernel: Kernel) -> list[str]:
+    """Return the names of a kernel's launch values in the order in which it takes them."""
+    return [parameter.name for parameter in family(kernel.family).launch_parameters]
 
 
 def kernel_of(row: KernelRow) -> Kernel | None:

@@ -17,7 +17,7 @@ from autotune.search import Space, Study, spread, strategy
 from autotune.tuner.kernel_builder import Workshop, kernel_of
 from autotune.tuner.objectives import value
 from autotune.tuner.options import Options
-from tuning_db import Store, ranking
+from tuning_db import Store, launch_text, ranking
 from tuning_db.schema import Device, KernelRow, Measurement
 
 OLDER = 3
@@ -115,16 +115,16 @@ class Searches:
             best: dict[Kernel, float | None] = {
                 kernel: None for kernel, row in self._workshop.rows.items() if row.error and space.contains(kernel)
             }
-            tried: dict[Kernel, list[dict[str, int]]] = {}
+            tried: dict[Kernel, set[str]] = {}
             for row in measured:
                 if row.kernel_id in by_id and space.contains(by_id[row.kernel_id]):
                     kernel, found = by_id[row.kernel_id], self.value(space.problem, row.median_us, row.details)
-                    tried.setdefault(kernel, []).append(row.launch)
+                    tried.setdefault(kernel, set()).add(launch_text(row.launch))
                     best[kernel] = min((v for v in (best.get(kernel), found) if v is not None), default=None)
             study.enqueue(self._once_fast(space, [row for row in measured if row.kernel_id not in by_id]))
             for kernel, known in best.items():
                 if kernel not in tried or all(
-                    launch in tried[kernel] for launch in self.launches(space.problem, kernel)
+                    launch_text(launch) in tried[kernel] for launch in self.launches(space.problem, kernel)
                 ):
                     study.tell(kernel.values, known)  # of others a run was stopped between two launch values
 

@@ -30,7 +30,7 @@ from autotune.tuner.progress import Progress
 from autotune.tuner.study_manager import Searches
 from autotune.tuner.time_breakdown import Ledger
 from autotune.tuner.trial_queue import Trials
-from tuning_db import Store, ranking
+from tuning_db import Store, launch_text, ranking
 from tuning_db.schema import Device
 
 FINALISTS = 6
@@ -258,8 +258,8 @@ class Tuning:
         best_of_torch = [row for row in ranked if row.kernel.family == aten.FAMILY][:1]
         finalists = shortlist(ranked, FINALISTS, PLANS)
         finalists += [row for row in best_of_torch if row not in finalists]
-        settled = {(row.kernel_id, str(row.launch)) for row in timed if row.final}
-        if all((row.kernel_id, str(row.launch)) in settled for row in finalists):
+        settled = {(row.kernel_id, launch_text(row.launch)) for row in timed if row.final}
+        if all((row.kernel_id, launch_text(row.launch)) in settled for row in finalists):
             return
         candidates = [candidate(self.store, row.kernel, row.launch) for row in finalists]
         with self.ledger.charge("time"):

@@ -127,9 +127,9 @@ struct ForwardPixels {
 };
 
 // Solves the problem whose tiles are Pixels. finish(v, channel, offset) applies the epilogue to an array of
-// neighbouring channels of a pixel and stores it. launch[0] = 1: one thread; launch[1] = 0: tiles of the same weights
+// neighbouring channels of a pixel and stores it. threads = 1: one thread; order = 0: tiles of the same weights
 // follow each other, 1: of the same input.
-template <typename Pixels, int BlockK, int UnrollC, typename Element, typename Finish>
+template <typename Launch, typename Pixels, int BlockK, int UnrollC, typename Element, typename Finish>
 static inline void conv2d(const at_conv2d& a, const Element* x, const Element* weight, const Finish& finish) {
   constexpr int width = BlockK < REGISTER_FLOATS ? BlockK : REGISTER_FLOATS, vectors = BlockK / width;
   using Sum = decltype(sum_of(Element{}));
@@ -138,11 +138,11 @@ static inline void conv2d(const at_conv2d& a, const Element* x, const Element* w
   const int c = Pixels::inputs(a) / a.groups, k = Pixels::outputs(a) / a.groups;
   const int k_blocks = (k + BlockK - 1) / BlockK;
   const int columns = a.groups * k_blocks, rows = (Pixels::pixels(a) + count - 1) / count;
-  const bool by_rows = a.launch[1];
+  const bool by_rows = a.launch[Launch::kOrder];
   const int outer = by_rows ? rows : columns, inner = by_rows ? columns : rows;
   Pixels pixels;
 
-#pragma omp parallel for collapse(2) schedule(static) firstprivate(pixels) if (a.launch[0] != 1)
+#pragma omp parallel for collapse(2) schedule(static) firstprivate(pixels) if (a.launch[Launch::kThreads] != 1)
   for (int i = 0; i < outer; ++i)
     for (int j = 0; j < inner; ++j) {
       const int column = by_rows ? j : i, group = column / k_blocks, block = column % k_blocks * BlockK;

@@ -81,13 +81,13 @@ static inline void weight_tile(const at_conv2d& a, const float* dy, const float*
 }
 
 // Solves the problem. finish(v, channel, offset) applies the epilogue to an array of neighbouring channels of a tap and
-// stores it. launch[0] = 1: one thread.
-template <int BlockK, int BlockC, typename Finish>
+// stores it. threads = 1: one thread.
+template <typename Launch, int BlockK, int BlockC, typename Finish>
 static inline void conv2d_wgrad(const at_conv2d& a, const float* dy, const float* x, const Finish& finish) {
   const int c_each = a.c / a.groups, k_each = a.k / a.groups;
   const int c_blocks = (c_each + BlockC - 1) / BlockC, k_blocks = (k_each + BlockK - 1) / BlockK;
 
-#pragma omp parallel for collapse(5) schedule(static) if (a.launch[0] != 1)
+#pragma omp parallel for collapse(5) schedule(static) if (a.launch[Launch::kThreads] != 1)
   for (int group = 0; group < a.groups; ++group)
     for (int k_block = 0; k_block < k_blocks; ++k_block)
       for (int c_block = 0; c_block < c_blocks; ++c_block)

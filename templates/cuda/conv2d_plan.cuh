@@ -44,7 +44,7 @@ struct ImagePlan {
     kFirstGate = kWeight + 1 + kBlock,
     kY = kGated || kFolded ? kFirstGate + 4 : 2
   };
-  enum Launch { kTileP, kTileQ, kPatches };
+  using Launch = typename Config::Launch;
 
   struct Convolution {
     Problem a;
@@ -68,6 +68,11 @@ struct ImagePlan {
 
   // ---- Before the launch ----
 
+  // Rows and columns of a tile of the output, and the patches of the input in shared memory.
+  struct Tiling {
+    int p, q, patches;
+  };
+
   // i / d, for i up to 255 and any d up to 65536.
   AT_DEVICE static int reciprocal(int d) { return 65536 / d + 1; }
   AT_DEVICE static int over(int i, int reciprocal) { return i * reciprocal >> 16; }
@@ -79,26 +84,31 @@ struct ImagePlan {
     a.n = block.n, a.h = a.p = h, a.w = a.q = w, a.c = a.k = c, a.r = a.s = 3, a.groups = 1;
     a.stride_h = a.stride_w = a.pad_h = a.pad_w = a.dilation_h = a.dilation_w = 1, a.hidden = block.hidden;
     for (int i = 0; i < AT_MAX_SCALARS; ++i) a.scalars[i] = block.scalars[i];
-    a.launch[kTileP] = a.p, a.launch[kTileQ] = a.q, a.launch[kPatches] = 2;
     return a;
   }
 
   AT_DEVICE static void prepare(const at_se_block& a, at_prepared* out) {
-    prepare(as_convolution(a, a.h, a.w, a.c), a.hidden, out);
+    prepare(as_convolution(a, a.h, a.w, a.c), a.hidden, {a.h, a.w, 2}, out);
   }
 
   AT_DEVICE static void prepare(const at_stem_se_block& a, at_prepared* out) {
     if (a.block != kSide || a.c != kImage) return refused(out, "this kernel is compiled for another block or c");
     if (a.h % kSide || a.w % kSide) return refused(out, "h and w must be multiples of the block");
-    prepare(as_convolution(a, a.h / kSide, a.w / kSide, a.k), a.hidden, out,
-            stem_image(a.n, a.h, a.w, a.c, a.launch[0]));
+    const int h = a.h / kSide, w = a.w / kSide;
+    prepare(as_convolution(a, h, w, a.k), a.hidden, {h, w, 2}, out,
+            stem_image(a.n, a.h, a.w, a.c, a.launch[Launch::kChannelsLast]));
   }
 
-  // hidden: of the gate; 0 without one.
-  AT_DEVICE static void prepare(const Problem& a, int hidden, at_prepared* out, const StemImage& stem = {}) {
+  // hidden: the hidden values of the gate; 0 without one.
+  AT_DEVICE static void prepare(const Problem& a, int hidden, at_prepared* out) {
+    prepare(a, hidden, {a.launch[Launch::kTileP], a.launch[Launch::kTileQ], a.launch[Launch::kPatches]}, out);
+  }
+
+  AT_DEVICE static void prepare(const Problem& a, int hidden, const Tiling& tiling, at_prepared* out,
+                                const StemImage& stem = {}) {
     Params x;
     int64_t bytes;
-    if (const char* reason = why_no_plan(a, hidden, x, bytes)) return refused(out, reason);
+    if (const char* reason = why_no_plan(a, hidden, tiling, x, bytes)) return refused(out, reason);
     if (bytes > kMostShared) return refused(out, "the tile needs more shared memory than a block can have");
     x.stem = stem;
     const int64_t tiles = ceil_div(a.n, x.images) * x.tiles_p * x.tiles_q;
@@ -106,8 +116,9 @@ struct ImagePlan {
   }
 
   // Fills in the convolution and the bytes of shared memory. Returns null, or why the problem cannot be computed.
-  AT_DEVICE static const char* why_no_plan(const Problem& a, int hidden, Convolution& x, int64_t& bytes) {
-    const int taps = a.r * a.s, tile_p = a.launch[kTileP], tile_q = a.launch[kTileQ], patches = a.launch[kPatches];
+  AT_DEVICE static const char* why_no_plan(const Problem& a, int hidden, const Tiling& tiling, Convolution& x,
+                                           int64_t& bytes) {
+    const int taps = a.r * a.s, tile_p = tiling.p, tile_q = tiling.q, patches = tiling.patches;
     if (a.stride_w != a.stride_h || a.stride_h != 1 && a.stride_h != 2) return "the stride must be 1 or 2 both ways";
     if (a.groups != 1) return "groups must be 1";
     if (a.c % kVector || a.k % kVector) return "c and k must be multiples of 8";

@@ -31,15 +31,14 @@ struct SeDownBlock : ImageConv2d<Config> {
   };
 
   AT_DEVICE static void prepare(const at_conv2d_se& a, at_prepared* out) {
-    at_conv2d_se first = a, second = a;
-    first.launch[Conv2d::kTileP] = a.p, first.launch[Conv2d::kTileQ] = a.q, first.launch[Conv2d::kPatches] = 1;
+    at_conv2d_se second = a;
     second.h = a.p, second.w = a.q, second.c = a.k, second.stride_h = second.stride_w = 1;
-    second.launch[Conv2d::kTileP] = a.p, second.launch[Conv2d::kTileQ] = a.q,
-    second.launch[Conv2d::kPatches] = ceil_div(a.k, kK);
     Params x;
     int64_t bytes;
-    if (const char* reason = Conv2d::why_no_plan(first, a.hidden, x.first, bytes)) return refused(out, reason);
-    if (const char* reason = Conv2d::why_no_plan(second, a.hidden, x.second, bytes)) return refused(out, reason);
+    if (const char* reason = Conv2d::why_no_plan(a, a.hidden, {a.p, a.q, 1}, x.first, bytes))
+      return refused(out, reason);
+    if (const char* reason = Conv2d::why_no_plan(second, a.hidden, {a.p, a.q, (int)ceil_div(a.k, kK)}, x.second, bytes))
+      return refused(out, reason);
     if (x.first.chunks > 1) return refused(out, "c must be at most 64");
     if (x.first.taps != 9) return refused(out, "the filter must be 3x3");
     x.pooled = max(x.first.patch_bytes, x.second.chunks * x.second.patch_bytes);

@@ -2,7 +2,7 @@
 // and few pixels, where reading the weights for each image takes longer than the image.
 //
 // A warp owns 32 channels, from the mean to the output; what it needs of both weights, it reads into registers before
-// the kernel that makes x has ended. Rows 0 to 7 of its products are images, or parts of their pixels: launch[0] images
+// the kernel that makes x has ended. Rows 0 to 7 of its products are images, or parts of their pixels: `images` images
 // a block. Rows 8 to 15 are what rounding the first eight to the tensors' type has left, so the sums are as exact as
 // with float32 means. Channels are multiplied in such an order that a thread has the same eight neighbouring ones as
 // operand of the first product, as result of the second, and of x, which stays in its registers. What all warps share
@@ -20,7 +20,7 @@ struct MmaSeTail {
   static constexpr int kTiles = kHidden / 8, kSteps = kHidden / 16, kPitch = kHidden + 1;
   // Places of the pointers: Problem.operands() of se_tail.
   enum { kX = 0, kW1 = 1, kB1 = 2, kW2 = 3, kB2 = 4, kY = 5 };
-  enum Launch { kImages };
+  using Launch = typename Config::Launch;
 
   struct Params {
     at_se_tail a;
@@ -32,7 +32,7 @@ struct MmaSeTail {
   };
 
   AT_DEVICE static void prepare(const at_se_tail& a, at_prepared* out) {
-    const int images = a.launch[kImages], channel_warps = a.c / kWarpChannels;
+    const int images = a.launch[Launch::kImages], channel_warps = a.c / kWarpChannels;
     const bool known = images == 1 || images == 2 || images == 4 || images == 8;
     if (!known) return refused(out, "the launch value images must be 1, 2, 4 or 8");
     if (a.c % kWarpChannels) return refused(out, "c must be a multiple of the 32 channels of a warp");

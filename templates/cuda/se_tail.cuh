@@ -16,7 +16,7 @@ struct SeTail {
   static constexpr int kAccess = 16;  // bytes
   // Places of the pointers: Problem.operands() of se_tail.
   enum { kX = 0, kW1 = 1, kB1 = 2, kW2 = 3, kB2 = 4, kY = 5 };
-  enum Launch { kImages };
+  using Launch = typename Config::Launch;
   using Params = Plain<at_se_tail>;
 
   // ---- Before the launch ----
@@ -25,7 +25,7 @@ struct SeTail {
     if (a.c % kVector) return refused(out, "c must be a multiple of the vector");
     if (a.c / kVector > kThreads) return refused(out, "c exceeds the channels of one block: threads * vector");
     if (kEarly && a.hidden % 4) return refused(out, "hidden must be a multiple of 4 if weights are loaded early");
-    const int images = max(a.launch[kImages], 1);
+    const int images = max(a.launch[Launch::kImages], 1);
     prepared(out, Params{a, {}}, ceil_div(a.n, images), 1, 1, kThreads, Layout(a).bytes, 0);
   }
 

@@ -29,6 +29,7 @@ template <typename Config>
 struct StemKernel {
   using Element = typename Config::Element;
   using Problem = typename Config::Problem;
+  using Launch = typename Config::Launch;
   using Params = Plain<Problem>;
   static constexpr int kFilter = Config::kFilter, kChannels = Config::kChannels, kN = Config::kN;
   static constexpr int kStrips = Config::kStrips, kRows = Config::kRows, kStages = Config::kStages;
@@ -65,7 +66,7 @@ struct StemKernel {
   struct Place {
     int image, channel, row, column, count;
     AT_DEVICE explicit Place(const Problem& a) {
-      const int walk = a.launch[0], wide = columns(a), parts = ceil_div(ceil_div(a.p, kRows), walk);
+      const int walk = a.launch[Launch::kWalk], wide = columns(a), parts = ceil_div(ceil_div(a.p, kRows), walk);
       int index = blockIdx.x;
       column = index % wide * (kStrips * kStripOutputs), index /= wide;
       row = index % parts * walk * kRows, index /= parts;
@@ -323,8 +324,8 @@ struct StemKernel {
       return refused(out, "this kernel is compiled for another c, filter, stride, padding, dilation or pool");
     if (a.k % 8) return refused(out, "k must be a multiple of 8");
     if (a.w * kSide % kAccess) return refused(out, "w must be a multiple of the elements of a 16-byte access");
-    if (a.launch[0] < 1) return refused(out, "the launch value walk must be 1 or more");
-    const int64_t parts = ceil_div(ceil_div(a.p, kRows), a.launch[0]);
+    if (a.launch[Launch::kWalk] < 1) return refused(out, "the launch value walk must be 1 or more");
+    const int64_t parts = ceil_div(ceil_div(a.p, kRows), a.launch[Launch::kWalk]);
     prepared(out, Params{a, {}}, a.n * channel_blocks(a) * parts * columns(a), 1, 1, kThreads, kSharedBytes, 0);
   }
 };

@@ -177,7 +177,7 @@ class StepEpilogue : public cutlass::epilogue::threadblock::EpilogueBase<
   }
 };
 
-template <typename Conv, typename Element, typename Steps, int SwizzleLimit = 8>
+template <typename Conv, typename Element, typename Steps, typename Launch, int SwizzleLimit = 8>
 struct ImplicitGemm {
   using Mma = typename Conv::Mma;
   using Shape = typename Mma::Shape;
@@ -210,12 +210,12 @@ struct ImplicitGemm {
     at_pointers p;
   };
 
-  // launch[0]: log2 of the swizzle's width; launch[1]: slices of the split over channels.
+  // Launch values: swizzle, the log2 of its width; slices of the split over channels.
   CUTLASS_DEVICE static void prepare(at_conv2d const& a, at_prepared* out) {
     if (char const* reason = why_refused(a)) return refused(out, reason);
-    cutlass::conv::Conv2dProblemSize const size(a.n, a.h, a.w, a.c, a.k, a.r, a.s, a.p, a.q, a.pad_h, a.pad_w,
-                                                a.stride_h, a.stride_w, a.dilation_h, a.dilation_w,
-                                                cutlass::conv::Mode::kCrossCorrelation, a.launch[1], a.groups);
+    cutlass::conv::Conv2dProblemSize const size(
+        a.n, a.h, a.w, a.c, a.k, a.r, a.s, a.p, a.q, a.pad_h, a.pad_w, a.stride_h, a.stride_w, a.dilation_h,
+        a.dilation_w, cutlass::conv::Mode::kCrossCorrelation, a.launch[Launch::kSlices], a.groups);
     auto const op = cutlass::conv::Operator::kFprop;
     Params params{size, Mma::IteratorA::getParams(size, NHWC::packed({a.n, a.h, a.w, a.c})),
                   typename Mma::IteratorB::Params(size, NHWC::packed({a.k, a.r, a.s, a.c / a.groups}))};
@@ -223,8 +223,8 @@ struct ImplicitGemm {
     params.columns = a.k;
     params.tiles_m = ceil_div(params.rows, Shape::kM);
     params.tiles_n = ceil_div(params.columns, Shape::kN);
-    params.slices = a.launch[1];
-    params.swizzle = a.launch[0];
+    params.slices = a.launch[Launch::kSlices];
+    params.swizzle = a.launch[Launch::kSwizzle];
     params.iterations =
         cutlass::conv::implicit_gemm_k_iterations(op, Shape::kK, size, Conv::kAlgorithm, Conv::kGroups, Shape::kN);
     params.iterations_per_channel = cutlass::conv::implicit_gemm_k_iterations_per_channel(op, size, Conv::kAlgorithm);
@@ -263,7 +263,7 @@ struct ImplicitGemm {
   // Returns null, or why the problem cannot be computed. autotune/families/cutlass2/conv2d.py has the same rules for
   // problems and configs; these are the last check.
   CUTLASS_DEVICE static char const* why_refused(at_conv2d const& a) {
-    int const channels = a.c / a.groups, outputs = a.k / a.groups, slices = a.launch[1];
+    int const channels = a.c / a.groups, outputs = a.k / a.groups, slices = a.launch[Launch::kSlices];
     auto const algorithm = Conv::kAlgorithm;
     if (channels % Conv::kAlignment) return "c / groups must be a multiple of the alignment";
     if (a.k % Epilogue::kElementsPerAccess) return "k must be a multiple of the alignment of the output";

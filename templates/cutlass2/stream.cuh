@@ -14,7 +14,7 @@ namespace at {
 //   prepare(a, params, tiles_m, tiles_n, steps)   false if it cannot solve the problem
 //   accumulate(params, p, shared, m, n, first, steps, accumulators)   some steps of a tile; p: Problem.operands()
 //   place(params, m)          where a tile's sums go, for StepEpilogue
-template <typename Work, typename Element, typename Steps>
+template <typename Work, typename Element, typename Steps, typename Launch>
 struct Streamed {
   using Mma = typename Work::Mma;
   using Shape = typename Mma::Shape;
@@ -36,14 +36,15 @@ struct Streamed {
     at_pointers p;
   };
 
-  // launch[0]: log2 of the swizzle's width; launch[1]: slices of each tile; launch[2]: blocks a processor of stream-K.
+  // Launch values: swizzle, the log2 of its width; slices of each tile; stream, the blocks of stream-K per
+  // multiprocessor.
   CUTLASS_DEVICE static void prepare(at_conv2d const& a, at_prepared* out) {
     Params params;
     Schedule& schedule = params.schedule;
     if (char const* reason = Work::why_refused(a)) return refused(out, reason);
     Work::prepare(a, params.work, schedule.tiles_m, schedule.tiles_n, schedule.steps);
-    schedule.swizzle = a.launch[0];
-    if (!schedule.deal(a.launch[1], a.launch[2] * processors()))
+    schedule.swizzle = a.launch[Launch::kSwizzle];
+    if (!schedule.deal(a.launch[Launch::kSlices], a.launch[Launch::kStream] * processors()))
       return refused(out, "slices must be between 1 and the steps of a tile, and 1 with stream-K");
     for (int i = 0; i < AT_MAX_SCALARS; ++i) params.scalars[i] = a.scalars[i];
     int64_t const partials = (int64_t)schedule.blocks * schedule.slots * kWords * kThreads * sizeof(float4);

@@ -20,6 +20,7 @@ struct Gemm3 {
     static constexpr int kAlignment = 16 / sizeof(typename Config_::Element);
   };
   using Element = typename Config::Element;
+  using Launch = typename Config::Launch;
   static constexpr Schedule3 kSchedule = Config::kSchedule;
   static constexpr bool kBasic = kSchedule == Schedule3::kBasic, kCooperative = kSchedule == Schedule3::kCooperative;
   using Tile = cute::Shape<cute::Int<Config::kM>, cute::Int<Config::kN>, cute::Int<Config::kK>>;
@@ -43,7 +44,8 @@ struct Gemm3 {
   static constexpr int kThreads = Kernel::MaxThreadsPerBlock;
   static constexpr int kSharedBytes = Kernel::SharedStorageSize + 16;  // and the scheduler's word
 
-  // launch[0]: log2 of the swizzle's width; [1]: slices of each tile; [2]: 1 shares all steps among the processors.
+  // Launch values: swizzle, the log2 of its width; slices of each tile; stream = 1 shares all steps among the
+  // multiprocessors (stream-K).
   CUTLASS_DEVICE static void prepare(at_conv2d const& a, at_prepared* out) {
     Preparing<Kernel> preparing(a.scalars, out);
     Params& params = preparing.params;
@@ -60,7 +62,7 @@ struct Gemm3 {
     int const tiles_m = ceil_div(ceil_div(rows, Config::kM), Config::kClusterM);
     int const tiles_n = ceil_div(ceil_div(columns, Config::kN), Config::kClusterN);
     if constexpr (kBasic) {
-      if (a.launch[0] || a.launch[1] != 1 || a.launch[2])
+      if (a.launch[Launch::kSwizzle] || a.launch[Launch::kSlices] != 1 || a.launch[Launch::kStream])
         return refused(out, "this schedule has no swizzle, slices or stream-K: 0, 1 and 0");
       if (tiles_n * Config::kClusterN > 65535) return refused(out, "k has more tiles than a grid's second dimension");
       preparing.launch(tiles_m * Config::kClusterM, tiles_n * Config::kClusterN, kSharedBytes, 0);
@@ -68,15 +70,15 @@ struct Gemm3 {
       constexpr int kPeers = Config::kClusterM * Config::kClusterN;
       auto& deal = params.scheduler;
       deal.tiles_m = tiles_m, deal.tiles_n = tiles_n, deal.steps = ceil_div(depth, Config::kK);
-      deal.swizzle = a.launch[0];
-      bool const split = a.launch[1] > 1 || a.launch[2];
+      deal.swizzle = a.launch[Launch::kSwizzle];
+      bool const split = a.launch[Launch::kSlices] > 1 || a.launch[Launch::kStream];
       // A warpgroup of its own, or one that has loaded what is to be added, cannot know in time who will be last.
       if (split && (!kCooperative || Config::kSource > 0))
         return refused(out, "slices and stream-K need the cooperative schedule and an epilogue that reads no tensor");
       // Larger clusters leave some of each GPC's 14 to 18 processors idle: Architecture.processors_for has the same.
       int const clusters = (kPeers > 2 ? processors() * 10 / 11 : processors()) / kPeers;
       if (!split) deal.persist(clusters);
-      else if (!deal.deal(a.launch[1], a.launch[2] * clusters))
+      else if (!deal.deal(a.launch[Launch::kSlices], a.launch[Launch::kStream] * clusters))
         return refused(out, "slices must be between 1 and the steps of a tile, and 1 with stream-K");
       deal.arrivals = Kernel::SharedStorageSize;
       deal.to_pointers = (int)((char const*)&params.epilogue.thread.p - (char const*)&deal);

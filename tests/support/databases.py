@@ -31,7 +31,9 @@ def fill(store: Store, seed: int, device: str = "d", compiler: str = "c", count:
             continue
         shared = rng.randrange(3)  # a binary holds several kernels, chosen at random
         library = store.put_library(rng.randbytes(3000), compiler=compiler, **LIBRARY) if shared else None
-        kernel = store.put_kernel(identity(config), symbol="s", library_id=library.id if library else None)
+        kernel = store.put_kernel(
+            identity(config), symbol="s", launch_names=["z", "a"], library_id=library.id if library else None
+        )
         ok = rng.random() < 0.7
         store.put_measurement(
             device_id=row.id,
@@ -57,7 +59,8 @@ QUERIES = {
     "device": "SELECT name, target FROM device",
     "environment": "SELECT software FROM environment",
     "problem": "SELECT text, operator FROM problem",
-    "kernel": """SELECT family, config, dtype, epilogue, kernel.target, source, symbol, weight_layouts, error, compiler
+    "kernel": """SELECT family, config, dtype, epilogue, kernel.target, source, symbol, weight_layouts,
+        launch_names, error, compiler
         FROM kernel LEFT JOIN library ON library.id = library_id""",
     "measurement": """SELECT name, text, family, config, source, launch, status, measurement.error, relative_error,
         median_us, spread_us, samples_us, final, measurement.details, recorded, software

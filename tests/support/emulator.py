@@ -151,8 +151,8 @@ class Emulated:
         return text.decode() if text is not None else None
 
     def _packed(self, problem: Problem, scalars: Sequence[float], launch: Launch) -> bytes:
-        parameters = family(self.kernel.family).launch_parameters
-        return abi.pack(problem, scalars, [launch[parameter.name] for parameter in parameters])
+        names = [parameter.name for parameter in family(self.kernel.family).launch_parameters]
+        return abi.pack_problem(problem, scalars, {name: int(launch[name]) for name in names}, names)
 
 
 def _cuda_headers() -> Path:

@@ -373,7 +373,9 @@ def candidate_of(kernel: Kernel, path: Path, launch: Config) -> Candidate:
     chosen = family(kernel.family)
     values = {parameter.name: int(launch[parameter.name]) for parameter in chosen.launch_parameters}
     layouts = chosen.weight_layouts(kernel.values)
-    return Candidate(kernel.family, kernel.config, rendering.symbol(kernel), chosen.kind, path, layouts, values)
+    return Candidate(
+        kernel.family, kernel.config, rendering.symbol(kernel), chosen.kind, path, layouts, values, tuple(values)
+    )
 
 
 def random_inputs(problem: Problem, seed: int = 1) -> tuple[dict[str, torch.Tensor], tuple[float, ...]]:

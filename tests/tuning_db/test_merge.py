@@ -11,6 +11,7 @@ from databases import CONV, LIBRARY, fill, identity, told
 from helpers import ROOT, script
 
 from tuning_db import DatabaseError, Store, diff, json_export
+from tuning_db.location import SCHEMA_VERSION
 from tuning_db.pack import KEPT, merge, pack
 from tuning_db.snapshot import read
 
@@ -126,7 +127,7 @@ def told_of_schema_1(folder: Path):
         for (table,) in old.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
             before = old.execute(f"SELECT * FROM {table} ORDER BY id").fetchall()
             assert [row[: len(before[0])] for row in new.execute(f"SELECT * FROM {table} ORDER BY id")] == before
-        assert new.execute("PRAGMA user_version").fetchone() == (2,)
+        assert new.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
     return told(copy)
 
 
@@ -156,7 +157,7 @@ def test_importing_into_a_database_merges(two, tmp_path):
     [
         (lambda s: s[: len(s) // 2], "is not JSON"),
         (lambda s: s.replace('"format"', '"shape"', 1), "is not an exported tuning database"),
-        (lambda s: s.replace('"schema": 2', '"schema": 77', 1), "has schema 77"),
+        (lambda s: s.replace(f'"schema": {SCHEMA_VERSION}', '"schema": 77', 1), "has schema 77"),
         (lambda s: s.replace('"blob": "', '"blob": "AAAA', 1), "is not what its digest says; nothing was imported"),
         (lambda s: s.replace('"symbol"', '"sign"', 1), "wrong columns: sign, symbol"),
         (lambda s: s.replace('"problem_id": 1', '"problem_id": 999', 1), "damaged: KeyError 999; nothing was imported"),

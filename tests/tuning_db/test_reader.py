@@ -1,5 +1,6 @@
 """The reader of the runtime (plain sqlite3) returns the same rows as SQLAlchemy with the schema."""
 
+import json
 import shutil
 import sqlite3
 from contextlib import closing
@@ -32,7 +33,15 @@ def library(row):
 
 
 def kernel(row):
-    return (row.id, row.family, row.config, row.symbol, row.weight_layouts, library(row.library))
+    return (
+        row.id,
+        row.family,
+        row.config,
+        row.symbol,
+        row.weight_layouts,
+        list(row.launch_names),
+        library(row.library),
+    )
 
 
 def measured(row):
@@ -104,3 +113,34 @@ def test_what_cannot_be_read_is_named(tmp_path):
 def test_an_address_is_a_servers():
     with pytest.raises(DatabaseError, match="name a file, or a server"):
         reader("mysql://user@host/name")
+
+
+def test_a_file_of_an_older_schema_has_its_launch_names_from_recorded_launches(tmp_path):
+    copy = tmp_path / "upgraded.db"
+    shutil.copy(OLDER, copy)
+    Store.create(copy).close()
+    names = ["fill_slots", "weight_slots", "grid", "raster", "squares_h", "squares_w", "images", "staged"]
+    with closing(sqlite3.connect(OLDER)) as connection:
+        measured = {number for (number,) in connection.execute("SELECT kernel_id FROM measurement")}
+        numbers = {number for (number,) in connection.execute("SELECT id FROM kernel")}
+    assert measured and numbers - measured
+    for opened in (Reader(OLDER), Store.open(OLDER), Reader(copy), Store.open(copy)):
+        with opened as database:
+            for number in numbers:
+                assert list(database.kernel(number).launch_names) == (names if number in measured else [])
+
+
+def test_a_kernel_that_only_a_plan_has_takes_its_launch_names_from_there(tmp_path):
+    path = tmp_path / "plan.db"
+    shutil.copy(OLDER, path)
+    with closing(sqlite3.connect(path)) as connection:
+        [(number,)] = connection.execute("SELECT id FROM kernel WHERE id NOT IN (SELECT kernel_id FROM measurement)")
+        choices = json.dumps([{"layer": "l", "kernel": number, "launch": {"walk": 1, "grid": 2}, "us": 1.0}])
+        [(device,)] = connection.execute("SELECT id FROM device LIMIT 1")
+        columns = "device_id, network, median_us, spread_us, choices, details"
+        connection.execute(f"INSERT INTO plan ({columns}) VALUES (?, 'net', 1, 1, ?, '{{}}')", (device, choices))
+        connection.commit()
+    with Reader(path) as database:
+        assert database.kernel(number).launch_names == ["walk", "grid"]
+    with Store.create(path) as database:
+        assert database.kernel(number).launch_names == ["walk", "grid"]

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from autotune.core import paths
+from autotune.core import ProblemError, paths
 from autotune.ir import OPERATORS, abi, epilogue, parse, problem
 from autotune.runtime import engine
 
@@ -100,7 +100,7 @@ def test_a_packed_problem_is_read_in_c(text, tmp_path):
       }"""
     tmp_path.joinpath("read.cpp").write_text(source)
     subprocess.run(["g++", f"-I{paths.templates()}", "read.cpp", "-o", "read"], cwd=tmp_path, check=True)
-    packed = abi.pack(problem, (0.5,), (7, 9))
+    packed = abi.pack_problem(problem, (0.5,), {"b": 9, "a": 7}, ("a", "b"))
     said = subprocess.run(["./read"], cwd=tmp_path, input=packed, capture_output=True, check=True).stdout.decode()
     assert said == f"{PACKED[text]} 0.5 0 7 9 0"
 
@@ -117,7 +117,7 @@ def test_a_packed_problem_is_read_in_c(text, tmp_path):
 )
 def test_a_packed_pool_holds_its_output_sizes(text, values):
     problem = parse(text)
-    packed = abi.struct(type(problem)).from_buffer_copy(abi.pack(problem, (), (6,)))
+    packed = abi.struct(type(problem)).from_buffer_copy(abi.pack_problem(problem, (), {"walk": 6}, ("walk",)))
     assert [getattr(packed, name) for name, *_ in packed._fields_[:-2]] == values
     assert list(packed.launch) == [6, *[0] * 7]
 
@@ -142,11 +142,23 @@ def test_every_operator_can_be_packed():
     for operator, cls in OPERATORS.items():
         names = [field.name for field in dataclasses.fields(cls) if field.name in sizes]
         words = [f"{name}={sizes[name]}" for name in names] + ["stride=2"] * (operator in ("avg_pool2d", "max_pool2d"))
-        packed = abi.pack(parse(f"{operator} {' '.join(words)} dtype=f32"))
+        packed = abi.pack_problem(parse(f"{operator} {' '.join(words)} dtype=f32"))
         assert len(packed) == ctypes.sizeof(abi.struct(cls))
 
 
 def test_more_values_than_there_is_room_for_are_refused():
     problem = parse("space_to_depth n=1 h=4 w=4 c=1 block=2 dtype=f32")
     with pytest.raises((ValueError, IndexError)):
-        abi.pack(problem, (), range(abi.MAX_LAUNCH + 1))
+        names = [f"v{i}" for i in range(abi.MAX_LAUNCH + 1)]
+        abi.pack_problem(problem, (), dict.fromkeys(names, 0), names)
+
+
+@pytest.mark.parametrize(
+    ("launch", "given"),
+    [({"grid": 1}, "grid"), ({"grid": 1, "raster": 0, "walk": 2}, "grid, raster, walk"), ({}, "none")],
+)
+def test_launch_values_must_be_those_that_the_kernel_takes(launch, given):
+    problem = parse("space_to_depth n=1 h=4 w=4 c=1 block=2 dtype=f32")
+    said = f"the kernel takes the launch values grid, raster; given are {given}"
+    with pytest.raises(ProblemError, match=said):
+        abi.pack_problem(problem, (), launch, ("grid", "raster"))
