@@ -1,4 +1,4 @@
-"""torch's own operators as candidates: what a layer costs without any kernel of ours."""
+"""torch's own operators as candidates: the baseline of every layer."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ FAMILY = "aten"
 """The family's name in the database."""
 
 PASSES = (Conv2d, Conv2dDgrad, Conv2dWgrad)
-"""What torch has one operator for; of anything else it computes the definition."""
+"""Problems that torch solves by one operator; it computes the reference of any other."""
 
 
 def configs(problem: Problem) -> list[dict[str, str]]:
-    """The ways torch can solve `problem`: convolutions in either memory format, everything else in one way."""
+    """Return the configs of torch's candidates: convolutions in both memory formats, other problems in one."""
     formats = ["channels_last", "contiguous"] if isinstance(problem, (*PASSES, Stem)) else ["channels_last"]
     return [{"memory_format": name} for name in formats]
 
 
 def _leave(value: torch.Tensor, output: torch.Tensor) -> None:
-    """Store in the output's dtype; whole numbers are rounded and saturated."""
+    """Store in the output's dtype; int8 is rounded to the nearest and saturated."""
     output.copy_(value.round().clamp_(-128, 127) if output.dtype == torch.int8 else value)
 
 
@@ -60,7 +60,7 @@ _IN_PLACE: dict[str, Callable[..., Any]] = {
 
 
 def _finish(epilogue: Epilogue, value: torch.Tensor, tensors: Tensors, scalars: tuple[float, ...]) -> None:
-    """Apply the chain to a fresh tensor, in place where torch can, and leave the result in `y`."""
+    """Apply the chain to a temporary tensor, in place where torch can, and store the result in `y`."""
     for step in epilogue.steps:
         arguments = step.values(tensors, scalars, value.dtype)
         if step.name in _IN_PLACE:
@@ -73,7 +73,17 @@ def _finish(epilogue: Epilogue, value: torch.Tensor, tensors: Tensors, scalars: 
 def bind(
     problem: Problem, config: dict[str, str], tensors: Tensors, scalars: tuple[float, ...]
 ) -> Callable[[Tensors], None]:
-    """Returns run(late): solves `problem` on `tensors`, with those in `late` taken instead, and fills the outputs."""
+    """Return a function that solves a problem and fills its outputs.
+
+    Args:
+        problem: The problem.
+        config: One of `configs(problem)`.
+        tensors: All operands by name; weights are converted to the config's memory format now.
+        scalars: The operator's own scalars, then those of the epilogue.
+
+    Returns:
+        run(late): solves the problem; the tensors in `late` replace those of the same name.
+    """
     if not isinstance(problem, (*PASSES, Stem)):
         bytes_ = "s8" in (problem.dtype, problem.output_dtype)
 
@@ -103,14 +113,14 @@ def bind(
 
 
 def _factors(problem: Problem) -> torch.dtype:
-    """torch computes next to nothing on bytes; in float32 their sums are exact up to 2^24, and nearly so beyond."""
+    """Return the dtype of the products: float32 for int8, in which sums of bytes are exact up to 2^24."""
     return torch.float32 if problem.dtype == "s8" else DTYPES[problem.dtype]
 
 
 def _convolution(
     problem: Convolution, memory_format: torch.memory_format, tensors: Tensors
 ) -> Callable[[Tensors], torch.Tensor]:
-    """A pass of a convolution without its epilogue: operands -> a fresh tensor in torch's order, channels second."""
+    """Return a convolution or gradient without its epilogue: operands -> a temporary tensor (n, channels, h, w)."""
     window = (problem.stride, problem.pad, problem.dilation)
     factors = _factors(problem)
 
@@ -124,7 +134,7 @@ def _convolution(
         return gradients[wanted]
 
     def stand_in(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-        """For the operand whose gradient is wanted: only its shape and memory format are read."""
+        """Return a placeholder of the operand whose gradient is computed; torch reads its shape and memory format."""
         return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format)
 
     if not isinstance(problem, Conv2d | Conv2dDgrad):
@@ -138,7 +148,7 @@ def _convolution(
 
 
 def _stem(problem: Stem, memory_format: torch.memory_format, tensors: Tensors) -> Callable[[Tensors], torch.Tensor]:
-    """A convolution and its pool without the epilogue, as `_convolution`."""
+    """Return a convolution and its pool without the epilogue, as `_convolution`."""
     weight = tensors["weight"].to(_factors(problem)).contiguous(memory_format=memory_format)
 
     def solve(t: Tensors) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The networks in plain torch: the meaning of correct."""
+"""SE-ResNet9-Fixup in plain torch: the reference of the network that FusedResNet runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.core import require_one_of
 
 
 class SpaceToDepth(nn.Module):
-    """(N, C, H, W) -> (N, b*b*C, H/b, W/b); output channel (dy*b + dx)*C + c."""
+    """Moves b x b patches to channels: (N, C, H, W) -> (N, b*b*C, H/b, W/b), output channel (dy*b + dx)*C + c."""
 
     def __init__(self, block: int) -> None:
         super().__init__()
@@ -27,7 +27,10 @@ class SpaceToDepth(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Channel gate: sigmoid(excite(mean over pixels))."""
+    """Squeeze-and-excitation (Hu et al., arXiv 1709.01507): scales each channel by a gate.
+
+    The gate is sigmoid(W2 relu(W1 mean(x) + b1) + b2), the mean over the pixels, with planes/16 hidden values.
+    """
 
     def __init__(self, planes: int) -> None:
         super().__init__()
@@ -35,13 +38,13 @@ class SqueezeExcite(nn.Module):
         self.excite = nn.Sequential(nn.Linear(planes, hidden), nn.ReLU(), nn.Linear(hidden, planes), nn.Sigmoid())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x scaled by its gate."""
+        """Return x (N, planes, H, W) scaled by its gate."""
         gate: torch.Tensor = self.excite(x.mean((2, 3)))
         return x * gate[:, :, None, None]
 
 
 class FixupBlock(nn.Module):
-    """A residual block without normalisation: scalar biases and a scale, after Fixup initialisation, and a gate."""
+    """A residual block without normalization: scalar biases and a scale, as in Fixup (arXiv 1901.09321), and a gate."""
 
     def __init__(self, in_planes: int, planes: int, stride: int) -> None:
         super().__init__()
@@ -58,7 +61,7 @@ class FixupBlock(nn.Module):
         nn.init.zeros_(self.conv2.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """relu(gated residual branch + identity)."""
+        """Return relu(gated residual branch + identity): (N, planes, H/stride, W/stride)."""
         biased = x + self.fixup_bias1a
         y = F.relu(self.conv1(biased) + self.fixup_bias1b)
         y = self.conv2(y + self.fixup_bias2a) * self.fixup_scale + self.fixup_bias2b
@@ -67,7 +70,7 @@ class FixupBlock(nn.Module):
 
 
 class SEResNet9Fixup(nn.Module):
-    """SE-ResNet9-Fixup, the visual encoder of Large Batch Simulation for Deep RL (arXiv 2103.07013).
+    """SE-ResNet9-Fixup, the visual encoder of "Large Batch Simulation for Deep RL" (arXiv 2103.07013).
 
     Input (N, in_channels, 64, 64), output (N, 512, 2, 2).
     """
@@ -86,7 +89,7 @@ class SEResNet9Fixup(nn.Module):
         self.layers = nn.ModuleList([nn.Sequential(block) for block in blocks])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Encode a batch of images."""
+        """Encode images (N, in_channels, 64, 64) as (N, 512, 2, 2)."""
         x = self.stem(x)
         for layer in self.layers:
             x = layer(x)
@@ -94,17 +97,25 @@ class SEResNet9Fixup(nn.Module):
 
 
 MODELS: dict[str, Callable[[int], nn.Module]] = {"se_resnet9_fixup": SEResNet9Fixup}
-"""Networks by name: in_channels -> module."""
+"""Model name -> function of in_channels that returns the module."""
 
 
 def build(model: str = "se_resnet9_fixup", in_channels: int = 3) -> nn.Module:
-    """A network by name, with its default initialisation, in eval mode; raises UnknownNameError."""
+    """Return a model in eval mode, with its default initialization.
+
+    Raises:
+        UnknownNameError: There is no such model.
+    """
     return MODELS[require_one_of("model", model, list(MODELS))](in_channels).eval()
 
 
 @torch.no_grad()
 def randomize(module: nn.Module, seed: int = 0) -> nn.Module:
-    """Draw every parameter at random, so that none hides an error: weights by fan-in, scalars around 0.5."""
+    """Draw every parameter at random, so that each one affects the result; return the module.
+
+    The default initialization has zeros that would hide errors. Weights are normal with variance 2 / fan-in (He et al.,
+    arXiv 1502.01852), parameters of one element around 0.5.
+    """
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.parameters():
         values = torch.randn(parameter.shape, generator=generator)
@@ -120,13 +131,13 @@ def randomize(module: nn.Module, seed: int = 0) -> nn.Module:
 
 @torch.no_grad()
 def calibrate(module: nn.Module, x: torch.Tensor) -> nn.Module:
-    """Set the statistics of all batch normalisations to those that x meets there; leaves the module in eval mode."""
+    """Set the statistics of all batch normalizations to those of their inputs for x; return the module in eval mode."""
     norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     module.eval()
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # the mean of what comes, of one batch here
+        norm.momentum = None  # a cumulative average, here of the one batch x
         norm.train()
     if norms:
         module(x)

@@ -32,16 +32,23 @@ from autotune.ir import (
 )
 from fused_resnet.networks.se_resnet9_fixup import SEResNet9Fixup
 
-_LEAST_SIDE = 4  # of an image that is made by a block in one kernel: smaller ones have too many channels
+_MIN_SIDE = 4  # of the output of a block that runs as one kernel; smaller images have too many channels for it
 
 Layers = tuple[list[Layer], list[Alternative]]
+"""Layers of a network, and the alternatives to them."""
 
 
 def se_resnet9_fixup(n: int, in_channels: int, dtype: str) -> Layers:
-    """SE-ResNet9-Fixup for a batch of n.
+    """Return the layers of SE-ResNet9-Fixup and their alternatives.
 
-    A bias before a padded convolution is not a bias after it: at the border fewer taps see it. So each bias1a is added
-    by whoever makes the block's input; the input without it is kept only where the identity needs it.
+    A bias before a padded convolution cannot become a bias after it, because fewer taps read it at the border. So the
+    layer that writes a block's input adds the block's bias1a. It also stores the input without this bias if the block's
+    identity is its input.
+
+    Args:
+        n: Batch size.
+        in_channels: Channels of the image.
+        dtype: Name of the dtype.
     """
     size = SEResNet9Fixup.input_size
     patches = SpaceToDepth(n=n, h=size, w=size, c=in_channels, block=4, dtype=dtype)
@@ -73,7 +80,7 @@ def se_resnet9_fixup(n: int, in_channels: int, dtype: str) -> Layers:
         layers += block.layers()
         alternatives += block.alternatives()
         h, c = h // stride, k
-    # Behind the alternatives that it excludes: it is to be better than both together.
+    # Listed after the alternatives that it excludes: it must be faster than both together to be chosen.
     behind = next(one for one in alternatives if one.name == "layers.0.0.block")
     both = _stem_and_block(alternatives[0], behind)
     pool = next(layer for layer in layers if isinstance(layer.problem, AvgPool2d))
@@ -81,7 +88,7 @@ def se_resnet9_fixup(n: int, in_channels: int, dtype: str) -> Layers:
 
 
 def _stem_and_block(stem: Alternative, block: Alternative) -> Alternative:
-    """Stem and block 0 in one kernel: nothing between the image and the block's output leaves a multiprocessor."""
+    """Return the stem and block 0 as one kernel, which keeps the tensors between them on the multiprocessor."""
     (first,), (second,) = stem.layers, block.layers
     patches, behind = first.problem, second.problem
     assert isinstance(patches, PatchConv2d) and isinstance(behind, SeBlock)
@@ -101,7 +108,7 @@ def _stem_and_block(stem: Alternative, block: Alternative) -> Alternative:
 
 
 def _with_pool(block: Alternative, pool: Layer) -> Alternative:
-    """The same with the next block's pool, found beside what follows instead of read from memory by all."""
+    """Return the same with the average pool of the next block as a second output, so that no kernel reads y for it."""
     (layer,) = block.layers
     whole = replace(
         layer,
@@ -114,7 +121,7 @@ def _with_pool(block: Alternative, pool: Layer) -> Alternative:
 
 @dataclass(frozen=True)
 class _Block:
-    """A residual block: input h x h x c, output k channels."""
+    """A residual block: input (n, h, h, c), output (n, h/stride, h/stride, k)."""
 
     index: int
     last: bool
@@ -126,15 +133,22 @@ class _Block:
     dtype: str
 
     def layers(self) -> list[Layer]:
-        """Two convolutions, the projection if there is one, and the tail, which adds the next block's bias.
+        """Return the two convolutions, the projection if there is one, and the tail, which adds the next block's bias.
 
-        The projection's branch comes behind the first convolution, for which all others wait.
+        The projection comes after the first convolution, so that the convolution, which the others wait for, starts
+        first.
         """
         projection = [self._pool(), self._project()] if self._projects else []
         return [self._conv1(), *projection, self._conv2(), self._tail()]
 
     def alternatives(self) -> list[Alternative]:
-        """Pool and projection as one convolution; the second dense, with tail and projection; all in one kernel."""
+        """Return the alternatives to the block's layers.
+
+        - pool and projection as one convolution;
+        - for images of up to 2x2 pixels, the second convolution as a product with whole images;
+        - the second convolution with the gate, and with the projection;
+        - the whole block as one kernel.
+        """
         found = []
         if self._projects:
             pool, project = self._pool(), self._project()
@@ -147,16 +161,16 @@ class _Block:
             found.append(Alternative(dense.name, (conv2.name,), (dense,)))
             pairs[".dense"] = as_one_pixel(dense, tail)
         for kind, (product, gate) in pairs.items():
-            gated = fold_gate(product, gate, self._key(f"conv2{kind}.folded_se"))
-            assert gated
-            found.append(Alternative(gated.name, (conv2.name, tail.name), (gated,)))
+            with_gate = fold_gate(product, gate, self._key(f"conv2{kind}.folded_se"))
+            assert with_gate
+            found.append(Alternative(with_gate.name, (conv2.name, tail.name), (with_gate,)))
             if self._projects:
                 project = self._project()
-                skip = fuse_projection(gated, project, self._key(f"conv2{kind}.se_skip"))
+                skip = fuse_projection(with_gate, project, self._key(f"conv2{kind}.se_skip"))
                 assert skip
                 found.append(Alternative(skip.name, (project.name, conv2.name, tail.name), (skip,)))
-        if not self._projects or self.h // self.stride >= _LEAST_SIDE:
-            whole = self._whole_with_projection() if self._projects else self._whole()
+        if not self._projects or self.h // self.stride >= _MIN_SIDE:
+            whole = self._fused_with_projection() if self._projects else self._fused()
             found.append(Alternative(whole.name, tuple(layer.name for layer in self.layers()), (whole,)))
         return found
 
@@ -211,7 +225,10 @@ class _Block:
         )
 
     def _dense_conv2(self) -> Layer:
-        """In images of 2x2 pixels five of nine taps meet nothing but padding: the product with whole images is less."""
+        """Return the second convolution as a matrix product with whole images.
+
+        On images of 2x2 pixels five of the nine taps of each output read only padding, so the product is less work.
+        """
         plain, size = self._conv2(), self.h // self.stride
         count = size * size * self.k
         return replace(
@@ -221,8 +238,8 @@ class _Block:
             weights={"weight": ConstantExpr("dense", (self._key("conv2.weight"),), (size, size, 1, 1))},
         )
 
-    def _whole(self) -> Layer:
-        """The whole block in one kernel: nothing between its input and its output leaves a multiprocessor."""
+    def _fused(self) -> Layer:
+        """Return the block as one kernel, which keeps all tensors between input and output on the multiprocessor."""
         conv1, conv2, tail = self.layers()
         chains = [part.problem.epilogue.names for part in (conv1, conv2, tail)]
         return Layer(
@@ -236,8 +253,8 @@ class _Block:
             (*conv1.scalars, *conv2.scalars, *tail.scalars),
         )  # fmt: skip
 
-    def _whole_with_projection(self) -> Layer:
-        """The same of a block that halves its image: the tail adds the projection instead of a tensor."""
+    def _fused_with_projection(self) -> Layer:
+        """Return a block that halves its image as one kernel; `project` takes the place of the tail's first `add`."""
         conv1, _, project, conv2, tail = self.layers()
         first, second, (_, *last) = (part.problem.epilogue.names for part in (conv1, conv2, tail))
         weights = {"weight1": conv1.weights["weight"], "weight2": conv2.weights["weight"]}
@@ -274,11 +291,22 @@ def _chain(text: str) -> Epilogue:
 
 
 GRAPHS: dict[str, Callable[[int, int, str], Layers]] = {"se_resnet9_fixup": se_resnet9_fixup}
-"""Networks by name: (n, in_channels, dtype) -> layers and alternatives."""
+"""Model name -> function of (n, in_channels, dtype) that returns layers and alternatives."""
 
 
 def network(model: str, n: int, in_channels: int, dtype: str) -> Network:
-    """A network by name; raises UnknownNameError or ProblemError."""
+    """Return a model as a network of layers.
+
+    Args:
+        model: A name in GRAPHS.
+        n: Batch size.
+        in_channels: Channels of the image.
+        dtype: Name of the dtype.
+
+    Raises:
+        UnknownNameError: There is no such model or dtype.
+        ProblemError: `n` or `in_channels` is less than 1.
+    """
     make = GRAPHS[require_one_of("model", model, list(GRAPHS))]
     if n < 1 or in_channels < 1:
         raise ProblemError(f"batch {n} and in_channels {in_channels} must be at least 1")

@@ -15,7 +15,7 @@ from autotune.core import ARCHITECTURES, AutotuneError
 from autotune.families import families
 from autotune.ir import DTYPES, OPERATORS, Problem, parse
 from autotune.ir.epilogue_steps import STEPS
-from autotune.ir.problem import FieldType, field_types, value_text
+from autotune.ir.problem import FieldType, field_types
 
 _MARK = re.compile(r"(<!-- (\w+), generated -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -29,7 +29,7 @@ def usage(operator: type[Problem]) -> str:
 
 def _word(field: dataclasses.Field[object], kind: FieldType) -> str:
     if field.default is not dataclasses.MISSING:
-        return f"[{field.name}={value_text(field.default)}]"
+        return f"[{field.name}={kind.write(field.default)}]"
     return f"{field.name}={kind.placeholder}"
 
 

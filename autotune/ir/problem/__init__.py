@@ -22,7 +22,6 @@ from autotune.ir.problem.fields import (
     NonNegativePair,
     Pair,
     field_types,
-    value_text,
 )
 from autotune.ir.problem.operators import (
     AvgPool2d,
@@ -105,6 +104,5 @@ __all__ = [
     "parse",
     "register",
     "stored_shape",
-    "value_text",
     "with_batch",
 ]

@@ -14,7 +14,7 @@ from autotune.core import ProblemError
 from autotune.ir.epilogue import MAX_SCALARS, AnchorFunction, Epilogue
 from autotune.ir.epilogue_steps import ANCHORS
 from autotune.ir.problem.dtypes import DTYPES
-from autotune.ir.problem.fields import DtypeName, field_types, value_text
+from autotune.ir.problem.fields import DtypeName, field_types
 
 Tensors = Mapping[str, torch.Tensor]
 """Operand name -> tensor."""
@@ -96,8 +96,9 @@ class Problem:
             raise ProblemError(f"'{self}' has {tensors} tensors; at most {self.max_operands} are possible")
 
     def __str__(self) -> str:
-        order = [field.name for field in dataclasses.fields(self) if field.name not in ("dtype", "epilogue")]
-        words = [f"{name}={value_text(getattr(self, name))}" for name in order]
+        types = field_types(type(self))
+        names = [name for name in types if name not in ("dtype", "epilogue")]
+        words = [f"{name}={types[name].write(getattr(self, name))}" for name in names]
         return " ".join([self.operator, *words, f"dtype={self.dtype}", f"epilogue={self.epilogue}"])
 
     @property

@@ -14,6 +14,11 @@ from autotune.ir.epilogue import Epilogue
 from autotune.ir.problem.dtypes import DTYPES, dtype_name
 
 
+def value_text(value: object) -> str:
+    """Return the text of a field's value; the numbers of a pair are separated by a comma."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def _read_pair(text: str) -> tuple[int, ...]:
     numbers = tuple(int(part) for part in text.split(","))
     if len(numbers) > 2:
@@ -49,12 +54,14 @@ class FieldType:
         expected: Names the values that can be read, for error messages.
         read: Returns the value of a text, which has no whitespace; raises ValueError for any other text.
         check: Called with the field's name and value when a problem is made; raises an AutotuneError.
+        write: Returns the text of a value, which `read` understands.
     """
 
     placeholder: str
     expected: str
     read: Callable[[str], object]
     check: Callable[[str, Any], None] = lambda name, value: None
+    write: Callable[[Any], str] = value_text
 
 
 _INT = FieldType("N", "a whole number", int, _check_sizes(1))
@@ -97,8 +104,3 @@ def _field_types(operator: type[Any]) -> Mapping[str, FieldType]:
         if own or hints[field.name] in _TYPES:
             found[field.name] = own[0] if own else _TYPES[hints[field.name]]
     return found
-
-
-def value_text(value: object) -> str:
-    """Return the text of a field's value; the numbers of a pair are separated by a comma."""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -38,6 +38,70 @@ FAULTS = {
     "doubling": ("problem.scalars[0]", "2 * problem.scalars[0]"),
     "with_header": ("problem.scalars[0]", "own_factor(problem)"),
 }
+SHIFT = {
+    "shift2d.py": '''
+from dataclasses import dataclass
+import torch
+from autotune.ir.problem import NonNegativePair, Operand, Problem, register
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Shift2d(Problem):
+    """y = x moved down and to the right by `shift`; zeros or what was moved out fills the border."""
+
+    operator = "shift2d"
+    sizes = "rows columns shift_h shift_w wraps"
+    batch_field = "rows"
+    rows: int
+    columns: int
+    shift: NonNegativePair = (0, 0)
+    border: str = "zero"
+
+    output_shape = property(lambda self: (self.rows, self.columns))
+    flops = 0
+    wraps = property(lambda self: self.border == "wrap")
+    short_name = property(lambda self: f"shift {self.shift[0]},{self.shift[1]} {self.border}")
+
+    def _inputs(self):
+        return (Operand("x", "input", self.output_shape, self.dtype),)
+
+    def reference(self, tensors, scalars):
+        y = torch.roll(tensors["x"], self.shift, (0, 1))
+        if not self.wraps:
+            y[: self.shift[0]], y[:, : self.shift[1]] = 0, 0
+        return y
+''',
+    "cpu_shift2d.py": """
+from autotune.families.base import SHARED_LIBRARY, Family, Parameter
+from autotune.families.shift2d import Shift2d
+FAMILY = Family(
+    name="cpu_shift2d", operator=Shift2d, kind=SHARED_LIBRARY, template="cpu_shift2d.cpp.j2", architectures=("cpu",),
+    parameters=(Parameter("block", (1, 16), "numbers in registers"),), cost=lambda *_: 0,
+)
+""",
+    "cpu_shift2d.cpp.j2": """
+{% from "epilogue.j2" import apply %}
+#include "cpu/channels.h"
+namespace {{ symbol }} {
+static void run(const at_shift2d& a, void* const* p) {
+  for (int row = 0; row < a.rows; ++row)
+    at::for_channels<{{ block }}>(a.columns, [&](auto& v, int column) __attribute__((always_inline)) {
+      for (int i = 0; i < int(sizeof v / sizeof *v); ++i) {
+        const int y = row - a.shift_h, x = column + i - a.shift_w;
+        const int64_t from = int64_t((y + a.rows) % a.rows) * a.columns + (x + a.columns) % a.columns;
+        v[i] = a.wraps || (y >= 0 && x >= 0) ? ((const float*)p[0])[from] : 0.f;
+      }
+      const int64_t offset = int64_t(row) * a.columns + column;
+      {{ apply(epilogue, 2, element, scalars="a.scalars", channel="column") }}
+      at::store(v, (float*)p[1] + offset);
+    });
+}
+using Kernel = at::Entry<at_shift2d, run>;
+}
+""",
+}
+"""An operator with a pair and a word, its family and its kernel: three files."""
+SHIFTED = "shift2d rows=37 columns=50 shift=3,5 border={} dtype=f32 epilogue=bias,relu"
 
 
 def rows(path, query):
@@ -64,6 +128,8 @@ def documented(tmp_path_factory):
     faulty.joinpath("own").mkdir()
     header = "#pragma once\ninline float own_factor(const at_vector_add& problem) { return problem.scalars[0]; }\n"
     faulty.joinpath("own", "factor.h").write_text(header)
+    for name, text in SHIFT.items():
+        faulty.joinpath(name).write_text(text)
     return SimpleNamespace(folder=root / "my_families", faulty=faulty, command=command)
 
 
@@ -74,6 +140,7 @@ def tuned(documented, tmp_path_factory):
     interpreter, name, *arguments = shlex.split(documented.command)
     assert (interpreter, name) == ("python", "scripts/tune.py")
     arguments += ["--problem", "orphan count=999 dtype=f32 epilogue=add_scalar", "--db", str(path)]
+    arguments += ["--problem", SHIFTED.format("wrap"), "--problem", SHIFTED.format("zero")]
     arguments += ["--gain", "0%", "--budget", "20m"]
     environment = {**os.environ, "AUTOTUNE_FAMILIES": str(documented.faulty), "COLUMNS": "200"}
     done = process("tune", *arguments, cwd=documented.folder.parent, env=environment)
@@ -140,6 +207,37 @@ def test_what_nobody_serves_is_torchs_and_said(tuned):
         SELECT DISTINCT kernel.family FROM measurement JOIN kernel ON kernel.id = kernel_id
         JOIN problem ON problem.id = problem_id WHERE operator = 'orphan' AND status = 'ok' AND final"""
     assert rows(tuned.path, query) == [("aten",)]
+
+
+def test_an_operator_with_a_pair_and_a_word_is_tuned_and_runs_from_the_database(tuned, documented):
+    assert "shift 3,5 wrap" in tuned.said and "shift 3,5 zero" in tuned.said
+    code = f"""
+import torch
+from autotune.families import families
+from autotune.ir import parse
+from autotune.runtime import bind
+from autotune.runtime.selection import choices
+from tuning_db import Store
+families()
+x, bias, device = torch.randn(37, 50), torch.randn(50), torch.device("cpu")
+with Store.open({str(tuned.path)!r}) as store:
+    for border in ("wrap", "zero"):
+        problem = parse({SHIFTED!r}.format(border))
+        assert [row.kernel.family for row in store.ranking(store.devices()[0], str(problem))].count("cpu_shift2d") == 2
+        candidates = [choice for choice in choices(store, problem, device) if choice.candidate.family == "cpu_shift2d"]
+        assert candidates and candidates[0].source == "tuned"
+        tensors = {{"x": x, "bias0": bias, "y": torch.full((37, 50), float("nan"))}}
+        bind(candidates[0].candidate, problem, tensors, (), device).run()
+        for i in range(37):
+            for j in range(50):
+                inside = border == "wrap" or (i >= 3 and j >= 5)
+                expected = max((x[(i - 3) % 37, (j - 5) % 50] if inside else 0) + bias[j], torch.tensor(0.0))
+                assert tensors["y"][i, j] == expected, (border, i, j)
+print("ok")
+"""
+    both = os.pathsep.join(map(str, (documented.folder, documented.faulty)))
+    done = python(code, env={**os.environ, "AUTOTUNE_FAMILIES": both})
+    assert done.stdout == "ok\n", done.stderr
 
 
 def test_what_compiling_cost_is_told(tuned):

@@ -5,6 +5,7 @@ import torch
 
 from autotune.core import ceil_div
 from autotune.ir import pack_weight
+from autotune.ir.weight_layout import merge_groups
 
 
 def test_torchs_own_and_channels_innermost():
@@ -98,3 +99,26 @@ def test_each_threads_columns_of_wgmma_are_neighbouring_channels():
                 channel = first + 8 * thread + place
                 expected = weight[channel].permute(1, 2, 0) if channel < k else torch.zeros(3, 2, c)
                 assert torch.equal(packed[column], expected)
+
+
+def test_each_lane_reads_its_registers_of_mma():
+    """Lane l has column l / 4 of an mma and depths 2t, 2t + 1 (register 0), 2t + 8, 2t + 9 (1), t = l % 4; PTX ISA."""
+    k, depth = 40, 27
+    weight = torch.randn(k, 3, 3, 3)
+    packed = pack_weight(weight, "mma").reshape(2, 2, 2, 32, 2, 2, 2)
+    for block, step, half, lane, tile, register, element in torch.cartesian_prod(*map(torch.arange, packed.shape)):
+        column, t = int(lane) // 4, int(lane) % 4
+        channel = 32 * block + 8 * (column // 2) + 2 * (2 * half + tile) + column % 2
+        row = 16 * step + 8 * register + 2 * t + element
+        expected = weight.flatten(1)[channel, row] if channel < k and row < depth else 0
+        assert packed[block, step, half, lane, tile, register, element] == expected
+
+
+def test_merged_groups_are_block_diagonal():
+    weight = torch.randn(12, 2, 1, 1)
+    x = torch.randn(1, 8, 5, 5)
+    merged = merge_groups(weight, groups=4, merged=2)
+    assert merged.shape == (12, 4, 1, 1)
+    torch.testing.assert_close(
+        torch.nn.functional.conv2d(x, merged, groups=2), torch.nn.functional.conv2d(x, weight, groups=4)
+    )
