@@ -1,6 +1,6 @@
-"""How a problem is written, from the problems themselves: for --help, and for docs/reference/problems.md.
+"""Describes the syntax of problems, from the fields of their classes: for --help and for docs/reference/problems.md.
 
-`python -m autotune_cli.problem_usage docs/reference/problems.md` writes that page's tables anew; a test compares them.
+`python -m autotune_cli.problem_usage docs/reference/problems.md` rewrites the generated tables of the page; a test compares them.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import re
 import sys
 from pathlib import Path
 
-from autotune.core import ARCHITECTURES, AutotuneError
+from autotune.core import ARCHITECTURES
 from autotune.families import families
-from autotune.ir import DTYPES, OPERATORS, Problem, parse
-from autotune.ir.epilogue import STEPS
+from autotune.ir import DTYPES, OPERATORS, Problem
+from autotune.ir.epilogue_steps import STEPS
 from autotune.ir.problem import value_text
 
 _MARK = re.compile(r"(<!-- (\w+), generated -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def usage(operator: type[Problem]) -> str:
-    """An operator's text, such as "conv2d n=N h=N ... [stride=1,1] ... dtype=DTYPE [epilogue=none]"."""
+    """Return the syntax of an operator, such as "conv2d n=N h=N ... [stride=1,1] ... dtype=DTYPE [epilogue=none]"."""
     fields = sorted(dataclasses.fields(operator), key=lambda field: field.name in ("dtype", "epilogue"))
     return " ".join([operator.operator, *map(_word, fields)])
 
@@ -31,24 +31,6 @@ def _word(field: dataclasses.Field[object]) -> str:
         return f"[{field.name}={value_text(field.default)}]"
     kinds = {"str": "DTYPE", "int": "N"}
     return f"{field.name}={kinds.get(str(field.type), 'N,N')}"
-
-
-def read_problems(path: Path) -> list[Problem]:
-    """The problems of a file, one a line, # begins a comment; raises AutotuneError with the place of a mistake."""
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise AutotuneError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
-    problems = []
-    for number, line in enumerate(lines, 1):
-        text = line.partition("#")[0].strip()
-        try:
-            problems += [parse(text)] if text else []
-        except AutotuneError as error:
-            raise AutotuneError(f"{path}, line {number}: {error}") from error
-    if not problems:
-        raise AutotuneError(f"{path} names no problem: write one a line, as docs/reference/problems.md has them")
-    return problems
 
 
 # -- docs/reference/problems.md --------------------------------------------------------------------------------------------------
@@ -67,7 +49,7 @@ def _steps() -> str:
 
 
 def _served() -> str:
-    """Operator by operator and dtype by dtype: which family has kernels for which architectures."""
+    """Return a table of the families: their operators, and their architectures for each dtype."""
     text = "| operator | family | dtype: architectures |\n| --- | --- | --- |\n"
     for family in families().values():
         own = [dtype for dtype in DTYPES if dtype in family.dtypes]
@@ -83,7 +65,7 @@ def _served() -> str:
 
 
 def refreshed(page: str) -> str:
-    """The page with its generated parts made anew."""
+    """Return the page with its generated parts rewritten."""
     parts = {"operators": _operators, "steps": _steps, "families": _served}
     return _MARK.sub(lambda found: f"{found[1]}{parts[found[2]]()}{found[3]}", page)
 
