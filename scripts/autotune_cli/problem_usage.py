@@ -1,6 +1,7 @@
 """Describes the syntax of problems, from the fields of their classes: for --help and for docs/reference/problems.md.
 
-`python -m autotune_cli.problem_usage docs/reference/problems.md` rewrites the generated tables of the page; a test compares them.
+`python -m autotune_cli.problem_usage docs/reference/problems.md` rewrites the generated tables of that page. A test
+compares them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _word(field: dataclasses.Field[object]) -> str:
     return f"{field.name}={kinds.get(str(field.type), 'N,N')}"
 
 
-# -- docs/reference/problems.md --------------------------------------------------------------------------------------------------
+# -- docs/reference/problems.md ----------------------------------------------------------------------------------------
 
 
 def _operators() -> str:

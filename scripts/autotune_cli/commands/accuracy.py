@@ -33,7 +33,7 @@ from autotune.core import AutotuneError, require_one_of
 from autotune.ir import DTYPES
 from autotune_cli import models, synthetic_dataset
 from autotune_cli.command_line import add_device, add_model, add_record, positive, torch_device
-from autotune_cli.record import machine, slug, write
+from autotune_cli.record import provenance, slug, write
 from fused_resnet import FusedResNet
 from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.quantization import compare
@@ -81,9 +81,7 @@ def main(arguments: argparse.Namespace) -> None:
     case = random_case(arguments, device) if arguments.model else trained_case(arguments, device)
     expected = outputs(case.module, case.batches)
     record = {
-        "schema": 1,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": machine(device),
+        **provenance(device),
         "method": METHOD,
         "model": arguments.model or "ResNet-18 of scripts/autotune_cli/synthetic_dataset.py",
         "database": Path(arguments.db).name if arguments.db else None,

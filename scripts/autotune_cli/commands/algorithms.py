@@ -33,7 +33,7 @@ from autotune_cli.algorithms.layers import layers_of
 from autotune_cli.algorithms.report import read, show
 from autotune_cli.command_line import MODEL, output, positive, shape, size
 from autotune_cli.problem_file import read_problems
-from autotune_cli.record import machine, write
+from autotune_cli.record import provenance, write
 
 METHOD = {
     "time": "mean over a CUDA graph of many launches, between two events; median and interquartile range of 5; "
@@ -107,9 +107,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         )
     device = torch.device("cuda:0")
     record: dict[str, Any] = {
-        "schema": 1,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": machine(device),
+        **provenance(device),
         "cudnn": torch.backends.cudnn.version(),
         "memory_format": "contiguous" if args.nchw else "channels_last",
         "method": METHOD,

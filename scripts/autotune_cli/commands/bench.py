@@ -45,7 +45,7 @@ from autotune_cli.command_line import (
     torch_device,
 )
 from autotune_cli.models import Model
-from autotune_cli.record import machine, one_line, slug, write
+from autotune_cli.record import one_line, provenance, slug, write
 from fused_resnet.model_source import INT8, PRECISIONS, TF32
 from fused_resnet.networks import se_resnet9_fixup
 
@@ -99,9 +99,7 @@ def main(arguments: argparse.Namespace) -> None:
     torch.backends.cudnn.benchmark = True
 
     record: dict[str, Any] = {
-        "schema": 1,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": machine(device),
+        **provenance(device),
         "arguments": {key: value for key, value in vars(arguments).items() if key not in PLACES}
         | {"dtype": dtype, "device": device.type, "variants": [variant.name for variant in chosen]},
         "database": database,

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from autotune_cli.layers.comparison import CHOOSING_ROUNDS, FINALISTS, SLOW, Job
 from autotune_cli.layers.layer_sets import LAYERS, known_sets, layer_set, title
 from autotune_cli.layers.process import ComparisonProcess
 from autotune_cli.layers.report import draw, read, show, summary
-from autotune_cli.record import machine, slug, write
+from autotune_cli.record import provenance, slug, write
 from tuning_db import Store
 
 LEAST_ROUNDS = 30
@@ -66,9 +65,7 @@ def main(args: argparse.Namespace) -> int:
     device = torch.device("cuda:0")
     place = args.json or Path("benchmarks") / f"layers-{path.stem}-{slug(device_name(device))}.json"
     record: dict[str, Any] = {
-        "schema": 1,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": machine(device),
+        **provenance(device),
         "cudnn": cudnn_versions(device),
         "database": {"file": args.db.name, "sha256": hashlib.sha256(args.db.read_bytes()).hexdigest()},
         "arguments": {"layers": path.stem, "only": args.only, "rounds": args.rounds},

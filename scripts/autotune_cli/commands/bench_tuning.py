@@ -39,7 +39,7 @@ from autotune.runtime import candidate
 from autotune.search import Space, SpaceTrace, TuneTrace
 from autotune.tuner import Options, Progress, Tuning
 from autotune_cli.command_line import positive
-from autotune_cli.record import machine, slug, write
+from autotune_cli.record import provenance, slug, write
 from tuning_db import Store
 from tuning_db.schema import Measurement
 
@@ -167,7 +167,7 @@ def main(args: argparse.Namespace) -> int:
     Console().print(table)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     record: dict[str, Any] = {
-        "machine": machine(device),
+        **provenance(device),
         "options": options,
         "built": args.built,
         "seconds": seconds,

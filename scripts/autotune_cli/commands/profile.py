@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
@@ -31,7 +30,7 @@ from autotune.profiling.tree import tree
 from autotune_cli.command_line import add_device, add_model, output, positive
 from autotune_cli.models import Model, load
 from autotune_cli.profiles import page, report
-from autotune_cli.record import machine, one_line, write
+from autotune_cli.record import one_line, provenance, write
 from fused_resnet.profile_subject import of_fused
 
 
@@ -115,8 +114,7 @@ def make_traces(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         "dtype": str(dtype).removeprefix("torch."),
         "channels_last": arguments.channels_last,
         "cudnn": torch.backends.cudnn.enabled,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": machine(device),
+        **{key: value for key, value in provenance(device).items() if key != "schema"},
         "limits": {"flops_per_us": facts.flops_per_us, "bytes_per_us": facts.bytes_per_us},
     }
 

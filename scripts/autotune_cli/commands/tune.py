@@ -166,7 +166,7 @@ def _add_candidates(group: Group) -> None:
         type=Path,
         action="append",
         metavar="DIR",
-        help=f"also load the families of this folder (docs/guide/add-a-family.md); may be repeated, adds to ${FAMILIES}",
+        help=f"load families from here too (docs/guide/add-a-family.md); may be repeated, adds to ${FAMILIES}",
     )
     group.add_argument(
         "--allow",
