@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -71,7 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_script(name: str) -> NoReturn:
     """Run a subcommand with the arguments of the process, whose script is its entry point, and exit."""
-    sys.exit(run_command(name, sys.argv[1:], f"python {sys.argv[0]}"))
+    path = min(sys.argv[0], os.path.relpath(sys.argv[0]), key=len)
+    sys.exit(run_command(name, sys.argv[1:], f"python {path}"))
 
 
 def run_command(name: str, argv: Sequence[str], program: str) -> int:
@@ -134,4 +136,4 @@ def _version() -> str:
     try:
         return importlib.metadata.version("autotune-cutlass")
     except importlib.metadata.PackageNotFoundError:
-        return "unknown (not installed)"
+        return "unknown"

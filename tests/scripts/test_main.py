@@ -1,11 +1,11 @@
 """The `autotune` command: its subcommands, their help, and the scripts that are entry points to them."""
 
 import ast
-import importlib.metadata
 
 import pytest
 from helpers import SCRIPTS, python, script
 
+from autotune.core import paths
 from autotune_cli import main
 
 ENTRY_POINTS = sorted([*SCRIPTS.glob("*.py"), *(SCRIPTS / "checks").glob("*.py")])
@@ -52,7 +52,7 @@ def test_every_command_has_a_script():
 
 def test_the_version_is_the_packages(capsys):
     assert main.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"autotune {importlib.metadata.version('autotune-cutlass')}\n"
+    assert capsys.readouterr().out == f"autotune {paths.version()}\n"
 
 
 @pytest.mark.parametrize(
