@@ -1,5 +1,6 @@
 """The tuning run: studies, builds, trials, and the choice inside the whole network."""
 
+from autotune.tuner.kernel_builder import kernel_of
 from autotune.tuner.objectives import OBJECTIVES
 from autotune.tuner.options import Options
 from autotune.tuner.progress import Progress
@@ -20,6 +21,7 @@ __all__ = [
     "brief",
     "failures",
     "illegal",
+    "kernel_of",
     "label",
     "lines",
     "pareto",
