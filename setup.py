@@ -9,6 +9,7 @@ ENGINE = "autotune/runtime/engine"
 packages = [
     *find_packages(include=["autotune*", "fused_resnet*", "tuning_db*"]),
     "autotune.templates",
+    "autotune_cli.layers.sets",
     *find_packages("scripts"),
 ]
 sources = sorted(str(path) for path in Path(ENGINE).glob("*.cpp"))
@@ -16,7 +17,11 @@ engine = Pybind11Extension("autotune.runtime.engine._engine", sources, include_d
 engine.depends = [str(path) for path in [*Path(ENGINE).glob("*.h"), Path("templates/abi.h")]]
 setup(
     packages=packages,
-    package_dir={"autotune.templates": "templates", "autotune_cli": "scripts/autotune_cli"},
+    package_dir={
+        "autotune.templates": "templates",
+        "autotune_cli": "scripts/autotune_cli",
+        "autotune_cli.layers.sets": "benchmarks/layers",
+    },
     ext_modules=[engine],
     cmdclass={"build_ext": build_ext},
 )

@@ -1,7 +1,6 @@
-"""Profile a network: module -> operators -> kernels, with times, libraries and sources."""
+"""List operators and kernels below each module; the same as `autotune profile`."""
 
-from autotune_cli.command_line import run
-from autotune_cli.profiles.command import main
+from autotune_cli.main import run_script
 
 if __name__ == "__main__":
-    run(main)
+    run_script("profile")

@@ -1,5 +1,6 @@
 """The tuning run: studies, builds, trials, and the choice inside the whole network."""
 
+from autotune.tuner.kernel_builder import kernel_of
 from autotune.tuner.objectives import OBJECTIVES
 from autotune.tuner.options import Options
 from autotune.tuner.progress import Progress
@@ -19,6 +20,7 @@ __all__ = [
     "Tuning",
     "failures",
     "illegal",
+    "kernel_of",
     "label",
     "lines",
     "pareto",

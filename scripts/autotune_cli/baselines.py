@@ -1,4 +1,4 @@
-"""The ways to run a network that bench.py times: what a user would run instead, and FusedResNet."""
+"""The variants that `autotune bench` times: eager torch, TorchScript, CUDA graphs, torch.compile, and FusedResNet."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from autotune_cli.models import Model
 from fused_resnet.model_source import INT8
 
 FROM_ANOTHER = "fused from "
-"""How the names begin of what runs from another database than `fused`."""
+"""Prefix of the names of variants that run FusedResNet on a database of --against."""
 CAPTURE_WARM_UPS = 10  # TorchScript optimizes during its first calls, cuDNN searches during its very first
 
 Forward = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
-class Case:
-    """A network, its input on the device, and what must come out."""
+class BaselineInput:
+    """A network, its input on the device, and the expected output."""
 
     model: Model  # float32, on the CPU
-    database: str  # empty where no variant reads it
-    precision: str | None  # of FusedResNet, beside the input's dtype
+    database: str  # empty if no variant reads it
+    precision: str | None  # FusedResNet's `precision`
     x: Tensor
     expected: Tensor
 
     @property
     def device(self) -> torch.device:
-        """Where the network is to run."""
+        """Return the device that the network runs on."""
         return self.x.device
 
     def eager(self, layout: torch.memory_format = torch.contiguous_format) -> nn.Module:
-        """A copy of the network, ready to infer in this layout."""
+        """Return a copy of the network on the device, in this memory layout."""
         network: Any = copy.deepcopy(self.model.module).requires_grad_(False)  # Any: torch's stubs lack memory_format
         ready: nn.Module = network.to(self.device, self.x.dtype, memory_format=layout)
         return ready
 
     def nhwc(self) -> tuple[nn.Module, Tensor]:
-        """The network and its input, both channels-last."""
+        """Return the network and its input, both channels-last."""
         return self.eager(torch.channels_last), self.x.contiguous(memory_format=torch.channels_last)
 
 
@@ -55,44 +55,44 @@ class Variant:
     name: str
     label: str
     layout: str
-    build: Callable[[Case], Forward]
+    build: Callable[[BaselineInput], Forward]
     gpu_only: bool = False
     is_fused: bool = False
 
 
-def eager(case: Case) -> Forward:
+def eager(case: BaselineInput) -> Forward:
     network = case.eager()
     return lambda: cast(Tensor, network(case.x))
 
 
-def channels_last(case: Case) -> Forward:
+def channels_last(case: BaselineInput) -> Forward:
     network, x = case.nhwc()
     return lambda: cast(Tensor, network(x))
 
 
-def jit(case: Case) -> Forward:
+def jit(case: BaselineInput) -> Forward:
     network = scripted(case.eager(), case.x)
     return lambda: cast(Tensor, network(case.x))
 
 
-def jit_frozen_graph(case: Case) -> Forward:
+def jit_frozen_graph(case: BaselineInput) -> Forward:
     network, x = case.nhwc()
     return captured(torch.jit.freeze(scripted(network, x)), x)
 
 
-def cuda_graph(case: Case) -> Forward:
+def cuda_graph(case: BaselineInput) -> Forward:
     return captured(*case.nhwc())
 
 
-def compiled(case: Case) -> Forward:
+def compiled(case: BaselineInput) -> Forward:
     return inductor(case, "reduce-overhead" if case.device.type == "cuda" else "default")
 
 
-def compiled_max(case: Case) -> Forward:
+def compiled_max(case: BaselineInput) -> Forward:
     return inductor(case, "max-autotune")
 
 
-def fused(case: Case, database: str = "") -> Forward:
+def fused(case: BaselineInput, database: str = "") -> Forward:
     calibration = [case.x.cpu()] if case.precision == INT8 and not case.model.is_ours else None
     network = case.model.fused(database or case.database, case.precision, calibration)
     network.eval().to(case.device, case.x.dtype)
@@ -112,7 +112,7 @@ VARIANTS = [
 
 
 def from_another(database: Path) -> Variant:
-    """FusedResNet from another database than the one that all are compared with."""
+    """Return the variant that runs FusedResNet on a database of --against."""
     name = f"{FROM_ANOTHER}{database.stem}"
     return Variant(
         name, name.replace("fused", "FusedResNet"), "NCHW", partial(fused, database=str(database)), is_fused=True
@@ -120,16 +120,16 @@ def from_another(database: Path) -> Variant:
 
 
 def scripted(network: nn.Module, x: Tensor) -> torch.jit.ScriptModule:
-    """The network in TorchScript: compiled from its source where that can be, otherwise traced."""
+    """Return the network in TorchScript: scripted if possible, else traced."""
     try:
         return cast(torch.jit.ScriptModule, torch.jit.script(network))
-    except Exception:  # its errors have no common base
+    except Exception:  # torch.jit.script's errors have no common base
         return cast(torch.jit.ScriptModule, torch.jit.trace(network, x))
 
 
 @torch.inference_mode()
 def captured(network: nn.Module, x: Tensor) -> Forward:
-    """The network as a CUDA graph. A call copies its input in, since a user has to."""
+    """Return the network as a CUDA graph. A call copies its input into the graph's buffer, as a user's program must."""
     static = x.clone()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -149,8 +149,8 @@ def captured(network: nn.Module, x: Tensor) -> Forward:
     return forward
 
 
-def inductor(case: Case, mode: str) -> Forward:
-    """The network through torch.compile, for this batch size alone, without reports that bury the tables."""
+def inductor(case: BaselineInput, mode: str) -> Forward:
+    """Return the network through torch.compile for a fixed batch size, without its reports on the terminal."""
     config = torch._inductor.config
     for report in ("autotune_num_choices_displayed", "max_autotune_report_choices_stats"):
         if hasattr(config, report):  # not in all versions of torch

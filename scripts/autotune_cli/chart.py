@@ -1,6 +1,6 @@
-"""The bar chart of a benchmark record: stream time and latency of each batch size side by side.
+"""Draws the bar chart of a record of `autotune bench`: stream time and latency of each batch size.
 
-Of many batch sizes it has the stream times alone, two batch sizes in a row.
+For more than FEW batch sizes the chart has the stream times alone, two batch sizes in a row.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ OURS, THEIRS, INK, FAINT = "#2f6fde", "#c9d0da", "#1c2430", "#6b7686"
 BAR_INCHES, PANEL_INCHES, HEAD_INCHES = 0.38, 0.55, 0.45
 METRICS = {"stream": "time of back-to-back calls", "latency": "latency of one call"}
 FEW = 2
-"""Batch sizes of which both times are drawn."""
+"""Up to this many batch sizes have both times drawn."""
 
 
 def unit(microseconds: list[float]) -> tuple[str, float]:
-    """The unit in which these times read well, and how many microseconds it is."""
+    """Return a unit for these times, and its length in microseconds."""
     return ("ms", 1e3) if max(microseconds, default=0) >= 1e5 else ("us", 1)
 
 
 def number(value: float) -> str:
-    """About three significant digits, never an exponent."""
+    """Return a number with about three significant digits and no exponent."""
     return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
-    """Draw the median times of a record of bench.py.
+    """Draw the median times of a record.
 
-    Raises ValueError if it has none, ImportError without matplotlib.
+    Raises:
+        ValueError: The record has no times.
+        ImportError: matplotlib is not installed.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -56,16 +58,16 @@ def draw(record: dict[str, Any], path: Path) -> None:
             _panel(axis, f"batch {size}: {METRICS[metric]}", [_bar(name, variant, metric) for name, variant in bars])
         names = [[name for name, _ in bars] for _, bars, _ in row]
         if len(row) == 2 and names[0] == names[1]:
-            axes[1].set_yticks([])  # those of its neighbour
+            axes[1].set_yticks([])  # the names stand at the panel to the left
         for axis in axes[len(row) :]:
             axis.set_axis_off()
     figure.savefig(path, bbox_inches="tight", pad_inches=0.2)
 
 
 def _ran(batch: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Name and numbers of the variants that ran, slowest first: the first bar is the lowest.
+    """Return name and numbers of the variants that ran, slowest first, because the first bar is the lowest.
 
-    Plans from other databases stay in the record: who looks at the chart asks what to run.
+    Variants of --against are not drawn: the chart answers which variant to run.
     """
     variants = ((name, variant) for name, variant in batch["variants"].items() if not name.startswith(FROM_ANOTHER))
     ran = [(name, variant) for name, variant in variants if variant["status"] == "ok"]
@@ -73,7 +75,7 @@ def _ran(batch: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 class _Bar(NamedTuple):
-    """A variant's time in microseconds, and how many times ours that is: the number that the table has."""
+    """A variant's time in microseconds, and its ratio to the time of FusedResNet, as in the table."""
 
     label: str
     time: float

@@ -1,6 +1,6 @@
-"""From `import torch` to a first result, in this process, which is fresh: prints seconds by stage as JSON.
+"""Measures the time from `import torch` to a first result in this new process, and prints seconds by stage as JSON.
 
-For scripts/bench_host.py. What torch itself does once, such as making CUDA's context, comes before and does not count.
+`autotune bench-host` runs it. What torch does once in a process, such as creating the CUDA context, is not counted.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 
 STAGES = ("imports", "making the module", "choosing and binding", "the first run")
 READING = "of which reading"
-"""No stage of its own: a part of choosing and binding, done once more at the end."""
+"""A part of choosing and binding, which is repeated at the end to time it alone."""
 
 
 def main(database: str, batch: int, name: str) -> dict[str, float]:
-    """Seconds of STAGES, in order, and of READING."""
+    """Return the seconds of STAGES, in order, and of READING."""
     device = torch.device(name)
     dtype = torch.float16 if device.type == "cuda" else torch.float32
     x = torch.randn(batch, 3, 64, 64).to(device, dtype)

@@ -1,30 +1,75 @@
-"""What all scripts share: errors become one sentence and an exit code; sizes and times are read from text."""
+"""Options that several subcommands share, and the types of their values."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from autotune.core import AutotuneError
-from tuning_db import DatabaseError
+
+Group = argparse._ActionsContainer
+"""A parser or one of its groups."""
+
+MODEL = "se_resnet9_fixup, torchvision:NAME, or FILE.py:FUNCTION, which returns an nn.Module"
+
+# -- shared options ----------------------------------------------------------------------------------------------------
 
 
-def run(main: Callable[[], int | None]) -> None:
-    """Run a script: exit 2 with one sentence for an error that a user can mend, 130 for Ctrl-C."""
-    try:
-        sys.exit(main() or 0)
-    except (AutotuneError, DatabaseError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.exit(141)
+def add_model(group: Group, default: str | None, *, in_channels: bool = True) -> None:
+    """Add --model and --input.
+
+    Args:
+        group: Where the options go.
+        default: The default model, or None.
+        in_channels: Whether to add --in-channels too, an option of se_resnet9_fixup alone.
+    """
+    about = f"{MODEL} (default {default})" if default else MODEL
+    group.add_argument("--model", metavar="MODEL", default=default, help=about)
+    group.add_argument(
+        "--input", type=shape, metavar="C,H,W", help="shape of one sample, for a model whose usual shape is not known"
+    )
+    if in_channels:
+        group.add_argument("--in-channels", type=positive, metavar="N", help="input channels of se_resnet9_fixup")
+
+
+def add_batches(group: Group, default: str) -> None:
+    """Add --batch, which takes several batch sizes."""
+    group.add_argument("--batch", type=sizes, action="extend", metavar="N[,N]", help=f"batch sizes (default {default})")
+
+
+def add_device(group: Group) -> None:
+    """Add --device; `torch_device` reads it."""
+    group.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: the GPU if there is one (the default)"
+    )
+
+
+def add_record(group: Group, name: str) -> None:
+    """Add --out and --name, the folder and the file name of a record; `name` describes the default."""
+    group.add_argument("--out", default="benchmarks", metavar="DIR", help="folder of the record (default benchmarks)")
+    group.add_argument("--name", metavar="STEM", help=f"file name of the record without suffix (default {name})")
+
+
+def add_jobs(group: Group) -> None:
+    """Add --jobs."""
+    cores = len(os.sched_getaffinity(0))
+    group.add_argument(
+        "--jobs", type=positive, metavar="N", default=cores, help="compilers that run at a time (default: all cores)"
+    )
+
+
+def torch_device(name: str) -> torch.device:
+    """Return the device that --device names; raises AutotuneError for cuda without a GPU."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise AutotuneError("torch sees no NVIDIA GPU: give --device cpu")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+# -- types of values ---------------------------------------------------------------------------------------------------
 
 
 def seconds(text: str) -> float:
@@ -53,20 +98,27 @@ def sizes(text: str) -> list[int]:
 
 
 def percent(text: str) -> float:
-    """Read "1%" or "0.5%" as a share."""
+    """Read "1%" or "0.5%" as a fraction: 0.01 or 0.005."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)%?", text)
     if not found or float(found[1]) > 100:
         raise argparse.ArgumentTypeError(f"'{text}' is not a percentage: write 1% or 0.5%")
     return float(found[1]) / 100
 
 
+def shape(text: str) -> tuple[int, ...]:
+    """Read "3,224,224"."""
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a shape: write C,H,W, such as 3,224,224")
+    return tuple(map(int, text.split(",")))
+
+
 def database(text: str) -> Path | str:
-    """Read where a database is: a file, or a server's address such as postgresql+psycopg://user@host/name."""
+    """Read the place of a database: a file, or the URL of a server, postgresql+psycopg://user@host/name."""
     return text if "://" in text else Path(text)
 
 
 def output(text: str) -> Path:
-    """Read the file that results go to; what cannot be written is refused now, not once all is measured."""
+    """Read the name of a file to write; refuses a file that cannot be written before anything is measured."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"'{text}' is a folder: name a file in it")

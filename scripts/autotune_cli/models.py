@@ -1,11 +1,9 @@
-"""Networks by the text of --model: one of ours, one of torchvision's, or what a function in a file returns."""
+"""Networks by the text of --model: se_resnet9_fixup, a torchvision model, or the result of a function in a file."""
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import importlib.util
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -25,7 +23,6 @@ from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.networks.se_resnet9_fixup_layers import network
 from fused_resnet.quantization import capture_int8
 
-HELP = "se_resnet9_fixup, torchvision:NAME, or FILE.py:FUNCTION, which returns an nn.Module (default: %(default)s)"
 PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/guide/precision.md)"
 
 _TORCHVISION_SIZES = {"inception_v3": (3, 299, 299)}
@@ -33,7 +30,13 @@ _TORCHVISION_SIZES = {"inception_v3": (3, 299, 299)}
 
 @dataclass(frozen=True)
 class Model:
-    """name: for files and titles. shape: of one input. module: in plain torch, in eval mode."""
+    """A network in plain torch.
+
+    Attributes:
+        name: For file names and titles.
+        shape: Of one sample, without the batch.
+        module: In eval mode, float32, on the CPU.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -41,18 +44,27 @@ class Model:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it has a graph of its own."""
+        """Return whether its layers are written by hand instead of captured."""
         return self.name in se_resnet9_fixup.MODELS
 
     def network(self, batch: int, dtype: str, precision: str | None = None) -> Network:
-        """Its layers as FusedResNet runs them with this precision, for any calibration; raises AutotuneError."""
+        """Return its layers as FusedResNet runs them.
+
+        Args:
+            batch: Batch size.
+            dtype: Of the network's tensors: "f16", "bf16" or "f32".
+            precision: "tf32", "int8" or None. The layers are the same for every calibration of int8.
+
+        Raises:
+            AutotuneError: The model cannot be captured, or has no layers in this precision.
+        """
         if precision == TF32 and dtype != "f32":
             raise AutotuneError(f"--precision tf32 is for --dtype f32, not {dtype}")
         dtype = TF32 if precision == TF32 else dtype
         if self.is_ours:
             if precision == INT8:
                 raise AutotuneError(
-                    f"--precision int8 is for models that are captured: {self.name} has a graph of its own"
+                    f"--precision int8 is for captured models (torchvision:NAME, FILE.py:FUNCTION), not for {self.name}"
                 )
             return network(self.name, batch, self.shape[0], dtype)
         module, shape = self.module.to(DTYPES[dtype]), (batch, *self.shape)
@@ -61,18 +73,18 @@ class Model:
         return capture(module, shape, dtype)
 
     def call(self, x: torch.Tensor) -> object:
-        """Run the module once; raises AutotuneError where it does not take such an input."""
+        """Run the module once; raises AutotuneError if it does not accept the input."""
         try:
             with torch.no_grad():
                 return self.module(x)
-        except Exception as error:  # whoever wrote it may raise anything
+        except Exception as error:  # a user's module may raise anything
             shape = "x".join(map(str, x.shape))
             raise AutotuneError(f"{self.name} does not take an input of {shape}: {one_line(error)}") from error
 
     def fused(
         self, database: str, precision: str | None = None, calibration: Sequence[torch.Tensor] | None = None
     ) -> FusedResNet:
-        """It on a tuning database's kernels, with the module's weights, in float32 on the CPU."""
+        """Return a FusedResNet on a tuning database, with the module's weights, in float32 on the CPU."""
         if not self.is_ours:
             return FusedResNet.from_model(
                 self.module, database, name=self.name, precision=precision, calibration=calibration
@@ -83,28 +95,33 @@ class Model:
 
 
 def load(text: str, shape: tuple[int, ...] | None, in_channels: int | None) -> Model:
-    """The network that --model names; shape: of one sample, in_channels: of a network of ours."""
+    """Return the network that --model names.
+
+    Args:
+        text: The value of --model.
+        shape: Of one sample, for a captured model; None for the usual one.
+        in_channels: Input channels, for se_resnet9_fixup; None for 3.
+
+    Raises:
+        AutotuneError: An option does not apply to the model, or the model cannot be loaded.
+    """
     ours = ":" not in text
     if ours and shape:
-        raise AutotuneError(f"--input is for models that are captured: {text} has a size of its own")
+        raise AutotuneError(
+            f"--input is for captured models (torchvision:NAME, FILE.py:FUNCTION): the size of {text} is fixed"
+        )
     if in_channels and not ours:
         raise AutotuneError(f"--in-channels is for {', '.join(se_resnet9_fixup.MODELS)}: give --input C,H,W")
     module = load_model(text, in_channels or 3)
     return Model(text.rpartition(":")[2], shape or input_size(text, module), module)
 
 
-def shape(text: str) -> tuple[int, ...]:
-    """Read "3,224,224"."""
-    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise argparse.ArgumentTypeError(f"'{text}' is not a shape: write C,H,W, such as 3,224,224")
-    return tuple(map(int, text.split(",")))
-
-
 def load_model(text: str, in_channels: int = 3) -> nn.Module:
-    """The network that --model names, in eval mode, with random weights.
+    """Return the module that --model names, in eval mode, with random weights.
 
-    in_channels: of a network of ours. Raises UnknownNameError for a name that nothing has, AutotuneError for a file
-    that cannot be used.
+    Raises:
+        UnknownNameError: There is no model of this name.
+        AutotuneError: The file cannot be imported, or its function returns no module.
     """
     if text.startswith("torchvision:"):
         model = _torchvision(text.removeprefix("torchvision:"))
@@ -120,13 +137,13 @@ def load_model(text: str, in_channels: int = 3) -> nn.Module:
 
 
 def input_size(text: str, model: nn.Module) -> tuple[int, ...]:
-    """Shape of one sample of the network that --model names: the usual one, where there is one."""
+    """Return the usual shape of one sample of the network that --model names; raises AutotuneError if there is none."""
     if text.startswith("torchvision:"):
         return _TORCHVISION_SIZES.get(text.removeprefix("torchvision:"), (3, 224, 224))
     size, channels = getattr(model, "input_size", None), getattr(model, "in_channels", 3)
     if isinstance(size, int):
         return (channels, size, size)
-    raise AutotuneError(f"what '{text}' takes is not known: give --input C,H,W")
+    raise AutotuneError(f"the input size of '{text}' is not known: give --input C,H,W")
 
 
 def _torchvision(name: str) -> nn.Module:
@@ -139,7 +156,7 @@ def _torchvision(name: str) -> nn.Module:
     known = models.list_models()
     if name not in known:
         near = difflib.get_close_matches(name, known, 5, 0.4)
-        listed = f"near it are {', '.join(near)}" if near else f"it has {', '.join(known[:8])} and more"
+        listed = f"similar names are {', '.join(near)}" if near else f"it has {', '.join(known[:8])} and more"
         raise UnknownNameError(f"torchvision has no model '{name}': {listed}")
     model: nn.Module = models.get_model(name, weights=None)
     return model

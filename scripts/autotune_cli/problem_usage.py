@@ -11,9 +11,9 @@ import re
 import sys
 from pathlib import Path
 
-from autotune.core import ARCHITECTURES, AutotuneError
+from autotune.core import ARCHITECTURES
 from autotune.families import families
-from autotune.ir import DTYPES, OPERATORS, Problem, parse
+from autotune.ir import DTYPES, OPERATORS, Problem
 from autotune.ir.epilogue_steps import STEPS
 from autotune.ir.problem import FieldType, field_types
 
@@ -31,30 +31,6 @@ def _word(field: dataclasses.Field[object], kind: FieldType) -> str:
     if field.default is not dataclasses.MISSING:
         return f"[{field.name}={kind.write(field.default)}]"
     return f"{field.name}={kind.placeholder}"
-
-
-def read_problems(path: Path) -> list[Problem]:
-    """Read problems from a file, one per line; `#` begins a comment.
-
-    Raises:
-        AutotuneError: The file cannot be read, contains no problem, or has a mistake; the message gives the line.
-    """
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise AutotuneError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
-    problems = []
-    for number, line in enumerate(lines, 1):
-        text = line.partition("#")[0].strip()
-        try:
-            problems += [parse(text)] if text else []
-        except AutotuneError as error:
-            raise AutotuneError(f"{path}, line {number}: {error}") from error
-    if not problems:
-        raise AutotuneError(
-            f"{path} contains no problem: write one per line, in the syntax of docs/reference/problems.md"
-        )
-    return problems
 
 
 # -- docs/reference/problems.md ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The chart of scripts/replay.py: time above the optimum against configs tried and against seconds."""
+"""Draws the result of `autotune replay`: time above the optimum against configs tried and against seconds."""
 
 from __future__ import annotations
 

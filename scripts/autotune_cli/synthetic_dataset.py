@@ -1,8 +1,8 @@
-"""A classification task that is drawn, not downloaded, and a ResNet-18 for it: what accuracy.py trains on.
+"""A generated image classification task, and a ResNet-18 for it: what `autotune accuracy` trains.
 
-A picture shows one object in clutter. Its class is what it is and how it is striped: four shapes times four directions,
-at any place, size, phase and in any colours, before a background that is striped too, under noise. So colour, place
-and mean tell nothing, and neither the outline nor the texture is enough.
+An image shows one striped object. Its class is the object's shape (4) times the direction of its stripes (4). Place,
+size, phase and colors are random, the background is striped too, and noise is added. So color, place and mean hold no
+information on the class, and neither the outline nor the texture alone is sufficient.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ SHAPES, DIRECTIONS = 4, 4
 CLASSES = SHAPES * DIRECTIONS
 
 
-def pictures(count: int, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Images (count, 3, size, size), about of mean 0 and variance 1, and their classes (count,), on its device."""
+def images(count: int, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return images (count, 3, size, size), of mean about 0 and variance about 1, and their classes (count,)."""
     device = generator.device
 
     def uniform(low: float, high: float, *shape: int) -> Tensor:
@@ -39,10 +39,10 @@ def pictures(count: int, size: int, generator: torch.Generator) -> tuple[Tensor,
 
     turn = math.pi / DIRECTIONS
     striped = stripes(turn * (direction + uniform(-0.25, 0.25)))
-    clutter = stripes(uniform(0, math.pi))
+    background_stripes = stripes(uniform(0, math.pi))
     front, back, tint, shade = (uniform(-1, 1, 3, 1, 1) for _ in range(4))
     object_ = front + 0.9 * striped * (0.5 + tint.abs())
-    behind = back + 0.6 * clutter * (0.5 + shade.abs())
+    behind = back + 0.6 * background_stripes * (0.5 + shade.abs())
     noise = torch.randn(count, 3, size, size, generator=generator, device=device)
     return torch.where(inside, object_, behind) + 0.4 * noise, classes
 
@@ -65,7 +65,7 @@ def _ring(u: Tensor, v: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and the identity, or its projection."""
+    """Two 3x3 convolutions, added to the input or to its projection."""
 
     def __init__(self, c: int, k: int, stride: int) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """As torchvision has it; width: channels of the first stage."""
+    """torchvision's ResNet-18 for CLASSES classes; width: channels of the first stage."""
 
     def __init__(self, width: int = 64) -> None:
         super().__init__()
@@ -104,18 +104,18 @@ class ResNet18(nn.Module):
 
 
 def resnet18() -> nn.Module:
-    """The network untrained, for `--model scripts/autotune_cli/synthetic_dataset.py:resnet18`."""
+    """Return the untrained network, for `--model scripts/autotune_cli/synthetic_dataset.py:resnet18`."""
     return ResNet18()
 
 
 def train(model: nn.Module, steps: int, batch: int, size: int, generator: torch.Generator) -> float:
-    """Train on pictures that never repeat; returns the mean loss of the last tenth. The model is left in eval mode."""
+    """Train on new images in each step, leave the model in eval mode, and return the mean loss of the last tenth."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.02)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.2)
     last = []
     model.train()
     for step in range(steps):
-        x, classes = pictures(batch, size, generator)
+        x, classes = images(batch, size, generator)
         loss = nn.functional.cross_entropy(model(x), classes, label_smoothing=0.05)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -1,4 +1,4 @@
-"""Tables that several scripts print."""
+"""Tables that several subcommands print."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ _FAILURES = 8
 
 
 def winners(lines: Iterable[Line], title: str, first: str, alternatives: Sequence[Line] | None = None) -> Table:
-    """Each line's problem, time, torch's time, and share of the limit, and below it the winner.
+    """Return a table of each line's problem, time, torch's time and share of the limit, with the winner below it.
 
-    first: what the lines' names are. alternatives: of a network, other layers for some of its own, whose lines then end
-    with a sum.
+    Args:
+        lines: The problems with their winners.
+        title: Of the table.
+        first: Heading of the lines' names.
+        alternatives: Layers that can replace some of a network's layers; given for a network, which also gets a sum.
     """
     table = Table(title=title, title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column(f"{first}  problem\n  winner", overflow="fold")
@@ -36,7 +39,7 @@ def winners(lines: Iterable[Line], title: str, first: str, alternatives: Sequenc
     if alternatives is not None and total:
         table.add_row("sum", f"{total:.1f}", f"{library:.1f}", f"{library / total:.2f}", "", style="bold")
     if alternatives:
-        table.add_row("alternatives to layers or several of them", style="bold")
+        table.add_row("alternatives to one or more layers", style="bold")
         for line in alternatives:
             table.add_row(*_winner(line))
     return table
@@ -60,8 +63,8 @@ def _torch_us(line: Line) -> float | None:
 
 
 def spent(ledger: Ledger) -> Table:
-    """Where the seconds of a run went, which are the device's; below them those of cores, most of them beside it."""
-    table = Table(title="where the seconds went", title_justify="left", box=None, header_style="bold")
+    """Return where the time of a run went: the seconds of the device and, below them, the core-seconds."""
+    table = Table(title="where the time went", title_justify="left", box=None, header_style="bold")
     for name in ("step", "s", "of the run", "ms a trial"):
         table.add_column(name, justify="left" if name == "step" else "right")
     total, trials = ledger.total, ledger.trials
@@ -72,7 +75,7 @@ def spent(ledger: Ledger) -> Table:
 
     for step in ("verify", "time", WAIT):
         row(step, ledger.seconds[step])
-    row("overhead: the device waits for us", ledger.overhead)
+    row("overhead: the device is idle", ledger.overhead)
     row(f"run, {trials} trials", total, style="bold")
     for step in ("compile", "search", "emit", "load", RECORD):
         row(f"{step}, in core-seconds", ledger.seconds[step], share=False, style="dim")
@@ -80,7 +83,7 @@ def spent(ledger: Ledger) -> Table:
 
 
 def tradeoffs(store: Store, device: Device, named: Sequence[tuple[str, Problem]], objectives: Sequence[str]) -> Table:
-    """Each problem's candidates that no other beats in all objectives."""
+    """Return the Pareto front of each problem over the objectives."""
     table = Table(title=f"trade-offs: {', '.join(objectives)}", title_justify="left", box=None, header_style="bold")
     table.add_column("layer", no_wrap=True)
     table.add_column("candidate", overflow="fold")
@@ -93,12 +96,12 @@ def tradeoffs(store: Store, device: Device, named: Sequence[tuple[str, Problem]]
 
 
 def failures(found: list[Failure]) -> list[str]:
-    """Lines that say which candidates failed, and in what words; only the first few kinds of failure."""
+    """Return lines on the failed candidates and their errors, for the first few kinds of failure."""
     said = []
     for failure in found[:_FAILURES]:
         others = f" [dim](and {failure.count - 1} more of its family)[/]" if failure.count > 1 else ""
         said.append(f"[bold]{failure.status}[/] {escape(failure.example)}{others}")
         said += [f"    {escape(line)}" for line in failure.words.splitlines()[:6]]
     if len(found) > _FAILURES:
-        said.append(f"and {len(found) - _FAILURES} other kinds of failure: scripts/db.py list has all that were timed")
+        said.append(f"and {len(found) - _FAILURES} other kinds of failure: autotune db list shows all")
     return said

@@ -1,6 +1,6 @@
-"""How long a call takes, in microseconds: bursts, single calls, interleaved rounds and their statistics.
+"""Times calls in microseconds: bursts, single calls, interleaved rounds and their statistics.
 
-`stream` is the time per call of calls that follow each other without waiting; `latency` is that of one call waited for.
+`stream` is the time per call of back-to-back calls. `latency` is the time of one call from idle to idle device.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 from autotune import measure
 from autotune.measure import Call, between, host_clock, median_interval, shuffled_rounds, synchronize
 
-SLICE_SECONDS = 0.04  # what one callable gets of a round: short, so that drifting clocks hit all callables alike
+SLICE_SECONDS = 0.04  # time of one callable in a round: short, so that clock drift affects all callables alike
 MIN_ROUNDS = 6  # fewer give no 95 % interval: all of n values lie on one side of the median with probability 2 / 2**n
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, 10th and 90th percentile in microseconds, over so many samples."""
+    """Median, 10th and 90th percentile of the samples in microseconds."""
 
     median: float
     low: float
@@ -32,7 +32,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Median of the rounds' ratios with its 95 % confidence interval."""
+    """Median of the ratios of the rounds, with its 95 % confidence interval."""
 
     median: float
     low: float
@@ -49,8 +49,8 @@ class Samples:
 
 
 def burst_us(call: Call, device: torch.device, calls: int) -> float:
-    """Microseconds per call of `calls` back-to-back calls: by events on a GPU, by the host's clock on a CPU."""
-    call()  # not timed: refills the caches, and occupies the GPU while the burst's first call is on its way
+    """Return the microseconds per call of back-to-back calls, by events on a GPU and by the host clock on a CPU."""
+    call()  # not timed: fills the caches, and keeps the GPU busy until the first call of the burst arrives
 
     def burst() -> None:
         for _ in range(calls):
@@ -60,7 +60,7 @@ def burst_us(call: Call, device: torch.device, calls: int) -> float:
 
 
 def latency_us(call: Call, device: torch.device) -> float:
-    """Microseconds from an idle device, through one call, to an idle device again, by the host's clock."""
+    """Return the microseconds of one call from idle to idle device, by the host clock."""
     synchronize(device)
 
     def finish() -> None:
@@ -71,9 +71,9 @@ def latency_us(call: Call, device: torch.device) -> float:
 
 
 def warm_up(call: Call, device: torch.device, seconds: float = 0.5, limit: float = 20.0) -> None:
-    """Call for `seconds` and until the times are steady, but not longer than `limit` seconds.
+    """Call for at least `seconds`, until the times are steady, and for at most `limit` seconds.
 
-    The first call does not count: it may compile.
+    The first call is not counted, because it may compile.
     """
     burst_us(call, device, 1)
     calls = _calls_in(SLICE_SECONDS / 2, burst_us(call, device, 1))
@@ -86,11 +86,19 @@ def interleave(
     seconds: float,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> dict[str, Samples]:
-    """Time warm callables side by side, in rounds, for about `seconds` each.
+    """Time warm callables in interleaved rounds, for about `seconds` each.
 
-    In each round every callable runs one burst and several single calls, in a new random order, so whatever drifts
-    (clocks, temperature, other users) meets all of them and cancels in the ratios of one round. `progress` hears the
-    fraction done.
+    In each round every callable runs one burst and several single calls, in a new random order. Drift of clocks and
+    temperature, and other users, then affect all callables alike and cancel in the ratios of a round.
+
+    Args:
+        calls: The callables by name.
+        device: Where they run.
+        seconds: Time for each of them.
+        progress: Called with the fraction done.
+
+    Returns:
+        The samples by name.
     """
     counts = {name: _calls_in(SLICE_SECONDS / 2, burst_us(call, device, 1)) for name, call in calls.items()}
 
@@ -113,17 +121,17 @@ def interleave(
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median and 10th to 90th percentile of at least two values."""
+    """Return the median, 10th and 90th percentile of at least two values."""
     tenths = statistics.quantiles(values, n=10, method="inclusive")
     return Spread(statistics.median(values), tenths[0], tenths[-1], len(values))
 
 
 def paired_ratio(values: Sequence[float], base: Sequence[float]) -> Ratio:
-    """How many times `base` the values are, round by round."""
+    """Return the median of values / base over the rounds, with its confidence interval."""
     ratios = [ours / theirs for ours, theirs in zip(values, base, strict=True)]
     return Ratio(statistics.median(ratios), *median_interval(ratios), len(ratios))
 
 
 def _calls_in(seconds: float, us: float) -> int:
-    """How many calls of `us` microseconds fit into `seconds`: at least one."""
+    """Return the number of calls of `us` microseconds that fit into `seconds`, at least 1."""
     return max(1, int(seconds * 1e6 / us))

@@ -1,4 +1,4 @@
-"""Draws a tuning run: the stage, kernels compiled, layers tuned, and the best time of each layer so far."""
+"""Shows a tuning run: its stage, the kernels compiled, the problems tuned, and the best time of each so far."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autotune.tuner import Progress as Events
 
 
 class LiveProgress(Events):
-    """A live display on a terminal; plain lines, one a stage, elsewhere. Use it as a context manager."""
+    """A live display on a terminal, and one line a stage elsewhere. Use it as a context manager."""
 
     def __init__(self, console: Console, layers: Sequence[tuple[str, Problem]]) -> None:
         self._console = console
@@ -45,17 +45,17 @@ class LiveProgress(Events):
             self._live.stop()
 
     def stage(self, text: str) -> None:
-        """Print the stage; it stays in the log."""
+        """Print the stage that begins."""
         self._stages.append((text, time.monotonic()))
         self._console.print(f"[dim]{time.monotonic() - self._started:5.0f} s[/]  {text}")
 
     def parts(self) -> str:
-        """How long each stage took, up to now."""
+        """Return the stages with their durations up to now."""
         ends = [*(began for _, began in self._stages[1:]), time.monotonic()]
         return ", ".join(f"{text} {end - began:.0f} s" for (text, began), end in zip(self._stages, ends, strict=True))
 
     def compiling(self, kernels: int) -> None:
-        """Lengthen the compile bar."""
+        """Add kernels to the total of the compile bar."""
         task = self._bars.tasks[self._kernels]
         self._bars.update(self._kernels, total=(task.total or 0) + kernels)
 

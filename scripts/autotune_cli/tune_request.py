@@ -1,4 +1,4 @@
-"""What the arguments of tune.py ask to be tuned: a network's layers, or problems of one's own."""
+"""Reads from the arguments of `autotune tune` what to tune: a network's layers, or single problems."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from dataclasses import dataclass
 from autotune.core import Architecture, ProblemError, UnknownNameError
 from autotune.ir import Network, Problem, dtype_name, parse
 from autotune_cli import models
-from autotune_cli.problem_usage import read_problems
+from autotune_cli.problem_file import read_problems
 from fused_resnet.model_source import TF32
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
 
 PRODUCTS = {"int8": ("s8",), "tf32": ("tf32",)}
-"""The dtypes that a precision multiplies in, beside the network's."""
+"""Precision -> the dtypes of its products, beside the dtype of the network's tensors."""
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is to be tuned: named problems and, where they are its layers, the network."""
+class TuneRequest:
+    """Problems to tune together.
+
+    Attributes:
+        name: Of the model, or "problems"; for the default file name of the database.
+        title: For tables.
+        named: The problems with the names of their layers, or with numbers.
+        network: The network that the layers belong to; None for single problems.
+    """
 
     name: str
     title: str
@@ -26,19 +33,25 @@ class Work:
     network: Network | None = None
 
 
-def asked(args: argparse.Namespace, arch: Architecture) -> list[Work]:
-    """What the arguments ask for, a network once for each batch size; raises AutotuneError."""
+def tune_requests(args: argparse.Namespace, arch: Architecture) -> list[TuneRequest]:
+    """Return what the arguments request: a network once for each batch size, or single problems.
+
+    Raises:
+        AutotuneError: Options exclude each other, or the architecture has no kernels for a dtype.
+    """
     of_network = ("model", "in_channels", "input", "batch", "dtype", "precision")
     if args.problem or args.problems:
         if given := [f"--{name.replace('_', '-')}" for name in of_network if getattr(args, name) is not None]:
-            raise ProblemError(f"{' and '.join(given)}: only for a network; a problem's text says all of itself")
+            raise ProblemError(
+                f"{' and '.join(given)}: these options are for a network; a problem's text has all of its fields"
+            )
         problems = [parse(text) for text in args.problem or []]
         problems += read_problems(args.problems) if args.problems else []
         for problem in problems:
             if problem.dtype not in arch.dtypes:
                 raise UnknownNameError(f"'{problem}': {_no_dtype(arch, problem.dtype)}")
         named = [(str(number), problem) for number, problem in enumerate(dict.fromkeys(problems), 1)]
-        return [Work("problems", f"{len(named)} problem{'s' * (len(named) > 1)}", named)]
+        return [TuneRequest("problems", f"{len(named)} problem{'s' * (len(named) > 1)}", named)]
     dtype = dtype_name(args.dtype or ("f32" if args.precision == TF32 else arch.dtypes[0]))
     if dtype in ("s8", "tf32"):
         raise UnknownNameError(f"--dtype {args.dtype}: a network's tensors are f16, bf16 or f32; give --precision, too")
@@ -46,12 +59,14 @@ def asked(args: argparse.Namespace, arch: Architecture) -> list[Work]:
         if needed not in arch.dtypes:
             raise UnknownNameError(_no_dtype(arch, needed))
     model = models.load(args.model or next(iter(GRAPHS)), args.input, args.in_channels)
-    works = []
+    requests = []
     for batch in dict.fromkeys(args.batch or [128 if arch.is_cuda else 8]):
-        wanted = model.network(batch, dtype, args.precision)
+        network = model.network(batch, dtype, args.precision)
         title = f"{model.name}, batch {batch}, {dtype}" + (f", {args.precision}" if args.precision else "")
-        works.append(Work(model.name, title, [(layer.name, layer.problem) for layer in wanted.all_layers], wanted))
-    return works
+        requests.append(
+            TuneRequest(model.name, title, [(layer.name, layer.problem) for layer in network.all_layers], network)
+        )
+    return requests
 
 
 def _no_dtype(arch: Architecture, dtype: str) -> str:

@@ -1,4 +1,4 @@
-"""What tune.py says when it ends: winners, gaps, trade-offs, and what it all took."""
+"""Prints the end of `autotune tune`: winners, problems without kernels, trade-offs, and where the time went."""
 
 from __future__ import annotations
 
@@ -9,60 +9,64 @@ from autotune.tuner import Tuning, illegal, lines, unserved
 from autotune.tuner import failures as failed
 from autotune_cli.tables import failures, spent, tradeoffs, winners
 from autotune_cli.tune_progress import LiveProgress
-from autotune_cli.tune_request import Work
+from autotune_cli.tune_request import TuneRequest
 
 
 def show_compiled(console: Console, tuning: Tuning) -> None:
-    """What was done where nothing could be timed."""
+    """Print how many kernels were compiled, for a run without a device."""
     options = tuning.options
     rows = tuning.workshop.rows.values()
     compiled = sum(row.error is None for row in rows)
     console.print(f"\n{compiled} kernels compiled for {options.target}, {len(rows) - compiled} would not compile.")
-    console.print(f"[bold]Nothing was timed:[/] no GPU here runs {options.arch.name} code. Run the same command with")
-    console.print("the same database on a machine with one; it starts from what is compiled.")
+    console.print(
+        f"[bold]Nothing was timed:[/] this machine has no GPU that runs {options.arch.name}. Run the same command"
+    )
+    console.print("with the same database on a machine that has one: the compiled kernels are reused.")
 
 
-def show_winners(console: Console, tuning: Tuning, wanted: Work) -> None:
-    """The table of winners and, of a network on a GPU, what the whole takes."""
-    title = f"{wanted.title}, {tuning.options.arch.name} kernels on {tuning.device.name}"
-    found = list(lines(tuning.store, tuning.device, wanted.named))
-    if wanted.network is None:
+def show_winners(console: Console, tuning: Tuning, request: TuneRequest) -> None:
+    """Print the table of winners and, for a network on a GPU, the time of the whole network."""
+    title = f"{request.title}, {tuning.options.arch.name} kernels on {tuning.device.name}"
+    found = list(lines(tuning.store, tuning.device, request.named))
+    if request.network is None:
         console.print(winners(found, title, "number"))
         return
-    count = len(wanted.network.layers)  # the alternatives' come after them
-    others = [line for line in found[count:] if serving(line.problem, tuning.options.arch)]  # show_gaps names the rest
+    count = len(request.network.layers)  # the layers of the alternatives follow
+    others = [line for line in found[count:] if serving(line.problem, tuning.options.arch)]  # show_gaps lists the rest
     console.print(winners(found[:count], title, "layer", others))
-    if plan := tuning.store.plan(tuning.device, wanted.network.key):
+    if plan := tuning.store.plan(tuning.device, request.network.key):
         gain = plan.details["alone_us"] / plan.median_us
         taken = ", ".join(plan.details["alternatives"]) or "none"
         console.print(
-            f"The network as one CUDA graph: {plan.median_us:.1f} us, {gain:.2f} times as fast as with the layers' "
-            "winners above: where other candidates are faster among their neighbours, they were taken. "
+            f"The network as one CUDA graph: {plan.median_us:.1f} us, {gain:.2f}x faster than with the winners above, "
+            "because inside the graph other candidates of some layers are faster. "
             f"Alternatives taken: {taken}",
             highlight=False,
         )
 
 
-def show_gaps(console: Console, tuning: Tuning, wanted: Work) -> None:
-    """Problems that only torch solves, what failed and, for single problems, configs that are not legal."""
+def show_gaps(console: Console, tuning: Tuning, request: TuneRequest) -> None:
+    """Print the problems without kernels, the failures and, for single problems, the rejected configs."""
     arch = tuning.options.arch
     searched = {study.space.problem for study in tuning.searches.studies if study.total}
-    needed = len(wanted.network.layers) if wanted.network else len(wanted.named)  # alternatives' layers come after them
+    needed = (
+        len(request.network.layers) if request.network else len(request.named)
+    )  # the layers of the alternatives follow
     gaps: dict[str, list[str]] = {}
-    for name, problem in wanted.named[:needed]:
+    for name, problem in request.named[:needed]:
         if problem in searched:
             continue
         if tuning.options.only and serving(problem, arch):
-            reason = "not searched: --only names no family of theirs"
+            reason = "not searched: --only names no family that supports it"
         else:
-            reason = f"{unserved(problem, arch)}: torch's operators are all there is"
+            reason = f"{unserved(problem, arch)}: only torch's operators run it"
         gaps.setdefault(reason, []).append(name)
     for reason, names in gaps.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         console.print(f"{', '.join(names[:3])}{more}: {reason}.", markup=False)
-    if unmade := [name for name, problem in wanted.named[needed:] if not serving(problem, arch)]:
+    if unmade := [name for name, problem in request.named[needed:] if not serving(problem, arch)]:
         console.print(f"no kernels for the alternatives {', '.join(unmade)} on {arch.name}", highlight=False)
-    if not wanted.network:
+    if not request.network:
         for sentence in dict.fromkeys(text for problem in tuning.problems for text in illegal(problem, arch)):
             console.print(sentence, markup=False, highlight=False)
     device = tuning.device if tuning.worker else None
@@ -70,15 +74,15 @@ def show_gaps(console: Console, tuning: Tuning, wanted: Work) -> None:
         console.print(line, highlight=False)
 
 
-def show_tradeoffs(console: Console, tuning: Tuning, wanted: Work) -> None:
-    """Of several objectives, the candidates of each problem that no other beats in all of them."""
+def show_tradeoffs(console: Console, tuning: Tuning, request: TuneRequest) -> None:
+    """Print the Pareto front of each problem, for several objectives."""
     objectives = tuning.options.objectives
     if objectives != ("time",):
-        console.print(tradeoffs(tuning.store, tuning.device, wanted.named, objectives))
+        console.print(tradeoffs(tuning.store, tuning.device, request.named, objectives))
 
 
 def show_cost(console: Console, tuning: Tuning, progress: LiveProgress, database: str) -> None:
-    """What compiling cost, where the time went, and where the results are."""
+    """Print the cost of compiling, where the time went, and the place of the database."""
     shop = tuning.workshop
     if shop.compiled:
         rate = 60 * shop.compiled / shop.compile_seconds

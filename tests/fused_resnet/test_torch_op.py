@@ -358,7 +358,7 @@ def test_buffers_made_in_inference_mode_serve_outside(tuned_db):
 
 
 def test_stress_finds_nothing(tuned_db):
-    done = script("stress", "--db", tuned_db, "--device", "cpu", "--calls", 24, "--batches", "1,2")
+    done = script("checks/stress", "--db", tuned_db, "--device", "cpu", "--calls", 24, "--batches", "1,2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "24 calls from 4 threads, 0 wrong" in done.stdout
 

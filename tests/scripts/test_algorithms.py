@@ -1,15 +1,13 @@
 """scripts/algorithms.py where there is no GPU: records are printed and drawn, bad input is a sentence."""
 
 import json
-import sys
 
 import pytest
 import torch
 from cudnn_records import CLASSIC, recorded
 
-import algorithms
 from autotune_cli.algorithms.layers import layers_of
-from autotune_cli.command_line import run
+from autotune_cli.main import run_command
 
 
 @pytest.fixture(scope="module")
@@ -25,18 +23,18 @@ def record(tmp_path_factory):
     return path
 
 
-def here(monkeypatch, *arguments):
+def here(*arguments):
     """Run the script in this process: its exit code."""
-    monkeypatch.setattr(sys, "argv", ["algorithms.py", *map(str, arguments)])
-    with pytest.raises(SystemExit) as exited:
-        run(algorithms.main)
-    return exited.value.code
+    try:
+        return run_command("algorithms", list(map(str, arguments)), "autotune algorithms")
+    except SystemExit as exited:  # argparse
+        return exited.code
 
 
-def test_a_record_is_printed_in_order_within_demands_and_drawn(record, tmp_path, monkeypatch, capsys):
+def test_a_record_is_printed_in_order_within_demands_and_drawn(record, tmp_path, capsys):
     chart = tmp_path / "chart.png"
     arguments = ("--order", "workspace", "--workspace-limit", "1K", "--top", 3, "--plot", chart)
-    assert here(monkeypatch, "--show", record, *arguments) == 0
+    assert here("--show", record, *arguments) == 0
     printed = capsys.readouterr().out
     lines = printed.splitlines()
     assert lines[0].strip() == "layer1.0.conv1" and max(map(len, lines)) <= 100
@@ -49,8 +47,8 @@ def test_a_record_is_printed_in_order_within_demands_and_drawn(record, tmp_path,
     assert chart.read_bytes().startswith(b"\x89PNG")
 
 
-def test_those_that_repeat_their_bits_alone(record, monkeypatch, capsys):
-    assert here(monkeypatch, "--show", record, "--deterministic") == 0
+def test_those_that_repeat_their_bits_alone(record, capsys):
+    assert here("--show", record, "--deterministic") == 0
     printed = capsys.readouterr().out
     assert "0 IMPLICIT_GEMM" in printed and "1 ALGO_1" in printed
     assert "WINOGRAD" not in printed and "eng41" not in printed
@@ -73,7 +71,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
         (["--problem", "gemm m=1 n=1 k=1 dtype=f16"], "convolutions"),
         (["--model", "se_resnet9_fixup", "--layer", "layer9*"], "no convolution is called 'layer9*'"),
         (["--model", "se_resnet9_fixup", "--input", "3,x"], "'3,x' is not a shape: write C,H,W"),
-        (["--model", "se_resnet9_fixup", "--input", "3,9,9"], "se_resnet9_fixup has a size of its own"),
+        (["--model", "se_resnet9_fixup", "--input", "3,9,9"], "the size of se_resnet9_fixup is fixed"),
         (["--model", "MODEL:make", "--input", "4,9,9"], "make does not take an input of 1x4x9x9: RuntimeError"),
         (["--model", "MODEL:make"], "give --input C,H,W"),
         (["--model", "MODEL:make", "--input", "2,9,9", "--dtype", "f7"], "unknown dtype 'f7'"),
@@ -84,29 +82,29 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
         pytest.param(["--problem", "conv2d n=1 h=4 w=4 c=8 k=8 dtype=f16"], "no NVIDIA GPU", marks=NO_GPU),
     ],
 )
-def test_bad_input_is_a_sentence(arguments, words, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_a_sentence(arguments, words, tmp_path, capsys):
     path = tmp_path / "mine.py"
     path.write_text("from torch import nn\nmake = lambda: nn.Conv2d(2, 4, 3)\n")
-    assert here(monkeypatch, *(argument.replace("MODEL", str(path)) for argument in arguments)) == 2
+    assert here(*(argument.replace("MODEL", str(path)) for argument in arguments)) == 2
     said = capsys.readouterr().err
     assert words in said and "Traceback" not in said and "error: " in said.splitlines()[-1]
 
 
 @pytest.mark.parametrize("lacking", ["machine", "name", "problem", "missing"])
-def test_what_is_no_whole_record_is_refused(lacking, record, tmp_path, monkeypatch, capsys):
+def test_what_is_no_whole_record_is_refused(lacking, record, tmp_path, capsys):
     whole = json.loads(record.read_text())
     (whole if lacking == "machine" else whole["layers"][0]).pop(lacking)
     part = tmp_path / "part.json"
     part.write_text(json.dumps(whole))
-    assert here(monkeypatch, "--show", part) == 2
-    assert f"not a record of this script: KeyError: '{lacking}'" in capsys.readouterr().err
+    assert here("--show", part) == 2
+    assert f"not a record of `autotune algorithms`: KeyError: '{lacking}'" in capsys.readouterr().err
 
 
-def test_an_order_by_what_was_not_measured_is_told(record, tmp_path, monkeypatch, capsys):
+def test_an_order_by_what_was_not_measured_is_told(record, tmp_path, capsys):
     whole = json.loads(record.read_text())
     for algorithm in whole["layers"][0]["algorithms"]:
         algorithm["energy_uj"] = None
     part = tmp_path / "part.json"
     part.write_text(json.dumps(whole))
-    assert here(monkeypatch, "--show", part, "--order", "energy", "--top", 1) == 0
+    assert here("--show", part, "--order", "energy", "--top", 1) == 0
     assert "energy was not measured" in capsys.readouterr().out

@@ -34,7 +34,7 @@ def test_a_network_of_ours():
     ("name", "shape", "channels", "said"),
     [
         ("resnet50", None, None, "unknown model 'resnet50': give se_resnet9_fixup"),
-        ("se_resnet9_fixup", (3, 8, 8), None, "--input is for models that are captured"),
+        ("se_resnet9_fixup", (3, 8, 8), None, "--input is for captured models"),
         ("torchvision:resnet50", None, 3, "give --input C,H,W"),
         ("nowhere.py:make", None, None, "there is no file 'nowhere.py'"),
         ("hub:resnet50", None, None, "unknown model 'hub:resnet50'"),

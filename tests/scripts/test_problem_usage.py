@@ -8,6 +8,7 @@ from helpers import ROOT, script
 from autotune.core import AutotuneError
 from autotune.ir import OPERATORS, parse
 from autotune_cli import problem_usage
+from autotune_cli.problem_file import read_problems
 
 
 def test_the_page_is_up_to_date():
@@ -34,7 +35,7 @@ def test_a_file_has_a_problem_a_line(tmp_path):
     path = tmp_path / "problems.txt"
     first, second = "avg_pool2d n=1 h=8 w=8 c=24 r=3 s=3 stride=2 dtype=f32", "conv2d n=1 h=4 w=4 c=8 k=8 dtype=f16"
     path.write_text(f"# two\n\n{first}\n  {second}  # the stem\n")
-    assert problem_usage.read_problems(path) == [parse(first), parse(second)]
+    assert read_problems(path) == [parse(first), parse(second)]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_mistakes_in_a_file_are_told_with_their_place(text, said, tmp_path):
     if text:
         path.write_text(text)
     with pytest.raises(AutotuneError, match=said) as caught:
-        problem_usage.read_problems(path)
+        read_problems(path)
     assert str(path) in str(caught.value)
 
 
@@ -57,7 +58,7 @@ MISTAKES = {
     ("--problem", f"{CONV}=f32 epilogue=tanhh"): "unknown epilogue step 'tanhh'",
     ("--problem", f"{CONV}=f16"): "cpu has no kernels in f16: choose f32",
     ("--problem", f"{CONV}=f99"): "unknown dtype 'f99'",
-    ("--problem", f"{CONV}=f32", "--batch", "4"): "--batch: only for a network",
+    ("--problem", f"{CONV}=f32", "--batch", "4"): "--batch: these options are for a network",
     ("--problems", "/nonexistent"): "cannot read /nonexistent",
     ("--families", "/nonexistent"): "there is no folder /nonexistent",
 }

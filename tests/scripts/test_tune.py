@@ -132,7 +132,7 @@ def test_without_a_gpu_kernels_are_compiled_and_nothing_is_timed(tmp_path):
     done = script("tune", "--arch", "sm80", "--trials", 1, *only, "--db", path)
     assert done.returncode == 0, done.stderr
     assert "Nothing was timed" in done.stdout and "compiled for sm_80, 0 would not compile" in done.stdout
-    assert "--only names no family of theirs" in " ".join(done.stdout.split())
+    assert "--only names no family that supports it" in " ".join(done.stdout.split())
     assert rows(path, "SELECT count(*) FROM measurement") == rows(path, "SELECT count(*) FROM device") == [(0,)]
     families = {family for (family,) in rows(path, "SELECT family FROM kernel WHERE library_id IS NOT NULL")}
     assert families == set(ours)
@@ -306,19 +306,20 @@ def test_bench_compares_databases_in_one_run(tuned_db, tmp_path):
     assert {name: variant["status"] for name, variant in variants.items()} == {"fused": "ok", "fused from before": "ok"}
     assert variants["fused from before"]["stream_ratio"]["rounds"] > 0
     assert [entry["file"] for entry in record["against"]] == ["before.db"]
-    assert_error(script("bench", *words, "--against", other, "--against", other), "two have the same")
+    assert_error(script("bench", *words, "--against", other, "--against", other), "two have the same name")
     assert_error(script("bench", *words, "--against", tmp_path / "none.db"), "no tuning database", "none.db")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_mistakes_of_timing_are_shown_on_a_gpu_only():
-    done = script("timing_mistakes")
+    done = script("checks/timing_mistakes")
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == "error: torch sees no NVIDIA GPU: what goes wrong here goes wrong on a GPU only\n"
+    assert done.stderr == "error: torch sees no NVIDIA GPU: these mistakes occur on a GPU only\n"
 
 
 def test_times_that_were_taken_in_another_way_are_not_mixed(tuned_db, tmp_path):
     path = shutil.copy(tuned_db, tmp_path / "resident.db")
     done = script("tune", "--arch", "cpu", "--batch", TUNED_BATCH, "--db", path, "--buffers", "rotating")
     assert done.returncode == 2
-    assert done.stderr == f"error: {path} was timed with --buffers resident: keep to that, or give another --db\n"
+    held = f"{path} holds times measured with --buffers resident"
+    assert done.stderr == f"error: {held}: give the same option, or another --db\n"

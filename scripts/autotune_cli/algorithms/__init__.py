@@ -1,1 +1,1 @@
-"""What scripts/algorithms.py shows of cuDNN's algorithms."""
+"""Tables and charts of `autotune algorithms`."""

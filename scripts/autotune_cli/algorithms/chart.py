@@ -1,4 +1,4 @@
-"""Algorithms of a record as points, time against workspace or energy, with those that no other beats in both."""
+"""Draws the algorithms of a record, time against workspace or energy, with their Pareto front."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ CLASSIC = "#d98a3d"
 TICKS = (0, 1 / 16, 1, 16, 256, 4096)  # MiB
 PANEL_INCHES = (4.6, 4.0)
 AXES = {"workspace": (2**20, "workspace, MiB"), "energy": (1e3, "energy of one call, mJ")}
-"""What the horizontal axis shows -> the field's units in one of the axis, and its title."""
+"""Horizontal axis -> units of the field in one unit of the axis, and the axis title."""
 
 
 def check(path: Path) -> None:
-    """Raise AutotuneError where no chart can be written to this file."""
+    """Raise AutotuneError if matplotlib is missing or cannot write this kind of file."""
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:
         raise AutotuneError("drawing needs matplotlib: pip install '.[bench]'") from error
     if path.suffix.removeprefix(".") not in (known := FigureCanvasBase.get_supported_filetypes()):
-        raise AutotuneError(f"'{path}' is no kind of picture: end it in one of {', '.join(sorted(known))}")
+        raise AutotuneError(f"'{path}' is no image file: end it in one of {', '.join(sorted(known))}")
 
 
 def draw(record: dict[str, Any], against: str, path: Path) -> None:
-    """Draw a row of panels for each layer, one a pass; raises AutotuneError where there is nothing to draw."""
+    """Draw a row of panels for each layer, one for each pass; raises AutotuneError if there is nothing to draw."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -55,7 +55,7 @@ def draw(record: dict[str, Any], against: str, path: Path) -> None:
         layout=ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.1),
     )
     figure.suptitle(
-        f"cuDNN's algorithms on {record['machine']['device']}: what is lower and further left is better",
+        f"cuDNN's algorithms on {record['machine']['device']}: lower and further left is better",
         x=0.012, ha="left", color=INK, fontsize=14, fontweight="bold",
     )  # fmt: skip
     grid = figure.subplots(len(rows), len(directions), squeeze=False)
@@ -79,7 +79,7 @@ def _panel(axis: Axes, points: list[Algorithm], against: str) -> None:
             axis.scatter(xs, ys, color=color, marker=marker, s=24, label=kind, zorder=2)
     if front := pareto(points, against):
         xs, ys = zip(*sorted(map(place, front)), strict=True)
-        axis.step(xs, ys, where="post", color=OURS, linewidth=1.4, marker="o", zorder=3, label="not beaten in both")
+        axis.step(xs, ys, where="post", color=OURS, linewidth=1.4, marker="o", zorder=3, label="Pareto front")
         for point in front:
             text = point.key if point.kind == "classic" else point.key.partition("_")[0]
             axis.annotate(text, place(point), (5, 4), textcoords="offset points", fontsize=8, color=INK)

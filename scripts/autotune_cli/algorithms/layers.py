@@ -1,4 +1,4 @@
-"""The convolutions of a model with the sizes that they have for one input."""
+"""Finds the convolutions of a model and their problems for one input."""
 
 from __future__ import annotations
 
@@ -17,9 +17,18 @@ from autotune_cli.models import load
 def layers_of(
     text: str, pattern: str, batch: int, shape: tuple[int, ...] | None, dtype: str
 ) -> list[tuple[str, Conv2d]]:
-    """The convolutions whose names match, with their names, in the order in which they first run.
+    """Return the convolutions whose names match, with their names, in the order in which they first run.
 
-    text, shape: as --model and --input give them. Raises AutotuneError and UnknownNameError.
+    Args:
+        text: The value of --model.
+        pattern: A glob pattern of the names.
+        batch: Batch size.
+        shape: Of one sample; None for the model's usual one.
+        dtype: Of the problems.
+
+    Raises:
+        AutotuneError: The model cannot be loaded or run.
+        UnknownNameError: No convolution matches, or there is no such dtype.
     """
     model, dtype = load(text, shape, None), dtype_name(dtype)
     found = torch_layers.convolutions(model.module, pattern)

@@ -1,4 +1,4 @@
-"""What a record of algorithms says: a table for each layer and pass."""
+"""Prints a record of algorithms: a table for each layer and pass."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from autotune.ir import parse
 from autotune_cli.chart import number
 from autotune_cli.record import one_line
 
-WIDTH = 100  # of the tables where the output is no terminal
+WIDTH = 100  # columns of the tables if the output is no terminal
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A record of scripts/algorithms.py; raises AutotuneError."""
+    """Read a record of `autotune algorithms`; raises AutotuneError if it is none."""
     try:
         record: dict[str, Any] = json.loads(path.read_text())
         for layer in record["layers"]:
             algorithms(layer), layer["name"], parse(layer["problem"]), layer["missing"]
         record["machine"]["device"]
     except (OSError, LookupError, TypeError, ValueError) as problem:
-        raise AutotuneError(f"'{path}' is not a record of this script: {one_line(problem)}") from problem
+        raise AutotuneError(f"'{path}' is not a record of `autotune algorithms`: {one_line(problem)}") from problem
     return record
 
 
 def algorithms(layer: dict[str, Any]) -> list[Algorithm]:
-    """The algorithms of a layer's entry."""
+    """Return the algorithms of a layer's entry."""
     return [Algorithm(**values) for values in layer["algorithms"]]
 
 
 def show(record: dict[str, Any], order: str, workspace_limit: int | None, deterministic: bool, top: int | None) -> None:
-    """Print the tables, and what is not supported."""
+    """Print the tables and the reasons for missing algorithms."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDTH
     every = [algorithm for layer in record["layers"] for algorithm in algorithms(layer)]
     if all(getattr(algorithm, ORDERS[order]) is None for algorithm in every):
-        console.print(f"[yellow]{order} was not measured: they stand in the order of their times[/]")
+        console.print(f"[yellow]{order} was not measured: the algorithms are in the order of their times[/]")
     for layer in record["layers"]:
         console.print(f"[bold]{escape(layer['name'])}[/]")
         if layer["name"] != layer["problem"]:

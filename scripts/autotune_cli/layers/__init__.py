@@ -1,1 +1,1 @@
-"""What scripts/bench_layers.py does: contests of kernels, layer by layer."""
+"""The layer comparison of `autotune bench-layers`: contestants, measurement, tables and charts."""

@@ -1,4 +1,4 @@
-"""The chart of a layer record: how many times our kernel's time cuDNN takes, a bar a layer, on a logarithmic axis."""
+"""Draws the chart of a layer record: cuDNN's time over our kernel's time, a bar for each layer, logarithmic."""
 
 from __future__ import annotations
 
@@ -12,15 +12,22 @@ from autotune_cli.chart import FAINT, INK, OURS, number
 LOST = "#d98a3d"  # bars of layers where cuDNN is faster
 ROW_INCHES, HEAD_INCHES = 0.33, 1.5
 TICKS = (0.25, 0.5, 0.67, 0.8, 1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
-LABEL = 0.055  # of the axis: the room of a tick's label
+LABEL = 0.055  # width of a tick's label as a share of the axis
 
 
 def draw(title: str, subtitle: str, rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Draw a bar for each row.
 
-    rows: label; ours, cudnn: microseconds; ratio, low, high: cuDNN's best over ours, and its interval; first, torch:
-        the ratios of the other sides, or None.
-    Raises ValueError if there are none, ImportError without matplotlib.
+    Args:
+        title: Of the chart.
+        subtitle: Below the title.
+        rows: Each with label; ours, cudnn (microseconds); ratio, low, high (cuDNN's best over ours, and its interval);
+            first, torch (ratios of the other sides, or None).
+        path: The image file.
+
+    Raises:
+        ValueError: There are no rows.
+        ImportError: matplotlib is not installed.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -73,7 +80,7 @@ def draw(title: str, subtitle: str, rows: Sequence[dict[str, Any]], path: Path) 
 
 
 def _apart(ticks: Sequence[float], span: float) -> list[float]:
-    """Those ticks whose labels have room on an axis of so many times its start, 1 first of all."""
+    """Return the ticks whose labels do not overlap on an axis from x to x * span; ticks near 1 are preferred."""
     kept: list[float] = []
     for tick in sorted(ticks, key=lambda tick: abs(math.log(tick))):
         if all(abs(math.log(tick / other)) > LABEL * math.log(span) for other in kept):

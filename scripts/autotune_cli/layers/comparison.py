@@ -1,4 +1,4 @@
-"""Measures one layer: every contender is verified and timed by itself, then the best of each side, side by side."""
+"""Measures one layer: verifies and times each contestant alone, then the best of each side in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autotune.ir import Problem, limit_us
 from autotune.libraries import cudnn
 from autotune.measure import CandidateBench, Monitor, Sampler, interleave, sampler
 from autotune_cli import timing
-from autotune_cli.layers.contestants import Contender, our_contenders, plan_contenders, torch_contenders
+from autotune_cli.layers.contestants import Contestant, our_contestants, plan_contestants, torch_contestants
 
 SIDES = {
     "ours": "our best kernel",
@@ -25,10 +25,10 @@ SIDES = {
     "first": "cuDNN's first choice",
     "torch": "torch",
 }
-ENTERED = tuple(side for side in SIDES if side != "first")  # that is one of cuDNN's
-FINALISTS = 3  # of each side; the fastest of them in a first set of rounds is timed again
+ENTERED = tuple(side for side in SIDES if side != "first")  # "first" is one of cuDNN's contestants
+FINALISTS = 3  # of each side; the fastest of them in the choosing rounds is timed again
 CHOOSING_ROUNDS = 15
-SLOW = 20  # what takes this many times the best so far is not timed any further
+SLOW = 20  # a contestant slower than SLOW x the best time so far is not timed further
 PLANS = "building cuDNN's plans"
 
 Tell = Callable[[str], object]
@@ -36,7 +36,14 @@ Tell = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Job:
-    """A layer to measure. skip: what is not to be tried again, by label, with what became of it."""
+    """A layer to measure.
+
+    Attributes:
+        problem: The layer.
+        database: The tuning database with our kernels.
+        rounds: Interleaved rounds that are evaluated.
+        skip: Label -> outcome of contestants that must not be tried again.
+    """
 
     problem: Problem
     database: Path
@@ -46,36 +53,36 @@ class Job:
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of a contender by itself. status: "ok", "wrong", "slow", "failed" or "crashed"."""
+    """The outcome of a contestant alone. status: "ok", "wrong", "slow", "failed" or "crashed"."""
 
-    contender: Contender
+    contestant: Contestant
     status: str
     us: float = math.inf
     relative_error: float | None = None
     reason: str | None = None
 
 
-def contest(job: Job, device: torch.device, tell: Tell) -> dict[str, Any]:
-    """Measure a layer: its entry in the record. `tell` hears what is being tried."""
+def compare_layer(job: Job, device: torch.device, tell: Tell) -> dict[str, Any]:
+    """Measure a layer and return its entry in the record; `tell` is called with the name of each step."""
     started = time.perf_counter()
     monitor = Monitor(device)
     before = monitor.state()
     tell("operands and reference")
     case = CandidateBench(job.problem, device)
     missing: dict[str, str] = {}
-    rates, ours = our_contenders(case, job.database, FINALISTS)
+    rates, ours = our_contestants(case, job.database, FINALISTS)
     if not ours:
         missing["ours"] = f"{job.database} has no kernel for it that was timed on this kind of device"
     tell(PLANS)
     found = cudnn.FoundPlans([], job.skip[PLANS]) if PLANS in job.skip else cudnn.find_plans(job.problem, device)
     if found.reason:
         missing["cudnn"] = found.reason
-    contenders = [*torch_contenders(case), *ours, *plan_contenders(case, found)]
-    trials = list(_trials(case, contenders, job.skip, tell))
+    contestants = [*torch_contestants(case), *ours, *plan_contestants(case, found)]
+    trials = list(_trials(case, contestants, job.skip, tell))
     for side in ENTERED:
-        mine = [trial for trial in trials if trial.contender.side == side]
+        mine = [trial for trial in trials if trial.contestant.side == side]
         if mine and not any(trial.status == "ok" for trial in mine):
-            missing[side] = f"{mine[0].contender.label}: {mine[0].reason}"
+            missing[side] = f"{mine[0].contestant.label}: {mine[0].reason}"
     tell("finals")
     chosen, samples = _finals(case, trials, job.rounds)
     limit = limit_us(job.problem, rates["flops_per_us"], rates["bytes_per_us"])
@@ -83,7 +90,7 @@ def contest(job: Job, device: torch.device, tell: Tell) -> dict[str, Any]:
         "problem": str(job.problem),
         "limit_us": limit,
         "rates": rates,
-        "sides": {side: _side(trial, samples[trial.contender.label], limit) for side, trial in chosen.items()},
+        "sides": {side: _side(trial, samples[trial.contestant.label], limit) for side, trial in chosen.items()},
         "ratios": _ratios("ours", chosen, samples),
         "ratios_to_tuned": _ratios("tuned", chosen, samples),
         "missing": missing,
@@ -93,42 +100,44 @@ def contest(job: Job, device: torch.device, tell: Tell) -> dict[str, Any]:
     }
 
 
-def _trials(case: CandidateBench, contenders: list[Contender], skip: Mapping[str, str], tell: Tell) -> Iterator[Trial]:
+def _trials(
+    case: CandidateBench, contestants: list[Contestant], skip: Mapping[str, str], tell: Tell
+) -> Iterator[Trial]:
     best = math.inf
-    for contender in contenders:
-        if contender.plan and contender.plan.error:
-            yield Trial(contender, "failed", reason=contender.plan.error)
-        elif contender.label in skip:
-            yield Trial(contender, "crashed", reason=skip[contender.label])
+    for contestant in contestants:
+        if contestant.plan and contestant.plan.error:
+            yield Trial(contestant, "failed", reason=contestant.plan.error)
+        elif contestant.label in skip:
+            yield Trial(contestant, "crashed", reason=skip[contestant.label])
         else:
-            tell(contender.label)
-            trial = _trial(case, contender, SLOW * best)
+            tell(contestant.label)
+            trial = _trial(case, contestant, SLOW * best)
             if trial.status == "ok":
                 best = min(best, trial.us)
             yield trial
 
 
-def _trial(case: CandidateBench, contender: Contender, limit: float) -> Trial:
-    """Verify a contender, then time it if one run takes no longer than `limit` microseconds."""
-    result = case.run_library(contender.bind, contender.prove, slow_us=limit)
+def _trial(case: CandidateBench, contestant: Contestant, limit: float) -> Trial:
+    """Verify a contestant, and time it if one run takes at most `limit` microseconds."""
+    result = case.run_library(contestant.bind, contestant.prove, slow_us=limit)
     us = math.inf if result.median_us is None else result.median_us
-    return Trial(contender, result.status, us, result.relative_error, result.error)
+    return Trial(contestant, result.status, us, result.relative_error, result.error)
 
 
 def _finals(case: CandidateBench, trials: list[Trial], rounds: int) -> tuple[dict[str, Trial], dict[str, list[float]]]:
-    """The best trial of each side, chosen in some rounds, and their times in others: choosing does not flatter them."""
+    """Return the best trial of each side, and its times in other rounds than those that chose it, to avoid a bias."""
     ranked = sorted((trial for trial in trials if trial.status == "ok"), key=lambda trial: trial.us)
-    sides = {side: [t for t in ranked if t.contender.side == side][:FINALISTS] for side in ENTERED}
-    first = next((t for t in trials if t.status == "ok" and t.contender.side == "cudnn"), None)
+    sides = {side: [t for t in ranked if t.contestant.side == side][:FINALISTS] for side in ENTERED}
+    first = next((t for t in trials if t.status == "ok" and t.contestant.side == "cudnn"), None)
     samplers: dict[str, Sampler] = {}
     for trial in [*(trial for group in sides.values() for trial in group), *([first] if first else [])]:
-        if trial.contender.label not in samplers:
-            samplers[trial.contender.label] = sampler(trial.contender.bind(), case.device)
+        if trial.contestant.label not in samplers:
+            samplers[trial.contestant.label] = sampler(trial.contestant.bind(), case.device)
     times = {name: median(values) for name, values in _interleaved(case, samplers, CHOOSING_ROUNDS).items()}
-    chosen = {side: min(group, key=lambda t: times[t.contender.label]) for side, group in sides.items() if group}
+    chosen = {side: min(group, key=lambda t: times[t.contestant.label]) for side, group in sides.items() if group}
     if first:
         chosen["first"] = first
-    wanted = {trial.contender.label for trial in chosen.values()}
+    wanted = {trial.contestant.label for trial in chosen.values()}
     return chosen, _interleaved(case, {name: samplers[name] for name in samplers if name in wanted}, rounds)
 
 
@@ -140,7 +149,7 @@ def _interleaved(case: CandidateBench, samplers: Mapping[str, Sampler], rounds: 
 def _side(trial: Trial, samples: list[float], limit: float) -> dict[str, Any]:
     spread = timing.spread(samples)
     return {
-        "label": trial.contender.label,
+        "label": trial.contestant.label,
         "us": asdict(spread),
         "share": limit / spread.median,
         "relative_error": trial.relative_error,
@@ -148,21 +157,21 @@ def _side(trial: Trial, samples: list[float], limit: float) -> dict[str, Any]:
 
 
 def _ratios(base: str, chosen: Mapping[str, Trial], samples: Mapping[str, list[float]]) -> dict[str, Any]:
-    """How many times as long as one side each other takes."""
+    """Return the ratio of each side's time to that of `base`."""
     if base not in chosen:
         return {}
-    reference = samples[chosen[base].contender.label]
-    others = {side: samples[trial.contender.label] for side, trial in chosen.items() if side != base}
+    reference = samples[chosen[base].contestant.label]
+    others = {side: samples[trial.contestant.label] for side, trial in chosen.items() if side != base}
     return {side: asdict(timing.paired_ratio(values, reference)) for side, values in others.items()}
 
 
 def _as_json(trial: Trial) -> dict[str, Any]:
     values = {
-        "side": trial.contender.side,
-        "label": trial.contender.label,
+        "side": trial.contestant.side,
+        "label": trial.contestant.label,
         "status": trial.status,
         "us": trial.us if math.isfinite(trial.us) else None,
         "relative_error": trial.relative_error if math.isfinite(trial.relative_error or 0) else None,
         "reason": trial.reason,
     }
-    return values | {"plan": asdict(trial.contender.plan)} if trial.contender.plan else values
+    return values | {"plan": asdict(trial.contestant.plan)} if trial.contestant.plan else values

@@ -1,4 +1,4 @@
-"""Who competes for a layer: our tuned kernels, cuDNN's execution plans, and torch's operators."""
+"""The contestants of a layer: our tuned kernels, cuDNN's execution plans, and torch's operators."""
 
 from __future__ import annotations
 
@@ -22,10 +22,15 @@ Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A way to solve a problem. side: "ours", "tuned", "cudnn" or "torch"; label: unique among a problem's contenders.
+class Contestant:
+    """A way to solve a problem.
 
-    prove: what is verified, where that which is timed leaves its result elsewhere.
+    Attributes:
+        side: "ours", "tuned", "cudnn" or "torch".
+        label: Unique among the contestants of a problem.
+        bind: Returns what is timed.
+        prove: Returns what is verified, if what is timed writes its result to other tensors; else None.
+        plan: The execution plan of cuDNN.
     """
 
     side: str
@@ -35,8 +40,8 @@ class Contender:
     plan: cudnn.ExecutionPlan | None = None
 
 
-def our_contenders(case: CandidateBench, path: Path, most: int) -> tuple[dict[str, float], list[Contender]]:
-    """The device's limits, measured now if the database has none; what it takes for the problem; its best kernels."""
+def our_contestants(case: CandidateBench, path: Path, most: int) -> tuple[dict[str, float], list[Contestant]]:
+    """Return the device's rates, measured now if the database has none, and the database's winner and best kernels."""
     with Store.open(path) as store:
         row = store.device(device_name(case.device))
         facts = row or _facts(case.device)
@@ -52,7 +57,7 @@ def our_contenders(case: CandidateBench, path: Path, most: int) -> tuple[dict[st
         ranked = [("tuned", f"the tuner's choice: {label(measured)}", measured) for measured in ranking[:1]]
         ranked += [("ours", name, measured) for name, measured in zip(unique, kernels, strict=True)]
         found = [(side, name, candidate(store, measured.kernel, measured.launch)) for side, name, measured in ranked]
-    return rates, [Contender(side, name, lambda c=c: case.bind(c)) for side, name, c in found]  # type: ignore[misc]
+    return rates, [Contestant(side, name, lambda c=c: case.bind(c)) for side, name, c in found]  # type: ignore[misc]
 
 
 @cache
@@ -60,14 +65,14 @@ def _facts(device: torch.device) -> DeviceFacts:
     return measure_device(device)
 
 
-def plan_contenders(case: CandidateBench, found: cudnn.FoundPlans) -> Iterator[Contender]:
-    """All plans of cuDNN, also those that cannot run."""
+def plan_contestants(case: CandidateBench, found: cudnn.FoundPlans) -> Iterator[Contestant]:
+    """Yield all plans of cuDNN, also those that cannot run."""
     for plan in found.plans:
-        yield Contender("cudnn", str(plan), lambda p=plan: found.bind(p, case.tensors, case.scalars), plan=plan)  # type: ignore[misc]
+        yield Contestant("cudnn", str(plan), lambda p=plan: found.bind(p, case.tensors, case.scalars), plan=plan)  # type: ignore[misc]
 
 
-class _TorchCall:
-    """A call of torch's, which allocates its results; they are copied to `outputs`, if there are any."""
+class _TorchOperator:
+    """A call of torch, which allocates its results; they are copied to `outputs` if these are given."""
 
     def __init__(self, call: Callable[[], Tensors], outputs: Tensors | None = None) -> None:
         self._call, self._outputs = call, outputs or {}
@@ -79,13 +84,13 @@ class _TorchCall:
             output.copy_(results[name])
 
 
-def torch_contenders(case: CandidateBench) -> Iterator[Contender]:
-    """torch's fused operator where there is one for the chain, and its convolution with the chain behind it."""
+def torch_contestants(case: CandidateBench) -> Iterator[Contestant]:
+    """Yield torch's convolution followed by the epilogue's operators, and the fused operator if torch has one."""
     problem = case.problem
     if not isinstance(problem, Conv2d):
         return
     dtype = DTYPES[problem.dtype]
-    given = {name: tensor.to(dtype) for name, tensor in case.tensors.items()}  # biases too: as a user's module has them
+    given = {name: tensor.to(dtype) for name, tensor in case.tensors.items()}  # also the biases, as in a user's module
     x, weight = given["x"].permute(0, 3, 1, 2), given["weight"].contiguous(memory_format=torch.channels_last)
     geometry = (problem.stride, problem.pad, problem.dilation, problem.groups)
     names = problem.epilogue.names
@@ -112,5 +117,5 @@ def torch_contenders(case: CandidateBench) -> Iterator[Contender]:
         calls["cudnn_convolution_add_relu"] = fused_add
     outputs = {name: case.tensors[name] for name in case.expected}
     for name, call in calls.items():
-        bind, prove = (lambda c=call: _TorchCall(c)), (lambda c=call: _TorchCall(c, outputs))
-        yield Contender("torch", name, bind, prove)
+        bind, prove = (lambda c=call: _TorchOperator(c)), (lambda c=call: _TorchOperator(c, outputs))
+        yield Contestant("torch", name, bind, prove)

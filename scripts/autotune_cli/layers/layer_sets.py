@@ -1,4 +1,4 @@
-"""Sets of layers: files with a problem in each line."""
+"""Sets of layers to compare with cuDNN: files with one problem a line."""
 
 from __future__ import annotations
 
@@ -6,40 +6,45 @@ import re
 from pathlib import Path
 
 from autotune.core import AutotuneError
-from autotune.ir import Conv2d, Problem, parse
+from autotune.ir import Conv2d, Problem
+from autotune_cli.problem_file import read_problems
 
-LAYERS = Path(__file__).resolve().parents[3] / "benchmarks" / "layers"
+_PACKAGED = Path(__file__).parent / "sets"
+LAYERS = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).resolve().parents[3] / "benchmarks" / "layers"
+"""The folder of the sets: package data in a wheel, benchmarks/layers in a checkout."""
+
+
+def known_sets() -> list[str]:
+    """Return the names of the sets."""
+    return sorted(path.stem for path in LAYERS.glob("*.txt"))
 
 
 def layer_set(name: str, only: str | None) -> tuple[Path, list[Problem]]:
-    """The file of a set and its problems, those that `only` finds."""
+    """Return the file of a set and its problems.
+
+    Args:
+        name: The name of a set, or a file of problems.
+        only: A regular expression; a problem is kept if its title or its text has a match. None keeps all.
+
+    Raises:
+        AutotuneError: There is no such set or file, it has a mistake, or no problem matches `only`.
+    """
     path = LAYERS / f"{name}.txt" if (LAYERS / f"{name}.txt").is_file() else Path(name)
-    problems = read_problems(path)
+    if not path.is_file():
+        raise AutotuneError(f"'{name}' is no set of layers: choose {', '.join(known_sets())} or a file of problems")
+    problems = list(dict.fromkeys(read_problems(path)))
     try:
         pattern = re.compile(only or "")
     except re.error as problem:
         raise AutotuneError(f"--only '{only}' is no regular expression: {problem}") from problem
     wanted = [problem for problem in problems if pattern.search(title(problem)) or pattern.search(str(problem))]
     if not wanted:
-        raise AutotuneError(f"no layer of {path} fits --only '{only}'")
+        raise AutotuneError(f"no layer of {path} matches --only '{only}'")
     return path, wanted
 
 
-def read_problems(path: Path) -> list[Problem]:
-    """The problems of a file, one a line, without what follows a #."""
-    try:
-        lines = [line.partition("#")[0].strip() for line in path.read_text().splitlines()]
-    except (OSError, UnicodeDecodeError) as problem:
-        known = ", ".join(sorted(found.stem for found in LAYERS.glob("*.txt")))
-        raise AutotuneError(f"'{path}' is no set of layers: choose {known} or a file of problems") from problem
-    problems = list(dict.fromkeys(parse(line) for line in lines if line))
-    if not problems:
-        raise AutotuneError(f"'{path}' has no problem in it")
-    return problems
-
-
 def title(problem: Problem) -> str:
-    """A layer in few characters: window/stride channels @size, batch, and what is unusual."""
+    """Return a short text for a layer: window/stride channels @size, batch, and unusual fields."""
     words = [problem.short_name, f"n{getattr(problem, 'n', '')}"]
     if isinstance(problem, Conv2d):
         words += [f"d{problem.dilation[0]}"] * (max(problem.dilation) > 1)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from autotune.measure import ChildProcess, Ended, accept
-from autotune_cli.layers.comparison import Job, Tell, contest
+from autotune_cli.layers.comparison import Job, Tell, compare_layer
 from autotune_cli.record import one_line
 
 DEADLINE = 240.0  # seconds without a message from the process
@@ -31,20 +31,20 @@ def serve(connection: Connection, device: torch.device) -> None:
         while True:
             job = connection.recv()
             try:
-                connection.send(("done", contest(job, device, lambda what: connection.send(("trying", what)))))
+                connection.send(("done", compare_layer(job, device, lambda what: connection.send(("trying", what)))))
             except Exception as problem:  # no memory for the tensors, or a lost device
                 connection.send(("lost", one_line(problem)))
                 return
 
 
-class Contests:
+class ComparisonProcess:
     """Owns the measuring process. Use it as a context manager."""
 
     def __init__(self, device: str, deadline: float = DEADLINE) -> None:
         self._deadline = deadline
         self._process = ChildProcess("autotune_cli.layers.process", [device])
 
-    def __enter__(self) -> Contests:
+    def __enter__(self) -> ComparisonProcess:
         return self
 
     def __exit__(self, *_: object) -> None:

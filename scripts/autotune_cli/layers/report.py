@@ -1,4 +1,4 @@
-"""What a layer record says: the table, its summary, and the chart."""
+"""Prints and draws a layer record: the table, its summary, and the chart."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from autotune_cli.layers.comparison import SIDES
 from autotune_cli.layers.layer_sets import title
 from autotune_cli.record import one_line
 
-WIDTH = 110  # of the table where the output is no terminal
+WIDTH = 110  # columns of the table if the output is no terminal
 TOTALS = {name: ("ratios", name) for name in SIDES if name != "ours"} | {"cudnn_to_tuned": ("ratios_to_tuned", "cudnn")}
-"""Of the summary: which ratios of a layer, and of which side."""
+"""Entry of the summary -> ratios of a layer, and the side."""
 
 
 def summary(layers: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """For each other side, over the layers where it and we have a time: the ratios' geometric mean and extremes.
+    """Return, for each other side, the geometric mean and the extremes of the ratios over all layers that have them.
 
-    cudnn_to_tuned: cuDNN's best plan over the tuner's choice, which may be a plan of cuDNN too.
-    faster, slower: layers where the whole interval of the ratio lies above or below 1.
+    Its entry "cudnn_to_tuned" is cuDNN's best plan over the tuner's choice, which may be a plan of cuDNN too. "faster"
+    and "slower" count the layers where the whole interval of the ratio lies above or below 1.
     """
     result = {}
     for total, (kind, side) in TOTALS.items():
@@ -53,12 +53,12 @@ def read(path: Path) -> dict[str, Any]:
         if not isinstance(record["layers"], list):
             raise TypeError("layers is no list")
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise AutotuneError(f"'{path}' is not a record of this script: {one_line(problem)}") from problem
+        raise AutotuneError(f"'{path}' is not a record of `autotune bench-layers`: {one_line(problem)}") from problem
     return record
 
 
 def show(record: dict[str, Any]) -> None:
-    """The table, its summary, and why anything is missing."""
+    """Print the table, its summary, and the reasons for missing times."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDTH
@@ -85,7 +85,7 @@ def heading(record: dict[str, Any]) -> str:
 
 
 def table(layers: Sequence[dict[str, Any]], caption: str) -> Table:
-    """A row a layer: the times in us, cuDNN's best over ours with its interval, and our share of the limit."""
+    """Return a row for each layer: times in us, cuDNN's best over ours with its interval, our share of the limit."""
     result = Table(
         title=caption, title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False
     )
@@ -105,7 +105,7 @@ def table(layers: Sequence[dict[str, Any]], caption: str) -> Table:
 
 
 def totals_table(totals: dict[str, dict[str, Any]]) -> Table:
-    """A row for each side that ours is compared with, and one for the tuner's choice."""
+    """Return a row for each side that our kernels are compared with, and one for the tuner's choice."""
     result = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
     result.add_column("times ours")
     for name in ("layers", "geometric mean", "worst", "best", "ours faster", "ours slower"):
@@ -118,7 +118,7 @@ def totals_table(totals: dict[str, dict[str, Any]]) -> Table:
 
 
 def time_text(side: dict[str, Any] | None) -> str:
-    """Median and half the distance from the 10th to the 90th percentile."""
+    """Return the median and, in percent of it, half the distance from the 10th to the 90th percentile."""
     if side is None:
         return "-"
     us = side["us"]
@@ -130,7 +130,7 @@ def ratio_text(ratio: dict[str, Any] | None) -> str:
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
-    """Draw the record's chart, or say why there is none."""
+    """Draw the chart of the record, or print why there is none."""
     rows = []
     for layer in record["layers"]:
         ratios = layer.get("ratios", {})

@@ -1,1 +1,1 @@
-"""What scripts/profile_model.py shows of a network."""
+"""Tables and the HTML page of `autotune profile`."""

@@ -1,4 +1,4 @@
-"""A profile as a page of HTML that stands alone: no script, font or style is fetched."""
+"""Writes a profile as a self-contained HTML page: no script, font or style is loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.profiling.summary import libraries
 from autotune_cli.chart import number
 from autotune_cli.profiles.report import heading
 
-# Told apart also by those who do not see all colours; black text is legible on each.
+# The palette of Okabe and Ito, which color-blind readers can tell apart; black text is readable on each color.
 _COLOURS = {
     "ours": "#e69f00", "cuDNN": "#56b4e9", "cuBLAS": "#7fcdbb", "cuBLASLt": "#7fcdbb", "CUTLASS": "#009e73",
     "ATen": "#cc99bb", "Triton": "#f0e442", "Inductor": "#f0e442", "oneDNN": "#56b4e9", "BLAS": "#7fcdbb",
@@ -21,7 +21,7 @@ _COLOURS = {
 
 
 def write(profiles: Sequence[tuple[Profile, Node]], path: Path) -> None:
-    """Write the page of one profile, or of two side by side."""
+    """Write the page of one profile, or of two profiles side by side."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -53,12 +53,12 @@ def _section(profile: Profile, root: Node) -> dict[str, Any]:
 
 
 def _names(node: Node) -> str:
-    """The libraries of all that a module runs, the most time first."""
+    """Return the libraries of a module's kernels, the one with the most time first."""
     return ", ".join(dict.fromkeys(library.name for library in libraries(node)))
 
 
 def _busiest(root: Node) -> list[dict[str, Any]]:
-    """Kernels by their whole names, the most time first."""
+    """Return the kernels by their full names, the one with the most time first."""
     found: dict[str, dict[str, Any]] = {}
     for _, node in root.walk():
         if node.kind == "kernel":

@@ -1,4 +1,4 @@
-"""A profile in the terminal: the tree, the libraries, what it all comes to, and two profiles side by side."""
+"""Prints a profile: the tree, the libraries, the totals, and two profiles side by side."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rich.table import Table
 from autotune.profiling import LibraryTotals, Node, Totals, side_by_side
 from autotune_cli.chart import number
 
-WIDE = 120  # columns of a terminal from which on the tree shows all its numbers
+WIDE = 120  # from this many columns on the tree shows all of its numbers
 
 
 def heading(about: dict[str, Any]) -> str:
-    """What was profiled, and on what."""
+    """Return the network, the variant, the settings and the device."""
     settings = [
         "x".join(map(str, about["input"])),
         about["dtype"],
@@ -27,9 +27,14 @@ def heading(about: dict[str, Any]) -> str:
 
 
 def show_tree(console: Console, roots: Sequence[Node], total_us: float, depth: int | None, where: str) -> None:
-    """A row a module, and one for each kernel with the operator that it belongs to.
+    """Print a row for each module, and one for each kernel with the operator that launched it.
 
-    total_us: what shares are of. depth: levels of modules to show.
+    Args:
+        console: Where to print.
+        roots: The modules to show.
+        total_us: The time that shares refer to.
+        depth: Levels of modules to show; None for all.
+        where: "GPU" or "CPU", for the heading.
     """
     wide = console.width >= WIDE
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
@@ -51,12 +56,12 @@ def show_tree(console: Console, roots: Sequence[Node], total_us: float, depth: i
 
 
 def _level(root: Node, node: Node, level: int) -> int:
-    """How deep a module lies, or the module that a kernel is of; a kernel is shown with its module."""
+    """Return the depth of a module, or of the module that a kernel belongs to."""
     return level if node.kind == "module" else node.path.count(".") - root.path.count(".") + bool(node.path)
 
 
 def _cells(node: Node, operator: str, level: int, total_us: float, wide: bool) -> list[str]:
-    """A row of a module, or of a kernel with the operator that launched it."""
+    """Return the row of a module, or of a kernel with the operator that launched it."""
     name = escape(node.path if node.path and not level else node.name)
     if node.kind == "module":
         label = f"[bold]{name}[/] [dim]{escape(node.text)}[/]"
@@ -79,7 +84,7 @@ def _cells(node: Node, operator: str, level: int, total_us: float, wide: bool) -
 
 
 def _print_fitting(console: Console, table: Table) -> None:
-    """Print a table whose first column, and no other, gives way where the terminal is too narrow."""
+    """Print a table; only its first column is shortened in a narrow terminal."""
     unbounded = console.options.update(width=10**4)
     table.expand = console.measure(table, options=unbounded).maximum > console.width
     console.print(table)
@@ -100,8 +105,8 @@ def show_libraries(console: Console, found: Sequence[LibraryTotals], total_us: f
 
 
 def show_totals(console: Console, sums: Totals, where: str) -> None:
-    """What was attributed against what was measured."""
-    lost = f", [red]of them {number(sums.unattributed_us)} us of no module[/]" if sums.unattributed_us else ""
+    """Print the attributed time and the measured times."""
+    lost = f", [red]{number(sums.unattributed_us)} us of them without a module[/]" if sums.unattributed_us else ""
     console.print(
         f"{'kernels' if where == 'GPU' else 'operators'} {number(sums.kernels_us)} us{lost}, "
         f"between them {number(sums.wait_us)} us: {number(sums.total_us)} us a call"
@@ -117,9 +122,9 @@ def show_totals(console: Console, sums: Totals, where: str) -> None:
 
 
 def show_both(console: Console, before: Node, after: Node, names: tuple[str, str]) -> None:
-    """Two profiles side by side, module by module.
+    """Print two profiles side by side, module by module.
 
-    "fused": its work is in the layers around it. "-": not a module of that network, but part of the one above.
+    "fused": the module is part of a neighboring layer's kernel. "-": the network has no such module.
     """
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("module\n", no_wrap=True, overflow="ellipsis", ratio=1)

@@ -1,6 +1,5 @@
 """Custom steps: what a definition must be, that its text is its identity, and what tuning makes of bad ones."""
 
-import importlib
 import io
 import json
 import pickle
@@ -8,7 +7,7 @@ import re
 
 import pytest
 import torch
-from helpers import ROOT, SCRIPTS
+from helpers import ROOT
 from rich.console import Console
 
 from autotune.codegen import rendering
@@ -18,6 +17,7 @@ from autotune.ir.epilogue_steps import STEPS, define_step
 from autotune.libraries import aten
 from autotune.runtime.selection import choices
 from autotune.tuner import Options, Progress, Tuning
+from autotune_cli.commands import db
 from tuning_db import Store
 
 CONV = "conv2d n=1 h=4 w=4 c=8 k=16 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 groups=1 dtype=f32 epilogue="
@@ -114,7 +114,7 @@ def test_a_definition_that_is_not_here_is_asked_for():
         Epilogue.parse("changed@12345678")
 
 
-def test_a_database_with_unknown_steps_can_be_read(tmp_path, monkeypatch):
+def test_a_database_with_unknown_steps_can_be_read(tmp_path):
     path, device = tmp_path / "other.db", torch.device("cpu")
     problem = parse(CONV + "relu")
     with Store.create(path) as store:
@@ -128,8 +128,6 @@ def test_a_database_with_unknown_steps_can_be_read(tmp_path, monkeypatch):
             store.put_measurement(**put, **result, details={})
     with Store.open(path) as store:
         assert [choice.source for choice in choices(store, problem, device)] == ["tuned", "untuned"]
-        monkeypatch.syspath_prepend(SCRIPTS)
-        db = importlib.import_module("db")
         for show, says in ((db.best, "define_step"), (lambda *to: db.listing(*to, 10), "gone@12345678")):
             show(store, Console(file=(said := io.StringIO()), width=500))
             assert says in said.getvalue() and "1x1/1 8>16 @4x4" in said.getvalue()

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 
 import pytest
 import torch
@@ -10,8 +9,7 @@ from helpers import ROOT
 
 from autotune.profiling import attribution, record
 from autotune.profiling.tree import tree
-from autotune_cli.command_line import run
-from autotune_cli.profiles import command
+from autotune_cli.main import run_command
 from tuning_db import Store
 
 MODELS = """
@@ -52,11 +50,12 @@ def profile(monkeypatch, capsys):
     """Run the script in this process: its exit code and what it wrote."""
 
     def here(*words):
-        monkeypatch.setattr(sys, "argv", ["profile.py", *map(str, words)])
         monkeypatch.setenv("COLUMNS", "80")
-        with pytest.raises(SystemExit) as exited:
-            run(command.main)
-        return exited.value.code, *capsys.readouterr()
+        try:
+            code = run_command("profile", list(map(str, words)), "autotune profile")
+        except SystemExit as exited:  # argparse
+            code = exited.code
+        return code, *capsys.readouterr()
 
     return here
 
@@ -111,7 +110,7 @@ MISTAKES = [
     (["--model", "FILE:halves", "--input", "3,9,8", "--db", "EMPTY"], "only one tensor can be returned"),
     (["--model", "FILE:net", "--input", "3,0,8"], "'3,0,8' is not a shape: write C,H,W"),
     (["--model", "FILE:net", "--input", "3,9,8", "--layer", "1.con*x"], "no layer matches '1.con*x'"),
-    (["--input", "3,9,8"], "--input is for models that are captured"),
+    (["--input", "3,9,8"], "--input is for captured models"),
     (["--layer", "stem", "--compile"], "--layer finds nothing with --compile"),
     (["--json", "FILE/a.json"], "cannot be written"),
     (["--html", "FOLDER"], "is a folder: name a file in it"),

@@ -1,5 +1,6 @@
 """Networks in bytes: scales, which layers, how chains are rewritten, and results against arithmetic written anew."""
 
+import argparse
 import copy
 import math
 import pickle
@@ -13,7 +14,6 @@ from architectures import ARCHITECTURES, ResNet, conv_norm, images, random_model
 from helpers import built_paths, candidate_of, relative_error
 from torch import nn
 
-import tune
 from autotune.core import AutotuneError, CaptureError, ProblemError, architecture
 from autotune.families import family, serving
 from autotune.families.base import Kernel
@@ -22,7 +22,8 @@ from autotune.ir.epilogue_steps import define_step
 from autotune.ir.int8_numerics import quantize_weight, to_bytes
 from autotune.runtime import KernelChoice, bind_layer, make_buffers, make_runs
 from autotune.runtime.network_plan import execute
-from autotune_cli.tune_request import asked
+from autotune_cli.commands import tune
+from autotune_cli.tune_request import tune_requests
 from fused_resnet import Activation, FusedResNet, InputError
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
@@ -300,13 +301,19 @@ def test_kernels_of_ours_run_a_network_in_bytes(basic, cpu, cpu_target):
     assert_bytes_arithmetic(y, expected, model, x)
 
 
-def test_the_tuner_tunes_what_the_runtime_runs(basic, tmp_path, empty_db, monkeypatch):
+def requested(*arguments):
+    """What these arguments of the tuner request."""
+    parser = argparse.ArgumentParser()
+    tune.add_arguments(parser)
+    return tune_requests(parser.parse_args(arguments), architecture("cpu"))
+
+
+def test_the_tuner_tunes_what_the_runtime_runs(basic, tmp_path, empty_db):
     model, _ = basic
     file = tmp_path / "mine.py"
     file.write_text("from architectures import ResNet\nmake = lambda: ResNet('basic')\n")
     arguments = ("--model", f"{file}:make", "--input", "3,32,32", "--batch", "2", "--precision", "int8")
-    monkeypatch.setattr("sys.argv", ["tune.py", *arguments])
-    (wanted,) = asked(tune.arguments(), architecture("cpu"))
+    (wanted,) = requested(*arguments)
     network = FusedResNet.from_model(model, empty_db, precision="int8", calibration=SEEN).network(images(2))
     assert wanted.title == "make, batch 2, f32, int8" and wanted.network.key == network.key
     assert [problem for _, problem in wanted.named] == [layer.problem for layer in network.all_layers]
@@ -417,13 +424,12 @@ def test_tf32_is_a_dtype_of_problems_alone(empty_db):
     ("arguments", "said"),
     [
         (["--precision", "tf32"], "cpu has no kernels in tf32: choose f32"),
-        (["--precision", "int8"], "--precision int8 is for models that are captured"),
+        (["--precision", "int8"], "--precision int8 is for captured models"),
         (["--dtype", "s8"], "--dtype s8: a network's tensors are f16, bf16 or f32; give --precision"),
-        (["--precision", "int8", "--problem", "conv2d n=1"], "--precision: only for a network"),
+        (["--precision", "int8", "--problem", "conv2d n=1"], "--precision: these options are for a network"),
     ],
     ids=["tf32", "named", "dtype", "problem"],
 )
-def test_the_tuner_says_what_it_cannot_tune(arguments, said, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["tune.py", *arguments])
+def test_the_tuner_says_what_it_cannot_tune(arguments, said):
     with pytest.raises(AutotuneError, match=re.escape(said)):
-        asked(tune.arguments(), architecture("cpu"))
+        requested(*arguments)

@@ -1,10 +1,15 @@
-"""The command line of profile.py."""
+"""Profile a network: list modules, their operators and kernels, with times,
+libraries and sources.
+
+Examples:
+  autotune profile --model torchvision:resnet50 --batch 32
+  autotune profile --db network.db --html page.html
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
-import time
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
@@ -22,16 +27,15 @@ from autotune.ir import DTYPES
 from autotune.profiling import Node, Profile, as_json, attribution, match_modules, match_paths, record, totals
 from autotune.profiling.summary import libraries
 from autotune.profiling.tree import tree
-from autotune_cli.command_line import output, positive
-from autotune_cli.models import HELP, Model, load, shape
+from autotune_cli.command_line import add_device, add_model, output, positive
+from autotune_cli.models import Model, load
 from autotune_cli.profiles import page, report
-from autotune_cli.record import machine, one_line, write
+from autotune_cli.record import one_line, provenance, write
 from fused_resnet.profile_subject import of_fused
 
 
-def main() -> None:
-    """Run the command line."""
-    arguments = parse()
+def main(arguments: argparse.Namespace) -> None:
+    check_options(arguments)
     traces = [read_trace(path) for path in arguments.from_traces or []] or make_traces(arguments)
     if arguments.trace:
         for path, trace in zip(trace_paths(arguments.trace), traces, strict=False):
@@ -44,39 +48,39 @@ def main() -> None:
     show(profiles, arguments)
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="profile.py", description="What runs beneath each layer of a network: module, operators, kernels."
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    network = parser.add_argument_group("network")
+    add_model(network, "se_resnet9_fixup")
+    network.add_argument("--batch", type=positive, default=32, metavar="N", help="batch size (default 32)")
+    network.add_argument("--dtype", choices=["f16", "bf16", "f32"], help="default f16 on a GPU, f32 on a CPU")
+    network.add_argument("--channels-last", action="store_true", help="weights and input channels-last in memory")
+    run = parser.add_argument_group("run")
+    add_device(run)
+    run.add_argument("--cudnn", choices=["on", "off"], help="whether torch may use cuDNN (default on)")
+    run.add_argument("--compile", action="store_true", help="profile the network through torch.compile")
+    run.add_argument("--db", metavar="FILE", help="also profile FusedResNet on this database, side by side")
+    run.add_argument("--calls", type=positive, default=4, metavar="N", help="calls to average over (default 4)")
+    run.add_argument(
+        "--from", dest="from_traces", nargs="+", metavar="F", help="show these traces of --trace; run nothing"
     )
-    parser.add_argument("--model", default="se_resnet9_fixup", help=HELP)
-    parser.add_argument("--input", type=shape, metavar="C,H,W", help="shape of a sample (default: the model's usual)")
-    parser.add_argument("--in-channels", type=positive, metavar="N", help="input channels of a network of ours")
-    parser.add_argument("--batch", type=positive, default=32, metavar="N", help="samples a call (default: 32)")
-    parser.add_argument("--dtype", choices=["f16", "bf16", "f32"], help="default: f16 on a GPU, f32 on a CPU")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--channels-last", action="store_true", help="weights and input channels last in memory")
-    parser.add_argument("--cudnn", choices=["on", "off"], help="whether torch may use cuDNN (default: on)")
-    parser.add_argument("--compile", action="store_true", help="profile what torch.compile makes of the network")
-    parser.add_argument("--db", metavar="FILE", help="also FusedResNet on this database, side by side")
-    parser.add_argument("--calls", type=positive, default=4, metavar="N", help="calls that are averaged (default: 4)")
-    parser.add_argument("--layer", metavar="PATTERN", help="show only modules whose path matches, such as 'layer1.*'")
-    parser.add_argument("--depth", type=positive, metavar="N", help="levels of modules to show (default: all)")
-    parser.add_argument("--json", type=output, metavar="F", help="write all that is known of it as JSON")
-    parser.add_argument("--html", type=output, metavar="F", help="write a page with the tree, which needs no network")
-    parser.add_argument("--trace", type=output, metavar="F", help="write the trace, for Perfetto; .gz compresses")
-    parser.add_argument(
-        "--from", dest="from_traces", nargs="+", metavar="F", help="show traces of --trace instead of running anything"
-    )
-    arguments = parser.parse_args()
+    shown = parser.add_argument_group("results")
+    shown.add_argument("--layer", metavar="PATTERN", help="only modules whose path matches, such as 'layer1.*'")
+    shown.add_argument("--depth", type=positive, metavar="N", help="levels of modules to show (default: all)")
+    shown.add_argument("--json", type=output, metavar="F", help="write the whole profile as JSON")
+    shown.add_argument("--html", type=output, metavar="F", help="write the profile as a self-contained HTML page")
+    shown.add_argument("--trace", type=output, metavar="F", help="write the trace, for Perfetto; .gz compresses it")
+
+
+def check_options(arguments: argparse.Namespace) -> None:
+    """Raise AutotuneError for options that do not go together."""
     if len(arguments.from_traces or []) > 2:
-        parser.error("--from takes one trace, or two to put side by side")
+        raise AutotuneError("--from takes one trace, or two to show side by side")
     if arguments.layer and arguments.compile:
-        parser.error("--layer finds nothing with --compile: torch.compile leaves one module, the whole network")
-    return arguments
+        raise AutotuneError("--layer finds nothing with --compile: torch.compile leaves one module, the whole network")
 
 
 def trace_paths(path: Path) -> tuple[Path, Path]:
-    """Where the traces of the network and of its FusedResNet go."""
+    """Return the files of the traces of the network and of its FusedResNet."""
     stem, dot, suffixes = path.name.partition(".")
     return path, path.with_name(f"{stem}-fused{dot}{suffixes}")
 
@@ -89,7 +93,7 @@ def read_trace(path: str) -> dict[str, Any]:
 
 
 def make_traces(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """A trace of the network, and with --db one of its FusedResNet."""
+    """Return a trace of the network, and with --db one of its FusedResNet."""
     device = pick_device(arguments)
     model = load(arguments.model, arguments.input, arguments.in_channels)
     match_paths(
@@ -110,8 +114,7 @@ def make_traces(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         "dtype": str(dtype).removeprefix("torch."),
         "channels_last": arguments.channels_last,
         "cudnn": torch.backends.cudnn.enabled,
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": machine(device),
+        **{key: value for key, value in provenance(device).items() if key != "schema"},
         "limits": {"flops_per_us": facts.flops_per_us, "bytes_per_us": facts.bytes_per_us},
     }
 
@@ -131,7 +134,7 @@ def make_traces(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def pick_device(arguments: argparse.Namespace) -> torch.device:
-    """Where it is to run, with cuDNN as --cudnn says."""
+    """Return the device, and switch cuDNN on or off."""
     device = torch.device("cuda" if arguments.device != "cpu" and torch.cuda.is_available() else "cpu")
     if device.type != "cuda" and (arguments.cudnn or arguments.device == "cuda"):
         why = "--device cpu was given" if torch.cuda.is_available() else "torch sees no NVIDIA GPU"
@@ -174,7 +177,7 @@ def show(profiles: Sequence[tuple[Profile, Node]], arguments: argparse.Namespace
 
 
 def chosen(root: Node, pattern: str | None, needed: bool) -> list[Node]:
-    """The modules to show. Those of FusedResNet need not match: there a layer may be part of another."""
+    """Return the modules to show; a pattern need not match in FusedResNet, where layers are fused."""
     try:
         return match_modules(root, pattern) if pattern else [root]
     except UnknownNameError:

@@ -1,15 +1,15 @@
-"""Compile a family's kernels for an architecture, all of them or a sample, and
-list those that would not.
+"""Compile kernels of a family for an architecture, all of them or a sample, and
+list those that do not compile.
 
-What a family calls legal must compile. Nothing is timed and no GPU is needed.
+Every config that a family accepts must compile. No GPU is needed.
 
-Example: python scripts/legality.py --arch sm75 --dtype s8 --sample 200
+Example:
+  autotune legality --arch sm75 --dtype s8 --sample 200
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import time
 from collections import Counter
@@ -24,30 +24,26 @@ from autotune.core import UnknownNameError, architecture
 from autotune.families import family
 from autotune.families.base import PERMISSIONS, Config, Kernel
 from autotune.ir import Epilogue
-from autotune_cli.command_line import positive, run
+from autotune_cli.command_line import add_jobs, positive
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", required=True, help="the architecture: sm70, sm75, ...")
     parser.add_argument("--family", default="cutlass2_conv2d", help="the family (default cutlass2_conv2d)")
-    parser.add_argument("--dtype", help="one dtype (default: all that both have)")
-    parser.add_argument("--epilogue", default="bias,relu", help="the chain (default bias,relu)")
+    parser.add_argument("--dtype", help="one dtype (default: all that family and architecture have)")
+    parser.add_argument("--epilogue", default="bias,relu", help="the epilogue (default bias,relu)")
     parser.add_argument(
         "--where", action="append", default=[], metavar="NAME=VALUE", help="only configs with this value of a parameter"
     )
     parser.add_argument(
-        "--sample", type=positive, metavar="N", help="so many configs a dtype, at random (default: all)"
+        "--sample", type=positive, metavar="N", help="N random configs for each dtype (default: all configs)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
-    parser.add_argument("--jobs", type=positive, default=len(os.sched_getaffinity(0)), help="compilers at once")
-    return parser.parse_args()
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample (default 0)")
+    add_jobs(parser)
 
 
 def chosen_kernels(args: argparse.Namespace) -> list[Kernel]:
-    """The kernels to compile."""
+    """Return the kernels to compile."""
     arch, found, epilogue = architecture(args.arch), family(args.family), Epilogue.parse(args.epilogue)
     if arch.name not in found.architectures:
         raise UnknownNameError(f"{found.name} has no kernels for {arch.name}: choose {', '.join(found.architectures)}")
@@ -68,8 +64,7 @@ def chosen_kernels(args: argparse.Namespace) -> list[Kernel]:
     return kernels
 
 
-def main() -> int:
-    args = arguments()
+def main(args: argparse.Namespace) -> int:
     console = Console()
     kernels = chosen_kernels(args)
     failed: dict[Kernel, str] = {}
@@ -82,7 +77,7 @@ def main() -> int:
                 failed |= dict.fromkeys(built.unit.kernels, built.error)
     minutes = (time.monotonic() - started) / 60 * args.jobs
     if failed:
-        table = Table("kernel", "what the compiler said", title="Legal, and would not compile", show_lines=True)
+        table = Table("kernel", "error of the compiler", title="Legal kernels that do not compile", show_lines=True)
         for kernel, error in failed.items():
             table.add_row(str(kernel), escape(error))
         console.print(table)
@@ -91,7 +86,3 @@ def main() -> int:
     rate = len(kernels) / minutes if minutes else 0.0
     console.print(f"{len(kernels)} kernels for {args.arch}, {len(failed)} failed; {rate:.0f} kernels per core-minute")
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    run(main)

@@ -1,8 +1,7 @@
-"""Show what a GPU's time is not: four common ways of timing a kernel that give
-wrong answers, beside the way that this project times, on one convolution of
-torch.
+"""Show four common mistakes in timing a GPU kernel beside the method of this
+project, on one convolution of torch.
 
-docs/internals/measurement.md explains each of them. Needs a GPU.
+docs/internals/measurement.md explains each of them. A GPU is needed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from autotune.measure import (
     timed,
     warm_up,
 )
-from autotune_cli.command_line import positive, run
+from autotune_cli.command_line import positive
 
 CALLS = 20
 EARLIER = 50  # calls that a program has queued before the one that is timed
@@ -41,7 +40,7 @@ ROUNDS = 25
 
 @dataclass(frozen=True)
 class Row:
-    """One way of timing. us: microseconds that it gives for one call, with the range of its samples."""
+    """A way of timing, its result for one call in microseconds, and the range of its samples."""
 
     name: str
     says: str
@@ -51,7 +50,7 @@ class Row:
 
 
 class Convolution:
-    """A 3x3 convolution in float16, channels last, with random operands of its own."""
+    """A 3x3 convolution in float16, channels-last, with its own random operands."""
 
     def __init__(self, arguments: argparse.Namespace, device: torch.device) -> None:
         n, side, channels = arguments.batch, arguments.size, arguments.channels
@@ -67,16 +66,16 @@ class Convolution:
         F.conv2d(self.x, self.weight, padding=1)
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=positive, default=32, metavar="N", help="images (default: 32)")
-    parser.add_argument("--size", type=positive, default=28, metavar="N", help="their height and width (default: 28)")
-    parser.add_argument("--channels", type=positive, default=128, metavar="N", help="in and out (default: 128)")
-    return parser.parse_args()
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch", type=positive, default=32, metavar="N", help="images (default 32)")
+    parser.add_argument("--size", type=positive, default=28, metavar="N", help="height and width (default 28)")
+    parser.add_argument(
+        "--channels", type=positive, default=128, metavar="N", help="input and output channels (default 128)"
+    )
 
 
 def no_warm_up(call: Callable[[], object]) -> Row:
-    """Both synchronizations, but from the first call on: the first loads code and chooses an algorithm."""
+    """Synchronize before and after, but time from the first call on, which loads code and chooses an algorithm."""
     samples = []
 
     def finish() -> None:
@@ -87,13 +86,11 @@ def no_warm_up(call: Callable[[], object]) -> Row:
         torch.cuda.synchronize()
         samples.append(host_clock(finish))
     mean = sum(samples) / len(samples)
-    return Row(
-        "no warm-up", "the mean has the first calls in it, which load and choose", mean, min(samples), max(samples)
-    )
+    return Row("no warm-up", "the mean includes the first calls, which load code", mean, min(samples), max(samples))
 
 
 def by_host(call: Callable[[], object], before: bool, after: bool) -> list[float]:
-    """Host times of single calls, each with other work queued ahead of it, as it is in a program."""
+    """Return host times of single calls, each after other work was queued, as in a program."""
     samples = []
     for _ in range(CALLS):
         torch.cuda.synchronize()
@@ -110,13 +107,13 @@ def by_host(call: Callable[[], object], before: bool, after: bool) -> list[float
 
 
 def wrong_ways(call: Callable[[], object]) -> list[Row]:
-    """The four mistakes, in an order in which the first finds a cold process."""
+    """Return the mistakes; the missing warm-up comes first, because it needs a cold process."""
     rows = [no_warm_up(call)]
     ways = [
-        ("no synchronize before", "what was queued earlier is in it", False, True),
-        ("no synchronize after", "only the launch is in it, whatever the kernel does", True, False),
-        ("neither", "only the launch is in it, or the wait for a full queue", False, False),
-        ("host clock, both", "right of one call, but launch and wait are in it too", True, True),
+        ("no synchronize before", "includes the work that was queued before", False, True),
+        ("no synchronize after", "includes only the launch, not the kernel", True, False),
+        ("neither", "includes only the launch, or the wait for a full queue", False, False),
+        ("host clock, both", "includes launch and wait beside the kernel", True, True),
     ]
     for name, says, before, after in ways:
         samples = by_host(call, before, after)
@@ -125,7 +122,7 @@ def wrong_ways(call: Callable[[], object]) -> list[Row]:
 
 
 def right_ways(wanted: argparse.Namespace, convolution: Convolution, device: torch.device) -> list[Row]:
-    """Graphs between events, warm, interleaved; with operands that stay in the cache, and with others each time."""
+    """Time warm, interleaved graphs between events, as the project does, on resident and on rotating operands."""
     copies = [convolution] + [Convolution(wanted, device) for _ in range(copies_of(convolution.bytes, device) - 1)]
     ways: list[tuple[str, str, Runnable, int | None, Call | None]] = [
         ("ours, resident", "events around a graph of many calls; operands stay in L2", convolution, None, None),
@@ -140,11 +137,9 @@ def right_ways(wanted: argparse.Namespace, convolution: Convolution, device: tor
     ]
 
 
-def main() -> None:
-    """Run the command line."""
-    wanted = arguments()
+def main(wanted: argparse.Namespace) -> None:
     if not torch.cuda.is_available():
-        raise AutotuneError("torch sees no NVIDIA GPU: what goes wrong here goes wrong on a GPU only")
+        raise AutotuneError("torch sees no NVIDIA GPU: these mistakes occur on a GPU only")
     device = torch.device("cuda:0")
     torch.backends.cudnn.benchmark = True
     with torch.inference_mode():
@@ -155,17 +150,13 @@ def main() -> None:
 
 
 def show(title: str, wrong: list[Row], right: list[Row]) -> None:
-    """The table: each way's answer, its range, and how many times the right one it is."""
+    """Print the table: each result, its range, and its ratio to the right one."""
     table = Table(title=title, title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("way\nwhat it tells", overflow="fold")
-    for name in ("one call\nus", "range of\nsamples", "times\nours"):
+    table.add_column("method\nproperty", overflow="fold")
+    for name in ("one call\nus", "range of\nsamples", "ratio\nto ours"):
         table.add_column(name, justify="right", no_wrap=True)
     base = right[0].us
     for row in [*wrong, *right]:
         numbers = (f"{row.us:.1f}", f"{row.low:.1f} - {row.high:.1f}", f"{row.us / base:.2f}")
         table.add_row(f"{row.name}\n[dim]{row.says}", *numbers, style="bold" if row in right else None)
     Console(highlight=False).print(table)
-
-
-if __name__ == "__main__":
-    run(main)

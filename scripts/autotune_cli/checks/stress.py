@@ -1,10 +1,12 @@
 """Call one FusedResNet from several threads with mixed batch sizes; check every
-result, and that memory stays flat.
+result, and that memory does not grow.
 
-Each thread has a CUDA stream of its own. Results are compared with the plain
-network in float32. Ends with exit code 1 if a result is wrong, or if the
-process or the device holds more memory at the end than after a fifth of the
-calls.
+Each thread has its own CUDA stream. Results are compared with the plain network
+in float32. The exit code is 1 if a result is wrong, or if the process or the
+device uses more memory at the end than after a fifth of the calls.
+
+Example:
+  autotune stress --db tuning_db/se_resnet9_fixup_h200.db
 """
 
 from __future__ import annotations
@@ -21,21 +23,21 @@ from pathlib import Path
 
 import torch
 
-from autotune_cli.command_line import positive, run, sizes
+from autotune_cli.command_line import positive, sizes
 from fused_resnet import FusedResNet
 from fused_resnet.networks import se_resnet9_fixup
 
 WARM_SHARE = 5
-"""The first of so many parts of the calls may still grow: plans are bound, pools fill."""
+"""Memory is compared after 1 / WARM_SHARE of the calls, when all plans are bound and the pools are filled."""
 
 SLACK_BYTES = 32 * 2**20
+"""Growth that is no leak: the allocators of torch and of the process keep freed blocks."""
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--db", type=Path, required=True, metavar="FILE", help="the tuning database")
-    parser.add_argument("--calls", type=positive, default=100_000, metavar="N", help="in all (default 100000)")
-    parser.add_argument("--threads", type=positive, default=4, metavar="N", help="default 4")
+    parser.add_argument("--calls", type=positive, default=100_000, metavar="N", help="calls in all (default 100000)")
+    parser.add_argument("--threads", type=positive, default=4, metavar="N", help="threads (default 4)")
     parser.add_argument(
         "--batches",
         type=sizes,
@@ -43,16 +45,21 @@ def arguments() -> argparse.Namespace:
         metavar="N[,N]",
         help="batch sizes (default %(default)s)",
     )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
-        "--plans", type=positive, default=256, metavar="N", help="plans that are kept (default 256: all)"
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default cuda; cpu without a GPU"
     )
-    parser.add_argument("--no-graph", action="store_true", help="launch kernels one by one instead of as a CUDA graph")
-    return parser.parse_args()
+    parser.add_argument(
+        "--plans", type=positive, default=256, metavar="N", help="plans that are kept (default 256, enough for all)"
+    )
+    parser.add_argument("--no-graph", action="store_true", help="launch kernels one by one, not as a CUDA graph")
 
 
-class Worker(threading.Thread):
-    """Makes its share of the calls, on its own stream. `wrong` and `worst` stay on the device until the end."""
+class Caller(threading.Thread):
+    """A thread that makes a share of the calls on its own stream.
+
+    `wrong` (count) and `worst` (relative error) stay on the device until the end, so that reading them does not
+    synchronize.
+    """
 
     def __init__(
         self,
@@ -72,7 +79,7 @@ class Worker(threading.Thread):
         self.worst = torch.zeros((), device=device)
 
     def run(self) -> None:
-        """Call, compare, count."""
+        """Call the network, compare the results, and count the calls."""
         try:
             with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
                 self._work()
@@ -83,11 +90,11 @@ class Worker(threading.Thread):
         while self.done < self._calls:
             x, expected = self._random.choice(self._cases)
             error = (self._network(x).float() - expected).norm() / expected.norm()
-            self.wrong += ~(error <= self._limit)  # also where it is NaN
+            self.wrong += ~(error <= self._limit)  # true also for NaN
             torch.maximum(self.worst, error, out=self.worst)
             self.done += 1
             if self._stream and self.done % 100 == 0:
-                self._stream.synchronize()  # so that the calls are made when they are counted
+                self._stream.synchronize()  # so that counted calls are finished calls
         if self._stream:
             self._stream.synchronize()
 
@@ -95,7 +102,7 @@ class Worker(threading.Thread):
 def cases_of(
     network: FusedResNet, batches: Sequence[int], device: torch.device
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(input, what the plain network makes of it in float32): two for each batch, the second channels last."""
+    """Return (input, output of the plain network in float32): two for each batch size, the second channels-last."""
     plain = se_resnet9_fixup.build().to(device)
     plain.load_state_dict(network.state_dict())
     dtype = next(network.parameters()).dtype
@@ -110,7 +117,7 @@ def cases_of(
 
 
 def memory(device: torch.device) -> tuple[int, int]:
-    """Bytes that the process has in RAM, and that are taken on the device."""
+    """Return the resident bytes of the process, and the used bytes of the device."""
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     if device.type != "cuda":
         return resident, 0
@@ -118,8 +125,7 @@ def memory(device: torch.device) -> tuple[int, int]:
     return resident, total - free
 
 
-def main() -> int:
-    options = arguments()
+def main(options: argparse.Namespace) -> int:
     device = torch.device(options.device)
     cuda = device.type == "cuda"
     warnings.filterwarnings("ignore", message=".*is not tuned")
@@ -130,32 +136,28 @@ def main() -> int:
     for x, _ in cases:
         network(x)
     shares = [options.calls // options.threads + (i < options.calls % options.threads) for i in range(options.threads)]
-    workers = [Worker(network, cases, share, seed, 5e-3 if cuda else 1e-5) for seed, share in enumerate(shares)]
+    callers = [Caller(network, cases, share, seed, 5e-3 if cuda else 1e-5) for seed, share in enumerate(shares)]
 
     started, before = time.monotonic(), None
-    for worker in workers:
-        worker.start()
-    while any(worker.is_alive() for worker in workers):
+    for caller in callers:
+        caller.start()
+    while any(caller.is_alive() for caller in callers):
         time.sleep(0.05)
-        if before is None and sum(worker.done for worker in workers) * WARM_SHARE >= options.calls:
+        if before is None and sum(caller.done for caller in callers) * WARM_SHARE >= options.calls:
             before = memory(device)
-    for worker in workers:
-        worker.join()
+    for caller in callers:
+        caller.join()
     after = memory(device)
     seconds = time.monotonic() - started
 
-    done, wrong = sum(worker.done for worker in workers), sum(int(worker.wrong) for worker in workers)
-    failures = [worker.failure for worker in workers if worker.failure]
+    done, wrong = sum(caller.done for caller in callers), sum(int(caller.wrong) for caller in callers)
+    failures = [caller.failure for caller in callers if caller.failure]
     grown = [max(0, end - start) for start, end in zip(before or after, after, strict=True)]
     print(f"{done} calls from {options.threads} threads, {wrong} wrong, in {seconds:.0f} s")
-    print(f"largest relative error {max(float(worker.worst) for worker in workers):.1e}")
+    print(f"largest relative error {max(float(caller.worst) for caller in callers):.1e}")
     print(f"host memory   {after[0] / 2**20:8.0f} MiB, {grown[0] / 2**20:.0f} more than after a fifth of the calls")
     if cuda:
         print(f"device memory {after[1] / 2**20:8.0f} MiB, {grown[1] / 2**20:.0f} more than after a fifth of the calls")
     for failure in failures:
         print(f"a thread ended early: {failure}")
     return int(bool(wrong or failures or max(grown) > SLACK_BYTES))
-
-
-if __name__ == "__main__":
-    run(main)

@@ -1,0 +1,1 @@
+"""The subcommands of `autotune`, a module each."""

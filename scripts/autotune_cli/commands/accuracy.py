@@ -1,0 +1,254 @@
+"""Measure the accuracy of each precision: FusedResNet against torch in float32.
+
+Without --model a ResNet-18 is trained on generated images, and the top-1 of
+each precision and its agreement with float32 are reported. With --model the
+outputs of that model, with random parameters, are compared on random images.
+The results are a table and a JSON record.
+
+Layers without kernels in the database run on torch's operators:
+  autotune tune --model scripts/autotune_cli/synthetic_dataset.py:resnet18 \\
+         --input 3,64,64 --batch 250 --precision int8 --db accuracy.db
+  autotune accuracy --db accuracy.db --save resnet18.pt
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from autotune.core import AutotuneError, require_one_of
+from autotune.ir import DTYPES
+from autotune_cli import models, synthetic_dataset
+from autotune_cli.command_line import add_device, add_model, add_record, positive, torch_device
+from autotune_cli.record import provenance, slug, write
+from fused_resnet import FusedResNet
+from fused_resnet.networks import se_resnet9_fixup
+from fused_resnet.quantization import compare
+from tuning_db import Store
+
+PRECISIONS = {
+    "f32": ("f32", None),
+    "tf32": ("f32", "tf32"),
+    "f16": ("f16", None),
+    "bf16": ("bf16", None),
+    "int8": ("", "int8"),
+}
+"""Name -> dtype of the module's tensors ("" for the default of the device), and FusedResNet's `precision`."""
+METHOD = {
+    "reference": "the same module in eager torch, float32, TF32 off, on the same device and images",
+    "top1": "share of images whose largest output is their class",
+    "agreement": "share of images with the same largest output as the reference",
+    "error": "norm of all differences of outputs / norm of all outputs",
+    "worst": "largest difference of an output / root mean square of all outputs",
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A module in float32 on its device, and images to run it on.
+
+    Attributes:
+        batches: The images.
+        classes: Their classes, or None for random images.
+        calibration: Other images, for int8.
+        facts: Further entries of the record.
+    """
+
+    module: nn.Module
+    batches: list[Tensor]
+    classes: Tensor | None
+    calibration: list[Tensor]
+    facts: dict[str, Any]
+
+
+def main(arguments: argparse.Namespace) -> None:
+    device = torch_device(arguments.device)
+    usual = ["f16", "bf16", "tf32", "int8"] if device.type == "cuda" else ["f32", "int8"]
+    wanted = [require_one_of("precision", name, list(PRECISIONS)) for name in arguments.precision or usual]
+    case = random_case(arguments, device) if arguments.model else trained_case(arguments, device)
+    expected = outputs(case.module, case.batches)
+    record = {
+        **provenance(device),
+        "method": METHOD,
+        "model": arguments.model or "ResNet-18 of scripts/autotune_cli/synthetic_dataset.py",
+        "database": Path(arguments.db).name if arguments.db else None,
+        "images": len(expected),
+        **case.facts,
+        "reference_top1": top1(expected, case.classes),
+        "precisions": {},
+    }
+    path = Path(arguments.out) / f"{arguments.name or default_name(arguments.model, device)}.json"
+    with tempfile.TemporaryDirectory() as folder:
+        database = arguments.db or f"{folder}/empty.db"
+        if not arguments.db:
+            Store.create(database).close()
+        for name in wanted:
+            record["precisions"][name] = measure(case, expected, database, name, device)
+            write(record, path)
+    show(record)
+    print(f"wrote {path}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--db", metavar="PATH", help="a tuning database (default: none, all on torch's operators)")
+    parser.add_argument(
+        "--precision", action="append", metavar="P", help=f"one of {', '.join(PRECISIONS)}; may be repeated"
+    )
+    add_device(parser)
+    images = parser.add_argument_group("images")
+    images.add_argument(
+        "--images", type=positive, metavar="N", help="images to compare on (default 10000; with --model 1000)"
+    )
+    images.add_argument("--batch", type=positive, default=250, metavar="N", help="images in a call (default 250)")
+    images.add_argument(
+        "--calibration", type=positive, default=512, metavar="N", help="images for the int8 calibration (default 512)"
+    )
+    images.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and images (default 0)")
+    trained = parser.add_argument_group("a ResNet-18 that is trained on generated images")
+    trained.add_argument("--steps", type=positive, default=3000, metavar="N", help="training steps (default 3000)")
+    trained.add_argument("--train-batch", type=positive, default=256, metavar="N", help="images a step (default 256)")
+    trained.add_argument(
+        "--width", type=positive, default=64, metavar="N", help="channels of the first stage (default 64)"
+    )
+    trained.add_argument("--size", type=positive, default=64, metavar="N", help="height and width (default 64)")
+    trained.add_argument(
+        "--save", type=Path, metavar="FILE", help="file of the weights: read if it exists, else written after training"
+    )
+    add_model(parser.add_argument_group("or any model, on random images"), None, in_channels=False)
+    add_record(parser.add_argument_group("results"), "model and device")
+
+
+# -- modules and images ------------------------------------------------------------------------------------------------
+
+
+def trained_case(arguments: argparse.Namespace, device: torch.device) -> Comparison:
+    """Return a trained ResNet-18, and images that it was not trained on."""
+    torch.manual_seed(arguments.seed)
+    module = synthetic_dataset.ResNet18(arguments.width).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    facts: dict[str, Any] = {"width": arguments.width, "size": arguments.size}
+    if arguments.save and arguments.save.is_file():
+        module.load_state_dict(torch.load(arguments.save, map_location=device, weights_only=True))
+    else:
+        started = time.perf_counter()
+        generator = torch.Generator(device).manual_seed(arguments.seed)
+        loss = synthetic_dataset.train(module, arguments.steps, arguments.train_batch, arguments.size, generator)
+        seconds = round(time.perf_counter() - started, 1)
+        facts["training"] = {"steps": arguments.steps, "batch": arguments.train_batch, "loss": loss, "seconds": seconds}
+        if arguments.save:
+            torch.save(module.state_dict(), arguments.save)
+
+    def drawn(count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+        generator = torch.Generator(device).manual_seed(seed)
+        return [synthetic_dataset.images(part, arguments.size, generator) for part in parts(count, arguments.batch)]
+
+    shown = drawn(arguments.images or 10000, arguments.seed + 1)
+    calibration = [x for x, _ in drawn(arguments.calibration, arguments.seed + 2)]
+    return Comparison(
+        module.eval(), [x for x, _ in shown], torch.cat([classes for _, classes in shown]), calibration, facts
+    )
+
+
+def random_case(arguments: argparse.Namespace, device: torch.device) -> Comparison:
+    """Return the model of --model with random parameters and statistics, and random images."""
+    model = models.load(arguments.model, arguments.input, None)
+    generator = torch.Generator().manual_seed(arguments.seed)
+
+    def images(count: int) -> list[Tensor]:
+        return [torch.randn(part, *model.shape, generator=generator) for part in parts(count, arguments.batch)]
+
+    se_resnet9_fixup.randomize(model.module, arguments.seed)
+    se_resnet9_fixup.calibrate(model.module, images(8)[0])
+    shown, calibration = images(arguments.images or 1000), images(arguments.calibration)
+    return Comparison(
+        model.module.to(device),
+        [x.to(device) for x in shown],
+        None,
+        [x.to(device) for x in calibration],
+        {"input": list(model.shape)},
+    )
+
+
+def parts(count: int, most: int) -> list[int]:
+    """Return the sizes of batches of at most `most` that add up to `count`."""
+    return [min(most, count - begin) for begin in range(0, count, most)]
+
+
+# -- comparing ---------------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def outputs(call: Callable[[Tensor], Tensor], batches: Iterable[Tensor]) -> Tensor:
+    """Return all outputs (n, classes) on the CPU in float32; eager torch runs without TF32."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            return torch.cat([call(x).float().flatten(1).cpu() for x in batches])
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def top1(found: Tensor, classes: Tensor | None) -> float | None:
+    return None if classes is None else float((found.argmax(1) == classes.cpu()).double().mean())
+
+
+def measure(case: Comparison, expected: Tensor, database: str, name: str, device: torch.device) -> dict[str, Any]:
+    """Return the entry of a precision in the record: FusedResNet against the expected outputs."""
+    dtype, precision = PRECISIONS[name]
+    kind = DTYPES[dtype or ("f16" if device.type == "cuda" else "f32")]
+    calibration = case.calibration if precision == "int8" else None
+    network = FusedResNet.from_model(
+        copy.deepcopy(case.module), database, precision=precision, calibration=calibration
+    ).to(device, kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the record has the layers that are not tuned
+        found = outputs(lambda x: network(x.to(kind)), case.batches)
+    loss = compare(expected, found)
+    if not loss.error < float("inf"):
+        raise AutotuneError(f"{name}: the outputs are not finite")
+    layers = network.explain(case.batches[0].to(kind))
+    return {
+        "tensors": str(kind).removeprefix("torch."),
+        "top1": top1(found, case.classes),
+        **asdict(loss),
+        "layers": dict(Counter(row.dtype for row in layers)),
+        "kernels_from": dict(Counter(row.source for row in layers)),
+        "on_our_kernels": sum(not row.kernel.startswith("aten") for row in layers),
+        "not_in_bytes": dict(layers.kept),
+    }
+
+
+def default_name(model: str | None, device: torch.device) -> str:
+    place = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return f"accuracy-{model.rpartition(':')[2] if model else 'resnet18-pictures'}-{slug(place)}"
+
+
+def show(record: dict[str, Any]) -> None:
+    """Print the table, the reference first."""
+    table = Table(box=None, pad_edge=False, title=f"{record['model']}, {record['images']} images", title_justify="left")
+    table.add_column("precision")
+    for heading in ("top-1", "agrees", "error", "worst", "our kernels"):
+        table.add_column(heading, justify="right")
+    table.add_row("torch f32", share(record["reference_top1"]))
+    for name, row in record["precisions"].items():
+        layers = sum(row["layers"].values())
+        numbers = (share(row["top1"]), share(row["agreement"]), f"{row['error']:.1e}", f"{row['worst']:.1e}")
+        table.add_row(name, *numbers, f"{row['on_our_kernels']} of {layers}")
+    Console(highlight=False).print(table)
+
+
+def share(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2f} %"

@@ -1,0 +1,335 @@
+"""Time FusedResNet against eager torch, TorchScript, CUDA graphs and
+torch.compile.
+
+All variants run in one process and are timed in interleaved rounds. The results
+are a table, a JSON record and a bar chart.
+
+Example:
+  autotune bench --db tuning_db/se_resnet9_fixup_h200.db --batch 1,128
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import json
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from torch import Tensor
+
+from autotune.core import AutotuneError, require_one_of
+from autotune.ir import DTYPES
+from autotune_cli import chart, models, timing
+from autotune_cli.baselines import VARIANTS, BaselineInput, Forward, Variant, from_another
+from autotune_cli.command_line import (
+    add_batches,
+    add_device,
+    add_model,
+    add_record,
+    names,
+    positive,
+    seconds,
+    torch_device,
+)
+from autotune_cli.models import Model
+from autotune_cli.record import one_line, provenance, slug, write
+from fused_resnet.model_source import INT8, PRECISIONS, TF32
+from fused_resnet.networks import se_resnet9_fixup
+
+TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.float32: 5e-3}  # f32 may mean TF32 on a GPU
+AS_TORCH = 1.5
+"""A variant's error may be this many times that of eager torch, because rounding errors add up in deep networks."""
+INT8_TOLERANCE = 0.15  # finds wrong results only; `autotune accuracy` measures the loss of accuracy
+METHOD = {
+    "unit": "microseconds",
+    "stream": "mean of a burst of back-to-back calls; device events on a GPU, host clock on a CPU; a sample is a burst",
+    "latency": "one call between two device synchronizations, host clock",
+    "spread": "median, and low and high: the 10th and 90th percentile",
+    "ratio": "a variant's time over fused's: median over rounds of the ratio in one round, low and high: 95 % interval",
+    "caches": "warm: the same input again and again",
+    "input": "lies in the variant's layout; every copy of it into a CUDA graph's static buffer is in the time",
+    "settings": "eval, inference_mode, cudnn.benchmark; torch.compile: reduce-overhead on a GPU, default on a CPU",
+    "error": "norm(result - reference) / norm(reference), the reference in float32 on the CPU, all parameters random",
+}
+PLACES = ("db", "against", "out", "name", "plot")  # arguments that name files, and are not part of a result
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a variant: the times, or the `reason` why it did not run."""
+
+    variant: Variant
+    reason: str | None = None
+    forward: Forward | None = None
+    error: float = 0.0
+    setup_seconds: float = 0.0
+    warnings: tuple[str, ...] = ()
+    stream: timing.Spread | None = None
+    latency: timing.Spread | None = None
+    stream_ratio: timing.Ratio | None = None
+    latency_ratio: timing.Ratio | None = None
+
+
+def main(arguments: argparse.Namespace) -> None:
+    if arguments.plot:
+        plot(Path(arguments.plot))
+        return
+    if arguments.threads:
+        os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # for kernels that bring an OpenMP runtime of their own
+        torch.set_num_threads(arguments.threads)
+    device = torch_device(arguments.device)
+    arguments.batch = list(dict.fromkeys(arguments.batch or [128]))
+    dtype = arguments.dtype or ("f16" if device.type == "cuda" and arguments.precision != TF32 else "f32")
+    chosen = pick_variants(arguments, device)
+    model = models.load(arguments.model, arguments.input, arguments.in_channels)
+    database = pick_database(arguments, chosen)
+    torch.backends.cudnn.benchmark = True
+
+    record: dict[str, Any] = {
+        **provenance(device),
+        "arguments": {key: value for key, value in vars(arguments).items() if key not in PLACES}
+        | {"dtype": dtype, "device": device.type, "variants": [variant.name for variant in chosen]},
+        "database": database,
+        "against": [entry(path) for path in arguments.against],
+        "method": METHOD,
+        "batches": [],
+    }
+    name = arguments.name or default_name(model.name, device, arguments.precision or dtype)
+    path = Path(arguments.out) / f"{name}.json"
+    ran = False
+    for batch in arguments.batch:
+        results = measure(make_case(model, arguments, batch, device, DTYPES[dtype]), chosen, arguments.seconds)
+        ran |= any(result.reason is None for result in results)
+        record["batches"].append({"batch": batch, "variants": {r.variant.name: as_json(r) for r in results}})
+        write(record, path)  # after every batch size: an interrupted run keeps what it measured
+        show(results, f"{model.name}, {arguments.precision or dtype}, batch {batch}, {record['machine']['device']}")
+    if not ran:
+        raise AutotuneError("no variant ran: the reasons stand below each table")
+    plot(path)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    network = parser.add_argument_group("network")
+    add_model(network, "se_resnet9_fixup")
+    add_batches(network, "128")
+    network.add_argument("--dtype", choices=["f16", "bf16", "f32"], help="default f16 on a GPU, f32 on a CPU")
+    network.add_argument("--precision", choices=list(PRECISIONS), help=f"precision of FusedResNet: {models.PRECISION}")
+    variants = parser.add_argument_group("variants")
+    variants.add_argument("--db", metavar="PATH", help="the tuning database of the variant fused")
+    variants.add_argument(
+        "--against",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="also time FusedResNet on this database, such as an older one; may be repeated",
+    )
+    known = ", ".join(variant.name for variant in VARIANTS)
+    variants.add_argument("--only", type=names, default=[], metavar="A,B", help=f"run only these variants of {known}")
+    variants.add_argument("--skip", type=names, default=[], metavar="A,B", help="leave these variants out")
+    variants.add_argument("--max-autotune", action="store_true", help="also run compile_max, which takes minutes")
+    timing_group = parser.add_argument_group("timing")
+    add_device(timing_group)
+    timing_group.add_argument("--threads", type=positive, metavar="N", help="CPU threads (default: torch's choice)")
+    timing_group.add_argument(
+        "--seconds", type=seconds, default=2.0, help="time for each variant and batch size (default 2)"
+    )
+    results = parser.add_argument_group("results")
+    add_record(results, "model, device and dtype")
+    results.add_argument("--plot", metavar="FILE.json", help="only draw the chart of a record again")
+
+
+def pick_variants(arguments: argparse.Namespace, device: torch.device) -> list[Variant]:
+    known = [variant.name for variant in VARIANTS]
+    for name in arguments.only + arguments.skip:
+        require_one_of("variant", name, known)
+    wanted = set(arguments.only or [name for name in known if name != "compile_max"]) - set(arguments.skip)
+    if arguments.max_autotune:
+        wanted.add("compile_max")
+    chosen = [v for v in VARIANTS if v.name in wanted and (device.type == "cuda" or not v.gpu_only)]
+    chosen += [from_another(path) for path in arguments.against]
+    if len({variant.name for variant in chosen}) < len(chosen):
+        raise AutotuneError("--against: databases are distinguished by their file names, and two have the same name")
+    if not chosen:
+        raise AutotuneError(f"no variant is left to run on {device.type}: change --only or --skip")
+    return chosen
+
+
+def pick_database(arguments: argparse.Namespace, chosen: Iterable[Variant]) -> dict[str, str] | None:
+    """Return the database's entry in the record; None if no variant needs a database."""
+    if all(variant.name != "fused" for variant in chosen):
+        return None
+    if not arguments.db:
+        raise AutotuneError("the variant fused needs a tuning database: give --db PATH or --skip fused")
+    return entry(Path(arguments.db))
+
+
+def entry(path: Path) -> dict[str, str]:
+    """Return the entry of a database in a record."""
+    if not path.is_file():
+        raise AutotuneError(f"there is no tuning database '{path}': run `autotune tune` first, or give another")
+    return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+
+def make_case(
+    model: Model, arguments: argparse.Namespace, batch: int, device: torch.device, dtype: torch.dtype
+) -> BaselineInput:
+    """Return random weights, a random input, and their result in float32 on the CPU."""
+    torch.compiler.reset()  # so that torch.compile specializes for this batch size
+    generator = torch.Generator().manual_seed(1)
+    se_resnet9_fixup.randomize(model.module, 0)
+    se_resnet9_fixup.calibrate(model.module, torch.randn(8, *model.shape, generator=generator))
+    x = torch.randn(batch, *model.shape, generator=generator).to(dtype)
+    with torch.inference_mode():
+        expected = model.module(x.float())
+    return BaselineInput(model, arguments.db or "", arguments.precision, x.to(device), expected)
+
+
+def measure(case: BaselineInput, chosen: list[Variant], budget: float) -> list[Result]:
+    """Prepare every variant, then time all that work in interleaved rounds."""
+    text = TextColumn("{task.description}")
+    with Progress(text, BarColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=len(chosen))
+        results = [prepare(case, variant, progress, task) for variant in chosen]
+        calls = {result.variant.name: result.forward for result in results if result.forward}
+        if not calls:
+            return results
+        progress.reset(task, total=1, description=f"timing {len(calls)} variants, batch {len(case.x)}")
+        try:
+            with torch.inference_mode(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they were recorded while each variant was prepared
+                times = timing.interleave(calls, case.device, budget, lambda f: progress.update(task, completed=f))
+        except Exception as problem:  # after an error of the CUDA context every later call fails
+            return [r if r.reason else Result(r.variant, f"while timing: {one_line(problem)}") for r in results]
+    return [with_times(result, times) if result.forward else result for result in results]
+
+
+@torch.inference_mode()
+def is_right(case: BaselineInput, variant: Variant, error: float) -> bool:
+    """Return whether an error is within the tolerance of the dtype, or within AS_TORCH times that of eager torch."""
+    if variant.is_fused and case.precision == INT8:
+        return error < INT8_TOLERANCE
+    if error < TOLERANCE[case.x.dtype]:
+        return True
+    return error < AS_TORCH * relative_error(case.eager()(case.x).cpu(), case.expected)
+
+
+def prepare(case: BaselineInput, variant: Variant, progress: Progress, task: TaskID) -> Result:
+    """Build, check and warm up one variant; an error becomes the variant's result."""
+    progress.update(task, description=f"preparing {variant.name}, batch {len(case.x)}")
+    start = time.perf_counter()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            forward = variant.build(case)
+            with torch.inference_mode():
+                error = relative_error(forward().cpu(), case.expected)
+                timing.warm_up(forward, case.device)
+        right = is_right(case, variant, error)
+    except Exception as problem:  # compilers and kernels raise anything
+        return Result(variant, one_line(problem))
+    finally:
+        progress.advance(task)
+        gc.collect()
+    if not right:
+        return Result(variant, f"wrong result: relative error {error:.1e}")
+    said = dict.fromkeys(one_line(w.message) for w in caught if issubclass(w.category, UserWarning))
+    return Result(variant, None, forward, error, time.perf_counter() - start, tuple(said))
+
+
+def with_times(result: Result, times: dict[str, timing.Samples]) -> Result:
+    """Return the result with its statistics, and with ratios if the variant fused ran."""
+    own, fused_times = times[result.variant.name], times.get("fused")
+    calls = [call for latencies in own.latency for call in latencies]
+    result = replace(result, stream=timing.spread(own.stream), latency=timing.spread(calls))
+    if fused_times is None:
+        return result
+    return replace(
+        result,
+        stream_ratio=timing.paired_ratio(own.stream, fused_times.stream),
+        latency_ratio=timing.paired_ratio(medians(own.latency), medians(fused_times.latency)),
+    )
+
+
+def medians(rounds: list[list[float]]) -> list[float]:
+    return [statistics.median(values) for values in rounds]
+
+
+def relative_error(result: Tensor, expected: Tensor) -> float:
+    return float((result.double() - expected).norm() / expected.double().norm())
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    variant = result.variant
+    about = {"label": variant.label, "layout": variant.layout}
+    if result.reason is not None:
+        return {"status": "failed", "reason": result.reason} | about
+    numbers = asdict(replace(result, forward=None))
+    return {"status": "ok"} | about | {k: v for k, v in numbers.items() if k not in ("variant", "reason", "forward")}
+
+
+def default_name(model: str, device: torch.device, dtype: str) -> str:
+    place = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return f"{model}-{slug(place)}-{dtype}"
+
+
+def plot(path: Path) -> None:
+    """Draw the chart of the record at `path`, beside it."""
+    try:
+        picture = path.with_name(f"{path.stem}.png")
+        chart.draw(json.loads(path.read_text()), picture)
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise AutotuneError(f"'{path}' is not a record of `autotune bench`: {one_line(problem)}") from problem
+    except ImportError as problem:
+        raise AutotuneError(f"drawing needs matplotlib: install it, then run autotune bench --plot {path}") from problem
+    Console().print(f"wrote {picture}", highlight=False)
+
+
+def show(results: list[Result], title: str) -> None:
+    """Print the table, fastest variant first, then the failures and the warnings of FusedResNet."""
+    ran = sorted((r for r in results if r.latency), key=lambda r: cast(timing.Spread, r.latency).median)
+    unit, scale = chart.unit([s.median for r in ran for s in (r.stream, r.latency) if s])
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    table.add_column("variant")  # the one that may wrap, for the names of databases
+    for heading in (f"stream {unit}", f"latency {unit}", "stream/fused", "latency/fused", "error"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for r in ran:
+        numbers = [spread_text(r.stream, scale), spread_text(r.latency, scale)]
+        numbers += [ratio_text(r.stream_ratio), ratio_text(r.latency_ratio), f"{r.error:.0e}"]
+        table.add_row(r.variant.name, *numbers, style="bold" if r.variant.name == "fused" else None)
+    console = Console(highlight=False)
+    console.print(f"\n[italic]{escape(title)}[/]")
+    if ran:
+        console.print(table)
+    for r in results:
+        if r.reason is not None:
+            console.print(f"[red]{r.variant.name} failed:[/] {escape(r.reason)}")
+        elif r.variant.is_fused:
+            for text in r.warnings:
+                console.print(f"[yellow]{r.variant.name} warns:[/] {escape(text)}")
+
+
+def spread_text(value: timing.Spread | None, scale: float) -> str:
+    """Return the median and, in percent of it, half the distance from the 10th to the 90th percentile."""
+    if value is None:
+        return ""
+    return f"{chart.number(value.median / scale)} ±{50 * (value.high - value.low) / value.median:.0f}%"
+
+
+def ratio_text(value: timing.Ratio | None) -> str:
+    """Return the ratio and its confidence interval."""
+    if value is None:
+        return ""
+    return f"{chart.number(value.median)} ({chart.number(value.low)}-{chart.number(value.high)})"

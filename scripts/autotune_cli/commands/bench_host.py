@@ -1,0 +1,117 @@
+"""Measure the host time of FusedResNet: of loading it, and of a call.
+
+Loading runs from `import torch` to the first result, in new processes without
+cached binaries. A call returns while the GPU works. On a CPU the kernels run
+within the call, so there only checking the weights and allocating the output
+are host time.
+
+Example:
+  autotune bench-host --db tuning_db/se_resnet9_fixup_h200.db
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from autotune.core import AutotuneError
+from autotune.measure import synchronize
+from autotune_cli import cold_start
+from autotune_cli.command_line import positive
+from fused_resnet import FusedResNet
+
+BURST = 20
+"""Calls between two synchronizations: few enough that the driver's launch queue does not fill and block the host."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--db", type=Path, required=True, metavar="FILE", help="the tuning database")
+    parser.add_argument("--batch", type=positive, default=1, metavar="N", help="batch size (default 1)")
+    parser.add_argument(
+        "--calls", type=positive, default=5000, metavar="N", help="calls for each measurement (default 5000)"
+    )
+    parser.add_argument(
+        "--loads", type=int, default=5, metavar="N", help="loads, each in a new process (default 5; 0: none)"
+    )
+    parser.add_argument(
+        "--device", help="default cuda; cpu without a GPU", default="cuda" if torch.cuda.is_available() else "cpu"
+    )
+
+
+def load_times(database: Path, batch: int, device: torch.device, loads: int) -> dict[str, float]:
+    """Return the milliseconds of each stage of loading, medians over new processes, and their sum."""
+    command = [sys.executable, "-m", cold_start.__name__, str(database), str(batch), str(device)]
+    found: list[dict[str, float]] = []
+    for _ in range(loads):
+        with tempfile.TemporaryDirectory() as cache:
+            environment = {**os.environ, "XDG_CACHE_HOME": cache, "PYTHONWARNINGS": "ignore"}
+            done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        if done.returncode:
+            raise AutotuneError(f"loading {database} failed: {done.stderr.strip().splitlines()[-1]}")
+        found.append(json.loads(done.stdout))
+    totals = [sum(seconds[stage] for stage in cold_start.STAGES) for seconds in found]
+    medians = {stage: statistics.median(seconds[stage] for seconds in found) for stage in found[0]}
+    return {stage: 1e3 * value for stage, value in {"total": statistics.median(totals), **medians}.items()}
+
+
+def host_us(call: Callable[[], object], device: torch.device, calls: int) -> float:
+    """Return the median over bursts of the host time of one call, in microseconds."""
+    times = []
+    for _ in range(max(1, calls // BURST)):
+        synchronize(device)
+        start = time.perf_counter_ns()
+        for _ in range(BURST):
+            call()
+        times.append((time.perf_counter_ns() - start) / 1e3 / BURST)
+    return statistics.median(times)
+
+
+def measure(network: FusedResNet, x: torch.Tensor, calls: int) -> dict[str, float]:
+    """Return the microseconds of a call and of its parts."""
+    with torch.inference_mode():
+        out = network(x)
+        _, context, stream = network.context(x)
+        parts: dict[str, Callable[[], object]] = {
+            "call": lambda: network(x),
+            "call with out=": lambda: network(x, out=out),
+            "look at the weights": network._cache.weights.unchanged,
+            "make the output": lambda: torch.empty_like(context.template),
+            "engine": lambda: context.run(x, out, stream),
+        }
+        for part in parts.values():
+            host_us(part, x.device, BURST)
+        return {name: host_us(part, x.device, calls) for name, part in parts.items()}
+
+
+def main(options: argparse.Namespace) -> int:
+    device = torch.device(options.device)
+    warnings.filterwarnings("ignore", message=".*is not tuned")
+    if options.loads > 0:
+        found = load_times(options.db, options.batch, device, options.loads)
+        print(f"from import torch to a first result, N = {options.batch}: {found['total']:.0f} ms")
+        for stage in cold_start.STAGES:
+            print(f"    {stage:22}{found[stage]:8.1f}")
+            if stage == "choosing and binding":
+                print(f"      {cold_start.READING:20}{found[cold_start.READING]:8.1f}")
+    for graph in (True, False) if device.type == "cuda" else (False,):
+        network = FusedResNet(options.db, graph=graph)
+        network.to(device, torch.float16 if device.type == "cuda" else torch.float32)
+        x = torch.randn(options.batch, 3, 64, 64).to(next(network.parameters()))
+        found = measure(network, x, options.calls)
+        print(f"{'with' if graph else 'without'} a CUDA graph, N = {options.batch}: {found['call']:.1f} us a call")
+        for name in ("call with out=", "look at the weights", "make the output", "engine"):
+            print(f"    {name:22}{found[name]:8.2f}")
+        if device.type == "cuda":
+            print(f"    {'around the engine':22}{found['call'] - found['engine']:8.2f}")
+    return 0

@@ -1,0 +1,179 @@
+"""Time tune.py on a network, and compare what it chooses with the best of an
+exhaustive run.
+
+It tunes twice from nothing, with different seeds, and once more with an empty
+database but the first run's binaries on disk, in less time. The winners of
+all runs and of an exhaustive run are then timed side by side, in interleaved
+rounds. Where the exhaustive run is a recording (scripts/replay.py), the best
+configs of each of its problems are made and timed anew for that.
+
+Example:
+  python scripts/tune.py --strategy exhaustive --limit 150 --budget 1h \\
+         --db all.db
+  python scripts/bench_tuning.py --against all.db -- --batch 128 --budget 100s
+  python scripts/bench_tuning.py -- --batch 128
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from autotune.core import AutotuneError, device_arch, of_target
+from autotune.ir import parse
+from autotune.measure import Worker
+from autotune.runtime import candidate
+from autotune.search import Space, SpaceTrace, TuneTrace
+from autotune.tuner import Options, Progress, Tuning
+from autotune_cli.command_line import positive
+from autotune_cli.record import provenance, slug, write
+from tuning_db import Store
+from tuning_db.schema import Measurement
+
+BUILT = "libraries built"
+RUNS = {"first": ("a", 0), "second": ("b", 1), BUILT: ("a", 2)}
+"""Name -> (folder of binaries, seed)."""
+DEVICE = "cuda:0" if torch.cuda.is_available() else "cpu"
+RECORDING = Path("tests/data/search_h200.json.gz")
+BEST = 4
+"""Configs of each problem and family of a recording that are compiled and timed again."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--against",
+        type=Path,
+        default=RECORDING,
+        metavar="FILE",
+        help=f"database or recording of an exhaustive search (default {RECORDING})",
+    )
+    parser.add_argument(
+        "--built",
+        default="15s",
+        metavar="TIME",
+        help="--budget of the run whose kernels are already compiled (default 15s)",
+    )
+    parser.add_argument("--rounds", type=positive, default=15, metavar="N", help="interleaved rounds (default 15)")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the databases and the tuner's output here")
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks"), metavar="DIR", help="folder of the record (default benchmarks)"
+    )
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="options of autotune tune, after --")
+
+
+def tune(options: list[str], folder: Path, name: str) -> tuple[Path, float]:
+    """Run the tuner in a new process; return its database and the seconds that it took."""
+    binaries, seed = RUNS[name]
+    database = folder / f"{name.replace(' ', '-')}.db"
+    command = [sys.executable, "-m", "autotune_cli", "tune", *options, "--db", str(database), "--seed", str(seed)]
+    start = time.perf_counter()
+    done = subprocess.run(
+        command, check=False, env={**os.environ, "AUTOTUNE_GENERATED": str(folder / binaries)}, capture_output=True
+    )
+    database.with_suffix(".txt").write_bytes(done.stdout)
+    if done.returncode:
+        raise AutotuneError(f"autotune tune ended with {done.returncode}: {done.stderr.decode().strip()[-500:]}")
+    return database, time.perf_counter() - start
+
+
+class BestOfRecording(Tuning):
+    """A tuning run over the best configs of a recording."""
+
+    def __init__(self, recording: TuneTrace, store: Store, worker: Worker) -> None:
+        self._best = list(map(best_configs, recording.spaces))
+        arch, jobs = device_arch(of_target(recording.target), torch.device(DEVICE)), len(os.sched_getaffinity(0))
+        options = Options(arch, recording.target, 0, 3600.0, jobs, strategy="exhaustive", gain=0.0, vendor="none")
+        super().__init__(store, (space.problem for space in self._best), options, worker, Progress())
+
+    def _spaces(self) -> Iterator[Space]:
+        return iter(self._best)
+
+
+def best_configs(traced: SpaceTrace) -> Space:
+    """Return the BEST fastest configs of a recorded space."""
+    space, times = traced.space, [result.best_us or math.inf for result in traced.results]
+    order = sorted(range(len(times)), key=times.__getitem__)[:BEST]
+    configs, costs = tuple(space.configs[i] for i in order), tuple(space.costs[i] for i in order)
+    return Space(space.problem, space.family, configs, costs)
+
+
+def exhaustive(against: Path, folder: Path) -> Path:
+    """Return the database of the exhaustive search; for a recording, a new one with its best configs."""
+    if not against.name.endswith(".json.gz"):
+        return against
+    recording, path = TuneTrace.load(against), folder / "exhaustive.db"
+    with Store.create(path) as store, Worker(DEVICE) as worker:
+        BestOfRecording(recording, store, worker).run()
+    return path
+
+
+def best(store: Store, problem: str) -> Measurement | None:
+    """Return the winner of a problem among our kernels and torch's operators, without cuDNN's plans."""
+    [device] = store.devices()
+    return next((row for row in store.ranking(device, problem) if row.kernel.family != "cudnn"), None)
+
+
+def compare(databases: dict[str, Path], rounds: int) -> dict[str, dict[str, float]]:
+    """Return problem -> run -> microseconds of its winner, timed in interleaved rounds."""
+    times: dict[str, dict[str, float]] = {}
+    with ExitStack() as stack:
+        stores = {name: stack.enter_context(Store.open(path)) for name, path in databases.items()}
+        worker = stack.enter_context(Worker(DEVICE))
+        problems = [row.text for row in next(iter(stores.values())).problems()]
+        for problem in problems:
+            rows = {name: row for name, store in stores.items() if (row := best(store, problem))}
+            if len(rows) < len(stores):
+                continue
+            candidates = [candidate(stores[name], row.kernel, row.launch) for name, row in rows.items()]
+            results = worker.finals(parse(problem), candidates, rounds)
+            if all(result.median_us for result in results):
+                times[problem] = {
+                    name: result.median_us or math.nan for name, result in zip(rows, results, strict=True)
+                }
+    return times
+
+
+def main(args: argparse.Namespace) -> int:
+    options = [word for word in args.options if word != "--"]
+    seconds: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        databases = {"exhaustive": exhaustive(args.against, folder)}
+        for name in RUNS:
+            budget = ["--budget", args.built] if name == BUILT else []
+            databases[name], seconds[name] = tune([*options, *budget], folder, name)
+            print(f"{name}: tuned in {seconds[name]:.0f} s", file=sys.stderr)
+        times = compare(databases, args.rounds)
+    sums = {name: sum(of[name] for of in times.values()) for name in databases}
+    table = Table("run", "s", "layers, us", "x exhaustive", "worst layer", title="tuning time, and the winners")
+    for name in databases:
+        worst = max(of[name] / of["exhaustive"] for of in times.values())
+        took = f"{seconds[name]:.0f}" if name in seconds else ""
+        table.add_row(name, took, f"{sums[name]:.1f}", f"{sums[name] / sums['exhaustive']:.3f}", f"{worst:.3f}")
+    Console().print(table)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    record: dict[str, Any] = {
+        **provenance(device),
+        "options": options,
+        "built": args.built,
+        "seconds": seconds,
+        "times_us": times,
+    }
+    path = args.out / f"tuning-{slug(record['machine']['device'])}.json"
+    write({**record, "sums_us": sums}, path)
+    print(f"wrote {path}")
+    return 0

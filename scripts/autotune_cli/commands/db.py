@@ -1,0 +1,165 @@
+"""Show, merge, pack, export and compare tuning databases.
+
+DB is a file, or a server: postgresql+psycopg://user@host/name.
+docs/guide/databases.md describes the databases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from autotune.core import AutotuneError, format_bytes
+from autotune.families import families
+from autotune.ir import parse
+from autotune.tuner import label, lines
+from autotune_cli.command_line import database, positive
+from autotune_cli.tables import winners
+from tuning_db import Store, diff, json_export
+from tuning_db.location import SCHEMA_VERSION, Location
+from tuning_db.merge import Outcome
+from tuning_db.pack import merge, pack
+from tuning_db.schema import Measurement
+from tuning_db.snapshot import read
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, about: str, *positional: str, many: str = "") -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
+        for each in positional:
+            sub.add_argument(each.lower(), metavar=each, type=Path if each == "FILE" else database)
+        if many:
+            sub.add_argument(many.lower(), metavar=many, nargs="+", type=database)
+            sub.add_argument("-o", "--to", metavar="FILE", type=Path, required=True, help="the new file")
+        return sub
+
+    command("info", "show devices, software, tables, and the outcomes of trials", "DB")
+    command("best", "show the winner of each problem", "DB")
+    listed = command("list", "list the candidates of each problem, the fastest first", "DB")
+    listed.add_argument("--most", type=positive, metavar="N", default=10, help="candidates of a problem (default 10)")
+    command("pack", "write a new file with what FusedResNet needs: best candidates and plans", many="DBS")
+    command("merge", "write a new file with the contents of several databases", many="DBS")
+    command("diff", "count what only one of two databases has, and list differing winners", "DB", "OTHER")
+    command("export", "write the whole database as readable JSON", "DB", "FILE")
+    command("import", "add an exported file to a database, which is created if missing", "FILE", "DB")
+
+
+def info(store: Store, console: Console) -> None:
+    file = Path(store.name)
+    size = f", {format_bytes(file.stat().st_size)}" if file.is_file() else ""
+    console.print(f"{store.name}: schema {SCHEMA_VERSION}{size}", highlight=False)
+    for device in store.devices():
+        console.print(f"device: {device.name} ({device.target})", highlight=False)
+        rates = f"{device.flops_per_us / 1e6:.1f} TFLOP/s, {device.bytes_per_us / 1e6:.2f} TB/s measured"
+        console.print(f"        {rates}; {device.details}", highlight=False)
+    for environment in store.environments():
+        software = ", ".join(f"{name} {version}" for name, version in json.loads(environment.software).items())
+        console.print(f"measured with: {software}", highlight=False)
+    table = Table(box=None, show_header=False)
+    for name, count in store.counts().items():
+        table.add_row(name, str(count))
+    console.print(table)
+
+
+def best(store: Store, console: Console) -> None:
+    problems = []
+    for row in store.problems():
+        try:
+            problems.append(parse(row.text))
+        except AutotuneError as error:
+            console.print(f"{row.text}\n  left out: {error}", highlight=False, markup=False)
+    for device in store.devices():
+        named = [(str(getattr(problem, "n", "")), problem) for problem in problems]
+        console.print(winners(lines(store, device, named), device.name, "n"))
+    if not store.devices():
+        console.print("Nothing was timed yet: run autotune tune with this database on the machine that has the device.")
+
+
+def listing(store: Store, console: Console, most: int) -> None:
+    for device in store.devices():
+        for row in store.problems():
+            measurements = store.measurements(device, row.text)
+            if not measurements:
+                continue
+            console.print(f"[bold]{_short_name(row.text)}[/]  {row.text}", highlight=False)
+            for measurement in measurements[:most]:
+                time = f"{measurement.median_us:9.2f} us" if measurement.median_us else f"{measurement.status:>12}"
+                mark = "final" if measurement.final else measurement.error or ""
+                console.print(f"  {time}  {label(measurement)}  {mark}", highlight=False)
+
+
+def compare(store: Store, other: Store, console: Console) -> None:
+    table = Table(box=None, header_style="bold")
+    table.add_column("")
+    for name in ("only in the first", "in both", "only in the second"):
+        table.add_column(name, justify="right")
+    for name, count in diff.counts(read(store), read(other)).items():
+        table.add_row(name, str(count.first), str(count.both), str(count.second))
+    console.print(table)
+    for device, problem, mine, its in diff.winners(store, other):
+        console.print(f"\n[bold]{_short_name(problem)}[/] on {device}: {problem}", highlight=False)
+        for at, winner in (("first", mine), ("second", its)):
+            console.print(f"  {at:>6}  {_winner(winner)}", highlight=False)
+
+
+def show_outcome(outcome: Outcome, place: Location, console: Console) -> None:
+    table = Table(box=None, header_style="bold")
+    for name in ("", "added", "already known"):
+        table.add_column(name, justify="right" if name else "left")
+    for name in outcome.added | outcome.known:
+        table.add_row(name, str(outcome.added[name]), str(outcome.known[name]))
+    console.print(table)
+    for kernel in outcome.others:
+        console.print(
+            f"kept beside a kernel that was compiled with other sources or another compiler: {kernel}",
+            highlight=False,
+            markup=False,
+        )
+    console.print(f"database {place}", highlight=False)
+
+
+def _winner(row: Measurement | None) -> str:
+    return f"{row.median_us:9.2f} us  {label(row)}" if row else "not timed"
+
+
+def _short_name(problem: str) -> str:
+    """Return a short text for a problem; its operator alone if an epilogue step is not defined here."""
+    try:
+        return parse(problem).short_name
+    except AutotuneError:
+        return problem.split(maxsplit=1)[0]
+
+
+def main(args: argparse.Namespace) -> None:
+    console = Console()
+    families()  # registers the operators of $AUTOTUNE_FAMILIES
+    if args.command == "pack":
+        pack(args.dbs, args.to)
+        console.print(f"{args.to}: {format_bytes(args.to.stat().st_size)}", highlight=False)
+    elif args.command == "merge":
+        show_outcome(merge(args.dbs, args.to), args.to, console)
+    elif args.command == "import":
+        with Store.create(args.db) as store:
+            show_outcome(json_export.import_(args.file, store), store.name, console)
+    else:
+        with ExitStack() as stack:
+            store = stack.enter_context(Store.open(args.db))
+            match args.command:
+                case "info":
+                    info(store, console)
+                case "best":
+                    best(store, console)
+                case "list":
+                    listing(store, console, args.most)
+                case "export":
+                    json_export.export(store, args.file)
+                    console.print(f"{args.file}: {format_bytes(args.file.stat().st_size)}", highlight=False)
+                case "diff":
+                    compare(store, stack.enter_context(Store.open(args.other)), console)

@@ -1,0 +1,151 @@
+"""Compare search strategies on a recorded tuning run, in simulated time. It needs
+no GPU and no compiler.
+
+Examples:
+  autotune replay record tuning_db/all.db recording.json.gz
+  autotune replay compare recording.json.gz --seeds 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from autotune.core import AutotuneError, format_bytes, require_one_of
+from autotune.search import MIN_CONFIGS, STRATEGIES, Replay, TuneTrace, replay, trace_of
+from autotune_cli.command_line import percent, positive, seconds
+from tuning_db import Store
+
+SHARES = (0.02, 0.05, 0.10, 0.15)
+"""Shares of a layer's configs after which the table shows the best time."""
+NEAR_BEST = 0.02
+"""A layer counts as solved when its time is at most this much above the best, relative to the best."""
+MOMENTS = (10.0, 20.0, 30.0, 60.0, 120.0, 180.0)
+"""Simulated seconds after which the table shows the sum of the best times."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="command", required=True, metavar="record|compare")
+    making = commands.add_parser("record", help="write the trials of a database to a recording")
+    making.add_argument("database", type=Path, metavar="DB", help="preferably of autotune tune --strategy exhaustive")
+    making.add_argument("recording", type=Path, metavar="FILE", help="the file to write, gzipped JSON")
+    making.add_argument("--device", help="name of the device, if the database has trials of several")
+    searching = commands.add_parser("compare", help="search a recording with each strategy and compare the results")
+    searching.add_argument("recording", type=Path, metavar="FILE")
+    searching.add_argument(
+        "--strategy", action="append", choices=list(STRATEGIES), help="only this strategy; may be repeated"
+    )
+    searching.add_argument("--seeds", type=positive, metavar="N", default=20, help="searches per strategy (default 20)")
+    searching.add_argument("--cores", type=positive, metavar="N", default=16, help="cores that compile (default 16)")
+    searching.add_argument(
+        "--share",
+        type=percent,
+        metavar="PERCENT",
+        default=0.15,
+        help="share of a layer's configs that may be tried (default 15%%)",
+    )
+    searching.add_argument(
+        "--gain", type=percent, metavar="PERCENT", default=0.01, help="as for autotune tune (default 1%%)"
+    )
+    searching.add_argument(
+        "--budget", type=seconds, metavar="TIME", default=1e9, help="simulated time (default unlimited)"
+    )
+    searching.add_argument("--only", action="append", metavar="FAMILY", help="only this family; may be repeated")
+    searching.add_argument("--chart", type=Path, metavar="PNG", help="draw the curves to a file")
+
+
+def record(args: argparse.Namespace, console: Console) -> None:
+    """Write the recording of a database."""
+    with Store.open(args.database) as store:
+        names = [device.name for device in store.devices()]
+        if len(names) != 1 and not args.device:
+            raise AutotuneError(f"{args.database} has trials of {names or 'no device'}: name one with --device")
+        device = store.device(require_one_of("device", args.device or names[0], names))
+        assert device
+        trace = trace_of(store, device)
+    if not trace.spaces:
+        raise AutotuneError(f"{args.database} has no trials of kernels: a packed database keeps only the finals")
+    trace.save(args.recording)
+    trials = sum(len(result.launches) for traced in trace.spaces for result in traced.results)
+    configs = sum(len(traced.results) for traced in trace.spaces)
+    size = format_bytes(args.recording.stat().st_size)
+    console.print(f"{args.recording}: {len(trace.spaces)} spaces, {configs} configs, {trials} trials, {size}")
+
+
+def mean(values: Sequence[float]) -> str:
+    """Return a mean as a percentage, or "-" while some problem has no result."""
+    average = statistics.fmean(values)
+    return "-" if average == float("inf") else f"{average:.1%}"
+
+
+def table_by_share(runs: dict[str, list[Replay]]) -> Table:
+    """Return how far a layer's best time is above its optimum after shares of its configs."""
+    table = Table(
+        title="best time of a layer so far, above its optimum", title_justify="left", box=None, header_style="bold"
+    )
+    table.add_column("strategy")
+    for share in SHARES:
+        table.add_column(f"{share:.0%}\ntried", justify="right")
+    table.add_column(f"within\n{NEAR_BEST:.0%}", justify="right")
+    table.add_column("worst\nlayer", justify="right")
+    table.add_column("tried\nin all", justify="right")
+    for name, replays in runs.items():
+        ends = [one.excess_after(problem, SHARES[-1]) for one in replays for problem in one.best_us]
+        shown = [mean([one.excess_after(p, share) for one in replays for p in one.best_us]) for share in SHARES]
+        near_best = sum(end <= NEAR_BEST for end in ends) / len(ends)
+        tried = statistics.fmean(one.tried for one in replays)
+        table.add_row(name, *shown, f"{near_best:.1%}", f"{max(ends):.1%}", f"{tried:.1%}")
+    return table
+
+
+def table_by_time(runs: dict[str, list[Replay]], cores: int) -> Table:
+    """Return how far the sum of the layers' best times is above its optimum at some simulated times."""
+    table = Table(
+        title=f"sum of the layers' best times so far, above its optimum, on {cores} cores",
+        title_justify="left",
+        box=None,
+        header_style="bold",
+    )
+    table.add_column("strategy")
+    for moment in MOMENTS:
+        table.add_column(f"{moment:.0f} s", justify="right")
+    table.add_column("ends after", justify="right")
+    for name, replays in runs.items():
+        shown = [mean([one.excess_at(moment) for one in replays]) for moment in MOMENTS]
+        table.add_row(name, *shown, f"{statistics.fmean(one.seconds for one in replays):.0f} s")
+    return table
+
+
+def compare(args: argparse.Namespace, console: Console) -> None:
+    """Search a recording with each strategy and print the results."""
+    trace = TuneTrace.load(args.recording).of_families(args.only or [])
+    runs = {
+        name: [replay(trace, name, seed, args.cores, args.share, args.gain, args.budget) for seed in range(args.seeds)]
+        for name in args.strategy or list(STRATEGIES)
+    }
+    configs = sum(len(traced.results) for traced in trace.spaces)
+    console.print(f"{configs} configs of {len(trace.best_us())} problems on {trace.device}", highlight=False)
+    console.print(
+        f"{args.seeds} seeds; at most {args.share:.0%} of a layer's configs, but no fewer than {MIN_CONFIGS}",
+        highlight=False,
+    )
+    console.print(table_by_share(runs))
+    console.print(table_by_time(runs, args.cores))
+    if args.chart:
+        from autotune_cli.search_chart import draw
+
+        draw(runs, f"Search strategies on {trace.device}, {args.seeds} seeds", args.chart)
+        console.print(f"chart {args.chart}")
+
+
+def main(args: argparse.Namespace) -> None:
+    console = Console()
+    if args.command == "record":
+        record(args, console)
+    else:
+        compare(args, console)

@@ -1,0 +1,286 @@
+"""Tune a network's layers, or single problems, for one architecture, and keep
+every trial in a database.
+
+At the end a table shows where the time went. Overhead is the time in which the
+device neither verified, timed nor waited for compilers.
+
+Examples:
+  autotune tune --arch sm80 --batch 1,32,128
+  autotune tune --arch sm90 --model torchvision:resnet50 --batch 128
+  autotune tune --arch cpu --problem "conv2d n=8 h=32 w=32 c=64 k=64
+         r=3 s=3 pad=1 dtype=f32 epilogue=bias,relu"
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import textwrap
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from autotune.core import (
+    ARCHITECTURES,
+    FAMILIES,
+    Architecture,
+    UnknownNameError,
+    architecture,
+    cpu_targets,
+    device_arch,
+    device_name,
+    of_capability,
+)
+from autotune.families import families, family, use
+from autotune.families.base import PERMISSIONS
+from autotune.ir import DTYPES, OPERATORS, Problem
+from autotune.ir.epilogue_steps import STEPS
+from autotune.measure import BUFFERS, TIMERS, Timing, Worker
+from autotune.search import DEFAULT_STRATEGY, STRATEGIES
+from autotune.tuner import OBJECTIVES, Options, Tuning
+from autotune_cli import models, tune_summary
+from autotune_cli.command_line import Group, add_batches, add_jobs, add_model, database, percent, positive, seconds
+from autotune_cli.main import EXIT_INTERRUPTED
+from autotune_cli.problem_usage import usage
+from autotune_cli.tune_progress import LiveProgress
+from autotune_cli.tune_request import TuneRequest, tune_requests
+from fused_resnet.model_source import PRECISIONS
+from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
+from tuning_db import DatabaseError, Store
+
+UNTIMED_TRIALS = 6
+
+
+def problem_help() -> str:
+    """Return the syntax of problems, for the end of --help."""
+    width = min(100, shutil.get_terminal_size().columns - 2)
+    usages = [
+        textwrap.fill(usage(operator), width, initial_indent="  ", subsequent_indent="    ")
+        for operator in OPERATORS.values()
+    ]
+    about = f"""
+        A problem is an operator and its fields in any order. Fields in brackets are optional, and one number sets both
+        values of a pair. DTYPE is {", ".join(DTYPES)}. An epilogue is none, or steps joined by commas:
+        {", ".join(STEPS)}. docs/reference/problems.md describes them.
+    """
+    return "\n".join(["problems:", *usages, "", textwrap.fill(" ".join(about.split()), width)])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [options]"
+    parser.add_argument(
+        "--arch", default="auto", help=f"auto (the GPU's, or cpu without one; the default), {', '.join(ARCHITECTURES)}"
+    )
+    parser.add_argument(
+        "--db",
+        type=database,
+        help="the database: a file, or a server, postgresql+psycopg://user@host/name (default "
+        "tuning_db/MODEL_ARCH.db or tuning_db/problems_ARCH.db); several processes may write to one",
+    )
+    network = parser.add_argument_group("a network")
+    add_model(network, next(iter(GRAPHS)))
+    parser.set_defaults(model=None)  # so that --model beside --problem is seen
+    add_batches(network, "128, on a CPU 8; each has a search of its own")
+    network.add_argument(
+        "--dtype", help="dtype of its tensors: f16, bf16 or f32 (default f16; f32 on a CPU or for tf32)"
+    )
+    network.add_argument("--precision", choices=list(PRECISIONS), help=models.PRECISION)
+    single = parser.add_argument_group("or single problems")
+    single.add_argument("--problem", action="append", metavar="TEXT", help="a problem to tune; may be repeated")
+    single.add_argument(
+        "--problems", type=Path, metavar="FILE", help="a file with one problem a line; # starts a comment"
+    )
+    _add_search(parser.add_argument_group("search (docs/internals/search.md)"))
+    _add_candidates(parser.add_argument_group("candidates"))
+    timing = parser.add_argument_group("timing (docs/internals/measurement.md)")
+    timing.add_argument(
+        "--buffers",
+        choices=BUFFERS,
+        default=BUFFERS[0],
+        help="resident: every launch uses the same operands, which stay in the cache if they fit (the default); "
+        "rotating: each launch uses other operands",
+    )
+    timing.add_argument(
+        "--timer",
+        choices=TIMERS,
+        default=TIMERS[0],
+        help="on a GPU, graph: time CUDA graphs of many launches (the default); events: time single launches",
+    )
+    add_jobs(parser)
+    parser.epilog = problem_help()
+
+
+def _add_search(group: Group) -> None:
+    group.add_argument(
+        "--strategy",
+        choices=list(STRATEGIES),
+        default=DEFAULT_STRATEGY,
+        help="; ".join(f"{name}: {strategy.meaning}" for name, strategy in STRATEGIES.items())
+        + f" (default {DEFAULT_STRATEGY})",
+    )
+    group.add_argument(
+        "--trials", type=positive, metavar="N", help="most configs to try for a problem (default 160, on a CPU 32)"
+    )
+    group.add_argument(
+        "--budget",
+        type=seconds,
+        metavar="TIME",
+        help="time for the search of each batch size, such as 90s or 5m (default 6m, on a CPU 90s)",
+    )
+    group.add_argument(
+        "--gain",
+        type=percent,
+        metavar="PERCENT",
+        default=0.01,
+        help="end the search of a problem when no config is expected to gain this much (default 1%%; 0%%: never)",
+    )
+    group.add_argument(
+        "--limit",
+        type=positive,
+        metavar="N",
+        help="search only N configs of each family: the best by the cost model and some at random",
+    )
+    group.add_argument(
+        "--objective",
+        action="append",
+        choices=list(OBJECTIVES),
+        help="; ".join(f"{name}: {objective.meaning}" for name, objective in OBJECTIVES.items())
+        + " (default time); may be repeated, and the trade-offs are then listed",
+    )
+    group.add_argument("--seed", type=int, metavar="N", default=0, help="seed of the search (default 0)")
+
+
+def _add_candidates(group: Group) -> None:
+    group.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="FAMILY",
+        help="try only this family; may be repeated. The CUTLASS 3.x families, whose kernels take up to a minute to "
+        "compile, are tried only if they are named here",
+    )
+    group.add_argument(
+        "--families",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help=f"load families from here too (docs/guide/add-a-family.md); may be repeated, adds to ${FAMILIES}",
+    )
+    group.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        choices=[name.replace("_", "-") for name in PERMISSIONS],
+        help="; ".join(f"{name.replace('_', '-')}: {meaning}" for name, meaning in PERMISSIONS.items()),
+    )
+    group.add_argument(
+        "--vendor",
+        choices=["cudnn", "none"],
+        default="cudnn",
+        help="on a GPU, cudnn: also time all plans of cuDNN, if nvidia-cudnn-frontend is installed (the default); "
+        "none: do not",
+    )
+
+
+def gpu_capability() -> int | None:
+    """Return 10 x the compute capability of the GPU, or None if torch sees no GPU."""
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
+
+
+def choose_device(arch: Architecture, capability: int | None) -> tuple[str | None, str]:
+    """Return the device that can time kernels for `arch`, or None, and the target to compile for."""
+    if not arch.is_cuda:
+        return "cpu", cpu_targets()[0]
+    assert arch.capability
+    if capability is None or capability < arch.capability:
+        return None, f"sm_{arch.capability}"
+    return "cuda:0", f"sm_{capability}"
+
+
+def refuse_other_timing(store: Store, device: str, problems: list[Problem], timing: Timing) -> None:
+    """Raise DatabaseError if the database holds times of another timer or of other buffers: they are not comparable."""
+    if not (row := store.device(device_name(torch.device(device)))):
+        return
+    for problem in problems:
+        for measured in store.measurements(row, str(problem), "ok", most=1):
+            for name, default in (("buffers", BUFFERS[0]), ("timer", TIMERS[0])):
+                if (before := measured.details.get(name, default)) != getattr(timing, name):
+                    given = f"{store.name} holds times measured with --{name} {before}"
+                    raise DatabaseError(f"{given}: give the same option, or another --db")
+
+
+def main(args: argparse.Namespace) -> int:
+    use(args.families or [])
+    families()  # registers the operators of a user's families
+    capability = gpu_capability()
+    if args.arch == "auto":
+        arch = of_capability(capability) if capability else architecture("cpu")
+    else:
+        arch = architecture(args.arch)
+    device, target = choose_device(arch, capability)
+    arch = device_arch(arch, torch.device(device)) if device else arch
+    requests = tune_requests(args, arch)
+    path = args.db or Path("tuning_db") / f"{requests[0].name}_{arch.name}.db"
+    trials = args.trials or (32 if not arch.is_cuda else 160 if device else UNTIMED_TRIALS)
+    budget = args.budget or (360.0 if arch.is_cuda else 90.0)
+    allow = tuple(name.replace("-", "_") for name in args.allow)
+    only = tuple(family(name).name for name in args.only)
+    objectives = tuple(dict.fromkeys(args.objective or ["time"]))
+    if "energy" in objectives and not arch.is_cuda:
+        raise UnknownNameError("--objective energy: only a GPU reports its energy")
+    options = Options(
+        arch,
+        target,
+        trials,
+        budget,
+        args.jobs,
+        args.seed,
+        allow,
+        only,
+        strategy=args.strategy,
+        limit=args.limit or 0,
+        gain=args.gain,
+        objectives=objectives,
+        vendor=args.vendor,
+    )
+    timing = Timing(args.timer, args.buffers, "energy" in objectives)
+    with Store.create(path) as store, Worker(device, timing=timing) if device else nullcontext() as worker:
+        if device:
+            problems = [problem for request in requests for _, problem in request.named]
+            refuse_other_timing(store, device, problems, timing)
+        ended = all(tune(request, store, options, worker) for request in requests)
+    return 0 if ended else EXIT_INTERRUPTED
+
+
+def tune(request: TuneRequest, store: Store, options: Options, worker: Worker | None) -> bool:
+    """Tune what was requested and print the results; return False after Ctrl-C."""
+    console = Console()
+    ended = True
+    if not request.network:
+        for name, problem in request.named:
+            console.print(f"{name:>3}  {problem}", highlight=False, markup=False)
+    progress = LiveProgress(console, request.named)
+    tuning = Tuning(store, [problem for _, problem in request.named], options, worker, progress)
+    with progress:
+        try:
+            tuning.run()
+            if request.network:
+                tuning.settle_inside(request.network)
+        except KeyboardInterrupt:
+            ended = False
+    if worker is None:
+        tune_summary.show_compiled(console, tuning)
+    elif ended or "device" in vars(tuning):
+        tune_summary.show_winners(console, tuning, request)
+        tune_summary.show_tradeoffs(console, tuning, request)
+    if ended:
+        tune_summary.show_gaps(console, tuning, request)
+    else:
+        console.print("Interrupted. Every finished trial is kept: run the same command to continue.")
+    tune_summary.show_cost(console, tuning, progress, store.name)
+    return ended

@@ -1,0 +1,139 @@
+"""The `autotune` command: finds the subcommand, runs it, and turns errors into one sentence and an exit code.
+
+A subcommand is a module with a docstring, which starts its --help, `add_arguments(parser)` and `main(arguments)`, which
+returns the exit code or None for 0. Only the module of the chosen subcommand is imported: torch takes seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+COMMANDS = {
+    "Tune": {
+        "tune": ("commands.tune", "tune a network's layers or single problems"),
+        "db": ("commands.db", "show, merge, pack, export and compare databases"),
+        "replay": ("commands.replay", "compare search strategies on a recorded tuning run"),
+    },
+    "Measure": {
+        "bench": ("commands.bench", "time FusedResNet against eager torch and torch.compile"),
+        "bench-layers": ("commands.bench_layers", "compare tuned kernels with cuDNN layer by layer"),
+        "bench-host": ("commands.bench_host", "measure the host time of loading and of calls"),
+        "bench-tuning": ("commands.bench_tuning", "time the tuner and rate the kernels it finds"),
+        "accuracy": ("commands.accuracy", "measure the accuracy of each precision"),
+        "profile": ("commands.profile", "list operators and kernels below each module"),
+        "algorithms": ("commands.algorithms", "list and time cuDNN's convolution algorithms"),
+    },
+    "Check": {
+        "legality": ("checks.legality", "compile kernels of a family that should compile"),
+        "restamp": ("checks.restamp", "renew source digests where machine code is unchanged"),
+        "stress": ("checks.stress", "call one FusedResNet from several threads"),
+        "timing-mistakes": ("checks.timing_mistakes", "show common mistakes in timing a GPU"),
+    },
+}
+"""Heading -> subcommand -> (module below autotune_cli, line of `autotune --help`)."""
+
+MODULES = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
+EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the `autotune` command.
+
+    Args:
+        argv: Its arguments; None for those of the process.
+
+    Returns:
+        The exit code: 2 for an error that the user can correct, 130 after Ctrl-C.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="autotune",
+        usage="autotune COMMAND [options]\n       autotune --version",
+        description="Tune kernels for a network's layers, and run the network on the fastest of them.",
+        epilog=_command_list(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    parser.add_argument("command", nargs="?", choices=list(MODULES), metavar="COMMAND", help="one of those below")
+    known = parser.parse_args(words[:1])
+    if known.version:
+        print(f"autotune {_version()}")
+        return 0
+    if not known.command:
+        parser.error("a COMMAND is missing; autotune --help lists them")
+    return run_command(known.command, words[1:], f"autotune {known.command}")
+
+
+def run_script(name: str) -> NoReturn:
+    """Run a subcommand with the arguments of the process, whose script is its entry point, and exit."""
+    path = min(sys.argv[0], os.path.relpath(sys.argv[0]), key=len)
+    sys.exit(run_command(name, sys.argv[1:], f"python {path}"))
+
+
+def run_command(name: str, argv: Sequence[str], program: str) -> int:
+    """Run a subcommand.
+
+    Args:
+        name: The subcommand, such as "bench-layers".
+        argv: Its arguments.
+        program: The text of the command line before them, for the help text.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        SystemExit: After --help, and for arguments that cannot be parsed.
+    """
+    try:
+        module = importlib.import_module(f"autotune_cli.{MODULES[name]}")
+        parser = argparse.ArgumentParser(
+            prog=program,
+            description=(module.__doc__ or "").replace(f"autotune {name} ", f"{program} "),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        module.add_arguments(parser)
+        return int(module.main(parser.parse_args(list(argv))) or 0)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        return EXIT_BROKEN_PIPE
+    except Exception as error:
+        if not _is_user_error(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+
+
+def _is_user_error(error: Exception) -> bool:
+    """Return whether an error's text tells a user what to do."""
+    from autotune.core import AutotuneError
+    from tuning_db import DatabaseError
+
+    return isinstance(error, (AutotuneError, DatabaseError))
+
+
+def _command_list() -> str:
+    """Return the subcommands by group, a line each."""
+    width = max(map(len, MODULES)) + 2
+    groups = [
+        "\n".join([f"{heading}:", *(f"  {name:{width}}{about}" for name, (_, about) in commands.items())])
+        for heading, commands in COMMANDS.items()
+    ]
+    return "\n\n".join([*groups, "autotune COMMAND --help describes a command."])
+
+
+def _version() -> str:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("autotune-cutlass")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,70 @@
+"""The `autotune` command: its subcommands, their help, and the scripts that are entry points to them."""
+
+import ast
+
+import pytest
+from helpers import SCRIPTS, python, script
+
+from autotune.core import paths
+from autotune_cli import main
+
+ENTRY_POINTS = sorted([*SCRIPTS.glob("*.py"), *(SCRIPTS / "checks").glob("*.py")])
+
+
+def test_the_list_of_commands_needs_no_torch():
+    done = python("import sys\nfrom autotune_cli.main import main\nmain(['--help'])", env={"PYTHONPATH": str(SCRIPTS)})
+    assert done.returncode == 0, done.stderr
+    assert all(f"  {name} " in done.stdout for name in main.MODULES)
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    loaded = python(
+        "import sys\nimport autotune_cli.main\nprint({'torch', 'rich', 'numpy', 'autotune'} & sys.modules.keys())",
+        env={"PYTHONPATH": str(SCRIPTS)},
+    )
+    assert loaded.stdout == "set()\n", loaded.stderr
+
+
+@pytest.mark.parametrize("name", main.MODULES)
+def test_help_names_the_program_and_fits_80_columns(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    for program in (f"autotune {name}", f"python scripts/{name.replace('-', '_')}.py"):
+        with pytest.raises(SystemExit) as end:
+            main.run_command(name, ["--help"], program)
+        text = capsys.readouterr().out
+        assert not end.value.code and text.startswith(f"usage: {program} ")
+        assert all(len(line) <= 80 for line in text.splitlines())
+        if not program.startswith("autotune"):
+            assert f"autotune {name} " not in text
+
+
+@pytest.mark.parametrize("path", ENTRY_POINTS, ids=lambda path: path.stem)
+def test_a_script_only_runs_its_command(path):
+    tree = ast.parse(path.read_text())
+    [call] = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    [name] = [argument.value for argument in call.args]
+    where = "checks" if path.parent.name == "checks" else "commands"
+    assert name in main.MODULES and main.MODULES[name].startswith(f"{where}.")
+    assert {"profile_model": "profile"}.get(path.stem, path.stem.replace("_", "-")) == name
+
+
+def test_every_command_has_a_script():
+    assert len(ENTRY_POINTS) == len(main.MODULES)
+
+
+def test_the_version_is_the_packages(capsys):
+    assert main.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"autotune {paths.version()}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [([], "a COMMAND is missing"), (["tunes"], "invalid choice: 'tunes'"), (["--v"], "--v")]
+)
+def test_a_wrong_command_is_refused(words, said, capsys):
+    with pytest.raises(SystemExit) as end:
+        main.main(words)
+    assert end.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_a_script_and_the_command_say_the_same(tmp_path, capsys):
+    done = script("db", "info", tmp_path / "absent.db")
+    assert main.main(["db", "info", str(tmp_path / "absent.db")]) == done.returncode == 2
+    assert capsys.readouterr().err == done.stderr != ""
