@@ -1,4 +1,4 @@
-"""What a network computes, without any device: problems, epilogues, layers and weights as records and functions."""
+"""The computation of networks, without any device: problems, epilogues, layers and weights as pure records."""
 
 from autotune.ir.abi import MAP_ELEMENTS
 from autotune.ir.constant_expr import ConstantExpr, ConstantSource, State, evaluate

@@ -14,7 +14,7 @@ MAX_SCALARS = 8
 """Most scalars of one epilogue (AT_MAX_SCALARS of templates/abi.h)."""
 
 AnchorFunction = Callable[[torch.Tensor], torch.Tensor]
-"""What an operator computes at an anchor: the value before it -> the value after it."""
+"""The computation of an operator at an anchor: the value before it -> the value after it."""
 
 _OF_THE_OPERATOR = tuple(name for name in ANCHORS if name not in ("keep", "add_kept"))
 

@@ -198,5 +198,5 @@ def _probe(definition: StepDefinition, function: Callable[..., torch.Tensor]) ->
         raise _wrong(definition, "changes x in place")
 
 
-def _wrong(definition: StepDefinition, what: str) -> ProblemError:
-    return ProblemError(f"step '{definition.name}': its torch text '{definition.torch}' {what}")
+def _wrong(definition: StepDefinition, fault: str) -> ProblemError:
+    return ProblemError(f"step '{definition.name}': its torch text '{definition.torch}' {fault}")

@@ -28,7 +28,7 @@ def fuse_pool_projection(pool: Layer, conv: Layer, name: str) -> Layer:
 
 
 def fuse_gate(conv: Layer, tail: Layer, name: str) -> Layer:
-    """Return a convolution and the squeeze-and-excitation behind it as one layer, without the tensor between them."""
+    """Return a convolution and the squeeze-and-excitation after it as one layer, without the tensor between them."""
     return _with_gate(conv, tail, name, Conv2dSe, {})
 
 
@@ -51,7 +51,7 @@ def fold_gate(conv: Layer, tail: Layer, name: str) -> Layer | None:
 
 
 def as_one_pixel(dense: Layer, tail: Layer) -> tuple[Layer, Layer]:
-    """Return a product with whole images and the squeeze-and-excitation behind it, on images of one pixel.
+    """Return a product with whole images and the squeeze-and-excitation after it, on images of one pixel.
 
     The pixels become channels: the tail's mean over pixels moves into its first product, whose matrix is repeated once
     per pixel and divided by their number.
@@ -74,15 +74,15 @@ def as_one_pixel(dense: Layer, tail: Layer) -> tuple[Layer, Layer]:
 def fuse_projection(gate: Layer, project: Layer, name: str) -> Layer | None:
     """Return a gated convolution and the 1x1 convolution that makes its identity as one layer.
 
-    None unless the result of `project` is added right behind the gate, and `project` has no epilogue, groups, stride or
-    padding. If the first works on images of one pixel (see as_one_pixel), the projection becomes one in groups, one
+    None unless the result of `project` is added directly after the gate, and `project` has no epilogue, groups, stride
+    or padding. If the first works on images of one pixel (see as_one_pixel), the projection becomes one in groups, one
     group per pixel.
     """
     problem, conv = gate.problem, project.problem
     assert isinstance(problem, Conv2dFoldedSe) and isinstance(conv, Conv2d)
     names = list(problem.epilogue.names)
-    behind = names.index("gate") + 1
-    added = problem.epilogue.steps[behind].arguments if names[behind : behind + 1] == ["add"] else ()
+    after_gate = names.index("gate") + 1
+    added = problem.epilogue.steps[after_gate].arguments if names[after_gate : after_gate + 1] == ["add"] else ()
     plain = conv.is_pointwise and conv.groups == 1 and not conv.epilogue.names
     if not added or gate.buffers[added[0].name] != project.buffers["y"] or not plain:
         return None
@@ -91,7 +91,7 @@ def fuse_projection(gate: Layer, project: Layer, name: str) -> Layer | None:
         **_fields_without_epilogue(problem),
         skip_c=groups * conv.c,
         skip_groups=groups,
-        epilogue=Epilogue((*names[:behind], "project", *names[behind + 1 :])),
+        epilogue=Epilogue((*names[:after_gate], "project", *names[after_gate + 1 :])),
     )
     weight = project.weights["weight"]
     tiled = ConstantExpr("tile", (weight,), (groups, 1, 1, 1)) if groups > 1 else weight

@@ -160,8 +160,8 @@ def _mma(weight: torch.Tensor) -> torch.Tensor:
 
 def _padded(tensor: torch.Tensor, axis: int, multiple: int) -> torch.Tensor:
     """Return the tensor with zeros appended along an axis, up to a multiple."""
-    behind = [0, 0] * (tensor.dim() - 1 - axis)
-    return pad(tensor, [*behind, 0, -tensor.shape[axis] % multiple])
+    after = [0, 0] * (tensor.dim() - 1 - axis)
+    return pad(tensor, [*after, 0, -tensor.shape[axis] % multiple])
 
 
 _PACKERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -81,8 +81,8 @@ def se_resnet9_fixup(n: int, in_channels: int, dtype: str) -> Layers:
         alternatives += block.alternatives()
         h, c = h // stride, k
     # Listed after the alternatives that it excludes: it must be faster than both together to be chosen.
-    behind = next(one for one in alternatives if one.name == "layers.0.0.block")
-    both = _stem_and_block(alternatives[0], behind)
+    block0 = next(one for one in alternatives if one.name == "layers.0.0.block")
+    both = _stem_and_block(alternatives[0], block0)
     pool = next(layer for layer in layers if isinstance(layer.problem, AvgPool2d))
     return layers, [*alternatives, both, _with_pool(both, pool)]
 
@@ -90,15 +90,15 @@ def se_resnet9_fixup(n: int, in_channels: int, dtype: str) -> Layers:
 def _stem_and_block(stem: Alternative, block: Alternative) -> Alternative:
     """Return the stem and block 0 as one kernel, which keeps the tensors between them on the multiprocessor."""
     (first,), (second,) = stem.layers, block.layers
-    patches, behind = first.problem, second.problem
-    assert isinstance(patches, PatchConv2d) and isinstance(behind, SeBlock)
+    patches, residual = first.problem, second.problem
+    assert isinstance(patches, PatchConv2d) and isinstance(residual, SeBlock)
     names = ["keep" if name == "store" else name for name in patches.epilogue.names]
-    names += ["conv", *("add_kept" if name == "add" else name for name in behind.epilogue.names)]
+    names += ["conv", *("add_kept" if name == "add" else name for name in residual.epilogue.names)]
     layer = Layer(
         "stem.block",
         StemSeBlock(
             n=patches.n, h=patches.h, w=patches.w, c=patches.c, k=patches.k, block=patches.block,
-            hidden=behind.hidden, dtype=patches.dtype, epilogue=Epilogue(tuple(names)),
+            hidden=residual.hidden, dtype=patches.dtype, epilogue=Epilogue(tuple(names)),
         ),
         {"x": INPUT, "y": second.buffers["y"]},
         {**first.weights, **second.weights},

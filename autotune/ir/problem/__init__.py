@@ -1,4 +1,4 @@
-"""Problems: what one layer computes, independent of any device.
+"""Problems: the computation of one layer, independent of any device.
 
 A problem is a frozen record with a canonical text, and the text is its identity in the database:
 
@@ -9,7 +9,7 @@ Activations are channels last (n, h, w, c) and contiguous; convolution weights a
 are repacked when a kernel that reads another order is bound. The output is always `y`, and the channels of an epilogue
 are its last axis.
 
-base: the base class. fields, dtypes, window, images: what operators are built from. operators, se_resnet9: one file for
+base: the base class. fields, dtypes, window, images: the parts of operators. operators, se_resnet9: one file for
 each operator. registry: all operators by name. text: reading problems.
 """
 

@@ -49,7 +49,7 @@ class Operand:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What one layer computes, for given sizes and dtypes, independent of any device.
+    """The computation of one layer, for given sizes and dtypes, independent of any device.
 
     An operator is a subclass: a frozen dataclass, made known by `register`. Its fields are the sizes; their types say
     how they are written in a problem's text (see fields.py). A subclass defines `output_shape`, `flops`, `_inputs` and

@@ -46,7 +46,7 @@ class PatchConv2d(Images):
 
     @property
     def as_conv2d(self) -> Conv2d:
-        """Return the same convolution on an image in channels-last order, which is what kernels receive."""
+        """Return the same convolution on an image in channels-last order, as kernels receive it."""
         block = (self.block, self.block)
         return Conv2d(
             n=self.n, h=self.h, w=self.w, c=self.c, k=self.k, r=self.block, s=self.block, stride=block,

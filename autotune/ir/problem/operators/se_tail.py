@@ -16,7 +16,7 @@ from autotune.ir.problem.registry import register
 @register
 @dataclass(frozen=True, kw_only=True)
 class SeTail(Images):
-    """Squeeze-and-excitation and what follows it in a residual block.
+    """Squeeze-and-excitation and the steps after it in a residual block.
 
     y = epilogue(x * sigmoid(w2 relu(w1 mean(x) + b1) + b2)), the mean over h and w, w1 (hidden, c), w2 (c, hidden).
     The epilogue is where the identity is added: "add,relu".

@@ -1,4 +1,4 @@
-"""The base of a network's first layer with the residual block behind it."""
+"""The base of a network's first layer with the residual block after it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEM_AND_BLOCK = Epilogue(("keep", "conv", "conv", "gate", "add_kept"))
 
 @dataclass(frozen=True, kw_only=True)
 class StemBlock(Images):
-    """The first layer, a convolution of patches, and the residual block behind it."""
+    """The first layer, a convolution of patches, and the residual block after it."""
 
     sizes: ClassVar[str] = "n h w c k block hidden"
     struct: ClassVar[str] = "at_stem_se_block"

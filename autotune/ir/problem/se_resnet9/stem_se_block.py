@@ -1,4 +1,4 @@
-"""A network's first layer and the residual block behind it."""
+"""A network's first layer and the residual block after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.ir.problem.se_resnet9.stem_block import StemBlock
 @register
 @dataclass(frozen=True, kw_only=True)
 class StemSeBlock(StemBlock):
-    """A network's first layer and the residual block behind it, whose identity is the layer's result.
+    """A network's first layer and the residual block after it, whose identity is the layer's result.
 
     x (n, c, h, w) in torch's order is convolved as by patch_conv2d, with weight (k, c, block, block). In the epilogue,
     `keep` stands where the value so far is kept as the identity, the first `conv` where it is convolved as by se_block

@@ -1,4 +1,4 @@
-"""A network's first layer, the residual block behind it, and the average pool of the next block."""
+"""A network's first layer, the residual block after it, and the average pool of the next block."""
 
 from __future__ import annotations
 
