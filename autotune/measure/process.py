@@ -47,7 +47,8 @@ class ChildProcess:
     @property
     def pid(self) -> int | None:
         """Process id; None while no child runs."""
-        return self._process.pid if self._process and self._process.poll() is None else None
+        process = self._process
+        return process.pid if process and process.poll() is None else None
 
     @property
     def started(self) -> bool:
@@ -84,26 +85,28 @@ class ChildProcess:
         Returns:
             The message, or `Ended` if the child died or missed the deadline.
         """
-        assert self._connection and self._process, "the child process was not started"
+        connection, process = self._connection, self._process
+        if connection is None or process is None:
+            return Ended("crashed", "the process was stopped")
         try:
-            if not self._connection.poll(deadline):
+            if not connection.poll(deadline):
                 self.stop()
                 return Ended("timed_out", f"no answer within {deadline:g} s")
-            return self._connection.recv()
+            return connection.recv()
         except (EOFError, ConnectionResetError):
-            code = self._process.wait()
+            code = process.wait()
             self.stop()
             return Ended("crashed", f"the process died: {_exit_name(code)}")
 
     def stop(self) -> None:
-        """Kill the child, if there is one, and wait for its end."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        """Kill the child, if there is one, and wait for its end.
+
+        Another thread may call this: a `receive` that waits then returns `Ended`.
+        """
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
 
 
 def accept(descriptor: str) -> Connection:

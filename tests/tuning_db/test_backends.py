@@ -238,9 +238,9 @@ def test_two_tuners_at_once_share_the_work(where, folders):
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("postgresql+psycopg://me:secret@127.0.0.1:1/x", "see that the server runs"),
+        ("postgresql+psycopg://me:secret@127.0.0.1:1/x", "check that the server runs"),
         ("mysql://me:secret@h/x", "name a file, or a server as postgresql"),
-        ("postgresql+psycopg://:::", "not an address"),
+        ("postgresql+psycopg://:::", "not the address of a database"),
     ],
 )
 def test_addresses_that_lead_nowhere(address, words):

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import threading
 
 import pytest
+from helpers import HANG
 
 from autotune.measure import ChildProcess, Ended
 
@@ -35,7 +37,7 @@ def test_a_child_answers_and_imports_from_the_folders_of_its_parent(child):
     assert child.pid is None and not child.started
     child.start()
     child.send({"a": 1})
-    assert child.receive(60) == ({"a": 1}, "argument", True)
+    assert child.receive(HANG) == ({"a": 1}, "argument", True)
 
 
 @pytest.mark.parametrize(
@@ -48,16 +50,16 @@ def test_a_child_answers_and_imports_from_the_folders_of_its_parent(child):
 def test_a_child_that_ends_is_a_record_and_can_be_started_again(child, message, ended):
     child.start()
     child.send("ready?")
-    assert child.receive(60)[0] == "ready?"
+    assert child.receive(HANG)[0] == "ready?"
     first = child.pid
     child.send(message)
-    assert child.receive(60 if message == "exit" else 0.2) == ended
+    assert child.receive(HANG if message == "exit" else 0.2) == ended
     assert child.pid is None
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
     child.start()
     child.send("again")
-    assert child.receive(60)[0] == "again" and child.pid != first
+    assert child.receive(HANG)[0] == "again" and child.pid != first
 
 
 def test_a_message_to_a_dead_child_is_told_by_the_next_answer(child):
@@ -66,11 +68,22 @@ def test_a_message_to_a_dead_child_is_told_by_the_next_answer(child):
     while child.pid is not None:
         pass
     child.send("late")
-    assert child.receive(60) == Ended("crashed", "the process died: SIGKILL")
+    assert child.receive(HANG) == Ended("crashed", "the process died: SIGKILL")
 
 
 def test_an_interrupt_does_not_reach_the_child(child):
     child.start()
     os.kill(child.pid, signal.SIGINT)
     child.send("still there?")
-    assert child.receive(60)[0] == "still there?"
+    assert child.receive(HANG)[0] == "still there?"
+
+
+def test_another_thread_may_stop_a_child_that_is_waited_for(child):
+    child.start()
+    child.send("ready?")
+    assert child.receive(HANG)[0] == "ready?"
+    stopping = threading.Timer(0.2, child.stop)
+    stopping.start()
+    assert child.receive(HANG) == Ended("crashed", "the process died: SIGKILL")
+    stopping.join()
+    assert child.receive(HANG) == Ended("crashed", "the process was stopped") and not child.started
