@@ -52,7 +52,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         for name, value in _magnitudes(layers[x.shape], constants, x).items():
             if not value < float("inf"):
                 raise ProblemError(
-                    f"calibration: the result of {name} has values that are not finite: give inputs on which the model is finite"
+                    f"calibration: the result of {name} holds values that are not finite: check the batches"
                 )
             largest[name] = max(value, largest.get(name, 0.0))
     if not largest:
