@@ -1,4 +1,4 @@
-"""What runs each layer of a bound network, why, and how good that is."""
+"""The table of `FusedResNet.explain`: the kernel of each layer, why it was chosen, and how fast it is."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from tuning_db.protocols import Database, Device
 
 
 @dataclass(frozen=True)
-class Row:
-    """One layer. Times are in microseconds; None is what the database cannot say.
+class LayerRow:
+    """One layer of the table. A number is None where the database has no data for it.
 
-    dtype: of what it reads and multiplies.
-    kernel: what runs it, with its config. source: why: "tuned", "batch 128", "batch 128 on DEVICE", or "untuned".
-    expected_us: its tuned time or, at another batch, the most that it should take.
-    loss: by what share it may be slower than a kernel tuned for this batch would be, at most.
-    limit_share: the time that the device's rates of arithmetic and memory allow, as a share of expected_us.
+    Attributes:
+        layer: Name of the layer.
+        dtype: Dtype of its operands.
+        kernel: The candidate that runs it, with its config and launch parameters.
+        source: Where the choice comes from: "tuned", "batch 128", "batch 128 on DEVICE", or "untuned".
+        expected_us: Its tuned time in microseconds; for a kernel tuned at another batch size, an upper bound.
+        loss: Upper bound on the share by which it is slower than a kernel tuned for this batch size.
+        limit_share: Time by the device's peak rates of arithmetic and memory (roofline), divided by expected_us.
     """
 
     layer: str
@@ -34,34 +37,38 @@ class Row:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A table: str() prints it, iterating yields its rows.
+    """A table of layers: str() formats it, iterating over it yields its rows.
 
-    network_us: the whole network's time, where it was settled as a whole. arena_bytes: peak memory of activations,
-    of which buffer_bytes would be needed without sharing; frame_bytes: all memory of one stream, with workspaces.
-    kept: where layers are in bytes, the convolutions and linear layers that are not, and why.
+    Attributes:
+        rows: One row for each layer, in order.
+        network_us: Time of the whole network in microseconds, if it was tuned as a whole.
+        arena_bytes: Memory of activations for one stream, shared by those that are not needed at the same time.
+        buffer_bytes: Memory of activations without sharing.
+        context_bytes: All memory of one stream: activations and workspaces.
+        kept: For a network in signed bytes, the reason for each convolution or linear layer that is not.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[LayerRow, ...]
     network_us: float | None
     arena_bytes: int
     buffer_bytes: int
-    frame_bytes: int
+    context_bytes: int
     kept: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def expected_us(self) -> float | None:
-        """Sum of the layers' times."""
+        """Sum of the layers' times in microseconds; None if one of them is unknown."""
         times = [row.expected_us for row in self.rows]
         return sum(time for time in times if time is not None) if None not in times else None
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[LayerRow]:
         return iter(self.rows)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __str__(self) -> str:
-        mixed = len({row.dtype for row in self.rows}) > 1  # a column more, and room for it
+        mixed = len({row.dtype for row in self.rows}) > 1  # the column of dtypes needs room
         name, kernel = (18, 17) if mixed else (24, 20)
         lines = [("layer", "in", "kernel", "from", "us", "loss <=", "of limit")]
         lines += [
@@ -86,24 +93,24 @@ class Explanation:
         table.insert(1, "-" * len(table[0]))
         if self.network_us is not None:
             table.append(f"the whole network, timed as one: {self.network_us:.1f} us")
-        table += textwrap.wrap(self._told(), 80) if self.kept else []
+        table += textwrap.wrap(self._kept_layers(), 80) if self.kept else []
         saved = 1 - self.arena_bytes / self.buffer_bytes if self.buffer_bytes else 0.0
         table.append(
             f"activations: {format_bytes(self.arena_bytes)} at the peak, {saved:.0%} less than one buffer each"
         )
-        table.append(f"with workspaces: {format_bytes(self.frame_bytes)} for each stream")
+        table.append(f"with workspaces: {format_bytes(self.context_bytes)} for each stream")
         return "\n".join(line.rstrip() for line in table)
 
-    def _told(self) -> str:
-        """Which layers are not in bytes, and why."""
+    def _kept_layers(self) -> str:
+        """Return a sentence about the layers that are not in bytes, by reason."""
         reasons = dict.fromkeys(self.kept.values())
-        named = {why: ", ".join(name for name, its in self.kept.items() if its == why) for why in reasons}
+        named = {why: ", ".join(name for name, other in self.kept.items() if other == why) for why in reasons}
         return "not in bytes: " + "; ".join(f"{names} ({why})" for why, names in named.items())
 
 
-def explain(frame: ExecutionContext, store: Database) -> Explanation:
-    """The table of what a frame runs."""
-    plan = frame.plan
+def explain(context: ExecutionContext, store: Database) -> Explanation:
+    """Return the table of what a context runs, with the times that the database has."""
+    plan = context.plan
     device = store.device(device_name(plan.device))
     settled = store.plan(device, plan.network.key) if device else None
     return Explanation(
@@ -111,31 +118,32 @@ def explain(frame: ExecutionContext, store: Database) -> Explanation:
         settled.median_us if settled else None,
         plan.arena.bytes,
         sum(operand.bytes for operand in plan.buffers.values()),
-        frame.bytes,
+        context.bytes,
         plan.network.kept,
     )
 
 
-def _row(item: BoundLayer, store: Database, device: Device | None) -> Row:
+def _row(item: BoundLayer, store: Database, device: Device | None) -> LayerRow:
     choice, problem = item.choice, item.layer.problem
     least = limit_us(problem, device.flops_per_us, device.bytes_per_us) if device else None
     expected, loss = None, None
     if choice.source == "tuned":
         expected, loss = choice.expected_us, 0.0
     elif choice.expected_us is not None and choice.tuned_batch and " on " not in choice.source:
-        # A kernel does no more for fewer images, and at worst it is run again for more.
+        # Upper bound: time(n) <= ceil(n / tuned_n) x time(tuned_n).
         expected = choice.expected_us * ceil_div(problem.batch, choice.tuned_batch)
         best = _least_us(problem, store, device, least)
         loss = max(0.0, expected / best - 1) if best else None
     share = least / expected if least is not None and expected else None
-    return Row(item.layer.name, problem.dtype, str(choice.candidate), choice.source, expected, loss, share)
+    return LayerRow(item.layer.name, problem.dtype, str(choice.candidate), choice.source, expected, loss, share)
 
 
 def _least_us(problem: Problem, store: Database, device: Device | None, limit: float | None) -> float | None:
-    """What even the best kernel needs for this batch, as the tuned batches tell.
+    """Return a lower bound on the time of the best kernel for this batch size n; None without data.
 
-    For fewer images it would serve as well, so it takes no less than the best for fewer; and a larger batch is
-    solved by running it several times, so it takes no less than that share of the best for more.
+    It is the largest of: the roofline limit; the best time for each smaller batch size, because a kernel for n serves
+    that, too; and the best time for each larger batch size m divided by ceil(m / n), because m images can be
+    processed by that many runs for n.
     """
     if device is None:
         return None

@@ -45,8 +45,8 @@ class FusedResNet(nn.Module):
     operators, and a warning says so. In training mode the module is the plain network. Its state_dict is that of the
     plain network, `networks.se_resnet9_fixup`.
 
-    docs/guide/use-in-torch.md describes the behavior with streams, threads, processes, autocast and tracers; call_cache.py the
-    states that an input goes through.
+    docs/guide/use-in-torch.md describes the behavior with streams, threads, processes, autocast and tracers;
+    call_cache.py the states that an input goes through.
 
     Args:
         tuning_db: Path or URL of a database made by scripts/tune.py.
@@ -110,8 +110,8 @@ class FusedResNet(nn.Module):
     ) -> FusedResNet:
         """Return a copy of any module for inference, with the same state_dict, on tuned kernels.
 
-        Operations without kernels run on torch's operators; `explain` lists them. docs/guide/any-model.md describes what can
-        be captured, docs/guide/precision.md the precisions.
+        Operations without kernels run on torch's operators; `explain` lists them. docs/guide/any-model.md describes
+        what can be captured, docs/guide/precision.md the precisions.
 
         Args:
             model: The module. It must be in eval mode or able to be; it is copied, not changed.

@@ -1,4 +1,4 @@
-"""A FusedResNet as a subject: its layers run one after the other, each in a range, outside any CUDA graph."""
+"""A FusedResNet for the profiler: its layers run one after the other, each in a range, outside any CUDA graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fused_resnet import FusedResNet
 
 
 def of_fused(network: FusedResNet, x: torch.Tensor) -> Subject:
-    """What a FusedResNet runs for inputs like x, kernel by kernel."""
+    """Return the subject that profiles a FusedResNet layer by layer, for inputs like x."""
     given, context, stream = network.context(x)
     plan = context.plan
     layers_run = context.singly(given, torch.empty_like(context.template), stream)
@@ -36,7 +36,7 @@ def of_fused(network: FusedResNet, x: torch.Tensor) -> Subject:
 
 
 def _kernel_range(bound: BoundLayer) -> AbstractContextManager[object]:
-    """A range for a kernel of ours; torch's operators mark themselves."""
+    """Return a range for a native kernel; torch's operators have ranges of their own."""
     return record_function(KERNEL + bound.choice.candidate.symbol) if bound.step.kernel else nullcontext()
 
 

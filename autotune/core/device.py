@@ -1,4 +1,4 @@
-"""What the tuner runs on: names the device and measures its two limits, which it does inside the worker."""
+"""The device: its name, the code it runs, and its measured peak rates of arithmetic and memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,16 @@ from autotune.core.arch import Architecture, cpu_name, cpu_targets
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """One device. target: the newest code it runs; the rates are the highest measured, per microsecond."""
+    """A device and its measured peak rates.
+
+    Attributes:
+        name: Name in databases (`device_name`).
+        target: The newest code it runs, such as "sm_90" (`device_target`).
+        flops_per_us: Floating-point operations per microsecond.
+        bytes_per_us: Bytes read and written per microsecond.
+        processors: SMs of a GPU, threads of a CPU.
+        details: Versions of torch, CUDA and cuDNN, memory size.
+    """
 
     name: str
     target: str
@@ -25,14 +34,17 @@ class DeviceFacts:
 
 
 def device_name(device: torch.device) -> str:
-    """The name under which measurements are kept: the GPU's, or the CPU's model and torch's number of threads."""
+    """Return the name of a device in databases.
+
+    It is the GPU's name, or the CPU's model with torch's number of threads and the instruction set.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{cpu_name()}, {torch.get_num_threads()} threads, {cpu_targets()[0]}"
 
 
 def device_target(device: torch.device) -> str:
-    """What code the device runs: "sm_90", "x86-64-v4"."""
+    """Return the newest code that a device runs, such as "sm_90" or "x86-64-v4"."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return f"sm_{major}{minor}"
@@ -40,14 +52,14 @@ def device_target(device: torch.device) -> str:
 
 
 def device_arch(arch: Architecture, device: torch.device) -> Architecture:
-    """An architecture with as many multiprocessors as the GPU has: parts of one differ by more than twice."""
+    """Return an architecture with the number of SMs of this GPU, which differs by more than 2x within one."""
     if device.type != "cuda":
         return arch
     return replace(arch, processors=torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def measure_device(device: torch.device) -> DeviceFacts:
-    """Measure the limits with a large matrix product and a large copy; takes about a second."""
+    """Measure the peak rates of a device with a large matrix product and a large copy; takes about a second."""
     cuda = device.type == "cuda"
     size, dtype = (8192, torch.float16) if cuda else (1536, torch.float32)
     a = torch.randn(size, size, device=device).to(dtype)

@@ -1,40 +1,49 @@
-"""The errors a user can cause. Each message is one sentence: what was wrong, and what to do."""
+"""Errors that a user can cause. Each message is one sentence: what was given, what is supported, what to do."""
 
 
 class AutotuneError(Exception):
-    """Base of every error that this project raises on purpose."""
+    """Base class of all errors that this project raises on purpose."""
 
 
 class UnknownNameError(AutotuneError, ValueError):
-    """An architecture, model, family, operator or dtype that does not exist."""
+    """A name of an architecture, model, family, operator or dtype that does not exist."""
 
 
 class ProblemError(AutotuneError, ValueError):
-    """A problem whose sizes or epilogue make no sense."""
+    """A problem with invalid sizes or an invalid epilogue."""
 
 
 class CaptureError(AutotuneError, ValueError):
-    """A model that cannot be captured: what stands in the way, and in which submodule."""
+    """A model that cannot be captured; the message names the submodule."""
 
 
 class FamilyError(AutotuneError):
-    """A user's family that cannot be loaded, or whose template cannot be rendered."""
+    """A user-defined family that cannot be loaded or rendered."""
 
 
 class ToolchainError(AutotuneError):
-    """No usable compiler, or a compiler that cannot serve the target."""
+    """No usable compiler, or a compiler that does not support the target."""
 
 
 class LibraryError(AutotuneError):
-    """A vendor's library that is not installed, is too old, or cannot solve a problem."""
+    """A library such as cuDNN that is not installed, is too old, or cannot solve a problem."""
 
 
 class WorkerError(AutotuneError):
-    """The measuring process cannot be started at all."""
+    """A measuring process that cannot be started."""
 
 
 def require_one_of(kind: str, name: str, known: list[str]) -> str:
-    """Return `name` if it is one of `known`; otherwise raise UnknownNameError that lists what is."""
+    """Return `name` if it is one of the known names.
+
+    Args:
+        kind: Kind of the name, for the message.
+        name: The name.
+        known: All names of this kind.
+
+    Raises:
+        UnknownNameError: The name is not known; the message lists the known ones.
+    """
     if name not in known:
         raise UnknownNameError(f"unknown {kind} '{name}': choose one of {', '.join(known)}")
     return name

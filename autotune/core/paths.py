@@ -1,4 +1,4 @@
-"""Where things lie: templates beside the package in a wheel, beside its folder in a checkout."""
+"""Paths: templates are inside the package in a wheel and beside its folder in a checkout."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1]
 
 FAMILIES = "AUTOTUNE_FAMILIES"
-"""The environment variable that names the user's folders of families."""
+"""Environment variable with the folders of user-defined families."""
 
 
 def templates() -> Path:
-    """The folder of templates and headers."""
+    """Return the folder of templates and headers."""
     packaged = PACKAGE / "templates"
     return packaged if packaged.is_dir() else PACKAGE.parent / "templates"
 
 
 def user_families() -> list[Path]:
-    """The folders of $AUTOTUNE_FAMILIES, separated as in $PATH, each once."""
+    """Return the folders in $AUTOTUNE_FAMILIES, which are separated as in $PATH, each once."""
     folders = [Path(text).resolve() for text in os.environ.get(FAMILIES, "").split(os.pathsep) if text]
     return list(dict.fromkeys(folders))
 
 
 def generated() -> Path:
-    """For sources and binaries: $AUTOTUNE_GENERATED, else generated/ of a checkout, else the user's cache."""
+    """Return the folder for generated sources and binaries.
+
+    It is $AUTOTUNE_GENERATED if that is set, generated/ in a checkout, and autotune/generated in the user's cache
+    otherwise.
+    """
     if chosen := os.environ.get("AUTOTUNE_GENERATED"):
         return Path(chosen)
     if (PACKAGE.parent / "pyproject.toml").exists():
@@ -35,7 +39,7 @@ def generated() -> Path:
 
 
 def cutlass_includes() -> list[Path]:
-    """The headers' folders of the nvidia-cutlass package."""
+    """Return the include folders of the nvidia-cutlass package."""
     import cutlass_library
 
     source = Path(cutlass_library.source_path)
@@ -44,13 +48,13 @@ def cutlass_includes() -> list[Path]:
 
 @cache
 def cutlass_version() -> str:
-    """Version of the nvidia-cutlass package, such as "4.2.0.0"."""
+    """Return the version of the nvidia-cutlass package, such as "4.2.0.0"."""
     return importlib.metadata.version("nvidia-cutlass")
 
 
 @cache
 def version() -> str:
-    """This project's version; "unknown" where it runs from a checkout that was not installed."""
+    """Return this project's version; "unknown" in a checkout that is not installed."""
     try:
         return importlib.metadata.version("autotune-cutlass")
     except importlib.metadata.PackageNotFoundError:

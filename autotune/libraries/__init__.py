@@ -1,1 +1,1 @@
-"""Candidates that need no compiling: the vendors' libraries. Light enough for the runtime to import."""
+"""Operators of other libraries as candidates: torch (aten) and cuDNN. They need no compiler."""

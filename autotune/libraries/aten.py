@@ -23,7 +23,7 @@ from autotune.ir import (
 from autotune.ir.epilogue_steps import STEPS
 
 FAMILY = "aten"
-"""The family's name in the database."""
+"""Name of the family in databases."""
 
 PASSES = (Conv2d, Conv2dDgrad, Conv2dWgrad)
 """Problems that torch solves by one operator; it computes the reference of any other."""

@@ -1,7 +1,7 @@
-"""What databases call cuDNN's plans, for those who need not load anything of cuDNN to tell them from others."""
+"""Names of cuDNN's plans in databases, apart from the package `cudnn` so that reading one does not import that."""
 
 FAMILY = "cudnn"
-"""The family's name."""
+"""Name of the family."""
 
 KIND = "cudnn_plan"
-"""The kind of its binaries."""
+"""Kind of its binaries."""

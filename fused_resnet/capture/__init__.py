@@ -1,4 +1,4 @@
-"""Any module as a Network: traced, constants folded, chains of operators found, the rest left to torch."""
+"""Capture: any module as a Network. Constants are folded, operators fused, and the rest is left to torch."""
 
 from __future__ import annotations
 

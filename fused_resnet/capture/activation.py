@@ -1,4 +1,4 @@
-"""Custom steps as modules, to take the place of a model's activations; their parameters are the module's."""
+"""Custom epilogue steps as modules, which replace activations of a model. Their parameters are the module's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fused_resnet.capture.trace import tracing
 
 @torch.library.custom_op("autotune::step", mutates_args=())
 def _step(x: torch.Tensor, name: str, values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What a traced Activation is: one operation."""
+    """Compute a custom step; a traced Activation is this one operation."""
     return _apply(x, name, values).clone()
 
 
@@ -34,11 +34,15 @@ def _apply(x: torch.Tensor, name: str, values: Sequence[torch.Tensor]) -> torch.
 
 
 class Activation(nn.Module):
-    """A custom step (autotune.ir.epilogue_steps.define_step) as a module, on tensors (n, channels, ...).
+    """A custom epilogue step (autotune.ir.epilogue_steps.define_step) as a module on tensors (n, channels, ...).
 
-    step: its name. values: what its parameters begin with, by name: a number for a "scalar", a tensor (channels,) for a
-    "channel". They become parameters of the module. Raises ProblemError for a step that is not custom, and for other
-    parameters than the step has.
+    Args:
+        step: Name of the step.
+        **values: Initial values of its parameters by name: a number for a "scalar", a tensor (channels,) for a
+            "channel". They become parameters of the module.
+
+    Raises:
+        ProblemError: The step is not custom, or the values do not fit its parameters.
     """
 
     def __init__(self, step: str, **values: float | torch.Tensor) -> None:
@@ -46,27 +50,27 @@ class Activation(nn.Module):
         self.step = full_name(step)
         definition = STEPS[self.step].custom
         if definition is None:
-            raise ProblemError(f"'{step}' is no custom step: put the module of torch that computes it in its place")
+            raise ProblemError(f"step '{step}' is built in, not custom: use the module of torch that computes it")
         self.definition = definition
         kinds = dict(definition.params)
         if set(values) != set(kinds):
             raise ProblemError(
-                f"step '{step}' takes {', '.join(kinds) or 'nothing'}, not {', '.join(values) or 'nothing'}"
+                f"step '{step}' takes the values {', '.join(kinds) or 'none'}; given: {', '.join(values) or 'none'}"
             )
         for name, kind in kinds.items():
             value = torch.as_tensor(values[name], dtype=torch.float32).clone()
             if value.dim() != (kind == "channel"):
-                wanted = "a number" if kind == "scalar" else "a tensor (channels,)"
-                raise ProblemError(f"step '{step}': {name} must be {wanted}, not of shape {tuple(value.shape)}")
+                wanted = "a number" if kind == "scalar" else "a tensor of shape (channels,)"
+                raise ProblemError(f"step '{step}': {name} must be {wanted}; given: shape {tuple(value.shape)}")
             self.register_parameter(name, nn.Parameter(value))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The step on every element."""
+        """Apply the step to every element."""
         values = [getattr(self, name) for name, _ in self.definition.params]
         return torch.ops.autotune.step(x, self.step, values) if tracing.get() else _apply(x, self.step, values)
 
     def extra_repr(self) -> str:
-        """The step's name."""
+        """Return the step's name."""
         return self.step
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -75,10 +79,15 @@ class Activation(nn.Module):
 
 
 def replace(model: nn.Module, replacements: Mapping[str, nn.Module]) -> None:
-    """Put copies of modules in the place of those whose path matches a pattern, such as "layer1.*.relu".
+    """Replace the submodules whose path matches a pattern, such as "layer1.*.relu", in place.
 
-    `*` stands for any text, dots too. Each place has a copy, with parameters of its own. Raises CaptureError for a
-    pattern that matches nothing.
+    Args:
+        model: The model.
+        replacements: Module for each pattern; `*` matches any text, including dots. Each match gets a copy of the
+            module, with parameters of its own.
+
+    Raises:
+        CaptureError: A pattern matches no submodule.
     """
     first = next((tensor for tensor in model.parameters() if tensor.is_floating_point()), torch.empty(0))
     for pattern, module in replacements.items():
@@ -88,7 +97,9 @@ def replace(model: nn.Module, replacements: Mapping[str, nn.Module]) -> None:
         if not places:
             activations = [name for name, part in model.named_modules() if name and not list(part.parameters())]
             listed = ", ".join(activations[:5]) or "none"
-            raise CaptureError(f"no submodule is called '{pattern}'; some without parameters: {listed}")
+            raise CaptureError(
+                f"no submodule matches '{pattern}': give the path of one; the first without parameters are {listed}"
+            )
         for place in places:
             parent, _, name = place.rpartition(".")
             setattr(model.get_submodule(parent), name, copy.deepcopy(module).to(first.device, first.dtype))

@@ -1,4 +1,4 @@
-"""Other ways to compute some of a captured network's layers, which the tuner may find faster."""
+"""Alternatives: other ways to compute some layers of a captured network, which the tuner may find faster."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from autotune.ir import (
 )
 
 _RISING = {"bias", "add_scalar", "relu", "relu6", "clamp", "sigmoid", "tanh", "hardsigmoid"}
-"""Steps that give the same before a maximum as after it."""
+"""Steps that never decrease: max(step(x)) = step(max(x)), so they commute with a max pool."""
 _PADDED = (4, 8)
-"""Channels to which the image is filled up, so that kernels can read it in wider accesses."""
+"""Numbers of channels to which the image is padded, so that kernels can read it in wider accesses."""
 _MERGED = (32, 64)
-"""Channels of a group that fill a step of tensor cores: what they multiply by zero costs them little."""
+"""Channels of a merged group: they fill a tensor-core instruction, so the products with zeros cost little."""
 
 
 def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
-    """All that are known for these layers."""
+    """Return all alternatives to some of the layers."""
     found: list[Alternative] = []
     for layer in layers:
         found += _merged_groups(layer)
@@ -52,7 +52,7 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
 
 
 def _only_reader(layers: Sequence[Layer], of: Layer) -> Layer | None:
-    """The one layer that reads what a layer makes, as its x alone."""
+    """Return the only layer that reads a layer's result, if it reads it as its input `x` alone."""
     made = of.buffers["y"]
     readers = [other for other in layers if other is not of and made in other.buffers.values()]
     if made == OUTPUT or len(readers) != 1:
@@ -61,7 +61,7 @@ def _only_reader(layers: Sequence[Layer], of: Layer) -> Layer | None:
 
 
 def _merged_groups(conv: Layer) -> Iterator[Alternative]:
-    """A convolution whose groups have few channels, with several of them as one."""
+    """Yield a grouped convolution with several of its groups of few channels merged into one."""
     problem = conv.problem
     if not isinstance(problem, Conv2d) or problem.groups == 1 or problem.dtype not in ("f16", "bf16"):
         return
@@ -80,7 +80,10 @@ def _merged_groups(conv: Layer) -> Iterator[Alternative]:
 
 
 def _first_layers(layers: Sequence[Layer], image: Layer, conv: Layer) -> Iterator[Alternative]:
-    """A convolution of the caller's image: with the channels filled up, straight from NCHW, and with its max pool."""
+    """Yield ways to compute a convolution of the caller's image.
+
+    With padded channels; reading NCHW itself; and together with the max pool after it.
+    """
     problem, entry = conv.problem, image.problem
     assert isinstance(problem, Conv2d) and isinstance(entry, ToChannelsLast)
     if problem.groups != 1:
@@ -123,7 +126,7 @@ def _first_layers(layers: Sequence[Layer], image: Layer, conv: Layer) -> Iterato
 
 
 def _max_pool_after(layers: Sequence[Layer], conv: Layer) -> Layer | None:
-    """The square max pool that alone reads what a convolution makes, if the steps between may trade places with it."""
+    """Return the square max pool that alone reads a convolution's result, if it commutes with the epilogue."""
     reader = _only_reader(layers, conv)
     if reader is None or not set(conv.problem.epilogue.names) <= _RISING:
         return None
@@ -136,7 +139,7 @@ def _max_pool_after(layers: Sequence[Layer], conv: Layer) -> Layer | None:
 
 
 def _pooled_projection(pool: Layer, conv: Layer) -> Iterator[Alternative]:
-    """The projection with its pool, where it does nothing else to the image."""
+    """Yield a 1x1 convolution together with the average pool before it."""
     product = conv.problem
     assert isinstance(product, Conv2d)
     if product.is_pointwise and product.groups == 1:

@@ -1,4 +1,4 @@
-"""Layers as they grow: a problem at first, then the steps that its epilogue takes over."""
+"""Layers under construction: a problem, and the epilogue steps that are appended to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from autotune.ir import OUTPUT, ConstantExpr, ConstantSource, Conv2d, Epilogue, 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """An activation. shape: in torch's order; in memory 4-d ones lie channels last. maker: None for the input."""
+    """An activation.
+
+    Attributes:
+        buffer: Name of the buffer that holds it; tensors of four dimensions are channels last in memory.
+        shape: Its shape in torch's order.
+        maker: The layer that writes it; None for the network's input.
+    """
 
     buffer: str
     shape: tuple[int, ...]
@@ -22,13 +28,13 @@ class Value:
 
     @property
     def is_end(self) -> bool:
-        """Whether it is what its maker's epilogue ends with, so that more steps can follow."""
+        """Whether it is the result of its maker's last step, so that more steps can be appended."""
         return self.maker is not None and self.maker.buffers["y"] == self.buffer
 
 
 @dataclass(frozen=True)
 class AppliedStep:
-    """A step of an epilogue and what it takes: tensors are Values, vectors and scalars constants."""
+    """An epilogue step with its operands: a Value for a tensor, a constant for a vector or scalar."""
 
     name: str
     operands: tuple[Value | ConstantSource, ...] = ()
@@ -36,7 +42,16 @@ class AppliedStep:
 
 @dataclass(eq=False)
 class LayerBuilder:
-    """A layer to be. values: the activations that it reads."""
+    """A layer under construction.
+
+    Attributes:
+        name: Name of the layer.
+        problem: Its problem, with the epilogue so far.
+        buffers: Buffer of each activation operand, by the operand's name.
+        weights: Constant of each weight and vector operand, by the operand's name.
+        scalars: Constants of the epilogue's scalars, in order.
+        values: The activations that it reads.
+    """
 
     name: str
     problem: Problem
@@ -47,13 +62,21 @@ class LayerBuilder:
 
     @cached_property
     def depth(self) -> int:
-        """Layers on the longest way from the input to this one; steps only ever add what is no deeper."""
+        """Number of layers on the longest path from the input to this one.
+
+        Cached: an appended step reads only activations that are not deeper.
+        """
         return 1 + max((value.maker.depth for value in self.values if value.maker), default=0)
 
     def follow(self, steps: Sequence[AppliedStep], name: str) -> bool:
-        """Append steps to the epilogue, and call the result `name`; False, and no change, if it cannot take them.
+        """Append steps to the epilogue.
 
-        The step "store" has as its operand the Value reached so far.
+        Args:
+            steps: The steps. The operand of "store" is the Value reached so far.
+            name: Buffer of the result.
+
+        Returns:
+            Whether the epilogue takes the steps; if not, nothing changes.
         """
         before = self.problem.epilogue
         try:
@@ -74,7 +97,11 @@ class LayerBuilder:
         return True
 
     def fold(self, steps: Sequence[AppliedStep]) -> bool:
-        """Fold scales and shifts into the weights and bias, if that is all there is; no new operands come of it."""
+        """Fold steps that scale and shift channels into the weight and bias of a product, which adds no operand.
+
+        Returns:
+            Whether all steps can be folded; if not, nothing changes.
+        """
         names = self.problem.epilogue.names
         if not isinstance(self.problem, Conv2d | Gemm) or names not in ((), ("bias",)):
             return False
@@ -96,7 +123,7 @@ class LayerBuilder:
         return not bias or bool(names) or self.follow([AppliedStep("bias", (bias,))], self.buffers["y"])
 
     def needs(self, other: LayerBuilder) -> bool:
-        """Whether this layer can run only after `other`, or is it."""
+        """Return whether this layer depends on another one, or is that layer."""
         seen: set[int] = set()
         left = [self]
         while left:
@@ -109,8 +136,8 @@ class LayerBuilder:
         return False
 
 
-def layers(builders: Sequence[LayerBuilder], output: LayerBuilder) -> tuple[Layer, ...]:
-    """The layers that the output needs, each after those whose results it reads, else in the order given."""
+def build_layers(builders: Sequence[LayerBuilder], output: LayerBuilder) -> tuple[Layer, ...]:
+    """Return the layers on which the output depends, each after those it reads from, else in the given order."""
     number = {id(builder): i for i, builder in enumerate(builders)}
     needed: dict[int, set[int]] = {}
     left = [output]
@@ -132,7 +159,7 @@ def layers(builders: Sequence[LayerBuilder], output: LayerBuilder) -> tuple[Laye
                 missing.remove(done)
                 if not missing:
                     heapq.heappush(ready, i)
-    assert len(order) == len(needed), "layers wait for one another"
+    assert len(order) == len(needed), "the layers depend on each other in a cycle"
     return tuple(_layer(builders[i]) for i in order)
 
 

@@ -1,4 +1,4 @@
-"""A traced module -> layers: operators with a problem of their own, steps of epilogues, and the rest, left to torch."""
+"""Lowering: a traced module -> layers. Operators become problems or epilogue steps; the rest is left to torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autotune.ir import (
     stored_shape,
 )
 from autotune.ir import Operand as ProblemOperand
-from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value, layers
+from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value, build_layers
 from fused_resnet.capture.pointwise import Constant, Operand, operands, steps
 from fused_resnet.capture.trace import Traced, name_of, path
 
@@ -30,13 +30,16 @@ _RESHAPES = {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze
 
 
 Handler = Callable[["Lowering", fx.Node], bool]
-"""Adds a layer for a node. Returns False if the node is not quite the operator's problem."""
+"""Adds a layer for a node and returns True; returns False if the node is not exactly the operator's problem."""
 
 
 class Lowering:
-    """The layers of one traced module so far.
+    """The layers of one traced module, under construction.
 
-    handlers: by the name of torch's operator; nodes without one become epilogue steps or calls of torch.
+    Args:
+        traced: The module.
+        dtype: The project's name of the network's dtype.
+        handlers: Handler of each operator of torch, by its name; other nodes become epilogue steps or calls of torch.
     """
 
     def __init__(self, traced: Traced, dtype: str, handlers: Mapping[str, Handler]) -> None:
@@ -51,7 +54,11 @@ class Lowering:
             self._values[traced.input] = self._input(traced.input)
 
     def layers(self) -> tuple[Layer, ...]:
-        """All layers, in an order in which they can run; raises CaptureError."""
+        """Return all layers, each after those whose results it reads.
+
+        Raises:
+            CaptureError: The result is not a floating-point tensor computed from the input.
+        """
         for node in self._traced.graph.nodes:
             if node.op != "call_function" or node not in self._live or self.constant(node):
                 continue
@@ -60,17 +67,17 @@ class Lowering:
                 self._torch(node)
         output = self.value(self._traced.output)
         if output is None or output.maker is None or not output.is_end:
-            raise CaptureError("the model's result is no floating-point tensor that it computes from its input")
-        return layers(self._builders, output.maker)
+            raise CaptureError("the model's result is not a floating-point tensor computed from its input")
+        return build_layers(self._builders, output.maker)
 
     # -- what nodes are -----------------------------------------------------------------------------------------
 
     def value(self, node: Any) -> Value | None:
-        """The activation that a node yields; None if it yields none in the network's dtype."""
+        """Return the activation that a node yields; None if it yields none in the network's dtype."""
         return self._values.get(node) if isinstance(node, fx.Node) else None
 
     def constant(self, node: Any) -> Constant | None:
-        """The constant that a node is: a parameter, a buffer, or one of these reshaped."""
+        """Return the constant that a node yields: a parameter, a buffer, or one of these reshaped; None otherwise."""
         if not isinstance(node, fx.Node):
             return None
         if source := self._traced.constants.get(node):
@@ -80,13 +87,13 @@ class Lowering:
         return None
 
     def find(self, argument: Any) -> Operand | None:
-        """What an argument is as an operand of a step."""
+        """Return an argument of an operator as the operand of a step; None if it cannot be one."""
         if isinstance(argument, int | float):
             return float(argument)
         return self.constant(argument) or self.value(argument)
 
     def users(self, node: fx.Node) -> set[fx.Node]:
-        """Who reads what a node yields, be it by another shape."""
+        """Return the nodes that read a node's result, also through a reshape."""
         found: set[fx.Node] = set()
         for user in node.users:
             if user in self._live:
@@ -94,17 +101,17 @@ class Lowering:
         return found
 
     def sole(self, node: fx.Node) -> bool:
-        """Whether one operation alone reads what a node yields."""
+        """Return whether exactly one operation reads a node's result."""
         return len(self.users(self.origin(node))) == 1
 
     def origin(self, node: fx.Node) -> fx.Node:
-        """The node whose result this one reads by another shape; itself if it does more than that."""
+        """Return the node that computed a node's result, past any reshapes."""
         while self._same_bytes(node):
             node = node.args[0]  # type: ignore[assignment]
         return node
 
     def _same_bytes(self, node: fx.Node) -> bool:
-        """Whether a node reads an activation by another shape, its elements in the same order in memory."""
+        """Whether a node only reshapes an activation, and its elements keep their order in memory."""
         if name_of(node) not in _RESHAPES or self.constant(node):
             return False
         shapes = [tuple(n.meta["val"].shape) for n in (node.args[0], node)]  # type: ignore[union-attr]
@@ -118,13 +125,13 @@ class Lowering:
     # -- layers -------------------------------------------------------------------------------------------------
 
     def add(self, node: fx.Node, builder: LayerBuilder) -> None:
-        """Take a layer whose result `y` is what a node yields."""
+        """Add a layer whose result `y` is that of a node."""
         self._builders.append(builder)
         builder.buffers["y"] = buffer(node)
         self._values[node] = Value(buffer(node), tuple(node.meta["val"].shape), builder)
 
     def name(self, node: fx.Node, suffix: str = "") -> str:
-        """A layer's name: the submodule's path, with the operator's name or a number where that is not unique."""
+        """Return a new layer's name: the submodule's path and a suffix, with a number where that is not unique."""
         stem = ".".join(part for part in (path(node), suffix) if part) or node.name
         name, count = stem, 1
         while name in self._names:
@@ -134,7 +141,7 @@ class Lowering:
         return name
 
     def _input(self, node: fx.Node) -> Value:
-        """The input; 4-d ones pass through a layer that puts their channels last."""
+        """Return the input; one of four dimensions passes through a layer that makes it channels last."""
         shape = tuple(node.meta["val"].shape)
         if len(shape) != 4:
             return Value(INPUT, shape)
@@ -145,9 +152,9 @@ class Lowering:
         return Value(buffer(node), shape, self._builders[-1])
 
     def _pointwise(self, node: fx.Node) -> bool:
-        """Take a node into the epilogue of the deepest layer that makes one of its operands, or of a layer of its own.
+        """Append an elementwise node to the epilogue of a layer that makes one of its operands, or add a layer for it.
 
-        The deepest: whatever else is added can then be computed beside it.
+        The deepest such layer is preferred, because the other operands can then be computed at the same time.
         """
         if self._same_bytes(node) and (before := self.value(node.args[0])):
             self._values[node] = Value(before.buffer, tuple(node.meta["val"].shape), before.maker)
@@ -173,7 +180,7 @@ class Lowering:
         return True
 
     def _follow(self, node: fx.Node, value: Value, operand: fx.Node, uses: Sequence[AppliedStep]) -> bool:
-        """Append a node's steps to the layer that makes `value`."""
+        """Append a node's steps to the layer that makes `value`; return whether that is possible."""
         builder = value.maker
         if builder is None or isinstance(builder.problem, TorchCall) or not value.is_end:
             return False
@@ -192,18 +199,21 @@ class Lowering:
     # -- what is left to torch -------------------------------------------------------------------------------------
 
     def _torch(self, node: fx.Node) -> None:
-        """Make a layer of a node and, before it, of what only it reads and only torch computes."""
+        """Add a layer of torch for a node, together with the nodes that only it reads and only torch computes."""
         inputs, inner = self._region(node)
         result = node.meta.get("val")
         if not isinstance(result, torch.Tensor) or self._dtype(result) is None or not result.dim() or not inputs:
-            return  # it becomes a part of whatever reads it
+            return  # it becomes a part of the layer that reads it
         place = {n: i for i, n in enumerate([*inputs, *inner])}
         operands, buffers, weights, values = [], {}, {}, []
         for i, source in enumerate(inputs):
             tensor = source.meta["val"]
             name = self._dtype(tensor)
             if name is None:
-                raise CaptureError(f"{path(node) or 'the model'}: {name_of(node)} takes a tensor of {tensor.dtype}")
+                where = path(node) or "the model"
+                raise CaptureError(
+                    f"{where}: {name_of(node)} takes a tensor of {tensor.dtype}; floating-point tensors are supported"
+                )
             if constant := self.constant(source):
                 operands.append(ProblemOperand(f"w{i}", "weight", tuple(tensor.shape), name))
                 weights[f"w{i}"] = constant.source
@@ -222,7 +232,7 @@ class Lowering:
         self.add(node, LayerBuilder(self.name(node, name_of(node)), problem, buffers, weights, values=values))
 
     def _region(self, node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
-        """What a node is computed from, and the nodes on the way that torch computes in one layer with it, in order."""
+        """Return the inputs of a node's layer, and the nodes that torch computes in it, in order."""
         inputs: list[fx.Node] = []
         inner: list[fx.Node] = []
 
@@ -240,24 +250,24 @@ class Lowering:
         return inputs, inner
 
     def _is_part(self, node: fx.Node) -> bool:
-        """Whether torch alone computes a node, for one other alone."""
+        """Whether torch computes a node and exactly one other node reads it."""
         builder = self._values[node].maker
         return builder is not None and isinstance(builder.problem, TorchCall) and self.sole(node)
 
     def _dtype(self, tensor: torch.Tensor) -> str | None:
-        """The project's name of a tensor's dtype, that of the network if it is the same."""
+        """Return the project's name of a tensor's dtype, preferring that of the network; None for other dtypes."""
         if tensor.dtype == DTYPES[self.dtype]:
             return self.dtype
         return {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}.get(tensor.dtype)
 
 
 def buffer(node: fx.Node) -> str:
-    """The name of what a node yields; none is that of the caller's tensors."""
+    """Return the name of the buffer of a node's result, which differs from those of the caller's tensors."""
     return f"%{node.name}"
 
 
 def _live(output: fx.Node) -> set[fx.Node]:
-    """All nodes on which the output depends."""
+    """Return all nodes on which the output depends."""
     found, left = set(), [output]
     while left:
         node = left.pop()
@@ -276,6 +286,6 @@ def _call(node: fx.Node, place: dict[fx.Node, int]) -> OperatorCall:
         return CallDevice() if isinstance(value, torch.device) else value
 
     name = str(node.target) if isinstance(node.target, torch._ops.OpOverload) else "getitem"
-    # What was contiguous in the module may lie channels last here.
+    # A tensor that is contiguous in the module may be channels last here, where a view is not possible.
     name = "aten.reshape.default" if name in ("aten.view.default", "aten._unsafe_view.default") else name
     return OperatorCall(name, frozen(node.args), tuple((key, frozen(value)) for key, value in node.kwargs.items()))

@@ -1,4 +1,4 @@
-"""Operators that are problems of ours -> layers. A handler returns False where its node is not quite the problem."""
+"""Operators with problems of their own -> layers. A handler returns False for a node that is not such a problem."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _linear(lowering: Lowering, node: fx.Node) -> bool:
 
 
 def _flattened(lowering: Lowering, node: fx.Node) -> Value | None:
-    """The image (n, c, h, w) of which a node is the flattened (n, c*h*w)."""
+    """Return the image (n, c, h, w) if a node is the image flattened to (n, c*h*w)."""
     made, shape = lowering.origin(node), tuple(node.meta["val"].shape)
     image = lowering.value(made.args[0]) if name_of(made) in ("view", "reshape", "flatten") else None
     fits = image and len(image.shape) == 4 and len(shape) == 2 and image.shape[0] == shape[0]
@@ -81,7 +81,7 @@ def _flattened(lowering: Lowering, node: fx.Node) -> Value | None:
 def _product(
     lowering: Lowering, node: fx.Node, problem: Callable[[], Problem], x: Value, weight: ConstantSource, bias: Any
 ) -> bool:
-    """A layer with a weight and, as its first step, a bias."""
+    """Add a layer with a weight and, as its first step, a bias."""
     added = lowering.constant(bias)
     if bias is not None and added is None:
         return False
@@ -111,7 +111,7 @@ def _avg_pool2d(lowering: Lowering, node: fx.Node) -> bool:
 
 
 def _floored(given: dict[str, Any], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Height and width of a pool's output without ceil_mode."""
+    """Return height and width of a pool's output without ceil_mode."""
     kernel, pad = _pair(given["kernel_size"]), _pair(given["padding"])
     stride = _pair(given["stride"] or kernel)
     sizes = zip(shape[2:], kernel, stride, pad, strict=True)
@@ -152,7 +152,7 @@ def _mean(lowering: Lowering, node: fx.Node) -> bool:
 
 
 def _of_image(lowering: Lowering, node: fx.Node, make: Callable[[dict[str, Any]], Problem]) -> bool:
-    """A layer that reads one image and has no weights."""
+    """Add a layer that reads one image and has no weights."""
     x = lowering.value(node.args[0])
     if x is None or len(x.shape) != 4:
         return False
@@ -165,7 +165,7 @@ def _of_image(lowering: Lowering, node: fx.Node, make: Callable[[dict[str, Any]]
 
 
 def _tried(make: Callable[[], Problem]) -> Problem | None:
-    """A problem; None for sizes that it does not allow, which torch may."""
+    """Return a problem; None for sizes that the problem does not allow, although torch does."""
     try:
         return make()
     except ProblemError:
@@ -182,4 +182,4 @@ HANDLERS: dict[str, Callable[[Lowering, fx.Node], bool]] = {
     "mean": _mean,
     "mul": squeeze_excite,
 }
-"""By the operator's name in aten."""
+"""Handler of each operator, by its name in aten."""

@@ -1,4 +1,4 @@
-"""Operators that work on each element -> steps of epilogues."""
+"""Elementwise operators -> epilogue steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fused_resnet.capture.trace import arguments, name_of
 
 @dataclass(frozen=True)
 class Constant:
-    """A constant operand and its shape in torch's order."""
+    """A constant operand, and its shape in torch's order."""
 
     source: ConstantSource
     shape: tuple[int, ...]
@@ -23,20 +23,20 @@ class Constant:
 
 Operand = Value | Constant | float
 Find = Callable[[Any], Operand | None]
-"""What an argument is: None for what can be no operand of a step."""
+"""Returns an argument as an operand of a step; None for an argument that cannot be one."""
 
 _PLAIN = ("relu", "relu6", "sigmoid", "hardsigmoid", "silu", "hardswish", "tanh")
 CUSTOM = "autotune.step.default"
-"""The operator that stands for a custom step (see activation.py)."""
+"""The operator of a custom step (activation.py)."""
 
 
 def number(value: float) -> ConstantSource:
-    """A constant of one number."""
+    """Return a constant of one number."""
     return ConstantExpr("numbers", (), (float(value),))
 
 
 def operands(node: fx.Node) -> list[Any]:
-    """The arguments to which the steps of a node can be applied, if it has steps at all."""
+    """Return the arguments to which the steps of a node can be applied; none for a node without steps."""
     name = name_of(node)
     if name in ("add", "sub", "mul"):
         given = arguments(node)
@@ -46,7 +46,14 @@ def operands(node: fx.Node) -> list[Any]:
 
 
 def steps(node: fx.Node, value: Value, position: int, find: Find) -> Sequence[AppliedStep] | None:
-    """The steps that make of `value`, the operand at `position`, what the node does; None if there are none."""
+    """Return the steps that compute a node from one of its operands; None if there are none.
+
+    Args:
+        node: The node.
+        value: The operand to which the steps are applied.
+        position: Its position in `operands(node)`.
+        find: Looks up the other arguments.
+    """
     name = name_of(node)
     if name in _PLAIN:
         return [AppliedStep(name)]
@@ -64,7 +71,7 @@ def steps(node: fx.Node, value: Value, position: int, find: Find) -> Sequence[Ap
 
 
 def _binary(name: str, value: Value, other: Operand, position: int) -> Sequence[AppliedStep] | None:
-    """value + other, value * other, value - other or, at position 1, other - value."""
+    """Return the steps for value + other, value * other, value - other or, at position 1, other - value."""
     negative = [AppliedStep("mul_scalar", (number(-1),))]
     if name == "sub" and position == 1:
         added = _binary("add", value, other, 0)

@@ -1,4 +1,4 @@
-"""Finds squeeze-and-excitation: x * sigmoid(w2 relu(w1 mean(x) + b1) + b2), in linear layers or 1x1 convolutions."""
+"""Squeeze-and-excitation: x * sigmoid(w2 relu(w1 mean(x) + b1) + b2), of linear layers or 1x1 convolutions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fused_resnet.capture.trace import arguments, name_of
 
 @dataclass(frozen=True)
 class _Product:
-    """A matrix product with bias: what it reads, its constants and its number of outputs."""
+    """A matrix product with bias: its input, its constants and its number of outputs."""
 
     x: fx.Node
     weight: ConstantSource
@@ -23,7 +23,7 @@ class _Product:
 
 
 def squeeze_excite(lowering: Lowering, node: fx.Node) -> bool:
-    """A multiplication whose one factor is a gate computed from the other becomes a layer with all of it."""
+    """Add a layer for a product of x and a gate computed from x; return whether the node is such a product."""
     for x, gate in (node.args, node.args[::-1]):
         if isinstance(x, fx.Node) and isinstance(gate, fx.Node) and _gated(lowering, node, x, gate):
             return True
@@ -49,12 +49,12 @@ def _gated(lowering: Lowering, node: fx.Node, x: fx.Node, gate: fx.Node) -> bool
 
 
 def _alone(lowering: Lowering, node: fx.Node) -> fx.Node | None:
-    """The node that a value comes from, if no other reads it."""
+    """Return the node that computed a value, past any reshapes, if only one operation reads it."""
     return lowering.origin(node) if lowering.sole(node) else None
 
 
 def _before(lowering: Lowering, node: fx.Node, name: str) -> fx.Node | None:
-    """What the operator of this name was applied to, if it is what made the node."""
+    """Return the input of the operator of this name, if that operator computed the node."""
     made = _alone(lowering, node)
     return made.args[0] if made and name_of(made) == name and isinstance(made.args[0], fx.Node) else None
 

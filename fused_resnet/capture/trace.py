@@ -1,7 +1,7 @@
-"""A module -> its operations for one input shape, as a torch.fx graph of aten operators that change nothing in place.
+"""Tracing: a module -> a torch.fx graph of aten operators, without in-place changes, for one input shape.
 
-torch.export makes the graph; where it fails, torch.fx's tracer goes first. What does nothing in inference (dropout,
-clone, contiguous ...) is taken out. Nodes say by `path` in which submodule they are.
+torch.export makes the graph; if it fails, on the result of torch.fx's tracer. Operators that do nothing in inference
+(dropout, clone, contiguous ...) are removed. `path` returns the submodule of a node.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from autotune.core import CaptureError
 from autotune.ir import DTYPES, ConstantExpr, ConstantSource
 
 tracing: ContextVar[bool] = ContextVar("tracing", default=False)
-"""Whether a module is being traced: those of ours then stand for themselves as one operation."""
+"""Whether a module is being traced; an `Activation` is one operation then."""
 
 LARGEST_CONSTANT = 4096
-"""Elements of a tensor that `forward` makes itself, beyond which it is to be a buffer."""
+"""Largest number of elements of a tensor that `forward` makes itself; a larger one must be a buffer."""
 
 _DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 _COPIES = {"clone", "contiguous", "alias", "detach", "detach_", "lift_fresh_copy", "lift_fresh"}
@@ -34,7 +34,14 @@ _CASTS = {"to", "_to_copy", "type_as"}
 
 @dataclass(frozen=True)
 class Traced:
-    """graph: aten operators; input, output: of its nodes; constants: what its other placeholders stand for."""
+    """A traced module.
+
+    Attributes:
+        graph: The graph of aten operators.
+        input: The node of the module's input.
+        output: The node of its result.
+        constants: The constant of each other placeholder.
+    """
 
     graph: fx.Graph
     input: fx.Node
@@ -43,7 +50,11 @@ class Traced:
 
 
 def trace(model: nn.Module, shape: tuple[int, ...], dtype: str) -> Traced:
-    """Trace a module in eval mode for one input of `shape`; raises CaptureError with the path of the submodule."""
+    """Trace a module in eval mode for one input shape.
+
+    Raises:
+        CaptureError: The module cannot be traced; the message names the submodule.
+    """
     device, found = check(model)
     if found and found != DTYPES[dtype]:
         raise CaptureError(f"the model is in {found} and the input in {DTYPES[dtype]}: convert one with .to()")
@@ -57,7 +68,11 @@ def trace(model: nn.Module, shape: tuple[int, ...], dtype: str) -> Traced:
 
 
 def check(model: nn.Module) -> tuple[torch.device, torch.dtype | None]:
-    """The one device and dtype of a module's floating-point tensors; CaptureError unless all is in eval mode."""
+    """Return the device and dtype of a module's floating-point tensors; dtype None if it has none.
+
+    Raises:
+        CaptureError: A submodule is in training mode, or the tensors have several dtypes or devices.
+    """
     for name, module in model.named_modules():
         if module.training:
             raise CaptureError(f"{_called(name, module)} is in training mode: call .eval() on the model first")
@@ -69,26 +84,27 @@ def check(model: nn.Module) -> tuple[torch.device, torch.dtype | None]:
     for name, (device, dtype) in kinds.items():
         if (device, dtype) != kind:
             raise CaptureError(
-                f"{name} is {dtype} on {device}, and {first} {kind[1]} on {kind[0]}: convert the whole model with .to()"
+                f"{name} is {dtype} on {device}, and {first} is {kind[1]} on {kind[0]}: "
+                "convert the whole model with .to()"
             )
     return kind
 
 
 def path(node: fx.Node) -> str:
-    """Where a node comes from: the path of the innermost submodule; empty for the model itself."""
+    """Return the path of the innermost submodule that a node comes from; empty for the model itself."""
     stack = node.meta.get("nn_module_stack") or {"": ("", None)}
     return str(list(stack.values())[-1][0])
 
 
 def name_of(node: fx.Node) -> str:
-    """The operator's name without its overload: "conv2d"; empty for what is no operator."""
+    """Return an operator's name without its overload, such as "conv2d"; empty for a node without an operator."""
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._opname if node.target.namespace == "aten" else str(node.target)
     return "getitem" if node.target is operator.getitem else ""
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
-    """All arguments of an operator by the names of its schema, with the defaults of those that are not given."""
+    """Return all arguments of an operator by the names of its schema, with the defaults of those not given."""
     assert isinstance(node.target, torch._ops.OpOverload)
     formal = node.target._schema.arguments
     given = dict(zip((argument.name for argument in formal), node.args, strict=False))
@@ -97,14 +113,14 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 def _export(model: nn.Module, x: torch.Tensor) -> torch.export.ExportedProgram:
     if any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers())):
-        model = copy.deepcopy(model)  # converted under inference_mode, as by .half(); those cannot be exported
+        model = copy.deepcopy(model)  # tensors made in inference mode, for example by .half(), cannot be exported
     token = tracing.set(True)
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             try:
                 return torch.export.export(model, (x,), strict=False)
-            except Exception as error:  # whatever the model's own code raises, too
+            except Exception as error:  # includes errors of the model's own code
                 try:
                     return torch.export.export(fx.symbolic_trace(model), (x,), strict=False)
                 except Exception:
@@ -117,13 +133,13 @@ def _failure(model: nn.Module, x: torch.Tensor, error: Exception) -> CaptureErro
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
     return CaptureError(
-        f"{_where(model, error.__traceback__)} cannot be traced for an input of {tuple(x.shape)}: {reason}. What a "
-        "forward does must depend on shapes alone, not on the values of tensors, and fit these"
+        f"{_where(model, error.__traceback__)} cannot be traced for an input of {tuple(x.shape)}: {reason}. "
+        "Its forward must take this shape, and its control flow may depend on shapes only, not on values of tensors"
     )
 
 
 def _where(model: nn.Module, frames: TracebackType | None) -> str:
-    """The innermost submodule whose method an exception passed through."""
+    """Return the innermost submodule whose method an exception passed through."""
     paths = {id(module): (name, module) for name, module in model.named_modules()}
     found = ("", model)
     while frames:
@@ -137,7 +153,11 @@ def _called(name: str, module: nn.Module) -> str:
 
 
 def _change_nothing_in_place(exported: torch.export.ExportedProgram) -> bool:
-    """Rewrite relu_(x) as relu(x), and what reads x later; False where another view of x is read later."""
+    """Rewrite relu_(x) as relu(x), and its later readers.
+
+    Returns:
+        Whether that is possible; it is not where another view of x is read later.
+    """
     graph = exported.graph
     signature = exported.graph_signature
     place = {node: i for i, node in enumerate(graph.nodes)}
@@ -155,7 +175,7 @@ def _change_nothing_in_place(exported: torch.export.ExportedProgram) -> bool:
         root = roots.get(target, target)
         if root.op == "placeholder" and root.name not in signature.user_inputs:
             key = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}.get(root.name, root.name)
-            raise CaptureError(f"{path(node) or 'the model'}: forward changes '{key}', which a captured one would not")
+            raise CaptureError(f"{path(node) or 'the model'}: forward changes '{key}', and a captured network changes no state")
         others = [other for other in (root, *roots) if roots.get(other, other) is root and other is not target]
         if any(place[b] < place[node] < place[user] for b in others for user in b.users if b is not node):
             return False
@@ -182,21 +202,21 @@ def _read(exported: torch.export.ExportedProgram, dtype: str) -> Traced:
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             raise CaptureError(
-                f"{path(node) or 'the model'} calls torch's {node.target.name()}: a forward that chooses by the values "
-                "of tensors, or switches autocast or gradients for a part of itself, cannot be captured"
+                f"{path(node) or 'the model'} calls torch's {node.target.name()}: a forward with control flow that "
+                "depends on values of tensors, or with autocast or gradient modes of its own, cannot be captured"
             )
         if node.op == "call_function":
             _plain_norm(node)
             _gate(node)
     outputs = next(node for node in graph.nodes if node.op == "output").args[0]
     if len(outputs) != 1 or not isinstance(outputs[0], fx.Node):
-        raise CaptureError(f"the model returns {len(outputs)} values: only one tensor can be returned")
+        raise CaptureError(f"the model returns {len(outputs)} values: a captured model must return one tensor")
     inputs = [nodes[name] for name in signature.user_inputs if name in nodes]
     return Traced(graph, inputs[0], outputs[0], constants)
 
 
 def _plain_norm(node: fx.Node) -> None:
-    """Write the normalisation that yields statistics too, which nobody reads, as the one that does not."""
+    """Rewrite the batch norm that also returns statistics, which no node reads, as the one that does not."""
     if name_of(node) == "_native_batch_norm_legit_no_training":
         x, weight, bias, mean, variance, momentum, epsilon = node.args
         node.target = torch.ops.aten.batch_norm.default
@@ -207,7 +227,7 @@ def _plain_norm(node: fx.Node) -> None:
 
 
 def _gate(node: fx.Node) -> None:
-    """Write x * sigmoid(x) as silu(x), and so with hardswish."""
+    """Rewrite x * sigmoid(x) as silu(x), and x * hardsigmoid(x) as hardswish(x)."""
     gates = {"sigmoid": torch.ops.aten.silu.default, "hardsigmoid": torch.ops.aten.hardswish.default}
     if node.target is torch.ops.aten.mul.Tensor:
         for x, gate in (node.args, node.args[::-1]):
@@ -217,15 +237,19 @@ def _gate(node: fx.Node) -> None:
 
 
 def _number(node: fx.Node, value: torch.Tensor) -> ConstantSource:
-    """A tensor that `forward` makes of numbers."""
+    """Return the constant of a tensor that `forward` makes from numbers."""
     if value.numel() > LARGEST_CONSTANT:
         shape = tuple(value.shape)
-        raise CaptureError(f"{path(node) or 'the model'}: forward makes a tensor of {shape}: register it as a buffer")
+        where = path(node) or "the model"
+        raise CaptureError(
+            f"{where}: forward makes a constant tensor of {shape}; at most {LARGEST_CONSTANT} elements are supported: "
+            "register it as a buffer"
+        )
     return ConstantExpr("numbers", (), tuple(value.flatten().tolist()))
 
 
 def _remove(graph: fx.Graph, repeated: Callable[[fx.Node], fx.Node | None]) -> None:
-    """Take out the nodes that only repeat another."""
+    """Remove the nodes that only repeat another one."""
     for node in list(graph.nodes):
         if node.op == "call_function" and (source := repeated(node)):
             node.replace_all_uses_with(source)
@@ -233,7 +257,7 @@ def _remove(graph: fx.Graph, repeated: Callable[[fx.Node], fx.Node | None]) -> N
 
 
 def _dropped_out(node: fx.Node) -> fx.Node | None:
-    """What passes through a dropout, which is the very tensor in inference."""
+    """Return the input of a dropout that does nothing in inference; None for other nodes."""
     if name_of(node).removesuffix("_") not in _DROPOUTS:
         return None
     given = arguments(node)
@@ -241,7 +265,7 @@ def _dropped_out(node: fx.Node) -> fx.Node | None:
 
 
 def _does_nothing(node: fx.Node) -> fx.Node | None:
-    """The node that this one repeats, if that is all it does where nothing is changed in place."""
+    """Return the node that this one repeats, if it does nothing else; None otherwise."""
     name = name_of(node)
     if name in _COPIES:
         return node.args[0]  # type: ignore[return-value]

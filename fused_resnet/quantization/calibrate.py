@@ -1,10 +1,10 @@
-"""Post-training quantization: the scales of activations, found on examples, and what bytes cost in accuracy.
+"""Post-training quantization: scales of activations from example inputs, and the loss of accuracy.
 
     scales = calibrate(model, batches)
     net = FusedResNet.from_model(model, "tuned.db", precision="int8", calibration=scales)
     print(compare(model(held_out), net(held_out)))
 
-docs/guide/precision.md says what runs in bytes and how. rounding.py has the arithmetic.
+docs/guide/precision.md describes what runs in bytes and how; autotune/ir/int8_numerics.py has the arithmetic.
 """
 
 from __future__ import annotations
@@ -26,12 +26,19 @@ from fused_resnet.quantization.scales import activation
 
 
 def calibrate(model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
-    """The scale of every activation of a module, from its largest magnitude on some batches.
+    """Return the scale of every activation of a module, from its largest magnitude on some batches.
 
-    batches: inputs, or tuples that begin with one, as a DataLoader yields them: some hundred images that look like
-    those to come. The model's copy runs in float32, in eval mode, on its own device; batch-norm and activations are
-    folded as they will be in the network that runs, so scales are those of its layers, by the layers' names. Raises
-    CaptureError, and ProblemError if there are no batches or values are not finite.
+    A copy of the model runs in float32, in eval mode, on the model's device. Batch-norm and activations are folded into
+    layers as they will be in the network that runs; the scales go by the names of these layers.
+
+    Args:
+        model: The module.
+        batches: Inputs, or tuples that begin with one, as a DataLoader yields them. Some hundred images that look like
+            those to come are enough.
+
+    Raises:
+        CaptureError: The module cannot be captured.
+        ProblemError: There are no batches, or a value is not finite.
     """
     exact = copy.deepcopy(model).eval().float()
     constants = module_state(exact)
@@ -44,16 +51,18 @@ def calibrate(model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
             layers[x.shape] = capture(exact, tuple(x.shape), "f32").layers
         for name, value in _magnitudes(layers[x.shape], constants, x).items():
             if not value < float("inf"):
-                raise ProblemError(f"calibration: the result of {name} holds values that are not finite")
+                raise ProblemError(
+                    f"calibration: the result of {name} holds values that are not finite: check the batches"
+                )
             largest[name] = max(value, largest.get(name, 0.0))
     if not largest:
-        raise ProblemError("calibration: no batch was given")
+        raise ProblemError("calibration: no batch was given: give at least one batch of inputs")
     return {name: float(scale_of(torch.tensor(value))) for name, value in largest.items()}
 
 
 @torch.no_grad()
 def _magnitudes(layers: Sequence[Layer], constants: State, x: torch.Tensor) -> dict[str, float]:
-    """The largest magnitude of each activation, for one input."""
+    """Return the largest magnitude of each activation for one input, by the activation's name."""
     reads = Counter(layer.buffers[operand] for layer in layers for operand in _inputs(layer))
     values, found = {INPUT: x}, {}
     for layer in layers:
@@ -80,10 +89,13 @@ def _inputs(layer: Layer) -> list[str]:
 
 @dataclass(frozen=True)
 class Loss:
-    """How far results are from what they should be.
+    """The difference between results and those that were expected.
 
-    agreement: the share of samples with the same largest output. error: the norm of all differences over that of all
-    outputs. worst: the largest difference over the root mean square of all outputs.
+    Attributes:
+        samples: Number of samples.
+        agreement: Share of samples with the same largest output (top-1).
+        error: Norm of the differences divided by the norm of the expected outputs.
+        worst: Largest difference divided by the root mean square of the expected outputs.
     """
 
     samples: int
@@ -93,13 +105,17 @@ class Loss:
 
     def __str__(self) -> str:
         return (
-            f"the same top-1 on {self.agreement:.2%} of {self.samples} samples; outputs differ by {self.error:.2%} "
-            f"of their norm, at most by {self.worst:.2g} of their root mean square"
+            f"the same top-1 on {self.agreement:.2%} of {self.samples} samples; relative error {self.error:.2%}, "
+            f"largest difference {self.worst:.2g} x the root mean square of the outputs"
         )
 
 
 def compare(expected: torch.Tensor, actual: torch.Tensor) -> Loss:
-    """Outputs (n, classes, ...) against those that were expected; raises ProblemError for shapes that differ."""
+    """Compare outputs (n, classes, ...) with those that were expected.
+
+    Raises:
+        ProblemError: The shapes differ, or there are no samples.
+    """
     if expected.shape != actual.shape or not len(expected):
         raise ProblemError(f"outputs of {tuple(actual.shape)} cannot be compared with {tuple(expected.shape)}")
     expected, actual = (outputs.detach().double().flatten(1) for outputs in (expected, actual.to(expected.device)))

@@ -1,10 +1,16 @@
-"""A captured network with its convolutions and linear layers in signed bytes, where that may gain; the rest as it was.
+"""Rewrites a captured network so that its convolutions and linear layers run in signed bytes where that may gain.
 
-A layer's epilogue works on values in a unit: real values are unit * value. It begins with whole sums, whose unit is
-that of the input times the weight's, a scale for each output channel, and must end in that of its output; a tensor
-that is added must be in the unit reached by then. So the chain is read from its end: steps such as relu keep any unit,
-constants are divided by it, and where units differ a `mul_scalar` stands between them. Which steps come of it depends
-on the wiring alone, so a network is tuned without a calibration.
+The epilogue of a layer in bytes works on scaled values: real value = scale * value. It starts with the int32 sums,
+whose scale is that of the input times that of the weight (one for each output channel), and ends with the output in its
+own scale. The steps between:
+
+- relu and the like are the same in any scale (KEEP_SCALE);
+- bias and the like are the same if their constants are divided by the scale (DIVIDED);
+- add and store use another activation, so they work in that activation's scale;
+- all other steps, such as sigmoid, work on real values, whose scale is 1.
+
+A `mul_scalar` step converts where the scales of two consecutive steps differ. The steps depend on the wiring alone, so
+a network can be tuned without a calibration.
 """
 
 from __future__ import annotations
@@ -22,21 +28,26 @@ from autotune.ir import Cast, ConstantExpr, ConstantSource, Conv2d, Epilogue, Ge
 from fused_resnet.capture import capture
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value
 from fused_resnet.capture.pointwise import number
-from fused_resnet.quantization.int8_rules import DIVIDED, KEEP_UNIT, Wiring, choose_layers
+from fused_resnet.quantization.int8_rules import DIVIDED, KEEP_SCALE, Wiring, choose_layers
 from fused_resnet.quantization.scales import Scales, activation
 
 BYTES = "s8"
 
 
 @dataclass(frozen=True)
-class Unit:
-    """What 1 stands for. name: of the activation that has this unit; empty for plain values."""
+class Scale:
+    """The real value of 1.
 
-    name: str
-    scale: float
+    Attributes:
+        activation: Name of the activation that has this scale; empty for real values.
+        value: The scale.
+    """
+
+    activation: str
+    value: float
 
 
-_PLAIN = Unit("", 1.0)
+_REAL = Scale("", 1.0)
 
 
 def capture_int8(model: nn.Module, shape: tuple[int, ...], dtype: str, scales: Scales) -> Network:
@@ -55,33 +66,42 @@ def capture_int8(model: nn.Module, shape: tuple[int, ...], dtype: str, scales: S
 
 
 def in_bytes(layers: Sequence[Layer], scales: Scales) -> tuple[tuple[Layer, ...], dict[str, str]]:
-    """The layers with casts between them, and why convolutions and linear layers that stay as they were do.
+    """Rewrite the layers that gain by it to signed bytes, with casts where needed.
 
-    scales: of activations by name (quantize.calibrate). Raises CaptureError where one is missing.
+    Args:
+        layers: The captured layers.
+        scales: Scale of each activation by its name, as `calibrate` returns them.
+
+    Returns:
+        The new layers, and for each convolution or linear layer that stays as it was, the reason.
+
+    Raises:
+        CaptureError: The scale of an activation is missing.
     """
     wiring = Wiring(layers)
     chosen, kept = choose_layers(wiring)
-    return tuple(_Rewriting(wiring, chosen, scales).layers()), kept
+    return tuple(_Rewriter(wiring, chosen, scales).layers()), kept
 
 
-class _Rewriting:
-    """The layers so far; casts are made where they are first needed."""
+class _Rewriter:
+    """Collects the rewritten layers in order; a cast is added where it is first needed."""
 
     def __init__(self, wiring: Wiring, chosen: set[str], scales: Scales) -> None:
         self._wiring, self._chosen, self._scales = wiring, chosen, scales
         self._done: list[Layer] = []
-        self._cast: dict[tuple[str, str], str] = {}
+        self._casts: dict[tuple[str, str], str] = {}  # (buffer, dtype) -> buffer with the cast
 
     def layers(self) -> list[Layer]:
-        """All of them, in an order in which they can run."""
+        """Return all layers, each after those whose results it reads."""
         for layer in self._wiring.layers:
-            self._done.append(self._in_bytes(layer) if layer.name in self._chosen else self._as_it_was(layer))
+            self._done.append(self._in_bytes(layer) if layer.name in self._chosen else self._unchanged(layer))
         return self._done
 
-    def _as_it_was(self, layer: Layer) -> Layer:
+    def _unchanged(self, layer: Layer) -> Layer:
+        """Return a layer that stays in floating point; what it reads in bytes is cast back."""
         dtypes = {operand.name: operand.dtype for operand in layer.problem.operands()}
         changed = {
-            name: self._in(layer.buffers[name], dtypes[name])
+            name: self._buffer_in(layer.buffers[name], dtypes[name])
             for name in self._wiring.inputs[layer.name]
             if self._is_bytes(layer.buffers[name])
         }
@@ -89,74 +109,93 @@ class _Rewriting:
 
     def _in_bytes(self, layer: Layer) -> Layer:
         problem = dataclasses.replace(layer.problem, dtype=BYTES, epilogue=Epilogue())
-        x, weights = layer.buffers["x"], dict[str, ConstantSource]()
+        x, weights = self._buffer_in(layer.buffers["x"], BYTES), dict[str, ConstantSource]()
         if isinstance(problem, Conv2d | Gemm):
             weights["weight"] = ConstantExpr("bytes", (layer.weights["weight"],))
-        builder = LayerBuilder(layer.name, problem, {"x": self._in(x, BYTES), "y": layer.buffers["y"]}, weights)
-        taken = builder.follow(self._chain(layer), layer.buffers["y"])
-        assert taken, f"{layer.name} was chosen, and its chain is too long"
+        builder = LayerBuilder(layer.name, problem, {"x": x, "y": layer.buffers["y"]}, weights)
+        fits = builder.follow(self._epilogue(layer), layer.buffers["y"])
+        assert fits, f"{layer.name}: choose_layers takes no layer whose epilogue is too long in bytes"
         return Layer(layer.name, builder.problem, builder.buffers, builder.weights, tuple(builder.scalars))
 
-    def _chain(self, layer: Layer) -> list[AppliedStep]:
-        """The epilogue in units, made from its end."""
-        unit, backwards = self._unit(layer.buffers["y"]), list[AppliedStep]()
-        for name, operands in reversed(_steps(layer)):
-            needed = unit
-            if name in ("add", "store"):
-                needed = self._unit(operands[0])  # type: ignore[arg-type]
-            elif name not in KEEP_UNIT | DIVIDED:
-                needed = _PLAIN
-            backwards += _change(needed, unit)
-            unit = needed
-            if name in ("add", "store"):
-                buffer = str(operands[0])
-                backwards.append(AppliedStep(name, (Value(self._in(buffer, BYTES) if name == "add" else buffer, ()),)))
+    def _epilogue(self, layer: Layer) -> list[AppliedStep]:
+        """Return the steps of a layer on scaled values."""
+        steps = _steps(layer)
+        # In reverse, because the order in which casts are made is part of the network's key in databases.
+        added = {
+            i: self._buffer_in(str(steps[i][1][0]), BYTES) for i in reversed(range(len(steps))) if steps[i][0] == "add"
+        }
+        scales = self._scales_of_steps(steps, self._scale(layer.buffers["y"]))
+        chain = self._from_sums(layer, scales[0])
+        for i, (name, operands) in enumerate(steps):
+            if name == "add":
+                chain.append(AppliedStep(name, (Value(added[i], ()),)))
+            elif name == "store":
+                chain.append(AppliedStep(name, (Value(str(operands[0]), ()),)))
             elif name in DIVIDED:
-                backwards.append(AppliedStep(name, tuple(_times(source, 1 / unit.scale) for source in operands)))
+                chain.append(AppliedStep(name, tuple(_times(source, 1 / scales[i].value) for source in operands)))
             else:
-                backwards.append(AppliedStep(name, tuple(operands)))
-        given = self._unit(layer.buffers["x"])
-        if weight := layer.weights.get("weight"):
-            factor = given.scale / unit.scale
-            backwards.append(AppliedStep("scale", (ConstantExpr("byte_scales", (weight,), (factor,)),)))
-        else:
-            backwards += _change(given, unit)
-        return backwards[::-1]
+                chain.append(AppliedStep(name, tuple(operands)))
+            chain += _convert(scales[i], scales[i + 1])
+        return chain
 
-    def _unit(self, buffer: str) -> Unit:
-        """What a byte of an activation stands for."""
+    def _scales_of_steps(self, steps: Sequence[tuple[str, list[ConstantSource]]], output: Scale) -> list[Scale]:
+        """Return the scale of the values on which each step works, and at last that of the output.
+
+        A step that works in any scale takes that of the step after it, so that no conversion is needed between them.
+        """
+        scales = [output]
+        for name, operands in reversed(steps):
+            if name in ("add", "store"):
+                scales.append(self._scale(str(operands[0])))
+            elif name in KEEP_SCALE | DIVIDED:
+                scales.append(scales[-1])
+            else:
+                scales.append(_REAL)
+        return scales[::-1]
+
+    def _from_sums(self, layer: Layer, wanted: Scale) -> list[AppliedStep]:
+        """Return the steps that bring the sums of a product, or the input of a layer without weights, to a scale."""
+        given = self._scale(layer.buffers["x"])
+        if weight := layer.weights.get("weight"):
+            return [AppliedStep("scale", (ConstantExpr("byte_scales", (weight,), (given.value / wanted.value,)),))]
+        return _convert(given, wanted)
+
+    def _scale(self, buffer: str) -> Scale:
+        """Return the scale of an activation in bytes."""
         layer, operand = self._wiring.maker[buffer]
         if isinstance(layer.problem, MaxPool2d) and layer.name in self._chosen and not layer.problem.epilogue.names:
-            return self._unit(layer.buffers["x"])  # it passes bytes on as they are
+            return self._scale(layer.buffers["x"])  # the pool passes bytes on unchanged
         name = activation(layer, operand.name)
         try:
-            return Unit(name, self._scales[name])
+            return Scale(name, self._scales[name])
         except KeyError:
-            raise CaptureError(f"no scale is known for {name}: calibrate with inputs of this shape, too") from None
+            raise CaptureError(
+                f"calibration has no scale for {name}: calibrate with inputs of this shape, too"
+            ) from None
 
     def _is_bytes(self, buffer: str) -> bool:
         return buffer in self._wiring.maker and self._wiring.maker[buffer][0].name in self._chosen
 
-    def _in(self, buffer: str, dtype: str) -> str:
-        """The buffer with an activation in bytes, or in another dtype: its own, or that of a cast."""
+    def _buffer_in(self, buffer: str, dtype: str) -> str:
+        """Return the buffer that holds an activation in a dtype: its own, or that of a cast."""
         if self._is_bytes(buffer) == (dtype == BYTES):
             return buffer
-        if (buffer, dtype) not in self._cast:
-            unit = self._unit(buffer)
+        if (buffer, dtype) not in self._casts:
+            scale = self._scale(buffer)
             layer, operand = self._wiring.maker[buffer]
             n, *image, c = operand.shape
             h, w = image if len(image) == 2 else (1, prod(image))
             given = operand.dtype if dtype == BYTES else BYTES
             problem = Cast(n=n, h=h, w=w, c=c, dtype=given, result=dtype, epilogue=Epilogue(("mul_scalar",)))
-            by = 1 / unit.scale if dtype == BYTES else unit.scale
-            made = self._cast[buffer, dtype] = f"{buffer}.{dtype}"
+            factor = 1 / scale.value if dtype == BYTES else scale.value
+            cast = self._casts[buffer, dtype] = f"{buffer}.{dtype}"
             name = f"{activation(layer, operand.name)}.{dtype}"
-            self._done.append(Layer(name, problem, {"x": buffer, "y": made}, scalars=(number(by),)))
-        return self._cast[buffer, dtype]
+            self._done.append(Layer(name, problem, {"x": buffer, "y": cast}, scalars=(number(factor),)))
+        return self._casts[buffer, dtype]
 
 
 def _steps(layer: Layer) -> list[tuple[str, list[ConstantSource]]]:
-    """Each step with what it takes: constants, or the name of a buffer."""
+    """Return the name and operands of each epilogue step; an operand is a constant or the name of a buffer."""
     scalars = iter(layer.scalars)
     found = []
     for step in layer.problem.epilogue.steps:
@@ -170,10 +209,11 @@ def _steps(layer: Layer) -> list[tuple[str, list[ConstantSource]]]:
     return found
 
 
-def _change(given: Unit, wanted: Unit) -> list[AppliedStep]:
-    """The step that brings values from one unit to another; none within one."""
-    same = given.name == wanted.name
-    return [] if same else [AppliedStep("mul_scalar", (number(given.scale / wanted.scale),))]
+def _convert(given: Scale, wanted: Scale) -> list[AppliedStep]:
+    """Return the step that converts values from one scale to another; none if both are of the same activation."""
+    if given.activation == wanted.activation:
+        return []
+    return [AppliedStep("mul_scalar", (number(given.value / wanted.value),))]
 
 
 def _times(source: ConstantSource, factor: float) -> ConstantSource:

@@ -1,4 +1,4 @@
-"""Which layers of a captured network run in signed bytes: by rule, so that it can be told in a sentence."""
+"""Rules for the layers of a captured network that run in signed bytes. Each exception has a reason in a sentence."""
 
 from __future__ import annotations
 
@@ -20,20 +20,26 @@ from autotune.ir import (
 )
 
 GRANULE = 16
-"""Channels that kernels read and write at a time."""
+"""Channels that a kernel reads or writes in one 16-byte access."""
 LONGEST_SUM = 2**31 // 2**14
-"""Products of signed bytes that an int32 surely holds."""
-KEEP_UNIT = {"relu", "leaky_relu", "scale", "mul_scalar"}
-"""Steps that do the same whatever 1 stands for."""
+"""Number of products of signed bytes, each at most 2^14, whose sum cannot overflow an int32."""
+KEEP_SCALE = {"relu", "leaky_relu", "scale", "mul_scalar"}
+"""Steps that are the same on values of any scale."""
 DIVIDED = {"bias", "add_scalar", "clamp"}
-"""Steps that do so if their constants are divided by it."""
+"""Steps that are the same on scaled values if their constants are divided by the scale."""
 
 _FOLLOWERS = (AvgPool2d, MaxPool2d, GlobalAvgPool2d, Elementwise)
-"""Problems that take bytes where they are given some."""
+"""Problems that run in bytes if their input is in bytes."""
 
 
 class Wiring:
-    """Who makes and who reads the activations of some layers."""
+    """The layers that write and read each activation.
+
+    Attributes:
+        layers: All layers, in order.
+        maker: The layer that writes each buffer, and its operand there.
+        inputs: Names of the input operands of each layer, by the layer's name.
+    """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = layers
@@ -45,17 +51,21 @@ class Wiring:
             self.maker |= {layer.buffers[o.name]: (layer, o) for o in operands if o.role == "output"}
 
     def makers(self, layer: Layer) -> list[Layer]:
-        """The layers that make what a layer reads."""
+        """Return the layers whose results a layer reads."""
         read = (layer.buffers[name] for name in self.inputs[layer.name])
         return [self.maker[buffer][0] for buffer in read if buffer in self.maker]
 
     def readers(self, layer: Layer) -> list[Layer]:
-        """The layers that read what a layer makes."""
+        """Return the layers that read the results of a layer."""
         return [other for other in self.layers if any(maker is layer for maker in self.makers(other))]
 
 
 def choose_layers(wiring: Wiring) -> tuple[set[str], dict[str, str]]:
-    """Names of the layers in bytes, and why the other convolutions and linear layers stay as they are."""
+    """Choose the layers that run in bytes.
+
+    Returns:
+        The names of these layers, and for each other convolution or linear layer the reason.
+    """
     kept = _kept(wiring)
     while True:
         chosen = _chosen(wiring, kept)
@@ -67,13 +77,13 @@ def choose_layers(wiring: Wiring) -> tuple[set[str], dict[str, str]]:
         ]
         if not alone:
             return chosen, kept
-        kept |= dict.fromkeys(alone, "alone among others: casts would cost more than bytes gain")
+        kept |= dict.fromkeys(alone, "its neighbors are not in bytes: the casts would cost more than bytes gain")
 
 
 def _kept(wiring: Wiring) -> dict[str, str]:
-    """The convolutions and linear layers that are not for bytes, and why."""
+    """Return the reason for each convolution or linear layer that cannot run in bytes or would not gain."""
     products = [layer for layer in wiring.layers if isinstance(layer.problem, Conv2d | Gemm)]
-    before, behind = set[str](), set[str]()  # layers with a product before them, and behind them
+    before, behind = set[str](), set[str]()  # layers with a product before and after them
     names = {layer.name for layer in products}
     for layer in wiring.layers:
         if any(maker.name in names | before for maker in wiring.makers(layer)):
@@ -84,34 +94,34 @@ def _kept(wiring: Wiring) -> dict[str, str]:
     kept = {}
     for layer in products:
         if layer.name not in before or INPUT in layer.buffers.values():
-            kept[layer.name] = "the first: it reads the input"
+            kept[layer.name] = "it is the first and reads the input"
         elif layer.name not in behind or OUTPUT in layer.buffers.values():
-            kept[layer.name] = "the last: it makes the result"
-        elif why := _unfit(layer):
+            kept[layer.name] = "it is the last and makes the result"
+        elif why := _why_unfit(layer):
             kept[layer.name] = why
     return kept
 
 
-def _unfit(layer: Layer) -> str | None:
-    """Why a layer gains nothing in bytes, or cannot be in them."""
+def _why_unfit(layer: Layer) -> str | None:
+    """Return why a layer would not gain in bytes or cannot run in bytes; None if it would gain."""
     problem, chain = layer.problem, layer.problem.epilogue
     conv = problem.as_conv2d if isinstance(problem, Gemm) else problem
     assert isinstance(conv, Conv2d)
     c, k = conv.c // conv.groups, conv.k // conv.groups
     if c == 1 and conv.groups > 1:
-        return "depthwise: bound by memory, with few products"
+        return "depthwise: bound by memory, not by arithmetic"
     if c % GRANULE or k % GRANULE:
-        return f"channels that are no multiples of {GRANULE}"
+        return f"its channels (per group) are not multiples of {GRANULE}"
     if conv.r * conv.s * c >= LONGEST_SUM:
-        return "sums that could overflow int32"
-    changes = sum(step.name not in KEEP_UNIT | DIVIDED for step in chain.steps)
+        return "its sums could overflow int32"
+    changes = sum(step.name not in KEEP_SCALE | DIVIDED for step in chain.steps)
     if chain.scalars + changes + 1 > MAX_SCALARS or len(problem.operands()) + 1 > MAX_OPERANDS:
-        return "a chain too long for the constants that bytes need"
+        return "its epilogue has no room for the constants that bytes need"
     return None
 
 
 def _chosen(wiring: Wiring, kept: dict[str, str]) -> set[str]:
-    """All convolutions and linear layers but those kept, and what is between them and takes bytes."""
+    """Return the products that are not kept, and the layers between them that can run in bytes."""
     chosen = set[str]()
     for layer in wiring.layers:
         if isinstance(layer.problem, Conv2d | Gemm):

@@ -1,4 +1,4 @@
-"""Scales of activations in signed bytes, and the names that they go by."""
+"""Scales of activations in signed bytes, and the names of activations."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from autotune.ir import Layer
 
 Scales = Mapping[str, float]
-"""What a byte stands for, by the name of the activation (`activation`)."""
+"""The real value of 1 in bytes, by the name of the activation (`activation`)."""
 
 
 def activation(layer: Layer, operand: str) -> str:
-    """The name of what a layer writes: its own, or with the operand's behind it if that is a second output."""
+    """Return the name of an activation: that of its layer, followed by the operand's if that is a second output."""
     return layer.name if operand == "y" else f"{layer.name}.{operand}"

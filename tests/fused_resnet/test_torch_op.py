@@ -167,7 +167,7 @@ def test_only_so_many_plans_are_kept(tuned_db):
 def test_activations_share_memory(net):
     shown = net.explain(images(TUNED_BATCH))
     assert 0 < shown.arena_bytes < shown.buffer_bytes / 2
-    assert shown.arena_bytes <= shown.frame_bytes
+    assert shown.arena_bytes <= shown.context_bytes
 
 
 # -- what it says -------------------------------------------------------------------

@@ -1,7 +1,10 @@
-"""cuDNN: its execution plans, through its graph API and its Python package, and its classic convolution algorithms.
+"""cuDNN: execution plans of its graph API, through its Python package, and its classic convolution algorithms.
 
-library: the package and its handle. graph: a problem as a graph. plans: every plan, built, with what it is.
-stored: a plan from a database. classic: the numbered algorithms of the older API, which need no package.
+- library: the Python package and its handle.
+- graph: a problem as a cuDNN graph.
+- plans: all execution plans of a problem.
+- stored: plans in databases.
+- classic: the numbered algorithms of the older API, which need no package.
 """
 
 from autotune.libraries.cudnn.library import PACKAGE, library, versions

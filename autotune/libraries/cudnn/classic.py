@@ -1,7 +1,7 @@
-"""cuDNN's classic convolution algorithms, by their numbers: the older API, called in the library that torch brings.
+"""cuDNN's classic convolution algorithms, by number: the older API, called in the library that torch loads.
 
-A number means one way to compute a pass ("1" forward is IMPLICIT_PRECOMP_GEMM), whatever the version of cuDNN; what it
-supports differs by sizes, dtype and memory format. Nothing here needs a Python package beside torch.
+A number stands for one algorithm of a pass in every version of cuDNN ("1" forward is IMPLICIT_PRECOMP_GEMM). The sizes,
+dtypes and memory formats that an algorithm supports differ. No Python package besides torch is needed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 """The algorithms of each pass, in the order of their numbers."""
 
-# Each pass by the word in its functions' names, and its tensors in the order that they take: two inputs, the output.
+# Each pass: the word in its functions' names, and its tensors in the order of the arguments: two inputs, the output.
 _PASSES = {
     FORWARD: ("Forward", ("x", "weight", "y")),
     BACKWARD_DATA: ("BackwardData", ("weight", "y", "x")),
@@ -52,7 +52,7 @@ _MATH = {0: "default", 1: "tensor op", 2: "tensor op, inputs rounded", 3: "fma"}
 
 
 class _Performance(ctypes.Structure):
-    """cudnnConvolution{Fwd,BwdData,BwdFilter}AlgoPerf_t, which are one."""
+    """cudnnConvolution{Fwd,BwdData,BwdFilter}AlgoPerf_t, which have the same layout."""
 
     _fields_ = (
         ("algo", ctypes.c_int),
@@ -67,9 +67,20 @@ class _Performance(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Geometry:
-    """All that cuDNN's descriptors say of a convolution, in torch's terms; shapes in the order n, c, h, w.
+    """A convolution as cuDNN's descriptors define it, in torch's terms; shapes are (n, c, h, w).
 
-    tf32: whether the factors of float32 tensors may be rounded to TF32, as torch.backends.cudnn.allow_tf32 says.
+    Attributes:
+        x: Shape of the input.
+        weight: Shape of the filter (k, c / groups, r, s).
+        y: Shape of the output.
+        stride: Along height and width.
+        pad: Along height and width.
+        dilation: Along height and width.
+        groups: Number of groups.
+        dtype: Dtype of all tensors.
+        channels_last: Whether all tensors are channels last in memory.
+        tf32: Whether factors of float32 tensors may be rounded to TF32, as torch.backends.cudnn.allow_tf32 says.
+        device: The GPU.
     """
 
     x: tuple[int, ...]
@@ -88,7 +99,7 @@ class Geometry:
     def of(
         cls, problem: Convolution, dtype: torch.dtype, channels_last: bool, device: torch.device, tf32: bool = False
     ) -> Geometry:
-        """The geometry of a problem, whichever its pass."""
+        """Return the geometry of a problem, for any pass."""
         return cls(
             (problem.n, problem.c, problem.h, problem.w),
             (problem.k, problem.c // problem.groups, problem.r, problem.s),
@@ -105,13 +116,22 @@ class Geometry:
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """The format of all tensors."""
+        """Memory format of all tensors."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
 
 @dataclass(frozen=True)
 class AlgorithmInfo:
-    """What cuDNN says of an algorithm without running it; error: why it cannot be run on these sizes."""
+    """What cuDNN reports about an algorithm without running it.
+
+    Attributes:
+        number: Its number.
+        name: Its name.
+        workspace_bytes: Size of the workspace it needs.
+        deterministic: Whether the same input always gives the same bits; None if cuDNN does not say.
+        math: The arithmetic that cuDNN names.
+        error: Why it cannot run on these sizes; None if it can.
+    """
 
     number: int
     name: str
@@ -122,13 +142,20 @@ class AlgorithmInfo:
 
 
 class ClassicConvolution:
-    """A convolution's descriptors, in cuDNN's memory, and what can be done with them."""
+    """A convolution by its cuDNN descriptors.
+
+    Raises:
+        LibraryError: There is no GPU, the dtype is not supported, or cuDNN cannot be loaded.
+    """
 
     def __init__(self, geometry: Geometry) -> None:
         if geometry.device.type != "cuda":
-            raise LibraryError("cuDNN's algorithms need an NVIDIA GPU")
+            raise LibraryError(f"cuDNN's algorithms need an NVIDIA GPU, and the device is {geometry.device}")
         if geometry.dtype not in _DATA_TYPES:
-            raise LibraryError(f"cuDNN's algorithms are used in {', '.join(map(_plain, _DATA_TYPES))}")
+            raise LibraryError(
+                f"cuDNN's algorithms are available in {', '.join(map(_plain, _DATA_TYPES))}, not in "
+                f"{_plain(geometry.dtype)}"
+            )
         self.geometry = geometry
         self._made: list[tuple[str, ctypes.c_void_p]] = []
         self._descriptors = {
@@ -169,7 +196,7 @@ class ClassicConvolution:
         values = (*at.pad, *at.stride, *at.dilation, _CROSS_CORRELATION, _FLOAT)
         self._cudnn.call("cudnnSetConvolution2dDescriptor", descriptor, *values)
         self._cudnn.call("cudnnSetConvolutionGroupCount", descriptor, at.groups)
-        half = at.dtype != torch.float32  # what torch asks for, too
+        half = at.dtype != torch.float32  # as torch does
         math = _TENSOR_OP_MATH if half else _DEFAULT_MATH if at.tf32 else _FMA_MATH
         self._cudnn.call("cudnnSetConvolutionMathType", descriptor, math)
         return descriptor
@@ -177,7 +204,7 @@ class ClassicConvolution:
     # -- asking and running ----------------------------------------------------------------------------------
 
     def answers(self, direction: str) -> list[AlgorithmInfo]:
-        """All algorithms of a pass, by their numbers; nothing is run."""
+        """Return all algorithms of a pass in the order of their numbers; nothing is run."""
         word, _ = _PASSES[direction]
         room = 2 * len(NAMES[direction])
         results, count = (_Performance * room)(), ctypes.c_int()
@@ -197,7 +224,7 @@ class ClassicConvolution:
         return AlgorithmInfo(number, name, size, bool(told.determinism), _MATH.get(told.math_type, str(told.math_type)))
 
     def workspace_bytes(self, direction: str, number: int) -> int:
-        """Bytes of workspace that an algorithm needs; raises LibraryError if it does not support these sizes."""
+        """Return the workspace of an algorithm in bytes; raises LibraryError if it does not support these sizes."""
         word, _ = _PASSES[direction]
         size = ctypes.c_size_t()
         asked = f"cudnnGetConvolution{word}WorkspaceSize"
@@ -212,9 +239,18 @@ class ClassicConvolution:
         workspace: torch.Tensor,
         stream: int,
     ) -> None:
-        """Enqueue a pass on a CUDA stream; raises LibraryError.
+        """Launch a pass.
 
-        tensors: x, weight and y in the geometry's memory format; of a gradient, the place of what it is of.
+        Args:
+            direction: The pass.
+            number: The algorithm.
+            tensors: x, weight and y in the geometry's memory format. In a backward pass y holds the gradient of the
+                output, and x or weight receives its gradient.
+            workspace: At least `workspace_bytes(direction, number)` bytes.
+            stream: Handle of a CUDA stream.
+
+        Raises:
+            LibraryError: cuDNN reports an error.
         """
         word, order = _PASSES[direction]
         one, zero = ctypes.c_float(1), ctypes.c_float(0)
@@ -243,13 +279,13 @@ class _Cudnn:
     handle: ctypes.c_void_p
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function; raises LibraryError with cuDNN's word for what went wrong."""
+        """Call a function of cuDNN; raises LibraryError with the name of the status if it fails."""
         own = () if name.startswith(_WITHOUT_HANDLE) else (self.handle,)
         if status := getattr(self.library, name)(*own, *arguments):
             raise LibraryError(f"{name}: {_word(self.library, status)}")
 
 
-_mine = threading.local()  # cuDNN's handles are not for several threads at once, and autograd has its own
+_mine = threading.local()  # a handle must not be used by two threads at once, and autograd runs in a thread of its own
 
 
 def _handle(device: torch.device) -> _Cudnn:
@@ -259,19 +295,21 @@ def _handle(device: torch.device) -> _Cudnn:
         library, handle = load(), ctypes.c_void_p()
         with torch.cuda.device(device):
             if status := library.cudnnCreate(ctypes.byref(handle)):
-                raise LibraryError(f"cuDNN makes no handle for {device}: {_word(library, status)}")
+                raise LibraryError(f"cuDNN cannot create a handle for {device}: {_word(library, status)}")
         handles[key] = _Cudnn(library, handle)
     return handles[key]
 
 
 @cache
 def load() -> Any:
-    """torch's own libcudnn.so.9; raises LibraryError where there is none, or an older one."""
-    version = torch.backends.cudnn.version()  # has torch load it
+    """Load the libcudnn.so.9 that torch uses; raises LibraryError if there is none or an older one."""
+    version = torch.backends.cudnn.version()  # makes torch load the library
     if version is None:
-        raise LibraryError("torch has no cuDNN here: its algorithms need a build of torch for NVIDIA GPUs")
+        raise LibraryError("torch has no cuDNN here: install a build of torch for NVIDIA GPUs")
     if version < 90000:
-        raise LibraryError(f"torch brings cuDNN {version // 1000}: its algorithms are used from cuDNN 9 on")
+        raise LibraryError(
+            f"torch uses cuDNN {version}: its algorithms need cuDNN 9 (90000) or newer, so install a newer torch"
+        )
     package = importlib.util.find_spec("nvidia.cudnn") if importlib.util.find_spec("nvidia") else None
     folders = [Path(place) / "lib" for place in (package.submodule_search_locations or [])] if package else []
     for name in ("libcudnn.so.9", *(str(folder / "libcudnn.so.9") for folder in folders)):
@@ -287,7 +325,7 @@ def _package() -> str:
 
 
 def _word(library: Any, status: int) -> str:
-    """cuDNN's name of a status, without its prefix."""
+    """Return cuDNN's name of a status, without its prefix."""
     library.cudnnGetErrorString.restype = ctypes.c_char_p
     return library.cudnnGetErrorString(status).decode().removeprefix("CUDNN_STATUS_")
 

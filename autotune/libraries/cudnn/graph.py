@@ -1,7 +1,7 @@
 """A convolution with its epilogue as a cuDNN graph, and the tensors that it runs on.
 
-cuDNN knows a graph's tensors by numbers. They follow from the problem alone, so that a plan which was restored from its
-own form can be given its tensors without the graph that it was made from.
+cuDNN identifies a graph's tensors by numbers (UIDs). They follow from the problem alone, so a plan that was restored
+from its serialized form can be given its tensors without the graph that it was made from.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from autotune.core import LibraryError
 from autotune.ir import DTYPES, Conv2d, Conv2dDgrad, Convolution, Operand, Problem, Step, Tensors
 from autotune.libraries.cudnn.library import CudnnLibrary
 
-_SCALAR, _CONSTANT = 101, 201  # the numbers of a chain's scalars, and of constants, begin here
-_CONSTANTS = (3.0, 1 / 6)  # of hardsigmoid and hardswish
+_SCALAR, _CONSTANT = 101, 201  # first UID of the epilogue's scalars, and of constants
+_CONSTANTS = (3.0, 1 / 6)  # of hardsigmoid and hardswish: relu6(x + 3) / 6
 
 _UNARY: dict[str, Callable[[Any, Any], Any]] = {
     "relu": lambda graph, x: graph.relu(input=x),
@@ -29,26 +29,32 @@ _UNARY: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 STEPS = (*_UNARY, "bias", "scale", "add", "store", "add_scalar", "mul_scalar", "clamp", "hardsigmoid", "hardswish")
-"""Epilogue steps that are handed to cuDNN. Which chains of them it takes, only it knows."""
+"""Epilogue steps that can be expressed in a cuDNN graph. Whether cuDNN supports a combination, only cuDNN tells."""
 
 _NAMES = {"f16": "HALF", "bf16": "BFLOAT16", "f32": "FLOAT", "tf32": "FLOAT"}
 
 
 def check(problem: Problem) -> Convolution:
-    """The problem, if it can be put to cuDNN; raises LibraryError."""
+    """Return a problem that can be expressed as a cuDNN graph.
+
+    Raises:
+        LibraryError: It cannot.
+    """
     if not isinstance(problem, Convolution):
-        raise LibraryError(f"cuDNN's plans are used for convolutions, not for '{problem}'")
+        raise LibraryError(f"cuDNN's plans are available for convolutions, not for '{problem}'")
     if problem.dtype not in _NAMES:
-        raise LibraryError(f"cuDNN's plans are used in {', '.join(_NAMES)}, not in {problem.dtype}")
+        raise LibraryError(f"cuDNN's plans are available in {', '.join(_NAMES)}, not in {problem.dtype}")
     if foreign := [name for name in problem.epilogue.names if name not in STEPS]:
-        raise LibraryError(f"cuDNN's plans are used with the steps {', '.join(STEPS)}, not with {', '.join(foreign)}")
+        raise LibraryError(
+            f"cuDNN's plans are available with the epilogue steps {', '.join(STEPS)}, not with {', '.join(foreign)}"
+        )
     return problem
 
 
 def vector_dtypes(problem: Convolution) -> tuple[str | None, ...]:
-    """The dtypes in which vectors can be given: cuDNN's ready-made kernels take the problem's, its compiled ones any.
+    """Return the dtypes in which an epilogue's vectors can be given; (None,) for a problem without vectors.
 
-    (None,) for a problem without vectors.
+    cuDNN's precompiled kernels take the problem's dtype only, those that it compiles at run time also float32.
     """
     if not any(argument.kind == "vector" for argument in problem.epilogue.arguments):
         return (None,)
@@ -56,9 +62,15 @@ def vector_dtypes(problem: Convolution) -> tuple[str | None, ...]:
 
 
 def describe(library: CudnnLibrary, problem: Convolution, vectors: str | None) -> Any:
-    """The problem as a pygraph with heuristics' plans; vectors: the dtype of its vectors. Raises the package's errors.
+    """Return a problem as a pygraph with the plans of all heuristics.
 
-    Every tensor has the number by which `arguments` gives it.
+    Args:
+        library: The package and its handle.
+        problem: The convolution.
+        vectors: Dtype of the epilogue's vectors.
+
+    Raises:
+        Exception: An error of the package, whose errors have no common base: cuDNN does not support the problem.
     """
     cudnn = library.cudnn
     graph = cudnn.pygraph(
@@ -78,7 +90,7 @@ def describe(library: CudnnLibrary, problem: Convolution, vectors: str | None) -
 def arguments(
     problem: Convolution, vectors: str | None, tensors: Tensors, scalars: tuple[float, ...]
 ) -> dict[int, torch.Tensor]:
-    """cuDNN's numbers -> tensors of the GPU: the weight in channels-last order, vectors in their dtype, scalars."""
+    """Return the tensors of a graph by UID: weights channels last, vectors in their dtype, scalars on the GPU."""
     numbers = operand_numbers(problem)
     found = {}
     for operand in problem.operands():
@@ -92,7 +104,7 @@ def arguments(
 
 
 def operand_numbers(problem: Problem) -> dict[str, int]:
-    """The numbers of a problem's operands: their places, from one on."""
+    """Return the UIDs of a problem's operands: their positions, counted from one."""
     return {operand.name: place for place, operand in enumerate(problem.operands(), 1)}
 
 
@@ -105,7 +117,7 @@ def _laid_out(operand: Operand, tensor: torch.Tensor, vectors: str | None) -> to
 
 
 class _Chain:
-    """Puts the operators of one problem into a graph."""
+    """Adds the operators of one problem to a graph."""
 
     def __init__(self, cudnn: Any, graph: Any, problem: Convolution, vectors: str | None) -> None:
         self._cudnn, self._graph, self._problem, self._vectors = cudnn, graph, problem, vectors
@@ -115,7 +127,7 @@ class _Chain:
         self._ones: dict[int, Any] = {}
 
     def build(self) -> None:
-        """Add everything."""
+        """Add all operators."""
         value = self._shaped(self._convolution())
         names = self._problem.epilogue.names
         for place, step in enumerate(self._problem.epilogue.steps):

@@ -1,4 +1,4 @@
-"""The package nvidia-cudnn-frontend, the cuDNN that torch brings, and a handle for each device."""
+"""The package nvidia-cudnn-frontend, the cuDNN that torch loads, and a handle for each device."""
 
 from __future__ import annotations
 
@@ -14,15 +14,25 @@ import torch
 from autotune.core import LibraryError
 
 PACKAGE = "nvidia-cudnn-frontend==1.28.0"
-"""What to install: the last version without large dependencies."""
+"""The requirement to install: the last version without large dependencies."""
 
 OLDEST = 90000
-"""The oldest cuDNN whose graphs are used here, as its version number counts: 9.0.0."""
+"""Version number of the oldest cuDNN whose graphs are used: 9.0.0."""
+
+ERROR_TEXTS = {"deselected by a note": ("Deselecting execution plan", "nvidia-cudnn-frontend 1.28.0")}
+"""Errors that can only be told apart by their text: name -> (a part of the text, the version in which it was seen)."""
 
 
 @dataclass(frozen=True)
 class CudnnLibrary:
-    """The package, its handle for one device, and cuDNN's version. lock: held while the handle has a stream to keep."""
+    """The package and its handle for one device.
+
+    Attributes:
+        cudnn: The Python package.
+        handle: The handle.
+        version: Version of cuDNN.
+        lock: Held from setting the handle's stream until a plan has been launched on it.
+    """
 
     cudnn: Any
     handle: Any
@@ -31,40 +41,49 @@ class CudnnLibrary:
 
     @property
     def source(self) -> str:
-        """What a plan is made by; a plan is good for exactly that."""
+        """The versions of cuDNN and of the package; a stored plan is valid for exactly these."""
         return f"cuDNN {self.version}, frontend {self.cudnn.__version__}"
 
 
 @cache
 def library(device: torch.device) -> CudnnLibrary:
-    """Load the package and make a handle; raises LibraryError."""
+    """Load the package and create a handle for a GPU.
+
+    Raises:
+        LibraryError: There is no GPU, or the package or cuDNN is missing or too old.
+    """
     if device.type != "cuda":
-        raise LibraryError("cuDNN's plans need an NVIDIA GPU")
+        raise LibraryError(f"cuDNN's plans need an NVIDIA GPU, and the device is {device}")
     try:
         cudnn = importlib.import_module("cudnn")
         version, name = cudnn.backend_version(), cudnn.backend_version_string()
-        logging.getLogger("cudnn").setLevel(logging.ERROR)  # what it warns of is in its errors
+        logging.getLogger("cudnn").setLevel(logging.ERROR)  # its warnings repeat its errors
         if not hasattr(cudnn.pygraph, "get_engine_and_knobs_at_index"):
-            raise LibraryError(f"the package cudnn is {cudnn.__version__}, too old: pip install {PACKAGE}")
+            raise LibraryError(f"the package cudnn {cudnn.__version__} is too old: pip install {PACKAGE}")
         if version < OLDEST:
-            raise LibraryError(f"cuDNN {name} is too old for its plans to be used here: 9.0 or newer is needed")
+            raise LibraryError(f"cuDNN {name} is too old: its plans need 9.0 or newer, so install a newer torch")
         with torch.cuda.device(device):
             return CudnnLibrary(cudnn, cudnn.create_handle(), name)
     except LibraryError:
         raise
     except ModuleNotFoundError as error:
-        raise LibraryError(f"no cuDNN plans without its Python package: pip install {PACKAGE}") from error
-    except Exception as error:  # it looks for libraries while it is imported, and asserts what it finds
+        raise LibraryError(f"cuDNN's plans need its Python package: pip install {PACKAGE}") from error
+    except Exception as error:  # the package looks for libraries while it is imported, and asserts that it finds them
         raise LibraryError(f"the package cudnn cannot be used: {first_line(error)}") from error
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    """The versions of cuDNN and of its package; raises LibraryError where they cannot be used."""
+    """Return the versions of cuDNN and of its package; raises LibraryError if they cannot be used."""
     found = library(device)
     return {"cudnn": found.version, "frontend": found.cudnn.__version__}
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an error that says something."""
+    """Return the first line of an error's text that is not empty; the error's type without one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def is_error(error: Exception, name: str) -> bool:
+    """Return whether an error is the one of a name in ERROR_TEXTS."""
+    return ERROR_TEXTS[name][0] in str(error)

@@ -1,9 +1,9 @@
-"""cuDNN's execution plans for a convolution: every one that its heuristics know, built.
+"""cuDNN's execution plans for a convolution: all that its heuristics list, built.
 
-What is missing or unsupported, and each plan that cannot be built, is a sentence in the answer, never an exception.
+Whatever is missing or unsupported, and each plan that cannot be built, is a sentence in the result, not an exception.
 
-cuDNN is asked twice where there are vectors: its ready-made kernels take a bias in the dtype of the problem only, which
-is also how torch calls it; those that it compiles at run time take float32 as well. Both count as cuDNN.
+With vectors in the epilogue, cuDNN is asked once for each dtype that they can have: its precompiled kernels take a bias
+in the problem's dtype only, which is also how torch calls it; those that it compiles at run time take float32, too.
 """
 
 from __future__ import annotations
@@ -17,19 +17,26 @@ import torch
 from autotune.core import LibraryError, format_bytes
 from autotune.ir import Convolution, Problem, Tensors
 from autotune.libraries.cudnn.graph import arguments, check, describe, vector_dtypes
-from autotune.libraries.cudnn.library import CudnnLibrary, first_line, library
+from autotune.libraries.cudnn.library import CudnnLibrary, first_line, is_error, library
 
 WORKSPACE_LIMIT = 4 << 30
-"""Bytes of workspace above which a plan is not run."""
+"""Largest workspace of a plan in bytes; a plan that needs more is not run."""
 
 
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """One execution plan, numbered from the heuristics' first choice on. `error` says why it cannot run.
+    """One execution plan.
 
-    name: cuDNN's own, engine and knobs in one word. It, `engine` and `knobs` hold for one version of cuDNN.
-    bias: dtype in which this plan reads vectors; None without any.
-    notes: cuDNN's notes on its behaviour; numeric: those on its arithmetic, None where they could not be had.
+    Attributes:
+        index: Position in the heuristics' order, the first choice first.
+        name: cuDNN's name: engine and knobs in one word. `name`, `engine` and `knobs` hold for one version of cuDNN.
+        bias: Dtype in which the plan reads the epilogue's vectors; None without any.
+        engine: Number of the engine.
+        knobs: Value of each knob of the engine.
+        notes: cuDNN's behavior notes.
+        numeric: cuDNN's numerical notes; None if they could not be determined.
+        workspace_bytes: Size of the workspace it needs.
+        error: Why it cannot run; None if it can.
     """
 
     index: int
@@ -47,13 +54,19 @@ class ExecutionPlan:
 
     @property
     def deterministic(self) -> bool | None:
-        """Whether the same input gives the same bits; None where cuDNN could not be asked."""
+        """Whether the same input always gives the same bits; None if unknown."""
         return None if self.numeric is None else "NONDETERMINISTIC" not in self.numeric
 
 
 @dataclass(frozen=True)
 class FoundPlans:
-    """The plans of a problem, the heuristics' first choice first; without any, `reason` says why in a sentence."""
+    """The plans of a problem.
+
+    Attributes:
+        plans: The plans, the heuristics' first choice first.
+        reason: Why there are none.
+        graphs: The graph of the plans for each dtype of vectors.
+    """
 
     plans: list[ExecutionPlan]
     reason: str | None = None
@@ -64,12 +77,12 @@ class FoundPlans:
         return BoundExecutionPlan(self.graphs[plan.bias], plan, tensors, scalars)
 
     def serialized(self, plan: ExecutionPlan) -> bytes:
-        """cuDNN's own form of a plan without `error`: `list` of it is what `pygraph.deserialize` takes."""
+        """Return the serialized form of a plan without `error`; `pygraph.deserialize` takes it as a list."""
         return self.graphs[plan.bias].serialized(plan)
 
 
 class BoundExecutionPlan:
-    """A plan with its tensors and workspace."""
+    """An execution plan with its tensors and workspace."""
 
     def __init__(self, graph: _Graph, plan: ExecutionPlan, tensors: Tensors, scalars: tuple[float, ...]) -> None:
         self._graph, self._index = graph, plan.index  # the plan's kernels live as long as its graph
@@ -78,9 +91,11 @@ class BoundExecutionPlan:
         self._workspace = torch.empty(max(plan.workspace_bytes, 1), dtype=torch.uint8, device=device)
 
     def run(self, stream: int = 0, late: Mapping[int, torch.Tensor] | None = None) -> None:
-        """Enqueue on a CUDA stream, which may be being captured if it was used before.
+        """Launch the plan.
 
-        late: tensors by cuDNN's numbers that are taken instead of those bound.
+        Args:
+            stream: Handle of a CUDA stream. It may be captured if the plan has run before.
+            late: Tensors by UID that replace those bound.
         """
         library = self._graph.library
         pack = {**self._pack, **late} if late else self._pack
@@ -90,7 +105,7 @@ class BoundExecutionPlan:
 
 
 def find_plans(problem: Problem, device: torch.device) -> FoundPlans:
-    """All execution plans of `problem` on the current GPU, built."""
+    """Return all execution plans of a problem on the current GPU, built."""
     try:
         convolution, loaded = check(problem), library(device)
     except LibraryError as error:
@@ -108,14 +123,14 @@ def find_plans(problem: Problem, device: torch.device) -> FoundPlans:
 
 
 class _Graph:
-    """A problem as a graph whose vectors have one dtype, with the plans of all its heuristics."""
+    """A problem as a graph whose vectors have one dtype, with the plans of all heuristics."""
 
     def __init__(self, library: CudnnLibrary, problem: Convolution, vectors: str | None) -> None:
         self.library, self.problem, self._vectors = library, problem, vectors
         self.graph = describe(library, problem, vectors)
 
     def plans(self) -> Iterator[ExecutionPlan]:
-        """Build all plans, in the heuristics' order; what two heuristics name comes once."""
+        """Build and yield all plans in the heuristics' order, each once."""
         numeric = self._numeric_notes()
         seen: set[str] = set()
         for index in range(self.graph.get_execution_plan_count()):
@@ -141,10 +156,11 @@ class _Graph:
         return ExecutionPlan(**known)
 
     def _numeric_notes(self) -> dict[str, tuple[str, ...]] | None:
-        """Plan's name -> notes on its arithmetic. The package cannot be asked for them, only to leave out who has one.
+        """Return the numerical notes of each plan by its name; None if they cannot be determined.
 
-        So a graph is made for each note, its plans without the note are refused for their workspace, and who is refused
-        as deselected has the note. Nothing is built for that.
+        The package does not report these notes; it only deselects the plans that have one. For each note, a graph is
+        made that deselects all plans by their workspace, and those with the note by the note. To build a plan then
+        fails at once, and the error tells which of the two it was.
         """
         notes: dict[str, tuple[str, ...]] = {}
         try:
@@ -156,21 +172,22 @@ class _Graph:
                     name = graph.get_plan_name_at_index(index)
                     if _deselected(graph, index) and note.name not in notes.get(name, ()):
                         notes[name] = (*notes.get(name, ()), note.name)
-        except Exception:  # a plan without notes is worth more than none
+        except Exception:  # plans without notes are still useful
             return None
-        return notes or None  # none has any: then they were not understood
+        return notes or None  # every engine has some note: with none at all, the errors were not understood
 
     def serialized(self, plan: ExecutionPlan) -> bytes:
-        """The graph with this plan in cuDNN's own form; raises LibraryError for a plan that is not the backend's."""
-        self.graph.build_plan_at_index(plan.index)  # what is serialized is the plan that was built last
+        """Return the graph with this plan, serialized; raises LibraryError for an engine of the Python package."""
+        self.graph.build_plan_at_index(plan.index)  # the plan that was built last is serialized
         if self.graph.selected_engine is not None:
-            raise LibraryError(f"{plan.name} is an engine of the Python package, which has no form to be stored in")
+            raise LibraryError(f"{plan.name} is an engine of the Python package, which cannot be serialized")
         return bytes(self.graph.serialize())
 
 
 def _deselected(graph: Any, index: int) -> bool:
+    """Return whether a plan was deselected by its notes."""
     try:
         graph.build_plan_at_index(index)
     except Exception as error:
-        return "Deselecting execution plan" in str(error)
+        return is_error(error, "deselected by a note")
     return False

@@ -1,7 +1,7 @@
-"""Plans of cuDNN as candidates of a database: what is kept of them, and how they come back.
+"""Plans of cuDNN in databases: how they are stored and restored.
 
-A plan is kept with its engine, knobs and notes, and in cuDNN's own form, which is good for the version that wrote it
-and for the problem that it was made for. Anything else refuses it.
+A plan is stored as its engine, knobs and notes, and in cuDNN's serialized form, which is valid only for the version
+that wrote it and for the problem that it was made for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ from autotune.libraries.cudnn_names import FAMILY
 
 @dataclass(frozen=True)
 class SerializedPlan:
-    """A plan for the database: its config and its own form, or the error for which it has none."""
+    """A plan for the database.
+
+    Attributes:
+        config: Its name, engine, knobs and notes.
+        data: Its serialized form.
+        error: Why it has none.
+    """
 
     config: dict[str, Any]
     data: bytes = b""
@@ -33,7 +39,13 @@ class SerializedPlan:
 
 @dataclass(frozen=True)
 class SerializedPlans:
-    """All plans of a problem. source: what made them; reason: without any, why, in a sentence."""
+    """All plans of a problem for the database.
+
+    Attributes:
+        source: The versions of cuDNN and of its package that made them.
+        plans: The plans, in the heuristics' order.
+        reason: Why there are none.
+    """
 
     source: str
     plans: tuple[SerializedPlan, ...] = ()
@@ -41,7 +53,7 @@ class SerializedPlans:
 
 
 def offers(problem: Problem | None, device: torch.device) -> SerializedPlans:
-    """All plans of a problem on the current GPU, in the heuristics' order; without a problem, only their source."""
+    """Return all plans of a problem on the current GPU; without a problem, only their source."""
     try:
         source = library(device).source
     except LibraryError as error:
@@ -57,7 +69,7 @@ def offers(problem: Problem | None, device: torch.device) -> SerializedPlans:
 
 
 def _form(found: FoundPlans, plan: ExecutionPlan) -> tuple[bytes, str | None]:
-    """A plan's own form, or an error."""
+    """Return a plan's serialized form, or an error."""
     if plan.error:
         return b"", plan.error
     try:
@@ -67,7 +79,7 @@ def _form(found: FoundPlans, plan: ExecutionPlan) -> tuple[bytes, str | None]:
 
 
 def _config(plan: ExecutionPlan, rank: int, count: int, source: str) -> dict[str, Any]:
-    """What the database tells of a plan: what it is, its rank among so many, and what it was made by."""
+    """Return the config of a plan: what it is, its rank, the number of plans, and the versions that made it."""
     return {
         "plan": plan.name,
         "engine": plan.engine,
@@ -83,7 +95,7 @@ def _config(plan: ExecutionPlan, rank: int, count: int, source: str) -> dict[str
 
 
 def summary(config: Mapping[str, Any]) -> str:
-    """A stored plan in few characters."""
+    """Return a short name of a stored plan."""
     return f"{FAMILY} {config['plan']}" + (f" bias={config['bias']}" if config["bias"] else "")
 
 
@@ -95,20 +107,35 @@ def bind(
     scalars: tuple[float, ...],
     device: torch.device,
 ) -> Callable[[Tensors], None]:
-    """Returns run(late): solves `problem` with the plan in a file on torch's current stream.
+    """Return a function that solves a problem with a stored plan, on torch's current stream.
 
-    late: operands by name that are taken instead of those in `tensors`. Raises LibraryError where the plan cannot be
-    used here.
+    Args:
+        problem: The problem for which the plan was made.
+        path: File with the plan's serialized form.
+        config: The plan's config.
+        tensors: The operands that are known now, by name.
+        scalars: The epilogue's scalars, in the order of its steps.
+        device: The GPU.
+
+    Returns:
+        A function of the remaining operands by name, which take precedence over `tensors`.
+
+    Raises:
+        LibraryError: The plan cannot be used here.
     """
     convolution, loaded = check(problem), library(device)
     if config["made_by"] != loaded.source:
-        raise LibraryError(f"the plan is of {config['made_by']}, and here is {loaded.source}: tune again to have one")
+        raise LibraryError(
+            f"the plan was made by {config['made_by']}, and this is {loaded.source}: tune again for this version"
+        )
     graph = _restored(loaded, path)
     numbers = operand_numbers(problem)
     pack = arguments(convolution, config["bias"], tensors, scalars)
 
     def run(late: Tensors) -> None:
-        workspace = torch.empty(max(config["workspace_bytes"], 1), dtype=torch.uint8, device=device)  # the stream's own
+        workspace = torch.empty(
+            max(config["workspace_bytes"], 1), dtype=torch.uint8, device=device
+        )  # allocated for this stream
         stream = torch.cuda.current_stream(device).cuda_stream
         given = {**pack, **{numbers[name]: tensor for name, tensor in late.items()}} if late else pack
         with loaded.lock:
@@ -120,10 +147,10 @@ def bind(
 
 @lru_cache(maxsize=512)
 def _restored(loaded: CudnnLibrary, path: Path) -> Any:
-    """A graph with the plan of a file; raises LibraryError."""
+    """Return a graph with the plan of a file; raises LibraryError if cuDNN does not take it."""
     graph = loaded.cudnn.pygraph(handle=loaded.handle)
     try:
         graph.deserialize(loaded.handle, list(path.read_bytes()))
     except Exception as error:
-        raise LibraryError(f"{loaded.source} does not take its plan {path.stem[:12]}: {first_line(error)}") from error
+        raise LibraryError(f"{loaded.source} cannot restore its plan {path.stem[:12]}: {first_line(error)}") from error
     return graph

@@ -60,8 +60,8 @@ def switches(m, x):
         (branches, r"1\.1 \(Part\) cannot be traced for an input of \(2, 3, 32, 32\)"),
         (does_not_fit, r"1\.1 \(Part\) cannot be traced"),
         (counts, r"1\.1: forward changes '1\.1\.count'"),
-        (lambda m, x: (x, x), "returns 2 values: only one tensor"),
-        (lambda m, x: x.argmax(1), "result is no floating-point tensor"),
+        (lambda m, x: (x, x), "returns 2 values: a captured model must return one tensor"),
+        (lambda m, x: x.argmax(1), "result is not a floating-point tensor"),
     ],
 )
 def test_what_a_forward_may_not_do(function, said):
@@ -90,7 +90,7 @@ def test_shapes_that_do_not_fit_name_the_layer(empty_db):
     network = FusedResNet.from_model(ResNet("basic"), empty_db)
     with pytest.raises(CaptureError, match=r"conv1 \(Conv2d\) cannot be traced for an input of \(2, 5, 32, 32\)"):
         network(torch.randn(2, 5, 32, 32))
-    with pytest.raises(InputError, match="must hold something"):
+    with pytest.raises(InputError, match="must have at least one dimension and one element"):
         network(torch.randn(0, 3, 32, 32))
     assert network(images(1)).shape == (1, 10)
 

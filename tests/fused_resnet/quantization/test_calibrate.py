@@ -110,7 +110,7 @@ def test_calibration_finds_the_largest_magnitude_of_every_layers_result(generato
             for name, result in zip(found, results, strict=True):
                 found[name] = max(found[name], float(result.abs().max()))
     assert {name: scales[name] * 127 for name in found} == pytest.approx(found, rel=1e-4)
-    assert set(scales) == set(layers_of(model, scales=None))
+    assert set(scales) == {layer.name for layer in capture(model, (2, 3, 32, 32), "f32").layers}
     assert calibrate(copy.deepcopy(model).half(), [batch.half() for batch in batches]) == pytest.approx(
         scales, rel=0.05
     )
@@ -122,7 +122,7 @@ def test_calibration_says_what_it_cannot_use(empty_db):
         calibrate(model, [])
     with pytest.raises(ProblemError, match="result of input holds values that are not finite"):
         calibrate(model, [torch.full((1, 3, 32, 32), float("nan"))])
-    with pytest.raises(CaptureError, match="no scale is known for maxpool"):
+    with pytest.raises(CaptureError, match="calibration has no scale for maxpool"):
         layers_of(model, scales={"input": 1.0})
     for wrong, said in [
         ({"precision": "int8"}, "needs calibration"),
@@ -162,13 +162,13 @@ def test_what_stays_is_told_with_the_reason(empty_db):
     model = random_model(model)
     network = capture_int8(model, (2, 3, 32, 32), "f32", ANY)
     assert network.kept == {
-        "0.0": "the first: it reads the input",
-        "2.0": "depthwise: bound by memory, with few products",
-        "3.0": "channels that are no multiples of 16",
-        "4.0": "channels that are no multiples of 16",
-        "12": "the last: it makes the result",
-        "1.0": "alone among others: casts would cost more than bytes gain",
-        "5": "alone among others: casts would cost more than bytes gain",
+        "0.0": "it is the first and reads the input",
+        "2.0": "depthwise: bound by memory, not by arithmetic",
+        "3.0": "its channels (per group) are not multiples of 16",
+        "4.0": "its channels (per group) are not multiples of 16",
+        "12": "it is the last and makes the result",
+        "1.0": "its neighbors are not in bytes: the casts would cost more than bytes gain",
+        "5": "its neighbors are not in bytes: the casts would cost more than bytes gain",
     }
     assert [layer.name for layer in network.layers if layer.problem.dtype == "s8"] == [
         *("7.0", "8", "9.0", "10", "10.f32")  # a max pool passes bytes on as they are: it has no chain
@@ -177,7 +177,7 @@ def test_what_stays_is_told_with_the_reason(empty_db):
     shown = str(FusedResNet.from_model(model, empty_db, precision="int8", calibration=SEEN).explain(images(2)))
     assert all(len(line) <= 80 for line in shown.splitlines())
     said = " ".join(shown.split())
-    assert "not in bytes: 0.0 (the first: it reads the input); 2.0 (depthwise" in said and "7.0 s8 aten " in said
+    assert "not in bytes: 0.0 (it is the first and reads the input); 2.0 (depthwise" in said and "7.0 s8 aten " in said
 
 
 def test_a_tuner_needs_no_calibration():
