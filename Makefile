@@ -8,10 +8,8 @@ READY := $(VENV)/.ready
 ENGINE := $(wildcard autotune/runtime/engine/*.cpp autotune/runtime/engine/*.h) templates/abi.h
 ARGS ?=
 
-# C++ and CUDA text that clang-format checks. UNFORMATTED: folders that are not formatted yet.
-UNFORMATTED := templates/sm90
-CPP := $(filter-out $(addsuffix /%,$(UNFORMATTED)),$(shell find templates autotune/runtime/engine tests/kernels \
-         -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu'))
+# C++ and CUDA text that clang-format checks.
+CPP := $(shell find templates autotune/runtime/engine tests/kernels -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 
 .PHONY: tune test check docs clean
 .DELETE_ON_ERROR:
