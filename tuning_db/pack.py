@@ -38,7 +38,7 @@ def pack(sources: Sequence[Location], target: Path) -> None:
 
 
 def _write_new(parts: Sequence[Snapshot], target: Path) -> Outcome:
-    """Write snapshots to a new file. It is written in a folder beside `target` and moved, so nobody reads a part."""
+    """Write snapshots to a new file: in a folder beside `target`, then moved, so that no process reads a part."""
     _require_absent(target)
     outcome = Outcome()
     try:

@@ -27,7 +27,8 @@ def engine_to_write(address: str, writing: str) -> sa.Engine:
     engine = _engine(address, {})
 
     @sa.event.listens_for(engine, "begin")
-    def begin(connection: sa.Connection) -> None:  # one writer at a time, as in a file: nobody changes what it has read
+    def begin(connection: sa.Connection) -> None:
+        # One writer at a time, as in a file: no other writer changes what it has read.
         if connection.get_execution_options().get(writing):
             connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({APPLICATION_ID})")
 

@@ -35,13 +35,14 @@ def engine_to_write(path: Path, writing: str) -> sa.Engine:
         engine.pool.logger.addFilter(_no_interrupt)
 
     @sa.event.listens_for(engine, "begin")
-    def begin(connection: sa.Connection) -> None:  # a writer locks the file at once: nobody changes what it has read
+    def begin(connection: sa.Connection) -> None:
+        # A writer locks the file at once: no other writer changes what it has read.
         mode = " IMMEDIATE" if connection.get_execution_options().get(writing) else ""
         connection.exec_driver_sql(f"BEGIN{mode}")
 
     translated, options = explained(str(path), sa.exc.DBAPIError), {writing: True}
     with translated, engine.connect().execution_options(**options) as connection, connection.begin():
-        # In one transaction: nobody sees tables without the mark. Another process may have made them while we waited.
+        # In one transaction: no process sees tables without the mark. Another process may have made them meanwhile.
         marked = connection.exec_driver_sql("PRAGMA application_id").scalar() == APPLICATION_ID
         version = connection.exec_driver_sql("PRAGMA user_version").scalar() if marked else SCHEMA_VERSION
         Base.metadata.create_all(connection)

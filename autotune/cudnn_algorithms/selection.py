@@ -52,7 +52,7 @@ class Algorithm:
 
     @property
     def usable(self) -> bool:
-        """Whether it may be selected."""
+        """True if it may be selected."""
         return self.status in ("offered", "ok")
 
     def __str__(self) -> str:

@@ -88,7 +88,7 @@ class Requirements:
 
     @property
     def any_pass(self) -> bool:
-        """Whether there are requirements on all passes, so that torch computes none of them."""
+        """True if there are requirements on all passes, so that torch computes none of them."""
         return self.workspace_limit is not None or self.deterministic or self.prefer is not None
 
 

@@ -52,7 +52,7 @@ class ChildProcess:
 
     @property
     def started(self) -> bool:
-        """Whether a child was started and not stopped since. It may have died meanwhile."""
+        """True if a child was started and not stopped since. It may have died meanwhile."""
         return self._process is not None
 
     def start(self) -> None:

@@ -50,7 +50,7 @@ class Runnable(Protocol):
 
 @dataclass(frozen=True)
 class Timing:
-    """How candidates are timed.
+    """Options of the timing of candidates.
 
     timer: One of TIMERS.
     buffers: "resident" uses the same tensors in each launch, so they stay in L2 if they fit; "rotating" uses another

@@ -117,7 +117,7 @@ def main() -> None:
     if device.type == "cuda":
         torch.cuda.init()
         torch.cuda.set_device(device)
-    # The client may go away at any time: then there is nobody to report an error to.
+    # The client may go away at any time; then no error can be reported.
     with torch.inference_mode(), suppress(EOFError, BrokenPipeError, ConnectionResetError):
         serve(accept(descriptor), device)
 
