@@ -59,7 +59,7 @@ class Searches:
         options = self._options
         for problem in self._problems:
             for found in serving(problem, options.arch):
-                if found.name not in options.only and (options.only or found.by_name):
+                if found.name not in options.only and (options.only or found.opt_in):
                     continue
                 configs = found.configs_for(problem, options.arch, options.allow)
                 costs = [found.cost(problem, config, options.arch) for config in configs]
@@ -86,7 +86,7 @@ class Searches:
     def launches(self, problem: Problem, kernel: Kernel) -> list[dict[str, int]]:
         """The launch values worth timing for a problem; none if the kernel does not fit it."""
         found, arch = family(kernel.family), self._options.arch
-        if found.fits(problem, kernel.values, arch):
+        if found.why_unfit(problem, kernel.values, arch):
             return []
         names = [parameter.name for parameter in found.launch_parameters]
         return [{name: launch[name] for name in names} for launch in found.launches(problem, kernel.values, arch)]

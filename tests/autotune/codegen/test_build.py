@@ -263,7 +263,7 @@ def test_an_illegal_tile_fails_with_cutlass_words():
     need_compiler("sm_80", nvcc=True)
     good = cuda_kernels("cutlass2_conv2d", "sm80", 1, seed=3)[0]
     broken = Kernel.of("cutlass2_conv2d", {**good.values, "warp_k": 16, "tile_k": 16}, "f16", Epilogue(), "sm_80")
-    assert family("cutlass2_conv2d").legal(broken.values, architecture("sm80"), "f16", Epilogue())
+    assert family("cutlass2_conv2d").why_illegal(broken.values, architecture("sm80"), "f16", Epilogue())
     [built] = ninja_build.build([broken], jobs=1)
     assert built.path is None and "error" in built.error and "cutlass" in built.error
 
