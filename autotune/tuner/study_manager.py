@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from autotune.codegen import together
+from autotune.codegen import kernels_per_unit
 from autotune.core import ceil_div
 from autotune.families import family, serving
 from autotune.families.base import Config, Kernel
@@ -48,7 +48,7 @@ class Searches:
             spaces.append(space)
             if ahead:
                 best = self._prior_best(space, min(chosen.warm_start, options.trials))
-                early |= dict.fromkeys(best, 1 / together(space.family))
+                early |= dict.fromkeys(best, 1 / kernels_per_unit(space.family))
                 if sum(early.values()) >= options.jobs:
                     self._workshop.make(list(early))
                     ahead = False
