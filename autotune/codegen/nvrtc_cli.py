@@ -36,7 +36,7 @@ def compile_cubin(library: str, source: Path, output: Path, options: list[str]) 
     text, name = source.read_bytes(), source.name.encode()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, name, 0, None, None)
     encoded = [option.encode() for option in options]
-    status = nvrtc.nvrtcCompileProgram(program, len(encoded), (ctypes.c_char_p * len(encoded))(*encoded))
+    status: int = nvrtc.nvrtcCompileProgram(program, len(encoded), (ctypes.c_char_p * len(encoded))(*encoded))
     sys.stderr.write(_text(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace"))
     if status == 0:
         output.write_bytes(_text(nvrtc, program, "CUBIN"))

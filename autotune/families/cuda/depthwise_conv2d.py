@@ -38,7 +38,7 @@ class _DepthwiseTile:
         )
 
     def registers(self, dtype: str) -> int:
-        """Registers of a thread for float32 sums and one input row."""
+        """Return the registers of a thread for float32 sums and one input row."""
         line = (self.columns - 1) * self.stride + self.filter if self.filter else 1
         return self.rows * self.columns * self.vector + ceil(line * self.vector * DTYPES[dtype].itemsize / 4)
 

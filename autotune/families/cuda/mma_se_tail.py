@@ -29,7 +29,7 @@ class _SeTailShape:
         return cls(threads=int(config["threads"]), keep=int(config["keep"]), hidden=int(config["hidden"]))
 
     def registers(self, epilogue: Epilogue) -> int:
-        """Registers of a thread: kept pixels, those of added tensors, operands of the products, and 44 others."""
+        """Return the registers of a thread: pixels, added tensors, operands of the products, and 44 others."""
         return 4 * self.keep * (1 + max(_tensors(epilogue), 1)) + 5 * self.hidden // 4 + 44
 
 

@@ -38,7 +38,7 @@ class _PoolTile:
         )
 
     def registers(self, dtype: str) -> int:
-        """Registers of a thread for float32 windows and one input row."""
+        """Return the registers of a thread for float32 windows and one input row."""
         line = (self.columns - 1) * self.stride + self.filter
         return self.rows * self.columns * self.vector + ceil(line * self.vector * DTYPES[dtype].itemsize / 4)
 

@@ -34,10 +34,9 @@ def hopper_family(
     weight_layouts: Mapping[str, str],
     context: Callable[[Config, Architecture, str], Mapping[str, object]] = hopper_context,
 ) -> Family[P]:
-    """Return a family of kernels for sm90 in fp16 and bf16 with float32 sums; see Family for the arguments.
+    """Return a family of kernels for sm90 in fp16 and bf16 with float32 sums.
 
-    Args:
-        weight_layouts: The layouts of weights, for all configs.
+    The arguments are the fields of Family, but `weight_layouts` holds for all configs.
     """
     return Family[P](
         name=name,

@@ -367,9 +367,14 @@ def test_families_refuse_what_they_cannot_solve():
     moved = parse("space_to_depth n=1 h=8 w=8 c=3 block=4 dtype=f32")
     for name, arch in (("cuda_space_to_depth", sm80), ("cpu_space_to_depth", architecture("cpu"))):
         assert family(name).why_not_served(moved, arch) is None
-        assert family(name).why_not_served(replace(moved, epilogue=Epilogue(("relu",))), arch) == "the epilogue must be empty"
+        assert (
+            family(name).why_not_served(replace(moved, epilogue=Epilogue(("relu",))), arch)
+            == "the epilogue must be empty"
+        )
     assert family("cpu_conv2d").why_not_served(conv, sm80)
-    assert family("cpu_conv2d").why_not_served(parse("conv2d_dgrad n=1 h=8 w=8 c=16 k=16 dtype=f32"), architecture("cpu"))
+    assert family("cpu_conv2d").why_not_served(
+        parse("conv2d_dgrad n=1 h=8 w=8 c=16 k=16 dtype=f32"), architecture("cpu")
+    )
 
 
 BLOCK = "se_block n={n} h={h} w={w} c={c} hidden={hidden} dtype={dtype} epilogue={chain},gate,add,relu"
