@@ -1,9 +1,9 @@
-"""Kernels -> binaries: ninja compiles translation units of several kernels, named by their content.
+"""Builds kernels: ninja compiles translation units of several kernels, named by a digest of their content.
 
-A binary's name is a digest of its source, its headers, the compiler and the flags, and the name that a kernel would
-have alone leads to the unit that it is in: so what exists is never built again, whatever it is asked for together with.
-Two processes that build the same unit end with the same file: each writes a file of its own and renames it into place.
-A unit that does not compile is taken apart, so one bad kernel fails alone.
+A binary's name is a digest of its source, its headers, the compiler and the flags. A symbolic link with the name that a
+kernel would have in a unit of its own points to the unit that has it, so an existing kernel is never built again in
+another combination. Two processes that build the same unit end with the same file: each writes its own and renames it.
+A unit that does not compile is split into its kernels, so a bad kernel fails alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -23,18 +22,35 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import psutil
+
 from autotune.codegen import rendering, toolchain
 from autotune.core import FamilyError, ToolchainError, ceil_div, paths
 from autotune.families import families, family
 from autotune.families.base import Kernel
 
-WORTH = 2.0
-"""Kernels are put into one unit until they cost so many times what its headers do; more would only delay the first."""
-
-_COMPILE_SECONDS = 900  # a compiler that takes longer has hung
+MAX_COST_RATIO = 2.0
+"""Limit of the kernels' compile time in a unit as a multiple of its headers'; larger units delay the first result."""
 POLL_SECONDS = 0.02
-_LEAST_SPACE = 2**20
-_NICENESS = 10  # of compilers
+"""Interval at which the progress of a build is checked."""
+
+_TIMEOUT_SECONDS = 900  # of a unit's compilation; the slowest known unit takes about one minute
+_MIN_FREE_BYTES = 2**20  # with less, a compiler's failure is said to be the disk's
+_NICENESS = 10  # of compilers, so that measurements do not wait for a core
+
+# Words of a compiler's output that blame the machine and not the kernel -> the error. The first are strerror(ENOSPC) of
+# glibc, which g++, nvcc and ptxas print.
+_MACHINE_FAULTS = {
+    "No space left on device": "no space left for kernels in {folder}: free some, or set AUTOTUNE_GENERATED",
+}
+_FIRST_ERROR = re.compile(r"\b(error|Error|fatal)\b")
+_MAX_ERROR_LINES, _MAX_ERROR_CHARACTERS = 20, 4000  # of a compiler's output that are kept
+
+_NINJA_RULE = f"""\
+rule compile
+  command = touch $out.started; timeout {_TIMEOUT_SECONDS} sh $out.sh > $out.log 2>&1 || {{ touch $out.failed; false; }}
+  description = $out
+"""
 
 
 @dataclass(frozen=True)
@@ -45,34 +61,41 @@ class Unit:
 
     @property
     def toolchain(self) -> toolchain.Toolchain:
-        """The compiler that serves the unit's target."""
+        """The toolchain of the unit's target."""
         return toolchain.for_target(self.kernels[0].target)
 
     @property
     def folders(self) -> list[Path]:
-        """Where its headers are."""
+        """The folders of its headers."""
         return rendering.folders(self.kernels[0])
 
     @cached_property
     def source(self) -> str:
-        """The unit's text."""
+        """The unit's source text."""
         return rendering.unit(self.kernels)
 
     @cached_property
     def name(self) -> str:
-        """The digest of all that decides the binary."""
+        """The digest of source, headers and toolchain."""
         identity = "\n".join([rendering.unit_digest(self.kernels), self.toolchain.key])
         return hashlib.sha256(identity.encode()).hexdigest()[:24]
 
     @cached_property
     def path(self) -> Path:
-        """Where the binary is, once built."""
+        """The path of the binary once it is built."""
         return paths.generated() / self.kernels[0].target / f"{self.name}{self.toolchain.binary_suffix}"
 
 
 @dataclass(frozen=True)
 class Built:
-    """A unit that was compiled (`path`), or a single kernel that would not (`error`: the compiler's words)."""
+    """The result of building a unit.
+
+    Attributes:
+        unit: The unit.
+        path: The binary, or None if the unit did not compile.
+        error: The compiler's first errors.
+        seconds: The time of the compilation.
+    """
 
     unit: Unit
     path: Path | None
@@ -81,10 +104,10 @@ class Built:
 
 
 def units(kernels: Sequence[Kernel], jobs: int) -> list[Unit]:
-    """Deal kernels of one target into units of one family each, the longest first.
+    """Distribute kernels of one target over units of one family each, and return them with the longest first.
 
-    Each unit pays for its headers, so there are as few as keep all jobs busy to the end, by the families' own
-    estimates of what headers and kernels cost.
+    Each unit compiles its headers again, so there are only as many units as keep all jobs busy to the end, by the
+    families' estimates (`compile_seconds`).
     """
     by_family: dict[str, list[Kernel]] = {}
     for kernel in kernels:
@@ -94,33 +117,38 @@ def units(kernels: Sequence[Kernel], jobs: int) -> list[Unit]:
     result: list[tuple[float, Unit]] = []
     for name, group in by_family.items():
         header, each = costs[name]
-        size = max(1, int(min(share, WORTH * header) / each + 1e-9))
+        size = max(1, int(min(share, MAX_COST_RATIO * header) / each + 1e-9))
         count = ceil_div(len(group), size)
         dealt = [tuple(group[i::count]) for i in range(count)]
         result += [(header + each * len(part), Unit(part)) for part in dealt]
     return [unit for _, unit in sorted(result, key=lambda cost_unit: -cost_unit[0])]
 
 
-def together(name: str) -> int:
-    """How many kernels of a family are worth a unit: as many as cost what its headers do. 1 if it is not known here."""
+def kernels_per_unit(name: str) -> int:
+    """Return how many kernels of a family compile in the time of a unit's headers; 1 if the family is not known."""
     found = families().get(name)
     return max(1, round(found.compile_seconds[0] / found.compile_seconds[1])) if found else 1
 
 
 def build(kernels: Sequence[Kernel], jobs: int) -> Generator[Built]:
-    """Compile kernels on `jobs` cores and yield each unit as it is ready; a failed kernel comes with its error.
+    """Compile kernels and yield each unit as it is ready; a kernel that fails is yielded alone, with its error.
 
-    Raises ToolchainError if there is no compiler for the target or no room on the disk.
+    Args:
+        kernels: Kernels of one target.
+        jobs: Compilers that run at once.
+
+    Raises:
+        ToolchainError: There is no compiler for the target, or no space on the disk.
     """
     sound, faulty = renderable(kernels)
     exist, missing = existing(sound)
     yield from (*faulty, *exist)
     waiting = [units(missing, jobs)]
     while waiting:
-        with closing(Batch(waiting.pop(), jobs)) as batch:
+        with closing(BuildBatch(waiting.pop(), jobs)) as batch:
             while batch.pending:
                 for built in batch.finished():
-                    if parts := apart(built):
+                    if parts := split(built):
                         waiting.append(parts)
                     else:
                         yield built
@@ -129,7 +157,7 @@ def build(kernels: Sequence[Kernel], jobs: int) -> Generator[Built]:
 
 
 def renderable(kernels: Sequence[Kernel]) -> tuple[list[Kernel], list[Built]]:
-    """The kernels that have a text, and what to say of the others."""
+    """Return the kernels whose template renders, and the results of the others."""
     sound: list[Kernel] = []
     faulty: list[Built] = []
     for kernel in kernels:
@@ -142,7 +170,7 @@ def renderable(kernels: Sequence[Kernel]) -> tuple[list[Kernel], list[Built]]:
 
 
 def existing(kernels: Sequence[Kernel]) -> tuple[list[Built], list[Kernel]]:
-    """Those kernels that are on the disk, in whatever unit, and the others."""
+    """Return the units that are on the disk with the kernels asked for, and the kernels that are in none."""
     found: dict[Path, list[Kernel]] = {}
     missing = []
     for kernel in kernels:
@@ -154,16 +182,21 @@ def existing(kernels: Sequence[Kernel]) -> tuple[list[Built], list[Kernel]]:
     return [Built(Unit(tuple(group)), path) for path, group in found.items()], missing
 
 
-def apart(built: Built) -> list[Unit]:
-    """The kernels of a unit that would not compile, each alone, to find which are at fault; none if it was alone."""
+def split(built: Built) -> list[Unit]:
+    """Return the kernels of a unit that did not compile as units of their own; none if it compiled or has only one."""
     kernels = built.unit.kernels
     return [Unit((kernel,)) for kernel in kernels] if built.path is None and len(kernels) > 1 else []
 
 
-class Batch:
-    """Units that a ninja of their own compiles in the background, on `jobs` cores; close() ends what still runs.
+class BuildBatch:
+    """Units that one ninja process compiles in the background; close() ends it.
 
-    pending: those that finished() has not told of.
+    Args:
+        units: The units.
+        jobs: Compilers that run at once.
+
+    Attributes:
+        pending: Units that `finished` has not returned yet.
     """
 
     def __init__(self, units: Sequence[Unit], jobs: int) -> None:
@@ -177,23 +210,25 @@ class Batch:
         try:
             paths.generated().mkdir(parents=True, exist_ok=True)
             self._folder = Path(tempfile.mkdtemp(prefix="ninja-", dir=paths.generated()))
-            commands = {unit: _write(unit, self._folder) for unit in missing}
-            (self._folder / "build.ninja").write_text(_ninja_file(commands))
+            for unit in missing:
+                _write_source(unit, self._folder)
+                _write_script(unit, self._folder)
+            (self._folder / "build.ninja").write_text(_ninja_file(missing))
         except OSError as error:
             self.close()
             raise ToolchainError(f"cannot write kernels' sources to {paths.generated()}: {error.strerror}") from error
-        # A session of its own: Ctrl-C reaches us alone, and we end the compilers with their whole group.
+        # A session of its own: Ctrl-C reaches only this process, which then ends the compilers.
         self._process = subprocess.Popen(
             [shutil.which("ninja") or _bundled_ninja(), "-C", str(self._folder), "-k", "0", "-j", str(jobs)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        with suppress(ProcessLookupError):  # what measures, and asks for more, is not to wait for a core
+        with suppress(ProcessLookupError):  # ninja may have ended
             os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
 
     def finished(self) -> list[Built]:
-        """What has ended since the last call. Does not wait."""
+        """Return the units that have ended since the last call; does not wait."""
         ended = [Built(unit, unit.path) for unit in self._exists]
         self._exists = []
         for built in ended:
@@ -210,8 +245,8 @@ class Batch:
         return ended
 
     def close(self) -> None:
-        """End the compilers and remove what they worked on."""
-        if self._process and self._process.poll() is None:  # else its number may be another's by now
+        """End the compilers and remove their working folder."""
+        if self._process and self._process.poll() is None:  # else another process may have its id by now
             _end_session(self._process.pid)
             self._process.wait()
         if self._folder:
@@ -219,31 +254,40 @@ class Batch:
 
 
 def _end_session(leader: int) -> None:
-    """End all processes of a session. Not its group: ninja and timeout give what they start groups of its own."""
+    """Kill all processes of a session. Its process group is not enough: ninja and timeout make groups of their own."""
     found = True
-    while found:  # what was started meanwhile
+    while found:  # until no process was started meanwhile
         found = False
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            with suppress(OSError):  # it has ended
-                state, _, _, session, *_ = stat.read_text().rpartition(") ")[2].split()
-                if int(session) == leader and state not in "ZX":
-                    os.kill(int(stat.parent.name), signal.SIGKILL)
+        for process in psutil.process_iter():
+            with suppress(OSError, psutil.Error):  # it has ended
+                ended = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+                if os.getsid(process.pid) == leader and not ended:
+                    process.kill()
                     found = True
 
 
-def _write(unit: Unit, folder: Path) -> str:
-    """Write the unit's source; returns the shell command that builds it in `folder` and renames it into place."""
-    source = unit.path.with_suffix(unit.toolchain.source_suffix)
+def _write_source(unit: Unit, folder: Path) -> None:
+    """Write the unit's source beside its binary; a rename makes it complete for other processes at once."""
+    source = _source(unit)
     source.parent.mkdir(parents=True, exist_ok=True)
     partial = folder / source.name
     partial.write_text(unit.source)
     os.replace(partial, source)
+
+
+def _write_script(unit: Unit, folder: Path) -> None:
+    """Write the shell script that compiles the unit in `folder` and then moves the binary to its path."""
     output = folder / unit.path.name
-    command = unit.toolchain.command(source, output, unit.folders)
-    words = [word if word == "&&" else shlex.quote(word) for word in command]
-    log, failed, started = _log(unit, folder), _failed(unit, folder), _started(unit, folder)
-    limited = f"timeout {_COMPILE_SECONDS} sh -c {shlex.quote(' '.join(words))}"
-    return f"touch {started}; {limited} > {log} 2>&1 && mv {output} {unit.path} || {{ touch {failed}; false; }}"
+    commands = [*unit.toolchain.commands(_source(unit), output, unit.folders), ["mv", str(output), str(unit.path)]]
+    (folder / f"{unit.name}.sh").write_text("\n".join(["set -e", *map(shlex.join, commands)]) + "\n")
+
+
+def _ninja_file(units: Sequence[Unit]) -> str:
+    return _NINJA_RULE + "".join(f"build {unit.name}: compile\n" for unit in units)
+
+
+def _source(unit: Unit) -> Path:
+    return unit.path.with_suffix(unit.toolchain.source_suffix)
 
 
 def _log(unit: Unit, folder: Path) -> Path:
@@ -258,48 +302,48 @@ def _failed(unit: Unit, folder: Path) -> Path:
     return folder / f"{unit.name}.failed"
 
 
-def _ninja_file(commands: dict[Unit, str]) -> str:
-    lines = ["rule unit", "  command = $shell", "  description = $out"]
-    for unit, command in commands.items():
-        escaped = command.replace("$", "$$")
-        lines += [f"build {unit.name}: unit", f"  shell = {escaped}"]
-    return "\n".join(lines) + "\n"
-
-
 def _outcome(unit: Unit, folder: Path) -> Built:
+    """Return the result of a unit that has ended; raises ToolchainError if the machine is at fault."""
     seconds = _seconds(unit, folder)
     if unit.path.exists():
-        _lead_to(unit)
+        _link_latest(unit)
         return Built(unit, unit.path, seconds=seconds)
     log = _log(unit, folder)
     text = log.read_text(errors="replace").strip() if log.exists() else ""
-    # A compiler that cannot write may not be able to say so either.
-    if "No space left on device" in text or shutil.disk_usage(folder).free < _LEAST_SPACE:
-        raise ToolchainError(f"no space left for kernels in {paths.generated()}: free some, or set AUTOTUNE_GENERATED")
-    return Built(unit, None, _first_errors(text) or "the compiler was stopped and said nothing", seconds)
+    if fault := _machine_fault(text, folder):
+        raise ToolchainError(fault)
+    return Built(unit, None, _first_errors(text) or "the compiler was stopped and printed nothing", seconds)
 
 
-def _lead_to(unit: Unit) -> None:
-    """Make the name that each kernel would have alone lead to its unit."""
+def _machine_fault(text: str, folder: Path) -> str | None:
+    """Return why the machine, not the kernel, made a compiler fail, or None. A full disk may also keep a log empty."""
+    if shutil.disk_usage(folder).free < _MIN_FREE_BYTES:
+        text += "No space left on device"
+    found = next((fault for words, fault in _MACHINE_FAULTS.items() if words in text), None)
+    return found and found.format(folder=paths.generated())
+
+
+def _link_latest(unit: Unit) -> None:
+    """Link the name that each kernel would have in a unit of its own to this unit."""
     for kernel in unit.kernels:
         alone = Unit((kernel,)).path
         if not alone.exists():
-            with suppress(FileExistsError):  # another process was as quick
-                alone.unlink(missing_ok=True)  # it led to what is gone
+            with suppress(FileExistsError):  # another process has made the link
+                alone.unlink(missing_ok=True)  # its unit was deleted
                 alone.symlink_to(unit.path.name)
 
 
 def _first_errors(text: str) -> str:
-    """The lines that matter of a compiler's output: from the first error on, shortened."""
+    """Return a compiler's output from its first error on, shortened."""
     lines = text.splitlines()
-    first = next((i for i, line in enumerate(lines) if re.search(r"\b(error|Error|fatal)\b", line)), 0)
-    return "\n".join(lines[first : first + 20])[:4000]
+    first = next((i for i, line in enumerate(lines) if _FIRST_ERROR.search(line)), 0)
+    return "\n".join(lines[first : first + _MAX_ERROR_LINES])[:_MAX_ERROR_CHARACTERS]
 
 
 def _seconds(unit: Unit, folder: Path) -> float:
-    """How long the unit took: from the start of its command to the last write of its result.
+    """Return the unit's compile time: from the start of its command to the last write of its result.
 
-    Nothing, if another process made it before the command began.
+    It is 0 if another process made the unit before the command began.
     """
     started, result = _started(unit, folder), unit.path if unit.path.exists() else _failed(unit, folder)
     return max(0.0, result.stat().st_mtime - started.stat().st_mtime) if started.exists() else 0.0

@@ -1,7 +1,7 @@
-"""Compiles a CUDA source to a cubin with NVRTC, as a command: nvrtc.py LIBRARY [SOURCE OUTPUT OPTION...].
+"""Compiles a CUDA source to a cubin with NVRTC, as a command: nvrtc_cli.py LIBRARY [SOURCE OUTPUT OPTION...].
 
-Without a source it prints the library's version. NVRTC needs neither nvcc nor a host compiler, and version
-12.9 still knows sm_70. The compiler's words go to stderr; the exit code is 0 or 1.
+Without a source it prints the library's version. NVRTC needs neither nvcc nor a host compiler, and its version 12.9
+still knows sm_70. The compiler's messages go to stderr; the exit code is 0 or 1.
 """
 
 from __future__ import annotations
@@ -20,13 +20,23 @@ def _text(nvrtc: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
 
 
 def compile_cubin(library: str, source: Path, output: Path, options: list[str]) -> bool:
-    """Compile `source`; on success write `output`. Returns whether it compiled."""
+    """Compile a CUDA source and, if it compiles, write the cubin.
+
+    Args:
+        library: Path of libnvrtc.
+        source: The CUDA source.
+        output: The cubin.
+        options: Options of NVRTC.
+
+    Returns:
+        Whether the source compiled.
+    """
     nvrtc = ctypes.CDLL(library)
     program = ctypes.c_void_p()
     text, name = source.read_bytes(), source.name.encode()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, name, 0, None, None)
     encoded = [option.encode() for option in options]
-    status = nvrtc.nvrtcCompileProgram(program, len(encoded), (ctypes.c_char_p * len(encoded))(*encoded))
+    status: int = nvrtc.nvrtcCompileProgram(program, len(encoded), (ctypes.c_char_p * len(encoded))(*encoded))
     sys.stderr.write(_text(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace"))
     if status == 0:
         output.write_bytes(_text(nvrtc, program, "CUBIN"))
@@ -34,7 +44,7 @@ def compile_cubin(library: str, source: Path, output: Path, options: list[str]) 
 
 
 def main() -> int:
-    """Entry point of the command."""
+    """Run the command and return its exit code."""
     library, *rest = sys.argv[1:]
     if not rest:
         major, minor = ctypes.c_int(), ctypes.c_int()

@@ -1,4 +1,4 @@
-"""Kernel -> source text. Several kernels share one translation unit; each lives in a namespace of its own."""
+"""Renders kernels to source text. Several kernels share a translation unit, each in a namespace of its own."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import jinja2
 from autotune.codegen.source_digest import text_digest
 from autotune.core import FamilyError, of_target, paths
 from autotune.families import family, folder_of
-from autotune.families.base import DEVICE_IMAGE, Family, Kernel
+from autotune.families.base import DEVICE_IMAGE, AnyFamily, Kernel
 from autotune.ir import abi, is_built_in
 
 CPP_TYPES = {"f32": "float", "f16": "at::half", "bf16": "at::bfloat16", "tf32": "float", "s8": "signed char"}
 
 
 def folders(kernel: Kernel) -> list[Path]:
-    """Where the kernel's templates and headers are looked for: beside a user's family first, then the project's."""
+    """Return the folders of a kernel's templates and headers: that of a user's family first, then the project's."""
     beside = folder_of(kernel.family)
     return [beside, paths.templates()] if beside else [paths.templates()]
 
@@ -39,18 +39,18 @@ def _environment(folders: tuple[Path, ...]) -> jinja2.Environment:
 
 
 def symbol(kernel: Kernel) -> str:
-    """The kernel's name in its binary: the family and a digest of all that decides its code."""
+    """Return a kernel's name in its binary: the family and a digest of config, dtype, epilogue and target."""
     identity = "\n".join([kernel.config, kernel.dtype, str(kernel.epilogue), kernel.target])
     return f"{kernel.family}_{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
 
 def render(kernel: Kernel) -> str:
-    """The kernel's own text: its family's template with its values. Raises FamilyError with the template's fault."""
+    """Return a kernel's own text, from its family's template; raises FamilyError with file and line of a fault."""
     return _rendered(family(kernel.family), kernel)
 
 
 @lru_cache(maxsize=1024)
-def _rendered(chosen: Family, kernel: Kernel) -> str:
+def _rendered(chosen: AnyFamily, kernel: Kernel) -> str:
     try:
         context = chosen.context(kernel.values, of_target(kernel.target), kernel.dtype)
         template = _environment(tuple(folders(kernel))).get_template(chosen.template)
@@ -66,14 +66,14 @@ def _rendered(chosen: Family, kernel: Kernel) -> str:
         raise FamilyError(_fault(chosen.template, error)) from error
 
 
-def launch_struct(chosen: Family) -> str:
+def launch_struct(chosen: AnyFamily) -> str:
     """Return the C++ struct that names a family's launch values: `a.launch[Launch::kWalk]` is that of "walk"."""
     names = ["k" + parameter.name.title().replace("_", "") for parameter in chosen.launch_parameters]
     return f"struct Launch {{ enum {{ {', '.join(names)} }}; }};" if names else "struct Launch {};"
 
 
 def _fault(template: str, error: Exception) -> str:
-    """Template, line and words of what went wrong in it."""
+    """Return template, line and words of an error in it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(".j2")]
     place = f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else template
     if isinstance(error, jinja2.TemplateSyntaxError):
@@ -82,7 +82,7 @@ def _fault(template: str, error: Exception) -> str:
 
 
 def unit(kernels: Sequence[Kernel]) -> str:
-    """One translation unit with all of `kernels`, which share a family and a target; each header is included once."""
+    """Return one translation unit of kernels of one family and target; it includes each header once."""
     chosen = family(kernels[0].family)
     template = "cuda/unit.cu.j2" if chosen.kind == DEVICE_IMAGE else "cpu/unit.cpp.j2"
     texts = [render(kernel) for kernel in kernels]
@@ -98,13 +98,13 @@ def unit(kernels: Sequence[Kernel]) -> str:
 
 
 def _declared(kernel: Kernel) -> list[str]:
-    """The struct of a problem that abi.h does not have."""
+    """Return the structs of a user's operators, which abi.h does not have."""
     declarations = map(abi.declaration, family(kernel.family).operators)
     return list(dict.fromkeys(filter(None, declarations)))
 
 
-def _meaning(kernel: Kernel) -> str:
-    """The files of a user's problems: what its kernels were verified against."""
+def _references(kernel: Kernel) -> str:
+    """Return the files of a user's operators: kernels were verified against their references."""
     own = [operator for operator in family(kernel.family).operators if not is_built_in(operator)]
     return "".join(inspect.getsource(sys.modules[operator.__module__]) for operator in own)
 
@@ -117,6 +117,6 @@ def unit_digest(kernels: Sequence[Kernel]) -> str:
 def source_digest(kernel: Kernel) -> str:
     """Return the digest of a kernel's unit and of the user's operator that it was verified against, if any."""
     try:
-        return hashlib.sha256((_meaning(kernel) + unit_digest([kernel])).encode()).hexdigest()[:16]
+        return hashlib.sha256((_references(kernel) + unit_digest([kernel])).encode()).hexdigest()[:16]
     except FamilyError as error:  # the fault stands for the text: a corrected template is another kernel
         return hashlib.sha256(str(error).encode()).hexdigest()[:16]

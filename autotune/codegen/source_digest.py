@@ -1,4 +1,4 @@
-"""Digests of source text: what decides a binary, without what does not.
+"""Digests of source text, which identify a binary.
 
 A digest covers a text and the headers that it includes, directly or not. Comments, blank lines, indentation and the
 paths of headers do not count, so a corrected comment or a moved header leaves every binary valid. Headers that are

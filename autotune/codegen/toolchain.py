@@ -1,4 +1,4 @@
-"""Compilers: which one serves a target, and with what command."""
+"""Compilers: the toolchain of a target, and its commands."""
 
 from __future__ import annotations
 
@@ -23,35 +23,39 @@ _NVCC_FLAGS = ["-cubin", "-O3", "-DNDEBUG", "-std=c++17", "--expt-relaxed-conste
 _NVRTC_FLAGS = ["--std=c++17", "-default-device", "-DNDEBUG", "-DCUTLASS_NVRTC"]
 
 
-# The compiler's name for a target with all its instructions: Hopper's wgmma exists for sm_90a alone, and there is no
-# other GPU of compute capability 9 that the suffix would shut out.
+# Target -> the compiler's name for it with all instructions: only sm_90a has Hopper's wgmma. No other GPU has compute
+# capability 9, so the suffix excludes none.
 _WITH_ALL_INSTRUCTIONS = {"sm_90": "sm_90a"}
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """One way to turn a translation unit into a binary.
+    """One way to compile a translation unit.
 
-    compiler: name and version, such as "nvcc 13.0.88"; flags: all that decides the code, no paths.
-    command: (source, output, folders of headers) -> shell words.
+    Attributes:
+        compiler: Name and version, such as "nvcc 13.0.88".
+        flags: All flags that decide the code, without paths.
+        source_suffix: Suffix of sources.
+        binary_suffix: Suffix of binaries.
+        commands: (source, output, folders of headers) -> the commands to run one after the other.
     """
 
     compiler: str
     flags: str
     source_suffix: str
     binary_suffix: str
-    command: Callable[[Path, Path, Sequence[Path]], list[str]]
+    commands: Callable[[Path, Path, Sequence[Path]], list[list[str]]]
 
     @property
     def key(self) -> str:
-        """What of the toolchain decides a binary."""
+        """The parts of the toolchain that decide a binary: compiler, flags, and CUTLASS's version for device images."""
         headers = f"cutlass {paths.cutlass_version()}" if self.binary_suffix == ".cubin" else ""
         return "\n".join([self.compiler, self.flags, headers])
 
 
 @cache
 def for_target(target: str) -> Toolchain:
-    """The toolchain that makes binaries for `target`; raises ToolchainError if there is none."""
+    """Return the toolchain that makes binaries for a target; raises ToolchainError if there is none."""
     if not target.startswith("sm_"):
         return _gpp(target)
     capability = int(target.removeprefix("sm_"))
@@ -80,17 +84,20 @@ def _gpp(target: str) -> Toolchain:
     march = [f"-march={target}"] if target.startswith("x86-64") else []
     flags = [*_GPP_FLAGS, *march]
 
-    def command(source: Path, output: Path, folders: Sequence[Path]) -> list[str]:
-        # Linked without -fopenmp: the OpenMP runtime is the one that torch has loaded, so there is one thread pool.
+    def commands(source: Path, output: Path, folders: Sequence[Path]) -> list[list[str]]:
+        # Linked without -fopenmp: the library uses the OpenMP runtime that torch has loaded, so one thread pool.
         unlinked = f"{output}.o"
-        compile_ = [compiler, *flags, *_include(folders), "-c", str(source), "-o", unlinked]
-        return [*compile_, "&&", compiler, "-shared", unlinked, "-o", str(output), "&&", "rm", unlinked]
+        return [
+            [compiler, *flags, *_include(folders), "-c", str(source), "-o", unlinked],
+            [compiler, "-shared", unlinked, "-o", str(output)],
+            ["rm", unlinked],
+        ]
 
-    return Toolchain(f"{Path(compiler).name} {version}", " ".join(flags), ".cpp", ".so", command)
+    return Toolchain(f"{Path(compiler).name} {version}", " ".join(flags), ".cpp", ".so", commands)
 
 
 def _pip_folder(*parts: str) -> Path | None:
-    """A folder or file of the nvidia namespace package, where pip puts CUDA."""
+    """Return a folder or file of the nvidia namespace package, where pip installs CUDA, or None."""
     spec = importlib.util.find_spec("nvidia")
     for root in (spec.submodule_search_locations or []) if spec else []:
         path = Path(root, *parts)
@@ -105,7 +112,7 @@ def _nvcc_version(nvcc: str) -> str | None:
 
 
 def _find_nvcc(capability: int) -> str | None:
-    """An nvcc that knows the capability: from CUDA_HOME, PATH, or pip. CUDA 13 dropped what came before sm_75."""
+    """Return an nvcc that knows a capability, from CUDA_HOME, PATH or pip, or None. CUDA 13 has dropped sm_70."""
     home = os.environ.get("CUDA_HOME")
     candidates = [
         str(Path(home, "bin", "nvcc")) if home else None,
@@ -123,10 +130,10 @@ def _nvcc(nvcc: str, target: str) -> Toolchain:
     code = _WITH_ALL_INSTRUCTIONS.get(target, target)
     flags = [*_NVCC_FLAGS, "-gencode", f"arch=compute_{code.removeprefix('sm_')},code={code}"]
 
-    def command(source: Path, output: Path, folders: Sequence[Path]) -> list[str]:
-        return [nvcc, *flags, *_include([*folders, *paths.cutlass_includes()]), str(source), "-o", str(output)]
+    def commands(source: Path, output: Path, folders: Sequence[Path]) -> list[list[str]]:
+        return [[nvcc, *flags, *_include([*folders, *paths.cutlass_includes()]), str(source), "-o", str(output)]]
 
-    return Toolchain(f"nvcc {_nvcc_version(nvcc)}", " ".join(flags), ".cu", ".cubin", command)
+    return Toolchain(f"nvcc {_nvcc_version(nvcc)}", " ".join(flags), ".cu", ".cubin", commands)
 
 
 def _nvrtc(target: str) -> Toolchain:
@@ -144,10 +151,10 @@ def _nvrtc(target: str) -> Toolchain:
         )
     flags = [*_NVRTC_FLAGS, f"--gpu-architecture={_WITH_ALL_INSTRUCTIONS.get(target, target)}"]
 
-    def command(source: Path, output: Path, folders: Sequence[Path]) -> list[str]:
+    def commands(source: Path, output: Path, folders: Sequence[Path]) -> list[list[str]]:
         include = _include([*folders, *paths.cutlass_includes(), *filter(None, roots)])
         script = Path(__file__).with_name("nvrtc_cli.py")
-        return [sys.executable, str(script), str(library), str(source), str(output), *flags, *include]
+        return [[sys.executable, str(script), str(library), str(source), str(output), *flags, *include]]
 
     version = _version([sys.executable, str(Path(__file__).with_name("nvrtc_cli.py")), str(library)], r"([\d.]+)")
-    return Toolchain(f"nvrtc {version}", " ".join(flags), ".cu", ".cubin", command)
+    return Toolchain(f"nvrtc {version}", " ".join(flags), ".cu", ".cubin", commands)

@@ -2,11 +2,12 @@
 
 from autotune.core.arch import (
     ARCHITECTURES,
-    MOST_PROCESSORS,
+    MAX_PROCESSORS,
     Architecture,
     architecture,
     cpu_name,
     cpu_targets,
+    cuda_architectures,
     of_capability,
     of_target,
     runs_on,
@@ -29,7 +30,7 @@ from autotune.core.paths import FAMILIES
 __all__ = [
     "ARCHITECTURES",
     "FAMILIES",
-    "MOST_PROCESSORS",
+    "MAX_PROCESSORS",
     "Architecture",
     "AutotuneError",
     "CaptureError",
@@ -44,6 +45,7 @@ __all__ = [
     "ceil_div",
     "cpu_name",
     "cpu_targets",
+    "cuda_architectures",
     "device_arch",
     "device_name",
     "device_target",

@@ -1,7 +1,7 @@
-"""Architectures: what instructions, memory and dtypes exist. A table, no policy.
+"""Architectures: which instructions, memory and dtypes exist, and their rates. A table, no policy.
 
-Shared-memory and thread limits are those of the CUDA C++ Programming Guide's table of compute
-capabilities, less the 1 KB that the system reserves for each block from sm_80 on.
+Limits of memory, threads and registers are those of the CUDA C++ Programming Guide ("Technical Specifications per
+Compute Capability"); `block_shared` is less the 1 KB that the system reserves for each block from sm_80 on.
 """
 
 from __future__ import annotations
@@ -17,13 +17,21 @@ from autotune.core.errors import require_one_of
 
 @dataclass(frozen=True)
 class Architecture:
-    """One target family of kernels.
+    """One target of kernels.
 
-    capability: compute capability times ten, or None for a CPU.
-    dtypes: those its kernels can have, of problem.DTYPES; the first is the usual one.
-    block_shared, sm_shared: dynamic shared memory a block can have, and all that an SM has, in bytes.
-    processors: SMs, for the prior and for kernels whose blocks stay on theirs; in the table those of the architecture's
-    usual data-centre (or largest) part, for who compiles without a GPU. Cores for a CPU.
+    Attributes:
+        name: Its name here: "cpu", "sm90".
+        capability: Compute capability times ten, or None for a CPU.
+        dtypes: The dtypes that its kernels can have, of problem.DTYPES; the first is the usual one.
+        block_shared: Dynamic shared memory that a block can have, in bytes.
+        sm_shared: Shared memory of an SM, in bytes.
+        sm_threads: Threads that an SM can hold.
+        processors: SMs of a GPU, or cores of a CPU. The table has those of the architecture's usual data-centre (or
+            largest) part, for compiling without a GPU.
+        sm_registers: 32-bit registers of an SM.
+        mma_rate: Half-precision multiply-adds an SM's mma.sync sustains a cycle, with operands in shared memory.
+        mma_cycles: Cycles of an m16n8k16 mma.sync in an SM, with operands in registers.
+        wgmma_rate: Half-precision multiply-adds of an SM's wgmma a cycle; 0 where there is no wgmma.
     """
 
     name: str
@@ -33,6 +41,10 @@ class Architecture:
     sm_shared: int = 0
     sm_threads: int = 0
     processors: int = 1
+    sm_registers: int = 0
+    mma_rate: float = 0
+    mma_cycles: float = 0
+    wgmma_rate: float = 0
 
     @property
     def is_cuda(self) -> bool:
@@ -40,10 +52,10 @@ class Architecture:
         return self.capability is not None
 
     def processors_for(self, cluster: int) -> int:
-        """SMs that clusters of so many blocks fill at once, a block on each.
+        """Return how many SMs clusters of this many blocks fill at once, with one block on each SM.
 
-        A cluster lies within one GPC, and these differ in size: of an H200's 132 SMs clusters of 4 and of 8 fill 120,
-        as cudaOccupancyMaxActiveClusters has it.
+        A cluster lies within one GPC, and GPCs differ in size: of an H200's 132 SMs, clusters of 4 and of 8 fill 120
+        (measured with cudaOccupancyMaxActiveClusters).
         """
         return self.processors if cluster <= 2 else max(self.processors * 10 // 11 // cluster, 1) * cluster
 
@@ -53,35 +65,92 @@ class Architecture:
         return 1024 if (self.capability or 0) >= 80 else 0
 
 
+def _cuda(
+    capability: int,
+    dtypes: tuple[str, ...],
+    *,
+    block_shared: int,
+    sm_shared: int,
+    sm_threads: int,
+    processors: int,
+    mma_rate: float = 1000,
+    mma_cycles: float = 2.0,
+    wgmma_rate: float = 0,
+) -> Architecture:
+    """Return a GPU's architecture.
+
+    The default rates are those of sm_80, whose peak is 1024 multiply-adds a cycle (NVIDIA A100 whitepaper: 312 TFLOPS,
+    108 SMs, 1.41 GHz), so an m16n8k16 takes 2 cycles. Cost models use them for all GPUs before sm_90: they compare
+    configs on one GPU, where a common factor matters little.
+    """
+    return Architecture(
+        name=f"sm{capability}",
+        capability=capability,
+        dtypes=dtypes,
+        block_shared=block_shared,
+        sm_shared=sm_shared,
+        sm_threads=sm_threads,
+        processors=processors,
+        sm_registers=65536,
+        mma_rate=mma_rate,
+        mma_cycles=mma_cycles,
+        wgmma_rate=wgmma_rate,
+    )
+
+
+_VOLTA = ("f16", "f32")
+_TURING = ("f16", "f32", "s8")
+_AMPERE = ("f16", "bf16", "tf32", "f32", "s8")
+_KB = 1024
+
 ARCHITECTURES: dict[str, Architecture] = {
     arch.name: arch
     for arch in (
         Architecture("cpu", None, ("f32", "s8"), processors=len(os.sched_getaffinity(0))),
-        Architecture("sm70", 70, ("f16", "f32"), 98304, 98304, 2048, 80),
-        Architecture("sm75", 75, ("f16", "f32", "s8"), 65536, 65536, 1024, 40),
-        Architecture("sm80", 80, ("f16", "bf16", "tf32", "f32", "s8"), 166912, 167936, 2048, 108),
-        Architecture("sm86", 86, ("f16", "bf16", "tf32", "f32", "s8"), 101376, 102400, 1536, 84),
-        Architecture("sm89", 89, ("f16", "bf16", "tf32", "f32", "s8"), 101376, 102400, 1536, 128),
-        Architecture("sm90", 90, ("f16", "bf16", "tf32", "f32", "s8"), 232448, 233472, 2048, 132),
+        _cuda(70, _VOLTA, block_shared=96 * _KB, sm_shared=96 * _KB, sm_threads=2048, processors=80),
+        _cuda(75, _TURING, block_shared=64 * _KB, sm_shared=64 * _KB, sm_threads=1024, processors=40),
+        _cuda(80, _AMPERE, block_shared=163 * _KB, sm_shared=164 * _KB, sm_threads=2048, processors=108),
+        _cuda(86, _AMPERE, block_shared=99 * _KB, sm_shared=100 * _KB, sm_threads=1536, processors=84),
+        _cuda(89, _AMPERE, block_shared=99 * _KB, sm_shared=100 * _KB, sm_threads=1536, processors=128),
+        _cuda(
+            90,
+            _AMPERE,
+            block_shared=227 * _KB,
+            sm_shared=228 * _KB,
+            sm_threads=2048,
+            processors=132,
+            mma_rate=1200,  # fitted to 172 kernels of cuda_conv2d timed on an H200: 60 % of wgmma's rate
+            mma_cycles=1.7,  # 2048 multiply-adds at that rate
+            wgmma_rate=2048,  # NVIDIA H100 whitepaper: 989 TFLOPS, 132 SMs, 1.83 GHz
+        ),
     )
 }
 
-MOST_PROCESSORS = 256
-"""More than a GPU has of any architecture here: launch parameters that count them are declared up to it."""
+MAX_PROCESSORS = 256
+"""More SMs than a GPU of any architecture here has: launch parameters that count SMs are declared up to it."""
+
+
+def cuda_architectures(since: int = 0) -> tuple[str, ...]:
+    """Return the names of all CUDA architectures from a compute capability (times ten) on, oldest first."""
+    return tuple(name for name, arch in ARCHITECTURES.items() if arch.capability and arch.capability >= since)
 
 
 def architecture(name: str) -> Architecture:
-    """Look an architecture up by name; raises UnknownNameError."""
+    """Return the architecture of a name; raises UnknownNameError."""
     return ARCHITECTURES[require_one_of("architecture", name, list(ARCHITECTURES))]
 
 
 def of_target(target: str) -> Architecture:
-    """The architecture whose instructions a target has: "sm_90", "x86-64-v4"; raises UnknownNameError."""
+    """Return the architecture whose instructions a target has: "sm_90", "x86-64-v4"; raises UnknownNameError."""
     return architecture(target.replace("_", "") if target.startswith("sm_") else "cpu")
 
 
 def of_capability(capability: int) -> Architecture:
-    """The newest architecture in the table that a GPU of this compute capability (times ten) runs natively."""
+    """Return the newest architecture that a GPU of a compute capability (times ten) runs natively.
+
+    Raises:
+        UnknownNameError: The GPU is older than all architectures of the table.
+    """
     cuda = [arch for arch in ARCHITECTURES.values() if arch.capability and arch.capability <= capability]
     if not cuda:
         require_one_of(
@@ -90,8 +159,8 @@ def of_capability(capability: int) -> Architecture:
     return cuda[-1]
 
 
-# The x86-64 psABI's micro-architecture levels: what /proc/cpuinfo must list, newest first.
-_X86_LEVELS = {
+# The micro-architecture levels of the x86-64 psABI and the flags of /proc/cpuinfo that each needs, newest first.
+_X86_LEVELS: dict[str, set[str]] = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "x86-64-v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
     "x86-64-v2": {"popcnt", "sse4_1", "sse4_2", "ssse3"},
@@ -101,7 +170,7 @@ _X86_LEVELS = {
 
 @cache
 def cpu_targets() -> tuple[str, ...]:
-    """The instruction sets that this machine can run, best first: names that g++ takes as -march."""
+    """Return the instruction sets that this machine can run, best first, as g++ takes them for -march."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return (platform.machine(),)
     flags = set(cpu_info("flags").split())
@@ -112,7 +181,7 @@ def cpu_targets() -> tuple[str, ...]:
 
 @cache
 def cpu_info(name: str) -> str:
-    """What Linux says of this machine's processor, such as its "model name"; "" where it says nothing."""
+    """Return an entry of this machine's /proc/cpuinfo, such as "model name", or "" if there is none."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
@@ -123,7 +192,10 @@ def cpu_name() -> str:
 
 
 def runs_on(target: str, device_target: str) -> bool:
-    """Whether code for `target` runs on a device of `device_target`: binaries run within a major version, upwards."""
+    """Return whether code for `target` runs on a device of `device_target`.
+
+    A CUDA binary runs on GPUs of the same major and of the same or a higher minor compute capability.
+    """
     if not target.startswith("sm_") or not device_target.startswith("sm_"):
         return target in cpu_targets() and not device_target.startswith("sm_")
     code, device = int(target.removeprefix("sm_")), int(device_target.removeprefix("sm_"))

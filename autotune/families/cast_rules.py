@@ -1,22 +1,25 @@
-"""What the families that change the dtype share: which dtypes there are to change to."""
+"""Rules that the families of casts share: the dtypes that a kernel can store."""
 
 from __future__ import annotations
 
 from autotune.core import Architecture
 from autotune.families.base import Config, Parameter
-from autotune.ir import Cast, Epilogue, Problem
+from autotune.families.rules import require
+from autotune.ir import Cast, Epilogue
 
 RESULT = Parameter("result", ("s8", "f16", "bf16", "f32"), "dtype of the output")
 
 
-def legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    """Family.legal."""
-    if config["result"] not in arch.dtypes:
-        return f"{arch.name} has no {config['result']}"
-    return "it is the dtype already" if config["result"] == dtype else None
+def why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    """Return why a kernel with a config's result cannot be compiled, or None."""
+    result = config["result"]
+    return require(result in arch.dtypes, f"{arch.name} has no {result}") or require(
+        result != dtype, f"result must differ from the input's dtype, which is {dtype} too"
+    )
 
 
-def fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
-    """Family.fits."""
-    assert isinstance(problem, Cast)
-    return None if problem.result == config["result"] else f"the output is {problem.result}"
+def why_unfit(problem: Cast, config: Config, arch: Architecture) -> str | None:
+    """Return why a kernel with a config's result cannot solve a problem, or None."""
+    return require(
+        problem.result == config["result"], f"it stores {config['result']}; the problem's output is {problem.result}"
+    )

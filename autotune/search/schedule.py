@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from autotune.codegen import together
+from autotune.codegen import kernels_per_unit
 from autotune.core import ceil_div
 from autotune.families.base import Config, Kernel
 from autotune.ir import Problem
@@ -133,7 +133,7 @@ class Schedule:
         for _ in range(len(self._turns)):
             study = self._turns[0]
             self._turns.rotate(-1)
-            per_unit = together(study.space.family)
+            per_unit = kernels_per_unit(study.space.family)
             batch = max(ASK_BATCH, per_unit) if study.num_started >= ASK_BATCH else WARM_START_BATCH
             count = max(batch, ceil_div(num_units * per_unit, len(self._turns)))
             left = self._trials_left(study.space.problem)

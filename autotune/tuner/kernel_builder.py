@@ -39,7 +39,7 @@ class Workshop:
         self._ledger, self._progress, self._on_failure = ledger, progress, failed
         self.rows: dict[Kernel, KernelRow] = {}
         self.compiled, self.compile_seconds = 0, 0.0
-        self._batches: list[ninja_build.Batch] = []
+        self._batches: list[ninja_build.BuildBatch] = []
         self._making: set[Kernel] = set()
         self._ready: list[Kernel] = []
         self._spent: dict[Kernel, dict[str, float]] = {}
@@ -81,7 +81,7 @@ class Workshop:
                 exist, absent = ninja_build.existing(sound)
                 if absent:
                     room = max(1, self.room())
-                    self._batches.append(ninja_build.Batch(ninja_build.units(absent, room), room))
+                    self._batches.append(ninja_build.BuildBatch(ninja_build.units(absent, room), room))
                     self._ledger.at_work(compilers=True)
             for built in (*faulty, *exist):
                 self._keep(built)
@@ -95,8 +95,8 @@ class Workshop:
         while True:
             for batch in list(self._batches):
                 for built in batch.finished():
-                    if parts := ninja_build.apart(built):
-                        self._batches.append(ninja_build.Batch(parts, self._jobs))
+                    if parts := ninja_build.split(built):
+                        self._batches.append(ninja_build.BuildBatch(parts, self._jobs))
                     else:
                         self._keep(built)
                 if not batch.pending:

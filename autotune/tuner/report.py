@@ -9,7 +9,7 @@ from functools import cache
 
 from autotune.core import Architecture, pareto_front
 from autotune.families import families, serving
-from autotune.families.base import Family
+from autotune.families.base import AnyFamily
 from autotune.ir import Epilogue, Problem, TorchCall, limit_us
 from autotune.libraries import aten, cudnn
 from autotune.tuner.objectives import OBJECTIVES
@@ -114,14 +114,14 @@ def failures(
 def illegal(problem: Problem, arch: Architecture) -> Iterator[str]:
     """A sentence for each family that serves the problem and has configs that are not legal, with one of them."""
     for found in serving(problem, arch):
-        if not found.by_name and (sentence := _refused(found, arch, problem.dtype, problem.epilogue)):
+        if not found.opt_in and (sentence := _refused(found, arch, problem.dtype, problem.epilogue)):
             yield sentence
 
 
 @cache
-def _refused(found: Family, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+def _refused(found: AnyFamily, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
     """How many configs are not legal, and one of them; None where all are."""
-    refused = list(found.illegal(arch, dtype, epilogue))
+    refused = list(found.illegal_configs(arch, dtype, epilogue))
     if not refused:
         return None
     legal, (config, reason) = sum(1 for _ in found.configs(arch, dtype, epilogue)), refused[0]
@@ -135,7 +135,7 @@ def unserved(problem: Problem, arch: Architecture) -> str:
         return "it is no problem of ours"
     mine = [found for found in families().values() if isinstance(problem, found.operator)]
     reasons = [
-        f"{found.name}: {found.serves(problem, arch) or 'none of its configs fits'}"
+        f"{found.name}: {found.why_not_served(problem, arch) or 'none of its configs fits'}"
         for found in mine
         if arch.name in found.architectures
     ]

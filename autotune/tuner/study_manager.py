@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from autotune.codegen import together
+from autotune.codegen import kernels_per_unit
 from autotune.core import ceil_div
 from autotune.families import family, serving
 from autotune.families.base import Config, Kernel
@@ -48,7 +48,7 @@ class Searches:
             spaces.append(space)
             if ahead:
                 best = self._prior_best(space, min(chosen.warm_start, options.trials))
-                early |= dict.fromkeys(best, 1 / together(space.family))
+                early |= dict.fromkeys(best, 1 / kernels_per_unit(space.family))
                 if sum(early.values()) >= options.jobs:
                     self._workshop.make(list(early))
                     ahead = False
@@ -59,7 +59,7 @@ class Searches:
         options = self._options
         for problem in self._problems:
             for found in serving(problem, options.arch):
-                if found.name not in options.only and (options.only or found.by_name):
+                if found.name not in options.only and (options.only or found.opt_in):
                     continue
                 configs = found.configs_for(problem, options.arch, options.allow)
                 costs = [found.cost(problem, config, options.arch) for config in configs]
@@ -86,7 +86,7 @@ class Searches:
     def launches(self, problem: Problem, kernel: Kernel) -> list[dict[str, int]]:
         """The launch values worth timing for a problem; none if the kernel does not fit it."""
         found, arch = family(kernel.family), self._options.arch
-        if found.fits(problem, kernel.values, arch):
+        if found.why_unfit(problem, kernel.values, arch):
             return []
         names = [parameter.name for parameter in found.launch_parameters]
         return [{name: launch[name] for name in names} for launch in found.launches(problem, kernel.values, arch)]

@@ -95,7 +95,7 @@ def cases(name):
     for kernel in kernels(name):
         for size in SIZES[name]:
             problem = parse(f"{size} dtype={kernel.dtype} epilogue={kernel.epilogue}")
-            if family(name).fits(problem, kernel.values, arch()) is None:
+            if family(name).why_unfit(problem, kernel.values, arch()) is None:
                 launches = family(name).launches(problem, kernel.values, arch())
                 yield CandidateBench(problem, torch.device("cuda:0"), seed=1), kernel, launches
 

@@ -37,7 +37,7 @@ def faulty(tmp_path_factory):
     compiler = toolchain.for_target(f"sm_{major}{minor}")
     path = tmp_path_factory.mktemp("faulty") / "faulty.cubin"
     source = ROOT / "tests" / "kernels" / "faulty.cu"
-    subprocess.run(compiler.command(source, path, [paths.templates()]), check=True)
+    subprocess.run(compiler.commands(source, path, [paths.templates()])[0], check=True)
     return lambda name: Candidate("faulty", "{}", f"at_{name}", "device_image", path)
 
 

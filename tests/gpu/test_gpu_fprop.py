@@ -83,7 +83,7 @@ def pairs_of(name, arch, dtype):
     sizes = SIZES if name == "cutlass2_conv2d" else [(c, c, c, side) for c in (24, 40, 7) for side in (3, 5, 2)]
     for size in sizes:
         problem = random_problem(rng, dtype, size)
-        if found.serves(problem, arch) is None:
+        if found.why_not_served(problem, arch) is None:
             configs = found.configs_for(problem, arch, tuple(PERMISSIONS))
             for config in spread(configs, rng, KINDS[name])[:6]:
                 kernel = Kernel.of(name, config, dtype, problem.epilogue, f"sm_{capability()}")
@@ -141,7 +141,7 @@ def test_what_fits_is_what_the_device_takes(built):
         for kernel in {kernel for _, kernel in found}:
             candidate = candidate_of(kernel, paths[kernel], first)
             for problem in problems:
-                if chosen.fits(problem, kernel.values, arch) is None and problem.epilogue == kernel.epilogue:
+                if chosen.why_unfit(problem, kernel.values, arch) is None and problem.epilogue == kernel.epilogue:
                     bind_or_fail(candidate, problem)
 
 

@@ -55,7 +55,7 @@ def test_every_way_solves_every_size(size, pool, built, target):
     expected = solve(asked, case.tensors, case.scalars)["y"]
     solved = 0
     for kernel, path in built.items():
-        if STEM.fits(asked, kernel.values, arch):
+        if STEM.why_unfit(asked, kernel.values, arch):
             continue
         for launch in STEM.launches(asked, kernel.values, arch):
             step = case.bind(candidate_of(kernel, path, launch))

@@ -44,7 +44,7 @@ def test_the_kernels_text_computes_the_block(config, dtype, chain, sizes, tmp_pa
         folder = tmp_path / str(seed)  # a library of the same path would not be loaded again
         folder.mkdir()
         emulated = Emulated(Kernel.of(FAMILY.name, config, dtype, problem.epilogue, "sm_90"), folder)
-        assert FAMILY.serves(problem, SM90) is None and config in FAMILY.configs_for(problem, SM90)
+        assert FAMILY.why_not_served(problem, SM90) is None and config in FAMILY.configs_for(problem, SM90)
         tensors, scalars = random_inputs(problem, seed)
         launches = FAMILY.launches(problem, config, SM90)
         least = min(launches, key=lambda launch: tuple(launch.values()))
@@ -63,8 +63,8 @@ def test_the_kernels_text_computes_the_block(config, dtype, chain, sizes, tmp_pa
 )
 def test_what_it_has_no_kernels_for_is_refused(change):
     whole = {"n": 128, "h": 16, "w": 16, "c": 64, "k": 128, "hidden": 8, "dtype": "f16", "chain": NETWORKS}
-    assert FAMILY.serves(parse(BLOCK.format(**whole)), SM90) is None
-    assert FAMILY.serves(parse(BLOCK.format(**whole | change)), SM90)
+    assert FAMILY.why_not_served(parse(BLOCK.format(**whole)), SM90) is None
+    assert FAMILY.why_not_served(parse(BLOCK.format(**whole | change)), SM90)
 
 
 @pytest.mark.parametrize(

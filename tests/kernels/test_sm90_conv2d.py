@@ -143,8 +143,8 @@ def test_a_tile_finds_its_gates_by_itself(case, tmp_path):
 def _compare(chosen, config, text, folder, stagings):
     """A kernel's results with the reference's, for each way to store; {0}: where each tile has a block of its own."""
     problem = parse(text)
-    assert chosen.serves(problem, SM90) is None
-    assert chosen.legal(config, SM90, problem.dtype, problem.epilogue) is None
+    assert chosen.why_not_served(problem, SM90) is None
+    assert chosen.why_illegal(config, SM90, problem.dtype, problem.epilogue) is None
     emulated = Emulated(Kernel.of(chosen.name, config, problem.dtype, problem.epilogue, "sm_90"), folder)
     tensors, scalars = random_inputs(problem)
     wanted = solve(problem, tensors, scalars)
@@ -192,7 +192,7 @@ def test_the_compiler_does_not_serialize_products(config, tmp_path):
 def test_nor_those_with_a_folded_squeeze(config, chain, tmp_path):
     compiler = need_compiler("sm_90", nvcc=True)
     config, epilogue = OWN | config, Epilogue.parse(chain)
-    if why := FOLDED.legal(config, SM90, "f16", epilogue):
+    if why := FOLDED.why_illegal(config, SM90, "f16", epilogue):
         assert why == "a projection follows gathered, streamed pixels"
     else:
         assert_not_serialized(compiler, Kernel.of(FOLDED.name, config, "f16", epilogue, "sm_90"), tmp_path)
@@ -201,8 +201,8 @@ def test_nor_those_with_a_folded_squeeze(config, chain, tmp_path):
 def test_groups_are_merged_only_where_the_problem_has_them():
     merged = SMALL | {"tile_k": 32, "merge": 4}
     narrow = "conv2d n=2 h=8 w=8 c={0} k={0} r=3 s=3 pad=1 groups={1} dtype=f16"
-    assert FAMILY.fits(parse(narrow.format(64, 8)), merged, SM90) is None
+    assert FAMILY.why_unfit(parse(narrow.format(64, 8)), merged, SM90) is None
     for channels, groups in ((64, 1), (48, 6), (512, 4)):
         problem = parse(narrow.format(channels, groups))
-        assert FAMILY.fits(problem, merged, SM90) == "it computes 4 groups as one"
-        assert FAMILY.fits(problem, SMALL, SM90) is None or groups == 6
+        assert FAMILY.why_unfit(problem, merged, SM90) .startswith("it computes 4 groups as one; the problem allows")
+        assert FAMILY.why_unfit(problem, SMALL, SM90) is None or groups == 6

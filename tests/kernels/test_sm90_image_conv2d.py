@@ -56,8 +56,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_kernels_text_computes_the_convolution(case, tmp_path):
     config, problem = SMALL | CASES[case][0], parse(CASES[case][1])
-    assert FAMILY.serves(problem, SM90) is None and FAMILY.fits(problem, config, SM90) is None
-    assert FAMILY.legal(config, SM90, problem.dtype, problem.epilogue) is None
+    assert FAMILY.why_not_served(problem, SM90) is None and FAMILY.why_unfit(problem, config, SM90) is None
+    assert FAMILY.why_illegal(config, SM90, problem.dtype, problem.epilogue) is None
     emulated = Emulated(Kernel.of(FAMILY.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
     tensors, scalars = random_inputs(problem)
     wanted = solve(problem, tensors, scalars)

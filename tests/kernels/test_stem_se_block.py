@@ -75,7 +75,7 @@ def test_the_kernels_text_computes_the_block_by_strips(sizes, config, grids, tmp
 
 def assert_solved(name, problem, config, grids, folder):
     """That a kernel solves a problem with so many blocks, on images in either order."""
-    assert family(name).serves(problem, SM90) is None and config in family(name).configs_for(problem, SM90)
+    assert family(name).why_not_served(problem, SM90) is None and config in family(name).configs_for(problem, SM90)
     emulated = Emulated(Kernel.of(name, config, problem.dtype, problem.epilogue, "sm_90"), folder)
     tensors, scalars = random_inputs(problem)
     expected = solve(problem, tensors, scalars)
@@ -96,8 +96,8 @@ def assert_solved(name, problem, config, grids, folder):
     [{"h": 48}, {"h": 128}, {"c": 5}, {"k": 128}, {"block": 2}, {"block": 8}, {"hidden": 6}, {"dtype": "f32"}],
 )
 def test_what_it_has_no_kernels_for_is_refused(change):
-    assert FAMILY.serves(parse(TEXT.format(**WHOLE)), SM90) is None
-    assert FAMILY.serves(parse(TEXT.format(**WHOLE | change)), SM90)
+    assert FAMILY.why_not_served(parse(TEXT.format(**WHOLE)), SM90) is None
+    assert FAMILY.why_not_served(parse(TEXT.format(**WHOLE | change)), SM90)
 
 
 @pytest.mark.parametrize(

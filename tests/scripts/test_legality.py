@@ -11,20 +11,19 @@ from helpers import DATA, assert_exported, need_compiler, script
 from autotune.core import architecture
 from autotune.families import family
 from autotune.families.base import PERMISSIONS, Kernel
-from autotune.families.cutlass2 import tiling
-from autotune.families.cutlass2.rules import broken
-from autotune.families.cutlass2.tiling import Tile
+from autotune.families.cutlass2.tile import ThreadblockTile, accumulators
+from autotune.families.cutlass2.tile_rules import why_illegal
 from autotune.ir import Epilogue, parse
 
 FPROP = family("cutlass2_conv2d")
 
 # Why a tile that compiles is refused all the same: it would spill, not start, be beaten, or come out wrong.
 BEYOND_COMPILING = (
-    "sm70: the accumulators would spill",
-    "64 to 256 threads",
-    "shared memory",
-    "at least three stages from sm80 on",
-    "the epilogue's threads do not fit the tile",
+    "sm70: a block with warp tiles of 64x64 must have 4 warps, or spills",
+    "a block must have 64 to 256 threads",
+    "the tile must fit a block's shared memory",
+    "stages must be at least 3 from sm80 on",
+    "the epilogue's threads must cover the tile, each element once",
 )
 
 
@@ -39,13 +38,13 @@ def shape(text):
 
 def tile_of(row):
     numbers = [int(row[name]) for name in ("stages", "alignment", "vector")]
-    accumulator = tiling.accumulators(row["dtype"])[0]
+    accumulator = accumulators(row["dtype"])[0]
     warp = shape(row["warp"])
-    return Tile(int(row["generation"]), row["dtype"], shape(row["threadblock"]), warp, *numbers, accumulator)
+    return ThreadblockTile(int(row["generation"]), row["dtype"], shape(row["threadblock"]), warp, *numbers, accumulator)
 
 
 def complaint(tile):
-    why = broken(tile, architecture(f"sm{tile.generation}"))
+    why = why_illegal(tile, architecture(f"sm{tile.generation}"))
     return why or (None if tile.filter_rows_fit else "the filter iterator's predicates")
 
 
@@ -72,9 +71,9 @@ def test_every_row_that_was_compiled_agrees(generation, dtype, least):
 
 def test_a_map_with_idle_lanes_is_refused():
     """32 output channels in vectors of 16 need two lanes a row, and eight rows have no use for 32 lanes."""
-    narrow = Tile(80, "s8", (64, 32, 64), (32, 32, 64), 3, 16, 16, "s32")
-    assert complaint(narrow) == "the epilogue's threads do not fit the tile"
-    assert complaint(narrow.wider(8)) is None
+    narrow = ThreadblockTile(80, "s8", (64, 32, 64), (32, 32, 64), 3, 16, 16, "s32")
+    assert complaint(narrow) == "the epilogue's threads must cover the tile, each element once"
+    assert complaint(narrow.with_vector(8)) is None
 
 
 @pytest.mark.parametrize("name", ["sm70", "sm75", "sm80"])
@@ -111,7 +110,7 @@ def test_what_fits_a_problem(sizes):
     assert {config["iterator"] for config in configs} == iterators
     assert {config["groups"] for config in configs} == groups
     for config in configs:
-        assert FPROP.fits(problem, config, sm80) is None and problem.k % config["vector"] == 0
+        assert FPROP.why_unfit(problem, config, sm80) is None and problem.k % config["vector"] == 0
         for launch in FPROP.launches(problem, config, sm80):
             assert launch["slices"] == 1 or (launch["slices"] * config["tile_k"] <= problem.c and problem.groups == 1)
             assert launch["slices"] == 1 or config["iterator"] in ("optimized", "analytic")
@@ -149,7 +148,9 @@ def sampled(arch, count):
     while len(kernels) < count:
         dtype, sizes, chain = rng.choice(arch.dtypes), rng.choice(list(FITS)), rng.choice(CHAINS)
         problem = parse(f"conv2d n=2 {'' if 'h=' in sizes else 'h=9 w=9'} {sizes} dtype={dtype} epilogue={chain}")
-        configs = FPROP.configs_for(problem, arch, tuple(PERMISSIONS)) if FPROP.serves(problem, arch) is None else []
+        configs = (
+            FPROP.configs_for(problem, arch, tuple(PERMISSIONS)) if FPROP.why_not_served(problem, arch) is None else []
+        )
         # Many narrow loads compile for half a minute.
         quick = [c for c in configs if c["tile_k"] * (c["tile_m"] + c["tile_n"]) <= 8192 * c["alignment"]]
         if quick:

@@ -423,7 +423,7 @@ def assert_not_serialized(compiler, kernel, folder):
     """Compile a kernel and find no warning of ptxas that it serializes wgmma."""
     source = folder / f"unit{compiler.source_suffix}"
     source.write_text(rendering.unit([kernel]))
-    command = compiler.command(source, folder / "unit.cubin", rendering.folders(kernel))
+    [command] = compiler.commands(source, folder / "unit.cubin", rendering.folders(kernel))
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "serialized" not in done.stdout + done.stderr
 

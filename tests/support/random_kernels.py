@@ -27,7 +27,7 @@ from helpers import (
 
 from autotune.core import Architecture, ProblemError, device_target, of_capability
 from autotune.families import family
-from autotune.families.base import PERMISSIONS, Family, Kernel, Launch
+from autotune.families.base import PERMISSIONS, AnyFamily, Kernel, Launch
 from autotune.ir import Epilogue, Problem, parse
 from autotune.measure import CandidateBench
 from autotune.measure.verify import HALF_SUMS
@@ -286,7 +286,7 @@ def drawn(name: str, arch: Architecture, target: str, seed: int, kernels: int, p
         yield from islice(_served(kernel, arch, rng), problems)
 
 
-def _kernel(found: Family, arch: Architecture, target: str, rng: random.Random, dtype: str) -> Kernel | None:
+def _kernel(found: AnyFamily, arch: Architecture, target: str, rng: random.Random, dtype: str) -> Kernel | None:
     """A kernel that solves some random problem; None where the family does not serve that."""
     problem = _sized(found, rng, dtype)
     if problem is None:
@@ -295,7 +295,7 @@ def _kernel(found: Family, arch: Architecture, target: str, rng: random.Random, 
         problem = replace(problem, epilogue=epilogue(rng, problem.anchors, dtype, problem.output_dtype))
     except ProblemError:  # more numbers than a kernel takes
         return None
-    if found.serves(problem, arch):
+    if found.why_not_served(problem, arch):
         return None
     configs = found.configs_for(problem, arch, tuple(PERMISSIONS))
     return Kernel.of(found.name, rng.choice(configs), dtype, problem.epilogue, target) if configs else None
@@ -309,13 +309,13 @@ def _served(kernel: Kernel, arch: Architecture, rng: random.Random) -> Iterator[
         if plain is None or plain.anchors != kernel.epilogue.anchors:
             continue
         problem = replace(plain, epilogue=kernel.epilogue)
-        if found.serves(problem, arch) or found.fits(problem, kernel.values, arch):
+        if found.why_not_served(problem, arch) or found.why_unfit(problem, kernel.values, arch):
             continue
         if launches := found.launches(problem, kernel.values, arch):
             yield Drawn(problem, kernel, rng.choice(launches))
 
 
-def _sized(found: Family, rng: random.Random, dtype: str) -> Problem | None:
+def _sized(found: AnyFamily, rng: random.Random, dtype: str) -> Problem | None:
     """A problem without steps, or None where the sizes make none, such as a window that is larger than its image."""
     try:
         return parse(f"{SIZES[found.name](rng)} dtype={dtype}")
@@ -329,7 +329,7 @@ def _sized(found: Family, rng: random.Random, dtype: str) -> Problem | None:
 def complaint(case: CandidateBench, found: Drawn, path: Path) -> str | None:
     """What is wrong with a kernel's results by the tuner's checks and by the tests' own reference, if anything is."""
     step = case.bind(candidate_of(found.kernel, path, found.launch))
-    halves = "f16_accumulation" in family(found.kernel.family).needs(found.kernel.values)
+    halves = "f16_accumulation" in family(found.kernel.family).required_permissions(found.kernel.values)
     _, said = case.verify(step, HALF_SUMS if halves else "")
     if said or (said := (case.rerun(step, case.copy_outputs()) or ("", None))[1]):
         return said

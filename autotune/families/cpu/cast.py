@@ -1,11 +1,11 @@
-"""Another dtype on the CPU: the lone epilogue's kernel, with another type stored."""
+"""Another dtype on the CPU: the kernel of a lone epilogue, which stores another type."""
 
 from autotune.families.base import SHARED_LIBRARY, Family
-from autotune.families.cast_rules import RESULT, fits, legal
+from autotune.families.cast_rules import RESULT, why_illegal, why_unfit
 from autotune.families.cpu.common import BLOCK_C, THREADS, channel_steps, threads
 from autotune.ir import Cast
 
-FAMILY = Family(
+FAMILY = Family[Cast](
     name="cpu_cast",
     operator=Cast,
     kind=SHARED_LIBRARY,
@@ -13,8 +13,8 @@ FAMILY = Family(
     architectures=("cpu",),
     dtypes=("f32", "s8"),
     parameters=(RESULT, BLOCK_C),
-    legal=legal,
-    fits=fits,
+    why_illegal=why_illegal,
+    why_unfit=why_unfit,
     launch_parameters=(THREADS,),
     launches=threads,
     cost=channel_steps,

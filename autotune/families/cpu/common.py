@@ -1,26 +1,34 @@
-"""What the CPU families share: launch values, blocks of channels, and the target's vector registers."""
+"""Parts of the CPU families: launch values, blocks of channels, and the target's vector registers."""
 
 from __future__ import annotations
 
 from functools import cache
+from typing import TypeVar
 
 from autotune.core import Architecture, cpu_targets
 from autotune.families.base import SHARED_LIBRARY, Config, Family, Launch, Parameter
 from autotune.ir import Problem
 
+P = TypeVar("P", bound=Problem)
+
 WITH_BYTES = ("f32", "s8")
+"""The dtypes of families that also have kernels for signed bytes."""
 THREADS = Parameter("threads", (0, 1), "0: torch's number of threads; 1: the caller's alone")
 BLOCK_C = Parameter("block_c", (8, 16, 32, 64), "channels a loop handles together")
 
 
 def over_channels(
-    operator: type[Problem], template: str = "", dtypes: tuple[str, ...] = ("f32",), **variables: object
-) -> Family:
-    """A family whose kernels take the channels of each pixel in blocks, as wide as their one parameter says.
+    operator: type[P], template: str = "", dtypes: tuple[str, ...] = ("f32",), **variables: object
+) -> Family[P]:
+    """Return a family whose kernels process the channels of each pixel in blocks; the block is their one parameter.
 
-    template: cpu/<operator>.cpp.j2 if it is not named. variables: the template's, beside the config.
+    Args:
+        operator: The problem that it solves; the family is named for it.
+        template: The template; by default cpu/<operator>.cpp.j2.
+        dtypes: The dtypes that it has kernels for.
+        variables: The template's variables beside the config.
     """
-    return Family(
+    return Family[P](
         name=f"cpu_{operator.operator}",
         operator=operator,
         kind=SHARED_LIBRARY,
@@ -36,18 +44,18 @@ def over_channels(
 
 
 def threads(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
-    """All threads, and one."""
+    """Return the launch values of all threads and of one."""
     return [{"threads": 0}, {"threads": 1}]
 
 
 def channel_steps(problem: Problem, config: Config, arch: Architecture) -> float:
-    """Steps of a loop over a pixel's channels, those behind the last block taken one by one."""
+    """Return the steps of a loop over a pixel's channels; those behind the last block are processed one by one."""
     blocks, left = divmod(problem.output_shape[-1], int(config["block_c"]))
     return blocks + left
 
 
 @cache
 def vector_registers() -> tuple[int, int]:
-    """Vector registers of this machine's best target: how many, and floats in each, as cpu/vector.h has it."""
+    """Return (vector registers, floats in each) of this machine's best target, as templates/cpu/vector.h has it."""
     known = {"x86-64-v4": (32, 16), "x86-64-v3": (16, 8), "x86-64-v2": (16, 4), "x86-64": (16, 4), "aarch64": (32, 4)}
     return known.get(cpu_targets()[0], (16, 4))

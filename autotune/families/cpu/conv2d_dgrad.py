@@ -1,17 +1,29 @@
-"""The gradient of a convolution by its input on the CPU: the tiles of the forward pass, channels exchanged."""
+"""Gradient of a convolution by its input on the CPU: the tiles of the forward pass with channels exchanged."""
 
 from __future__ import annotations
 
 from autotune.families.base import Config
 from autotune.families.cpu import tiles
-from autotune.ir import Conv2dDgrad, Problem
+from autotune.ir import Conv2dDgrad
 
 
-def _work(problem: Problem, config: Config) -> tiles.Work:
-    assert isinstance(problem, Conv2dDgrad)
-    pixels, taps, groups = problem.n * problem.h * problem.w, problem.r * problem.s, problem.groups
-    met = taps * problem.n * problem.p * problem.q / pixels
-    return tiles.Work(pixels, groups, problem.k // groups, problem.c // groups, taps, met)
+def _extents(problem: Conv2dDgrad, config: Config) -> tiles.LoopExtents:
+    pixels, taps = problem.n * problem.h * problem.w, problem.r * problem.s
+    return tiles.LoopExtents(
+        pixels=pixels,
+        groups=problem.groups,
+        c=problem.k // problem.groups,
+        k=problem.c // problem.groups,
+        taps=taps,
+        met=taps * problem.n * problem.p * problem.q / pixels,
+    )
 
 
-FAMILY = tiles.family("cpu_conv2d_dgrad", Conv2dDgrad, "cpu/conv2d_dgrad.h", "GradientPixels", _work, layout="c")
+FAMILY = tiles.family(
+    "cpu_conv2d_dgrad",
+    Conv2dDgrad,
+    header="cpu/conv2d_dgrad.h",
+    pixels="GradientPixels",
+    extents=_extents,
+    layout="c",
+)

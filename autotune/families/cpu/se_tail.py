@@ -1,4 +1,4 @@
-"""Squeeze-and-excitation on the CPU: images in parallel, each in one go while it lies in cache."""
+"""Squeeze-and-excitation on the CPU: images in parallel, each in one pass while it is in cache."""
 
 from autotune.families.cpu.common import over_channels
 from autotune.ir import SeTail

@@ -2,9 +2,10 @@
 
 from autotune.families.base import CHANNELS_LAST, SHARED_LIBRARY, Family
 from autotune.families.cpu.common import THREADS, threads
+from autotune.families.rules import require
 from autotune.ir import SpaceToDepth
 
-FAMILY = Family(
+FAMILY = Family[SpaceToDepth](
     name="cpu_space_to_depth",
     operator=SpaceToDepth,
     kind=SHARED_LIBRARY,
@@ -12,7 +13,9 @@ FAMILY = Family(
     architectures=("cpu",),
     parameters=(),
     launch_parameters=(THREADS, CHANNELS_LAST),
-    launches=lambda *of: [{**launch, CHANNELS_LAST.name: 0} for launch in threads(*of)],
-    supports=lambda problem: "steps behind it" if problem.epilogue.steps else None,
+    launches=lambda problem, config, arch: [
+        {**launch, CHANNELS_LAST.name: 0} for launch in threads(problem, config, arch)
+    ],
+    why_unsupported=lambda problem: require(not problem.epilogue.steps, "the epilogue must be empty"),
     cost=lambda problem, config, arch: 0.0,
 )

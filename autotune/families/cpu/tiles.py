@@ -1,26 +1,37 @@
-"""What the families with templates/cpu/conv2d.h share: tiles of pixels x output channels in vector registers."""
+"""Families that share templates/cpu/conv2d.h: tiles of pixels x output channels in vector registers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
+from typing import TypeVar
 
 from autotune.core import Architecture
 from autotune.families.base import SHARED_LIBRARY, Config, Family, Launch, Parameter
 from autotune.families.cpu.common import THREADS, vector_registers
+from autotune.families.rules import require
 from autotune.ir import Problem
 
-_POINTERS = 10  # of a tile's pixels that a general register holds; the others are read again for each channel
-_CACHE = 768 * 1024  # bytes of weights that stay in cache from one tile to the next
-_NEAR, _FAR = 24, 16  # bytes a cycle from that cache and from beyond it
+P = TypeVar("P", bound=Problem)
+
+# For the cost: estimates for x86-64 cores of 2020 and later, not fitted.
+_POINTERS = 10  # of a tile's pixels that general registers hold; the others are loaded again for each channel
+_CACHE = 768 * 1024  # bytes of weights that stay in the L2 cache from one tile to the next
+_CACHE_BYTES, _MEMORY_BYTES = 24, 16  # a cycle from that cache, and from beyond it
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is to be tiled. c, k: input and output channels of a group, as the kernel sees them.
+class LoopExtents:
+    """Extents of the loops over a convolution.
 
-    taps: all of the window; met: those that a tile goes through on average.
+    Attributes:
+        pixels: Output pixels.
+        groups: Groups of channels.
+        c: Input channels of a group, as the kernel sees them.
+        k: Output channels of a group, as the kernel sees them.
+        taps: Taps of the window.
+        met: Taps that a tile computes on average; taps in padding are skipped.
     """
 
     pixels: int
@@ -33,19 +44,26 @@ class Work:
 
 def family(
     name: str,
-    operator: type[Problem] | tuple[type[Problem], ...],
+    operator: type[P] | tuple[type[P], ...],
+    *,
     header: str,
     pixels: str,
-    work: Callable[[Problem, Config], Work],
+    extents: Callable[[P, Config], LoopExtents],
     layout: str,
     dtypes: tuple[str, ...] = ("f32",),
-) -> Family:
-    """A family of such tiles.
+) -> Family[P]:
+    """Return a family of such tiles.
 
-    header: the one that defines `pixels`, how a tile's pixels are walked. layout: of the weights, a letter of
-    autotune/ir/weight_layout.py that the number of output channels of a tile is added to.
+    Args:
+        name: The family's name.
+        operator: The problems that it solves.
+        header: The header that defines `pixels`.
+        pixels: The C++ class that iterates over a tile's pixels.
+        extents: (problem, config) -> the loops' extents.
+        layout: First letter of the weights' layout in autotune/ir/weight_layout.py; block_k follows it.
+        dtypes: The dtypes that it has kernels for.
     """
-    return Family(
+    return Family[P](
         name=name,
         operator=operator,
         kind=SHARED_LIBRARY,
@@ -61,44 +79,46 @@ def family(
             THREADS,
             Parameter("order", (0, 1), "tiles that follow each other share 0: their weights; 1: their input"),
         ),
-        legal=lambda config, *_: fits(int(config["block_pixels"]), int(config["block_k"])),
-        launches=lambda problem, config, arch: _launches(work(problem, config), config),
-        cost=lambda problem, config, arch: _cost(work(problem, config), config, arch),
+        why_illegal=lambda config, *_: require_registers(
+            rows=int(config["block_pixels"]), channels=int(config["block_k"])
+        ),
+        launches=lambda problem, config, arch: _launches(extents(problem, config), config),
+        cost=lambda problem, config, arch: _cost(extents(problem, config), config, arch),
         context=lambda config, arch, dtype: {**config, "header": header, "pixels": pixels},
         weight_layouts=lambda config: {"weight": f"{layout}{config['block_k']}"},
     )
 
 
 def vectors(channels: int) -> int:
-    """Vector registers that hold this many channels."""
+    """Return the vector registers that hold this many channels."""
     return max(1, channels // vector_registers()[1])
 
 
-def fits(rows: int, channels: int) -> str | None:
-    """None if a tile's sums stay in registers with one row of vectors and one scalar, else how many it would need."""
+def require_registers(rows: int, channels: int) -> str | None:
+    """Require that a tile's sums, one row of operand vectors and one scalar fit the vector registers."""
     registers, columns = vector_registers()[0], vectors(channels)
     needed = rows * columns + columns + 1
-    return None if needed <= registers else f"its tile needs {needed} vector registers and there are {registers}"
+    return require(needed <= registers, f"a tile must fit {registers} vector registers; it needs {needed}")
 
 
-def _launches(work: Work, config: Config) -> list[Launch]:
-    orders = (0, 1) if _columns(work, config) > 1 else (0,)  # of one column, both are the same
+def _launches(extents: LoopExtents, config: Config) -> list[Launch]:
+    orders = (0, 1) if _columns(extents, config) > 1 else (0,)  # with one column, both are the same
     return [{"threads": threads, "order": order} for threads in (0, 1) for order in orders]
 
 
-def _columns(work: Work, config: Config) -> int:
-    """Blocks of output channels in all groups."""
-    return work.groups * ceil(work.k / int(config["block_k"]))
+def _columns(extents: LoopExtents, config: Config) -> int:
+    """Return the blocks of output channels in all groups."""
+    return extents.groups * ceil(extents.k / int(config["block_k"]))
 
 
-def _cost(work: Work, config: Config, arch: Architecture) -> float:
-    """Cycles of the busiest core: its tiles' loops over channels and taps, and what a tile takes beside them."""
+def _cost(extents: LoopExtents, config: Config, arch: Architecture) -> float:
+    """Estimate cycles of the busiest core: its tiles' loops over channels and taps, and a tile's time outside them."""
     block_k, block_pixels, unroll_c = (int(config[name]) for name in ("block_k", "block_pixels", "unroll_c"))
     columns = vectors(block_k)
     fma, loads = block_pixels * columns, block_pixels + columns + max(0, block_pixels - _POINTERS)
-    weights = 4 * block_k / (_NEAR if 4 * block_k * work.c * work.taps <= _CACHE else _FAR)
-    # two of each a cycle; a sum waits four cycles and some for its last value
+    weights = 4 * block_k / (_CACHE_BYTES if 4 * block_k * extents.c * extents.taps <= _CACHE else _MEMORY_BYTES)
+    # A core does two multiply-adds and two loads a cycle; 4.5 cycles is the latency of a dependent multiply-add.
     step = max(fma / 2, loads / 2, 4.5, weights) + 0.2 / unroll_c
-    beside = block_pixels * (10 + 8 * columns + 3 * work.met)
-    tiles = ceil(work.pixels / block_pixels) * _columns(work, config)
-    return ceil(tiles / arch.processors) * (work.met * work.c * step + beside)
+    beside = block_pixels * (10 + 8 * columns + 3 * extents.met)
+    tiles = ceil(extents.pixels / block_pixels) * _columns(extents, config)
+    return ceil(tiles / arch.processors) * (extents.met * extents.c * step + beside)

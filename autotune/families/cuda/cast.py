@@ -1,26 +1,30 @@
-"""Another dtype on a GPU: the lone epilogue's kernel, with another type stored."""
+"""Another dtype on a GPU: the kernel of a lone epilogue, which stores another type."""
 
 from __future__ import annotations
 
 from autotune.core import Architecture
-from autotune.families import cast_rules, cuda_shared
+from autotune.families import cast_rules
 from autotune.families.base import DEVICE_IMAGE, Config, Family
 from autotune.families.cuda.elementwise import FAMILY as ELEMENTWISE
-from autotune.ir import Cast, Epilogue, Problem
+from autotune.families.cuda.rules import require_access, require_whole_vectors
+from autotune.families.rules import Rules, first_unmet
+from autotune.ir import Cast, Epilogue
 
 
-def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    vector = int(config["vector"])
-    wide = cuda_shared.too_wide(vector, dtype) or cuda_shared.too_wide(vector, str(config["result"]))
-    return wide or cast_rules.legal(config, arch, dtype, epilogue)
+def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    def rules() -> Rules:
+        yield require_access(int(config["vector"]), dtype)
+        yield require_access(int(config["vector"]), str(config["result"]))
+        yield cast_rules.why_illegal(config, arch, dtype, epilogue)
+
+    return first_unmet(rules())
 
 
-def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
-    assert isinstance(problem, Cast)
-    return cuda_shared.odd(problem.c, int(config["vector"])) or cast_rules.fits(problem, config, arch)
+def _why_unfit(problem: Cast, config: Config, arch: Architecture) -> str | None:
+    return require_whole_vectors(problem.c, int(config["vector"])) or cast_rules.why_unfit(problem, config, arch)
 
 
-FAMILY = Family(
+FAMILY = Family[Cast](
     name="cuda_cast",
     operator=Cast,
     kind=DEVICE_IMAGE,
@@ -28,8 +32,8 @@ FAMILY = Family(
     architectures=ELEMENTWISE.architectures,
     dtypes=("f16", "bf16", "f32", "s8"),
     parameters=(cast_rules.RESULT, *ELEMENTWISE.parameters),
-    legal=_legal,
-    fits=_fits,
+    why_illegal=_why_illegal,
+    why_unfit=_why_unfit,
     cost=ELEMENTWISE.cost,
     compile_seconds=ELEMENTWISE.compile_seconds,
 )

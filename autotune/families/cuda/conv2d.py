@@ -1,33 +1,40 @@
-"""Convolutions of images by mma.sync, from sm_80 on: the input under a tile in shared memory once for all taps.
+"""Convolutions of images by mma.sync, from sm_80 on: a tile's input stays in shared memory for all taps.
 
-See templates/cuda/conv2d.cuh for how it works. Of CUTLASS 2.x's convolutions each step gathers its pixels anew.
+CUTLASS 2.x's convolutions, in contrast, gather a step's pixels anew for each tap. See templates/cuda/conv2d.cuh.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from math import ceil
 
-from autotune.core import Architecture
-from autotune.families import cuda_shared, se_gate
+from autotune.core import Architecture, cuda_architectures
+from autotune.families import se_gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
-from autotune.families.cutlass2 import tiling
-from autotune.ir import Conv2d, Conv2dFoldedSe, Conv2dSe, Epilogue, Problem
+from autotune.families.cutlass2.tile import require_addressable
+from autotune.families.rules import Rules, first_unmet, require
+from autotune.ir import Conv2d, Conv2dFoldedSe, Conv2dSe, Epilogue
 
-_STEP = 64  # channels
-_ROW = 128  # bytes of a pixel's or a filter's channels in shared memory
-_MOST_TAPS = 64
+CHANNELS_A_STEP = 64
+ROW_BYTES = 128
+"""Bytes of a pixel's or a filter's channels of a step in shared memory."""
+_MAX_TAPS = 64
 _SIDES = (4, 7, 8, 14, 16, 28, 32, 56, 64)
-_MOST_TILES, _MOST_WORK = 3, 1.3  # ways to cut an output that are tried; their work, times the least
+_MAX_CUTS, _MAX_CUT_WORK = 3, 1.3  # ways to cut an output that are tried; their work as a multiple of the least
+_MAX_REGISTERS = 250  # of 255: the estimate leaves out a few addresses
+
+# For the cost, in cycles and bytes a cycle of an SM: fitted, see `_cost`.
+_LOADED_BYTES, _COPIED_BYTES = 28, 60  # from L2 in the main loop; by a tile's first loads
+_START_CYCLES, _SLICE_CYCLES = 3000, 500  # of a tile; for the sums that slices exchange
+_WAIT_CYCLES, _WAIT_CYCLES_OF_TWO = 350, 550  # of a warp's step; the latter with two buffers of weights
 
 Solved = Conv2d | Conv2dSe | Conv2dFoldedSe
 
 
 @dataclass(frozen=True)
-class _Shape:
-    """A config with its names spelt out, and what follows from it."""
+class MmaConvShape:
+    """A config by name, and what follows from it. hidden: columns of a warp's products for hidden values."""
 
     m: int
     n: int
@@ -36,52 +43,70 @@ class _Shape:
     slices: int
     taps: int
     stages: int
-    hidden: int = 0
-    """Columns of a warp's products beside its channels: the hidden values of a folded squeeze-and-excitation."""
+    hidden: int
+
+    @classmethod
+    def from_config(cls, config: Config) -> MmaConvShape:
+        """Return the shape of a config; families without `slices` or `hidden` have 1 and 0."""
+        return cls(
+            m=int(config["tile_m"]),
+            n=int(config["tile_n"]),
+            warp_m=int(config["warp_m"]),
+            warp_n=int(config["warp_n"]),
+            slices=int(config.get("slices", 1)),
+            taps=int(config["taps"]),
+            stages=int(config["stages"]),
+            hidden=int(config.get("hidden", 0)),
+        )
 
     @property
     def threads(self) -> int:
+        """Threads of a block."""
         return 32 * (self.m // self.warp_m) * (self.n // self.warp_n) * self.slices
 
     @property
     def pieces(self) -> int:
-        """Of a warp's sums: blocks of 16 pixels and 32 channels."""
+        """Blocks of 16 pixels and 32 channels of a warp's sums."""
         return self.warp_m // 16 * (self.warp_n // 32)
 
     @property
     def accumulators(self) -> int:
+        """Registers of a thread that hold sums."""
         return self.warp_m * (self.warp_n + self.hidden) // 32
 
     @property
     def registers(self) -> int:
+        """Registers of a thread: sums, operands of two steps, and 56 others."""
         return self.accumulators + self.warp_m // 2 + (self.warp_n + self.hidden) // 2 + 56
 
     @property
     def stage_bytes(self) -> int:
-        return self.taps * (self.n + self.hidden) * _ROW
+        """Shared memory of a step's weights."""
+        return self.taps * (self.n + self.hidden) * ROW_BYTES
 
-    @property
-    def resident(self) -> int:
-        """Blocks that a multiprocessor must have registers for."""
-        return max(1, min(4, cuda_shared.REGISTERS // (self.registers * self.threads)))
+    def resident(self, arch: Architecture) -> int:
+        """Return how many blocks the compiler must leave registers for on an SM."""
+        return max(1, min(4, arch.sm_registers // (self.registers * self.threads)))
 
     def shared_bytes(self, pixels: int, patches: int) -> int:
-        """pixels: of a patch."""
+        """Return the shared memory of a block with this many patches of so many pixels."""
         warps = (self.m // self.warp_m) * (self.n // self.warp_n)
         sums = self.m * self.n * 4 + warps * (self.warp_m // 16) * self.hidden * 32
         exchanged = self.slices * sums if self.slices > 1 else 0
-        return max(patches * pixels * _ROW + self.stages * self.stage_bytes, exchanged)
-
-
-def _shape(config: Config) -> _Shape:
-    names = ("tile_m", "tile_n", "warp_m", "warp_n", "taps", "stages")
-    sizes = {name.removeprefix("tile_"): int(config[name]) for name in names}
-    return _Shape(**sizes, slices=int(config.get("slices", 1)), hidden=int(config.get("hidden", 0)))
+        return max(patches * pixels * ROW_BYTES + self.stages * self.stage_bytes, exchanged)
 
 
 @dataclass(frozen=True)
-class _Tile:
-    """A tile's rows and columns of an image, or how many images; pixels of the patch under it; tiles of the problem."""
+class _OutputTile:
+    """A way to cut the output.
+
+    Attributes:
+        p: Rows of an image that a tile has.
+        q: Columns of it.
+        images: Images that a tile has.
+        pixels: Pixels of the input patch under a tile.
+        tiles: Tiles of the problem.
+    """
 
     p: int
     q: int
@@ -90,7 +115,7 @@ class _Tile:
     tiles: int
 
 
-def _tile(problem: Solved, x: _Shape, p: int, q: int) -> _Tile:
+def _output_tile(problem: Solved, x: MmaConvShape, p: int, q: int) -> _OutputTile:
     images = min(x.m // (p * q), problem.n) if (p, q) == (problem.p, problem.q) else 1
     high, wide = (
         stride * (extent - 1) + dilation * (filter_ - 1) + 1
@@ -99,155 +124,160 @@ def _tile(problem: Solved, x: _Shape, p: int, q: int) -> _Tile:
         )
     )
     tiles = ceil(problem.n / images) * ceil(problem.p / p) * ceil(problem.q / q)
-    return _Tile(p, q, images, images * high * wide, tiles)
+    return _OutputTile(p=p, q=q, images=images, pixels=images * high * wide, tiles=tiles)
 
 
-def _tiles(problem: Solved, x: _Shape) -> list[_Tile]:
-    """The ways to cut the output that are worth trying: few tiles, and small patches."""
+def _output_tiles(problem: Solved, x: MmaConvShape) -> list[_OutputTile]:
+    """Return the ways to cut the output that are worth trying: few tiles, and small patches."""
     if isinstance(problem, Conv2dSe | Conv2dFoldedSe):
         area = problem.p * problem.q
-        return [_tile(problem, x, problem.p, problem.q)] if area <= x.m and x.m % area == 0 else []
+        return [_output_tile(problem, x, problem.p, problem.q)] if area <= x.m and x.m % area == 0 else []
     widths = sorted({min(side, problem.q, x.m) for side in (*_SIDES, problem.q)})
-    cut = [_tile(problem, x, min(problem.p, x.m // width), width) for width in widths]
+    cut = [_output_tile(problem, x, min(problem.p, x.m // width), width) for width in widths]
     work = {tile: tile.tiles * (x.m + tile.pixels / 2) for tile in cut}
     least = min(work.values())
-    return sorted((tile for tile in cut if work[tile] < _MOST_WORK * least), key=work.__getitem__)[:_MOST_TILES]
+    return sorted((tile for tile in cut if work[tile] < _MAX_CUT_WORK * least), key=work.__getitem__)[:_MAX_CUTS]
 
 
-def _gate_bytes(problem: Solved, x: _Shape) -> int:
+def _gate_bytes(problem: Solved, x: MmaConvShape) -> int:
     if isinstance(problem, Conv2dFoldedSe):
-        return se_gate.folded_bytes(x.m, x.n, x.hidden, x.threads // 32)
+        return se_gate.folded_shared_bytes(rows=x.m, columns=x.n, hidden=x.hidden, warps=x.threads // 32)
     if not isinstance(problem, Conv2dSe):
         return 0
-    return se_gate.shared_bytes(x.m, x.n, problem.p * problem.q, problem.hidden)
+    return se_gate.shared_bytes(rows=x.m, columns=x.n, pixels=problem.p * problem.q, hidden=problem.hidden)
 
 
-def _steps(problem: Solved, x: _Shape) -> tuple[int, int]:
-    """(chunks of channels, steps of each)."""
-    return ceil(problem.c / _STEP), problem.r * problem.s // x.taps
+def _steps(problem: Solved, x: MmaConvShape) -> tuple[int, int]:
+    """Return (chunks of channels, steps of each chunk)."""
+    return ceil(problem.c / CHANNELS_A_STEP), problem.r * problem.s // x.taps
 
 
-def _patches(problem: Solved, x: _Shape) -> list[int]:
-    """How many patches may be in shared memory: two, so that one is loaded while another is read, or all."""
+def _patch_counts(problem: Solved, x: MmaConvShape) -> list[int]:
+    """Return how many patches can be in shared memory: two, to load one while another is read, or all."""
     chunks, steps = _steps(problem, x)
     if chunks > 1 and steps < x.stages - 1:
-        return []  # a step waits for what was asked for so many steps before it, and would not find the next patch
+        return []  # a step waits for the loads issued stages - 1 steps before it, which would not cover the next patch
     return sorted({min(chunks, 2), chunks})
 
 
-def _ways(problem: Solved, x: _Shape, arch: Architecture) -> Iterator[tuple[_Tile, int, int]]:
-    """(how the output is cut, patches, the block's shared memory) of every launch that has room."""
-    for tile in _tiles(problem, x):
-        for patches in _patches(problem, x):
+def _placements(problem: Solved, x: MmaConvShape, arch: Architecture) -> Iterator[tuple[_OutputTile, int, int]]:
+    """Yield (output tile, patches, the block's shared memory) of every launch that fits shared memory."""
+    for tile in _output_tiles(problem, x):
+        for patches in _patch_counts(problem, x):
             shared = x.shared_bytes(tile.pixels, patches) + _gate_bytes(problem, x)
             if shared <= arch.block_shared:
                 yield tile, patches, shared
 
 
-def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
-    assert isinstance(problem, Solved)
-    ways = _ways(problem, _shape(config), arch)
-    return [{"tile_p": tile.p, "tile_q": tile.q, "patches": patches} for tile, patches, _ in ways]
+def _launches(problem: Solved, config: Config, arch: Architecture) -> list[Launch]:
+    placements = _placements(problem, MmaConvShape.from_config(config), arch)
+    return [{"tile_p": tile.p, "tile_q": tile.q, "patches": patches} for tile, patches, _ in placements]
 
 
-def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    gated = se_gate.legal(epilogue) if "gate" in epilogue.names else ()
-    return next((why for broken, why in chain(gated, _rules(_shape(config), arch)) if broken), None)
+def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    gate_rules = se_gate.epilogue_rules(epilogue) if "gate" in epilogue.names else ()
+    return first_unmet(gate_rules) or first_unmet(_shape_rules(MmaConvShape.from_config(config), arch))
 
 
-def _rules(x: _Shape, arch: Architecture) -> Iterator[tuple[bool, str]]:
-    yield x.warp_m > x.m or x.warp_n > x.n, "a warp's part is larger than the tile"
-    yield not 64 <= x.threads <= 512, "64 to 512 threads"
-    yield x.pieces % x.slices > 0, "each slice must finish as many pieces"
-    yield x.threads // 8 > x.n, "a thread copies the same filters of every tap"
-    yield x.hidden > 0 and x.threads // 8 % 8 > 0, "a thread's filters are multiples of eight apart"
-    yield x.registers * x.threads > cuda_shared.REGISTERS or x.registers > 250, "the sums would spill"
-    yield x.shared_bytes(x.m, 1) > arch.block_shared, "shared memory"
+def _shape_rules(x: MmaConvShape, arch: Architecture) -> Rules:
+    yield require(x.warp_m <= x.m and x.warp_n <= x.n, "a warp's part must not be larger than the tile")
+    yield require(64 <= x.threads <= 512, f"a block must have 64 to 512 threads; it has {x.threads}")
+    yield require(x.pieces % x.slices == 0, "slices must divide a warp's blocks of 16 x 32 sums")
+    yield require(x.threads // 8 <= x.n, "threads must be at most 8 tile_n: a thread copies the same filters each tap")
+    yield require(x.hidden == 0 or x.threads // 8 % 8 == 0, "threads must be a multiple of 64 with hidden values")
+    yield require(
+        x.registers * x.threads <= arch.sm_registers and x.registers <= _MAX_REGISTERS,
+        f"a thread must fit {min(_MAX_REGISTERS, arch.sm_registers // x.threads)} registers; it takes {x.registers}",
+    )
+    least = x.shared_bytes(x.m, 1)
+    yield require(
+        least <= arch.block_shared,
+        f"a block must fit {arch.block_shared} bytes of shared memory; it takes at least {least}",
+    )
 
 
-def _supports(problem: Problem) -> str | None:
-    assert isinstance(problem, Solved)
-    return next((why for beyond, why in _limits(problem) if beyond), None) or tiling.too_large(problem)
+def _why_unsupported(problem: Solved) -> str | None:
+    return first_unmet(_problem_rules(problem)) or require_addressable(problem)
 
 
-def _limits(problem: Solved) -> Iterator[tuple[bool, str]]:
-    yield problem.groups > 1, "groups"
-    yield problem.c % 8 > 0 or problem.k % 8 > 0, "c and k must be multiples of 8"
-    yield problem.stride not in ((1, 1), (2, 2)), "stride 1 or 2"
-    yield problem.r * problem.s > _MOST_TAPS, f"filters of up to {_MOST_TAPS} taps"
+def _problem_rules(problem: Solved) -> Rules:
+    yield require(problem.groups == 1, "groups must be 1")
+    yield require(problem.c % 8 == 0 and problem.k % 8 == 0, "c and k must be multiples of 8")
+    yield require(problem.stride in ((1, 1), (2, 2)), "stride must be 1 or 2, the same along both axes")
+    yield require(problem.r * problem.s <= _MAX_TAPS, f"filters must have at most {_MAX_TAPS} taps")
     if isinstance(problem, Conv2dSe | Conv2dFoldedSe):
-        yield from se_gate.limits(problem)
+        yield from se_gate.problem_rules(problem)
 
 
-def _values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
+def _candidate_values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Solved | None
 ) -> tuple[Value, ...]:
-    def well(value: int) -> bool:
-        solved = problem if isinstance(problem, Solved) else None
+    def possible(value: int) -> bool:
         match parameter.name:
             case "warp_m" | "warp_n":
                 return value <= int(chosen[parameter.name.replace("warp", "tile")])
-            case "tile_n" if solved:  # a gated tile has all channels; no column is half empty
-                return (solved.k if isinstance(solved, Conv2dSe) else 0) <= value < 2 * max(solved.k, 32)
-            case "taps" if solved:
-                return solved.r * solved.s % value == 0
+            case "tile_n" if problem:  # a gated tile has all channels; no tile is more than half empty
+                return (problem.k if isinstance(problem, Conv2dSe) else 0) <= value < 2 * max(problem.k, 32)
+            case "taps" if problem:
+                return problem.r * problem.s % value == 0
         return True
 
-    return tuple(value for value in parameter.values if well(int(value)))
+    return tuple(value for value in parameter.values if possible(int(value)))
 
 
-def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
-    assert isinstance(problem, Solved)
-    x = _shape(config)
-    if problem.r * problem.s % x.taps:
-        return f"it takes {x.taps} taps a step"
-    if isinstance(problem, Conv2dSe) and problem.k > x.n:
-        return "a gated tile has all channels"
-    return None
+def _why_unfit(problem: Solved, config: Config, arch: Architecture) -> str | None:
+    x = MmaConvShape.from_config(config)
+    taps = problem.r * problem.s
+    return require(taps % x.taps == 0, f"it takes {x.taps} taps a step, which must divide {taps}") or require(
+        not isinstance(problem, Conv2dSe) or problem.k <= x.n,
+        f"tile_n must hold all {problem.k} channels of a gated image; it is {x.n}",
+    )
 
 
-def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
-    """Cycles by a crude model: rounds of tiles, bound by products, shared memory or loads, or by a warp's own steps.
+def _cost(problem: Solved, config: Config, arch: Architecture) -> float:
+    """Estimate cycles: rounds of tiles, bound by products, shared memory or loads, or by one warp's dependent steps.
 
-    Its constants are fitted to 172 kernels timed on the layers of SE-ResNet9 on an H200.
+    The constants are fitted to 172 kernels timed on the layers of SE-ResNet9 on an H200.
     """
-    assert isinstance(problem, Solved)
-    x = _shape(config)
+    x = MmaConvShape.from_config(config)
     chunks, each = _steps(problem, x)
     best, columns = float("inf"), ceil(problem.k / x.n)
-    for tile, _, shared in _ways(problem, x, arch):
-        beside = arch.sm_shared // (shared + arch.reserved_shared)
-        resident = max(1, min(beside, x.resident, arch.sm_threads // x.threads))
+    for tile, _, shared in _placements(problem, x, arch):
+        by_shared = arch.sm_shared // (shared + arch.reserved_shared)
+        resident = max(1, min(by_shared, x.resident(arch), arch.sm_threads // x.threads))
         blocks = tile.tiles * columns
         rounds, sharing = ceil(blocks / (arch.processors * resident)), min(resident, ceil(blocks / arch.processors))
-        bytes_ = x.stage_bytes + tile.pixels * _ROW / each  # of a step
-        products = x.taps * x.m * (x.n + x.hidden * (x.n // x.warp_n)) * _STEP / (1200 if arch.name == "sm90" else 1000)
+        step_bytes = x.stage_bytes + tile.pixels * ROW_BYTES / each
+        products = x.taps * x.m * (x.n + x.hidden * (x.n // x.warp_n)) * CHANNELS_A_STEP / arch.mma_rate
         read = x.taps * (x.m * (x.n // x.warp_n) + x.n * (x.m // x.warp_m))
-        alone = (550 if x.stages == 2 else 350) + 8 * x.taps * x.accumulators / x.slices + bytes_ / 8 / x.threads
-        step = max(sharing * max(products, read, bytes_ / 28), alone)
-        ends = 3000 + (tile.pixels * _ROW + x.stage_bytes) / 60 + x.m * x.n / 6 * sharing + (500 if x.slices > 1 else 0)
+        wait = _WAIT_CYCLES_OF_TWO if x.stages == 2 else _WAIT_CYCLES
+        alone = wait + 8 * x.taps * x.accumulators / x.slices + step_bytes / 8 / x.threads
+        step = max(sharing * max(products, read, step_bytes / _LOADED_BYTES), alone)
+        first_loads = (tile.pixels * ROW_BYTES + x.stage_bytes) / _COPIED_BYTES
+        epilogue = x.m * x.n / 6 * sharing
+        ends = _START_CYCLES + first_loads + epilogue + (_SLICE_CYCLES if x.slices > 1 else 0)
         best = min(best, rounds * (ends + chunks * each * step))
     return best
 
 
 def _label(config: Config) -> str:
-    x = _shape(config)
+    x = MmaConvShape.from_config(config)
     split = f" slices {x.slices}" if x.slices > 1 else ""
     return f"{x.m}x{x.n}/{x.warp_m}x{x.warp_n} taps {x.taps} s{x.stages}{split}"
 
 
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
-    x = _shape(config)
-    own = {"slices": x.slices, "hidden": x.hidden, "threads": x.threads, "resident": x.resident}
-    return {**config, **own, "block": False, "image": 0}
+    x = MmaConvShape.from_config(config)
+    derived = {"slices": x.slices, "hidden": x.hidden, "threads": x.threads, "resident": x.resident(arch)}
+    return {**config, **derived, "block": False, "image": 0}
 
 
-FAMILY = Family(
+FAMILY = Family[Solved](
     name="cuda_conv2d",
     operator=(Conv2d, Conv2dSe),
     kind=DEVICE_IMAGE,
     template="cuda/conv2d.cu.j2",
-    architectures=cuda_shared.MMA_ARCHITECTURES,
+    architectures=cuda_architectures(since=80),
     dtypes=("f16", "bf16"),
     parameters=(
         Parameter("tile_m", (64, 128, 256), "output pixels of a tile"),
@@ -263,10 +293,10 @@ FAMILY = Family(
         Parameter("tile_q", tuple(range(1, 257)), "columns of a tile"),
         Parameter("patches", tuple(range(1, 65)), "buffers of input"),
     ),
-    legal=_legal,
-    values=_values,
-    supports=_supports,
-    fits=_fits,
+    why_illegal=_why_illegal,
+    candidate_values=_candidate_values,
+    why_unsupported=_why_unsupported,
+    why_unfit=_why_unfit,
     launches=_launches,
     cost=_cost,
     context=_context,

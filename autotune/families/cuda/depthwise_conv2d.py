@@ -1,71 +1,98 @@
-"""Depthwise convolution on a GPU, channels last: each channel has a filter of its own, so memory is what bounds it."""
+"""Depthwise convolution on a GPU, channels last. Each channel has its own filter, so memory limits the speed."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil
 
-from autotune.core import Architecture
-from autotune.families import cuda_shared
+from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.ir import DTYPES, Conv2d, Epilogue, Problem
+from autotune.families.cuda.rules import require_access, require_whole_vectors, require_window
+from autotune.families.rules import Rules, first_unmet, require
+from autotune.ir import DTYPES, Conv2d, Epilogue
 
-_FILTERS, _STRIDES = (3, 5, 7), (1, 2)  # known when the kernel is compiled; 0 is any, known when it runs
-_MOST_REGISTERS = 160  # of sums and of one input row
-
-
-def _numbers(config: Config) -> tuple[int, ...]:
-    return tuple(int(config[name]) for name in ("filter", "stride", "vector", "columns", "rows", "threads"))
+_FILTERS, _STRIDES = (3, 5, 7), (1, 2)  # that kernels are compiled for; 0 stands for a value known at run time
+_MAX_REGISTERS = 160  # of a thread's sums and one input row; addresses and weights take the rest of 255
 
 
-def _registers(config: Config, dtype: str) -> int:
-    filter_, stride, vector, columns, rows, _ = _numbers(config)
-    line = (columns - 1) * stride + filter_ if filter_ else 1
-    return rows * columns * vector + ceil(line * vector * DTYPES[dtype].itemsize / 4)
+@dataclass(frozen=True)
+class _DepthwiseTile:
+    """The outputs of a thread. filter, stride: 0 if they are not known when the kernel is compiled."""
+
+    filter: int
+    stride: int
+    vector: int
+    columns: int
+    rows: int
+    threads: int
+
+    @classmethod
+    def from_config(cls, config: Config) -> _DepthwiseTile:
+        return cls(
+            filter=int(config["filter"]),
+            stride=int(config["stride"]),
+            vector=int(config["vector"]),
+            columns=int(config["columns"]),
+            rows=int(config["rows"]),
+            threads=int(config["threads"]),
+        )
+
+    def registers(self, dtype: str) -> int:
+        """Return the registers of a thread for float32 sums and one input row."""
+        line = (self.columns - 1) * self.stride + self.filter if self.filter else 1
+        return self.rows * self.columns * self.vector + ceil(line * self.vector * DTYPES[dtype].itemsize / 4)
 
 
-def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    filter_, stride, vector, *_ = _numbers(config)
-    if (filter_ == 0) != (stride == 0):
-        return "filter and stride are known together"
-    if wide := cuda_shared.too_wide(vector, dtype):
-        return wide
-    return "the sums would spill" if _registers(config, dtype) > _MOST_REGISTERS else None
+def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    tile = _DepthwiseTile.from_config(config)
+    registers = tile.registers(dtype)
+
+    def rules() -> Rules:
+        yield require((tile.filter == 0) == (tile.stride == 0), "filter and stride must both be given, or both be 0")
+        yield require_access(tile.vector, dtype)
+        yield require(
+            registers <= _MAX_REGISTERS,
+            f"sums and one input row of a thread must fit {_MAX_REGISTERS} registers; they take {registers}",
+        )
+
+    return first_unmet(rules())
 
 
-def _supports(problem: Problem) -> str | None:
-    assert isinstance(problem, Conv2d)
-    return None if problem.c == problem.k == problem.groups > 1 else "a channel a group"
+def _why_unsupported(problem: Conv2d) -> str | None:
+    return require(problem.c == problem.k == problem.groups > 1, "groups must equal c and k: one channel a group")
 
 
-def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
-    assert isinstance(problem, Conv2d)
-    filter_, stride, vector, *_ = _numbers(config)
-    return cuda_shared.odd(problem.c, vector) or cuda_shared.another_window(
-        problem, _FILTERS, _STRIDES, (filter_, stride)
+def _why_unfit(problem: Conv2d, config: Config, arch: Architecture) -> str | None:
+    tile = _DepthwiseTile.from_config(config)
+    return require_whole_vectors(problem.c, tile.vector) or require_window(
+        problem, _FILTERS, _STRIDES, (tile.filter, tile.stride)
     )
 
 
-def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
-    """Cycles by a crude model: waves of threads, each with its accesses, its products and what starting one takes."""
-    assert isinstance(problem, Conv2d)
-    _, _, vector, columns, rows, threads = _numbers(config)
-    tiles = problem.n * ceil(problem.p / rows) * ceil(problem.q / columns)
-    blocks = ceil(tiles * problem.c / vector / threads)
-    registers = (_registers(config, problem.dtype) + 40) * threads
-    resident = max(1, min(arch.sm_threads // threads, cuda_shared.REGISTERS // registers))
-    tall = (rows - 1) * problem.stride[0] + problem.r
-    wide = (columns - 1) * problem.stride[1] + problem.s
-    accesses = (tall * wide + rows * columns) * (8 if config["filter"] else 12) / (8 / vector + 1)
-    products = rows * columns * problem.r * problem.s * vector / 4
-    return ceil(blocks / (arch.processors * resident)) * (resident * threads / 128 * max(accesses, products) + 600)
+def _cost(problem: Conv2d, config: Config, arch: Architecture) -> float:
+    """Estimate cycles: waves of threads, each bound by its accesses or its multiply-adds, plus 600 to start one.
+
+    The weights of accesses and products are estimates, not fitted.
+    """
+    tile = _DepthwiseTile.from_config(config)
+    tiles = problem.n * ceil(problem.p / tile.rows) * ceil(problem.q / tile.columns)
+    blocks = ceil(tiles * problem.c / tile.vector / tile.threads)
+    registers = (tile.registers(problem.dtype) + 40) * tile.threads
+    resident = max(1, min(arch.sm_threads // tile.threads, arch.sm_registers // registers))
+    tall = (tile.rows - 1) * problem.stride[0] + problem.r
+    wide = (tile.columns - 1) * problem.stride[1] + problem.s
+    accesses = (tall * wide + tile.rows * tile.columns) * (8 if tile.filter else 12) / (8 / tile.vector + 1)
+    products = tile.rows * tile.columns * problem.r * problem.s * tile.vector / 4
+    waves = ceil(blocks / (arch.processors * resident))
+    return waves * (resident * tile.threads / 128 * max(accesses, products) + 600)
 
 
-FAMILY = Family(
+FAMILY = Family[Conv2d](
     name="cuda_depthwise_conv2d",
     operator=Conv2d,
     kind=DEVICE_IMAGE,
     template="cuda/depthwise_conv2d.cu.j2",
-    architectures=cuda_shared.ARCHITECTURES,
+    architectures=cuda_architectures(),
     parameters=(
         Parameter("filter", (0, *_FILTERS), "side of the filter; 0: any"),
         Parameter("stride", (0, *_STRIDES), "stride of both axes; 0: any"),
@@ -74,9 +101,9 @@ FAMILY = Family(
         Parameter("rows", (1, 2, 4), "output rows a thread"),
         Parameter("threads", (64, 128, 256), "threads a block"),
     ),
-    legal=_legal,
-    supports=_supports,
-    fits=_fits,
+    why_illegal=_why_illegal,
+    why_unsupported=_why_unsupported,
+    why_unfit=_why_unfit,
     cost=_cost,
     weight_layouts=lambda _: {"weight": "rsck"},
 )

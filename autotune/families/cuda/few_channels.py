@@ -1,24 +1,34 @@
-"""What the convolutions of few channels on tensor cores share: templates/cuda/stem.cuh."""
+"""The families of convolutions of few channels on tensor cores, which share templates/cuda/stem.cuh."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import ceil
+from typing import TypeVar
 
-from autotune.core import Architecture
-from autotune.families import cuda_shared
+from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
-from autotune.ir import Conv2d, Epilogue, Problem, Stem
+from autotune.families.rules import Rules, first_unmet, require
+from autotune.ir import Conv2d, Epilogue, Stem
+
+P = TypeVar("P", Conv2d, Stem)
 
 _WALKS = (1, 2, 4, 8, 16, 32)
-FILTERS = (3, 5, 7)
-MOST_CHANNELS = 4
+_FILTERS = (3, 5, 7)
+_MAX_CHANNELS = 4
+_MAX_REGISTERS = 224  # of 255: the estimate leaves out addresses
 
 
 @dataclass(frozen=True)
-class _Shape:
-    """A config with its names spelt out, and what stem.cuh derives from it."""
+class FewChannelsShape:
+    """A config by name, and what templates/cuda/stem.cuh derives from it.
+
+    Attributes:
+        wgmma: Whether the instruction is wgmma; else it is mma.sync.
+        interleaved: Whether the image is NHWC; else it is NCHW.
+        pool: Whether a 3x3 max pool with stride 2 follows.
+    """
 
     wgmma: bool
     interleaved: bool
@@ -34,35 +44,59 @@ class _Shape:
     access: int
     resident: int
 
+    @classmethod
+    def from_config(cls, config: Config) -> FewChannelsShape:
+        """Return the shape of a config. Only the family of NCHW images has `pool`; its stride is always 2."""
+        return cls(
+            wgmma=config["instruction"] == "wgmma",
+            interleaved="pool" not in config,
+            pool=bool(config.get("pool")),
+            filter=int(config["filter"]),
+            stride=int(config.get("stride", 2)),
+            channels=int(config["channels"]),
+            tile_k=int(config["tile_k"]),
+            strips=int(config["strips"]),
+            rows=int(config["rows"]),
+            together=int(config["together"]),
+            stages=int(config["stages"]),
+            access=int(config["access"]),
+            resident=int(config["resident"]),
+        )
+
     @property
     def warp_k(self) -> int:
-        """Output channels of a warp: all of the block's, or as many as have room in registers."""
+        """Output channels of a warp: all of the block's with wgmma, else as many as registers hold."""
         return self.tile_k if self.wgmma else 32
 
     @property
     def slices(self) -> int:
+        """Warps side by side along the output channels."""
         return self.tile_k // self.warp_k
 
     @property
     def threads(self) -> int:
+        """Threads of a block."""
         return 32 * self.strips * self.slices
 
     @property
     def side(self) -> int:
-        """Elements of a pixel in a row of the image."""
+        """Elements of a pixel that are adjacent in memory."""
         return self.channels if self.interleaved else 1
 
     @property
     def taps(self) -> int:
+        """Elements of K of one line of the filter, padded to 4 or a multiple of 8."""
         line = self.filter * self.side + self.filter // 2 * self.side % 2
         return 4 if line <= 4 else ceil(line / 8) * 8
 
     @property
     def lines(self) -> int:
+        """Lines of the filter, each of contiguous elements of the image."""
         return self.filter * self.channels // self.side
 
     @property
     def steps(self) -> int:
+        """Tensor-core steps of 16 along K."""
         return ceil(self.lines * self.taps / 16)
 
     @property
@@ -72,79 +106,93 @@ class _Shape:
 
     @property
     def conv_rows(self) -> int:
+        """Rows of the convolution of a tile."""
         return 2 * self.rows + 1 if self.pool else self.rows
 
     @property
     def stage_bytes(self) -> int:
+        """Shared memory of a tile of the image."""
         pixels = (self.strips - 1) * (14 if self.pool else 16) + 15
         words = pixels * self.stride * self.side // 2 + self.taps // 2 + self.access // 2 - 1
         return self.channels // self.side * (self.stride * (self.conv_rows - 1) + self.filter) * ceil(words / 4) * 16
 
     @property
     def shared_bytes(self) -> int:
+        """Shared memory of a block: tiles of the image and, for wgmma, the weights."""
         weights = self.steps * self.tile_k * 32 + 256 if self.wgmma else 0
         return self.stages * self.stage_bytes + weights
 
     @property
     def registers(self) -> int:
-        """Of a thread, roughly: sums, the pool's, pixels, weights."""
+        """Estimated registers of a thread: sums, those of the pool, pixels, weights, and 40 others."""
         sums = self.warp_k // 2 * (self.together + self.pool)
         operands = self.steps * (2 + 2 * self.together) if self.wgmma else self.steps * self.warp_k // 4 + 8
         return sums + operands + 40
 
 
-def _shape(config: Config) -> _Shape:
-    names = ("filter", "channels", "tile_k", "strips", "rows", "together", "stages", "access", "resident")
-    numbers = {name: int(config[name]) for name in names}
-    interleaved = "pool" not in config  # only NCHW images are pooled, and those with stride 2 alone
-    stride = int(config.get("stride", 2))
-    return _Shape(config["instruction"] == "wgmma", interleaved, bool(config.get("pool")), stride=stride, **numbers)
+def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    return first_unmet(_shape_rules(FewChannelsShape.from_config(config), arch))
 
 
-def _rules(x: _Shape, arch: Architecture) -> Iterator[tuple[bool, str]]:
-    yield x.stride * x.side % 2 > 0, "lines of neighbouring pixels begin whole words apart"
-    yield x.wgmma and arch.name != "sm90", "wgmma is Hopper's"
-    yield x.wgmma and x.strips % 4 > 0, "a warpgroup has four strips"
-    yield x.threads > 512, "up to 512 threads a block"
-    yield x.registers > 224, "the sums and operands would spill"
-    yield x.resident * x.threads * x.registers > cuda_shared.REGISTERS, "registers for the blocks of a processor"
-    yield x.resident * (x.shared_bytes + arch.reserved_shared) > arch.sm_shared, "shared memory"
-    yield x.shared_bytes > arch.block_shared, "shared memory of a block"
+def _shape_rules(x: FewChannelsShape, arch: Architecture) -> Rules:
+    yield require(x.stride * x.side % 2 == 0, "stride times channels must be even: lines begin at whole 32-bit words")
+    yield require(not x.wgmma or arch.wgmma_rate, f"{arch.name} has no wgmma")
+    yield require(not x.wgmma or x.strips % 4 == 0, "strips must be a multiple of 4, a warpgroup's, with wgmma")
+    yield require(x.threads <= 512, f"a block must have at most 512 threads; it has {x.threads}")
+    yield require(
+        x.registers <= _MAX_REGISTERS, f"sums and operands must fit {_MAX_REGISTERS} registers; they take {x.registers}"
+    )
+    yield require(
+        x.resident * x.threads * x.registers <= arch.sm_registers,
+        f"the resident blocks must fit the {arch.sm_registers} registers of an SM",
+    )
+    yield require(
+        x.resident * (x.shared_bytes + arch.reserved_shared) <= arch.sm_shared,
+        f"the resident blocks must fit the {arch.sm_shared} bytes of shared memory of an SM",
+    )
+    yield require(
+        x.shared_bytes <= arch.block_shared,
+        f"a block must fit {arch.block_shared} bytes of shared memory; it takes {x.shared_bytes}",
+    )
 
 
-def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    return next((why for broken, why in _rules(_shape(config), arch) if broken), None)
+def window_rules(problem: Conv2d | Stem, strides: tuple[int, ...]) -> Rules:
+    """Yield what a problem's window and channels must be; strides: those that the kernels have."""
+    yield require(
+        problem.stride[0] in strides and problem.stride[0] == problem.stride[1],
+        f"stride must be {' or '.join(map(str, strides))}, the same along both axes",
+    )
+    yield require(
+        problem.r == problem.s and problem.pad == (problem.r // 2, problem.r // 2),
+        "filters must be square, with half of their side, rounded down, as padding",
+    )
+    yield require(
+        problem.r in _FILTERS and problem.c <= _MAX_CHANNELS,
+        f"filters must have a side of 3, 5 or 7 and at most {_MAX_CHANNELS} channels",
+    )
+    yield require(problem.k % 8 == 0, "k must be a multiple of 8")
 
 
-def unserved(problem: Conv2d | Stem, strides: tuple[int, ...]) -> str | None:
-    """Family.supports of the window and channels."""
-    if problem.stride[0] not in strides or problem.stride[0] != problem.stride[1]:
-        return f"stride {' or '.join(map(str, strides))}"
-    if problem.r != problem.s or problem.pad != (problem.r // 2, problem.r // 2):
-        return "square filters with half of them as padding"
-    if problem.r not in FILTERS or problem.c > MOST_CHANNELS:
-        return f"filters of 3, 5 or 7 and up to {MOST_CHANNELS} channels"
-    return "k must be a multiple of 8" if problem.k % 8 else None
-
-
-def widest(elements: int) -> int:
-    """The elements of an access to rows of the image."""
+def widest_access(elements: int) -> int:
+    """Return the elements that one access to a row of this length can have."""
     return 8 if elements % 8 == 0 else 2
 
 
-def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
-    assert isinstance(problem, Conv2d | Stem)
+def _launches(problem: Conv2d | Stem, config: Config, arch: Architecture) -> list[Launch]:
     tiles = ceil(problem.p / int(config["rows"]))
     return [{"walk": walk} for walk in _WALKS if walk == 1 or walk < 2 * tiles]
 
 
-def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
-    """Cycles by a crude model: waves of blocks that share a processor, or wait alone, after reading weights."""
-    assert isinstance(problem, Conv2d | Stem)
-    x = _shape(config)
+def _cost(problem: Conv2d | Stem, config: Config, arch: Architecture) -> float:
+    """Estimate cycles: waves of blocks, each bound by what they share of an SM or by a block's own latencies.
+
+    Latencies (100, 250, 600, 1500 cycles) and the 80 bytes a cycle of an SM are estimates, not fitted.
+    """
+    x = FewChannelsShape.from_config(config)
     by_shared = arch.sm_shared // (x.shared_bytes + arch.reserved_shared)
-    resident = max(1, min(by_shared, cuda_shared.REGISTERS // (x.registers * x.threads), arch.sm_threads // x.threads))
-    rate = 1.0 if x.wgmma else 1.7 if arch.name == "sm90" else 2.0  # cycles of 16 x 8 x 16 products
+    by_registers = arch.sm_registers // (x.registers * x.threads)
+    resident = max(1, min(by_shared, by_registers, arch.sm_threads // x.threads))
+    rate = 1.0 if x.wgmma else arch.mma_cycles  # cycles of 16 x 8 x 16 products
     best = float("inf")
     for launch in _launches(problem, config, arch):
         walk = launch["walk"]
@@ -161,70 +209,88 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
 
 
 def _label(config: Config) -> str:
-    x = _shape(config)
+    x = FewChannelsShape.from_config(config)
     return f"{config['instruction']} {x.rows}x{x.tile_q}x{x.tile_k} together {x.together} s{x.stages} r{x.resident}"
+
+
+def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
+    x = FewChannelsShape.from_config(config)
+    derived = {"warp_k": x.warp_k, "slices": x.slices, "threads": x.threads, "type": dtype}
+    return {**config, **derived, "interleaved": x.interleaved, "stride": x.stride, "pool": x.pool}
+
+
+def _weight_layouts(config: Config) -> Mapping[str, str]:
+    return {"weight": "krsc"} if FewChannelsShape.from_config(config).interleaved else {}
 
 
 def family(
     name: str,
-    operator: type[Conv2d] | type[Stem],
-    more: tuple[Parameter, ...],
-    supports: Callable[[Problem], str | None],
-    asked: Callable[[Problem], Mapping[str, int]],
-) -> Family:
-    """A family with parameters of its own. asked: (problem) -> the values of parameters that it decides."""
+    operator: type[P],
+    *,
+    own_parameters: tuple[Parameter, ...],
+    why_unsupported: Callable[[P], str | None],
+    decided: Callable[[P], Mapping[str, int]],
+) -> Family[P]:
+    """Return a family of convolutions of few channels.
 
-    def values(
-        parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
+    Args:
+        name: The family's name.
+        operator: The problems that it solves.
+        own_parameters: Parameters that only this family has.
+        why_unsupported: Family.why_unsupported.
+        decided: (problem) -> parameters that have only one value for it, with that value.
+    """
+
+    def candidate_values(
+        parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: P | None
     ) -> tuple[Value, ...]:
-        if not isinstance(problem, Conv2d | Stem):
+        if problem is None:
             return parameter.values
         if parameter.name == "tile_k" and problem.k <= 32:
             return (32,)
-        decided = asked(problem)
-        return (decided[parameter.name],) if parameter.name in decided else parameter.values
+        only = decided(problem)
+        return (only[parameter.name],) if parameter.name in only else parameter.values
 
-    def fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
-        assert isinstance(problem, Conv2d | Stem)
-        for parameter, value in asked(problem).items():
-            if config[parameter] != value:
-                return f"it asks for {parameter} {value}"
-        return "half of the channels would be none" if problem.k <= 32 < int(config["tile_k"]) else None
+    def why_unfit(problem: P, config: Config, arch: Architecture) -> str | None:
+        def rules() -> Rules:
+            for parameter, value in decided(problem).items():
+                yield require(config[parameter] == value, f"{parameter} must be {value}; it is {config[parameter]}")
+            yield require(
+                problem.k > 32 or int(config["tile_k"]) <= 32,
+                "tile_k must be 32 if k <= 32: half a tile would be empty",
+            )
 
-    def context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
-        x = _shape(config)
-        derived = {"warp_k": x.warp_k, "slices": x.slices, "threads": x.threads, "type": dtype}
-        return {**config, **derived, "interleaved": x.interleaved, "stride": x.stride, "pool": x.pool}
+        return first_unmet(rules())
 
     return Family(
         name=name,
         operator=operator,
         kind=DEVICE_IMAGE,
         template="cuda/stem.cu.j2",
-        architectures=cuda_shared.MMA_ARCHITECTURES,
+        architectures=cuda_architectures(since=80),
         dtypes=("f16", "bf16"),
         parameters=(
             Parameter("instruction", ("mma", "wgmma"), "tensor cores' instruction; wgmma on Hopper alone"),
-            Parameter("filter", FILTERS, "side of the filter"),
-            Parameter("channels", tuple(range(1, MOST_CHANNELS + 1)), "input channels"),
-            *more,
+            Parameter("filter", _FILTERS, "side of the filter"),
+            Parameter("channels", tuple(range(1, _MAX_CHANNELS + 1)), "input channels"),
+            *own_parameters,
             Parameter("access", (2, 8), "elements of a row a load: the most that its length allows"),
             Parameter("tile_k", (32, 64), "output channels a block"),
             Parameter("strips", (2, 4, 8), "strips of 16 pixels of the convolution side by side"),
             Parameter("rows", (2, 4, 8), "output rows a tile"),
             Parameter("together", (1, 2), "rows of the convolution at a time"),
             Parameter("stages", (1, 2), "tiles in shared memory"),
-            Parameter("resident", (1, 2, 3), "blocks that a processor must have registers for"),
+            Parameter("resident", (1, 2, 3), "blocks that an SM must have registers for"),
         ),
         launch_parameters=(Parameter("walk", _WALKS, "tiles below each other a block"),),
-        legal=_legal,
-        values=values,
-        supports=supports,
-        fits=fits,
+        why_illegal=_why_illegal,
+        candidate_values=candidate_values,
+        why_unsupported=why_unsupported,
+        why_unfit=why_unfit,
         launches=_launches,
         cost=_cost,
-        context=context,
-        weight_layouts=lambda config: {"weight": "krsc"} if _shape(config).interleaved else {},
+        context=_context,
+        weight_layouts=_weight_layouts,
         compile_seconds=(1.2, 1.5),
         label=_label,
     )

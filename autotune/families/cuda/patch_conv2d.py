@@ -4,55 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.core import Architecture, ceil_div
-from autotune.families import cuda_shared
+from autotune.core import Architecture, ceil_div, cuda_architectures
 from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Parameter, Value
-from autotune.ir import PatchConv2d, Problem
+from autotune.families.rules import Rules, first_unmet, require
+from autotune.ir import Epilogue, PatchConv2d
 
 _STEPS = (1, 2, 3, 4, 6, 8, 12)
+_MAX_FRAGMENTS = 16  # operand fragments, of 16 patches by 16 of K, that a thread's registers hold
 
 
 def _steps(problem: PatchConv2d) -> int:
-    """Tensor-core steps of 16 along K."""
+    """Return the tensor-core steps of 16 along K."""
     return ceil_div(problem.c * problem.block**2, 16)
 
 
-def _supports(problem: Problem) -> str | None:
-    assert isinstance(problem, PatchConv2d)
-    if problem.block % 2:
-        return "block must be even"
-    if problem.k % 8:
-        return "k must be a multiple of 8"
-    return None if _steps(problem) in _STEPS else f"c*block*block/16 must be of {_STEPS}"
+def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    held = int(config["steps"]) * int(config["fragments"])
+    return require(held <= _MAX_FRAGMENTS, f"steps times fragments must be at most {_MAX_FRAGMENTS}; it is {held}")
 
 
-def _values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
+def _why_unsupported(problem: PatchConv2d) -> str | None:
+    def rules() -> Rules:
+        yield require(problem.block % 2 == 0, "block must be even")
+        yield require(problem.k % 8 == 0, "k must be a multiple of 8")
+        yield require(_steps(problem) in _STEPS, f"c*block*block/16, rounded up, must be one of {_STEPS}")
+
+    return first_unmet(rules())
+
+
+def _candidate_values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: PatchConv2d | None
 ) -> Sequence[Value]:
-    if isinstance(problem, PatchConv2d) and parameter.name == "steps":
-        return (_steps(problem),)
-    return parameter.values
+    return (_steps(problem),) if problem and parameter.name == "steps" else parameter.values
 
 
-def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
-    assert isinstance(problem, PatchConv2d)
-    return None if config["steps"] == _steps(problem) else f"it has {config['steps']} steps along K"
+def _why_unfit(problem: PatchConv2d, config: Config, arch: Architecture) -> str | None:
+    return require(
+        config["steps"] == _steps(problem),
+        f"it takes {config['steps']} steps along K; the problem needs {_steps(problem)}",
+    )
 
 
-def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
-    """Rounds of warps over the machine, each bound by its loads."""
-    assert isinstance(problem, PatchConv2d)
+def _cost(problem: PatchConv2d, config: Config, arch: Architecture) -> float:
+    """Rank by rounds of warps over the machine, each bound by its loads."""
     warps = problem.n * problem.output_shape[1] * problem.output_shape[2] / (16 * int(config["fragments"]))
     places = arch.processors * min(arch.sm_threads // 32, 32)
     return max(1.0, warps / places) * int(config["fragments"]) + int(config["threads"]) / 1024
 
 
-FAMILY = Family(
+FAMILY = Family[PatchConv2d](
     name="cuda_patch_conv2d",
     operator=PatchConv2d,
     kind=DEVICE_IMAGE,
     template="cuda/patch_conv2d.cu.j2",
-    architectures=cuda_shared.MMA_ARCHITECTURES,
+    architectures=cuda_architectures(since=80),
     dtypes=("f16", "bf16"),
     parameters=(
         Parameter("steps", _STEPS, "tensor-core steps of 16 along K = c*block*block"),
@@ -61,10 +66,10 @@ FAMILY = Family(
     ),
     launch_parameters=(CHANNELS_LAST,),
     launches=lambda *_: [{CHANNELS_LAST.name: 0}],
-    values=_values,
-    legal=lambda config, *_: "too many registers" if int(config["steps"]) * int(config["fragments"]) > 16 else None,
-    supports=_supports,
-    fits=_fits,
+    candidate_values=_candidate_values,
+    why_illegal=_why_illegal,
+    why_unsupported=_why_unsupported,
+    why_unfit=_why_unfit,
     cost=_cost,
     weight_layouts=lambda _: {"weight": "mma"},
     compile_seconds=(0.9, 0.3),

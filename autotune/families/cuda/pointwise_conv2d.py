@@ -2,93 +2,127 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil
 
-from autotune.core import Architecture
-from autotune.families import cuda_shared
+from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
-from autotune.families.cutlass2 import tiling
-from autotune.families.cutlass2.gemm import no_product, sizes
-from autotune.ir import Conv2d, Epilogue, Gemm, Problem
+from autotune.families.cutlass2.gemm import gemm_sizes, require_product
+from autotune.families.cutlass2.tile import require_addressable
+from autotune.families.rules import Rules, first_unmet, require
+from autotune.ir import Conv2d, Epilogue, Gemm
 
 _STEPS = (1, 2, 3, 4, 6, 8)
 _WALKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-_MOST_REGISTERS = 230
-_LATENCY = 900  # cycles from a load to its value, from the L2 cache
+_MAX_REGISTERS = 230  # of 255: the estimate below leaves out addresses
+_L2_LATENCY = 900  # cycles from a load to its value, from the L2 cache, under load
+_L2_BYTES = 40  # that an SM reads and writes a cycle when all SMs do
 
 
-def _numbers(config: Config) -> tuple[int, ...]:
-    return tuple(int(config[name]) for name in ("steps", "rows", "columns", "ahead", "threads"))
+@dataclass(frozen=True)
+class _PointwiseShape:
+    """A config's numbers; FAMILY.parameters say what they mean."""
+
+    steps: int
+    rows: int
+    columns: int
+    ahead: int
+    threads: int
+
+    @classmethod
+    def from_config(cls, config: Config) -> _PointwiseShape:
+        return cls(
+            steps=int(config["steps"]),
+            rows=int(config["rows"]),
+            columns=int(config["columns"]),
+            ahead=int(config["ahead"]),
+            threads=int(config["threads"]),
+        )
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread: weights, pixels (also the next tile's), sums, and 20 others."""
+        weights, sums = 16 * self.steps * self.columns, 16 * self.rows * self.columns
+        return weights + 8 * self.steps * self.rows * (1 + self.ahead) + sums + 20
+
+    def tiles(self, problem: Conv2d | Gemm) -> tuple[int, int]:
+        """Return (tiles of pixels, warps side by side that share one)."""
+        m, n, _ = gemm_sizes(problem)
+        return ceil(m / (16 * self.rows)), ceil(n / (32 * self.columns))
 
 
-def _registers(config: Config) -> int:
-    steps, rows, columns, ahead, _ = _numbers(config)
-    return 16 * steps * columns + 8 * steps * rows * (1 + ahead) + 16 * rows * columns + 20
+def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    registers = _PointwiseShape.from_config(config).registers
+    return require(
+        registers <= _MAX_REGISTERS, f"operands and sums must fit {_MAX_REGISTERS} registers; they take {registers}"
+    )
 
 
-def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    return "the operands would spill" if _registers(config) > _MOST_REGISTERS else None
+def _steps(problem: Conv2d | Gemm) -> int:
+    """Return the steps of 32 input channels."""
+    return ceil(gemm_sizes(problem)[2] / 32)
 
 
-def _steps(problem: Problem) -> int:
-    """Steps of 32 input channels."""
-    return ceil(sizes(problem)[2] / 32)
+def _why_unsupported(problem: Conv2d | Gemm) -> str | None:
+    _, n, k = gemm_sizes(problem)
+
+    def rules() -> Rules:
+        yield require(n % 8 == 0 and k % 8 == 0, "input and output channels must be multiples of 8")
+        yield require(_steps(problem) in _STEPS, f"input channels must take {', '.join(map(str, _STEPS))} steps of 32")
+        yield require_product(problem)
+        yield require_addressable(problem)
+
+    return first_unmet(rules())
 
 
-def _supports(problem: Problem) -> str | None:
-    _, n, k = sizes(problem)
-    if n % 8 or k % 8:
-        return "channels, of input and output, in multiples of 8"
-    if _steps(problem) not in _STEPS:
-        return f"input channels in {', '.join(map(str, _STEPS))} steps of 32"
-    return no_product(problem) or tiling.too_large(problem)
-
-
-def _values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
+def _candidate_values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2d | Gemm | None
 ) -> tuple[Value, ...]:
     return (_steps(problem),) if problem and parameter.name == "steps" else parameter.values
 
 
-def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
-    return None if config["steps"] == _steps(problem) else f"it has {config['steps']} steps of 32 input channels"
+def _why_unfit(problem: Conv2d | Gemm, config: Config, arch: Architecture) -> str | None:
+    return require(
+        config["steps"] == _steps(problem),
+        f"it takes {config['steps']} steps of 32 input channels; the problem needs {_steps(problem)}",
+    )
 
 
-def _walkers(problem: Problem, config: Config) -> tuple[int, int]:
-    """(tiles of pixels, warps side by side that take one)."""
-    m, n, _ = sizes(problem)
-    return ceil(m / (16 * int(config["rows"]))), ceil(n / (32 * int(config["columns"])))
-
-
-def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
-    tiles, across = _walkers(problem, config)
-    busy = 2 * arch.processors  # fewer warps than that leave most of the machine idle
-    least = 1 + int(config["ahead"])  # a single tile has none behind it
+def _launches(problem: Conv2d | Gemm, config: Config, arch: Architecture) -> list[Launch]:
+    shape = _PointwiseShape.from_config(config)
+    tiles, across = shape.tiles(problem)
+    busy = 2 * arch.processors  # fewer warps leave most of the machine idle
+    least = 1 + shape.ahead  # reading ahead needs a next tile
     most = max(1, tiles * across // busy)
     return [{"walk": walk} for walk in _WALKS if least <= walk <= most]
 
 
-def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
-    """Cycles by a crude model: trips to memory, or the bytes and products of a multiprocessor's warps."""
-    steps, rows, columns, _, threads = _numbers(config)
-    tiles, across = _walkers(problem, config)
-    resident = min(cuda_shared.REGISTERS // (_registers(config) * threads), arch.sm_threads // threads) * threads // 32
+def _cost(problem: Conv2d | Gemm, config: Config, arch: Architecture) -> float:
+    """Estimate cycles: round trips to memory, or the bytes and products of an SM's warps, whichever takes longer.
+
+    _L2_LATENCY and _L2_BYTES are estimates for an H200, not fitted.
+    """
+    shape = _PointwiseShape.from_config(config)
+    steps, rows, columns = shape.steps, shape.rows, shape.columns
+    tiles, across = shape.tiles(problem)
+    by_registers = arch.sm_registers // (shape.registers * shape.threads)
+    resident = min(by_registers, arch.sm_threads // shape.threads) * shape.threads // 32
     best = float("inf")
     for launch in _launches(problem, config, arch):
         warps = ceil(tiles / launch["walk"]) * across / arch.processors
-        trip = 16 * steps * rows * columns + 32 * rows * columns + _LATENCY
+        trip = 16 * steps * rows * columns + 32 * rows * columns + _L2_LATENCY
         bytes_ = 32 * 16 * (steps * rows * 2 + rows * columns * 2) * launch["walk"] + 32 * 16 * steps * columns * 4
         waves = ceil(warps / max(1, resident))
-        best = min(best, max(waves * (_LATENCY + trip * launch["walk"]), warps * bytes_ / 40))
+        best = min(best, max(waves * (_L2_LATENCY + trip * launch["walk"]), warps * bytes_ / _L2_BYTES))
     return best
 
 
-FAMILY = Family(
+FAMILY = Family[Conv2d | Gemm](
     name="cuda_pointwise_conv2d",
     operator=(Conv2d, Gemm),
     kind=DEVICE_IMAGE,
     template="cuda/pointwise_conv2d.cu.j2",
-    architectures=cuda_shared.MMA_ARCHITECTURES,
+    architectures=cuda_architectures(since=80),
     dtypes=("f16", "bf16"),
     parameters=(
         Parameter("steps", _STEPS, "steps of 32 input channels"),
@@ -98,10 +132,10 @@ FAMILY = Family(
         Parameter("threads", (64, 128, 256), "threads a block"),
     ),
     launch_parameters=(Parameter("walk", _WALKS, "tiles a warp"),),
-    legal=_legal,
-    values=_values,
-    supports=_supports,
-    fits=_fits,
+    why_illegal=_why_illegal,
+    candidate_values=_candidate_values,
+    why_unsupported=_why_unsupported,
+    why_unfit=_why_unfit,
     launches=_launches,
     cost=_cost,
     weight_layouts=lambda _: {"weight": "kcrs"},

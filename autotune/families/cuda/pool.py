@@ -1,61 +1,92 @@
-"""What the two pools on a GPU share: a template, its parameters, and which of them can be had."""
+"""The family of both pools on a GPU: a template, its parameters, and which of their values are legal."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil
 
-from autotune.core import Architecture
-from autotune.families import cuda_shared
+from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter
-from autotune.ir import DTYPES, Epilogue, Pool2d, Problem
+from autotune.families.cuda.rules import require_access, require_whole_vectors, require_window
+from autotune.families.rules import Rules, first_unmet, require
+from autotune.ir import DTYPES, Epilogue, Pool2d
 
-_FILTERS, _STRIDES = (2, 3), (1, 2)  # known when the kernel is compiled; 0 is any, known when it runs
-_MOST_REGISTERS = 128  # of windows and of one input row
-
-
-def _numbers(config: Config) -> tuple[int, ...]:
-    return tuple(int(config[name]) for name in ("filter", "stride", "vector", "columns", "rows", "threads"))
+_FILTERS, _STRIDES = (2, 3), (1, 2)  # that kernels are compiled for; 0 stands for a value known at run time
+_MAX_REGISTERS = 128  # of a thread's windows and one input row
 
 
-def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    filter_, stride, vector, columns, rows, _ = _numbers(config)
-    if (filter_ == 0) != (stride == 0):
-        return "filter and stride are known together"
-    if not filter_ and rows * columns > 1:
-        return "outputs of a thread share pixels only where the window is known"
-    if wide := cuda_shared.too_wide(vector, dtype):
-        return wide
-    line = (columns - 1) * stride + filter_
-    registers = rows * columns * vector + ceil(line * vector * DTYPES[dtype].itemsize / 4)
-    return "the windows would spill" if registers > _MOST_REGISTERS else None
+@dataclass(frozen=True)
+class _PoolTile:
+    """The outputs of a thread. filter, stride: 0 if they are not known when the kernel is compiled."""
+
+    filter: int
+    stride: int
+    vector: int
+    columns: int
+    rows: int
+    threads: int
+
+    @classmethod
+    def from_config(cls, config: Config) -> _PoolTile:
+        return cls(
+            filter=int(config["filter"]),
+            stride=int(config["stride"]),
+            vector=int(config["vector"]),
+            columns=int(config["columns"]),
+            rows=int(config["rows"]),
+            threads=int(config["threads"]),
+        )
+
+    def registers(self, dtype: str) -> int:
+        """Return the registers of a thread for float32 windows and one input row."""
+        line = (self.columns - 1) * self.stride + self.filter
+        return self.rows * self.columns * self.vector + ceil(line * self.vector * DTYPES[dtype].itemsize / 4)
 
 
-def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
-    assert isinstance(problem, Pool2d)
-    filter_, stride, vector, *_ = _numbers(config)
-    return cuda_shared.odd(problem.c, vector) or cuda_shared.another_window(
-        problem, _FILTERS, _STRIDES, (filter_, stride)
+def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    tile = _PoolTile.from_config(config)
+
+    def rules() -> Rules:
+        yield require((tile.filter == 0) == (tile.stride == 0), "filter and stride must both be given, or both be 0")
+        yield require(
+            tile.filter or tile.rows * tile.columns == 1,
+            "rows and columns must be 1 if filter is 0: outputs share pixels only in a known window",
+        )
+        yield require_access(tile.vector, dtype)
+        yield require(
+            tile.registers(dtype) <= _MAX_REGISTERS,
+            f"windows and one input row must fit {_MAX_REGISTERS} registers; they take {tile.registers(dtype)}",
+        )
+
+    return first_unmet(rules())
+
+
+def _why_unfit(problem: Pool2d, config: Config, arch: Architecture) -> str | None:
+    tile = _PoolTile.from_config(config)
+    return require_whole_vectors(problem.c, tile.vector) or require_window(
+        problem, _FILTERS, _STRIDES, (tile.filter, tile.stride)
     )
 
 
-def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
-    """Accesses for each output, dearer where there are too few threads to hide them."""
-    assert isinstance(problem, Pool2d)
-    _, _, vector, columns, rows, threads = _numbers(config)
-    tall, wide = (rows - 1) * problem.stride[0] + problem.r, (columns - 1) * problem.stride[1] + problem.s
-    accesses = (tall * wide / (rows * columns) + 1) * 8 / vector
-    started = problem.n * ceil(problem.p / rows) * ceil(problem.q / columns) * problem.c / vector
-    return accesses * max(1.0, arch.processors * arch.sm_threads / 2 / started) + abs(threads - 128) / 1024
+def _cost(problem: Pool2d, config: Config, arch: Architecture) -> float:
+    """Rank by accesses an output; they cost more where too few threads hide their latency."""
+    tile = _PoolTile.from_config(config)
+    tall = (tile.rows - 1) * problem.stride[0] + problem.r
+    wide = (tile.columns - 1) * problem.stride[1] + problem.s
+    accesses = (tall * wide / (tile.rows * tile.columns) + 1) * 8 / tile.vector
+    started = problem.n * ceil(problem.p / tile.rows) * ceil(problem.q / tile.columns) * problem.c / tile.vector
+    idle = max(1.0, arch.processors * arch.sm_threads / 2 / started)
+    return accesses * idle + abs(tile.threads - 128) / 1024
 
 
-def family(name: str, operator: type[Pool2d], maximum: bool) -> Family:
-    """The family of one of the pools."""
-    return Family(
+def family(name: str, operator: type[Pool2d], maximum: bool) -> Family[Pool2d]:
+    """Return the family of one of the pools; maximum: whether it is the max pool."""
+    return Family[Pool2d](
         name=name,
         operator=operator,
         kind=DEVICE_IMAGE,
         template="cuda/pool2d.cu.j2",
-        architectures=cuda_shared.ARCHITECTURES,
+        architectures=cuda_architectures(),
         dtypes=("f16", "bf16", "tf32", "f32", "s8"),
         parameters=(
             Parameter("filter", (0, *_FILTERS), "side of the window; 0: any"),
@@ -65,8 +96,8 @@ def family(name: str, operator: type[Pool2d], maximum: bool) -> Family:
             Parameter("rows", (1, 2, 4), "output rows a thread"),
             Parameter("threads", (64, 128, 256), "threads a block"),
         ),
-        legal=_legal,
-        fits=_fits,
+        why_illegal=_why_illegal,
+        why_unfit=_why_unfit,
         cost=_cost,
         context=lambda config, arch, dtype: {**config, "maximum": maximum},
         compile_seconds=(0.9, 0.1),

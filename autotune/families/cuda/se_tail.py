@@ -2,73 +2,83 @@
 
 from __future__ import annotations
 
-from autotune.core import Architecture
-from autotune.families import cuda_shared
+from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
-from autotune.ir import DTYPES, Epilogue, Problem, SeTail
+from autotune.families.rules import Rules, first_unmet, require
+from autotune.ir import DTYPES, Epilogue, SeTail
 
-_VECTOR = 8
+_VECTOR = 8  # channels of an access
 _IMAGES = (1, 2, 4, 8)
+_MAX_CHANNELS = 8192  # 1024 threads of 8 channels
 
 
-def _supports(problem: Problem) -> str | None:
-    assert isinstance(problem, SeTail)
-    return "c must be a multiple of 8, at most 8192" if problem.c % _VECTOR or problem.c > 8192 else None
+def _why_unsupported(problem: SeTail) -> str | None:
+    return require(
+        problem.c % _VECTOR == 0 and problem.c <= _MAX_CHANNELS,
+        f"c must be a multiple of {_VECTOR}, at most {_MAX_CHANNELS}",
+    )
 
 
-def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
     if not config["early"]:
         return None
-    if arch.capability is None or arch.capability < 80:
-        return "copies to shared memory that run by themselves exist from sm_80 on"
     tensors = sum(argument.kind == "tensor" for argument in epilogue.arguments)
     words = 4 * int(config["keep"]) * (1 + tensors) * DTYPES[dtype].itemsize // 2
-    return "too many registers" if int(config["threads"]) * (words + 32) > 65536 else None
+    registers = int(config["threads"]) * (words + 32)
+    return require(
+        (arch.capability or 0) >= 80, "early 1 needs asynchronous copies to shared memory, which sm_80 has first"
+    ) or require(
+        registers <= arch.sm_registers, f"a block must fit {arch.sm_registers} registers; it takes {registers}"
+    )
 
 
-def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
-    assert isinstance(problem, SeTail)
-    if problem.c // _VECTOR > int(config["threads"]):
-        return "more channels than its threads hold"
-    if config["early"]:
-        weights = problem.c * (2 * problem.hidden + _VECTOR) * DTYPES[problem.dtype].itemsize
-        sums = (int(config["threads"]) * _VECTOR + 2 * problem.c + 2 * problem.hidden) * 4
-        if problem.hidden % 4 or weights + sums > arch.block_shared:
-            return "weights that do not fit shared memory, or not in whole accesses"
-    return None
+def _why_unfit(problem: SeTail, config: Config, arch: Architecture) -> str | None:
+    def rules() -> Rules:
+        threads = int(config["threads"])
+        yield require(
+            problem.c // _VECTOR <= threads, f"c must be at most {_VECTOR} times the threads, {_VECTOR * threads}"
+        )
+        if config["early"]:
+            weights = problem.c * (2 * problem.hidden + _VECTOR) * DTYPES[problem.dtype].itemsize
+            sums = (threads * _VECTOR + 2 * problem.c + 2 * problem.hidden) * 4
+            yield require(problem.hidden % 4 == 0, "early 1 loads whole accesses: hidden must be a multiple of 4")
+            yield require(
+                weights + sums <= arch.block_shared,
+                f"weights and sums must fit {arch.block_shared} bytes of shared memory; they take {weights + sums}",
+            )
+
+    return first_unmet(rules())
 
 
-def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
-    """Where the weights are kept, also several images a block, as long as most multiprocessors have a block."""
-    assert isinstance(problem, SeTail)
+def _launches(problem: SeTail, config: Config, arch: Architecture) -> list[Launch]:
+    """If weights stay in shared memory, also several images a block, as long as 3 of 4 SMs have a block."""
     several = [images for images in _IMAGES if config["early"] and 4 * problem.n >= 3 * images * arch.processors]
     return [{"images": images} for images in dict.fromkeys((1, *several))]
 
 
-def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
-    """Passes over an image by the threads, and what must be read twice because registers did not keep it."""
-    assert isinstance(problem, SeTail)
+def _cost(problem: SeTail, config: Config, arch: Architecture) -> float:
+    """Rank by passes of the threads over an image, and by vectors read twice because registers did not keep them."""
     vectors = problem.h * problem.w * problem.c / _VECTOR
     passes = max(1.0, vectors / int(config["threads"]))
     passes -= 0.3 * int(config["early"])
     return passes + 2 * max(0.0, passes - int(config["keep"])) + int(config["keep"]) / 8 + int(config["threads"]) / 512
 
 
-FAMILY = Family(
+FAMILY = Family[SeTail](
     name="cuda_se_tail",
     operator=SeTail,
     kind=DEVICE_IMAGE,
     template="cuda/se_tail.cu.j2",
-    architectures=cuda_shared.ARCHITECTURES,
+    architectures=cuda_architectures(),
     parameters=(
         Parameter("threads", (128, 256, 512, 1024), "threads a block"),
         Parameter("keep", (1, 2, 4, 8, 16), "vectors of 8 channels that a thread keeps in registers"),
         Parameter("early", (0, 1), "1: weights and added tensors are read before they are needed"),
     ),
     launch_parameters=(Parameter("images", _IMAGES, "images that a block takes, one after the other"),),
-    legal=_legal,
-    supports=_supports,
-    fits=_fits,
+    why_illegal=_why_illegal,
+    why_unsupported=_why_unsupported,
+    why_unfit=_why_unfit,
     launches=_launches,
     cost=_cost,
     compile_seconds=(0.9, 0.3),

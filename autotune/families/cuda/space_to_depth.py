@@ -2,47 +2,53 @@
 
 from __future__ import annotations
 
-from autotune.core import Architecture
-from autotune.families import cuda_shared
+from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import CHANNELS_LAST, DEVICE_IMAGE, Config, Family, Parameter
-from autotune.ir import DTYPES, Problem, SpaceToDepth
+from autotune.families.rules import Rules, first_unmet, require
+from autotune.ir import DTYPES, SpaceToDepth
 
 _BLOCKS = (2, 4, 8)
-_VECTOR = 8  # elements of an access: 16 bytes
+_VECTOR = 8  # pixels of a row that a thread reads at once
 
 
-def _supports(problem: Problem) -> str | None:
-    assert isinstance(problem, SpaceToDepth)
-    if problem.epilogue.steps:
-        return "steps behind it"
-    if problem.block not in _BLOCKS:
-        return f"blocks of {_BLOCKS}"
-    return "w must be a multiple of 8" if problem.w % _VECTOR else None
+def _why_unsupported(problem: SpaceToDepth) -> str | None:
+    def rules() -> Rules:
+        yield require(not problem.epilogue.steps, "the epilogue must be empty")
+        yield require(problem.block in _BLOCKS, f"block must be one of {_BLOCKS}")
+        yield require(problem.w % _VECTOR == 0, f"w must be a multiple of {_VECTOR}")
+
+    return first_unmet(rules())
 
 
-def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
-    assert isinstance(problem, SpaceToDepth)
-    if config["block"] != problem.block:
-        return f"it moves blocks of {config['block']}"
-    strip_bytes = problem.block * problem.w * problem.c * DTYPES[problem.dtype].itemsize
-    return "shared memory" if int(config["strips"]) * strip_bytes > arch.block_shared else None
+def _why_unfit(problem: SpaceToDepth, config: Config, arch: Architecture) -> str | None:
+    def rules() -> Rules:
+        yield require(
+            config["block"] == problem.block, f"it moves blocks of {config['block']}; the problem has {problem.block}"
+        )
+        strip_bytes = problem.block * problem.w * problem.c * DTYPES[problem.dtype].itemsize
+        shared = int(config["strips"]) * strip_bytes
+        yield require(
+            shared <= arch.block_shared,
+            f"strips must fit {arch.block_shared} bytes of shared memory; they take {shared}",
+        )
+
+    return first_unmet(rules())
 
 
-def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
-    """Distance from one access a thread, and from at least two thread blocks for each processor."""
-    assert isinstance(problem, SpaceToDepth)
+def _cost(problem: SpaceToDepth, config: Config, arch: Architecture) -> float:
+    """Rank by the distance from one access a thread, and from at least two thread blocks for each SM."""
     strips, threads = int(config["strips"]), int(config["threads"])
     accesses = strips * problem.block * problem.w * problem.c / _VECTOR / threads
     blocks = problem.n * problem.h / problem.block / strips
     return max(accesses, 1 / accesses) + max(0.0, 2 * arch.processors / blocks - 1)
 
 
-FAMILY = Family(
+FAMILY = Family[SpaceToDepth](
     name="cuda_space_to_depth",
     operator=SpaceToDepth,
     kind=DEVICE_IMAGE,
     template="cuda/space_to_depth.cu.j2",
-    architectures=cuda_shared.ARCHITECTURES,
+    architectures=cuda_architectures(),
     parameters=(
         Parameter("block", _BLOCKS, "side of a patch in pixels"),
         Parameter("strips", (1, 2, 4, 8), "rows of patches a thread block"),
@@ -50,8 +56,8 @@ FAMILY = Family(
     ),
     launch_parameters=(CHANNELS_LAST,),
     launches=lambda *_: [{CHANNELS_LAST.name: 0}],
-    supports=_supports,
-    fits=_fits,
+    why_unsupported=_why_unsupported,
+    why_unfit=_why_unfit,
     cost=_cost,
     compile_seconds=(0.9, 0.1),
 )

@@ -1,6 +1,6 @@
-"""Implicit-GEMM forward convolution from CUTLASS 2.x, NHWC, with groups of channels or without.
+"""Implicit-GEMM forward convolution from CUTLASS 2.x, NHWC, with or without groups of channels.
 
-Matrix products are 1x1 convolutions of one-pixel images here; those of halves have a family of their own.
+It solves matrix products as 1x1 convolutions of one-pixel images, except those of halves: see cutlass2_gemm.
 The GEMM is M = n*p*q, N = k, K = r*s*c.
 """
 
@@ -19,23 +19,23 @@ from cutlass_library.library import (
     OpcodeClassTag,
 )
 
-from autotune.core import Architecture
-from autotune.families import cuda_shared
+from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
-from autotune.families.cutlass2 import tiling
+from autotune.families.cutlass2 import tile as tiles
+from autotune.families.cutlass2 import tile_rules
 from autotune.families.cutlass2.conv2d_cost import cost, launches
-from autotune.families.cutlass2.conv2d_fits import (
+from autotune.families.cutlass2.conv2d_rules import (
     FLAT,
+    alignment_rules,
     as_conv2d,
-    fits,
-    fits_alignment,
-    fits_iterator,
-    fits_vector,
-    supports,
+    iterator_rules,
+    vector_rules,
+    why_unfit,
+    why_unsupported,
 )
-from autotune.families.cutlass2.rules import Rules, broken
-from autotune.families.cutlass2.tiling import Tile, tile_of
-from autotune.ir import Conv2d, Epilogue, Gemm, Problem
+from autotune.families.cutlass2.tile import ThreadblockTile, tile_of
+from autotune.families.rules import Rules, first_unmet, require
+from autotune.ir import Conv2d, Epilogue, Gemm
 
 _ACCUMULATORS = {"f32": DataType.f32, "f16": DataType.f16, "s32": DataType.s32}
 _ITERATORS = {
@@ -45,65 +45,68 @@ _ITERATORS = {
     "few_channels": IteratorAlgorithm.FewChannels,
 }
 _GROUP_MODES = {"none": "kNone", "single": "kSingleGroup", "multiple": "kMultipleGroup"}
-_TILE_K = {8: (64, 128), 16: (32, 64), 32: (16, 32)}  # by bits of an element
+_TILE_K = {8: (64, 128), 16: (32, 64), 32: (16, 32)}  # bits of an element -> values
 
 
-def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
     tile = tile_of(config, dtype)
-    return broken(tile, arch) or next((why for is_broken, why in _rules(tile, config) if is_broken), None)
+    return tile_rules.why_illegal(tile, arch) or first_unmet(_iterator_rules(tile, config))
 
 
-def _rules(tile: Tile, config: Config) -> Rules:
-    """What depends on how tiles are read."""
+def _iterator_rules(tile: ThreadblockTile, config: Config) -> Rules:
     iterator, groups, alignment = config["iterator"], config["groups"], int(config["alignment"])
-    yield iterator == "optimized" and not tile.filter_rows_fit, "the filter iterator's predicates"
-    yield tile.simt and iterator in FLAT, "there are no SIMT kernels for few channels"
+    yield require(
+        iterator != "optimized" or tile.filter_rows_fit,
+        "optimized: a thread must have fewer than 32 rows of the filter",
+    )
+    yield require(not tile.simt or iterator not in FLAT, f"there are no SIMT kernels with {iterator}")
     if groups != "none":
-        yield tile.simt or tile.generation == 70, "grouped kernels are for tensor cores from sm75 on"
-        yield iterator in FLAT, "there are no grouped kernels for few channels"
-        yield groups == "multiple" and iterator == "optimized", "many groups a tile need the analytic iterator"
-        yield alignment * tiling.BITS[tile.dtype] < 32, "groups of fewer channels than 4 bytes hold"
+        yield require(not tile.simt and tile.generation >= 75, "grouped kernels need tensor cores of sm75 or newer")
+        yield require(iterator not in FLAT, f"there are no grouped kernels with {iterator}")
+        yield require(groups != "multiple" or iterator != "optimized", "groups=multiple needs the analytic iterator")
+        yield require(alignment * tiles.BITS[tile.dtype] >= 32, "grouped kernels need accesses of at least 4 bytes")
 
 
-def _values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
+def _candidate_values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2d | Gemm | None
 ) -> Sequence[Value]:
-    """The values of a parameter that can be legal with those before it, and fit."""
-    problem = as_conv2d(problem) if problem else None
-    values, bits = parameter.values, tiling.BITS[dtype]
+    conv = as_conv2d(problem) if problem else None
+    values, bits = parameter.values, tiles.BITS[dtype]
     match parameter.name:
         case "generation":
-            values = (tiling.generation_of(arch),)
+            values = (tiles.generation_of(arch),)
         case "tile_k":
             values = (8, 16) if dtype == "f32" else _TILE_K[bits]
         case "warp_m" | "warp_n":
             values = tuple(v for v in values if int(v) <= int(chosen[parameter.name.replace("warp", "tile")]))
         case "warp_k":
             m, n, k, wm, wn = (int(chosen[name]) for name in ("tile_m", "tile_n", "tile_k", "warp_m", "warp_n"))
-            warps = m // wm * (n // wn)  # of each slice of K; what cutlass2_rules.py refuses need not be enumerated
+            warps = m // wm * (n // wn)  # of each slice of K; tile_rules.py refuses other numbers
             values = tuple(v for v in values if k // int(v) in (1, 2) and 2 <= warps * (k // int(v)) <= 8)
         case "alignment" | "vector":
             values = (1,) if dtype == "f32" else tuple(v for v in values if int(v) * bits <= 128)
-            if problem and parameter.name == "alignment":
-                values = tuple(v for v in values if fits_alignment(problem, int(v)) is None)
-            elif problem:
-                values = tuple(v for v in values if problem.k % int(v) == 0)
+            if conv and parameter.name == "alignment":
+                values = tuple(v for v in values if first_unmet(alignment_rules(conv, int(v))) is None)
+            elif conv:
+                values = tuple(v for v in values if conv.k % int(v) == 0)
         case "accumulator":
-            values = tiling.accumulators(dtype)
+            values = tiles.accumulators(dtype)
         case "stages":
             values = values if int(chosen["generation"]) >= 80 else (2,)
         case "iterator":
-            values = _iterators(tile_of(chosen, dtype), arch, problem)
-        case "groups" if problem:
-            values = ("none",) if problem.groups == 1 else ("single", "multiple")
+            values = _iterators(tile_of(chosen, dtype), arch, conv)
+        case "groups" if conv:
+            values = ("none",) if conv.groups == 1 else ("single", "multiple")
     return values
 
 
-def _iterators(tile: Tile, arch: Architecture, problem: Conv2d | None) -> tuple[str, ...]:
-    """Those worth enumerating. All that decides whether a tile compiles is chosen: here hopeless branches end."""
-    if broken(tile, arch) or (problem and fits_vector(problem, tile, arch)):
+def _iterators(tile: ThreadblockTile, arch: Architecture, problem: Conv2d | None) -> tuple[str, ...]:
+    """Return the iterators worth enumerating: none for a tile that does not compile or fit, which ends its branch."""
+    if tile_rules.why_illegal(tile, arch) or (problem and first_unmet(vector_rules(problem, tile, arch))):
         return ()
-    return tuple(v for v in _ITERATORS if not (problem and fits_iterator(problem, v, tile.alignment, tile.shape[2])))
+    if problem is None:
+        return tuple(_ITERATORS)
+    return tuple(v for v in _ITERATORS if not first_unmet(iterator_rules(problem, v, tile.alignment, tile.shape[2])))
 
 
 def _label(config: Config) -> str:
@@ -111,10 +114,10 @@ def _label(config: Config) -> str:
         str(config[name]) for name in ("iterator", "groups") if config.get(name) not in (None, "optimized", "none")
     ]
     sums = ["f16 sums"] if config.get("accumulator") == "f16" else []
-    return " ".join([tiling.label(config), *words, *sums])
+    return " ".join([tiles.label(config), *words, *sums])
 
 
-def _needs(config: Config) -> Sequence[str]:
+def _required_permissions(config: Config) -> Sequence[str]:
     return ("f16_accumulation",) if config.get("accumulator") == "f16" else ()
 
 
@@ -122,9 +125,9 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
     tile = tile_of(config, dtype)
     operation = MathOperation.multiply_add_saturate if dtype == "s8" else MathOperation.multiply_add
     return {
-        **tiling.context(tile),
-        # The epilogue is ours; signed bytes take CUTLASS's path for whole sums, whose shapes are all supported.
-        "stored_element": DataTypeTag[DataType.s32 if dtype == "s8" else tiling.ELEMENTS[dtype]],
+        **tiles.context(tile),
+        # The epilogue is our own; for signed bytes it replaces CUTLASS's path for int32 results, which has all shapes.
+        "stored_element": DataTypeTag[DataType.s32 if dtype == "s8" else tiles.ELEMENTS[dtype]],
         "accumulator": DataTypeTag[_ACCUMULATORS[tile.accumulator]],
         "opcode_class": OpcodeClassTag[OpcodeClass.Simt if tile.simt else OpcodeClass.TensorOp],
         "math_operation": MathOperationTag[operation],
@@ -133,15 +136,15 @@ def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object
     }
 
 
-FAMILY = Family(
+FAMILY = Family[Conv2d | Gemm](
     name="cutlass2_conv2d",
     operator=(Conv2d, Gemm),
     kind=DEVICE_IMAGE,
     template="cutlass2/conv2d.cu.j2",
-    architectures=cuda_shared.ARCHITECTURES,
+    architectures=cuda_architectures(),
     dtypes=("f16", "bf16", "tf32", "f32", "s8"),
     parameters=(
-        Parameter("generation", tiling.GENERATIONS, "whose instructions: those of the architecture"),
+        Parameter("generation", tiles.GENERATIONS, "generation of its instructions: the architecture's"),
         Parameter("tile_m", (32, 64, 128, 256), "threadblock tile: output pixels"),
         Parameter("tile_n", (32, 64, 128, 256), "threadblock tile: output channels"),
         Parameter("tile_k", (8, 16, 32, 64, 128), "threadblock tile: input channels a step"),
@@ -150,7 +153,7 @@ FAMILY = Family(
         Parameter("warp_k", (8, 16, 32, 64, 128), "warp tile: input channels; half of tile_k slices K over warps"),
         Parameter("alignment", (1, 2, 4, 8, 16), "input channels an access"),
         Parameter("vector", (1, 2, 4, 8, 16), "output channels an access"),
-        Parameter("accumulator", ("f32", "f16", "s32"), "what products are summed in"),
+        Parameter("accumulator", ("f32", "f16", "s32"), "dtype in which products are summed"),
         Parameter("stages", (2, 3, 4, 5, 6), "tiles in flight between memory and arithmetic"),
         Parameter("iterator", tuple(_ITERATORS), "how a tile's addresses are found"),
         Parameter("groups", tuple(_GROUP_MODES), "groups of channels of a tile"),
@@ -159,11 +162,11 @@ FAMILY = Family(
         Parameter("swizzle", (0, 1, 2), "log2 of how many tiles of N neighbouring blocks share"),
         Parameter("slices", (1, 2, 4, 8, 16), "split of the input channels over blocks, summed before the epilogue"),
     ),
-    legal=_legal,
-    needs=_needs,
-    values=_values,
-    supports=supports,
-    fits=fits,
+    why_illegal=_why_illegal,
+    required_permissions=_required_permissions,
+    candidate_values=_candidate_values,
+    why_unsupported=why_unsupported,
+    why_unfit=why_unfit,
     launches=launches,
     cost=cost,
     compile_seconds=(6.5, 1.0),

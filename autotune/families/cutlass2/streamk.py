@@ -1,27 +1,43 @@
-"""What the families with templates/cutlass2/stream.cuh share: a matrix product whose steps along K are dealt to blocks.
+"""Families of matrix products with Stream-K and split-K, which share templates/cutlass2/stream.cuh.
 
-fp16 and bf16 with float32 accumulation. `family` makes one of what is its own.
+Steps along K are distributed over blocks, as in Stream-K (Osama et al., arXiv 2301.03598); fp16 and bf16 with float32
+accumulation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from autotune.core import Architecture, ceil_div
-from autotune.families import cuda_shared
+from autotune.core import Architecture, ceil_div, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
-from autotune.families.cutlass2 import tiling
-from autotune.families.cutlass2.rules import broken
-from autotune.families.cutlass2.tiling import Tile
+from autotune.families.cutlass2 import tile as tiles
+from autotune.families.cutlass2.tile import ThreadblockTile
+from autotune.families.cutlass2.tile_rules import why_illegal as why_tile_illegal
 from autotune.ir import Epilogue, Problem
 
+P = TypeVar("P", bound=Problem)
+
 ALIGNMENTS = (1, 2, 4, 8)
+"""Elements of an access."""
+
+# For the cost: estimates for sm80, not fitted.
+_FMA_A_CYCLE = 1024  # of an SM, for halves: the peak of an A100's
+_LOADED_BYTES_A_CYCLE = 48  # from the L2 cache
+_BLOCK_CYCLES = 2500  # of a block beside its steps and its output
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is dealt: tiles along m and n, and for each of them steps of `iterations` main-loop iterations."""
+class StreamKWork:
+    """The work that is distributed over blocks.
+
+    Attributes:
+        tiles_m: Tiles along m.
+        tiles_n: Tiles along n.
+        steps: Steps along K of each tile.
+        iterations: Main-loop iterations of a step.
+    """
 
     tiles_m: int
     tiles_n: int
@@ -29,18 +45,24 @@ class Work:
     iterations: float = 1
 
     @classmethod
-    def of(cls, sizes: tuple[int, int, int], tile: Tile) -> Work:
-        """A product of sizes (m, n, k)."""
-        return cls(*map(ceil_div, sizes, tile.shape))
+    def of(cls, sizes: tuple[int, int, int], tile: ThreadblockTile) -> StreamKWork:
+        """Return the work of a product of sizes (m, n, k)."""
+        (m, n, k), (tile_m, tile_n, tile_k) = sizes, tile.shape
+        return cls(tiles_m=ceil_div(m, tile_m), tiles_n=ceil_div(n, tile_n), steps=ceil_div(k, tile_k))
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(Generic[P]):
     """How a family's problems are matrix products.
 
-    k_major: whether the operands A and B lie along K. m, n, k: what the sizes stand for; split: what a split divides.
-    work: (problem, tile) -> what is dealt.
-    decided: (problem) -> parameters behind those of the tile, for each the one value that a kernel must have.
+    Attributes:
+        k_major: Whether the operands A and B are contiguous along K.
+        m: The meaning of m, for the parameters' descriptions.
+        n: The meaning of n.
+        k: The meaning of k.
+        split: The meaning of the extent that a split divides.
+        work: (problem, tile) -> the work that is distributed.
+        decided: (problem) -> parameters behind those of the tile that have only one value for it, with that value.
     """
 
     k_major: tuple[bool, bool]
@@ -48,51 +70,63 @@ class Product:
     n: str
     k: str
     split: str
-    work: Callable[[Problem, Tile], Work]
-    decided: Callable[[Problem], Mapping[str, Value]]
+    work: Callable[[P, ThreadblockTile], StreamKWork]
+    decided: Callable[[P], Mapping[str, Value]]
 
-    def tile(self, config: Config, dtype: str) -> Tile:
-        """A config's tile."""
-        return tiling.tile_of(config, dtype, self.k_major)
+    def tile(self, config: Config, dtype: str) -> ThreadblockTile:
+        """Return a config's tile."""
+        return tiles.tile_of(config, dtype, self.k_major)
 
 
 def family(
     name: str,
-    operator: type[Problem] | tuple[type[Problem], ...],
+    operator: type[P] | tuple[type[P], ...],
     template: str,
-    product: Product,
-    parameters: Sequence[Parameter],
+    product: Product[P],
     *,
-    supports: Callable[[Problem], str | None],
+    own_parameters: Sequence[Parameter],
+    why_unsupported: Callable[[P], str | None],
     context: Callable[[Config], Mapping[str, object]] = lambda _: {},
-    label: Callable[[Config], str] = tiling.label,
+    label: Callable[[Config], str] = tiles.label,
     weight_layouts: Mapping[str, str] | None = None,
-) -> Family:
-    """A family of such products; parameters: those behind the tile's; context: the template's variables beside it."""
+) -> Family[P]:
+    """Return a family of matrix products.
 
-    def legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-        return broken(product.tile(config, dtype), arch)
+    Args:
+        name: The family's name.
+        operator: The problems that it solves.
+        template: Its template.
+        product: How its problems are matrix products.
+        own_parameters: Its parameters behind those of the tile.
+        why_unsupported: Family.why_unsupported.
+        context: (config) -> the template's variables beside those of the tile.
+        label: Family.label.
+        weight_layouts: The layouts of weights, for all configs.
+    """
 
-    def values(
-        parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
+    def why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+        return why_tile_illegal(product.tile(config, dtype), arch)
+
+    def candidate_values(
+        parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: P | None
     ) -> Sequence[Value]:
         decided = product.decided(problem) if problem else {}
         if parameter.name in decided:
             return (decided[parameter.name],)
-        return _possible(parameter, chosen, arch, decided.get("alignment"))
+        return _tile_values(parameter, chosen, arch, decided.get("alignment"))
 
-    def launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
+    def launches(problem: P, config: Config, arch: Architecture) -> list[Launch]:
         if any(config[name] != value for name, value in product.decided(problem).items()):
             return []
         tile = product.tile(config, problem.dtype)
         work = product.work(problem, tile)
         return [
             {"swizzle": log, "slices": slices, "stream": stream}
-            for slices, stream in _deals(work, tile, arch)
-            for log in tiling.swizzles(work.tiles_n)
+            for slices, stream in _distributions(work, tile, arch)
+            for log in tiles.swizzles(work.tiles_n)
         ]
 
-    def cost(problem: Problem, config: Config, arch: Architecture) -> float:
+    def cost(problem: P, config: Config, arch: Architecture) -> float:
         tile = product.tile(config, problem.dtype)
         return _cycles(product.work(problem, tile), tile, arch)
 
@@ -101,22 +135,22 @@ def family(
         operator=operator,
         kind=DEVICE_IMAGE,
         template=template,
-        architectures=cuda_shared.ARCHITECTURES,
+        architectures=cuda_architectures(),
         dtypes=("f16", "bf16"),
-        parameters=(*_tile_parameters(product.m, product.n, product.k), *parameters),
+        parameters=(*_tile_parameters(product.m, product.n, product.k), *own_parameters),
         launch_parameters=(
             Parameter("swizzle", (0, 1, 2), "log2 of how many tiles of N follow each other"),
             Parameter(
                 "slices", (1, 2, 4, 8, 16, 32, 64), f"split of the {product.split} over blocks, summed in float32"
             ),
-            Parameter("stream", (0, 1, 2, 3, 4), "blocks a processor that share all tiles' steps equally; 0: off"),
+            Parameter("stream", (0, 1, 2, 3, 4), "blocks an SM that share all tiles' steps equally; 0: off"),
         ),
-        legal=legal,
-        values=values,
-        supports=supports,
+        why_illegal=why_illegal,
+        candidate_values=candidate_values,
+        why_unsupported=why_unsupported,
         launches=launches,
         cost=cost,
-        context=lambda config, arch, dtype: {**tiling.context(product.tile(config, dtype)), **context(config)},
+        context=lambda config, arch, dtype: {**tiles.context(product.tile(config, dtype)), **context(config)},
         label=label,
         weight_layouts=lambda _: weight_layouts or {},
     )
@@ -124,7 +158,7 @@ def family(
 
 def _tile_parameters(m: str, n: str, k: str) -> tuple[Parameter, ...]:
     return (
-        Parameter("generation", tiling.GENERATIONS, "whose tensor-core instructions: that of the architecture"),
+        Parameter("generation", tiles.GENERATIONS, "generation of its instructions: the architecture's"),
         Parameter("tile_m", (32, 64, 128, 256), f"threadblock tile: {m}"),
         Parameter("tile_n", (32, 64, 128, 256), f"threadblock tile: {n}"),
         Parameter("tile_k", (32, 64), f"threadblock tile: {k} a step"),
@@ -135,9 +169,9 @@ def _tile_parameters(m: str, n: str, k: str) -> tuple[Parameter, ...]:
     )
 
 
-def _possible(parameter: Parameter, chosen: Config, arch: Architecture, alignment: Value | None) -> Sequence[Value]:
-    """A tile's values that can be legal beside those chosen so far. alignment: of the problem, if there is one."""
-    values, generation = parameter.values, tiling.generation_of(arch)
+def _tile_values(parameter: Parameter, chosen: Config, arch: Architecture, alignment: Value | None) -> Sequence[Value]:
+    """Return a parameter's values that can be legal with those chosen so far; alignment: the problem's, if any."""
+    values, generation = parameter.values, tiles.generation_of(arch)
     match parameter.name:
         case "generation":
             values = (generation,)
@@ -149,44 +183,47 @@ def _possible(parameter: Parameter, chosen: Config, arch: Architecture, alignmen
             values = (2,)
         case "stages" if alignment:
             values = tuple(v for v in values if v != 2)
-        case "alignment" if generation >= 80:  # more than two stages are made of cp.async, which moves at least 4 bytes
+        case "alignment" if generation >= 80:  # three and more stages use cp.async: at least 4 bytes
             values = tuple(v for v in values if (v == 1) == (chosen["stages"] == 2))
     return values
 
 
-def widest(*extents: int) -> int:
-    """The widest access that divides all extents."""
+def widest_access(*extents: int) -> int:
+    """Return the widest of ALIGNMENTS that divides all extents."""
     return max(width for width in ALIGNMENTS if all(extent % width == 0 for extent in extents))
 
 
-def _deals(work: Work, tile: Tile, arch: Architecture) -> list[tuple[int, int]]:
-    """(slices, stream) worth trying: splits where tiles do not fill the machine, shares where they do not evenly."""
-    tiles, resident = work.tiles_m * work.tiles_n, tile.resident(arch)
+def _distributions(work: StreamKWork, tile: ThreadblockTile, arch: Architecture) -> list[tuple[int, int]]:
+    """Return the (slices, stream) worth trying.
+
+    Splits are tried if the tiles do not fill the machine twice, Stream-K if they are no multiple of its blocks.
+    """
+    count, resident = work.tiles_m * work.tiles_n, tile.resident(arch)
     room = 2 * arch.processors * resident
-    slices = [s for s in (1, 2, 4, 8, 16, 32, 64) if s == 1 or (s <= work.steps and tiles * s <= room)]
+    slices = [s for s in (1, 2, 4, 8, 16, 32, 64) if s == 1 or (s <= work.steps and count * s <= room)]
     streams = [
         stream
         for stream in sorted({1, min(resident, 4)})
-        if work.steps > 1 and tiles % (stream * arch.processors) and tiles * work.steps > stream * arch.processors
+        if work.steps > 1 and count % (stream * arch.processors) and count * work.steps > stream * arch.processors
     ]
     return [(s, 0) for s in slices] + [(1, stream) for stream in streams]
 
 
-def _cycles(work: Work, tile: Tile, arch: Architecture) -> float:
-    """A crude model: steps of a processor, each bound by tensor cores, by its loads or by latency."""
+def _cycles(work: StreamKWork, tile: ThreadblockTile, arch: Architecture) -> float:
+    """Estimate cycles: steps of an SM, each bound by tensor cores, by its loads or by latency."""
     m, n, k = tile.shape
-    tiles, resident = work.tiles_m * work.tiles_n, tile.resident(arch)
+    count, resident = work.tiles_m * work.tiles_n, tile.resident(arch)
     latency = 700 / (tile.stages - 1) if tile.stages != 2 else 600
     best = float("inf")
-    for slices, stream in _deals(work, tile, arch):
-        blocks = stream * arch.processors if stream else tiles * slices
+    for slices, stream in _distributions(work, tile, arch):
+        blocks = stream * arch.processors if stream else count * slices
         waves = 1 if stream else ceil_div(blocks, arch.processors * resident)
         sharing = min(resident, ceil_div(blocks, arch.processors))
-        steps = tiles * work.steps / blocks if stream else ceil_div(work.steps, slices)
-        arithmetic = m * n * k / 1024 * sharing
-        loads = (m + n) * k * 2 / 48 * sharing * (8 / tile.alignment) ** 0.5
+        steps = count * work.steps / blocks if stream else ceil_div(work.steps, slices)
+        arithmetic = m * n * k / _FMA_A_CYCLE * sharing
+        loads = (m + n) * k * 2 / _LOADED_BYTES_A_CYCLE * sharing * (8 / tile.alignment) ** 0.5
         gather = 0.4 * m * n * (3 if stream else slices + 1) / 32 if stream or slices > 1 else 0
-        stores = m * n / (3 * tile.vector) * (ceil_div(tiles, blocks) if stream else 1)
+        stores = m * n / (3 * tile.vector) * (ceil_div(count, blocks) if stream else 1)
         step = work.iterations * max(arithmetic, loads, latency)
-        best = min(best, waves * (steps * step + 2500 + gather + stores))
+        best = min(best, waves * (steps * step + _BLOCK_CYCLES + gather + stores))
     return best

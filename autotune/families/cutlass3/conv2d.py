@@ -3,15 +3,15 @@
 The GEMM is M = n*p*q, N = k, K = r*s*c.
 """
 
-from autotune.families.cutlass3 import passes
+from autotune.families.cutlass3 import conv2d_passes
 from autotune.ir import Conv2d
 
-FAMILY = passes.family(
+FAMILY = conv2d_passes.family(
     "cutlass3_conv2d",
     Conv2d,
-    "kFprop",
-    ("output pixels", "output channels", "input channels"),
-    lambda x: (x.n * x.p * x.q, x.k, x.c, x.r * x.s),
-    ("f16", "bf16", "tf32"),
-    {"weight": "krsc"},
+    pass_="kFprop",
+    meanings=("output pixels", "output channels", "input channels"),
+    gemm_sizes=lambda x: (x.n * x.p * x.q, x.k, x.c, x.r * x.s),
+    dtypes=("f16", "bf16", "tf32"),
+    weight_layouts={"weight": "krsc"},
 )

@@ -1,19 +1,21 @@
 """Forward convolution for Hopper: persistent, warp-specialised, TMA and wgmma; fp16 and bf16 with float32 sums, NHWC.
 
-The GEMM is M = n*p*q, N = k, K = r*s*c; a linear layer is one of images of one pixel. See templates/sm90/conv2d/conv2d.cuh for
-how it works.
+The GEMM is M = n*p*q, N = k, K = r*s*c; a linear layer is a convolution of images of one pixel. See
+templates/sm90/conv2d/conv2d.cuh.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from autotune.core import Architecture, ceil_div
 from autotune.families import se_gate
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
-from autotune.families.sm90.conv2d_launches import LAUNCH_PARAMETERS, columns_fit, launches, steps_well
+from autotune.families.rules import Rules, first_unmet, require
+from autotune.families.sm90.conv2d_launches import LAUNCH_PARAMETERS, columns_fit, launches, steps_fit
 from autotune.families.sm90.conv2d_loads import (
     MERGED,
+    Conv,
     Solved,
     blocks_needed,
     convolution_of,
@@ -21,79 +23,87 @@ from autotune.families.sm90.conv2d_loads import (
     merges,
     products_a_tile,
 )
-from autotune.families.sm90.conv2d_shape import legal, shape_of
-from autotune.ir import MAP_ELEMENTS, Conv2d, Conv2dSe, FoldedSe, Gemm, Problem
+from autotune.families.sm90.conv2d_shape import Conv2dShape, why_illegal
+from autotune.ir import MAP_ELEMENTS, Conv2d, Conv2dSe, FoldedSe, Gemm
 
-_MOST_CORNER, _MOST_OFFSET = 128, 255  # of TMA's im2col
+# Limits of TMA's im2col mode for tensors of rank 4: CUDA Driver API, cuTensorMapEncodeIm2col.
+_MAX_CORNER, _MAX_OFFSET, _MAX_STRIDE = 128, 255, 8
 
-_WELL: dict[str, Callable[[Solved, int], bool]] = {"tile_n": columns_fit, "tile_k": steps_well}
-"""Whether a value of these goes well into a convolution."""
+_FITS: dict[str, Callable[[Conv, int], bool]] = {"tile_n": columns_fit, "tile_k": steps_fit}
+"""Parameter -> whether its value fits a convolution."""
 
-# For the cost: a multiprocessor's rates a cycle.
-_PRODUCTS_A_CYCLE = 2048
-_READ_BYTES_A_CYCLE = 80  # from L2: what is shared by multicast is read once
-_COMING_BYTES_A_CYCLE = 70  # into shared memory, from whoever has read them
+# For the cost, in bytes a cycle of an SM: fitted, see `_cost`.
+_READ_BYTES_A_CYCLE = 80  # from the L2 cache; data shared by multicast are read once
+_RECEIVED_BYTES_A_CYCLE = 70  # into shared memory, by whichever block reads them
 
 
-def _values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
+def _candidate_values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Solved | None
 ) -> Sequence[Value]:
-    """What can be legal beside the values chosen so far, and is no waste for the problem."""
     shares = chosen.get("activations") != "patch" and chosen.get("weights") != "resident"
-    only_first = {
+    only_first_value = {
         "schedule": chosen.get("groups") != 2,
         "cluster_n": not shares,
         "slices": not shares or chosen.get("schedule") != "cooperative",
     }
     match parameter.name:
-        case "merge":  # another number compiles no differently
+        case "merge":  # kernels of other values are compiled alike
             return merges(convolution_of(problem)) if problem else (1,)
         case "tile_n" | "tile_k" if problem:
-            conv, well = convolution_of(problem, int(chosen["merge"])), _WELL[parameter.name]
-            return [value for value in parameter.values if well(conv, int(value))]
-    return parameter.values[:1] if only_first.get(parameter.name) else parameter.values
+            conv, fits = convolution_of(problem, int(chosen["merge"])), _FITS[parameter.name]
+            return [value for value in parameter.values if fits(conv, int(value))]
+    return parameter.values[:1] if only_first_value.get(parameter.name) else parameter.values
 
 
-def _supports(problem: Problem) -> str | None:
-    return next((why for beyond, why in _limits(convolution_of(problem)) if beyond), None)
+def _why_unsupported(problem: Solved) -> str | None:
+    return first_unmet(_problem_rules(convolution_of(problem)))
 
 
-def _limits(problem: Solved) -> Iterator[tuple[bool, str]]:
-    yield not merges(problem), "the channels of some groups together must be multiples of 16, and those out of 32"
-    yield problem.c % 8 > 0 or problem.k % 8 > 0, "c and k must be multiples of 8"
+def _problem_rules(problem: Conv) -> Rules:
+    yield require(
+        merges(problem),
+        f"some of {', '.join(map(str, MERGED))} groups together must have a multiple of 16 input channels and of 32 "
+        "output channels",
+    )
+    yield require(problem.c % 8 == 0 and problem.k % 8 == 0, "c and k must be multiples of 8")
     reach = [d * (extent - 1) for d, extent in zip(problem.dilation, (problem.r, problem.s), strict=True)]
     corner = max(*problem.pad, max(reach) - min(problem.pad))
-    yield max(reach) > _MOST_OFFSET or corner > _MOST_CORNER, "filters that reach further than TMA can"
-    yield max(problem.stride) > 8, "strides up to 8"
-    yield problem.n * problem.p * problem.q >= 2**31, "tensors of up to 2^31 pixels"
+    yield require(
+        max(reach) <= _MAX_OFFSET and corner <= _MAX_CORNER,
+        f"a filter must reach at most {_MAX_OFFSET} pixels, {_MAX_CORNER} beyond the padding, as TMA's im2col does",
+    )
+    yield require(max(problem.stride) <= _MAX_STRIDE, f"stride must be at most {_MAX_STRIDE}")
+    yield require(problem.n * problem.p * problem.q < 2**31, "the output must have fewer than 2^31 pixels")
     if isinstance(problem, Conv2dSe | FoldedSe):
-        yield from se_gate.limits(problem)
+        yield from se_gate.problem_rules(problem)
 
 
-def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
-    merge = int(config.get("merge", 1))
-    return None if merge in merges(convolution_of(problem)) else f"it computes {merge} groups as one"
+def _why_unfit(problem: Solved, config: Config, arch: Architecture) -> str | None:
+    merge, possible = int(config.get("merge", 1)), merges(convolution_of(problem))
+    return require(merge in possible, f"it computes {merge} groups as one; the problem allows {possible}")
 
 
-def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
-    """Cycles by a crude model: rounds of tiles, each bound by products or by loads.
+def _cost(problem: Solved, config: Config, arch: Architecture) -> float:
+    """Estimate cycles: rounds of tiles, each bound by products or by loads.
 
-    Its constants are fitted to 1775 kernels timed on 23 layers of ResNets on an H200, and to what won on awkward ones.
+    The constants are fitted to 1775 kernels timed on 23 layers of ResNets on an H200, and to the winners of layers with
+    sizes that fit no tile.
     """
-    x = shape_of(config)
-    problem = convolution_of(problem, x.merge)
-    processors, products, best = arch.processors_for(x.cluster), products_a_tile(problem, x), float("inf")
-    for loading in loadings(problem, x):
-        rounds = ceil_div(blocks_needed(problem, x, loading), processors)
+    x = Conv2dShape.from_config(config)
+    conv = convolution_of(problem, x.merge)
+    processors, products, best = arch.processors_for(x.cluster), products_a_tile(conv, x), float("inf")
+    for loading in loadings(conv, x):
+        rounds = ceil_div(blocks_needed(conv, x, loading), processors)
         buffers = 2 * (loading.fill_bytes + x.weight_bytes) + x.staging_bytes(1)
-        beside = max(1, min(x.blocks_by_registers, rounds, arch.sm_shared // buffers)) * (2 if x.pingpong else 1)
-        # Of resident weights nobody waits for the next.
+        resident = max(1, min(x.blocks_by_registers(arch), rounds, arch.sm_shared // buffers))
+        overlapping = resident * (2 if x.pingpong else 1)
+        # With resident weights, no step waits for the next ones.
         waits = 80 * loading.fills + (40 if x.patch and x.resident else 150) * (products - loading.fills)
-        arithmetic = products * x.m * max(x.columns, 24) * x.k / _PRODUCTS_A_CYCLE + waits / beside
+        arithmetic = products * x.m * max(x.columns, 24) * x.k / arch.wgmma_rate + waits / overlapping
         pixels = loading.fills * loading.fill_bytes
         weights = products * x.weight_bytes / (rounds if x.resident else 1)
         read = (pixels / x.cluster_n + weights / x.cluster_m) / _READ_BYTES_A_CYCLE
-        loads = max(read, (pixels + weights) / _COMING_BYTES_A_CYCLE)
+        loads = max(read, (pixels + weights) / _RECEIVED_BYTES_A_CYCLE)
         epilogue = x.m * x.n / 4
         ends = 2000 + 15 * x.m + (500 if x.slices > 1 else 0)
         best = min(best, rounds * (max(arithmetic, loads) / x.slices + epilogue) + ends)
@@ -101,7 +111,7 @@ def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
 
 
 def _label(config: Config) -> str:
-    x = shape_of(config)
+    x = Conv2dShape.from_config(config)
     extras = [
         f" {x.groups}wg" if not x.pingpong else " pingpong",
         " patch" if x.patch else "",
@@ -114,19 +124,24 @@ def _label(config: Config) -> str:
 
 
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
-    x = shape_of(config)
+    x = Conv2dShape.from_config(config)
     return {
         **config,
         "hidden": x.hidden,
         "image": config.get("image"),
         "type": dtype,
         "map_element": MAP_ELEMENTS[dtype],
-        "resident_blocks": x.blocks_by_registers,
+        "resident_blocks": x.blocks_by_registers(arch),
         "many_sums": x.many_sums,
     }
 
 
-FAMILY = Family(
+def _weight_layouts(config: Config) -> dict[str, str]:
+    merge = int(config.get("merge", 1))
+    return {"weight": f"wgmma{merge}" if merge > 1 else "wgmma"}
+
+
+FAMILY = Family[Solved](
     name="sm90_conv2d",
     operator=(Conv2d, Conv2dSe, Gemm),
     kind=DEVICE_IMAGE,
@@ -147,14 +162,14 @@ FAMILY = Family(
         Parameter("slices", (1, 2, 4, 8), "blocks of a cluster that split a tile's channels and taps"),
     ),
     launch_parameters=LAUNCH_PARAMETERS,
-    legal=legal,
-    values=_values,
-    supports=_supports,
-    fits=_fits,
+    why_illegal=why_illegal,
+    candidate_values=_candidate_values,
+    why_unsupported=_why_unsupported,
+    why_unfit=_why_unfit,
     launches=launches,
     cost=_cost,
     context=_context,
     label=_label,
-    weight_layouts=lambda config: {"weight": f"wgmma{m}" if (m := shape_of(config).merge) > 1 else "wgmma"},
+    weight_layouts=_weight_layouts,
     compile_seconds=(1.0, 1.2),
 )

@@ -1,36 +1,38 @@
-"""How sm90_conv2d's activations and weights come: by which loads, into how many buffers, for how many tiles."""
+"""Loads of sm90_conv2d: how activations and weights reach shared memory, in how many buffers, for how many tiles."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from autotune.core import ceil_div, round_up
-from autotune.families.sm90.conv2d_shape import Shape
-from autotune.ir import Conv2d, Conv2dSe, FoldedSe, Gemm, Problem
+from autotune.families.sm90.conv2d_shape import Conv2dShape
+from autotune.ir import Conv2d, Conv2dSe, FoldedSe, Gemm
 
-Solved = Conv2d | Conv2dSe | FoldedSe
+Conv = Conv2d | Conv2dSe | FoldedSe
+"""A problem as a convolution."""
+Solved = Conv | Gemm
+"""The problems of the families of sm90/conv2d.cu.j2."""
 
 MERGED = (1, 2, 4, 8, 16)
 """Groups that may be computed as one."""
 _WIDEST_STEP = 64
-_MOST_BOX = 256  # of TMA: the extent of a box
+_MAX_BOX = 256  # extent of a box: CUDA Driver API, cuTensorMapEncodeTiled
 _SLOT_OVERHEAD = 16  # bytes of barriers
 
 
-def group_channels(problem: Solved) -> int:
-    """Input channels that an output channel is computed from."""
+def group_channels(problem: Conv) -> int:
+    """Return the input channels of a group."""
     return problem.c // problem.groups
 
 
-def convolution_of(problem: Problem, merge: int = 1) -> Solved:
-    """The convolution that is computed: with each `merge` groups as one."""
-    assert isinstance(problem, Solved | Gemm)
+def convolution_of(problem: Solved, merge: int = 1) -> Conv:
+    """Return the convolution that a kernel computes, with each `merge` groups as one."""
     conv = problem.as_conv2d if isinstance(problem, Gemm) else problem
     return replace(conv, groups=conv.groups // merge) if merge > 1 else conv
 
 
-def merges(problem: Solved) -> list[int]:
-    """How many groups may be one: so many that columns of tiles are not half empty, up to a step of 64 channels."""
+def merges(problem: Conv) -> list[int]:
+    """Return how many groups can be computed as one: steps and columns of tiles must be filled, up to 64 channels."""
     if problem.groups == 1:
         return [1]
     ins, outs = group_channels(problem), problem.k // problem.groups
@@ -40,7 +42,14 @@ def merges(problem: Solved) -> list[int]:
 
 @dataclass(frozen=True)
 class Loading:
-    """How a tile's activations come: squares of 8 x 8 pixels (patch), bytes of a fill, fills a tile, tiles of M."""
+    """How a tile's activations are loaded.
+
+    Attributes:
+        squares: Squares of 8 x 8 pixels of a patch: (down, across, over images); (0, 0, 0) with im2col.
+        fill_bytes: Bytes of one buffer's load.
+        fills: Loads of buffers for each tile.
+        tiles_m: Tiles of M.
+    """
 
     squares: tuple[int, int, int]
     fill_bytes: int
@@ -48,11 +57,18 @@ class Loading:
     tiles_m: int
 
 
-def loadings(problem: Solved, x: Shape) -> list[Loading]:
-    """The ways worth trying, the best first."""
+def loadings(problem: Conv, x: Conv2dShape) -> list[Loading]:
+    """Return the loadings worth trying, the best first."""
     chunks, pixels = ceil_div(group_channels(problem), x.k), problem.n * problem.p * problem.q
     if not x.patch:
-        return [Loading((0, 0, 0), x.m * x.k * 2, problem.r * problem.s * chunks, ceil_div(pixels, x.m))]
+        return [
+            Loading(
+                squares=(0, 0, 0),
+                fill_bytes=x.m * x.k * 2,
+                fills=problem.r * problem.s * chunks,
+                tiles_m=ceil_div(pixels, x.m),
+            )
+        ]
     if problem.is_pointwise or any(s > 1 and d > 1 for s, d in zip(problem.stride, problem.dilation, strict=True)):
         return []
     found = []
@@ -61,34 +77,49 @@ def loadings(problem: Solved, x: Shape) -> list[Loading]:
     halo_h, halo_w = ((ceil_div(extent, min(extent, stride)) - 1) * dilation for extent, stride, dilation in axes)
     for h, w, images in _squares(x.m // 64):
         patch_h, patch_w = 8 * h + halo_h, 8 * w + halo_w
-        if max((patch_h - 1) * problem.stride[0], (patch_w - 1) * problem.stride[1]) >= _MOST_BOX - 1:
+        if max((patch_h - 1) * problem.stride[0], (patch_w - 1) * problem.stride[1]) >= _MAX_BOX - 1:
             continue
         tiles = ceil_div(problem.n, images) * ceil_div(problem.p, 8 * h) * ceil_div(problem.q, 8 * w)
         if tiles * x.m <= 1.5 * pixels:
-            found.append(Loading((h, w, images), images * patch_h * patch_w * x.k * 2, phases * chunks, tiles))
+            found.append(
+                Loading(
+                    squares=(h, w, images),
+                    fill_bytes=images * patch_h * patch_w * x.k * 2,
+                    fills=phases * chunks,
+                    tiles_m=tiles,
+                )
+            )
     return sorted(found, key=lambda one: (one.tiles_m, one.fill_bytes))[:2]
 
 
 def _squares(count: int) -> list[tuple[int, int, int]]:
-    """Arrangements of squares: down, across and over images."""
+    """Return the arrangements of a number of squares: (down, across, over images)."""
     sides = [(h, w) for h in range(1, count + 1) for w in range(1, count // h + 1) if count % (h * w) == 0]
     return [(h, w, count // (h * w)) for h, w in sides]
 
 
-def products_a_tile(problem: Solved, x: Shape) -> int:
-    """Products of tile_k channels that a tile takes."""
+def products_a_tile(problem: Conv, x: Conv2dShape) -> int:
+    """Return the products of tile_k channels of a tile."""
     return problem.r * problem.s * ceil_div(group_channels(problem), x.k)
 
 
 def fill_slot(loading: Loading) -> int:
-    """Bytes of a buffer of activations."""
+    """Return the bytes of a buffer of activations, aligned to 1024."""
     return round_up(loading.fill_bytes, 1024)
 
 
-def slots_in(room: int, problem: Solved, x: Shape, loading: Loading, fills_a_block: int) -> tuple[int, int] | None:
-    """Buffers of activations and of weights: what fits `room` bytes of shared memory, and no more than are of use.
+def slots_in(room: int, problem: Conv, x: Conv2dShape, loading: Loading, fills_a_block: int) -> tuple[int, int] | None:
+    """Return the buffers of activations and of weights that fit shared memory, and are of use.
 
-    None if too few fit.
+    Args:
+        room: Bytes of shared memory for both.
+        problem: The convolution.
+        x: The kernel's shape.
+        loading: How activations are loaded.
+        fills_a_block: Loads of activations of all tiles of a block.
+
+    Returns:
+        (buffers of activations, buffers of weights if they have their own ring, else 0); None if too few fit.
     """
     fill, weight = fill_slot(loading) + _SLOT_OVERHEAD, x.weight_bytes + _SLOT_OVERHEAD
     products = products_a_tile(problem, x)
@@ -103,7 +134,7 @@ def slots_in(room: int, problem: Solved, x: Shape, loading: Loading, fills_a_blo
     return (fills, weights) if weights >= 3 else None
 
 
-def blocks_needed(problem: Solved, x: Shape, loading: Loading) -> int:
-    """Blocks that give every tile its own, in whole clusters."""
+def blocks_needed(problem: Conv, x: Conv2dShape, loading: Loading) -> int:
+    """Return the blocks that give each tile its own, in whole clusters."""
     tiles_n = ceil_div(problem.k, x.n)
     return ceil_div(loading.tiles_m, x.cluster_m) * ceil_div(tiles_n, x.cluster_n) * x.cluster

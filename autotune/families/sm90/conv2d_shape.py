@@ -1,25 +1,38 @@
-"""A config of sm90_conv2d as a shape, and which configs compile."""
+"""Configs of sm90_conv2d as shapes, and the rules that decide which of them compile."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 from autotune.core import Architecture
 from autotune.families import se_gate
 from autotune.families.base import Config
+from autotune.families.rules import Rules, first_unmet, require
+from autotune.families.sm90.rates import MAX_CLUSTER
 from autotune.ir import Epilogue
 
 SHARED_OVERHEAD = 1024 + 64
-"""The buffers begin at a multiple of 1024; some barriers."""
-MOST_SHARED = 232448 - SHARED_OVERHEAD
-_REGISTERS = 65536
+"""Bytes of a block's shared memory that are no buffers: alignment to 1024 bytes, and barriers."""
+
+
+def max_shared_bytes(arch: Architecture) -> int:
+    """Return the shared memory that a block has for its buffers, in bytes."""
+    return arch.block_shared - SHARED_OVERHEAD
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A config with its names spelt out."""
+class Conv2dShape:
+    """A config by name, and what follows from it.
+
+    Attributes:
+        groups: Warpgroups that multiply.
+        pingpong: Whether each warpgroup has a tile of its own; else they share one (cooperative).
+        patch: Whether the activations of a tile are its patch with a halo; else one filter tap at a time (im2col).
+        resident: Whether weights are loaded once for all tiles of a column; else for each tile (streamed).
+        slices: Blocks that split the channels and taps of a tile.
+        merge: Groups of channels that are computed as one.
+        hidden: Columns of a tile beside its channels: the hidden values of a folded squeeze-and-excitation.
+    """
 
     m: int
     n: int
@@ -31,9 +44,30 @@ class Shape:
     cluster_m: int
     cluster_n: int
     slices: int
-    merge: int = 1
-    hidden: int = 0
-    """Columns of a tile beside its channels: the hidden values of a folded squeeze-and-excitation."""
+    merge: int
+    hidden: int
+
+    @classmethod
+    def from_config(cls, config: Config) -> Conv2dShape:
+        """Return the shape of a config.
+
+        Families without `tile_k`, `merge` or `hidden` have 64, 1 and 0; so do kernels of older databases, which have no
+        `merge`.
+        """
+        return cls(
+            m=int(config["tile_m"]),
+            n=int(config["tile_n"]),
+            k=int(config.get("tile_k", 64)),
+            groups=int(config["groups"]),
+            pingpong=config["schedule"] == "pingpong",
+            patch=config["activations"] == "patch",
+            resident=config["weights"] == "resident",
+            cluster_m=int(config["cluster_m"]),
+            cluster_n=int(config["cluster_n"]),
+            slices=int(config["slices"]),
+            merge=int(config.get("merge", 1)),
+            hidden=int(config.get("hidden", 0)),
+        )
 
     @property
     def threads(self) -> int:
@@ -52,29 +86,28 @@ class Shape:
 
     @property
     def columns(self) -> int:
-        """Of a tile's products."""
+        """Columns of a tile's products."""
         return self.n + self.hidden
 
     @property
-    def most_accumulators(self) -> int:
-        """So many leave registers for the rest."""
+    def max_accumulators(self) -> int:
+        """Registers of a thread that can hold sums without spilling, from kernels that were compiled."""
         if self.groups == 3:
             return 96
         return 144 if self.hidden and self.groups == 2 else 128
 
     @property
     def many_sums(self) -> bool:
-        """Whether two warpgroups take registers from the warps that load, if there is something to keep beside sums."""
+        """Whether two warpgroups take registers (setmaxnreg) from the warps that load, for values beside their sums."""
         return self.groups == 2 and self.accumulators > (56 if self.hidden else 96)
 
-    @property
-    def blocks_by_registers(self) -> int:
-        """Blocks whose registers fit a multiprocessor."""
-        beside = 112 if self.hidden else 64  # beside the sums
-        return max(1, min(4, _REGISTERS // (self.threads * (self.accumulators + beside))))
+    def blocks_by_registers(self, arch: Architecture) -> int:
+        """Return how many blocks' registers fit an SM, at most 4."""
+        beside = 112 if self.hidden else 64  # registers beside the sums
+        return max(1, min(4, arch.sm_registers // (self.threads * (self.accumulators + beside))))
 
     def staging_bytes(self, staged: int) -> int:
-        """Shared memory that the output, and an added tensor, pass through, by the launch parameter `staged`."""
+        """Return the shared memory that stages the output and an added tensor; staged: the launch parameter."""
         piece = 16 * (64 if self.n % 64 == 0 else 32) * 2 + 8  # of a warp, with its barrier
         return self.groups * 4 * piece * (2 + (staged if staged > 1 else 0)) if staged else 0
 
@@ -85,7 +118,7 @@ class Shape:
 
     @property
     def exchanged_bytes(self) -> int:
-        """Shared memory for the sums that go to and come from the other slices."""
+        """Shared memory for sums that are sent to and received from the other slices."""
         return 2 * (self.slices - 1) * (self.m * (self.n // self.slices + self.hidden) * 4)
 
     @property
@@ -94,52 +127,64 @@ class Shape:
         return self.columns * self.k * 2
 
 
-def shape_of(config: Config) -> Shape:
-    """The shape of a config."""
-    return Shape(
-        int(config["tile_m"]),
-        int(config["tile_n"]),
-        int(config.get("tile_k", 64)),
-        int(config["groups"]),
-        config["schedule"] == "pingpong",
-        config["activations"] == "patch",
-        config["weights"] == "resident",
-        int(config["cluster_m"]),
-        int(config["cluster_n"]),
-        int(config["slices"]),
-        int(config.get("merge", 1)),  # kernels in older databases have none
-        int(config.get("hidden", 0)),
+def why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    """Return why a config cannot be compiled, or None."""
+    x = Conv2dShape.from_config(config)
+
+    def rules() -> Rules:
+        yield from _shape_rules(x, arch)
+        if x.hidden:
+            yield from _folded_rules(x, epilogue)
+        elif "gate" in epilogue.names:
+            yield from _gate_rules(x, epilogue)
+
+    return first_unmet(rules())
+
+
+def _shape_rules(x: Conv2dShape, arch: Architecture) -> Rules:
+    yield require(
+        not x.pingpong or (x.groups == 2 and x.slices == 1),
+        "pingpong needs groups=2, each with its own tile, and slices=1",
+    )
+    yield require(
+        x.m % (64 * x.team) == 0, "tile_m must be a multiple of 64 rows for each warpgroup that shares a tile"
+    )
+    yield require(
+        x.accumulators <= x.max_accumulators,
+        f"a thread must have at most {x.max_accumulators} sums, or spills; it has {x.accumulators}",
+    )
+    streamed = not x.patch and not x.resident
+    yield require(x.cluster_n == 1 or streamed, "cluster_n > 1 needs activations=im2col and weights=streamed")
+    yield require(x.slices == 1 or streamed, "slices > 1 needs activations=im2col and weights=streamed")
+    yield require(x.cluster <= MAX_CLUSTER, f"a cluster must have at most {MAX_CLUSTER} blocks; it has {x.cluster}")
+    yield require(x.slices == 1 or x.cluster_m == 1, "slices > 1 needs cluster_m=1: split tiles share no weights")
+    yield require(
+        (x.m // x.team // 64 * 2 * (x.n // 32)) % x.slices == 0,
+        "slices must divide a warpgroup's blocks of 32 x 32 sums",
+    )
+    yield require(
+        x.k >= 64 or (x.n <= 128 and x.m <= 128 and x.cluster == 1),
+        "tile_k < 64 is for few channels: tile_m and tile_n must be at most 128, and a cluster one block",
+    )
+    room, least = max_shared_bytes(arch), 2 * (x.m + x.columns) * x.k * 2
+    yield require(least <= room, f"two stages must fit {room} bytes of shared memory; they take {least}")
+    yield require(x.columns <= 256, f"wgmma has at most 256 columns; tile_n and hidden make {x.columns}")
+
+
+def _gate_rules(x: Conv2dShape, epilogue: Epilogue) -> Rules:
+    yield from se_gate.epilogue_rules(epilogue)
+    yield require(
+        not (x.pingpong or x.resident or x.cluster_m > 1),
+        "with a gate, schedule must be cooperative, weights streamed and cluster_m 1",
+    )
+    yield require(
+        x.n % (64 * x.slices) == 0, "with a gate, each block needs a multiple of 64 channels: tile_n / slices"
     )
 
 
-def legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    """Family.legal."""
-    x = shape_of(config)
-    rules = _folded_rules if x.hidden else _gate_rules if "gate" in epilogue.names else lambda *_: ()
-    return next((why for broken, why in chain(_rules(x), rules(x, epilogue)) if broken), None)
-
-
-def _rules(x: Shape) -> Iterator[tuple[bool, str]]:
-    yield x.pingpong and (x.groups != 2 or x.slices > 1), "ping-pong takes two warpgroups, each with a tile of its own"
-    yield x.m % (64 * x.team) > 0, "a warpgroup multiplies blocks of 64 rows"
-    yield x.accumulators > x.most_accumulators, "the accumulators would spill"
-    yield x.cluster_n > 1 and (x.patch or x.resident), "only streamed pixels gathered by TMA are shared"
-    yield x.slices > 1 and (x.patch or x.resident), "a split tile is gathered and streamed"
-    yield x.cluster > 8, "clusters of up to eight blocks"
-    yield x.slices > 1 and x.cluster_m > 1, "split tiles share no weights"
-    yield (x.m // x.team // 64 * 2 * (x.n // 32)) % x.slices > 0, "the split must divide the tile"
-    yield x.k < 64 and (x.n > 128 or x.m > 128 or x.cluster > 1), "narrow steps are for few channels"
-    yield 2 * (x.m + x.columns) * x.k * 2 > MOST_SHARED, "shared memory"
-    yield x.columns > 256, "a product of more than 256 columns"
-
-
-def _gate_rules(x: Shape, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
-    yield from se_gate.legal(epilogue)
-    yield x.pingpong or x.resident or x.cluster_m > 1, "a gated tile belongs to one block, or to those of its columns"
-    yield x.n % (64 * x.slices) > 0, "of a gated tile each block has a multiple of 64 channels: fewer leave registers"
-
-
-def _folded_rules(x: Shape, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
-    yield from se_gate.folded_legal(epilogue)
-    projects = "project" in epilogue.names
-    yield projects and (x.patch or x.resident or x.slices > 1), "a projection follows gathered, streamed pixels"
+def _folded_rules(x: Conv2dShape, epilogue: Epilogue) -> Rules:
+    yield from se_gate.folded_epilogue_rules(epilogue)
+    yield require(
+        "project" not in epilogue.names or not (x.patch or x.resident or x.slices > 1),
+        "with a projection, activations must be im2col, weights streamed and slices 1",
+    )

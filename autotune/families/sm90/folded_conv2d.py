@@ -1,66 +1,76 @@
 """sm90_conv2d with squeeze-and-excitation whose squeeze is folded into filters (problem conv2d_folded_se).
 
-A tile's products have `hidden` columns more than it has channels. See templates/sm90/folded_se_gate.cuh.
+A tile's products have `hidden` columns beside its channels. See templates/sm90/folded_se_gate.cuh.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from autotune.core import Architecture
 from autotune.families import se_gate
-from autotune.families.base import Config, Parameter, Value
-from autotune.families.sm90 import conv2d
-from autotune.ir import Conv2dFoldedSe, Conv2dSeSkip, FoldedSe, Problem
+from autotune.families.base import Config, Family, Parameter, Value
+from autotune.families.rules import Rules, first_unmet, require
+from autotune.families.sm90.conv2d import FAMILY as CONV2D
+from autotune.ir import Conv2dFoldedSe, Conv2dSeSkip, FoldedSe
 
-_SAME = ("tile_m", "tile_n", "groups", "schedule", "activations", "weights", "cluster_m", "cluster_n", "slices")
-_CONV = conv2d.FAMILY
+_SHARED_PARAMETERS = (
+    "tile_m", "tile_n", "groups", "schedule", "activations", "weights", "cluster_m", "cluster_n", "slices"
+)  # fmt: skip
 
 
-def _values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
+def _candidate_values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: FoldedSe | None
 ) -> Sequence[Value]:
-    """What can be legal beside the values chosen so far, and is no waste for the problem."""
     if parameter.name not in ("image", "hidden"):
-        return _CONV.values(parameter, {"merge": 1, **chosen}, arch, dtype, problem)
+        return CONV2D.candidate_values(parameter, {"merge": 1, **chosen}, arch, dtype, problem)
     if problem is None:
         return parameter.values
-    assert isinstance(problem, FoldedSe)
-    return [se_gate.image(problem)] if parameter.name == "image" else [se_gate.columns(problem.hidden)]
+    if parameter.name == "image":
+        return [se_gate.image_kind(problem)]
+    return [se_gate.hidden_columns(problem.hidden)]
 
 
-def _supports(problem: Problem) -> str | None:
-    assert isinstance(problem, FoldedSe)
-    return _CONV.supports(problem) or next((why for beyond, why in _limits(problem) if beyond), None)
+def _why_unsupported(problem: FoldedSe) -> str | None:
+    return CONV2D.why_unsupported(problem) or first_unmet(_problem_rules(problem))
 
 
-def _limits(problem: FoldedSe) -> Iterator[tuple[bool, str]]:
-    yield problem.c <= 32, "more than 32 input channels"
+def _problem_rules(problem: FoldedSe) -> Rules:
+    yield require(problem.c > 32, f"c must be more than 32, for steps of 64 channels; it is {problem.c}")
     if isinstance(problem, Conv2dSeSkip):
         channels = problem.skip_c // problem.skip_groups
-        yield channels % 8 > 0, "a projection of a multiple of 8 channels"
-        yield problem.skip_groups > 1 and channels % 64 > 0, "a projection in groups of multiples of 64 channels"
+        yield require(channels % 8 == 0, "the projection's input channels must be a multiple of 8")
+        yield require(
+            problem.skip_groups == 1 or channels % 64 == 0,
+            "the input channels of a projection's group must be a multiple of 64",
+        )
 
 
-def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
-    assert isinstance(problem, FoldedSe)
-    return se_gate.misfit(problem, config)
+def _why_unfit(problem: FoldedSe, config: Config, arch: Architecture) -> str | None:
+    return first_unmet(se_gate.folded_fit_rules(problem, config))
 
 
-FAMILY = replace(
-    _CONV,
+FAMILY = Family[FoldedSe](
     name="sm90_folded_conv2d",
     operator=(Conv2dFoldedSe, Conv2dSeSkip),
+    kind=CONV2D.kind,
+    template=CONV2D.template,
+    architectures=CONV2D.architectures,
+    dtypes=CONV2D.dtypes,
     parameters=(
         Parameter("image", ("warps", "rows"), "of a multiple of 16 pixels, or 1, 4 or 8 of a warp's rows"),
         Parameter("hidden", se_gate.HIDDEN, "hidden values of a tile's products, beside its channels"),
-        *(parameter for parameter in _CONV.parameters if parameter.name in _SAME),
+        *(parameter for parameter in CONV2D.parameters if parameter.name in _SHARED_PARAMETERS),
     ),
-    values=_values,
-    supports=_supports,
-    fits=_fits,
-    context=lambda config, arch, dtype: {**_CONV.context(config, arch, dtype), "tile_k": 64, "merge": 1},
-    label=lambda config: f"{_CONV.label(config)} hidden {config['hidden']}",
+    launch_parameters=CONV2D.launch_parameters,
+    why_illegal=CONV2D.why_illegal,
+    candidate_values=_candidate_values,
+    why_unsupported=_why_unsupported,
+    why_unfit=_why_unfit,
+    launches=CONV2D.launches,
+    cost=CONV2D.cost,
+    context=lambda config, arch, dtype: {**CONV2D.context(config, arch, dtype), "tile_k": 64, "merge": 1},
+    label=lambda config: f"{CONV2D.label(config)} hidden {config['hidden']}",
     weight_layouts=lambda _: {"weight": "wgmma", "w1": "krsc", "projection": "wgmma"},
+    compile_seconds=CONV2D.compile_seconds,
 )

@@ -1,42 +1,65 @@
-"""3x3 convolution of small images for Hopper, whose pixels are loaded once for all taps; fp16 and bf16, NHWC.
+"""3x3 convolution of small images for Hopper, which loads pixels once for all taps; fp16 and bf16, NHWC.
 
-Plain, with a folded squeeze-and-excitation, and with a skip connection's projection behind that. A tile is 64 pixels of
-whole images. See templates/sm90/small_image/conv2d.cuh.
+It solves plain convolutions, those with a folded squeeze-and-excitation, and those with a skip connection's projection
+behind it. A tile is 64 pixels of whole images. See templates/sm90/small_image/conv2d.cuh.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.core import Architecture, ceil_div, round_up
+from autotune.core import Architecture, ceil_div
 from autotune.families import se_gate
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
+from autotune.families.base import Config, Launch, Parameter, Value
+from autotune.families.rules import Rules, first_unmet, require
 from autotune.families.sm90.conv2d_launches import columns_fit
-from autotune.families.sm90.se_resnet9.se_block import LOADED_BYTES_A_CYCLE
-from autotune.ir import MAP_ELEMENTS, Conv2d, Conv2dFoldedSe, Conv2dSeSkip, Epilogue, FoldedSe, Problem
+from autotune.families.sm90.hopper_family import hopper_family
+from autotune.families.sm90.rates import LOADED_BYTES_A_CYCLE
+from autotune.ir import Conv2d, Conv2dFoldedSe, Conv2dSeSkip, Epilogue, FoldedSe
 
 _ROWS, _CHUNK, _TAPS = 64, 64, 9
 _PLANE_BYTES = _ROWS * _CHUNK * 2
-_GROUPS = 2
-_MOST_SUMS = 96  # of a thread, so that the rest finds registers
-_MOST_SLOTS = 16  # of a warpgroup
+_GROUPS = 2  # warpgroups that multiply
+_MAX_SUMS = 96  # registers of a thread; others hold operands and the gate's values
+_MAX_SLOTS = 16  # buffers for weights of a warpgroup
 
-_Solved = Conv2d | FoldedSe
+# For the cost, in cycles: estimates for an H200, not fitted.
+_MIN_STEP_CYCLES, _TILE_CYCLES, _SKIP_CYCLES = 150, 4000, 400  # of a step, a tile, and a chunk of a projection
+
+Solved = Conv2d | FoldedSe
 
 
 @dataclass(frozen=True)
-class _Shape:
-    """A config with its names spelt out."""
+class ImageConvShape:
+    """A config by name.
 
+    Attributes:
+        image: How a gate adds up an image's pixels, as se_gate.image_kind has it.
+        peers: Tiles of a cluster.
+        hidden: Columns of a tile's products for hidden values.
+    """
+
+    image: str
     n: int
     stride: int
     peers: int
     hidden: int
 
+    @classmethod
+    def from_config(cls, config: Config) -> ImageConvShape:
+        """Return the shape of a config."""
+        return cls(
+            image=str(config["image"]),
+            n=int(config["tile_n"]),
+            stride=int(config["stride"]),
+            peers=int(config["peers"]),
+            hidden=int(config["hidden"]),
+        )
+
     @property
     def columns(self) -> int:
-        """Of a tile's products."""
+        """Columns of a tile's products."""
         return self.n + self.hidden
 
     @property
@@ -46,7 +69,7 @@ class _Shape:
 
     @property
     def own(self) -> int:
-        """Channels of each."""
+        """Channels of each owner."""
         return self.n // self.owners
 
     @property
@@ -60,121 +83,120 @@ class _Shape:
         return self.columns * _CHUNK * 2
 
 
-def _shape(config: Config) -> _Shape:
-    return _Shape(*(int(config[name]) for name in ("tile_n", "stride", "peers", "hidden")))
+def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    return first_unmet(_shape_rules(ImageConvShape.from_config(config), epilogue))
 
 
-def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    x = _shape(config)
-    return next((why for broken, why in _rules(x, str(config["image"]), epilogue) if broken), None)
-
-
-def _rules(x: _Shape, image: str, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
-    yield (x.hidden > 0) != ("gate" in epilogue.names), "hidden values are a gate's"
+def _shape_rules(x: ImageConvShape, epilogue: Epilogue) -> Rules:
+    yield require((x.hidden > 0) == ("gate" in epilogue.names), "hidden must be more than 0 with a gate, else 0")
     if x.hidden:
-        yield from se_gate.folded_legal(epilogue)
-    yield x.hidden == 0 and image != "warps", "images differ only in how a gate adds up their pixels"
-    yield x.own // x.peers % 8 > 0, "each of the peers loads a multiple of eight rows of weights"
-    yield x.columns // 2 > _MOST_SUMS, "the accumulators would spill"
+        yield from se_gate.folded_epilogue_rules(epilogue)
+    yield require(x.hidden or x.image == "warps", "image must be warps without a gate")
+    yield require(x.own // x.peers % 8 == 0, f"each of the peers must load a multiple of 8 rows of weights of {x.own}")
+    yield require(
+        x.columns // 2 <= _MAX_SUMS, f"a thread must have at most {_MAX_SUMS} sums, or spills; it has {x.columns // 2}"
+    )
 
 
-def _supports(problem: Problem) -> str | None:
-    assert isinstance(problem, _Solved)
-    return next((why for beyond, why in _limits(problem) if beyond), None)
+def _why_unsupported(problem: Solved) -> str | None:
+    return first_unmet(_problem_rules(problem))
 
 
-def _limits(problem: _Solved) -> Iterator[tuple[bool, str]]:
+def _problem_rules(problem: Solved) -> Rules:
     pixels, (down, across) = problem.p * problem.q, problem.stride
-    yield (problem.r, problem.s) != (3, 3) or problem.pad != (1, 1) or problem.dilation != (1, 1), "3x3, padding 1"
-    yield down != across or down > 2, "stride 1 or 2"
-    yield (problem.h, problem.w) != (down * problem.p, across * problem.q), "images that the stride divides"
-    yield pixels > _ROWS or _ROWS % pixels > 0, "outputs of up to 64 pixels, a divisor of 64"
-    yield problem.groups > 1, "groups"
-    yield problem.c % 8 > 0 or problem.k % 8 > 0, "c and k must be multiples of 8"
-    yield problem.n * pixels >= 2**31, "tensors of up to 2^31 pixels"
+    window = (problem.r, problem.s) == (3, 3) and problem.pad == (1, 1) and problem.dilation == (1, 1)
+    yield require(window, "the filter must be 3x3 with padding 1 and dilation 1")
+    yield require(down == across and down <= 2, "stride must be 1 or 2, the same along both axes")
+    yield require(
+        (problem.h, problem.w) == (down * problem.p, across * problem.q), "h and w must be multiples of the stride"
+    )
+    yield require(pixels <= _ROWS and _ROWS % pixels == 0, f"the pixels of an output image must divide {_ROWS}")
+    yield require(problem.groups == 1, "groups must be 1")
+    yield require(problem.c % 8 == 0 and problem.k % 8 == 0, "c and k must be multiples of 8")
+    yield require(problem.n * pixels < 2**31, "the output must have fewer than 2^31 pixels")
     if isinstance(problem, FoldedSe):
-        yield from se_gate.limits(problem)
+        yield from se_gate.problem_rules(problem)
     if isinstance(problem, Conv2dSeSkip):
-        whole = problem.skip_groups == 1 and problem.skip_c % 8 == 0
-        yield not whole, "a projection without groups, of a multiple of 8 channels"
+        yield require(
+            problem.skip_groups == 1 and problem.skip_c % 8 == 0,
+            "the projection must have no groups, and a multiple of 8 input channels",
+        )
 
 
-def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
-    assert isinstance(problem, _Solved)
-    x = _shape(config)
-    if x.stride != problem.stride[0]:
-        return f"its stride is {x.stride}"
-    if isinstance(problem, FoldedSe) and (why := se_gate.misfit(problem, config)):
-        return why
-    if not columns_fit(problem, x.n):
-        return "half of a tile would be empty"
-    return "there are fewer tiles than a cluster has" if x.peers > _tiles(problem) else None
+def _why_unfit(problem: Solved, config: Config, arch: Architecture) -> str | None:
+    x = ImageConvShape.from_config(config)
+
+    def rules() -> Rules:
+        yield require(x.stride == problem.stride[0], f"its stride is {x.stride}; the problem's is {problem.stride[0]}")
+        if isinstance(problem, FoldedSe):
+            yield from se_gate.folded_fit_rules(problem, config)
+        yield require(columns_fit(problem, x.n), f"tile_n {x.n} would leave half of a tile empty")
+        yield require(x.peers <= _tiles(problem), f"peers must be at most the number of tiles, {_tiles(problem)}")
+
+    return first_unmet(rules())
 
 
-def _tiles(problem: _Solved) -> int:
+def _tiles(problem: Solved) -> int:
     return ceil_div(problem.n * problem.p * problem.q, _ROWS)
 
 
-def _chunks(problem: _Solved) -> tuple[int, int]:
-    """Of 64 channels: of the input, and of what a projection reads."""
+def _chunks(problem: Solved) -> tuple[int, int]:
+    """Return the chunks of 64 channels of the input, and of a projection's input."""
     return ceil_div(problem.c, _CHUNK), ceil_div(problem.skip_c, _CHUNK) if isinstance(problem, Conv2dSeSkip) else 0
 
 
-def _fixed_bytes(problem: _Solved, x: _Shape) -> int:
-    """Shared memory of all but the rings: images, gates, the sums that warpgroups leave to each other, barriers."""
+def _fixed_bytes(problem: Solved, x: ImageConvShape) -> int:
+    """Return the shared memory beside the rings: images, gates, sums that warpgroups exchange, barriers."""
     chunks, skips = _chunks(problem)
-    gates = x.owners * se_gate.folded_bytes(_ROWS, x.own, x.hidden, 4) if x.hidden else 0
+    a_gate = se_gate.folded_shared_bytes(rows=_ROWS, columns=x.own, hidden=x.hidden, warps=4) if x.hidden else 0
+    gates = x.owners * a_gate
     sums = x.owners * _ROWS * (x.own + x.hidden) * 4
     return 1024 + chunks * (x.chunk_bytes + 8) + skips * (_PLANE_BYTES + 8) + 128 + gates + sums
 
 
-def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
-    """As many buffers for weights as there is room for, or as leave room for another block."""
-    assert isinstance(problem, _Solved)
-    x = _shape(config)
+def _launches(problem: Solved, config: Config, arch: Architecture) -> list[Launch]:
+    """Return as many buffers for weights as fit, and as many as leave room for a second block."""
+    x = ImageConvShape.from_config(config)
     a_slot = _GROUPS * (x.weight_bytes + 16)
     rooms = (arch.block_shared, arch.sm_shared // 2 - arch.reserved_shared)
-    counts = [min((room - _fixed_bytes(problem, x)) // a_slot, _MOST_SLOTS) for room in rooms]
+    counts = [min((room - _fixed_bytes(problem, x)) // a_slot, _MAX_SLOTS) for room in rooms]
     return [{"weight_slots": count} for i, count in enumerate(counts) if count >= 2 and count not in counts[:i]]
 
 
-def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
-    """Cycles by a crude model: rounds of tiles, each bound by products or by loads."""
-    assert isinstance(problem, _Solved)
-    x, (chunks, skips) = _shape(config), _chunks(problem)
-    tiles = round_up(_tiles(problem), x.peers) * ceil_div(problem.k, x.n)
+def _cost(problem: Solved, config: Config, arch: Architecture) -> float:
+    """Estimate cycles: rounds of tiles, each bound by products (two cycles a column) or by loads."""
+    x, (chunks, skips) = ImageConvShape.from_config(config), _chunks(problem)
+    tiles = ceil_div(_tiles(problem), x.peers) * x.peers * ceil_div(problem.k, x.n)
     rounds = ceil_div(tiles, arch.processors_for(x.peers))
     steps = _TAPS * chunks
-    products = steps * max(2 * x.columns, 150)
+    products = steps * max(2 * x.columns, _MIN_STEP_CYCLES)
     loaded = steps * x.weight_bytes + chunks * x.chunk_bytes + skips * (_PLANE_BYTES + x.n * _CHUNK * 2)
-    return rounds * (max(products, loaded / LOADED_BYTES_A_CYCLE) + 4000 + 400 * skips)
+    return rounds * (max(products, loaded / LOADED_BYTES_A_CYCLE) + _TILE_CYCLES + _SKIP_CYCLES * skips)
 
 
-def _values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
+def _candidate_values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Solved | None
 ) -> Sequence[Value]:
     if problem is None:
         return parameter.values
-    assert isinstance(problem, _Solved)
-    own: dict[str, Value] = {"image": "warps", "hidden": 0, "stride": problem.stride[0]}
+    only: dict[str, Value] = {"image": "warps", "hidden": 0, "stride": problem.stride[0]}
     if isinstance(problem, FoldedSe):
-        own |= {"image": se_gate.image(problem), "hidden": se_gate.columns(problem.hidden)}
-    return [own[parameter.name]] if parameter.name in own else parameter.values
+        only |= {"image": se_gate.image_kind(problem), "hidden": se_gate.hidden_columns(problem.hidden)}
+    return [only[parameter.name]] if parameter.name in only else parameter.values
 
 
 def _label(config: Config) -> str:
-    x = _shape(config)
+    x = ImageConvShape.from_config(config)
     shared, hidden = f" c{x.peers}" if x.peers > 1 else "", f" hidden {x.hidden}" if x.hidden else ""
     return f"{_ROWS}x{x.n} stride {x.stride}{shared}{hidden}"
 
 
-FAMILY = Family(
-    name="sm90_image_conv2d",
-    operator=(Conv2d, Conv2dFoldedSe, Conv2dSeSkip),
-    kind=DEVICE_IMAGE,
+_OPERATORS: tuple[type[Solved], ...] = (Conv2d, Conv2dFoldedSe, Conv2dSeSkip)
+
+FAMILY = hopper_family(
+    "sm90_image_conv2d",
+    _OPERATORS,
     template="sm90/small_image/conv2d.cu.j2",
-    architectures=("sm90",),
-    dtypes=("f16", "bf16"),
     parameters=(
         Parameter("image", ("warps", "rows"), "for a gate: of a multiple of 16 pixels, or 1, 4 or 8 of a warp's rows"),
         Parameter(
@@ -185,16 +207,14 @@ FAMILY = Family(
         Parameter("peers", (1, 2, 4), "tiles of a cluster, which share the loads of the weights"),
     ),
     launch_parameters=(
-        Parameter("weight_slots", tuple(range(2, _MOST_SLOTS + 1)), "buffers for weights of a warpgroup"),
+        Parameter("weight_slots", tuple(range(2, _MAX_SLOTS + 1)), "buffers for weights of a warpgroup"),
     ),
-    legal=_legal,
-    values=_values,
-    supports=_supports,
-    fits=_fits,
+    why_illegal=_why_illegal,
+    candidate_values=_candidate_values,
+    why_unsupported=_why_unsupported,
+    why_unfit=_why_unfit,
     launches=_launches,
     cost=_cost,
-    context=lambda config, arch, dtype: {**config, "type": dtype, "map_element": MAP_ELEMENTS[dtype]},
     label=_label,
-    weight_layouts=lambda _: {"weight": "wgmma", "w1": "krsc", "projection": "wgmma"},
-    compile_seconds=(1.0, 1.2),
+    weight_layouts={"weight": "wgmma", "w1": "krsc", "projection": "wgmma"},
 )

@@ -54,8 +54,8 @@ def test_a_unit_is_worth_its_headers_and_units_of_a_family_are_alike(cpu_kernel)
         units = ninja_build.units(convs, jobs)
         sizes = [len(unit.kernels) for unit in units]
         assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
-        assert max(sizes) <= max(1, ninja_build.WORTH * header / each)
-        needed = math.ceil(count * each / (ninja_build.WORTH * header))
+        assert max(sizes) <= max(1, ninja_build.MAX_COST_RATIO * header / each)
+        needed = math.ceil(count * each / (ninja_build.MAX_COST_RATIO * header))
         assert len(units) <= max(needed, jobs) + 1, "headers are compiled more often than cores need"
 
 
@@ -116,7 +116,7 @@ from autotune.families.base import Kernel
 kernels = [Kernel.of("cpu_conv2d", {CONV}, "f32", Epilogue.parse(chain), "x86-64") for chain in {CHAINS}]
 print("ready", flush=True)
 input()
-for built in build.build(kernels, 2):
+for built in ninja_build.build(kernels, 2):
     assert built.path and built.path.exists(), built.error
     print(built.path)
 """
@@ -263,7 +263,7 @@ def test_an_illegal_tile_fails_with_cutlass_words():
     need_compiler("sm_80", nvcc=True)
     good = cuda_kernels("cutlass2_conv2d", "sm80", 1, seed=3)[0]
     broken = Kernel.of("cutlass2_conv2d", {**good.values, "warp_k": 16, "tile_k": 16}, "f16", Epilogue(), "sm_80")
-    assert family("cutlass2_conv2d").legal(broken.values, architecture("sm80"), "f16", Epilogue())
+    assert family("cutlass2_conv2d").why_illegal(broken.values, architecture("sm80"), "f16", Epilogue())
     [built] = ninja_build.build([broken], jobs=1)
     assert built.path is None and "error" in built.error and "cutlass" in built.error
 
@@ -291,7 +291,7 @@ def test_a_kernel_is_found_in_whatever_unit_it_was_built_with(fresh, cpu_kernel)
 
 def test_what_another_process_makes_before_its_turn_is_found(fresh, cpu_kernel):
     units = [ninja_build.Unit((cpu_kernel("cpu_conv2d", CONV, chain),)) for chain in CHAINS]
-    with closing(ninja_build.Batch(units, jobs=1)) as batch:
+    with closing(ninja_build.BuildBatch(units, jobs=1)) as batch:
         for unit in units:
             unit.path.touch()  # most of the commands wait for the first to end
         found = batch.finished()
@@ -300,7 +300,7 @@ def test_what_another_process_makes_before_its_turn_is_found(fresh, cpu_kernel):
 
 
 def test_compilers_give_way_to_what_measures(fresh, cpu_kernel):
-    with closing(ninja_build.Batch(ninja_build.units([cpu_kernel("cpu_conv2d", CONV, "gelu")], 1), 1)) as batch:
+    with closing(ninja_build.BuildBatch(ninja_build.units([cpu_kernel("cpu_conv2d", CONV, "gelu")], 1), 1)) as batch:
         assert os.getpriority(os.PRIO_PROCESS, batch._process.pid) > os.getpriority(os.PRIO_PROCESS, 0)
         while batch.pending:
             for built in batch.finished():

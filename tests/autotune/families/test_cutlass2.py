@@ -28,7 +28,7 @@ def test_what_is_legal_of_gradients_compiled_with_cutlass(operator, least):
     arch, chosen = architecture("sm80"), family(f"cutlass2_conv2d_{operator}")
     rows = [row for row in compiled_rows("compiled_gradients_f16") if row["operator"] == operator]
     shared = {"alignment": 8, "strided": 0}
-    legal = [row for row in rows if chosen.legal({**config_of(row), **shared}, arch, "f16", Epilogue()) is None]
+    legal = [row for row in rows if chosen.why_illegal({**config_of(row), **shared}, arch, "f16", Epilogue()) is None]
     assert [row for row in legal if row["compiles"] != "1"] == []
     assert len(legal) >= least, f"only {len(legal)} of {len(rows)} rows are legal"
     assert any(row["compiles"] == "0" for row in rows), "rows that fail are what makes this a test"
@@ -42,7 +42,7 @@ def test_what_is_legal_of_gemms_compiled_with_cutlass(name):
     rows = [row for row in compiled_rows() if (row["generation"], row["dtype"]) == (name.removeprefix("sm"), "f16")]
     rows = [row for row in rows if config_of(row)["warp_n"] in warps]
     shared = {"alignment": 8, "vector": 8}
-    legal = [row for row in rows if chosen.legal({**config_of(row), **shared}, arch, "f16", Epilogue()) is None]
+    legal = [row for row in rows if chosen.why_illegal({**config_of(row), **shared}, arch, "f16", Epilogue()) is None]
     assert [row for row in legal if row["compiles"] != "1"] == []
     assert len(legal) >= 10
 
@@ -66,7 +66,7 @@ def test_accesses_are_the_widest_that_divide_the_channels():
         ("conv2d_wgrad n=2 h=8 w=8 c=48 k=64 stride=2 dtype=f16", "cutlass2_conv2d_wgrad", {"alignment": 8}),
     ]:
         problem, chosen = parse(text), family(name)
-        assert chosen.serves(problem, sm80) is None
+        assert chosen.why_not_served(problem, sm80) is None
         configs = chosen.configs(sm80, "f16", problem.epilogue)
         usable = [config for config in configs if chosen.launches(problem, config, sm80)]
         assert usable
@@ -91,4 +91,4 @@ def test_accesses_are_the_widest_that_divide_the_channels():
 )
 def test_other_products_are_refused(name, text):
     found = family(name)
-    assert found.serves(parse(text), architecture(found.architectures[-1]))
+    assert found.why_not_served(parse(text), architecture(found.architectures[-1]))

@@ -28,7 +28,7 @@ def test_what_is_legal_compiles_and_does_not_spill(name):
     assert found
     for row in found:
         epilogue = Epilogue.parse(row["epilogue"])
-        said = family(name).legal(json.loads(row["config"]), SM90, row["dtype"], epilogue)
+        said = family(name).why_illegal(json.loads(row["config"]), SM90, row["dtype"], epilogue)
         spilled = int(row["spilled_bytes"] or 0)
         if said is None:
             assert row["compiles"] == "1" and spilled <= A_FEW_BYTES, row
@@ -66,7 +66,7 @@ def test_a_kernel_of_the_day_compiles():
     ],
 )
 def test_what_tma_cannot_load_is_refused(name, text):
-    assert family(name).serves(parse(text), SM90)
+    assert family(name).why_not_served(parse(text), SM90)
 
 
 def test_only_blocks_that_share_a_tile_split_it():

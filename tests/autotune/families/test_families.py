@@ -169,7 +169,7 @@ def test_every_cpu_family_is_tested_here():
 def test_kernels_solve_odd_problems(name, trials, built, cpu):
     chosen = family(name)
     for trial in trials[name]:
-        assert chosen.serves(trial.problem, cpu) is None
+        assert chosen.why_not_served(trial.problem, cpu) is None
         case = CandidateBench(trial.problem, DEVICE, seed=trial.seed)
         given = {operand.name for operand in trial.problem.operands() if operand.role != "output"}
         before = {key: case.tensors[key].clone() for key in given}
@@ -274,7 +274,7 @@ def test_every_architecture_of_a_family_has_legal_configs(name):
                 continue
             configs = list(islice(found.configs(arch, dtype, chain, tuple(PERMISSIONS)), 1000))
             assert configs
-            assert all(found.legal(config, arch, dtype, chain) is None for config in configs)
+            assert all(found.why_illegal(config, arch, dtype, chain) is None for config in configs)
             assert len({tuple(config.values()) for config in configs}) == len(configs)
 
 
@@ -346,7 +346,7 @@ def test_launches_are_declared_for_parts_of_other_sizes(text, processors):
 
 
 def test_every_cuda_family_that_compiles_in_seconds_is_drawn_at_random_on_a_gpu():
-    quick = {name for name, found in families().items() if found.kind == DEVICE_IMAGE and not found.by_name}
+    quick = {name for name, found in families().items() if found.kind == DEVICE_IMAGE and not found.opt_in}
     assert set(SIZES) == quick
 
 
@@ -354,22 +354,27 @@ def test_families_refuse_what_they_cannot_solve():
     sm80 = architecture("sm80")
     conv = parse("conv2d n=1 h=8 w=8 c=16 k=16 dtype=f16")
     tail = parse("se_tail n=1 h=2 w=2 c=12 hidden=2 dtype=f16")
-    assert family("cutlass2_conv2d").serves(conv, sm80) is None
+    assert family("cutlass2_conv2d").why_not_served(conv, sm80) is None
     depthwise = replace(conv, groups=16)
     for change in ({"groups": 16}, {"groups": 2, "dtype": "f32"}, {"n": 2**20, "h": 64, "w": 64}):
-        assert family("cutlass2_conv2d").serves(replace(conv, **change), sm80)
-    assert family("cutlass2_conv2d").serves(replace(conv, dtype="bf16"), architecture("sm75"))
-    assert family("cuda_depthwise_conv2d").serves(conv, sm80)
-    assert family("cuda_depthwise_conv2d").serves(depthwise, sm80) is None
-    assert family("cuda_se_tail").serves(replace(tail, c=16, dtype="s8"), sm80)
-    assert family("cuda_se_tail").serves(tail, sm80)
-    assert family("cuda_se_tail").serves(conv, sm80)
+        assert family("cutlass2_conv2d").why_not_served(replace(conv, **change), sm80)
+    assert family("cutlass2_conv2d").why_not_served(replace(conv, dtype="bf16"), architecture("sm75"))
+    assert family("cuda_depthwise_conv2d").why_not_served(conv, sm80)
+    assert family("cuda_depthwise_conv2d").why_not_served(depthwise, sm80) is None
+    assert family("cuda_se_tail").why_not_served(replace(tail, c=16, dtype="s8"), sm80)
+    assert family("cuda_se_tail").why_not_served(tail, sm80)
+    assert family("cuda_se_tail").why_not_served(conv, sm80)
     moved = parse("space_to_depth n=1 h=8 w=8 c=3 block=4 dtype=f32")
     for name, arch in (("cuda_space_to_depth", sm80), ("cpu_space_to_depth", architecture("cpu"))):
-        assert family(name).serves(moved, arch) is None
-        assert family(name).serves(replace(moved, epilogue=Epilogue(("relu",))), arch) == "steps behind it"
-    assert family("cpu_conv2d").serves(conv, sm80)
-    assert family("cpu_conv2d").serves(parse("conv2d_dgrad n=1 h=8 w=8 c=16 k=16 dtype=f32"), architecture("cpu"))
+        assert family(name).why_not_served(moved, arch) is None
+        assert (
+            family(name).why_not_served(replace(moved, epilogue=Epilogue(("relu",))), arch)
+            == "the epilogue must be empty"
+        )
+    assert family("cpu_conv2d").why_not_served(conv, sm80)
+    assert family("cpu_conv2d").why_not_served(
+        parse("conv2d_dgrad n=1 h=8 w=8 c=16 k=16 dtype=f32"), architecture("cpu")
+    )
 
 
 BLOCK = "se_block n={n} h={h} w={w} c={c} hidden={hidden} dtype={dtype} epilogue={chain},gate,add,relu"
@@ -383,7 +388,7 @@ WHOLE = {"n": 128, "h": 16, "w": 16, "c": 64, "hidden": 4, "dtype": "f16", "chai
 def test_a_block_takes_tiles_of_whole_images(change, tiles):
     chosen, sm90 = family("sm90_se_block"), architecture("sm90")
     problem = parse(BLOCK.format(**WHOLE | change))
-    assert chosen.serves(problem, sm90) is None
+    assert chosen.why_not_served(problem, sm90) is None
     configs = chosen.configs_for(problem, sm90)
     assert {config["tile_m"] for config in configs} == tiles
     assert {config["channels"] for config in configs} == {problem.c}
@@ -394,7 +399,7 @@ def test_a_block_takes_tiles_of_whole_images(change, tiles):
     "change", [{"h": 12}, {"h": 4, "w": 64}, {"h": 32}, {"c": 48}, {"c": 128}, {"hidden": 6}, {"dtype": "f32"}]
 )
 def test_a_block_that_does_not_fit_a_multiprocessor_is_refused(change):
-    assert family("sm90_se_block").serves(parse(BLOCK.format(**WHOLE | change)), architecture("sm90"))
+    assert family("sm90_se_block").why_not_served(parse(BLOCK.format(**WHOLE | change)), architecture("sm90"))
 
 
 @pytest.mark.parametrize("chain", ["add,conv", "conv,store"])
@@ -416,29 +421,29 @@ def test_stems_are_served_where_the_kernel_can_solve_them():
     text = "stem n=8 h=224 w=224 c=3 k=64 r=7 s=7 stride=2 pad=3 pool=3 pool_stride=2 pool_pad=1 dtype=f16"
     problem = parse(text)
     for arch in map(architecture, stem.architectures):
-        assert stem.serves(problem, arch) is None
+        assert stem.why_not_served(problem, arch) is None
         configs = stem.configs_for(problem, arch)
         assert {config["instruction"] for config in configs} == ({"mma", "wgmma"} if arch is sm90 else {"mma"})
-        assert all(stem.fits(problem, config, arch) is None for config in configs)
+        assert all(stem.why_unfit(problem, config, arch) is None for config in configs)
         assert all(math.isfinite(stem.cost(problem, config, arch)) for config in configs)
     for old, new in [
         *(("c=3", "c=5"), ("k=64", "k=60"), ("w=224", "w=225"), ("stride=2", "stride=1"), ("pad=3", "pad=2")),
         *(("r=7", "r=5"), ("pool_stride=2", "pool_stride=1"), ("dtype=f16", "dtype=f32")),
     ]:
-        assert stem.serves(parse(text.replace(old, new, 1)), sm90), new
+        assert stem.why_not_served(parse(text.replace(old, new, 1)), sm90), new
     assert {config["access"] for config in stem.configs_for(replace(problem, w=226), sm90)} == {2}
 
 
 def test_short_products_are_served_where_their_operands_fit_registers():
     short, sm90 = family("cuda_pointwise_conv2d"), architecture("sm90")
     text = "conv2d n=8 h=8 w=8 c=64 k=128 dtype=f16"
-    assert short.serves(parse(text), sm90) is None
-    assert short.serves(parse("gemm m=100 n=16 k=256 dtype=bf16"), sm90) is None
+    assert short.why_not_served(parse(text), sm90) is None
+    assert short.why_not_served(parse("gemm m=100 n=16 k=256 dtype=bf16"), sm90) is None
     for old, new in [
         *(("c=64", "c=60"), ("c=64", "c=264"), ("c=64", "c=160"), ("k=128", "k=130"), ("f16", "f32")),
         *(("k=128", "k=128 stride=2"), ("k=128", "k=128 groups=2"), ("k=128", "k=128 r=3 s=3 pad=1")),
     ]:
-        assert short.serves(parse(text.replace(old, new, 1)), sm90), new
+        assert short.why_not_served(parse(text.replace(old, new, 1)), sm90), new
     problem = parse(text)
     for config in short.configs_for(problem, sm90):
         assert int(config["steps"]) == 2
@@ -453,17 +458,17 @@ def test_few_channels_in_one_line_are_served_where_lines_begin_whole_words_apart
     text = "conv2d n=8 h=224 w=224 c=3 k=64 r=7 s=7 stride=2 pad=3 dtype=f16"
     problem = parse(text)
     for arch in map(architecture, narrow.architectures):
-        assert narrow.serves(problem, arch) is None
+        assert narrow.why_not_served(problem, arch) is None
         configs = narrow.configs_for(problem, arch)
         assert {config["instruction"] for config in configs} == ({"mma", "wgmma"} if arch is sm90 else {"mma"})
     for old, new in [
         *(("c=3", "c=5"), ("k=64", "k=60"), ("w=224", "w=225"), ("stride=2", "stride=1"), ("pad=3", "pad=2")),
         *(("r=7", "r=5"), ("stride=2", "stride=2,1"), ("stride=2", "stride=2 dilation=2"), ("dtype=f16", "dtype=f32")),
     ]:
-        assert narrow.serves(parse(text.replace(old, new, 1)), sm90), new
+        assert narrow.why_not_served(parse(text.replace(old, new, 1)), sm90), new
     for c, w, stride in [(4, 225, 1), (2, 223, 1), (1, 224, 2)]:
         asked = replace(problem, c=c, w=w, stride=(stride, stride))
-        assert narrow.serves(asked, sm90) is None and narrow.configs_for(asked, sm90)
+        assert narrow.why_not_served(asked, sm90) is None and narrow.configs_for(asked, sm90)
 
 
 def test_symbols_tell_kernels_apart(cpu_target):

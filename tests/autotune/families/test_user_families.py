@@ -308,7 +308,7 @@ print("ok")
     [
         ("broken.py", "x = 1\nx = = 2\n", "broken.py, line 2: SyntaxError"),
         ("raising.py", "import os\n\nos.nothing\n", "raising.py, line 3: AttributeError"),
-        ("number.py", "FAMILY = 3\n", "number.py: FAMILY is not a Family but a int"),
+        ("number.py", "FAMILY = 3\n", "number.py: FAMILY must be a Family, not of type int"),
         ("base.py", "", "base.py has the name of one of the project's own: rename it"),
         ("twin.py", "from autotune.families.cpu.conv2d import FAMILY\n", "already a family 'cpu_conv2d'"),
         (None, "", "there is no folder"),

@@ -165,7 +165,7 @@ def test_a_familys_configs_stay_legal():
     [study] = strategy("transfer").make_studies([space], 0, 0.0)
     asked = drive(study, lambda config: found.cost(problem, config, arch) + 1.0, 60)
     assert len({key(config) for config in asked}) == 60
-    assert all(found.legal(config, arch, "f16", Epilogue()) is None for config in asked)
+    assert all(found.why_illegal(config, arch, "f16", Epilogue()) is None for config in asked)
 
 
 # -- spaces ------------------------------------------------------------------------------------------------------------

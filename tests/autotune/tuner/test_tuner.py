@@ -112,7 +112,7 @@ def test_configs_are_legal_and_layouts_recorded(tuned, cpu):
         tuned[0], "SELECT config, weight_layouts, epilogue FROM kernel WHERE family = 'cpu_conv2d'"
     ):
         values = json.loads(config)
-        assert family("cpu_conv2d").legal(values, cpu, "f32", Epilogue.parse(epilogue)) is None
+        assert family("cpu_conv2d").why_illegal(values, cpu, "f32", Epilogue.parse(epilogue)) is None
         assert json.loads(layouts) == {"weight": f"k{values['block_k']}"}
 
 

@@ -6,83 +6,85 @@ It is cuda_conv2d twice in a row on whole images, with a pool and a projection: 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from autotune.core import Architecture, ceil_div
 from autotune.families import se_gate
-from autotune.families.base import Config, Launch, Parameter, Value
-from autotune.families.cuda import conv2d
-from autotune.ir import Conv2dSe, Epilogue, Problem, SeDownBlock
-
-_CONV = conv2d.FAMILY
-_CHANNELS = 64  # of a step
-_ROW = 128  # bytes of a pixel's or a filter's channels of a step
+from autotune.families.base import Config, Family, Launch, Parameter, Value
+from autotune.families.cuda.conv2d import CHANNELS_A_STEP, ROW_BYTES, MmaConvShape
+from autotune.families.cuda.conv2d import FAMILY as CONV2D
+from autotune.families.rules import require
+from autotune.ir import Conv2dSe, Epilogue, SeDownBlock
 
 
-def _convolution(problem: Problem, channels: int) -> Conv2dSe:
-    """The second convolution, as if of so many channels."""
-    assert isinstance(problem, SeDownBlock)
-    sizes = {name: getattr(problem, name) for name in ("n", "k", "hidden", "dtype")}
-    return Conv2dSe(**sizes, h=problem.p, w=problem.q, c=channels, r=3, s=3, pad=(1, 1))
+def _convolution(problem: SeDownBlock, channels: int) -> Conv2dSe:
+    """Return the second convolution, with another number of input channels."""
+    return Conv2dSe(
+        n=problem.n, h=problem.p, w=problem.q, c=channels, k=problem.k, r=3, s=3, pad=(1, 1),
+        hidden=problem.hidden, dtype=problem.dtype,
+    )  # fmt: skip
 
 
-def _supports(problem: Problem) -> str | None:
-    assert isinstance(problem, SeDownBlock)
-    if problem.c > _CHANNELS or problem.c % 8:
-        return f"multiples of 8 channels, up to {_CHANNELS}"
-    return _CONV.supports(_convolution(problem, problem.k))
+def _why_unsupported(problem: SeDownBlock) -> str | None:
+    return require(
+        problem.c % 8 == 0 and problem.c <= CHANNELS_A_STEP, f"c must be a multiple of 8, at most {CHANNELS_A_STEP}"
+    ) or CONV2D.why_unsupported(_convolution(problem, problem.k))
 
 
-def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    if epilogue.anchors != SeDownBlock.anchors:
-        return "an epilogue without the places of a block with a projection"
-    if epilogue.accesses_tensors_early:
-        return "steps before the projection that read or write tensors"
-    return _CONV.legal(config, arch, dtype, Epilogue(("gate",)))
+def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    return (
+        require(
+            epilogue.anchors == SeDownBlock.anchors,
+            f"the epilogue must have the steps {', '.join(SeDownBlock.anchors)}, in order",
+        )
+        or require(not epilogue.accesses_tensors_early, "steps before the projection must not read or write tensors")
+        or CONV2D.why_illegal(config, arch, dtype, Epilogue(("gate",)))
+    )
 
 
-def _values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
+def _candidate_values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: SeDownBlock | None
 ) -> Sequence[Value]:
-    behind = _convolution(problem, problem.k) if isinstance(problem, SeDownBlock) else None
-    return _CONV.values(parameter, chosen, arch, dtype, behind)
+    second = _convolution(problem, problem.k) if problem else None
+    return CONV2D.candidate_values(parameter, chosen, arch, dtype, second)
 
 
-def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
-    assert isinstance(problem, SeDownBlock)
-    return _CONV.fits(_convolution(problem, problem.k), config, arch)
+def _why_unfit(problem: SeDownBlock, config: Config, arch: Architecture) -> str | None:
+    return CONV2D.why_unfit(_convolution(problem, problem.k), config, arch)
 
 
-def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
-    assert isinstance(problem, SeDownBlock)
-    m, n, taps, stages = (int(config[name]) for name in ("tile_m", "tile_n", "taps", "stages"))
-    pixels = problem.p * problem.q
-    if pixels > m or m % pixels:
+def _launches(problem: SeDownBlock, config: Config, arch: Architecture) -> list[Launch]:
+    x, pixels = MmaConvShape.from_config(config), problem.p * problem.q
+    if pixels > x.m or x.m % pixels:
         return []
-    inner = ceil_div(problem.k, _CHANNELS) * (problem.p + 2) * (problem.q + 2)  # in the place of the first patch
-    patches = min(m // pixels, problem.n) * max((2 * problem.p + 1) * (2 * problem.q + 1), inner)
-    shared = _ROW * (patches + m + stages * taps * n) + se_gate.shared_bytes(m, n, pixels, problem.hidden)
+    # The inner values take the place of the first patch.
+    inner = ceil_div(problem.k, CHANNELS_A_STEP) * (problem.p + 2) * (problem.q + 2)
+    patches = min(x.m // pixels, problem.n) * max((2 * problem.p + 1) * (2 * problem.q + 1), inner)
+    gate = se_gate.shared_bytes(rows=x.m, columns=x.n, pixels=pixels, hidden=problem.hidden)
+    shared = ROW_BYTES * (patches + x.m + x.stages * x.taps * x.n) + gate
     return [{}] if shared <= arch.block_shared else []
 
 
-def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
-    """Of one convolution that takes as many steps."""
-    assert isinstance(problem, SeDownBlock)
-    return _CONV.cost(_convolution(problem, _CHANNELS + problem.k), config, arch)
+def _cost(problem: SeDownBlock, config: Config, arch: Architecture) -> float:
+    """Return the cost of one convolution with as many steps as the block."""
+    return CONV2D.cost(_convolution(problem, CHANNELS_A_STEP + problem.k), config, arch)
 
 
-FAMILY = replace(
-    _CONV,
+FAMILY = Family[SeDownBlock](
     name="cuda_se_down_block",
     operator=SeDownBlock,
+    kind=CONV2D.kind,
     template="cuda/down_block.cu.j2",
-    parameters=tuple(parameter for parameter in _CONV.parameters if parameter.name != "slices"),
-    launch_parameters=(),
-    legal=_legal,
-    values=_values,
-    supports=_supports,
-    fits=_fits,
+    architectures=CONV2D.architectures,
+    dtypes=CONV2D.dtypes,
+    parameters=tuple(parameter for parameter in CONV2D.parameters if parameter.name != "slices"),
+    why_illegal=_why_illegal,
+    candidate_values=_candidate_values,
+    why_unsupported=_why_unsupported,
+    why_unfit=_why_unfit,
     launches=_launches,
     cost=_cost,
+    context=CONV2D.context,
+    label=CONV2D.label,
     weight_layouts=lambda _: {"weight1": "krsc", "weight2": "krsc", "projection": "krsc"},
+    compile_seconds=CONV2D.compile_seconds,
 )

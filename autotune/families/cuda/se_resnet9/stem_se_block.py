@@ -5,6 +5,6 @@ weights, and writes what comes of it to where the first convolution reads. See t
 """
 
 from autotune.families.cuda.se_resnet9 import se_block
-from autotune.families.stem_block import with_stem
+from autotune.families.se_resnet9.with_stem import with_stem
 
 FAMILY = with_stem(se_block.FAMILY, "cuda_stem_se_block")

@@ -1,135 +1,171 @@
 """A residual block that halves its images in one kernel for Hopper; fp16 and bf16 with float32 sums, NHWC.
 
-A cluster has whole images in its shared memory and streams the filters: templates/sm90/se_resnet9/down/se_down_block.cuh says how.
+A cluster has whole images in its shared memory and streams the filters: see
+templates/sm90/se_resnet9/down/se_down_block.cuh.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.core import Architecture, ceil_div
 from autotune.families import se_gate
-from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter, Value
-from autotune.families.sm90.se_resnet9.se_block import LOADED_BYTES_A_CYCLE, PRODUCTS_A_CYCLE
-from autotune.ir import MAP_ELEMENTS, Epilogue, Problem, SeDownBlock
+from autotune.families.base import Config, Launch, Parameter, Value
+from autotune.families.rules import Rules, first_unmet, require
+from autotune.families.sm90.hopper_family import hopper_family
+from autotune.families.sm90.rates import LOADED_BYTES_A_CYCLE, MAX_CLUSTER
+from autotune.ir import Epilogue, SeDownBlock
 
-_CHUNK = 64  # channels that a swizzled row holds
+_CHUNK = 64  # channels of a swizzled row of shared memory
 _TILE_ROWS = 64
 _TILE_BYTES = _TILE_ROWS * _CHUNK * 2
 _SIDES = (4, 8)
 _FILLS = (2, 3, 4, 6, 9)  # 9: all taps of 64 channels at once
-_OUTPUT = {"out_h": "p", "out_w": "q"}  # parameters -> the problem's sizes
-_READ_BYTES_A_CYCLE = 128  # from shared memory, or to it
+_MAX_CHANNELS, _MAX_HIDDEN, _MAX_WEIGHT_SLOTS = 256, 64, 16
+
+# For the cost: estimates for an H200, not fitted.
+_SHARED_BYTES_A_CYCLE = 128  # from or to shared memory: 32 banks of 4 bytes
+_TILE_CYCLES, _SPLIT_CYCLES, _BLOCK_CYCLES = 6000, 1000, 200  # of a tile; if parts > 1; for each block of a cluster
 
 
 @dataclass(frozen=True)
-class _Shape:
-    """A config with its names spelt out."""
+class SeDownBlockShape:
+    """A config by name.
+
+    Attributes:
+        parts: Blocks that share the channels of a tile.
+        peers: Tiles of a cluster.
+    """
 
     out_h: int
+    out_w: int
     n: int
     parts: int
     peers: int
 
+    @classmethod
+    def from_config(cls, config: Config) -> SeDownBlockShape:
+        """Return the shape of a config."""
+        return cls(
+            out_h=int(config["out_h"]),
+            out_w=int(config["out_w"]),
+            n=int(config["tile_n"]),
+            parts=int(config["parts"]),
+            peers=int(config["peers"]),
+        )
+
     @property
     def channels(self) -> int:
-        """Of the output."""
+        """Channels of the output."""
         return self.n * self.parts
 
     @property
     def cluster(self) -> int:
+        """Blocks of a cluster."""
         return self.parts * self.peers
 
 
-def _shape(config: Config) -> _Shape:
-    return _Shape(*(int(config[name]) for name in ("out_h", "tile_n", "parts", "peers")))
+def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    return first_unmet(_shape_rules(SeDownBlockShape.from_config(config), epilogue))
 
 
-def _legal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    return next((why for broken, why in _rules(_shape(config), epilogue) if broken), None)
+def _shape_rules(x: SeDownBlockShape, epilogue: Epilogue) -> Rules:
+    yield require(
+        epilogue.anchors == SeDownBlock.anchors,
+        f"the epilogue must have the steps {', '.join(SeDownBlock.anchors)}, in order",
+    )
+    yield require(not epilogue.accesses_tensors_early, "steps before the projection must not read or write tensors")
+    yield require(x.cluster <= MAX_CLUSTER, f"a cluster must have at most {MAX_CLUSTER} blocks; it has {x.cluster}")
+    yield require(x.out_h % x.parts == 0, "parts must divide out_h: the blocks of a tile load its lines in turn")
 
 
-def _rules(x: _Shape, epilogue: Epilogue) -> Iterator[tuple[bool, str]]:
-    yield epilogue.anchors != SeDownBlock.anchors, "an epilogue without the places of a block with a projection"
-    yield epilogue.accesses_tensors_early, "steps before the projection that read or write tensors"
-    yield x.cluster > 8, "clusters of up to eight blocks"
-    yield x.out_h % x.parts > 0, "the blocks of a tile load its lines by turns"
+def _why_unsupported(problem: SeDownBlock) -> str | None:
+    return first_unmet(_problem_rules(problem))
 
 
-def _supports(problem: Problem) -> str | None:
-    assert isinstance(problem, SeDownBlock)
-    return next((why for beyond, why in _limits(problem) if beyond), None)
+def _problem_rules(problem: SeDownBlock) -> Rules:
+    yield require(problem.p in _SIDES and problem.q in _SIDES, "the output must have 4 or 8 by 4 or 8 pixels")
+    yield require(problem.c % _CHUNK == 0, f"c must be a multiple of {_CHUNK}")
+    yield require(
+        problem.k % _CHUNK == 0 and problem.k <= _MAX_CHANNELS,
+        f"k must be a multiple of {_CHUNK}, at most {_MAX_CHANNELS}",
+    )
+    yield require(
+        problem.hidden % 4 == 0 and problem.hidden <= _MAX_HIDDEN,
+        f"hidden must be a multiple of 4, at most {_MAX_HIDDEN}",
+    )
+    elements = problem.n * problem.h * problem.w * max(problem.c, problem.k)
+    yield require(elements < 2**31, "tensors must have fewer than 2^31 elements")
 
 
-def _limits(problem: SeDownBlock) -> Iterator[tuple[bool, str]]:
-    yield problem.p not in _SIDES or problem.q not in _SIDES, "outputs of 4 or 8 by 4 or 8 pixels"
-    yield problem.c % _CHUNK > 0, f"c must be a multiple of {_CHUNK}"
-    yield problem.k % _CHUNK > 0 or problem.k > 256, f"k must be a multiple of {_CHUNK}, at most 256"
-    yield problem.hidden % 4 > 0 or problem.hidden > 64, "hidden must be a multiple of 4, at most 64"
-    yield problem.n * problem.h * problem.w * max(problem.c, problem.k) >= 2**31, "tensors of up to 2^31 elements"
+def _why_unfit(problem: SeDownBlock, config: Config, arch: Architecture) -> str | None:
+    x = SeDownBlockShape.from_config(config)
 
+    def rules() -> Rules:
+        yield require(x.channels == problem.k, f"it has {x.channels} channels; the problem has k={problem.k}")
+        yield require(
+            (x.out_h, x.out_w) == (problem.p, problem.q),
+            f"its output has {x.out_h} x {x.out_w} pixels; the problem's has {problem.p} x {problem.q}",
+        )
+        yield require(
+            problem.c <= 3 * x.n, "c must be at most 3 tile_n: the pooled input takes the place of the inner values"
+        )
+        yield require(x.peers <= _tiles(problem), f"peers must be at most the number of tiles, {_tiles(problem)}")
 
-def _fits(problem: Problem, config: Config, arch: Architecture) -> str | None:
-    assert isinstance(problem, SeDownBlock)
-    x = _shape(config)
-    if x.channels != problem.k:
-        return f"it has {x.channels} channels"
-    if any(config[name] != getattr(problem, side) for name, side in _OUTPUT.items()):
-        return f"its output has {config['out_h']} x {config['out_w']} pixels"
-    if problem.c > 3 * x.n:
-        return "the pooled input must find room where the inner values will be"
-    return "there are fewer tiles than a cluster has" if x.peers > _tiles(problem) else None
+    return first_unmet(rules())
 
 
 def _tiles(problem: SeDownBlock) -> int:
-    return ceil_div(problem.n, _TILE_ROWS // (problem.p * problem.q))
+    return ceil_div(problem.n, (_TILE_ROWS // (problem.p * problem.q)))
 
 
-def _fixed_bytes(problem: SeDownBlock, x: _Shape) -> int:
-    """Shared memory of all but the rings: the inner values, the gate (templates/sm90/se_gate.cuh), a few barriers."""
+def _fixed_bytes(problem: SeDownBlock, x: SeDownBlockShape) -> int:
+    """Return the shared memory beside the rings: inner values, the gate (templates/sm90/se_gate.cuh), barriers."""
     pixels = problem.p * problem.q
     inner = 3 * problem.k // _CHUNK * (problem.p + 2) * _TILE_BYTES // problem.p
     run = 16 if pixels == _TILE_ROWS else problem.q
-    gated = se_gate.shared_bytes(_TILE_ROWS, x.n, pixels, problem.hidden, x.parts, run)
-    return 1024 + inner + gated + 8 * (x.parts + 1)
+    gate = se_gate.shared_bytes(
+        rows=_TILE_ROWS, columns=x.n, pixels=pixels, hidden=problem.hidden, peers=x.parts, run=run
+    )
+    return 1024 + inner + gate + 8 * (x.parts + 1)
 
 
-def _launches(problem: Problem, config: Config, arch: Architecture) -> list[Launch]:
-    """Buffers for the input's taps, and for weights as many as there is room for, or half of them."""
-    assert isinstance(problem, SeDownBlock)
-    x = _shape(config)
+def _launches(problem: SeDownBlock, config: Config, arch: Architecture) -> list[Launch]:
+    """Return buffers for the input's taps with as many for weights as fit, and with half of them."""
+    x = SeDownBlockShape.from_config(config)
     room = arch.block_shared - _fixed_bytes(problem, x)
     launches: list[Launch] = []
     for fills in _FILLS:
-        most = min((room - fills * (_TILE_BYTES + 16)) // (x.n * _CHUNK * 2 + 16), 16)
+        most = min((room - fills * (_TILE_BYTES + 16)) // (x.n * _CHUNK * 2 + 16), _MAX_WEIGHT_SLOTS)
         launches += [{"fill_slots": fills, "weight_slots": slots} for slots in (most, most // 2) if slots > 1]
     return launches
 
 
-def _cost(problem: Problem, config: Config, arch: Architecture) -> float:
-    """Cycles by a crude model: what of loads, products and shared memory takes longest, and latencies."""
-    assert isinstance(problem, SeDownBlock)
-    x = _shape(config)
+def _cost(problem: SeDownBlock, config: Config, arch: Architecture) -> float:
+    """Estimate cycles: the slowest of loads, products and shared memory, and latencies."""
+    x = SeDownBlockShape.from_config(config)
     depth = 9 * problem.c + problem.c + 9 * problem.k
     rounds = ceil_div(_tiles(problem) * x.parts, arch.processors_for(x.cluster))
     loaded = depth * 2 * (x.n / x.peers + _TILE_ROWS / x.parts) / LOADED_BYTES_A_CYCLE
-    products = depth * _TILE_ROWS * x.n / PRODUCTS_A_CYCLE
-    moved = depth * 2 * (2 * x.n + _TILE_ROWS) / _READ_BYTES_A_CYCLE
-    return rounds * (max(loaded, products, moved) + 6000 + 1000 * (x.parts > 1) + 200 * x.cluster)
+    products = depth * _TILE_ROWS * x.n / arch.wgmma_rate
+    moved = depth * 2 * (2 * x.n + _TILE_ROWS) / _SHARED_BYTES_A_CYCLE
+    latencies = _TILE_CYCLES + _SPLIT_CYCLES * (x.parts > 1) + _BLOCK_CYCLES * x.cluster
+    return rounds * (max(loaded, products, moved) + latencies)
 
 
-def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
-    return {**config, "type": dtype, "map_element": MAP_ELEMENTS[dtype]}
-
-
-def _values(
-    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Problem | None
+def _candidate_values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: SeDownBlock | None
 ) -> Sequence[Value]:
-    if isinstance(problem, SeDownBlock) and parameter.name in _OUTPUT:
-        return (getattr(problem, _OUTPUT[parameter.name]),)
-    if isinstance(problem, SeDownBlock) and parameter.name == "parts":
-        return [parts for parts in parameter.values if int(parts) * int(chosen["tile_n"]) == problem.k]
+    if problem is None:
+        return parameter.values
+    match parameter.name:
+        case "out_h":
+            return (problem.p,)
+        case "out_w":
+            return (problem.q,)
+        case "parts":
+            return [parts for parts in parameter.values if int(parts) * int(chosen["tile_n"]) == problem.k]
     return parameter.values
 
 
@@ -138,13 +174,10 @@ def _label(config: Config) -> str:
     return f"{_TILE_ROWS}x{config['tile_n']} {config['parts']} parts{shared}"
 
 
-FAMILY = Family(
-    name="sm90_se_down_block",
-    operator=SeDownBlock,
-    kind=DEVICE_IMAGE,
+FAMILY = hopper_family(
+    "sm90_se_down_block",
+    SeDownBlock,
     template="sm90/se_resnet9/down/se_down_block.cu.j2",
-    architectures=("sm90",),
-    dtypes=("f16", "bf16"),
     parameters=(
         Parameter("out_h", _SIDES, "height of the output"),
         Parameter("out_w", _SIDES, "its width"),
@@ -154,16 +187,14 @@ FAMILY = Family(
     ),
     launch_parameters=(
         Parameter("fill_slots", _FILLS, "buffers for the input's taps"),
-        Parameter("weight_slots", tuple(range(2, 17)), "buffers for weights"),
+        Parameter("weight_slots", tuple(range(2, _MAX_WEIGHT_SLOTS + 1)), "buffers for weights"),
     ),
-    legal=_legal,
-    values=_values,
-    supports=_supports,
-    fits=_fits,
+    why_illegal=_why_illegal,
+    candidate_values=_candidate_values,
+    why_unsupported=_why_unsupported,
+    why_unfit=_why_unfit,
     launches=_launches,
     cost=_cost,
-    context=_context,
     label=_label,
-    weight_layouts=lambda _: {"weight1": "wgmma", "weight2": "wgmma", "projection": "wgmma"},
-    compile_seconds=(1.0, 1.2),
+    weight_layouts={"weight1": "wgmma", "weight2": "wgmma", "projection": "wgmma"},
 )
