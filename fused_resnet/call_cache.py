@@ -45,8 +45,8 @@ class CallCache:
 
     def __init__(self, module: nn.Module) -> None:
         self.contexts: dict[Key, ExecutionContext] = {}
-        self.weights = engine.Watch(_tensor_dictionaries(module))
-        self.calls = engine.Calls(EXCHANGE, torch.empty_like, count, self.weights)
+        self.weights = engine.WeightWatch(_tensor_dictionaries(module))
+        self.calls = engine.FastPath(EXCHANGE, torch.empty_like, count, self.weights)
 
     def find(self, x: torch.Tensor, stream: int) -> ExecutionContext | None:
         """Return the context for an input on a stream, if there is one."""

@@ -11,7 +11,7 @@ import torch
 
 from autotune.ir import DTYPES, INPUT, OUTPUT
 from autotune.runtime.binding import BoundStep
-from autotune.runtime.engine import Calls, Graph, Program
+from autotune.runtime.engine import FastPath, Graph, Program
 from autotune.runtime.memory_planner import aligned
 from autotune.runtime.network_plan import Executable, NetworkPlan, capture, execute, make_graph, make_runs
 
@@ -30,8 +30,8 @@ class ExecutionContext:
     updated with the addresses of the caller's tensors; where some layers run on torch's operators, torch captures
     those between the first and the last layer, with its memory pool.
 
-    The engine's fast path (engine/calls.cpp) reads `direct` and `template`, holds `lock`, sets `used` and calls
-    `settle`.
+    The engine's fast path (engine/fast_path.cpp) reads `direct` and `template`, holds `lock`, sets `used` and calls
+    `wait_until_idle`.
 
     Args:
         plan: The plan.
@@ -91,9 +91,9 @@ class ExecutionContext:
             else:
                 self._run_mixed(x, y, stream)
         if self.closed:
-            self.settle()
+            self.wait_until_idle()
 
-    def settle(self) -> None:
+    def wait_until_idle(self) -> None:
         """Wait for the device after a run on a context that another thread closed before the launch.
 
         `close` did not wait for that run, and the memory may be freed when the caller returns.
@@ -130,7 +130,7 @@ class ExecutionContext:
         return [*make_runs(bound[:first], slots), replay, *make_runs(bound[last:], slots)]
 
 
-def close(contexts: Sequence[ExecutionContext], calls: Calls) -> None:
+def close(contexts: Sequence[ExecutionContext], calls: FastPath) -> None:
     """Remove contexts from the engine's fast path, and wait until nothing runs in their memory."""
     for context in contexts:
         context.closed = True  # before drop: a thread that adds the context after the drop checks this flag

@@ -174,8 +174,6 @@ AT_DEVICE void refused(at_prepared* out, const char* reason) {
   out->params[length] = 0;
 }
 
-AT_DEVICE void refused(at_prepared* out) { refused(out, ""); }
-
 AT_DEVICE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace at

@@ -355,8 +355,7 @@ def test_a_problem_that_a_kernel_cannot_solve_is_refused(trials, device):
         result = case.run(candidate_of(kernel, paths[kernel], launch))
         assert result.status == "refused"
         assert result.error and "refuses the problem: " in result.error
-        if not name.startswith("sm90"):
-            assert "not supported" not in result.error, f"{kernel} gives no reason for {text}"
+        assert "not supported" not in result.error, f"{kernel} gives no reason for {text}"
 
 
 def test_a_broken_image_is_an_error_of_one_sentence(trials, device, tmp_path):

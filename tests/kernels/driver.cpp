@@ -122,7 +122,16 @@ int cuTensorMapEncodeTiled(void* map, int, unsigned, void* address) { return enc
 int cuTensorMapEncodeIm2col(void* map, int, unsigned, void* address) { return encode(map, address); }
 int cuGraphCreate(void**, unsigned) { return nodes.clear(), 0; }
 int cuGraphDestroy(void*) { return 0; }
-int cuGraphAddDependencies_v2(void*, const void*, const void*, const void*, size_t) { return 0; }
+
+// With DRIVER_EDGE_ERROR it fails with that error for a programmatic edge, which CUgraphEdgeData marks in its third
+// byte.
+int cuGraphAddDependencies_v2(void*, const void*, const void*, const void* edge, size_t) {
+  const char* error = std::getenv("DRIVER_EDGE_ERROR");
+  const bool programmatic = static_cast<const char*>(edge)[2];
+  if (programmatic) std::printf("programmatic edge\n");
+  return programmatic && error ? std::atoi(error) : 0;
+}
+
 int cuGraphInstantiateWithFlags(void** exec, void*, unsigned long long) { return *exec = kContext, 0; }
 int cuGraphExecDestroy(void*) { return 0; }
 

@@ -2,26 +2,26 @@
 
 from autotune.runtime.engine._engine import (
     ABI_VERSION,
-    Calls,
     DeviceImage,
     EngineError,
+    FastPath,
     Graph,
     Prepared,
     Program,
     RefusedError,
     SharedLibrary,
-    Watch,
+    WeightWatch,
 )
 
 __all__ = [
     "ABI_VERSION",
-    "Calls",
     "DeviceImage",
     "EngineError",
+    "FastPath",
     "Graph",
     "Prepared",
     "Program",
     "RefusedError",
     "SharedLibrary",
-    "Watch",
+    "WeightWatch",
 ]

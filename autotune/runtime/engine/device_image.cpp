@@ -68,9 +68,9 @@ void PreparedImage::launch_with(const uint8_t* params, void* stream, bool overla
 }
 
 // The parameters, tensor maps and all, are written once.
-class SettledImage : public Launch {
+class FrozenImage : public Launch {
  public:
-  SettledImage(const PreparedImage& kernel, const at_pointers& pointers)
+  FrozenImage(const PreparedImage& kernel, const at_pointers& pointers)
       : kernel_(kernel), params_(kernel.values().params_bytes) {
     kernel.write_params(params_.data(), pointers);
   }
@@ -81,9 +81,9 @@ class SettledImage : public Launch {
   std::vector<uint8_t> params_;
 };
 
-std::unique_ptr<const Launch> PreparedImage::settle(const at_pointers& pointers) const {
+std::unique_ptr<const Launch> PreparedImage::freeze(const at_pointers& pointers) const {
   ContextScope scope(context());
-  return std::make_unique<SettledImage>(*this, pointers);
+  return std::make_unique<FrozenImage>(*this, pointers);
 }
 
 std::string PreparedImage::describe() const {

@@ -28,7 +28,7 @@ class PreparedImage : public Prepared {
  public:
   PreparedImage(std::shared_ptr<DeviceImage> image, void* function, const at_prepared& values);
   void launch(const at_pointers& pointers, void* stream, bool overlap) const override;
-  std::unique_ptr<const Launch> settle(const at_pointers& pointers) const override;
+  std::unique_ptr<const Launch> freeze(const at_pointers& pointers) const override;
   std::string describe() const override;
   void* context() const override;
 

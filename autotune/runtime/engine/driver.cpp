@@ -64,8 +64,8 @@ void check(Result result, const char* what) {
   if (result == 0) return;
   const char* text = nullptr;
   driver().get_error_string(result, &text);
-  throw Error(std::string(what) + ": " + (text ? text : "unknown error") + " (CUDA error " + std::to_string(result) +
-              ")");
+  throw DriverError(result, std::string(what) + ": " + (text ? text : "unknown error") + " (CUDA error " +
+                                std::to_string(result) + ")");
 }
 
 bool is_capturing(Stream stream) {

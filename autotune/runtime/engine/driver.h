@@ -3,6 +3,9 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string>
+
+#include "kernel.h"
 
 namespace engine::cuda {
 
@@ -90,10 +93,18 @@ struct Driver {
 // The driver, loaded and initialised once; throws Error where there is none.
 const Driver& driver();
 
-// Throws Error with `what` and the driver's own words unless `result` is success.
+enum ErrorCode { kInvalidValue = 1, kNotSupported = 801 };  // CUresult
+
+// A function of the driver failed with this CUresult.
+struct DriverError : Error {
+  DriverError(Result result, const std::string& text) : Error(text), result(result) {}
+  Result result;
+};
+
+// Throws DriverError with `what` and the driver's message unless `result` is success.
 void check(Result result, const char* what);
 
-// Whether what is enqueued on a stream is being captured.
+// Returns whether a stream is being captured into a graph.
 bool is_capturing(Stream stream);
 
 // Makes a device's primary context, the one torch uses, current for a scope.

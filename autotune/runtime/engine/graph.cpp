@@ -1,5 +1,6 @@
 #include "graph.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "driver.h"
@@ -42,16 +43,24 @@ int Graph::add(const std::shared_ptr<Prepared>& kernel, const std::vector<int64_
   return static_cast<int>(nodes_.size()) - 1;
 }
 
-void Graph::build(const Given& given) {
+void Graph::build(const SlotAddresses& given) {
   try {
     build(given, true);
-  } catch (const Error&) {  // a driver may know programmatic launches behind one kernel only
+  } catch (const cuda::DriverError& error) {
+    // Older drivers refuse programmatic edges into a kernel with several predecessors.
+    const bool refused = error.result == cuda::kInvalidValue || error.result == cuda::kNotSupported;
+    if (!refused || !has_early_joins()) throw;
     build(given, false);
   }
 }
 
-void Graph::build(const Given& given, bool early_joins) {
-  if (graph_) driver().graph_destroy(std::exchange(graph_, nullptr));  // a build that failed
+bool Graph::has_early_joins() const {
+  return std::any_of(nodes_.begin(), nodes_.end(),
+                     [](const Node& node) { return node.may_be_early() && node.after.size() > 1; });
+}
+
+void Graph::build(const SlotAddresses& given, bool early_joins) {
+  if (graph_) driver().graph_destroy(std::exchange(graph_, nullptr));  // left by a failed build
   check(driver().graph_create(&graph_, 0), "a CUDA graph");
   for (Node& node : nodes_) {
     uint8_t params[AT_MAX_PARAMS];
@@ -60,7 +69,7 @@ void Graph::build(const Given& given, bool early_joins) {
     check(driver().graph_add_kernel(&node.handle, graph_, nullptr, 0, &description), "a kernel of a CUDA graph");
     for (int i : node.after) {
       const cuda::EdgeData full{}, programmatic{1, 0, 1, {}};
-      const bool early = node.overlap && node.kernel->values().waits && (early_joins || node.after.size() == 1);
+      const bool early = node.may_be_early() && (early_joins || node.after.size() == 1);
       check(driver().graph_add_edges(graph_, &nodes_.at(i).handle, &node.handle, early ? &programmatic : &full, 1),
             "an edge of a CUDA graph");
     }
@@ -68,8 +77,8 @@ void Graph::build(const Given& given, bool early_joins) {
   check(driver().graph_instantiate(&exec_, graph_, 0), "a CUDA graph");
 }
 
-void Graph::update(const Given& given) {
-  const Given before = std::exchange(given_, {});  // should one of them fail, the next run tells all of them again
+void Graph::update(const SlotAddresses& given) {
+  const SlotAddresses before = std::exchange(given_, {});  // if an update fails, the next run updates every kernel
   for (Node& node : nodes_) {
     if (!node.operands.differ(given, before)) continue;
     uint8_t params[AT_MAX_PARAMS];
@@ -79,7 +88,7 @@ void Graph::update(const Given& given) {
   }
 }
 
-void Graph::run(void* stream, const Given& given) {
+void Graph::run(void* stream, const SlotAddresses& given) {
   if (nodes_.empty()) return;
   std::lock_guard lock(mutex_);
   cuda::ContextScope scope(nodes_.front().kernel->context());

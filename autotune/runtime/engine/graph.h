@@ -14,14 +14,14 @@ class Graph {
   ~Graph();
   Graph(const Graph&) = delete;
 
-  // Adds a kernel that runs after the kernels `after` (their numbers, from 0); returns its number.
-  // overlap: it may be placed on the machine while its predecessors end (programmatic dependent launch).
+  // Adds a kernel that runs after the kernels with the numbers `after`; returns its own number, counted from 0.
+  // overlap: it may start while its predecessors end (programmatic dependent launch).
   int add(const std::shared_ptr<Prepared>& kernel, const std::vector<int64_t>& pointers, const std::vector<int>& after,
           bool overlap);
 
-  // Enqueues the graph. Kernels whose slots have other addresses than in the run before are told so first. Thread-safe;
-  // runs of one graph follow each other, as CUDA has it.
-  void run(void* stream, const Given& given);
+  // Enqueues the graph. Kernels whose slots have other addresses than in the previous run are updated first.
+  // Thread-safe; CUDA runs the launches of one graph one after the other.
+  void run(void* stream, const SlotAddresses& given);
 
  private:
   struct Node {
@@ -30,14 +30,18 @@ class Graph {
     std::vector<int> after;
     bool overlap;
     void* handle;
+
+    // Whether it may start while its predecessors end: it was asked for, and the kernel waits by itself.
+    bool may_be_early() const { return overlap && kernel->values().waits; }
   };
-  void build(const Given& given);
-  void build(const Given& given, bool early_joins);
-  void update(const Given& given);
+  bool has_early_joins() const;
+  void build(const SlotAddresses& given);
+  void build(const SlotAddresses& given, bool early_joins);
+  void update(const SlotAddresses& given);
 
   std::vector<Node> nodes_;
   Slots slots_;
-  Given given_;  // what the instantiated graph has
+  SlotAddresses given_;  // addresses in the instantiated graph
   std::mutex mutex_;
   void* graph_ = nullptr;
   void* exec_ = nullptr;

@@ -1,4 +1,4 @@
-// What the engine runs: a kernel prepared for one problem, whatever kind of binary it came from.
+// A kernel prepared for one problem, from a device image or a shared library.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace engine {
 
-// Something went wrong that names its cause; Python sees EngineError.
+// An error with its cause; Python sees EngineError.
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -22,55 +22,56 @@ struct Refused : Error {
   using Error::Error;
 };
 
-// A kernel with all its addresses: only the stream is still to be told.
+// A kernel with all its addresses: only the stream is missing.
 struct Launch {
   virtual ~Launch() = default;
 
-  // Enqueues the kernel on `stream`; a CPU kernel ignores it and returns when it is done. The kernel's context is
-  // current. overlap: it may be placed on the GPU while the kernel before it in the stream ends, if it is one that
-  // waits for what it reads. Thread-safe; allocates nothing; does not synchronize.
+  // Enqueues the kernel on `stream`; a CPU kernel ignores the stream and returns when it is done. The caller has made
+  // the kernel's context current. overlap: the kernel may start while its predecessor in the stream ends, if it waits
+  // for its inputs by itself. Thread-safe; allocates nothing; does not synchronize.
   virtual void run(void* stream, bool overlap) const = 0;
 };
 
 struct Prepared {
   virtual ~Prepared() = default;
 
-  // As Launch::run, with the addresses told now.
+  // Launch::run with these addresses.
   virtual void launch(const at_pointers& pointers, void* stream, bool overlap) const = 0;
 
-  // All that can be done once for addresses that stay; it must not outlive the kernel.
-  virtual std::unique_ptr<const Launch> settle(const at_pointers& pointers) const = 0;
+  // Does once what can be done once for fixed addresses. The result must not outlive the kernel.
+  virtual std::unique_ptr<const Launch> freeze(const at_pointers& pointers) const = 0;
 
-  // The context that must be current when it is launched; none for a CPU kernel.
+  // The CUDA context that must be current at a launch; null for a CPU kernel.
   virtual void* context() const { return nullptr; }
 
-  // One line for people: grid, threads, shared memory, registers.
+  // Returns one line for people: grid, threads, shared memory, registers.
   virtual std::string describe() const = 0;
 
   int64_t workspace_bytes = 0;
 };
 
-// Addresses by number. Their maker says those that stay; a run gives the others, which are the first ones or all.
+// Addresses of tensors by slot. Slots with an address are fixed when a program or graph is made; a run gives the
+// addresses of the others, which are the first slots or all of them.
 using Slots = std::vector<std::optional<int64_t>>;
-using Given = std::vector<int64_t>;
+using SlotAddresses = std::vector<int64_t>;
 
 // The operands of a kernel in a program or a graph: each an address, or -1 - i for the i-th slot.
 class Operands {
  public:
   Operands(const std::vector<int64_t>& pointers, const Slots& slots);
 
-  // Whether no address depends on the run.
-  bool settled() const { return late_.empty(); }
+  // Returns whether no address depends on the run.
+  bool is_fixed() const { return from_slots_.empty(); }
 
-  // The addresses; throws Error if the run does not give all that it has to.
-  at_pointers with(const Given& given) const;
+  // Returns the addresses; throws Error if the run gives too few.
+  at_pointers with(const SlotAddresses& given) const;
 
-  // Whether two runs give other addresses, or one of them does not give all.
-  bool differ(const Given& one, const Given& other) const;
+  // Returns whether two runs differ in an address, or one of them gives too few.
+  bool differ(const SlotAddresses& one, const SlotAddresses& other) const;
 
  private:
   at_pointers pointers_{};
-  std::vector<std::pair<size_t, size_t>> late_;  // which pointer is which slot
+  std::vector<std::pair<size_t, size_t>> from_slots_;  // (index of a pointer, its slot)
 };
 
 }  // namespace engine

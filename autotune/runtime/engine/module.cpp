@@ -2,12 +2,12 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "calls.h"
+#include "fast_path.h"
 #include "device_image.h"
 #include "graph.h"
 #include "program.h"
 #include "shared_library.h"
-#include "watch.h"
+#include "weight_watch.h"
 
 namespace py = pybind11;
 using namespace engine;
@@ -54,11 +54,11 @@ PYBIND11_MODULE(_engine, m) {
       .def("add", &Program::add, py::arg("kernel"), py::arg("pointers"), py::arg("overlap") = false)
       .def(
           "run",
-          [](const Program& self, uintptr_t stream, const Given& slots) {
+          [](const Program& self, uintptr_t stream, const SlotAddresses& slots) {
             py::gil_scoped_release release;
             self.run(reinterpret_cast<void*>(stream), slots);
           },
-          py::arg("stream") = 0, py::arg("slots") = Given())
+          py::arg("stream") = 0, py::arg("slots") = SlotAddresses())
       .def("__len__", &Program::size);
 
   py::class_<Graph>(m, "Graph", "Prepared device kernels as a CUDA graph, launched in one call without the GIL.")
@@ -66,20 +66,21 @@ PYBIND11_MODULE(_engine, m) {
       .def("add", &Graph::add, py::arg("kernel"), py::arg("pointers"), py::arg("after"), py::arg("overlap") = false)
       .def(
           "run",
-          [](Graph& self, uintptr_t stream, const Given& slots) {
+          [](Graph& self, uintptr_t stream, const SlotAddresses& slots) {
             py::gil_scoped_release release;
             self.run(reinterpret_cast<void*>(stream), slots);
           },
           py::arg("stream"), py::arg("slots"));
 
-  py::class_<Watch>(m, "Watch", "Tells whether dictionaries, and the versions of tensors in them, are what they were.")
+  py::class_<WeightWatch>(m, "WeightWatch",
+                          "Tells whether dictionaries, and the versions of tensors in them, are what they were.")
       .def(py::init<const py::list&>(), py::arg("dictionaries"))
-      .def("unchanged", &Watch::unchanged);
+      .def("unchanged", &WeightWatch::unchanged);
 
-  py::class_<Calls>(m, "Calls", "Runs inputs that are known, without the interpreter between input and launch.")
+  py::class_<FastPath>(m, "FastPath", "Runs inputs that are known, without the interpreter between input and launch.")
       .def(py::init<const py::object&, py::object, py::object, py::object>(), py::arg("exchange"),
-           py::arg("empty_like"), py::arg("count"), py::arg("watch"))
-      .def("add", &Calls::add, py::arg("x"), py::arg("frame"))
-      .def("run", &Calls::run, py::arg("x"), py::arg("out"))
-      .def("drop", &Calls::drop, py::arg("frame"));
+           py::arg("empty_like"), py::arg("count"), py::arg("weights"))
+      .def("add", &FastPath::add, py::arg("x"), py::arg("execution"))
+      .def("run", &FastPath::run, py::arg("x"), py::arg("out"))
+      .def("drop", &FastPath::drop, py::arg("execution"));
 }

@@ -11,7 +11,7 @@ Operands::Operands(const std::vector<int64_t>& pointers, const Slots& slots) {
     if (address < 0) {
       const size_t slot = -1 - address;
       if (slot >= slots.size() || !slots[slot]) {
-        late_.push_back({i, slot});
+        from_slots_.push_back({i, slot});
         continue;
       }
       address = *slots[slot];
@@ -20,9 +20,9 @@ Operands::Operands(const std::vector<int64_t>& pointers, const Slots& slots) {
   }
 }
 
-at_pointers Operands::with(const Given& given) const {
+at_pointers Operands::with(const SlotAddresses& given) const {
   at_pointers pointers = pointers_;
-  for (const auto& [place, slot] : late_) {
+  for (const auto& [place, slot] : from_slots_) {
     if (slot >= given.size())
       throw Error("a run gives " + std::to_string(given.size()) + " addresses, and slot " + std::to_string(slot) +
                   " has none");
@@ -31,8 +31,8 @@ at_pointers Operands::with(const Given& given) const {
   return pointers;
 }
 
-bool Operands::differ(const Given& one, const Given& other) const {
-  return std::any_of(late_.begin(), late_.end(), [&](const auto& late) {
+bool Operands::differ(const SlotAddresses& one, const SlotAddresses& other) const {
+  return std::any_of(from_slots_.begin(), from_slots_.end(), [&](const auto& late) {
     const size_t slot = late.second;
     return slot >= one.size() || slot >= other.size() || one[slot] != other[slot];
   });

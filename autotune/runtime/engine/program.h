@@ -11,12 +11,12 @@ class Program {
  public:
   explicit Program(Slots slots) : slots_(std::move(slots)) {}
 
-  // All kernels of a program are of one device. overlap: as Launch::run has it.
+  // Adds a kernel. All kernels of a program run on one device. overlap: see Launch::run.
   void add(std::shared_ptr<Prepared> kernel, const std::vector<int64_t>& pointers, bool overlap);
 
-  // Enqueues all kernels in order. Thread-safe, as far as the tensors behind the pointers are: nothing is written, and
-  // no lock is taken, which the child of a fork might find held.
-  void run(void* stream, const Given& given) const;
+  // Enqueues all kernels in order. Thread-safe as far as the tensors are: it changes nothing, and takes no lock that
+  // the child of a fork might find held.
+  void run(void* stream, const SlotAddresses& given) const;
 
   size_t size() const { return steps_.size(); }
 
@@ -24,7 +24,7 @@ class Program {
   struct Step {
     std::shared_ptr<Prepared> kernel;
     Operands operands;
-    std::unique_ptr<const Launch> settled;  // unless a run gives an operand
+    std::unique_ptr<const Launch> frozen;  // null if a run gives an operand
     bool overlap;
   };
   std::vector<Step> steps_;

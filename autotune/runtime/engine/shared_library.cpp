@@ -18,7 +18,7 @@ class PreparedLibrary : public Prepared {
       throw Error(std::string(kernel_.name) + ": " + text);
   }
 
-  std::unique_ptr<const Launch> settle(const at_pointers& pointers) const override;
+  std::unique_ptr<const Launch> freeze(const at_pointers& pointers) const override;
   std::string describe() const override { return kernel_.name; }
 
  private:
@@ -27,9 +27,9 @@ class PreparedLibrary : public Prepared {
   void* state_;
 };
 
-class SettledLibrary : public Launch {
+class FrozenLibrary : public Launch {
  public:
-  SettledLibrary(const PreparedLibrary& kernel, const at_pointers& pointers) : kernel_(kernel), pointers_(pointers) {}
+  FrozenLibrary(const PreparedLibrary& kernel, const at_pointers& pointers) : kernel_(kernel), pointers_(pointers) {}
   void run(void* stream, bool overlap) const override { kernel_.launch(pointers_, stream, overlap); }
 
  private:
@@ -37,8 +37,8 @@ class SettledLibrary : public Launch {
   at_pointers pointers_;
 };
 
-std::unique_ptr<const Launch> PreparedLibrary::settle(const at_pointers& pointers) const {
-  return std::make_unique<SettledLibrary>(*this, pointers);
+std::unique_ptr<const Launch> PreparedLibrary::freeze(const at_pointers& pointers) const {
+  return std::make_unique<FrozenLibrary>(*this, pointers);
 }
 
 SharedLibrary::SharedLibrary(const std::string& path) {

@@ -10,7 +10,7 @@ import torch
 from helpers import ROOT
 
 from autotune.core import paths
-from autotune.runtime.engine import Watch
+from autotune.runtime.engine import WeightWatch
 
 RUNS = """
 import ctypes, os, sys
@@ -120,6 +120,26 @@ run(graph, 5, [10, 20])
     assert failed[0] == "error" and "told by the test" in " ".join(failed)
 
 
+@pytest.mark.parametrize(
+    ("error", "after", "runs"),
+    [(1, [0, 1], True), (801, [0, 1], True), (2, [0, 1], False), (1, [0], False)],
+    ids=["invalid value", "not supported", "no memory", "one predecessor"],
+)
+def test_a_graph_is_built_again_only_where_the_driver_refuses_programmatic_joins(listening, error, after, runs):
+    heard = listening(f"""
+os.environ["DRIVER_EDGE_ERROR"] = "{error}"
+graph = Graph(slots)
+graph.add(kernels[0], pointers[0], [])
+graph.add(kernels[2], pointers[2], [])
+graph.add(kernels[1], pointers[1], {after}, overlap=True)
+run(graph, 5, [10, 20])
+""")
+    assert heard[0] == ["programmatic", "edge"]
+    assert heard[1][0] == ("graph" if runs else "error")
+    if not runs:
+        assert f"(CUDA error {error})" in " ".join(heard[1])
+
+
 def test_a_run_that_gives_too_few_addresses_says_so(listening):
     heard = listening("""
 for thing in (Program(slots), Graph(slots)):
@@ -179,16 +199,16 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_watch_sees(change, kind):
     owner = kind(a=torch.nn.Parameter(torch.rand(3)), b=torch.rand(2), none=None, child=torch.nn.Identity())
-    watch = Watch([{}, owner, {"other": torch.rand(1)}])
+    watch = WeightWatch([{}, owner, {"other": torch.rand(1)}])
     assert watch.unchanged()
     change(owner)
     assert not watch.unchanged()
-    assert Watch([{}, owner]).unchanged()
+    assert WeightWatch([{}, owner]).unchanged()
 
 
 def test_a_watch_sees_what_comes_into_an_empty_dictionary():
     owner = {}
-    watch = Watch([owner])
+    watch = WeightWatch([owner])
     assert watch.unchanged()
     owner["child"] = torch.nn.Identity()
     assert not watch.unchanged()
@@ -197,7 +217,7 @@ def test_a_watch_sees_what_comes_into_an_empty_dictionary():
 def test_tensors_that_count_no_changes_are_watched_as_objects():
     with torch.inference_mode():
         owner = {"a": torch.rand(3)}
-        watch = Watch([owner])
+        watch = WeightWatch([owner])
         owner["a"].zero_()
         assert watch.unchanged()
         owner["a"] = torch.rand(3)
@@ -206,4 +226,4 @@ def test_tensors_that_count_no_changes_are_watched_as_objects():
 
 def test_a_watch_takes_dictionaries_only():
     with pytest.raises((TypeError, RuntimeError)):
-        Watch([[1]])
+        WeightWatch([[1]])

@@ -1,25 +1,25 @@
-#include "watch.h"
+#include "weight_watch.h"
 
 namespace py = pybind11;
 
 namespace engine {
 namespace {
 
-constexpr int64_t kUncounted = -1;
+constexpr int64_t kUnversioned = -1;
 
-// A tensor's version; kUncounted for tensors made in inference mode, which count none.
+// Returns a tensor's version, or kUnversioned for a tensor made in inference mode, which has none.
 int64_t version(getter get, PyObject* tensor, void* closure) {
   PyObject* value = get(tensor, closure);
   if (!value) {
     PyErr_Clear();
-    return kUncounted;
+    return kUnversioned;
   }
   const int64_t count = PyLong_AsLongLong(value);
   Py_DECREF(value);
   return count;
 }
 
-uint64_t changes = 1;  // of any dictionary that is watched
+uint64_t changes = 1;  // counts the changes of all watched dictionaries
 
 #if PY_VERSION_HEX >= 0x030C0000
 int count_change(PyDict_WatchEvent, PyObject*, PyObject*, PyObject*) {
@@ -27,8 +27,8 @@ int count_change(PyDict_WatchEvent, PyObject*, PyObject*, PyObject*) {
   return 0;
 }
 
-// Has the interpreter count changes of a dictionary from now on; false if it cannot. It is never told to stop, because
-// another Watch may look at the same dictionary.
+// Lets the interpreter count the changes of a dictionary; returns false if it cannot. This is never undone, because
+// another WeightWatch may watch the same dictionary.
 bool count_changes(PyObject* dictionary) {
   static const int watcher = PyDict_AddWatcher(count_change);
   if (watcher >= 0 && PyDict_Watch(watcher, dictionary) == 0) return true;
@@ -41,28 +41,27 @@ bool count_changes(PyObject*) { return false; }
 
 }  // namespace
 
-Watch::Watch(const py::list& dictionaries) {
+WeightWatch::WeightWatch(const py::list& dictionaries) {
   for (const auto& item : dictionaries) {
     auto entries = item.cast<py::dict>();
     PyObject *name, *value;
     for (Py_ssize_t at = 0; PyDict_Next(entries.ptr(), &at, &name, &value);) add(name, value);
-    told_ = count_changes(entries.ptr()) && told_;
+    reported_ = count_changes(entries.ptr()) && reported_;
     dictionaries_.push_back({std::move(entries), entries_.size()});
   }
 }
 
-void Watch::add(PyObject* name, PyObject* value) {
+void WeightWatch::add(PyObject* name, PyObject* value) {
   entries_.push_back({py::reinterpret_borrow<py::object>(name), py::reinterpret_borrow<py::object>(value)});
-  // The function behind the attribute, found once: a lookup of the attribute costs several times what the function
-  // does.
+  // Finds the getter behind the attribute once: an attribute lookup takes several times as long as the getter.
   const auto attribute = py::getattr(py::type::handle_of(value), "_version", py::none());
   if (!Py_IS_TYPE(attribute.ptr(), &PyGetSetDescr_Type)) return;
   const PyGetSetDef* definition = reinterpret_cast<PyGetSetDescrObject*>(attribute.ptr())->d_getset;
   const int64_t now = version(definition->get, value, definition->closure);
-  if (now != kUncounted) counted_.push_back({value, definition->get, definition->closure, now});
+  if (now != kUnversioned) versioned_.push_back({value, definition->get, definition->closure, now});
 }
 
-bool Watch::same_objects() const {
+bool WeightWatch::same_objects() const {
   auto entry = entries_.begin();
   for (const Dictionary& dictionary : dictionaries_) {
     const auto end = entries_.begin() + dictionary.end;
@@ -74,12 +73,12 @@ bool Watch::same_objects() const {
   return true;
 }
 
-bool Watch::unchanged() const {
-  if (!told_ || seen_ != changes) {
+bool WeightWatch::unchanged() const {
+  if (!reported_ || seen_ != changes) {
     if (!same_objects()) return false;
     seen_ = changes;
   }
-  for (const Counted& one : counted_)
+  for (const Versioned& one : versioned_)
     if (version(one.get, one.tensor, one.closure) != one.version) return false;
   return true;
 }
