@@ -26,5 +26,5 @@ def read_problems(path: Path) -> list[Problem]:
         except AutotuneError as error:
             raise AutotuneError(f"{path}, line {number}: {error}") from error
     if not problems:
-        raise AutotuneError(f"{path} names no problem: write one a line, as docs/reference/problems.md shows")
+        raise AutotuneError(f"{path} contains no problem: write one a line, as docs/reference/problems.md shows")
     return problems

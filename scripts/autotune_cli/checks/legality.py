@@ -1,7 +1,7 @@
-"""Compile kernels of a family for an architecture, all of them or a sample, and
-list those that do not compile.
+"""Compile kernels of a family, and list those that do not compile.
 
-Every config that a family accepts must compile. No GPU is needed.
+The kernels are all of an architecture, or a sample. Every config that a family
+accepts must compile. No GPU is needed.
 
 Example:
   autotune legality --arch sm75 --dtype s8 --sample 200

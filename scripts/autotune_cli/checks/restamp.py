@@ -1,5 +1,4 @@
-"""Renew the source digests of a database's kernels whose machine code is
-unchanged.
+"""Renew the source digests of kernels whose machine code is unchanged.
 
 A kernel is reused only while the digest of its template and headers is the one
 in the database. After a refactoring of templates this command compiles each

@@ -1,9 +1,9 @@
-"""Call one FusedResNet from several threads with mixed batch sizes; check every
-result, and that memory does not grow.
+"""Call one FusedResNet from several threads with mixed batch sizes.
 
-Each thread has its own CUDA stream. Results are compared with the plain network
-in float32. The exit code is 1 if a result is wrong, or if the process or the
-device uses more memory at the end than after a fifth of the calls.
+Every result is checked, and that memory does not grow. Each thread has its own
+CUDA stream. Results are compared with the plain network in float32. The exit
+code is 1 if a result is wrong, or if the process or the device uses more memory
+at the end than after a fifth of the calls.
 
 Example:
   autotune stress --db tuning_db/se_resnet9_fixup_h200.db

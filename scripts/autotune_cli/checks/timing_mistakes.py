@@ -1,6 +1,6 @@
-"""Show four common mistakes in timing a GPU kernel beside the method of this
-project, on one convolution of torch.
+"""Show four common mistakes in timing a GPU kernel.
 
+The method of this project is shown beside them, on one convolution of torch.
 docs/internals/measurement.md explains each of them. A GPU is needed.
 """
 

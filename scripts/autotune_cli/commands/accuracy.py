@@ -1,4 +1,4 @@
-"""Measure the accuracy of each precision: FusedResNet against torch in float32.
+r"""Measure the accuracy of each precision: FusedResNet against torch in float32.
 
 Without --model a ResNet-18 is trained on generated images, and the top-1 of
 each precision and its agreement with float32 are reported. With --model the
@@ -6,7 +6,7 @@ outputs of that model, with random parameters, are compared on random images.
 The results are a table and a JSON record.
 
 Layers without kernels in the database run on torch's operators:
-  autotune tune --model scripts/autotune_cli/synthetic_dataset.py:resnet18 \\
+  autotune tune --model scripts/autotune_cli/synthetic_dataset.py:resnet18 \
          --input 3,64,64 --batch 250 --precision int8 --db accuracy.db
   autotune accuracy --db accuracy.db --save resnet18.pt
 """

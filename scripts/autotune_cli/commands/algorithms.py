@@ -1,6 +1,7 @@
-"""List every algorithm of cuDNN for a convolution in its three passes: the
-numbered algorithms of the classic API and the plans of the graph API, verified
-and timed, with workspace, determinism and arithmetic.
+"""List every algorithm of cuDNN for a convolution in its three passes.
+
+The list has the numbered algorithms of the classic API and the plans of the
+graph API, verified and timed, with workspace, determinism and arithmetic.
 
 Examples:
   autotune algorithms --problem "conv2d n=32 h=56 w=56 c=64

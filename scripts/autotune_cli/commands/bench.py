@@ -1,8 +1,8 @@
-"""Time FusedResNet against eager torch, TorchScript, CUDA graphs and
-torch.compile.
+"""Time FusedResNet against other ways to run a network in torch.
 
-All variants run in one process and are timed in interleaved rounds. The results
-are a table, a JSON record and a bar chart.
+The variants are eager torch, TorchScript, CUDA graphs and torch.compile. All
+run in one process and are timed in interleaved rounds. The results are a table,
+a JSON record and a bar chart.
 
 Example:
   autotune bench --db tuning_db/se_resnet9_fixup_h200.db --batch 1,128

@@ -1,17 +1,15 @@
-"""Time tune.py on a network, and compare what it chooses with the best of an
-exhaustive run.
+"""Time the tuner, and compare its winners with those of an exhaustive search.
 
-It tunes twice from nothing, with different seeds, and once more with an empty
-database but the first run's binaries on disk, in less time. The winners of
-all runs and of an exhaustive run are then timed side by side, in interleaved
-rounds. Where the exhaustive run is a recording (scripts/replay.py), the best
-configs of each of its problems are made and timed anew for that.
+The network is tuned twice from nothing, with different seeds, and a third time
+with an empty database but the compiled kernels of the first run, in less time.
+The winners of these runs and of the exhaustive search are then timed in
+interleaved rounds. If the exhaustive search is a recording (autotune replay
+record), the best configs of each of its problems are compiled and timed again.
 
 Example:
-  python scripts/tune.py --strategy exhaustive --limit 150 --budget 1h \\
-         --db all.db
-  python scripts/bench_tuning.py --against all.db -- --batch 128 --budget 100s
-  python scripts/bench_tuning.py -- --batch 128
+  autotune tune --strategy exhaustive --limit 150 --budget 1h --db all.db
+  autotune bench-tuning --against all.db -- --batch 128 --budget 100s
+  autotune bench-tuning -- --batch 128
 """
 
 from __future__ import annotations

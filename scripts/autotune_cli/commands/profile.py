@@ -1,5 +1,6 @@
-"""Profile a network: list modules, their operators and kernels, with times,
-libraries and sources.
+"""Profile a network: list its modules, and their operators and kernels.
+
+Operators and kernels have times, libraries and sources.
 
 Examples:
   autotune profile --model torchvision:resnet50 --batch 32

@@ -1,5 +1,6 @@
-"""Compare search strategies on a recorded tuning run, in simulated time. It needs
-no GPU and no compiler.
+"""Compare search strategies on a recorded tuning run, in simulated time.
+
+This needs neither a GPU nor a compiler.
 
 Examples:
   autotune replay record tuning_db/all.db recording.json.gz

@@ -1,8 +1,8 @@
-"""Tune a network's layers, or single problems, for one architecture, and keep
-every trial in a database.
+"""Tune a network's layers, or single problems, for one architecture.
 
-At the end a table shows where the time went. Overhead is the time in which the
-device neither verified, timed nor waited for compilers.
+Every trial is kept in a database. At the end a table shows where the time went.
+Overhead is the time in which the device neither verified, timed nor waited for
+compilers.
 
 Examples:
   autotune tune --arch sm80 --batch 1,32,128

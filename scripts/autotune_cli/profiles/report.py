@@ -91,7 +91,7 @@ def _print_fitting(console: Console, table: Table) -> None:
 
 
 def show_libraries(console: Console, found: Sequence[LibraryTotals], total_us: float) -> None:
-    """A row a library."""
+    """Print a row for each library."""
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("library")
     for name in ("kernels", "launches", "us", "share"):
