@@ -1,4 +1,4 @@
-"""Architectures: what instructions, memory and dtypes exist. A table, no policy.
+"""Architectures: a table of their instruction sets, memory sizes and dtypes.
 
 Shared-memory and thread limits are those of the CUDA C++ Programming Guide's table of compute
 capabilities, less the 1 KB that the system reserves for each block from sm_80 on.
@@ -17,13 +17,17 @@ from autotune.core.errors import require_one_of
 
 @dataclass(frozen=True)
 class Architecture:
-    """One target family of kernels.
+    """One architecture that kernels are compiled for.
 
-    capability: compute capability times ten, or None for a CPU.
-    dtypes: those its kernels can have, of problem.DTYPES; the first is the usual one.
-    block_shared, sm_shared: dynamic shared memory a block can have, and all that an SM has, in bytes.
-    processors: SMs, for the prior and for kernels whose blocks stay on theirs; in the table those of the architecture's
-    usual data-centre (or largest) part, for who compiles without a GPU. Cores for a CPU.
+    Attributes:
+        name: Its name, such as "sm90" or "cpu".
+        capability: Compute capability times ten; None for a CPU.
+        dtypes: Dtypes that its kernels can have, names of `ir.DTYPES`; the first is the default.
+        block_shared: Largest dynamic shared memory of a block, in bytes.
+        sm_shared: Shared memory of an SM, in bytes.
+        sm_threads: Largest number of resident threads of an SM.
+        processors: Number of SMs, for cost models and persistent kernels; cores of a CPU. The table has that of the
+            usual data-center part, or else the largest one, for compiling without a GPU.
     """
 
     name: str
@@ -40,16 +44,16 @@ class Architecture:
         return self.capability is not None
 
     def processors_for(self, cluster: int) -> int:
-        """SMs that clusters of so many blocks fill at once, a block on each.
+        """Return the number of SMs that clusters of this size occupy at once, with one block on each SM.
 
-        A cluster lies within one GPC, and these differ in size: of an H200's 132 SMs clusters of 4 and of 8 fill 120,
-        as cudaOccupancyMaxActiveClusters has it.
+        A cluster must be within one GPC, and GPCs differ in size: clusters of 4 and of 8 blocks occupy 120 of an H200's
+        132 SMs, by cudaOccupancyMaxActiveClusters.
         """
         return self.processors if cluster <= 2 else max(self.processors * 10 // 11 // cluster, 1) * cluster
 
     @property
     def reserved_shared(self) -> int:
-        """Shared memory that the system keeps for each resident block, in bytes."""
+        """Shared memory that the system reserves for each resident block, in bytes."""
         return 1024 if (self.capability or 0) >= 80 else 0
 
 
@@ -67,21 +71,25 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 MOST_PROCESSORS = 256
-"""More than a GPU has of any architecture here: launch parameters that count them are declared up to it."""
+"""Upper bound on the SMs of a GPU of any architecture here; the limit of launch parameters that count SMs."""
 
 
 def architecture(name: str) -> Architecture:
-    """Look an architecture up by name; raises UnknownNameError."""
+    """Return an architecture by its name; raises UnknownNameError."""
     return ARCHITECTURES[require_one_of("architecture", name, list(ARCHITECTURES))]
 
 
 def of_target(target: str) -> Architecture:
-    """The architecture whose instructions a target has: "sm_90", "x86-64-v4"; raises UnknownNameError."""
+    """Return the architecture of a target, such as "sm_90" or "x86-64-v4"; raises UnknownNameError."""
     return architecture(target.replace("_", "") if target.startswith("sm_") else "cpu")
 
 
 def of_capability(capability: int) -> Architecture:
-    """The newest architecture in the table that a GPU of this compute capability (times ten) runs natively."""
+    """Return the newest architecture that a GPU runs natively; raises UnknownNameError for one that is too old.
+
+    Args:
+        capability: The GPU's compute capability times ten.
+    """
     cuda = [arch for arch in ARCHITECTURES.values() if arch.capability and arch.capability <= capability]
     if not cuda:
         require_one_of(
@@ -90,7 +98,7 @@ def of_capability(capability: int) -> Architecture:
     return cuda[-1]
 
 
-# The x86-64 psABI's micro-architecture levels: what /proc/cpuinfo must list, newest first.
+# Micro-architecture levels of the x86-64 psABI, newest first: flags that /proc/cpuinfo must list.
 _X86_LEVELS = {
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "x86-64-v3": {"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"},
@@ -101,7 +109,7 @@ _X86_LEVELS = {
 
 @cache
 def cpu_targets() -> tuple[str, ...]:
-    """The instruction sets that this machine can run, best first: names that g++ takes as -march."""
+    """Return the instruction sets that this machine runs, the newest first, as names for g++ -march."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return (platform.machine(),)
     flags = set(cpu_info("flags").split())
@@ -112,7 +120,7 @@ def cpu_targets() -> tuple[str, ...]:
 
 @cache
 def cpu_info(name: str) -> str:
-    """What Linux says of this machine's processor, such as its "model name"; "" where it says nothing."""
+    """Return a field of /proc/cpuinfo, such as "model name"; an empty string if Linux does not list it."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
@@ -123,7 +131,10 @@ def cpu_name() -> str:
 
 
 def runs_on(target: str, device_target: str) -> bool:
-    """Whether code for `target` runs on a device of `device_target`: binaries run within a major version, upwards."""
+    """Return whether code for a target runs on a device with another target.
+
+    A cubin runs on devices of the same major compute capability and an equal or higher minor one.
+    """
     if not target.startswith("sm_") or not device_target.startswith("sm_"):
         return target in cpu_targets() and not device_target.startswith("sm_")
     code, device = int(target.removeprefix("sm_")), int(device_target.removeprefix("sm_"))

@@ -327,7 +327,8 @@ def _package() -> str:
 def _word(library: Any, status: int) -> str:
     """Return cuDNN's name of a status, without its prefix."""
     library.cudnnGetErrorString.restype = ctypes.c_char_p
-    return library.cudnnGetErrorString(status).decode().removeprefix("CUDNN_STATUS_")
+    name: bytes = library.cudnnGetErrorString(status)
+    return name.decode().removeprefix("CUDNN_STATUS_")
 
 
 def _plain(dtype: torch.dtype) -> str:
