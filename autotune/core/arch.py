@@ -40,7 +40,7 @@ class Architecture:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether kernels are device images."""
+        """True if kernels are device images."""
         return self.capability is not None
 
     def processors_for(self, cluster: int) -> int:

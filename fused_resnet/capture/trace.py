@@ -22,7 +22,7 @@ from autotune.core import CaptureError
 from autotune.ir import DTYPES, ConstantExpr, ConstantSource
 
 tracing: ContextVar[bool] = ContextVar("tracing", default=False)
-"""Whether a module is being traced; an `Activation` is one operation then."""
+"""True while a module is being traced; an `Activation` is one operation then."""
 
 LARGEST_CONSTANT = 4096
 """Largest number of elements of a tensor that `forward` makes itself; a larger one must be a buffer."""

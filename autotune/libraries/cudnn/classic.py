@@ -122,7 +122,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class AlgorithmInfo:
-    """What cuDNN reports about an algorithm without running it.
+    """Properties of an algorithm that cuDNN reports without running it.
 
     Attributes:
         number: Its number.
