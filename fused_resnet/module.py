@@ -155,7 +155,7 @@ class FusedResNet(nn.Module):
             cls.__call__ = nn.Module.__call__  # type: ignore[method-assign]
 
     def _is_plain(self) -> bool:
-        """Return whether a call is `forward` in eval mode and nothing else: no hooks, no `forward` set on the object."""
+        """Return whether a call is `forward` in eval mode and nothing else: no hooks, no `forward` of the object."""
         own = self.__dict__  # attributes of nn.Module would each cost a call of __getattr__
         if own["training"] or "forward" in own or any(_GLOBAL_HOOKS):
             return False
