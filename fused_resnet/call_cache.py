@@ -1,4 +1,4 @@
-"""What a FusedResNet has bound for its current weights: contexts, the engine's fast path to them, and a weight watch.
+"""Everything that a FusedResNet has bound for its current weights: contexts, the fast path, and a weight watch.
 
 An input signature is (shape, dtype, device, memory format, stream). It goes through these states:
 

@@ -1,4 +1,4 @@
-"""Where the network of a FusedResNet comes from: a network known by name, or any module, captured."""
+"""Sources of the network that a FusedResNet runs: a network known by name, or any module, captured."""
 
 from __future__ import annotations
 

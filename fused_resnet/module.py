@@ -83,7 +83,8 @@ class FusedResNet(nn.Module):
         source = Named(model, in_channels, precision) if isinstance(model, str) else model
         self._source = source
         self._share_tensors(source.module)
-        self.register_load_state_dict_post_hook(_rebind)
+        add_hook: Callable[..., object] = self.register_load_state_dict_post_hook
+        add_hook(_rebind)
         self._begin()
         self.eval()
 
@@ -154,7 +155,7 @@ class FusedResNet(nn.Module):
             cls.__call__ = nn.Module.__call__  # type: ignore[method-assign]
 
     def _is_plain(self) -> bool:
-        """Whether a call is `forward` in eval mode and nothing else: no hooks, and no `forward` set on the object."""
+        """Return whether a call is `forward` in eval mode and nothing else: no hooks, no `forward` of the object."""
         own = self.__dict__  # attributes of nn.Module would each cost a call of __getattr__
         if own["training"] or "forward" in own or any(_GLOBAL_HOOKS):
             return False
@@ -180,7 +181,7 @@ class FusedResNet(nn.Module):
             InputError: The shape, dtype or device of `x` or `out` does not fit, or a gradient by `x` is wanted.
         """
         if self.training:
-            y = self._plain.train()(x)
+            y: torch.Tensor = self._plain.train()(x)
         elif torch_op.is_traced(x):
             y = torch_op.call(self._cast(x), self._number)
         else:
@@ -349,21 +350,24 @@ class FusedResNet(nn.Module):
     # -- what torch does with modules ------------------------------------------------------------------------
 
     def _apply(self, *args: Any, **kwargs: Any) -> FusedResNet:
-        result = super()._apply(*args, **kwargs)
+        apply: Callable[..., object] = super()._apply
+        apply(*args, **kwargs)
         self.rebind()
-        return result
+        return self
 
     def _replicate_for_data_parallel(self) -> FusedResNet:
         """Return torch.nn.DataParallel's copy for one GPU and one call; it shares the plans that are bound here."""
         if not self._cache.weights.unchanged():
             self.rebind()
-        return super()._replicate_for_data_parallel()
+        replicate: Callable[[], FusedResNet] = super()._replicate_for_data_parallel
+        return replicate()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _PER_OBJECT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        restore: Callable[[dict[str, Any]], None] = super().__setstate__
+        restore(state)
         self._begin()
 
 
@@ -391,7 +395,7 @@ def _fits(out: torch.Tensor, template: torch.Tensor) -> bool:
 
 
 def _rebind(module: nn.Module, _: object) -> None:
-    """Hook after load_state_dict. Pickled modules refer to it by this name."""
+    """Bind anew after load_state_dict. Pickled modules refer to this hook by its name."""
     assert isinstance(module, FusedResNet)
     module.rebind()
 

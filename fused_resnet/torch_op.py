@@ -54,7 +54,8 @@ def networks() -> list[TraceableNetwork]:
 
 def call(x: torch.Tensor, number: int) -> torch.Tensor:
     """Call the operator for the network with a number."""
-    return torch.ops.fused_resnet.run(x, number)
+    y: torch.Tensor = torch.ops.fused_resnet.run(x, number)
+    return y
 
 
 def is_traced(x: torch.Tensor) -> bool:

@@ -45,7 +45,7 @@ class Candidate:
 
     @property
     def native(self) -> bool:
-        """Whether it is one of our kernels, which the engine launches."""
+        """True for a kernel of ours, which the engine launches."""
         return self.kind not in (None, cudnn_names.KIND)
 
     def __str__(self) -> str:

@@ -98,7 +98,7 @@ class NetworkPlan:
 
     @property
     def native(self) -> bool:
-        """Whether all layers run on native kernels."""
+        """True if all layers run on native kernels."""
         return all(item.step.kernel for item in self.bound)
 
     @property

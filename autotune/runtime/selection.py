@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Row = TypeVar("Row", bound="Measurement")
 
 CANDIDATES, CUDNN_PLANS = 5, 5
-"""How many of our kernels and of cuDNN's plans are tried for a problem: the best one may refuse to load here."""
+"""Number of our kernels and of cuDNN's plans that are tried for a problem; the best ones may fail to load here."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class KernelChoice:
 
 @dataclass(frozen=True)
 class Selection:
-    """What the records of one device say about a network.
+    """The records of one device that serve a network.
 
     Attributes:
         plan: The plan of the whole network; None where only its layers were tuned, each alone.

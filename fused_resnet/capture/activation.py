@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -74,7 +74,8 @@ class Activation(nn.Module):
         return self.step
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        restore: Callable[[dict[str, Any]], None] = super().__setstate__
+        restore(state)
         register(self.definition)
 
 

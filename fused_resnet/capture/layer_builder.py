@@ -28,7 +28,7 @@ class Value:
 
     @property
     def is_end(self) -> bool:
-        """Whether it is the result of its maker's last step, so that more steps can be appended."""
+        """True if it is the result of its maker's last step, so that more steps can be appended."""
         return self.maker is not None and self.maker.buffers["y"] == self.buffer
 
 

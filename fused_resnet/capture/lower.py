@@ -111,14 +111,14 @@ class Lowering:
         return node
 
     def _same_bytes(self, node: fx.Node) -> bool:
-        """Whether a node only reshapes an activation, and its elements keep their order in memory."""
+        """Return whether a node only reshapes an activation, and its elements keep their order in memory."""
         if name_of(node) not in _RESHAPES or self.constant(node):
             return False
         shapes = [tuple(n.meta["val"].shape) for n in (node.args[0], node)]  # type: ignore[union-attr]
         return all(len(shape) != 4 or shape[1] == 1 or shape[2] == shape[3] == 1 for shape in shapes)
 
     def _is_float(self, node: fx.Node) -> bool:
-        """Whether a node yields one tensor in the network's dtype."""
+        """Return whether a node yields one tensor in the network's dtype."""
         value = node.meta.get("val")
         return isinstance(value, torch.Tensor) and value.dtype == DTYPES[self.dtype] and value.dim() > 0
 
@@ -250,7 +250,7 @@ class Lowering:
         return inputs, inner
 
     def _is_part(self, node: fx.Node) -> bool:
-        """Whether torch computes a node and exactly one other node reads it."""
+        """Return whether torch computes a node and exactly one other node reads it."""
         builder = self._values[node].maker
         return builder is not None and isinstance(builder.problem, TorchCall) and self.sole(node)
 

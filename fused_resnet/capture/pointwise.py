@@ -97,7 +97,7 @@ def _is_single(shape: tuple[int, ...]) -> bool:
 
 
 def _is_channels(shape: tuple[int, ...], of: tuple[int, ...]) -> bool:
-    """Whether a tensor that is broadcast to `of` has one element for each channel, the last axis in memory."""
+    """Return whether a tensor that is broadcast to shape `of` has one element for each channel."""
     aligned = (*[1] * (len(of) - len(shape)), *shape)
     return len(of) in (2, 4) and aligned == tuple(extent if i == 1 else 1 for i, extent in enumerate(of))
 

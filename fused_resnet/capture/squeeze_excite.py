@@ -71,7 +71,7 @@ def _product(lowering: Lowering, node: fx.Node | None) -> _Product | None:
 
 
 def _is_mean(node: fx.Node, x: fx.Node) -> bool:
-    """Whether a node is the mean of x over its pixels."""
+    """Return whether a node is the mean of x over its pixels."""
     if node.args[0] is not x:
         return False
     if name_of(node) == "mean":

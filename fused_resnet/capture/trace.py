@@ -22,7 +22,7 @@ from autotune.core import CaptureError
 from autotune.ir import DTYPES, ConstantExpr, ConstantSource
 
 tracing: ContextVar[bool] = ContextVar("tracing", default=False)
-"""Whether a module is being traced; an `Activation` is one operation then."""
+"""True while a module is being traced; an `Activation` is one operation then."""
 
 LARGEST_CONSTANT = 4096
 """Largest number of elements of a tensor that `forward` makes itself; a larger one must be a buffer."""
@@ -175,7 +175,9 @@ def _change_nothing_in_place(exported: torch.export.ExportedProgram) -> bool:
         root = roots.get(target, target)
         if root.op == "placeholder" and root.name not in signature.user_inputs:
             key = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}.get(root.name, root.name)
-            raise CaptureError(f"{path(node) or 'the model'}: forward changes '{key}', and a captured network changes no state")
+            raise CaptureError(
+                f"{path(node) or 'the model'}: forward changes '{key}', and a captured network changes no state"
+            )
         others = [other for other in (root, *roots) if roots.get(other, other) is root and other is not target]
         if any(place[b] < place[node] < place[user] for b in others for user in b.users if b is not node):
             return False

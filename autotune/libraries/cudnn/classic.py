@@ -122,7 +122,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class AlgorithmInfo:
-    """What cuDNN reports about an algorithm without running it.
+    """Properties of an algorithm that cuDNN reports without running it.
 
     Attributes:
         number: Its number.
@@ -327,7 +327,8 @@ def _package() -> str:
 def _word(library: Any, status: int) -> str:
     """Return cuDNN's name of a status, without its prefix."""
     library.cudnnGetErrorString.restype = ctypes.c_char_p
-    return library.cudnnGetErrorString(status).decode().removeprefix("CUDNN_STATUS_")
+    name: bytes = library.cudnnGetErrorString(status)
+    return name.decode().removeprefix("CUDNN_STATUS_")
 
 
 def _plain(dtype: torch.dtype) -> str:

@@ -200,7 +200,7 @@ class _Chain:
         return self._one(f"{argument.name}.{place}", _SCALAR + argument.index)
 
     def _one(self, name: str, number: int) -> Any:
-        """A single float32 in the GPU's memory; the same number is the same tensor."""
+        """Return the tensor of a single float32 in the GPU's memory; the same UID gives the same tensor."""
         if number not in self._ones:
             self._ones[number] = self._tensor(name, (1, 1, 1, 1), "f32", number)
         return self._ones[number]

@@ -54,7 +54,7 @@ class ExecutionPlan:
 
     @property
     def deterministic(self) -> bool | None:
-        """Whether the same input always gives the same bits; None if unknown."""
+        """True if the same input always gives the same bits; None if unknown."""
         return None if self.numeric is None else "NONDETERMINISTIC" not in self.numeric
 
 
