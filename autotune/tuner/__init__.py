@@ -1,28 +1,39 @@
-"""The tuning run: studies, builds, trials, and the choice inside the whole network."""
+"""The tuning run: studies, builds, trials, and the plan of the whole network."""
 
 from autotune.tuner.kernel_builder import kernel_of
+from autotune.tuner.library_candidates import LibraryCandidates
 from autotune.tuner.objectives import OBJECTIVES
-from autotune.tuner.options import Options
+from autotune.tuner.options import TunerOptions
 from autotune.tuner.progress import Progress
-from autotune.tuner.report import Failure, Line, failures, illegal, label, lines, pareto, unserved
-from autotune.tuner.time_breakdown import RECORD, WAIT, Ledger
-from autotune.tuner.tuner import Tuning
+from autotune.tuner.report import (
+    Failure,
+    LayerWinner,
+    failures,
+    format_config,
+    layer_winners,
+    pareto_candidates,
+    rejected_configs,
+    unsupported_reason,
+)
+from autotune.tuner.time_breakdown import RECORD, WAIT, TimeBreakdown
+from autotune.tuner.tuner import Tuner
 
 __all__ = [
     "OBJECTIVES",
     "RECORD",
     "WAIT",
     "Failure",
-    "Ledger",
-    "Line",
-    "Options",
+    "LayerWinner",
+    "LibraryCandidates",
     "Progress",
-    "Tuning",
+    "TimeBreakdown",
+    "Tuner",
+    "TunerOptions",
     "failures",
-    "illegal",
+    "format_config",
     "kernel_of",
-    "label",
-    "lines",
-    "pareto",
-    "unserved",
+    "layer_winners",
+    "pareto_candidates",
+    "rejected_configs",
+    "unsupported_reason",
 ]

@@ -1,4 +1,4 @@
-"""Kernels of one target: those that the database holds, and the others, compiled in the background."""
+"""Builds the kernels of one target in the background, and knows those that the database holds."""
 
 from __future__ import annotations
 
@@ -14,16 +14,26 @@ from autotune.families.base import Kernel
 from autotune.ir import Epilogue, abi
 from autotune.libraries import aten
 from autotune.tuner.progress import Progress
-from autotune.tuner.time_breakdown import Ledger
+from autotune.tuner.time_breakdown import TimeBreakdown
 from tuning_db import Store
 from tuning_db.schema import KernelRow, Library
 
 
-class Workshop:
-    """Makes kernels on `jobs` cores. Use it as a context manager: leaving it ends the compilers.
+class KernelBuilder:
+    """Compiles kernels on a number of cores. It is a context manager: its exit ends the compilers.
 
-    rows: every kernel that exists, or would not compile, in the database.
-    compiled, compile_seconds: kernels that this run compiled, and the seconds of one core that their units took.
+    Args:
+        store: The database of the kernels.
+        target: The compilation target.
+        jobs: Number of compilers that run at the same time.
+        breakdown: Receives the compile times.
+        progress: Receives events.
+        on_failure: Called with each kernel that does not compile.
+
+    Attributes:
+        rows: The database row of each kernel that exists or does not compile.
+        compiled: Number of kernels that this run compiled.
+        compile_seconds: Core-seconds that their translation units took.
     """
 
     def __init__(
@@ -31,102 +41,113 @@ class Workshop:
         store: Store,
         target: str,
         jobs: int,
-        ledger: Ledger,
+        breakdown: TimeBreakdown,
         progress: Progress,
-        failed: Callable[[Kernel], None] = lambda _: None,
+        on_failure: Callable[[Kernel], None] = lambda _: None,
     ) -> None:
         self._store, self._target, self._jobs = store, target, jobs
-        self._ledger, self._progress, self._on_failure = ledger, progress, failed
+        self._breakdown, self._progress, self._on_failure = breakdown, progress, on_failure
         self.rows: dict[Kernel, KernelRow] = {}
         self.compiled, self.compile_seconds = 0, 0.0
         self._batches: list[ninja_build.BuildBatch] = []
-        self._making: set[Kernel] = set()
+        self._building: set[Kernel] = set()
         self._ready: list[Kernel] = []
-        self._spent: dict[Kernel, dict[str, float]] = {}
+        self._seconds: dict[Kernel, dict[str, float]] = {}
 
-    def __enter__(self) -> Workshop:
+    def __enter__(self) -> KernelBuilder:
         return self
 
     def __exit__(self, *_: object) -> None:
         for batch in self._batches:
             batch.close()
-        self._ledger.at_work(compilers=False)
+        self._breakdown.set_busy(compilers=False)
 
-    def recall(self) -> None:
-        """Read what the database holds; forget kernels whose source has changed."""
-        for known in self._store.kernels(self._target):
-            kernel = None if known.family == aten.FAMILY else kernel_of(known)
-            # A kernel of an older schema that was never measured lacks the names of its launch values: record it again.
-            if (
-                kernel
-                and known.source == rendering.source_digest(kernel)
-                and known.launch_names == _launch_names(kernel)
-            ):
-                self.rows[kernel] = known
+    def load(self) -> None:
+        """Read the kernels of the database, apart from those whose source has changed since."""
+        for row in self._store.kernels(self._target):
+            kernel = None if row.family == aten.FAMILY else kernel_of(row)
+            # A kernel of an older schema that was never measured lacks the names of its launch values: build it again.
+            if kernel and row.source == rendering.source_digest(kernel) and row.launch_names == _launch_names(kernel):
+                self.rows[kernel] = row
 
-    def room(self) -> int:
-        """Cores without work."""
+    def idle_cores(self) -> int:
+        """Return the number of cores that have nothing to compile."""
         return max(0, self._jobs - sum(len(batch.pending) for batch in self._batches))
 
-    def make(self, kernels: Sequence[Kernel], search_seconds: float = 0.0) -> None:
-        """Begin to make kernels; those that exist are ready at once. search_seconds: spent on choosing them."""
+    def build(self, kernels: Sequence[Kernel], search_seconds: float = 0.0) -> None:
+        """Start to build kernels; those that exist are ready at once.
+
+        Args:
+            kernels: The kernels.
+            search_seconds: Time that choosing them took.
+        """
         started = time.perf_counter()
-        self._ready += [k for k in kernels if k in self.rows and not self.rows[k].error and k not in self._making]
-        missing = sorted((k for k in kernels if k not in self.rows and k not in self._making), key=str)
+        self._ready += [k for k in kernels if k in self.rows and not self.rows[k].error and k not in self._building]
+        missing = sorted((k for k in kernels if k not in self.rows and k not in self._building), key=str)
         if missing:
-            self._making |= set(missing)
+            self._building |= set(missing)
             self._progress.compiling(len(missing))
-            with self._ledger.charge("emit"):
+            with self._breakdown.charge("emit"):
                 sound, faulty = ninja_build.renderable(missing)
-                exist, absent = ninja_build.existing(sound)
+                existing, absent = ninja_build.existing(sound)
                 if absent:
-                    room = max(1, self.room())
-                    self._batches.append(ninja_build.BuildBatch(ninja_build.units(absent, room), room))
-                    self._ledger.at_work(compilers=True)
-            for built in (*faulty, *exist):
-                self._keep(built)
-        each = (time.perf_counter() - started) / max(1, len(missing))
+                    jobs = max(1, self.idle_cores())
+                    self._batches.append(ninja_build.BuildBatch(ninja_build.units(absent, jobs), jobs))
+                    self._breakdown.set_busy(compilers=True)
+            for built in (*faulty, *existing):
+                self._finish(built)
+        emit_seconds = (time.perf_counter() - started) / max(1, len(missing))
         for kernel in kernels:
-            spent = {"search": search_seconds / len(kernels), "emit": each if kernel in self._making else 0.0}
-            self._spent.setdefault(kernel, spent)
+            seconds = {
+                "search": search_seconds / len(kernels),
+                "emit": emit_seconds if kernel in self._building else 0.0,
+            }
+            self._seconds.setdefault(kernel, seconds)
 
     def ready(self, wait: bool) -> list[Kernel]:
-        """Sound kernels that became ready. wait: until there is one, unless nothing is being made."""
+        """Return the kernels that became ready since the last call, apart from those that do not compile.
+
+        Args:
+            wait: Wait until there is one, unless none is being built.
+        """
         while True:
             for batch in list(self._batches):
                 for built in batch.finished():
                     if parts := ninja_build.split(built):
                         self._batches.append(ninja_build.BuildBatch(parts, self._jobs))
                     else:
-                        self._keep(built)
+                        self._finish(built)
                 if not batch.pending:
                     batch.close()
                     self._batches.remove(batch)
-            self._ledger.at_work(compilers=bool(self._batches))
+            self._breakdown.set_busy(compilers=bool(self._batches))
             if self._ready or not wait or not self._batches:
                 ready, self._ready = self._ready, []
                 return ready
             time.sleep(ninja_build.POLL_SECONDS)
 
-    def spent(self, kernel: Kernel) -> dict[str, float]:
-        """The seconds of choosing, emitting and compiling a kernel; told once, for its first trial."""
-        return {step: round(seconds, 5) for step, seconds in self._spent.pop(kernel, {}).items() if seconds}
+    def take_seconds(self, kernel: Kernel) -> dict[str, float]:
+        """Return the seconds of choosing, emitting and compiling a kernel.
 
-    def _keep(self, built: ninja_build.Built) -> None:
-        """Record a unit that has come to an end."""
+        They belong to the kernel's first trial: a second call returns nothing.
+        """
+        return {step: round(seconds, 5) for step, seconds in self._seconds.pop(kernel, {}).items() if seconds}
+
+    def _finish(self, built: ninja_build.Built) -> None:
+        """Record the kernels of a translation unit whose build has ended."""
         kernels = built.unit.kernels
         library = self._put_library(built) if built.path else None
         outcome = {"library_id": library.id if library else None, "error": built.error or None}
         rows = self._store.put_kernels(
-            [(identity(k, rendering.source_digest(k)), _facts(k) | outcome) for k in kernels]
+            [(identity(k, rendering.source_digest(k)), _columns(k) | outcome) for k in kernels]
         )
         for kernel, row in zip(kernels, rows, strict=True):
             self.rows[kernel] = row
-            self._making.discard(kernel)
-            self._spent.setdefault(kernel, {})["compile"] = built.seconds / len(kernels)
+            self._building.discard(kernel)
+            self._seconds.setdefault(kernel, {})["compile"] = built.seconds / len(kernels)
             if built.error:
                 self._on_failure(kernel)
-        self._ledger.add({"compile": built.seconds})
+        self._breakdown.add({"compile": built.seconds})
         self.compile_seconds += built.seconds
         self.compiled += len(kernels) if built.path and built.seconds else 0
         self._ready += kernels if built.path else ()
@@ -146,7 +167,12 @@ class Workshop:
 
 
 def identity(kernel: Kernel, source: str) -> dict[str, str]:
-    """A kernel's key in the database. source: what its code was made from."""
+    """Return a kernel's key in the database.
+
+    Args:
+        kernel: The kernel.
+        source: The digest of its source, or the version of the library that it comes from.
+    """
     return {
         "family": kernel.family,
         "config": kernel.config,
@@ -157,8 +183,19 @@ def identity(kernel: Kernel, source: str) -> dict[str, str]:
     }
 
 
-def _facts(kernel: Kernel) -> dict[str, Any]:
-    """What the database says of a kernel beside its key and what became of it."""
+def kernel_of(row: KernelRow) -> Kernel | None:
+    """Return the kernel of a row, or None if this version does not define its family, parameters or epilogue."""
+    try:
+        config = json.loads(row.config)
+        if list(config) != [parameter.name for parameter in family(row.family).parameters]:
+            return None
+        return Kernel.of(row.family, config, row.dtype, Epilogue.parse(row.epilogue), row.target)
+    except AutotuneError:
+        return None
+
+
+def _columns(kernel: Kernel) -> dict[str, Any]:
+    """Return the columns of a kernel's row that are neither its key nor the outcome of its build."""
     layouts = family(kernel.family).weight_layouts(kernel.values)
     return {
         "symbol": rendering.symbol(kernel),
@@ -170,14 +207,3 @@ def _facts(kernel: Kernel) -> dict[str, Any]:
 def _launch_names(kernel: Kernel) -> list[str]:
     """Return the names of a kernel's launch values in the order in which it takes them."""
     return [parameter.name for parameter in family(kernel.family).launch_parameters]
-
-
-def kernel_of(row: KernelRow) -> Kernel | None:
-    """The kernel of a row; None if its family, its parameters or its epilogue are not this version's."""
-    try:
-        config = json.loads(row.config)
-        if list(config) != [parameter.name for parameter in family(row.family).parameters]:
-            return None
-        return Kernel.of(row.family, config, row.dtype, Epilogue.parse(row.epilogue), row.target)
-    except AutotuneError:
-        return None

@@ -1,4 +1,7 @@
-"""What torch and cuDNN offer as kernels of a run; all of a problem's plans are listed and stored before one is run."""
+"""The candidates that PyTorch and cuDNN offer.
+
+All plans of a problem are listed and stored before one of them is run.
+"""
 
 from __future__ import annotations
 
@@ -19,110 +22,130 @@ from tuning_db import Store
 from tuning_db.schema import KernelRow
 
 LISTING_SECONDS = 300.0
-"""Building all plans of a problem, some of which cuDNN compiles."""
+"""Time limit for building all plans of a problem, some of which cuDNN compiles."""
+
+ListedPlans = tuple[Problem, list[KernelRow], str | None]
+"""A problem, the rows of its plans, and the reason if there are none."""
 
 
 def operator_rows(store: Store, problem: Problem, target: str, torch: str) -> Iterator[KernelRow]:
-    """The rows of torch's operators for a problem. torch: its version."""
+    """Yield the rows of PyTorch's operators for a problem.
+
+    Args:
+        store: The database; the rows are added to it.
+        problem: The problem.
+        target: The compilation target of the run.
+        torch: The version of PyTorch.
+    """
     for config in aten.configs(problem):
         kernel = Kernel.of(aten.FAMILY, config, problem.dtype, problem.epilogue, target)
         yield store.put_kernel(identity(kernel, f"torch {torch}"), symbol="")
 
 
-class Listing:
-    """cuDNN's plans of some problems, built in processes of their own while others search. Use it as a context manager.
+class LibraryCandidates:
+    """Lists the cuDNN plans of some problems in processes of its own, in the background.
 
-    workers: of nobody else. What the database has from the same cuDNN is taken from there.
+    Plans that the database has from the same version of cuDNN are taken from there. It is a context manager: its exit
+    ends the processes.
+
+    Args:
+        store: The database; the plans are added to it.
+        workers: The processes; nothing else uses them.
+        problems: The problems.
+        target: The compilation target of the run.
     """
 
     def __init__(self, store: Store, workers: Sequence[Worker], problems: Iterable[Problem], target: str) -> None:
         self._store, self._workers, self._problems, self._target = store, workers, list(problems), target
-        self._idle: LifoQueue[Worker] = LifoQueue()  # who has a process already comes first
+        self._idle: LifoQueue[Worker] = LifoQueue()  # last in, first out: a worker that has started is used again
         for worker in workers:
             self._idle.put(worker)
-        self._pool = ThreadPoolExecutor(len(workers))
-        self._asked: deque[tuple[Problem | None, Future[cudnn.SerializedPlans]]] = deque()
+        self._executor = ThreadPoolExecutor(len(workers))
+        self._requests: deque[tuple[Problem | None, Future[cudnn.SerializedPlans]]] = deque()
         self._source = ""
-        self._ask(None)
+        self._request(None)  # the version of cuDNN
 
-    def __enter__(self) -> Listing:
+    def __enter__(self) -> LibraryCandidates:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        while not all(asked.done() for _, asked in self._asked):
-            self._stop()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        while not all(future.done() for _, future in self._requests):
+            self._stop_workers()
             time.sleep(POLL_SECONDS)
-        self._stop()
+        self._stop_workers()
 
     @property
     def is_done(self) -> bool:
-        """Whether all was told."""
-        return not self._asked
+        """Return whether `ready` has yielded all problems."""
+        return not self._requests
 
-    def ready(self, wait: bool) -> Iterator[tuple[Problem, list[KernelRow], str | None]]:
-        """Each problem that was listed meanwhile with the rows of its plans, also of those that cannot be built.
+    def ready(self, wait: bool) -> Iterator[ListedPlans]:
+        """Yield each problem that was listed since the last call with the rows of its plans.
 
-        Without any, why, in a sentence. wait: for all problems.
+        There are rows for plans that cannot be built, too.
+
+        Args:
+            wait: Wait until all problems are listed.
         """
-        while self._asked and (wait or self._asked[0][1].done()):
-            problem, asked = self._asked.popleft()
-            found = asked.result()
+        while self._requests and (wait or self._requests[0][1].done()):
+            problem, future = self._requests.popleft()
+            found = future.result()
             if problem is None:
-                yield from self._known(found)
+                yield from self._listed_before(found)
             else:
-                yield problem, [self._stored(problem, offer) for offer in found.plans], found.reason
+                yield problem, [self._put_plan(problem, plan) for plan in found.plans], found.reason
 
-    def _ask(self, problem: Problem | None) -> None:
-        self._asked.append((problem, self._pool.submit(self._listed, problem)))
+    def _request(self, problem: Problem | None) -> None:
+        self._requests.append((problem, self._executor.submit(self._list, problem)))
 
-    def _listed(self, problem: Problem | None) -> cudnn.SerializedPlans:
+    def _list(self, problem: Problem | None) -> cudnn.SerializedPlans:
         worker = self._idle.get()
         try:
             return worker.library_plans(problem, LISTING_SECONDS)
         finally:
             self._idle.put(worker)
 
-    def _stop(self) -> None:
+    def _stop_workers(self) -> None:
         for worker in self._workers:
             worker.stop()
 
-    def _known(self, made_by: cudnn.SerializedPlans) -> Iterator[tuple[Problem, list[KernelRow], str | None]]:
-        """What needs no listing; the other problems are asked for."""
-        if made_by.reason:
-            yield from ((problem, [], made_by.reason) for problem in self._problems)
+    def _listed_before(self, version: cudnn.SerializedPlans) -> Iterator[ListedPlans]:
+        """Yield the problems whose plans the database has, and request the others."""
+        if version.reason:
+            yield from ((problem, [], version.reason) for problem in self._problems)
             return
-        self._source = made_by.source
+        self._source = version.source
         stored: dict[str, list[KernelRow]] = {}
         for row in self._store.kernels(self._target):
             if row.family == cudnn.FAMILY:
                 stored.setdefault(row.source, []).append(row)
         for problem in self._problems:
-            known = stored.get(self._source_of(problem), [])
-            if known and len(known) == json.loads(known[0].config)["of"]:  # else listing them was interrupted
-                yield problem, known, None
+            rows = stored.get(self._source_of(problem), [])
+            if rows and len(rows) == json.loads(rows[0].config)["of"]:  # else the listing was interrupted
+                yield problem, rows, None
             else:
-                self._ask(problem)
+                self._request(problem)
 
     def _source_of(self, problem: Problem) -> str:
         return f"{self._source}: {problem}"
 
-    def _stored(self, problem: Problem, offer: cudnn.SerializedPlan) -> KernelRow:
+    def _put_plan(self, problem: Problem, plan: cudnn.SerializedPlan) -> KernelRow:
         library = None
-        if not offer.error:
+        if not plan.error:
             library = self._store.put_library(
-                offer.data,
+                plan.data,
                 kind=cudnn.KIND,
                 target=self._target,
-                compiler=offer.config["made_by"],
+                compiler=plan.config["made_by"],
                 flags="",
                 cutlass="",
                 abi_version=0,
             )
-        kernel = Kernel.of(cudnn.FAMILY, offer.config, problem.dtype, problem.epilogue, self._target)
+        kernel = Kernel.of(cudnn.FAMILY, plan.config, problem.dtype, problem.epilogue, self._target)
         return self._store.put_kernel(
             identity(kernel, self._source_of(problem)),
             symbol=str(problem),
             library_id=library.id if library else None,
-            error=offer.error,
+            error=plan.error,
         )

@@ -48,12 +48,12 @@ class PlanState:
     """A plan during the search.
 
     Attributes:
-        picks: The candidate of each layer by its name, also of layers that the plan does not run.
+        assignments: The candidate of each layer by its name, also of layers that the plan does not run.
         alternatives: The alternatives that the plan takes.
         order: Names of layers; the plan runs them in this order as far as their data dependencies allow.
     """
 
-    picks: Mapping[str, LayerAssignment]
+    assignments: Mapping[str, LayerAssignment]
     alternatives: Sequence[Alternative] = ()
     order: Sequence[str] = ()
 
@@ -63,11 +63,11 @@ class PlanState:
 
     def sequence(self, network: Network) -> list[LayerAssignment]:
         """Return the candidates of the layers that the plan runs, in their order."""
-        return [self.picks[layer.name] for layer in self.layers(network)]
+        return [self.assignments[layer.name] for layer in self.layers(network)]
 
-    def with_picks(self, picks: Iterable[LayerAssignment]) -> PlanState:
+    def with_assignments(self, assignments: Iterable[LayerAssignment]) -> PlanState:
         """Return this plan with other candidates for some layers."""
-        return replace(self, picks={**self.picks, **{pick.layer: pick for pick in picks}})
+        return replace(self, assignments={**self.assignments, **{one.layer: one for one in assignments}})
 
 
 class Move(ABC):
@@ -91,18 +91,18 @@ class TakeAlternative(Move):
     def neighbors(self, plan: PlanState) -> list[PlanState]:
         """Return two plans; none if a layer that they would run has no candidate."""
         own = [layer.name for layer in self.alternative.layers]
-        if not plan.picks.keys() >= set(own):
+        if not plan.assignments.keys() >= set(own):
             return []
         taken = [one for one in plan.alternatives if one != self.alternative]
         if self.alternative in plan.alternatives:
-            if not plan.picks.keys() >= set(self.alternative.replaces):
+            if not plan.assignments.keys() >= set(self.alternative.replaces):
                 return []
         else:
             replaced = set(self.alternative.replaces)
             taken = [*(one for one in taken if replaced.isdisjoint(one.replaces)), self.alternative]
         toggled = replace(plan, alternatives=taken)
-        overlapping = [replace(plan.picks[name], overlap=plan.picks[name].candidate.native) for name in own]
-        return [toggled, toggled.with_picks(overlapping)]
+        overlapping = [replace(plan.assignments[name], overlap=plan.assignments[name].candidate.native) for name in own]
+        return [toggled, toggled.with_assignments(overlapping)]
 
 
 @dataclass(frozen=True)
@@ -119,13 +119,13 @@ class SwapKernel(Move):
 
     def neighbors(self, plan: PlanState) -> list[PlanState]:
         """Return a plan for each candidate with and without overlap, apart from the plan itself."""
-        current = [plan.picks[name] for name in self.layers]
+        current = [plan.assignments[name] for name in self.layers]
         ways = [
             [LayerAssignment(name, candidate, overlap) for name in self.layers]
             for candidate, overlap in product(self.candidates, (False, True))
             if candidate.native or not overlap
         ]
-        return [plan.with_picks(way) for way in ways if way != current]
+        return [plan.with_assignments(way) for way in ways if way != current]
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class PlanDescent:
             for name, each in self._candidates.items()
         ]
         winners = [LayerAssignment(name, each[0]) for name, each in self._candidates.items()]
-        plan, fastest_alone = PlanState({}).with_picks(own), PlanState({}).with_picks(winners)
+        plan, fastest_alone = PlanState({}).with_assignments(own), PlanState({}).with_assignments(winners)
         if plan.sequence(self._network) == fastest_alone.sequence(self._network):
             return plan
         return self._fastest(plan, [fastest_alone], self._time_ratios(plan, [fastest_alone]))
@@ -215,8 +215,8 @@ class PlanDescent:
         """Keep the KEPT_CANDIDATES of a move's layers with which the network is fastest, and those in use."""
         ranked = sorted(range(len(neighbors)), key=ratios.__getitem__)
         for name in move.layers:
-            kept = [plan.picks[name].candidate]
-            for other in (neighbors[i].picks[name].candidate for i in ranked):
+            kept = [plan.assignments[name].candidate]
+            for other in (neighbors[i].assignments[name].candidate for i in ranked):
                 if other not in kept and len(kept) < KEPT_CANDIDATES:
                     kept.append(other)
             self._candidates[name] = kept
@@ -323,7 +323,7 @@ def _record_fastest(
         network=network.key,
         median_us=result.median_us,
         spread_us=result.spread_us,
-        choices=[_choice(pick, known[pick.layer]) for pick in plan.sequence(network)],
+        choices=[_choice(assignment, known[assignment.layer]) for assignment in plan.sequence(network)],
         details={
             "alone_us": alone.median_us,
             "samples_us": result.samples_us,
@@ -332,9 +332,9 @@ def _record_fastest(
     )
 
 
-def _runs(worker: Worker, network: Network, picks: Sequence[LayerAssignment]) -> bool:
+def _runs(worker: Worker, network: Network, assignments: Sequence[LayerAssignment]) -> bool:
     """Return whether a plan can be timed."""
-    return worker.time_networks(network, [picks], 1)[0].median_us is not None
+    return worker.time_networks(network, [assignments], 1)[0].median_us is not None
 
 
 def _candidates(known: _Known) -> dict[str, list[Candidate]]:
@@ -350,29 +350,29 @@ def _plan_in_use(store: Store, device: Device, network: Network, known: _Known) 
     saved, planned_network = found
     if any(choice["layer"] not in known for choice in saved.choices):
         return None
-    picks = {name: LayerAssignment(name, each[0].candidate) for name, each in known.items() if each}
+    assignments = {name: LayerAssignment(name, each[0].candidate) for name, each in known.items() if each}
     for choice in saved.choices:
         name, kernel = choice["layer"], store.kernel(choice["kernel"])
         us = choice["us"] if planned_network is network else None  # else it was timed at another batch size
         one = _KnownCandidate(candidate(store, kernel, choice["launch"]), kernel.id, us)
         if all(one.candidate != other.candidate for other in known[name]):
             known[name].append(one)
-        picks[name] = LayerAssignment(name, one.candidate, choice["overlap"])
+        assignments[name] = LayerAssignment(name, one.candidate, choice["overlap"])
     names = saved.details.get("alternatives", [])
     return PlanState(
-        picks,
+        assignments,
         alternatives=[alternative for alternative in network.alternatives if alternative.name in names],
         order=[choice["layer"] for choice in saved.choices],
     )
 
 
-def _choice(pick: LayerAssignment, known: Sequence[_KnownCandidate]) -> dict[str, object]:
+def _choice(assignment: LayerAssignment, known: Sequence[_KnownCandidate]) -> dict[str, object]:
     """Return a layer's entry in the database's plan."""
-    one = next(one for one in known if one.candidate == pick.candidate)
+    one = next(one for one in known if one.candidate == assignment.candidate)
     return {
-        "layer": pick.layer,
+        "layer": assignment.layer,
         "kernel": one.kernel_id,
-        "launch": dict(pick.candidate.launch),
+        "launch": dict(assignment.candidate.launch),
         "us": one.us,
-        "overlap": pick.overlap,
+        "overlap": assignment.overlap,
     }

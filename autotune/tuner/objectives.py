@@ -1,4 +1,4 @@
-"""What a trial is judged by: time, time and memory, or energy."""
+"""The objectives of a search: time, time and memory, or energy."""
 
 from __future__ import annotations
 
@@ -10,11 +10,18 @@ from typing import Any
 from autotune.ir import Problem
 
 Details = Mapping[str, Any]
+"""The `details` of a measurement in the database."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """value: (problem, microseconds, a measurement's details) -> lower is better, or None where it was not measured."""
+    """A quantity to minimize.
+
+    Attributes:
+        unit: Its unit.
+        meaning: A phrase for --help.
+        value: Maps (problem, microseconds, details) to the quantity, or to None if it was not measured.
+    """
 
     unit: str
     meaning: str
@@ -32,11 +39,21 @@ OBJECTIVES = {
     "time-workspace": Objective("us MiB", "time multiplied by the memory of operands and workspace", _time_workspace),
     "energy": Objective("uJ", "energy of a call, on a GPU", lambda problem, us, details: details.get("energy_uj")),
 }
-DEFAULT = ("time",)
+DEFAULT_OBJECTIVES = ("time",)
 
 
-def value(names: Sequence[str], problem: Problem, us: float | None, details: Details) -> float | None:
-    """What the search makes smaller: of several objectives the product, so that no unit counts more than another."""
+def objective_value(names: Sequence[str], problem: Problem, us: float | None, details: Details) -> float | None:
+    """Return the product of some objectives, which does not depend on their units.
+
+    Args:
+        names: Names of OBJECTIVES.
+        problem: The problem.
+        us: Time in microseconds, or None if the trial failed.
+        details: The details of the measurement.
+
+    Returns:
+        The value to minimize, or None if the trial failed or one of the quantities was not measured.
+    """
     if us is None:
         return None
     values = [OBJECTIVES[name].value(problem, us, details) for name in names]

@@ -1,4 +1,4 @@
-"""What a run of the tuner may do."""
+"""The limits and choices of a tuning run."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ from dataclasses import dataclass
 from autotune.core import Architecture
 from autotune.libraries import cudnn
 from autotune.search import DEFAULT_STRATEGY
-from autotune.tuner.objectives import DEFAULT as BY_TIME
+from autotune.tuner.objectives import DEFAULT_OBJECTIVES
 
 
 @dataclass(frozen=True)
-class Options:
-    """trials: configs that may be tried for one problem; budget: seconds for the search; jobs: compilers at once.
+class TunerOptions:
+    """The limits and choices of a tuning run.
 
-    allow: names of families.base.PERMISSIONS. only: names of the families that may try; if empty, all but those that
-    must be named. strategy: of search.STRATEGIES.
-    limit: most configs in a family's space for a problem; 0: all that are legal.
-    gain: a search rests where it expects less than this share of the best time from any config.
-    objectives: of objective.OBJECTIVES.
-    vendor: whose plans are candidates on a GPU: "cudnn" or "none".
+    Attributes:
+        arch: The architecture to tune for.
+        target: The compilation target, such as "sm_90".
+        trials: Number of configs that may be tried for a problem.
+        budget: Seconds of the search.
+        jobs: Number of compilers that run at the same time.
+        seed: Seed of the search.
+        allow: Names of families.base.PERMISSIONS.
+        only: Names of the families to try; if empty, all apart from those that must be named.
+        strategy: A name of search.STRATEGIES.
+        limit: Largest number of configs in the space of a family and a problem; 0 for no limit.
+        gain: A study rests while it expects no config to improve the best time by this share of it.
+        objectives: Names of tuner.OBJECTIVES; their product is minimized.
+        vendor: The library whose plans are candidates on a GPU: "cudnn" or "none".
     """
 
     arch: Architecture
@@ -33,5 +41,5 @@ class Options:
     strategy: str = DEFAULT_STRATEGY
     limit: int = 0
     gain: float = 0.01
-    objectives: tuple[str, ...] = BY_TIME
+    objectives: tuple[str, ...] = DEFAULT_OBJECTIVES
     vendor: str = cudnn.FAMILY

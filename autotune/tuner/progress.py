@@ -1,25 +1,25 @@
-"""What a tuning run says while it works. The base says nothing; scripts/tune.py draws it."""
+"""Events of a tuning run. The base class ignores them; scripts/tune.py draws them."""
 
 from __future__ import annotations
 
 
 class Progress:
-    """Receives events; override what you want to show. All times are microseconds."""
+    """Receives events; override the methods of those to show. Times are in microseconds."""
 
     def stage(self, text: str) -> None:
-        """A new stage begins."""
+        """Show that a new stage begins."""
 
     def total(self, problems: int) -> None:
-        """How many problems there are to tune."""
+        """Show the number of problems to tune."""
 
     def compiling(self, kernels: int) -> None:
-        """So many more kernels are about to be compiled."""
+        """Show that the compilation of some more kernels begins."""
 
     def compiled(self, kernels: int, failed: int) -> None:
-        """So many of them are done."""
+        """Show that the compilation of some kernels ended, of which `failed` failed."""
 
     def measured(self, problem: str, candidates: int, best_us: float | None) -> None:
-        """So many more candidates of a problem were timed or failed; the best time so far."""
+        """Show that some more candidates of a problem were timed or failed, and the best time so far."""
 
     def done(self, problem: str) -> None:
-        """A problem's search has ended."""
+        """Show that the search of a problem has ended."""

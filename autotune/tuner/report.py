@@ -1,4 +1,4 @@
-"""What tables say of what was tuned: each problem's winner, and what failed and why."""
+"""The results of tuning runs for tables: the winner of each problem, and failures with their reasons."""
 
 from __future__ import annotations
 
@@ -18,10 +18,17 @@ from tuning_db.schema import Device, KernelRow, Measurement
 
 
 @dataclass(frozen=True)
-class Line:
-    """A layer's winner. times in microseconds; None where nothing was measured.
+class LayerWinner:
+    """The fastest candidate of a layer; values are None if nothing was measured.
 
-    speed_up: the best torch operator's time over the winner's; share: the device's limit over the winner's time.
+    Attributes:
+        layer: Name of the layer.
+        problem: Its problem.
+        winner: Text of the fastest candidate.
+        time_us: Its time in microseconds.
+        spread_us: Spread of its time in microseconds.
+        speed_up: Time of PyTorch's fastest operator / time of the winner.
+        share: Time at the device's limit / time of the winner.
     """
 
     layer: str
@@ -33,35 +40,35 @@ class Line:
     share: float | None = None
 
 
-def lines(store: Store, device: Device, layers: Sequence[tuple[str, Problem]]) -> Iterator[Line]:
-    """The winner of each layer (name, problem) on a device."""
+def layer_winners(store: Store, device: Device, layers: Sequence[tuple[str, Problem]]) -> Iterator[LayerWinner]:
+    """Yield the winner of each layer, given by name and problem, on a device."""
     for name, problem in layers:
         ranking = store.ranking(device, str(problem))
         if not ranking:
-            yield Line(name, problem)
+            yield LayerWinner(name, problem)
             continue
         best = ranking[0]
         time = best.median_us or 0.0
-        library = next((row.median_us for row in ranking if row.kernel.family == aten.FAMILY), None)
+        operator_us = next((row.median_us for row in ranking if row.kernel.family == aten.FAMILY), None)
         limit = limit_us(problem, device.flops_per_us, device.bytes_per_us)
-        speed_up = library / time if library else None
-        yield Line(name, problem, label(best), time, best.spread_us, speed_up, limit / time)
+        speed_up = operator_us / time if operator_us else None
+        yield LayerWinner(name, problem, format_config(best), time, best.spread_us, speed_up, limit / time)
 
 
-def pareto(
+def pareto_candidates(
     store: Store, device: Device, problem: Problem, objectives: Sequence[str]
 ) -> list[tuple[str, tuple[float, ...]]]:
-    """A problem's candidates, with their values, that no other beats in all objectives; the best by the first first."""
+    """Return the Pareto front of a problem's candidates: their texts and values, in ascending order of the values."""
     found: list[tuple[str, tuple[float, ...]]] = []
     for row in store.measurements(device, str(problem), "ok"):
         values = [OBJECTIVES[name].value(problem, row.median_us or 0.0, row.details) for name in objectives]
         if None not in values:
-            found.append((label(row), tuple(v for v in values if v is not None)))
+            found.append((format_config(row), tuple(v for v in values if v is not None)))
     return sorted((found[i] for i in pareto_front([values for _, values in found])), key=lambda one: one[1])
 
 
-def label(row: Measurement) -> str:
-    """A candidate in few characters: family, config, launch values."""
+def format_config(row: Measurement) -> str:
+    """Return a short text of a candidate: family, config and launch values."""
     if row.kernel.family == aten.FAMILY:
         return f"torch {json.loads(row.kernel.config)['memory_format']}"
     if row.kernel.family == cudnn.FAMILY:
@@ -78,65 +85,79 @@ def _config(row: KernelRow) -> str:
 
 @dataclass(frozen=True)
 class Failure:
-    """Candidates of one family that failed in the same words. example: one of them; status: as in the database."""
+    """Candidates of one family that failed with the same message.
+
+    Attributes:
+        example: Text of one of them.
+        status: "does not compile", or the status of the measurement.
+        message: The error message.
+        count: Number of candidates.
+    """
 
     example: str
     status: str
-    words: str
+    message: str
     count: int
 
 
 def failures(
     store: Store, device: Device | None, problems: Sequence[Problem], rows: Iterable[KernelRow]
 ) -> list[Failure]:
-    """What of these kernels would not compile, or failed on these problems on a device."""
+    """Return the failures of some kernels, grouped by family and message.
+
+    Args:
+        store: The database.
+        device: The device whose measurements count; None for failures of compilation only.
+        problems: The problems whose measurements count.
+        rows: The kernels.
+    """
     rows = list(rows)
-    chains = {(problem.dtype, str(problem.epilogue)) for problem in problems}
+    variants = {(problem.dtype, str(problem.epilogue)) for problem in problems}
     found = [
         (row.family, "does not compile", row.error, f"{row.family} {_config(row)}")
         for row in rows
-        if row.error and (row.dtype, row.epilogue) in chains
+        if row.error and (row.dtype, row.epilogue) in variants
     ]
     ids = {row.id for row in rows}
     for problem in problems if device else []:
         assert device
         found += [
-            (row.kernel.family, row.status, row.error or "", label(row))
+            (row.kernel.family, row.status, row.error or "", format_config(row))
             for row in store.measurements(device, str(problem))
             if row.status != "ok" and row.kernel_id in ids
         ]
     grouped: dict[tuple[str, str, str], list[str]] = {}
-    for name, status, words, example in found:
-        grouped.setdefault((name, status, words), []).append(example)
-    return [Failure(of[0], status, words, len(of)) for (_, status, words), of in grouped.items()]
+    for name, status, message, example in found:
+        grouped.setdefault((name, status, message), []).append(example)
+    return [Failure(of[0], status, message, len(of)) for (_, status, message), of in grouped.items()]
 
 
-def illegal(problem: Problem, arch: Architecture) -> Iterator[str]:
-    """A sentence for each family that serves the problem and has configs that are not legal, with one of them."""
+def rejected_configs(problem: Problem, arch: Architecture) -> Iterator[str]:
+    """Yield a sentence for each family that serves a problem and rejects configs, with an example and its reason."""
     for found in serving(problem, arch):
-        if not found.opt_in and (sentence := _refused(found, arch, problem.dtype, problem.epilogue)):
+        if not found.opt_in and (sentence := _rejected(found, arch, problem.dtype, problem.epilogue)):
             yield sentence
 
 
 @cache
-def _refused(found: AnyFamily, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
-    """How many configs are not legal, and one of them; None where all are."""
-    refused = list(found.illegal_configs(arch, dtype, epilogue))
-    if not refused:
+def _rejected(found: AnyFamily, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    """Return how many configs are legal and an example of those that are not; None if all are legal."""
+    rejected = list(found.illegal_configs(arch, dtype, epilogue))
+    if not rejected:
         return None
-    legal, (config, reason) = sum(1 for _ in found.configs(arch, dtype, epilogue)), refused[0]
-    example = f"not legal is {found.label(config)}: {reason}"
-    return f"{found.name}: {legal} of {legal + len(refused)} configs are legal; {example}"
+    legal, (config, reason) = sum(1 for _ in found.configs(arch, dtype, epilogue)), rejected[0]
+    example = f"{found.label(config)} is not: {reason}"
+    return f"{found.name}: {legal} of {legal + len(rejected)} configs are legal; {example}"
 
 
-def unserved(problem: Problem, arch: Architecture) -> str:
-    """Why no family has a kernel for a problem, in one sentence."""
+def unsupported_reason(problem: Problem, arch: Architecture) -> str:
+    """Return why no family has a kernel for a problem, in one sentence."""
     if isinstance(problem, TorchCall):
-        return "it is no problem of ours"
-    mine = [found for found in families().values() if isinstance(problem, found.operator)]
+        return "it is a call of PyTorch, which no family implements"
     reasons = [
         f"{found.name}: {found.why_not_served(problem, arch) or 'none of its configs fits'}"
-        for found in mine
-        if arch.name in found.architectures
+        for found in families().values()
+        if isinstance(problem, found.operator) and arch.name in found.architectures
     ]
-    return f"no family has a kernel for it ({'; '.join(reasons) or f'none solves {problem.operator} on {arch.name}'})"
+    reason = "; ".join(reasons) or f"none implements {problem.operator} on {arch.name}"
+    return f"no family has a kernel for it ({reason})"

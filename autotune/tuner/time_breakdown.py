@@ -1,4 +1,4 @@
-"""Where the seconds of a run go."""
+"""Where the wall-clock time of a tuning run goes."""
 
 from __future__ import annotations
 
@@ -7,24 +7,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 STEPS = ("search", "emit", "compile", "load", "verify", "time")
-"""What a trial's seconds are of. verify and time: of the device; the others: of cores, beside it as far as they can."""
-
+"""Phases of a trial. `verify` and `time` use the device; the others use CPU cores, in parallel with it if possible."""
 WAIT = "wait for compilers"
+"""The device has no work, but compilers have."""
 RECORD = "record"
+"""Reading and writing the database."""
 
 
-class Ledger:
-    """Seconds by step, since it was made. Steps go on beside each other; what none of them hides is in overhead."""
+class TimeBreakdown:
+    """Seconds of each phase since its creation.
+
+    Phases run in parallel, so their sum may exceed the total.
+
+    Attributes:
+        seconds: Seconds by phase: STEPS, WAIT and RECORD.
+        trials: Number of trials.
+    """
 
     def __init__(self) -> None:
         self._started = self._since = time.perf_counter()
-        self._compilers = self._device = False
+        self._compilers_busy = self._device_busy = False
         self.seconds = dict.fromkeys((*STEPS, WAIT, RECORD), 0.0)
         self.trials = 0
 
     @contextmanager
     def charge(self, step: str) -> Iterator[None]:
-        """Charge what is done inside to a step."""
+        """Add the time that the context's body takes to a phase."""
         started = time.perf_counter()
         try:
             yield
@@ -32,29 +40,29 @@ class Ledger:
             self.seconds[step] += time.perf_counter() - started
 
     def add(self, seconds: dict[str, float]) -> None:
-        """Charge steps that were timed elsewhere."""
+        """Add times that were taken elsewhere, by phase; unknown phases are ignored."""
         for step, spent in seconds.items():
             if step in self.seconds:
                 self.seconds[step] += spent
 
-    def at_work(self, compilers: bool | None = None, device: bool | None = None) -> None:
-        """Tell that compilers, or the device, have work from now on or have none.
+    def set_busy(self, compilers: bool | None = None, device: bool | None = None) -> None:
+        """State whether the compilers and the device have work from now on; None changes nothing.
 
-        While only compilers have some, the device waits for them, whatever we do meanwhile.
+        While only the compilers have work, the device waits for them, whatever the tuner itself does meanwhile.
         """
         now = time.perf_counter()
-        if self._compilers and not self._device:
+        if self._compilers_busy and not self._device_busy:
             self.seconds[WAIT] += now - self._since
         self._since = now
-        self._compilers = self._compilers if compilers is None else compilers
-        self._device = self._device if device is None else device
+        self._compilers_busy = self._compilers_busy if compilers is None else compilers
+        self._device_busy = self._device_busy if device is None else device
 
     @property
     def total(self) -> float:
-        """Seconds since the ledger was made."""
+        """Return the seconds since the creation."""
         return time.perf_counter() - self._started
 
     @property
     def overhead(self) -> float:
-        """Seconds in which the device waited for us: it neither verified nor timed, nor did it wait for compilers."""
+        """Return the seconds in which the device neither verified nor timed, nor waited for compilers."""
         return max(0.0, self.total - self.seconds[WAIT] - self.seconds["verify"] - self.seconds["time"])

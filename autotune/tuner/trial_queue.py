@@ -1,7 +1,7 @@
-"""Trials: what no other process is trying is sent to the device, and recorded as it comes back.
+"""The queue of measurements at the device.
 
-A few candidates wait behind the one that is being measured: so the device goes on while that is recorded, the next are
-chosen, and kernels that were compiled are written down. A tuner that is killed loses these few and nothing else.
+A few candidates wait behind the one that is being measured, so the device keeps working while results are recorded, the
+next configs are chosen, and compiled kernels are stored. A tuner that is killed loses these few and nothing else.
 """
 
 from __future__ import annotations
@@ -14,92 +14,126 @@ from autotune.ir import Problem
 from autotune.measure import Result, Worker
 from autotune.runtime import Candidate, candidate
 from autotune.tuner.progress import Progress
-from autotune.tuner.time_breakdown import RECORD, Ledger
+from autotune.tuner.time_breakdown import RECORD, TimeBreakdown
 from tuning_db import Store
 from tuning_db.schema import Device, KernelRow
 from tuning_db.store import CLAIMS
 
 
 @dataclass
-class _Tried:
-    """A kernel on a problem. before: the seconds that its first trial is told; left: trials to come."""
+class _KernelTrial:
+    """The trials of a kernel on a problem.
+
+    Attributes:
+        problem: The problem.
+        row: The kernel.
+        build_seconds: Seconds of choosing and building the kernel; recorded with the first trial.
+        num_left: Number of launches whose result has not come back.
+        on_done: Called with all results.
+        results: The results so far.
+    """
 
     problem: Problem
     row: KernelRow
-    before: Mapping[str, float]
-    left: int
-    done: Callable[[list[Result]], None]
+    build_seconds: Mapping[str, float]
+    num_left: int
+    on_done: Callable[[list[Result]], None]
     results: list[Result] = field(default_factory=list)
 
 
-class Trials:
-    """The trials of one tuner on one device."""
+class TrialQueue:
+    """The trials of one tuner on one device; other processes may use the same database.
 
-    def __init__(self, store: Store, worker: Worker, device: Device, ledger: Ledger, progress: Progress) -> None:
+    Args:
+        store: The database; each trial is committed as it ends.
+        worker: Verifies and times candidates.
+        device: The worker's device.
+        breakdown: Receives the times of the trials.
+        progress: Receives events.
+    """
+
+    def __init__(
+        self, store: Store, worker: Worker, device: Device, breakdown: TimeBreakdown, progress: Progress
+    ) -> None:
         self._store, self._worker, self._device = store, worker, device
-        self._ledger, self._progress = ledger, progress
-        self._sent: deque[tuple[_Tried, Candidate]] = deque()
+        self._breakdown, self._progress = breakdown, progress
+        self._sent: deque[tuple[_KernelTrial, Candidate]] = deque()
         self._best: dict[Problem, float | None] = {}
 
-    def begin(
+    def submit(
         self,
         problem: Problem,
         row: KernelRow,
         launches: Sequence[Mapping[str, int]],
-        before: Callable[[], Mapping[str, float]] = dict,
-        done: Callable[[list[Result]], None] = lambda _: None,
+        take_build_seconds: Callable[[], Mapping[str, float]] = dict,
+        on_done: Callable[[list[Result]], None] = lambda _: None,
     ) -> bool:
-        """Try those launch values of a kernel on a problem that were not tried; False if another process is at it.
+        """Try a kernel on a problem with those launch values that were not tried.
 
-        before: tells the seconds that the kernel has cost so far; called if it is tried. done: called with the results
-        once the last of them is recorded.
+        Args:
+            problem: The problem.
+            row: The kernel.
+            launches: The launch values.
+            take_build_seconds: Returns the seconds of choosing and building the kernel; called only if it is tried.
+            on_done: Called with the results when all are recorded, and at once with none if nothing is left to try.
+
+        Returns:
+            False if another process is trying the kernel on the problem.
         """
-        self.finish(CLAIMS - 1)
-        with self._ledger.charge(RECORD):
+        self.drain(CLAIMS - 1)
+        with self._breakdown.charge(RECORD):
             left = self._store.claim(self._device, str(problem), row, launches) if launches else []
         if left is None:
             return False
         if not left:
-            done([])
+            on_done([])
             return True
-        tried = _Tried(problem, row, before(), len(left), done)
+        trial = _KernelTrial(problem, row, take_build_seconds(), len(left), on_done)
         for launch in left:
-            with self._ledger.charge("load"):
-                chosen = candidate(self._store, row, launch)
-            self.finish(CLAIMS - 1)
-            self._worker.send(problem, chosen, self._best_us(problem))
-            self._sent.append((tried, chosen))
-            self._ledger.at_work(device=True)
+            with self._breakdown.charge("load"):
+                loaded = candidate(self._store, row, launch)
+            self.drain(CLAIMS - 1)
+            self._worker.send(problem, loaded, self._best_us(problem))
+            self._sent.append((trial, loaded))
+            self._breakdown.set_busy(device=True)
         return True
 
-    def finish(self, most: int = 0) -> bool:
-        """Record what comes back until so many candidates are still at the device; whether there was anything."""
-        waited = len(self._sent) > most
-        while len(self._sent) > most:
+    def drain(self, max_left: int = 0) -> bool:
+        """Record results until at most `max_left` candidates are at the device; return whether there were any."""
+        waited = len(self._sent) > max_left
+        while len(self._sent) > max_left:
             result = self._worker.receive()
-            tried, chosen = self._sent.popleft()
-            self._ledger.at_work(device=bool(self._sent))
+            trial, tried = self._sent.popleft()
+            self._breakdown.set_busy(device=bool(self._sent))
             seconds = result.details["seconds"]
-            self._ledger.add(seconds)
-            self._ledger.trials += 1
-            with self._ledger.charge(RECORD):
-                before = {} if tried.results else tried.before
-                details = {**result.details, "seconds": {**before, **seconds}}
-                self.record(tried.problem, tried.row, chosen, replace(result, details=details))
-                self._progress.measured(str(tried.problem), 1, self._improved(tried.problem, result.median_us))
-            tried.results.append(result)
-            tried.left -= 1
-            if not tried.left:
-                tried.done(tried.results)
+            self._breakdown.add(seconds)
+            self._breakdown.trials += 1
+            with self._breakdown.charge(RECORD):
+                build_seconds = {} if trial.results else trial.build_seconds
+                details = {**result.details, "seconds": {**build_seconds, **seconds}}
+                self.record(trial.problem, trial.row, tried, replace(result, details=details))
+                self._progress.measured(str(trial.problem), 1, self._update_best_us(trial.problem, result.median_us))
+            trial.results.append(result)
+            trial.num_left -= 1
+            if not trial.num_left:
+                trial.on_done(trial.results)
         return waited
 
-    def record(self, problem: Problem, row: KernelRow, chosen: Candidate, result: Result, final: bool = False) -> None:
-        """Write down what came of a candidate."""
+    def record(self, problem: Problem, row: KernelRow, tried: Candidate, result: Result, final: bool = False) -> None:
+        """Write the result of a candidate to the database.
+
+        Args:
+            problem: The problem.
+            row: The candidate's kernel.
+            tried: The candidate.
+            result: Its result.
+            final: Whether it was timed in interleaved rounds with the other finalists.
+        """
         self._store.put_measurement(
             device_id=self._device.id,
             problem_id=self._store.put_problem(str(problem)).id,
             kernel_id=row.id,
-            launch=dict(chosen.launch),
+            launch=dict(tried.launch),
             status=result.status,
             error=result.error,
             relative_error=result.relative_error,
@@ -110,14 +144,14 @@ class Trials:
             details=result.details,
         )
 
-    def _improved(self, problem: Problem, us: float | None) -> float | None:
-        """The best time of a problem, once this result is known."""
+    def _update_best_us(self, problem: Problem, us: float | None) -> float | None:
+        """Return the best time of a problem, a new result included."""
         best = min((known for known in (us, self._best_us(problem)) if known), default=None)
         self._best[problem] = best
         return best
 
     def _best_us(self, problem: Problem) -> float | None:
-        """The best time of a problem, as far as this process knows."""
+        """Return the best time of a problem as far as this process knows."""
         if problem not in self._best:
             self._best[problem] = self._store.best_us(self._device, str(problem))
         return self._best[problem]

@@ -1,8 +1,7 @@
-"""The whole loop: which candidates to try, built, verified, timed and recorded until trials or time run out.
+"""The tuning run: build, verify, time and record candidates until the trials or the time run out.
 
-Every trial is committed as it ends. A run begins by reading what the database already holds, so a run that was
-stopped goes on where it was. A compiled kernel serves every problem with its epilogue, and is timed for those whose
-search wants it.
+Every trial is committed as it ends. A run begins with what the database holds, so an interrupted run continues where it
+was. A compiled kernel serves every problem with its dtype and epilogue, and is timed on those whose study wants it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 
 from autotune.codegen import toolchain
 from autotune.core import DeviceFacts, paths
@@ -21,95 +20,167 @@ from autotune.ir import Convolution, Network, Problem
 from autotune.libraries import aten, cudnn
 from autotune.measure import Result, Worker
 from autotune.runtime import candidate, shortlist
-from autotune.search import Schedule, Study
-from autotune.tuner.kernel_builder import Workshop
-from autotune.tuner.library_candidates import Listing, operator_rows
+from autotune.search import Schedule, Space, Study
+from autotune.tuner.kernel_builder import KernelBuilder
+from autotune.tuner.library_candidates import LibraryCandidates, operator_rows
 from autotune.tuner.network_tuner import tune_network_plan
-from autotune.tuner.options import Options
+from autotune.tuner.options import TunerOptions
 from autotune.tuner.progress import Progress
-from autotune.tuner.study_manager import Searches
-from autotune.tuner.time_breakdown import Ledger
-from autotune.tuner.trial_queue import Trials
+from autotune.tuner.study_manager import StudyManager
+from autotune.tuner.time_breakdown import TimeBreakdown
+from autotune.tuner.trial_queue import TrialQueue
 from tuning_db import Store, launch_text, ranking
 from tuning_db.schema import Device
 
 FINALISTS = 6
-PLANS = 3
-"""Plans of cuDNN that are finalists beside them."""
+"""Kernels of a problem that are timed in the final rounds."""
+FINALIST_PLANS = 3
+"""cuDNN plans of a problem that are timed with them."""
 FINAL_ROUNDS = 15
-LISTERS = 4
-"""Processes that list cuDNN's plans, at most."""
+"""Interleaved rounds per problem."""
+MAX_LISTING_WORKERS = 4
+"""Processes that list cuDNN's plans."""
 TRIAL_SECONDS = 0.05
-"""Of verifying and timing a config, about."""
+"""Typical time of verifying and timing a config."""
+POLL_SECONDS = 0.05
+"""Time between two looks at the trials of other processes."""
 
 
-class Tuning:
-    """One run over some problems. Without a worker it compiles the prior's best and times nothing."""
+class Tuner:
+    """One run over some problems.
+
+    Args:
+        store: The database.
+        problems: The problems.
+        options: Limits and choices.
+        worker: Times candidates. Without one the run compiles the configs with the lowest predicted costs and times
+            nothing.
+        progress: Receives events.
+        spaces: The spaces to search; None for those of all families that serve the problems.
+
+    Attributes:
+        device: The database's row of the worker's device; None until the run has started the worker.
+        builder: The kernels.
+        study_manager: The studies.
+        breakdown: Where the time went.
+    """
 
     def __init__(
-        self, store: Store, problems: Iterable[Problem], options: Options, worker: Worker | None, progress: Progress
+        self,
+        store: Store,
+        problems: Iterable[Problem],
+        options: TunerOptions,
+        worker: Worker | None,
+        progress: Progress,
+        spaces: Sequence[Space] | None = None,
     ) -> None:
         self.store, self.options, self.worker, self.progress = store, options, worker, progress
         self.problems = list(dict.fromkeys(problems))
         self.deadline = time.monotonic() + options.budget
-        self.ledger = Ledger()
-        self._begun: set[tuple[Study, Kernel]] = set()  # two studies may ask for one kernel
-        self._elsewhere: list[tuple[Study, Kernel]] = []
-        self._facts: Future[DeviceFacts] | None = None
-        self._plans: Listing | None = None
-        self._without_plans: set[str] = set()
-        self.workshop = Workshop(store, options.target, options.jobs, self.ledger, progress, self._failed)
-        self.searches = Searches(store, self.problems, options, self.workshop, timed=worker is not None)
+        self.device: Device | None = None
+        self.breakdown = TimeBreakdown()
+        self.builder = KernelBuilder(
+            store, options.target, options.jobs, self.breakdown, progress, on_failure=self._tell_failure
+        )
+        self.study_manager = StudyManager(store, self.problems, options, self.builder, spaces)
+        self._trials: TrialQueue | None = None
+        self._library_candidates: LibraryCandidates | None = None
+        self._submitted: set[tuple[Study, Kernel]] = set()  # two studies may ask for one kernel
+        self._tried_elsewhere: list[tuple[Study, Kernel]] = []  # trials that another process has claimed
+        self._missing_plan_reasons: set[str] = set()
 
     def run(self) -> None:
-        """Search every problem, then settle between finalists. Raises ToolchainError, WorkerError, DatabaseError."""
-        toolchain.for_target(self.options.target)  # without a compiler, say so before anything else
+        """Search every problem, then time its finalists.
+
+        Raises:
+            ToolchainError: There is no compiler for the target.
+            WorkerError: The measuring process cannot be started.
+            DatabaseError: The database cannot be read or written.
+        """
+        toolchain.for_target(self.options.target)  # without a compiler, fail before anything else
         self.progress.total(len(self.problems))
-        self.progress.stage("reading what is known")
-        with ThreadPoolExecutor(1) as beside, self.workshop, self._listing() as self._plans:
-            if self.worker and "device" not in vars(self):
-                self._facts = beside.submit(self.worker.facts)  # it takes seconds to start
-            for problem in self.problems:
-                self.store.put_problem(str(problem))
-            self.workshop.recall()
-            if self.worker is None:
-                self.progress.stage("compiling the prior's best")
-                self._compile_only()
-                return
-            schedule = Schedule(self.searches.studies, self, self.options.target, self.searches.most)
-            if not self.store.devices():
-                schedule.begin()  # nothing is known that could change what is asked for first
-            self.progress.stage("starting the device's process")
-            _ = self.device
-            self.searches.recall(self.device)
-            schedule.begin()
-            self.progress.stage("timing torch's operators")
-            self._time_torch()
-            self.progress.stage("searching")
-            schedule.run()
-            if self._plans and not self._plans.is_done:
-                self.progress.stage("listing the last of cuDNN's plans")
-            self._time_plans(wait=True)
-            self._complete()
-            self._finish_elsewhere()
+        if self.worker is None:
+            self._compile_only()
+            return
+        self._search(self.worker)
         for problem in self.problems:
             self.progress.done(str(problem))
-        self.progress.stage("settling between finalists")
+        self.progress.stage("timing the finalists")
         for problem in self.problems:
-            self._settle(problem)
+            self._time_finalists(self.worker, problem)
 
-    def settle_inside(self, network: Network) -> None:
-        """On a GPU, choose between the finalists of a tuned network's layers once more, inside its CUDA graph."""
-        if self.worker and self.options.arch.is_cuda:
-            self.progress.stage("settling inside the network")
-            with self.ledger.charge("time"):
+    def tune_network(self, network: Network) -> None:
+        """Tune the plan of a network inside its CUDA graph, once `run` has tuned its layers; only on a GPU."""
+        if self.worker and self.device and self.options.arch.is_cuda:
+            self.progress.stage("tuning the plan of the network")
+            with self.breakdown.charge("time"):
                 tune_network_plan(self.store, self.device, self.worker, network)
 
-    @cached_property
-    def device(self) -> Device:
-        """The device's row; measures its limits the first time."""
-        assert self.worker
-        facts = self._facts.result() if self._facts else self.worker.facts()
+    # -- the phases of a run ---------------------------------------------------------------------------------
+
+    def _compile_only(self) -> None:
+        """Compile the configs with the lowest predicted costs, where nothing can be timed."""
+        with self.builder:
+            self._load_database()
+            self.progress.stage("compiling the kernels with the lowest predicted costs")
+            self.study_manager.create_studies()
+            self.builder.build(self.study_manager.lowest_cost_kernels())
+            while self.builder.ready(wait=True):
+                pass
+
+    def _search(self, worker: Worker) -> None:
+        """Search every problem.
+
+        Compilers, the start of the measuring process (some seconds) and the processes that list cuDNN's plans go on in
+        the background.
+        """
+        with (
+            ThreadPoolExecutor(1) as executor,
+            self.builder,
+            self._list_library_plans(worker) as self._library_candidates,
+        ):
+            facts = executor.submit(worker.facts)
+            self._load_database()
+            schedule = self._create_schedule()
+            self._start_device(worker, facts)
+            schedule.begin()
+            self.progress.stage("timing PyTorch's operators")
+            self._time_operators()
+            self.progress.stage("searching")
+            schedule.run()
+            if self._library_candidates and not self._library_candidates.is_done:
+                self.progress.stage("listing the remaining cuDNN plans")
+            self._submit_library_plans(wait=True)
+            self._try_unmeasured_problems()
+            self._finish_tried_elsewhere()
+
+    def _load_database(self) -> None:
+        """Store the problems and load the kernels that exist."""
+        self.progress.stage("reading the database")
+        for problem in self.problems:
+            self.store.put_problem(str(problem))
+        self.builder.load()
+
+    def _create_schedule(self) -> Schedule:
+        """Create the studies; in a new database, start the first compilers meanwhile.
+
+        Any measurement of the database could change what is asked for first.
+        """
+        is_new = not self.store.devices()
+        self.study_manager.create_studies(build_early=is_new)
+        schedule = Schedule(self.study_manager.studies, self, self.options.target, self.study_manager.max_trials)
+        if is_new:
+            schedule.begin()
+        return schedule
+
+    def _start_device(self, worker: Worker, facts: Future[DeviceFacts]) -> None:
+        """Wait for the measuring process, store its device, and tell the studies what was measured on it before."""
+        self.progress.stage("starting the measuring process")
+        self.device = self._put_device(facts.result())
+        self._trials = TrialQueue(self.store, worker, self.device, self.breakdown, self.progress)
+        self.study_manager.tell_known(self.device)
+
+    def _put_device(self, facts: DeviceFacts) -> Device:
         details = {**facts.details, "processors": facts.processors}
         self.store.put_environment({"autotune": paths.version(), **details})
         return self.store.put_device(
@@ -120,151 +191,161 @@ class Tuning:
             details=details,
         )
 
-    @cached_property
-    def trials(self) -> Trials:
-        """What is tried on the device."""
-        assert self.worker
-        return Trials(self.store, self.worker, self.device, self.ledger, self.progress)
+    def _time_operators(self) -> None:
+        device, trials = self._started()
+        for problem in self.problems:
+            for row in operator_rows(self.store, problem, self.options.target, device.details["torch"]):
+                trials.submit(problem, row, [{}])
+        trials.drain()
 
-    def _failed(self, kernel: Kernel) -> None:
-        self.searches.failed(kernel)
+    def _try_unmeasured_problems(self) -> None:
+        """Try one kernel for every problem of which the budget left none tried, so that each layer has a candidate.
 
-    def _compile_only(self) -> None:
-        """Make the prior's best, where nothing can be timed."""
-        self.workshop.make(self.searches.untimed())
-        while self.workshop.ready(wait=True):
-            pass
+        It is the config with the lowest predicted cost of the family that supports the fewest architectures, which is
+        likely to make the best use of this one.
+        """
+        _, trials = self._started()
+        studies = self.study_manager.studies
+        measured = {study.space.problem for study in studies if study.num_observed}
+        missing: dict[Problem, tuple[Study, Kernel]] = {}
+        for study in sorted(studies, key=lambda study: len(family(study.space.family).architectures)):
+            if study.total and study.space.problem not in measured:
+                kernel = study.space.kernel(study.space.configs[0], self.options.target)
+                missing.setdefault(study.space.problem, (study, kernel))
+        kernels = {kernel for _, kernel in missing.values()}
+        self.builder.build(list(kernels))
+        while kernels and (ready := self.builder.ready(wait=True)):
+            for study, kernel in missing.values():
+                if kernel in ready:
+                    self._submit(study, kernel)
+            trials.drain()  # waiting for compilers counts as such only while the device has no work
+            kernels -= self.builder.rows.keys()
 
-    # -- the bench of the schedule ---------------------------------------------------------------------------
+    def _finish_tried_elsewhere(self) -> None:
+        """Wait for the trials that other processes claimed; take over those of a process that died."""
+        _, trials = self._started()
+        while self._tried_elsewhere and self.time_left():
+            self._tried_elsewhere = [
+                (study, kernel) for study, kernel in self._tried_elsewhere if not self._submit(study, kernel)
+            ]
+            trials.drain()
+            if self._tried_elsewhere:
+                time.sleep(POLL_SECONDS)
+
+    def _time_finalists(self, worker: Worker, problem: Problem) -> None:
+        """Time the fastest candidates, the best of PyTorch included, in interleaved rounds.
+
+        Nothing is timed if that was done for the same candidates.
+        """
+        device, trials = self._started()
+        timed = self.store.measurements(device, str(problem), "ok")
+        ranked = ranking.ranked(timed, finals_first=False)
+        best_operator = [row for row in ranked if row.kernel.family == aten.FAMILY][:1]
+        finalists = shortlist(ranked, FINALISTS, FINALIST_PLANS)
+        finalists += [row for row in best_operator if row not in finalists]
+        finals = {(row.kernel_id, launch_text(row.launch)) for row in timed if row.final}
+        if all((row.kernel_id, launch_text(row.launch)) in finals for row in finalists):
+            return
+        candidates = [candidate(self.store, row.kernel, row.launch) for row in finalists]
+        with self.breakdown.charge("time"):
+            results = worker.finals(problem, candidates, FINAL_ROUNDS)
+        for row, tried, result in zip(finalists, candidates, results, strict=True):
+            if result.status == "ok":  # a failure is one of the whole request, not of a certain candidate
+                trials.record(problem, row.kernel, tried, result, final=True)
+        self.progress.measured(str(problem), 0, self.store.best_us(device, str(problem)))
+
+    # -- the schedule's bench (search.Bench) -----------------------------------------------------------------
 
     def time_left(self) -> bool:
-        """Whether the budget allows more."""
+        """Return whether the budget allows to start more."""
         return time.monotonic() < self.deadline
 
     def idle_compilers(self) -> int:
-        """Cores that would compile at once."""
-        return self.workshop.room()
+        """Return the number of cores that would compile at once."""
+        return self.builder.idle_cores()
 
     def trial_seconds(self, kernel: Kernel) -> float:
-        """What a trial would cost: compiling on one of all cores, unless that was done, and some milliseconds."""
-        if kernel in self.workshop.rows:
+        """Return the cost of a trial: its share of compiling on all cores, unless the kernel exists, and of timing."""
+        if kernel in self.builder.rows:
             return TRIAL_SECONDS
         return TRIAL_SECONDS + sum(family(kernel.family).compile_seconds) / self.options.jobs
 
     def compile(self, kernels: Sequence[Kernel], search_seconds: float) -> None:
-        """Begin to make kernels; search_seconds: time that choosing them took."""
-        self.ledger.add({"search": search_seconds})
-        self.workshop.make(kernels, search_seconds)
+        """Start to build kernels; `search_seconds` is the time that choosing them took."""
+        self.breakdown.add({"search": search_seconds})
+        self.builder.build(kernels, search_seconds)
 
     def ready(self, wait: bool) -> list[Kernel]:
-        """Kernels that became ready; plans of cuDNN that did are tried at once."""
-        self._time_plans(wait=False)
-        return self.workshop.ready(wait)
+        """Return kernels that became ready, and submit the cuDNN plans that were listed meanwhile."""
+        self._submit_library_plans(wait=False)
+        return self.builder.ready(wait)
 
     def measure(self, kernels: Sequence[Kernel]) -> None:
-        """Verify and time kernels on the problems whose studies want them, for all launch values, and tell these.
+        """Submit kernels, with all launch values, for the problems whose studies want them.
 
-        What another process is trying is left to it, and looked at again when there is nothing else to do.
+        Trials that another process has claimed are left to it; their results are read at the end of the search.
         """
-        for study in self.searches.studies:
+        for study in self.study_manager.studies:
             for kernel in kernels:
                 wanted = study.space.contains(kernel) and study.wants(kernel.values)
-                if wanted and (study, kernel) not in self._begun:
-                    if not self._begin(study, kernel):
-                        self._elsewhere.append((study, kernel))
-                    self._begun.add((study, kernel))
+                if wanted and (study, kernel) not in self._submitted:
+                    if not self._submit(study, kernel):
+                        self._tried_elsewhere.append((study, kernel))
+                    self._submitted.add((study, kernel))
             if not self.time_left():
                 return
 
     def finish(self) -> bool:
-        """Record what is still being measured; whether there was anything."""
-        return self.trials.finish()
+        """Record what is still being measured and tell the studies; return whether there was anything."""
+        _, trials = self._started()
+        return trials.drain()
 
-    def _complete(self) -> None:
-        """Try the prior's best for every problem that time left without any: else its layer could not be chosen.
+    # -- helpers ---------------------------------------------------------------------------------------------
 
-        Of the family that is for the fewest architectures: it is likely to make most of this one.
+    def _started(self) -> tuple[Device, TrialQueue]:
+        """Return the device and its trials; both exist once the measuring process has started."""
+        assert self.device and self._trials
+        return self.device, self._trials
+
+    def _submit(self, study: Study, kernel: Kernel) -> bool:
+        """Try the untried launches of a kernel on a study's problem; False if another process is trying it."""
+        device, trials = self._started()
+        problem, row = study.space.problem, self.builder.rows[kernel]
+        launches = self.study_manager.launches(problem, kernel)
+
+        def tell(results: Sequence[Result]) -> None:
+            all_new = len(results) == len(launches)
+            values = [] if all_new else self.study_manager.recorded_values(device, problem, row)
+            values += [self.study_manager.value(problem, result.median_us, result.details) for result in results]
+            study.tell(kernel.values, min((value for value in values if value is not None), default=None))
+
+        return trials.submit(problem, row, launches, partial(self.builder.take_seconds, kernel), tell)
+
+    def _tell_failure(self, kernel: Kernel) -> None:
+        self.study_manager.tell_failure(kernel)
+
+    def _list_library_plans(self, worker: Worker) -> AbstractContextManager[LibraryCandidates | None]:
+        """List cuDNN's plans in the background, on a GPU where they are wanted.
+
+        cuDNN compiles many of them, with one core per process: ten seconds a layer while compilers use the other cores.
         """
-        tried = {study.space.problem for study in self.searches.studies if study.num_observed}
-        missing: dict[Problem, tuple[Study, Kernel]] = {}
-        for study in sorted(self.searches.studies, key=lambda study: len(family(study.space.family).architectures)):
-            if study.total and study.space.problem not in tried:
-                kernel = study.space.kernel(study.space.configs[0], self.options.target)
-                missing.setdefault(study.space.problem, (study, kernel))
-        kernels = {kernel for _, kernel in missing.values()}
-        self.workshop.make(list(kernels))
-        while kernels and (ready := self.workshop.ready(wait=True)):
-            for study, kernel in missing.values():
-                if kernel in ready:
-                    self._begin(study, kernel)
-            self.trials.finish()  # the device waits for compilers only when it has nothing to do
-            kernels -= self.workshop.rows.keys()
-
-    def _begin(self, study: Study, kernel: Kernel) -> bool:
-        """Try what was not tried yet of a kernel on a study's problem; False if another process is trying it."""
-        problem, row = study.space.problem, self.workshop.rows[kernel]
-        launches = self.searches.launches(problem, kernel)
-
-        def done(results: Sequence[Result]) -> None:
-            known = self.searches.recorded(self.device, problem, row) if len(results) < len(launches) else []
-            known += [self.searches.value(problem, result.median_us, result.details) for result in results]
-            study.tell(kernel.values, min((value for value in known if value is not None), default=None))
-
-        return self.trials.begin(problem, row, launches, partial(self.workshop.spent, kernel), done)
-
-    def _finish_elsewhere(self) -> None:
-        """Wait for what other processes are trying; should one have died, its trials are ours."""
-        while self._elsewhere and self.time_left():
-            self._elsewhere = [(study, kernel) for study, kernel in self._elsewhere if not self._begin(study, kernel)]
-            self.trials.finish()
-            if self._elsewhere:
-                time.sleep(0.05)
-
-    # -- timing ----------------------------------------------------------------------------------------------
-
-    def _time_torch(self) -> None:
-        for problem in self.problems:
-            for row in operator_rows(self.store, problem, self.options.target, self.device.details["torch"]):
-                self.trials.begin(problem, row, [{}])
-        self.trials.finish()
-
-    def _listing(self) -> AbstractContextManager[Listing | None]:
-        """What lists cuDNN's plans beside the search, on a GPU where they are wanted.
-
-        cuDNN compiles many of them, on one core a process: ten seconds a layer where compilers have the other cores.
-        """
-        if not self.worker or self.options.vendor != cudnn.FAMILY or not self.options.arch.is_cuda:
+        if self.options.vendor != cudnn.FAMILY or not self.options.arch.is_cuda:
             return nullcontext()
-        workers = [Worker(self.worker.device) for _ in range(max(1, min(LISTERS, self.options.jobs // 4)))]
-        return Listing(self.store, workers, self.problems, self.options.target)
+        count = max(1, min(MAX_LISTING_WORKERS, self.options.jobs // 4))
+        workers = [Worker(worker.device) for _ in range(count)]
+        return LibraryCandidates(self.store, workers, self.problems, self.options.target)
 
-    def _time_plans(self, wait: bool) -> None:
-        """Verify and time those plans of cuDNN that were listed meanwhile; say once why there are none."""
-        for problem, rows, why in self._plans.ready(wait) if self._plans else ():
-            if why and isinstance(problem, Convolution) and why not in self._without_plans:
-                self._without_plans.add(why)
-                self.progress.stage(why)
+    def _submit_library_plans(self, wait: bool) -> None:
+        """Try the cuDNN plans that were listed since the last call, and report each reason for missing plans once."""
+        if self._library_candidates is None:
+            return
+        _, trials = self._started()
+        for problem, rows, reason in self._library_candidates.ready(wait):
+            if reason and isinstance(problem, Convolution) and reason not in self._missing_plan_reasons:
+                self._missing_plan_reasons.add(reason)
+                self.progress.stage(reason)
             for row in rows:
                 if row.library:
-                    self.trials.begin(problem, row, [{}])
+                    trials.submit(problem, row, [{}])
         if wait:
-            self.trials.finish()
-
-    def _settle(self, problem: Problem) -> None:
-        """Time the fastest few, and the best of torch's, in interleaved rounds; unless that was done for these."""
-        assert self.worker
-        timed = self.store.measurements(self.device, str(problem), "ok")
-        ranked = ranking.ranked(timed, finals_first=False)
-        best_of_torch = [row for row in ranked if row.kernel.family == aten.FAMILY][:1]
-        finalists = shortlist(ranked, FINALISTS, PLANS)
-        finalists += [row for row in best_of_torch if row not in finalists]
-        settled = {(row.kernel_id, launch_text(row.launch)) for row in timed if row.final}
-        if all((row.kernel_id, launch_text(row.launch)) in settled for row in finalists):
-            return
-        candidates = [candidate(self.store, row.kernel, row.launch) for row in finalists]
-        with self.ledger.charge("time"):
-            results = self.worker.finals(problem, candidates, FINAL_ROUNDS)
-        for row, chosen, result in zip(finalists, candidates, results, strict=True):
-            if result.status == "ok":  # a failure of the whole round says nothing of any one of them
-                self.trials.record(problem, row.kernel, chosen, result, final=True)
-        self.progress.measured(str(problem), 0, self.store.best_us(self.device, str(problem)))
+            trials.drain()

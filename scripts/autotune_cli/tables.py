@@ -11,14 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.ir import Problem
-from autotune.tuner import OBJECTIVES, RECORD, WAIT, Failure, Ledger, Line, pareto
+from autotune.tuner import OBJECTIVES, RECORD, WAIT, Failure, LayerWinner, TimeBreakdown, pareto_candidates
 from tuning_db import Store
 from tuning_db.schema import Device
 
 _FAILURES = 8
 
 
-def winners(lines: Iterable[Line], title: str, first: str, alternatives: Sequence[Line] | None = None) -> Table:
+def winners(
+    lines: Iterable[LayerWinner], title: str, first: str, alternatives: Sequence[LayerWinner] | None = None
+) -> Table:
     """Return a table of each line's problem, time, torch's time and share of the limit, with the winner below it.
 
     Args:
@@ -45,7 +47,7 @@ def winners(lines: Iterable[Line], title: str, first: str, alternatives: Sequenc
     return table
 
 
-def _winner(line: Line) -> tuple[RenderableType, ...]:
+def _winner(line: LayerWinner) -> tuple[RenderableType, ...]:
     torch = _torch_us(line)
     return (
         Group(
@@ -58,27 +60,27 @@ def _winner(line: Line) -> tuple[RenderableType, ...]:
     )
 
 
-def _torch_us(line: Line) -> float | None:
+def _torch_us(line: LayerWinner) -> float | None:
     return line.time_us * line.speed_up if line.time_us and line.speed_up else None
 
 
-def spent(ledger: Ledger) -> Table:
+def spent(breakdown: TimeBreakdown) -> Table:
     """Return where the time of a run went: the seconds of the device and, below them, the core-seconds."""
     table = Table(title="where the time went", title_justify="left", box=None, header_style="bold")
     for name in ("step", "s", "of the run", "ms a trial"):
         table.add_column(name, justify="left" if name == "step" else "right")
-    total, trials = ledger.total, ledger.trials
+    total, trials = breakdown.total, breakdown.trials
 
     def row(name: str, seconds: float, share: bool = True, style: str = "") -> None:
         part = f"{seconds / total:.1%}" if share else ""
         table.add_row(name, f"{seconds:.1f}", part, f"{1e3 * seconds / trials:.2f}", style=style)
 
     for step in ("verify", "time", WAIT):
-        row(step, ledger.seconds[step])
-    row("overhead: the device is idle", ledger.overhead)
+        row(step, breakdown.seconds[step])
+    row("overhead: the device is idle", breakdown.overhead)
     row(f"run, {trials} trials", total, style="bold")
     for step in ("compile", "search", "emit", "load", RECORD):
-        row(f"{step}, in core-seconds", ledger.seconds[step], share=False, style="dim")
+        row(f"{step}, in core-seconds", breakdown.seconds[step], share=False, style="dim")
     return table
 
 
@@ -90,7 +92,7 @@ def tradeoffs(store: Store, device: Device, named: Sequence[tuple[str, Problem]]
     for name in objectives:
         table.add_column(f"{name}\n{OBJECTIVES[name].unit}", justify="right", no_wrap=True)
     for name, problem in named:
-        for i, (words, values) in enumerate(pareto(store, device, problem, objectives)):
+        for i, (words, values) in enumerate(pareto_candidates(store, device, problem, objectives)):
             table.add_row("" if i else name, words, *(f"{v:.4g}" for v in values))
     return table
 
@@ -101,7 +103,7 @@ def failures(found: list[Failure]) -> list[str]:
     for failure in found[:_FAILURES]:
         others = f" [dim](and {failure.count - 1} more of its family)[/]" if failure.count > 1 else ""
         said.append(f"[bold]{failure.status}[/] {escape(failure.example)}{others}")
-        said += [f"    {escape(line)}" for line in failure.words.splitlines()[:6]]
+        said += [f"    {escape(line)}" for line in failure.message.splitlines()[:6]]
     if len(found) > _FAILURES:
         said.append(f"and {len(found) - _FAILURES} other kinds of failure: autotune db list shows all")
     return said

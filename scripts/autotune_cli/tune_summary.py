@@ -5,17 +5,17 @@ from __future__ import annotations
 from rich.console import Console
 
 from autotune.families import serving
-from autotune.tuner import Tuning, illegal, lines, unserved
+from autotune.tuner import Tuner, layer_winners, rejected_configs, unsupported_reason
 from autotune.tuner import failures as failed
 from autotune_cli.tables import failures, spent, tradeoffs, winners
 from autotune_cli.tune_progress import LiveProgress
 from autotune_cli.tune_request import TuneRequest
 
 
-def show_compiled(console: Console, tuning: Tuning) -> None:
+def show_compiled(console: Console, tuner: Tuner) -> None:
     """Print how many kernels were compiled, for a run without a device."""
-    options = tuning.options
-    rows = tuning.workshop.rows.values()
+    options = tuner.options
+    rows = tuner.builder.rows.values()
     compiled = sum(row.error is None for row in rows)
     console.print(f"\n{compiled} kernels compiled for {options.target}, {len(rows) - compiled} would not compile.")
     console.print(
@@ -24,17 +24,18 @@ def show_compiled(console: Console, tuning: Tuning) -> None:
     console.print("with the same database on a machine that has one: the compiled kernels are reused.")
 
 
-def show_winners(console: Console, tuning: Tuning, request: TuneRequest) -> None:
+def show_winners(console: Console, tuner: Tuner, request: TuneRequest) -> None:
     """Print the table of winners and, for a network on a GPU, the time of the whole network."""
-    title = f"{request.title}, {tuning.options.arch.name} kernels on {tuning.device.name}"
-    found = list(lines(tuning.store, tuning.device, request.named))
+    assert tuner.device
+    title = f"{request.title}, {tuner.options.arch.name} kernels on {tuner.device.name}"
+    found = list(layer_winners(tuner.store, tuner.device, request.named))
     if request.network is None:
         console.print(winners(found, title, "number"))
         return
     count = len(request.network.layers)  # the layers of the alternatives follow
-    others = [line for line in found[count:] if serving(line.problem, tuning.options.arch)]  # show_gaps lists the rest
+    others = [line for line in found[count:] if serving(line.problem, tuner.options.arch)]  # show_gaps lists the rest
     console.print(winners(found[:count], title, "layer", others))
-    if plan := tuning.store.plan(tuning.device, request.network.key):
+    if plan := tuner.store.plan(tuner.device, request.network.key):
         gain = plan.details["alone_us"] / plan.median_us
         taken = ", ".join(plan.details["alternatives"]) or "none"
         console.print(
@@ -45,10 +46,10 @@ def show_winners(console: Console, tuning: Tuning, request: TuneRequest) -> None
         )
 
 
-def show_gaps(console: Console, tuning: Tuning, request: TuneRequest) -> None:
+def show_gaps(console: Console, tuner: Tuner, request: TuneRequest) -> None:
     """Print the problems without kernels, the failures and, for single problems, the rejected configs."""
-    arch = tuning.options.arch
-    searched = {study.space.problem for study in tuning.searches.studies if study.total}
+    arch = tuner.options.arch
+    searched = {study.space.problem for study in tuner.study_manager.studies if study.total}
     needed = (
         len(request.network.layers) if request.network else len(request.named)
     )  # the layers of the alternatives follow
@@ -56,10 +57,10 @@ def show_gaps(console: Console, tuning: Tuning, request: TuneRequest) -> None:
     for name, problem in request.named[:needed]:
         if problem in searched:
             continue
-        if tuning.options.only and serving(problem, arch):
+        if tuner.options.only and serving(problem, arch):
             reason = "not searched: --only names no family that supports it"
         else:
-            reason = f"{unserved(problem, arch)}: only torch's operators run it"
+            reason = f"{unsupported_reason(problem, arch)}: only torch's operators run it"
         gaps.setdefault(reason, []).append(name)
     for reason, names in gaps.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -67,28 +68,27 @@ def show_gaps(console: Console, tuning: Tuning, request: TuneRequest) -> None:
     if unmade := [name for name, problem in request.named[needed:] if not serving(problem, arch)]:
         console.print(f"no kernels for the alternatives {', '.join(unmade)} on {arch.name}", highlight=False)
     if not request.network:
-        for sentence in dict.fromkeys(text for problem in tuning.problems for text in illegal(problem, arch)):
+        for sentence in dict.fromkeys(text for problem in tuner.problems for text in rejected_configs(problem, arch)):
             console.print(sentence, markup=False, highlight=False)
-    device = tuning.device if tuning.worker else None
-    for line in failures(failed(tuning.store, device, tuning.problems, tuning.workshop.rows.values())):
+    for line in failures(failed(tuner.store, tuner.device, tuner.problems, tuner.builder.rows.values())):
         console.print(line, highlight=False)
 
 
-def show_tradeoffs(console: Console, tuning: Tuning, request: TuneRequest) -> None:
+def show_tradeoffs(console: Console, tuner: Tuner, request: TuneRequest) -> None:
     """Print the Pareto front of each problem, for several objectives."""
-    objectives = tuning.options.objectives
-    if objectives != ("time",):
-        console.print(tradeoffs(tuning.store, tuning.device, request.named, objectives))
+    objectives = tuner.options.objectives
+    if tuner.device and objectives != ("time",):
+        console.print(tradeoffs(tuner.store, tuner.device, request.named, objectives))
 
 
-def show_cost(console: Console, tuning: Tuning, progress: LiveProgress, database: str) -> None:
+def show_cost(console: Console, tuner: Tuner, progress: LiveProgress, database: str) -> None:
     """Print the cost of compiling, where the time went, and the place of the database."""
-    shop = tuning.workshop
-    if shop.compiled:
-        rate = 60 * shop.compiled / shop.compile_seconds
-        took = f"{shop.compile_seconds:.0f} core-seconds"
-        console.print(f"kernels compiled: {shop.compiled} in {took}, {rate:.0f} a core-minute", highlight=False)
-    if tuning.ledger.trials:
-        console.print(spent(tuning.ledger))
+    builder = tuner.builder
+    if builder.compiled:
+        rate = 60 * builder.compiled / builder.compile_seconds
+        took = f"{builder.compile_seconds:.0f} core-seconds"
+        console.print(f"kernels compiled: {builder.compiled} in {took}, {rate:.0f} a core-minute", highlight=False)
+    if tuner.breakdown.trials:
+        console.print(spent(tuner.breakdown))
     console.print(progress.parts())
     console.print(f"database {database}", highlight=False)

@@ -16,7 +16,7 @@ from autotune.libraries.cudnn.graph import arguments
 from autotune.measure import CandidateBench, Worker, sampler
 from autotune.runtime import candidate
 from autotune.runtime.engine import RefusedError
-from autotune.tuner.library_candidates import Listing
+from autotune.tuner import LibraryCandidates
 from tuning_db import Store
 
 pytestmark = pytest.mark.gpu
@@ -117,10 +117,10 @@ def test_plans_are_tuned_stored_and_run_by_the_plan(device, tmp_path):
     problem = parse(TEXTS[1].format("f16"))
     target = device_target(device)
     with Store.create(tmp_path / "plans.db") as store, Worker(str(device)) as worker:
-        with Listing(store, [Worker(str(device))], [problem], target) as listing:
+        with LibraryCandidates(store, [Worker(str(device))], [problem], target) as listing:
             [(_, rows, reason)] = listing.ready(wait=True)
         assert reason is None and len(rows) > 5
-        with Listing(store, [Worker(str(device))], [problem], target) as listing:
+        with LibraryCandidates(store, [Worker(str(device))], [problem], target) as listing:
             [(_, again, _)] = listing.ready(wait=True)
         assert [row.id for row in again] == [row.id for row in rows]
         usable = [row for row in rows if row.library]

@@ -204,5 +204,5 @@ def test_groups_are_merged_only_where_the_problem_has_them():
     assert FAMILY.why_unfit(parse(narrow.format(64, 8)), merged, SM90) is None
     for channels, groups in ((64, 1), (48, 6), (512, 4)):
         problem = parse(narrow.format(channels, groups))
-        assert FAMILY.why_unfit(problem, merged, SM90) .startswith("it computes 4 groups as one; the problem allows")
+        assert FAMILY.why_unfit(problem, merged, SM90).startswith("it computes 4 groups as one; the problem allows")
         assert FAMILY.why_unfit(problem, SMALL, SM90) is None or groups == 6

@@ -42,18 +42,16 @@ def tune(path: str, trials: int) -> None:
     from autotune.core.arch import architecture, cpu_targets
     from autotune.ir.problem import parse
     from autotune.measure.worker_client import Worker
-    from autotune.tuner.options import Options
-    from autotune.tuner.progress import Progress
-    from autotune.tuner.tuner import Tuning
+    from autotune.tuner import Progress, Tuner, TunerOptions
     from tuning_db import Store
 
     class Witness(Progress):
         def measured(self, problem: str, candidates: int, best_us: float | None) -> None:
             os.write(1, f"{candidates}\n".encode())
 
-    options = Options(architecture("cpu"), cpu_targets()[0], trials, budget=600.0, jobs=2)
+    options = TunerOptions(architecture("cpu"), cpu_targets()[0], trials, budget=600.0, jobs=2)
     with Store.create(path) as store, Worker("cpu") as worker:
-        Tuning(store, map(parse, PROBLEMS), options, worker, Witness()).run()
+        Tuner(store, map(parse, PROBLEMS), options, worker, Witness()).run()
 
 
 def tuner(path: Path, trials: int) -> subprocess.Popen[bytes]:

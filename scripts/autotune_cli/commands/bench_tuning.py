@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from autotune.ir import parse
 from autotune.measure import Worker
 from autotune.runtime import candidate
 from autotune.search import Space, SpaceTrace, TuneTrace
-from autotune.tuner import Options, Progress, Tuning
+from autotune.tuner import Progress, Tuner, TunerOptions
 from autotune_cli.command_line import positive
 from autotune_cli.record import provenance, slug, write
 from tuning_db import Store
@@ -87,17 +86,20 @@ def tune(options: list[str], folder: Path, name: str) -> tuple[Path, float]:
     return database, time.perf_counter() - start
 
 
-class BestOfRecording(Tuning):
-    """A tuning run over the best configs of a recording."""
-
-    def __init__(self, recording: TuneTrace, store: Store, worker: Worker) -> None:
-        self._best = list(map(best_configs, recording.spaces))
-        arch, jobs = device_arch(of_target(recording.target), torch.device(DEVICE)), len(os.sched_getaffinity(0))
-        options = Options(arch, recording.target, 0, 3600.0, jobs, strategy="exhaustive", gain=0.0, vendor="none")
-        super().__init__(store, (space.problem for space in self._best), options, worker, Progress())
-
-    def _spaces(self) -> Iterator[Space]:
-        return iter(self._best)
+def time_best_configs(recording: TuneTrace, store: Store, worker: Worker) -> None:
+    """Build and time the best configs of each space of a recording."""
+    spaces = list(map(best_configs, recording.spaces))
+    options = TunerOptions(
+        arch=device_arch(of_target(recording.target), torch.device(DEVICE)),
+        target=recording.target,
+        trials=0,
+        budget=3600.0,
+        jobs=len(os.sched_getaffinity(0)),
+        strategy="exhaustive",
+        gain=0.0,
+        vendor="none",
+    )
+    Tuner(store, (space.problem for space in spaces), options, worker, Progress(), spaces).run()
 
 
 def best_configs(traced: SpaceTrace) -> Space:
@@ -114,7 +116,7 @@ def exhaustive(against: Path, folder: Path) -> Path:
         return against
     recording, path = TuneTrace.load(against), folder / "exhaustive.db"
     with Store.create(path) as store, Worker(DEVICE) as worker:
-        BestOfRecording(recording, store, worker).run()
+        time_best_configs(recording, store, worker)
     return path
 
 

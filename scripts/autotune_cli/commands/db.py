@@ -17,7 +17,7 @@ from rich.table import Table
 from autotune.core import AutotuneError, format_bytes
 from autotune.families import families
 from autotune.ir import parse
-from autotune.tuner import label, lines
+from autotune.tuner import format_config, layer_winners
 from autotune_cli.command_line import database, positive
 from autotune_cli.tables import winners
 from tuning_db import Store, diff, json_export
@@ -77,7 +77,7 @@ def best(store: Store, console: Console) -> None:
             console.print(f"{row.text}\n  left out: {error}", highlight=False, markup=False)
     for device in store.devices():
         named = [(str(getattr(problem, "n", "")), problem) for problem in problems]
-        console.print(winners(lines(store, device, named), device.name, "n"))
+        console.print(winners(layer_winners(store, device, named), device.name, "n"))
     if not store.devices():
         console.print("Nothing was timed yet: run autotune tune with this database on the machine that has the device.")
 
@@ -92,7 +92,7 @@ def listing(store: Store, console: Console, most: int) -> None:
             for measurement in measurements[:most]:
                 time = f"{measurement.median_us:9.2f} us" if measurement.median_us else f"{measurement.status:>12}"
                 mark = "final" if measurement.final else measurement.error or ""
-                console.print(f"  {time}  {label(measurement)}  {mark}", highlight=False)
+                console.print(f"  {time}  {format_config(measurement)}  {mark}", highlight=False)
 
 
 def compare(store: Store, other: Store, console: Console) -> None:
@@ -126,7 +126,7 @@ def show_outcome(outcome: Outcome, place: Location, console: Console) -> None:
 
 
 def _winner(row: Measurement | None) -> str:
-    return f"{row.median_us:9.2f} us  {label(row)}" if row else "not timed"
+    return f"{row.median_us:9.2f} us  {format_config(row)}" if row else "not timed"
 
 
 def _short_name(problem: str) -> str:

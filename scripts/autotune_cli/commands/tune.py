@@ -39,7 +39,7 @@ from autotune.ir import DTYPES, OPERATORS, Problem
 from autotune.ir.epilogue_steps import STEPS
 from autotune.measure import BUFFERS, TIMERS, Timing, Worker
 from autotune.search import DEFAULT_STRATEGY, STRATEGIES
-from autotune.tuner import OBJECTIVES, Options, Tuning
+from autotune.tuner import OBJECTIVES, Tuner, TunerOptions
 from autotune_cli import models, tune_summary
 from autotune_cli.command_line import Group, add_batches, add_jobs, add_model, database, percent, positive, seconds
 from autotune_cli.main import EXIT_INTERRUPTED
@@ -233,7 +233,7 @@ def main(args: argparse.Namespace) -> int:
     objectives = tuple(dict.fromkeys(args.objective or ["time"]))
     if "energy" in objectives and not arch.is_cuda:
         raise UnknownNameError("--objective energy: only a GPU reports its energy")
-    options = Options(
+    options = TunerOptions(
         arch,
         target,
         trials,
@@ -257,7 +257,7 @@ def main(args: argparse.Namespace) -> int:
     return 0 if ended else EXIT_INTERRUPTED
 
 
-def tune(request: TuneRequest, store: Store, options: Options, worker: Worker | None) -> bool:
+def tune(request: TuneRequest, store: Store, options: TunerOptions, worker: Worker | None) -> bool:
     """Tune what was requested and print the results; return False after Ctrl-C."""
     console = Console()
     ended = True
@@ -265,22 +265,22 @@ def tune(request: TuneRequest, store: Store, options: Options, worker: Worker | 
         for name, problem in request.named:
             console.print(f"{name:>3}  {problem}", highlight=False, markup=False)
     progress = LiveProgress(console, request.named)
-    tuning = Tuning(store, [problem for _, problem in request.named], options, worker, progress)
+    tuner = Tuner(store, [problem for _, problem in request.named], options, worker, progress)
     with progress:
         try:
-            tuning.run()
+            tuner.run()
             if request.network:
-                tuning.settle_inside(request.network)
+                tuner.tune_network(request.network)
         except KeyboardInterrupt:
             ended = False
     if worker is None:
-        tune_summary.show_compiled(console, tuning)
-    elif ended or "device" in vars(tuning):
-        tune_summary.show_winners(console, tuning, request)
-        tune_summary.show_tradeoffs(console, tuning, request)
+        tune_summary.show_compiled(console, tuner)
+    elif ended or tuner.device is not None:
+        tune_summary.show_winners(console, tuner, request)
+        tune_summary.show_tradeoffs(console, tuner, request)
     if ended:
-        tune_summary.show_gaps(console, tuning, request)
+        tune_summary.show_gaps(console, tuner, request)
     else:
         console.print("Interrupted. Every finished trial is kept: run the same command to continue.")
-    tune_summary.show_cost(console, tuning, progress, store.name)
+    tune_summary.show_cost(console, tuner, progress, store.name)
     return ended

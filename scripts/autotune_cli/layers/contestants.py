@@ -15,7 +15,7 @@ from autotune.ir import DTYPES, Conv2d
 from autotune.libraries import cudnn
 from autotune.measure import CandidateBench, Runnable
 from autotune.runtime import candidate
-from autotune.tuner import label
+from autotune.tuner import format_config
 from tuning_db import Store
 
 Tensors = dict[str, torch.Tensor]
@@ -49,12 +49,12 @@ def our_contestants(case: CandidateBench, path: Path, most: int) -> tuple[dict[s
         ranking = store.ranking(row, str(case.problem)) if row else []
         ranking = [measured for measured in ranking if measured.kernel.library]
         kernels = [measured for measured in ranking if measured.kernel.family != cudnn.FAMILY][:most]
-        labels = [label(measured) for measured in kernels]
+        labels = [format_config(measured) for measured in kernels]
         unique = [
             name if labels.count(name) == 1 else f"{name} {dict(measured.launch)}"
             for name, measured in zip(labels, kernels, strict=True)
         ]
-        ranked = [("tuned", f"the tuner's choice: {label(measured)}", measured) for measured in ranking[:1]]
+        ranked = [("tuned", f"the tuner's choice: {format_config(measured)}", measured) for measured in ranking[:1]]
         ranked += [("ours", name, measured) for name, measured in zip(unique, kernels, strict=True)]
         found = [(side, name, candidate(store, measured.kernel, measured.launch)) for side, name, measured in ranked]
     return rates, [Contestant(side, name, lambda c=c: case.bind(c)) for side, name, c in found]  # type: ignore[misc]

@@ -13,7 +13,7 @@ from autotune.core import ToolchainError, architecture
 from autotune.families import family
 from autotune.families.base import Kernel
 from autotune.ir import Epilogue, parse
-from autotune.tuner import Options, Progress, Tuning
+from autotune.tuner import Progress, Tuner, TunerOptions
 from tuning_db import Store
 
 FAMILIES = ("cutlass3_gemm", "cutlass3_conv2d", "cutlass3_conv2d_dgrad", "cutlass3_conv2d_wgrad")
@@ -82,11 +82,11 @@ def test_only_blocks_that_share_a_tile_split_it():
 
 @pytest.mark.parametrize("only", [(), ("cutlass3_gemm",), ("cutlass2_gemm", "cutlass3_conv2d")])
 def test_they_are_searched_where_they_are_named(only, tmp_path):
-    options = Options(SM90, "sm_90", trials=1, budget=1.0, jobs=1, only=only)
+    options = TunerOptions(SM90, "sm_90", trials=1, budget=1.0, jobs=1, only=only)
     with Store.create(tmp_path / "a.db") as store:
         problem = parse("conv2d n=8 h=14 w=14 c=64 k=64 dtype=f16 epilogue=relu")
-        searched = {
-            study.space.family for study in Tuning(store, [problem], options, None, Progress()).searches.studies
-        }
+        manager = Tuner(store, [problem], options, None, Progress()).study_manager
+        manager.create_studies()
+    searched = {study.space.family for study in manager.studies}
     assert searched & set(FAMILIES) == set(only) & set(FAMILIES)
     assert searched == set(only) or (not only and "sm90_conv2d" in searched)

@@ -165,7 +165,7 @@ def test_the_winner_is_in_the_database_with_its_binary(tuned):
 
 
 def test_a_config_that_is_not_legal_is_told_and_never_compiled(tuned):
-    assert "cpu_vector_add: 8 of 9 configs are legal; not legal is block 256 chunk 128: a block must" in tuned.said
+    assert "cpu_vector_add: 8 of 9 configs are legal; block 256 chunk 128 is not: a block must" in tuned.said
     configs = {config for (config,) in rows(tuned.path, "SELECT config FROM kernel WHERE family = 'cpu_vector_add'")}
     legal = {json.dumps({"block": b, "chunk": c}) for b, c in product((16, 64, 256), (128, 4096, 32768)) if b <= c}
     assert len(legal) == 8 and configs == legal
@@ -202,7 +202,7 @@ def test_faulty_kernels_are_recorded_and_never_win(tuned):
 
 
 def test_what_nobody_serves_is_torchs_and_said(tuned):
-    assert "2: no family has a kernel for it (none solves orphan on cpu): torch's operators are all" in tuned.said
+    assert "2: no family has a kernel for it (none implements orphan on cpu): torch's operators are all" in tuned.said
     query = """
         SELECT DISTINCT kernel.family FROM measurement JOIN kernel ON kernel.id = kernel_id
         JOIN problem ON problem.id = problem_id WHERE operator = 'orphan' AND status = 'ok' AND final"""

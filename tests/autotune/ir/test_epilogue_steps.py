@@ -16,7 +16,7 @@ from autotune.ir import Epilogue, parse
 from autotune.ir.epilogue_steps import STEPS, define_step
 from autotune.libraries import aten
 from autotune.runtime.selection import choices
-from autotune.tuner import Options, Progress, Tuning
+from autotune.tuner import Progress, Tuner, TunerOptions
 from autotune_cli.commands import db
 from tuning_db import Store
 
@@ -140,9 +140,9 @@ def tuned(tmp_path_factory, worker, cpu, cpu_target):
     define_step("broken", cuda="x * unheard_of(2.f)", torch="x * 2")
     define_step("lying", cuda="x * 2.f", torch="x * 2.01")
     texts = [CONV + name for name in ("broken", "lying")]
-    options = Options(cpu, cpu_target, trials=1, budget=1200.0, jobs=2)
+    options = TunerOptions(cpu, cpu_target, trials=1, budget=1200.0, jobs=2)
     with Store.create(path) as store:
-        Tuning(store, map(parse, texts), options, worker, Progress()).run()
+        Tuner(store, map(parse, texts), options, worker, Progress()).run()
     return path
 
 

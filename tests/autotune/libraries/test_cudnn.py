@@ -20,7 +20,7 @@ from autotune.measure import Worker
 from autotune.runtime import bind, candidate, shortlist
 from autotune.runtime.engine import RefusedError
 from autotune.runtime.selection import choices
-from autotune.tuner.library_candidates import Listing
+from autotune.tuner import LibraryCandidates
 from tuning_db import Store
 
 CPU = torch.device("cpu")
@@ -89,7 +89,7 @@ def test_plans_take_no_place_from_kernels(tmp_path):
 def test_a_worker_without_cudnn_says_so_and_stores_nothing(tmp_path):
     with (
         Store.create(tmp_path / "plans.db") as store,
-        Listing(store, [Worker("cpu")], [parse(TEXT)], device_target(CPU)) as listing,
+        LibraryCandidates(store, [Worker("cpu")], [parse(TEXT)], device_target(CPU)) as listing,
     ):
         [(_, rows, reason)] = listing.ready(wait=True)
         assert rows == [] and "GPU" in reason and "\n" not in reason and listing.is_done
@@ -99,7 +99,7 @@ def test_a_worker_without_cudnn_says_so_and_stores_nothing(tmp_path):
 def test_listing_that_is_given_up_ends_its_process(tmp_path):
     worker = Worker("cpu")
     with Store.create(tmp_path / "plans.db") as store:
-        with Listing(store, [worker], [parse(TEXT)], device_target(CPU)) as listing:
+        with LibraryCandidates(store, [worker], [parse(TEXT)], device_target(CPU)) as listing:
             assert list(listing.ready(wait=False)) == [] and not listing.is_done  # the process is still starting
         assert worker.pid is None
 
@@ -128,7 +128,7 @@ def test_plans_are_listed_once(tmp_path):
     with Store.create(tmp_path / "plans.db") as store:
         for problems, asked in (([first], [None, first]), ([first, second], [None, second]), ([second], [None])):
             worker = Offering()
-            with Listing(store, [worker], problems, "sm_90") as listing:
+            with LibraryCandidates(store, [worker], problems, "sm_90") as listing:
                 listed = list(listing.ready(wait=True))
             assert worker.asked == [*asked, "stop"]
             assert [problem for problem, *_ in listed] == problems

@@ -10,8 +10,8 @@ from autotune.measure import Result
 from autotune.search import Schedule, Space, strategy
 from autotune.search.fixed_order import PriorStudy
 from autotune.search.schedule import ASK_BATCH, MEASURE_BATCH, WARM_START_BATCH
-from autotune.tuner import Ledger, Progress
-from autotune.tuner.trial_queue import Trials
+from autotune.tuner import Progress, TimeBreakdown
+from autotune.tuner.trial_queue import TrialQueue
 from tuning_db.store import CLAIMS
 
 PROBLEM = parse("gemm m=64 n=64 k=64 dtype=f16")
@@ -66,14 +66,14 @@ def slow(monkeypatch):
     made = lambda store, row, launch: SimpleNamespace(launch=launch)  # noqa: E731
     monkeypatch.setattr("autotune.tuner.trial_queue.candidate", made)
     device = Device(0.9 * TRIAL)
-    return device, Trials(device, device, device, Ledger(), Progress())
+    return device, TrialQueue(device, device, device, TimeBreakdown(), Progress())
 
 
 def test_the_device_does_not_wait_for_what_is_recorded(slow):
     device, trials = slow
     for i in range(100):
-        assert trials.begin(PROBLEM, ROW, [{"i": i}])
-    assert trials.finish() and not trials.finish()
+        assert trials.submit(PROBLEM, ROW, [{"i": i}])
+    assert trials.drain() and not trials.drain()
     assert device.recorded == list(range(100))
     assert device.told == [None] * CLAIMS + [1.0] * (100 - CLAIMS), "of the first no result was back"
     assert device.waited == 0 and device.most == CLAIMS
@@ -84,16 +84,16 @@ def test_nor_for_what_takes_as_long_as_the_trials_that_are_at_it(slow):
     device, trials = slow
     device.recording = 0.1 * TRIAL
     for i in range(100):
-        trials.begin(PROBLEM, ROW, [{"i": i}])
+        trials.submit(PROBLEM, ROW, [{"i": i}])
         device.clock += (CLAIMS - 2) * TRIAL if i % 20 == 19 else 0.0  # the studies are asked, say
-    trials.finish()
+    trials.drain()
     assert device.recorded == list(range(100)) and device.waited == 0
 
 
 def test_the_device_waits_for_compilers_while_only_they_have_work(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("autotune.tuner.time_breakdown.time.perf_counter", lambda: now[0])
-    ledger = Ledger()
+    breakdown = TimeBreakdown()
     for seconds, changes in [
         (1, {"compilers": True}),  # until then nobody has work
         (2, {"compilers": True}),
@@ -105,10 +105,10 @@ def test_the_device_waits_for_compilers_while_only_they_have_work(monkeypatch):
         (128, {}),
     ]:
         now[0] += seconds
-        ledger.at_work(**changes)
-    assert ledger.seconds["wait for compilers"] == 2 + 4 + 64
-    ledger.add({"verify": 8 + 16, "time": 32})
-    assert ledger.total == 255 and ledger.overhead == 1 + 128
+        breakdown.set_busy(**changes)
+    assert breakdown.seconds["wait for compilers"] == 2 + 4 + 64
+    breakdown.add({"verify": 8 + 16, "time": 32})
+    assert breakdown.total == 255 and breakdown.overhead == 1 + 128
 
 
 class Bench:

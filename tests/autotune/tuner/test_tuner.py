@@ -10,7 +10,7 @@ from autotune.families import family, serving
 from autotune.ir import Epilogue, parse
 from autotune.search import transfer
 from autotune.search.schedule import PREFETCH
-from autotune.tuner import Options, Progress, Tuning
+from autotune.tuner import Progress, Tuner, TunerOptions
 from tuning_db import Store
 
 PROBLEMS = [
@@ -38,13 +38,13 @@ class Log(Progress):
 
 
 def tune(path, worker, cpu, target, trials=TRIALS, budget=1200.0, **options):
-    """One run, which does not rest before it is at an end; returns what it said, and its ledger."""
+    """One run, which does not rest before it is at an end; returns what it said, and its breakdown."""
     log = Log()
-    options = Options(cpu, target, trials, budget, jobs=2, gain=0.0, **options)
+    options = TunerOptions(cpu, target, trials, budget, jobs=2, gain=0.0, **options)
     with Store.create(path) as store:
-        tuning = Tuning(store, map(parse, PROBLEMS), options, worker, log)
-        tuning.run()
-        log.ledger = tuning.ledger
+        tuner = Tuner(store, map(parse, PROBLEMS), options, worker, log)
+        tuner.run()
+        log.breakdown = tuner.breakdown
     return log
 
 
@@ -191,19 +191,24 @@ def test_the_budget_ends_the_search_and_not_the_settling(worker, cpu, cpu_target
 
 def test_the_ledger_adds_up_and_stands_with_the_trials(tuned):
     path, log = tuned
-    ledger = log.ledger
+    breakdown = log.breakdown
     details = [json.loads(text) for (text,) in rows(path, "SELECT details FROM measurement WHERE NOT final")]
-    assert ledger.trials == len(details)
+    assert breakdown.trials == len(details)
     for step in ("verify", "time", "compile", "search"):
         stored = sum(found["seconds"].get(step, 0.0) for found in details)
-        assert stored > 0 and stored <= ledger.seconds[step] + 1e-3, step
+        assert stored > 0 and stored <= breakdown.seconds[step] + 1e-3, step
     verified = sum(found["seconds"]["verify"] for found in details)
-    assert verified == pytest.approx(ledger.seconds["verify"], abs=1e-3)
+    assert verified == pytest.approx(breakdown.seconds["verify"], abs=1e-3)
     compiled = [found for found in details if "compile" in found["seconds"]]
     assert len(compiled) == log.compiled_kernels, "a kernel's compiling is told once"
-    assert 0 < ledger.overhead < ledger.total
-    parts = ledger.overhead + ledger.seconds["wait for compilers"] + ledger.seconds["verify"] + ledger.seconds["time"]
-    assert parts == pytest.approx(ledger.total, abs=0.1)
+    assert 0 < breakdown.overhead < breakdown.total
+    parts = (
+        breakdown.overhead
+        + breakdown.seconds["wait for compilers"]
+        + breakdown.seconds["verify"]
+        + breakdown.seconds["time"]
+    )
+    assert parts == pytest.approx(breakdown.total, abs=0.1)
 
 
 def test_exhaustive_tries_all_of_what_it_is_limited_to(worker, cpu, cpu_target, tmp_path):
