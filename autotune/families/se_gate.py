@@ -1,7 +1,7 @@
 """Squeeze-and-excitation in a convolution's epilogue: who can have it, and its memory.
 
-templates/sm90/se_gate.cuh squeezes the channels that a tile has computed, templates/sm90/folded_se_gate.cuh has the squeeze
-computed beside them (`folded_*`).
+templates/sm90/se_gate.cuh squeezes the channels that a tile has computed, templates/sm90/folded_se_gate.cuh has the
+squeeze computed beside them (`folded_*`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Forward convolution for Hopper: persistent, warp-specialised, TMA and wgmma; fp16 and bf16 with float32 sums, NHWC.
 
-The GEMM is M = n*p*q, N = k, K = r*s*c; a linear layer is one of images of one pixel. See templates/sm90/conv2d/conv2d.cuh for
-how it works.
+The GEMM is M = n*p*q, N = k, K = r*s*c; a linear layer is one of images of one pixel. See
+templates/sm90/conv2d/conv2d.cuh for how it works.
 """
 
 from __future__ import annotations

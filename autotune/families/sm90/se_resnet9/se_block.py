@@ -1,6 +1,7 @@
 """A residual block with squeeze-and-excitation in one kernel for Hopper; fp16 and bf16 with float32 sums, NHWC.
 
-A multiprocessor has whole images and both filters in its shared memory: templates/sm90/se_resnet9/block/se_block.cuh says how it works.
+A multiprocessor has whole images and both filters in its shared memory:
+templates/sm90/se_resnet9/block/se_block.cuh says how it works.
 """
 
 from __future__ import annotations

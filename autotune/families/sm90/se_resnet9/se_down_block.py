@@ -1,6 +1,7 @@
 """A residual block that halves its images in one kernel for Hopper; fp16 and bf16 with float32 sums, NHWC.
 
-A cluster has whole images in its shared memory and streams the filters: templates/sm90/se_resnet9/down/se_down_block.cuh says how.
+A cluster has whole images in its shared memory and streams the filters:
+templates/sm90/se_resnet9/down/se_down_block.cuh says how.
 """
 
 from __future__ import annotations

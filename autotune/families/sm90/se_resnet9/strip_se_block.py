@@ -1,6 +1,7 @@
 """A network's first layer and the residual block behind it in one kernel for Hopper, by strips; fp16 and bf16.
 
-The products are turned round: templates/sm90/se_resnet9/strip/strip_se_block.cuh says how that works, and what it saves.
+The products are turned round: templates/sm90/se_resnet9/strip/strip_se_block.cuh says how that works and what it
+saves.
 """
 
 from __future__ import annotations
