@@ -35,4 +35,4 @@ def test_problems_of_the_project_and_of_a_user_are_tuned(tmp_path):
     assert statuses(path, "avg_pool2d") == {"aten": {"ok"}, "cuda_avg_pool2d": {"ok"}}
     assert statuses(path, "vector_add") == {"aten": {"ok"}, "cuda_vector_add": {"ok"}}
     assert "number" in done.stdout and "a core-minute" in done.stdout
-    assert "settling inside the network" not in done.stdout
+    assert "tuning the plan of the network" not in done.stdout

@@ -107,7 +107,7 @@ def table_by_share(runs: dict[str, list[Replay]]) -> Table:
 def table_by_time(runs: dict[str, list[Replay]], cores: int) -> Table:
     """Return how far the sum of the layers' best times is above its optimum at some simulated times."""
     table = Table(
-        title=f"sum of the layers' best times so far, above its optimum, on {cores} cores",
+        title=f"sum of the best times so far, above its optimum, {cores} cores",
         title_justify="left",
         box=None,
         header_style="bold",

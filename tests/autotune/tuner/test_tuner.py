@@ -182,7 +182,7 @@ def test_without_a_device_as_many_are_compiled_as_may_be_tried(cpu, cpu_target, 
     assert all(count >= trials for (count,) in rows(path, query))
 
 
-def test_the_budget_ends_the_search_and_not_the_settling(worker, cpu, cpu_target, tmp_path):
+def test_the_budget_ends_the_search_and_not_the_finals(worker, cpu, cpu_target, tmp_path):
     path = tmp_path / "hasty.db"
     log = tune(path, worker, cpu, cpu_target, trials=1000, budget=0.001)
     assert log.compiled_kernels < PREFETCH
