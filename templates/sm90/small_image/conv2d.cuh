@@ -373,11 +373,15 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   template <typename Work>
   AT_DEVICE static void each_unit(const Params& x, const ClusterCoord& me, int first_channel, const Work& work) {
     const int lane = threadIdx.x % 32, row = me.first_image(x) * x.pixels + threadIdx.x % P::kWide / 32 * 16 + lane / 4;
+    // The last tile ends with the last image, so it may begin within the tile before it. Only one of them stores a
+    // pixel: its rows lie elsewhere in the tile, and the compiler may contract multiply-adds there differently (1 ulp).
+    const int first_own = me.tile * x.images * x.pixels;
 #pragma unroll
     for (int i = 0; i < P::kUnits; ++i) {
       const int pixel = row + 8 * (i % 2), own = first_channel + 32 * (i / 2) + 8 * (lane % 4),
                 channel = min(own, x.k - P::kVector);
-      work(i, i % 2, i / 2, channel, (int64_t)pixel * x.k + channel, pixel < x.rows && own < x.k);
+      const bool there = pixel >= first_own && pixel < x.rows && own < x.k;
+      work(i, i % 2, i / 2, channel, (int64_t)pixel * x.k + channel, there);
     }
   }
 };
