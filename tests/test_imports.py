@@ -8,8 +8,8 @@ from helpers import python
 TOOLS = ("jinja2", "optuna", "cutlass_library", "ninja", "rich", "matplotlib")
 RUNTIME = {
     "autotune": {"core", "ir", "libraries", "runtime"},
-    "fused_resnet": {"model_source", "module", "module_state", "networks", "torch_op"},
-    "tuning_db": {"blob", "errors", "location", "ranking", "reader"},
+    "fused_resnet": {"call_cache", "model_source", "module", "module_state", "networks", "old_pickles", "torch_op"},
+    "tuning_db": {"blob", "errors", "launch", "location", "ranking", "reader"},
 }
 """What running SE-ResNet9-Fixup from a file loads of each package: the first result waits for all of it."""
 
