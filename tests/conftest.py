@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded
 
 import pytest
 import torch
-from helpers import TUNE, process
+from processes import TUNE, process
 
 from autotune.core import Architecture, architecture, cpu_targets
 from autotune.families.base import Kernel

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from helpers import ROOT
+from repository import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\((?!https?:)([\w./-]*)(?:#([\w-]+))?\)")

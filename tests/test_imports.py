@@ -3,7 +3,7 @@
 import os
 import sys
 
-from helpers import python
+from processes import python
 
 TOOLS = ("jinja2", "optuna", "cutlass_library", "ninja", "rich", "matplotlib")
 RUNTIME = {

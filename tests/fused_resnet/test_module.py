@@ -10,7 +10,8 @@ from contextlib import closing
 
 import pytest
 import torch
-from helpers import TUNED_BATCH, in_threads, relative_error
+from processes import TUNED_BATCH, in_threads
+from reference import relative_error
 from seed_network import KEYS, LIMIT, assert_right, expected, fused, images, plain, weights
 
 from autotune.core import UnknownNameError

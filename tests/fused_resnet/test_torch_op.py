@@ -7,7 +7,9 @@ from contextlib import closing
 
 import pytest
 import torch
-from helpers import TUNED_BATCH, built_paths, candidate_of, relative_error, script, solve
+from kernels import built_paths, candidate_of
+from processes import TUNED_BATCH, script
+from reference import relative_error, solve
 from seed_network import assert_result, fused, images
 
 from autotune.ir import parse

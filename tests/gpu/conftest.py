@@ -2,7 +2,7 @@
 
 import pytest
 from gpu_network import BATCH
-from helpers import process
+from processes import process
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,9 @@ import copy
 
 import pytest
 import torch
-from helpers import ROOT, process, relative_error
+from processes import process
+from reference import relative_error
+from repository import ROOT
 
 from autotune.ir import TorchCall
 from fused_resnet import Activation, FusedResNet

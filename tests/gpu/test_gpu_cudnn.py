@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import LIMIT, process, relative_error, solve, tried
+from kernels import tried
+from processes import process
+from reference import LIMIT, relative_error, solve
 
 from autotune.core import LibraryError, device_target
 from autotune.cudnn_algorithms import torch_layers as public

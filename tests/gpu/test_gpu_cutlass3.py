@@ -4,7 +4,8 @@ import os
 
 import pytest
 import torch
-from helpers import LIMIT, assert_same_bits, built_paths, candidate_of, relative_error, solve
+from kernels import assert_same_bits, built_paths, candidate_of
+from reference import LIMIT, relative_error, solve
 
 from autotune.core import architecture
 from autotune.families import family

@@ -4,7 +4,8 @@ import os
 
 import pytest
 import torch
-from helpers import ELEMENTWISE, SPECIAL, built_paths, candidate_of, special_case
+from epilogues import ELEMENTWISE, SPECIAL, special_case
+from kernels import built_paths, candidate_of
 
 from autotune.families.base import Kernel
 from autotune.ir import AvgPool2d, Epilogue, parse

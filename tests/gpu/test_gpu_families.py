@@ -5,7 +5,8 @@ import random
 
 import pytest
 import torch
-from helpers import LIMIT, assert_same_bits, built_paths, candidate_of, relative_error, solve
+from kernels import assert_same_bits, built_paths, candidate_of
+from reference import LIMIT, relative_error, solve
 
 from autotune.core import of_capability
 from autotune.families import families, family

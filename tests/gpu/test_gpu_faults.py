@@ -6,7 +6,8 @@ import faults
 import pytest
 import torch
 from faults import PROBLEM
-from helpers import ROOT, tried
+from kernels import tried
+from repository import ROOT
 
 from autotune.codegen import toolchain
 from autotune.core import paths

@@ -5,7 +5,8 @@ import random
 
 import pytest
 import torch
-from helpers import LIMIT, assert_bytes_are_right, built_paths, candidate_of, relative_error, solve
+from kernels import built_paths, candidate_of
+from reference import LIMIT, assert_bytes_are_right, relative_error, solve
 
 from autotune.core import of_capability
 from autotune.families import family

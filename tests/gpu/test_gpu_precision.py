@@ -8,7 +8,10 @@ import random
 import pytest
 import torch
 from architectures import ARCHITECTURES, images, random_model
-from helpers import LIMIT, ROOT, assert_bytes_are_right, built_paths, candidate_of, relative_error, script, solve
+from kernels import built_paths, candidate_of
+from processes import script
+from reference import LIMIT, assert_bytes_are_right, relative_error, solve
+from repository import ROOT
 
 from autotune.core import of_capability
 from autotune.families import family, serving

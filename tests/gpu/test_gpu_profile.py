@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from helpers import ROOT, process
+from processes import process
+from repository import ROOT
 
 pytestmark = pytest.mark.gpu
 

@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from helpers import HANG, ROOT
+from processes import HANG
 from random_kernels import SIZES, wrong
+from repository import ROOT
 
 pytestmark = pytest.mark.gpu
 

@@ -7,7 +7,8 @@ import threading
 import pytest
 import torch
 from gpu_network import BATCH, LIMIT, fused, images, precise
-from helpers import in_threads, process, relative_error
+from processes import in_threads, process
+from reference import relative_error
 
 from fused_resnet import InputError
 from fused_resnet.networks import se_resnet9_fixup

@@ -4,7 +4,8 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from helpers import documented_family, process
+from kernels import documented_family
+from processes import process
 
 pytestmark = pytest.mark.gpu
 

@@ -5,7 +5,8 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import built_paths, candidate_of, relative_error, solve
+from kernels import built_paths, candidate_of
+from reference import relative_error, solve
 
 from autotune.core import of_capability
 from autotune.families import family

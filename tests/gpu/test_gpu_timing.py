@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from helpers import process
+from processes import process
 
 from autotune.ir import parse
 from autotune.libraries import aten

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 from emulator import Emulated
-from helpers import random_inputs, solve
+from kernels import random_inputs
+from reference import solve
 
 from autotune.core import architecture
 from autotune.families import family

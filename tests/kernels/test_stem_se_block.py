@@ -2,7 +2,8 @@
 
 import pytest
 from emulator import Emulated
-from helpers import random_inputs, relative_error, solve
+from kernels import random_inputs
+from reference import relative_error, solve
 
 from autotune.core import architecture
 from autotune.families import family

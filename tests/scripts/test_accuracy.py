@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from helpers import script
+from processes import script
 
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # layers this small only wait for each other's threads
 

@@ -6,7 +6,8 @@ import subprocess
 
 import pytest
 import torch
-from helpers import KERNELS, ROOT, script
+from processes import script
+from repository import KERNELS, ROOT
 
 from autotune.core import ceil_div, device_name, paths
 from autotune.ir import Conv2d, parse

@@ -2,7 +2,8 @@
 
 import json
 
-from helpers import ROOT, process
+from processes import process
+from repository import ROOT
 
 
 def test_a_checkout_is_as_fast_as_itself(tuned_db, tmp_path):

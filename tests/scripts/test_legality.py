@@ -6,7 +6,9 @@ import random
 from itertools import islice
 
 import pytest
-from helpers import DATA, assert_exported, need_compiler, script
+from kernels import assert_exported, need_compiler
+from processes import script
+from repository import DATA
 
 from autotune.core import architecture
 from autotune.families import family

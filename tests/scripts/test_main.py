@@ -3,7 +3,8 @@
 import ast
 
 import pytest
-from helpers import SCRIPTS, python, script
+from processes import python, script
+from repository import SCRIPTS
 
 from autotune.core import paths
 from autotune_cli import main

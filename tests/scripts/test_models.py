@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import script
+from processes import script
 
 from autotune.core import AutotuneError, UnknownNameError
 from autotune_cli import models

@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from helpers import ROOT, script
+from processes import script
+from repository import ROOT
 
 from autotune.core import AutotuneError
 from autotune.ir import OPERATORS, parse

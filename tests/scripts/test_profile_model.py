@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from helpers import TUNED_BATCH, script
+from processes import TUNED_BATCH, script
 
 CALLS = 2
 NUMBERS = ("n", "h", "w", "c", "k", "r", "s", "stride", "pad")

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import torch
-from helpers import ROOT
+from repository import ROOT
 
 from autotune_cli.record import provenance
 

@@ -5,7 +5,8 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from helpers import built_paths, need_compiler, script
+from kernels import built_paths, need_compiler
+from processes import script
 
 from autotune.codegen import rendering
 from autotune.core import architecture, paths

@@ -13,7 +13,8 @@ from contextlib import closing
 
 import pytest
 import torch
-from helpers import HANG, ROOT, SCRIPTS, TUNE, TUNED_BATCH, process, script
+from processes import HANG, TUNE, TUNED_BATCH, process, script
+from repository import ROOT, SCRIPTS
 
 from autotune.codegen import toolchain
 from autotune.core import ToolchainError

@@ -10,7 +10,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from helpers import HANG, ROOT
+from processes import HANG
+from repository import ROOT
 
 MODEL = """
 from torch import nn

@@ -2,7 +2,7 @@
 
 import json
 
-from helpers import ROOT
+from repository import ROOT
 
 from autotune.cudnn_algorithms import Algorithm
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nvidia
 import torch
-from helpers import KERNELS
+from repository import KERNELS
 
 from autotune.codegen import rendering
 from autotune.core import paths

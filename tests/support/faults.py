@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from helpers import tried
+from kernels import tried
 
 from autotune.ir import parse
 from autotune.measure import Result, Worker

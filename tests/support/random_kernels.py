@@ -14,16 +14,9 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from helpers import (
-    LIMIT,
-    STEPS,
-    assert_bytes_are_right,
-    built_paths,
-    candidate_of,
-    random_epilogue,
-    relative_error,
-    solve,
-)
+from epilogues import random_epilogue
+from kernels import built_paths, candidate_of
+from reference import LIMIT, STEPS, assert_bytes_are_right, relative_error, solve
 
 from autotune.core import Architecture, ProblemError, device_target, of_capability
 from autotune.families import family

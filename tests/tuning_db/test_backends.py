@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from databases import CONV, LIBRARY, fill, identity, told
-from helpers import HANG, ROOT
 from kill_tuner import tuner
+from processes import HANG
+from repository import ROOT
 
 from tuning_db import DatabaseError, Store, json_export, process_id, reader
 

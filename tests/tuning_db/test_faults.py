@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 from databases import CONV, LIBRARY, identity
-from helpers import HANG, ROOT
 from kill_tuner import check, kill, trial_rows, tuner
+from processes import HANG
+from repository import ROOT
 
 from tuning_db import DatabaseError, Store, process_id, sqlite_backend
 

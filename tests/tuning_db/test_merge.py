@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from databases import CONV, LIBRARY, fill, identity, told
-from helpers import ROOT, script
+from processes import script
+from repository import ROOT
 
 from tuning_db import DatabaseError, Store, diff, json_export
 from tuning_db.location import SCHEMA_VERSION

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 from databases import fill
-from helpers import ROOT
+from repository import ROOT
 
 from tuning_db import DatabaseError, Store, reader
 from tuning_db.location import SCHEMA_VERSION

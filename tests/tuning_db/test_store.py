@@ -11,7 +11,8 @@ import zlib
 from contextlib import closing, contextmanager
 
 import pytest
-from helpers import HANG, ROOT
+from processes import HANG
+from repository import ROOT
 
 from tuning_db import DatabaseError, Store, ranking
 from tuning_db.location import APPLICATION_ID, SCHEMA_VERSION

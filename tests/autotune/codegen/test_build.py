@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import HANG, ROOT, assert_exported, built_paths, need_compiler, python
+from kernels import assert_exported, built_paths, need_compiler
+from processes import HANG, python
+from repository import ROOT
 
 from autotune.codegen import ninja_build, rendering, toolchain
 from autotune.core import ToolchainError, architecture, paths

@@ -4,7 +4,7 @@ import re
 import subprocess
 
 import pytest
-from helpers import some_kernel
+from kernels import some_kernel
 
 from autotune.codegen import rendering
 from autotune.core import paths

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 
 import pytest
-from helpers import some_kernel
+from kernels import some_kernel
 
 from autotune.codegen import rendering, source_digest
 from autotune.codegen.source_digest import included_headers, strip_comments, text_digest

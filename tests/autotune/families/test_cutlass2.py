@@ -3,7 +3,7 @@
 import csv
 
 import pytest
-from helpers import DATA
+from repository import DATA
 
 from autotune.core import architecture
 from autotune.families import family

@@ -6,7 +6,8 @@ import json
 import random
 
 import pytest
-from helpers import DATA, assert_exported
+from kernels import assert_exported
+from repository import DATA
 
 from autotune.codegen import toolchain
 from autotune.core import ToolchainError, architecture

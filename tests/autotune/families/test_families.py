@@ -7,8 +7,10 @@ from itertools import islice
 
 import pytest
 import torch
-from helpers import built_paths, candidate_of, random_epilogue, relative_error, solve
+from epilogues import random_epilogue
+from kernels import built_paths, candidate_of
 from random_kernels import SIZES
+from reference import relative_error, solve
 
 from autotune.codegen import rendering
 from autotune.core import ARCHITECTURES, UnknownNameError, architecture

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import ROOT, documented_family, process, python
+from kernels import documented_family
+from processes import process, python
+from repository import ROOT
 
 from autotune import families
 from autotune.core import FamilyError, ProblemError
@@ -263,7 +265,7 @@ def test_scalars_are_the_problems_own_then_the_epilogues_and_digests_cover_heade
 import linecache
 import torch
 from pathlib import Path
-from helpers import built_paths, candidate_of
+from kernels import built_paths, candidate_of
 from autotune.codegen import ninja_build, rendering, source_digest
 from autotune.core import cpu_targets
 from autotune.families import families

@@ -4,17 +4,9 @@ import random
 
 import pytest
 import torch
-from helpers import (
-    ELEMENTWISE,
-    SPECIAL,
-    STEPS,
-    built_paths,
-    candidate_of,
-    random_epilogue,
-    run_chain,
-    solve,
-    special_case,
-)
+from epilogues import ELEMENTWISE, SPECIAL, random_epilogue, special_case
+from kernels import built_paths, candidate_of
+from reference import STEPS, run_chain, solve
 
 from autotune.core import ProblemError
 from autotune.families.base import Kernel

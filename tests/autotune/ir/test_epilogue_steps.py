@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from helpers import ROOT
+from repository import ROOT
 from rich.console import Console
 
 from autotune.codegen import rendering

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from helpers import relative_error, solve
+from reference import relative_error, solve
 
 from autotune.ir import DTYPES, parse, reference
 from autotune.libraries import aten

@@ -5,7 +5,7 @@ import signal
 import threading
 
 import pytest
-from helpers import HANG
+from processes import HANG
 
 from autotune.measure import ChildProcess, Ended
 

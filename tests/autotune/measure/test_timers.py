@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from helpers import tried
+from kernels import tried
 
 from autotune.ir import parse
 from autotune.libraries import aten

@@ -10,7 +10,8 @@ import faults
 import pytest
 import torch
 from faults import PROBLEM
-from helpers import KERNELS, tried
+from kernels import tried
+from repository import KERNELS
 
 from autotune.core import DeviceFacts, WorkerError, device_name, paths
 from autotune.ir import parse

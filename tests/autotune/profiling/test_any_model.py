@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from helpers import ROOT
+from repository import ROOT
 
 from autotune.profiling import attribution, record
 from autotune.profiling.tree import tree

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from helpers import ROOT
+from repository import ROOT
 
 from autotune.profiling import attribution, record, summary
 from autotune.profiling.tree import tree

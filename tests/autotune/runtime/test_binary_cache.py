@@ -3,7 +3,7 @@
 import hashlib
 import os
 
-from helpers import python
+from processes import python
 
 
 def run(code, cache):

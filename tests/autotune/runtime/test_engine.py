@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from helpers import ROOT
+from repository import ROOT
 
 from autotune.core import paths
 from autotune.runtime.engine import WeightWatch

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from databases import LIBRARY
-from helpers import ROOT, script
+from processes import script
+from repository import ROOT
 
 from autotune.core import AutotuneError, architecture
 from autotune.families import families

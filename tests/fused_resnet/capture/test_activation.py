@@ -7,7 +7,8 @@ import re
 import pytest
 import torch
 from architectures import ResNet, images, random_model
-from helpers import ROOT, relative_error
+from reference import relative_error
+from repository import ROOT
 from torch import nn
 
 from autotune.core import CaptureError, ProblemError

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from architectures import ARCHITECTURES, ResNet, images, random_model
-from helpers import relative_error
+from reference import relative_error
 from torch import nn
 
 from autotune.ir import Network

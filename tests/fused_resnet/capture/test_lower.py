@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from architectures import ARCHITECTURES, ResNet, images, random_model
-from helpers import relative_error
+from reference import relative_error
 from torch import nn
 
 from autotune.ir import Conv2d, Elementwise, Gemm, GlobalAvgPool2d, SeTail, TorchCall

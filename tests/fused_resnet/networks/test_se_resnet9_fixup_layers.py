@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import relative_error, solve
+from reference import relative_error, solve
 from seed_network import KEYS
 
 from autotune.core import ProblemError, UnknownNameError

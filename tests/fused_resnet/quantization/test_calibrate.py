@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from architectures import ARCHITECTURES, ResNet, conv_norm, images, random_model
-from helpers import built_paths, candidate_of, relative_error
+from kernels import built_paths, candidate_of
+from reference import relative_error
 from torch import nn
 
 from autotune.core import AutotuneError, CaptureError, ProblemError, architecture

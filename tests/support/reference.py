@@ -1,0 +1,270 @@
+"""An independent reference for all operators and epilogue steps, in float64.
+
+It shares no code with the reference in autotune.ir.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+
+from autotune.ir import (
+    AvgPool2d,
+    Cast,
+    Conv2d,
+    Conv2dDgrad,
+    Conv2dSe,
+    Conv2dSeSkip,
+    Conv2dWgrad,
+    Elementwise,
+    FoldedSe,
+    Gemm,
+    GlobalAvgPool2d,
+    MaxPool2d,
+    PatchConv2d,
+    Problem,
+    SeBlock,
+    SeDownBlock,
+    SeTail,
+    SpaceToDepth,
+    Stem,
+    StemBlock,
+    StemSeBlockPool,
+    ToChannelsLast,
+)
+from autotune.ir.epilogue_steps import define_step
+
+LIMIT = {"f16": 1e-3, "bf16": 8e-3, "tf32": 2e-3, "f32": 4e-6}
+"""Largest relative error (see `relative_error`) by dtype: twice the rounding error of factors, sums and output."""
+
+SCALAR = "a scalar"
+
+
+def sigmoid(v: torch.Tensor) -> torch.Tensor:
+    return 1 / (1 + torch.exp(-v))
+
+
+def normal_cdf(v: torch.Tensor) -> torch.Tensor:
+    return 0.5 * torch.erfc(-v / math.sqrt(2))
+
+
+def cubic(v: torch.Tensor) -> torch.Tensor:
+    return math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)
+
+
+# Step -> names of its operands without their number, and its formula.
+MEANINGS: dict[str, tuple[tuple[str, ...], Callable[..., torch.Tensor]]] = {
+    "bias": (("bias",), lambda v, b: v + b),
+    "scale": (("scale",), lambda v, s: v * s),
+    "add": (("add",), lambda v, t: v + t),
+    "add_scalar": ((SCALAR,), lambda v, s: v + s),
+    "mul_scalar": ((SCALAR,), lambda v, s: v * s),
+    "clamp": ((SCALAR, SCALAR), lambda v, low, high: v.clamp_min(low).clamp_max(high)),
+    "relu": ((), lambda v: v.clamp_min(0)),
+    "relu6": ((), lambda v: v.clamp_min(0).clamp_max(6)),
+    "leaky_relu": ((SCALAR,), lambda v, slope: torch.where(v > 0, v, slope * v)),
+    "sigmoid": ((), sigmoid),
+    "hardsigmoid": ((), lambda v: (v / 6 + 0.5).clamp(0, 1)),
+    "silu": ((), lambda v: v * sigmoid(v)),
+    "hardswish": ((), lambda v: v * (v / 6 + 0.5).clamp(0, 1)),
+    "tanh": ((), lambda v: 2 * sigmoid(2 * v) - 1),
+    "gelu": ((), lambda v: v * normal_cdf(v)),
+    "gelu_tanh": ((), lambda v: v * sigmoid(2 * cubic(v))),
+    # custom steps, defined below
+    "swish_b": ((SCALAR,), lambda v, beta: v * sigmoid(beta * v)),
+    "bent": (
+        (SCALAR, "slope.", "shift.", SCALAR),
+        lambda v, up, m, b, c: torch.where(v > b, v - b, 0) * up + (v - b).clamp_max(0) * m + c,
+    ),
+}
+
+STEPS = (*MEANINGS, "store")
+
+define_step(
+    "swish_b",
+    cuda="x / (1.f + expf(-beta * x))",
+    torch="x * torch.sigmoid(beta * x)",
+    params={"beta": "scalar"},
+)
+
+define_step(
+    "bent",
+    cuda="fmaf(x > shift ? up : slope, x - shift, jump)",
+    torch="torch.where(x > shift, up, slope) * (x - shift) + jump",
+    params={"up": "scalar", "slope": "channel", "shift": "channel", "jump": "scalar"},
+)
+
+
+def solve(  # noqa: PLR0912 -- a table
+    problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequence[float]
+) -> dict[str, torch.Tensor]:
+    """Return every output of a problem by name, in float64 on the CPU."""
+    given = {name: tensor.cpu().double() for name, tensor in tensors.items()}
+    match problem:
+        case Conv2d() | Conv2dSe() | FoldedSe():
+            window = (problem.stride, problem.pad, problem.dilation, problem.groups)
+            x = given["x"].movedim(-1, 1)
+            value = F.conv2d(x, given["weight"], None, *window).movedim(1, -1)
+            if isinstance(problem, FoldedSe):
+                if isinstance(problem, Conv2dSeSkip):
+                    parts = given["skip"].unflatten(-1, (problem.skip_groups, -1))
+                    rows = given["projection"].flatten(1).unflatten(0, (problem.skip_groups, -1))
+                    given["projected"] = torch.einsum("nhwgc,gkc->nhwgk", parts, rows).flatten(3)
+                given["squeezed"] = F.conv2d(x, given["w1"], None, *window).sum((2, 3)) / (problem.p * problem.q)
+        case PatchConv2d() | StemBlock():
+            n, p, q, k = problem.output_shape
+            patches = F.unfold(given["x"], problem.block, stride=problem.block)
+            value = torch.einsum("nci,kc->nik", patches, given["weight"].flatten(1)).reshape(n, p, q, k)
+        case Conv2dDgrad():
+            x = torch.zeros(problem.n, problem.c, problem.h, problem.w, dtype=torch.float64, requires_grad=True)
+            value = _gradient(problem, x, given["weight"], given["dy"], x)
+        case Conv2dWgrad():
+            shape = (problem.k, problem.c // problem.groups, problem.r, problem.s)
+            weight = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+            value = _gradient(problem, given["x"].movedim(-1, 1), weight, given["dy"], weight)
+        case Gemm():
+            value = torch.einsum("mk,nk->mn", given["x"], given["weight"])
+        case Stem():
+            value = F.conv2d(given["x"], given["weight"], None, problem.stride, problem.pad).movedim(1, -1)
+            pool, stride, pad = ((size, size) for size in (problem.pool, problem.pool_stride, problem.pool_pad))
+            value = _largest(value, pool, stride, pad, problem.output_shape)
+        case SeTail():
+            value = _gated(given["x"], given)
+        case SeBlock():
+            value = _convolved(given["x"], given["weight1"])
+        case SeDownBlock():
+            value = _convolved(given["x"], given["weight1"], 2)
+        case _:
+            value = _without_weights(problem, given["x"])
+    outputs = run_chain(problem.epilogue.names, value, given, scalars)
+    if isinstance(problem, StemSeBlockPool):
+        outputs["pooled"] = _without_weights(problem.pool, outputs["y"])
+    return outputs
+
+
+def _without_weights(problem: Problem, x: torch.Tensor) -> torch.Tensor:
+    """Return the result of a pool, or of an operator that only moves data."""
+    match problem:
+        case AvgPool2d():
+            padded = F.pad(x, (0, 0, problem.pad[1], problem.pad[1], problem.pad[0], problem.pad[0]))
+            windows = padded.unfold(1, problem.r, problem.stride[0]).unfold(2, problem.s, problem.stride[1])
+            value = windows.mean((-1, -2))
+        case MaxPool2d():
+            value = _largest(x, (problem.r, problem.s), problem.stride, problem.pad, problem.output_shape)
+        case GlobalAvgPool2d():
+            value = x.sum((1, 2), keepdim=True) / (problem.h * problem.w)
+        case Elementwise() | Cast():
+            value = x
+        case ToChannelsLast():
+            value = torch.zeros(problem.output_shape, dtype=torch.float64)
+            value[..., : problem.c] = x.movedim(1, -1)
+        case SpaceToDepth():
+            value = F.pixel_unshuffle(x, problem.block)  # channels come (c, dy, dx)
+            n, _, p, q = value.shape
+            value = value.reshape(n, problem.c, -1, p, q).permute(0, 3, 4, 2, 1).reshape(n, p, q, -1)
+    return value
+
+
+def _gated(x: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return x multiplied by its squeeze-and-excitation gate."""
+    folded = "squeezed" in given
+    squeezed = given["squeezed"] if folded else x.sum((1, 2)) / (x.shape[1] * x.shape[2]) @ given["w1"].T
+    hidden = (squeezed + given["b1"]).clamp_min(0)
+    return x * sigmoid(hidden @ given["w2"].T + given["b2"])[:, None, None, :]
+
+
+def _projected_pool(given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the shortcut of a block that halves its image: 2x2 average pool, then 1x1 convolution."""
+    return _windows(given["x"], 2).mean((-1, -2)) @ given["projection"].flatten(1).T
+
+
+def _windows(x: torch.Tensor, stride: int) -> torch.Tensor:
+    """Return the 3x3 windows of x (n, h, w, c) with padding 1, as (n, p, q, c, 3, 3)."""
+    return F.pad(x, (0, 0, 1, 1, 1, 1)).unfold(1, 3, stride).unfold(2, 3, stride)
+
+
+def _convolved(x: torch.Tensor, weight: torch.Tensor, stride: int = 1) -> torch.Tensor:
+    """Return a 3x3 convolution with padding 1, computed as a matrix product of its windows."""
+    return _windows(x, stride).flatten(3) @ weight.flatten(1).T
+
+
+def run_chain(
+    names: Sequence[str], value: torch.Tensor, given: Mapping[str, torch.Tensor], scalars: Sequence[float]
+) -> dict[str, torch.Tensor]:
+    """Apply the named epilogue steps to a value; return the result `y` and the tensor of each `store` step."""
+    stored, kept = {}, None
+    pointer = scalar = 0
+    filters = iter(("weight1", "weight2") if names.count("conv") == 2 else ("weight2",))
+    for name in names:
+        if name == "store":
+            stored[f"store{pointer}"] = value
+            pointer += 1
+            continue
+        if name == "gate":
+            value = _gated(value, given)
+            continue
+        if name == "conv":
+            value = _convolved(value, given[next(filters)])
+            continue
+        if name == "keep":
+            kept = value
+            continue
+        if name == "add_kept":
+            value = value + kept
+            continue
+        if name == "project":
+            value = value + (given["projected"] if "projected" in given else _projected_pool(given))
+            continue
+        wanted, function = MEANINGS[name.partition("@")[0]]
+        arguments = []
+        for operand in wanted:
+            arguments.append(scalars[scalar] if operand == SCALAR else given[f"{operand}{pointer}"])
+            scalar += operand == SCALAR
+            pointer += operand != SCALAR
+        value = function(value, *arguments)
+    return {"y": value, **stored}
+
+
+def _largest(
+    x: torch.Tensor, window: tuple[int, int], stride: tuple[int, int], pad: tuple[int, int], shape: tuple[int, ...]
+) -> torch.Tensor:
+    """Return the max pool of x (n, h, w, c). Each window is clipped to the image."""
+    _, h, w, _ = x.shape
+    y = torch.empty(shape, dtype=x.dtype)
+    for i in range(shape[1]):
+        for j in range(shape[2]):
+            top, left = i * stride[0] - pad[0], j * stride[1] - pad[1]
+            rows, columns = slice(max(0, top), min(h, top + window[0])), slice(max(0, left), min(w, left + window[1]))
+            y[:, i, j] = x[:, rows, columns].amax((1, 2))
+    return y
+
+
+def _gradient(
+    problem: Conv2dDgrad | Conv2dWgrad, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, of: torch.Tensor
+) -> torch.Tensor:
+    """Return the gradient of sum(dy * conv(x, weight)) with respect to `of`, channels last, by autograd."""
+    y = F.conv2d(x, weight, None, problem.stride, problem.pad, problem.dilation, problem.groups)
+    (gradient,) = torch.autograd.grad((y * dy.movedim(-1, 1)).sum(), of)
+    return gradient.movedim(1, -1)
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return |actual - expected| / |expected| (2-norms, float64), or infinity if a value is not finite."""
+    actual, expected = actual.detach().cpu().double(), expected.detach().cpu().double()
+    assert actual.shape == expected.shape
+    error = float((actual - expected).norm() / expected.norm())
+    return error if math.isfinite(error) else math.inf
+
+
+def assert_bytes_are_right(actual: torch.Tensor, expected: torch.Tensor, name: str) -> None:
+    """Check that each byte is the expected value, rounded. Within 1e-3 of a tie both neighbours are accepted."""
+    expected = expected.clamp(-128, 127)
+    exact = expected.round()
+    near = (expected - expected.floor() - 0.5).abs() < 1e-3
+    wrong = (actual.cpu().double() != exact) & ~near
+    assert not wrong.any(), f"{name}: {int(wrong.sum())} of {wrong.numel()} bytes"
+    assert (actual.cpu().double() - exact).abs().max() <= 1
+    assert exact.std() > 5, "a test of saturated bytes would prove little"
