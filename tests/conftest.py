@@ -18,7 +18,7 @@ import torch
 from processes import TUNE, process
 
 from autotune.core import Architecture, architecture, cpu_targets
-from autotune.families.base import Kernel
+from autotune.families import Kernel
 from autotune.ir import Epilogue
 from autotune.measure import Worker
 from tuning_db import Store

@@ -26,8 +26,7 @@ import psutil
 
 from autotune.codegen import rendering, toolchain
 from autotune.core import FamilyError, ToolchainError, ceil_div, paths
-from autotune.families import families, family
-from autotune.families.base import Kernel
+from autotune.families import Kernel, families, family
 
 MAX_COST_RATIO = 2.0
 """Limit of the kernels' compile time in a unit as a multiple of its headers'; larger units delay the first result."""

@@ -14,8 +14,7 @@ import jinja2
 
 from autotune.codegen.source_digest import text_digest
 from autotune.core import FamilyError, of_target, paths
-from autotune.families import family, folder_of
-from autotune.families.base import DEVICE_IMAGE, AnyFamily, Kernel
+from autotune.families import DEVICE_IMAGE, AnyFamily, Kernel, family, folder_of
 from autotune.ir import abi, is_built_in
 
 CPP_TYPES = {"f32": "float", "f16": "at::half", "bf16": "at::bfloat16", "tf32": "float", "s8": "signed char"}

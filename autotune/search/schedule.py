@@ -12,7 +12,7 @@ from typing import Protocol
 
 from autotune.codegen import kernels_per_unit
 from autotune.core import ceil_div
-from autotune.families.base import Config, Kernel
+from autotune.families import Config, Kernel
 from autotune.ir import Problem
 from autotune.search.study import Study
 

@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.families.base import Kernel
+from autotune.families import Kernel
 from autotune.ir import Problem
 from autotune.search.samplers import strategy
 from autotune.search.schedule import Schedule

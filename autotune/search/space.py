@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.families.base import Config, Kernel, Value
+from autotune.families import Config, Kernel, Value
 from autotune.ir import Problem
 
 

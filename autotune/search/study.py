@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from autotune.families.base import Config, Value
+from autotune.families import Config, Value
 from autotune.search.space import Space
 
 _Key = tuple[Value, ...]

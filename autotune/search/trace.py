@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core import Architecture, AutotuneError, of_target, require_one_of
-from autotune.families import families, family
-from autotune.families.base import Config, Value
+from autotune.families import Config, Value, families, family
 from autotune.ir import Problem, parse
 from autotune.libraries import aten
 from autotune.search.space import Space

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from threadpoolctl import ThreadpoolController
 
-from autotune.families.base import Config
+from autotune.families import Config
 from autotune.ir import Problem
 from autotune.search.gaussian_process import GaussianProcess, Matrix, Posterior, Vector
 from autotune.search.space import Space, axes, spread

@@ -9,8 +9,7 @@ from typing import Any
 
 from autotune.codegen import ninja_build, rendering
 from autotune.core import AutotuneError, paths
-from autotune.families import family
-from autotune.families.base import Kernel
+from autotune.families import Kernel, family
 from autotune.ir import Epilogue, abi
 from autotune.libraries import aten
 from autotune.tuner.progress import Progress

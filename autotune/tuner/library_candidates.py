@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import LifoQueue
 
 from autotune.codegen import POLL_SECONDS
-from autotune.families.base import Kernel
+from autotune.families import Kernel
 from autotune.ir import Problem
 from autotune.libraries import aten, cudnn
 from autotune.measure import Worker

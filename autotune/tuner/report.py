@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from autotune.core import Architecture, pareto_front
-from autotune.families import families, serving
-from autotune.families.base import AnyFamily
+from autotune.families import AnyFamily, families, serving
 from autotune.ir import Epilogue, Problem, TorchCall, limit_us
 from autotune.libraries import aten, cudnn
 from autotune.tuner.objectives import OBJECTIVES

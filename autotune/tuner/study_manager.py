@@ -9,8 +9,7 @@ from typing import Any
 
 from autotune.codegen import kernels_per_unit
 from autotune.core import ceil_div
-from autotune.families import family, serving
-from autotune.families.base import Config, Kernel
+from autotune.families import Config, Kernel, family, serving
 from autotune.ir import Problem
 from autotune.search import Space, Study, spread, strategy
 from autotune.tuner.kernel_builder import KernelBuilder, kernel_of

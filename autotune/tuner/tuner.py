@@ -14,8 +14,7 @@ from functools import partial
 
 from autotune.codegen import toolchain
 from autotune.core import DeviceFacts, paths
-from autotune.families import family
-from autotune.families.base import Kernel
+from autotune.families import Kernel, family
 from autotune.ir import Convolution, Network, Problem
 from autotune.libraries import aten, cudnn
 from autotune.measure import Result, Worker

@@ -8,8 +8,7 @@ from kernels import assert_same_bits, built_paths, candidate_of
 from reference import LIMIT, relative_error, solve
 
 from autotune.core import architecture
-from autotune.families import family
-from autotune.families.base import Kernel
+from autotune.families import Kernel, family
 from autotune.ir import Epilogue, parse
 from autotune.measure import CandidateBench
 

@@ -7,7 +7,7 @@ import torch
 from epilogues import ELEMENTWISE, SPECIAL, special_case
 from kernels import built_paths, candidate_of
 
-from autotune.families.base import Kernel
+from autotune.families import Kernel
 from autotune.ir import AvgPool2d, Epilogue, parse
 from autotune.ir.epilogue_steps import define_step
 from autotune.measure import CandidateBench

@@ -9,8 +9,7 @@ from kernels import assert_same_bits, built_paths, candidate_of
 from reference import LIMIT, relative_error, solve
 
 from autotune.core import of_capability
-from autotune.families import families, family
-from autotune.families.base import DEVICE_IMAGE, Kernel
+from autotune.families import DEVICE_IMAGE, Kernel, families, family
 from autotune.ir import parse
 from autotune.measure import CandidateBench
 from autotune.runtime.engine import EngineError

@@ -9,8 +9,7 @@ from kernels import built_paths, candidate_of
 from reference import LIMIT, assert_bytes_are_right, relative_error, solve
 
 from autotune.core import of_capability
-from autotune.families import family
-from autotune.families.base import PERMISSIONS, Kernel
+from autotune.families import PERMISSIONS, Kernel, family
 from autotune.ir import Conv2d, Epilogue
 from autotune.measure import CandidateBench
 from autotune.runtime.engine import RefusedError

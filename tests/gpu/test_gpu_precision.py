@@ -14,8 +14,7 @@ from reference import LIMIT, assert_bytes_are_right, relative_error, solve
 from repository import ROOT
 
 from autotune.core import of_capability
-from autotune.families import family, serving
-from autotune.families.base import Kernel
+from autotune.families import Kernel, family, serving
 from autotune.ir import parse
 from autotune.measure import CandidateBench
 from fused_resnet import FusedResNet

@@ -9,8 +9,7 @@ from kernels import built_paths, candidate_of
 from reference import relative_error, solve
 
 from autotune.core import of_capability
-from autotune.families import family
-from autotune.families.base import Kernel
+from autotune.families import Kernel, family
 from autotune.ir import parse
 from autotune.measure import CandidateBench
 

@@ -8,8 +8,7 @@ from kernels import built_paths, candidate_of
 from reference import assert_bytes_are_right, relative_error, solve
 
 from autotune.core import AutotuneError
-from autotune.families import family, serving
-from autotune.families.base import Kernel
+from autotune.families import Kernel, family, serving
 from autotune.ir import parse
 from autotune.measure import CandidateBench
 

@@ -6,8 +6,7 @@ from kernels import random_inputs
 from reference import relative_error, solve
 
 from autotune.core import architecture
-from autotune.families import family
-from autotune.families.base import Kernel
+from autotune.families import Kernel, family
 from autotune.ir import parse
 
 SM90, FAMILY = architecture("sm90"), family("sm90_se_down_block")

@@ -9,8 +9,7 @@ from kernels import random_inputs
 from reference import solve
 
 from autotune.core import architecture
-from autotune.families import family
-from autotune.families.base import Kernel
+from autotune.families import Kernel, family
 from autotune.ir import parse
 
 SM90 = architecture("sm90")

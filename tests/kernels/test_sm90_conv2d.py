@@ -6,8 +6,7 @@ from kernels import assert_not_serialized, need_compiler, random_inputs
 from reference import relative_error, solve
 
 from autotune.core import architecture
-from autotune.families import family
-from autotune.families.base import Kernel
+from autotune.families import Kernel, family
 from autotune.ir import Epilogue, parse
 
 SM90, FAMILY, FOLDED = architecture("sm90"), family("sm90_conv2d"), family("sm90_folded_conv2d")

@@ -11,8 +11,7 @@ from processes import script
 from repository import DATA
 
 from autotune.core import architecture
-from autotune.families import family
-from autotune.families.base import PERMISSIONS, Kernel
+from autotune.families import PERMISSIONS, Kernel, family
 from autotune.families.cutlass2.tile import ThreadblockTile, accumulators
 from autotune.families.cutlass2.tile_rules import why_illegal
 from autotune.ir import Epilogue, parse

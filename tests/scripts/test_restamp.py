@@ -10,8 +10,7 @@ from processes import script
 
 from autotune.codegen import rendering
 from autotune.core import architecture, paths
-from autotune.families import family
-from autotune.families.base import Kernel
+from autotune.families import Kernel, family
 from autotune.ir import Epilogue, parse
 from autotune_cli.checks.machine_code import machine_code
 from tuning_db import Store

@@ -14,8 +14,7 @@ from repository import KERNELS
 
 from autotune.codegen import rendering
 from autotune.core import paths
-from autotune.families import family
-from autotune.families.base import Kernel, Launch
+from autotune.families import Kernel, Launch, family
 from autotune.ir import DTYPES, Problem, abi, pack_weight
 
 _PTX = {

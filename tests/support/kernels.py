@@ -14,8 +14,7 @@ from repository import ROOT
 from autotune import families
 from autotune.codegen import ninja_build, rendering, toolchain
 from autotune.core import ToolchainError, architecture
-from autotune.families import family
-from autotune.families.base import Config, Kernel
+from autotune.families import Config, Kernel, family
 from autotune.ir import Epilogue, Problem
 from autotune.measure import CandidateBench, Result, Worker
 from autotune.measure.verify import random_tensor

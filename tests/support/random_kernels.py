@@ -19,8 +19,7 @@ from kernels import built_paths, candidate_of
 from reference import LIMIT, STEPS, assert_bytes_are_right, relative_error, solve
 
 from autotune.core import Architecture, ProblemError, device_target, of_capability
-from autotune.families import family
-from autotune.families.base import PERMISSIONS, AnyFamily, Kernel, Launch
+from autotune.families import PERMISSIONS, AnyFamily, Kernel, Launch, family
 from autotune.ir import Epilogue, Problem, parse
 from autotune.measure import CandidateBench
 from autotune.measure.verify import HALF_SUMS

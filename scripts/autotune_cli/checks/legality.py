@@ -21,8 +21,7 @@ from rich.table import Table
 
 from autotune.codegen import ninja_build
 from autotune.core import UnknownNameError, architecture
-from autotune.families import family
-from autotune.families.base import PERMISSIONS, Config, Kernel
+from autotune.families import PERMISSIONS, Config, Kernel, family
 from autotune.ir import Epilogue
 from autotune_cli.command_line import add_jobs, positive
 

@@ -26,8 +26,7 @@ from rich.table import Table
 
 from autotune.codegen import ninja_build, rendering
 from autotune.core import AutotuneError
-from autotune.families import families
-from autotune.families.base import Kernel
+from autotune.families import Kernel, families
 from autotune.tuner import kernel_of
 from autotune_cli.checks.machine_code import machine_code
 from autotune_cli.command_line import add_jobs, database

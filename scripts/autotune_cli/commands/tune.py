@@ -33,8 +33,7 @@ from autotune.core import (
     device_name,
     of_capability,
 )
-from autotune.families import families, family, use
-from autotune.families.base import PERMISSIONS
+from autotune.families import PERMISSIONS, families, family, use
 from autotune.ir import DTYPES, OPERATORS, Problem
 from autotune.ir.epilogue_steps import STEPS
 from autotune.measure import BUFFERS, TIMERS, Timing, Worker

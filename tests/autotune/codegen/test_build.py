@@ -19,8 +19,7 @@ from repository import ROOT
 
 from autotune.codegen import ninja_build, rendering, toolchain
 from autotune.core import ToolchainError, architecture, paths
-from autotune.families import family
-from autotune.families.base import Kernel
+from autotune.families import Kernel, family
 from autotune.ir import Epilogue
 from autotune.runtime import engine
 
@@ -114,7 +113,7 @@ def test_another_compiler_flag_is_another_binary(cpu_kernel):
 BUILD = f"""
 from autotune.codegen import ninja_build
 from autotune.ir import Epilogue
-from autotune.families.base import Kernel
+from autotune.families import Kernel
 kernels = [Kernel.of("cpu_conv2d", {CONV}, "f32", Epilogue.parse(chain), "x86-64") for chain in {CHAINS}]
 print("ready", flush=True)
 input()

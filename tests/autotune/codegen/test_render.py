@@ -8,8 +8,7 @@ from kernels import some_kernel
 
 from autotune.codegen import rendering
 from autotune.core import paths
-from autotune.families import families
-from autotune.families.base import SHARED_LIBRARY
+from autotune.families import SHARED_LIBRARY, families
 
 CONV = {"block_k": 16, "block_pixels": 4, "unroll_c": 1}
 

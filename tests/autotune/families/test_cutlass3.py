@@ -11,8 +11,7 @@ from repository import DATA
 
 from autotune.codegen import toolchain
 from autotune.core import ToolchainError, architecture
-from autotune.families import family
-from autotune.families.base import Kernel
+from autotune.families import Kernel, family
 from autotune.ir import Epilogue, parse
 from autotune.tuner import Progress, Tuner, TunerOptions
 from tuning_db import Store

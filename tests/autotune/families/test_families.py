@@ -14,8 +14,7 @@ from reference import relative_error, solve
 
 from autotune.codegen import rendering
 from autotune.core import ARCHITECTURES, UnknownNameError, architecture
-from autotune.families import families, family, serving
-from autotune.families.base import DEVICE_IMAGE, PERMISSIONS, SHARED_LIBRARY, Kernel
+from autotune.families import DEVICE_IMAGE, PERMISSIONS, SHARED_LIBRARY, Kernel, families, family, serving
 from autotune.ir import (
     AvgPool2d,
     Conv2d,

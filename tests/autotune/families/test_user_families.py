@@ -22,7 +22,7 @@ from autotune.runtime.selection import choices
 from tuning_db import Store
 
 FAMILY = """
-from autotune.families.base import SHARED_LIBRARY, Family, Parameter
+from autotune.families import SHARED_LIBRARY, Family, Parameter
 from autotune.families.vector_add import VectorAdd
 FAMILY = Family(
     name="{name}", operator=VectorAdd, kind=SHARED_LIBRARY, template="{name}.cpp.j2", architectures=("cpu",),
@@ -74,7 +74,7 @@ class Shift2d(Problem):
         return y
 ''',
     "cpu_shift2d.py": """
-from autotune.families.base import SHARED_LIBRARY, Family, Parameter
+from autotune.families import SHARED_LIBRARY, Family, Parameter
 from autotune.families.shift2d import Shift2d
 FAMILY = Family(
     name="cpu_shift2d", operator=Shift2d, kind=SHARED_LIBRARY, template="cpu_shift2d.cpp.j2", architectures=("cpu",),
@@ -269,7 +269,7 @@ from kernels import built_paths, candidate_of
 from autotune.codegen import ninja_build, rendering, source_digest
 from autotune.core import cpu_targets
 from autotune.families import families
-from autotune.families.base import Kernel
+from autotune.families import Kernel
 from autotune.ir import parse
 from autotune.runtime import bind
 families()

@@ -9,7 +9,7 @@ from kernels import built_paths, candidate_of
 from reference import STEPS, run_chain, solve
 
 from autotune.core import ProblemError
-from autotune.families.base import Kernel
+from autotune.families import Kernel
 from autotune.ir import MAX_SCALARS, Conv2d, Epilogue, epilogue_steps
 from autotune.measure import CandidateBench
 from autotune.runtime import bind

@@ -15,8 +15,7 @@ from processes import script
 from repository import ROOT
 
 from autotune.core import AutotuneError, architecture
-from autotune.families import families
-from autotune.families.base import Kernel
+from autotune.families import Kernel, families
 from autotune.ir import parse
 from autotune.search import (
     DEFAULT_STRATEGY,

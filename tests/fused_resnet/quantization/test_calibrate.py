@@ -16,8 +16,7 @@ from reference import relative_error
 from torch import nn
 
 from autotune.core import AutotuneError, CaptureError, ProblemError, architecture
-from autotune.families import family, serving
-from autotune.families.base import Kernel
+from autotune.families import Kernel, family, serving
 from autotune.ir import Cast
 from autotune.ir.epilogue_steps import define_step
 from autotune.ir.int8_numerics import quantize_weight, to_bytes
