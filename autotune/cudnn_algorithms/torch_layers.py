@@ -1,11 +1,11 @@
 """Selects the cuDNN algorithms of a torch model's convolutions: by number, by plan, or by requirements.
 
-    from autotune.cudnn_algorithms import torch_layers
+    from autotune import cudnn_algorithms
 
-    with torch_layers.use(model, conv_fwd_algo=1, conv_bwd_filter_algo=1, layers="layer1.*"):
+    with cudnn_algorithms.use(model, conv_fwd_algo=1, conv_bwd_filter_algo=1, layers="layer1.*"):
         loss(model(x)).backward()
 
-    model = torch_layers.wrap(model, deterministic=True, workspace_limit=64 << 20)
+    model = cudnn_algorithms.wrap(model, deterministic=True, workspace_limit=64 << 20)
 
 An algorithm is named by its number in cuDNN's classic API (scripts/algorithms.py lists them), by the name of a plan of
 the graph API, or by the engine of a plan, such as "eng57". torch computes the passes without any requirement. torch
