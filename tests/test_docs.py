@@ -1,5 +1,7 @@
-"""The README and docs/: what they link to exists, headings and names included."""
+"""The README and docs/: what they link to exists, headings and names included, and what their examples import."""
 
+import ast
+import importlib
 import re
 
 import pytest
@@ -14,6 +16,39 @@ def anchors(text):
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
     made = (re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings)
     return {*made, *re.findall(r'<a name="([^"]+)">', text)}
+
+
+EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+OURS = ("autotune", "fused_resnet", "tuning_db")
+IMPORTS = [
+    (page, module, name)
+    for page in PAGES
+    for example in EXAMPLE.findall(page.read_text())
+    for node in ast.walk(ast.parse(example))
+    for module, name in (
+        [(node.module, alias.name) for alias in node.names]
+        if isinstance(node, ast.ImportFrom)
+        else [(alias.name, None) for alias in node.names]
+        if isinstance(node, ast.Import)
+        else []
+    )
+    if module.partition(".")[0] in OURS and not module.endswith(".vector_add")
+]
+
+
+@pytest.mark.parametrize(("page", "module", "name"), IMPORTS, ids=lambda value: getattr(value, "name", value))
+def test_examples_import_what_exists(page, module, name):
+    found = importlib.import_module(module)
+    if name and not hasattr(found, name):
+        importlib.import_module(f"{module}.{name}")
+
+
+def test_the_cudnn_guides_names_are_public():
+    from autotune import cudnn_algorithms
+
+    text = (ROOT / "docs" / "guide" / "cudnn-algorithms.md").read_text()
+    names = set(re.findall(r"cudnn_algorithms\.(\w+)\(?", "".join(EXAMPLE.findall(text))))
+    assert names == {"use", "wrap", "Conv2d"} and names <= set(cudnn_algorithms.__all__)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

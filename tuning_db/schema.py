@@ -21,7 +21,9 @@ class Device(Base):
     target: Mapped[str] = mapped_column(doc='newest target whose code it runs: "sm_90", "x86-64-v4"')
     flops_per_us: Mapped[float] = mapped_column(doc="highest arithmetic rate measured, per microsecond")
     bytes_per_us: Mapped[float] = mapped_column(doc="highest memory rate measured, read and written, per microsecond")
-    details: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    details: Mapped[dict[str, Any]] = mapped_column(
+        JSON, default=dict, doc="other facts about the device, such as its number of multiprocessors"
+    )
 
 
 class Environment(Base):
@@ -37,8 +39,8 @@ class ProblemRow(Base):
 
     __tablename__ = "problem"
     id: Mapped[int] = mapped_column(primary_key=True)
-    text: Mapped[str] = mapped_column(unique=True)
-    operator: Mapped[str]
+    text: Mapped[str] = mapped_column(unique=True, doc="the canonical text, with all fields in their order")
+    operator: Mapped[str] = mapped_column(doc="the first word of the text")
 
 
 class Library(Base):
@@ -47,12 +49,12 @@ class Library(Base):
     __tablename__ = "library"
     id: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str] = mapped_column(unique=True, doc="SHA-256 of the uncompressed binary")
-    kind: Mapped[str] = mapped_column(doc='"device_image" or "shared_library"')
+    kind: Mapped[str] = mapped_column(doc='"device_image", "shared_library" or "cudnn_plan"')
     target: Mapped[str] = mapped_column(doc='target that it was compiled for: "sm_90", "x86-64-v4"')
-    compiler: Mapped[str]
-    flags: Mapped[str]
+    compiler: Mapped[str] = mapped_column(doc="name and version of the compiler")
+    flags: Mapped[str] = mapped_column(doc="the compiler's options")
     cutlass: Mapped[str] = mapped_column(doc="version of the CUTLASS headers")
-    abi_version: Mapped[int]
+    abi_version: Mapped[int] = mapped_column(doc="version of the interface between kernels and the engine")
     size: Mapped[int] = mapped_column(doc="bytes of the uncompressed binary")
     blob: Mapped[bytes] = deferred(mapped_column(LargeBinary, doc="zlib"))
 
@@ -63,17 +65,19 @@ class KernelRow(Base):
     __tablename__ = "kernel"
     __table_args__ = (UniqueConstraint("family", "config", "dtype", "epilogue", "target", "source"),)
     id: Mapped[int] = mapped_column(primary_key=True)
-    family: Mapped[str]
+    family: Mapped[str] = mapped_column(doc="name of the family, or of the library whose operator it is")
     config: Mapped[str] = mapped_column(doc="JSON, keys in the family's order")
-    dtype: Mapped[str]
-    epilogue: Mapped[str]
-    target: Mapped[str]
+    dtype: Mapped[str] = mapped_column(doc="dtype of the problem")
+    epilogue: Mapped[str] = mapped_column(doc="the chain of steps that it ends with")
+    target: Mapped[str] = mapped_column(doc="target that it is compiled for")
     source: Mapped[str] = mapped_column(doc="digest of the source and headers that it was compiled from")
-    symbol: Mapped[str]
-    weight_layouts: Mapped[dict[str, str]] = mapped_column(JSON, default=dict)
+    symbol: Mapped[str] = mapped_column(doc="name of the kernel in its library")
+    weight_layouts: Mapped[dict[str, str]] = mapped_column(
+        JSON, default=dict, doc="operand -> layout of a weight that is not stored as in torch"
+    )
     launch_names: Mapped[list[str]] = mapped_column(JSON, default=list, doc="launch values in the order of the kernel")
     error: Mapped[str | None] = mapped_column(doc="message of the compiler")
-    library_id: Mapped[int | None] = mapped_column(ForeignKey("library.id"))
+    library_id: Mapped[int | None] = mapped_column(ForeignKey("library.id"), doc="the binary that holds it")
     library: Mapped[Library | None] = relationship()
 
 
@@ -86,15 +90,15 @@ class Measurement(Base):
     device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
     problem_id: Mapped[int] = mapped_column(ForeignKey("problem.id"))
     kernel_id: Mapped[int] = mapped_column(ForeignKey("kernel.id"), index=True)
-    launch: Mapped[dict[str, int]] = mapped_column(JSON, default=dict)
+    launch: Mapped[dict[str, int]] = mapped_column(JSON, default=dict, doc="launch values by name")
     status: Mapped[str] = mapped_column(doc='"ok", "refused", "wrong", "unstable", "leaks", "crashed" or "timed_out"')
-    error: Mapped[str | None]
+    error: Mapped[str | None] = mapped_column(doc="message of a trial that is not ok")
     relative_error: Mapped[float | None] = mapped_column(doc="norm of the difference over norm of the reference")
-    median_us: Mapped[float | None]
+    median_us: Mapped[float | None] = mapped_column(doc="median of the samples")
     spread_us: Mapped[float | None] = mapped_column(doc="interquartile range of the samples")
-    samples_us: Mapped[list[float]] = mapped_column(JSON, default=list)
+    samples_us: Mapped[list[float]] = mapped_column(JSON, default=list, doc="time of one launch in each sample")
     final: Mapped[bool] = mapped_column(default=False, doc="timed in interleaved rounds with the other finalists")
-    details: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    details: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict, doc="docs/internals/measurement.md lists them")
     recorded: Mapped[str | None] = mapped_column(doc="UTC, for information only: clocks jump, so nothing depends on it")
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))
     kernel: Mapped[KernelRow] = relationship()
@@ -110,12 +114,16 @@ class PlanRow(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
     network: Mapped[str] = mapped_column(doc='"se_resnet9_fixup n=128 in_channels=3 dtype=f16"')
-    median_us: Mapped[float]
-    spread_us: Mapped[float]
+    median_us: Mapped[float] = mapped_column(doc="median time of the whole network")
+    spread_us: Mapped[float] = mapped_column(doc="interquartile range of the samples")
     choices: Mapped[list[dict[str, Any]]] = mapped_column(
         JSON, doc="for each layer, in order: layer, kernel (its id), launch, us (timed alone), overlap"
     )
-    details: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    details: Mapped[dict[str, Any]] = mapped_column(
+        JSON,
+        default=dict,
+        doc="samples_us; alone_us, the time of the plain layers with the winner of each; alternatives, by name",
+    )
     recorded: Mapped[str | None] = mapped_column(doc="UTC, for information only: clocks jump, so nothing depends on it")
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))
 

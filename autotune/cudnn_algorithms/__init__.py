@@ -2,5 +2,18 @@
 
 from autotune.cudnn_algorithms.benchmark import KINDS
 from autotune.cudnn_algorithms.selection import DIRECTIONS, ORDERS, Algorithm, ordered, pareto, select_algorithm
+from autotune.cudnn_algorithms.torch_layers import Conv2d, Requirements, use, wrap
 
-__all__ = ["DIRECTIONS", "KINDS", "ORDERS", "Algorithm", "ordered", "pareto", "select_algorithm"]
+__all__ = [
+    "DIRECTIONS",
+    "KINDS",
+    "ORDERS",
+    "Algorithm",
+    "Conv2d",
+    "Requirements",
+    "ordered",
+    "pareto",
+    "select_algorithm",
+    "use",
+    "wrap",
+]

@@ -1,11 +1,11 @@
 """Selects the cuDNN algorithms of a torch model's convolutions: by number, by plan, or by requirements.
 
-    from autotune.cudnn_algorithms import torch_layers
+    from autotune import cudnn_algorithms
 
-    with torch_layers.use(model, conv_fwd_algo=1, conv_bwd_filter_algo=1, layers="layer1.*"):
+    with cudnn_algorithms.use(model, conv_fwd_algo=1, conv_bwd_filter_algo=1, layers="layer1.*"):
         loss(model(x)).backward()
 
-    model = torch_layers.wrap(model, deterministic=True, workspace_limit=64 << 20)
+    model = cudnn_algorithms.wrap(model, deterministic=True, workspace_limit=64 << 20)
 
 An algorithm is named by its number in cuDNN's classic API (scripts/algorithms.py lists them), by the name of a plan of
 the graph API, or by the engine of a plan, such as "eng57". torch computes the passes without any requirement. torch
@@ -45,12 +45,15 @@ _PLAN = re.compile(r"eng\d+(_k\d+=-?\d+)*")
 class Requirements:
     """Requirements on the algorithms of a layer.
 
-    conv_fwd_algo, conv_bwd_data_algo, conv_bwd_filter_algo: A classic number, or the name or engine of a plan. None
-        takes the best algorithm that meets the other requirements or, if there are none, the one that torch takes.
-    workspace_limit: Most bytes of workspace.
-    deterministic: Whether the same input must give the same bits.
-    prefer: "time", "energy" or "workspace": measure all algorithms that meet the requirements, once for each size of
-        the layer, and take the best.
+    Attributes:
+        conv_fwd_algo: Algorithm of the forward pass: a classic number, or the name or engine of a plan. None takes the
+            best algorithm that meets the other requirements or, if there are none, the one that torch takes.
+        conv_bwd_data_algo: The same for the backward-data pass.
+        conv_bwd_filter_algo: The same for the backward-filter pass.
+        workspace_limit: Most bytes of workspace.
+        deterministic: Whether the same input must give the same bits.
+        prefer: "time", "energy" or "workspace": measure all algorithms that meet the requirements, once for each size
+            of the layer, and take the best.
 
     Raises:
         LibraryError: For requirements that no layer could meet.

@@ -3,7 +3,7 @@
 from autotune.ir.abi import MAP_ELEMENTS
 from autotune.ir.constant_expr import ConstantExpr, ConstantSource, State, evaluate
 from autotune.ir.epilogue import MAX_SCALARS, Epilogue, Step
-from autotune.ir.epilogue_steps import full_name, register
+from autotune.ir.epilogue_steps import define_step, full_name, register_step
 from autotune.ir.int8_numerics import scale_of
 from autotune.ir.network import INPUT, OUTPUT, Alternative, Layer, Network, NetworkKey, digest
 from autotune.ir.problem import (
@@ -46,6 +46,7 @@ from autotune.ir.problem import (
     is_built_in,
     limit_us,
     parse,
+    register,
     stored_shape,
     with_batch,
 )
@@ -104,6 +105,7 @@ __all__ = [
     "ValueRef",
     "as_one_pixel",
     "compute",
+    "define_step",
     "digest",
     "dtype_name",
     "evaluate",
@@ -117,6 +119,7 @@ __all__ = [
     "pack_weight",
     "parse",
     "register",
+    "register_step",
     "scale_of",
     "stored_shape",
     "with_batch",

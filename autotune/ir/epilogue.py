@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from autotune.core import ProblemError
-from autotune.ir.epilogue_steps import ANCHORS, STEPS, StepDefinition, full_name, register
+from autotune.ir.epilogue_steps import ANCHORS, STEPS, StepDefinition, full_name, register_step
 
 MAX_SCALARS = 8
 """Most scalars of one epilogue (AT_MAX_SCALARS of templates/abi.h)."""
@@ -182,5 +182,5 @@ class Epilogue:
 
 def _restore(names: tuple[str, ...], definitions: tuple[StepDefinition, ...]) -> Epilogue:
     for definition in definitions:
-        register(definition)
+        register_step(definition)
     return Epilogue(names)

@@ -122,12 +122,12 @@ def define_step(name: str, *, cuda: str, torch: str, params: Mapping[str, str] |
     """
     definition = StepDefinition(name, cuda.strip(), torch.strip(), tuple((params or {}).items()))
     _check_names(definition)
-    register(definition)
+    register_step(definition)
     _newest[name] = definition.full_name
     return definition.full_name
 
 
-def register(definition: StepDefinition) -> None:
+def register_step(definition: StepDefinition) -> None:
     """Make a definition known by its full name."""
     if definition.full_name not in STEPS:
         operands = tuple("vector" if kind == "channel" else kind for _, kind in definition.params)

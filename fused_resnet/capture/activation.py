@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from autotune.core import CaptureError, ProblemError
-from autotune.ir import full_name, register
+from autotune.ir import full_name, register_step
 from autotune.ir.epilogue_steps import STEPS
 from fused_resnet.capture.trace import tracing
 
@@ -76,7 +76,7 @@ class Activation(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         restore: Callable[[dict[str, Any]], None] = super().__setstate__
         restore(state)
-        register(self.definition)
+        register_step(self.definition)
 
 
 def replace(model: nn.Module, replacements: Mapping[str, nn.Module]) -> None:

@@ -1,21 +1,54 @@
-"""How problems are written: the page, --help and files of problems."""
+"""How problems are written: the pages, --help and files of problems; and the generated parts of docs/reference."""
 
 import re
 
 import pytest
-from processes import script
+from processes import python, script
 from repository import ROOT
 
 from autotune.core import AutotuneError
+from autotune.families import families, folder_of
 from autotune.ir import OPERATORS, parse
-from autotune_cli import problem_usage
+from autotune_cli import problem_usage, reference_pages
+from autotune_cli.main import MODULES
 from autotune_cli.problem_file import read_problems
 
+GENERATED = {
+    "problems.md": "conv2d_dgrad n=N",
+    "families.md": "output pixels of a tile",
+    "options.md": "`--batch N[,N]`",
+    "database.md": "SHA-256 of the uncompressed binary",
+}
+"""Page of docs/reference -> a text that only its generated parts have."""
 
-def test_the_page_is_up_to_date():
-    page = (ROOT / "docs" / "reference" / "problems.md").read_text()
-    assert problem_usage.refreshed(page) == page, "run python -m autotune_cli.problem_usage docs/reference/problems.md"
-    assert problem_usage.refreshed(page.replace("conv2d", "conv9d")).count("conv9d") < page.count("conv2d")
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_reference_page_is_up_to_date(name):
+    page = (ROOT / "docs" / "reference" / name).read_text()
+    assert reference_pages.refreshed(page) == page, "run python -m autotune_cli.reference_pages docs/reference"
+    assert GENERATED[name] in page
+    assert reference_pages.refreshed(page.replace(GENERATED[name], "an old text")) == page
+
+
+def test_the_reference_has_every_family_and_command():
+    families_page, options_page = (
+        (ROOT / "docs" / "reference" / name).read_text() for name in ("families.md", "options.md")
+    )
+    assert all(f"\n### {name}\n" in families_page for name, found in families().items() if folder_of(name) is None)
+    for found in families().values():
+        assert all(f"| `{parameter.name}` |" in families_page for parameter in found.parameters)
+    assert all(f"\n## autotune {name}\n" in options_page for name in MODULES)
+    assert "### autotune db merge" in options_page and "`-o FILE`, `--to FILE`" in options_page
+
+
+def test_the_command_refreshes_a_folder(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A page\n\n<!-- steps, generated -->\nold\n<!-- end -->\n")
+    arguments = f"import runpy, sys; sys.argv = ['reference_pages', {str(tmp_path)!r}]"
+    done = python(f"{arguments}; runpy.run_module('autotune_cli.reference_pages', run_name='__main__')")
+    assert done.returncode == 0, done.stderr
+    assert page.read_text().startswith("# A page\n\n<!-- steps, generated -->\n| step | operands |")
+    assert "| `clamp` | scalar, scalar |" in page.read_text() and "old" not in page.read_text()
 
 
 @pytest.mark.parametrize("name", OPERATORS)
