@@ -11,8 +11,8 @@
 // pixel's key is the number of the output pixel that reads it, modulo 8; a tap changes the keys of all eight alike.
 // Weights are read in an order that makes a thread's sums those of eight neighbouring channels.
 //
-// A tile of whole images with all channels can have a gate (problem conv2d_se): see sm90/gate.cuh. With a folded
-// squeeze (conv2d_folded_se, sm90/folded_gate.cuh) it need not have all: each step has kHidden filters more, which
+// A tile of whole images with all channels can have a gate (problem conv2d_se): see sm90/se_gate.cuh. With a folded
+// squeeze (conv2d_folded_se, sm90/folded_se_gate.cuh) it need not have all: each step has kHidden filters more, which
 // every warp multiplies its pixels by. A residual block (se_block) is two such convolutions in a row, of whole images
 // with all channels: what the first one yields is the second one's patch, and needs no memory but this. With a
 // network's first layer before it (stem_se_block) the first patch, too, is written by those who compute it, from the
