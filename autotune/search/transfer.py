@@ -45,7 +45,7 @@ REST_OBSERVATIONS = 3
 """A study whose expected improvements are all below `gain` rests until its family has this many new observations."""
 
 # Hyperparameters: variances of the logarithm of a time, and length scales. They were chosen by scripts/replay.py on
-# tests/data/search_h200.json.gz (docs/search.md).
+# tests/data/search_h200.json.gz (docs/internals/search.md).
 _LEVEL_VARIANCE = 9.0  # level of a problem, which is unknown before its first measurement
 _SLOPE_VARIANCE = 0.3  # weight of the prior, around 1
 _CONFIG_VARIANCE = 0.11  # effect of the parameters beyond the prior

@@ -1,6 +1,6 @@
 """The built-in operators, one in each file; importing this package registers them in this order."""
 
-# The order of registration is the order in listings and in docs/problems.md.
+# The order of registration is the order in listings and in docs/reference/problems.md.
 # isort: off
 from autotune.ir.problem.operators.convolution import Convolution
 from autotune.ir.problem.operators.conv2d import Conv2d

@@ -1,6 +1,6 @@
 """Operators that fit only the blocks of SE-ResNet9; importing this package registers them in this order."""
 
-# The order of registration is the order in listings and in docs/problems.md.
+# The order of registration is the order in listings and in docs/reference/problems.md.
 # isort: off
 from autotune.ir.problem.se_resnet9.se_block import SeBlock
 from autotune.ir.problem.se_resnet9.stem_block import StemBlock
