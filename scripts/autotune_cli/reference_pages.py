@@ -195,7 +195,7 @@ def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 def _tables() -> str:
     """Return the version of the schema, and the columns of each table."""
-    documented = {mapper.local_table.name: mapper.class_.__doc__ or "" for mapper in Base.registry.mappers}
+    documented = {str(mapper.local_table): mapper.class_.__doc__ or "" for mapper in Base.registry.mappers}
     sections = [
         f"### {table.name}\n\n{_plain(documented[table.name])}\n\n"
         + _table(["column", "type", "meaning"], [_column(column) for column in table.columns])
