@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+from databases import fill
+
 # Threads of torch and of our kernels that wait for each other sleep, in this process and in those that it starts: where
 # they spin and something else wants the cores too, one that could work waits for one that does nothing.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded
 
 import pytest
 import torch
+from levels import mark_level, no_process_in_unit_tests
 from processes import TUNE, process
 
 from autotune.core import Architecture, architecture, cpu_targets
@@ -24,12 +27,24 @@ from autotune.measure import Worker
 from tuning_db import Store
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects tests by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
     for item in items:
-        if item.get_closest_marker("gpu"):
+        mark_level(item)
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="torch sees no GPU"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    with no_process_in_unit_tests(item):
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    with no_process_in_unit_tests(item):
+        yield
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -79,6 +94,16 @@ def empty_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("database") / "empty.db"
     Store.create(path).close()
     return path
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> list[Path]:
+    """Return two databases with some rows in common."""
+    paths = [tmp_path / "a.db", tmp_path / "b.db"]
+    for seed, path in enumerate(paths):
+        with Store.create(path) as store:
+            fill(store, seed)
+    return paths
 
 
 @pytest.fixture(scope="session")

@@ -9,15 +9,13 @@ import sys
 import time
 from contextlib import closing
 from functools import cache
-from pathlib import Path
 
 import pytest
-import torch
 from kernels import assert_exported, built_paths, need_compiler
-from processes import HANG, python
+from processes import HANG
 from repository import ROOT
 
-from autotune.codegen import ninja_build, rendering, toolchain
+from autotune.codegen import ninja_build, rendering
 from autotune.core import ToolchainError, architecture, paths
 from autotune.families import Kernel, family
 from autotune.ir import Epilogue
@@ -148,40 +146,6 @@ def test_closing_early_ends_the_compilers(fresh, cpu_kernel):
     time.sleep(1.5)
     assert len(list(fresh.rglob("*.so"))) == count < len(kernels)
     assert not list(fresh.rglob("ninja-*")), "a compiler that lived on would have filled its folder again"
-
-
-@pytest.mark.parametrize("compiler", ["/nonexistent", "/bin/true"])
-def test_no_compiler_is_an_error_of_one_sentence(compiler, monkeypatch):
-    monkeypatch.setenv("CXX", compiler)
-    find = toolchain.for_target.__wrapped__  # without the one that was found before
-    with pytest.raises(ToolchainError, match=rf"^no C\+\+ compiler: '{compiler}' .*install g\+\+ or set CXX"):
-        find("x86-64")
-
-
-def test_no_cuda_compiler_names_what_to_install(tmp_path):
-    """Without nvcc on PATH and without pip's CUDA packages."""
-    code = """
-import sys
-sys.path[:] = [path for path in sys.path if "site-packages" not in path] + [SITE]
-from autotune.codegen import toolchain
-for target in ("sm_70", "sm_90"):
-    try:
-        toolchain.for_target(target)
-    except toolchain.ToolchainError as error:
-        print(error)
-"""
-    site = tmp_path / "site"
-    site.mkdir()
-    # Everything but the namespace package nvidia, where pip puts CUDA.
-    for package in Path(torch.__file__).parents[1].iterdir():
-        if package.name != "nvidia":
-            site.joinpath(package.name).symlink_to(package)
-    environment = {**os.environ, "PATH": "/nonexistent", "PYTHONPATH": str(ROOT)}
-    environment.pop("CUDA_HOME", None)
-    done = python(code.replace("SITE", repr(str(site))), env=environment)
-    first, second = done.stdout.splitlines()
-    assert first.startswith("no CUDA compiler for sm_70") and "autotune-cutlass[volta]" in first
-    assert second.startswith("no CUDA compiler for sm_90") and "autotune-cutlass[cuda]" in second
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_one_sentence(tmp_path, monkeypatch, cpu_kernel):
