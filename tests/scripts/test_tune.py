@@ -81,12 +81,16 @@ def test_a_foreign_database_is_left_alone(tmp_path):
     assert foreign.read_bytes() == before
 
 
+@pytest.mark.process
+@pytest.mark.process
 def test_no_compiler_is_told_in_a_line(tmp_path):
     arguments = ("--arch", "cpu", "--trials", 1, "--budget", "1s", "--db", tmp_path / "x.db")
     done = process("tune", *arguments, env={**os.environ, "CXX": "/nonexistent"})
     assert_error(done, "/nonexistent", "install g++ or set CXX")
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there may be a GPU")
 def test_without_a_gpu_kernels_are_compiled_and_nothing_is_timed(tmp_path):
     try:
@@ -143,6 +147,8 @@ def count(path, query):
         return 0
 
 
+@pytest.mark.process
+@pytest.mark.process
 @pytest.mark.parametrize(
     "reached",
     [

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 OTHERS = ("compile", "process", "gpu")
-PROCESS_FIXTURES = {"gpu_db", "tuned_db", "worker"}
+PROCESS_FIXTURES = {"gpu_db", "server", "tuned_db", "worker"}
 """Fixtures that start a process."""
 STARTS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"}
 """Audit events (see sys.addaudithook) of a process start."""

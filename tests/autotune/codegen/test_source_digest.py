@@ -61,6 +61,7 @@ def test_a_comment_in_a_hopper_header_changes_no_digest(templates):
     assert digests(those) == before
 
 
+@pytest.mark.compile
 def test_a_changed_line_of_a_header_changes_the_digests_of_the_kernels_that_include_it(templates, tmp_path):
     those = kernels()
     before = digests(those)

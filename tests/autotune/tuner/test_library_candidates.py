@@ -1,5 +1,6 @@
 """Plans of libraries that workers list for the tuner."""
 
+import pytest
 import torch
 
 from autotune.core import device_target
@@ -18,6 +19,8 @@ TEXT = "conv2d n=2 h=5 w=4 c=6 k=8 r=3 s=3 pad=1 dtype=f32 epilogue=bias,relu"
 CONFIG = {"plan": "eng4_k24=26", "bias": "f32", "workspace_bytes": 0, "made_by": "cuDNN 9.19.0, frontend 1.28.0"}
 
 
+@pytest.mark.process
+@pytest.mark.process
 def test_a_worker_without_cudnn_says_so_and_stores_nothing(tmp_path):
     with (
         Store.create(tmp_path / "plans.db") as store,
@@ -28,6 +31,8 @@ def test_a_worker_without_cudnn_says_so_and_stores_nothing(tmp_path):
         assert store.counts()["kernel"] == 0
 
 
+@pytest.mark.process
+@pytest.mark.process
 def test_listing_that_is_given_up_ends_its_process(tmp_path):
     worker = Worker("cpu")
     with Store.create(tmp_path / "plans.db") as store:

@@ -128,6 +128,8 @@ def test_changed_weights_are_brought_to_bytes_anew(basic, empty_db):
     assert torch.equal(network(x), FusedResNet.from_model(changed, empty_db, precision="int8", calibration=scales)(x))
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_kernels_of_ours_run_a_network_in_bytes(basic, cpu, cpu_target):
     """Every layer that a CPU family serves, on one of its kernels."""
     model, expected = basic
