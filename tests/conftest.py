@@ -1,4 +1,4 @@
-"""Fixtures that several files share. Binaries and caches go to folders of their own, never to the user's."""
+"""Shared fixtures and the levels of tests. Binaries and caches go to temporary folders, never to the user's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-# Threads of torch and of our kernels that wait for each other sleep, in this process and in those that it starts: where
-# they spin and something else wants the cores too, one that could work waits for one that does nothing.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch is loaded
+from databases import fill
+
+# OpenMP threads sleep while they wait, here and in child processes. Threads that spin take the cores from threads with
+# work when several test processes share the machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch reads it when it is imported
 
 import pytest
 import torch
+from levels import mark_level, no_process_in_unit_tests
 from processes import TUNE, process
 
 from autotune.core import Architecture, architecture, cpu_targets
@@ -24,16 +27,28 @@ from autotune.measure import Worker
 from tuning_db import Store
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects tests by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
     for item in items:
-        if item.get_closest_marker("gpu"):
+        mark_level(item)
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="torch sees no GPU"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    with no_process_in_unit_tests(item):
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    with no_process_in_unit_tests(item):
+        yield
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Processes that share the files of a run. 0: this one runs them, be it that there is one file, or one GPU."""
+    """Return the number of worker processes; 0 runs the tests in this process, for a single file or on a GPU."""
     files = {argument.partition("::")[0] for argument in config.args}
     few = config.option.keyword or (all(name.endswith(".py") for name in files) and len(files) == 1)
     return 0 if few or torch.cuda.is_available() else min(len(os.sched_getaffinity(0)), 4)
@@ -41,7 +56,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where this run, with every process that it starts, builds and caches."""
+    """Return the temporary folder in which this run and its child processes build and cache."""
     own = tmp_path_factory.getbasetemp()
     root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
     with pytest.MonkeyPatch.context() as patch:
@@ -62,28 +77,38 @@ def cpu_target() -> str:
 
 @pytest.fixture(scope="session")
 def cpu_kernel(cpu_target: str) -> Callable[..., Kernel]:
-    """(family, config, epilogue text) -> a CPU kernel."""
+    """Return a function (family, config, epilogue text) -> CPU kernel."""
     return lambda name, config, epilogue="": Kernel.of(name, config, "f32", Epilogue.parse(epilogue), cpu_target)
 
 
 @pytest.fixture(scope="session")
 def worker() -> Iterator[Worker]:
-    """A measuring process of the CPU; one that was ended is replaced at the next request, at a cost of seconds."""
+    """Return a worker of the CPU. A worker that ended is started again at the next request, which takes seconds."""
     with Worker("cpu") as worker:
         yield worker
 
 
 @pytest.fixture(scope="session")
 def empty_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database that knows nothing."""
+    """Return an empty database."""
     path = tmp_path_factory.mktemp("database") / "empty.db"
     Store.create(path).close()
     return path
 
 
+@pytest.fixture
+def two(tmp_path: Path) -> list[Path]:
+    """Return two databases with some rows in common."""
+    paths = [tmp_path / "a.db", tmp_path / "b.db"]
+    for seed, path in enumerate(paths):
+        with Store.create(path) as store:
+            fill(store, seed)
+    return paths
+
+
 @pytest.fixture(scope="session")
 def tuned_db(folders: Path) -> Path:
-    """A database that scripts/tune.py made for the network on this CPU, one config a problem: read it, do not write."""
+    """Return a database of the network on this CPU with one config per problem. Tests must not write to it."""
     path = folders / "tuned.db"
     with (folders / "tuned.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -97,7 +122,7 @@ def tuned_db(folders: Path) -> Path:
 
 
 def _make_ours_win(path: Path) -> None:
-    """Lengthen torch's times, so that ours run each layer that they serve: on a busy machine it would be by chance."""
+    """Multiply torch's times by 1000, so that tuned kernels are selected also on a busy machine."""
     longer = "median_us = 1000 * median_us, details = json_remove(details, '$.interval_us')"
     with closing(sqlite3.connect(path)) as connection:
         torchs = "kernel_id IN (SELECT id FROM kernel WHERE family = 'aten')"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from processes import TUNED_BATCH, in_threads
 from reference import relative_error
-from seed_network import KEYS, LIMIT, assert_right, expected, fused, images, plain, weights
+from seed_network import KEYS, LIMIT, assert_result, assert_right, expected, fused, images, plain, weights
 
 from autotune.core import UnknownNameError
 from fused_resnet import FusedResNet, InputError
@@ -35,6 +35,8 @@ def net(tuned_db):
 # -- right -------------------------------------------------------------------
 
 
+@pytest.mark.process
+@pytest.mark.process
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("n", [1, 3, 8, 128])
 def test_matches_the_plain_network(database, n, channels):
@@ -340,3 +342,89 @@ def test_a_library_for_another_machine_is_passed_over(tuned_db, tmp_path):
     network = fused(foreign)
     assert_right(network, images(TUNED_BATCH))
     assert all(row.kernel.startswith("aten") for row in network.explain(images(TUNED_BATCH)))
+
+
+def test_a_channels_last_input_is_read_where_it_lies(net):
+    x = images(TUNED_BATCH)
+    y, other = net(x), net(x.to(memory_format=torch.channels_last))
+    assert torch.equal(other, y)
+    plans = {key[3]: context.plan for key, context in net._cache.contexts.items() if key[0] == x.shape}
+    assert not plans[False].copies_input
+    first = plans[False].bound[0]  # torch's operator, which takes any strides, or a kernel that is told
+    assert first.step.function or first.choice.candidate.launch["channels_last"] == 1
+
+
+def test_results_are_channels_last_or_as_asked(net):
+    x = images(2)
+    y = net(x)
+    assert y.is_contiguous(memory_format=torch.channels_last) and not y.is_contiguous()
+    other = net(x, memory_format=torch.contiguous_format)
+    assert other.is_contiguous() and torch.equal(other, y)
+
+
+@pytest.mark.parametrize("order", [torch.channels_last, torch.contiguous_format])
+def test_a_result_goes_where_it_is_told(net, order):
+    x = images(2)
+    out = torch.full((2, 512, 2, 2), float("nan")).contiguous(memory_format=order)
+    address = out.data_ptr()
+    assert net(x, out=out) is out
+    assert out.data_ptr() == address and torch.equal(out, net(x))
+
+
+def test_places_that_are_not_aligned(net):
+    x = images(2)
+    y = net(x)
+    shifted = torch.cat([torch.zeros(1), x.flatten()])[1:].view(x.shape)
+    out = torch.full((2 * 2048 + 1,), float("nan"))[1:].view(2, 2, 2, 512).permute(0, 3, 1, 2)
+    assert shifted.data_ptr() % 16 and out.data_ptr() % 16
+    assert net(shifted, out=out) is out and torch.equal(out, y)
+
+
+@pytest.mark.parametrize(
+    "out", [torch.empty(3, 512, 2, 2), torch.empty(2, 512, 2, 2).half(), torch.empty(2, 512, 2, 2, device="meta")]
+)
+def test_a_place_that_does_not_fit_is_refused(net, out):
+    with pytest.raises(InputError, match=r"out is .*the result is \(2, 512, 2, 2\), torch.float32, on cpu"):
+        net(images(2), out=out)
+
+
+def test_a_replaced_submodule_is_seen(tuned_db):
+    network, x = fused(tuned_db), images(2)
+    before = network(x)
+    other = fused(tuned_db, seed=7)
+    network.layers[1] = copy.deepcopy(other.layers[1])
+    assert_result(network, x, network(x))
+    assert relative_error(network(x), before) > 0.01
+    network.layers = copy.deepcopy(other.layers)
+    network.stem = other.stem
+    assert torch.equal(network(x), other(x))
+    assert torch.equal(network.train()(x), other.train()(x))
+
+
+def test_a_submodule_of_another_kind_is_refused(tuned_db):
+    network = fused(tuned_db)
+    network.layers[2][0].se = torch.nn.Identity()
+    with pytest.raises(InputError, match=r"'layers\.2\.0\.se' is a Identity, where .* has a SqueezeExcite"):
+        network(images(1))
+
+
+def test_weights_of_another_shape_are_refused(tuned_db):
+    network = fused(tuned_db)
+    network.stem[1].weight = torch.nn.Parameter(torch.randn(64, 40, 1, 1))
+    with pytest.raises(InputError, match=r"'stem\.1\.weight' is of shape \(64, 40, 1, 1\)"):
+        network(images(1))
+
+
+def test_torchs_operators_are_not_autocast(tuned_db):
+    x = images(2)
+    mixed = fused(tuned_db).bfloat16()
+    y = mixed(x.bfloat16())
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert torch.equal(mixed(x.bfloat16()), y)
+
+
+def test_buffers_made_in_inference_mode_serve_outside(tuned_db):
+    network, x = fused(tuned_db).bfloat16(), images(2).bfloat16()
+    with torch.inference_mode():
+        y = network(x)
+    assert torch.equal(network(x), y)

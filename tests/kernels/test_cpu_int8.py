@@ -43,6 +43,8 @@ def trials(cpu, cpu_target):
     return [(problem, kernel, paths[kernel]) for problem, kernel in found]
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_kernels_give_the_exact_sum_rounded(trials, cpu):
     for problem, kernel, path in trials:
         chosen = family(kernel.family)
@@ -60,6 +62,8 @@ def test_kernels_give_the_exact_sum_rounded(trials, cpu):
                     assert relative_error(case.tensors[name], value) < 1e-6 and error < 1e-6
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_sums_are_whole_on_the_way_too(cpu_target):
     """Half of the factors at one extreme and half at the other: what cancels is beyond a float's significand."""
     problem = parse("conv2d n=1 h=3 w=3 c=1500 k=8 r=3 s=3 pad=1 dtype=s8 epilogue=scale,bias")
@@ -82,6 +86,8 @@ def test_sums_are_whole_on_the_way_too(cpu_target):
     assert case.tensors["y"][0, 1, 1].tolist() == [5] * 8
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_rounding_is_to_the_nearest_even_and_saturates(cpu_target):
     problem = parse("cast n=1 h=1 w=1 c=24 result=s8 dtype=f32")
     values = [0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 0.49999997, 126.5, 127.49, 127.5, 128.0, 1e9, float("inf")]
@@ -96,6 +102,8 @@ def test_rounding_is_to_the_nearest_even_and_saturates(cpu_target):
         assert case.tensors["y"].flatten().tolist() == expected
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_a_kernel_that_is_off_by_one_comes_out_as_wrong(cpu_target):
     """The poisoned outputs of bytes, and the check of each."""
     problem = parse("cast n=1 h=4 w=4 c=32 result=s8 dtype=f32 epilogue=mul_scalar")

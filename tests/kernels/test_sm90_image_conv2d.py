@@ -9,6 +9,8 @@ from autotune.core import architecture
 from autotune.families import Kernel, family
 from autotune.ir import Epilogue, parse
 
+pytestmark = [pytest.mark.compile, pytest.mark.compile]
+
 SM90, FAMILY = architecture("sm90"), family("sm90_image_conv2d")
 SMALL = {"image": "warps", "hidden": 0, "stride": 1, "tile_n": 32, "peers": 1}
 

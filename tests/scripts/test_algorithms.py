@@ -31,6 +31,8 @@ def here(*arguments):
         return exited.code
 
 
+@pytest.mark.process
+@pytest.mark.process
 def test_a_record_is_printed_in_order_within_demands_and_drawn(record, tmp_path, capsys):
     chart = tmp_path / "chart.png"
     arguments = ("--order", "workspace", "--workspace-limit", "1K", "--top", 3, "--plot", chart)
@@ -64,6 +66,8 @@ def test_the_layers_of_a_model_have_the_sizes_that_they_meet():
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
+@pytest.mark.process
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

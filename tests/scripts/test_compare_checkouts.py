@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from processes import process
 from repository import ROOT
 
@@ -18,6 +19,8 @@ def test_a_checkout_is_as_fast_as_itself(tuned_db, tmp_path):
     assert found["interval"][0] <= found["ratio"] <= found["interval"][1]
 
 
+@pytest.mark.process
+@pytest.mark.process
 def test_a_checkout_without_the_project_is_an_error(tmp_path):
     done = process("checks/compare_checkouts", "--other", tmp_path, "--case", "se_resnet9_fixup,1,none.db")
     assert done.returncode == 2 and "ended" in done.stderr.splitlines()[-1]

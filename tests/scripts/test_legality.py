@@ -160,6 +160,8 @@ def sampled(arch, count):
     return kernels
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 @pytest.mark.parametrize("names", SAMPLE)
 def test_a_sample_of_the_day_compiles(names):
     arch = architecture(random.Random(TODAY).choice(names.split()))
@@ -167,6 +169,7 @@ def test_a_sample_of_the_day_compiles(names):
     assert_exported(sampled(arch, SAMPLE[names]))
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize(
     ("name", "chain", "count"),
     [

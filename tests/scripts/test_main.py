@@ -12,6 +12,8 @@ from autotune_cli import main
 ENTRY_POINTS = sorted([*SCRIPTS.glob("*.py"), *(SCRIPTS / "checks").glob("*.py")])
 
 
+@pytest.mark.process
+@pytest.mark.process
 def test_the_list_of_commands_needs_no_torch():
     done = python("import sys\nfrom autotune_cli.main import main\nmain(['--help'])", env={"PYTHONPATH": str(SCRIPTS)})
     assert done.returncode == 0, done.stderr

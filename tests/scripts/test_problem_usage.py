@@ -41,6 +41,7 @@ def test_the_reference_has_every_family_and_command():
     assert "### autotune db merge" in options_page and "`-o FILE`, `--to FILE`" in options_page
 
 
+@pytest.mark.process
 def test_the_command_refreshes_a_folder(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# A page\n\n<!-- steps, generated -->\nold\n<!-- end -->\n")

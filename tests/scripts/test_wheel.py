@@ -13,6 +13,8 @@ import pytest
 from processes import HANG
 from repository import ROOT
 
+pytestmark = pytest.mark.process
+
 MODEL = """
 from torch import nn
 
@@ -85,6 +87,7 @@ def environment(wheel, tmp_path_factory):
     return folder
 
 
+@pytest.mark.process
 def test_the_wheel_has_templates_and_no_database(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     templates = [path.relative_to(ROOT) for path in (ROOT / "templates").rglob("*") if path.is_file()]

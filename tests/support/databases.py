@@ -8,6 +8,7 @@ import sqlite3
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from tuning_db import Store
 
@@ -77,3 +78,9 @@ def told(path: Path) -> dict[str, Counter[tuple[object, ...]]]:
     """Return for each table its rows and how often each occurs."""
     with closing(sqlite3.connect(path)) as connection:
         return {table: Counter(connection.execute(query).fetchall()) for table, query in QUERIES.items()}
+
+
+def rows(path: Path, query: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a query."""
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()

@@ -73,6 +73,15 @@ def _run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, check=False, **settings)
 
 
+def assert_error(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    """Check that a script ended with exit code 2 and one line of error, which contains the words."""
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    for word in words:
+        assert word in lines[0]
+
+
 def in_threads(work: Callable[..., object], jobs: Iterable[tuple[object, ...]]) -> None:
     """Run work(*job) for all jobs at once, each in its own thread. Raise the first exception of a thread."""
     failed: list[BaseException] = []

@@ -53,7 +53,7 @@ def server():
             subprocess.run([*control, "-m", "immediate", "stop"], check=True, **quiet)
 
 
-@pytest.fixture(params=["file", "server"])
+@pytest.fixture(params=["file", pytest.param("server", marks=pytest.mark.process)])
 def where(request, tmp_path):
     """Where a database may be made."""
     if request.param == "file":
@@ -155,6 +155,7 @@ def claimer(where):
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.process
 def test_a_trial_is_one_processs_until_it_is_recorded_or_the_process_ends(where):
     launches = [{"z": 0}, {"z": 1}]
     with Store.create(where) as store:
@@ -181,6 +182,7 @@ def test_a_trial_is_one_processs_until_it_is_recorded_or_the_process_ends(where)
         assert sql("SELECT count(*) FROM claim").fetchone()[0] == 0
 
 
+@pytest.mark.process
 def test_another_machines_claim_ends_with_its_lease(where, monkeypatch):
     with Store.create(where) as store:
         device, problem, kernel = one(store)
@@ -211,6 +213,7 @@ with Store.create(where) as store:
 """
 
 
+@pytest.mark.process
 def test_writers_at_once_do_each_trial_once_and_lose_nothing(where):
     count = 60
     commands = [[sys.executable, "-c", WRITER, str(where), name, str(count)] for name in ("one", "two", "three")]
@@ -224,6 +227,7 @@ def test_writers_at_once_do_each_trial_once_and_lose_nothing(where):
         assert sql("SELECT count(*) FROM problem").fetchone()[0] == 7
 
 
+@pytest.mark.process
 def test_two_tuners_at_once_share_the_work(where, folders):
     processes = [tuner(where, 2) for _ in range(2)]
     said = [sum(map(int, process.communicate(timeout=HANG)[0].split())) for process in processes]
@@ -252,11 +256,13 @@ def test_addresses_that_lead_nowhere(address, words):
         assert words in str(error.value) and "secret" not in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.process
 def test_a_database_that_the_server_does_not_have(server):
     with pytest.raises(DatabaseError, match=r"does not exist; make it on the server"):
         Store.create(server.format("absent"))
 
 
+@pytest.mark.process
 def test_a_lost_connection_is_made_anew(server):
     with closing_engine(server.format("postgres"), isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("CREATE DATABASE lost")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from databases import CONV, LIBRARY, fill, identity, told
-from processes import script
 from repository import ROOT
 
 from tuning_db import DatabaseError, Store, diff, json_export
@@ -17,16 +16,6 @@ from tuning_db.pack import KEPT, merge, pack
 from tuning_db.snapshot import read
 
 OLDER = ROOT / "tests" / "data" / "schema_1.db"
-
-
-@pytest.fixture
-def two(tmp_path):
-    """Two databases that overlap."""
-    paths = [tmp_path / "a.db", tmp_path / "b.db"]
-    for seed, path in enumerate(paths):
-        with Store.create(path) as store:
-            fill(store, seed)
-    return paths
 
 
 def binaries(path):
@@ -212,27 +201,3 @@ def test_a_difference_is_what_one_has_and_the_other_has_not(two, tmp_path):
             same = best[0].kernel.config == best[1].kernel.config and best[0].launch == best[1].launch
             assert same or (changed[problem][0].id, changed[problem][1].id) == (best[0].id, best[1].id)
         assert list(diff.winners(a, a)) == []
-
-
-# -- scripts/db.py -----------------------------------------------------------------------------------------------------
-
-
-def test_the_commands(two, tmp_path):
-    for arguments, words in [
-        (("merge", *two, "-o", tmp_path / "m.db"), "added"),
-        (("export", tmp_path / "m.db", tmp_path / "m.json"), "m.json"),
-        (("import", tmp_path / "m.json", tmp_path / "i.db"), "added"),
-        (("diff", tmp_path / "m.db", tmp_path / "i.db"), "in both"),
-        (("info", tmp_path / "i.db"), "measured with: torch 2.0"),
-    ]:
-        done = script("db", *arguments)
-        assert done.returncode == 0 and words in done.stdout, done.stderr
-    assert told(tmp_path / "i.db") == told(tmp_path / "m.db")
-    for arguments, words in [
-        (("merge", *two, "-o", tmp_path / "m.db"), "m.db exists"),
-        (("merge", two[0], tmp_path / "absent.db", "-o", tmp_path / "n.db"), "absent.db"),
-        (("export", tmp_path / "m.db", tmp_path / "m.json"), "m.json exists"),
-        (("import", two[0], tmp_path / "n.db"), "a.db"),
-    ]:
-        done = script("db", *arguments)
-        assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr

@@ -36,6 +36,8 @@ def test_what_is_legal_compiles_and_does_not_spill(name):
             assert row["compiles"] == "0" or spilled > 0, f"{row}: {said}"
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_a_kernel_of_the_day_compiles():
     """One: it takes as long as dozens of others."""
     try:

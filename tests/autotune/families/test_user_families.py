@@ -155,6 +155,8 @@ def test_it_is_small(documented):
     assert len(list(documented.folder.iterdir())) == 5 and len(lines) < 80
 
 
+@pytest.mark.process
+@pytest.mark.process
 def test_the_winner_is_in_the_database_with_its_binary(tuned):
     query = """
         SELECT kernel.family, library_id, final FROM measurement JOIN kernel ON kernel.id = kernel_id
@@ -166,6 +168,7 @@ def test_the_winner_is_in_the_database_with_its_binary(tuned):
     assert ranked[0][0] in tuned.said and "vector_add count=1000003" in tuned.said
 
 
+@pytest.mark.process
 def test_a_config_that_is_not_legal_is_told_and_never_compiled(tuned):
     assert "cpu_vector_add: 8 of 9 configs are legal; block 256 chunk 128 is not: a block must" in tuned.said
     configs = {config for (config,) in rows(tuned.path, "SELECT config FROM kernel WHERE family = 'cpu_vector_add'")}
@@ -173,6 +176,7 @@ def test_a_config_that_is_not_legal_is_told_and_never_compiled(tuned):
     assert len(legal) == 8 and configs == legal
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("example", "words"),
     [
@@ -191,6 +195,8 @@ def test_a_fault_is_told_with_family_config_and_the_tools_own_words(tuned, examp
     assert any(words in line for line in lines[place + 1 : place + 8]), lines[place : place + 8]
 
 
+@pytest.mark.process
+@pytest.mark.process
 def test_faulty_kernels_are_recorded_and_never_win(tuned):
     bad = "SELECT family, config FROM kernel WHERE error IS NOT NULL ORDER BY family, config"
     assert {family for family, _ in rows(tuned.path, bad)} == {"unclosed", "misspelt", "asserting"}
@@ -203,6 +209,8 @@ def test_faulty_kernels_are_recorded_and_never_win(tuned):
     assert rows(tuned.path, measured) == [("wrong", 0)]
 
 
+@pytest.mark.process
+@pytest.mark.process
 def test_what_nobody_serves_is_torchs_and_said(tuned):
     reason = "no family has a kernel for it (none implements orphan on cpu): only torch's operators run it"
     assert f"2: {reason}" in tuned.said
@@ -212,6 +220,7 @@ def test_what_nobody_serves_is_torchs_and_said(tuned):
     assert rows(tuned.path, query) == [("aten",)]
 
 
+@pytest.mark.process
 def test_an_operator_with_a_pair_and_a_word_is_tuned_and_runs_from_the_database(tuned, documented):
     assert "shift 3,5 wrap" in tuned.said and "shift 3,5 zero" in tuned.said
     code = f"""
@@ -243,10 +252,13 @@ print("ok")
     assert done.stdout == "ok\n", done.stderr
 
 
+@pytest.mark.process
+@pytest.mark.process
 def test_what_compiling_cost_is_told(tuned):
     assert "a core-minute" in tuned.said and "searching" in tuned.said.splitlines()[-2]
 
 
+@pytest.mark.process
 def test_the_runtime_passes_over_problems_of_families_that_are_not_here(tuned):
     assert "vector_add" not in OPERATORS
     problem = parse("conv2d n=1 h=4 w=4 c=8 k=8 dtype=f32")
@@ -254,12 +266,14 @@ def test_the_runtime_passes_over_problems_of_families_that_are_not_here(tuned):
         assert [choice.source for choice in choices(store, problem, torch.device("cpu"))] == ["untuned"]
 
 
+@pytest.mark.process
 def test_db_py_reads_problems_of_the_families_that_the_environment_names(tuned, documented):
     both = os.pathsep.join(map(str, (documented.folder, documented.faulty)))
     listed = process("db", "best", tuned.path, env={**os.environ, "AUTOTUNE_FAMILIES": both, "COLUMNS": "160"})
     assert listed.returncode == 0 and "vector_add count=1000003" in listed.stdout, listed.stderr
 
 
+@pytest.mark.process
 def test_scalars_are_the_problems_own_then_the_epilogues_and_digests_cover_headers_and_problem(documented):
     both = os.pathsep.join(map(str, (documented.folder, documented.faulty)))
     code = f"""

@@ -50,6 +50,8 @@ def test_every_operator_has_a_struct():
         assert abi.struct(operator).__name__ == f"at_{shared.get(name, name)}"
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_constants_agree(compiled, name):
     assert compiled[name] == CONSTANTS[name]
@@ -59,6 +61,7 @@ def test_engine_was_built_for_this_version():
     assert engine.ABI_VERSION == abi.ABI_VERSION
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__name__)
 def test_every_field_lies_where_the_compiler_puts_it(compiled, struct):
     name = struct.__name__
@@ -68,6 +71,8 @@ def test_every_field_lies_where_the_compiler_puts_it(compiled, struct):
         assert compiled[f"{name}.{field}"] == [descriptor.offset, descriptor.size], field
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_c_compilers_read_the_header_too(tmp_path):
     tmp_path.joinpath("plain.c").write_text('#include "abi.h"\nint sizes[sizeof(at_prepared) > 0 ? 1 : -1];\n')
     command = ["gcc", "-std=c99", "-Wall", "-Werror", f"-I{paths.templates()}", "-c", "plain.c"]
@@ -84,6 +89,8 @@ PACKED = {
 }
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 @pytest.mark.parametrize("text", PACKED)
 def test_a_packed_problem_is_read_in_c(text, tmp_path):
     problem = parse(text)

@@ -131,6 +131,8 @@ def built(cpu_target):
     return built_paths(kernel(chain, cpu_target) for chain in chains)
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 @pytest.mark.parametrize("chain", CHAINS, ids=str)
 def test_kernels_apply_random_chains(chain, built, cpu_target):
     problem = Conv2d(n=2, h=3, w=5, c=7, k=27, dtype="f32", epilogue=chain)
@@ -142,6 +144,7 @@ def test_kernels_apply_random_chains(chain, built, cpu_target):
         torch.testing.assert_close(case.tensors[name].double(), value, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_special_values_come_out_as_torch_has_them(name, backwards, built, cpu_target):

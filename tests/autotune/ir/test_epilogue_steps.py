@@ -155,6 +155,8 @@ def ranked(path, name):
         return [row.kernel.family for row in ranking], store.measurements(device, text)
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_the_documents_example_tunes_its_step(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "reference" / "epilogues.md").read_text()

@@ -1,12 +1,18 @@
 """Benches: random tensors, the reference, and which results are right. test_worker_client.py has faulty kernels."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
+from kernels import built_paths, candidate_of
 from reference import relative_error, solve
 
-from autotune.ir import DTYPES, parse, reference
+from autotune.ir import (
+    DTYPES,
+    parse,
+    reference,
+)
 from autotune.libraries import aten
 from autotune.measure import CandidateBench
 from autotune.measure.verify import HALF_SUMS, TOLERANCE
@@ -247,3 +253,27 @@ def test_a_librarys_implementation_that_is_wrong_or_raises_has_no_time():
 
     for failed in (case.run_library(fail), case.run_library(lambda: Step(fail))):
         assert (failed.status, failed.median_us, failed.error) == ("failed", None, "RuntimeError: no such plan")
+
+
+DEVICE = torch.device("cpu")
+
+
+@pytest.mark.compile
+@pytest.mark.compile
+def test_weights_in_the_wrong_order_come_out_as_wrong(cpu_kernel):
+    problem = parse("conv2d n=2 h=6 w=6 c=24 k=32 r=3 s=3 pad=1 dtype=f32 epilogue=relu")
+    kernel = cpu_kernel("cpu_conv2d", {"block_k": 16, "block_pixels": 4, "unroll_c": 1}, "relu")
+    right = candidate_of(kernel, built_paths([kernel])[kernel], {"threads": 1, "order": 0})
+    case = CandidateBench(problem, DEVICE)
+    assert case.run(right).status == "ok"
+    result = case.run(replace(right, weight_layouts={"weight": "krsc"}))
+    assert result.status == "wrong" and result.median_us is None and result.relative_error > 0.1
+
+
+@pytest.mark.compile
+@pytest.mark.compile
+def test_a_kernel_with_another_epilogue_comes_out_as_wrong(cpu_kernel):
+    problem = parse("avg_pool2d n=2 h=6 w=6 c=24 r=3 s=3 stride=2 pad=1 dtype=f32 epilogue=add_scalar")
+    kernel = cpu_kernel("cpu_avg_pool2d", {"block_c": 8}, "mul_scalar")
+    result = CandidateBench(problem, DEVICE).run(candidate_of(kernel, built_paths([kernel])[kernel], {"threads": 1}))
+    assert result.status == "wrong" and "relative error" in result.error and result.median_us is None

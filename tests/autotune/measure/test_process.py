@@ -9,6 +9,8 @@ from processes import HANG
 
 from autotune.measure import ChildProcess, Ended
 
+pytestmark = [pytest.mark.process, pytest.mark.process]
+
 CHILD = """
 import os, sys, time
 from autotune.measure.process import accept

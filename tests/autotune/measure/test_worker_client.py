@@ -127,6 +127,7 @@ def test_an_exit_is_told_with_its_code_and_stopping_ends_the_process(worker, fau
     assert worker.pid is None
 
 
+@pytest.mark.compile
 def test_libraries_and_kernels_that_are_none_are_refused_in_words(library, faulty, tmp_path):
     text = tmp_path / "text.so"
     text.write_text("not a library")
@@ -143,6 +144,8 @@ def test_libraries_and_kernels_that_are_none_are_refused_in_words(library, fault
             case.bind(chosen)
 
 
+@pytest.mark.process
+@pytest.mark.process
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there_is_an_error_of_one_sentence():
     with Worker("cuda:0") as worker, pytest.raises(WorkerError, match="measuring process for cuda:0 does not start"):

@@ -3,7 +3,10 @@
 import hashlib
 import os
 
+import pytest
 from processes import python
+
+pytestmark = [pytest.mark.process, pytest.mark.process]
 
 
 def run(code, cache):

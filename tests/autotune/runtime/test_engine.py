@@ -58,6 +58,7 @@ def kernels_told(x, y):
     return [told(0, x, 70, 80), told(1, 70, 71, 81), told(2, 0, 71, 82), told(3, 71, y, 83)]
 
 
+@pytest.mark.compile
 def test_each_launch_has_its_runs_addresses_and_what_stays_is_made_once(listening):
     heard = listening("""
 program, late = Program(slots), Program()
@@ -79,6 +80,7 @@ run(Program(), 7, [12])
     assert after == [*expected, ["encoded", "0"]]
 
 
+@pytest.mark.compile
 def test_kernels_that_may_be_early_are_so_if_they_wait_by_themselves(listening):
     heard = listening("""
 program = Program(slots)
@@ -89,6 +91,8 @@ run(program, 5, [10, 20])
     assert [words[0] for words in heard] == ["launch", "early", "launch", "launch", "encoded"]
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_a_graph_tells_the_kernels_whose_addresses_change(listening):
     heard = listening("""
 graph = Graph(slots)
@@ -104,6 +108,7 @@ for x, y in [(10, 20), (10, 20), (10, 21), (11, 22)]:
     assert heard == expected
 
 
+@pytest.mark.compile
 def test_after_an_error_a_graph_has_the_addresses_of_its_next_run(listening):
     heard = listening("""
 graph = Graph(slots)
@@ -120,6 +125,7 @@ run(graph, 5, [10, 20])
     assert failed[0] == "error" and "told by the test" in " ".join(failed)
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize(
     ("error", "after", "runs"),
     [(1, [0, 1], True), (801, [0, 1], True), (2, [0, 1], False), (1, [0], False)],
@@ -140,6 +146,8 @@ run(graph, 5, [10, 20])
         assert f"(CUDA error {error})" in " ".join(heard[1])
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_a_run_that_gives_too_few_addresses_says_so(listening):
     heard = listening("""
 for thing in (Program(slots), Graph(slots)):
@@ -152,6 +160,7 @@ for thing in (Program(slots), Graph(slots)):
     assert errors == ["error a run gives 1 addresses, and slot 1 has none"] * 2
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize(
     ("reason", "said"),
     [

@@ -7,12 +7,9 @@ import random
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from databases import LIBRARY
-from processes import script
-from repository import ROOT
 
 from autotune.core import AutotuneError, architecture
 from autotune.families import Kernel, families
@@ -244,30 +241,6 @@ def test_the_default_beats_the_others_where_layers_are_alike():
 
 
 # -- the script --------------------------------------------------------------------------------------------------------
-
-
-def test_the_script_records_and_compares(tuned_db, tmp_path):
-    file, chart = tmp_path / "cpu.json.gz", tmp_path / "curves.png"
-    done = script("replay", "record", tuned_db, file)
-    assert done.returncode == 0, done.stderr
-    assert "spaces" in done.stdout and "trials" in done.stdout and file.stat().st_size > 100
-    options = ("--strategy", "prior", "--strategy", DEFAULT_STRATEGY, "--seeds", 2, "--chart", chart)
-    done = script("replay", "compare", file, *options)
-    assert done.returncode == 0, done.stderr
-    assert "prior" in done.stdout and DEFAULT_STRATEGY in done.stdout and "within" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    assert chart.read_bytes().startswith(b"\x89PNG")
-
-
-def test_mistakes_are_told_in_a_line(tmp_path):
-    for arguments, word in (
-        (("compare", tmp_path / "none.json.gz"), "none.json.gz"),
-        (("record", ROOT / "tuning_db" / "se_resnet9_fixup_h200.db", tmp_path / "x.gz"), "packed"),
-    ):
-        done = script("replay", *arguments)
-        assert done.returncode == 2 and done.stderr.startswith("error: ") and word in done.stderr, done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
-    assert not Path(tmp_path / "x.gz").exists()
 
 
 def test_a_kernel_is_the_same_in_every_space_of_its_chain(trace):

@@ -175,6 +175,8 @@ def test_without_a_device_it_compiles_and_times_nothing(worker, cpu, cpu_target,
     assert rows(path, "SELECT count(*) FROM measurement WHERE status = 'ok'")[0][0] > len(PROBLEMS)
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_without_a_device_as_many_are_compiled_as_may_be_tried(cpu, cpu_target, tmp_path):
     path, trials = tmp_path / "many.db", transfer.WARM_START + 2
     tune(path, None, cpu, cpu_target, trials=trials, only=("cpu_conv2d",))

@@ -276,11 +276,10 @@ def test_models_made_and_converted_in_inference_mode(empty_db):
 
 def test_the_key_tells_networks_apart():
     model = random_model(ResNet("basic"))
-    keys = {capture(model, (n, 3, size, size), "f32").key for n in (1, 2) for size in (32, 48)}
+    found = {(n, size): capture(model, (n, 3, size, size), "f32") for n in (1, 2) for size in (32, 48)}
+    keys = {network.key for network in found.values()}
     assert len(keys) == 4 and all(key.startswith("ResNet n=") for key in keys)
-    assert {capture(model, (2, 3, 32, 32), "f32").with_batch(n).key for n in (1, 2, 7)} & keys == {
-        capture(model, (n, 3, 32, 32), "f32").key for n in (1, 2)
-    }
+    assert {found[2, 32].with_batch(n).key for n in (1, 2, 7)} & keys == {found[n, 32].key for n in (1, 2)}
     assert capture(random_model(ResNet("basic"), seed=5), (2, 3, 32, 32), "f32").key in keys
     other = copy.deepcopy(model)
     other.layer1[1].relu = nn.SiLU().eval()

@@ -8,7 +8,10 @@ from kernels import some_kernel
 
 from autotune.codegen import rendering
 from autotune.core import paths
-from autotune.families import SHARED_LIBRARY, families
+from autotune.families import SHARED_LIBRARY, Kernel, families
+from autotune.ir import (
+    Epilogue,
+)
 
 CONV = {"block_k": 16, "block_pixels": 4, "unroll_c": 1}
 
@@ -57,6 +60,8 @@ def test_digest_changes_with_config_and_epilogue(cpu_kernel):
     assert len({rendering.source_digest(kernel) for kernel in kernels}) == len(kernels)
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 @pytest.mark.parametrize("name", [name for name, found in families().items() if found.kind == SHARED_LIBRARY])
 def test_cpu_units_compile_without_a_warning(name, tmp_path):
     source = tmp_path / "unit.cpp"
@@ -65,3 +70,14 @@ def test_cpu_units_compile_without_a_warning(name, tmp_path):
     command = ["g++", *flags, f"-I{paths.templates()}", "-c", str(source), "-o", str(tmp_path / "unit.o")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "warning" not in done.stderr, done.stderr
+
+
+def test_symbols_tell_kernels_apart(cpu_target):
+    base = ("cpu_conv2d", {"block_k": 16, "block_pixels": 4, "unroll_c": 1}, "f32", Epilogue.parse("relu"), cpu_target)
+    other = [
+        (*base[:1], {**base[1], "unroll_c": 2}, *base[2:]),
+        (*base[:3], Epilogue.parse("relu,relu"), base[4]),
+        (*base[:4], "x86-64"),
+    ]
+    symbols = {rendering.symbol(Kernel.of(*values)) for values in [base, *other]}
+    assert len(symbols) == 4 and all(symbol.isidentifier() for symbol in symbols)

@@ -9,15 +9,13 @@ import sys
 import time
 from contextlib import closing
 from functools import cache
-from pathlib import Path
 
 import pytest
-import torch
 from kernels import assert_exported, built_paths, need_compiler
-from processes import HANG, python
+from processes import HANG
 from repository import ROOT
 
-from autotune.codegen import ninja_build, rendering, toolchain
+from autotune.codegen import ninja_build, rendering
 from autotune.core import ToolchainError, architecture, paths
 from autotune.families import Kernel, family
 from autotune.ir import Epilogue
@@ -67,6 +65,8 @@ def test_long_units_come_first_and_cheap_families_do_not_split_them(cpu_kernel):
     assert families[:4] == ["cutlass2_conv2d"] * 4 and families[4:] == ["cuda_avg_pool2d"]
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_a_unit_exports_all_of_its_kernels(fresh, cpu_kernel):
     kernels = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS]
     outcomes = list(ninja_build.build(kernels, jobs=1))
@@ -76,6 +76,8 @@ def test_a_unit_exports_all_of_its_kernels(fresh, cpu_kernel):
     assert ctypes.CDLL(str(outcomes[0].path)).at_library_get
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_a_kernel_that_does_not_compile_fails_alone_with_the_compilers_words(fresh, cpu_kernel):
     broken = cpu_kernel("cpu_conv2d", {**CONV, "block_k": 0})
     good = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS]
@@ -87,6 +89,8 @@ def test_a_kernel_that_does_not_compile_fails_alone_with_the_compilers_words(fre
     assert built == set(good)
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_what_exists_is_not_built_again(fresh, cpu_kernel):
     kernels = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS[:2]]
     first = built_paths(kernels, jobs=1)
@@ -96,6 +100,8 @@ def test_what_exists_is_not_built_again(fresh, cpu_kernel):
     assert files(fresh) == before
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_nothing_but_sources_and_binaries_stays_behind(fresh, cpu_kernel, cpu_target):
     broken = cpu_kernel("cpu_conv2d", {**CONV, "block_k": 0}, "relu")
     list(ninja_build.build([cpu_kernel("cpu_conv2d", CONV), broken], jobs=1))
@@ -103,6 +109,8 @@ def test_nothing_but_sources_and_binaries_stays_behind(fresh, cpu_kernel, cpu_ta
     assert [path.name for path in fresh.iterdir()] == [cpu_target]
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_another_compiler_flag_is_another_binary(cpu_kernel):
     kernel = cpu_kernel("cpu_conv2d", CONV)
     native = ninja_build.Unit((kernel,))
@@ -123,6 +131,8 @@ for built in ninja_build.build(kernels, 2):
 """
 
 
+@pytest.mark.process
+@pytest.mark.process
 def test_two_processes_that_build_the_same_both_succeed(fresh):
     command = [sys.executable, "-c", BUILD]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -139,6 +149,8 @@ def test_two_processes_that_build_the_same_both_succeed(fresh):
     assert not list(fresh.rglob("ninja-*"))
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_closing_early_ends_the_compilers(fresh, cpu_kernel):
     kernels = [cpu_kernel("cpu_conv2d", CONV, ",".join(["silu"] * i)) for i in range(1, 13)]
     outcomes = ninja_build.build(kernels, jobs=2)
@@ -150,40 +162,8 @@ def test_closing_early_ends_the_compilers(fresh, cpu_kernel):
     assert not list(fresh.rglob("ninja-*")), "a compiler that lived on would have filled its folder again"
 
 
-@pytest.mark.parametrize("compiler", ["/nonexistent", "/bin/true"])
-def test_no_compiler_is_an_error_of_one_sentence(compiler, monkeypatch):
-    monkeypatch.setenv("CXX", compiler)
-    find = toolchain.for_target.__wrapped__  # without the one that was found before
-    with pytest.raises(ToolchainError, match=rf"^no C\+\+ compiler: '{compiler}' .*install g\+\+ or set CXX"):
-        find("x86-64")
-
-
-def test_no_cuda_compiler_names_what_to_install(tmp_path):
-    """Without nvcc on PATH and without pip's CUDA packages."""
-    code = """
-import sys
-sys.path[:] = [path for path in sys.path if "site-packages" not in path] + [SITE]
-from autotune.codegen import toolchain
-for target in ("sm_70", "sm_90"):
-    try:
-        toolchain.for_target(target)
-    except toolchain.ToolchainError as error:
-        print(error)
-"""
-    site = tmp_path / "site"
-    site.mkdir()
-    # Everything but the namespace package nvidia, where pip puts CUDA.
-    for package in Path(torch.__file__).parents[1].iterdir():
-        if package.name != "nvidia":
-            site.joinpath(package.name).symlink_to(package)
-    environment = {**os.environ, "PATH": "/nonexistent", "PYTHONPATH": str(ROOT)}
-    environment.pop("CUDA_HOME", None)
-    done = python(code.replace("SITE", repr(str(site))), env=environment)
-    first, second = done.stdout.splitlines()
-    assert first.startswith("no CUDA compiler for sm_70") and "autotune-cutlass[volta]" in first
-    assert second.startswith("no CUDA compiler for sm_90") and "autotune-cutlass[cuda]" in second
-
-
+@pytest.mark.compile
+@pytest.mark.compile
 def test_a_folder_that_cannot_be_written_is_an_error_of_one_sentence(tmp_path, monkeypatch, cpu_kernel):
     occupied = tmp_path / "file"
     occupied.write_text("in the way")
@@ -206,6 +186,8 @@ def cuda_kernels(name, arch_name, count, epilogue="", dtype="f16", seed=0):
     return [Kernel.of(name, config, dtype, chain, f"sm_{arch.capability}") for config in chosen]
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_convolutions_for_ampere_compile_with_nvcc():
     """Those of all architectures are compiled in test_legality.py."""
     need_compiler("sm_80", nvcc=True)
@@ -215,6 +197,8 @@ def test_convolutions_for_ampere_compile_with_nvcc():
     )
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm70", "sm90"])
 def test_other_families_compile(arch):
     need_compiler(f"sm_{arch.removeprefix('sm')}", nvcc=False)
@@ -229,6 +213,8 @@ def test_other_families_compile(arch):
     )
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
 @pytest.mark.parametrize("name", ["cuda_stem", "cuda_narrow_conv2d"])
 def test_few_channels_compile_with_either_instruction(name, arch):
@@ -240,6 +226,8 @@ def test_few_channels_compile_with_either_instruction(name, arch):
     assert_exported([Kernel.of(name, config, "bf16", epilogue, target) for config in chosen.values()])
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
 def test_image_convolutions_compile_with_and_without_a_gate(arch):
     need_compiler(f"sm_{arch.removeprefix('sm')}", nvcc=True)
@@ -254,12 +242,16 @@ def test_image_convolutions_compile_with_and_without_a_gate(arch):
     )
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
 def test_short_products_compile(arch):
     need_compiler(f"sm_{arch.removeprefix('sm')}", nvcc=True)
     assert_exported(cuda_kernels("cuda_pointwise_conv2d", arch, 6, "bias,silu,add,store", seed=4))
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_an_illegal_tile_fails_with_cutlass_words():
     need_compiler("sm_80", nvcc=True)
     good = cuda_kernels("cutlass2_conv2d", "sm80", 1, seed=3)[0]
@@ -269,12 +261,16 @@ def test_an_illegal_tile_fails_with_cutlass_words():
     assert built.path is None and "error" in built.error and "cutlass" in built.error
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_generated_sources_lie_beside_their_binaries(cpu_kernel):
     path = built_paths([cpu_kernel("cpu_conv2d", CONV)])[cpu_kernel("cpu_conv2d", CONV)]
     assert path.is_relative_to(paths.generated())
     assert rendering.symbol(cpu_kernel("cpu_conv2d", CONV)) in path.with_suffix(".cpp").read_text()
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_a_kernel_is_found_in_whatever_unit_it_was_built_with(fresh, cpu_kernel):
     kernels = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS]
     [together] = ninja_build.build(kernels, jobs=1)
@@ -290,6 +286,8 @@ def test_a_kernel_is_found_in_whatever_unit_it_was_built_with(fresh, cpu_kernel)
     assert [kernel for built in found for kernel in built.unit.kernels] == kernels[:1] and missing == kernels[1:]
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_what_another_process_makes_before_its_turn_is_found(fresh, cpu_kernel):
     units = [ninja_build.Unit((cpu_kernel("cpu_conv2d", CONV, chain),)) for chain in CHAINS]
     with closing(ninja_build.BuildBatch(units, jobs=1)) as batch:
@@ -300,6 +298,8 @@ def test_what_another_process_makes_before_its_turn_is_found(fresh, cpu_kernel):
     assert sum(built.seconds == 0 for built in found) >= len(units) - 1
 
 
+@pytest.mark.compile
+@pytest.mark.compile
 def test_compilers_give_way_to_what_measures(fresh, cpu_kernel):
     with closing(ninja_build.BuildBatch(ninja_build.units([cpu_kernel("cpu_conv2d", CONV, "gelu")], 1), 1)) as batch:
         assert os.getpriority(os.PRIO_PROCESS, batch._process.pid) > os.getpriority(os.PRIO_PROCESS, 0)

@@ -1,0 +1,98 @@
+"""Problems: their text, their shapes and the order of their operands."""
+
+import pytest
+from problems import TEXTS
+
+from autotune.core import ProblemError
+from autotune.ir import (
+    MAX_OPERANDS,
+    Conv2d,
+    Elementwise,
+    Epilogue,
+    SeTail,
+    limit_us,
+    parse,
+    with_batch,
+)
+from autotune.ir.epilogue_steps import define_step
+
+
+def test_operands_come_as_inputs_output_and_the_epilogues_in_turn():
+    epilogue = Epilogue.parse("bias,relu,store,add_scalar,add,scale")
+    problem = Conv2d(n=1, h=4, w=4, c=8, k=16, dtype="f16", epilogue=epilogue)
+    listed = [(operand.name, operand.role, operand.shape, operand.dtype) for operand in problem.operands()]
+    assert listed == [
+        ("x", "input", (1, 4, 4, 8), "f16"),
+        ("weight", "weight", (16, 8, 1, 1), "f16"),
+        ("y", "output", (1, 4, 4, 16), "f16"),
+        ("bias0", "vector", (16,), "f32"),
+        ("store1", "output", (1, 4, 4, 16), "f16"),
+        ("add2", "input", (1, 4, 4, 16), "f16"),
+        ("scale3", "vector", (16,), "f32"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("operator", "epilogue", "wanted"),
+    [
+        ("conv2d n=1 h=4 w=4 c=8 k=8", "relu,gate", "of conv2d can have none"),
+        ("se_tail n=1 h=4 w=4 c=8 hidden=2", "conv", "of se_tail can have none"),
+        ("conv2d_se n=1 h=4 w=4 c=8 k=8 hidden=2", "relu", "of conv2d_se must have gate, once"),
+        ("conv2d_se n=1 h=4 w=4 c=8 k=8 hidden=2", "gate,gate", "must have gate, once"),
+        ("se_block n=1 h=4 w=4 c=8 hidden=2", "gate,conv", "of se_block must have conv and then gate, once"),
+        ("se_block n=1 h=4 w=4 c=8 hidden=2", "conv", "must have conv and then gate, once"),
+        (
+            "stem_se_block n=1 h=8 w=8 c=3 k=8 block=4 hidden=2",
+            "keep,conv,gate,add_kept",
+            "conv and then conv and then",
+        ),
+        ("se_down_block n=1 h=4 w=4 c=8 k=8 hidden=2", "conv,gate", "conv and then gate and then project, once"),
+    ],
+)
+def test_places_in_a_chain_are_the_problems_own(operator, epilogue, wanted):
+    with pytest.raises(ProblemError, match=wanted):
+        parse(f"{operator} dtype=f16 epilogue={epilogue}")
+
+
+def test_parameters_of_custom_steps_are_operands():
+    step = define_step("two", cuda="x * a + b", torch="x * a + b", params={"a": "channel", "b": "channel"})
+    problem = SeTail(n=2, h=3, w=4, c=16, hidden=2, dtype="f16", epilogue=Epilogue(("add", step, "two")))
+    assert [operand.name for operand in problem.operands()][5:] == ["y", "add0", "a.1", "b.2", "a.3", "b.4"]
+    assert all(o.shape == (16,) and o.dtype == "f32" and o.role == "vector" for o in problem.operands()[7:])
+
+
+def test_more_tensors_than_a_kernel_takes_are_refused():
+    epilogue = Epilogue(("bias",) * (MAX_OPERANDS - 3))
+    fits = Conv2d(n=1, h=4, w=4, c=8, k=16, dtype="f16", epilogue=epilogue)
+    assert len(fits.operands()) == MAX_OPERANDS
+    with pytest.raises(ProblemError, match=f"{MAX_OPERANDS + 1} tensors; at most {MAX_OPERANDS}"):
+        Conv2d(n=1, h=4, w=4, c=8, k=16, dtype="f16", epilogue=Epilogue((*epilogue.names, "add")))
+
+
+def test_a_problem_of_fewer_tensors_says_how_many_it_may_have():
+    class Alone(Elementwise):
+        max_operands = 2
+
+    Alone(n=1, h=4, w=4, c=8, dtype="f16")
+    with pytest.raises(ProblemError, match="3 tensors; at most 2 are"):
+        Alone(n=1, h=4, w=4, c=8, dtype="f16", epilogue=Epilogue(("add",)))
+
+
+def test_bytes_count_each_operand_once():
+    problem = Conv2d(n=1, h=4, w=4, c=8, k=16, dtype="f16", epilogue=Epilogue.parse("bias"))
+    assert problem.bytes == 2 * (4 * 4 * 8 + 16 * 8 + 4 * 4 * 16) + 4 * 16
+
+
+def test_limit_is_the_slower_of_arithmetic_and_memory():
+    problem = Conv2d(n=1, h=4, w=4, c=8, k=16, dtype="f32")
+    assert limit_us(problem, 2.0, 1e30) == problem.flops / 2.0
+    assert limit_us(problem, 1e30, 4.0) == problem.bytes / 4.0
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_with_batch_changes_the_batch_alone(text):
+    problem = parse(text)
+    changed = with_batch(problem, 17)
+    assert changed.batch == 17
+    field = "m" if "gemm" in text else "n"
+    assert str(changed) == text.replace(f" {field}={problem.batch} ", f" {field}=17 ")

@@ -1,0 +1,66 @@
+"""Problem texts: written and read back, and refused with a reason."""
+
+import pytest
+from problems import TEXTS
+
+from autotune.core import ProblemError, UnknownNameError
+from autotune.ir import (
+    OPERATORS,
+    parse,
+)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_is_read_back_to_the_letter(text):
+    assert str(parse(text)) == text
+
+
+def test_every_operator_has_a_text_here():
+    assert {text.split()[0] for text in TEXTS} == set(OPERATORS)
+
+
+def test_fields_with_a_default_may_be_left_out():
+    short = parse("conv2d n=1 h=4 w=4 c=8 k=8 r=3 s=3 stride=2 pad=1 dtype=half")
+    full = "conv2d n=1 h=4 w=4 c=8 k=8 r=3 s=3 stride=2,2 pad=1,1 dilation=1,1 groups=1 dtype=f16 epilogue=none"
+    assert str(short) == full
+
+
+CONV = "conv2d n=1 h=4 w=4 c=8 k=8 dtype=f32"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("conv3d n=1", "conv3d"),
+        ("", "operator"),
+        (f"{CONV} depth=3", "depth=3"),
+        (f"{CONV} r", "'r'"),
+        ("conv2d n=1 h=4 w=4 c=8 dtype=f32", "k"),
+        ("conv2d n=1 h=4 w=4 c=8 k=8", "dtype"),
+        (f"{CONV} r=three", "r=three"),
+        (f"{CONV} r=", "r="),
+        (CONV.replace("n=1", "n=0"), "n=0"),
+        (CONV.replace("h=4", "h=-4"), "h=-4"),
+        (f"{CONV} stride=0", "stride"),
+        (f"{CONV} pad=-1", "pad"),
+        (f"{CONV} stride=1,2,3", "stride"),
+        (CONV.replace("n=1", "n=1,2"), "n=1,2"),
+        (f"{CONV} groups=3", "groups"),
+        (f"{CONV} r=5 s=5", "window"),
+        (f"{CONV} r=5 s=5".replace("conv2d", "conv2d_dgrad"), "window"),
+        (f"{CONV} groups=3".replace("conv2d", "conv2d_wgrad"), "groups"),
+        ("avg_pool2d n=1 h=2 w=2 c=1 r=3 s=3 stride=1 dtype=f32", "window"),
+        ("max_pool2d n=1 h=8 w=8 c=1 r=3 s=3 stride=2 pad=2 dtype=f32", "half the window"),
+        ("to_channels_last n=1 h=8 w=8 c=4 to=3 dtype=f32", "at least c"),
+        ("stem n=1 h=8 w=8 c=3 k=8 r=9 s=3 dtype=f32", "window"),
+        ("stem n=1 h=8 w=8 c=3 k=8 r=3 s=3 pool=2 pool_pad=2 dtype=f32", "half"),
+        ("gemm m=0 n=4 k=4 dtype=f32", "m=0"),
+        ("gemm m=4 n=4 dtype=f32", "k"),
+        (CONV.replace("f32", "f64"), "f64"),
+        (f"{CONV} epilogue=bias,softmax", "softmax"),
+        ("space_to_depth n=1 h=6 w=8 c=1 block=4 dtype=f32", "block"),
+    ],
+)
+def test_nonsense_is_refused_in_words(text, said):
+    with pytest.raises((ProblemError, UnknownNameError), match=said):
+        parse(text)

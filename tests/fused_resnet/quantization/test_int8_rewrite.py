@@ -1,0 +1,212 @@
+"""Results of networks in int8 against integer arithmetic."""
+
+import copy
+import pickle
+from collections import defaultdict
+
+import pytest
+import torch
+import torch.nn.functional as F
+from architectures import ResNet, images, random_model
+from kernels import built_paths, candidate_of
+from quantized import SEEN, layers_of
+from reference import relative_error
+from torch import nn
+from tune_arguments import requested
+
+from autotune.families import Kernel, family, serving
+from autotune.ir.epilogue_steps import define_step
+from autotune.ir.int8_numerics import quantize_weight, to_bytes
+from autotune.runtime import KernelChoice, bind_layer, make_buffers, make_runs
+from autotune.runtime.network_plan import execute
+from fused_resnet import Activation, FusedResNet
+from fused_resnet.module_state import module_state
+from fused_resnet.quantization import capture_int8
+from fused_resnet.quantization.calibrate import calibrate
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
+
+
+CPU = torch.device("cpu")
+
+
+def test_weights_fill_a_byte_in_every_channel(generator):
+    weight = torch.randn(7, 5, 3, 3, generator=generator) * torch.logspace(-3, 3, 7).view(-1, 1, 1, 1)
+    weight[4] = 0
+    quantized, scale = quantize_weight(weight)
+    assert quantized.dtype == torch.int8 and quantized.shape == weight.shape and scale.shape == (7,)
+    largest = quantized.abs().flatten(1).amax(1).tolist()
+    assert largest == [127, 127, 127, 127, 0, 127, 127]
+    back = quantized.float() * scale.view(-1, 1, 1, 1)
+    assert ((back - weight).abs() <= 0.5001 * scale.view(-1, 1, 1, 1)).all()
+    assert to_bytes(torch.tensor([-9.0, 1.26, 9.0]), 0.05).tolist() == [-127, 25, 127]
+
+
+class Rounded:
+    """Activations by name, brought to bytes and back once their ranges are known; shares no code with the package."""
+
+    def __init__(self):
+        self.largest, self.known = defaultdict(float), False
+
+    def __call__(self, name, x):
+        if not self.known:
+            self.largest[name] = max(self.largest[name], float(x.abs().max()))
+            return x
+        scale = self.largest[name] / 127
+        return torch.clamp(torch.round(x / scale), -128, 127) * scale
+
+
+def folded(conv, norm, in_bytes):
+    """Weight and bias of a convolution with its normalisation, in float64; the weight of bytes, channel by channel."""
+    gain = norm.weight.double() / torch.sqrt(norm.running_var.double() + norm.eps)
+    weight = conv.weight.double() * gain.view(-1, 1, 1, 1)
+    if in_bytes:
+        scale = weight.abs().amax((1, 2, 3), keepdim=True) / 127
+        weight = torch.round(weight / scale) * scale
+    return weight, norm.bias.double() - norm.running_mean.double() * gain
+
+
+@torch.no_grad()
+def basic_in_bytes(model, x, rounded):
+    """The small ResNet as bytes compute it, on real numbers."""
+
+    def conv(x, parts, in_bytes=True):
+        return F.conv2d(x, *folded(*parts, in_bytes and rounded.known), parts[0].stride, parts[0].padding)
+
+    x = F.max_pool2d(conv(x.double(), (model.conv1, model.bn1), False).relu(), 3, 2, 1)
+    x = rounded("pooled", x)
+    for i, block in enumerate(model.layer1):
+        inner = rounded(f"{i}.inner", conv(x, (block.conv1, block.bn1)).relu())
+        side = rounded(f"{i}.side", conv(x, tuple(block.downsample))) if block.downsample else x
+        x = rounded(f"{i}", (conv(inner, (block.conv2, block.bn2)) + side).relu())
+    x = rounded("mean", x.mean((2, 3)))
+    return x @ model.fc.weight.double().T + model.fc.bias.double()
+
+
+@pytest.fixture(scope="module")
+def basic():
+    """(the small ResNet, what its int8 must give for some images)"""
+    model, rounded = random_model(ResNet("basic")), Rounded()
+    for batch in SEEN:
+        basic_in_bytes(model, batch, rounded)
+    rounded.known = True
+    return model, basic_in_bytes(model, images(64, seed=9), rounded)
+
+
+def assert_bytes_arithmetic(y, expected, model, x):
+    """Equal to the simulation but where float32 rounds a byte the other way; far from the exact result."""
+    exact = copy.deepcopy(model).double()(x.double())
+    cost = relative_error(expected, exact)
+    assert 5e-3 < cost < 5e-2, "what quantization costs"
+    far, off = ((other - expected).norm(dim=1) / expected.norm(dim=1) for other in (exact, y))
+    assert (far > 1e-3).all() and (off < 1e-5).double().mean() > 0.7, (off < 1e-5).double().mean()
+    assert relative_error(y, expected) < cost / 4
+
+
+def test_results_are_those_of_bytes(basic, empty_db):
+    model, expected = basic
+    network, x = FusedResNet.from_model(model, empty_db, precision="int8", calibration=SEEN), images(64, seed=9)
+    y = network(x)
+    assert_bytes_arithmetic(y, expected, model, x)
+    assert set(network.state_dict()) == set(model.state_dict())
+
+    kept = FusedResNet.from_model(model, empty_db, precision="int8", calibration=calibrate(model, SEEN))
+    assert torch.equal(kept(x), y)
+    for again in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        assert torch.equal(again(x), y)
+
+
+def test_changed_weights_are_brought_to_bytes_anew(basic, empty_db):
+    model, _ = basic
+    network, x = FusedResNet.from_model(model, empty_db, precision="int8", calibration=SEEN), images(4, seed=9)
+    network(x)
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        changed.layer1[1].conv1.weight.mul_(-3)
+    network.load_state_dict(changed.state_dict())
+    scales = calibrate(model, SEEN)
+    assert torch.equal(network(x), FusedResNet.from_model(changed, empty_db, precision="int8", calibration=scales)(x))
+
+
+@pytest.mark.compile
+@pytest.mark.compile
+def test_kernels_of_ours_run_a_network_in_bytes(basic, cpu, cpu_target):
+    """Every layer that a CPU family serves, on one of its kernels."""
+    model, expected = basic
+    x = images(64, seed=9)
+    network = capture_int8(model, tuple(x.shape), "f32", calibrate(model, SEEN))
+    kernels = {}
+    for layer in network.layers:
+        (chosen,) = serving(layer.problem, cpu)
+        config = chosen.configs_for(layer.problem, cpu)[0]
+        kernels[layer.name] = Kernel.of(chosen.name, config, layer.problem.dtype, layer.problem.epilogue, cpu_target)
+    paths = built_paths(kernels.values())
+    buffers, bound = make_buffers(network.layers, CPU), []
+    for layer in network.layers:
+        kernel = kernels[layer.name]
+        launch = family(kernel.family).launches(layer.problem, kernel.values, cpu)[0]
+        choice = KernelChoice(candidate_of(kernel, paths[kernel], launch), "tuned")
+        bound.append(bind_layer(layer, choice, buffers, module_state(model), CPU))
+    y = torch.full(network.output_shape, float("nan"))
+    execute(make_runs(bound), 0, (x, y))
+    assert_bytes_arithmetic(y, expected, model, x)
+
+
+def test_the_tuner_tunes_what_the_runtime_runs(basic, tmp_path, empty_db):
+    model, _ = basic
+    file = tmp_path / "mine.py"
+    file.write_text("from architectures import ResNet\nmake = lambda: ResNet('basic')\n")
+    arguments = ("--model", f"{file}:make", "--input", "3,32,32", "--batch", "2", "--precision", "int8")
+    (wanted,) = requested(*arguments)
+    network = FusedResNet.from_model(model, empty_db, precision="int8", calibration=SEEN).network(images(2))
+    assert wanted.title == "make, batch 2, f32, int8" and wanted.network.key == network.key
+    assert [problem for _, problem in wanted.named] == [layer.problem for layer in network.all_layers]
+
+
+class Of(nn.Module):
+    """A function after the first of three convolutions in a row, in the middle one's place."""
+
+    def __init__(self, function, **parts):
+        super().__init__()
+        self.first, self.middle = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.last = nn.Conv2d(16, 16, 3, padding=1)
+        self.end = nn.Conv2d(16, 8, 1)
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        return self.end(self.last(self.function(self, self.middle(F.relu(self.first(x))))))
+
+
+@pytest.mark.parametrize(
+    ("function", "chain"),
+    [
+        (lambda m, x: F.relu(x) * m.gain, "scale,bias,relu,scale"),
+        (lambda m, x: F.leaky_relu(x + 0.5, 0.2), "scale,bias,leaky_relu"),
+        (lambda m, x: F.relu(x) + 3, "scale,bias,relu,add_scalar"),
+        (lambda m, x: torch.clamp(x, -0.5, 0.75), "scale,bias,clamp"),
+        (lambda m, x: F.silu(x), "scale,bias,silu,mul_scalar"),
+        (lambda m, x: F.relu6(F.relu(x) - 1), "scale,bias,relu,add_scalar,relu6,mul_scalar"),
+        (lambda m, x: torch.sigmoid(x) + F.relu(x), None),
+        (lambda m, x: m.act(x), "scale,bias,bent_up@,mul_scalar"),
+        (lambda m, x: F.relu(F.relu(x) + m.side(x)) + x, None),
+    ],
+    ids=["scale", "leaky", "add_scalar", "clamp", "silu", "relu6", "store", "custom", "branches"],
+)
+def test_chains_keep_their_meaning(function, chain, empty_db):
+    define_step("bent_up", cuda="x > 0.f ? x : slope * x", torch="torch.where(x > 0, x, slope * x)",
+                params={"slope": "channel"})  # fmt: skip
+    parts = {"gain": nn.Parameter(torch.linspace(0.5, 2, 16).view(-1, 1, 1)), "side": nn.Conv2d(16, 16, 1)}
+    module = Of(function, **parts, act=Activation("bent_up", slope=torch.linspace(-1, 1, 16)))
+    model = random_model(module, size=12)
+    seen = [images(4, 12, seed) for seed in (1, 2)]
+    layers = layers_of(model, seen[0])
+    assert layers["last"].problem.dtype == "s8"
+    if chain:
+        assert str(layers["middle"].problem.epilogue).startswith(chain.partition("@")[0])
+        assert str(layers["middle"].problem.epilogue).endswith(chain.rpartition("@")[2])
+    x = images(8, 12, seed=5)
+    y = FusedResNet.from_model(model, empty_db, precision="int8", calibration=seen)(x)
+    exact = model.double()(x.double()).detach()
+    assert 1e-3 < relative_error(y, exact) < 0.05

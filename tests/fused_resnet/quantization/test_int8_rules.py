@@ -1,0 +1,65 @@
+"""Layers that run in int8, and the reason for each that does not."""
+
+import pytest
+from architectures import ARCHITECTURES, ResNet, conv_norm, images, random_model
+from quantized import ANY, SEEN, layers_of
+from torch import nn
+
+from autotune.ir import Cast
+from fused_resnet import FusedResNet
+from fused_resnet.capture import capture
+from fused_resnet.quantization import capture_int8
+from fused_resnet.quantization.calibrate import calibrate
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
+
+
+def test_a_residual_network_is_bytes_from_pool_to_pool():
+    layers = layers_of(random_model(ResNet("basic")))
+    dtypes = {name: layer.problem.dtype for name, layer in layers.items() if not isinstance(layer.problem, Cast)}
+    assert [name for name, dtype in dtypes.items() if dtype == "f32"] == ["input", "conv1", "maxpool", "fc"]
+    assert set(dtypes.values()) == {"f32", "s8"}
+    assert [name for name, layer in layers.items() if isinstance(layer.problem, Cast)] == ["maxpool.s8", "avgpool.f32"]
+    assert str(layers["layer1.0.conv1"].problem.epilogue) == "scale,bias,relu"
+    assert str(layers["layer1.1.downsample.0"].problem.epilogue) == "scale,bias"
+    assert str(layers["layer1.1.conv2"].problem.epilogue) == "scale,bias,add,mul_scalar,relu"
+    assert layers["layer1.0.conv1"].buffers["x"] == layers["maxpool.s8"].buffers["y"]
+    assert layers["layer1.0.conv2"].buffers["add2"] == layers["maxpool.s8"].buffers["y"]
+    assert layers["fc"].buffers["x"] == layers["avgpool.f32"].buffers["y"]
+
+
+def test_what_stays_is_told_with_the_reason(empty_db):
+    model = nn.Sequential(
+        conv_norm(3, 16, 3, act=nn.ReLU), conv_norm(16, 32, 3, act=nn.ReLU), conv_norm(32, 32, 3, groups=32),
+        conv_norm(32, 24, 1), conv_norm(24, 32, 1), nn.Conv2d(32, 32, 3), nn.ELU(), conv_norm(32, 32, 3, act=nn.ReLU),
+        nn.MaxPool2d(2), conv_norm(32, 48, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10),
+    )  # fmt: skip
+    model = random_model(model)
+    network = capture_int8(model, (2, 3, 32, 32), "f32", ANY)
+    assert network.kept == {
+        "0.0": "it is the first and reads the input",
+        "2.0": "depthwise: bound by memory, not by arithmetic",
+        "3.0": "its channels (per group) are not multiples of 16",
+        "4.0": "its channels (per group) are not multiples of 16",
+        "12": "it is the last and makes the result",
+        "1.0": "its neighbors are not in bytes: the casts would cost more than bytes gain",
+        "5": "its neighbors are not in bytes: the casts would cost more than bytes gain",
+    }
+    assert [layer.name for layer in network.layers if layer.problem.dtype == "s8"] == [
+        *("7.0", "8", "9.0", "10", "10.f32")  # a max pool passes bytes on as they are: it has no chain
+    ]
+    assert str({layer.name: layer for layer in network.layers}["8"].problem.epilogue) == "none"
+    shown = str(FusedResNet.from_model(model, empty_db, precision="int8", calibration=SEEN).explain(images(2)))
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    said = " ".join(shown.split())
+    assert "not in bytes: 0.0 (it is the first and reads the input); 2.0 (depthwise" in said and "7.0 s8 aten " in said
+
+
+def test_a_tuner_needs_no_calibration():
+    """Scales decide no step: problems and wiring are the same for all."""
+    for name in ("basic", "bottleneck", "vgg"):
+        model = random_model(ARCHITECTURES[name]())
+        scales = calibrate(model, SEEN)
+        some, other = (capture_int8(model, (2, 3, 32, 32), "f32", of) for of in (scales, ANY))
+        assert some.key == other.key and [a.problem for a in some.all_layers] == [b.problem for b in other.all_layers]
+        assert some.key != capture(model, (2, 3, 32, 32), "f32").key

@@ -1,0 +1,35 @@
+"""scripts/bench.py: records, charts and comparisons."""
+
+import json
+import shutil
+
+from processes import TUNED_BATCH, assert_error, script
+
+
+def test_bench_records_and_draws_what_it_timed(tuned_db, tmp_path):
+    words = ["--db", tuned_db, "--device", "cpu", "--batch", TUNED_BATCH, "--only", "fused", "--seconds", "0.2"]
+    done = script("bench", *words, "--out", tmp_path, "--name", "tiny")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "tiny.json").read_text())
+    variants = record["batches"][0]["variants"]
+    assert {name: variant["status"] for name, variant in variants.items()} == {"fused": "ok"}
+    for variant in variants.values():
+        assert 0 <= variant["error"] < 1e-5
+        assert 0 < variant["stream"]["low"] <= variant["stream"]["median"] <= variant["stream"]["high"]
+    assert (tmp_path / "tiny.png").read_bytes().startswith(b"\x89PNG")
+    assert "fused" in done.stdout
+    assert_error(script("bench", "--device", "cpu", "--only", "nonsense"), "nonsense", "eager")
+
+
+def test_bench_compares_databases_in_one_run(tuned_db, tmp_path):
+    other = shutil.copy(tuned_db, tmp_path / "before.db")
+    words = ["--db", tuned_db, "--device", "cpu", "--batch", TUNED_BATCH, "--only", "fused", "--seconds", "0.2"]
+    done = script("bench", *words, "--against", other, "--out", tmp_path, "--name", "two")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "two.json").read_text())
+    variants = record["batches"][0]["variants"]
+    assert {name: variant["status"] for name, variant in variants.items()} == {"fused": "ok", "fused from before": "ok"}
+    assert variants["fused from before"]["stream_ratio"]["rounds"] > 0
+    assert [entry["file"] for entry in record["against"]] == ["before.db"]
+    assert_error(script("bench", *words, "--against", other, "--against", other), "two have the same name")
+    assert_error(script("bench", *words, "--against", tmp_path / "none.db"), "no tuning database", "none.db")

@@ -1,0 +1,18 @@
+"""scripts/bench_host.py on the CPU."""
+
+import re
+
+import pytest
+from processes import script
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
+
+
+def test_host_cost_is_measured(tuned_db):
+    done = script("bench_host", "--db", tuned_db, "--device", "cpu", "--calls", 20, "--loads", 1)
+    assert done.returncode == 0, done.stderr
+    assert "us a call" in done.stdout
+    stages = dict(re.findall(r"^ +(\w[\w ]*?) +([\d.]+)$", done.stdout, re.MULTILINE))
+    total = float(re.search(r"to a first result, N = 1: (\d+) ms", done.stdout)[1])
+    parts = [float(stages[name]) for name in ("imports", "making the module", "choosing and binding", "the first run")]
+    assert min(parts) > 0 and sum(parts) == pytest.approx(total, abs=1)

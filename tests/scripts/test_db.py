@@ -1,0 +1,107 @@
+"""scripts/db.py: its commands and errors."""
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+
+import torch
+from databases import rows, told
+from processes import TUNED_BATCH, assert_error, script
+from repository import ROOT, SCRIPTS
+
+from fused_resnet import FusedResNet
+from fused_resnet.networks import se_resnet9_fixup
+from tuning_db import Store
+
+
+def test_info_tells_devices_and_counts(tuned_db):
+    done = script("db", "info", tuned_db)
+    assert done.returncode == 0, done.stderr
+    with Store.open(tuned_db) as store:
+        [device] = store.devices()
+        counts = store.counts()
+    text = " ".join(done.stdout.split())
+    assert device.name in text and device.target in text and "schema" in text
+    for name, number in counts.items():
+        assert f"{name} {number}" in text
+
+
+def test_best_lists_every_problems_winner(tuned_db):
+    done = script("db", "best", tuned_db, COLUMNS="160")
+    assert done.returncode == 0, done.stderr
+    for word in ("cpu_conv2d", "cpu_se_tail", "3x3/1 64>64 @16x16", "s2d 4x4 3 @64x64"):
+        assert word in done.stdout
+
+
+def test_list_shows_candidates_fastest_first(tuned_db):
+    done = script("db", "list", tuned_db, "--most", 100, COLUMNS="240")
+    assert done.returncode == 0, done.stderr
+    assert "final" in done.stdout and "torch channels_last" in done.stdout and "se_tail n=3" in done.stdout
+    times: list[float] = []
+    groups = 0
+    for line in done.stdout.splitlines():
+        if line.startswith("  "):
+            times.append(float(line.split()[0]))
+        else:
+            groups += 1
+            assert times == sorted(times)
+            times = []
+    assert groups >= 15
+
+
+def test_a_file_that_is_not_there_is_told_in_a_line(tmp_path):
+    assert_error(script("db", "info", tmp_path / "absent.db"), "absent.db", "scripts/tune.py")
+
+
+def test_output_into_a_closed_pipe_is_no_error(tuned_db):
+    command = f"{sys.executable} {SCRIPTS / 'db.py'} list {tuned_db} --most 100 | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout and "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+def test_a_packed_database_runs_the_network_on_the_same_kernels(tuned_db, tmp_path):
+    settled, packed = shutil.copy(tuned_db, tmp_path / "settled.db"), tmp_path / "packed.db"
+    with closing(sqlite3.connect(settled)) as connection:  # a finalist that was faster in its trial is chance
+        connection.execute("DELETE FROM measurement WHERE NOT final")
+        connection.commit()
+    done = script("db", "pack", settled, "--to", packed)
+    assert done.returncode == 0, done.stderr
+    assert packed.stat().st_size < settled.stat().st_size
+    assert rows(packed, "SELECT count(*) FROM measurement")[0] < rows(settled, "SELECT count(*) FROM measurement")[0]
+    unused = "SELECT count(*) FROM library WHERE id NOT IN (SELECT library_id FROM kernel WHERE library_id NOT NULL)"
+    assert rows(packed, unused) == [(0,)]
+
+    x = torch.randn(TUNED_BATCH, 3, 64, 64, generator=torch.Generator().manual_seed(5))
+    plain = se_resnet9_fixup.randomize(se_resnet9_fixup.build(), seed=5)
+    chosen, results = [], []
+    for path in (settled, packed):
+        net = FusedResNet(path)
+        net.load_state_dict(plain.state_dict())
+        chosen.append([(row.layer, row.kernel, row.source) for row in net.explain(x)])
+        results.append(net(x))
+    assert chosen[0] == chosen[1]
+    assert torch.equal(*results)
+    assert_error(script("db", "pack", settled, "--to", packed), str(packed), "exists")
+
+
+def test_the_commands(two, tmp_path):
+    for arguments, words in [
+        (("merge", *two, "-o", tmp_path / "m.db"), "added"),
+        (("export", tmp_path / "m.db", tmp_path / "m.json"), "m.json"),
+        (("import", tmp_path / "m.json", tmp_path / "i.db"), "added"),
+        (("diff", tmp_path / "m.db", tmp_path / "i.db"), "in both"),
+        (("info", tmp_path / "i.db"), "measured with: torch 2.0"),
+    ]:
+        done = script("db", *arguments)
+        assert done.returncode == 0 and words in done.stdout, done.stderr
+    assert told(tmp_path / "i.db") == told(tmp_path / "m.db")
+    for arguments, words in [
+        (("merge", *two, "-o", tmp_path / "m.db"), "m.db exists"),
+        (("merge", two[0], tmp_path / "absent.db", "-o", tmp_path / "n.db"), "absent.db"),
+        (("export", tmp_path / "m.db", tmp_path / "m.json"), "m.json exists"),
+        (("import", two[0], tmp_path / "n.db"), "a.db"),
+    ]:
+        done = script("db", *arguments)
+        assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr

@@ -1,0 +1,34 @@
+"""scripts/replay.py: recordings, comparisons and errors."""
+
+from pathlib import Path
+
+from processes import script
+from repository import ROOT
+
+from autotune.search import (
+    DEFAULT_STRATEGY,
+)
+
+
+def test_the_script_records_and_compares(tuned_db, tmp_path):
+    file, chart = tmp_path / "cpu.json.gz", tmp_path / "curves.png"
+    done = script("replay", "record", tuned_db, file)
+    assert done.returncode == 0, done.stderr
+    assert "spaces" in done.stdout and "trials" in done.stdout and file.stat().st_size > 100
+    options = ("--strategy", "prior", "--strategy", DEFAULT_STRATEGY, "--seeds", 2, "--chart", chart)
+    done = script("replay", "compare", file, *options)
+    assert done.returncode == 0, done.stderr
+    assert "prior" in done.stdout and DEFAULT_STRATEGY in done.stdout and "within" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def test_mistakes_are_told_in_a_line(tmp_path):
+    for arguments, word in (
+        (("compare", tmp_path / "none.json.gz"), "none.json.gz"),
+        (("record", ROOT / "tuning_db" / "se_resnet9_fixup_h200.db", tmp_path / "x.gz"), "packed"),
+    ):
+        done = script("replay", *arguments)
+        assert done.returncode == 2 and done.stderr.startswith("error: ") and word in done.stderr, done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1
+    assert not Path(tmp_path / "x.gz").exists()

@@ -1,0 +1,14 @@
+"""Requests of scripts/tune.py."""
+
+import argparse
+
+from autotune.core import architecture
+from autotune_cli.commands import tune
+from autotune_cli.tune_request import tune_requests
+
+
+def requested(*arguments):
+    """Return the requests of these command-line arguments on the CPU."""
+    parser = argparse.ArgumentParser()
+    tune.add_arguments(parser)
+    return tune_requests(parser.parse_args(arguments), architecture("cpu"))
