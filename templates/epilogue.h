@@ -1,7 +1,7 @@
-// The steps of an epilogue, on a small array of float that holds neighbouring channels of one pixel.
-// autotune/ir/epilogue_steps.py lists them; each serves host and device code. Loads and stores convert from and to the
-// tensors' element type; cpu/kernel.h and cuda/kernel.cuh say how. Conditions are written so that a NaN stays a NaN, as
-// torch has it.
+// The steps of an epilogue. A step takes a small float array with neighbouring channels of one pixel. The steps are
+// listed in autotune/ir/epilogue_steps.py; each compiles for host and device. Loads and stores convert between float
+// and the element type of the tensors: see cpu/kernel.h and cuda/kernel.cuh. Comparisons are written so that NaN
+// propagates, as in torch.
 #pragma once
 
 #ifdef __CUDACC__
@@ -12,7 +12,7 @@
 #include "cpu/math.h"
 #define AT_INLINE static inline __attribute__((always_inline))
 #define AT_UNROLL _Pragma("GCC ivdep")
-#define AT_INLINED __attribute__((always_inline))  // behind a lambda's parameters
+#define AT_INLINED __attribute__((always_inline))  // goes after a lambda's parameters
 #endif
 
 namespace at {
@@ -23,8 +23,8 @@ using ::expf;
 using ::tanhf;
 #endif
 
-// What a step takes beside the value, for each channel of an array: read from a tensor or vector, or one scalar for
-// all.
+// A step's second operand, one value per channel of the array. It is read from a tensor or a vector, or is one scalar
+// for all channels.
 template <int N>
 struct Operand {
   float of[N];
@@ -99,8 +99,8 @@ AT_INLINE void clamp(float (&v)[N], float low, float high) {
   each(v, [](float x, float low, float high) AT_INLINED { return clamped(x, low, high); }, low, high);
 }
 
-// 1 / x to a unit in the last place, without the branches that an exact division has on a GPU; 0 for what is larger
-// than 2^126.
+// 1 / x with an error of at most 1 ulp. On a GPU it avoids the branches of an exact division and returns 0 for |x| >
+// 2^126.
 AT_INLINE float reciprocal(float x) {
 #ifdef __CUDA_ARCH__
   asm("rcp.approx.ftz.f32 %0, %0;" : "+f"(x));
@@ -110,7 +110,7 @@ AT_INLINE float reciprocal(float x) {
 #endif
 }
 
-// The sigmoid for gates: two instructions of the special function unit, to some units in the seventh digit.
+// The sigmoid of gates. On a GPU: two special-function instructions, relative error of some 1e-7.
 AT_INLINE float logistic(float x) {
 #ifdef __CUDA_ARCH__
   x *= -1.44269504f;
@@ -175,7 +175,7 @@ AT_INLINE void gelu(float (&v)[N]) {
   each(v, [](float x) AT_INLINED { return 0.5f * x * (1.f + erff(x * 0.707106781f)); });
 }
 
-// (1 + tanh(u)) / 2 is the sigmoid of 2u: nothing cancels.
+// x / 2 * (1 + tanh(u)) = x * sigmoid(2u). The second form has no cancellation for negative u.
 template <int N>
 AT_INLINE void gelu_tanh(float (&v)[N]) {
   each(v, [](float x) AT_INLINED { return x * reciprocal(1.f + expf(-1.59576912f * (x + 0.044715f * x * x * x))); });

@@ -1,10 +1,11 @@
-// Loops over the channels of pixels, in blocks of a compiled size.
+// Loops over the channels of pixels, in blocks of a compile-time size.
 #pragma once
 #include "cpu/vector.h"
 
 namespace at {
 
-// Calls body(v, channel) for every block of channels and for each channel behind the last; v is an array for them.
+// Calls body(v, channel) for every whole block of channels, then for each remaining channel; v is an uninitialized
+// array of Block floats, or of 1.
 template <int Block, typename Body>
 AT_INLINE void for_channels(int channel, int end, const Body& body) {
   for (; channel + Block <= end; channel += Block) {
@@ -22,7 +23,7 @@ AT_INLINE void for_channels(int channels, const Body& body) {
   for_channels<Block>(0, channels, body);
 }
 
-// v = start and rows x columns pixels, neighbours `row` and `column` elements apart, combined in turn.
+// v = start combined with rows x columns pixels, one after the other. row, column: the strides in elements.
 template <int N, typename Combine, typename Element>
 AT_INLINE void combine_pixels(float (&v)[N], float start, const Combine& combine, const Element* x, int rows,
                               int columns, int64_t row, int64_t column) {
@@ -45,7 +46,7 @@ AT_INLINE void sum_pixels(float (&v)[N], const Element* x, int rows, int columns
   combine_pixels(v, 0.f, sum, x, rows, columns, row, column);
 }
 
-// A NaN is larger than all.
+// The maximum propagates NaN, as in torch.
 template <int N, typename Element>
 AT_INLINE void max_pixels(float (&v)[N], const Element* x, int rows, int columns, int64_t row, int64_t column) {
   const auto larger = [](auto a, auto b) AT_INLINED { return (b > a) | (b != b) ? b : a; };

@@ -1,20 +1,22 @@
 // Direct convolution with a register tile of Pixels::COUNT output pixels x BlockK output channels.
 //
-// A tile is any COUNT consecutive output pixels, images innermost: (p, q, n). So small images share a tile, and
-// a batch of them meets the padding together: a filter tap that lies in the padding of all of a tile's pixels is
-// skipped, which saves 5 of 9 taps on a 2 x 2 image. Where only some pixels are outside, these read zeros.
+// A tile is any COUNT consecutive output pixels in (p, q, n) order: images are innermost. So small images share a tile,
+// and the pixels of a tile lie at the same place in different images. A filter tap that lies in the padding for all
+// pixels of a tile is skipped; this saves 5 of 9 taps on a 2 x 2 image. If only some pixels are outside of the image,
+// they read zeros.
 //
-// Weights come as (groups, blocks of k, r, s, c / groups, BlockK), filled up with zeros: a tile reads them in order.
+// Weights have the layout (groups, blocks of k, r, s, c / groups, BlockK), padded with zeros: a tile reads them in
+// order.
 #pragma once
 #include "cpu/vector.h"
 
 namespace at {
 
-// Input channels that are taken through all taps at a time, so that the taps find them in cache.
+// Input channels that are processed for all taps before the next ones, so that the taps find them in cache.
 constexpr int CHANNEL_CHUNK = 256;
-alignas(64) static const float zeros[CHANNEL_CHUNK] = {};  // as many of narrower elements, too
+alignas(64) static const float zeros[CHANNEL_CHUNK] = {};  // also used as CHANNEL_CHUNK zeros of a narrower type
 
-// What products of an element are summed in.
+// The accumulator type for products of an element type; declarations only, for decltype.
 float sum_of(float);
 int32_t sum_of(signed char);
 
@@ -23,7 +25,7 @@ template <int UnrollC, int Pixels, int Vectors, typename Vec, typename Element>
 static inline void multiply(Vec (&sums)[Pixels][Vectors], const float* const (&x)[Pixels], const Element* weight,
                             int channels) {
   constexpr int width = sizeof(Vec) / sizeof(float);
-  Vec acc[Pixels][Vectors];  // in registers, as every loop over it is unrolled
+  Vec acc[Pixels][Vectors];  // in registers, because every loop over it is unrolled
 #pragma GCC unroll 16
   for (int i = 0; i < Pixels; ++i)
 #pragma GCC unroll 8
@@ -50,7 +52,7 @@ static inline void multiply(Vec (&sums)[Pixels][Vectors], const float* const (&x
     for (int v = 0; v < Vectors; ++v) sums[i][v] = acc[i][v];
 }
 
-// The same of bytes. In float their products and the sums of a chunk are exact, and faster than in whole numbers.
+// The same for int8. In float the products and the sums of one chunk are exact, and faster than integer arithmetic.
 template <int UnrollC, int Pixels, int Vectors, typename Vec>
 static inline void multiply(Vec (&sums)[Pixels][Vectors], const signed char* const (&x)[Pixels],
                             const signed char* weight, int channels) {
@@ -73,7 +75,7 @@ static inline void multiply(Vec (&sums)[Pixels][Vectors], const signed char* con
     for (int v = 0; v < Vectors; ++v) sums[i][v] += __builtin_convertvector(parts[i][v], Vec);
 }
 
-// The pixels of one tile of a forward convolution: where their outputs and the inputs of their first tap lie.
+// The pixels of one tile of a forward convolution: offsets of their outputs, and of the inputs under their first tap.
 template <int Count>
 struct ForwardPixels {
   static constexpr int COUNT = Count;
@@ -81,13 +83,13 @@ struct ForwardPixels {
   static int outputs(const at_conv2d& a) { return a.k; }
   static int pixels(const at_conv2d& a) { return a.n * a.p * a.q; }
 
-  int row = -2;     // which tile this is
-  int exist;        // how many of Count; the others read zeros
-  int image, p, q;  // of the next tile's first pixel
+  int row = -2;     // index of this tile
+  int exist;        // pixels of Count that exist; the others read zeros
+  int image, p, q;  // of the first pixel after this tile
   int h[Count], w[Count];
   int64_t input[Count], output[Count];
 
-  // Go to a tile; to the next one without a division.
+  // Moves to a tile. Moving to the next one needs no division.
   void seek(const at_conv2d& a, int to) {
     if (to == row) return;
     const int first = to * Count, left = pixels(a) - first;
@@ -111,7 +113,7 @@ struct ForwardPixels {
     }
   }
 
-  // Point to each pixel's input channels under a tap; false if all pixels have padding there.
+  // Finds each pixel's input channels under a tap. Returns false if the tap lies in the padding for all pixels.
   template <typename Element>
   bool tap(const at_conv2d& a, int r, int s, const Element* x, const Element* (&under)[Count]) const {
     const int down = r * a.dilation_h, right = s * a.dilation_w;
@@ -126,9 +128,9 @@ struct ForwardPixels {
   }
 };
 
-// Solves the problem whose tiles are Pixels. finish(v, channel, offset) applies the epilogue to an array of
-// neighbouring channels of a pixel and stores it. threads = 1: one thread; order = 0: tiles of the same weights
-// follow each other, 1: of the same input.
+// Computes the whole convolution. Pixels describes the tiles. finish(v, channel, offset) applies the epilogue to an
+// array of neighbouring channels of a pixel and stores it. Launch values: threads = 1 runs on one thread; order = 0
+// processes tiles with the same weights one after the other, order = 1 tiles with the same input.
 template <typename Launch, typename Pixels, int BlockK, int UnrollC, typename Element, typename Finish>
 static inline void conv2d(const at_conv2d& a, const Element* x, const Element* weight, const Finish& finish) {
   constexpr int width = BlockK < REGISTER_FLOATS ? BlockK : REGISTER_FLOATS, vectors = BlockK / width;

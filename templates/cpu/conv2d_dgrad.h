@@ -1,24 +1,24 @@
-// The gradient of a convolution by its input as a convolution: every pixel of dx is a sum over taps and channels of dy.
+// Dgrad as a direct convolution: every pixel of dx is a sum over taps and channels of dy.
 //
-// A strided convolution reads a pixel of x under some of its taps only: those that agree with the pixel's place modulo
-// the stride. So the pixels of a row, and the rows, come sorted by that residue; a tile then mostly needs the same
-// taps, and skips the others.
+// With a stride, only some taps contribute to a pixel of dx: those that match the pixel's coordinates modulo the
+// stride. So rows and columns are sorted by that residue. The pixels of a tile then mostly need the same taps, and the
+// other taps are skipped.
 //
-// Weights come as (groups, blocks of c, r, s, k / groups, BlockK).
+// Weights have the layout (groups, blocks of c, r, s, k / groups, BlockK).
 #pragma once
 #include "cpu/conv2d.h"
 
 namespace at {
 
-// The i-th place of an axis whose places are sorted by their residue modulo `stride`.
+// Returns the i-th coordinate of an axis when coordinates are sorted by their residue modulo `stride`.
 static inline int sorted_place(int i, int size, int stride) {
-  const int each = size / stride, longer = size % stride;  // the first residues have one place more
+  const int each = size / stride, longer = size % stride;  // the first `longer` residues have each + 1 coordinates
   const int first = longer * (each + 1);
   if (i < first) return i / (each + 1) + i % (each + 1) * stride;
   return longer + (i - first) / each + (i - first) % each * stride;
 }
 
-// The pixels of one tile of dx, images innermost.
+// The pixels of one tile of dx; images are innermost.
 template <int Count>
 struct GradientPixels {
   static constexpr int COUNT = Count;
@@ -26,12 +26,12 @@ struct GradientPixels {
   static int outputs(const at_conv2d& a) { return a.c; }
   static int pixels(const at_conv2d& a) { return a.n * a.h * a.w; }
 
-  int row = -1;  // which tile this is
-  int exist;     // how many of Count; the others read zeros
+  int row = -1;  // index of this tile
+  int exist;     // pixels of Count that exist; the others read zeros
   int h[Count], w[Count];
   int64_t input[Count], output[Count];
 
-  // Go to a tile.
+  // Moves to a tile.
   void seek(const at_conv2d& a, int to) {
     if (to == row) return;
     row = to;
@@ -48,7 +48,8 @@ struct GradientPixels {
     }
   }
 
-  // Point to the channels of dy that each pixel meets under a tap; false if there are none for all pixels.
+  // Finds the channels of dy that contribute to each pixel under a tap. Returns false if the tap contributes to no
+  // pixel.
   template <typename Element>
   bool tap(const at_conv2d& a, int r, int s, const Element* dy, const Element* (&under)[Count]) const {
     bool any = false;

@@ -1,7 +1,7 @@
-// The gradient of a convolution by its weight: for each tap a product of dy and x over all pixels.
+// Wgrad: for each tap, the product of dy and x over all pixels.
 //
-// A register tile holds BlockK output x BlockC input channels of one tap and takes all pixels. What is left of the
-// channels behind the last whole block goes one by one.
+// A register tile holds BlockK output x BlockC input channels of one tap and runs over all pixels. Channels after the
+// last whole block are processed one by one.
 #pragma once
 #include <type_traits>
 
@@ -9,10 +9,11 @@
 
 namespace at {
 
-// Pixels that are summed up by themselves, so that the rounding errors of a long sum stay small.
+// Pixels that are summed separately before they are added to the total, to bound the rounding error of a long sum.
 constexpr int PIXEL_CHUNK = 512;
 
-// Places `from` <= i < `to` of an axis that a tap finds inside the image; `shift` is the tap's place for i = 0.
+// The range `from` <= i < `to` of output coordinates for which a tap lies inside the image. `shift` is the tap's input
+// coordinate for i = 0.
 struct Inside {
   int from, to;
   Inside(int places, int size, int stride, int shift) {
@@ -23,7 +24,7 @@ struct Inside {
   }
 };
 
-// One tile. dy and x point to its first channels in the first pixel.
+// Computes one tile. dy and x point to the tile's first channels in the first pixel.
 template <int BlockK, int BlockC, typename Finish>
 static inline void weight_tile(const at_conv2d& a, const float* dy, const float* x, int k, int c, int r, int s,
                                const Finish& finish) {
@@ -47,7 +48,7 @@ static inline void weight_tile(const at_conv2d& a, const float* dy, const float*
       const float* of_dy = dy + (((int64_t)n * a.p + p) * a.q + columns.from) * a.k;
       const float* of_x =
           x + (((int64_t)n * a.h + p * a.stride_h + down) * a.w + columns.from * a.stride_w + right) * a.c;
-      Vec acc[BlockK][vectors];  // in registers, as every loop over it is unrolled
+      Vec acc[BlockK][vectors];  // in registers, because every loop over it is unrolled
 #pragma GCC unroll 16
       for (int i = 0; i < BlockK; ++i)
 #pragma GCC unroll 8
@@ -80,8 +81,8 @@ static inline void weight_tile(const at_conv2d& a, const float* dy, const float*
     }
 }
 
-// Solves the problem. finish(v, channel, offset) applies the epilogue to an array of neighbouring channels of a tap and
-// stores it. threads = 1: one thread.
+// Computes the whole gradient. finish(v, channel, offset) applies the epilogue to an array of neighbouring channels of
+// a tap and stores it. Launch value: threads = 1 runs on one thread.
 template <typename Launch, int BlockK, int BlockC, typename Finish>
 static inline void conv2d_wgrad(const at_conv2d& a, const float* dy, const float* x, const Finish& finish) {
   const int c_each = a.c / a.groups, k_each = a.k / a.groups;

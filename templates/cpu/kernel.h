@@ -1,4 +1,4 @@
-// What every CPU kernel includes: elements, the epilogue's steps, and the ABI entry made from a plain function.
+// Included by every CPU kernel: element types, the epilogue's steps, and the ABI entry around a plain function.
 #pragma once
 #include <stdlib.h>
 #include <string.h>
@@ -33,16 +33,16 @@ static inline __attribute__((always_inline)) void store(const float (&v)[N], flo
 
 namespace at {
 
-// To the nearest, ties to even, saturated; a NaN becomes 0, as on a GPU.
+// Rounds to nearest even and saturates. NaN becomes 0, as on a GPU.
 template <int N>
 AT_INLINE void store(const float (&v)[N], signed char* to) {
-  constexpr float round = 12582912.f;  // 1.5 * 2^23: adding it leaves a whole number in the last bits
+  constexpr float round = 12582912.f;  // 1.5 * 2^23: adding it leaves the rounded integer in the low mantissa bits
   signed char bytes[N];
   for (int i = 0; i < N; ++i) bytes[i] = (signed char)to_bits(clamped(v[i], -128.f, 127.f) + round);
   memcpy(to, bytes, N);
 }
 
-// The entry of a kernel that is a function of its problem and pointers. The state is a copy of the problem.
+// The ABI entry of a kernel that is a function of its problem and pointers. Its state is a copy of the problem.
 template <typename Problem, void (*run)(const Problem&, void* const*)>
 struct Entry {
   static int32_t prepare(const void* problem, void** state, int64_t* workspace_bytes, char* text, uint64_t text_bytes) {

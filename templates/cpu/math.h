@@ -1,5 +1,5 @@
-// exp, tanh and erf without a call or a branch, so that a loop over them becomes vector code. A custom step's text
-// finds them under their usual names. Within 2 units in the last place; infinities, NaN and the sign of zero are kept.
+// exp, tanh and erf without calls or branches, so that loops over them vectorize. They have their usual names, so that
+// the text of a custom step finds them. The error is at most 2 ulp. Infinities, NaN and the sign of zero are preserved.
 #pragma once
 #include <cmath>
 
@@ -19,20 +19,20 @@ AT_MATH uint32_t to_bits(float value) {
   return bits;
 }
 
-// x = n ln 2 + r with a whole n: exp(x) = 2^n exp(r). Comparisons are such that a NaN passes through them.
+// x = n ln 2 + r with integer n, so exp(x) = 2^n exp(r). Comparisons are ordered so that NaN passes through them.
 AT_MATH float expf(float x) {
-  x = x > 89.f ? 89.f : x;             // beyond it is infinity,
-  x = x < -104.f ? -104.f : x;         // before it zero
-  constexpr float round = 12582912.f;  // 1.5 * 2^23: adding it leaves a whole number in the last bits
+  x = x > 89.f ? 89.f : x;             // exp overflows to infinity above 89
+  x = x < -104.f ? -104.f : x;         // and underflows to zero below -104
+  constexpr float round = 12582912.f;  // 1.5 * 2^23: adding it leaves the rounded integer in the low mantissa bits
   const float shifted = x * 1.44269504f + round, n = shifted - round;
-  const float r = x - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts, the first times n is exact
+  const float r = x - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts; n times the first part is exact
   float p = 0.00138145988f;
   p = p * r + 0.00836871751f;
   p = p * r + 0.041668389f;
   p = p * r + 0.166665211f;
   p = p * r + 0.49999994f;
   p = p * r * r + r + 1.f;
-  // 2^n in two factors: n may be one more, and much less, than an exponent holds
+  // 2^n as two factors: n can be 1 above, and far below, the range of a float's exponent.
   const int whole = (int)(to_bits(shifted) - to_bits(round)), half = whole >> 1;
   return p * from_bits((uint32_t)(half + 127) << 23) * from_bits((uint32_t)(whole - half + 127) << 23);
 }
@@ -48,7 +48,7 @@ AT_MATH float tanhf(float x) {
   return a < 0.625f ? near : far;
 }
 
-// Beyond 1 the logarithm of erfc is a polynomial; from 4 on erf is 1.
+// For |x| >= 1, log(erfc(|x|)) is a polynomial; for |x| >= 4, erf is 1 in float.
 AT_MATH float erff(float x) {
   const float a = std::fabs(x), s = x * x;
   float p = -0.000563130598f;

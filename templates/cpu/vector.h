@@ -1,4 +1,4 @@
-// Vectors in the compiler's own types; those of float at most as wide as the target's registers.
+// The compiler's vector types. Vectors of float are at most as wide as a register of the target.
 #pragma once
 #include "cpu/kernel.h"
 
@@ -15,7 +15,7 @@ constexpr int REGISTER_FLOATS = 4;
 template <int Count, typename Element = float>
 using Vector __attribute__((vector_size(Count * sizeof(Element)))) = Element;
 
-// Neighbouring elements of memory as a vector of float.
+// Loads neighbouring elements as a vector of float.
 template <typename Vec>
 AT_INLINE Vec read(const float* from) {
   Vec result;
@@ -28,7 +28,7 @@ AT_INLINE Vec read(const signed char* from) {
   constexpr int count = sizeof(Vec) / sizeof(float);
   Vector<count, signed char> bytes;
   memcpy(&bytes, from, sizeof bytes);
-  // Doubled step by step: of a wider step GCC makes no vector code.
+  // Widens in steps of a factor 2: GCC does not vectorize wider conversions.
   const auto words = __builtin_convertvector(bytes, Vector<count, short>);
   return __builtin_convertvector(__builtin_convertvector(words, Vector<count, int>), Vec);
 }

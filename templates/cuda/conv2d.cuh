@@ -1,23 +1,26 @@
-// A convolution of images by the tensor cores' instruction that every GPU from sm_80 on has (mma.sync), NHWC.
+// Implicit-GEMM convolution with mma.sync, for sm_80 and later; NHWC.
 //
-// A tile of output pixels is a rectangle of an image, or whole images. The input under it, its patch, is loaded once
-// for all taps, `kK` channels at a time: a tap is another address of the rows that ldmatrix reads. Weights come step by
-// step, `kTaps` taps of as many channels, through a ring of `kStages` buffers. Both are copied by cp.async. Warps share
-// a tile by pixels, by channels and, in `kSlices`, by the channels of each step; what slices have added up meets in
-// shared memory.
+// A tile of output pixels is a rectangle of one image, or whole images. The patch is the input under the tile. cp.async
+// loads it once for all filter taps, in chunks of `kK` channels; a tap only changes the row addresses that ldmatrix
+// reads. The weights stream through a ring of `kStages` buffers, also by cp.async: a step is `kTaps` taps of one chunk.
+// The warps divide a tile by pixels and by output channels. `kSlices` > 1 also divides the channels of each step among
+// slices of warps (sliced K); the partial sums of the slices are added in shared memory.
 //
-// A row of shared memory is `kK` channels of a pixel or of a filter, 128 bytes. Its units of 16 bytes are exchanged by
-// the row's key, so that the eight rows that ldmatrix reads at once, which have eight keys, lie in different banks. A
-// pixel's key is the number of the output pixel that reads it, modulo 8; a tap changes the keys of all eight alike.
-// Weights are read in an order that makes a thread's sums those of eight neighbouring channels.
+// A row of shared memory holds `kK` = 64 channels of one pixel or one filter: 128 bytes, eight units of 16 bytes. Unit
+// u of a row is stored in place u ^ key. The eight rows that ldmatrix reads at once have eight different keys, so the
+// reads have no bank conflicts. The key of a pixel is the index of the output pixel that reads it, modulo 8; a tap adds
+// the same number to all eight keys. The rows of filters are read in a permuted order, so that the accumulators of a
+// thread belong to eight neighbouring channels.
 //
-// A tile of whole images with all channels can have a gate (problem conv2d_se): see sm90/se_gate.cuh. With a folded
-// squeeze (conv2d_folded_se, sm90/folded_se_gate.cuh) it need not have all: each step has kHidden filters more, which
-// every warp multiplies its pixels by. A residual block (se_block) is two such convolutions in a row, of whole images
-// with all channels: what the first one yields is the second one's patch, and needs no memory but this. With a
-// network's first layer before it (stem_se_block) the first patch, too, is written by those who compute it, from the
-// image in registers: see stem_image.cuh. conv2d_plan.cuh has what comes before the launch, conv2d_loads.cuh the
-// copies, conv2d_products.cuh the products.
+// A tile of whole images with all channels can apply a squeeze-and-excitation gate (problem conv2d_se): see
+// sm90/se_gate.cuh. With a folded squeeze (conv2d_folded_se, sm90/folded_se_gate.cuh) a tile may hold only some of the
+// channels: each step then has kHidden more filters, and every warp multiplies its pixels by them. A residual block
+// (se_block) is two such convolutions of whole images with all channels: the output of the first convolution is written
+// to shared memory as the patch of the second and never reaches global memory. With a network's first layer in front
+// (stem_se_block), the first patch is computed as well, from the image in registers: see stem_image.cuh.
+//
+// conv2d_plan.cuh has the checks and parameters before the launch, conv2d_loads.cuh the copies, conv2d_products.cuh the
+// products.
 #pragma once
 #include "cuda/conv2d_stem.cuh"
 #include "sm90/ptx/registers.cuh"
@@ -38,7 +41,7 @@ struct ImageConv2d : ImageStem<Config> {
       Base::kX;
   using Base::kY, Base::load_patch, Base::multiply, Base::over, Base::take;
 
-  // A pixel of the tile as one of the output, or -1.
+  // Returns the index of the output pixel that pixel m of the tile is, or -1 if m lies outside of the output.
   AT_DEVICE static int output_pixel(const Convolution& x, const Place& at, int m) {
     const int image = over(m, x.by_tile), rest = m - image * x.tile_p * x.tile_q, row = over(rest, x.by_q);
     const int n = at.image + image, p = at.row + row, q = at.column + rest - row * x.tile_q;
@@ -46,7 +49,7 @@ struct ImageConv2d : ImageStem<Config> {
     return there ? (n * x.a.p + p) * x.a.q + q : -1;
   }
 
-  // kept: of a stem.
+  // kept: the stem's values to be added to the output; only used if kStem.
   AT_DEVICE static void finish(const Params& x, const Place& at, const Part& part, const Sums& sums, const Kept& kept,
                                char* shared) {
     const Problem& a = x.a;
@@ -97,7 +100,7 @@ struct ImageConv2d : ImageStem<Config> {
     }
   }
 
-  // The steps before a gate.
+  // Applies the steps before the gate.
   AT_DEVICE static void apply_before(const Convolution& x, void* const* p, const Place& at,
                                      float (&own)[kOwn][2][kVector], const int (&column)[kOwn]) {
 #pragma unroll
@@ -111,7 +114,7 @@ struct ImageConv2d : ImageStem<Config> {
     return {x.a.p * x.a.q, x.hidden, x.pixel_weight, x.slabs, shared + x.gate_place};
   }
 
-  // The gate with a folded squeeze. Slices have added up their channels' share of the hidden values.
+  // Applies the gate with a folded squeeze. Each slice holds partial sums of the hidden values, over its own channels.
   AT_DEVICE static void scale_folded(const Convolution& x, const Part& part, const Sums& sums,
                                      float (&own)[kOwn][2][kVector], const int (&column)[kOwn], char* shared) {
     float2 total[kBlocks][kHiddenTiles];
@@ -160,7 +163,7 @@ struct ImageConv2d : ImageStem<Config> {
         });
   }
 
-  // The gate from the sums themselves.
+  // Applies the gate that is computed from the sums themselves.
   AT_DEVICE static void scale(const Convolution& x, const Part& part, float (&own)[kOwn][2][kVector],
                               const int (&block)[kOwn], const int (&column)[kOwn], char* memory) {
     const Excitation gate(x.a.p * x.a.q, x.hidden);
@@ -207,7 +210,7 @@ struct ImageConv2d : ImageStem<Config> {
     if constexpr (kStem) {
       Stem stem;
       stem.read_weights(x, part);
-      __syncthreads();  // the patch is clear
+      __syncthreads();  // all threads have cleared the patch
       griddepcontrol_wait();
       if (x.stem.channels_last()) stem.template read<true>(x, at, part);
       else stem.template read<false>(x, at, part);
@@ -227,7 +230,7 @@ struct ImageConv2d : ImageStem<Config> {
     int pixels[kBlocks];
     find_rows(x, part, pixels);
 
-    int chunk = 0, tap = 0, slot = 0, patch = 0;  // of this step; its buffers
+    int chunk = 0, tap = 0, slot = 0, patch = 0;  // of this step; slot and patch: the buffers that it reads
     for (int step = 0; step < x.steps; ++step) {
       if (step == 0) wait_for_copies<1>();
       else wait_for_copies<kStages - 2>();
@@ -235,7 +238,7 @@ struct ImageConv2d : ImageStem<Config> {
       multiply(x, part, pixels, memory + patch * x.patch_bytes, ring + slot * kStageBytes, tap, sums, [&] {
         weights.load_step(x);
         if (!kBlock && tap == 0 && chunk > 0 &&
-            chunk + x.patches - 1 < x.chunks) {  // nobody reads the last chunk's patch any more
+            chunk + x.patches - 1 < x.chunks) {  // all threads have read the previous chunk's patch
           const int freed = patch == 0 ? x.patches - 1 : patch - 1;
           load_patch(x, input, at, copier, chunk + x.patches - 1, memory + freed * x.patch_bytes);
         }

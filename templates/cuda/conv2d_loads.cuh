@@ -1,5 +1,4 @@
-// The copies of conv2d.cuh: where a block's tile is, and what it brings to shared memory, the input under the tile and
-// weights.
+// The copies of conv2d.cuh to shared memory: the input patch under a block's tile, and the weights.
 #pragma once
 #include "cuda/conv2d_plan.cuh"
 #include "cuda/copies.cuh"
@@ -14,13 +13,13 @@ struct ImageLoads : ImagePlan<Config> {
       Plan::kStageBytes;
   using Plan::kStages, Plan::kTaps, Plan::kUnits, Plan::kVector, Plan::over;
 
-  // Where a block's tile is.
+  // The first output pixel and output channel of a block's tile.
   struct Place {
-    int image, row, column, channel;  // of the output
+    int image, row, column, channel;
     AT_DEVICE explicit Place(const Convolution& x) {
       const int tiles = x.tiles_p * x.tiles_q;
       image = blockIdx.x, row = column = 0, channel = blockIdx.y * kN;
-      if (tiles > 1) {  // divisions would be the longest part of a small kernel's beginning
+      if (tiles > 1) {  // skipped for one tile per image: divisions would dominate the prologue of a small kernel
         const int index = blockIdx.x % tiles;
         image = blockIdx.x / tiles, row = index / x.tiles_q * x.tile_p, column = index % x.tiles_q * x.tile_q;
       }
@@ -28,7 +27,7 @@ struct ImageLoads : ImagePlan<Config> {
     }
   };
 
-  // Where a pixel of the tile is in it.
+  // The position of pixel m of the tile: image, row and column, relative to the tile's first pixel.
   struct Pixel {
     int image, row, column;
     AT_DEVICE Pixel(const Convolution& x, int m) {
@@ -38,7 +37,7 @@ struct ImageLoads : ImagePlan<Config> {
     }
   };
 
-  // The first pixel of a patch that this thread copies, and which unit of each.
+  // The first patch pixel that this thread copies, and the 16-byte unit that it copies of every pixel.
   struct Copier {
     int image, row, column, unit;
     AT_DEVICE explicit Copier(const Convolution& x) {
@@ -66,17 +65,18 @@ struct ImageLoads : ImagePlan<Config> {
     }
   }
 
-  // Copies the weights of one step after the other: a thread's unit of every kCopied-th filter.
+  // Copies the weights, one step per call of load_step(). A thread copies one unit of every kCopied-th filter.
   struct Weights {
     static constexpr int kFilters = kN / kCopied, kHiddenFilters = (kHidden + kCopied - 1) / kCopied;
-    static constexpr bool kSameKeys = kCopied % 32 == 0;  // of all of a thread's filters
-    const char* from;                                     // of the thread's first filter
-    const char* second;                                   // the same of a block's second convolution
+    static constexpr bool kSameKeys = kCopied % 32 == 0;  // whether all filters of a thread have one swizzle key
+    const char* from;                                     // this thread's unit of its first filter
+    const char* second;                                   // the same in a block's second weights
     int chunk = 0, tap = 0, slot = 0, channel;
-    const char* hidden_from;  // the same of the hidden values' filters
-    uint32_t to, known;       // the unit's place in the first buffer; a bit for each filter that there is
+    const char* hidden_from;  // the same in the filters of the hidden values
+    uint32_t to, known;       // address of the unit in the first buffer; bit i is set if the i-th filter exists
     uint32_t hidden_to, hidden_known;
-    // p: the weights, and what is convolved with the same input, or behind it.
+    // p: points to the pointer of the weights. Next to it is the pointer of a block's second weights, or of the hidden
+    // values' filters.
     AT_DEVICE Weights(const Convolution& x, void* const* p, const Place& at, uint32_t ring) {
       const int row = threadIdx.x / kUnits;
       channel = threadIdx.x % kUnits * kVector;
@@ -96,7 +96,7 @@ struct ImageLoads : ImagePlan<Config> {
         hidden_to = ring + (kN + row) * kRowBytes + (((int)threadIdx.x % kUnits ^ row % 8) << 4);
       }
     }
-    // Where this thread's unit of its i-th filter is in that filter's row.
+    // Returns the swizzled byte offset of this thread's unit in the row of its i-th filter.
     AT_DEVICE static uint32_t swizzled(int i) {
       const int row = threadIdx.x / kUnits + i * kCopied, key = row % 32 / 8 * 2 + row % 2;
       return ((int)threadIdx.x % kUnits ^ key) << 4;
@@ -113,7 +113,7 @@ struct ImageLoads : ImagePlan<Config> {
                            (kSameKeys ? 0 : swizzled(i)),
                        from + (i * filter_bytes + t * tap_bytes), 16, inside && (known >> i & 1));
         if constexpr (kFolded) {
-          // Rows of a thread are a multiple of eight apart, so they have one key.
+          // The rows that a thread copies are a multiple of 8 apart, so they have one key.
 #pragma unroll
           for (int t = 0; t < kTaps; ++t)
 #pragma unroll

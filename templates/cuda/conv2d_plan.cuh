@@ -1,5 +1,4 @@
-// The convolution with mma.sync before its launch, and what its parts have in common: sizes, parameters, and where in
-// shared memory everything lies. conv2d.cuh says how the kernel works.
+// Sizes, parameters and shared-memory layout of conv2d.cuh, and the checks before the launch.
 #pragma once
 #include "cuda/mma.cuh"
 #include "cuda/stem_image.cuh"
@@ -16,17 +15,17 @@ struct ImagePlan {
   static constexpr int kM = Config::kM, kN = Config::kN, kWarpM = Config::kWarpM, kWarpN = Config::kWarpN;
   static constexpr int kSlices = Config::kSlices, kTaps = Config::kTaps, kStages = Config::kStages;
   static constexpr bool kGated = Config::kGated, kBlock = Config::kBlock;
-  static constexpr int kImage = Config::kImage;  // channels of the image that a stem reads, or 0
+  static constexpr int kImage = Config::kImage;  // channels of the image that a stem reads; 0 without a stem
   static constexpr bool kStem = kImage > 0;
   static constexpr int kK = 64, kVector = 8, kUnits = kK / kVector, kRowBytes = kUnits * 16;
-  static constexpr int kAcross = kN / kWarpN, kWarps = kM / kWarpM * kAcross;  // of a slice
+  static constexpr int kAcross = kN / kWarpN, kWarps = kM / kWarpM * kAcross;  // of one slice
   static constexpr int kThreads = 32 * kWarps * kSlices;
   static constexpr int kCopied = kThreads / kUnits;                    // rows that all threads copy at once
-  static constexpr int kBlocks = kWarpM / 16, kColumns = kWarpN / 32;  // of a warp: of 16 pixels, of 32 channels
-  static constexpr int kPieces = kBlocks * kColumns, kOwn = kPieces / kSlices;  // of these; what a slice finishes
+  static constexpr int kBlocks = kWarpM / 16, kColumns = kWarpN / 32;  // per warp: tiles of 16 pixels, of 32 channels
+  static constexpr int kPieces = kBlocks * kColumns, kOwn = kPieces / kSlices;  // 16 x 32 tiles: of a warp, of a slice
   static constexpr int kHidden = Config::kHidden, kHiddenTiles = kHidden / 8;
   static constexpr bool kFolded = kHidden > 0;
-  static constexpr int kFilters = kN + kHidden;  // of a tap
+  static constexpr int kFilters = kN + kHidden;  // per tap
   static constexpr int kStageBytes = kTaps * kFilters * kRowBytes;
   static constexpr int kExchangedHidden = kFolded ? kSlices * kWarps * kBlocks * kHiddenTiles * 32 * 8 : 0;
   static constexpr int kExchangeBytes = kSlices > 1 ? kSlices * kM * kN * 4 + kExchangedHidden : 0;
@@ -50,15 +49,15 @@ struct ImagePlan {
     Problem a;
     int taps, tile_p, tile_q, images;         // of a tile
     int tiles_p, tiles_q;                     // of an image
-    int by_tile, by_q, by_patch, by_patch_w;  // reciprocals: see over()
-    int patch_h, patch_w, pixels, patches;    // of a patch; patches in shared memory
+    int by_tile, by_q, by_patch, by_patch_w;  // multipliers for over()
+    int patch_h, patch_w, pixels, patches;    // of a patch; patches: buffers in shared memory
     int patch_bytes, gate_place;
-    int chunks, steps;                      // of kK channels, or both convolutions; of kTaps taps
-    int next_image, next_row, next_column;  // from a pixel of the patch to the next that a thread copies
+    int chunks, steps;                      // chunks: of kK channels, or a block's convolutions
+    int next_image, next_row, next_column;  // distance to the next patch pixel that a thread copies
     int hidden;
-    float pixel_weight;  // in a mean
-    FastDivmod slabs;    // of 16 rows, of an image
-    int tap[kMostTaps];  // bytes from a pixel's row to that of this tap; in the lowest bits what it adds to the key
+    float pixel_weight;  // of one pixel in the mean: 1 / pixels
+    FastDivmod slabs;    // divides by the number of 16-row slabs of an image
+    int tap[kMostTaps];  // bytes from a pixel's row to the tap's row; the lowest 3 bits: what the tap adds to the key
   };
 
   struct Params : Convolution {
@@ -68,16 +67,16 @@ struct ImagePlan {
 
   // ---- Before the launch ----
 
-  // Rows and columns of a tile of the output, and the patches of the input in shared memory.
+  // Rows and columns of a tile of the output, and the number of patch buffers in shared memory.
   struct Tiling {
     int p, q, patches;
   };
 
-  // i / d, for i up to 255 and any d up to 65536.
+  // over(i, reciprocal(d)) = i / d for 0 <= i <= 255 and 1 <= d <= 65536.
   AT_DEVICE static int reciprocal(int d) { return 65536 / d + 1; }
   AT_DEVICE static int over(int i, int reciprocal) { return i * reciprocal >> 16; }
 
-  // A residual block as the convolution that each of its two is, of whole images.
+  // Returns either 3x3 convolution of a residual block; both have the same sizes.
   template <typename Block>
   AT_DEVICE static Problem as_convolution(const Block& block, int h, int w, int c) {
     Problem a;
@@ -99,7 +98,7 @@ struct ImagePlan {
             stem_image(a.n, a.h, a.w, a.c, a.launch[Launch::kChannelsLast]));
   }
 
-  // hidden: the hidden values of the gate; 0 without one.
+  // hidden: the hidden values of the gate; 0 without a gate.
   AT_DEVICE static void prepare(const Problem& a, int hidden, at_prepared* out) {
     prepare(a, hidden, {a.launch[Launch::kTileP], a.launch[Launch::kTileQ], a.launch[Launch::kPatches]}, out);
   }
@@ -115,7 +114,7 @@ struct ImagePlan {
     prepared(out, x, tiles, ceil_div(a.k, kN), 1, kThreads, bytes, 0);
   }
 
-  // Fills in the convolution and the bytes of shared memory. Returns null, or why the problem cannot be computed.
+  // Fills in the convolution and the bytes of shared memory. Returns null, or the reason why the problem is refused.
   AT_DEVICE static const char* why_no_plan(const Problem& a, int hidden, const Tiling& tiling, Convolution& x,
                                            int64_t& bytes) {
     const int taps = a.r * a.s, tile_p = tiling.p, tile_q = tiling.q, patches = tiling.patches;
@@ -139,8 +138,8 @@ struct ImagePlan {
     x.patch_bytes = x.pixels * kRowBytes;
     x.chunks = kBlock ? 2 : ceil_div(a.c, kK), x.steps = x.chunks * (taps / kTaps);
     x.patches = patches;
-    // A step waits for what was asked for kStages - 1 steps before it, and the next patch is asked for by a chunk's
-    // first.
+    // A step waits for the copies that were issued kStages - 1 steps before it. The first step of a chunk issues the
+    // copy of the next patch, so a chunk must last at least kStages - 1 steps.
     const bool late = patches < 2 || taps / kTaps < kStages - 1;
     if (patches < 1 || patches > x.chunks) return "the launch value patches must be between 1 and the chunks of c";
     if (!kBlock && x.chunks > 1 && late) return "a patch would arrive too late: use more patches or fewer stages";

@@ -1,5 +1,5 @@
-// The products of conv2d.cuh: a warp's part of a tile, the sums of it, and how these become the next convolution's
-// input.
+// The products of conv2d.cuh: a warp's part of a tile, its accumulators, and writing them to shared memory as the next
+// convolution's patch.
 #pragma once
 #include "cuda/conv2d_loads.cuh"
 #include "cuda/mma.cuh"
@@ -19,9 +19,9 @@ struct ImageProducts : ImageLoads<Config> {
       Base::kVector;
   using Base::kWarpM, Base::kWarpN, Base::kWarps;
 
-  // What a thread reads and sums up: a slice's warps lie side by side.
+  // The part of the tile that a thread's warp computes. Warp indices run through the first slice, then the next.
   struct Part {
-    int lane, slice, m, n;  // the warp's first pixel and channel of the tile
+    int lane, slice, m, n;  // m, n: the warp's first pixel and channel in the tile
     AT_DEVICE Part() {
       const int warp = ptx::warp_uniform(threadIdx.x / 32);
       lane = threadIdx.x % 32, slice = warp / kWarps;
@@ -31,7 +31,7 @@ struct ImageProducts : ImageLoads<Config> {
 
   using Sums = float[kBlocks][4 * kColumns + kHiddenTiles][4];
 
-  // Of this lane's rows of operand, bytes from the patch's beginning.
+  // Finds the rows that this lane passes to ldmatrix, in bytes from the beginning of the patch.
   AT_DEVICE static void find_rows(const Convolution& x, const Part& part, int (&pixels)[kBlocks]) {
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m) {
@@ -41,15 +41,15 @@ struct ImageProducts : ImageLoads<Config> {
     }
   }
 
-  // Adds the products of kCount taps to the sums. pixels: see find_rows(). copies: begun behind the first products, so
-  // that these wait for nothing else.
+  // Adds the products of kCount taps to the sums. pixels: see find_rows(). copies: a function that issues the next
+  // copies; called after the first products, so that these do not wait for it.
   template <int kCount = kTaps, typename Copies>
   AT_DEVICE static void multiply(const Convolution& x, const Part& part, const int (&pixels)[kBlocks], uint32_t patch,
                                  uint32_t weights, int tap, Sums& sums, Copies&& copies) {
     constexpr int kSteps = kK / 16 / kSlices;
     const int lane = part.lane, row = lane % 8;
-    // Of ldmatrix's four matrices: pixels 0 to 7, 8 to 15, both again 8 channels on; filters, these 8 channels on, two
-    // more.
+    // The four 8x8 matrices of one ldmatrix.x4. Pixels: rows 0-7 and 8-15, then the same rows 8 channels further.
+    // Filters: 8 rows, the same rows 8 channels further, then both for the filters two further.
     const uint32_t filters = weights + (part.n + row / 2 * 8 + row % 2 + lane / 16 * 2) * kRowBytes;
     const int unit = 2 * kSteps * part.slice, filter_unit = (unit + lane / 8 % 2) ^ row;
 #pragma unroll
@@ -71,7 +71,8 @@ struct ImageProducts : ImageLoads<Config> {
           for (int n = 0; n < 4 * kColumns; ++n)
             mma<Element>(sums[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
         if constexpr (kFolded) {
-          // Of ldmatrix's four: eight filters, these 8 channels on; the next eight, if there are.
+          // The four 8x8 matrices: eight filters, the same 8 channels further, then both for the next eight filters if
+          // kHidden > 8.
           const int filter = kHidden == 8 ? row : lane / 16 * 8 + row;
 #pragma unroll
           for (int n = 0; n < (kHiddenTiles + 1) / 2; ++n)
@@ -88,7 +89,7 @@ struct ImageProducts : ImageLoads<Config> {
     }
   }
 
-  // A piece of this warp's sums: eight channels of two pixels.
+  // Reads a 16 x 32 tile of this warp's sums: in each thread, eight channels of two pixels.
   AT_DEVICE static void take(float (&v)[2][kVector], const Sums& sums, int m, int column) {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
@@ -96,9 +97,9 @@ struct ImageProducts : ImageLoads<Config> {
       for (int e = 0; e < kVector; ++e) v[half][e] = sums[m][4 * column + e / 2][2 * half + e % 2];
   }
 
-  // The pieces that this slice finishes, every kSlices-th: all slices' sums in one order.
+  // Adds the sums of all slices in a fixed order. Each slice receives every kSlices-th tile of 16 x 32.
   AT_DEVICE static void exchange(const Part& part, const Sums& sums, float (&own)[kOwn][2][kVector], char* shared) {
-    __syncthreads();  // nobody reads operands any more
+    __syncthreads();  // all warps have read their operands; the exchange overwrites them
     float4* memory = (float4*)shared + (threadIdx.x / 32 % kWarps * kPieces * 4) * 32 + part.lane;
     constexpr int kSlice = kWarps * kPieces * 4 * 32;
 #pragma unroll
@@ -126,14 +127,14 @@ struct ImageProducts : ImageLoads<Config> {
       }
   }
 
-  // ---- A block's inner values ----
+  // ---- Values between a block's two convolutions ----
 
   AT_DEVICE static void clear(uint32_t patch, int bytes) {
     for (int i = 16 * threadIdx.x; i < bytes; i += 16 * kThreads) ptx::st_shared(patch + i, make_uint4(0, 0, 0, 0));
   }
 
-  // What steps(v, piece, half, channel) make of the sums -> patches of kK channels, whose border stays as it was
-  // cleared; and the sums begin anew.
+  // Applies steps(v, piece, half, channel) to the sums, writes the results as patches of kK channels, and clears the
+  // sums. The border of the patches stays zero.
   template <typename Steps>
   AT_DEVICE static void fill_patch(const Convolution& x, const Part& part, Sums& sums, uint32_t patch,
                                    const Steps& steps) {

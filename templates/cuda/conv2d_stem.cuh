@@ -1,5 +1,5 @@
-// A network's first layer before conv2d.cuh's block: what it yields is the first convolution's patch. stem_image.cuh
-// says how the image is read.
+// A network's first layer in front of conv2d.cuh's residual block. Its output is the patch of the first convolution.
+// stem_image.cuh describes how the image is read.
 #pragma once
 #include "cuda/conv2d_products.cuh"
 
@@ -15,11 +15,11 @@ struct ImageStem : ImageProducts<Config> {
 
   using Kept = Pack<Element, kVector>[kOwn][2];
 
-  // The lines of this thread's rows, as mma.sync takes them, and the weights of its columns.
+  // The operands in the registers' order of mma.sync: image lines of this thread's rows, and weights of its columns.
   struct Stem {
     uint32_t rows[kBlocks][kImage][4], filters[kImage][4 * kColumns][2];
 
-    // Constant, so it may come before.
+    // Reads weights only, so it may run before griddepcontrol_wait().
     AT_DEVICE void read_weights(const Params& x, const Part& part) {
       const int filled = ceil_div(x.a.k, 32) * 32;
 #pragma unroll
@@ -39,7 +39,7 @@ struct ImageStem : ImageProducts<Config> {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const Pixel own(x, part.m + 16 * m + 8 * half + part.lane / 4);
-          const int64_t image = min(at.image + own.image, x.a.n - 1);  // the last tile may lack images
+          const int64_t image = min(at.image + own.image, x.a.n - 1);  // the last tile may hold fewer images
           const int line = (kSide * own.row + part.lane % 4) * x.stem.of_row + kSide * own.column * x.stem.of_pixel;
           uint2 pixels[kImage];
           read_line<kChannelsLast>(pixels, x.stem, (const Element*)x.p.p[kX] + image * x.stem.of_image + line);

@@ -1,9 +1,11 @@
-// A residual block that halves its images in one kernel, by mma.sync: a 3x3 convolution with stride 2, a second one,
-// squeeze-and-excitation, and a projection of the pooled input as the identity; NHWC, up to 64 channels of x.
+// A residual block with stride 2 in one kernel, with mma.sync: a 3x3 convolution with stride 2, a second 3x3
+// convolution, squeeze-and-excitation, and a 1x1 projection of the average-pooled input as the identity. NHWC, at most
+// 64 input channels.
 //
-// Both convolutions are conv2d.cuh's, of whole images with all channels. The pool is found from the first one's patch,
-// beside its products; what it yields are the second one's patches, in the same place. The projection goes on where the
-// gate leaves off: its products are added to the sums that the gate has scaled. One ring of weights serves all three.
+// Both convolutions are those of conv2d.cuh, on whole images with all channels. The pool is computed from the patch of
+// the first convolution, interleaved with its products. The output of the first convolution overwrites that patch and
+// is the patch of the second. The products of the projection are added to the sums that the gate has scaled. One ring
+// of buffers holds the weights of all three.
 #pragma once
 #include "cuda/conv2d.cuh"
 #include "sm90/ptx/shared_memory.cuh"
@@ -18,15 +20,15 @@ struct SeDownBlock : ImageConv2d<Config> {
       typename Conv2d::Weights;
   using Conv2d::kBlocks, Conv2d::kColumns, Conv2d::kCopied, Conv2d::kK, Conv2d::kM, Conv2d::kPieces, Conv2d::kRowBytes;
   using Conv2d::kStageBytes, Conv2d::kStages, Conv2d::kTaps, Conv2d::kThreads, Conv2d::kUnits, Conv2d::kVector;
-  static constexpr int kSteps = 9 / kTaps;                // of a convolution, of kK channels
-  static constexpr int kPooled = kM * kUnits / kThreads;  // units of the pool that a thread finds
+  static constexpr int kSteps = 9 / kTaps;                // of one convolution and one chunk of kK channels
+  static constexpr int kPooled = kM * kUnits / kThreads;  // 16-byte units of the pool that a thread computes
   static constexpr int kPooledAStep = (kPooled + kSteps - 1) / kSteps;
-  // Places of the pointers: Problem.operands() of se_down_block.
+  // Indices of the pointers: Problem.operands() of se_down_block.
   enum { kX, kWeight1, kWeight2, kProjection, kFirstGate, kY = 8 };
 
   struct Params {
     Convolution first, second;
-    int pooled, ring, gate;  // bytes from the beginning of shared memory, where the patches are
+    int pooled, ring, gate;  // byte offsets in shared memory; the patches are at 0
     at_pointers p;
   };
 
@@ -53,7 +55,7 @@ struct SeDownBlock : ImageConv2d<Config> {
     return Excitation(x.second.a.p * x.second.a.q, x.second.hidden);
   }
 
-  // The weights of both convolutions and of the projection, one step after the other.
+  // Copies the weights of the first convolution, the second and the projection, one step per call of load_step().
   struct Filters {
     Weights first, second;
     const char* projection;
@@ -82,7 +84,7 @@ struct SeDownBlock : ImageConv2d<Config> {
     }
   };
 
-  // The i-th unit of this thread: the mean of the nine pixels that the first convolution's taps read.
+  // Computes this thread's i-th unit of the pool: the mean of the nine pixels under the first convolution's taps.
   AT_DEVICE static void pool(const Convolution& x, int i, uint32_t patch, uint32_t pooled) {
     const int m = threadIdx.x / kUnits + i * kCopied, unit = threadIdx.x % kUnits;
     const Pixel own(x, m);
@@ -115,11 +117,11 @@ struct SeDownBlock : ImageConv2d<Config> {
     Conv2d::load_patch(x.first, (const Element*)x.p.p[kX], at, Copier(x.first), 0, patches);
     commit_copies();
 #pragma unroll
-    for (int i = 0; i < kStages - 2; ++i) commit_copies();  // so that every step waits for as many
+    for (int i = 0; i < kStages - 2; ++i) commit_copies();  // empty: all steps wait alike
 
     Sums sums = {};
     int slot = 0;
-    // beside(step): done behind the step's first products.
+    // beside(step): work that is issued after the first products of a step.
     const auto convolve = [&](const Convolution& conv, auto&& beside) {
       int pixels[kBlocks];
       Conv2d::find_rows(conv, part, pixels);
@@ -140,7 +142,7 @@ struct SeDownBlock : ImageConv2d<Config> {
       for (int i = step * kPooledAStep; i < min((step + 1) * kPooledAStep, kPooled); ++i)
         pool(x.first, i, patches, pooled);
     });
-    __syncthreads();  // nobody reads x any more
+    __syncthreads();  // all threads have read x
     Conv2d::clear(patches, x.second.chunks * x.second.patch_bytes);
     __syncthreads();
     Conv2d::fill_patch(x.second, part, sums, patches, [&](float (&v)[kVector], int, int, int channel) {
@@ -162,7 +164,7 @@ struct SeDownBlock : ImageConv2d<Config> {
       block[i] = part.m / 16 + i / kColumns, column[i] = part.n + i % kColumns * 32 + part.lane % 4 * kVector;
     }
     Conv2d::apply_before(conv, x.p.p, at, own, column);
-    Conv2d::scale(conv, part, own, block, column, memory);  // all copies and the pool are there, too, when it ends
+    Conv2d::scale(conv, part, own, block, column, memory);  // also waits for all copies and the pool
 #pragma unroll
     for (int i = 0; i < kPieces; ++i)
 #pragma unroll

@@ -1,5 +1,5 @@
-// What every device kernel includes: elements, vector access, the epilogue's steps, dependent launch, and
-// how `prepare` hands the kernel's parameters to the engine.
+// Included by every device kernel: element types, vector accesses, the epilogue's steps, programmatic dependent launch,
+// and the function that `prepare` uses to pass launch and parameters to the engine.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -8,7 +8,7 @@
 
 #define AT_DEVICE __device__ __forceinline__
 
-extern __shared__ __align__(128) char at_shared[];  // every kernel's dynamic shared memory
+extern __shared__ __align__(128) char at_shared[];  // dynamic shared memory
 
 namespace at {
 
@@ -22,7 +22,7 @@ AT_DEVICE float to_float(signed char v) { return v; }
 AT_DEVICE void from_float(half& to, float v) { to = __float2half_rn(v); }
 AT_DEVICE void from_float(bfloat16& to, float v) { to = __float2bfloat16_rn(v); }
 AT_DEVICE void from_float(float& to, float v) { to = v; }
-// To the nearest, ties to even, saturated; the conversion saturates to 32 bits by itself.
+// Rounds to nearest even and saturates. __float2int_rn itself saturates to 32 bits.
 AT_DEVICE void from_float(signed char& to, float v) { to = (signed char)max(-128, min(127, __float2int_rn(v))); }
 AT_DEVICE void from_floats(half* to, float a, float b) { *reinterpret_cast<__half2*>(to) = __floats2half2_rn(a, b); }
 AT_DEVICE void from_floats(bfloat16* to, float a, float b) {
@@ -57,7 +57,7 @@ struct Word<16> {
   using type = uint4;
 };
 
-// N neighbouring elements in registers, read and written by the widest accesses that they fill.
+// N neighbouring elements in registers, read and written by the widest accesses that divide them.
 template <typename Element, int N>
 struct Pack {
   static constexpr int kBytes = N * (int)sizeof(Element);
@@ -96,7 +96,7 @@ AT_DEVICE void load(float (&v)[N], const Pack<Element, N>* from) {
   for (int i = 0; i < N; ++i) v[i] = to_float(from->elements[i]);
 }
 
-// From device memory that is read-only for the whole kernel: the compiler may keep or move what it has read.
+// Loads from device memory that is not written while the kernel runs: the compiler may cache or move the load.
 template <int N>
 AT_DEVICE void load_constant(float (&v)[N], const float* from) {
   if constexpr (N % 4 == 0) {
@@ -125,9 +125,9 @@ AT_DEVICE void store(const float (&v)[N], Element* to) {
   rounded<Element>(v).write(to);
 }
 
-// Programmatic dependent launch. Nothing that the previous kernel wrote may be read before griddepcontrol_wait().
-// launch_dependents() lets the next kernel be placed on the machine; called late, when most of a kernel is over: blocks
-// that are placed while this kernel fills the machine end up crowded on few multiprocessors.
+// Programmatic dependent launch. No output of the previous kernel may be read before griddepcontrol_wait().
+// launch_dependents() allows the next kernel's blocks to become resident. It is called near the end of a kernel: blocks
+// that start while this kernel still fills the GPU are crowded onto few multiprocessors.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define AT_WAITS 1
 AT_DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
@@ -138,7 +138,7 @@ AT_DEVICE void launch_dependents() {}
 AT_DEVICE void griddepcontrol_wait() {}
 #endif
 
-// Parameters of a kernel that needs nothing derived: the problem and the pointers.
+// Parameters of a kernel that needs only the problem and the pointers.
 template <typename Problem>
 struct Plain {
   Problem a;

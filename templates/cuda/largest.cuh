@@ -1,4 +1,4 @@
-// The larger of two elements, where a NaN is larger than all, as torch has it.
+// The maximum of two elements. It propagates NaN, as torch does.
 #pragma once
 
 namespace at {
@@ -21,7 +21,7 @@ AT_DEVICE __half2 larger(__half2 a, __half2 b) {
 #endif
 }
 
-#if __CUDA_ARCH__ >= 800  // before it there is no such type in any kernel
+#if __CUDA_ARCH__ >= 800  // older architectures have no bfloat16 kernels
 AT_DEVICE __nv_bfloat162 larger(__nv_bfloat162 a, __nv_bfloat162 b) { return __hmax2_nan(a, b); }
 #endif
 
@@ -36,7 +36,7 @@ struct Pair<bfloat16> {
   using type = __nv_bfloat162;
 };
 
-// best = the larger of each element of both; halves two at a time where there are two.
+// best = max(best, x) per element; 16-bit elements are compared in pairs.
 template <typename Element, int N>
 AT_DEVICE void raise(Pack<Element, N>& best, const Pack<Element, N>& x) {
   if constexpr (sizeof(Element) == 2 && N % 2 == 0) {
@@ -56,6 +56,6 @@ AT_DEVICE void raise(Pack<Element, N>& best, const Pack<Element, N>& x) {
   }
 }
 
-AT_DEVICE float lowest() { return __int_as_float(0xff800000); }  // minus infinity; as a byte, -128
+AT_DEVICE float lowest() { return __int_as_float(0xff800000); }  // minus infinity; int8 conversion saturates it to -128
 
 }  // namespace at

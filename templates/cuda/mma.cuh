@@ -1,4 +1,4 @@
-// Tensor-core products of a warp from registers: m16n8k16 with float32 sums (PTX ISA, "mma").
+// mma.sync m16n8k16 with float32 accumulators (PTX ISA, "mma"); all operands in registers.
 #pragma once
 
 namespace at {
@@ -23,7 +23,7 @@ AT_DEVICE void mma<bfloat16>(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Two neighbouring values as an operand's word, rounded, and another of what that has left.
+// Splits two neighbouring values into two operand words: the rounded values, and the rounded remainders.
 template <typename Element>
 AT_DEVICE void split(float a, float b, uint32_t& most, uint32_t& rest) {
   const float v[2] = {a, b};

@@ -1,12 +1,12 @@
-// Squeeze-and-excitation and the rest of a residual block with both small products on tensor cores: for many channels
-// and few pixels, where reading the weights for each image takes longer than the image.
+// Squeeze-and-excitation and the rest of a residual block, with both fully connected layers on tensor cores. It suits
+// many channels and few pixels, where loading the weights once per image would take longer than loading the image.
 //
-// A warp owns 32 channels, from the mean to the output; what it needs of both weights, it reads into registers before
-// the kernel that makes x has ended. Rows 0 to 7 of its products are images, or parts of their pixels: `images` images
-// a block. Rows 8 to 15 are what rounding the first eight to the tensors' type has left, so the sums are as exact as
-// with float32 means. Channels are multiplied in such an order that a thread has the same eight neighbouring ones as
-// operand of the first product, as result of the second, and of x, which stays in its registers. What all warps share
-// are the hidden values. All sums have a fixed order.
+// A warp owns 32 channels from the mean to the output. It loads its part of both weight matrices into registers before
+// griddepcontrol_wait(). Rows 0 to 7 of its products are images, or parts of the pixels of an image: a block takes
+// `images` images. Rows 8 to 15 hold the remainders of rounding rows 0 to 7 to the element type, so the result is as
+// exact as with float32 means. The channels are permuted along K, so that a thread holds the same eight neighbouring
+// channels in the operand of the first product, in the result of the second product, and in x, which stays in
+// registers. The warps exchange only the hidden values. The order of all additions is fixed.
 #pragma once
 #include "cuda/mma.cuh"
 
@@ -16,18 +16,18 @@ template <typename Config>
 struct MmaSeTail {
   using Element = typename Config::Element;
   static constexpr int kThreads = Config::kThreads, kKeep = Config::kKeep, kVector = 8, kRows = 8, kWarpChannels = 32;
-  static constexpr int kHidden = Config::kHidden;  // room for so many, a multiple of 16
+  static constexpr int kHidden = Config::kHidden;  // capacity for hidden values, a multiple of 16
   static constexpr int kTiles = kHidden / 8, kSteps = kHidden / 16, kPitch = kHidden + 1;
-  // Places of the pointers: Problem.operands() of se_tail.
+  // Indices of the pointers: Problem.operands() of se_tail.
   enum { kX = 0, kW1 = 1, kB1 = 2, kW2 = 3, kB2 = 4, kY = 5 };
   using Launch = typename Config::Launch;
 
   struct Params {
     at_se_tail a;
-    int images, lanes;        // of a block; rows of an image
-    int channel_warps, step;  // warps beside each other; pixels from one of a thread's to its next
-    int warps, adders;        // of a block; threads that add up one hidden value
-    float weight;             // of a pixel in the mean
+    int images, lanes;        // images of a block; rows of the products per image
+    int channel_warps, step;  // warps that cover all channels; distance between a thread's pixels
+    int warps, adders;        // warps of a block; threads that add up one hidden value
+    float weight;             // of one pixel in the mean
     at_pointers p;
   };
 
@@ -51,7 +51,8 @@ struct MmaSeTail {
     prepared(out, x, ceil_div(a.n, images), 1, 1, 32 * x.warps, bytes, 0);
   }
 
-  // A warp's weights: of the first product 32 channels by all hidden values, of the second the other way round.
+  // A warp's weights: 32 channels x all hidden values of the first layer, all hidden values x 32 channels of the
+  // second.
   struct Weights {
     uint4 first[kTiles];
     uint2 second[kSteps][4];
@@ -83,7 +84,7 @@ struct MmaSeTail {
     const int group = warp / x.channel_warps, warp_channel = (warp - group * x.channel_warps) * kWarpChannels;
     const int pixels = a.h * a.w, channel = warp_channel + part * kVector;
     float* partial = (float*)shared;                                  // (warp, row, hidden)
-    float4* hiddens = (float4*)(partial + x.warps * kRows * kPitch);  // (image, hidden); eight rows are whole float4s
+    float4* hiddens = (float4*)(partial + x.warps * kRows * kPitch);  // (image, hidden); 8 rows keep 16-byte alignment
 
     Weights weights;
     weights.read(a, p, warp_channel);
@@ -109,7 +110,7 @@ struct MmaSeTail {
     }
     launch_dependents();
 
-    // This row's part of the mean, times the first weights.
+    // The product of this row's part of the mean and the first weights.
     float sum[kVector] = {};
 #pragma unroll
     for (int i = 0; i < kKeep; ++i)
@@ -129,7 +130,7 @@ struct MmaSeTail {
     }
     __syncthreads();
 
-    // hidden = relu(sum + b1), some threads a value.
+    // hidden = relu(sum + b1); `adders` threads add up one value.
     const int adder = threadIdx.x % x.adders, count = x.warps * x.lanes;
 #pragma unroll 1
     for (int i = pair; i < x.images * kHidden; i += 32 * x.warps / x.adders) {
@@ -146,7 +147,7 @@ struct MmaSeTail {
     }
     __syncthreads();
 
-    // gate = sigmoid(w2 hidden + b2), of this thread's image and channels.
+    // gate = sigmoid(w2 hidden + b2) for this thread's image and channels.
     float gate[4][4] = {};
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {

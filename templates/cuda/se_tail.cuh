@@ -1,9 +1,9 @@
-// Squeeze-and-excitation and the rest of a residual block: a thread block takes one image after the other. A thread
-// owns 8 neighbouring channels of every kLanes-th pixel and keeps the first kKeep of them in registers from the mean to
-// the scaling. All sums have a fixed order, so the same input gives the same bits.
+// Squeeze-and-excitation and the rest of a residual block. A thread block processes one image at a time. A thread owns
+// 8 neighbouring channels of every `lanes`-th pixel and keeps its first kKeep pixels in registers from the mean to the
+// scaling. The order of all additions is fixed, so the same input gives the same bits.
 //
-// Early, the weights are copied to shared memory before the kernel that makes x has ended, once for all of a block's
-// images, and what the steps read of tensors is on its way while the gates are computed.
+// With kEarly, the weights are copied to shared memory before griddepcontrol_wait(), once for all images of a block,
+// and the tensors that the steps read are loaded while the gates are computed.
 #pragma once
 
 namespace at {
@@ -13,8 +13,8 @@ struct SeTail {
   using Element = typename Config::Element;
   static constexpr int kThreads = Config::kThreads, kKeep = Config::kKeep, kVector = 8;
   static constexpr bool kEarly = Config::kEarly;
-  static constexpr int kAccess = 16;  // bytes
-  // Places of the pointers: Problem.operands() of se_tail.
+  static constexpr int kAccess = 16;  // bytes of one access
+  // Indices of the pointers: Problem.operands() of se_tail.
   enum { kX = 0, kW1 = 1, kB1 = 2, kW2 = 3, kB2 = 4, kY = 5 };
   using Launch = typename Config::Launch;
   using Params = Plain<at_se_tail>;
@@ -51,10 +51,10 @@ struct SeTail {
   }
 
  private:
-  // Shared memory, in bytes from its beginning.
+  // Byte offsets in shared memory.
   struct Layout {
-    int rows;      // of partial sums, once the lanes of a warp that share channels have been added up
-    int w2_pitch;  // elements between its rows: the padding spreads them over the banks
+    int rows;      // of partial sums, after the lanes of a warp with the same channels are added up
+    int w2_pitch;  // elements from row to row of w2; the padding avoids bank conflicts
     int mean, hidden, w1, w2, b1, b2, bytes;
     AT_DEVICE explicit Layout(const at_se_tail& a) {
       const int groups = a.c / kVector;
@@ -70,7 +70,7 @@ struct SeTail {
     }
   };
 
-  // What a thread has of each image.
+  // The pixels and channels of each image that a thread owns.
   struct Part {
     int pixels, groups, lanes, lane, channel;
     bool active;
@@ -92,7 +92,7 @@ struct SeTail {
     int w2_pitch;
   };
 
-  // Begins to copy `rows` of so many bytes, in whole accesses, at addresses that are multiples of one.
+  // Starts to copy `rows` rows of `row_bytes` bytes in 16-byte accesses; all addresses must be multiples of 16.
   AT_DEVICE static void copy(char* to, int pitch, const void* from, int rows, int row_bytes) {
     const unsigned place = (unsigned)__cvta_generic_to_shared(to);
     for (int i = threadIdx.x * kAccess; i < rows * row_bytes; i += kThreads * kAccess) {
@@ -118,7 +118,7 @@ struct SeTail {
             (const float*)(memory + at.b2), at.w2_pitch};
   }
 
-  // The image's first vectors of this thread and, early, what the steps will read beside them.
+  // Loads this thread's first kKeep pixels of the image and, with kEarly, the tensors that the steps read there.
   AT_DEVICE static void read(Kept& kept, const at_se_tail& a, void* const* p, const Part& part, int64_t first) {
 #pragma unroll
     for (int i = 0; i < kKeep; ++i) {
@@ -136,7 +136,7 @@ struct SeTail {
     }
   }
 
-  // The gates of an image, a float a channel.
+  // Returns the gates of an image, one float per channel, in shared memory.
   AT_DEVICE static float* excite(const Kept& kept, const at_se_tail& a, const Element* x, const Part& part,
                                  const Weights& weights, const Layout& at, char* memory) {
     float *sums = (float*)memory, *mean = (float*)(memory + at.mean), *hidden = (float*)(memory + at.hidden);
@@ -154,7 +154,7 @@ struct SeTail {
       for (int e = 0; e < kVector; ++e) sum[e] += v[e];
     }
 
-    // mean: rows of partial sums in shared memory, then a column each.
+    // mean: partial sums in rows of shared memory; then each thread adds up one column.
     if (at.rows == part.lanes) {
       if (part.active) store(sum, sums + part.lane * a.c + part.channel);
     } else {
@@ -172,7 +172,7 @@ struct SeTail {
     }
     __syncthreads();
 
-    // hidden = relu(w1 mean + b1): a warp an output.
+    // hidden = relu(w1 mean + b1): one warp per output.
     for (int o = threadIdx.x / 32; o < a.hidden; o += kThreads / 32) {
       const Element* row = weights.w1 + o * a.c;
       float total = 0.f;
@@ -188,7 +188,7 @@ struct SeTail {
     }
     __syncthreads();
 
-    // gate = sigmoid(w2 hidden + b2): a thread an output; it takes the mean's place.
+    // gate = sigmoid(w2 hidden + b2): one thread per output; it overwrites the mean.
     for (int c = threadIdx.x; c < a.c; c += kThreads) {
       const Element* row = weights.w2 + (int64_t)c * weights.w2_pitch;
       float total = weights.b2[c];
@@ -214,8 +214,9 @@ struct SeTail {
 #endif
   }
 
-  // Scales, applies the steps and stores. A thread may begin with its next image meanwhile: it writes over no gate
-  // before all have read theirs, which the first barrier there sees to.
+  // Scales, applies the steps and stores. There is no barrier at the end: other threads may start their next image.
+  // They overwrite the gates only after the first barrier of excite(), which every thread reaches after it has read its
+  // gates.
   AT_DEVICE static void finish(const Kept& kept, const at_se_tail& a, void* const* p, const Part& part, int64_t first,
                                const float* gates) {
     float gate[kVector];

@@ -1,21 +1,22 @@
-// A convolution of few channels, to channels last; as the first layers of a network also from the image as torch has it
-// (NCHW), with the 3x3 max pool behind it.
+// A convolution with few input channels and NHWC output. As the first layers of a network it also reads the image in
+// NCHW, torch's default, and applies the 3x3 max pool after it.
 //
-// What makes it fast is that the im2col matrix needs not be made. Its columns run over lines, a line being a row of the
-// filter, in one channel (planes) or in all (interleaved), filled up with zeros to 4 taps or a multiple of 8. Where
-// stride times the elements of a pixel is even, the lines of neighbouring pixels begin whole 32-bit words apart. So in
-// shared memory, where the image lies as it is, the word of (pixel, taps 2t and 2t + 1) is at pixel * that distance +
-// t: one load is a register of the tensor cores' operand. An odd padding is made even by a zero tap in front, so that
-// words begin where the image's do. Weights stay where they are needed for all of a block's tiles: in registers for
-// mma.sync, in shared memory for wgmma.
+// No im2col matrix is built. Its columns run over lines. A line is one row of the filter, in one channel (planes) or in
+// all channels (interleaved), padded with zeros to 4 taps or a multiple of 8. If stride times the elements of a pixel
+// is even, the lines of neighbouring pixels are a whole number of 32-bit words apart. The image lies unchanged in
+// shared memory, and the word with taps 2t and 2t + 1 of a pixel is at pixel * distance + t: one 32-bit load fills one
+// register of the tensor-core operand. If the padding is odd, a zero tap in front of the line makes it even, so that
+// words stay aligned. The weights stay in place for all tiles of a block: in registers for mma.sync, in shared memory
+// for wgmma.
 //
-// A warp makes strips of 16 pixels, downwards. With a pool, row g of the operand is pixel 2g and row g + 8 is pixel
-// 2g + 1, so of a pool's three columns a thread holds two and its neighbour the third; seven pooled pixels come of a
-// strip, and the next strip begins 14 pixels on. Of its three rows the last is the first of the pixel below, and is
-// kept. Without one they are pixels g and g + 8. Weights are permuted such that a thread's accumulators are eight
-// neighbouring channels.
+// A warp computes strips of 16 pixels, from top to bottom. With a pool, row g of operand A is pixel 2g and row g + 8 is
+// pixel 2g + 1. Of a pool window's three columns a thread then holds two, and the neighbouring thread holds the third.
+// A strip gives seven pooled pixels, and the next strip begins 14 pixels further. The last of a window's three rows is
+// the first row of the window below, so it is kept. Without a pool, rows g and g + 8 are pixels g and g + 8. The
+// weights are permuted so that a thread's accumulators belong to eight neighbouring channels.
 //
-// A padded line may multiply a pixel outside of the filter by zero: an infinity in an image may spread by one pixel.
+// The zeros of a padded line multiply a pixel outside of the filter. So an infinity in the image can turn outputs one
+// pixel further into NaN.
 #pragma once
 #include "cuda/copies.cuh"
 #include "cuda/largest.cuh"
@@ -39,7 +40,7 @@ struct StemKernel {
   static constexpr bool kInterleaved = Config::kInterleaved;
   static constexpr int kStride = Config::kStride;
   static constexpr int kPlanes = kInterleaved ? 1 : kChannels;
-  static constexpr int kSide = kInterleaved ? kChannels : 1;  // elements of a pixel in a row
+  static constexpr int kSide = kInterleaved ? kChannels : 1;  // elements of one pixel in a row
   static constexpr int kPixel = kStride * kSide / 2;          // words between the lines of neighbouring pixels
   static_assert(kStride * kSide % 2 == 0, "lines begin whole words apart");
 
@@ -47,11 +48,12 @@ struct StemKernel {
   static constexpr int kLine = kFilter * kSide, kLines = kPlanes * kFilter;
   static constexpr int kTaps = kLead + kLine <= 4 ? 4 : (kLead + kLine + 7) / 8 * 8;
   static constexpr int kSteps = (kLines * kTaps + 15) / 16;
-  static constexpr int kFirst = kPool ? 2 : 1, kSecond = kPool ? 1 : 8;  // from row to row of the operand; to row g + 8
+  // Pixels from row g of operand A to row g + 1, and to row g + 8.
+  static constexpr int kFirst = kPool ? 2 : 1, kSecond = kPool ? 1 : 8;
   static constexpr int kStripPixels = kPool ? 14 : 16, kStripOutputs = kPool ? 7 : 16;
   static constexpr int kConvRows = kPool ? 2 * kRows + 1 : kRows;
 
-  // A tile of the image in shared memory: (plane, row, element), in accesses of kAccess elements.
+  // A tile of the image in shared memory, (plane, row, element), copied in accesses of kAccess elements.
   static constexpr int kAccess = Config::kAccess;
   static constexpr int kTall = kStride * (kConvRows - 1) + kFilter;
   static constexpr int kWords = ((kStrips - 1) * kStripPixels + 15) * kPixel + kTaps / 2 + kAccess / 2 - 1;
@@ -62,7 +64,7 @@ struct StemKernel {
 
   using Sums = float[kN / 2];
 
-  // Where a block's tiles are: `count` of them, downwards from output row `row`.
+  // The tiles of a block: `count` tiles from output row `row` downwards.
   struct Place {
     int image, channel, row, column, count;
     AT_DEVICE explicit Place(const Problem& a) {
@@ -76,9 +78,9 @@ struct StemKernel {
   };
   AT_DEVICE static int columns(const Problem& a) { return ceil_div(a.q, kStrips * kStripOutputs); }
   AT_DEVICE static int channel_blocks(const Problem& a) { return ceil_div(a.k, kN * Config::kSlices); }
-  // The first row or column of the convolution that an output row or column needs.
+  // Returns the first row or column of the convolution that an output row or column needs.
   AT_DEVICE static int conv_first(int output) { return kPool ? 2 * output - 1 : output; }
-  // The element of a row at which a block's words begin, before they are moved to the border of an access.
+  // Returns the element of an image row where a block's words begin, before alignment to an access.
   AT_DEVICE static int window_first(const Place& at) {
     return (kStride * conv_first(at.column) - kPad) * kSide - kLead;
   }
@@ -97,7 +99,7 @@ struct StemKernel {
     }
   }
 
-  // Two neighbouring weights along K, as they lie in an operand; n counts the permuted channels of a slice.
+  // Returns two neighbouring weights along K as an operand register; n counts the permuted channels of a slice.
   AT_DEVICE static uint32_t weights(const Params& params, int first_channel, int n, int k) {
     const int channel = first_channel + n / 32 * 32 + n % 8 / 2 * 8 + n % 32 / 8 * 2 + n % 2;
     const int line = k / kTaps, tap = k % kTaps - kLead;
@@ -109,7 +111,7 @@ struct StemKernel {
     return low | high << 16;
   }
 
-  // Registers of the operand: both of a thread's pixels, taps 2t and 2t + 1, of each half of a step.
+  // Loads operand A: taps 2t and 2t + 1 of both of a thread's pixels, for each half of a step.
   AT_DEVICE static void load_pixels(uint32_t (&a)[kSteps][4], const uint32_t* words) {
 #pragma unroll
     for (int half = 0; half < 2 * kSteps; ++half) {
@@ -120,16 +122,16 @@ struct StemKernel {
     }
   }
   AT_DEVICE static constexpr int line_offset(int line) {
-    const int known = line < kLines ? line : kLines - 1;  // weights beyond the last are zero
+    const int known = line < kLines ? line : kLines - 1;  // the weights of lines beyond the last are zero
     return (known / kFilter * kTall + known % kFilter) * kPitch;
   }
 
-  // The weights, and what is multiplied with them.
+  // The weights of all steps, and the products with them.
   struct Products {
-    uint32_t shared;  // where they are, or
+    uint32_t shared;  // wgmma: address of the weights in shared memory; mma.sync: weights in `held`
     uint32_t held[kWgmma ? 1 : kSteps * kN / 4];
 
-    // Neighbouring rows of the convolution, from the words of this thread's first pixel and taps.
+    // Computes kCount neighbouring rows of the convolution. words: this thread's first pixel and taps.
     template <int kCount>
     AT_DEVICE void rows(Sums (&sums)[kCount], const uint32_t* words) const {
       uint32_t a[kCount][kSteps][4];
@@ -166,7 +168,7 @@ struct StemKernel {
     }
   };
 
-  // Output rows from the accumulators. best: the larger of the convolution's rows so far.
+  // best = max(best, sums): the maximum over the rows of a pool window so far.
   AT_DEVICE static void take(Sums& best, const Sums& sums) {
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) best[i] = larger(best[i], sums[i]);
@@ -177,7 +179,7 @@ struct StemKernel {
   }
 
   struct Column {
-    int strip, conv, output, channel;  // of this thread's first pixel, and its first channel
+    int strip, conv, output, channel;  // strip index; this thread's first pixel and channel
     AT_DEVICE Column(const Place& at) {
       const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
       strip = warp % kStrips;
@@ -191,7 +193,7 @@ struct StemKernel {
                               int pixel) {
     const Problem& a = params.a;
     const int q = column.output + pixel * kSecond;
-    const bool extra = kPool && threadIdx.x % 32 >= 28;  // the strip's last pixels serve their neighbour alone
+    const bool extra = kPool && threadIdx.x % 32 >= 28;  // its pixels only serve the neighbouring thread
     if (row >= a.p || q >= a.q || extra) return;
 #pragma unroll
     for (int block = 0; block < kN / 32; ++block) {
@@ -209,7 +211,7 @@ struct StemKernel {
     }
   }
 
-  // The pool's three columns, from its three rows.
+  // Stores the maximum over a pool window's three columns. best: the maximum over its three rows.
   AT_DEVICE static void store_pooled(const Params& params, const Place& at, const Column& column, int row,
                                      const Sums& best, int conv_q) {
     const bool first = column.conv >= 0 && column.conv < conv_q, second = column.conv + 1 < conv_q;
@@ -234,7 +236,7 @@ struct StemKernel {
     uint32_t base = (uint32_t)__cvta_generic_to_shared(shared);
     Products products;
     if constexpr (kWgmma) {
-      const uint32_t aligned = (base + 255) & ~255u;  // the swizzle's pattern repeats every 256 bytes
+      const uint32_t aligned = (base + 255) & ~255u;  // the swizzle pattern repeats every 256 bytes
       shared += aligned - base, base = aligned;
       for (int i = threadIdx.x; i < kSteps * kN * 8; i += kThreads) {  // (step, n, k / 2)
         const int n = i / 8 % kN, k = i / 8 / kN * 16 + i % 8 * 2;
@@ -274,7 +276,7 @@ struct StemKernel {
       __syncthreads();
       if (tile + 1 == at.count) launch_dependents();
 
-      // Rows of the convolution, of which `pooled` counts those of an output row.
+      // The first row of the first window. Later windows keep the last row of the window above.
       if constexpr (kPool) {
         if (tile == 0) {
           Sums sums[1];

@@ -1,7 +1,8 @@
-// The gradient of a convolution by its input, from CUTLASS 2.x's implicit GEMM: M = n*h*w, N = c, K = r*s*k.
+// Dgrad with the implicit GEMM of CUTLASS 2.x: M = n*h*w, N = c, K = r*s*k.
 //
-// With a stride, the pixels of dx are sorted by their place modulo the stride, tile by tile: those of one residue meet
-// the same taps, and no others are gone through. A step is a chunk of dy's channels under all of these taps.
+// With a stride, the pixels of dx are sorted by their coordinates modulo the stride, and a tile holds pixels of one
+// residue. These need the same filter taps, so the main loop skips all other taps. A step is one chunk of dy's
+// channels, under all taps of the residue.
 #pragma once
 #include "cutlass/conv/kernel/default_conv2d_dgrad.h"
 #include "cutlass2/stream.cuh"
@@ -25,9 +26,9 @@ struct DgradWork {
     int tiles_a_residue;
   };
 
-  // The pixels of dx that a row of tiles holds: those of one residue.
+  // The pixels of dx in a row of tiles; all have the same residue.
   struct Pixels {
-    int first_row, r, s, h, w, rows, columns;  // r, s: the first tap that they meet; h, w: the first pixel
+    int first_row, r, s, h, w, rows, columns;  // r, s: the first tap that contributes; h, w: the first pixel
     int stride_h, stride_w, images, height, width, channels;
 
     CUTLASS_DEVICE Pixels(Params const& params, int m) {
@@ -59,9 +60,9 @@ struct DgradWork {
     }
   };
 
-  // Returns null, or why the problem cannot be computed.
+  // Returns null, or the reason why the problem is refused.
   CUTLASS_DEVICE static char const* why_refused(at_conv2d const& a) {
-    // CUTLASS's strided iterators read neighbouring pixels of dy for the neighbouring taps of a residue.
+    // CUTLASS's strided iterators assume that neighbouring taps of a residue read neighbouring pixels of dy.
     if (kStrided && (a.dilation_h != 1 || a.dilation_w != 1)) return "with strided loads, dilation must be 1";
     if (!kStrided && (a.stride_h != 1 || a.stride_w != 1)) return "without strided loads, the stride must be 1";
     if (a.groups != 1) return "groups must be 1";
@@ -98,7 +99,7 @@ struct DgradWork {
     Mma mma(shared, thread, warp, lane);
     if constexpr (kStrided) {
       Pixels const pixels(params, m);
-      if (!pixels.exist() || pixels.r >= size.R || pixels.s >= size.S) return;  // no tap reaches them
+      if (!pixels.exist() || pixels.r >= size.R || pixels.s >= size.S) return;  // nothing contributes
       typename Mma::IteratorA dy(params.dy, size, dy_data, thread, params.stride_h, params.stride_w, pixels.r, pixels.s,
                                  of_dy);
       typename Mma::IteratorB weight(params.weight, size, weight_data, thread, pixels.r, pixels.s, of_weight);

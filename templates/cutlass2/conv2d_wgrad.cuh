@@ -1,4 +1,4 @@
-// The gradient of a convolution by its weight, from CUTLASS 2.x's implicit GEMM: M = k, N = r*s*c, K = n*p*q.
+// Wgrad with the implicit GEMM of CUTLASS 2.x: M = k, N = r*s*c, K = n*p*q.
 #pragma once
 #include "cutlass/conv/kernel/default_conv2d_wgrad.h"
 #include "cutlass2/stream.cuh"
@@ -18,7 +18,7 @@ struct WgradWork {
     typename Mma::IteratorB::Params x;
   };
 
-  // A matrix whose rows hold the channels of every tap.
+  // The output as a matrix with a row per k and columns (r, s, c); a vector operand is indexed by c.
   struct Taps {
     Matrix matrix;
     int channels;
@@ -29,13 +29,13 @@ struct WgradWork {
     }
   };
 
-  // Returns null, or why the problem cannot be computed.
+  // Returns null, or the reason why the problem is refused.
   CUTLASS_DEVICE static char const* why_refused(at_conv2d const& a) {
     int const access = Mma::IteratorA::AccessType::kElements;
     if (a.groups != 1) return "groups must be 1";
     if (a.k % access || a.c % access || a.c % Existing::OutputTileIterator::kElementsPerAccess)
       return "c and k must be multiples of the alignment";
-    // CUTLASS holds the size of dy in bits in 32 bits.
+    // CUTLASS stores the size of dy, in bits, in 32 bits.
     if ((int64_t)a.n * a.p * a.q * a.k >= 1 << 27) return "dy must have fewer than 2^27 elements";
     return nullptr;
   }

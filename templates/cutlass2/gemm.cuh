@@ -1,4 +1,4 @@
-// A matrix product from CUTLASS 2.x's main loop: x (m, k) times weight (n, k), both with k innermost.
+// A GEMM with the main loop of CUTLASS 2.x: x (m, k) times the transpose of weight (n, k), both with k innermost.
 #pragma once
 #include "cutlass/gemm/kernel/default_gemm.h"
 #include "cutlass2/stream.cuh"
@@ -17,7 +17,7 @@ struct GemmWork {
     int rows, columns, depth;
   };
 
-  // Returns null, or why the problem cannot be computed.
+  // Returns null, or the reason why the problem is refused.
   CUTLASS_DEVICE static char const* why_refused(at_conv2d const& a) {
     bool const plain =
         a.r == 1 && a.s == 1 && a.groups == 1 && a.stride_h == 1 && a.stride_w == 1 && a.pad_h == 0 && a.pad_w == 0;

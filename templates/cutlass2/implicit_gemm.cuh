@@ -1,6 +1,6 @@
-// An implicit-GEMM convolution from CUTLASS 2.x parts: CUTLASS's main loop, an epilogue that hands every
-// vector of accumulators with its place to the steps of this project, and a split over channels whose last
-// thread block adds the partial sums in at least float32 and in a fixed order.
+// Fprop with CUTLASS 2.x: CUTLASS's main loop; an epilogue that passes every vector of accumulators and its coordinates
+// to the project's epilogue steps; and split-K over input channels. The last thread block of a split tile adds the
+// partial sums, in at least float32 and in a fixed order.
 #pragma once
 #ifdef __CUDACC_RTC__
 #include <cuda/std/cstdint>
@@ -12,10 +12,10 @@
 
 namespace at {
 
-// Places of the pointers: Problem.operands() of conv2d.
+// Indices of the pointers: Problem.operands() of conv2d.
 enum { kX = 0, kWeight = 1, kY = 2, kFirstStep = 3 };
 
-// Where a row and a column of accumulators go if the output is a matrix: the offset in tensors, the channel in vectors.
+// Maps a row and column of the accumulators to the output, a row-major matrix: offset in tensors, channel in vectors.
 struct Matrix {
   int rows, columns;
   CUTLASS_DEVICE bool operator()(int row, int column, int& channel, int64_t& offset) const {
@@ -33,7 +33,7 @@ struct Chosen {
   using Epilogue = T;
 };
 
-// What the types of a kernel are made from, and CUTLASS's choice for it.
+// The types of a kernel, and CUTLASS's default kernel for them.
 template <GroupMode Groups, typename Element, typename Stored, typename Accumulator, typename Class, typename Arch,
           typename Threadblock, typename Warp, typename Instruction, int Vector, int Stages, typename Operation,
           cutlass::conv::IteratorAlgorithm Algorithm, int Alignment>
@@ -60,7 +60,8 @@ struct Fprop {
   using Kernel = typename Choice<Groups>::Kernel;
   using Mma = typename Kernel::Mma;
 
-  // For few channels CUTLASS takes the epilogue of later tensor cores even for Volta's, whose sums lie otherwise.
+  // For few channels CUTLASS chooses the epilogue of later tensor cores even on Volta, whose accumulators have another
+  // layout.
   template <typename Class_, typename Arch_>
   struct EpilogueOf {
     using type = typename Kernel::Epilogue;
@@ -75,9 +76,9 @@ struct Fprop {
   using Epilogue = typename EpilogueOf<Class, Arch>::type;
 };
 
-// Takes accumulators through shared memory, as CUTLASS's own epilogue does and with its iterators, and hands
-// every vector with its coordinates to the steps, so any chain can be applied. Follows the walk of CUTLASS's
-// PredicatedTileIterator over the output tile, row for row.
+// Passes accumulators through shared memory like CUTLASS's own epilogue and with its iterators, and applies the steps
+// to every vector, so that any chain can be applied. It visits the rows of the output tile in the order of CUTLASS's
+// PredicatedTileIterator.
 template <typename Existing, typename Element, typename Steps>
 class StepEpilogue : public cutlass::epilogue::threadblock::EpilogueBase<
                          typename Existing::Shape, typename Existing::WarpMmaOperator::Shape, Existing::kPartitionsK,
@@ -113,7 +114,8 @@ class StepEpilogue : public cutlass::epilogue::threadblock::EpilogueBase<
     (*this)(accumulators, p, scalars, Matrix{rows, columns});
   }
 
-  // The same for any output: place(row, column, channel, offset) says where a vector goes, or false.
+  // The same for any output: place(row, column, channel, offset) sets where a vector goes; it returns false outside of
+  // the output.
   template <typename Place>
   CUTLASS_DEVICE void operator()(typename Base::AccumulatorTile const& accumulators, void* const* p,
                                  float const* scalars, Place const& place) {
@@ -130,7 +132,7 @@ class StepEpilogue : public cutlass::epilogue::threadblock::EpilogueBase<
 
       typename Loader::Fragment sums;
       loader_.load(sums);
-      // Warps that share a tile and split its K left a partial sum each.
+      // Warps that split the K of a tile (sliced K) have each stored a partial sum.
       CUTLASS_PRAGMA_UNROLL
       for (int i = 1; i < kPartitions; ++i) {
         typename Loader::Fragment partial;
@@ -189,7 +191,7 @@ struct ImplicitGemm {
   static bool const kFlat = Conv::kAlgorithm == cutlass::conv::IteratorAlgorithm::kFixedChannels ||
                             Conv::kAlgorithm == cutlass::conv::IteratorAlgorithm::kFewChannels;
   using Accumulator = typename Mma::FragmentC::Element;
-  // Partial sums are left in 32 bits, also those of half precision.
+  // Partial sums are stored in 32 bits, even if the accumulators are half precision.
   using Partial = typename cutlass::platform::conditional<sizeof(Accumulator) == 2, float, Accumulator>::type;
   using Partials = cutlass::AlignedArray<Partial, 4, 16>;
 
@@ -210,7 +212,7 @@ struct ImplicitGemm {
     at_pointers p;
   };
 
-  // Launch values: swizzle, the log2 of its width; slices of the split over channels.
+  // Launch values: swizzle, log2 of its width; slices, the split-K factor over channels.
   CUTLASS_DEVICE static void prepare(at_conv2d const& a, at_prepared* out) {
     if (char const* reason = why_refused(a)) return refused(out, reason);
     cutlass::conv::Conv2dProblemSize const size(
@@ -260,8 +262,8 @@ struct ImplicitGemm {
   }
 
  private:
-  // Returns null, or why the problem cannot be computed. autotune/families/cutlass2/conv2d.py has the same rules for
-  // problems and configs; these are the last check.
+  // Returns null, or the reason why the problem is refused. autotune/families/cutlass2/conv2d.py has the same
+  // rules for problems and configs; this is the last check.
   CUTLASS_DEVICE static char const* why_refused(at_conv2d const& a) {
     int const channels = a.c / a.groups, outputs = a.k / a.groups, slices = a.launch[Launch::kSlices];
     auto const algorithm = Conv::kAlgorithm;
@@ -281,7 +283,7 @@ struct ImplicitGemm {
     return a.groups == 1 ? nullptr : "groups must be 1";
   }
 
-  // The first input channel that a column of tiles reads.
+  // Returns the first input channel that a column of tiles reads.
   CUTLASS_DEVICE static int first_channel(cutlass::conv::Conv2dProblemSize const& size, int tile_n) {
     if (Conv::kGroups == GroupMode::kNone) return 0;
     return tile_n * Shape::kN / (size.K / size.groups) * (size.C / size.groups);
@@ -289,8 +291,8 @@ struct ImplicitGemm {
 
   CUTLASS_HOST_DEVICE static int64_t counters_bytes(int64_t tiles) { return (tiles * 4 + 255) / 256 * 256; }
 
-  // Leaves this slice's sums in the workspace; returns true, with the total, in the block that arrives last.
-  // The order of the addition is that of the slices, whoever adds; the counter is left at zero.
+  // Writes this slice's sums to the workspace. In the block that arrives last it returns true and the total; the slices
+  // are added in their order, whichever block is last. It resets the counter to zero.
   CUTLASS_DEVICE static bool gather_slices(Params const& params, cutlass::gemm::GemmCoord tile,
                                            typename Mma::FragmentC& accumulators, int& arrivals) {
     static_assert(kAccumulators % 4 == 0, "partial sums are moved four at a time");
@@ -315,7 +317,8 @@ struct ImplicitGemm {
     if (!last) return false;
     __threadfence();
     if (thread == 0) *counter = 0;
-    // Slice by slice, its own too: so a slice's loads are all on their way at once, and the loop stays short.
+    // Reads its own slice from the workspace as well: all loads of a slice are in flight at once, and the loop stays
+    // short.
     Partials totals[kAccumulators / 4];
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kAccumulators / 4; ++i) totals[i].clear();

@@ -1,19 +1,20 @@
-// Matrix products of CUTLASS 2.x main loops, whose steps along K are dealt to the thread blocks by a Schedule.
+// Implicit GEMMs with main loops of CUTLASS 2.x, whose steps along K are assigned to thread blocks by a Schedule.
 //
-// A block that has only a part of a tile's steps leaves its sums in the workspace, and whichever block leaves them last
-// adds them up, in the order of the steps: the same input gives the same bits, and no block waits for another.
+// A block with a part of a tile's steps writes its sums to the workspace. The block that does so last adds them up in
+// the order of the steps: the same input gives the same bits, and no block waits for another.
 #pragma once
 #include "cutlass2/implicit_gemm.cuh"
 #include "cutlass2/schedule.h"
 
 namespace at {
 
-// Work says what is multiplied:
+// Work defines the operands:
 //   Mma, Existing             CUTLASS's main loop and epilogue
-//   Params                    what the iterators need
-//   prepare(a, params, tiles_m, tiles_n, steps)   false if it cannot solve the problem
-//   accumulate(params, p, shared, m, n, first, steps, accumulators)   some steps of a tile; p: Problem.operands()
-//   place(params, m)          where a tile's sums go, for StepEpilogue
+//   Params                    parameters of the iterators
+//   why_refused(problem)      null, or the reason why the problem is refused
+//   prepare(problem, params, tiles_m, tiles_n, steps)   sets its outputs
+//   accumulate(params, p, shared, m, n, first, steps, accumulators)   adds `steps` steps of tile (m, n) from `first` on
+//   place(params, m)          maps rows and columns of a tile to the output, for StepEpilogue
 template <typename Work, typename Element, typename Steps, typename Launch>
 struct Streamed {
   using Mma = typename Work::Mma;
@@ -21,7 +22,7 @@ struct Streamed {
   using Epilogue = StepEpilogue<typename Work::Existing, Element, Steps>;
   using Accumulators = typename Mma::FragmentC;
   static int const kThreads = 32 * Mma::WarpCount::kCount;
-  static int const kWords = Accumulators::kElements / 4;  // of four partial sums
+  static int const kWords = Accumulators::kElements / 4;  // of four partial sums each
 
   union SharedStorage {
     typename Mma::SharedStorage main_loop;
@@ -36,8 +37,8 @@ struct Streamed {
     at_pointers p;
   };
 
-  // Launch values: swizzle, the log2 of its width; slices of each tile; stream, the blocks of stream-K per
-  // multiprocessor.
+  // Launch values: swizzle, log2 of its width; slices, per tile; stream, the blocks of stream-K per multiprocessor (0:
+  // none).
   CUTLASS_DEVICE static void prepare(at_conv2d const& a, at_prepared* out) {
     Params params;
     Schedule& schedule = params.schedule;
@@ -72,7 +73,7 @@ struct Streamed {
       int m, n;
       schedule.coordinates(tile, m, n);
 
-      __syncthreads();  // the last tile's epilogue may still be reading
+      __syncthreads();  // the previous tile's epilogue may still read shared memory
       Accumulators accumulators;
       accumulators.clear();
       Work::accumulate(params.work, params.p.p, shared.main_loop, m, n, first, steps, accumulators);
@@ -95,8 +96,8 @@ struct Streamed {
     return ((int64_t)schedule.streamed * 4 + 255) / 256 * 256;
   }
 
-  // Leaves this block's part of a tile in the workspace; returns true, with the total, in the block that is last.
-  // The tile's counter is left at zero.
+  // Writes this block's part of a tile to the workspace. In the block that is last it returns true and the total. It
+  // resets the tile's counter to zero.
   CUTLASS_DEVICE static bool gather(Params const& params, int tile, Accumulators& accumulators, int& arrivals) {
     static_assert(Accumulators::kElements % 4 == 0, "partial sums are moved four at a time");
     Schedule const& schedule = params.schedule;
@@ -118,7 +119,7 @@ struct Streamed {
     if (!last) return false;
     __threadfence();
     if (thread == 0) *counter = 0;
-    __syncthreads();  // all have read the arrivals, and the epilogue writes there
+    __syncthreads();  // all threads have read `arrivals`, which the epilogue overwrites
     accumulators.clear();
     for (int other = from; other <= to; ++other) {
       float4 const* part = partials + schedule.slot(other, tile) * kWords * kThreads;

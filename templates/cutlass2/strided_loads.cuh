@@ -1,7 +1,7 @@
-// Two-stage main loops of strided input gradients, with loads of any width.
+// Two-stage main loops of strided dgrad with accesses of any width.
 //
-// CUTLASS's own tile iterator for them makes one access for each vector of a thread: where an access is narrower, as
-// all are that move single elements, the rest of the vector is not read.
+// CUTLASS's tile iterator makes one access per vector of a thread. If an access is narrower than a vector, as for
+// alignment 1, the rest of the vector is not loaded. StridedLoads makes all accesses.
 #pragma once
 #include "cutlass/conv/threadblock/conv2d_tile_iterator.h"
 #include "cutlass/conv/threadblock/implicit_gemm_pipelined.h"
@@ -27,7 +27,7 @@ struct StridedLoads : Access {
     }
   }
 
-  // The next tile: what an access iterator's operator++ is for single accesses.
+  // Advances to the next tile. In the base class, operator++ advances by one access.
   CUTLASS_DEVICE void operator++() { this->advance(); }
 };
 

@@ -1,6 +1,6 @@
-// What matrix products and convolutions from CUTLASS 3.x share: the epilogue, and how a kernel says how it is launched.
+// Shared by the CUTLASS 3.x GEMMs and convolutions: the epilogue, and passing the launch and parameters to the engine.
 #pragma once
-#define CUTLASS_ENABLE_GDC_FOR_SM90  // CUTLASS's kernels wait for the one before them, and let the next one start
+#define CUTLASS_ENABLE_GDC_FOR_SM90  // kernels use programmatic dependent launch
 #include "cutlass/cutlass.h"
 #include "cute/tensor.hpp"
 #include "cutlass/epilogue/collective/collective_builder.hpp"
@@ -11,7 +11,7 @@
 
 namespace at {
 
-// Places of the pointers: Problem.operands().
+// Indices of the pointers: Problem.operands().
 enum { kA = 0, kB = 1, kY = 2 };
 
 template <typename Config, typename Tile, typename Part, typename Schedule, typename Layout>
@@ -21,7 +21,7 @@ using StepEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
     Config::kAlignment, typename Config::Element, Layout, Config::kAlignment, Schedule,
     StepCallbacks<typename Config::Steps>>::CollectiveOp;
 
-// A kernel's parameters, being filled in where they are handed over.
+// A kernel's parameters, filled in at their place in at_prepared.
 template <typename Kernel>
 struct Preparing {
   using Params = typename Kernel::Params;
@@ -37,7 +37,8 @@ struct Preparing {
 
   CUTLASS_DEVICE at_tensor_map& next_map() { return out->tensor_maps[out->tensor_map_count++]; }
 
-  // The output, and the tensor that the epilogue loads by TMA: the first that its steps read, `source` of the pointers.
+  // Describes the tensor maps of the output and of the steps' first tensor operand. source: that operand's pointer; 0
+  // if the epilogue loads none by TMA.
   template <typename Tensor>
   CUTLASS_DEVICE void describe_output(Tensor const& tensor, int source) {
     describe_tiled(next_map(), params.epilogue.tma_store_d, tensor, kY, 1, &params);

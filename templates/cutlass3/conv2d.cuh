@@ -1,13 +1,13 @@
-// The passes of a convolution from CUTLASS 3.x's implicit GEMM for Hopper. TMA gathers rows of the im2col matrix from
-// the image; one warpgroup multiplies a tile, and a block ends with its tile.
+// Fprop, dgrad and wgrad with the implicit GEMM of CUTLASS 3.x for Hopper. TMA loads rows of the im2col matrix directly
+// from the image. One warpgroup computes a tile, and a block computes one tile.
 //
-//   pass    m       n             k             A: gathered    B
-//   fprop   n p q   k             c under taps  x              weight
-//   dgrad   n h w   c             k under taps  dy             weight
-//   wgrad   k       c under taps  n p q         dy, as it is   x: gathered
+//   pass    m       n                k                A             B
+//   fprop   n p q   k                c for each tap   x, im2col     weight
+//   dgrad   n h w   c                k for each tap   dy, im2col    weight
+//   wgrad   k       c for each tap   n p q            dy, tiled     x, im2col
 #pragma once
 #include "cutlass3/common.cuh"
-// behind what they need
+// After common.cuh, whose headers these need.
 #include "cute/atom/copy_traits_sm90_im2col.hpp"
 #include "cutlass/conv/convolution.h"
 #include "cutlass/conv/collective/collective_builder.hpp"
@@ -15,8 +15,8 @@
 
 namespace at {
 
-// Config: Element, Steps, kSource (which pointer the first tensor is), kPass, the tile kM x kN x kK, kEpilogueN,
-// kClusterM, kClusterN, kStages.
+// Config: Element, Steps, kSource (pointer of the tensor that the epilogue loads by TMA; 0: none), kPass, the tile kM x
+// kN x kK, kEpilogueN, kClusterM, kClusterN, kStages.
 template <typename Config_>
 struct Conv3 {
   struct Config : Config_ {
@@ -28,12 +28,12 @@ struct Conv3 {
   static constexpr bool kWgrad = kPass == Pass::kWgrad, kDgrad = kPass == Pass::kDgrad;
   using N = cute::Int<Config::kN>;
   using Part = cute::Int<Config::kEpilogueN>;
-  // The modes of a tile match those of the problem: c under taps has three.
+  // A tile has the mode structure of the problem: (c, s, r) is one nested mode.
   using Tile = cute::Shape<cute::Int<Config::kM>, cute::conditional_t<kWgrad, cute::Shape<N>, N>,
                            cute::Shape<cute::Int<Config::kK>>>;
   using Cluster = cute::Shape<cute::Int<Config::kClusterM>, cute::Int<Config::kClusterN>, cute::_1>;
   using NHWC = cutlass::layout::TensorNHWC;
-  // The output of fprop and dgrad is stored as the matrix that it is in memory.
+  // The output of fprop and dgrad is stored as a row-major matrix.
   using Epilogue =
       StepEpilogue<Config, Tile,
                    cute::conditional_t<kWgrad, cute::Tile<cute::_64, cute::Tile<Part>>, cute::Shape<cute::_64, Part>>,
@@ -116,7 +116,7 @@ struct Conv3 {
     }
   }
 
-  // The gradient by the input goes through the taps backwards, from the last pixel of dy that one of dx reaches.
+  // Dgrad visits the taps backwards, from the last pixel of dy that contributes to a pixel of dx.
   CUTLASS_HOST_DEVICE static Window window(at_conv2d const& a) {
     int const reach_h = (a.r - 1) * a.dilation_h, reach_w = (a.s - 1) * a.dilation_w;
     Window x{};

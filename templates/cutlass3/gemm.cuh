@@ -1,5 +1,5 @@
-// A matrix product from CUTLASS 3.x for Hopper: x (m, k) times weight (n, k), both with k innermost. TMA loads both,
-// wgmma multiplies, and the epilogue passes the output through shared memory to TMA.
+// A GEMM with CUTLASS 3.x for Hopper: x (m, k) times the transpose of weight (n, k), both with k innermost. TMA loads
+// both operands, wgmma multiplies, and the epilogue stores through shared memory with TMA.
 #pragma once
 #include "cutlass3/common.cuh"
 #include "cutlass3/scheduler.cuh"
@@ -7,13 +7,13 @@
 namespace at {
 
 enum class Schedule3 {
-  kBasic,        // a tile a block, one warpgroup
-  kPingpong,     // two warpgroups, each with a tile of its own, in turn
+  kBasic,        // one tile per block, one warpgroup
+  kPingpong,     // two warpgroups, each with its own tile; main loop and epilogue alternate
   kCooperative,  // two warpgroups that share a tile
 };
 
-// Config: Element, Steps, kSource (which pointer the first tensor is), the tile kM x kN x kK, kEpilogueN, kClusterM,
-// kClusterN, kStages, kSchedule.
+// Config: Element, Steps, kSource (pointer of the tensor that the epilogue loads by TMA; 0: none), the tile kM x kN x
+// kK, kEpilogueN, kClusterM, kClusterN, kStages, kSchedule.
 template <typename Config_>
 struct Gemm3 {
   struct Config : Config_ {
@@ -42,10 +42,10 @@ struct Gemm3 {
                                                       cute::conditional_t<kBasic, void, Dealt>>;
   using Params = typename Kernel::Params;
   static constexpr int kThreads = Kernel::MaxThreadsPerBlock;
-  static constexpr int kSharedBytes = Kernel::SharedStorageSize + 16;  // and the scheduler's word
+  static constexpr int kSharedBytes = Kernel::SharedStorageSize + 16;  // plus the scheduler's `arrivals`
 
-  // Launch values: swizzle, the log2 of its width; slices of each tile; stream = 1 shares all steps among the
-  // multiprocessors (stream-K).
+  // Launch values: swizzle, log2 of its width; slices, per tile; stream = 1 shares all steps among the multiprocessors
+  // (stream-K).
   CUTLASS_DEVICE static void prepare(at_conv2d const& a, at_prepared* out) {
     Preparing<Kernel> preparing(a.scalars, out);
     Params& params = preparing.params;
@@ -72,10 +72,12 @@ struct Gemm3 {
       deal.tiles_m = tiles_m, deal.tiles_n = tiles_n, deal.steps = ceil_div(depth, Config::kK);
       deal.swizzle = a.launch[Launch::kSwizzle];
       bool const split = a.launch[Launch::kSlices] > 1 || a.launch[Launch::kStream];
-      // A warpgroup of its own, or one that has loaded what is to be added, cannot know in time who will be last.
+      // Pingpong warpgroups, and a warpgroup that has loaded the epilogue's source, cannot know in time which block is
+      // last.
       if (split && (!kCooperative || Config::kSource > 0))
         return refused(out, "slices and stream-K need the cooperative schedule and an epilogue that reads no tensor");
-      // Larger clusters leave some of each GPC's 14 to 18 processors idle: Architecture.processors_for has the same.
+      // Clusters of more than 2 blocks leave some of the 14 to 18 multiprocessors of each GPC idle.
+      // Architecture.processors_for has the same factor.
       int const clusters = (kPeers > 2 ? processors() * 10 / 11 : processors()) / kPeers;
       if (!split) deal.persist(clusters);
       else if (!deal.deal(a.launch[Launch::kSlices], a.launch[Launch::kStream] * clusters))

@@ -1,8 +1,9 @@
-// A tile scheduler for CUTLASS 3.x's persistent kernels. By run-time values of one binary it deals whole tiles, slices
-// of tiles or equal shares of all steps (stream-K), to clusters: a step is tile_k of K for a cluster's tiles.
+// A tile scheduler for the persistent kernels of CUTLASS 3.x. Run-time values of one binary select whole tiles, slices
+// of tiles (split-K) or equal shares of all steps (stream-K) per cluster. A step is tile_k of K for the tiles of a
+// cluster.
 //
-// Partial sums are added by the block that leaves them last, in the order of the steps: the same input gives the same
-// bits, no block waits for another, and what the next launch relies on is left as it was.
+// The block that writes its partial sums last adds them up in the order of the steps: the same input gives the same
+// bits, and no block waits for another. All counters are zero again at the end.
 #pragma once
 #include "cutlass/arch/barrier.h"
 #include "cutlass/gemm/kernel/tile_scheduler.hpp"
@@ -10,7 +11,7 @@
 
 namespace at {
 
-struct Dealt {};  // the tag by which CUTLASS finds it
+struct Dealt {};  // the scheduler tag for CUTLASS's TileSchedulerSelector
 
 template <int kClusterM, int kClusterN>
 class DealtTiles {
@@ -29,8 +30,8 @@ class DealtTiles {
   };
 
   struct Params : Deal {
-    int to_pointers;  // bytes from here to the launch's at_pointers
-    int arrivals;     // where a word of shared memory is
+    int to_pointers;  // bytes from this struct to the launch's at_pointers
+    int arrivals;     // offset of one int in shared memory
     CUTLASS_DEVICE int64_t counters_bytes() const { return ((int64_t)streamed * kPeers * 4 + 255) / 256 * 256; }
     CUTLASS_DEVICE int64_t workspace_bytes(int64_t sums_a_tile) const {
       return streamed ? counters_bytes() + (int64_t)blocks * slots * kPeers * sums_a_tile * 4 : 0;
@@ -40,8 +41,8 @@ class DealtTiles {
   struct WorkTileInfo {
     int M_idx = 0, N_idx = 0, K_idx = 0, L_idx = 0;
     uint32_t k_tile_count = 0;
-    int tile = 0;           // of clusters
-    bool finishes = false;  // whether this block has the tile's sums, and stores them
+    int tile = 0;           // index in tiles of clusters
+    bool finishes = false;  // whether this block has the tile's total and runs the epilogue
     CUTLASS_HOST_DEVICE bool is_valid() const { return k_tile_count > 0; }
     CUTLASS_HOST_DEVICE int reduction_subtile_idx() const { return -1; }
   };
@@ -93,8 +94,8 @@ class DealtTiles {
   CUTLASS_DEVICE static bool requires_separate_reduction(Params const&) { return false; }
   CUTLASS_DEVICE static bool compute_epilogue(WorkTileInfo const& work, Params const&) { return work.finishes; }
 
-  // Called by all threads that multiply. Leaves this block's part of a tile in the workspace; the block that is last
-  // takes the total.
+  // Called by all threads of the consumer warpgroups. Writes this block's part of a tile to the workspace; the block
+  // that is last reads the total.
   template <typename Sums>
   CUTLASS_DEVICE static void fixup(Params const& x, WorkTileInfo& work, Sums& sums, uint32_t groups, uint32_t) {
     if (work.finishes) return;

@@ -1,15 +1,15 @@
-// What a cluster of blocks goes through of a product that is dealt to all of them. Plain C++, for the device and for a
-// test on the host. Tiles and blocks are those of whole clusters.
+// The share of a GEMM's steps that one cluster computes. Plain C++, for the device and for a test on the host. Here a
+// tile is the tiles of one cluster, and a block is one cluster.
 #pragma once
 #include "cutlass2/schedule.h"
 
 namespace at {
 
-// A schedule that may also be persistent: whole tiles, one after the other.
+// A Schedule that can also be persistent: each cluster computes whole tiles, one after the other.
 struct Deal : Schedule {
   AT_SCHEDULE int tiles() const { return tiles_m * tiles_n; }
 
-  // To at most so many clusters.
+  // Assigns whole tiles to at most `clusters` clusters.
   AT_SCHEDULE void persist(int clusters) {
     blocks = clusters < tiles() ? clusters : tiles();
     streamed = slots = 0;
@@ -17,7 +17,7 @@ struct Deal : Schedule {
   }
 };
 
-// Steps of a tile; none behind the last.
+// Some steps of one tile. After the last piece, `steps` is 0.
 struct Piece {
   int tile, first, steps;
 };

@@ -1,11 +1,11 @@
-// A chain of steps as an epilogue of CUTLASS 3.x: what its collective epilogue calls for every fragment of accumulators
-// between shared memory that TMA has loaded and shared memory that TMA will store.
+// Epilogue steps as the fusion callbacks of CUTLASS 3.x. Its collective epilogue calls them for every fragment of
+// accumulators, after TMA has loaded the source to shared memory and before TMA stores the output from it.
 #pragma once
 #include "cutlass/epilogue/fusion/sm90_visitor_tma_warpspecialized.hpp"
 
 namespace at {
 
-// Two neighbouring channels of a tensor, which is what a thread holds of a row at a time.
+// Two neighbouring channels of a tensor: a thread holds pairs of a row.
 template <typename Element>
 struct Pair {
   float of[2];
@@ -17,11 +17,11 @@ AT_DEVICE void load(float (&v)[2], const Pair<Element>* from) {
   v[0] = from->of[0], v[1] = from->of[1];
 }
 
-// Steps says what is done:
-//   Element                   of the tensors
-//   kTensors, kSources        tensors that the chain reads; of them, those that come by TMA: the first, or none
-//   kAtPixels, kWrites        whether it reads or writes tensors; whether it writes any
-//   fetch(to, p, offset)      reads two channels of every tensor that does not come by TMA
+// Steps defines the epilogue:
+//   Element                   element type of the tensors
+//   kTensors, kSources        tensors that the steps read; how many of them TMA loads: the first one, or none
+//   kAtPixels, kWrites        whether the steps read or write tensors; whether they write tensors
+//   fetch(to, p, offset)      loads two channels of every tensor that TMA does not load
 //   apply(v, p, scalars, channel, offset, fetched)
 template <typename Steps>
 struct StepCallbacks {
@@ -46,8 +46,8 @@ struct StepCallbacks {
     return cutlass::epilogue::fusion::detail::EmptyProducerLoadCallbacks{};
   }
 
-  // problem: (m, n, ...); source: a thread's part of the first tensor; here: its places in the tile, relative to its
-  // first; left: from its first place to the end of the output.
+  // problem: (m, n, ...); source: a thread's fragment of the tensor loaded by TMA; here: coordinates of the thread's
+  // elements, relative to its first one; left: distance from its first element to the end of the output.
   template <typename Problem, typename Source, typename Places, typename Rest>
   struct Store : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
     Params const* params;
@@ -59,7 +59,7 @@ struct StepCallbacks {
     CUTLASS_DEVICE Store(Params const* params, Problem problem, Source const& source, Places here, Rest left)
         : params(params), problem(problem), source(source), here(here), left(left) {}
 
-    // The thread that loads by TMA has waited; what this one reads and writes by itself it must wait for by itself.
+    // Only the thread that issues TMA loads has waited. Other threads wait here before their own loads and stores.
     CUTLASS_DEVICE void begin() {
       if constexpr (Steps::kAtPixels) griddepcontrol_wait();
     }
@@ -93,8 +93,8 @@ struct StepCallbacks {
       return result;
     }
 
-    // Where a pair lies: the channel in vectors, the offset in tensors. Outside of the output, which TMA cuts off by
-    // itself, some place inside, and false.
+    // Returns where a pair lies: the channel in vectors, the offset in tensors. For a pair outside of the output, which
+    // TMA does not store, it returns false and a position inside.
     template <typename Place>
     CUTLASS_DEVICE bool place(Place const& at, int& channel, int64_t& offset) const {
       using namespace cute;
@@ -102,9 +102,9 @@ struct StepCallbacks {
       auto const columns = get<1>(problem);
       int const row = rows - get<0>(left) + get<0>(at);
       int const held = min(row, int(rows) - 1);
-      if constexpr (is_tuple<decltype(columns)>::value) {  // channels under the taps of a filter
+      if constexpr (is_tuple<decltype(columns)>::value) {  // (c, s, r)
         int const c = get<0>(columns) - get<1, 0>(left) + get<1, 0>(at);
-        int const s = get<1>(columns) - get<1, 1>(left), r = get<2>(columns) - get<1, 2>(left);  // one a tile
+        int const s = get<1>(columns) - get<1, 1>(left), r = get<2>(columns) - get<1, 2>(left);  // one tap per tile
         channel = min(c, int(get<0>(columns)) - 2);
         int const tap = min(r, int(get<2>(columns)) - 1) * get<1>(columns) + min(s, int(get<1>(columns)) - 1);
         offset = ((int64_t)held * (get<1>(columns) * get<2>(columns)) + tap) * get<0>(columns) + channel;

@@ -1,11 +1,11 @@
-// What CUTLASS 3.x does on the host before a launch, as far as it concerns tensor maps: here it is done where a kernel
-// is prepared, on either side. The maps are described to the engine, which encodes them with the operands' addresses.
+// The tensor-map part of CUTLASS 3.x's host-side preparation, for host and device. A kernel's `prepare` describes the
+// maps; the engine encodes them with the operands' addresses.
 #pragma once
 #include "cute/tensor.hpp"
 
 namespace at {
 
-// CUtensorMapDataType. Where nothing is converted, CUTLASS loads whole numbers of the element's size.
+// The CUtensorMapDataType of T. If nothing is converted, CUTLASS loads unsigned integers of the element's size.
 template <typename T>
 CUTE_HOST_DEVICE constexpr int map_element() {
   if constexpr (cute::is_same_v<T, uint8_t> || cute::is_same_v<T, int8_t>) return 0;
@@ -32,8 +32,9 @@ CUTE_HOST_DEVICE void begin_map(at_tensor_map& map, Map const* to, int pointer, 
 template <typename Tensor>
 using ElementOf = cute::remove_const_t<typename Tensor::value_type>;
 
-// Of an operand that is loaded or stored as it is. `copy`, a member of the kernel's parameters, knows by its type how
-// the operand's modes become those of the map; `blocks` of a cluster share a load, each with its part of the box.
+// Describes the tiled map of an operand. The type of `copy`, a member of the kernel's parameters, defines how the
+// operand's modes become those of the map. `blocks` blocks of a cluster share a load (multicast); each loads its part
+// of the box.
 template <typename Copy, typename Tensor>
 CUTE_HOST_DEVICE void describe_tiled(at_tensor_map& map, Copy const& copy, Tensor const& tensor, int pointer,
                                      int blocks, void const* params) {
@@ -52,29 +53,29 @@ CUTE_HOST_DEVICE void describe_tiled(at_tensor_map& map, Copy const& copy, Tenso
     map.element_strides[i] = 1;
     if constexpr (i > 0) map.strides[i - 1] = strides[i] * sizeof(Element);
   });
-  for (int i = kRank - 1, left = blocks; left > 1; --i) {  // shared from the outermost mode inwards
+  for (int i = kRank - 1, left = blocks; left > 1; --i) {  // divides the outermost mode first
     int const extent = map.box[i];
     map.box[i] = (extent + left - 1) / left;
     left = (left + extent - 1) / extent;
   }
 }
 
-// The two spatial modes of a convolution's operand, w first.
+// The spatial geometry of a convolution's operand. Pairs are (w, h).
 struct Window {
   using Two = cute::tuple<int, int>;
-  Two lower, upper;         // corners of the box of starting pixels
+  Two lower, upper;         // corners of the bounding box of base pixels
   Two padding, stride;      // of the convolution
-  Two first_tap, tap_step;  // offsets of the filter's taps
+  Two first_tap, tap_step;  // input offsets of the first tap, and from tap to tap
 };
 
-// Of an image ((w, h, n), c), or (c, (w, h, n)), whose pixels are gathered as rows of the im2col matrix. Completes
-// `copy` too: it holds the coordinates of that matrix.
+// Describes the im2col map of an image ((w, h, n), c) or (c, (w, h, n)). It also sets the coordinate tensor of `copy`:
+// the im2col matrix in TMA coordinates.
 template <typename Copy, typename Tensor, typename SharedLayout>
 CUTE_HOST_DEVICE void describe_im2col(at_tensor_map& map, Copy& copy, Tensor const& tensor, SharedLayout const& shared,
                                       int pointer, int blocks, Window const& window, void const* params) {
   using namespace cute;
   using Element = ElementOf<Tensor>;
-  // A load fills neighbouring shared memory: some channels of some pixels.
+  // A load fills contiguous shared memory: some channels of some pixels.
   auto const modes = make_identity_layout(product_each(shape(tensor.layout()))).compose(product_each(shape(shared)));
   auto const basis = make_identity_layout(product_each(shape(tensor.layout())));
   auto const filled =
@@ -102,8 +103,7 @@ CUTE_HOST_DEVICE void describe_im2col(at_tensor_map& map, Copy& copy, Tensor con
     map.upper[i] = get<i>(window.upper);
   });
 
-  // The matrix, ((q, p, n), (c, s, r)) or the other way round, in the coordinates that the load takes: c, (w, h), n,
-  // (s, r).
+  // The matrix ((q, p, n), (c, s, r)), or its transpose, in the coordinates of a TMA load: c, (w, h), n, (s, r).
   auto const outputs =
       append(cute::transform(make_seq<2>{},
                              [&](auto i) {
@@ -129,7 +129,7 @@ CUTE_HOST_DEVICE void describe_im2col(at_tensor_map& map, Copy& copy, Tensor con
       make_shape(transform_leaf(outputs, [](auto extent) { return cutlass::FastDivmod(extent); }), taps);
   auto const steps = make_stride(pixel_steps, tap_steps);
   auto const linear = make_shape(size(outputs), taps);
-  // pixels come first in the operand if its first mode is theirs
+  // Pixels come first if they are the operand's first mode.
   auto const many = make_layout(make_shape(basis_get(pixel_mode, divided), basis_get(channel_mode, divided)),
                                 make_stride(basis_get(pixel_mode, steps), basis_get(channel_mode, steps)));
   auto const one = make_identity_tensor(make_shape(basis_get(pixel_mode, linear), basis_get(channel_mode, linear)));

@@ -1,7 +1,7 @@
-// A CUDA driver without a GPU, for tests of what the engine tells the driver: it writes a line for each launch.
+// A CUDA driver without a GPU, for tests of the engine's driver calls: it prints a line for each launch.
 //
-// A module's functions are their names. Each kernel has two tensor maps, of its first two operands, then its pointers.
-// The odd ones wait for the kernel before them by themselves.
+// The handle of a function is its name. Each kernel has two tensor maps, of its first two operands, then its pointers.
+// Every second kernel sets at_prepared::waits.
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -14,7 +14,7 @@
 namespace {
 
 struct Params {
-  void* maps[2][16];  // a map is 128 bytes: here the address that it was encoded with, and nothing
+  void* maps[2][16];  // 128 bytes per map; the first 8 are the operand's address
   at_pointers pointers;
 };
 static_assert(sizeof(Params) <= AT_MAX_PARAMS);
@@ -76,7 +76,7 @@ int cuFuncSetAttribute(void*, int, int) { return 0; }
 int cuFuncGetAttribute(int* value, int, void*) { return *value = 1024, 0; }
 int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
   void* const memory = std::malloc(bytes);
-  std::memset(memory, 'x', bytes);  // what device memory holds before it is written
+  std::memset(memory, 'x', bytes);  // uninitialized device memory
   return *address = reinterpret_cast<uint64_t>(memory), 0;
 }
 int cuMemsetD8_v2(uint64_t address, unsigned char value, size_t bytes) {
@@ -88,8 +88,8 @@ int cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
   return std::memcpy(to, reinterpret_cast<void*>(from), bytes), 0;
 }
 
-// A kernel's prepare function. One whose name begins with "refuses" refuses every problem; with DRIVER_REASON it says
-// why.
+// A kernel's prepare function. A kernel whose name begins with "refuses" refuses every problem; DRIVER_REASON is its
+// reason.
 void prepare(const char* name, at_prepared& values) {
   values.abi_version = AT_ABI_VERSION;
   if (std::strncmp(name, "refuses", 7) == 0) {
@@ -105,7 +105,7 @@ void prepare(const char* name, at_prepared& values) {
   for (int i = 0; i < 2; ++i) {
     values.tensor_maps[i].pointer = i;
     values.tensor_maps[i].params_offset = i * 128;
-    values.tensor_maps[i].pixels = i;  // one of either kind
+    values.tensor_maps[i].pixels = i;  // one tiled map, one im2col map
   }
 }
 
@@ -123,8 +123,8 @@ int cuTensorMapEncodeIm2col(void* map, int, unsigned, void* address) { return en
 int cuGraphCreate(void**, unsigned) { return nodes.clear(), 0; }
 int cuGraphDestroy(void*) { return 0; }
 
-// With DRIVER_EDGE_ERROR it fails with that error for a programmatic edge, which CUgraphEdgeData marks in its third
-// byte.
+// If DRIVER_EDGE_ERROR is set, the call fails with that error for a programmatic edge: byte 2 of CUgraphEdgeData is its
+// type.
 int cuGraphAddDependencies_v2(void*, const void*, const void*, const void* edge, size_t) {
   const char* error = std::getenv("DRIVER_EDGE_ERROR");
   const bool programmatic = static_cast<const char*>(edge)[2];

@@ -1,9 +1,9 @@
-// One kernel as a library for tests/support/emulator.py, which says which: EMULATED_SYMBOL and EMULATED_PROBLEM.
+// One kernel as a library for tests/support/emulator.py, which defines EMULATED_SYMBOL and EMULATED_PROBLEM.
 #include "emulator/launch.h"
 
 #include "cuda/kernel.cuh"
 
-char at_shared[1];  // unused: every block of a cluster has its own
+char at_shared[1];  // unused: each emulated block has its own shared memory
 
 #include "kernel.cu"
 
@@ -17,7 +17,7 @@ extern "C" int emulate(const EMULATED_PROBLEM& problem, void* const* pointers, i
                                   room);
 }
 
-// The reason with which the kernel refuses a problem, or null where it does not.
+// Returns the reason why the kernel refuses a problem, or null if it accepts the problem.
 extern "C" const char* refusal(const EMULATED_PROBLEM& problem) {
   static at_prepared out;
   std::memset(&out, 0, sizeof out);

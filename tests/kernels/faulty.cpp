@@ -1,4 +1,4 @@
-// Kernels for avg_pool2d that go wrong, each in its own way, and one that does not.
+// Faulty kernels for avg_pool2d, each with another fault, and one correct kernel.
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>
@@ -43,7 +43,7 @@ void scaled(const Problem& a, void* const* p) {
   for (int64_t o = 0; o < outputs(a); ++o) ((float*)p[1])[o] *= 1.001f;
 }
 
-void unpadded_mean(const Problem& a, void* const* p) {  // divides the first row by fewer taps than the window has
+void unpadded_mean(const Problem& a, void* const* p) {  // divides the first row by too few taps
   pool(a, p);
   for (int64_t o = 0; o < (int64_t)a.q * a.c; ++o) ((float*)p[1])[o] *= 1.5f;
 }
@@ -87,13 +87,13 @@ void writes_far(const Problem& a, void* const* p) {
 
 void throws(const Problem&, void* const*) { throw std::runtime_error("the kernel has given up\nfor good"); }
 
-void made_up(const Problem& a, void* const* p) {  // other numbers each time, all of them wrong
+void made_up(const Problem& a, void* const* p) {  // different wrong results in each call
   static unsigned state = 1;
   for (int64_t o = 0; o < outputs(a); ++o)
     ((float*)p[1])[o] = (state = state * 1664525u + 1013904223u) * 0x1p-31f - 1.f;
 }
 
-void jitters(const Problem& a, void* const* p) {  // other bits each time, all of them right
+void jitters(const Problem& a, void* const* p) {  // within tolerance, but different bits in each call
   static int calls = 0;
   pool(a, p);
   float* last = (float*)p[1] + outputs(a) - 1;
@@ -112,8 +112,8 @@ void strays(const Problem& a, void* const* p) {  // writes its input from the te
   if (++calls >= 10) ((float*)p[0])[3] = 5.f;
 }
 
-void keeps_largest(const Problem& a,
-                   void* const* p) {  // NaN is no larger than anything, so it is not seen in the result
+// Keeps the larger of the old and the new output. NaN poison is not visible in the result, because fmaxf drops NaN.
+void keeps_largest(const Problem& a, void* const* p) {
   static float before[1 << 16];
   float* y = (float*)p[1];
   for (int64_t o = 0; o < outputs(a); ++o) before[o] = y[o];

@@ -1,4 +1,4 @@
-// Kernels for avg_pool2d in float32 that go wrong on a GPU, each in its own way, and one that does not.
+// Faulty GPU kernels for avg_pool2d in float32, each with another fault, and one correct kernel.
 #include <assert.h>
 
 #include "cuda/kernel.cuh"
@@ -18,7 +18,7 @@ AT_DEVICE float* input(const Params& params) { return (float*)params.p.p[0]; }
 AT_DEVICE float* output(const Params& params) { return (float*)params.p.p[1]; }
 AT_DEVICE bool is_last(const Params& params) { return thread() == outputs(params) - 1; }
 
-// Every output but `missing`; a thread each.
+// Computes every output except `missing`; one thread per output.
 AT_DEVICE void pool(const Params& params, int64_t missing = -1) {
   const at_pool2d& a = params.a;
   const int64_t o = thread();
@@ -33,7 +33,7 @@ AT_DEVICE void pool(const Params& params, int64_t missing = -1) {
   output(params)[o] = sum / (a.r * a.s);
 }
 
-// A number that is another at each call: of launches so far.
+// Counts calls. If one thread calls it per launch, it numbers the launches from 0.
 AT_DEVICE int count(int* counter) { return atomicAdd(counter, 1); }
 
 __device__ int jitters_calls, tires_calls, strays_calls;
@@ -71,7 +71,7 @@ struct writes_before {
     if (thread() == 0) output(params)[-1] = 0.f;
   }
 };
-struct writes_input {  // after all have read it, as far as one kernel can know
+struct writes_input {  // in the last thread, so most likely after the other reads
   static AT_DEVICE void run(const Params& params) {
     pool(params);
     if (is_last(params)) input(params)[0] = 7.f;
@@ -102,12 +102,12 @@ struct traps {
     if (thread() == 0) __trap();
   }
 };
-struct made_up {  // other numbers each time, all of them wrong
+struct made_up {  // different wrong results in each launch
   static AT_DEVICE void run(const Params& params) {
     if (thread() < outputs(params)) output(params)[thread()] = (unsigned)(clock64() * 2654435761u) * 0x1p-31f - 1.f;
   }
 };
-struct jitters {  // other bits each time, all of them right
+struct jitters {  // within tolerance, but different bits in each launch
   static AT_DEVICE void run(const Params& params) {
     pool(params);
     if (is_last(params)) {
@@ -128,7 +128,7 @@ struct strays {  // writes its input from the tenth launch on
     if (is_last(params) && count(&strays_calls) >= 9) input(params)[0] = 7.f;
   }
 };
-struct keeps_largest {  // NaN is no larger than anything, so it is not seen in the result
+struct keeps_largest {  // NaN poison is not visible in the result: fmaxf drops NaN
   static AT_DEVICE void run(const Params& params) {
     const bool inside = thread() < outputs(params);
     const float before = inside ? output(params)[thread()] : 0.f;
@@ -136,14 +136,14 @@ struct keeps_largest {  // NaN is no larger than anything, so it is not seen in 
     if (inside) output(params)[thread()] = fmaxf(output(params)[thread()], before);
   }
 };
-struct trusts_workspace {  // right as long as the workspace is zero, which it is once
+struct trusts_workspace {  // correct only in the first launch: it does not restore the zeros
   static AT_DEVICE void run(const Params& params) {
     pool(params);
     float* sum = (float*)params.p.p[AT_WORKSPACE];
     if (is_last(params)) output(params)[thread()] += *sum, *sum += 0.5f;
   }
 };
-struct leaks {  // the device's heap has a size; when it is used up there is no memory to write to
+struct leaks {  // device malloc returns null when the device's heap is exhausted
   static AT_DEVICE void run(const Params& params) {
     pool(params);
     if (is_last(params)) {

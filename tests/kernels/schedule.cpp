@@ -1,4 +1,4 @@
-// Deals many schedules and checks what templates/cutlass2/schedule.h promises; prints what it finds broken.
+// Tests templates/cutlass2/schedule.h with many schedules; prints each violated property.
 #include <stdint.h>
 #include <stdio.h>
 
@@ -20,7 +20,7 @@ static const char* broken(const at::Schedule& s) {
   }
 
   std::vector<int> taken(s.tiles_m * s.tiles_n, 0);
-  std::map<int, std::vector<std::pair<int, int>>> parts;  // tile -> (block, steps) of those who have only a part
+  std::map<int, std::vector<std::pair<int, int>>> parts;  // tile -> (block, steps) of blocks with a part of the tile
   std::set<int64_t> slots;
   for (int block = 0; block < s.blocks; ++block) {
     int64_t step = s.first_step(block);

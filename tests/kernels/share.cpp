@@ -1,5 +1,5 @@
-// Goes through the shares of many products and checks that templates/cutlass3/share.h deals every step once, in whole
-// tiles where it is to be persistent; prints what it finds broken.
+// Tests templates/cutlass3/share.h with many GEMMs: every step must be assigned exactly once, in whole tiles if the
+// schedule is persistent. Prints each violated property.
 #include <stdint.h>
 #include <stdio.h>
 

@@ -12,7 +12,7 @@ using cuda::driver;
 
 namespace {
 
-// 256 bytes: every load of a tensor is soon followed by one of its neighbours.
+// L2 promotion to 256 bytes: neighbouring data of a tensor is loaded soon after.
 constexpr int kNoInterleave = 0, kPromoteTo256Bytes = 3, kFillWithZeros = 0;
 
 void encode(const at_tensor_map& m, void* address, uint8_t* to) {
@@ -67,7 +67,7 @@ void PreparedImage::launch_with(const uint8_t* params, void* stream, bool overla
   check(driver().launch(&config, function_, arguments, nullptr), "launch of a kernel");
 }
 
-// The parameters, tensor maps and all, are written once.
+// A kernel whose parameters, including tensor maps, are written once.
 class FrozenImage : public Launch {
  public:
   FrozenImage(const PreparedImage& kernel, const at_pointers& pointers)
@@ -106,8 +106,8 @@ T read(const std::string& bytes, size_t at) {
   return value;
 }
 
-// Whether all sections of an ELF file lie within its bytes: the driver takes our word for the length and crashes
-// on an image that was cut short.
+// Returns whether all sections of an ELF file lie within its bytes. The driver does not know the length of an image and
+// crashes on a truncated one.
 bool is_whole_elf(const std::string& bytes) {
   constexpr uint32_t kNoBits = 8;
   const uint64_t size = bytes.size(), table = read<uint64_t>(bytes, 0x28);
@@ -126,8 +126,8 @@ bool is_whole_elf(const std::string& bytes) {
   return true;
 }
 
-// Returns the text that a kernel wrote in the place of its parameters; see refused() in templates/cuda/kernel.cuh. A
-// binary of an older template has no text there, but may have begun to write parameters.
+// Returns the text that a kernel wrote in place of its parameters; see refused() in templates/cuda/kernel.cuh. A binary
+// of an older template writes no text there, but may have begun to write parameters.
 std::string refusal_reason(const at_prepared& values) {
   const char* const begin = reinterpret_cast<const char*>(values.params);
   const char* const end = std::find(begin, begin + AT_MAX_PARAMS, '\0');
@@ -149,7 +149,7 @@ DeviceImage::~DeviceImage() {
     ContextScope scope(context_);
     driver().module_unload(module_);
   } catch (const Error&) {
-    // The context is gone with the process; there is nobody left to tell.
+    // The context was destroyed at process exit; a destructor must not throw.
   }
 }
 
@@ -175,7 +175,7 @@ std::shared_ptr<Prepared> DeviceImage::prepare(const std::string& symbol, const 
                 std::to_string(AT_ABI_VERSION));
   if (values.status != AT_OK) throw Refused(symbol + " refuses the problem: " + refusal_reason(values));
   if (values.tensor_map_count > AT_MAX_TENSOR_MAPS) throw Error(symbol + " asks for too many tensor maps");
-  // The limit belongs to the kernel, and the kernel may be prepared for several problems at once: only ever raise it.
+  // The limit belongs to the kernel, which may be prepared for several problems at once: it is only ever raised.
   int limit = 0;
   check(driver().function_get(&limit, cuda::kMaxDynamicShared, kernel), symbol.c_str());
   if (values.shared_bytes > limit && driver().function_set(kernel, cuda::kMaxDynamicShared, values.shared_bytes) != 0)

@@ -23,7 +23,7 @@ class DeviceImage : public std::enable_shared_from_this<DeviceImage> {
   void* module_ = nullptr;
 };
 
-// A kernel of a device image with its launch and parameters, all but the pointers.
+// A kernel of a device image with its launch configuration and parameters, except the pointers.
 class PreparedImage : public Prepared {
  public:
   PreparedImage(std::shared_ptr<DeviceImage> image, void* function, const at_prepared& values);

@@ -18,7 +18,8 @@ using DevicePointer = uint64_t;
 
 enum FunctionAttribute { kRegisters = 4, kLocalBytes = 3, kMaxThreads = 0, kMaxDynamicShared = 8 };
 
-// CUlaunchAttribute; {6, {}, 1} lets a kernel start once all blocks of the one before it in the stream allow it.
+// CUlaunchAttribute. {6, {}, 1} allows programmatic stream serialization: the kernel may start as soon as all blocks of
+// its predecessor in the stream allow it.
 struct LaunchAttribute {
   int id;
   char unused[4];
@@ -43,7 +44,8 @@ struct KernelNode {
   Context context;
 };
 
-// CUgraphEdgeData; {1, 0, 1} is a programmatic edge: the next kernel may start once all blocks of this one allow it.
+// CUgraphEdgeData. {1, 0, 1} is a programmatic edge: the successor may start as soon as all blocks of this kernel allow
+// it.
 struct EdgeData {
   unsigned char from_port, to_port, type, reserved[5];
 };
@@ -90,12 +92,12 @@ struct Driver {
   Result (*stream_capturing)(Stream, int* status);
 };
 
-// The driver, loaded and initialised once; throws Error where there is none.
+// Returns the driver, loaded and initialized once. Throws Error if there is none.
 const Driver& driver();
 
 enum ErrorCode { kInvalidValue = 1, kNotSupported = 801 };  // CUresult
 
-// A function of the driver failed with this CUresult.
+// A driver function failed with this CUresult.
 struct DriverError : Error {
   DriverError(Result result, const std::string& text) : Error(text), result(result) {}
   Result result;
@@ -119,7 +121,7 @@ class ContextScope {
   bool changed_ = false;
 };
 
-// The primary context of a device, by CUDA ordinal; retained for the life of the process.
+// Returns the primary context of a device by CUDA ordinal; it is retained for the life of the process.
 Context primary_context(int ordinal);
 
 }  // namespace engine::cuda

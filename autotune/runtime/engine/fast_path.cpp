@@ -14,7 +14,7 @@ constexpr uint64_t kAccess = 16;        // bytes: kernels require addresses alig
 
 uint64_t address(const Tensor& x) { return reinterpret_cast<uint64_t>(x.data) + x.offset; }
 
-// Clears a Python error that only means "no".
+// Clears a Python error that stands for a negative answer.
 bool no_error() {
   PyErr_Clear();
   return false;
@@ -54,7 +54,7 @@ bool FastPath::read(const py::object& object, Tensor& x) const {
   return exchange_->read(object.ptr(), &x) == 0 ? x.strides != nullptr : no_error();
 }
 
-// The current stream of a tensor's device; false for devices that are neither a CPU nor a GPU.
+// Reads the current stream of a tensor's device. Returns false for devices other than CPU and GPU.
 bool FastPath::read_stream(const Tensor& x, void*& stream) const {
   stream = nullptr;
   if (x.device_type == kCpu) return true;
@@ -69,7 +69,7 @@ std::shared_ptr<FastPath::CachedCall> FastPath::find(const Tensor& x, void* stre
 
 bool FastPath::CachedCall::is_captured() const {
   if (!context) return false;
-  cuda::ContextScope scope(context);  // a new thread has none, and default streams belong to the current one
+  cuda::ContextScope scope(context);  // a new thread has no context; default streams belong to the current one
   return cuda::is_capturing(stream);
 }
 

@@ -31,7 +31,7 @@ class Graph {
     bool overlap;
     void* handle;
 
-    // Whether it may start while its predecessors end: it was asked for, and the kernel waits by itself.
+    // Returns whether the kernel may start while its predecessors end: requested by `add`, and supported by the kernel.
     bool may_be_early() const { return overlap && kernel->values().waits; }
   };
   bool has_early_joins() const;

@@ -22,7 +22,7 @@ struct Refused : Error {
   using Error::Error;
 };
 
-// A kernel with all its addresses: only the stream is missing.
+// A kernel with all its addresses; only the stream is given at the launch.
 struct Launch {
   virtual ~Launch() = default;
 
@@ -35,16 +35,16 @@ struct Launch {
 struct Prepared {
   virtual ~Prepared() = default;
 
-  // Launch::run with these addresses.
+  // Enqueues the kernel with these addresses: see Launch::run.
   virtual void launch(const at_pointers& pointers, void* stream, bool overlap) const = 0;
 
-  // Does once what can be done once for fixed addresses. The result must not outlive the kernel.
+  // Returns a launch with fixed addresses: work that depends on them is done once. It must not outlive the kernel.
   virtual std::unique_ptr<const Launch> freeze(const at_pointers& pointers) const = 0;
 
   // The CUDA context that must be current at a launch; null for a CPU kernel.
   virtual void* context() const { return nullptr; }
 
-  // Returns one line for people: grid, threads, shared memory, registers.
+  // Returns a readable line: grid, threads, shared memory, registers.
   virtual std::string describe() const = 0;
 
   int64_t workspace_bytes = 0;

@@ -14,8 +14,8 @@ class Program {
   // Adds a kernel. All kernels of a program run on one device. overlap: see Launch::run.
   void add(std::shared_ptr<Prepared> kernel, const std::vector<int64_t>& pointers, bool overlap);
 
-  // Enqueues all kernels in order. Thread-safe as far as the tensors are: it changes nothing, and takes no lock that
-  // the child of a fork might find held.
+  // Enqueues all kernels in order. Thread-safe if the tensors are: it changes nothing. It takes no lock, because the
+  // child of a fork might find the lock held.
   void run(void* stream, const SlotAddresses& given) const;
 
   size_t size() const { return steps_.size(); }

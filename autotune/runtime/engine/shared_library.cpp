@@ -44,7 +44,7 @@ std::unique_ptr<const Launch> PreparedLibrary::freeze(const at_pointers& pointer
 SharedLibrary::SharedLibrary(const std::string& path) {
   handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle_) {
-    // Torch normally brings the OpenMP runtime; a build of torch without one leaves it to the system.
+    // Torch usually loads its own OpenMP runtime; a build of torch without one uses the system's.
     dlopen("libgomp.so.1", RTLD_NOW | RTLD_GLOBAL);
     handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   }

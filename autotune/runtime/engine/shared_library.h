@@ -17,7 +17,7 @@ class SharedLibrary : public std::enable_shared_from_this<SharedLibrary> {
 
   std::vector<std::string> names() const;
 
-  // Throws Refused or Error with the kernel's own words.
+  // Throws Refused or Error with the kernel's own message.
   std::shared_ptr<Prepared> prepare(const std::string& name, const std::string& problem);
 
  private:

@@ -1,6 +1,6 @@
-// Detects changes of a module's parameters, buffers and submodules. Each call checks all of them, so that weights
-// changed in place count; in C++, because there are hundreds. From Python 3.12 on the interpreter reports changed
-// dictionaries, so that only the versions of tensors are checked.
+// Detects changes of a module's parameters, buffers and submodules, including weights that are changed in place. Each
+// call checks all of them; it is in C++ because there are hundreds. From Python 3.12 on the interpreter reports changed
+// dictionaries, so only the versions of tensors are checked.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -14,15 +14,15 @@ class __attribute__((visibility("hidden"))) WeightWatch {
   // Remembers the dictionaries' present contents.
   explicit WeightWatch(const pybind11::list& dictionaries);
 
-  // Returns whether each still has the same objects under the same names, in the same order, and each tensor has the
-  // same version.
+  // Returns whether each dictionary still has the same objects under the same names, in the same order, and each tensor
+  // the same version.
   bool unchanged() const;
 
  private:
   struct Entry {
     pybind11::object name, value;
   };
-  struct Versioned {  // a tensor, and how its version is read
+  struct Versioned {  // a tensor and the getter of its version
     PyObject* tensor;
     getter get;
     void* closure;
@@ -30,7 +30,7 @@ class __attribute__((visibility("hidden"))) WeightWatch {
   };
   struct Dictionary {
     pybind11::dict entries;
-    size_t end;  // index in entries_ behind its last entry
+    size_t end;  // index in entries_ after its last entry
   };
   void add(PyObject* name, PyObject* value);
   bool same_objects() const;

@@ -1,7 +1,7 @@
-// Runs a Hopper kernel's own text on a CPU, to test its arithmetic and its hand-shakes: every CUDA thread of a cluster
-// is a fiber, and what the hardware does by itself happens as late as it may (wgmma), or at once (TMA and cp.async, if
-// the seed is odd). Fibers run in an order given by the seed, so a run can be repeated. tests/support/emulator.py puts
-// these functions in the place of PTX.
+// Runs the source of a Hopper kernel on a CPU, to test its arithmetic and its synchronization. Every CUDA thread of a
+// cluster is a fiber. Asynchronous wgmma runs as late as its waits allow; TMA and cp.async also, or at once if the seed
+// is odd. The seed determines the order of the fibers, so a run can be repeated. tests/support/emulator.py substitutes
+// these functions for PTX.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -36,7 +36,7 @@ struct Barrier {
   }
 };
 
-struct Collective {  // of some lanes of a warp
+struct Collective {  // some lanes of a warp
   int64_t arrived[2] = {0, 0};
   int64_t turn[32] = {};
   uint64_t values[2][32];
@@ -62,29 +62,29 @@ struct Thread {
   struct {
     int x, y, z;
   } index;
-  std::function<bool()> ready;  // empty: at once
+  std::function<bool()> ready;  // empty: ready at once
   std::string waits_for;
-  std::deque<std::vector<std::function<void()>>> groups;  // of wgmma, committed and not over
+  std::deque<std::vector<std::function<void()>>> groups;  // of wgmma: committed and not complete
   std::vector<std::function<void()>> open;
   int committed = 0, cluster_turn = 0;
-  std::deque<std::vector<std::function<void()>>> stores;  // groups whose shared memory may not have been read
+  std::deque<std::vector<std::function<void()>>> stores;  // bulk store groups that may not have read shared memory yet
   std::vector<std::function<void()>> open_stores;
-  std::deque<std::vector<std::function<void()>>> copies;  // of cp.async, by groups
+  std::deque<std::vector<std::function<void()>>> copies;  // of cp.async, by group
   std::vector<std::function<void()>> open_copies;
   bool ended = false;
 };
 
-inline std::vector<std::unique_ptr<Block>> blocks;  // of the cluster that runs
+inline std::vector<std::unique_ptr<Block>> blocks;  // of the current cluster
 inline std::vector<std::unique_ptr<Thread>> threads;
-inline std::vector<std::function<void()>> transfers;  // of TMA, on their way
+inline std::vector<std::function<void()>> transfers;  // of TMA, in flight
 inline Thread* current;
 inline ucontext_t scheduler;
-inline bool inside_fiber, late;  // late: transfers come when nothing else happens any more, else at once
+inline bool inside_fiber, late;  // late: transfers complete only if no fiber can run; otherwise at once
 inline std::function<void(Block&)> body;
 inline int grid_blocks[2];
 inline std::mt19937 random_order;
 
-// Ends the run: thrown by the scheduler, because an exception cannot leave a fiber.
+// Ends the run. The scheduler throws the exception, because an exception cannot leave a fiber.
 inline std::string failure;
 inline void fail(const std::string& why) {
   if (failure.empty()) failure = why;
@@ -143,7 +143,7 @@ inline void wait(uint32_t address, uint32_t parity) {
   yield_until([&barrier, parity] { return (barrier.phase & 1) != (int)parity; }, "barrier " + std::to_string(address));
 }
 
-// ---- Threads together ----
+// ---- Collective operations ----
 
 inline void sync_of(int name, int count) {
   Named& named = own().named[name];

@@ -1,4 +1,4 @@
-// The launch of a kernel, cluster by cluster, and what CUDA gives its threads.
+// Launches a kernel, cluster by cluster, and defines CUDA's built-in variables and functions.
 #pragma once
 #include "emulator/mma.h"
 
@@ -13,7 +13,7 @@ inline void enter() {
   for (;;) swapcontext(&current->context, &scheduler);
 }
 
-// What the threads wait for, warp by warp.
+// Returns the operations that threads wait for, grouped by warp.
 inline std::string waiting() {
   std::map<std::string, int> threads_of;
   for (auto& thread : threads) {
@@ -50,7 +50,7 @@ inline void run_cluster(int first, int count, int threads_of_block) {
   for (bool left = true; left;) {
     bool moved = false;
     left = false;
-    const bool skips = random_order() % 3 == 0;  // now and then the threads of a whole warp stay behind
+    const bool skips = random_order() % 3 == 0;  // in a third of the rounds one warp does not run
     const size_t behind = random_order() % (threads.size() / 32);
     for (int i : order) {
       Thread& thread = *threads[i];
@@ -66,7 +66,7 @@ inline void run_cluster(int first, int count, int threads_of_block) {
     if (random_order() % 2) std::reverse(order.begin(), order.end());
     if (moved || skips) continue;
     if (!transfers.empty()) {
-      // Mostly the newest: the others are overtaken for long.
+      // Usually the newest transfer completes first, so that older ones stay in flight for long.
       if (random_order() % 16 == 0) std::swap(transfers[random_order() % transfers.size()], transfers.back());
       const auto work = std::move(transfers.back());
       transfers.pop_back();
@@ -81,7 +81,7 @@ inline void run_cluster(int first, int count, int threads_of_block) {
       if (barrier.bytes) fail("bytes are awaited that never come");
 }
 
-// Prepares and runs a kernel as the engine would. Returns an at_status; text says what went wrong.
+// Prepares and runs a kernel as the engine does. Returns an at_status; on failure `text` receives the reason.
 template <typename Kernel, typename Problem, typename Prepare>
 int run(const Problem& problem, Prepare prepare, void* const* pointers, int cluster, unsigned seed, char* text,
         int room) {
@@ -114,7 +114,7 @@ int run(const Problem& problem, Prepare prepare, void* const* pointers, int clus
 
 }  // namespace emu
 
-// ---- What CUDA gives a thread ----
+// ---- CUDA's built-in variables and functions ----
 
 struct EmulatedIndex {
   int x, y;

@@ -1,11 +1,11 @@
-// mma.sync and ldmatrix, in which the lanes of a warp read each other's registers, and cp.async, which comes when a
+// mma.sync and ldmatrix, in which the lanes of a warp read each other's registers, and cp.async, which completes when a
 // thread waits for its group, or at once.
 #pragma once
 #include "emulator/wgmma.h"
 
 namespace emu {
 
-// What all lanes of a warp give, once all have given it.
+// Returns the values of all lanes of the warp, after all lanes have called it.
 inline std::array<uint64_t, 32> gathered(uint64_t value) {
   Collective& all = own().collectives[{current->index.x / 32, 0xffffffffu}];
   const int side = all.turn[lane()] % 2;
@@ -15,7 +15,7 @@ inline std::array<uint64_t, 32> gathered(uint64_t value) {
   return result;
 }
 
-// d (16 x 8) += a (16 x 16) b (16 x 8); the registers as the PTX ISA has them.
+// d (16 x 8) += a (16 x 16) b (16 x 8), with the register layout of the PTX ISA.
 template <typename Element>
 void multiply_warp(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   struct Operands {
@@ -35,7 +35,7 @@ void multiply_warp(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t 
       d[i] += element(left.a[k / 8 * 2 + i / 2], k % 2) * element(right.b[k / 8], k % 2);
     }
   }
-  gathered(0);  // nobody forgets its operands before all have read them
+  gathered(0);  // all lanes have read the operands
 }
 
 inline void load_matrices(uint32_t (&to)[4], uint32_t row) {
@@ -47,7 +47,7 @@ inline void load_matrices(uint32_t (&to)[4], uint32_t row) {
   }
 }
 
-// Transposed: what a thread has of a row lies in a column.
+// stmatrix.trans: a thread's two elements of a row are stored to a column.
 inline void store_matrices(uint32_t row, const uint32_t (&words)[4]) {
   const auto rows = gathered(row);
   for (int i = 0; i < 4; ++i)

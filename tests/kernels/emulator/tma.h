@@ -1,4 +1,4 @@
-// TMA: boxes and im2col gathered into swizzled shared memory, stores from it, bytes sent to other blocks of a cluster.
+// TMA: tiled and im2col loads to swizzled shared memory, stores from it, and copies to other blocks of a cluster.
 #pragma once
 #include "emulator/cluster.h"
 
@@ -50,7 +50,7 @@ inline void load(uint32_t to, const void* params_map, uint32_t barrier, std::vec
   }
 }
 
-// Pixels of the im2col matrix: starting pixels run through the box between the corners, an image after the other.
+// Loads pixels of the im2col matrix: base pixels run through the bounding box of one image, then of the next.
 inline void load_im2col(uint32_t to, const void* params_map, uint32_t barrier, std::vector<int> from, int offset_w,
                         int offset_h, uint32_t to_blocks) {
   const Map* map;
@@ -85,7 +85,7 @@ inline void load_im2col(uint32_t to, const void* params_map, uint32_t barrier, s
   }
 }
 
-// A store reads shared memory at once or, where it may be late, when its thread waits for that.
+// Stores a box. It reads shared memory at once or, if `late`, when its thread waits for the bulk group.
 inline void store(const void* params_map, uint32_t from, std::vector<int> to) {
   const Map* map;
   std::memcpy(&map, params_map, sizeof map);

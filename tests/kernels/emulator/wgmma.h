@@ -1,5 +1,6 @@
-// wgmma: a group of products is computed when the first thread waits for it, from what lies there then. It is the whole
-// warpgroup's: it begins when the last warp has issued it, and is over for all at once.
+// wgmma. The products of a group are computed when a thread first waits for the group, from the shared memory of that
+// moment. The group belongs to the warpgroup: it starts after all four warps have issued it, and completes for all at
+// once.
 #pragma once
 #include "emulator/tma.h"
 
@@ -15,11 +16,11 @@ float value_at(const char* memory, uint32_t low, uint32_t high, int row, int k) 
   return (float)v;
 }
 
-struct Rows {  // of the first operand: those of a thread's sums
+struct Rows {  // of operand A, for the two rows of a thread's sums
   float of[2][16];
 };
 
-// rows: () -> Rows, called when the products are computed.
+// rows: () -> Rows; called when the products are computed.
 template <typename Element, int N, typename Operand>
 void multiply_rows(float (&d)[N], const Operand& rows, uint64_t b, int accumulate) {
   float* sums = d;
@@ -54,7 +55,7 @@ void multiply(float (&d)[N], uint64_t a, uint64_t b, int accumulate) {
   multiply_rows<Element>(d, rows, b, accumulate);
 }
 
-// With the first operand in registers, of which four neighbouring lanes have a row.
+// Operand A in registers: four neighbouring lanes hold a row.
 template <typename Element, int N>
 void multiply(float (&d)[N], const uint32_t (&a)[4], uint64_t b, int accumulate) {
   Rows left;
