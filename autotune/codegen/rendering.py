@@ -91,7 +91,10 @@ def unit(kernels: Sequence[Kernel]) -> str:
         _environment((paths.templates(),))
         .get_template(template)
         .render(
-            headers=[*_declared(kernels[0]), *headers], bodies=bodies, symbols=[symbol(kernel) for kernel in kernels]
+            headers=[*_declared(kernels[0]), *headers],
+            bodies=bodies,
+            symbols=[symbol(kernel) for kernel in kernels],
+            max_shared_bytes=of_target(kernels[0].target).block_shared,
         )
     )
 

@@ -29,7 +29,7 @@ struct ImagePlan {
   static constexpr int kStageBytes = kTaps * kFilters * kRowBytes;
   static constexpr int kExchangedHidden = kFolded ? kSlices * kWarps * kBlocks * kHiddenTiles * 32 * 8 : 0;
   static constexpr int kExchangeBytes = kSlices > 1 ? kSlices * kM * kN * 4 + kExchangedHidden : 0;
-  static constexpr int kMostTaps = 64, kMostShared = 232448;
+  static constexpr int kMostTaps = 64;
   static_assert(!kFolded || kCopied % 8 == 0, "a thread's filters have one key");
   static_assert(kPieces % kSlices == 0, "each slice finishes as many pieces");
   static_assert(kN % kCopied == 0, "a thread copies the same filters of every tap");
@@ -108,7 +108,7 @@ struct ImagePlan {
     Params x;
     int64_t bytes;
     if (const char* reason = why_no_plan(a, hidden, tiling, x, bytes)) return refused(out, reason);
-    if (bytes > kMostShared) return refused(out, "the tile needs more shared memory than a block can have");
+    if (bytes > AT_MAX_SHARED_BYTES) return refused(out, "the tile needs more shared memory than a block can have");
     x.stem = stem;
     const int64_t tiles = ceil_div(a.n, x.images) * x.tiles_p * x.tiles_q;
     prepared(out, x, tiles, ceil_div(a.k, kN), 1, kThreads, bytes, 0);

@@ -46,7 +46,7 @@ struct SeDownBlock : ImageConv2d<Config> {
     x.pooled = max(x.first.patch_bytes, x.second.chunks * x.second.patch_bytes);
     x.ring = x.pooled + kM * kRowBytes, x.gate = x.ring + kStages * kStageBytes;
     bytes = x.gate + excitation(x).bytes();
-    if (bytes > Conv2d::kMostShared)
+    if (bytes > AT_MAX_SHARED_BYTES)
       return refused(out, "the block needs more shared memory than a thread block can have");
     prepared(out, x, ceil_div(a.n, x.first.images), 1, 1, kThreads, bytes, 0);
   }

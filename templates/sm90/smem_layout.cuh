@@ -4,10 +4,6 @@
 
 namespace at {
 
-// Dynamic shared memory that a block can have on compute capability 9.0: 227 KiB (CUDA C++ Programming Guide,
-// "Technical Specifications per Compute Capability").
-constexpr int kMaxSharedBytes = 232448;
-
 // The strongest alignment that a buffer needs: TMA and wgmma with a swizzle of 128 bytes repeat every 1024 bytes. A
 // kernel asks for this many bytes more than its buffers need, and aligns their beginning.
 constexpr int kSmemAlignment = 1024;

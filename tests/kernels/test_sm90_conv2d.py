@@ -201,7 +201,7 @@ def test_nor_those_with_a_folded_squeeze(config, chain, tmp_path):
     compiler = need_compiler("sm_90", nvcc=True)
     config, epilogue = OWN | config, Epilogue.parse(chain)
     if why := FOLDED.why_illegal(config, SM90, "f16", epilogue):
-        assert why == "a projection follows gathered, streamed pixels"
+        assert why == "with a projection, activations must be im2col, weights streamed and slices 1"
     else:
         assert_not_serialized(compiler, Kernel.of(FOLDED.name, config, "f16", epilogue, "sm_90"), tmp_path)
 

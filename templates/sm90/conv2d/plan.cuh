@@ -70,7 +70,7 @@ struct Conv2dPlan {
   static_assert(!kGated || !kPingpong && kClusterM == 1 && kUnits / kSlices % (2 * kBlocks) == 0,
                 "a gated tile belongs to the whole block, and a slice of it to whole columns");
 
-  enum Launch { kFillSlots, kWeightSlots, kGrid, kRaster, kSquaresH, kSquaresW, kImages, kStaging };
+  using Launch = typename Config::Launch;  // launch values by name, in the family's order
 
   struct alignas(64) Params {
     uint8_t activation_map[128], weight_map[128], output_map[128], added_map[128], hidden_map[128], skip_map[128],
@@ -104,7 +104,7 @@ struct Conv2dPlan {
   AT_DEVICE static void prepare(const Problem& a, int hidden, at_prepared* out) {
     Params x{};
     if constexpr (kGated || kFolded) {
-      if (kPatch && (a.p != 8 * a.launch[kSquaresH] || a.q != 8 * a.launch[kSquaresW]))
+      if (kPatch && (a.p != 8 * a.launch[Launch::kSquaresH] || a.q != 8 * a.launch[Launch::kSquaresW]))
         return refused(out, "with a gate a tile must hold whole images: squares_h * 8 = p, squares_w * 8 = q");
       x.pixels = a.p * a.q, x.hidden = hidden;
     }
@@ -112,7 +112,8 @@ struct Conv2dPlan {
       const Excitation gate(x.pixels, hidden);
       if (!gate.fits())
         return refused(out, "a gate needs 4, 8 or a multiple of 16 pixels that divide tile_m, and hidden % 4 = 0");
-      if (a.launch[kGrid] || a.launch[kStaging]) return refused(out, "a gate needs grid = 0 and staging = 0");
+      if (a.launch[Launch::kGrid] || a.launch[Launch::kStaged])
+        return refused(out, "a gate needs grid = 0 and staging = 0");
       if (ceil_div(a.k, kN) != kClusterN) return refused(out, "with a gate a cluster must hold all output channels");
       x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
     }
@@ -134,7 +135,7 @@ struct Conv2dPlan {
     x.chunks = ceil_div(x.group_channels, kK);
     x.phases_h = kPatch ? min(a.r, a.stride_h) : a.r, x.phases_w = kPatch ? min(a.s, a.stride_w) : a.s;
     x.fills = x.phases_h * x.phases_w * x.chunks;
-    x.along_m = a.launch[kRaster];
+    x.along_m = a.launch[Launch::kRaster];
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
 
     // TMA needs several cycles for each row of zeros beyond the last pixel. So the last tile ends with the last pixel
@@ -146,7 +147,8 @@ struct Conv2dPlan {
     x.fill_bytes = pixels * kClusterN * kRowBytes;
     x.out_area = FastDivmod::make(a.p * a.q), x.out_width = FastDivmod::make(a.q);
     if (kPatch) {
-      x.squares_h = a.launch[kSquaresH], x.squares_w = a.launch[kSquaresW], x.images = a.launch[kImages];
+      x.squares_h = a.launch[Launch::kSquaresH], x.squares_w = a.launch[Launch::kSquaresW],
+      x.images = a.launch[Launch::kImages];
       if (x.squares_h * x.squares_w * x.images * 64 != kM)
         return refused(out, "squares_h * squares_w * images * 64 must be tile_m");
       if (a.stride_h > 1 && a.dilation_h > 1 || a.stride_w > 1 && a.dilation_w > 1)
@@ -161,17 +163,17 @@ struct Conv2dPlan {
       if ((x.patch_h - 1) * a.stride_h >= 256 || (x.patch_w - 1) * a.stride_w >= 256)
         return refused(out, "a patch is larger than a TMA box: at most 256 pixels a side");
     }
-    x.ahead = a.launch[kStaging] > 1 ? a.launch[kStaging] : 0;
-    x.staging_bytes = a.launch[kStaging] ? kGroups * 4 * (kStages + x.ahead) * kStageBytes : 0;
-    x.fill_slots = a.launch[kFillSlots];
+    x.ahead = a.launch[Launch::kStaged] > 1 ? a.launch[Launch::kStaged] : 0;
+    x.staging_bytes = a.launch[Launch::kStaged] ? kGroups * 4 * (kStages + x.ahead) * kStageBytes : 0;
+    x.fill_slots = a.launch[Launch::kFillSlots];
     x.slot_bytes = ceil_div(kPatch ? x.fill_bytes : kM * kRowBytes, 1024) * 1024 + (kJoint ? kWeightBytes : 0);
-    x.weight_slots = kResident ? a.r * a.s * x.chunks : kPatch ? a.launch[kWeightSlots] : 0;
+    x.weight_slots = kResident ? a.r * a.s * x.chunks : kPatch ? a.launch[Launch::kWeightSlots] : 0;
 
     const int columns = ceil_div(ceil_div(a.k, kN), kClusterN);
     x.cluster_rows = FastDivmod::make(ceil_div(tiles_m, kClusterM)), x.cluster_columns = FastDivmod::make(columns);
     x.cluster_tiles = x.cluster_rows.divisor * columns;
     int clusters = x.cluster_tiles;
-    if (a.launch[kGrid] && kSlices == 1) clusters = min(clusters, max(1, a.launch[kGrid] / kCluster));
+    if (a.launch[Launch::kGrid] && kSlices == 1) clusters = min(clusters, max(1, a.launch[Launch::kGrid] / kCluster));
     if (kResident && clusters < x.cluster_tiles) {  // a block stays in its column of tiles
       clusters = max(clusters / columns, 1) * columns;
       x.along_m = 0;
@@ -190,7 +192,7 @@ struct Conv2dPlan {
 
     const int64_t shared = kSmemAlignment + x.staging_bytes + x.gate_bytes + 8 * (kGroups + 2 + kGroups * 4 * x.ahead) +
                            (int64_t)x.fill_slots * (x.slot_bytes + 16) + (int64_t)x.weight_slots * (kWeightBytes + 16);
-    const bool fits = shared <= kMaxSharedBytes && kExchangedBytes <= x.fill_slots * x.slot_bytes;
+    const bool fits = shared <= AT_MAX_SHARED_BYTES && kExchangedBytes <= x.fill_slots * x.slot_bytes;
     const bool counts =
         x.fill_slots >= 1 && x.fill_slots <= 32 && (kResident || x.weight_slots <= 32) && kSlices <= x.fills;
     // A fill must not cross into the next group, nor may a tile: the next group reads other activations.

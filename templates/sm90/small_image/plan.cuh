@@ -28,7 +28,7 @@ struct HopperImagePlan {
   using Folded = FoldedSeGate<Element, kM, kOwn, kHidden, kWide, Config::kWarpImages>;
   // Indices of the pointers: Problem.operands() of conv2d, of conv2d_folded_se, or of conv2d_se_skip.
   enum { kX = 0, kWeight = 1, kFirstGate = 2, kSkip = 6, kProjection = 7, kY = kProjects ? 8 : kFolded ? 6 : 2 };
-  enum Launch { kWeightSlots };
+  using Launch = typename Config::Launch;                        // launch values by name, in the family's order
   enum NamedBarrier { kGate = 1, kExchange = kGate + kGroups };  // kGate + group: the warpgroup's gates
   static_assert(kN % 32 == 0 && kOwn / kPeers % 8 == 0 && (kStride == 1 || kStride == 2), "no such tile");
   static constexpr int kImageMap = 0, kWeightMap = 128, kHiddenMap = 256, kSkipMap = 384,
@@ -72,7 +72,7 @@ struct HopperImagePlan {
       x.pixel_weight = 1.f / x.pixels, x.slabs = FastDivmod::make(max(x.pixels / 16, 1));
     }
     x.out_h = a.p, x.out_w = a.q, x.k = a.k, x.rows = a.n * x.pixels;
-    x.chunks = ceil_div(a.c, kK), x.weight_slots = a.launch[kWeightSlots];
+    x.chunks = ceil_div(a.c, kK), x.weight_slots = a.launch[Launch::kWeightSlots];
     if constexpr (kProjects) {
       x.skip_chunks = ceil_div(a.skip_c, kK);
       if (a.skip_groups > 1) return refused(out, "skip_groups must be 1");
@@ -84,7 +84,7 @@ struct HopperImagePlan {
     x.columns = FastDivmod::make(columns);
     const int64_t shared = kSmemAlignment + Layout(x, 0).end;
     if (x.weight_slots < 2 || x.weight_slots > 32) return refused(out, "weight_slots must be 2 to 32");
-    if (shared > kMaxSharedBytes) return refused(out, "the tile needs more shared memory than the GPU has");
+    if (shared > AT_MAX_SHARED_BYTES) return refused(out, "the tile needs more shared memory than the GPU has");
     prepared(out, x, tiles * columns, 1, 1, kThreads, (int)shared, 0);
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, padded_k = ceil_div(a.k, 32) * 32;

@@ -46,7 +46,7 @@ struct HopperSeBlock {
   // Indices of the pointers: Problem.operands() of se_block or, with the stem's weights before the filters, of
   // stem_se_block.
   enum { kX = 0, kStemWeight = 1, kWeight = kStem ? 2 : 1, kFirstGate = kWeight + 2, kY = kFirstGate + 4 };
-  enum Launch { kGrid, kEarlyTaps, kChannelsLast };
+  using Launch = typename Config::Launch;  // launch values by name, in the family's order
   static_assert(kM % (64 * kGroups) == 0 && (kChannels == 32 || kChannels == 64), "no such tile");
   static_assert(kPixels % 64 == 0 && kM % kPixels == 0, "a tile is whole images");
 
@@ -70,7 +70,7 @@ struct HopperSeBlock {
     at_se_block behind{a.n, a.h / kSide, a.w / kSide, a.k, a.hidden};
     for (int i = 0; i < AT_MAX_SCALARS; ++i) behind.scalars[i] = a.scalars[i];
     for (int i = 0; i < AT_MAX_LAUNCH; ++i) behind.launch[i] = a.launch[i];
-    prepare(behind, out, stem_image(a.n, a.h, a.w, a.c, a.launch[kChannelsLast]));
+    prepare(behind, out, stem_image(a.n, a.h, a.w, a.c, a.launch[Launch::kChannelsLast]));
   }
 
   AT_DEVICE static void prepare(const at_se_block& a, at_prepared* out, const StemImage& stem = {}) {
@@ -87,13 +87,13 @@ struct HopperSeBlock {
     x.squares_w = a.w / 8;
     x.image_bytes = kImages * x.patch_area * kRowBytes, x.patch_bytes = ceil_div(x.image_bytes, 1024) * 1024;
     x.hidden = a.hidden, x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
-    x.early_taps = min(a.launch[kEarlyTaps], 2 * kTaps);
+    x.early_taps = min(a.launch[Launch::kEarlyTaps], 2 * kTaps);
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
 
     const int shared =
         kSmemAlignment + x.patch_bytes + 2 * kTaps * kTapBytes + kStemBytes + x.gate_bytes + 8 * kBarriers;
-    if (shared > kMaxSharedBytes) return refused(out, "the block needs more shared memory than the GPU has");
-    const int blocks = a.launch[kGrid] ? min(x.tiles, a.launch[kGrid]) : x.tiles;
+    if (shared > AT_MAX_SHARED_BYTES) return refused(out, "the block needs more shared memory than the GPU has");
+    const int blocks = a.launch[Launch::kGrid] ? min(x.tiles, a.launch[Launch::kGrid]) : x.tiles;
     prepared(out, x, ceil_div(blocks, kCluster) * kCluster, 1, 1, kThreads, shared, 0);
 
     const uint64_t c = kChannels, h = a.h, w = a.w, n = a.n;

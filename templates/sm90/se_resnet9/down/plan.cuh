@@ -27,7 +27,7 @@ struct DownPlan {
   using Excitation = SeGate<Element, kM, kN, kParts, kWide>;
   // Indices of the pointers: Problem.operands() of se_down_block.
   enum { kX, kWeight1, kWeight2, kProjection, kFirstGate, kY = 8 };
-  enum Launch { kFillSlots, kWeightSlots };
+  using Launch = typename Config::Launch;               // launch values by name, in the family's order
   enum NamedBarrier { kMultiply = 1, kPooled, kGate };  // kMultiply is SeGate::sync()
   static_assert(kN % 64 == 0 && (kP == 4 || kP == 8) && (kQ == 4 || kQ == 8) && kP % kParts == 0, "no such tile");
   static constexpr int kSwizzle = ptx::swizzle_mode(kRowBytes);
@@ -54,7 +54,7 @@ struct DownPlan {
       return refused(out, "the pooled input has more channels than the inner values' buffers");
     const Excitation gate = excitation(a.hidden);
     x.n = a.n, x.chunks = a.c / kK, x.k = a.k, x.hidden = a.hidden;
-    x.fill_slots = a.launch[kFillSlots], x.weight_slots = a.launch[kWeightSlots];
+    x.fill_slots = a.launch[Launch::kFillSlots], x.weight_slots = a.launch[Launch::kWeightSlots];
     x.gate_bytes = ceil_div(gate.bytes(), 128) * 128;
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
 
@@ -63,7 +63,7 @@ struct DownPlan {
     const bool counts = x.fill_slots >= 1 && x.fill_slots <= 32 && x.weight_slots >= 1 && x.weight_slots <= 32;
     if (!gate.fits()) return refused(out, "the gate's hidden values must be a multiple of 4");
     if (!counts) return refused(out, "fill_slots and weight_slots must be 1 to 32");
-    if (shared > kMaxSharedBytes) return refused(out, "the tile needs more shared memory than the GPU has");
+    if (shared > AT_MAX_SHARED_BYTES) return refused(out, "the tile needs more shared memory than the GPU has");
     prepared(out, x, ceil_div(ceil_div(a.n, kImages), kPeers) * kCluster, 1, 1, kThreads, (int)shared, 0);
 
     const uint64_t c = a.c, h = a.h, w = a.w, n = a.n, k = a.k;

@@ -36,7 +36,7 @@ struct StripPlan {
       kChannels * kSide * kSide * (int)sizeof(Element);  // the stem's weights, of one image channel
   enum { kX, kStemWeight, kWeight, kFirstGate = kWeight + 2, kY = kFirstGate + 4 };
   enum NamedBarrier { kReady = 1, kAll, kPool, kStrip };  // kStrip + strip: the strip's warpgroup
-  enum Launch { kGrid, kEarlyTaps, kChannelsLast };
+  using Launch = typename Config::Launch;                 // launch values by name, in the family's order
   static_assert(kH % 4 == 0 && kH <= 16 && kW % 8 == 0, "no such image");
 
   struct alignas(64) Params {
@@ -53,12 +53,12 @@ struct StripPlan {
     if (a.c != kImage || a.k != kChannels || a.block != kSide || a.h != kSide * kH || a.w != kSide * kW)
       return refused(out, "the kernel is compiled for another image, patch or number of channels");
     if (a.hidden % 4) return refused(out, "hidden must be a multiple of 4");
-    x.tiles = a.n, x.hidden = a.hidden, x.channels_last = a.launch[kChannelsLast];
-    x.early_loads = a.launch[kEarlyTaps] ? min(a.launch[kEarlyTaps] + 1, kLoads) : 0;
+    x.tiles = a.n, x.hidden = a.hidden, x.channels_last = a.launch[Launch::kChannelsLast];
+    x.early_loads = a.launch[Launch::kEarlyTaps] ? min(a.launch[Launch::kEarlyTaps] + 1, kLoads) : 0;
     for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
     const int shared = kSmemAlignment + Layout(x, 0).end;
-    if (shared > kMaxSharedBytes) return refused(out, "the block needs more shared memory than the GPU has");
-    const int blocks = a.launch[kGrid] ? min(x.tiles, a.launch[kGrid]) : x.tiles;
+    if (shared > AT_MAX_SHARED_BYTES) return refused(out, "the block needs more shared memory than the GPU has");
+    const int blocks = a.launch[Launch::kGrid] ? min(x.tiles, a.launch[Launch::kGrid]) : x.tiles;
     prepared(out, x, ceil_div(blocks, kCluster) * kCluster, 1, 1, kAllThreads, shared, 0);
 
     const uint64_t c = kChannels;
