@@ -79,7 +79,7 @@ void FastPath::add(const py::object& x, const py::object& execution) {
   py::object like = execution.attr("template");
   if (!exchange_ || !read(x, from) || !read_stream(from, stream) || !read(like, to) || find(from, stream)) return;
   CachedCall one{Signature(from), Signature(to), stream, nullptr, execution, std::move(like)};
-  one.lock = execution.attr("lock"), one.wait_until_idle = execution.attr("wait_until_idle");
+  one.wait_until_idle = execution.attr("wait_until_idle");
   if (from.device_type == kCuda) one.context = cuda::primary_context(from.device);
   const py::object runner = execution.attr("direct");
   if (py::isinstance<Graph>(runner)) one.graph = runner.cast<Graph*>();
@@ -109,7 +109,7 @@ py::object FastPath::run(const py::object& x, const py::object& out) const {
     py::gil_scoped_release release;
     call->graph->run(stream, given);
   } else {
-    const PythonLock lock(call->lock);
+    const PythonLock lock(call->execution.attr("lock"));  // read here: a fork gives the child's context a new one
     py::gil_scoped_release release;
     call->program->run(stream, given);
   }

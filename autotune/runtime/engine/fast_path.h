@@ -45,8 +45,8 @@ class __attribute__((visibility("hidden"))) FastPath {
 
   // Runs inputs with the signature of x on an ExecutionContext (autotune/runtime/executor.py) from now on. Its
   // attributes are read once, here: `direct`, a Graph or a Program with the slots input and result; `template`, a
-  // tensor with the result's signature; `lock`, held while a Program runs; and `wait_until_idle`. Each run sets its
-  // attribute `used`.
+  // tensor with the result's signature; and `wait_until_idle`. Each run of a Program holds its `lock`, which is another
+  // one after a fork, and each run sets its attribute `used`.
   void add(const pybind11::object& x, const pybind11::object& execution);
 
   // Returns the result, which is `out` unless that is None. Returns None if the call must take the slow path: the
@@ -69,7 +69,7 @@ class __attribute__((visibility("hidden"))) FastPath {
     Signature input, output;
     void* stream;
     void* context;  // the CUDA context; null on a CPU
-    pybind11::object execution, like, lock, wait_until_idle;
+    pybind11::object execution, like, wait_until_idle;
     Graph* graph = nullptr;  // either the graph or the program of the ExecutionContext
     const Program* program = nullptr;
     bool dropped = false;
