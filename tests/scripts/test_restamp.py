@@ -76,9 +76,10 @@ def test_a_row_that_would_repeat_another_stays(kernels, database):
     first, _ = kernels
     with closing(sqlite3.connect(database)) as connection:
         connection.execute(
-            "INSERT INTO kernel (family, config, dtype, epilogue, target, source, symbol, weight_layouts, library_id) "
-            "SELECT family, config, dtype, epilogue, target, ?, symbol, weight_layouts, library_id FROM kernel "
-            "WHERE id = 1",
+            "INSERT INTO kernel (family, config, dtype, epilogue, target, source, symbol, weight_layouts, "
+            "launch_names, library_id) "
+            "SELECT family, config, dtype, epilogue, target, ?, symbol, weight_layouts, launch_names, library_id "
+            "FROM kernel WHERE id = 1",
             (rendering.source_digest(first),),
         )
         connection.commit()

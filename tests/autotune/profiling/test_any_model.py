@@ -109,7 +109,7 @@ def test_a_page_names_the_libraries_of_each_module(tmp_path, profile):
 MISTAKES = [
     (["--model", "FILE:net", "--input", "5,9,8"], "net does not take an input of 32x5x9x8: RuntimeError: "),
     (["--model", "FILE:pair", "--input", "3,4,4"], "pair does not take an input of 32x3x4x4: TypeError: "),
-    (["--model", "FILE:halves", "--input", "3,9,8", "--db", "EMPTY"], "only one tensor can be returned"),
+    (["--model", "FILE:halves", "--input", "3,9,8", "--db", "EMPTY"], "must return one tensor"),
     (["--model", "FILE:net", "--input", "3,0,8"], "'3,0,8' is not a shape: write C,H,W"),
     (["--model", "FILE:net", "--input", "3,9,8", "--layer", "1.con*x"], "no layer matches '1.con*x'"),
     (["--input", "3,9,8"], "--input is for captured models"),
