@@ -28,7 +28,7 @@ measures something for every layer."""
 
 
 class Bench(Protocol):
-    """What compiles and measures kernels for a schedule."""
+    """The compilers and the device that a schedule uses."""
 
     def time_left(self) -> bool:
         """Return whether the budget allows to start more."""

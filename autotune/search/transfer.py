@@ -179,7 +179,7 @@ class TransferStudy(Study):
         super().__init__(space)
         self._data, self._space_index, self._race, self._gain = data, index, race, gain
         self._queue = spread(space, WARM_START)
-        self._rests_until = 0  # until the family has so many observations
+        self._rests_until = 0  # the number of observations that ends the rest
         self._evaluated_at = -1  # observations of the family when the expected improvement was computed last
 
     def ask(self, count: int, trial_seconds: TrialSeconds = lambda _: 1.0) -> list[Config]:

@@ -89,7 +89,7 @@ class MmaConvShape:
         return max(1, min(4, arch.sm_registers // (self.registers * self.threads)))
 
     def shared_bytes(self, pixels: int, patches: int) -> int:
-        """Return the shared memory of a block with this many patches of so many pixels."""
+        """Return the shared memory of a block with this many patches of this many pixels, in bytes."""
         warps = (self.m // self.warp_m) * (self.n // self.warp_n)
         sums = self.m * self.n * 4 + warps * (self.warp_m // 16) * self.hidden * 32
         exchanged = self.slices * sums if self.slices > 1 else 0

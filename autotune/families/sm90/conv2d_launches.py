@@ -34,7 +34,7 @@ LAUNCH_PARAMETERS = (
     Parameter(
         "staged",
         (0, 1, *_AHEAD),
-        "1: the output leaves through shared memory, by TMA; more: an added tensor comes so too, so many pieces ahead",
+        "0: direct stores; 1: TMA stores from shared memory; n > 1: TMA also loads an added tensor, n pieces ahead",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""What a search makes smaller, and what a trade-off between several objectives is."""
+"""Objectives of a search, and the Pareto front of several objectives."""
 
 import pytest
 
