@@ -1,11 +1,11 @@
-"""Everything that a FusedResNet has bound for its current weights: contexts, the fast path, and a weight watch.
+"""Everything that a FusedResNet has bound for the current state of its module: contexts, the fast path, and a watch.
 
 An input signature is (shape, dtype, device, memory format, stream). It goes through these states:
 
     unknown --- bind ---> plan --- allocate ---> context --- first run ---> fast path
        ^                                            |                           |
        +---- evicted: more than `plans` contexts ---+---------------------------+
-       +---- weights changed, .to(), load_state_dict, rebind(): a new, empty CallCache
+       +---- state changed, .to(), load_state_dict, rebind(): a new, empty CallCache
 
 - plan: `NetworkPlan`, the kernels and packed weights. Streams share it.
 - context: `ExecutionContext`, the memory of one stream.
@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from autotune.runtime import ExecutionContext, NetworkPlan, close, count, engine
+from fused_resnet.guards import Guards
 
 Key = tuple[torch.Size, torch.dtype, torch.device, bool | None, int]
 """An input signature: shape, dtype, device, `is_contiguous`, and the stream's handle."""
@@ -30,23 +31,33 @@ EXCHANGE: object = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
 
 class CallCache:
-    """Contexts for one set of weights.
+    """Contexts for one state of a module.
 
     Not synchronized: the owner holds a lock around `add`. `calls.run` and lookups may happen in any thread.
 
     Args:
-        module: The module whose weights the contexts use.
+        module: The module that the contexts run.
 
     Attributes:
         contexts: Context of each signature.
         calls: The engine's fast path.
-        weights: Tells whether a parameter, buffer or submodule has changed since the cache was made.
+        state: Tells whether a parameter, buffer or submodule has changed since the cache was made, or a value that
+            forward reads since it was captured.
+        bare: Whether the tensors that contexts compute are the module's results as they are.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.contexts: dict[Key, ExecutionContext] = {}
-        self.weights = engine.WeightWatch(_tensor_dictionaries(module))
-        self.calls = engine.FastPath(EXCHANGE, torch.empty_like, count, self.weights)
+        self.state = engine.StateWatch(_tensor_dictionaries(module))
+        self.calls = engine.FastPath(EXCHANGE, torch.empty_like, count, self.state)
+        self.bare = True
+        self._guards: list[Guards] = []
+
+    def guard(self, guards: Guards) -> None:
+        """Watch the values that the layers of a plan depend on."""
+        if not any(known is guards for known in self._guards):
+            self._guards.append(guards)
+            guards.add_to(self.state)
 
     def find(self, x: torch.Tensor, stream: int) -> ExecutionContext | None:
         """Return the context for an input on a stream, if there is one."""

@@ -5,15 +5,27 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 
-from autotune.core import require_one_of
+from autotune.core import CaptureError, require_one_of
 from autotune.ir import Network
+from autotune.runtime.engine import StateWatch
+from fused_resnet.guards import Guards, guards
 from fused_resnet.networks import se_resnet9_fixup, se_resnet9_fixup_layers
+from fused_resnet.result import Result
 from fused_resnet.torch_op import InputError
+
+if TYPE_CHECKING:
+    from fused_resnet.capture import CapturedModule
+
+Signature = tuple[tuple[int, ...], str]
+"""An input's shape and dtype."""
+
+KEPT_CAPTURES = 3
+"""Number of captures that are kept for values that may change back, besides the one in use."""
 
 TF32, INT8 = "tf32", "int8"
 PRECISIONS = {
@@ -30,17 +42,23 @@ class ModelSource(Protocol):
         name: For messages.
         module: The network in plain torch.
         precision: One of PRECISIONS, or None for the precision of the module's dtype.
+        result: What the module returns around the tensor, known after the first call of `network`.
     """
 
     name: str
     module: nn.Module
     precision: str | None
+    result: Result
 
     def network(self, shape: tuple[int, ...], dtype: str) -> Network:
         """Return the layers for an input shape; raises InputError or CaptureError."""
 
     def output_shape(self, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
         """Return the result's shape for an input shape, in torch's order of dimensions."""
+
+    @property
+    def guards(self) -> Guards:
+        """The Python values that the layers of the last call of `network` depend on."""
 
 
 class Named:
@@ -58,6 +76,8 @@ class Named:
         UnknownNameError: There is no network or precision of this name.
     """
 
+    result = Result()
+
     def __init__(self, name: str, in_channels: int, precision: str | None = None) -> None:
         self.name, self.in_channels, self.precision = name, in_channels, precision
         if precision == INT8:
@@ -68,6 +88,7 @@ class Named:
         _problem_dtype("f32", precision)
         self.module = se_resnet9_fixup.build(name, in_channels)
         self._structure = _structure(self.module)
+        self._guards: Guards | None = None
         self._output = se_resnet9_fixup_layers.network(name, 1, in_channels, "f32").output_shape[1:]
 
     def network(self, shape: tuple[int, ...], dtype: str) -> Network:
@@ -88,16 +109,54 @@ class Named:
                     f"'{part}' is {is_now}, where {self.name} has {kind}, and there are no kernels for that: "
                     "use FusedResNet.from_model for a changed module"
                 )
+        if changed := self.guards.changed():
+            raise InputError(
+                f"{changed[0]} was changed, and the kernels of {self.name} compute the original: change it back, "
+                "or use FusedResNet.from_model for a changed module"
+            )
         dtype = _problem_dtype(dtype, self.precision)
         return se_resnet9_fixup_layers.network(self.name, shape[0], self.in_channels, dtype)
+
+    @property
+    def guards(self) -> Guards:
+        """The values that the plain network's forward reads, as they were at the first use of this object."""
+        if self._guards is None:
+            self._guards = guards(self.module)
+        return self._guards
 
     def output_shape(self, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
         """Return (N, K, P, Q)."""
         return (shape[0], *self._output)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_guards": None}  # they name the dictionaries of this object's module
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({"_guards": None} | state)
+
+
+class _Captures:
+    """Captures of a module that hold as long as the values that its forward reads stay what they are.
+
+    Attributes:
+        guards: These values.
+        watch: Tells whether they are what they were.
+        modules: The captures, by the input's shape and dtype.
+    """
+
+    def __init__(self, module: nn.Module, modules: Mapping[Signature, CapturedModule] | None = None) -> None:
+        self.guards = guards(module)
+        self.watch = StateWatch([])
+        self.guards.add_to(self.watch)
+        self.modules = dict(modules or {})
+
+
+_CACHE = {"_captures", "_parts", "_is_called", "result"}
+"""Attributes of Captured that its module determines. Pickles hold none, because later versions may rename classes."""
+
 
 class Captured:
-    """Any module; captured once for each input shape and dtype, and again if a submodule is replaced.
+    """Any module; captured once for each input shape and dtype, and again if a submodule or a value is changed.
 
     Pickles refer to this class by its name and module.
 
@@ -117,7 +176,11 @@ class Captured:
     ) -> None:
         self.name, self.module = name or type(module).__name__, module
         self.precision, self.scales = precision, scales
-        self._networks: dict[tuple[tuple[int, ...], str], Network] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        self.result, self._is_called = Result(), False
+        self._captures: list[_Captures] = []
         self._parts: dict[str, nn.Module] = {}
 
     @classmethod
@@ -129,12 +192,12 @@ class Captured:
         precision: str | None = None,
         calibration: Iterable[Any] | Mapping[str, float] | None = None,
     ) -> Captured:
-        """Return a copy of a model, in eval mode, with some submodules replaced.
+        """Return a copy of a model with some submodules replaced.
 
         The arguments and errors are those of `FusedResNet.from_model`.
         """
         from fused_resnet.capture import activation
-        from fused_resnet.capture.trace import check
+        from fused_resnet.capture.model_copy import copy_of
         from fused_resnet.quantization.calibrate import calibrate
 
         _problem_dtype("f32", precision)
@@ -147,9 +210,9 @@ class Captured:
             raise InputError(
                 f"calibration is for precision='int8' alone, and precision is {precision!r}: leave one out"
             )
-        module = copy.deepcopy(model)
+        module = copy_of(model)
         activation.replace(module, replace)
-        check(module.eval())
+        module.eval()  # the replacements; `copy_of` refused any other part in training mode
         if calibration is None or isinstance(calibration, Mapping):
             return cls(module, name, precision, calibration)
         return cls(module, name, precision, calibrate(module, calibration))
@@ -161,26 +224,46 @@ class Captured:
             CaptureError: The module cannot be captured.
             InputError: The shape has no elements, or the precision does not fit the dtype.
         """
-        from fused_resnet.capture import capture
-        from fused_resnet.quantization.int8_rewrite import capture_int8
+        captured = self._capture(shape, dtype)
+        if self._is_called and captured.result.structure != self.result.structure:
+            raise CaptureError(
+                f"forward returns {captured.result} for an input of {shape}, and {self.result} for another shape: "
+                "it must return the same kind of result for all shapes"
+            )
+        self.result, self._is_called = captured.result, True
+        return captured.network
 
+    @property
+    def guards(self) -> Guards:
+        """The values that the last capture depends on."""
+        return self._captures[-1].guards
+
+    def _capture(self, shape: tuple[int, ...], dtype: str) -> CapturedModule:
         if 0 in shape or not shape:
             raise InputError(f"the input has shape {shape}: it must have at least one dimension and one element")
         # A FusedResNet shares this module's submodules and sets their mode, but not that of the module itself.
         self.module.training = False
         parts = dict(self.module.named_modules())
         if parts != self._parts:
-            self._networks.clear()
+            self._forget()
             self._parts = parts
-        if (shape, dtype) not in self._networks:
-            problem_dtype = _problem_dtype(dtype, self.precision)
-            with ThreadPoolExecutor(1) as untraced:  # a tracer that is active here changes torch for its thread only
-                if self.scales is None:
-                    captured = untraced.submit(capture, self.module, shape, problem_dtype)
-                else:
-                    captured = untraced.submit(capture_int8, self.module, shape, problem_dtype, self.scales)
-            self._networks[shape, dtype] = captured.result()
-        return self._networks[shape, dtype]
+        valid = next((one for one in self._captures if one.watch.unchanged()), None) or _Captures(self.module)
+        if (shape, dtype) not in valid.modules:
+            valid.modules[shape, dtype] = self._trace(shape, dtype)
+        # The last one is in use; of the others some stay, because values may change back.
+        others = [one for one in self._captures if one is not valid]
+        self._captures = [*others[-KEPT_CAPTURES:], valid]
+        return valid.modules[shape, dtype]
+
+    def _trace(self, shape: tuple[int, ...], dtype: str) -> CapturedModule:
+        from fused_resnet.capture import capture_module
+        from fused_resnet.quantization.int8_rewrite import capture_module_int8
+
+        problem_dtype = _problem_dtype(dtype, self.precision)
+        with ThreadPoolExecutor(1) as untraced:  # a tracer that is active here changes torch for its thread only
+            if self.scales is None:
+                return untraced.submit(capture_module, self.module, shape, problem_dtype).result()
+            return untraced.submit(capture_module_int8, self.module, shape, problem_dtype, self.scales).result()
 
     def output_shape(self, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
         """Return the result's shape as the captured network has it; works while torch.compile traces."""
@@ -190,16 +273,19 @@ class Captured:
             return self.network(shape, dtype).output_shape
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_networks": {}, "_parts": {}}  # a cache, of classes that later versions may rename
+        return {name: value for name, value in self.__dict__.items() if name not in _CACHE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state | {"_networks": {}, "_parts": {}})
+        self.__dict__.update(state)
+        self._forget()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Captured:
         """Return a copy that keeps the captured networks, which nothing changes."""
         copied = Captured(copy.deepcopy(self.module, memo), self.name, self.precision, self.scales)
         if self._parts == dict(self.module.named_modules()):
-            copied._networks = dict(self._networks)
+            copied._captures = [
+                _Captures(copied.module, one.modules) for one in self._captures if one.watch.unchanged()
+            ]
             copied._parts = dict(copied.module.named_modules())
         return copied
 

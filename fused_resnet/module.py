@@ -56,6 +56,8 @@ class FusedResNet(nn.Module):
         plans: Number of plans to keep, one for each input shape and, on a GPU, stream; the most recently used stay.
         precision: "tf32" to round the factors of a float32 module's products to TF32; None for the module's dtype.
             "int8" needs `from_model`.
+        memory_format: Memory format of results with four dimensions; torch.preserve_format for that of the plain
+            network's. Formats other than torch.channels_last cost a copy.
 
     Raises:
         DatabaseError: The database does not exist or cannot be read.
@@ -65,6 +67,7 @@ class FusedResNet(nn.Module):
 
     _cache: CallCache
     _source: ModelSource
+    _format_name = str(torch.channels_last)  # a name, because torch.save cannot store a torch.memory_format
 
     def __init__(
         self,
@@ -74,12 +77,15 @@ class FusedResNet(nn.Module):
         graph: bool = True,
         plans: int = 16,
         precision: str | None = None,
+        memory_format: torch.memory_format = torch.channels_last,
     ) -> None:
         super().__init__()
+        if not isinstance(tuning_db, str | os.PathLike):
+            raise InputError(f"tuning_db is {tuning_db!r}: give the path or URL of a database made by scripts/tune.py")
         with reader(tuning_db):
             pass  # a database that cannot be read raises here rather than at the first call
         self.tuning_db = os.fspath(tuning_db)
-        self.graph, self.plans = graph, plans
+        self.graph, self.plans, self._format_name = graph, plans, str(memory_format)
         source = Named(model, in_channels, precision) if isinstance(model, str) else model
         self._source = source
         self._share_tensors(source.module)
@@ -108,6 +114,7 @@ class FusedResNet(nn.Module):
         plans: int = 16,
         precision: str | None = None,
         calibration: Iterable[Any] | Mapping[str, float] | None = None,
+        memory_format: torch.memory_format = torch.channels_last,
     ) -> FusedResNet:
         """Return a copy of any module for inference, with the same state_dict, on tuned kernels.
 
@@ -115,7 +122,7 @@ class FusedResNet(nn.Module):
         what can be captured, docs/guide/precision.md the precisions.
 
         Args:
-            model: The module. It must be in eval mode or able to be; it is copied, not changed.
+            model: The module, in eval mode; it is copied, not changed.
             tuning_db: Path or URL of a database made by scripts/tune.py.
             replace: Replacement for each submodule whose path matches a pattern (`*` matches any text): a module, or
                 `fused_resnet.Activation` for an epilogue step of your own.
@@ -125,6 +132,7 @@ class FusedResNet(nn.Module):
             precision: None for the module's dtype, "tf32" for a float32 module, or "int8".
             calibration: For "int8": batches of inputs like those to come, such as a DataLoader, or the scales that
                 `quantization.calibrate` returned for them.
+            memory_format: Memory format of results with four dimensions; torch.preserve_format for that of the model's.
 
         Raises:
             CaptureError: The module cannot be captured; the message names the submodule.
@@ -132,8 +140,9 @@ class FusedResNet(nn.Module):
             InputError: `precision` and `calibration` do not fit together or do not fit the module.
             UnknownNameError: There is no precision of this name.
         """
-        source = Captured.of(model, replace or {}, name, precision, calibration)
-        return cls(tuning_db, source, graph=graph, plans=plans)
+        plain = model._plain if isinstance(model, FusedResNet) else model
+        source = Captured.of(plain, replace or {}, name, precision, calibration)
+        return cls(tuning_db, source, graph=graph, plans=plans, memory_format=memory_format)
 
     # -- running ---------------------------------------------------------------------------------------------
 
@@ -144,10 +153,22 @@ class FusedResNet(nn.Module):
         that saves about 10 % of the host time per call.
         """
         if len(args) == 1 and not kwargs and self._is_plain() and not torch_op.is_traced(args[0]):
-            x = args[0]
-            if not x.requires_grad and (y := self._cache.calls.run(x, None)) is not None:
-                return y
+            x, cache = args[0], self._cache
+            if not x.requires_grad and (y := cache.calls.run(x, None)) is not None:
+                return y if cache.bare else self._finish(x, y, self.memory_format)
         return super().__call__(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        source = self.__dict__.get("_source")
+        return getattr(source.module, name) if source and _defines(source.module, name) else super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute of the plain network, which its forward may read, or else of this module."""
+        source = self.__dict__.get("_source")
+        if source and _defines(source.module, name) and name not in self.__dict__ and not hasattr(FusedResNet, name):
+            setattr(source.module, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -167,28 +188,42 @@ class FusedResNet(nn.Module):
         x: torch.Tensor,
         *,
         out: torch.Tensor | None = None,
-        memory_format: torch.memory_format = torch.channels_last,
-    ) -> torch.Tensor:
+        memory_format: torch.memory_format | None = None,
+    ) -> Any:
         """Run the network: (N, in_channels, 64, 64) -> (N, 512, 2, 2).
 
         Args:
             x: The input, on the module's device and in its dtype. Strides other than contiguous and channels last, or
                 an address that is not a multiple of 16 bytes, cost a copy.
             out: Receives the result and is returned; filled without a copy if it is channels last in memory.
-            memory_format: Memory format of the result without `out`; torch.contiguous_format costs a copy.
+            memory_format: Memory format of the result without `out`, instead of the module's `memory_format`.
+
+        Returns:
+            The result, in the container in which the plain network returns it, such as a tuple.
 
         Raises:
-            InputError: The shape, dtype or device of `x` or `out` does not fit, or a gradient by `x` is wanted.
+            InputError: The input is not a tensor; the shape, dtype or device of `x` or `out` does not fit; or a
+                gradient by `x` is wanted.
         """
+        if not isinstance(x, torch.Tensor):
+            raise InputError(_no_tensor(x))
         if self.training:
-            y: torch.Tensor = self._plain.train()(x)
-        elif torch_op.is_traced(x):
-            y = torch_op.call(self._cast(x), self._number)
-        else:
-            y = self.run(x, out)
-        if out is not None:
-            return out if y is out else out.copy_(y)
-        return y if memory_format is torch.channels_last else y.contiguous(memory_format=memory_format)
+            result = self._plain.train()(x)
+            return result if out is None else out.copy_(result)
+        y = torch_op.call(self._cast(x), self._number) if torch_op.is_traced(x) else self.run(x, out)
+        if out is None:
+            return self._finish(x, y, memory_format or self.memory_format)
+        return self._finish(x, out if y is out else out.copy_(y), torch.channels_last)
+
+    def _finish(self, x: torch.Tensor, y: torch.Tensor, memory_format: torch.memory_format) -> Any:
+        """Return a result as the plain network returns it, in a memory format if it has four dimensions."""
+        result = self._source.result
+        if y.dim() == 4 and memory_format is not torch.channels_last:
+            if memory_format is torch.preserve_format:
+                is_last = result.channels_last or is_contiguous(x) is False
+                memory_format = torch.channels_last if is_last else torch.contiguous_format
+            y = y.contiguous(memory_format=memory_format)
+        return result.contain(y)
 
     def run(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Run `forward` in eval mode, outside any tracer.
@@ -204,12 +239,17 @@ class FusedResNet(nn.Module):
 
     def _run_slow(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         """Run an input that the engine's fast path does not know or cannot take."""
+        if torch._C._functorch.is_functorch_wrapped_tensor(x):
+            raise InputError(
+                "the input belongs to a transform of torch.func, such as vmap, which FusedResNet does not support: "
+                "call it outside the transform, with a larger batch in place of vmap"
+            )
         stream = _raw_stream(x.get_device()) if x.is_cuda else 0
         cache = self._cache  # read once: another thread may replace it by an empty one at any time
         context, taken = cache.find(x, stream), x
         capturing = x.is_cuda and _is_capturing()
         if context is None or capturing:
-            if not cache.weights.unchanged():
+            if not cache.state.unchanged():
                 self.rebind()
             cache = self._cache
             taken, context = self._context(x, stream)
@@ -217,7 +257,7 @@ class FusedResNet(nn.Module):
         context.run(taken, y, stream)
         # Check for changed weights after the launch, while the device works. A run with old weights is harmless,
         # because the plan owns its tensors, and is repeated.
-        if not self._cache.weights.unchanged():
+        if not self._cache.state.unchanged():
             self.rebind()
             return self.run(x, out)
         if context.direct and taken is x and not capturing:
@@ -250,10 +290,16 @@ class FusedResNet(nn.Module):
 
     def context(self, x: torch.Tensor) -> tuple[torch.Tensor, ExecutionContext, int]:
         """Return x as the context takes it, the context on the current stream, and that stream's handle."""
-        if not self._cache.weights.unchanged():
+        if not self._cache.state.unchanged():
             self.rebind()
         stream = _raw_stream(x.get_device()) if x.is_cuda else 0
         return (*self._context(x, stream), stream)
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        """Memory format of results with four dimensions; torch.preserve_format for that of the plain network's."""
+        found: torch.memory_format = getattr(torch, self._format_name.removeprefix("torch."))
+        return found
 
     @property
     def _plain(self) -> nn.Module:
@@ -333,6 +379,8 @@ class FusedResNet(nn.Module):
 
     def _bind(self, x: torch.Tensor) -> NetworkPlan:
         network = self.network(x)
+        self._cache.guard(self._source.guards)
+        self._cache.bare = self._source.result.is_tensor and self.memory_format is torch.channels_last
         with reader(self.tuning_db) as store, torch.inference_mode(False), torch.no_grad():
             # The plain network's tensors, because replicas of torch.nn.DataParallel have no named ones of their own.
             plan = NetworkPlan(network, module_state(self._plain), store, x.device, self.graph, not x.is_contiguous())
@@ -357,7 +405,7 @@ class FusedResNet(nn.Module):
 
     def _replicate_for_data_parallel(self) -> FusedResNet:
         """Return torch.nn.DataParallel's copy for one GPU and one call; it shares the plans that are bound here."""
-        if not self._cache.weights.unchanged():
+        if not self._cache.state.unchanged():
             self.rebind()
         replicate: Callable[[], FusedResNet] = super()._replicate_for_data_parallel
         return replicate()
@@ -369,6 +417,18 @@ class FusedResNet(nn.Module):
         restore: Callable[[dict[str, Any]], None] = super().__setstate__
         restore(state)
         self._begin()
+
+
+def _defines(module: nn.Module, name: str) -> bool:
+    """Return whether a module or its class has an attribute of its own of this name."""
+    return name in vars(module) or (hasattr(type(module), name) and not hasattr(nn.Module, name))
+
+
+def _no_tensor(x: object) -> str:
+    """Return the message for an input that is no tensor."""
+    advice = {"ndarray": "torch.from_numpy(x)", "list": "torch.stack(x) or torch.tensor(x)", "tuple": "torch.stack(x)"}
+    kind = type(x).__name__
+    return f"the input is a {kind}, not a tensor: give {advice.get(kind, 'a tensor of the shape that the model takes')}"
 
 
 def _first(module: nn.Module, x: torch.Tensor) -> torch.Tensor:

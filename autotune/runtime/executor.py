@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -125,7 +126,15 @@ class ExecutionContext:
         if not middle:
             return self._runs
         unused = self._memory[:0]  # for the slots of the caller's tensors, which none of these layers touches
-        graph = capture(middle, self.plan.device, (unused, unused, *self._tensors))
+        try:
+            graph = capture(middle, self.plan.device, (unused, unused, *self._tensors))
+        except RuntimeError as error:  # such as a layer that reads a value on the host
+            warnings.warn(
+                f"{self.plan.network.key} runs without a CUDA graph: one of torch's operators cannot be captured: "
+                f"{str(error).splitlines()[0]}",
+                stacklevel=2,
+            )
+            return self._runs
         replay = BoundStep("captured", function=lambda _: graph.replay())
         return [*make_runs(bound[:first], slots), replay, *make_runs(bound[last:], slots)]
 

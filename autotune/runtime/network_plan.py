@@ -235,10 +235,10 @@ def make_runs(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) -> 
 def capture(runs: Sequence[Executable], device: torch.device, slots: Sequence[torch.Tensor]) -> torch.cuda.CUDAGraph:
     """Capture executables as a CUDA graph with torch's own capture, which torch's operators need.
 
-    All memory that the graph uses and the caller does not hold belongs to the graph's pool. torch keeps one cuBLAS
-    workspace for each stream, and frees all of them at any time: `torch.compile` does so when it records a CUDA graph. A
-    workspace that the warm-up allocated would then be freed under the captured kernels. So none exists when the capture
-    begins, and the capture allocates one in its pool; none stays behind, so that no other call on the stream uses it.
+    All memory that the graph uses and the caller does not hold belongs to the graph's pool. torch keeps a cuBLAS
+    workspace for each stream and may free all of them at any time; `torch.compile` does when it records a CUDA graph.
+    A workspace that the warm-up allocated would then be freed under the captured kernels. So none exists when the
+    capture begins, and the capture allocates one in its pool. None stays behind for other calls on the stream.
     """
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
     with torch.cuda.device(device), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -11,11 +12,25 @@ from fused_resnet.capture.alternatives import alternatives
 from fused_resnet.capture.lower import Lowering
 from fused_resnet.capture.operators import HANDLERS
 from fused_resnet.capture.trace import trace
+from fused_resnet.result import Result
 
-__all__ = ["Rewrite", "capture"]
+__all__ = ["CapturedModule", "Rewrite", "capture", "capture_module"]
 
 Rewrite = Callable[[tuple[Layer, ...]], tuple[tuple[Layer, ...], dict[str, str]]]
 """Layers -> the layers in another precision, and for each layer that was left as it was, the reason."""
+
+
+@dataclass(frozen=True)
+class CapturedModule:
+    """A captured module.
+
+    Attributes:
+        network: Its layers.
+        result: What its forward returns around the tensor.
+    """
+
+    network: Network
+    result: Result
 
 
 def capture(
@@ -36,6 +51,13 @@ def capture(
     Raises:
         CaptureError: The module cannot be captured; the message names the submodule that stands in the way.
     """
+    return capture_module(model, shape, dtype, rewrite, precision).network
+
+
+def capture_module(
+    model: nn.Module, shape: tuple[int, ...], dtype: str, rewrite: Rewrite | None = None, precision: str = ""
+) -> CapturedModule:
+    """Return the layers of a module as `capture` does, and the structure of its result."""
     traced, dtype = trace(model, shape, dtype_name(dtype)), dtype_name(dtype)
     layers, kept = Lowering(traced, dtype, HANDLERS).layers(), dict[str, str]()
     if rewrite is not None:
@@ -43,4 +65,5 @@ def capture(
     suffix = f"+{precision}" if precision else ""
     properties = (("input", "x".join(map(str, shape[1:]))), ("dtype", dtype + suffix))
     key = NetworkKey(type(model).__name__, shape[0], properties, digest(layers))
-    return Network(key, layers, tuple(traced.output.meta["val"].shape), alternatives(layers), kept)
+    network = Network(key, layers, tuple(traced.output.meta["val"].shape), alternatives(layers), kept)
+    return CapturedModule(network, traced.result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from autotune.ir import ConstantSource, SeTail, stored_shape
@@ -35,7 +36,7 @@ def _gated(lowering: Lowering, node: fx.Node, x: fx.Node, gate: fx.Node) -> bool
     if value is None or len(value.shape) != 4:
         return False
     n, h, w, c = stored_shape(value.shape)
-    if tuple(gate.meta["val"].shape) != (n, c, 1, 1):
+    if _shape(gate) != (n, c, 1, 1):
         return False
     second = _product(lowering, _before(lowering, gate, "sigmoid"))
     first = _product(lowering, _before(lowering, second.x, "relu")) if second else None
@@ -46,6 +47,12 @@ def _gated(lowering: Lowering, node: fx.Node, x: fx.Node, gate: fx.Node) -> bool
     weights = {"w1": first.weight, "b1": first.bias, "w2": second.weight, "b2": second.bias}
     lowering.add(node, LayerBuilder(lowering.name(node, "se"), problem, {"x": value.buffer}, weights, values=[value]))
     return True
+
+
+def _shape(node: fx.Node) -> tuple[int, ...] | None:
+    """Return the shape of a node's tensor; None for a number, which `.item()` yields."""
+    value = node.meta["val"]
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
 
 def _alone(lowering: Lowering, node: fx.Node) -> fx.Node | None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import operator
+import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
@@ -20,6 +22,8 @@ from torch import fx, nn
 
 from autotune.core import CaptureError
 from autotune.ir import DTYPES, ConstantExpr, ConstantSource
+from fused_resnet.guards import no_change
+from fused_resnet.result import Result
 
 tracing: ContextVar[bool] = ContextVar("tracing", default=False)
 """True while a module is being traced; an `Activation` is one operation then."""
@@ -39,13 +43,15 @@ class Traced:
     Attributes:
         graph: The graph of aten operators.
         input: The node of the module's input.
-        output: The node of its result.
+        output: The node of the tensor that it returns.
+        result: What it returns around that tensor.
         constants: The constant of each other placeholder.
     """
 
     graph: fx.Graph
     input: fx.Node
     output: fx.Node
+    result: Result
     constants: Mapping[fx.Node, ConstantSource]
 
 
@@ -59,7 +65,8 @@ def trace(model: nn.Module, shape: tuple[int, ...], dtype: str) -> Traced:
     if found and found != DTYPES[dtype]:
         raise CaptureError(f"the model is in {found} and the input in {DTYPES[dtype]}: convert one with .to()")
     x = torch.empty(shape, dtype=DTYPES[dtype], device=device)
-    exported = _export(model, x)
+    with no_change(model):
+        exported = _export(model, x)
     _remove(exported.graph, _dropped_out)
     if not _change_nothing_in_place(exported):
         exported.graph_module.recompile()
@@ -116,7 +123,7 @@ def _export(model: nn.Module, x: torch.Tensor) -> torch.export.ExportedProgram:
         model = copy.deepcopy(model)  # tensors made in inference mode, for example by .half(), cannot be exported
     token = tracing.set(True)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad(), _own_export_state():
             warnings.simplefilter("ignore")
             try:
                 return torch.export.export(model, (x,), strict=False)
@@ -127,6 +134,21 @@ def _export(model: nn.Module, x: torch.Tensor) -> torch.export.ExportedProgram:
                     raise _failure(model, x, error) from error
     finally:
         tracing.reset(token)
+
+
+@contextmanager
+def _own_export_state() -> Iterator[None]:
+    """Keep the state of an export in progress: a FusedResNet that is exported captures its module meanwhile."""
+    state = sys.modules.get("torch.export._trace")  # absent before the first export
+    names = ("_EXPORT_FLAGS", "_EXPORT_MODULE_HIERARCHY")
+    outer = {name: getattr(state, name) for name in names if hasattr(state, name)}
+    try:
+        for name in outer:
+            setattr(state, name, None)
+        yield
+    finally:
+        for name, value in outer.items():
+            setattr(state, name, value)
 
 
 def _failure(model: nn.Module, x: torch.Tensor, error: Exception) -> CaptureError:
@@ -211,10 +233,13 @@ def _read(exported: torch.export.ExportedProgram, dtype: str) -> Traced:
             _plain_norm(node)
             _gate(node)
     outputs = next(node for node in graph.nodes if node.op == "output").args[0]
-    if len(outputs) != 1 or not isinstance(outputs[0], fx.Node):
+    structure = exported.call_spec.out_spec
+    if len(outputs) != 1 or not isinstance(outputs[0], fx.Node) or structure is None:
         raise CaptureError(f"the model returns {len(outputs)} values: a captured model must return one tensor")
     inputs = [nodes[name] for name in signature.user_inputs if name in nodes]
-    return Traced(graph, inputs[0], outputs[0], constants)
+    value = outputs[0].meta["val"]
+    last = value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
+    return Traced(graph, inputs[0], outputs[0], Result(structure, last), constants)
 
 
 def _plain_norm(node: fx.Node) -> None:

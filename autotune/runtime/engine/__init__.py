@@ -10,7 +10,7 @@ from autotune.runtime.engine._engine import (
     Program,
     RefusedError,
     SharedLibrary,
-    WeightWatch,
+    StateWatch,
 )
 
 __all__ = [
@@ -23,5 +23,5 @@ __all__ = [
     "Program",
     "RefusedError",
     "SharedLibrary",
-    "WeightWatch",
+    "StateWatch",
 ]

@@ -114,7 +114,7 @@ py::object FastPath::run(const py::object& x, const py::object& out) const {
     call->program->run(stream, given);
   }
   if (call->dropped) call->wait_until_idle();
-  return weights_.cast<const WeightWatch&>().unchanged() ? y : py::none();
+  return weights_.cast<const StateWatch&>().unchanged() ? y : py::none();
 }
 
 void FastPath::drop(const py::object& execution) {

@@ -9,7 +9,7 @@
 
 #include "graph.h"
 #include "program.h"
-#include "weight_watch.h"
+#include "state_watch.h"
 
 namespace engine {
 

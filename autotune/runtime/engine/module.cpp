@@ -7,7 +7,7 @@
 #include "graph.h"
 #include "program.h"
 #include "shared_library.h"
-#include "weight_watch.h"
+#include "state_watch.h"
 
 namespace py = pybind11;
 using namespace engine;
@@ -72,10 +72,12 @@ PYBIND11_MODULE(_engine, m) {
           },
           py::arg("stream"), py::arg("slots"));
 
-  py::class_<WeightWatch>(m, "WeightWatch",
-                          "Tells whether dictionaries, and the versions of tensors in them, are what they were.")
+  py::class_<StateWatch>(
+      m, "StateWatch",
+      "Tells whether dictionaries, values that were read, and the versions of tensors are what they were.")
       .def(py::init<const py::list&>(), py::arg("dictionaries"))
-      .def("unchanged", &WeightWatch::unchanged);
+      .def("add", &StateWatch::add, py::arg("dictionaries"), py::arg("attributes"), py::arg("variables"))
+      .def("unchanged", &StateWatch::unchanged);
 
   py::class_<FastPath>(m, "FastPath", "Runs inputs that are known, without the interpreter between input and launch.")
       .def(py::init<const py::object&, py::object, py::object, py::object>(), py::arg("exchange"),

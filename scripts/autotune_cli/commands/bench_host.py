@@ -85,7 +85,7 @@ def measure(network: FusedResNet, x: torch.Tensor, calls: int) -> dict[str, floa
         parts: dict[str, Callable[[], object]] = {
             "call": lambda: network(x),
             "call with out=": lambda: network(x, out=out),
-            "look at the weights": network._cache.weights.unchanged,
+            "look at the weights": network._cache.state.unchanged,
             "make the output": lambda: torch.empty_like(context.template),
             "engine": lambda: context.run(x, out, stream),
         }

@@ -10,7 +10,7 @@ import torch
 from repository import ROOT
 
 from autotune.core import paths
-from autotune.runtime.engine import WeightWatch
+from autotune.runtime.engine import StateWatch
 
 RUNS = """
 import ctypes, os, sys
@@ -208,16 +208,16 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_watch_sees(change, kind):
     owner = kind(a=torch.nn.Parameter(torch.rand(3)), b=torch.rand(2), none=None, child=torch.nn.Identity())
-    watch = WeightWatch([{}, owner, {"other": torch.rand(1)}])
+    watch = StateWatch([{}, owner, {"other": torch.rand(1)}])
     assert watch.unchanged()
     change(owner)
     assert not watch.unchanged()
-    assert WeightWatch([{}, owner]).unchanged()
+    assert StateWatch([{}, owner]).unchanged()
 
 
 def test_a_watch_sees_what_comes_into_an_empty_dictionary():
     owner = {}
-    watch = WeightWatch([owner])
+    watch = StateWatch([owner])
     assert watch.unchanged()
     owner["child"] = torch.nn.Identity()
     assert not watch.unchanged()
@@ -226,7 +226,7 @@ def test_a_watch_sees_what_comes_into_an_empty_dictionary():
 def test_tensors_that_count_no_changes_are_watched_as_objects():
     with torch.inference_mode():
         owner = {"a": torch.rand(3)}
-        watch = WeightWatch([owner])
+        watch = StateWatch([owner])
         owner["a"].zero_()
         assert watch.unchanged()
         owner["a"] = torch.rand(3)
@@ -235,4 +235,4 @@ def test_tensors_that_count_no_changes_are_watched_as_objects():
 
 def test_a_watch_takes_dictionaries_only():
     with pytest.raises((TypeError, RuntimeError)):
-        WeightWatch([[1]])
+        StateWatch([[1]])

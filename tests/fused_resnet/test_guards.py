@@ -1,0 +1,217 @@
+"""Values that a model's forward reads: a change of one is seen by the next call."""
+
+import types
+
+import pytest
+import torch
+from reference import relative_error
+from torch import nn
+
+from autotune.core import CaptureError
+from fused_resnet import FusedResNet, InputError
+from fused_resnet.guards import guards
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
+
+LIMIT = 1e-6
+FACTOR = 1.0
+SETTINGS = {"factor": 1.0}
+
+
+def scaled(y: torch.Tensor) -> torch.Tensor:
+    return y * FACTOR
+
+
+def negated(y: torch.Tensor) -> torch.Tensor:
+    return -y
+
+
+def seven_times(module: nn.Module, inputs: object, y: torch.Tensor) -> torch.Tensor:
+    return 7 * y
+
+
+class Config:
+    gain = 1.0
+
+    def __init__(self) -> None:
+        self.shift = 1.0
+
+
+class Model(nn.Module):
+    """Reads values in all the ways that are watched."""
+
+    power = 1.0
+
+    def __init__(self, outside: dict) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.alpha, self.scales, self.config = 1.0, [1.0, 2.0], Config()
+        self.mask = torch.ones(8, 1, 1)
+        self.outside = lambda y: y * outside["factor"]
+
+    def step(self, y: torch.Tensor) -> torch.Tensor:
+        return y * self.alpha + self.config.shift
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.step(self.norm(self.conv(x)) * self.mask)
+        y = scaled(y) * self.scales[0] * self.power * Config.gain * SETTINGS["factor"]
+        return self.outside(y)
+
+
+OUTSIDE = {"factor": 1.0}
+CHANGES = {
+    "an attribute": lambda net, _: setattr(net, "alpha", 2.0),
+    "an attribute of a submodule": lambda net, _: setattr(net.norm, "eps", 1.0),
+    "the shape of the result": lambda net, _: setattr(net.conv, "stride", (2, 2)),
+    "an item of a list": lambda net, _: net.scales.__setitem__(0, 3.0),
+    "an attribute of an object": lambda net, _: setattr(net.config, "shift", 5.0),
+    "a plain tensor, in place": lambda net, _: net.mask.mul_(4),
+    "a class attribute": lambda net, patch: patch.setattr(Model, "power", 2.0),
+    "a class attribute that an object hides": lambda net, _: (
+        setattr(net.norm.__class__, "_", 0) or setattr(net, "power", 3.0)
+    ),
+    "an attribute of a global class": lambda net, patch: patch.setattr(Config, "gain", 2.0),
+    "a global": lambda net, patch: patch.setitem(globals(), "FACTOR", 2.0),
+    "a function": lambda net, patch: patch.setitem(globals(), "scaled", negated),
+    "a method": lambda net, patch: patch.setattr(Model, "step", lambda self, y: y - 1),
+    "an item of a global dictionary": lambda net, patch: patch.setitem(SETTINGS, "factor", 2.0),
+    "an item of a dictionary in a closure": lambda net, patch: patch.setitem(OUTSIDE, "factor", 2.0),
+    "a forward hook": lambda net, _: net.norm.register_forward_hook(seven_times),
+    "another forward": lambda net, _: setattr(net.norm, "forward", types.MethodType(lambda self, y: 2 * y, net.norm)),
+}
+
+
+def model() -> Model:
+    torch.manual_seed(0)
+    module = Model(OUTSIDE).eval()
+    nn.init.normal_(module.norm.running_mean)
+    return module
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(2, 3, 10, 10, generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def test_the_search_finds_what_forward_reads():
+    names = {read.name for read in guards(model()).reads}
+    wanted = [
+        "'alpha' of the model (Model)",
+        "'eps' of norm (BatchNorm2d)",
+        "'stride' of conv (Conv2d)",
+        "'power' of class Model",
+    ]
+    assert names.issuperset(wanted) and any("'FACTOR'" in name for name in names)
+    assert not guards(model()).changed()
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@torch.no_grad()
+def test_a_change_is_seen(change, empty_db, x, monkeypatch):
+    plain = model()
+    network = FusedResNet.from_model(plain, empty_db)
+    before = network(x)
+    assert relative_error(before, plain(x)) < LIMIT
+    for module in (network, plain):
+        change(module, monkeypatch)
+    wanted = plain(x)
+    for _ in range(3):
+        assert relative_error(network(x), wanted) < LIMIT
+    assert wanted.shape != before.shape or relative_error(before, wanted) > 1e-3
+
+
+@torch.no_grad()
+def test_a_value_that_changes_back_needs_no_new_capture(empty_db, x, monkeypatch):
+    network = FusedResNet.from_model(model(), empty_db)
+    results = {}
+    for alpha in (1.0, 2.0):
+        network.alpha = alpha
+        results[alpha] = network(x)
+    monkeypatch.setattr("fused_resnet.capture.capture_module", None)
+    for alpha in (1.0, 2.0, 1.0):
+        network.alpha = alpha
+        assert torch.equal(network(x), results[alpha])
+
+
+@torch.no_grad()
+def test_what_forward_does_not_read_is_not_watched(empty_db, x, monkeypatch):
+    network = FusedResNet.from_model(model(), empty_db)
+    y = network(x)
+    context = network._cache.find(x, 0)
+    network.note, network.conv.note = "of the user", "another"
+    monkeypatch.setitem(globals(), "UNREAD", 1)
+    assert torch.equal(network(x), y) and network._cache.find(x, 0) is context
+
+
+def test_attributes_of_the_model_are_those_of_the_network(empty_db):
+    network = FusedResNet.from_model(model(), empty_db)
+    assert network.alpha == 1.0 and network.config.shift == 1.0
+    with pytest.raises(AttributeError, match="beta"):
+        _ = network.beta
+
+
+class Counting(Model):
+    count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return super().forward(x) + self.count
+
+
+class Listing(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scales.append(1.0)
+        return super().forward(x)
+
+
+class Keeping(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept = super().forward(x)
+        return self.kept
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Counting, "count"), (Listing, "scales"), (Keeping, "kept")])
+def test_a_forward_that_changes_its_state_is_refused(kind, name, empty_db, x):
+    network = FusedResNet.from_model(kind(OUTSIDE).eval(), empty_db)
+    for _ in range(2):
+        with pytest.raises(CaptureError, match=f"forward changes .*'{name}' of the model .*changes no state"):
+            network(x)
+    assert name == "scales" or network._plain.__dict__.get(name) is None
+
+
+def test_parts_in_training_mode_are_refused(empty_db, x):
+    stochastic = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Dropout()).eval()
+    stochastic[1].train()
+    norm = model()
+    norm.norm.train()
+    for module, name in (
+        (stochastic, "1 (Dropout)"),
+        (norm, "norm (BatchNorm2d)"),
+        (model().train(), "the model (Model)"),
+    ):
+        with pytest.raises(CaptureError) as error:
+            FusedResNet.from_model(module, empty_db)
+        assert f"{name} is in training mode" in str(error.value)
+
+
+def test_a_part_that_is_put_in_training_mode_later_is_refused(empty_db, x):
+    network = FusedResNet.from_model(model(), empty_db)
+    y = network(x)
+    network.norm.train()
+    with pytest.raises(CaptureError, match=r"norm \(BatchNorm2d\) is in training mode"):
+        network(x)
+    network.norm.eval()
+    assert torch.equal(network(x), y)
+    assert torch.equal(network.train().eval()(x), y)
+
+
+def test_a_changed_part_of_the_seed_network_is_refused(empty_db):
+    network, x = FusedResNet(empty_db), torch.randn(1, 3, 64, 64)
+    y = network(x)
+    part = next(module for module in network.modules() if isinstance(module, nn.Conv2d))
+    before, part.padding = part.padding, (7, 7)
+    with pytest.raises(InputError, match=r"'padding' of .*Conv2d\) was changed"):
+        network(x)
+    part.padding = before
+    assert torch.equal(network(x), y)
