@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from autotune.core import CaptureError
 from autotune.runtime.engine import StateWatch
+
+T = TypeVar("T")
 
 LARGEST_CONTAINER = 256
 """Largest number of items of a list or dictionary that are watched."""
@@ -53,6 +54,12 @@ class Read:
         """The read as StateWatch takes it."""
         return (self.owner, self.key) if self.value is ABSENT else (self.owner, self.key, self.value)
 
+    def holds(self) -> bool:
+        """Return whether the value is what it was."""
+        watch = StateWatch([])
+        watch.add([], [], [self.arguments])
+        return watch.unchanged()
+
 
 @dataclass(frozen=True)
 class Guards:
@@ -74,19 +81,14 @@ class Guards:
         variables = [read.arguments for read in self.reads if not read.of_module]
         watch.add([dictionary for _, dictionary in self.dictionaries], attributes, variables)
 
-    def changed(self) -> list[str]:
-        """Return the names of the values that have changed since the search."""
-        reads = [(read.name, [read.arguments]) for read in self.reads]
+    def changed(self) -> list[Read]:
+        """Return the values that have changed since the search."""
+        reads = list(self.reads)
         for (name, now), before in zip(self.dictionaries, self.contents, strict=True):
-            reads += [(f"{key!r} of {name}", [(now, key, value)]) for key, value in before.items()]
-            reads += [(f"{key!r} of {name}", [(now, key)]) for key in now.keys() - before.keys()]
-        return [name for name, read in reads if not _hold(read)]
-
-
-def _hold(reads: list[tuple[Any, ...]]) -> bool:
-    watch = StateWatch([])
-    watch.add([], [], reads)
-    return watch.unchanged()
+            reads += [
+                Read(f"{key!r} of {name}", now, key, before.get(key, ABSENT)) for key in now.keys() | before.keys()
+            ]
+        return [read for read in reads if not read.holds()]
 
 
 def guards(model: nn.Module) -> Guards:
@@ -94,49 +96,70 @@ def guards(model: nn.Module) -> Guards:
     return _Search(model).found
 
 
-@contextmanager
-def no_change(model: nn.Module) -> Iterator[None]:
-    """Check that tracing a module changes none of the values that its forward reads, and restore its attributes.
+def stateless(model: nn.Module, trace: Callable[[], T]) -> T:
+    """Trace a module, after which its attributes are what they were, and check that its forward changes no state.
 
-    torch.export restores attributes itself, some of them as copies, so the check happens at the end of `forward`.
+    Args:
+        model: The module.
+        trace: Traces it, which calls its forward once.
+
+    Returns:
+        The result of `trace`.
 
     Raises:
-        CaptureError: Forward changes one of its attributes, or another value that it reads.
+        CaptureError: Forward changes a value that it reads, or `trace` fails.
     """
-    found = guards(model)
-    before = [(path, module, dict(vars(module))) for path, module in model.named_modules()]
-    called, changed = _called("", model), list[str]()
-    forward, passed = model.forward, False
+    result, changed = _traced(model, trace)
+    if changed and all(_is_removable(model, read) for read in changed):
+        # An attribute that forward sets before it reads it, to keep a feature for example, is no state.
+        for read in changed:
+            del read.owner[read.key]
+        try:
+            result, changed = _traced(model, trace)
+        except CaptureError:
+            pass  # it is read before it is set
+        finally:
+            for read in changed:
+                read.owner.setdefault(read.key, read.value)
+    if changed:
+        raise CaptureError(
+            f"forward changes {changed[0].name}, and a captured network changes no state: "
+            "keep such state outside forward"
+        )
+    return result
 
-    def check() -> None:
-        nonlocal passed
-        passed = True
-        changed.extend(name for name in found.changed() if name != f"'forward' of {called}")
-        for path, module, own in before:
-            added = vars(module).keys() - own.keys() - {"forward"}
-            changed.extend(f"'{name}' of {_called(path, module)}" for name in sorted(added))
+
+def _is_removable(model: nn.Module, read: Read) -> bool:
+    """Return whether a value is an attribute of a module alone: without it, the module has no attribute of the name."""
+    kinds = [type(module) for module in model.modules() if vars(module) is read.owner]
+    return read.value is not ABSENT and bool(kinds) and not any(hasattr(kind, read.key) for kind in kinds)
+
+
+def _traced(model: nn.Module, trace: Callable[[], T]) -> tuple[T, list[Read]]:
+    """Return trace() and the values that forward changed; restores the attributes of all modules.
+
+    torch.export restores attributes itself, some of them as copies, so changes are looked for at the end of forward.
+    """
+    found, called, forward = guards(model), False, model.forward
+    before = [(vars(module), dict(vars(module))) for module in model.modules()]
+    changed: list[Read] = []
 
     @wraps(forward)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        result = forward(*args, **kwargs)
-        check()
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        nonlocal called
+        called, result = True, forward(*args, **kwargs)
+        changed.extend(read for read in found.changed() if read.value is not ABSENT or read.key != "forward")
         return result
 
-    vars(model)["forward"] = checked
+    vars(model)["forward"] = watched
     try:
-        yield
-        if not passed:  # a tracer called the forward of the class
-            check()
+        result = trace()
+        return result, changed if called else found.changed()  # fx calls the forward of the class
     finally:
-        for _, module, own in before:
-            now = vars(module)
+        for now, own in before:
             if now.keys() != own.keys() or any(now[name] is not own[name] for name in own):
                 now.clear()
                 now.update(own)
-    if changed:
-        raise CaptureError(
-            f"forward changes {changed[0]}, and a captured network changes no state: keep such state outside forward"
-        )
 
 
 class _Search:

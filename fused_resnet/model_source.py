@@ -111,7 +111,7 @@ class Named:
                 )
         if changed := self.guards.changed():
             raise InputError(
-                f"{changed[0]} was changed, and the kernels of {self.name} compute the original: change it back, "
+                f"{changed[0].name} was changed, and the kernels of {self.name} compute the original: change it back, "
                 "or use FusedResNet.from_model for a changed module"
             )
         dtype = _problem_dtype(dtype, self.precision)
@@ -276,7 +276,7 @@ class Captured:
         return {name: value for name, value in self.__dict__.items() if name not in _CACHE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update({name: value for name, value in state.items() if name != "_networks"})
         self._forget()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Captured:

@@ -245,21 +245,22 @@ class FusedResNet(nn.Module):
                 "call it outside the transform, with a larger batch in place of vmap"
             )
         stream = _raw_stream(x.get_device()) if x.is_cuda else 0
-        cache = self._cache  # read once: another thread may replace it by an empty one at any time
-        context, taken = cache.find(x, stream), x
         capturing = x.is_cuda and _is_capturing()
-        if context is None or capturing:
-            if not cache.state.unchanged():
-                self.rebind()
-            cache = self._cache
-            taken, context = self._context(x, stream)
-        y = torch.empty_like(context.template) if out is None or not _fits(out, context.template) else out
-        context.run(taken, y, stream)
-        # Check for changed weights after the launch, while the device works. A run with old weights is harmless,
-        # because the plan owns its tensors, and is repeated.
-        if not self._cache.state.unchanged():
+        while True:  # until a run begins and ends with the same weights
+            cache = self._cache  # read once: another thread may replace it by an empty one at any time
+            context, taken = cache.find(x, stream), x
+            if context is None or capturing:
+                if not cache.state.unchanged():
+                    self.rebind()
+                cache = self._cache
+                taken, context = self._context(x, stream)
+            y = torch.empty_like(context.template) if out is None or not _fits(out, context.template) else out
+            context.run(taken, y, stream)
+            # Check for changes after the launch, while the device works. A run with old weights is harmless, as the
+            # plan owns its tensors, and is repeated.
+            if self._cache.state.unchanged():
+                break
             self.rebind()
-            return self.run(x, out)
         if context.direct and taken is x and not capturing:
             cache.use_fast_path(x, context)
         return y

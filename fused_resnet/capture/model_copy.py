@@ -24,12 +24,14 @@ def copy_of(model: Any) -> nn.Module:
             of its parameters, or one that Python cannot copy.
     """
     _check_kind(model)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    for name, tensor in tensors:
         if is_lazy(tensor):
             raise CaptureError(f"'{name}' has no shape yet: call the model once, which initializes its lazy modules")
+    check(model)
+    for name, tensor in tensors:
         if tensor.is_meta:
             raise CaptureError(f"'{name}' is on the meta device and has no values: load the weights first")
-    check(model)
     # torch refuses to copy a tensor that was computed from parameters, such as the weight of nn.utils.weight_norm.
     computed = [v for part in model.modules() for v in vars(part).values() if isinstance(v, torch.Tensor)]
     memo: dict[int, Any] = {id(value): value.detach().clone() for value in computed if not value.is_leaf}

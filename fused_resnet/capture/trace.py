@@ -22,7 +22,7 @@ from torch import fx, nn
 
 from autotune.core import CaptureError
 from autotune.ir import DTYPES, ConstantExpr, ConstantSource
-from fused_resnet.guards import no_change
+from fused_resnet.guards import stateless
 from fused_resnet.result import Result
 
 tracing: ContextVar[bool] = ContextVar("tracing", default=False)
@@ -65,8 +65,7 @@ def trace(model: nn.Module, shape: tuple[int, ...], dtype: str) -> Traced:
     if found and found != DTYPES[dtype]:
         raise CaptureError(f"the model is in {found} and the input in {DTYPES[dtype]}: convert one with .to()")
     x = torch.empty(shape, dtype=DTYPES[dtype], device=device)
-    with no_change(model):
-        exported = _export(model, x)
+    exported = _export(model, x)
     _remove(exported.graph, _dropped_out)
     if not _change_nothing_in_place(exported):
         exported.graph_module.recompile()
@@ -121,17 +120,21 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 def _export(model: nn.Module, x: torch.Tensor) -> torch.export.ExportedProgram:
     if any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers())):
         model = copy.deepcopy(model)  # tensors made in inference mode, for example by .half(), cannot be exported
+
+    def export() -> torch.export.ExportedProgram:
+        try:
+            return torch.export.export(model, (x,), strict=False)
+        except Exception as error:  # includes errors of the model's own code
+            try:
+                return torch.export.export(fx.symbolic_trace(model), (x,), strict=False)
+            except Exception:
+                raise _failure(model, x, error) from error
+
     token = tracing.set(True)
     try:
         with warnings.catch_warnings(), torch.no_grad(), _own_export_state():
             warnings.simplefilter("ignore")
-            try:
-                return torch.export.export(model, (x,), strict=False)
-            except Exception as error:  # includes errors of the model's own code
-                try:
-                    return torch.export.export(fx.symbolic_trace(model), (x,), strict=False)
-                except Exception:
-                    raise _failure(model, x, error) from error
+            return stateless(model, export)
     finally:
         tracing.reset(token)
 

@@ -62,10 +62,10 @@ def test_pickles_hold_no_captured_networks_and_deep_copies_do(empty_db):
     network = saved["network"]
     network.tuning_db = str(empty_db)
     network(saved["x"])
-    assert network._source._networks
-    assert not pickle.loads(pickle.dumps(network))._source._networks
+    (captures,) = network._source._captures
+    assert captures.modules and not pickle.loads(pickle.dumps(network))._source._captures
     copied = copy.deepcopy(network)
-    assert copied._source._networks == network._source._networks
+    assert copied._source._captures[0].modules == captures.modules
     assert copied._source.module is not network._source.module
     torch.testing.assert_close(copied(saved["x"]), saved["y"])
 

@@ -1,4 +1,4 @@
-"""Captured networks that come and go beside CUDA graphs of torch and torch.compile, with layers on torch's operators."""
+"""Networks with layers on torch's operators that come and go beside CUDA graphs of torch and torch.compile."""
 
 import gc
 

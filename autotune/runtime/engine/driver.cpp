@@ -60,12 +60,26 @@ const Driver& driver() {
   return loaded;
 }
 
+namespace {
+
+// Whether an error of a kernel stays: every later call of the context fails with it.
+bool ends_context(Result result) {
+  return result == kIllegalAddress || result == kLaunchTimeout || (result >= kAssert && result <= kLaunchFailed);
+}
+
+}  // namespace
+
 void check(Result result, const char* what) {
   if (result == 0) return;
   const char* text = nullptr;
   driver().get_error_string(result, &text);
-  throw DriverError(result, std::string(what) + ": " + (text ? text : "unknown error") + " (CUDA error " +
-                                std::to_string(result) + ")");
+  std::string message =
+      std::string(what) + ": " + (text ? text : "unknown error") + " (CUDA error " + std::to_string(result) + ")";
+  if (ends_context(result))
+    message +=
+        ". A kernel that ran before failed, of this or of another library, and ended the CUDA context of this "
+        "process: start the process again; CUDA_LAUNCH_BLOCKING=1 helps to find the kernel";
+  throw DriverError(result, message);
 }
 
 bool is_capturing(Stream stream) {

@@ -95,7 +95,14 @@ struct Driver {
 // Returns the driver, loaded and initialized once. Throws Error if there is none.
 const Driver& driver();
 
-enum ErrorCode { kInvalidValue = 1, kNotSupported = 801 };  // CUresult
+enum ErrorCode {  // CUresult
+  kInvalidValue = 1,
+  kIllegalAddress = 700,
+  kLaunchTimeout = 702,
+  kAssert = 710,
+  kLaunchFailed = 719,
+  kNotSupported = 801
+};
 
 // A driver function failed with this CUresult.
 struct DriverError : Error {

@@ -1,9 +1,11 @@
 """Call one FusedResNet from several threads with mixed batch sizes.
 
-Every result is checked, and that memory does not grow. Each thread has its own
-CUDA stream. Results are compared with the plain network in float32. The exit
-code is 1 if a result is wrong, or if the process or the device uses more memory
-at the end than after a fifth of the calls.
+Every result is checked, and that the process does not grow. Each thread has its
+own CUDA stream. Results are compared with the plain network in float32. With
+--update, a parameter changes in place between calls, and results must be those
+of the new weights. The exit code is 1 if a result is wrong, or if the process
+has more memory, file descriptors or threads, or the device more used memory, at
+the end than after a fifth of the calls.
 
 Example:
   autotune stress --db tuning_db/se_resnet9_fixup_h200.db
@@ -13,19 +15,24 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
+import copy
 import random
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
+from torch import nn
 
-from autotune_cli.command_line import positive, sizes
+from autotune.measure import synchronize
+from autotune_cli.command_line import add_model, positive, seconds, sizes
+from autotune_cli.models import Model, load
 from fused_resnet import FusedResNet
-from fused_resnet.networks import se_resnet9_fixup
 
 WARM_SHARE = 5
 """Memory is compared after 1 / WARM_SHARE of the calls, when all plans are bound and the pools are filled."""
@@ -36,6 +43,10 @@ SLACK_BYTES = 32 * 2**20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--db", type=Path, required=True, metavar="FILE", help="the tuning database")
+    add_model(parser, "se_resnet9_fixup", in_channels=False)
+    parser.add_argument(
+        "--update", type=seconds, metavar="TIME", help="change a parameter at this interval, such as 2s"
+    )
     parser.add_argument("--calls", type=positive, default=100_000, metavar="N", help="calls in all (default 100000)")
     parser.add_argument("--threads", type=positive, default=4, metavar="N", help="threads (default 4)")
     parser.add_argument(
@@ -54,6 +65,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-graph", action="store_true", help="launch kernels one by one, not as a CUDA graph")
 
 
+@dataclass(frozen=True)
+class Case:
+    """An input, and the plain network's results in float32 for each state of the weights."""
+
+    x: torch.Tensor
+    expected: tuple[torch.Tensor, ...]
+
+
+class Weights:
+    """The weights of a network, which change while no thread calls it.
+
+    Attributes:
+        updates: Number of changes so far.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.updates = 0
+        self._network, self._callers = network, 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def kept(self) -> Iterator[int]:
+        """Keep the weights as they are for a call; yields the number of changes so far."""
+        with self._changed:
+            self._callers += 1
+            updates = self.updates
+        try:
+            yield updates
+        finally:
+            with self._changed:
+                self._callers -= 1
+                self._changed.notify_all()
+
+    def update(self) -> None:
+        """Change the weights after the calls in progress."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._callers)
+            update(self._network)
+            synchronize(next(self._network.parameters()).device)
+            self.updates += 1
+
+
 class Caller(threading.Thread):
     """A thread that makes a share of the calls on its own stream.
 
@@ -62,17 +115,13 @@ class Caller(threading.Thread):
     """
 
     def __init__(
-        self,
-        network: FusedResNet,
-        cases: Sequence[tuple[torch.Tensor, torch.Tensor]],
-        calls: int,
-        seed: int,
-        limit: float,
+        self, network: FusedResNet, weights: Weights, cases: Sequence[Case], calls: int, seed: int, limit: float
     ) -> None:
         super().__init__()
-        device = cases[0][0].device
+        device = cases[0].x.device
         self.done, self.failure = 0, ""
-        self._network, self._cases, self._calls, self._limit = network, cases, calls, limit
+        self._network, self._weights, self._cases = network, weights, cases
+        self._calls, self._limit = calls, limit
         self._random = random.Random(seed)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.wrong = torch.zeros((), dtype=torch.int64, device=device)
@@ -86,10 +135,14 @@ class Caller(threading.Thread):
         except Exception as error:
             self.failure = f"{type(error).__name__}: {error}"
 
+    @torch.no_grad()
     def _work(self) -> None:
         while self.done < self._calls:
-            x, expected = self._random.choice(self._cases)
-            error = (self._network(x).float() - expected).norm() / expected.norm()
+            case = self._random.choice(self._cases)
+            with self._weights.kept() as updates:
+                y = self._network(case.x).float()
+            expected = case.expected[updates % len(case.expected)]
+            error = (y - expected).norm() / expected.norm()
             self.wrong += ~(error <= self._limit)  # true also for NaN
             torch.maximum(self.worst, error, out=self.worst)
             self.done += 1
@@ -99,65 +152,92 @@ class Caller(threading.Thread):
             self._stream.synchronize()
 
 
-def cases_of(
-    network: FusedResNet, batches: Sequence[int], device: torch.device
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return (input, output of the plain network in float32): two for each batch size, the second channels-last."""
-    plain = se_resnet9_fixup.build().to(device)
-    plain.load_state_dict(network.state_dict())
-    dtype = next(network.parameters()).dtype
+@torch.no_grad()
+def update(module: nn.Module) -> None:
+    """Change the largest parameter in place: a second call restores it exactly."""
+    max(module.parameters(), key=torch.Tensor.numel).neg_()
+
+
+@torch.no_grad()
+def cases_of(model: Model, network: FusedResNet, batches: Sequence[int], states: int) -> list[Case]:
+    """Return two cases for each batch size, the second channels last."""
+    first = next(network.parameters())
+    plain = copy.deepcopy(model.module).float().to(first.device)
     generator = torch.Generator().manual_seed(0)
-    cases = []
-    for n in batches:
-        for order in (torch.contiguous_format, torch.channels_last):
-            x = torch.randn(n, 3, 64, 64, generator=generator).to(device, dtype).contiguous(memory_format=order)
-            with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-                cases.append((x, plain(x.float())))
-    return cases
+    orders = (torch.contiguous_format, torch.channels_last)
+    shapes = [((n, *model.shape), order) for n in batches for order in orders]
+    inputs = [
+        torch.randn(shape, generator=generator).to(first).contiguous(memory_format=order) for shape, order in shapes
+    ]
+    expected: list[list[torch.Tensor]] = []
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for _ in range(states):
+            expected.append([plain(x.float()) for x in inputs])
+            update(plain)
+    return [Case(x, results) for x, results in zip(inputs, zip(*expected, strict=True), strict=True)]
 
 
-def memory(device: torch.device) -> tuple[int, int]:
-    """Return the resident bytes of the process, and the used bytes of the device."""
-    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    if device.type != "cuda":
-        return resident, 0
-    free, total = torch.cuda.mem_get_info(device)
-    return resident, total - free
+@dataclass(frozen=True)
+class Usage:
+    """What the process uses: bytes of host and device memory, file descriptors, threads."""
+
+    host: int
+    device: int
+    files: int
+    threads: int
+
+    @classmethod
+    def now(cls, device: torch.device) -> Usage:
+        """Return the present usage."""
+        process = psutil.Process()
+        free, total = torch.cuda.mem_get_info(device) if device.type == "cuda" else (0, 0)
+        return cls(process.memory_info().rss, total - free, process.num_fds(), process.num_threads())
+
+    def grown(self, before: Usage) -> bool:
+        """Return whether it has grown by more than the allocators keep."""
+        memory = max(self.host - before.host, self.device - before.device)
+        return memory > SLACK_BYTES or self.files > before.files or self.threads > before.threads
 
 
 def main(options: argparse.Namespace) -> int:
     device = torch.device(options.device)
     cuda = device.type == "cuda"
     warnings.filterwarnings("ignore", message=".*is not tuned")
-    network = FusedResNet(options.db, graph=not options.no_graph, plans=options.plans)
-    network.load_state_dict(se_resnet9_fixup.randomize(se_resnet9_fixup.build()).state_dict())
+    model = load(options.model, options.input, None)
+    network = model.fused(str(options.db))
+    network.graph, network.plans = not options.no_graph, options.plans
     network.to(device, torch.float16 if cuda else torch.float32)
-    cases = cases_of(network, options.batches, device)
-    for x, _ in cases:
-        network(x)
+    cases = cases_of(model, network, options.batches, 2 if options.update else 1)
+    for case in cases:
+        network(case.x)
     shares = [options.calls // options.threads + (i < options.calls % options.threads) for i in range(options.threads)]
-    callers = [Caller(network, cases, share, seed, 5e-3 if cuda else 1e-5) for seed, share in enumerate(shares)]
+    weights, limit = Weights(network), 5e-3 if cuda else 1e-5
+    callers = [Caller(network, weights, cases, share, seed, limit) for seed, share in enumerate(shares)]
 
     started, before = time.monotonic(), None
     for caller in callers:
         caller.start()
     while any(caller.is_alive() for caller in callers):
         time.sleep(0.05)
+        if options.update and time.monotonic() - started > (weights.updates + 1) * options.update:
+            weights.update()
         if before is None and sum(caller.done for caller in callers) * WARM_SHARE >= options.calls:
-            before = memory(device)
+            before = Usage.now(device)
+    after = Usage.now(device)
     for caller in callers:
         caller.join()
-    after = memory(device)
-    seconds = time.monotonic() - started
+    took = time.monotonic() - started
 
     done, wrong = sum(caller.done for caller in callers), sum(int(caller.wrong) for caller in callers)
     failures = [caller.failure for caller in callers if caller.failure]
-    grown = [max(0, end - start) for start, end in zip(before or after, after, strict=True)]
-    print(f"{done} calls from {options.threads} threads, {wrong} wrong, in {seconds:.0f} s")
+    before = before or after
+    print(f"{done} calls from {options.threads} threads, {wrong} wrong, in {took:.0f} s, {weights.updates} updates")
     print(f"largest relative error {max(float(caller.worst) for caller in callers):.1e}")
-    print(f"host memory   {after[0] / 2**20:8.0f} MiB, {grown[0] / 2**20:.0f} more than after a fifth of the calls")
-    if cuda:
-        print(f"device memory {after[1] / 2**20:8.0f} MiB, {grown[1] / 2**20:.0f} more than after a fifth of the calls")
+    for name, end, start in (("host", after.host, before.host), ("device", after.device, before.device)):
+        if end:
+            grown = max(0, end - start) / 2**20
+            print(f"{name} memory {end / 2**20:8.0f} MiB, {grown:.0f} more than after a fifth of the calls")
+    print(f"file descriptors {before.files} -> {after.files}, threads {before.threads} -> {after.threads}")
     for failure in failures:
         print(f"a thread ended early: {failure}")
-    return int(bool(wrong or failures or max(grown) > SLACK_BYTES))
+    return int(bool(wrong or failures or after.grown(before)))

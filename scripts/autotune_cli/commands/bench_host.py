@@ -2,8 +2,8 @@
 
 Loading runs from `import torch` to the first result, in new processes without
 cached binaries. A call returns while the GPU works. On a CPU the kernels run
-within the call, so there only checking the weights and allocating the output
-are host time.
+within the call, so there only the check of the state and the allocation of the
+output are host time.
 
 Example:
   autotune bench-host --db tuning_db/se_resnet9_fixup_h200.db
@@ -28,8 +28,10 @@ import torch
 from autotune.core import AutotuneError
 from autotune.measure import synchronize
 from autotune_cli import cold_start
-from autotune_cli.command_line import positive
+from autotune_cli.command_line import add_model, positive
+from autotune_cli.models import load
 from fused_resnet import FusedResNet
+from fused_resnet.call_cache import CallCache
 
 BURST = 20
 """Calls between two synchronizations: few enough that the driver's launch queue does not fill and block the host."""
@@ -37,6 +39,7 @@ BURST = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--db", type=Path, required=True, metavar="FILE", help="the tuning database")
+    add_model(parser, "se_resnet9_fixup", in_channels=False)
     parser.add_argument("--batch", type=positive, default=1, metavar="N", help="batch size (default 1)")
     parser.add_argument(
         "--calls", type=positive, default=5000, metavar="N", help="calls for each measurement (default 5000)"
@@ -85,7 +88,8 @@ def measure(network: FusedResNet, x: torch.Tensor, calls: int) -> dict[str, floa
         parts: dict[str, Callable[[], object]] = {
             "call": lambda: network(x),
             "call with out=": lambda: network(x, out=out),
-            "look at the weights": network._cache.state.unchanged,
+            "check the state": network._cache.state.unchanged,
+            "without guards": CallCache(network).state.unchanged,
             "make the output": lambda: torch.empty_like(context.template),
             "engine": lambda: context.run(x, out, stream),
         }
@@ -95,9 +99,9 @@ def measure(network: FusedResNet, x: torch.Tensor, calls: int) -> dict[str, floa
 
 
 def main(options: argparse.Namespace) -> int:
-    device = torch.device(options.device)
+    device, model = torch.device(options.device), load(options.model, options.input, None)
     warnings.filterwarnings("ignore", message=".*is not tuned")
-    if options.loads > 0:
+    if options.loads > 0 and model.is_ours:
         found = load_times(options.db, options.batch, device, options.loads)
         print(f"from import torch to a first result, N = {options.batch}: {found['total']:.0f} ms")
         for stage in cold_start.STAGES:
@@ -105,12 +109,13 @@ def main(options: argparse.Namespace) -> int:
             if stage == "choosing and binding":
                 print(f"      {cold_start.READING:20}{found[cold_start.READING]:8.1f}")
     for graph in (True, False) if device.type == "cuda" else (False,):
-        network = FusedResNet(options.db, graph=graph)
+        network = model.fused(str(options.db))
+        network.graph = graph
         network.to(device, torch.float16 if device.type == "cuda" else torch.float32)
-        x = torch.randn(options.batch, 3, 64, 64).to(next(network.parameters()))
+        x = torch.randn(options.batch, *model.shape).to(next(network.parameters()))
         found = measure(network, x, options.calls)
         print(f"{'with' if graph else 'without'} a CUDA graph, N = {options.batch}: {found['call']:.1f} us a call")
-        for name in ("call with out=", "look at the weights", "make the output", "engine"):
+        for name in ("call with out=", "check the state", "without guards", "make the output", "engine"):
             print(f"    {name:22}{found[name]:8.2f}")
         if device.type == "cuda":
             print(f"    {'around the engine':22}{found['call'] - found['engine']:8.2f}")

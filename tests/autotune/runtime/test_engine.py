@@ -236,3 +236,72 @@ def test_tensors_that_count_no_changes_are_watched_as_objects():
 def test_a_watch_takes_dictionaries_only():
     with pytest.raises((TypeError, RuntimeError)):
         StateWatch([[1]])
+
+
+def cell(value):
+    return (lambda: value).__closure__[0]
+
+
+class Owner:
+    name = 1.0
+
+
+def reads():
+    """Return reads of all kinds of owners, and for each a change and the change back."""
+    attributes, values, holder, tensor = {"a": 1.0}, [1, 2], cell(3), torch.zeros(2)
+    return {
+        "an item": (attributes, "a", 1.0, lambda: attributes.update(a=2.0), lambda: attributes.update(a=1.0)),
+        "an item of another type": (
+            attributes,
+            "a",
+            1.0,
+            lambda: attributes.update(a=1),
+            lambda: attributes.update(a=1.0),
+        ),
+        "an item that is gone": (attributes, "a", 1.0, attributes.clear, lambda: attributes.update(a=1.0)),
+        "a list": (values, None, (1, 2), lambda: values.append(3), values.pop),
+        "an item of a list": (values, None, (1, 2), lambda: values.__setitem__(0, 7), lambda: values.__setitem__(0, 1)),
+        "a closure": (
+            holder,
+            None,
+            3,
+            lambda: setattr(holder, "cell_contents", 4),
+            lambda: setattr(holder, "cell_contents", 3),
+        ),
+        "a class": (Owner, "name", 1.0, lambda: setattr(Owner, "name", 2.0), lambda: setattr(Owner, "name", 1.0)),
+        "a tensor": ({"t": tensor}, "t", tensor, lambda: tensor.add_(1), None),
+    }
+
+
+@pytest.mark.parametrize("name", reads())
+@pytest.mark.parametrize("seldom", [True, False])
+def test_a_watch_sees_a_value_that_was_read(name, seldom):
+    owner, key, value, change, change_back = reads()[name]
+    watch = StateWatch([])
+    of_dictionary = seldom and isinstance(owner, dict)
+    watch.add([], [(owner, key, value)] if of_dictionary else [], [] if of_dictionary else [(owner, key, value)])
+    assert watch.unchanged() and watch.unchanged()
+    change()
+    assert not watch.unchanged() and not watch.unchanged()
+    if change_back:
+        change_back()
+        assert watch.unchanged()
+
+
+def test_a_watch_sees_a_key_that_was_absent_and_equal_values():
+    owner = {"other": (1, "a", 2.5)}
+    watch = StateWatch([])
+    watch.add([], [(owner, "key"), (owner, "other", (1, "a", 2.5))], [])
+    owner["other"] = (1, "".join("a"), 5 / 2)
+    assert watch.unchanged()
+    owner["key"] = None
+    assert not watch.unchanged()
+
+
+def test_a_change_between_the_read_and_the_watch_is_seen():
+    owner = {"a": 1.0}
+    watch = StateWatch([owner])
+    owner["a"] = 2.0
+    other = StateWatch([])
+    other.add([], [(owner, "a", 1.0)], [])
+    assert not watch.unchanged() and not other.unchanged()

@@ -106,7 +106,7 @@ def test_torchs_own_modules_and_copies_of_the_model(empty_db):
 
 
 def test_what_cannot_be_put_there(empty_db):
-    model = ResNet("basic")
+    model = ResNet("basic").eval()
     with pytest.raises(CaptureError, match=r"no submodule matches 'layer9\.\*': .* relu, maxpool"):
         FusedResNet.from_model(model, empty_db, {"layer9.*": nn.SiLU()})
     with pytest.raises(ProblemError, match="'relu' is built in, not custom"):

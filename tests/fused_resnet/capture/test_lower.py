@@ -262,7 +262,7 @@ def test_other_inputs(empty_db):
     features = random_model(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))[:1])
     assert_right(features, empty_db, torch.randn(5, 6))
     assert_right(random_model(nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU())), empty_db, torch.randn(2, 3, 9))
-    assert_right(nn.Identity(), empty_db, X)
+    assert_right(nn.Identity().eval(), empty_db, X)
 
 
 def test_models_made_and_converted_in_inference_mode(empty_db):

@@ -87,7 +87,7 @@ def test_modes_devices_and_dtypes(empty_db):
 
 
 def test_shapes_that_do_not_fit_name_the_layer(empty_db):
-    network = FusedResNet.from_model(ResNet("basic"), empty_db)
+    network = FusedResNet.from_model(ResNet("basic").eval(), empty_db)
     with pytest.raises(CaptureError, match=r"conv1 \(Conv2d\) cannot be traced for an input of \(2, 5, 32, 32\)"):
         network(torch.randn(2, 5, 32, 32))
     with pytest.raises(InputError, match="must have at least one dimension and one element"):
@@ -117,4 +117,6 @@ def test_what_export_refuses_and_fx_traces(empty_db):
 
     model, x = Keeps().eval(), images(1)
     expected = copy.deepcopy(model)(x)
+    torch.testing.assert_close(FusedResNet.from_model(model, empty_db)(x), expected.detach())
+    model(images(2))  # now it has the attribute before the capture, too
     torch.testing.assert_close(FusedResNet.from_model(model, empty_db)(x), expected.detach())
