@@ -30,6 +30,8 @@ LARGEST_CONTAINER = 256
 ABSENT = object()
 """The value of a key that does not exist."""
 
+_CODE = (type, FunctionType, MethodType, BuiltinFunctionType)
+
 
 @dataclass(frozen=True)
 class Read:
@@ -90,6 +92,10 @@ class Guards:
             ]
         return [read for read in reads if not read.holds()]
 
+    def changed_data(self) -> list[Read]:
+        """Return the changed values but functions and classes: tracers replace functions while they trace."""
+        return [read for read in self.changed() if not isinstance(read.value, _CODE)]
+
 
 def guards(model: nn.Module) -> Guards:
     """Return the values that the forward of a module, with all its submodules, reads now."""
@@ -148,13 +154,13 @@ def _traced(model: nn.Module, trace: Callable[[], T]) -> tuple[T, list[Read]]:
     def watched(*args: Any, **kwargs: Any) -> Any:
         nonlocal called
         called, result = True, forward(*args, **kwargs)
-        changed.extend(read for read in found.changed() if read.value is not ABSENT or read.key != "forward")
+        changed.extend(read for read in found.changed_data() if read.value is not ABSENT or read.key != "forward")
         return result
 
     vars(model)["forward"] = watched
     try:
         result = trace()
-        return result, changed if called else found.changed()  # fx calls the forward of the class
+        return result, changed if called else found.changed_data()  # fx calls the forward of the class
     finally:
         for now, own in before:
             if now.keys() != own.keys() or any(now[name] is not own[name] for name in own):
@@ -280,9 +286,7 @@ class _Search:
 
     def _inside(self, called: str, value: Any, depth: int) -> None:
         """Watch the items of a list or dictionary, and the attributes of an object of a user's class."""
-        if depth == 0 or isinstance(
-            value, (type, ModuleType, FunctionType, MethodType, BuiltinFunctionType, nn.Module)
-        ):
+        if depth == 0 or isinstance(value, (*_CODE, ModuleType, nn.Module)):
             return
         if isinstance(value, list) and len(value) <= LARGEST_CONTAINER:
             self._add(called, value, None, tuple(value))

@@ -21,8 +21,8 @@ from autotune.runtime import (
     BoundLayer,
     Candidate,
     KernelChoice,
+    TorchGraph,
     bind_layer,
-    capture,
     make_buffers,
     make_graph,
     make_runs,
@@ -80,7 +80,7 @@ class NetworkBench:
             graph, stream = make_graph(bound), torch.cuda.current_stream(self.device).cuda_stream
             addresses = [tensor.data_ptr() for tensor in slots]
             return lambda: graph.run(stream, addresses)
-        return capture(make_runs(bound), self.device, slots).replay
+        return TorchGraph(make_runs(bound), self.device, slots).replay
 
     def _bind(self, assignment: LayerAssignment) -> BoundLayer:
         key = f"{assignment}"

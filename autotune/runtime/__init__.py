@@ -7,12 +7,12 @@ from autotune.runtime.network_plan import (
     BoundLayer,
     NetworkPlan,
     bind_layer,
-    capture,
     make_buffers,
     make_graph,
     make_runs,
 )
 from autotune.runtime.selection import KernelChoice, batches, plan_for_other_batch, shortlist
+from autotune.runtime.torch_capture import TorchGraph
 
 __all__ = [
     "ACCESS",
@@ -22,11 +22,11 @@ __all__ = [
     "ExecutionContext",
     "KernelChoice",
     "NetworkPlan",
+    "TorchGraph",
     "batches",
     "bind",
     "bind_layer",
     "candidate",
-    "capture",
     "close",
     "count",
     "make_buffers",

@@ -14,7 +14,8 @@ from autotune.ir import DTYPES, INPUT, OUTPUT
 from autotune.runtime.binding import BoundStep
 from autotune.runtime.engine import FastPath, Graph, Program
 from autotune.runtime.memory_planner import aligned
-from autotune.runtime.network_plan import Executable, NetworkPlan, capture, execute, make_graph, make_runs
+from autotune.runtime.network_plan import Executable, NetworkPlan, execute, make_graph, make_runs
+from autotune.runtime.torch_capture import TorchGraph
 
 ACCESS = 16
 """Bytes of a kernel's widest access. Kernels assume tensors aligned to it; a view into another tensor may not be."""
@@ -127,7 +128,7 @@ class ExecutionContext:
             return self._runs
         unused = self._memory[:0]  # for the slots of the caller's tensors, which none of these layers touches
         try:
-            graph = capture(middle, self.plan.device, (unused, unused, *self._tensors))
+            graph = TorchGraph(middle, self.plan.device, (unused, unused, *self._tensors))
         except RuntimeError as error:  # such as a layer that reads a value on the host
             warnings.warn(
                 f"{self.plan.network.key} runs without a CUDA graph: one of torch's operators cannot be captured: "

@@ -232,30 +232,6 @@ def make_runs(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) -> 
     return runs
 
 
-def capture(runs: Sequence[Executable], device: torch.device, slots: Sequence[torch.Tensor]) -> torch.cuda.CUDAGraph:
-    """Capture executables as a CUDA graph with torch's own capture, which torch's operators need.
-
-    All memory that the graph uses and the caller does not hold belongs to the graph's pool. torch keeps a cuBLAS
-    workspace for each stream and may free all of them at any time; `torch.compile` does when it records a CUDA graph.
-    A workspace that the warm-up allocated would then be freed under the captured kernels. So none exists when the
-    capture begins, and the capture allocates one in its pool. None stays behind for other calls on the stream.
-    """
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
-    with torch.cuda.device(device), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
-        torch.cuda.synchronize()
-        with torch.cuda.stream(stream):
-            for _ in range(3):  # warm-up: lazy loading, and cuDNN's benchmark, must not happen during the capture
-                execute(runs, stream.cuda_stream, slots)
-        stream.synchronize()
-        torch._C._cuda_clearCublasWorkspaces()
-        # thread_local: other threads may synchronize with their streams while this one captures.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            execute(runs, stream.cuda_stream, slots)
-        torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.synchronize()
-    return graph
-
-
 def execute(runs: Sequence[Executable], stream: int, slots: Sequence[torch.Tensor]) -> None:
     """Run executables in order.
 

@@ -183,6 +183,24 @@ def test_a_forward_that_changes_its_state_is_refused(kind, name, empty_db, x):
             network(x)
 
 
+@torch.fx.wrap
+def halved(y: torch.Tensor) -> torch.Tensor:
+    return y / 2
+
+
+class Wrapped(Model):
+    """Calls a function that tracers of torch.fx replace meanwhile, as torchvision's stochastic_depth."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return halved(super().forward(x))
+
+
+@torch.no_grad()
+def test_a_function_that_tracers_replace(empty_db, x):
+    module = Wrapped(OUTSIDE).eval()
+    assert relative_error(FusedResNet.from_model(module, empty_db)(x), module(x)) < LIMIT
+
+
 def test_parts_in_training_mode_are_refused(empty_db, x):
     stochastic = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Dropout()).eval()
     stochastic[1].train()

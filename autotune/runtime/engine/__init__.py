@@ -11,6 +11,7 @@ from autotune.runtime.engine._engine import (
     RefusedError,
     SharedLibrary,
     StateWatch,
+    create_stream,
 )
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "RefusedError",
     "SharedLibrary",
     "StateWatch",
+    "create_stream",
 ]

@@ -49,6 +49,7 @@ Driver load() {
   find(library, "cuGraphExecDestroy", d.graph_exec_destroy);
   find(library, "cuGraphLaunch", d.graph_launch);
   find(library, "cuStreamIsCapturing", d.stream_capturing);
+  find(library, "cuStreamCreate", d.stream_create);
   if (d.init(0) != 0) throw Error("the CUDA driver does not initialise: no usable GPU");
   return d;
 }
@@ -106,6 +107,14 @@ ContextScope::ContextScope(Context context) {
   if (previous_ == context) return;
   check(driver().context_set(context), "cuCtxSetCurrent");
   changed_ = true;
+}
+
+Stream create_stream(int ordinal) {
+  constexpr unsigned kNonBlocking = 1;
+  ContextScope scope(primary_context(ordinal));
+  Stream stream;
+  check(driver().stream_create(&stream, kNonBlocking), "a CUDA stream");
+  return stream;
 }
 
 ContextScope::~ContextScope() {

@@ -90,6 +90,7 @@ struct Driver {
   Result (*graph_exec_destroy)(GraphExec);
   Result (*graph_launch)(GraphExec, Stream);
   Result (*stream_capturing)(Stream, int* status);
+  Result (*stream_create)(Stream*, unsigned flags);
 };
 
 // Returns the driver, loaded and initialized once. Throws Error if there is none.
@@ -115,6 +116,9 @@ void check(Result result, const char* what);
 
 // Returns whether a stream is being captured into a graph.
 bool is_capturing(Stream stream);
+
+// Returns a new stream of a device, which does not wait for the legacy default stream. It is never destroyed.
+Stream create_stream(int ordinal);
 
 // Makes a device's primary context, the one torch uses, current for a scope.
 class ContextScope {

@@ -4,6 +4,7 @@
 
 #include "fast_path.h"
 #include "device_image.h"
+#include "driver.h"
 #include "graph.h"
 #include "program.h"
 #include "shared_library.h"
@@ -28,6 +29,10 @@ PYBIND11_MODULE(_engine, m) {
       py::set_error(error, e.what());
     }
   });
+
+  m.def(
+      "create_stream", [](int device) { return reinterpret_cast<uintptr_t>(cuda::create_stream(device)); },
+      py::arg("device"), "Returns the handle of a new CUDA stream, which lives as long as the process.");
 
   py::class_<Prepared, std::shared_ptr<Prepared>>(m, "Prepared", "A kernel prepared for one problem.")
       .def_readonly("workspace_bytes", &Prepared::workspace_bytes)

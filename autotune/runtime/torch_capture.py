@@ -1,0 +1,92 @@
+"""Layers on torch's operators as a CUDA graph, by torch's own capture.
+
+torch keeps a cuBLAS workspace for each stream that ran cuBLAS, and may free all of them at any time: `torch.compile`
+does when it records a CUDA graph. A graph that used such a workspace would then write to memory of others. So a graph
+here is captured on a stream that nothing else uses, into a memory pool of its own: its workspace is allocated in that
+pool during the capture, and memory of a pool that is in use stays there also when torch frees it. A workspace stays
+known for its stream when the graph is gone, so stream and pool are used again by a later graph, together.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from autotune.runtime.engine import create_stream
+from autotune.runtime.network_plan import Executable, execute
+
+WARM_UPS = 3
+"""Runs before a capture: lazy loading and cuDNN's benchmark must not happen while torch captures."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A stream, and a memory pool that lives as long as the process.
+
+    Attributes:
+        stream: The stream, on which nothing but captures happens.
+        keeper: A graph that is never run. It keeps the pool in use.
+    """
+
+    stream: torch.cuda.Stream
+    keeper: torch.cuda.CUDAGraph
+
+
+_free: defaultdict[torch.device, list[_Place]] = defaultdict(list)  # places of graphs that are gone
+_lock = threading.Lock()
+
+
+class TorchGraph:
+    """A CUDA graph of executables, some of which are torch's operators.
+
+    Args:
+        runs: The executables.
+        device: The GPU.
+        slots: The tensors in the slots, in their order; they must outlive the graph.
+
+    Raises:
+        RuntimeError: One of torch's operators cannot be captured.
+    """
+
+    def __init__(self, runs: Sequence[Executable], device: torch.device, slots: Sequence[torch.Tensor]) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(device), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):
+            torch.cuda.synchronize()  # also for the graph that had this place before
+            warm_up = torch.cuda.Stream(device)
+            with torch.cuda.stream(warm_up):
+                for _ in range(WARM_UPS):
+                    execute(runs, warm_up.cuda_stream, slots)
+            warm_up.synchronize()
+            place = _take(device)
+            weakref.finalize(self, _give_back, device, place).atexit = False
+            # thread_local: other threads may synchronize with their streams while this one captures.
+            with torch.cuda.graph(
+                self._graph, place.keeper.pool(), stream=place.stream, capture_error_mode="thread_local"
+            ):
+                execute(runs, place.stream.cuda_stream, slots)
+            torch.cuda.synchronize()
+
+    def replay(self) -> None:
+        """Launch the graph on the current stream."""
+        self._graph.replay()
+
+
+def _take(device: torch.device) -> _Place:
+    """Return a place that no graph uses; the current device must be `device`."""
+    with _lock:
+        if _free[device]:
+            return _free[device].pop()
+    stream = torch.cuda.ExternalStream(create_stream(device.index or 0), device)
+    keeper = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(keeper, stream=stream, capture_error_mode="thread_local"):
+        torch.zeros(1, device=device)
+    return _Place(stream, keeper)
+
+
+def _give_back(device: torch.device, place: _Place) -> None:
+    _free[device].append(place)  # without the lock: garbage may be collected in the thread that holds it
