@@ -336,8 +336,8 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     if (P::kOwners > 1 || !owns(group)) leave_sums(smem, group, sums);
     if (!owns(group)) return ptx::named_barrier_arrive<P::kExchange, P::kWide * P::kGroups>();
 
-    typename Config::Steps::Fetched fetched[P::kUnits];
-    each_unit(x, me, first_channel, [&](int i, int, int, int, int64_t offset, bool there) {
+    typename Config::Steps::Fetched fetched[P::kVectors];
+    each_vector(x, me, first_channel, [&](int i, FragmentCoord, int, int64_t offset, bool there) {
       if (there) Config::Steps::fetch(fetched[i], x.p.p, offset);
     });
     float projected[1][P::kOwn / 2];
@@ -346,19 +346,19 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     ptx::named_barrier_sync<P::kExchange, P::kWide * P::kGroups>();
     gather_sums(smem, group, sums, own);
     if constexpr (P::kFolded) {
-      each_unit(x, me, first_channel, [&](int, int half, int columns, int channel, int64_t, bool) {
+      each_vector(x, me, first_channel, [&](int, FragmentCoord at, int channel, int64_t, bool) {
         float v[P::kVector];
-        load_fragment(v, own, 0, half, columns);
+        load_fragment(v, own, at);
         Config::Steps::before(v, x.p.p, x.scalars, channel);
-        store_fragment(v, own, 0, half, columns);
+        store_fragment(v, own, at);
       });
       gate.scale(own, 0, [&] { ptx::named_barrier_sync<P::kWide>(P::kGate + group); });
     }
-    each_unit(x, me, first_channel, [&](int i, int half, int columns, int channel, int64_t offset, bool there) {
+    each_vector(x, me, first_channel, [&](int i, FragmentCoord at, int channel, int64_t offset, bool there) {
       float v[P::kVector], more[P::kVector];
-      load_fragment(v, own, 0, half, columns);
+      load_fragment(v, own, at);
       if constexpr (P::kProjects) {
-        load_fragment(more, projected, 0, half, columns);
+        load_fragment(more, projected, at);
 #pragma unroll
         for (int e = 0; e < P::kVector; ++e) v[e] += more[e];
       }
@@ -367,21 +367,22 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     });
   }
 
-  // Calls work(index, half, columns, channel, offset, inside) for this thread's vectors of eight channels. Vectors
-  // outside the output are computed too, with a channel that exists: with a branch per vector each would wait for its
-  // own operands.
+  // Calls work(index, coord, channel, offset, inside) for this thread's vectors. Vectors outside the output are
+  // computed too, with a channel that exists: with a branch per vector each would wait for its own operands.
   template <typename Work>
-  AT_DEVICE static void each_unit(const Params& x, const ClusterCoord& me, int first_channel, const Work& work) {
-    const int lane = threadIdx.x % 32, row = me.first_image(x) * x.pixels + threadIdx.x % P::kWide / 32 * 16 + lane / 4;
+  AT_DEVICE static void each_vector(const Params& x, const ClusterCoord& me, int first_channel, const Work& work) {
+    const int lane = threadIdx.x % 32,
+              row = me.first_image(x) * x.pixels + threadIdx.x % P::kWide / 32 * 16 + fragment_row(lane);
     // The last tile ends with the last image, so it may begin within the tile before it. Only one of them stores a
     // pixel: its rows lie elsewhere in the tile, and the compiler may contract multiply-adds there differently (1 ulp).
     const int first_own = me.tile * x.images * x.pixels;
 #pragma unroll
-    for (int i = 0; i < P::kUnits; ++i) {
-      const int pixel = row + 8 * (i % 2), own = first_channel + 32 * (i / 2) + 8 * (lane % 4),
+    for (int i = 0; i < P::kVectors; ++i) {
+      const FragmentCoord at = fragment_coord<1>(i);
+      const int pixel = row + at.row(), own = first_channel + at.channel() + fragment_channel(lane),
                 channel = min(own, x.k - P::kVector);
       const bool there = pixel >= first_own && pixel < x.rows && own < x.k;
-      work(i, i % 2, i / 2, channel, (int64_t)pixel * x.k + channel, there);
+      work(i, at, channel, (int64_t)pixel * x.k + channel, there);
     }
   }
 };

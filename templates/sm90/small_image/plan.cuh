@@ -21,7 +21,7 @@ struct HopperImagePlan {
                        kOwn = kN / kOwners;  // warpgroups that finish channels; channels of each
   static constexpr int kRowBytes = kK * (int)sizeof(Element), kPlaneBytes = kM * kRowBytes;
   static constexpr int kChunkBytes = kPlanes * kPlaneBytes, kWeightBytes = kColumns * kRowBytes;
-  static constexpr int kVector = 8, kUnits = 2 * (kOwn / 32);  // vectors of eight channels of a thread
+  static constexpr int kVector = 8, kVectors = 2 * (kOwn / 32);  // vectors of eight channels of a thread
   static constexpr int kFours =
       (kOwn + kHidden) / 8;  // float4s of sums that a thread receives from the other warpgroup
   static constexpr int kFoursBytes = kWide * 16;

@@ -237,10 +237,9 @@ struct HopperSeDownBlock : DownPlan<Config> {
 
   // ---- The multiplying warpgroup ----
 
-  // This thread's part of a tile: rows 8 half + lane / 4 of a warp's 16, channels 8 (lane % 4) to 8 (lane % 4) + 7 of
-  // every 32.
+  // The pixels of this thread's vectors, one in each half of its warp's rows.
   struct WarpCoord {
-    int channel;   // of the block's channels
+    int channel;   // the first, of the block's channels
     int row[2];    // of the tile: (line, image, column)
     int place[2];  // index of the pixel in the output, or -1
     int image[2], column[2];
@@ -287,29 +286,24 @@ struct HopperSeDownBlock : DownPlan<Config> {
     ptx::named_barrier_sync<P::kGate, 2 * P::kWide>();
     excite(x, gate, memory, me, coord, smem.gate_full, sums);
     const float* gates = (const float*)(memory + gate.mean());
-    each_unit(coord, [&](int half, int columns, int own) {
-      if (coord.place[half] < 0) return;
-      const int channel = first + own;
-      const int64_t offset = (int64_t)coord.place[half] * x.k + channel;
+#pragma unroll
+    for (int i = 0; i < 2 * P::kColumns; ++i) {
+      const FragmentCoord at = fragment_coord<1>(i);
+      if (coord.place[at.half] < 0) continue;
+      const int own = coord.channel + at.channel(), channel = first + own;
+      const int64_t offset = (int64_t)coord.place[at.half] * x.k + channel;
       float v[P::kVector], other[P::kVector];
-      load_fragment(v, sums, 0, half, columns);
-      load(other, gates + coord.image[half] * P::kN + own);
+      load_fragment(v, sums, at);
+      load(other, gates + coord.image[at.half] * P::kN + own);
 #pragma unroll
       for (int e = 0; e < P::kVector; ++e) v[e] *= other[e];
       Config::Steps::gated(v, x.p.p, x.scalars, channel);
-      load_fragment(other, projected, 0, half, columns);
+      load_fragment(other, projected, at);
 #pragma unroll
       for (int e = 0; e < P::kVector; ++e) v[e] += other[e];
       Config::Steps::apply(v, x.p.p, x.scalars, channel, offset);
       store(v, (Element*)x.p.p[P::kY] + offset);
-    });
-  }
-
-  // Calls work(half, columns, channel in the block) for this thread's vectors of eight channels.
-  template <typename Work>
-  AT_DEVICE static void each_unit(const WarpCoord& coord, const Work& work) {
-#pragma unroll
-    for (int i = 0; i < 2 * P::kColumns; ++i) work(i % 2, i / 2, coord.channel + 32 * (i / 2));
+    }
   }
 
   // Writes the lines of zeros above and below the images, in every copy.
@@ -355,21 +349,24 @@ struct HopperSeDownBlock : DownPlan<Config> {
   AT_DEVICE static void write_inner(const Params& x, const Layout& smem, const ClusterCoord& me, const WarpCoord& coord,
                                     Sums& sums) {
     const uint4 zero = make_uint4(0, 0, 0, 0);
-    each_unit(coord, [&](int half, int columns, int own) {
+#pragma unroll
+    for (int i = 0; i < 2 * P::kColumns; ++i) {
+      const FragmentCoord at = fragment_coord<1>(i);
+      const int own = coord.channel + at.channel();
       float v[P::kVector];
-      load_fragment(v, sums, 0, half, columns);
+      load_fragment(v, sums, at);
       Config::Steps::inner(v, x.p.p, x.scalars, me.part * P::kN + own);
       const uint4 value = rounded<Element>(v).words[0];
       const auto put = [&](int copy, int row, uint4 what) {
         const uint32_t to = P::own_copy(smem, me, own / P::kK * P::kCopies + copy);
         ptx::st_shared(to + row * P::kRowBytes + 16 * (own % P::kK / P::kVector ^ row % 8), what);
       };
-      const int row = coord.row[half], last = P::kQ - 1;
-      const bool begins = coord.column[half] == 0, ends = coord.column[half] == last;
+      const int row = coord.row[at.half], last = P::kQ - 1;
+      const bool begins = coord.column[at.half] == 0, ends = coord.column[at.half] == last;
       put(1, row, value);
       put(0, ends ? row - last : row + 1, ends ? zero : value);
       put(2, begins ? row + last : row - 1, begins ? zero : value);
-    });
+    }
   }
 
   AT_DEVICE static void send_inner(const Params& x, const Layout& smem, const ClusterCoord& me) {
