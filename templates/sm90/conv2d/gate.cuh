@@ -4,8 +4,8 @@
 #pragma once
 #include "sm90/conv2d/store.cuh"
 #include "sm90/fragment.cuh"
-#include "sm90/ptx/mbarrier.cuh"
-#include "sm90/ptx/registers.cuh"
+#include "common/ptx/mbarrier.cuh"
+#include "common/ptx/registers.cuh"
 
 namespace at {
 

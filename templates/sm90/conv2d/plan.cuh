@@ -1,12 +1,12 @@
 // Host side and shared definitions of the convolution in conv2d.cuh: compile-time sizes, kernel parameters, prepare(),
 // tile coordinates, and the shared-memory layout.
 #pragma once
-#include "sm90/fast_divmod.cuh"
-#include "sm90/folded_se_gate.cuh"
+#include "common/fast_divmod.cuh"
+#include "common/folded_se_gate.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/smem_layout.cuh"
-#include "sm90/ptx/tma.cuh"
-#include "sm90/se_gate.cuh"
+#include "common/ptx/tma.cuh"
+#include "common/se_gate.cuh"
 
 namespace at {
 

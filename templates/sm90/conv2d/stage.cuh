@@ -5,10 +5,10 @@
 #include "sm90/conv2d/plan.cuh"
 #include "sm90/fragment.cuh"
 #include "sm90/pipeline.cuh"
-#include "sm90/ptx/mbarrier.cuh"
-#include "sm90/ptx/registers.cuh"
-#include "sm90/ptx/shared_memory.cuh"
-#include "sm90/ptx/tma.cuh"
+#include "common/ptx/mbarrier.cuh"
+#include "common/ptx/registers.cuh"
+#include "common/ptx/shared_memory.cuh"
+#include "common/ptx/tma.cuh"
 
 namespace at {
 

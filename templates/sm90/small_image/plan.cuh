@@ -1,10 +1,10 @@
 // Host side and shared definitions of the kernel in small_image/conv2d.cuh: sizes, parameters, prepare() and the
 // shared-memory layout.
 #pragma once
-#include "sm90/fast_divmod.cuh"
-#include "sm90/folded_se_gate.cuh"
+#include "common/fast_divmod.cuh"
+#include "common/folded_se_gate.cuh"
 #include "sm90/smem_layout.cuh"
-#include "sm90/ptx/tma.cuh"
+#include "common/ptx/tma.cuh"
 
 namespace at {
 

@@ -2,8 +2,8 @@
 // shared-memory layout.
 #pragma once
 #include "sm90/smem_layout.cuh"
-#include "sm90/ptx/tma.cuh"
-#include "sm90/se_gate.cuh"
+#include "common/ptx/tma.cuh"
+#include "common/se_gate.cuh"
 
 namespace at {
 
