@@ -17,7 +17,6 @@
 // prepare().
 #pragma once
 #include "sm90/fragment.cuh"
-#include "sm90/pipeline.cuh"
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/mbarrier.cuh"
 #include "common/ptx/registers.cuh"
@@ -129,9 +128,9 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     constexpr uint16_t kAll = (1 << P::kPeers) - 1;
     const int first = group * x.weight_slots, steps = steps_of(x, group);
     const auto load = [&](PipelineState& ring, const void* map, int bytes, int rows, int chunk, int tap, int row) {
-      const uint32_t full = smem.weight_full + 8 * (first + ring.index),
+      const uint32_t full = P::weight_pipeline(smem).full_barrier(first + ring.index),
                      slot = smem.weights + (first + ring.index) * P::kWeightBytes;
-      ptx::mbarrier_wait(smem.weight_empty + 8 * (first + ring.index), ring.phase);
+      P::weight_pipeline(smem).producer_acquire({first + ring.index, ring.phase});
       ptx::mbarrier_arrive_expect_tx(full, bytes);
       ptx::tma_load_3d<(P::kPeers > 1)>(slot + me.peer * rows * P::kRowBytes, map, full, chunk * P::kK, tap,
                                         row + me.peer * rows, kAll);
@@ -142,7 +141,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     Step step(group);
 #pragma unroll 1
     for (int i = 0; i < steps; ++i, step.advance()) {
-      const uint32_t full = smem.weight_full + 8 * (first + ring.index);
+      const uint32_t full = P::weight_pipeline(smem).full_barrier(first + ring.index);
       const uint32_t slot =
           load(ring, x.weight_map, P::kWeightBytes, P::kN / P::kPeers, step.chunk, step.tap, me.column * P::kN);
       if (P::kFolded && me.peer == 0)
@@ -206,7 +205,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   // Releases the stage whose products are complete, unless it is not refilled.
   AT_DEVICE static void release(const Layout& smem, Progress& weights, int slots, int pieces) {
     const bool again = weights.used >= 0 && weights.piece - 1 + slots < pieces;
-    const uint32_t empty = smem.weight_empty + 8 * (weights.first + weights.used);
+    const uint32_t empty = P::weight_pipeline(smem).empty_barrier(weights.first + weights.used);
     const int thread = threadIdx.x % P::kWide;
     if constexpr (P::kPeers == 1) {
       if (again && thread == 0) ptx::mbarrier_arrive(empty);
@@ -221,7 +220,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
                                   Sums& sums) {
     const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes), slot = weights.first + weights.ring.index;
     const uint32_t b = ptx::descriptor_lo(smem.weights) + slot * (P::kWeightBytes / 16);
-    ptx::mbarrier_wait(smem.weight_full + 8 * slot, weights.ring.phase);
+    P::weight_pipeline(smem).consumer_wait({(int)slot, weights.ring.phase});
     ptx::warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < P::kK / 16; ++i)
@@ -277,7 +276,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
                      slot = weights.first + weights.ring.index;
       const uint32_t b = ptx::descriptor_lo(smem.weights) + slot * (P::kWeightBytes / 16);
       ptx::mbarrier_wait(smem.full + 8 * (x.chunks + chunk), 0);
-      ptx::mbarrier_wait(smem.weight_full + 8 * slot, weights.ring.phase);
+      P::weight_pipeline(smem).consumer_wait({(int)slot, weights.ring.phase});
       ptx::warpgroup_arrive();
 #pragma unroll
       for (int i = 0; i < P::kK / 16; ++i)

@@ -3,6 +3,7 @@
 #pragma once
 #include "common/fast_divmod.cuh"
 #include "common/folded_se_gate.cuh"
+#include "sm90/pipeline.cuh"
 #include "sm90/smem_layout.cuh"
 #include "common/ptx/tma.cuh"
 
@@ -133,6 +134,9 @@ struct HopperImagePlan {
       end = layout.end;
     }
   };
+
+  // The rings of weights of all warpgroups, which follow each other.
+  AT_DEVICE static Pipeline weight_pipeline(const Layout& smem) { return {smem.weight_full, smem.weight_empty}; }
 };
 
 }  // namespace at

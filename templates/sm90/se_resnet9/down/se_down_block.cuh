@@ -12,7 +12,6 @@
 // send each other their channels of it. Between x and y nothing leaves the cluster. plan.cuh has prepare().
 #pragma once
 #include "sm90/fragment.cuh"
-#include "sm90/pipeline.cuh"
 #include "common/ptx/cluster.cuh"
 #include "common/ptx/mbarrier.cuh"
 #include "common/ptx/registers.cuh"
@@ -92,8 +91,8 @@ struct HopperSeDownBlock : DownPlan<Config> {
       for (int r = 0; r < 3; ++r)
 #pragma unroll 1
         for (int s = 0; s < 3; ++s, ring.advance(x.fill_slots)) {
-          const uint32_t full = smem.full + 8 * ring.index;
-          ptx::mbarrier_wait(smem.empty + 8 * ring.index, ring.phase);
+          const uint32_t full = P::fill_pipeline(smem).full_barrier(ring.index);
+          P::fill_pipeline(smem).producer_acquire(ring);
           ptx::mbarrier_arrive_expect_tx(full, P::kTileBytes);
           ptx::tma_load_4d<(P::kParts > 1)>(smem.fills + ring.index * P::kTileBytes + first * P::kLineBytes,
                                             x.image_map, full, chunk * P::kK, s - 1, me.tile * P::kImages,
@@ -107,8 +106,9 @@ struct HopperSeDownBlock : DownPlan<Config> {
     for (int i = 0; i < P::kPeers; ++i) peers |= 1 << ClusterCoord::rank(me.part, i);
     PipelineState ring{0, 1};
     const auto load = [&](int map, int chunk, int tap) {
-      const uint32_t full = smem.weight_full + 8 * ring.index;
-      ptx::mbarrier_wait(smem.weight_empty + 8 * ring.index, ring.phase);
+      // This is weight_pipeline(smem).producer_acquire(ring), written out: a call reorders the loop's instructions.
+      const uint32_t full = smem.weight_full + ptx::kMbarrierBytes * ring.index;
+      ptx::mbarrier_wait(smem.weight_empty + ptx::kMbarrierBytes * ring.index, ring.phase);
       ptx::mbarrier_arrive_expect_tx(full, P::kWeightBytes);
       ptx::tma_load_3d<(P::kPeers > 1)>(smem.weights + ring.index * P::kWeightBytes + me.peer * kRows * P::kRowBytes,
                                         x.weight_maps[map], full, chunk * P::kK, tap, me.part * P::kN + me.peer * kRows,
@@ -147,7 +147,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
                                  uint32_t a, Sums& sums, bool accumulate) {
     const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes),
                    b = weights.lo + weights.ring.index * (P::kWeightBytes / 16);
-    ptx::mbarrier_wait(smem.weight_full + 8 * weights.ring.index, weights.ring.phase);
+    P::weight_pipeline(smem).consumer_wait(weights.ring);
     ptx::warpgroup_arrive();
 #pragma unroll
     for (int k = 0; k < P::kK / 16; ++k)
@@ -172,7 +172,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
   AT_DEVICE static void release_weights(const Params& x, const Layout& smem, const ClusterCoord& me,
                                         const Progress& weights) {
     if (weights.used < 0 || weights.piece - 1 + x.weight_slots >= x.pieces()) return;
-    const uint32_t empty = smem.weight_empty + 8 * weights.used;
+    const uint32_t empty = P::weight_pipeline(smem).empty_barrier(weights.used);
     if constexpr (P::kPeers == 1) {
       if (threadIdx.x == 0) ptx::mbarrier_arrive(empty);
     } else {
@@ -185,10 +185,11 @@ struct HopperSeDownBlock : DownPlan<Config> {
   AT_DEVICE static void release_fill(const Params& x, const Layout& smem, const ClusterCoord& me, int fill, int slot,
                                      int thread) {
     if (fill + x.fill_slots >= x.fills()) return;
+    const Pipeline pipeline = P::fill_pipeline(smem);
     if constexpr (P::kParts == 1) {
-      if (thread == 0) ptx::mbarrier_arrive(smem.empty + 8 * slot);
+      if (thread == 0) pipeline.consumer_release(slot);
     } else {
-      if (thread < P::kParts) ptx::mbarrier_arrive_cluster(smem.empty + 8 * slot, ClusterCoord::rank(thread, me.peer));
+      if (thread < P::kParts) pipeline.consumer_release(slot, ClusterCoord::rank(thread, me.peer));
     }
   }
 
@@ -206,7 +207,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
 #pragma unroll 1
       for (int tap = 0; tap < P::kTaps; ++tap, ++fill) {
         const uint32_t tile = smem.fills + ring.index * P::kTileBytes;
-        ptx::mbarrier_wait(smem.full + 8 * ring.index, ring.phase);
+        P::fill_pipeline(smem).consumer_wait(ring);
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           Pack<Element, P::kVector> read;
@@ -322,7 +323,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
     int used = -1;
 #pragma unroll 1
     for (int fill = 0; fill < x.fills(); ++fill, ring.advance(x.fill_slots)) {
-      ptx::mbarrier_wait(smem.full + 8 * ring.index, ring.phase);
+      P::fill_pipeline(smem).consumer_wait(ring);
       multiply(x, smem, me, weights, fills + ring.index * (P::kTileBytes / 16), sums, fill > 0);
       if (used >= 0) release_fill(x, smem, me, fill - 1, used, threadIdx.x);
       used = ring.index;
