@@ -1,6 +1,6 @@
 """Squeeze-and-excitation in a convolution's epilogue: rules and shared memory that several families have in common.
 
-templates/sm90/se_gate.cuh squeezes the channels that a tile has computed. templates/sm90/folded_se_gate.cuh (here
+templates/common/se_gate.cuh squeezes the channels that a tile has computed. templates/common/folded_se_gate.cuh (here
 `folded_`) takes hidden values that the products have computed beside the channels: the squeeze is folded into filters.
 """
 

@@ -13,8 +13,8 @@
 // thread belong to eight neighbouring channels.
 //
 // A tile of whole images with all channels can apply a squeeze-and-excitation gate (problem conv2d_se): see
-// sm90/se_gate.cuh. With a folded squeeze (conv2d_folded_se, sm90/folded_se_gate.cuh) a tile may hold only some of the
-// channels: each step then has kHidden more filters, and every warp multiplies its pixels by them. A residual block
+// common/se_gate.cuh. With a folded squeeze (conv2d_folded_se, common/folded_se_gate.cuh) a tile may hold only some of
+// the channels: each step then has kHidden more filters, and every warp multiplies its pixels by them. A residual block
 // (se_block) is two such convolutions of whole images with all channels: the output of the first convolution is written
 // to shared memory as the patch of the second and never reaches global memory. With a network's first layer in front
 // (stem_se_block), the first patch is computed as well, from the image in registers: see stem_image.cuh.
@@ -23,8 +23,8 @@
 // products.
 #pragma once
 #include "cuda/conv2d_stem.cuh"
-#include "sm90/ptx/registers.cuh"
-#include "sm90/ptx/shared_memory.cuh"
+#include "common/ptx/registers.cuh"
+#include "common/ptx/shared_memory.cuh"
 
 namespace at {
 

@@ -1,7 +1,7 @@
 // The copies of conv2d.cuh to shared memory: the input patch under a block's tile, and the weights.
 #pragma once
 #include "cuda/conv2d_plan.cuh"
-#include "cuda/copies.cuh"
+#include "common/copies.cuh"
 
 namespace at {
 

@@ -1,10 +1,10 @@
 // Sizes, parameters and shared-memory layout of conv2d.cuh, and the checks before the launch.
 #pragma once
-#include "cuda/mma.cuh"
-#include "cuda/stem_image.cuh"
-#include "sm90/fast_divmod.cuh"
-#include "sm90/folded_se_gate.cuh"
-#include "sm90/se_gate.cuh"
+#include "common/mma.cuh"
+#include "common/stem_image.cuh"
+#include "common/fast_divmod.cuh"
+#include "common/folded_se_gate.cuh"
+#include "common/se_gate.cuh"
 
 namespace at {
 

@@ -2,9 +2,9 @@
 // convolution's patch.
 #pragma once
 #include "cuda/conv2d_loads.cuh"
-#include "cuda/mma.cuh"
-#include "sm90/ptx/registers.cuh"
-#include "sm90/ptx/shared_memory.cuh"
+#include "common/mma.cuh"
+#include "common/ptx/registers.cuh"
+#include "common/ptx/shared_memory.cuh"
 
 namespace at {
 

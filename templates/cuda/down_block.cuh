@@ -8,7 +8,7 @@
 // of buffers holds the weights of all three.
 #pragma once
 #include "cuda/conv2d.cuh"
-#include "sm90/ptx/shared_memory.cuh"
+#include "common/ptx/shared_memory.cuh"
 
 namespace at {
 

@@ -8,7 +8,7 @@
 // channels in the operand of the first product, in the result of the second product, and in x, which stays in
 // registers. The warps exchange only the hidden values. The order of all additions is fixed.
 #pragma once
-#include "cuda/mma.cuh"
+#include "common/mma.cuh"
 
 namespace at {
 

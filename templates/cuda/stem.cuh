@@ -18,11 +18,11 @@
 // The zeros of a padded line multiply a pixel outside of the filter. So an infinity in the image can turn outputs one
 // pixel further into NaN.
 #pragma once
-#include "cuda/copies.cuh"
+#include "common/copies.cuh"
 #include "cuda/largest.cuh"
-#include "cuda/mma.cuh"
-#include "sm90/ptx/tma.cuh"
-#include "sm90/ptx/wgmma.cuh"
+#include "common/mma.cuh"
+#include "common/ptx/tma.cuh"
+#include "common/ptx/wgmma.cuh"
 
 namespace at {
 

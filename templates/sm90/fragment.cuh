@@ -1,16 +1,30 @@
 // A thread's part of wgmma's accumulators, m64nN, with weights in layout "wgmma" (autotune/ir/weight_layout.py).
 //
 // The layout permutes the weights' rows so that a thread's accumulators are whole vectors of eight neighbouring
-// channels. For a warp w of the warpgroup and a lane l, vector (block, half, columns) holds row 64 block + 16 w + 8
-// half + l / 4 and channels 32 columns + 8 (l % 4) up to 7 more.
+// channels. Vector `at` of a thread is row 64 block + 16 warp + 8 half + fragment_row(lane) of its warpgroup's tile,
+// and channels 32 columns + fragment_channel(lane) up to 7 more.
+//
+// Loops over vectors are unrolled, since accumulators have no address. They stay plain loops with fragment_coord(): if
+// a function calls a lambda for each vector, or reads the lane itself, the compiler orders loads differently.
 #pragma once
 
 namespace at {
 
-constexpr int kFragmentVector = 8;  // channels of a vector
+AT_DEVICE int fragment_row(int lane) { return lane / 4; }
+AT_DEVICE int fragment_channel(int lane) { return 8 * (lane % 4); }
 
-// The first channel of this thread's vectors among every 32, and its first row among a warp's 16.
-AT_DEVICE int fragment_channel() { return 8 * ((int)threadIdx.x % 4); }
+struct FragmentCoord {
+  int block, half, columns;
+  // The distance from the thread's first vector.
+  AT_DEVICE constexpr int row() const { return 64 * block + 8 * half; }
+  AT_DEVICE constexpr int channel() const { return 32 * columns; }
+};
+
+// Returns vector i of a thread that has kBlocks blocks of 64 rows: first the rows of 32 channels, then of the next 32.
+template <int kBlocks>
+AT_DEVICE constexpr FragmentCoord fragment_coord(int i) {
+  return {i / 2 % kBlocks, i % 2, i / (2 * kBlocks)};
+}
 
 template <int kBlocks, int N>
 AT_DEVICE void load_fragment(float (&v)[8], const float (&accumulators)[kBlocks][N], int block, int half, int columns) {
@@ -22,6 +36,11 @@ AT_DEVICE void load_fragment(float (&v)[8], const float (&accumulators)[kBlocks]
 }
 
 template <int kBlocks, int N>
+AT_DEVICE void load_fragment(float (&v)[8], const float (&accumulators)[kBlocks][N], FragmentCoord at) {
+  load_fragment(v, accumulators, at.block, at.half, at.columns);
+}
+
+template <int kBlocks, int N>
 AT_DEVICE void store_fragment(const float (&v)[8], float (&accumulators)[kBlocks][N], int block, int half,
                               int columns) {
 #pragma unroll
@@ -29,6 +48,11 @@ AT_DEVICE void store_fragment(const float (&v)[8], float (&accumulators)[kBlocks
     accumulators[block][16 * columns + 4 * j + 2 * half] = v[2 * j];
     accumulators[block][16 * columns + 4 * j + 2 * half + 1] = v[2 * j + 1];
   }
+}
+
+template <int kBlocks, int N>
+AT_DEVICE void store_fragment(const float (&v)[8], float (&accumulators)[kBlocks][N], FragmentCoord at) {
+  store_fragment(v, accumulators, at.block, at.half, at.columns);
 }
 
 }  // namespace at

@@ -2,7 +2,7 @@
 // PipelineTmaAsync. Each stage has two mbarriers: `full` completes a phase when all bytes of the stage have come,
 // `empty` when all consumers have released it.
 #pragma once
-#include "sm90/ptx/mbarrier.cuh"
+#include "common/ptx/mbarrier.cuh"
 
 namespace at {
 

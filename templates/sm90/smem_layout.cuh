@@ -1,6 +1,6 @@
 // Where a kernel's buffers lie in its dynamic shared memory.
 #pragma once
-#include "sm90/ptx/mbarrier.cuh"
+#include "common/ptx/mbarrier.cuh"
 
 namespace at {
 

@@ -94,7 +94,8 @@ class Emulated:
 
     def __init__(self, kernel: Kernel, folder: Path) -> None:
         self.kernel = kernel
-        for header in (header for kind in ("cuda", "sm90") for header in (paths.templates() / kind).rglob("*.cuh")):
+        folders = [paths.templates() / name for name in ("common", "cuda", "sm90")]
+        for header in (header for place in folders for header in place.rglob("*.cuh")):
             copy = folder / header.relative_to(paths.templates())
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_text(_emulated(header.read_text()))

@@ -1,6 +1,6 @@
 """cuda_conv2d with squeeze-and-excitation whose squeeze is folded into filters (problem conv2d_folded_se).
 
-A warp multiplies its pixels by `hidden` filters beside those of its channels. See templates/sm90/folded_se_gate.cuh.
+A warp multiplies its pixels by `hidden` filters beside those of its channels. See templates/common/folded_se_gate.cuh.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """sm90_conv2d with squeeze-and-excitation whose squeeze is folded into filters (problem conv2d_folded_se).
 
-A tile's products have `hidden` columns beside its channels. See templates/sm90/folded_se_gate.cuh.
+A tile's products have `hidden` columns beside its channels. See templates/common/folded_se_gate.cuh.
 """
 
 from __future__ import annotations

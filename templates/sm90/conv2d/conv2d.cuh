@@ -22,12 +22,12 @@
 #pragma once
 #include "sm90/conv2d/gate.cuh"
 #include "sm90/pipeline.cuh"
-#include "sm90/ptx/cluster.cuh"
-#include "sm90/ptx/mbarrier.cuh"
-#include "sm90/ptx/registers.cuh"
-#include "sm90/ptx/shared_memory.cuh"
-#include "sm90/ptx/tma.cuh"
-#include "sm90/ptx/wgmma.cuh"
+#include "common/ptx/cluster.cuh"
+#include "common/ptx/mbarrier.cuh"
+#include "common/ptx/registers.cuh"
+#include "common/ptx/shared_memory.cuh"
+#include "common/ptx/tma.cuh"
+#include "common/ptx/wgmma.cuh"
 
 namespace at {
 

@@ -4,8 +4,8 @@
 #pragma once
 #include "sm90/conv2d/store.cuh"
 #include "sm90/fragment.cuh"
-#include "sm90/ptx/mbarrier.cuh"
-#include "sm90/ptx/registers.cuh"
+#include "common/ptx/mbarrier.cuh"
+#include "common/ptx/registers.cuh"
 
 namespace at {
 
@@ -69,7 +69,7 @@ struct Conv2dGate : Conv2dStore<Config> {
 #pragma unroll
       for (int m = 0; m < P::kBlocks; ++m) {
         float v[2][P::kVector];
-        apply_before(x, m, columns, tile.n * P::kN + 32 * columns + 8 * ((int)threadIdx.x % 4), sums, v);
+        apply_before(x, m, columns, tile.n * P::kN + 32 * columns + fragment_channel(threadIdx.x), sums, v);
       }
     folded(x, smem, group).scale(sums, first_block, [&] { meet_for_tile(group); });
   }
@@ -84,7 +84,7 @@ struct Conv2dGate : Conv2dStore<Config> {
     const Excitation gate = excitation(x);
     char* memory = gate_memory(smem);
     const int lane = threadIdx.x % 32, warp = ptx::warp_uniform(threadIdx.x / 32) % 4;
-    const int first_channel = tile.n * P::kN + 8 * (lane % 4);
+    const int first_channel = tile.n * P::kN + fragment_channel(lane);
 #pragma unroll
     for (int columns = 0; columns < P::kN / 32; ++columns) {
       if (!(own >> columns & 1)) continue;
@@ -93,7 +93,7 @@ struct Conv2dGate : Conv2dStore<Config> {
       for (int m = 0; m < P::kBlocks; ++m) {
         float v[2][P::kVector];
         apply_before(x, m, columns, channel, sums, v);
-        gate.collect(v, memory, 4 * (first_block + m) + warp, 32 * (columns % P::kOwnColumns) + 8 * (lane % 4));
+        gate.collect(v, memory, 4 * (first_block + m) + warp, 32 * (columns % P::kOwnColumns) + fragment_channel(lane));
       }
     }
     gate.excite(memory, own_channel(me, tile), x.k, me.n * P::kSlices + me.slice, smem.gate_full,
@@ -106,10 +106,10 @@ struct Conv2dGate : Conv2dStore<Config> {
                                     int first_block, Sums& sums) {
     int pixels[P::kBlocks][2];
     Store::find_pixels(x, tile, first_block, pixels);
-    constexpr int kEarly = Store::kUnitGroups < 2 ? Store::kUnitGroups : 2;
+    constexpr int kEarly = Store::kVectorGroups < 2 ? Store::kVectorGroups : 2;
     typename Config::Steps::Fetched fetched[kEarly][Store::kGroup];
     auto fetch = [&](int group) {
-      Store::each_unit(x, me, tile, pixels, group, [&](int j, int, int, int, int, int64_t offset, bool there) {
+      Store::each_vector(x, me, tile, pixels, group, [&](int j, FragmentCoord, int, int64_t offset, bool there) {
         if (there) Config::Steps::fetch(fetched[group % kEarly][j], x.p.p, offset);
       });
     };
@@ -119,20 +119,21 @@ struct Conv2dGate : Conv2dStore<Config> {
     const float* gates = (const float*)(gate_memory(smem) + gate.mean());
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
-    for (int group = 0; group < Store::kUnitGroups; ++group) {
-      Store::each_unit(x, me, tile, pixels, group,
-                       [&](int j, int m, int half, int columns, int channel, int64_t offset, bool there) {
-                         const int image = (64 * (first_block + m) + 16 * warp + 8 * half + lane / 4) / gate.pixels;
-                         float v[P::kVector], factor[P::kVector];
-                         load_fragment(v, sums, m, half, columns);
-                         load(factor, gates + image * P::kOwnN + 32 * (columns % P::kOwnColumns) + 8 * (lane % 4));
+    for (int group = 0; group < Store::kVectorGroups; ++group) {
+      Store::each_vector(
+          x, me, tile, pixels, group, [&](int j, FragmentCoord at, int channel, int64_t offset, bool there) {
+            const int image =
+                (64 * (first_block + at.block) + 16 * warp + 8 * at.half + fragment_row(lane)) / gate.pixels;
+            float v[P::kVector], factor[P::kVector];
+            load_fragment(v, sums, at);
+            load(factor, gates + image * P::kOwnN + 32 * (at.columns % P::kOwnColumns) + fragment_channel(lane));
 #pragma unroll
-                         for (int e = 0; e < P::kVector; ++e) v[e] *= factor[e];
-                         if (!Config::kStores || there)
-                           Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[group % kEarly][j]);
-                         if (there) store(v, (Element*)x.p.p[P::kY] + offset);
-                       });
-      if (group + kEarly < Store::kUnitGroups) fetch(group + kEarly);
+            for (int e = 0; e < P::kVector; ++e) v[e] *= factor[e];
+            if (!Config::kStores || there)
+              Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched[group % kEarly][j]);
+            if (there) store(v, (Element*)x.p.p[P::kY] + offset);
+          });
+      if (group + kEarly < Store::kVectorGroups) fetch(group + kEarly);
     }
   }
 };

@@ -1,12 +1,12 @@
 // Host side and shared definitions of the convolution in conv2d.cuh: compile-time sizes, kernel parameters, prepare(),
 // tile coordinates, and the shared-memory layout.
 #pragma once
-#include "sm90/fast_divmod.cuh"
-#include "sm90/folded_se_gate.cuh"
+#include "common/fast_divmod.cuh"
+#include "common/folded_se_gate.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/smem_layout.cuh"
-#include "sm90/ptx/tma.cuh"
-#include "sm90/se_gate.cuh"
+#include "common/ptx/tma.cuh"
+#include "common/se_gate.cuh"
 
 namespace at {
 
@@ -41,7 +41,7 @@ struct Conv2dPlan {
   // With staging > 1 TMA also loads the tensor that the epilogue adds. Each warp prefetches `ahead` pieces, including
   // those of its next tile, so that memory stays busy while the tensor cores work.
   static constexpr bool kAhead = Config::kAddedPointer >= 0 && !Config::kGated && kSlices == 1;
-  static constexpr int kUnits = kBlocks * 2 * (kN / 32);  // vectors of eight channels of a thread
+  static constexpr int kVectors = kBlocks * 2 * (kN / 32);  // vectors of eight channels of a thread
   static constexpr int kOwnN = kN / kSlices,
                        kOwnColumns = kOwnN / 32;  // channels of a split tile that a slice finishes
   static constexpr int kExchangedBytes =
@@ -64,10 +64,10 @@ struct Conv2dPlan {
                         : 2
   };
   static_assert(!kProjects || kFolded && kJoint && kSlices == 1, "a projection follows streamed, gathered pixels");
-  static_assert(kM % (64 * kTeam) == 0 && kN % 32 == 0 && kUnits % kSlices == 0, "no such tile");
+  static_assert(kM % (64 * kTeam) == 0 && kN % 32 == 0 && kVectors % kSlices == 0, "no such tile");
   static_assert(kSlices == 1 || !kPingpong && kJoint, "a split tile belongs to the whole block, and streams");
   static_assert(kClusterN == 1 || kJoint, "only pixels gathered by TMA are shared");
-  static_assert(!kGated || !kPingpong && kClusterM == 1 && kUnits / kSlices % (2 * kBlocks) == 0,
+  static_assert(!kGated || !kPingpong && kClusterM == 1 && kVectors / kSlices % (2 * kBlocks) == 0,
                 "a gated tile belongs to the whole block, and a slice of it to whole columns");
 
   using Launch = typename Config::Launch;  // launch values by name, in the family's order

@@ -5,10 +5,10 @@
 #include "sm90/conv2d/plan.cuh"
 #include "sm90/fragment.cuh"
 #include "sm90/pipeline.cuh"
-#include "sm90/ptx/mbarrier.cuh"
-#include "sm90/ptx/registers.cuh"
-#include "sm90/ptx/shared_memory.cuh"
-#include "sm90/ptx/tma.cuh"
+#include "common/ptx/mbarrier.cuh"
+#include "common/ptx/registers.cuh"
+#include "common/ptx/shared_memory.cuh"
+#include "common/ptx/tma.cuh"
 
 namespace at {
 
@@ -89,10 +89,11 @@ struct Conv2dStage : Conv2dPlan<Config> {
     int pixels[P::kBlocks][2];
 #pragma unroll
     for (int i = 0; i < 2 * P::kBlocks; ++i)
-      pixels[i / 2][i % 2] =
-          Config::kAtPixels ? output_pixel(x, tile, first_block + i / 2, 16 * (warp % 4) + 8 * (i % 2) + lane / 4) : 0;
+      pixels[i / 2][i % 2] = Config::kAtPixels ? output_pixel(x, tile, first_block + i / 2,
+                                                              16 * (warp % 4) + 8 * (i % 2) + fragment_row(lane))
+                                               : 0;
     auto channel_of = [&](int batch, int i) {
-      return tile.n * P::kN + 32 * (batch / P::kBlocks * kColumns + i) + 8 * (lane % 4);
+      return tile.n * P::kN + 32 * (batch / P::kBlocks * kColumns + i) + fragment_channel(lane);
     };
     typename Config::Steps::Fetched fetched[2][2 * kColumns];
     auto fetch = [&](int batch) {
@@ -133,12 +134,12 @@ struct Conv2dStage : Conv2dPlan<Config> {
       }
 #pragma unroll
       for (int i = 0; i < 2 * kColumns; ++i) {
-        const int half = i % 2, columns = chunk * kColumns + i / 2;
+        const FragmentCoord at{m, i % 2, chunk * kColumns + i / 2};
         // Values outside the output are computed too, and TMA clips them: with a branch per vector each would wait for
         // its own operands. Only steps that store by themselves must not run there.
-        const int pixel = pixels[m][half], channel = min(channel_of(batch, i / 2), x.k - P::kVector);
+        const int pixel = pixels[m][at.half], channel = min(channel_of(batch, i / 2), x.k - P::kVector);
         float v[P::kVector];
-        load_fragment(v, sums, m, half, columns);
+        load_fragment(v, sums, at);
         if (!Config::kStores || pixel >= 0 && channel_of(batch, i / 2) < x.k)
           Config::Steps::apply(v, x.p.p, x.scalars, channel, (int64_t)pixel * x.k + channel, fetched[batch % 2][i]);
         ptx::st_shared(buffer + place_of(i), rounded<Element>(v).words[0]);

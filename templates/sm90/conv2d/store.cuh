@@ -3,11 +3,11 @@
 #pragma once
 #include "sm90/conv2d/stage.cuh"
 #include "sm90/fragment.cuh"
-#include "sm90/ptx/cluster.cuh"
-#include "sm90/ptx/mbarrier.cuh"
-#include "sm90/ptx/registers.cuh"
-#include "sm90/ptx/shared_memory.cuh"
-#include "sm90/ptx/tma.cuh"
+#include "common/ptx/cluster.cuh"
+#include "common/ptx/mbarrier.cuh"
+#include "common/ptx/registers.cuh"
+#include "common/ptx/shared_memory.cuh"
+#include "common/ptx/tma.cuh"
 
 namespace at {
 
@@ -23,23 +23,18 @@ struct Conv2dStore : Conv2dStage<Config> {
   using Tile = typename P::Tile;
   using Stage = Conv2dStage<Config>;
 
-  // The accumulators of a unit, which is eight neighbouring channels of one pixel.
-  AT_DEVICE static void unit(int i, int& block, int& half, int& columns) {
-    columns = i / (2 * P::kBlocks), half = i % 2, block = i / 2 % P::kBlocks;
-  }
-
-  // The units that a slice keeps, as a bit mask: from a comparison the compiler would make a dynamic index of the
+  // The vectors that a slice keeps, as a bit mask: from a comparison the compiler would make a dynamic index of the
   // accumulators, which would move them to local memory.
-  AT_DEVICE static uint32_t own_units(const ClusterCoord& me) {
-    constexpr int kOwn = P::kUnits / P::kSlices;
+  AT_DEVICE static uint32_t own_vectors(const ClusterCoord& me) {
+    constexpr int kOwn = P::kVectors / P::kSlices;
     return ((1u << kOwn) - 1) << me.slice * kOwn;
   }
 
-  // Each slice keeps a part of the tile's units, receives the others' sums of these, and sends the rest away. Up to 8
+  // Each slice keeps a part of the tile's vectors, receives the others' sums of these, and sends the rest away. Up to 8
   // KiB go straight to the owner's shared memory; each such store counts its bytes at a barrier. More is first written
   // to this block's own memory and then copied by TMA, a warp's part to the same warp of the owner.
   AT_DEVICE static void gather_slices(const Layout& smem, const ClusterCoord& me, Sums& sums) {
-    constexpr int kOwn = P::kUnits / P::kSlices, kOthers = P::kSlices - 1;
+    constexpr int kOwn = P::kVectors / P::kSlices, kOthers = P::kSlices - 1;
     constexpr int kWanted = P::kBlocks * P::kHidden / 8;  // float4s of hidden values, which every slice needs
     constexpr int kWarpBytes = (2 * kOwn + kWanted) * 512, kPartBytes = kWarpBytes * 4 * P::kGroups;
     constexpr bool kOneByOne = kOthers * kPartBytes <= 8192;
@@ -48,7 +43,7 @@ struct Conv2dStore : Conv2dStage<Config> {
     // `whose`.
     const auto place = [](int slice, int whose) { return slice - (slice > whose); };
     const uint32_t leaving = smem.fills + warp * kWarpBytes, coming = leaving + kOthers * kPartBytes;
-    const auto of_unit = [&](int i, int j) { return (i % kOwn * 2 + j) * 512 + lane * 16; };
+    const auto of_vector = [&](int i, int j) { return (i % kOwn * 2 + j) * 512 + lane * 16; };
     const auto of_hidden = [&](int i) { return (kOwn * 2 + i) * 512 + lane * 16; };
     const auto hidden = [&](int i) -> float (&)[4] {
       return *(float (*)[4]) & sums[i % P::kBlocks][P::kN / 2 + i / P::kBlocks * 4];
@@ -65,15 +60,14 @@ struct Conv2dStore : Conv2dStage<Config> {
       else ptx::st_shared(leaving + place(to, me.slice) * kPartBytes + offset, four);
     };
 #pragma unroll
-    for (int i = 0; i < P::kUnits; ++i) {
-      int m, half, columns;
-      unit(i, m, half, columns);
+    for (int i = 0; i < P::kVectors; ++i) {
+      const FragmentCoord at = fragment_coord<P::kBlocks>(i);
       const int owner = i / kOwn;
       if (owner == me.slice) continue;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const float* d = &sums[m][16 * columns + 8 * j + 2 * half];
-        give(owner, of_unit(i, j), make_float4(d[0], d[1], d[4], d[5]));
+        const float* d = &sums[at.block][16 * at.columns + 8 * j + 2 * at.half];
+        give(owner, of_vector(i, j), make_float4(d[0], d[1], d[4], d[5]));
       }
     }
 #pragma unroll
@@ -105,14 +99,13 @@ struct Conv2dStore : Conv2dStage<Config> {
       return sum;
     };
 #pragma unroll
-    for (int i = 0; i < P::kUnits; ++i) {
-      int m, half, columns;
-      unit(i, m, half, columns);
-      if (!(own_units(me) >> i & 1)) continue;
+    for (int i = 0; i < P::kVectors; ++i) {
+      const FragmentCoord at = fragment_coord<P::kBlocks>(i);
+      if (!(own_vectors(me) >> i & 1)) continue;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        float* d = &sums[m][16 * columns + 8 * j + 2 * half];
-        const float4 sum = total(of_unit(i, j), make_float4(d[0], d[1], d[4], d[5]));
+        float* d = &sums[at.block][16 * at.columns + 8 * j + 2 * at.half];
+        const float4 sum = total(of_vector(i, j), make_float4(d[0], d[1], d[4], d[5]));
         d[0] = sum.x, d[1] = sum.y, d[4] = sum.z, d[5] = sum.w;
       }
     }
@@ -124,25 +117,24 @@ struct Conv2dStore : Conv2dStage<Config> {
     }
   }
 
-  // Units whose operands are fetched together, while the group before is worked on.
-  static constexpr int kGroup = P::kUnits < 4 ? P::kUnits : 4, kUnitGroups = (P::kUnits + kGroup - 1) / kGroup;
+  // Vectors whose operands are fetched together, while the group before is worked on.
+  static constexpr int kGroup = P::kVectors < 4 ? P::kVectors : 4, kVectorGroups = (P::kVectors + kGroup - 1) / kGroup;
 
-  // Calls work(index in the group, block, half, columns, channel, offset, inside) for this thread's units of a group.
-  // Units outside the output are computed too, with a channel that exists: with a branch per unit each would wait for
-  // its own operands.
+  // Calls work(index in the group, coord, channel, offset, inside) for this thread's vectors of a group. Vectors
+  // outside the output are computed too, with a channel that exists: with a branch per vector each would wait for its
+  // own operands.
   template <typename Work>
-  AT_DEVICE static void each_unit(const Params& x, const ClusterCoord& me, const Tile& tile,
-                                  const int (&pixels)[P::kBlocks][2], int group, const Work& work) {
+  AT_DEVICE static void each_vector(const Params& x, const ClusterCoord& me, const Tile& tile,
+                                    const int (&pixels)[P::kBlocks][2], int group, const Work& work) {
 #pragma unroll
     for (int j = 0; j < kGroup; ++j) {
       const int i = group * kGroup + j;
-      if (i >= P::kUnits) continue;
-      int m, half, columns;
-      unit(i, m, half, columns);
-      if (P::kSlices > 1 && !(own_units(me) >> i & 1)) continue;
-      const int own = tile.n * P::kN + 32 * columns + threadIdx.x % 4 * 8, channel = min(own, x.k - P::kVector);
-      const bool there = pixels[m][half] >= 0 && own < x.k;
-      work(j, m, half, columns, channel, (int64_t)pixels[m][half] * x.k + channel, there);
+      if (i >= P::kVectors) continue;
+      const FragmentCoord at = fragment_coord<P::kBlocks>(i);
+      if (P::kSlices > 1 && !(own_vectors(me) >> i & 1)) continue;
+      const int own = tile.n * P::kN + at.channel() + threadIdx.x % 4 * 8, channel = min(own, x.k - P::kVector);
+      const bool there = pixels[at.block][at.half] >= 0 && own < x.k;
+      work(j, at, channel, (int64_t)pixels[at.block][at.half] * x.k + channel, there);
     }
   }
 
@@ -153,7 +145,7 @@ struct Conv2dStore : Conv2dStage<Config> {
       pixels[i / 2][i % 2] = Stage::output_pixel(x, tile, first_block + i / 2, 16 * warp + 8 * (i % 2) + lane / 4);
   }
 
-  // The tensors that the steps read: the first units' are fetched while the gates or sums are still computed, then
+  // The tensors that the steps read: the first group's are fetched while the gates or sums are still computed, then
   // always the next group's.
   struct Early {
     int pixels[P::kBlocks][2];
@@ -164,7 +156,7 @@ struct Conv2dStore : Conv2dStage<Config> {
       fetch(x, me, tile, 0);
     }
     AT_DEVICE void fetch(const Params& x, const ClusterCoord& me, const Tile& tile, int group) {
-      each_unit(x, me, tile, pixels, group, [&](int j, int, int, int, int, int64_t offset, bool there) {
+      each_vector(x, me, tile, pixels, group, [&](int j, FragmentCoord, int, int64_t offset, bool there) {
         if (there) Config::Steps::fetch(fetched[group % 2][j], x.p.p, offset);
       });
     }
@@ -173,16 +165,16 @@ struct Conv2dStore : Conv2dStage<Config> {
   AT_DEVICE static void store_tile(const Params& x, const ClusterCoord& me, const Tile& tile, Sums& sums,
                                    Early& early) {
 #pragma unroll
-    for (int group = 0; group < kUnitGroups; ++group) {
-      if (group + 1 < kUnitGroups) early.fetch(x, me, tile, group + 1);
-      each_unit(x, me, tile, early.pixels, group,
-                [&](int j, int m, int half, int columns, int channel, int64_t offset, bool there) {
-                  float v[P::kVector];
-                  load_fragment(v, sums, m, half, columns);
-                  if (!Config::kStores || there)
-                    Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, early.fetched[group % 2][j]);
-                  if (there) store(v, (Element*)x.p.p[P::kY] + offset);
-                });
+    for (int group = 0; group < kVectorGroups; ++group) {
+      if (group + 1 < kVectorGroups) early.fetch(x, me, tile, group + 1);
+      each_vector(x, me, tile, early.pixels, group,
+                  [&](int j, FragmentCoord at, int channel, int64_t offset, bool there) {
+                    float v[P::kVector];
+                    load_fragment(v, sums, at);
+                    if (!Config::kStores || there)
+                      Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, early.fetched[group % 2][j]);
+                    if (there) store(v, (Element*)x.p.p[P::kY] + offset);
+                  });
     }
   }
 };

@@ -17,13 +17,12 @@
 // prepare().
 #pragma once
 #include "sm90/fragment.cuh"
-#include "sm90/pipeline.cuh"
-#include "sm90/ptx/cluster.cuh"
-#include "sm90/ptx/mbarrier.cuh"
-#include "sm90/ptx/registers.cuh"
-#include "sm90/ptx/shared_memory.cuh"
-#include "sm90/ptx/tma.cuh"
-#include "sm90/ptx/wgmma.cuh"
+#include "common/ptx/cluster.cuh"
+#include "common/ptx/mbarrier.cuh"
+#include "common/ptx/registers.cuh"
+#include "common/ptx/shared_memory.cuh"
+#include "common/ptx/tma.cuh"
+#include "common/ptx/wgmma.cuh"
 #include "sm90/small_image/plan.cuh"
 
 namespace at {
@@ -129,9 +128,9 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     constexpr uint16_t kAll = (1 << P::kPeers) - 1;
     const int first = group * x.weight_slots, steps = steps_of(x, group);
     const auto load = [&](PipelineState& ring, const void* map, int bytes, int rows, int chunk, int tap, int row) {
-      const uint32_t full = smem.weight_full + 8 * (first + ring.index),
+      const uint32_t full = P::weight_pipeline(smem).full_barrier(first + ring.index),
                      slot = smem.weights + (first + ring.index) * P::kWeightBytes;
-      ptx::mbarrier_wait(smem.weight_empty + 8 * (first + ring.index), ring.phase);
+      P::weight_pipeline(smem).producer_acquire({first + ring.index, ring.phase});
       ptx::mbarrier_arrive_expect_tx(full, bytes);
       ptx::tma_load_3d<(P::kPeers > 1)>(slot + me.peer * rows * P::kRowBytes, map, full, chunk * P::kK, tap,
                                         row + me.peer * rows, kAll);
@@ -142,7 +141,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     Step step(group);
 #pragma unroll 1
     for (int i = 0; i < steps; ++i, step.advance()) {
-      const uint32_t full = smem.weight_full + 8 * (first + ring.index);
+      const uint32_t full = P::weight_pipeline(smem).full_barrier(first + ring.index);
       const uint32_t slot =
           load(ring, x.weight_map, P::kWeightBytes, P::kN / P::kPeers, step.chunk, step.tap, me.column * P::kN);
       if (P::kFolded && me.peer == 0)
@@ -206,7 +205,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
   // Releases the stage whose products are complete, unless it is not refilled.
   AT_DEVICE static void release(const Layout& smem, Progress& weights, int slots, int pieces) {
     const bool again = weights.used >= 0 && weights.piece - 1 + slots < pieces;
-    const uint32_t empty = smem.weight_empty + 8 * (weights.first + weights.used);
+    const uint32_t empty = P::weight_pipeline(smem).empty_barrier(weights.first + weights.used);
     const int thread = threadIdx.x % P::kWide;
     if constexpr (P::kPeers == 1) {
       if (again && thread == 0) ptx::mbarrier_arrive(empty);
@@ -221,7 +220,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
                                   Sums& sums) {
     const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes), slot = weights.first + weights.ring.index;
     const uint32_t b = ptx::descriptor_lo(smem.weights) + slot * (P::kWeightBytes / 16);
-    ptx::mbarrier_wait(smem.weight_full + 8 * slot, weights.ring.phase);
+    P::weight_pipeline(smem).consumer_wait({(int)slot, weights.ring.phase});
     ptx::warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < P::kK / 16; ++i)
@@ -277,7 +276,7 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
                      slot = weights.first + weights.ring.index;
       const uint32_t b = ptx::descriptor_lo(smem.weights) + slot * (P::kWeightBytes / 16);
       ptx::mbarrier_wait(smem.full + 8 * (x.chunks + chunk), 0);
-      ptx::mbarrier_wait(smem.weight_full + 8 * slot, weights.ring.phase);
+      P::weight_pipeline(smem).consumer_wait({(int)slot, weights.ring.phase});
       ptx::warpgroup_arrive();
 #pragma unroll
       for (int i = 0; i < P::kK / 16; ++i)
@@ -336,8 +335,8 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     if (P::kOwners > 1 || !owns(group)) leave_sums(smem, group, sums);
     if (!owns(group)) return ptx::named_barrier_arrive<P::kExchange, P::kWide * P::kGroups>();
 
-    typename Config::Steps::Fetched fetched[P::kUnits];
-    each_unit(x, me, first_channel, [&](int i, int, int, int, int64_t offset, bool there) {
+    typename Config::Steps::Fetched fetched[P::kVectors];
+    each_vector(x, me, first_channel, [&](int i, FragmentCoord, int, int64_t offset, bool there) {
       if (there) Config::Steps::fetch(fetched[i], x.p.p, offset);
     });
     float projected[1][P::kOwn / 2];
@@ -346,19 +345,19 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     ptx::named_barrier_sync<P::kExchange, P::kWide * P::kGroups>();
     gather_sums(smem, group, sums, own);
     if constexpr (P::kFolded) {
-      each_unit(x, me, first_channel, [&](int, int half, int columns, int channel, int64_t, bool) {
+      each_vector(x, me, first_channel, [&](int, FragmentCoord at, int channel, int64_t, bool) {
         float v[P::kVector];
-        load_fragment(v, own, 0, half, columns);
+        load_fragment(v, own, at);
         Config::Steps::before(v, x.p.p, x.scalars, channel);
-        store_fragment(v, own, 0, half, columns);
+        store_fragment(v, own, at);
       });
       gate.scale(own, 0, [&] { ptx::named_barrier_sync<P::kWide>(P::kGate + group); });
     }
-    each_unit(x, me, first_channel, [&](int i, int half, int columns, int channel, int64_t offset, bool there) {
+    each_vector(x, me, first_channel, [&](int i, FragmentCoord at, int channel, int64_t offset, bool there) {
       float v[P::kVector], more[P::kVector];
-      load_fragment(v, own, 0, half, columns);
+      load_fragment(v, own, at);
       if constexpr (P::kProjects) {
-        load_fragment(more, projected, 0, half, columns);
+        load_fragment(more, projected, at);
 #pragma unroll
         for (int e = 0; e < P::kVector; ++e) v[e] += more[e];
       }
@@ -367,21 +366,22 @@ struct HopperImageConv2d : HopperImagePlan<Config> {
     });
   }
 
-  // Calls work(index, half, columns, channel, offset, inside) for this thread's vectors of eight channels. Vectors
-  // outside the output are computed too, with a channel that exists: with a branch per vector each would wait for its
-  // own operands.
+  // Calls work(index, coord, channel, offset, inside) for this thread's vectors. Vectors outside the output are
+  // computed too, with a channel that exists: with a branch per vector each would wait for its own operands.
   template <typename Work>
-  AT_DEVICE static void each_unit(const Params& x, const ClusterCoord& me, int first_channel, const Work& work) {
-    const int lane = threadIdx.x % 32, row = me.first_image(x) * x.pixels + threadIdx.x % P::kWide / 32 * 16 + lane / 4;
+  AT_DEVICE static void each_vector(const Params& x, const ClusterCoord& me, int first_channel, const Work& work) {
+    const int lane = threadIdx.x % 32,
+              row = me.first_image(x) * x.pixels + threadIdx.x % P::kWide / 32 * 16 + fragment_row(lane);
     // The last tile ends with the last image, so it may begin within the tile before it. Only one of them stores a
     // pixel: its rows lie elsewhere in the tile, and the compiler may contract multiply-adds there differently (1 ulp).
     const int first_own = me.tile * x.images * x.pixels;
 #pragma unroll
-    for (int i = 0; i < P::kUnits; ++i) {
-      const int pixel = row + 8 * (i % 2), own = first_channel + 32 * (i / 2) + 8 * (lane % 4),
+    for (int i = 0; i < P::kVectors; ++i) {
+      const FragmentCoord at = fragment_coord<1>(i);
+      const int pixel = row + at.row(), own = first_channel + at.channel() + fragment_channel(lane),
                 channel = min(own, x.k - P::kVector);
       const bool there = pixel >= first_own && pixel < x.rows && own < x.k;
-      work(i, i % 2, i / 2, channel, (int64_t)pixel * x.k + channel, there);
+      work(i, at, channel, (int64_t)pixel * x.k + channel, there);
     }
   }
 };

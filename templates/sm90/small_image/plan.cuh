@@ -1,10 +1,11 @@
 // Host side and shared definitions of the kernel in small_image/conv2d.cuh: sizes, parameters, prepare() and the
 // shared-memory layout.
 #pragma once
-#include "sm90/fast_divmod.cuh"
-#include "sm90/folded_se_gate.cuh"
+#include "common/fast_divmod.cuh"
+#include "common/folded_se_gate.cuh"
+#include "sm90/pipeline.cuh"
 #include "sm90/smem_layout.cuh"
-#include "sm90/ptx/tma.cuh"
+#include "common/ptx/tma.cuh"
 
 namespace at {
 
@@ -21,7 +22,7 @@ struct HopperImagePlan {
                        kOwn = kN / kOwners;  // warpgroups that finish channels; channels of each
   static constexpr int kRowBytes = kK * (int)sizeof(Element), kPlaneBytes = kM * kRowBytes;
   static constexpr int kChunkBytes = kPlanes * kPlaneBytes, kWeightBytes = kColumns * kRowBytes;
-  static constexpr int kVector = 8, kUnits = 2 * (kOwn / 32);  // vectors of eight channels of a thread
+  static constexpr int kVector = 8, kVectors = 2 * (kOwn / 32);  // vectors of eight channels of a thread
   static constexpr int kFours =
       (kOwn + kHidden) / 8;  // float4s of sums that a thread receives from the other warpgroup
   static constexpr int kFoursBytes = kWide * 16;
@@ -133,6 +134,9 @@ struct HopperImagePlan {
       end = layout.end;
     }
   };
+
+  // The rings of weights of all warpgroups, which follow each other.
+  AT_DEVICE static Pipeline weight_pipeline(const Layout& smem) { return {smem.weight_full, smem.weight_empty}; }
 };
 
 }  // namespace at

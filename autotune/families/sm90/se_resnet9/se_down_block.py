@@ -121,7 +121,7 @@ def _tiles(problem: SeDownBlock) -> int:
 
 
 def _fixed_bytes(problem: SeDownBlock, x: SeDownBlockShape) -> int:
-    """Return the shared memory beside the rings: inner values, the gate (templates/sm90/se_gate.cuh), barriers."""
+    """Return the shared memory beside the rings: inner values, the gate (templates/common/se_gate.cuh), barriers."""
     pixels = problem.p * problem.q
     inner = 3 * problem.k // _CHUNK * (problem.p + 2) * _TILE_BYTES // problem.p
     run = 16 if pixels == _TILE_ROWS else problem.q

@@ -3,7 +3,7 @@
 // In each of its warpgroup's squares of 8 x 8 pixels it holds rows 2 warp and 2 warp + 1, column lane / 4, and channels
 // 8 (lane % 4) to 8 (lane % 4) + 7 of every 32.
 #pragma once
-#include "sm90/ptx/registers.cuh"
+#include "common/ptx/registers.cuh"
 
 namespace at {
 

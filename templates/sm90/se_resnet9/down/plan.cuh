@@ -1,9 +1,10 @@
 // Host side and shared definitions of the kernel in se_down_block.cuh: sizes, parameters, prepare() and the
 // shared-memory layout.
 #pragma once
+#include "sm90/pipeline.cuh"
 #include "sm90/smem_layout.cuh"
-#include "sm90/ptx/tma.cuh"
-#include "sm90/se_gate.cuh"
+#include "common/ptx/tma.cuh"
+#include "common/se_gate.cuh"
 
 namespace at {
 
@@ -107,6 +108,10 @@ struct DownPlan {
       gate_full = layout.add_barriers(1);
     }
   };
+
+  // The rings of activations and of weights.
+  AT_DEVICE static Pipeline fill_pipeline(const Layout& smem) { return {smem.full, smem.empty}; }
+  AT_DEVICE static Pipeline weight_pipeline(const Layout& smem) { return {smem.weight_full, smem.weight_empty}; }
 
   AT_DEVICE static Excitation excitation(int hidden) { return Excitation(kP * kQ, hidden, kImages == 1 ? 16 : kQ); }
 

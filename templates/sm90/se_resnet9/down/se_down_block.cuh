@@ -12,13 +12,12 @@
 // send each other their channels of it. Between x and y nothing leaves the cluster. plan.cuh has prepare().
 #pragma once
 #include "sm90/fragment.cuh"
-#include "sm90/pipeline.cuh"
-#include "sm90/ptx/cluster.cuh"
-#include "sm90/ptx/mbarrier.cuh"
-#include "sm90/ptx/registers.cuh"
-#include "sm90/ptx/shared_memory.cuh"
-#include "sm90/ptx/tma.cuh"
-#include "sm90/ptx/wgmma.cuh"
+#include "common/ptx/cluster.cuh"
+#include "common/ptx/mbarrier.cuh"
+#include "common/ptx/registers.cuh"
+#include "common/ptx/shared_memory.cuh"
+#include "common/ptx/tma.cuh"
+#include "common/ptx/wgmma.cuh"
 #include "sm90/se_resnet9/down/plan.cuh"
 
 namespace at {
@@ -92,8 +91,8 @@ struct HopperSeDownBlock : DownPlan<Config> {
       for (int r = 0; r < 3; ++r)
 #pragma unroll 1
         for (int s = 0; s < 3; ++s, ring.advance(x.fill_slots)) {
-          const uint32_t full = smem.full + 8 * ring.index;
-          ptx::mbarrier_wait(smem.empty + 8 * ring.index, ring.phase);
+          const uint32_t full = P::fill_pipeline(smem).full_barrier(ring.index);
+          P::fill_pipeline(smem).producer_acquire(ring);
           ptx::mbarrier_arrive_expect_tx(full, P::kTileBytes);
           ptx::tma_load_4d<(P::kParts > 1)>(smem.fills + ring.index * P::kTileBytes + first * P::kLineBytes,
                                             x.image_map, full, chunk * P::kK, s - 1, me.tile * P::kImages,
@@ -107,8 +106,9 @@ struct HopperSeDownBlock : DownPlan<Config> {
     for (int i = 0; i < P::kPeers; ++i) peers |= 1 << ClusterCoord::rank(me.part, i);
     PipelineState ring{0, 1};
     const auto load = [&](int map, int chunk, int tap) {
-      const uint32_t full = smem.weight_full + 8 * ring.index;
-      ptx::mbarrier_wait(smem.weight_empty + 8 * ring.index, ring.phase);
+      // This is weight_pipeline(smem).producer_acquire(ring), written out: a call reorders the loop's instructions.
+      const uint32_t full = smem.weight_full + ptx::kMbarrierBytes * ring.index;
+      ptx::mbarrier_wait(smem.weight_empty + ptx::kMbarrierBytes * ring.index, ring.phase);
       ptx::mbarrier_arrive_expect_tx(full, P::kWeightBytes);
       ptx::tma_load_3d<(P::kPeers > 1)>(smem.weights + ring.index * P::kWeightBytes + me.peer * kRows * P::kRowBytes,
                                         x.weight_maps[map], full, chunk * P::kK, tap, me.part * P::kN + me.peer * kRows,
@@ -147,7 +147,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
                                  uint32_t a, Sums& sums, bool accumulate) {
     const uint32_t hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes),
                    b = weights.lo + weights.ring.index * (P::kWeightBytes / 16);
-    ptx::mbarrier_wait(smem.weight_full + 8 * weights.ring.index, weights.ring.phase);
+    P::weight_pipeline(smem).consumer_wait(weights.ring);
     ptx::warpgroup_arrive();
 #pragma unroll
     for (int k = 0; k < P::kK / 16; ++k)
@@ -172,7 +172,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
   AT_DEVICE static void release_weights(const Params& x, const Layout& smem, const ClusterCoord& me,
                                         const Progress& weights) {
     if (weights.used < 0 || weights.piece - 1 + x.weight_slots >= x.pieces()) return;
-    const uint32_t empty = smem.weight_empty + 8 * weights.used;
+    const uint32_t empty = P::weight_pipeline(smem).empty_barrier(weights.used);
     if constexpr (P::kPeers == 1) {
       if (threadIdx.x == 0) ptx::mbarrier_arrive(empty);
     } else {
@@ -185,10 +185,11 @@ struct HopperSeDownBlock : DownPlan<Config> {
   AT_DEVICE static void release_fill(const Params& x, const Layout& smem, const ClusterCoord& me, int fill, int slot,
                                      int thread) {
     if (fill + x.fill_slots >= x.fills()) return;
+    const Pipeline pipeline = P::fill_pipeline(smem);
     if constexpr (P::kParts == 1) {
-      if (thread == 0) ptx::mbarrier_arrive(smem.empty + 8 * slot);
+      if (thread == 0) pipeline.consumer_release(slot);
     } else {
-      if (thread < P::kParts) ptx::mbarrier_arrive_cluster(smem.empty + 8 * slot, ClusterCoord::rank(thread, me.peer));
+      if (thread < P::kParts) pipeline.consumer_release(slot, ClusterCoord::rank(thread, me.peer));
     }
   }
 
@@ -206,7 +207,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
 #pragma unroll 1
       for (int tap = 0; tap < P::kTaps; ++tap, ++fill) {
         const uint32_t tile = smem.fills + ring.index * P::kTileBytes;
-        ptx::mbarrier_wait(smem.full + 8 * ring.index, ring.phase);
+        P::fill_pipeline(smem).consumer_wait(ring);
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
           Pack<Element, P::kVector> read;
@@ -237,10 +238,9 @@ struct HopperSeDownBlock : DownPlan<Config> {
 
   // ---- The multiplying warpgroup ----
 
-  // This thread's part of a tile: rows 8 half + lane / 4 of a warp's 16, channels 8 (lane % 4) to 8 (lane % 4) + 7 of
-  // every 32.
+  // The pixels of this thread's vectors, one in each half of its warp's rows.
   struct WarpCoord {
-    int channel;   // of the block's channels
+    int channel;   // the first, of the block's channels
     int row[2];    // of the tile: (line, image, column)
     int place[2];  // index of the pixel in the output, or -1
     int image[2], column[2];
@@ -287,29 +287,24 @@ struct HopperSeDownBlock : DownPlan<Config> {
     ptx::named_barrier_sync<P::kGate, 2 * P::kWide>();
     excite(x, gate, memory, me, coord, smem.gate_full, sums);
     const float* gates = (const float*)(memory + gate.mean());
-    each_unit(coord, [&](int half, int columns, int own) {
-      if (coord.place[half] < 0) return;
-      const int channel = first + own;
-      const int64_t offset = (int64_t)coord.place[half] * x.k + channel;
+#pragma unroll
+    for (int i = 0; i < 2 * P::kColumns; ++i) {
+      const FragmentCoord at = fragment_coord<1>(i);
+      if (coord.place[at.half] < 0) continue;
+      const int own = coord.channel + at.channel(), channel = first + own;
+      const int64_t offset = (int64_t)coord.place[at.half] * x.k + channel;
       float v[P::kVector], other[P::kVector];
-      load_fragment(v, sums, 0, half, columns);
-      load(other, gates + coord.image[half] * P::kN + own);
+      load_fragment(v, sums, at);
+      load(other, gates + coord.image[at.half] * P::kN + own);
 #pragma unroll
       for (int e = 0; e < P::kVector; ++e) v[e] *= other[e];
       Config::Steps::gated(v, x.p.p, x.scalars, channel);
-      load_fragment(other, projected, 0, half, columns);
+      load_fragment(other, projected, at);
 #pragma unroll
       for (int e = 0; e < P::kVector; ++e) v[e] += other[e];
       Config::Steps::apply(v, x.p.p, x.scalars, channel, offset);
       store(v, (Element*)x.p.p[P::kY] + offset);
-    });
-  }
-
-  // Calls work(half, columns, channel in the block) for this thread's vectors of eight channels.
-  template <typename Work>
-  AT_DEVICE static void each_unit(const WarpCoord& coord, const Work& work) {
-#pragma unroll
-    for (int i = 0; i < 2 * P::kColumns; ++i) work(i % 2, i / 2, coord.channel + 32 * (i / 2));
+    }
   }
 
   // Writes the lines of zeros above and below the images, in every copy.
@@ -328,7 +323,7 @@ struct HopperSeDownBlock : DownPlan<Config> {
     int used = -1;
 #pragma unroll 1
     for (int fill = 0; fill < x.fills(); ++fill, ring.advance(x.fill_slots)) {
-      ptx::mbarrier_wait(smem.full + 8 * ring.index, ring.phase);
+      P::fill_pipeline(smem).consumer_wait(ring);
       multiply(x, smem, me, weights, fills + ring.index * (P::kTileBytes / 16), sums, fill > 0);
       if (used >= 0) release_fill(x, smem, me, fill - 1, used, threadIdx.x);
       used = ring.index;
@@ -355,21 +350,24 @@ struct HopperSeDownBlock : DownPlan<Config> {
   AT_DEVICE static void write_inner(const Params& x, const Layout& smem, const ClusterCoord& me, const WarpCoord& coord,
                                     Sums& sums) {
     const uint4 zero = make_uint4(0, 0, 0, 0);
-    each_unit(coord, [&](int half, int columns, int own) {
+#pragma unroll
+    for (int i = 0; i < 2 * P::kColumns; ++i) {
+      const FragmentCoord at = fragment_coord<1>(i);
+      const int own = coord.channel + at.channel();
       float v[P::kVector];
-      load_fragment(v, sums, 0, half, columns);
+      load_fragment(v, sums, at);
       Config::Steps::inner(v, x.p.p, x.scalars, me.part * P::kN + own);
       const uint4 value = rounded<Element>(v).words[0];
       const auto put = [&](int copy, int row, uint4 what) {
         const uint32_t to = P::own_copy(smem, me, own / P::kK * P::kCopies + copy);
         ptx::st_shared(to + row * P::kRowBytes + 16 * (own % P::kK / P::kVector ^ row % 8), what);
       };
-      const int row = coord.row[half], last = P::kQ - 1;
-      const bool begins = coord.column[half] == 0, ends = coord.column[half] == last;
+      const int row = coord.row[at.half], last = P::kQ - 1;
+      const bool begins = coord.column[at.half] == 0, ends = coord.column[at.half] == last;
       put(1, row, value);
       put(0, ends ? row - last : row + 1, ends ? zero : value);
       put(2, begins ? row + last : row - 1, begins ? zero : value);
-    });
+    }
   }
 
   AT_DEVICE static void send_inner(const Params& x, const Layout& smem, const ClusterCoord& me) {

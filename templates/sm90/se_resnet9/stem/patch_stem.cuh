@@ -7,8 +7,8 @@
 // pixels once, straight from the image, and nothing passes through shared memory. Its sums belong to the same pixels
 // and channels as those of the block's own convolutions, so the block's identity stays in this thread.
 #pragma once
-#include "cuda/stem_image.cuh"
-#include "sm90/ptx/wgmma.cuh"
+#include "common/stem_image.cuh"
+#include "common/ptx/wgmma.cuh"
 
 namespace at {
 

@@ -2,8 +2,8 @@
 // shared-memory layout.
 #pragma once
 #include "sm90/smem_layout.cuh"
-#include "sm90/ptx/registers.cuh"
-#include "sm90/ptx/tma.cuh"
+#include "common/ptx/registers.cuh"
+#include "common/ptx/tma.cuh"
 
 namespace at {
 

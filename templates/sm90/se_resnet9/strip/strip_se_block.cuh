@@ -16,13 +16,13 @@
 // multiply read an image back and pool it while the next one's products run; the multiplying warps pool the last image
 // from shared memory. plan.cuh has prepare().
 #pragma once
-#include "cuda/copies.cuh"
-#include "sm90/ptx/cluster.cuh"
-#include "sm90/ptx/mbarrier.cuh"
-#include "sm90/ptx/registers.cuh"
-#include "sm90/ptx/shared_memory.cuh"
-#include "sm90/ptx/tma.cuh"
-#include "sm90/ptx/wgmma.cuh"
+#include "common/copies.cuh"
+#include "common/ptx/cluster.cuh"
+#include "common/ptx/mbarrier.cuh"
+#include "common/ptx/registers.cuh"
+#include "common/ptx/shared_memory.cuh"
+#include "common/ptx/tma.cuh"
+#include "common/ptx/wgmma.cuh"
 #include "sm90/se_resnet9/strip/plan.cuh"
 #include "sm90/se_resnet9/strip/pool_image.cuh"
 

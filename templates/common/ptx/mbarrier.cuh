@@ -4,7 +4,7 @@
 // alternate between parity 0 and 1. mbarrier_wait(b, parity) returns when the current phase's parity differs from
 // `parity`: a fresh barrier passes parity 1 at once, and passes parity 0 after its first phase.
 #pragma once
-#include "sm90/ptx/registers.cuh"
+#include "common/ptx/registers.cuh"
 
 namespace at {
 namespace ptx {

@@ -4,10 +4,10 @@
 // A tile holds whole images. kPeers blocks of a cluster share the channels of an image, kN each, and exchange their
 // parts of w1 mean, `hidden` floats per image. All sums have a fixed order.
 #pragma once
-#include "cuda/copies.cuh"
-#include "sm90/ptx/cluster.cuh"
-#include "sm90/ptx/mbarrier.cuh"
-#include "sm90/ptx/shared_memory.cuh"
+#include "common/copies.cuh"
+#include "common/ptx/cluster.cuh"
+#include "common/ptx/mbarrier.cuh"
+#include "common/ptx/shared_memory.cuh"
 
 namespace at {
 

@@ -7,11 +7,11 @@
 // A operand, and the result has the order of its accumulators. A second mma adds what rounding the hidden values lost.
 // For larger images this would be slow, since the tensor cores serve the other warpgroup's wgmma first.
 #pragma once
-#include "cuda/copies.cuh"
-#include "cuda/mma.cuh"
-#include "sm90/fast_divmod.cuh"
-#include "sm90/ptx/registers.cuh"
-#include "sm90/ptx/shared_memory.cuh"
+#include "common/copies.cuh"
+#include "common/mma.cuh"
+#include "common/fast_divmod.cuh"
+#include "common/ptx/registers.cuh"
+#include "common/ptx/shared_memory.cuh"
 
 namespace at {
 
