@@ -154,7 +154,7 @@ class Worker:
 
     def _ensure_started(self) -> None:
         """Start the process if none runs; raises WorkerError if it does not get ready."""
-        if self.pid is not None:
+        if self._process.running:
             return
         self._process.start()
         ready = self._process.receive(START_SECONDS)
