@@ -28,7 +28,6 @@ class BuildFolder:
     def __init__(self) -> None:
         root = paths.generated()
         root.mkdir(parents=True, exist_ok=True)
-        remove_stale(root)
         while True:  # another process may find the folder before it is locked, and remove it
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
             with suppress(FileNotFoundError):
@@ -45,9 +44,9 @@ class BuildFolder:
         os.close(self._lock)
 
 
-def remove_stale(root: Path) -> None:
+def remove_stale() -> None:
     """Remove the working folders of processes that have ended."""
-    for path in root.glob(f"{_PREFIX}*"):
+    for path in paths.generated().glob(f"{_PREFIX}*"):
         with suppress(OSError):  # in use, removed meanwhile, another user's, or a file system without locks
             lock = os.open(path / _LOCK, os.O_CREAT | os.O_RDWR)
             try:

@@ -12,6 +12,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
+from autotune.codegen.build_folder import remove_stale
 from autotune.codegen.ninja_build import BuildBatch, Built, Unit, existing, renderable, units
 from autotune.core import ToolchainError
 from autotune.families import Kernel
@@ -19,7 +20,7 @@ from autotune.families import Kernel
 POLL_SECONDS = 0.02
 """Interval at which the progress of a build is checked."""
 
-_MAX_FRUITLESS = 3  # ends of ninja one after the other that leave units and have built none, after which it is an error
+_MAX_FRUITLESS = 6  # ends of ninja one after the other that leave units and have built none, after which it is an error
 
 
 def build(kernels: Sequence[Kernel], jobs: int) -> Generator[Built]:
@@ -59,11 +60,14 @@ class _Attempt:
 class BuildQueue:
     """Units that are compiled in the background; close() ends the compilers.
 
+    It begins with the removal of what builds of killed processes have left.
+
     Args:
         jobs: Compilers that run at once.
     """
 
     def __init__(self, jobs: int) -> None:
+        remove_stale()
         self._jobs = jobs
         self._running: dict[BuildBatch, _Attempt] = {}
         self._waiting: dict[_Attempt, list[Unit]] = {}  # until nothing runs

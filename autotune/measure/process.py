@@ -25,10 +25,12 @@ class Ended:
 
     status: "crashed" (the process died) or "timed_out" (it was killed at the deadline).
     reason: one line, such as "the process died: SIGSEGV".
+    killed: it was killed from outside, by a user or by the operating system for want of memory.
     """
 
     status: str
     reason: str
+    killed: bool = False
 
 
 class ChildProcess:
@@ -100,8 +102,9 @@ class ChildProcess:
             return connection.recv()
         except (EOFError, ConnectionResetError):
             code = process.wait()
+            killed = code == -signal.SIGKILL and self._process is process  # else `stop` was called
             self.stop()
-            return Ended("crashed", f"the process died: {_exit_name(code)}")
+            return Ended("crashed", f"the process died: {_exit_name(code)}", killed)
 
     def stop(self) -> None:
         """Kill the child, if there is one, and wait for its end.

@@ -34,6 +34,7 @@ COMMANDS = {
         "legality": ("checks.legality", "compile kernels of a family that should compile"),
         "restamp": ("checks.restamp", "renew source digests where machine code is unchanged"),
         "compare-checkouts": ("checks.compare_checkouts", "time this checkout against another one"),
+        "kill-campaign": ("checks.kill_campaign", "kill tuners at random moments and check what is left"),
         "stress": ("checks.stress", "call one FusedResNet from several threads"),
         "timing-mistakes": ("checks.timing_mistakes", "show common mistakes in timing a GPU"),
     },

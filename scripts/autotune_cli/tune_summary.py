@@ -80,8 +80,8 @@ def show_skipped(console: Console, tuner: Tuner) -> None:
     """Print how many kernels were skipped because their compilers were killed."""
     if skipped := tuner.builder.skipped:
         console.print(
-            f"[bold]skipped[/] {len(skipped)} kernels: their compilers were killed, also one at a time, most likely for "
-            "want of memory. Nothing is recorded of them, and the next run tries them again. The first compiler said:",
+            f"[bold]skipped[/] {len(skipped)} kernels: their compilers were killed, also when one ran alone, which "
+            "happens when memory runs out. Nothing is recorded, so the next run tries them again. The first one said:",
             highlight=False,
         )
         console.print(next(iter(skipped.values())), markup=False, highlight=False)
