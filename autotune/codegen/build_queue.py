@@ -20,7 +20,7 @@ from autotune.families import Kernel
 POLL_SECONDS = 0.02
 """Interval at which the progress of a build is checked."""
 
-_MAX_FRUITLESS = 6  # ends of ninja one after the other that leave units and have built none, after which it is an error
+_MAX_FRUITLESS = 8  # ends of ninja one after the other that leave units and have built none, after which it is an error
 
 
 def build(kernels: Sequence[Kernel], jobs: int) -> Generator[Built]:

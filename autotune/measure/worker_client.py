@@ -38,7 +38,7 @@ START_SECONDS = 180.0
 _ENDS_PROCESS = ("crashed", "timed_out", "leaks")
 """Statuses after which the process is replaced: its device context may be ruined, or its memory used up."""
 
-_STARTS = 5
+_STARTS = 7
 """Times that the process is started when it is killed from outside before it is ready."""
 
 _SECONDS_PER_SAMPLE = 0.1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -38,24 +39,35 @@ def sentence(code: int) -> str:
 
 def exit_now(number: int, _: FrameType | None = None) -> NoReturn:
     """Exit at once: a handler for the time in which modules are imported, where an exception may be swallowed."""
-    _replace_lost_terminal()
+    replace_lost_terminal()
     os.write(_STDERR, f"{sentence(128 + number)}\n".encode())
     os._exit(128 + number)
 
 
 def interrupt(number: int, _: FrameType | None = None) -> NoReturn:
     """Raise Interrupted: a handler for the time in which there are results to save."""
-    _replace_lost_terminal()
+    replace_lost_terminal()
     raise Interrupted(number)
 
 
-def _replace_lost_terminal() -> None:
-    """Discard further output to a terminal that was closed, the usual cause of SIGHUP: it would fail with EIO."""
+def is_lost_terminal(error: Exception) -> bool:
+    """Return whether an error is that of output to a terminal that was closed, and discard further output to it.
+
+    Such output may come before the SIGHUP, or instead of it.
+    """
+    return isinstance(error, OSError) and error.errno == errno.EIO and replace_lost_terminal()
+
+
+def replace_lost_terminal() -> bool:
+    """Discard further output to a terminal that was closed, which would fail; return whether there was one."""
+    lost = False
     for descriptor in (_STDOUT, _STDERR):
         try:
             os.write(descriptor, b"")
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+            lost = True
+    return lost
 
 
 @contextmanager

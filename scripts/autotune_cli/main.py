@@ -42,7 +42,7 @@ COMMANDS = {
 """Heading -> subcommand -> (module below autotune_cli, line of `autotune --help`)."""
 
 MODULES = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
-EXIT_USER_ERROR, EXIT_BROKEN_PIPE = 2, 141
+EXIT_USER_ERROR, EXIT_HANGUP, EXIT_BROKEN_PIPE = 2, 129, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,6 +114,8 @@ def run_command(name: str, argv: Sequence[str], program: str) -> int:
     except BrokenPipeError:
         return EXIT_BROKEN_PIPE
     except Exception as error:
+        if interrupts.is_lost_terminal(error):
+            return EXIT_HANGUP
         if not _is_user_error(error):
             raise
         print(f"error: {error}", file=sys.stderr)

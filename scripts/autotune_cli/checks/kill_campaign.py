@@ -5,6 +5,7 @@ the database with SQL of its own. The exit code is 1 if a committed row is lost
 or duplicated, the database is damaged, a process outlives its tuner by more than
 a second, a build folder outlives the next start, a tuner ends with another exit
 code than it should, or a kernel that compiles is recorded as one that does not.
+Ctrl-C ends the check early.
 
 Examples:
   autotune kill-campaign --kills 60 --target tuner,worker,compiler
@@ -54,7 +55,7 @@ OUTLIVES_SECONDS = 1.0
 
 _HANG_SECONDS = 120.0  # a run or the end of one takes no longer, also on a busy machine
 _LONGEST_SECONDS = {"tuner": 8.0, "worker": 4.0, "compiler": 2.0}  # from the start, first trial or last kill to a kill
-_KILLS_PER_RUN = {"tuner": 1, "worker": 4, "compiler": 6}
+_KILLS_PER_RUN = {"tuner": 1, "worker": 6, "compiler": 8}
 _POLL_SECONDS = 0.01
 _TAG = "AUTOTUNE_KILL_CAMPAIGN"  # environment variable with which a run's processes are found
 _TABLES = ("device", "environment", "problem", "library", "kernel", "measurement", "plan")
@@ -450,7 +451,8 @@ def main(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["AUTOTUNE_GENERATED"] = f"{folder}/checked"  # of this process, which compiles again what failed
         campaign = Campaign(args, Path(folder))
-        campaign.run(console)
+        with suppress(KeyboardInterrupt):  # what was found until then is told and written
+            campaign.run(console)
     kills, minutes = campaign.kills, (time.monotonic() - started) / 60
     console.print(_table(kills))
     console.print(f"{len(kills)} kills, {campaign.ended} runs that ended by themselves, in {minutes:.0f} minutes")
