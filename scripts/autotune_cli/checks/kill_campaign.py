@@ -78,8 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         type=lambda text: choice(list(TARGETS), text),
         default="tuner",
-        metavar="NAME[,NAME]",
-        help="what is killed, in turn: "
+        metavar="NAME",
+        help="what is killed, or several, joined by commas, in turn: "
         + "; ".join(f"{name}: {meaning}" for name, meaning in TARGETS.items())
         + " (default tuner)",
     )
@@ -87,8 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--signal",
         type=lambda text: choice(SIGNALS, text),
         default="KILL",
-        metavar="NAME[,NAME]",
-        help=f"{', '.join(SIGNALS)}; one of several is drawn for each kill (default KILL)",
+        metavar="NAME",
+        help=f"{', '.join(SIGNALS)}; of several, joined by commas, one is drawn for each kill (default KILL)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of moments and problems (default 0)")
     parser.add_argument(
@@ -322,18 +322,21 @@ class Campaign:
         run = Run(database, problems, self._folder)
         kills: list[Kill] = []
         seen = database.rows()
-        if self._rng.random() < 0.5:
-            self._wait_for_trial(run)
-        most = min(_KILLS_PER_RUN[target], self._args.kills - len(self.kills))
-        while run.is_alive and len(kills) < most:
-            if (found := self._next_victim(run, target)) is None:
-                break
-            seen = database.rows()
-            name = self._rng.choice(self._args.signal)
-            with suppress(ProcessLookupError):  # it has just ended by itself
-                os.kill(found[0], getattr(signal, f"SIG{name}"))
-                kills.append(Kill(target, name, found[1], round(run.seconds, 2), len(seen["measurement"])))
-        code, gone, text = run.end()
+        try:
+            if self._rng.random() < 0.5:
+                self._wait_for_trial(run)
+            most = min(_KILLS_PER_RUN[target], self._args.kills - len(self.kills))
+            while run.is_alive and len(kills) < most:
+                if (found := self._next_victim(run, target)) is None:
+                    break
+                seen = database.rows()
+                name = self._rng.choice(self._args.signal)
+                with suppress(ProcessLookupError):  # it has just ended by itself
+                    os.kill(found[0], getattr(signal, f"SIG{name}"))
+                    kills.append(Kill(target, name, found[1], round(run.seconds, 2), len(seen["measurement"])))
+            code, gone, text = run.end()
+        finally:  # Ctrl-C
+            run.process.kill()
         self._check(run, kills, seen, (code, gone, text))
         self.kills += kills
         return code == 0
