@@ -1,14 +1,14 @@
-"""Kill tuners, their workers and compilers at random moments, and check what is left.
+"""Kill tuners, their workers and compilers at random moments, and check the rest.
 
 Real tuners work on small problems for the CPU. After each kill the check reads
 the database with SQL of its own. The exit code is 1 if a committed row is lost
-or duplicated, the database is damaged, a process outlives its tuner by more than
-a second, a build folder outlives the next start, a tuner ends with another exit
-code than it should, or a kernel that compiles is recorded as one that does not.
-Ctrl-C ends the check early.
+or duplicated, the database is damaged, a process outlives its tuner by more
+than a second, a build folder outlives the next start, a tuner ends with another
+exit code than it should, or a kernel that compiles is recorded as one that does
+not. Ctrl-C ends the check early.
 
 Examples:
-  autotune kill-campaign --kills 60 --target tuner,worker,compiler
+  autotune kill-campaign --kills 60 --target tuner,compiler
   autotune kill-campaign --kills 20 --signal TERM,HUP,INT
          --url postgresql+psycopg://user@host/postgres
 """
