@@ -119,6 +119,24 @@ def test_another_compiler_flag_is_another_binary(cpu_kernel):
     assert native.name != plain.name
 
 
+@pytest.mark.parametrize(
+    ("said", "killed"),
+    [
+        ("g++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated.", True),
+        ("g++: fatal error: Terminated signal terminated program as\ncompilation terminated.", True),
+        ("g++: internal compiler error: Segmentation fault signal terminated program cc1plus", False),
+        ("collect2: fatal error: ld terminated with signal 9 [Killed]", True),
+        ("collect2: fatal error: ld terminated with signal 11 [Segmentation fault], core dumped", False),
+        ("cc1plus: out of memory allocating 65536 bytes after a total of 9437184 bytes", True),
+        ("nvcc error   : '\"$CICC_PATH/cicc\"' died due to signal 9 (Kill signal)", True),
+        ("nvcc error   : '\"$CICC_PATH/cicc\"' died due to signal 11 (Invalid memory reference)", False),
+        ("kernel.cpp:9: error: static assertion failed", False),
+    ],
+)
+def test_words_of_drivers_whose_programs_were_killed(said, killed):
+    assert (ninja_build._KILLED.search(said) is not None) == killed
+
+
 BUILD = f"""
 from autotune.codegen.build_queue import build
 from autotune.ir import Epilogue
