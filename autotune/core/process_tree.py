@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
 _MAIN = Path(__file__).with_name("process_tree_main.py")
 _POLL_SECONDS = 0.005
 
@@ -53,6 +51,8 @@ class ProcessTree:
     @property
     def pid(self) -> int | None:
         """Process id of the command; None if it has ended."""
+        import psutil  # not needed to run a network
+
         while self.poll() is None:
             with suppress(psutil.NoSuchProcess, ValueError):  # no child: it starts or ends at this moment
                 return int(min(psutil.Process(self._supervisor.pid).children(), key=psutil.Process.create_time).pid)
