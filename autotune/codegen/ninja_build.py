@@ -3,7 +3,7 @@
 A binary's name is a digest of its source, its headers, the compiler and the flags. A symbolic link with the name that a
 kernel would have in a unit of its own points to the unit that has it, so an existing kernel is never built again in
 another combination. Two processes that build the same unit end with the same file: each writes its own and renames it.
-A unit that does not compile is split into its kernels, so a bad kernel fails alone.
+build_queue.py runs several batches and tries again what was killed.
 """
 
 from __future__ import annotations
@@ -13,41 +13,48 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import tempfile
-import time
-from collections.abc import Generator, Sequence
-from contextlib import closing, suppress
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import psutil
-
 from autotune.codegen import rendering, toolchain
-from autotune.core import FamilyError, ToolchainError, ceil_div, paths
+from autotune.codegen.build_folder import BuildFolder
+from autotune.core import FamilyError, ProcessTree, ToolchainError, ceil_div, paths
 from autotune.families import Kernel, families, family
 
 MAX_COST_RATIO = 2.0
 """Limit of the kernels' compile time in a unit as a multiple of its headers'; larger units delay the first result."""
-POLL_SECONDS = 0.02
-"""Interval at which the progress of a build is checked."""
-
 _TIMEOUT_SECONDS = 900  # of a unit's compilation; the slowest known unit takes about one minute
 _MIN_FREE_BYTES = 2**20  # with less, a compiler's failure is said to be the disk's
-_NICENESS = 10  # of compilers, so that measurements do not wait for a core
+_NICENESS = 10  # added to that of compilers, so that measurements do not wait for a core
 
 # Words of a compiler's output that blame the machine and not the kernel -> the error. The first are strerror(ENOSPC) of
 # glibc, which g++, nvcc and ptxas print.
 _MACHINE_FAULTS = {
     "No space left on device": "no space left for kernels in {folder}: free some, or set AUTOTUNE_GENERATED",
 }
+
+# What ends a compiler from outside: the kernel out of memory (SIGKILL), a user or a service manager. Signals that a
+# compiler causes itself, such as SIGSEGV, are not among them: the kernel's source provokes those again.
+_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+# The words with which g++, collect2 and nvcc report that a program which they started was ended so, and with which
+# cc1plus says itself that it got no memory. Their own exit code is then that of any error.
+_KILLED = re.compile(
+    r"(Killed|Terminated|Hangup|Interrupt) signal terminated program|internal compiler error: (Killed|Terminated)"
+    rf"|(died due to|terminated with) signal ({'|'.join(str(int(number)) for number in _OUTSIDE)})\b"
+    r"|out of memory allocating|virtual memory exhausted"
+)
+_TIMED_OUT = 124  # exit code of timeout(1); it passes on a signal that ended its command, and sh says 128 + n for one
 _FIRST_ERROR = re.compile(r"\b(error|Error|fatal)\b")
 _MAX_ERROR_LINES, _MAX_ERROR_CHARACTERS = 20, 4000  # of a compiler's output that are kept
 
 _NINJA_RULE = f"""\
 rule compile
-  command = touch $out.started; timeout {_TIMEOUT_SECONDS} sh $out.sh > $out.log 2>&1 || {{ touch $out.failed; false; }}
+  command = touch $out.started; timeout {_TIMEOUT_SECONDS} sh $out.sh > $out.log 2>&1 || \
+    {{ echo $$? > $out.code; mv $out.code $out.failed; false; }}
   description = $out
 """
 
@@ -94,12 +101,14 @@ class Built:
         path: The binary, or None if the unit did not compile.
         error: The compiler's first errors.
         seconds: The time of the compilation.
+        killed: The compiler was killed or got no memory, so nothing is known about the kernels.
     """
 
     unit: Unit
     path: Path | None
     error: str = ""
     seconds: float = 0.0
+    killed: bool = False
 
 
 def units(kernels: Sequence[Kernel], jobs: int) -> list[Unit]:
@@ -129,32 +138,6 @@ def kernels_per_unit(name: str) -> int:
     return max(1, round(found.compile_seconds[0] / found.compile_seconds[1])) if found else 1
 
 
-def build(kernels: Sequence[Kernel], jobs: int) -> Generator[Built]:
-    """Compile kernels and yield each unit as it is ready; a kernel that fails is yielded alone, with its error.
-
-    Args:
-        kernels: Kernels of one target.
-        jobs: Compilers that run at once.
-
-    Raises:
-        ToolchainError: There is no compiler for the target, or no space on the disk.
-    """
-    sound, faulty = renderable(kernels)
-    exist, missing = existing(sound)
-    yield from (*faulty, *exist)
-    waiting = [units(missing, jobs)]
-    while waiting:
-        with closing(BuildBatch(waiting.pop(), jobs)) as batch:
-            while batch.pending:
-                for built in batch.finished():
-                    if parts := split(built):
-                        waiting.append(parts)
-                    else:
-                        yield built
-                if batch.pending:
-                    time.sleep(POLL_SECONDS)
-
-
 def renderable(kernels: Sequence[Kernel]) -> tuple[list[Kernel], list[Built]]:
     """Return the kernels whose template renders, and the results of the others."""
     sound: list[Kernel] = []
@@ -181,12 +164,6 @@ def existing(kernels: Sequence[Kernel]) -> tuple[list[Built], list[Kernel]]:
     return [Built(Unit(tuple(group)), path) for path, group in found.items()], missing
 
 
-def split(built: Built) -> list[Unit]:
-    """Return the kernels of a unit that did not compile as units of their own; none if it compiled or has only one."""
-    kernels = built.unit.kernels
-    return [Unit((kernel,)) for kernel in kernels] if built.path is None and len(kernels) > 1 else []
-
-
 class BuildBatch:
     """Units that one ninja process compiles in the background; close() ends it.
 
@@ -196,73 +173,54 @@ class BuildBatch:
 
     Attributes:
         pending: Units that `finished` has not returned yet.
+        ended: Exit code of ninja, negative for a signal, once `finished` has found that it has ended; if units are
+            pending then, they have no result.
     """
 
     def __init__(self, units: Sequence[Unit], jobs: int) -> None:
         self.pending = dict.fromkeys(units)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._folder: Path | None = None
+        self.ended: int | None = None
+        self._process: ProcessTree | None = None
+        self._folder: BuildFolder | None = None
         self._exists = [unit for unit in self.pending if unit.path.exists()]
         missing = [unit for unit in self.pending if unit not in set(self._exists)]
         if not missing:
             return
         try:
-            paths.generated().mkdir(parents=True, exist_ok=True)
-            self._folder = Path(tempfile.mkdtemp(prefix="ninja-", dir=paths.generated()))
+            self._folder = BuildFolder()
             for unit in missing:
-                _write_source(unit, self._folder)
-                _write_script(unit, self._folder)
-            (self._folder / "build.ninja").write_text(_ninja_file(missing))
+                _write_source(unit, self._folder.path)
+                _write_script(unit, self._folder.path)
+            (self._folder.path / "build.ninja").write_text(_ninja_file(missing))
         except OSError as error:
             self.close()
             raise ToolchainError(f"cannot write kernels' sources to {paths.generated()}: {error.strerror}") from error
-        # A session of its own: Ctrl-C reaches only this process, which then ends the compilers.
-        self._process = subprocess.Popen(
-            [shutil.which("ninja") or _bundled_ninja(), "-C", str(self._folder), "-k", "0", "-j", str(jobs)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        with suppress(ProcessLookupError):  # ninja may have ended
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
+        ninja = [shutil.which("ninja") or _bundled_ninja(), "-C", str(self._folder.path), "-k", "0", "-j", str(jobs)]
+        self._process = ProcessTree(["nice", "-n", str(_NICENESS), *ninja], quiet=True)
 
     def finished(self) -> list[Built]:
         """Return the units that have ended since the last call; does not wait."""
-        ended = [Built(unit, unit.path) for unit in self._exists]
+        finished = [Built(unit, unit.path) for unit in self._exists]
         self._exists = []
-        for built in ended:
+        for built in finished:
             del self.pending[built.unit]
         if self._folder and self._process:
-            running = self._process.poll() is None
+            ended = self._process.poll()  # before the units are looked at: all that they wrote is there then
             for unit in list(self.pending):
-                if unit.path.exists() or _failed(unit, self._folder).exists():
+                if unit.path.exists() or _failed(unit, self._folder.path).exists():
                     del self.pending[unit]
-                    ended.append(_outcome(unit, self._folder))
-            if not running and self.pending:
-                code = self._process.returncode
-                raise ToolchainError(f"ninja stopped with exit code {code} before all kernels were built")
-        return ended
+                    finished.append(_outcome(unit, self._folder.path))
+            if ended is not None and self.pending and (fault := _machine_fault("", self._folder.path)):
+                raise ToolchainError(fault)
+            self.ended = ended
+        return finished
 
     def close(self) -> None:
         """End the compilers and remove their working folder."""
-        if self._process and self._process.poll() is None:  # else another process may have its id by now
-            _end_session(self._process.pid)
-            self._process.wait()
+        if self._process:
+            self._process.stop()
         if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _end_session(leader: int) -> None:
-    """Kill all processes of a session. Its process group is not enough: ninja and timeout make groups of their own."""
-    found = True
-    while found:  # until no process was started meanwhile
-        found = False
-        for process in psutil.process_iter():
-            with suppress(OSError, psutil.Error):  # it has ended
-                ended = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-                if os.getsid(process.pid) == leader and not ended:
-                    process.kill()
-                    found = True
+            self._folder.remove()
 
 
 def _write_source(unit: Unit, folder: Path) -> None:
@@ -311,7 +269,11 @@ def _outcome(unit: Unit, folder: Path) -> Built:
     text = log.read_text(errors="replace").strip() if log.exists() else ""
     if fault := _machine_fault(text, folder):
         raise ToolchainError(fault)
-    return Built(unit, None, _first_errors(text) or "the compiler was stopped and printed nothing", seconds)
+    code = int(_failed(unit, folder).read_text())
+    if code == _TIMED_OUT:
+        return Built(unit, None, f"the compilation took longer than {_TIMEOUT_SECONDS} s", seconds)
+    killed = code - 128 in _OUTSIDE or _KILLED.search(text) is not None
+    return Built(unit, None, _first_errors(text) or "the compiler was stopped and printed nothing", seconds, killed)
 
 
 def _machine_fault(text: str, folder: Path) -> str | None:

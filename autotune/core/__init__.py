@@ -26,6 +26,7 @@ from autotune.core.errors import (
 )
 from autotune.core.math import ceil_div, format_bytes, pareto_front, round_up
 from autotune.core.paths import FAMILIES
+from autotune.core.process_tree import ProcessTree
 
 __all__ = [
     "ARCHITECTURES",
@@ -38,6 +39,7 @@ __all__ = [
     "FamilyError",
     "LibraryError",
     "ProblemError",
+    "ProcessTree",
     "ToolchainError",
     "UnknownNameError",
     "WorkerError",

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
+
+from autotune.core import ProcessTree
 
 
 @dataclass(frozen=True)
@@ -24,10 +25,12 @@ class Ended:
 
     status: "crashed" (the process died) or "timed_out" (it was killed at the deadline).
     reason: one line, such as "the process died: SIGSEGV".
+    killed: it was killed from outside, by a user or by the operating system for want of memory.
     """
 
     status: str
     reason: str
+    killed: bool = False
 
 
 class ChildProcess:
@@ -41,14 +44,20 @@ class ChildProcess:
 
     def __init__(self, module: str, arguments: Sequence[str] = ()) -> None:
         self._module, self._arguments = module, tuple(arguments)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ProcessTree | None = None
         self._connection: Connection | None = None
 
     @property
     def pid(self) -> int | None:
         """Process id; None while no child runs."""
         process = self._process
-        return process.pid if process and process.poll() is None else None
+        return process.pid if process else None
+
+    @property
+    def running(self) -> bool:
+        """True while a child runs."""
+        process = self._process
+        return process is not None and process.poll() is None
 
     @property
     def started(self) -> bool:
@@ -64,10 +73,8 @@ class ChildProcess:
             # The child imports what this process imports, from the same folders.
             folders = os.pathsep.join(os.path.abspath(folder) for folder in sys.path)
             environment = {**os.environ, "PYTHONPATH": folders}
-            with _interrupts_blocked():
-                self._process = subprocess.Popen(
-                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
-                )
+            with _signals_blocked():
+                self._process = ProcessTree(command, pass_fds=[theirs.fileno()], env=environment)
         self._connection = Connection(ours.detach())
 
     def send(self, message: object) -> None:
@@ -95,8 +102,9 @@ class ChildProcess:
             return connection.recv()
         except (EOFError, ConnectionResetError):
             code = process.wait()
+            killed = code == -signal.SIGKILL and self._process is process  # else `stop` was called
             self.stop()
-            return Ended("crashed", f"the process died: {_exit_name(code)}")
+            return Ended("crashed", f"the process died: {_exit_name(code)}", killed)
 
     def stop(self) -> None:
         """Kill the child, if there is one, and wait for its end.
@@ -105,8 +113,7 @@ class ChildProcess:
         """
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            process.wait()
+            process.stop()
 
 
 def accept(descriptor: str) -> Connection:
@@ -119,9 +126,13 @@ def _exit_name(code: int) -> str:
 
 
 @contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT: a process that is started inside inherits that, so Ctrl-C reaches only this process."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+def _signals_blocked() -> Iterator[None]:
+    """Block the signals that end this process in order: a child that is started inside inherits that.
+
+    A service manager sends them to all processes of a service. The child's end would look like the fault of what it
+    was working on.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     try:
         yield
     finally:

@@ -2,7 +2,8 @@
 
 Trials may be sent ahead of the answers, so that the device works while the tuner stores the last result. A process that
 misses its deadline is killed. A process that died, or whose device context is ruined, is replaced, and the new one gets
-all trials that were not answered. autotune/measure/worker_main.py is the other side.
+all trials that were not answered. A process that was killed from outside says nothing about the trial on which it
+worked, which is sent once more. autotune/measure/worker_main.py is the other side.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ START_SECONDS = 180.0
 _ENDS_PROCESS = ("crashed", "timed_out", "leaks")
 """Statuses after which the process is replaced: its device context may be ruined, or its memory used up."""
 
+_STARTS = 7
+"""Times that the process is started when it is killed from outside before it is ready."""
+
 _SECONDS_PER_SAMPLE = 0.1
 """Deadline of one sample of the finals; a sample takes about 1 ms."""
 
@@ -54,6 +58,7 @@ class Worker:
         self.device, self.deadline, self.timing = device, deadline, timing
         self._process = ChildProcess("autotune.measure.worker_main", [device])
         self._sent: deque[TrialRequest] = deque()
+        self._was_killed = False  # the process, from outside, instead of the last answer
 
     def __enter__(self) -> Worker:
         return self
@@ -98,16 +103,23 @@ class Worker:
         """Wait for the result of the oldest trial that was sent and not yet received."""
         started = time.perf_counter()
         answer = self._answer(self.deadline)
+        if self._was_killed:
+            self._send_again()
+            answer = self._answer(self.deadline)
         assert isinstance(answer, Result), f"a trial was answered by {answer!r}"
         if "seconds" not in answer.details:  # the process ended: only the time until then is known
             waited = {"verify": round(time.perf_counter() - started, 5)}
             answer = replace(answer, details={**answer.details, "seconds": waited})
         self._sent.popleft()
         if not self._process.started and self._sent:
-            self._ensure_started()
-            for request in self._sent:
-                self._process.send(request)
+            self._send_again()
         return answer
+
+    def _send_again(self) -> None:
+        """Send all trials that were not answered to a new process."""
+        self._ensure_started()
+        for request in self._sent:
+            self._process.send(request)
 
     def finals(self, problem: Problem, candidates: Sequence[Candidate], rounds: int) -> list[Result]:
         """Time verified candidates in interleaved rounds; if one fails, all have its result."""
@@ -141,10 +153,16 @@ class Worker:
             self._sent.clear()
         self._ensure_started()
         self._process.send(request)
-        return self._answer(deadline)
+        answer = self._answer(deadline)
+        if self._was_killed:
+            self._ensure_started()
+            self._process.send(request)
+            answer = self._answer(deadline)
+        return answer
 
     def _answer(self, deadline: float) -> Answer:
         answer = self._process.receive(deadline)
+        self._was_killed = isinstance(answer, Ended) and answer.killed
         if isinstance(answer, Ended):
             return Result(answer.status, answer.reason)
         if isinstance(answer, Result) and answer.status in _ENDS_PROCESS:
@@ -154,10 +172,13 @@ class Worker:
 
     def _ensure_started(self) -> None:
         """Start the process if none runs; raises WorkerError if it does not get ready."""
-        if self.pid is not None:
+        if self._process.running:
             return
-        self._process.start()
-        ready = self._process.receive(START_SECONDS)
+        for _ in range(_STARTS):
+            self._process.start()
+            ready = self._process.receive(START_SECONDS)
+            if not (isinstance(ready, Ended) and ready.killed):
+                break
         if ready != READY:
             self.stop()
             reason = ready.reason if isinstance(ready, Ended) else f"it sent {ready!r}"

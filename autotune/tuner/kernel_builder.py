@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from autotune.codegen import ninja_build, rendering
+from autotune.codegen import POLL_SECONDS, ninja_build, rendering
+from autotune.codegen.build_queue import BuildQueue
 from autotune.core import AutotuneError, paths
 from autotune.families import Kernel, family
 from autotune.ir import Epilogue, abi
@@ -27,10 +28,12 @@ class KernelBuilder:
         jobs: Number of compilers that run at the same time.
         breakdown: Receives the compile times.
         progress: Receives events.
-        on_failure: Called with each kernel that does not compile.
+        on_failure: Called with each kernel that does not compile or is skipped.
 
     Attributes:
         rows: The database row of each kernel that exists or does not compile.
+        skipped: The kernels whose compilers were killed also when they ran alone, with what the compiler printed. They
+            are not built again in this run, and not recorded: nothing is known about them.
         compiled: Number of kernels that this run compiled.
         compile_seconds: Core-seconds that their translation units took.
     """
@@ -44,11 +47,12 @@ class KernelBuilder:
         progress: Progress,
         on_failure: Callable[[Kernel], None] = lambda _: None,
     ) -> None:
-        self._store, self._target, self._jobs = store, target, jobs
+        self._store, self._target = store, target
         self._breakdown, self._progress, self._on_failure = breakdown, progress, on_failure
         self.rows: dict[Kernel, KernelRow] = {}
         self.compiled, self.compile_seconds = 0, 0.0
-        self._batches: list[ninja_build.BuildBatch] = []
+        self.skipped: dict[Kernel, str] = {}
+        self._queue = BuildQueue(jobs)
         self._building: set[Kernel] = set()
         self._ready: list[Kernel] = []
         self._seconds: dict[Kernel, dict[str, float]] = {}
@@ -57,8 +61,7 @@ class KernelBuilder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for batch in self._batches:
-            batch.close()
+        self._queue.close()
         self._breakdown.set_busy(compilers=False)
 
     def load(self) -> None:
@@ -71,7 +74,7 @@ class KernelBuilder:
 
     def idle_cores(self) -> int:
         """Return the number of cores that have nothing to compile."""
-        return max(0, self._jobs - sum(len(batch.pending) for batch in self._batches))
+        return self._queue.idle_jobs
 
     def build(self, kernels: Sequence[Kernel], search_seconds: float = 0.0) -> None:
         """Start to build kernels; those that exist are ready at once.
@@ -82,7 +85,8 @@ class KernelBuilder:
         """
         started = time.perf_counter()
         self._ready += [k for k in kernels if k in self.rows and not self.rows[k].error and k not in self._building]
-        missing = sorted((k for k in kernels if k not in self.rows and k not in self._building), key=str)
+        known = self.rows.keys() | self.skipped.keys() | self._building
+        missing = sorted((k for k in kernels if k not in known), key=str)
         if missing:
             self._building |= set(missing)
             self._progress.compiling(len(missing))
@@ -91,7 +95,7 @@ class KernelBuilder:
                 existing, absent = ninja_build.existing(sound)
                 if absent:
                     jobs = max(1, self.idle_cores())
-                    self._batches.append(ninja_build.BuildBatch(ninja_build.units(absent, jobs), jobs))
+                    self._queue.add(ninja_build.units(absent, jobs), jobs)
                     self._breakdown.set_busy(compilers=True)
             for built in (*faulty, *existing):
                 self._finish(built)
@@ -110,20 +114,13 @@ class KernelBuilder:
             wait: Wait until there is one, unless none is being built.
         """
         while True:
-            for batch in list(self._batches):
-                for built in batch.finished():
-                    if parts := ninja_build.split(built):
-                        self._batches.append(ninja_build.BuildBatch(parts, self._jobs))
-                    else:
-                        self._finish(built)
-                if not batch.pending:
-                    batch.close()
-                    self._batches.remove(batch)
-            self._breakdown.set_busy(compilers=bool(self._batches))
-            if self._ready or not wait or not self._batches:
+            for built in self._queue.finished():
+                self._finish(built)
+            self._breakdown.set_busy(compilers=bool(self._queue.pending))
+            if self._ready or not wait or not self._queue.pending:
                 ready, self._ready = self._ready, []
                 return ready
-            time.sleep(ninja_build.POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def take_seconds(self, kernel: Kernel) -> dict[str, float]:
         """Return the seconds of choosing, emitting and compiling a kernel.
@@ -135,6 +132,9 @@ class KernelBuilder:
     def _finish(self, built: ninja_build.Built) -> None:
         """Record the kernels of a translation unit whose build has ended."""
         kernels = built.unit.kernels
+        if built.killed:
+            self._skip(built)
+            return
         library = self._put_library(built) if built.path else None
         outcome = {"library_id": library.id if library else None, "error": built.error or None}
         rows = self._store.put_kernels(
@@ -151,6 +151,14 @@ class KernelBuilder:
         self.compiled += len(kernels) if built.path and built.seconds else 0
         self._ready += kernels if built.path else ()
         self._progress.compiled(len(kernels), 0 if built.path else len(kernels))
+
+    def _skip(self, built: ninja_build.Built) -> None:
+        kernels = built.unit.kernels
+        self._building.difference_update(kernels)
+        self.skipped |= dict.fromkeys(kernels, built.error)
+        self._progress.compiled(len(kernels), len(kernels))
+        for kernel in kernels:
+            self._on_failure(kernel)
 
     def _put_library(self, built: ninja_build.Built) -> Library:
         assert built.path

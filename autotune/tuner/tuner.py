@@ -7,9 +7,9 @@ was. A compiled kernel serves every problem with its dtype and epilogue, and is 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 from autotune.codegen import toolchain
@@ -134,11 +134,10 @@ class Tuner:
         the background.
         """
         with (
-            ThreadPoolExecutor(1) as executor,
+            _facts_in_background(worker) as facts,
             self.builder,
             self._list_library_plans(worker) as self._library_candidates,
         ):
-            facts = executor.submit(worker.facts)
             self._load_database()
             schedule = self._create_schedule()
             self._start_device(worker, facts)
@@ -348,3 +347,20 @@ class Tuner:
                     trials.submit(problem, row, [{}])
         if wait:
             trials.drain()
+
+
+@contextmanager
+def _facts_in_background(worker: Worker) -> Iterator[Future[DeviceFacts]]:
+    """Start the measuring process and measure its device in a thread.
+
+    The exit does not wait for either: an interrupted run would last until the process has started.
+    """
+    executor = ThreadPoolExecutor(1)
+    facts = executor.submit(worker.facts)
+    try:
+        yield facts
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+        while not facts.done():
+            worker.stop()  # again and again: it may be between two steps of its start
+            time.sleep(POLL_SECONDS)

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from autotune_cli import interrupts
+
 COMMANDS = {
     "Tune": {
         "tune": ("commands.tune", "tune a network's layers or single problems"),
@@ -32,6 +34,7 @@ COMMANDS = {
         "legality": ("checks.legality", "compile kernels of a family that should compile"),
         "restamp": ("checks.restamp", "renew source digests where machine code is unchanged"),
         "compare-checkouts": ("checks.compare_checkouts", "time this checkout against another one"),
+        "kill-campaign": ("checks.kill_campaign", "kill tuners at random moments and check what is left"),
         "stress": ("checks.stress", "call one FusedResNet from several threads"),
         "timing-mistakes": ("checks.timing_mistakes", "show common mistakes in timing a GPU"),
     },
@@ -39,7 +42,7 @@ COMMANDS = {
 """Heading -> subcommand -> (module below autotune_cli, line of `autotune --help`)."""
 
 MODULES = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
-EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
+EXIT_USER_ERROR, EXIT_HANGUP, EXIT_BROKEN_PIPE = 2, 129, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Its arguments; None for those of the process.
 
     Returns:
-        The exit code: 2 for an error that the user can correct, 130 after Ctrl-C.
+        The exit code: 2 for an error that the user can correct, 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
@@ -92,21 +95,27 @@ def run_command(name: str, argv: Sequence[str], program: str) -> int:
         SystemExit: After --help, and for arguments that cannot be parsed.
     """
     try:
-        module = importlib.import_module(f"autotune_cli.{MODULES[name]}")
-        parser = argparse.ArgumentParser(
-            prog=program,
-            description=(module.__doc__ or "").replace(f"autotune {name} ", f"{program} "),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        module.add_arguments(parser)
-        return int(module.main(parser.parse_args(list(argv))) or 0)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        with interrupts.handled_by(interrupts.exit_now):
+            module = importlib.import_module(f"autotune_cli.{MODULES[name]}")
+            parser = argparse.ArgumentParser(
+                prog=program,
+                description=(module.__doc__ or "").replace(f"autotune {name} ", f"{program} "),
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+                allow_abbrev=False,
+            )
+            module.add_arguments(parser)
+            arguments = parser.parse_args(list(argv))
+            with interrupts.handled_by(interrupts.interrupt):
+                return int(module.main(arguments) or 0)
+    except KeyboardInterrupt as interrupt:
+        code = interrupts.exit_code(interrupt)
+        print(interrupts.sentence(code), file=sys.stderr)
+        return code
     except BrokenPipeError:
         return EXIT_BROKEN_PIPE
     except Exception as error:
+        if interrupts.is_lost_terminal(error):
+            return EXIT_HANGUP
         if not _is_user_error(error):
             raise
         print(f"error: {error}", file=sys.stderr)

@@ -18,6 +18,7 @@ def show_compiled(console: Console, tuner: Tuner) -> None:
     rows = tuner.builder.rows.values()
     compiled = sum(row.error is None for row in rows)
     console.print(f"\n{compiled} kernels compiled for {options.target}, {len(rows) - compiled} would not compile.")
+    show_skipped(console, tuner)
     console.print(
         f"[bold]Nothing was timed:[/] this machine has no GPU that runs {options.arch.name}. Run the same command"
     )
@@ -72,6 +73,18 @@ def show_gaps(console: Console, tuner: Tuner, request: TuneRequest) -> None:
             console.print(sentence, markup=False, highlight=False)
     for line in failures(failed(tuner.store, tuner.device, tuner.problems, tuner.builder.rows.values())):
         console.print(line, highlight=False)
+    show_skipped(console, tuner)
+
+
+def show_skipped(console: Console, tuner: Tuner) -> None:
+    """Print how many kernels were skipped because their compilers were killed."""
+    if skipped := tuner.builder.skipped:
+        console.print(
+            f"[bold]skipped[/] {len(skipped)} kernels: their compilers were killed, also when one ran alone, which "
+            "happens when memory runs out. Nothing is recorded, so the next run tries them again. The first one said:",
+            highlight=False,
+        )
+        console.print(next(iter(skipped.values())), markup=False, highlight=False)
 
 
 def show_tradeoffs(console: Console, tuner: Tuner, request: TuneRequest) -> None:

@@ -31,6 +31,7 @@ void pool(const Problem& a, void* const* p) {
 
 void segfault(const Problem&, void* const*) { *(volatile int*)8 = 1; }
 void aborts(const Problem&, void* const*) { abort(); }
+void kills(const Problem&, void* const*) { raise(SIGKILL); }
 void exits(const Problem&, void* const*) { _exit(3); }
 void loops(const Problem&, void* const*) {
   for (volatile int i = 0;; i = i + 1) {
@@ -156,6 +157,7 @@ const at_kernel kernels[] = {
     entry<pool>("good"),
     entry<segfault>("segfault"),
     entry<aborts>("aborts"),
+    entry<kills>("kills"),
     entry<exits>("exits"),
     entry<loops>("loops"),
     entry<does_nothing>("does_nothing"),

@@ -1,9 +1,12 @@
 """The `autotune` command: its subcommands, their help, and the scripts that are entry points to them."""
 
 import ast
+import os
+import pty
+import subprocess
 
 import pytest
-from processes import python, script
+from processes import process, python, script
 from repository import SCRIPTS
 
 from autotune.core import paths
@@ -65,6 +68,16 @@ def test_a_wrong_command_is_refused(words, said, capsys):
     with pytest.raises(SystemExit) as end:
         main.main(words)
     assert end.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.process
+@pytest.mark.process
+def test_a_terminal_that_was_closed_ends_a_command_as_its_signal_does(empty_db):
+    terminal, output = pty.openpty()
+    os.close(terminal)
+    done = process("db", "info", empty_db, capture_output=False, stdout=output, stderr=subprocess.PIPE)
+    os.close(output)
+    assert (done.returncode, done.stderr) == (129, "")
 
 
 def test_a_script_and_the_command_say_the_same(tmp_path, capsys):

@@ -1,22 +1,29 @@
 """The scripts as users run them: what they print, their exit codes, and what they say of mistakes."""
 
 import os
+import random
 import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
+from pathlib import Path
 
+import psutil
 import pytest
-from databases import rows
+from databases import CONV, rows
 from processes import HANG, TUNE, TUNED_BATCH, assert_error, process, script
 from repository import ROOT, SCRIPTS
 
 from autotune.codegen import toolchain
 from autotune.core import ToolchainError
 from tuning_db import Store
+
+WORKER = "autotune.measure.worker_main"
+GONE = 10.0
+"""Seconds within which the processes of a run that has ended must be gone, on a busy machine."""
 
 # -- tune.py -----------------------------------------------------------------------------------------------------------
 
@@ -115,13 +122,16 @@ def test_without_a_gpu_kernels_are_compiled_and_nothing_is_timed(tmp_path):
     assert listed.returncode == 0 and "Nothing was timed" in listed.stdout
 
 
-def start_tuning(path):
+def start_tuning(path, **variables):
     """tune.py in a session of its own, as a terminal would run it."""
     python_with_sigint = ["env", "--default-signal=INT", sys.executable]  # a background job's children ignore it
-    command = [*python_with_sigint, str(SCRIPTS / "tune.py"), "--arch", "cpu", "--batch", "2", "--trials", "30"]
-    command += ["--budget", "5m", "--db", str(path)]
+    command = [*python_with_sigint, str(SCRIPTS / "tune.py"), "--arch", "cpu", "--problem", CONV.format(n=2)]
+    command += ["--gain", "0%", "--budget", "5m", "--db", str(path)]
+    environment = {**os.environ, "TUNE": str(path), **variables}
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True, env=environment
+    )
 
 
 def wait_for(condition, process):
@@ -131,13 +141,22 @@ def wait_for(condition, process):
         time.sleep(0.1)
 
 
-def alive(group):
-    """Whether any process of a group is left."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def processes_of(path):
+    """Process id -> command line of all that the tuning run with a database has started, in whatever session."""
+    found = {}
+    for one in psutil.process_iter():
+        with suppress(psutil.Error):
+            if one.environ().get("TUNE") == str(path) and one.status() != psutil.STATUS_ZOMBIE:
+                found[one.pid] = one.cmdline()
+    return found
+
+
+def assert_none_outlives(path):
+    """Check that no process of a run is left; compilers that sleep and a worker at work would stay for long."""
+    end = time.monotonic() + GONE
+    while (left := processes_of(path)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not left
 
 
 def count(path, query):
@@ -147,35 +166,87 @@ def count(path, query):
         return 0
 
 
-@pytest.mark.process
-@pytest.mark.process
-@pytest.mark.parametrize(
-    "reached",
-    [
-        pytest.param("SELECT count(*) > 12 FROM problem", id="while the worker starts"),
-        pytest.param("SELECT count(*) FROM measurement m JOIN kernel k ON k.id = kernel_id AND library_id", id="amid"),
-    ],
-)
-def test_ctrl_c_keeps_what_was_done(reached, tmp_path):
-    path = tmp_path / "stopped.db"
-    process = start_tuning(path)
+def signal_to(process, number):
+    """Send a signal to a run's process group, as a terminal does, and return its output once it has ended."""
     try:
-        wait_for(lambda: path.exists() and count(path, reached), process)
-        os.killpg(process.pid, signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=HANG)
+        os.killpg(process.pid, number)
+        return process.communicate(timeout=HANG / 5)  # less than the deadline of the measuring process's start
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 130
-    assert "Traceback" not in stderr and "Interrupted" in stdout + stderr
+
+
+@pytest.mark.process
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_keeps_what_was_done(number, tmp_path):
+    path = tmp_path / "stopped.db"
+    reached = "SELECT count(*) FROM measurement m JOIN kernel k ON k.id = kernel_id AND library_id"
+    process = start_tuning(path)
+    wait_for(lambda: path.exists() and count(path, reached), process)
+    stdout, stderr = signal_to(process, number)
+    assert_none_outlives(path)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in stderr and "Interrupted. Every finished trial is kept" in stdout
     with Store.open(path) as store:
-        assert len(store.problems()) > 10
+        assert len(store.problems()) == 1
     assert rows(path, "PRAGMA integrity_check") == [("ok",)]
     assert rows(path, reached)[0][0]
-    end = time.monotonic() + HANG
-    while alive(process.pid) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not alive(process.pid), "a process outlives it"
+
+
+@pytest.mark.process
+@pytest.mark.process
+def test_a_signal_does_not_wait_for_the_start_of_the_measuring_process(tmp_path):
+    path = tmp_path / "stopped.db"
+    process = start_tuning(path)
+
+    def workers():
+        return [pid for pid, words in processes_of(path).items() if words[1:4] == ["-P", "-m", WORKER]]
+
+    wait_for(workers, process)
+    os.kill(workers()[0], signal.SIGSTOP)  # it takes minutes to start
+    wait_for(lambda: path.exists() and count(path, "SELECT count(*) FROM problem"), process)
+    stdout, stderr = signal_to(process, signal.SIGINT)
+    assert_none_outlives(path)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr and "Interrupted" in stdout + stderr
+
+
+@pytest.mark.process
+@pytest.mark.process
+def test_no_process_outlives_a_tuner_that_is_killed(tmp_path):
+    path, compiler = tmp_path / "killed.db", tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\ncase "$*" in *-dumpfullversion*) exec g++ "$@" ;; esac\nsleep 600\n')
+    compiler.chmod(0o755)
+    process = start_tuning(path, CXX=str(compiler), AUTOTUNE_GENERATED=str(tmp_path / "generated"))
+
+    def all_at_work():
+        lines = [words for words in processes_of(path).values() if words]
+        return ["sleep", "600"] in lines and any(WORKER in words for words in lines)
+
+    wait_for(all_at_work, process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert_none_outlives(path)
+
+
+@pytest.mark.process
+@pytest.mark.process
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_during_the_imports_is_told_in_a_line(number, tmp_path):
+    process = start_tuning(tmp_path / "none.db")
+
+    def handles_signals():
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
+        return caught >> (signal.SIGTERM - 1) & 1  # Python itself handles SIGINT alone
+
+    while not handles_signals():
+        assert process.poll() is None
+    time.sleep(random.uniform(0, 1))
+    stdout, stderr = signal_to(process, number)
+    assert process.returncode == 128 + number
+    assert (stdout, stderr) == ("", "interrupted\n" if number == signal.SIGINT else f"ended by {number.name}\n")
 
 
 # -- db.py pack, bench.py ----------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import torch
 from repository import ROOT
 
 from autotune import families
-from autotune.codegen import ninja_build, rendering, toolchain
+from autotune.codegen import rendering, toolchain
+from autotune.codegen.build_queue import build
 from autotune.core import ToolchainError, architecture
 from autotune.families import Config, Kernel, family
 from autotune.ir import Epilogue, Problem
@@ -33,7 +34,7 @@ def some_kernel(name, epilogue=""):
 def built_paths(kernels: Iterable[Kernel], jobs: int = 2) -> dict[Kernel, Path]:
     """Build kernels and return the binary of each. All kernels must compile."""
     paths: dict[Kernel, Path] = {}
-    for built in ninja_build.build(list(dict.fromkeys(kernels)), jobs):
+    for built in build(list(dict.fromkeys(kernels)), jobs):
         assert built.path, built.error
         paths |= dict.fromkeys(built.unit.kernels, built.path)
     return paths

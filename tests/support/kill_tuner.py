@@ -1,10 +1,8 @@
 """Kills a tuner with SIGKILL at random moments and holds its database to what the tuner had said by then.
 
-    python tests/support/kill_tuner.py --kills 200 --seed 0
-
 The tuner is the real one: it compiles kernels, verifies and times them in its worker. It says each trial on its
-standard output as soon as that is recorded; this script reads the file with sqlite3 alone. Half of the moments are
-counted from the start of the process, the others from its first trial.
+standard output as soon as that is recorded; the tests read the file with sqlite3 alone. Half of the moments are counted
+from the start of the process, the others from its first trial. `autotune kill-campaign` kills in larger numbers.
 """
 
 from __future__ import annotations
@@ -18,8 +16,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
-import time
 import zlib
 from contextlib import closing
 from dataclasses import dataclass
@@ -123,32 +119,11 @@ def trial_rows(found: dict[str, set[tuple[object, ...]]]) -> list[tuple[object, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--longest", type=float, default=6.0, help="seconds within which it is killed (default 6)")
-    parser.add_argument("--trials", type=int, default=24)
-    parser.add_argument("--tune", help=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tune", required=True)
+    parser.add_argument("--trials", type=int, required=True)
     args = parser.parse_args()
-    if args.tune:
-        tune(args.tune, args.trials)
-        return
-    rng = random.Random(args.seed)
-    started, kills, working, ends = time.monotonic(), 0, 0, 0
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(AUTOTUNE_GENERATED=f"{folder}/generated", XDG_CACHE_HOME=f"{folder}/cache")
-        while kills < args.kills:
-            path = Path(folder) / f"{ends}.db"
-            outcome = kill(path, rng, args.longest, args.trials)
-            ends += outcome.said is None  # it had nothing left to do: the next begins anew
-            kills += outcome.said is not None
-            working += bool(outcome.said)
-            said = "ended by itself" if outcome.said is None else f"killed after {outcome.said} trials"
-            print(f"{kills:4} {said}, {outcome.recorded} in the file, whole", flush=True)
-    took = (time.monotonic() - started) / 60
-    print(
-        f"{kills} kills, {working} of them between trials, {ends} runs that ended, in {took:.0f} minutes: nothing lost"
-    )
+    tune(args.tune, args.trials)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from autotune.codegen import ninja_build
+from autotune.codegen.build_queue import build
 from autotune.core import UnknownNameError, architecture
 from autotune.families import PERMISSIONS, Config, Kernel, family
 from autotune.ir import Epilogue
@@ -70,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
     started = time.monotonic()
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task(f"{len(kernels)} kernels", total=len(kernels))
-        for built in ninja_build.build(kernels, args.jobs):
+        for built in build(kernels, args.jobs):
             progress.advance(task, len(built.unit.kernels))
             if built.path is None:
                 failed |= dict.fromkeys(built.unit.kernels, built.error)

@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from autotune.codegen import ninja_build, rendering
+from autotune.codegen import rendering
+from autotune.codegen.build_queue import build
 from autotune.core import AutotuneError
 from autotune.families import Kernel, families
 from autotune.tuner import kernel_of
@@ -103,7 +104,7 @@ def compare(store: Store, jobs: int, console: Console) -> Iterator[Finding]:
         for kernel in stale:
             by_target.setdefault(kernel.target, []).append(kernel)
         for kernels in by_target.values():
-            for built in ninja_build.build(kernels, jobs):
+            for built in build(kernels, jobs):
                 progress.advance(task, len(built.unit.kernels))
                 image = built.path.read_bytes() if built.path else None
                 for kernel in built.unit.kernels:

@@ -41,7 +41,7 @@ from autotune.search import DEFAULT_STRATEGY, STRATEGIES
 from autotune.tuner import OBJECTIVES, Tuner, TunerOptions
 from autotune_cli import models, tune_summary
 from autotune_cli.command_line import Group, add_batches, add_jobs, add_model, database, percent, positive, seconds
-from autotune_cli.main import EXIT_INTERRUPTED
+from autotune_cli.interrupts import exit_code
 from autotune_cli.problem_usage import usage
 from autotune_cli.tune_progress import LiveProgress
 from autotune_cli.tune_request import TuneRequest, tune_requests
@@ -252,14 +252,16 @@ def main(args: argparse.Namespace) -> int:
         if device:
             problems = [problem for request in requests for _, problem in request.named]
             refuse_other_timing(store, device, problems, timing)
-        ended = all(tune(request, store, options, worker) for request in requests)
-    return 0 if ended else EXIT_INTERRUPTED
+        for request in requests:
+            if code := tune(request, store, options, worker):
+                return code
+    return 0
 
 
-def tune(request: TuneRequest, store: Store, options: TunerOptions, worker: Worker | None) -> bool:
-    """Tune what was requested and print the results; return False after Ctrl-C."""
+def tune(request: TuneRequest, store: Store, options: TunerOptions, worker: Worker | None) -> int:
+    """Tune what was requested and print the results; return the exit code: 0 unless a signal ended the run."""
     console = Console()
-    ended = True
+    code = 0
     if not request.network:
         for name, problem in request.named:
             console.print(f"{name:>3}  {problem}", highlight=False, markup=False)
@@ -270,16 +272,16 @@ def tune(request: TuneRequest, store: Store, options: TunerOptions, worker: Work
             tuner.run()
             if request.network:
                 tuner.tune_network(request.network)
-        except KeyboardInterrupt:
-            ended = False
+        except KeyboardInterrupt as interrupt:
+            code = exit_code(interrupt)
     if worker is None:
         tune_summary.show_compiled(console, tuner)
-    elif ended or tuner.device is not None:
+    elif not code or tuner.device is not None:
         tune_summary.show_winners(console, tuner, request)
         tune_summary.show_tradeoffs(console, tuner, request)
-    if ended:
-        tune_summary.show_gaps(console, tuner, request)
-    else:
+    if code:
         console.print("Interrupted. Every finished trial is kept: run the same command to continue.")
+    else:
+        tune_summary.show_gaps(console, tuner, request)
     tune_summary.show_cost(console, tuner, progress, store.name)
-    return ended
+    return code

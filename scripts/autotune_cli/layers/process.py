@@ -65,7 +65,7 @@ class ComparisonProcess:
 
     def _ask(self, job: Job, tell: Tell) -> tuple[str, Any, str]:
         """Return "done" and the entry, or "lost" and the reason; and what was being tried last."""
-        if self._process.pid is None:
+        if not self._process.running:
             self._process.start()
         self._process.send(job)
         last = "start"

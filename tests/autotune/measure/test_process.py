@@ -70,12 +70,13 @@ def test_a_message_to_a_dead_child_is_told_by_the_next_answer(child):
     while child.pid is not None:
         pass
     child.send("late")
-    assert child.receive(HANG) == Ended("crashed", "the process died: SIGKILL")
+    assert child.receive(HANG) == Ended("crashed", "the process died: SIGKILL", killed=True)
 
 
-def test_an_interrupt_does_not_reach_the_child(child):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_the_parent_in_order_does_not_reach_the_child(child, number):
     child.start()
-    os.kill(child.pid, signal.SIGINT)
+    os.kill(child.pid, number)
     child.send("still there?")
     assert child.receive(HANG)[0] == "still there?"
 

@@ -91,18 +91,29 @@ def test_an_abandoned_trial_does_not_answer_the_next_request(worker, faulty):
     assert [answer.status for answer in tried(worker, OTHER, [faulty("scaled"), faulty("good")])] == ["wrong", "ok"]
 
 
-def test_what_waits_behind_a_process_that_was_killed_is_measured_by_the_next(worker, faulty):
+def test_a_trial_whose_process_was_killed_is_measured_by_the_next_with_all_behind_it(worker, faulty):
     assert [answer.status for answer in tried(worker, OTHER, [faulty("good")])] == ["ok"]
+    kill_amid_a_trial(worker, faulty)
+    worker.send(OTHER, faulty("scaled"))
+    worker.send(OTHER, faulty("good"))
+    answers = [worker.receive() for _ in range(3)]
+    assert [answer.status for answer in answers] == ["ok", "wrong", "ok"]
+    assert all(sum(answer.details["seconds"].values()) >= 0 for answer in answers)
+
+
+def test_a_trial_whose_process_is_killed_twice_has_crashed(worker, faulty):
+    worker.send(OTHER, faulty("kills"))
+    worker.send(OTHER, faulty("good"))
+    answers = [worker.receive() for _ in range(2)]
+    assert [answer.status for answer in answers] == ["crashed", "ok"] and "SIGKILL" in answers[0].error
+
+
+def kill_amid_a_trial(worker, faulty):
     os.kill(worker.pid, signal.SIGSTOP)
     worker.send(OTHER, faulty("good"))
     os.kill(worker.pid, signal.SIGKILL)
     while worker.pid is not None:
         time.sleep(0.01)
-    worker.send(OTHER, faulty("scaled"))
-    worker.send(OTHER, faulty("good"))
-    answers = [worker.receive() for _ in range(3)]
-    assert [answer.status for answer in answers] == ["crashed", "wrong", "ok"] and "SIGKILL" in answers[0].error
-    assert all(sum(answer.details["seconds"].values()) >= 0 for answer in answers)
 
 
 def test_a_worker_killed_from_outside_is_replaced(worker, faulty):

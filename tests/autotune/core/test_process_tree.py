@@ -1,0 +1,114 @@
+"""Process trees: whatever they are made of, they end with the command, on request, and with the process above them."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+from processes import HANG
+from repository import ROOT
+
+from autotune.core import ProcessTree, process_tree
+
+pytestmark = [pytest.mark.process, pytest.mark.process]
+
+# Groups and sessions of their own, an orphan, and a process that ignores what can be ignored.
+FOREST = """
+trap '' TERM HUP INT
+timeout 600 sh -c 'sleep 601 & sleep 602' &
+setsid sh -c 'sleep 603 & exec sleep 604' &
+(sleep 605 &)
+"""
+SLEEPS = {f"sleep {seconds}" for seconds in range(601, 606)}
+STARTER = f"""
+import runpy, sys, threading
+ProcessTree = runpy.run_path({process_tree.__file__!r})["ProcessTree"]  # without the import of torch
+start = lambda: ProcessTree(["sh", "-c", {FOREST + "wait"!r}])
+starting = threading.Thread(target=lambda: trees.append(start()))
+trees = []
+starting.start()
+starting.join()
+sys.stdin.read()
+"""
+
+
+def sleeping(tag):
+    """The sleeping processes with a tag in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TREE") == tag and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline()))
+        except psutil.Error:
+            continue
+    return {words for words in found if words.startswith("sleep")}
+
+
+def wait_until(condition):
+    end = time.monotonic() + HANG
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def tag(request, monkeypatch):
+    name = f"{os.getpid()} {request.node.name}"
+    monkeypatch.setenv("TREE", name)
+    return name
+
+
+def test_all_end_with_the_process_that_started_them_but_not_with_its_thread(tag):
+    starter = subprocess.Popen([sys.executable, "-c", STARTER], cwd=ROOT, stdin=subprocess.PIPE)
+    wait_until(lambda: sleeping(tag) == SLEEPS)
+    starter.kill()
+    starter.communicate()
+    wait_until(lambda: not sleeping(tag))
+
+
+def test_all_end_when_the_command_ends(tag):
+    tree = ProcessTree(["sh", "-c", f"{FOREST} sleep 0.5; exit 3"])
+    assert tree.wait() == 3 and tree.poll() == 3 and tree.pid is None
+    assert not sleeping(tag)
+
+
+def test_stopping_ends_all_at_once_also_from_another_thread(tag):
+    tree = ProcessTree(["sh", "-c", f"{FOREST} wait"])
+    wait_until(lambda: sleeping(tag) == SLEEPS)
+    stopping = threading.Thread(target=tree.stop)
+    stopping.start()
+    assert tree.wait() == -signal.SIGKILL
+    assert not sleeping(tag)
+    stopping.join()
+    tree.stop()
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["true"], 0),
+        (["sh", "-c", "exit 7"], 7),
+        (["sh", "-c", "kill -SEGV $$"], -signal.SIGSEGV),
+        (["sh", "-c", "kill -INT $$"], -signal.SIGINT),
+        (["sh", "-c", "kill -KILL $$"], -signal.SIGKILL),
+        (["/nonexistent"], 127),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_the_exit_code_is_that_of_the_command(command, code):
+    assert ProcessTree(command).wait() == code
+
+
+def test_a_command_has_the_descriptors_it_is_given_and_their_other_end_is_told_when_it_ends():
+    reads, writes = os.pipe()
+    tree = ProcessTree(
+        ["sh", "-c", f"cat; echo here > /dev/fd/{writes}"], pass_fds=[writes]
+    )  # its standard input is empty
+    os.close(writes)
+    with open(reads) as file:
+        assert file.read() == "here\n"
+    assert tree.wait() == 0
