@@ -6,7 +6,8 @@ import os
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +20,11 @@ from fused_resnet.call_cache import CallCache, is_contiguous
 from fused_resnet.model_source import Captured, ModelSource, Named
 from fused_resnet.module_state import module_state
 from fused_resnet.torch_op import InputError
-from tuning_db import reader
+from tuning_db import public_keys, reader
 
 if TYPE_CHECKING:
     from fused_resnet.explain import Explanation
+    from tuning_db.protocols import Database
 
 __all__ = ["FusedResNet", "InputError"]
 
@@ -56,15 +58,18 @@ class FusedResNet(nn.Module):
         plans: Number of plans to keep, one for each input shape and, on a GPU, stream; the most recently used stay.
         precision: "tf32" to round the factors of a float32 module's products to TF32; None for the module's dtype.
             "int8" needs `from_model`.
+        trusted_keys: Public keys, one of which must have signed the database: PEM files, their text, or base64. Without
+            any, those of the environment variable AUTOTUNE_TRUSTED_KEYS. docs/guide/databases.md describes signatures.
 
     Raises:
-        DatabaseError: The database does not exist or cannot be read.
+        DatabaseError: The database does not exist, cannot be read, or is not signed by one of the keys.
         InputError: The precision is not available for the model.
         UnknownNameError: There is no model or precision of this name.
     """
 
     _cache: CallCache
     _source: ModelSource
+    trusted_keys: tuple[str, ...] = ()  # modules that older versions pickled have none
 
     def __init__(
         self,
@@ -74,11 +79,12 @@ class FusedResNet(nn.Module):
         graph: bool = True,
         plans: int = 16,
         precision: str | None = None,
+        trusted_keys: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
         super().__init__()
-        with reader(tuning_db):
+        self.tuning_db, self.trusted_keys = os.fspath(tuning_db), public_keys(trusted_keys)
+        with self._database():
             pass  # a database that cannot be read raises here rather than at the first call
-        self.tuning_db = os.fspath(tuning_db)
         self.graph, self.plans = graph, plans
         source = Named(model, in_channels, precision) if isinstance(model, str) else model
         self._source = source
@@ -108,6 +114,7 @@ class FusedResNet(nn.Module):
         plans: int = 16,
         precision: str | None = None,
         calibration: Iterable[Any] | Mapping[str, float] | None = None,
+        trusted_keys: Sequence[str | os.PathLike[str]] = (),
     ) -> FusedResNet:
         """Return a copy of any module for inference, with the same state_dict, on tuned kernels.
 
@@ -125,6 +132,7 @@ class FusedResNet(nn.Module):
             precision: None for the module's dtype, "tf32" for a float32 module, or "int8".
             calibration: For "int8": batches of inputs like those to come, such as a DataLoader, or the scales that
                 `quantization.calibrate` returned for them.
+            trusted_keys: Public keys, one of which must have signed the database, as for the class.
 
         Raises:
             CaptureError: The module cannot be captured; the message names the submodule.
@@ -133,7 +141,7 @@ class FusedResNet(nn.Module):
             UnknownNameError: There is no precision of this name.
         """
         source = Captured.of(model, replace or {}, name, precision, calibration)
-        return cls(tuning_db, source, graph=graph, plans=plans)
+        return cls(tuning_db, source, graph=graph, plans=plans, trusted_keys=trusted_keys)
 
     # -- running ---------------------------------------------------------------------------------------------
 
@@ -245,7 +253,7 @@ class FusedResNet(nn.Module):
         from fused_resnet.explain import explain
 
         _, context, _ = self.context(x)
-        with reader(self.tuning_db) as store:
+        with self._database() as store:
             return explain(context, store)
 
     def context(self, x: torch.Tensor) -> tuple[torch.Tensor, ExecutionContext, int]:
@@ -268,6 +276,9 @@ class FusedResNet(nn.Module):
             CaptureError: The module cannot be captured for it.
         """
         return self._source.network(tuple(x.shape), dtype_name(x.dtype))
+
+    def _database(self) -> AbstractContextManager[Database]:
+        return reader(self.tuning_db, self.trusted_keys)
 
     # -- plans -----------------------------------------------------------------------------------------------
 
@@ -333,7 +344,7 @@ class FusedResNet(nn.Module):
 
     def _bind(self, x: torch.Tensor) -> NetworkPlan:
         network = self.network(x)
-        with reader(self.tuning_db) as store, torch.inference_mode(False), torch.no_grad():
+        with self._database() as store, torch.inference_mode(False), torch.no_grad():
             # The plain network's tensors, because replicas of torch.nn.DataParallel have no named ones of their own.
             plan = NetworkPlan(network, module_state(self._plain), store, x.device, self.graph, not x.is_contiguous())
         sources = Counter(bound.choice.source for bound in plan.bound)

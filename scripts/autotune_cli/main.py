@@ -16,7 +16,7 @@ from typing import NoReturn
 COMMANDS = {
     "Tune": {
         "tune": ("commands.tune", "tune a network's layers or single problems"),
-        "db": ("commands.db", "show, merge, pack, export and compare databases"),
+        "db": ("commands.db", "show, merge, pack, export, compare and sign databases"),
         "replay": ("commands.replay", "compare search strategies on a recorded tuning run"),
     },
     "Measure": {
