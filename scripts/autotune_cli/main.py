@@ -33,6 +33,7 @@ COMMANDS = {
         "restamp": ("checks.restamp", "renew source digests where machine code is unchanged"),
         "compare-checkouts": ("checks.compare_checkouts", "time this checkout against another one"),
         "stress": ("checks.stress", "call one FusedResNet from several threads"),
+        "tamper": ("checks.tamper", "run a network from databases that were changed"),
         "timing-mistakes": ("checks.timing_mistakes", "show common mistakes in timing a GPU"),
     },
 }
