@@ -156,7 +156,7 @@ class Reader:
         return [network for _, _, network, *_ in rows]
 
     def kernel(self, kernel_id: int) -> _Kernel:
-        """Return a kernel by its id."""
+        """Return a kernel by its id; raises KeyError if there is none."""
         if kernel_id not in self._kernels:
             self._kernels[kernel_id] = self._read_kernel(kernel_id)
         return self._kernels[kernel_id]
@@ -246,9 +246,8 @@ class Reader:
         final: int,
         details: str,
     ) -> _Measurement:
-        kernel = self.kernel(kernel_id)
-
         def made() -> tuple[_Measurement, str]:
+            kernel = self.kernel(kernel_id)
             row = _Measurement(
                 kernel_id, kernel, _launch(json.loads(launch)), _time(median_us), bool(final), _mapping(details)
             )
@@ -283,7 +282,7 @@ class Reader:
             FROM kernel k LEFT JOIN library l ON l.id = k.library_id WHERE k.id = ?"""
         rows = self._rows(query, kernel_id)
         if not rows:
-            raise row_digests.damaged(self.name, "kernel", kernel_id)
+            raise KeyError(kernel_id)  # the row that refers to it is damaged
         stored, *plain, layouts, names, library_id, number, digest, kind, target, size = rows[0]
 
         def made() -> tuple[_Kernel, str]:
