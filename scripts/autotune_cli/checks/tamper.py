@@ -32,6 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch reads it when it is imported
+
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -40,6 +42,7 @@ from autotune.runtime import batches
 from autotune_cli.command_line import add_record, positive
 from autotune_cli.record import one_line, provenance, write
 from fused_resnet import FusedResNet
+from fused_resnet.explain import Explanation
 from fused_resnet.model_source import Named
 from fused_resnet.networks import se_resnet9_fixup, se_resnet9_fixup_layers
 from tuning_db import DatabaseError, Store
@@ -185,7 +188,8 @@ class Trial:
         try:
             network = FusedResNet(path, self._source)
             y = network(self._x).double().flatten()
-            str(network.explain(self._x))
+            explained: Explanation = network.explain(self._x)
+            str(explained)
         except DatabaseError as error:
             return ["refused" if str(path) in str(error) else "unclear", f"DatabaseError: {error}"]
         except Exception as error:
