@@ -6,7 +6,8 @@ import os
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +20,11 @@ from fused_resnet.call_cache import CallCache, is_contiguous
 from fused_resnet.model_source import Captured, ModelSource, Named
 from fused_resnet.module_state import module_state
 from fused_resnet.torch_op import InputError
-from tuning_db import reader
+from tuning_db import public_keys, reader
 
 if TYPE_CHECKING:
     from fused_resnet.explain import Explanation
+    from tuning_db.protocols import Database
 
 __all__ = ["FusedResNet", "InputError"]
 
@@ -58,9 +60,11 @@ class FusedResNet(nn.Module):
             "int8" needs `from_model`.
         memory_format: Memory format of results with four dimensions; torch.preserve_format for that of the plain
             network's. Formats other than torch.channels_last cost a copy.
+        trusted_keys: Public keys, one of which must have signed the database: PEM files, their text, or base64. Without
+            any, those of the environment variable AUTOTUNE_TRUSTED_KEYS. docs/guide/databases.md describes signatures.
 
     Raises:
-        DatabaseError: The database does not exist or cannot be read.
+        DatabaseError: The database does not exist, cannot be read, or is not signed by one of the keys.
         InputError: The precision is not available for the model.
         UnknownNameError: There is no model or precision of this name.
     """
@@ -68,6 +72,7 @@ class FusedResNet(nn.Module):
     _cache: CallCache
     _source: ModelSource
     _format_name = str(torch.channels_last)  # a name, because torch.save cannot store a torch.memory_format
+    trusted_keys: tuple[str, ...] = ()  # modules that older versions pickled have none
 
     def __init__(
         self,
@@ -78,13 +83,14 @@ class FusedResNet(nn.Module):
         plans: int = 16,
         precision: str | None = None,
         memory_format: torch.memory_format = torch.channels_last,
+        trusted_keys: Sequence[str | os.PathLike[str]] = (),
     ) -> None:
         super().__init__()
         if not isinstance(tuning_db, str | os.PathLike):
             raise InputError(f"tuning_db is {tuning_db!r}: give the path or URL of a database made by scripts/tune.py")
-        with reader(tuning_db):
+        self.tuning_db, self.trusted_keys = os.fspath(tuning_db), public_keys(trusted_keys)
+        with self._database():
             pass  # a database that cannot be read raises here rather than at the first call
-        self.tuning_db = os.fspath(tuning_db)
         self.graph, self.plans, self._format_name = graph, plans, str(memory_format)
         source = Named(model, in_channels, precision) if isinstance(model, str) else model
         self._source = source
@@ -115,6 +121,7 @@ class FusedResNet(nn.Module):
         precision: str | None = None,
         calibration: Iterable[Any] | Mapping[str, float] | None = None,
         memory_format: torch.memory_format = torch.channels_last,
+        trusted_keys: Sequence[str | os.PathLike[str]] = (),
     ) -> FusedResNet:
         """Return a copy of any module for inference, with the same state_dict, on tuned kernels.
 
@@ -133,6 +140,7 @@ class FusedResNet(nn.Module):
             calibration: For "int8": batches of inputs like those to come, such as a DataLoader, or the scales that
                 `quantization.calibrate` returned for them.
             memory_format: Memory format of results with four dimensions; torch.preserve_format for that of the model's.
+            trusted_keys: Public keys, one of which must have signed the database, as for the class.
 
         Raises:
             CaptureError: The module cannot be captured; the message names the submodule.
@@ -142,7 +150,7 @@ class FusedResNet(nn.Module):
         """
         plain = model._plain if isinstance(model, FusedResNet) else model
         source = Captured.of(plain, replace or {}, name, precision, calibration)
-        return cls(tuning_db, source, graph=graph, plans=plans, memory_format=memory_format)
+        return cls(tuning_db, source, graph=graph, plans=plans, memory_format=memory_format, trusted_keys=trusted_keys)
 
     # -- running ---------------------------------------------------------------------------------------------
 
@@ -286,7 +294,7 @@ class FusedResNet(nn.Module):
         from fused_resnet.explain import explain
 
         _, context, _ = self.context(x)
-        with reader(self.tuning_db) as store:
+        with self._database() as store:
             return explain(context, store)
 
     def context(self, x: torch.Tensor) -> tuple[torch.Tensor, ExecutionContext, int]:
@@ -315,6 +323,9 @@ class FusedResNet(nn.Module):
             CaptureError: The module cannot be captured for it.
         """
         return self._source.network(tuple(x.shape), dtype_name(x.dtype))
+
+    def _database(self) -> AbstractContextManager[Database]:
+        return reader(self.tuning_db, self.trusted_keys)
 
     # -- plans -----------------------------------------------------------------------------------------------
 
@@ -382,7 +393,7 @@ class FusedResNet(nn.Module):
         network = self.network(x)
         self._cache.guard(self._source.guards)
         self._cache.bare = self._source.result.is_tensor and self.memory_format is torch.channels_last
-        with reader(self.tuning_db) as store, torch.inference_mode(False), torch.no_grad():
+        with self._database() as store, torch.inference_mode(False), torch.no_grad():
             # The plain network's tensors, because replicas of torch.nn.DataParallel have no named ones of their own.
             plan = NetworkPlan(network, module_state(self._plain), store, x.device, self.graph, not x.is_contiguous())
         sources = Counter(bound.choice.source for bound in plan.bound)

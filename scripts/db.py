@@ -1,4 +1,4 @@
-"""Show, merge, pack, export and compare databases; the same as `autotune db`."""
+"""Show, merge, pack, export, compare and sign databases; the same as `autotune db`."""
 
 from autotune_cli.main import run_script
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from databases import fill
+from databases import fill, renew_digests
 
 # OpenMP threads sleep while they wait, here and in child processes. Threads that spin take the cores from threads with
 # work when several test processes share the machine.
@@ -128,3 +128,4 @@ def _make_ours_win(path: Path) -> None:
         torchs = "kernel_id IN (SELECT id FROM kernel WHERE family = 'aten')"
         connection.execute(f"UPDATE measurement SET {longer} WHERE {torchs}")
         connection.commit()
+    renew_digests(path)

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 from tuning_db.errors import DatabaseError
 from tuning_db.launch import launch_text
 from tuning_db.reader import reader
+from tuning_db.signature import public_keys
 
 if TYPE_CHECKING:
     from tuning_db.store import Store
 
-__all__ = ["DatabaseError", "Store", "launch_text", "reader"]
+__all__ = ["DatabaseError", "Store", "launch_text", "public_keys", "reader"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,13 +6,13 @@ The file has one line for each row. Binaries are in base64; NaN and infinities a
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import math
-import zlib
 from pathlib import Path
 from typing import Any
 
+from tuning_db import row_digests
+from tuning_db.blob import decompress
 from tuning_db.errors import DatabaseError
 from tuning_db.location import SCHEMA_VERSION
 from tuning_db.merge import Outcome, merge_into
@@ -52,7 +52,8 @@ def import_(path: Path, store: Store) -> Outcome:
     if data["schema"] != SCHEMA_VERSION:
         raise DatabaseError(f"{path} has schema {data['schema']}, this version reads {SCHEMA_VERSION}: export it again")
     try:
-        snapshot: Snapshot = {table: [_row(table, row) for row in data[table]] for table in TABLES}
+        snapshot: Snapshot = {table: [_row(str(path), table, row) for row in data[table]] for table in TABLES}
+        row_digests.fill(str(path), snapshot)
         return merge_into(store, snapshot)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DatabaseError(f"{path} is damaged: {type(error).__name__} {error}; nothing was imported") from error
@@ -72,16 +73,15 @@ def _plain_value(value: Any) -> Any:
     return value
 
 
-def _row(table: str, row: Row) -> Row:
-    """Return the row that `export` wrote; raises ValueError for other columns or a damaged binary."""
+def _row(file: str, table: str, row: Row) -> Row:
+    """Return the row that `export` wrote; raises ValueError for other columns, DatabaseError for a damaged binary."""
     names = set(Base.metadata.tables[table].c.keys())
     if set(row) != names:
         raise ValueError(f"a row of '{table}' has the wrong columns: {', '.join(sorted(set(row) ^ names))}")
     row = {name: _value(value) for name, value in row.items()}
     if "blob" in row:
         row["blob"] = base64.b64decode(row["blob"], validate=True)
-        if hashlib.sha256(_decompressed(row["blob"])).hexdigest() != row["digest"]:
-            raise ValueError(f"binary {row['digest'][:12]} does not have its digest")
+        decompress(row["blob"], row["digest"], row["size"], file)
     return row
 
 
@@ -94,10 +94,3 @@ def _value(value: Any) -> Any:
         case list():
             return [_value(item) for item in value]
     return value
-
-
-def _decompressed(blob: bytes) -> bytes:
-    try:
-        return zlib.decompress(blob)
-    except zlib.error:
-        return b""

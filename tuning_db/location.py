@@ -16,11 +16,11 @@ Location = str | os.PathLike[str]
 APPLICATION_ID = 0x6B746462
 """SQLite's application_id: marks the file as a tuning database."""
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Counts the changes of tuning_db/schema.py; a file keeps it as SQLite's user_version, a server in a table.
 
 1: as first published. 2: environments, times of recording, claims. 3: names of launch values.
-tuning_db/migration.py upgrades older files."""
+4: digests of rows, signatures. tuning_db/migration.py upgrades older files."""
 
 LOCK_SECONDS = 60.0
 """Seconds to wait until another process has finished its write."""

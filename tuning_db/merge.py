@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from tuning_db import row_digests
 from tuning_db.errors import DatabaseError
 from tuning_db.schema import Base
 from tuning_db.snapshot import TABLES, Row, Snapshot, content, natural_key, with_new_ids, without_id
@@ -99,7 +100,9 @@ class _Merge:
                     row["source"] += f"+{hashlib.sha256(theirs.encode()).hexdigest()[:8]}"
                     other = known.get(natural_key("kernel", row))
             if other and row["launch_names"] and not other["launch_names"]:
-                self._update("kernel", other["id"], {"launch_names": row["launch_names"]})
+                named = {**other, "launch_names": row["launch_names"]}
+                digest = row_digests.kernel(named, libraries_here.get(other["library_id"]))
+                self._update("kernel", other["id"], {"launch_names": row["launch_names"], "digest": digest})
             if library is None or (other and other["library_id"]):
                 self._match_or_add("kernel", row, other)
                 continue
@@ -109,7 +112,7 @@ class _Merge:
                 self._match_or_add("kernel", row, None)
                 continue
             self._ids["kernel"][row["id"]] = other["id"]
-            compiled = {name: row[name] for name in ("symbol", "weight_layouts", "launch_names")}
+            compiled = {name: row[name] for name in ("symbol", "weight_layouts", "launch_names", "digest")}
             library_id = self._new_id("library", library["id"])
             self._update("kernel", other["id"], {**compiled, "error": None, "library_id": library_id})
             self._outcome.known["kernel"] += 1

@@ -36,6 +36,8 @@ class Library(Protocol):
     def kind(self) -> str: ...
     @property
     def target(self) -> str: ...
+    @property
+    def size(self) -> int: ...
 
 
 class Kernel(Protocol):
@@ -113,4 +115,4 @@ class Database(Protocol):
         """Return a kernel by its id."""
 
     def binary(self, library: Library) -> bytes:
-        """Return the binary of a library; raises DatabaseError if it is damaged."""
+        """Return the binary of a library; raises DatabaseError if it is damaged or not trusted."""

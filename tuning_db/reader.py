@@ -1,26 +1,43 @@
 """Reads the rows that running a network needs, with plain sqlite3: importing SQLAlchemy would delay the first result.
 
 tuning_db/schema.py defines the tables. Every schema so far has all columns that are read here, except the names of
-launch values: in files of older schemas they are derived from the recorded launches.
+launch values, which are derived from the recorded launches in files of older schemas, and the digests of rows, without
+which rows are only decoded. In a file of the present schema each row must have the digest that was stored with it;
+where keys are given, the digest must be one that they signed.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+import os
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from tuning_db import row_digests
 from tuning_db.blob import decompress
-from tuning_db.errors import explained
+from tuning_db.errors import DatabaseError, explained
 from tuning_db.launch import NAMES_SINCE, RECORDED_NAMES
 from tuning_db.location import Location, check, connect, is_address
+from tuning_db.origin import Origin
 from tuning_db.ranking import ranked
+from tuning_db.signature import TRUSTED, Content, is_signed, public_keys
 
 if TYPE_CHECKING:
     from tuning_db import protocols
+
+Made = TypeVar("Made")
+
+KINDS = ("device_image", "shared_library", "cudnn_plan")
+"""All kinds of binaries."""
+
+_INT32 = 2**31
+"""Launch values are passed to kernels as 32-bit integers."""
 
 
 class _Device(NamedTuple):
@@ -36,12 +53,16 @@ class _Library(NamedTuple):
     digest: str
     kind: str
     target: str
+    size: int
 
 
 class _Kernel(NamedTuple):
     id: int
     family: str
     config: str
+    dtype: str
+    epilogue: str
+    target: str
     symbol: str
     weight_layouts: Mapping[str, str]
     launch_names: Sequence[str]
@@ -63,26 +84,36 @@ class _Plan(NamedTuple):
     details: Mapping[str, Any]
 
 
-_KERNELS = "kernel k LEFT JOIN library l ON l.id = k.library_id"
-_MEASURED = "m.device_id = ? AND m.problem_id = (SELECT id FROM problem WHERE text = ?)"
-
-
 class Reader:
     """A database file that one thread reads. It implements `protocols.Database` and is a context manager.
 
-    All methods raise DatabaseError if the file cannot be read; so does the constructor if there is no database.
+    All methods raise DatabaseError if the file cannot be read or a row is damaged; so does the constructor if there is
+    no database, or if it is not signed by one of the keys.
 
     Args:
         path: The file.
+        keys: Public keys (signature.py), one of which must have signed the database; without any it may be unsigned.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keys: Sequence[str] = ()) -> None:
         self.name = str(path)
-        names = "k.launch_names" if check(path) >= NAMES_SINCE else RECORDED_NAMES.format(kernel="k")
-        self._kernel_columns = (
-            f"k.id, k.family, k.config, k.symbol, k.weight_layouts, {names}, l.id, l.digest, l.kind, l.target"
-        )
+        version = check(path)
+        self._names = "k.launch_names" if version >= NAMES_SINCE else RECORDED_NAMES.format(kernel="k")
+        self._has_digests = version >= row_digests.SINCE
+        own = self._digest
+        self._measurements = f"""
+            m.id, {own("m")}, m.kernel_id, m.launch, m.status, m.median_us, m.final, m.details FROM measurement m"""
+        self._plans = f"p.id, {own('p')}, p.network, p.median_us, p.choices, p.details FROM plan p"
+        self._kernels: dict[int, _Kernel] = {}
+        self._signed: frozenset[str] | None = None
         self._connection = connect(path)
+        try:
+            if keys:
+                self._signed = self._signed_digests(keys)
+            self._origin = Origin(self.name) if keys else Origin.of(path, self.name)
+        except BaseException:
+            self._connection.close()
+            raise
 
     def __enter__(self) -> Reader:
         return self
@@ -104,79 +135,269 @@ class Reader:
 
     def ranking(self, device: protocols.Device, problem: str) -> list[_Measurement]:
         """Return the verified candidates for a problem (its text) on a device, best first, each once."""
-        query = f"""
-            SELECT m.launch, m.median_us, m.final, m.details, {self._kernel_columns}
-            FROM measurement m, {_KERNELS}
-            WHERE {_MEASURED} AND m.status = 'ok' AND k.id = m.kernel_id ORDER BY m.median_us, m.id"""
-        return ranked(
-            _Measurement(kernel[0], _kernel(kernel), json.loads(launch), median_us, bool(final), json.loads(details))
-            for launch, median_us, final, details, *kernel in self._rows(query, device.id, problem)
-        )
+        return ranked(self._measured(device, problem, "AND m.status = 'ok' ORDER BY m.median_us, m.id"))
 
     def best_us(self, device: protocols.Device, problem: str) -> float | None:
         """Return the shortest verified time of a problem on a device in microseconds; None if there is none."""
-        query = f"SELECT min(m.median_us) FROM measurement m WHERE {_MEASURED}"
-        [[time]] = self._rows(query, device.id, problem)
-        return None if time is None else float(time)
+        fastest = "AND m.median_us IS NOT NULL ORDER BY m.median_us, m.id LIMIT 1"
+        return next((row.median_us for row in self._measured(device, problem, fastest)), None)
 
     def plan(self, device: protocols.Device, network: str) -> _Plan | None:
         """Return the newest plan of a network on a device; None if there is none."""
-        query = """
-            SELECT median_us, choices, details FROM plan
-            WHERE device_id = ? AND network = ? ORDER BY id DESC LIMIT 1"""
-        for median_us, choices, details in self._rows(query, device.id, network):
-            return _Plan(median_us, json.loads(choices), json.loads(details))
-        return None
+        newest = f"SELECT {self._plans} WHERE p.device_id = ? AND p.network = ? ORDER BY p.id DESC LIMIT 1"
+        return next((self._plan(device, *row) for row in self._rows(newest, device.id, network)), None)
 
     def planned(self, device: protocols.Device) -> list[str]:
         """Return the networks that have a plan on a device."""
-        return [
-            network for (network,) in self._rows("SELECT DISTINCT network FROM plan WHERE device_id = ?", device.id)
-        ]
+        newest = "SELECT max(id) FROM plan WHERE device_id = ? GROUP BY network"
+        rows = self._rows(f"SELECT {self._plans} WHERE p.id IN ({newest}) ORDER BY p.id", device.id)
+        for row in rows:
+            self._plan(device, *row)
+        return [network for _, _, network, *_ in rows]
 
     def kernel(self, kernel_id: int) -> _Kernel:
-        """Return a kernel by its id."""
-        [row] = self._rows(f"SELECT {self._kernel_columns} FROM {_KERNELS} WHERE k.id = ?", kernel_id)
-        return _kernel(row)
+        """Return a kernel by its id; raises KeyError if there is none."""
+        if kernel_id not in self._kernels:
+            self._kernels[kernel_id] = self._read_kernel(kernel_id)
+        return self._kernels[kernel_id]
 
     def binary(self, library: protocols.Library) -> bytes:
-        """Return the binary of a library; raises DatabaseError if it is damaged."""
-        [[blob]] = self._rows("SELECT blob FROM library WHERE id = ?", library.id)
-        return decompress(blob, library.digest, self.name)
+        """Return the binary of a library; raises DatabaseError if it is damaged, or another user's native code."""
+        self._origin.require_trust(library.kind)
+        return self._unpacked(library)
+
+    def content(self) -> Content:
+        """Return all that a signature covers."""
+        if not self._has_digests:
+            raise DatabaseError(
+                f"{self.name} has an older schema, whose rows have no digests to sign: db.py merge it into a new file"
+            )
+        kernels, measurements, plans = (
+            [str(digest) for (digest,) in self._rows(f"SELECT digest FROM {table} ORDER BY id")]
+            for table in ("kernel", "measurement", "plan")
+        )
+        return Content([row[1:] for row in self._devices], self._problem_texts, kernels, measurements, plans)
+
+    def check_all(self) -> dict[str, int]:
+        """Check all rows and binaries that running can read.
+
+        Returns:
+            The number of rows of each table.
+
+        Raises:
+            DatabaseError: A row or binary is damaged.
+        """
+        kernels = [self.kernel(number) for (number,) in self._rows("SELECT id FROM kernel")]
+        libraries = {kernel.library for kernel in kernels if kernel.library}
+        for library in libraries:
+            self._unpacked(library)
+        devices, measurements, plans = {row.id: row for row in self._devices}, 0, 0
+        texts = dict(self._rows("SELECT id, text FROM problem"))
+        for device_id, problem_id, *row in self._rows(f"SELECT m.device_id, m.problem_id, {self._measurements}"):
+            self._checked("measurement", row[0], lambda: (devices[device_id], texts[problem_id]))  # noqa: B023
+            self._measurement(devices[device_id], texts[problem_id], *row)
+            measurements += 1
+        for device_id, *row in self._rows(f"SELECT p.device_id, {self._plans}"):
+            self._plan(self._checked("plan", row[0], lambda: devices[device_id]), *row)  # noqa: B023
+            plans += 1
+        return {
+            "device": len(devices),
+            "problem": len(texts),
+            "library": len(libraries),
+            "kernel": len(kernels),
+            "measurement": measurements,
+            "plan": plans,
+        }
 
     # Cached: the runtime reads these small tables once for each layer.
 
     @cached_property
     def _devices(self) -> list[_Device]:
         query = "SELECT id, name, target, flops_per_us, bytes_per_us FROM device ORDER BY id"
-        return [_Device(*row) for row in self._rows(query)]
+        return [self._checked("device", row[0], lambda: _device(*row)) for row in self._rows(query)]  # noqa: B023
 
     @cached_property
     def _problem_texts(self) -> list[str]:
-        return [text for (text,) in self._rows("SELECT text FROM problem ORDER BY id")]
+        return [
+            self._checked("problem", number, lambda: _text(text))  # noqa: B023
+            for number, text in self._rows("SELECT id, text FROM problem ORDER BY id")
+        ]
+
+    def _unpacked(self, library: protocols.Library) -> bytes:
+        [[blob]] = self._rows("SELECT blob FROM library WHERE id = ?", library.id)
+        return decompress(blob, library.digest, library.size, self.name)
+
+    def _measured(self, device: protocols.Device, problem: str, condition: str) -> list[_Measurement]:
+        """Return measurements of a problem on a device."""
+        where = "WHERE m.device_id = ? AND m.problem_id = (SELECT id FROM problem WHERE text = ?)"
+        rows = self._rows(f"SELECT {self._measurements} {where} {condition}", device.id, problem)
+        return [self._measurement(device, problem, *row) for row in rows]
+
+    def _measurement(
+        self,
+        device: protocols.Device,
+        problem: str,
+        number: int,
+        stored: str | None,
+        kernel_id: int,
+        launch: str,
+        status: str,
+        median_us: float | None,
+        final: int,
+        details: str,
+    ) -> _Measurement:
+        def made() -> tuple[_Measurement, str]:
+            kernel = self.kernel(kernel_id)
+            row = _Measurement(
+                kernel_id, kernel, _launch(json.loads(launch)), _time(median_us), bool(final), _mapping(details)
+            )
+            values = {**row._asdict(), "status": status}
+            return row, row_digests.measurement(values, _named(device), problem, kernel._asdict())
+
+        return self._whole("measurement", number, stored, made)
+
+    def _plan(
+        self,
+        device: protocols.Device,
+        number: int,
+        stored: str | None,
+        network: str,
+        median_us: float,
+        choices: str,
+        details: str,
+    ) -> _Plan:
+        def made() -> tuple[_Plan, str]:
+            row = _Plan(float(median_us), json.loads(choices), _mapping(details))
+            for choice in row.choices:
+                _launch(choice["launch"])
+            kernels = {choice["kernel"]: self.kernel(choice["kernel"])._asdict() for choice in row.choices}
+            return row, row_digests.plan({**row._asdict(), "network": network}, _named(device), kernels)
+
+        return self._whole("plan", number, stored, made)
+
+    def _read_kernel(self, kernel_id: int) -> _Kernel:
+        query = f"""
+            SELECT {self._digest("k")}, k.id, k.family, k.config, k.dtype, k.epilogue, k.target, k.symbol,
+                k.weight_layouts, {self._names}, k.library_id, l.id, l.digest, l.kind, l.target, l.size
+            FROM kernel k LEFT JOIN library l ON l.id = k.library_id WHERE k.id = ?"""
+        rows = self._rows(query, kernel_id)
+        if not rows:
+            raise KeyError(kernel_id)  # the row that refers to it is damaged
+        stored, *plain, layouts, names, library_id, number, digest, kind, target, size = rows[0]
+
+        def made() -> tuple[_Kernel, str]:
+            library = None if library_id is None else _library(number, digest, kind, target, size)
+            decoded = {"weight_layouts": _mapping(layouts), "launch_names": json.loads(names), "library": library}
+            row = _Kernel(**dict(zip(_Kernel._fields, plain, strict=False)), **decoded)
+            return row, row_digests.kernel(row._asdict(), library and library._asdict())
+
+        return self._whole("kernel", kernel_id, stored, made)
+
+    def _digest(self, table: str) -> str:
+        """Return the SQL of a row's digest: NULL in a file of an older schema."""
+        return f"{table}.digest" if self._has_digests else "NULL"
+
+    def _whole(self, table: str, number: int, stored: str | None, make: Callable[[], tuple[Made, str]]) -> Made:
+        """Return a row that `make` decodes, after comparing its digest with the one stored, or those signed."""
+        row, digest = self._checked(table, number, make)
+        accepted = (stored,) if self._signed is None else self._signed
+        if self._has_digests and digest not in accepted:
+            raise row_digests.damaged(self.name, table, number)
+        return row
+
+    def _checked(self, table: str, number: int, make: Callable[[], Made]) -> Made:
+        """Return what `make` makes of the columns of a row; raises DatabaseError if they cannot be decoded."""
+        try:
+            return make()
+        except row_digests.UNREADABLE as error:
+            raise row_digests.damaged(self.name, table, number) from error
+
+    def _signed_digests(self, keys: Sequence[str]) -> frozenset[str]:
+        """Return the digests of rows that one of the keys signed; raises DatabaseError without such a signature."""
+        content = self.content() if self._has_digests else None
+        signatures = dict(self._rows("SELECT key, value FROM signature")) if content else {}
+        if content and is_signed(content, signatures, keys):
+            return content.digests
+        known = ", ".join(sorted(map(str, signatures))) or "nobody"
+        why = "it was changed after it was signed" if any(key in signatures for key in keys) else f"{known} signed it"
+        raise DatabaseError(
+            f"{self.name} has no valid signature by a key that you trust: {why}; get the signed file, or sign it with "
+            f"db.py sign, or name another key in trusted_keys or {TRUSTED}"
+        )
 
     def _rows(self, query: str, *values: object) -> list[Any]:
         with explained(self.name):
-            return self._connection.execute(query, values).fetchall()
+            try:
+                return self._connection.execute(query, values).fetchall()
+            except OverflowError as error:  # an id of more than 64 bits
+                raise sqlite3.DataError(str(error)) from error
 
 
-def _kernel(row: Sequence[Any]) -> _Kernel:
-    number, family, config, symbol, layouts, names, *library = row
-    return _Kernel(
-        id=number,
-        family=family,
-        config=config,
-        symbol=symbol,
-        weight_layouts=json.loads(layouts),
-        launch_names=json.loads(names),
-        library=_Library(*library) if library[0] is not None else None,
-    )
+def _device(number: int, name: object, target: object, flops: object, moved: object) -> _Device:
+    return _Device(number, _text(name), _text(target), _rate(flops), _rate(moved))
 
 
-def reader(where: Location) -> AbstractContextManager[protocols.Database]:
-    """Open a database for running networks; raises DatabaseError if there is none or it cannot be read."""
-    if is_address(where):
-        from tuning_db.store import Store
+def _library(number: int, digest: object, kind: object, target: object, size: object) -> _Library:
+    if not re.fullmatch("[0-9a-f]{64}", _text(digest)) or kind not in KINDS or not isinstance(size, int):
+        raise ValueError(f"{digest!r}, {kind!r}, {size!r} are not the digest, kind and size of a binary")
+    return _Library(number, _text(digest), _text(kind), _text(target), size)
 
-        return Store.open(where)
-    return Reader(Path(where))
+
+def _named(device: protocols.Device) -> dict[str, str]:
+    return {"name": device.name, "target": device.target}
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    """Return the JSON object of a text."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise TypeError(f"{text} is not a JSON object")
+    return value
+
+
+def _launch(values: Mapping[str, int]) -> Mapping[str, int]:
+    """Return launch values; raises TypeError or ValueError if they are none."""
+    if not all(isinstance(value, int) and -_INT32 <= value < _INT32 for value in values.values()):
+        raise ValueError(f"{values} are not 32-bit launch values")
+    return values
+
+
+def _time(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _rate(value: Any) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{value} is not a rate")
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+def reader(
+    where: Location, trusted_keys: Iterable[str | os.PathLike[str]] = ()
+) -> AbstractContextManager[protocols.Database]:
+    """Open a database for running networks.
+
+    Args:
+        where: The database.
+        trusted_keys: Public keys, one of which must have signed the database: PEM files, their text, or base64. Without
+            any, those of the environment variable AUTOTUNE_TRUSTED_KEYS.
+
+    Raises:
+        DatabaseError: There is no database, it cannot be read, or it is not signed by one of the keys.
+    """
+    keys = public_keys(trusted_keys)
+    if not is_address(where):
+        return Reader(Path(where), keys)
+    if keys:
+        raise DatabaseError(
+            f"a database on a server has no signature: db.py pack it into a file and sign that, or do not set {TRUSTED}"
+        )
+    from tuning_db.store import Store
+
+    return Store.open(where)

@@ -1,7 +1,8 @@
 """An in-memory copy of a database as plain values: merging, packing, exporting and comparing work on it.
 
 A snapshot holds rows by table. The ids (id, kernel_id, ...) count from 1 in the order of the rows, so the same rows
-look the same, whichever database they were read from. Binaries that no kernel uses are left out.
+look the same, whichever database they were read from. Binaries that no kernel uses are left out, and so
+are claims and signatures. Each row has its digest, also in a snapshot of an older schema.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from tuning_db import row_digests
 from tuning_db.schema import Base
 from tuning_db.store import Store
 
@@ -20,7 +22,7 @@ Row = dict[str, Any]
 Snapshot = dict[str, list[Row]]
 
 TABLES = ("device", "environment", "problem", "library", "kernel", "measurement", "plan")
-"""The tables of a snapshot; a table comes after those that it refers to. Claims are not part of it."""
+"""The tables of a snapshot; a table comes after those that it refers to. Claims and signatures are not part of it."""
 
 _KERNEL = Base.metadata.tables["kernel"]
 
@@ -35,7 +37,11 @@ NATURAL_KEYS = {
 
 
 def read(store: Store) -> Snapshot:
-    """Return everything that a database holds, binaries included."""
+    """Return everything that a database holds, binaries included.
+
+    Raises:
+        DatabaseError: A row is not as it was stored.
+    """
     snapshot: Snapshot = {}
     new_ids: dict[str, dict[int, int]] = {}
     with store.reading() as session:
@@ -47,6 +53,7 @@ def read(store: Store) -> Snapshot:
             rows = [dict(row) for row in session.execute(query).mappings()]
             new_ids[name] = {row["id"]: i for i, row in enumerate(rows, 1)}
             snapshot[name] = [with_new_ids(name, row, lambda other, old: new_ids[other][old]) for row in rows]
+    row_digests.fill(store.name, snapshot)
     return snapshot
 
 

@@ -46,7 +46,7 @@ def engine_to_write(path: Path, writing: str) -> sa.Engine:
         marked = connection.exec_driver_sql("PRAGMA application_id").scalar() == APPLICATION_ID
         version = connection.exec_driver_sql("PRAGMA user_version").scalar() if marked else SCHEMA_VERSION
         Base.metadata.create_all(connection)
-        upgrade(connection, version or SCHEMA_VERSION)
+        upgrade(connection, version or SCHEMA_VERSION, str(path))
         if not marked or version != SCHEMA_VERSION:
             connection.exec_driver_sql(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION}")

@@ -12,13 +12,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, joinedload
 
-from tuning_db import process_id, sqlite_backend
+from tuning_db import process_id, row_digests, sqlite_backend
 from tuning_db.blob import compress, decompress, digest_of
 from tuning_db.errors import DatabaseError, explained
 from tuning_db.launch import launch_text
 from tuning_db.location import Location, is_address
+from tuning_db.origin import Origin
 from tuning_db.ranking import ranked
-from tuning_db.schema import Base, Claim, Device, Environment, KernelRow, Library, Measurement, PlanRow, ProblemRow
+from tuning_db.schema import (
+    Base,
+    Claim,
+    Device,
+    Environment,
+    KernelRow,
+    Library,
+    Measurement,
+    PlanRow,
+    ProblemRow,
+    Signature,
+)
 
 if TYPE_CHECKING:
     from tuning_db import protocols
@@ -41,8 +53,27 @@ def _of_one(table: sa.Table, *columns: sa.ColumnElement[Any]) -> sa.Select[Any]:
 # Written for every trial, and therefore as rows instead of ORM objects: that takes half the time.
 _TRIALS, _CLAIMS = Base.metadata.tables["measurement"], Base.metadata.tables["claim"]
 _ADD_TRIAL = sa.insert(_TRIALS)
+_MEASURED = (
+    sa.select(
+        Device.name.label("device_name"),
+        Device.target.label("device_target"),
+        ProblemRow.text.label("problem"),
+        *(getattr(KernelRow, name) for name in row_digests.KERNEL),
+    )
+    .select_from(
+        sa.join(Device, ProblemRow, Device.id == sa.bindparam("device_id")).join(
+            KernelRow, ProblemRow.id == sa.bindparam("problem_id")
+        )
+    )
+    .where(KernelRow.id == sa.bindparam("kernel_id"))
+)
 _TRIED = _of_one(_TRIALS, _TRIALS.c.launch).where(~_TRIALS.c.final)
 _CLAIMED = _of_one(_CLAIMS, _CLAIMS.c.owner, _CLAIMS.c.since)
+
+
+def _values(row: Base) -> dict[str, Any]:
+    """Return the columns of a row that are loaded with it, by name."""
+    return {column.name: getattr(row, column.name) for column in row.__table__.c if column.name != "blob"}
 
 
 class Store:
@@ -53,9 +84,12 @@ class Store:
     DatabaseError if the database cannot be read or written.
     """
 
-    def __init__(self, name: str, engine: sa.Engine, close: Callable[[sa.Engine], None] | None) -> None:
+    def __init__(
+        self, name: str, engine: sa.Engine, close: Callable[[sa.Engine], None] | None, path: Path | None = None
+    ) -> None:
         self.name = name
         self._engine, self._close = engine, close
+        self._origin = Origin.of(path, name) if path else Origin(name)  # a server is trusted as its address is
         self._claims = 0
         self._environment: int | None = None
         self._problems: dict[str, ProblemRow] = {}
@@ -76,7 +110,8 @@ class Store:
             return cls(
                 postgres_backend.name_of(where), postgres_backend.engine_to_write(where, _WRITING), sa.Engine.dispose
             )
-        return cls(str(where), sqlite_backend.engine_to_write(Path(where), _WRITING), sqlite_backend.close_writer)
+        path = Path(where)
+        return cls(str(where), sqlite_backend.engine_to_write(path, _WRITING), sqlite_backend.close_writer, path)
 
     @classmethod
     def open(cls, where: Location) -> Store:
@@ -85,7 +120,7 @@ class Store:
             from tuning_db import postgres_backend
 
             return cls(postgres_backend.name_of(where), postgres_backend.engine_to_read(where), None)
-        return cls(str(where), sqlite_backend.engine_to_read(Path(where)), None)
+        return cls(str(where), sqlite_backend.engine_to_read(Path(where)), None, Path(where))
 
     def close(self) -> None:
         """Close the database. A file is left as one file that can be copied, unless others still write it."""
@@ -141,6 +176,8 @@ class Store:
                     row.error, row.library_id = None, values.get("library_id")
                 if not row.launch_names:  # a kernel of an older schema that was never measured
                     row.launch_names = values.get("launch_names", [])
+                library = self.session.get(Library, row.library_id) if row.library_id else None
+                row.digest = row_digests.kernel(_values(row), _values(library) if library else None)
         return rows
 
     def put_library(self, binary: bytes, **values: Any) -> Library:
@@ -161,7 +198,11 @@ class Store:
     def put_measurement(self, **values: Any) -> int:
         """Add a measurement and return its id; values are the columns of `Measurement`."""
         with self.writing() as session:
-            made = session.connection().execute(_ADD_TRIAL, {**values, **self._now()})
+            connection = session.connection()
+            names = dict(connection.execute(_MEASURED, values).mappings().one())
+            device = {"name": names["device_name"], "target": names["device_target"]}
+            digest = row_digests.measurement(values, device, names["problem"], names)
+            made = connection.execute(_ADD_TRIAL, {**values, "digest": digest, **self._now()})
         assert made.inserted_primary_key
         return int(made.inserted_primary_key[0])
 
@@ -169,8 +210,17 @@ class Store:
         """Add a plan; values are the columns of `PlanRow`."""
         row = PlanRow(**values, **self._now())
         with self.writing() as session:
+            device = session.get_one(Device, row.device_id)
+            kernels = {choice["kernel"]: session.get_one(KernelRow, choice["kernel"]) for choice in row.choices}
+            named = {number: _values(kernel) for number, kernel in kernels.items()}
+            row.digest = row_digests.plan(values, _values(device), named)
             session.add(row)
         return row
+
+    def put_signature(self, key: str, value: str) -> None:
+        """Store a signature, both in base64; it replaces an older one of the key. Call it last: it covers all rows."""
+        with self.writing() as session:
+            session.merge(Signature(key=key, value=value))
 
     def claim(
         self, device: Device, problem: str, kernel: KernelRow, launches: Sequence[Mapping[str, int]]
@@ -254,10 +304,11 @@ class Store:
     # -- reading ---------------------------------------------------------------------------------------------
 
     def binary(self, library: protocols.Library) -> bytes:
-        """Return the binary of a library; raises DatabaseError if it is damaged."""
+        """Return the binary of a library; raises DatabaseError if it is damaged, or another user's native code."""
+        self._origin.require_trust(library.kind)
         with self.reading():
             blob = self.session.scalars(sa.select(Library.blob).filter_by(id=library.id)).one()
-        return decompress(blob, library.digest, self.name)
+        return decompress(blob, library.digest, library.size, self.name)
 
     def devices(self) -> list[Device]:
         """Return all devices."""

@@ -1,5 +1,6 @@
 """From records and a database to launches. Needs no compiler and no Jinja."""
 
+from autotune.runtime.binary import Binary
 from autotune.runtime.binding import BoundStep, Candidate, bind
 from autotune.runtime.candidate_loader import candidate
 from autotune.runtime.executor import ACCESS, ExecutionContext, close, count
@@ -16,6 +17,7 @@ from autotune.runtime.torch_capture import TorchGraph
 
 __all__ = [
     "ACCESS",
+    "Binary",
     "BoundLayer",
     "BoundStep",
     "Candidate",

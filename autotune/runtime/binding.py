@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
 
 import torch
 
@@ -17,6 +15,7 @@ from autotune.core import LibraryError
 from autotune.ir import Convolution, Problem, Tensors, abi, pack_weight
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import engine
+from autotune.runtime.binary import Binary, load
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,7 @@ class Candidate:
         family: Name of the family; that of torch's operators is `aten.FAMILY`.
         config: Compile-time parameters, as JSON.
         symbol: The kernel's name in its binary; for a plan of cuDNN, the text of the problem that it was made for.
-        kind: Kind of the binary; None for an operator of torch.
-        path: File of the binary.
+        binary: The binary that holds it; None for an operator of torch.
         weight_layouts: Layout in which the kernel reads each weight, by the operand's name.
         launch: Launch values by name.
         launch_names: Names of the launch values in the order in which the kernel takes them.
@@ -37,11 +35,15 @@ class Candidate:
     family: str
     config: str
     symbol: str
-    kind: str | None = None
-    path: Path | None = None
+    binary: Binary | None = None
     weight_layouts: Mapping[str, str] = field(default_factory=dict)
     launch: Mapping[str, int] = field(default_factory=dict)
     launch_names: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str | None:
+        """Kind of the binary; None for an operator of torch."""
+        return self.binary.kind if self.binary else None
 
     @property
     def native(self) -> bool:
@@ -102,13 +104,6 @@ class BoundStep:
             program.run(stream, [tensor.data_ptr() for tensor in slots])
 
 
-@lru_cache(maxsize=512)
-def _load(kind: str, path: Path, device: int) -> engine.SharedLibrary | engine.DeviceImage:
-    if kind == "shared_library":
-        return engine.SharedLibrary(str(path))
-    return engine.DeviceImage(path.read_bytes(), device)
-
-
 def bind(
     candidate: Candidate,
     problem: Problem,
@@ -136,14 +131,14 @@ def bind(
     """
     slots = {key: value.index for key, value in tensors.items() if isinstance(value, TensorSlot)}
     fixed = {key: value for key, value in tensors.items() if isinstance(value, torch.Tensor)}
-    if candidate.kind is None or candidate.path is None:
+    if candidate.binary is None:
         run = aten.bind(problem, json.loads(candidate.config), fixed, scalars)
         return BoundStep(name, function=lambda given: run(_tensors_in_slots(problem, slots, given)))
     if candidate.kind == cudnn_names.KIND:
-        replay = _bind_cudnn_plan(candidate, candidate.path, problem, fixed, scalars, device)
+        replay = _bind_cudnn_plan(candidate, candidate.binary, problem, fixed, scalars, device)
         return BoundStep(name, function=lambda given: replay(_tensors_in_slots(problem, slots, given)))
 
-    library = _load(candidate.kind, candidate.path, device.index or 0)
+    library = load(candidate.binary, device.index or 0)
     prepared = library.prepare(
         candidate.symbol, abi.pack_problem(problem, scalars, candidate.launch, candidate.launch_names)
     )
@@ -174,7 +169,7 @@ def _tensors_in_slots(
 
 def _bind_cudnn_plan(
     candidate: Candidate,
-    path: Path,
+    binary: Binary,
     problem: Problem,
     tensors: Tensors,
     scalars: tuple[float, ...],
@@ -186,7 +181,7 @@ def _bind_cudnn_plan(
     if candidate.symbol != str(problem):
         raise engine.RefusedError(f"the plan of cuDNN is for '{candidate.symbol}', not for '{problem}'")
     try:
-        return cudnn.bind(problem, path, json.loads(candidate.config), tensors, scalars, device)
+        return cudnn.bind(problem, binary.data, json.loads(candidate.config), tensors, scalars, device)
     except LibraryError as error:
         raise engine.RefusedError(str(error)) from error
 

@@ -130,7 +130,7 @@ def batches(store: Database, problem: Problem) -> list[int]:
     head = f"{head} {problem.batch_field}="
     alike = (text for text in store.problem_texts() if text.startswith(head) and text.endswith(f" {tail}"))
     between = [text[len(head) : -len(tail) - 1] for text in alike]
-    return sorted((int(n) for n in between if n.isdigit()), key=lambda n: abs(math.log(n / problem.batch)))
+    return sorted((int(n) for n in between if n.isdecimal() and int(n)), key=lambda n: abs(math.log(n / problem.batch)))
 
 
 def _usable_devices(store: Database, device: torch.device) -> Iterator[tuple[Device, str]]:
@@ -168,7 +168,7 @@ def _planned_choices(store: Database, found: Selection, suffix: str) -> dict[str
     chosen = {}
     for saved in found.plan.choices:
         kernel = candidate(store, store.kernel(saved["kernel"]), saved["launch"])
-        chosen[saved["layer"]] = KernelChoice(kernel, source, saved["us"], saved["overlap"], n)
+        chosen[saved["layer"]] = KernelChoice(kernel, source, saved["us"], saved.get("overlap", False), n)
     return chosen
 
 

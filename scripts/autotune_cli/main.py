@@ -18,7 +18,7 @@ from autotune_cli import interrupts
 COMMANDS = {
     "Tune": {
         "tune": ("commands.tune", "tune a network's layers or single problems"),
-        "db": ("commands.db", "show, merge, pack, export and compare databases"),
+        "db": ("commands.db", "show, merge, pack, export, compare and sign databases"),
         "replay": ("commands.replay", "compare search strategies on a recorded tuning run"),
     },
     "Measure": {
@@ -36,6 +36,7 @@ COMMANDS = {
         "compare-checkouts": ("checks.compare_checkouts", "time this checkout against another one"),
         "kill-campaign": ("checks.kill_campaign", "kill tuners at random moments and check what is left"),
         "stress": ("checks.stress", "call one FusedResNet from several threads"),
+        "tamper": ("checks.tamper", "run a network from databases that were changed"),
         "timing-mistakes": ("checks.timing_mistakes", "show common mistakes in timing a GPU"),
     },
 }

@@ -10,6 +10,7 @@ from contextlib import closing
 
 import pytest
 import torch
+from databases import renew_digests
 from processes import TUNED_BATCH, in_threads
 from reference import relative_error
 from seed_network import KEYS, LIMIT, assert_result, assert_right, expected, fused, images, plain, weights
@@ -339,6 +340,7 @@ def test_a_library_for_another_machine_is_passed_over(tuned_db, tmp_path):
     with closing(sqlite3.connect(foreign)) as connection:
         connection.execute("UPDATE library SET target = 'sm_90'")
         connection.commit()
+    renew_digests(foreign)
     network = fused(foreign)
     assert_right(network, images(TUNED_BATCH))
     assert all(row.kernel.startswith("aten") for row in network.explain(images(TUNED_BATCH)))

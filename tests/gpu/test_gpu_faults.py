@@ -13,7 +13,7 @@ from autotune.codegen import toolchain
 from autotune.core import paths
 from autotune.libraries import aten
 from autotune.measure import Timing, Worker
-from autotune.runtime import Candidate
+from autotune.runtime import Binary, Candidate
 
 pytestmark = pytest.mark.gpu
 
@@ -39,7 +39,8 @@ def faulty(tmp_path_factory):
     path = tmp_path_factory.mktemp("faulty") / "faulty.cubin"
     source = ROOT / "tests" / "kernels" / "faulty.cu"
     subprocess.run(compiler.commands(source, path, [paths.templates()])[0], check=True)
-    return lambda name: Candidate("faulty", "{}", f"at_{name}", "device_image", path)
+    binary = Binary.of("device_image", path.read_bytes())
+    return lambda name: Candidate("faulty", "{}", f"at_{name}", binary)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,13 @@
 """scripts/db.py: its commands and errors."""
 
+import copy
 import shutil
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
 
+import pytest
 import torch
 from databases import rows, told
 from processes import TUNED_BATCH, assert_error, script
@@ -13,7 +15,7 @@ from repository import ROOT, SCRIPTS
 
 from fused_resnet import FusedResNet
 from fused_resnet.networks import se_resnet9_fixup
-from tuning_db import Store
+from tuning_db import DatabaseError, Store, signature
 
 
 def test_info_tells_devices_and_counts(tuned_db):
@@ -105,3 +107,35 @@ def test_the_commands(two, tmp_path):
     ]:
         done = script("db", *arguments)
         assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_signing_and_verifying(tuned_db, tmp_path):
+    key, public, path = tmp_path / "key", tmp_path / "key.pub", tmp_path / "ship.db"
+    shutil.copy(tuned_db, path)
+    done = script("db", "keygen", key)
+    assert done.returncode == 0 and signature.public_key(public) in done.stdout, done.stderr
+    done = script("db", "verify", path)
+    assert done.returncode == 0 and "no signature was checked" in done.stdout, done.stderr
+    assert_error(script("db", "verify", "--key", public, path), "ship.db", "nobody signed it")
+    assert script("db", "sign", "--key", key, path).returncode == 0
+    for words, variables in ((("--key", public), {}), ((), {"AUTOTUNE_TRUSTED_KEYS": str(public)})):
+        done = script("db", "verify", *words, path, **variables)
+        assert done.returncode == 0 and "signed by a key that you trust" in done.stdout, done.stderr
+
+    x = torch.randn(TUNED_BATCH, 3, 64, 64)
+    network = FusedResNet(path, trusted_keys=[public])
+    assert any(row.kernel.startswith("cpu_") for row in network.explain(x))
+    assert copy.deepcopy(network).trusted_keys == network.trusted_keys == (signature.public_key(public),)
+    model = se_resnet9_fixup.build()
+    assert FusedResNet.from_model(model, path, trusted_keys=[public]).trusted_keys == network.trusted_keys
+    for make in (FusedResNet, lambda *a, **k: FusedResNet.from_model(model, *a, **k)):
+        with pytest.raises(DatabaseError, match="no valid signature by a key that you trust"):
+            make(tuned_db, trusted_keys=[public])
+
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE library SET blob = zeroblob(9) WHERE id = (SELECT max(library_id) FROM kernel)")
+        connection.commit()
+    assert_error(script("db", "verify", path), "ship.db", "binary", "is damaged")
+    assert_error(script("db", "sign", "--key", key, path), "is damaged")
+    assert_error(script("db", "sign", "--key", public, path), "not a private Ed25519 key")
+    assert_error(script("db", "sign", "--key", key, tmp_path / "absent.db"), "no tuning database")

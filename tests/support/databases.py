@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tuning_db import Store
+from tuning_db.migration import add_digests
 
 LIBRARY = {"kind": "device_image", "target": "sm_90", "flags": "-O3", "cutlass": "4", "abi_version": 1}
 CONV = "conv2d n={n} h=4 w=4 c=8 k=8 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 groups=1 dtype=f32 epilogue=none"
@@ -54,6 +55,16 @@ def fill(store: Store, seed: int, device: str = "d", compiler: str = "c", count:
         choices = [{"layer": str(i), "kernel": rng.choice(kernels), "launch": {"z": i}, "us": 1.5} for i in range(3)]
         median = rng.random()
         store.put_plan(device_id=row.id, network=f"net n={n}", median_us=median, spread_us=0.1, choices=choices)
+
+
+def renew_digests(path: Path) -> None:
+    """Store the digests of all rows anew, after a change of rows that is to look like a tuner's."""
+    with closing(sqlite3.connect(path)) as connection:
+        for table in ("kernel", "measurement", "plan"):
+            connection.execute(f"UPDATE {table} SET digest = NULL")
+        connection.commit()
+    with Store.create(path) as store, store.writing() as session:
+        add_digests(session.connection(), store.name)
 
 
 QUERIES = {

@@ -19,7 +19,7 @@ from autotune.families import Config, Kernel, family
 from autotune.ir import Epilogue, Problem
 from autotune.measure import CandidateBench, Result, Worker
 from autotune.measure.verify import random_tensor
-from autotune.runtime import BoundStep, Candidate
+from autotune.runtime import Binary, BoundStep, Candidate
 
 
 def some_kernel(name, epilogue=""):
@@ -45,9 +45,8 @@ def candidate_of(kernel: Kernel, path: Path, launch: Config) -> Candidate:
     chosen = family(kernel.family)
     values = {parameter.name: int(launch[parameter.name]) for parameter in chosen.launch_parameters}
     layouts = chosen.weight_layouts(kernel.values)
-    return Candidate(
-        kernel.family, kernel.config, rendering.symbol(kernel), chosen.kind, path, layouts, values, tuple(values)
-    )
+    binary = Binary.of(chosen.kind, path.read_bytes())
+    return Candidate(kernel.family, kernel.config, rendering.symbol(kernel), binary, layouts, values, tuple(values))
 
 
 def random_inputs(problem: Problem, seed: int = 1) -> tuple[dict[str, torch.Tensor], tuple[float, ...]]:

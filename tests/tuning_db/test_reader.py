@@ -144,3 +144,46 @@ def test_a_kernel_that_only_a_plan_has_takes_its_launch_names_from_there(tmp_pat
         assert database.kernel(number).launch_names == ["walk", "grid"]
     with Store.create(path) as database:
         assert database.kernel(number).launch_names == ["walk", "grid"]
+
+
+CHANGES = {
+    ("kernel", "weight_layouts"): ["{}", '{"weight": "kcrs"}', "[]", "null", "5", "{", "[" * 100_000, b"\xff", None],
+    ("kernel", "launch_names"): ["[]", '["a", "z"]', "{}", None],
+    ("kernel", "library_id"): [None, 1, 2**62, "x"],
+    ("kernel", "digest"): [None, "", "0" * 64],
+    ("library", "digest"): ["0" * 64, "../../evil", None],
+    ("library", "kind"): ["cudnn_plan", "evil", None],
+    ("measurement", "kernel_id"): [1, 10**6, None],
+    ("measurement", "launch"): ['{"z": 0, "a": 5}', '{"z": "x"}', "[1]", "{"],
+    ("measurement", "median_us"): [-1.0, "x", b"1"],
+    ("measurement", "details"): ["[]", '{"workspace_bytes": 7}', "", 5],
+    ("device", "target"): ["sm_80", None, 7],
+    ("device", "flops_per_us"): [0, -1, "x", None, float("inf")],
+}
+
+
+@pytest.mark.parametrize(("table", "column"), CHANGES)
+def test_a_changed_column_is_an_error_that_names_row_and_database(table, column, tmp_path):
+    path = tmp_path / "changed.db"
+    with Store.create(path) as store:
+        fill(store, 1)
+        device, problems = store.devices()[0], store.problem_texts()
+        used = [row for text in problems for row in store.ranking(device, text) if row.kernel.library]
+        row = used[-1]
+        number = {"kernel": row.kernel_id, "library": row.kernel.library_id, "measurement": row.id, "device": 1}[table]
+        text = row.problem.text
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', '') WHERE type = 'table'")
+        connection.commit()
+    for value in CHANGES[table, column]:
+        shutil.copy(path, tmp_path / "one.db")
+        with closing(sqlite3.connect(tmp_path / "one.db")) as connection:
+            change = f"UPDATE {table} SET {column} = ? WHERE id = ? AND {column} IS NOT ?"
+            changed = connection.execute(change, [value, number, value]).rowcount
+            connection.commit()
+        if not changed:
+            continue
+        damaged = r"one\.db: row \d+ of table '(kernel|measurement|device)' is damaged"
+        with pytest.raises(DatabaseError, match=damaged), Reader(tmp_path / "one.db") as database:
+            database.ranking(database.devices()[0], text)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -101,7 +100,7 @@ def summary(config: Mapping[str, Any]) -> str:
 
 def bind(
     problem: Problem,
-    path: Path,
+    data: bytes,
     config: Mapping[str, Any],
     tensors: Tensors,
     scalars: tuple[float, ...],
@@ -111,7 +110,7 @@ def bind(
 
     Args:
         problem: The problem for which the plan was made.
-        path: File with the plan's serialized form.
+        data: The plan's serialized form.
         config: The plan's config.
         tensors: The operands that are known now, by name.
         scalars: The epilogue's scalars, in the order of its steps.
@@ -128,7 +127,7 @@ def bind(
         raise LibraryError(
             f"the plan was made by {config['made_by']}, and this is {loaded.source}: tune again for this version"
         )
-    graph = _restored(loaded, path)
+    graph = _restored(loaded, data)
     numbers = operand_numbers(problem)
     pack = arguments(convolution, config["bias"], tensors, scalars)
 
@@ -146,11 +145,11 @@ def bind(
 
 
 @lru_cache(maxsize=512)
-def _restored(loaded: CudnnLibrary, path: Path) -> Any:
-    """Return a graph with the plan of a file; raises LibraryError if cuDNN does not take it."""
+def _restored(loaded: CudnnLibrary, data: bytes) -> Any:
+    """Return a graph with a serialized plan; raises LibraryError if cuDNN does not take it."""
     graph = loaded.cudnn.pygraph(handle=loaded.handle)
     try:
-        graph.deserialize(loaded.handle, list(path.read_bytes()))
+        graph.deserialize(loaded.handle, list(data))
     except Exception as error:
-        raise LibraryError(f"{loaded.source} cannot restore its plan {path.stem[:12]}: {first_line(error)}") from error
+        raise LibraryError(f"{loaded.source} cannot restore its plan: {first_line(error)}") from error
     return graph

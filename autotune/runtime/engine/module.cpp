@@ -39,7 +39,10 @@ PYBIND11_MODULE(_engine, m) {
       .def("describe", &Prepared::describe);
 
   py::class_<SharedLibrary, std::shared_ptr<SharedLibrary>>(m, "SharedLibrary", "Kernels of a shared library.")
-      .def(py::init<const std::string&>(), py::arg("path"))
+      .def(py::init([](const py::bytes& bytes, const std::string& name) {
+             return std::make_shared<SharedLibrary>(std::string(bytes), name);
+           }),
+           py::arg("bytes"), py::arg("name"))
       .def("names", &SharedLibrary::names)
       .def("prepare", [](SharedLibrary& self, const std::string& name, const py::bytes& problem) {
         return self.prepare(name, std::string(problem));

@@ -10,8 +10,9 @@ namespace engine {
 
 class SharedLibrary : public std::enable_shared_from_this<SharedLibrary> {
  public:
-  // Loads the library from a path. OpenMP symbols resolve to the runtime that the process already has.
-  explicit SharedLibrary(const std::string& path);
+  // Loads the library from its bytes: no file is read that another process could change. Debuggers and /proc/PID/maps
+  // show it as "/memfd:NAME". OpenMP symbols resolve to the runtime that the process already has.
+  SharedLibrary(const std::string& bytes, const std::string& name);
   ~SharedLibrary();
   SharedLibrary(const SharedLibrary&) = delete;
 
@@ -21,8 +22,11 @@ class SharedLibrary : public std::enable_shared_from_this<SharedLibrary> {
   std::shared_ptr<Prepared> prepare(const std::string& name, const std::string& problem);
 
  private:
-  void* handle_;
-  const at_library* table_;
+  void unload();
+
+  std::string path_;
+  void* handle_ = nullptr;
+  const at_library* table_ = nullptr;
 };
 
 }  // namespace engine

@@ -1,9 +1,8 @@
 """Measure the host time of FusedResNet: of loading it, and of a call.
 
-Loading runs from `import torch` to the first result, in new processes without
-cached binaries. A call returns while the GPU works. On a CPU the kernels run
-within the call, so there only the check of the state and the allocation of the
-output are host time.
+Loading runs from `import torch` to the first result, in new processes. A call
+returns while the GPU works. On a CPU the kernels run within the call, so there
+only the check of the state and the allocation of the output are host time.
 
 Example:
   autotune bench-host --db tuning_db/se_resnet9_fixup_h200.db
@@ -17,7 +16,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -57,9 +55,8 @@ def load_times(database: Path, batch: int, device: torch.device, loads: int) -> 
     command = [sys.executable, "-m", cold_start.__name__, str(database), str(batch), str(device)]
     found: list[dict[str, float]] = []
     for _ in range(loads):
-        with tempfile.TemporaryDirectory() as cache:
-            environment = {**os.environ, "XDG_CACHE_HOME": cache, "PYTHONWARNINGS": "ignore"}
-            done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         if done.returncode:
             raise AutotuneError(f"loading {database} failed: {done.stderr.strip().splitlines()[-1]}")
         found.append(json.loads(done.stdout))

@@ -1,4 +1,4 @@
-"""Show, merge, pack, export and compare tuning databases.
+"""Show, merge, pack, export, compare and sign tuning databases.
 
 DB is a file, or a server: postgresql+psycopg://user@host/name.
 docs/guide/databases.md describes the databases.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,11 +21,13 @@ from autotune.ir import parse
 from autotune.tuner import format_config, layer_winners
 from autotune_cli.command_line import database, positive
 from autotune_cli.tables import winners
-from tuning_db import Store, diff, json_export
-from tuning_db.location import SCHEMA_VERSION, Location
+from tuning_db import DatabaseError, Store, diff, json_export, signature
+from tuning_db.location import SCHEMA_VERSION, Location, check, is_address
 from tuning_db.merge import Outcome
 from tuning_db.pack import merge, pack
+from tuning_db.reader import Reader
 from tuning_db.schema import Measurement
+from tuning_db.signature import TRUSTED
 from tuning_db.snapshot import read
 
 
@@ -49,6 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command("diff", "count what only one of two databases has, and list differing winners", "DB", "OTHER")
     command("export", "write the whole database as readable JSON", "DB", "FILE")
     command("import", "add an exported file to a database, which is created if missing", "FILE", "DB")
+    command("keygen", "write a new Ed25519 key to FILE, and its public half to FILE.pub", "FILE")
+    sign_one = command("sign", "sign all that FusedResNet reads of a file", "DB")
+    sign_one.add_argument("--key", type=Path, required=True, metavar="FILE", help="the private key, in PEM form")
+    verify_one = command("verify", "check all rows and binaries of a file, and its signature", "DB")
+    verify_one.add_argument(
+        "--key", action="append", default=[], help=f"a public key: a PEM file or base64 (default ${TRUSTED})"
+    )
 
 
 def info(store: Store, console: Console) -> None:
@@ -125,6 +135,34 @@ def show_outcome(outcome: Outcome, place: Location, console: Console) -> None:
     console.print(f"database {place}", highlight=False)
 
 
+def sign(place: Location, key_file: Path, console: Console) -> None:
+    key = signature.private_key(key_file)
+    path = _file(place)
+    with Store.create(path) as store:
+        with Reader(path) as reader:
+            reader.check_all()
+            public, value = signature.sign(reader.content(), key)
+        store.put_signature(public, value)
+    console.print(f"{path}: signed by {public}", highlight=False, soft_wrap=True)
+
+
+def verify(place: Location, keys: Sequence[str], console: Console) -> None:
+    trusted = signature.public_keys(keys)
+    with Reader(_file(place), trusted) as reader:
+        counts = reader.check_all()
+    rows = ", ".join(f"{table} {count}" for table, count in counts.items())
+    signed = "signed by a key that you trust" if trusted else "no key was given, so no signature was checked"
+    console.print(f"{place}: all rows are as they were stored ({rows}); {signed}", highlight=False, soft_wrap=True)
+
+
+def _file(place: Location) -> Path:
+    """Return the path of a database; raises DatabaseError for a server's, and if there is none."""
+    if is_address(place):
+        raise DatabaseError(f"{Store.open(place).name} is on a server: db.py pack it into a file, and sign that")
+    check(Path(place))
+    return Path(place)
+
+
 def _winner(row: Measurement | None) -> str:
     return f"{row.median_us:9.2f} us  {format_config(row)}" if row else "not timed"
 
@@ -145,6 +183,12 @@ def main(args: argparse.Namespace) -> None:
         console.print(f"{args.to}: {format_bytes(args.to.stat().st_size)}", highlight=False)
     elif args.command == "merge":
         show_outcome(merge(args.dbs, args.to), args.to, console)
+    elif args.command == "keygen":
+        console.print(f"public key: {signature.generate(args.file)}", highlight=False, soft_wrap=True)
+    elif args.command == "sign":
+        sign(args.db, args.key, console)
+    elif args.command == "verify":
+        verify(args.db, args.key, console)
     elif args.command == "import":
         with Store.create(args.db) as store:
             show_outcome(json_export.import_(args.file, store), store.name, console)

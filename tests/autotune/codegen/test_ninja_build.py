@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import closing, suppress
 from functools import cache
+from pathlib import Path
 
 import pytest
 from kernels import assert_exported, built_paths, need_compiler
@@ -72,7 +73,7 @@ def test_a_unit_exports_all_of_its_kernels(fresh, cpu_kernel):
     kernels = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS]
     outcomes = list(build(kernels, jobs=1))
     assert len(outcomes) == 1 and outcomes[0].error == "" and outcomes[0].seconds > 0
-    library = engine.SharedLibrary(str(outcomes[0].path))
+    library = engine.SharedLibrary(outcomes[0].path.read_bytes(), "library")
     assert sorted(library.names()) == sorted(rendering.symbol(kernel) for kernel in kernels)
     assert ctypes.CDLL(str(outcomes[0].path)).at_library_get
 
@@ -164,7 +165,7 @@ def test_two_processes_that_build_the_same_both_succeed(fresh):
     assert [process.returncode for process in both] == [0, 0]
     assert said[0] == said[1] and said[0]
     for path in said[0]:
-        assert engine.SharedLibrary(path).names()
+        assert engine.SharedLibrary(Path(path).read_bytes(), "library").names()
     assert not list(fresh.rglob("ninja-*"))
 
 
@@ -300,7 +301,8 @@ def test_a_kernel_is_found_in_whatever_unit_it_was_built_with(fresh, cpu_kernel)
     assert files(fresh) == before
     together.path.unlink()
     [again] = build(kernels[:1], jobs=1)
-    assert again.seconds > 0 and engine.SharedLibrary(str(again.path)).names() == [rendering.symbol(kernels[0])]
+    library = engine.SharedLibrary(again.path.read_bytes(), "library")
+    assert again.seconds > 0 and library.names() == [rendering.symbol(kernels[0])]
     found, missing = ninja_build.existing(kernels)
     assert [kernel for built in found for kernel in built.unit.kernels] == kernels[:1] and missing == kernels[1:]
 

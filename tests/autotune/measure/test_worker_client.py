@@ -17,7 +17,7 @@ from autotune.core import DeviceFacts, WorkerError, device_name, paths
 from autotune.ir import parse
 from autotune.libraries import aten
 from autotune.measure import CandidateBench, Worker
-from autotune.runtime import Candidate, engine
+from autotune.runtime import Binary, Candidate, engine
 
 OTHER = parse("avg_pool2d n=1 h=6 w=6 c=3 r=2 s=2 stride=2 dtype=f32")
 FAULTS = {
@@ -45,7 +45,8 @@ def library(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def faulty(library):
-    return lambda name: Candidate("faulty", "{}", name, "shared_library", library)
+    binary = Binary.of("shared_library", library.read_bytes())
+    return lambda name: Candidate("faulty", "{}", name, binary)
 
 
 @pytest.fixture(scope="module")
@@ -140,14 +141,13 @@ def test_an_exit_is_told_with_its_code_and_stopping_ends_the_process(worker, fau
 
 @pytest.mark.compile
 def test_libraries_and_kernels_that_are_none_are_refused_in_words(library, faulty, tmp_path):
-    text = tmp_path / "text.so"
-    text.write_text("not a library")
-    empty = tmp_path / "empty.so"
-    subprocess.run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(empty)], check=True)
+    path = tmp_path / "empty.so"
+    subprocess.run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(path)], check=True)
+    text, empty = (Binary.of("shared_library", data) for data in (b"not a library", path.read_bytes()))
     case = CandidateBench(PROBLEM, torch.device("cpu"))
     for chosen, said in [
-        (replace(faulty("good"), path=text), "does not load"),
-        (replace(faulty("good"), path=empty), "not a kernel library"),
+        (replace(faulty("good"), binary=text), "does not load"),
+        (replace(faulty("good"), binary=empty), "not a kernel library"),
         (faulty("absent"), "no kernel named absent"),
         (faulty("fails_to_prepare"), "c=7 is not what this kernel likes"),
     ]:
