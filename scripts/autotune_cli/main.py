@@ -32,6 +32,7 @@ COMMANDS = {
         "legality": ("checks.legality", "compile kernels of a family that should compile"),
         "restamp": ("checks.restamp", "renew source digests where machine code is unchanged"),
         "compare-checkouts": ("checks.compare_checkouts", "time this checkout against another one"),
+        "random-graphs": ("checks.random_graphs", "compare random networks with torch"),
         "stress": ("checks.stress", "call one FusedResNet from several threads"),
         "timing-mistakes": ("checks.timing_mistakes", "show common mistakes in timing a GPU"),
     },
