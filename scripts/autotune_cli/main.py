@@ -108,18 +108,22 @@ def run_command(name: str, argv: Sequence[str], program: str) -> int:
     except BrokenPipeError:
         return EXIT_BROKEN_PIPE
     except Exception as error:
-        if not _is_user_error(error):
+        if (said := _sentence(error)) is None:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {said}", file=sys.stderr)
         return EXIT_USER_ERROR
 
 
-def _is_user_error(error: Exception) -> bool:
-    """Return whether an error's text tells a user what to do."""
+def _sentence(error: Exception) -> str | None:
+    """Return what a user should read of an error that the user can correct; None for another error."""
     from autotune.core import AutotuneError
     from tuning_db import DatabaseError
 
-    return isinstance(error, (AutotuneError, DatabaseError))
+    if isinstance(error, (AutotuneError, DatabaseError)):
+        return str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"'{error.filename}': {error.strerror}"
+    return None
 
 
 def _command_list() -> str:

@@ -249,6 +249,8 @@ def main(options: argparse.Namespace) -> int:
         database = options.db or Path(folder, "empty.db")
         if options.db is None:
             Store.create(database).close()
+        with reader(database):
+            pass  # a database that cannot be read is an error of the command, not of each network
         for seed in seeds:
             outcomes.append(result := outcome(seed, database, device, options.blocks))
             for deviation in result.wrong:

@@ -178,7 +178,8 @@ class Reused(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Add what the readers make of it."""
         y = self.first(x)
-        return self.a(y) + self.b(y) + y
+        z: torch.Tensor = self.a(y) + self.b(y) + y
+        return z
 
 
 class Shared(nn.Module):

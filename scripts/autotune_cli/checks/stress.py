@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from autotune_cli.command_line import positive, sizes
+from autotune_cli.command_line import add_device, positive, sizes, torch_device
 from fused_resnet import FusedResNet
 from fused_resnet.networks import se_resnet9_fixup
 
@@ -45,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N[,N]",
         help="batch sizes (default %(default)s)",
     )
-    parser.add_argument(
-        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default cuda; cpu without a GPU"
-    )
+    add_device(parser)
     parser.add_argument(
         "--plans", type=positive, default=256, metavar="N", help="plans that are kept (default 256, enough for all)"
     )
@@ -126,7 +124,7 @@ def memory(device: torch.device) -> tuple[int, int]:
 
 
 def main(options: argparse.Namespace) -> int:
-    device = torch.device(options.device)
+    device = torch_device(options.device)
     cuda = device.type == "cuda"
     warnings.filterwarnings("ignore", message=".*is not tuned")
     network = FusedResNet(options.db, graph=not options.no_graph, plans=options.plans)

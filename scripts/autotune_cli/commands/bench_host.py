@@ -28,7 +28,7 @@ import torch
 from autotune.core import AutotuneError
 from autotune.measure import synchronize
 from autotune_cli import cold_start
-from autotune_cli.command_line import positive
+from autotune_cli.command_line import add_device, positive, torch_device
 from fused_resnet import FusedResNet
 
 BURST = 20
@@ -44,9 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--loads", type=int, default=5, metavar="N", help="loads, each in a new process (default 5; 0: none)"
     )
-    parser.add_argument(
-        "--device", help="default cuda; cpu without a GPU", default="cuda" if torch.cuda.is_available() else "cpu"
-    )
+    add_device(parser)
 
 
 def load_times(database: Path, batch: int, device: torch.device, loads: int) -> dict[str, float]:
@@ -95,7 +93,7 @@ def measure(network: FusedResNet, x: torch.Tensor, calls: int) -> dict[str, floa
 
 
 def main(options: argparse.Namespace) -> int:
-    device = torch.device(options.device)
+    device = torch_device(options.device)
     warnings.filterwarnings("ignore", message=".*is not tuned")
     if options.loads > 0:
         found = load_times(options.db, options.batch, device, options.loads)
