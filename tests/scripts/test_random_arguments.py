@@ -119,7 +119,7 @@ def parser_of(name):
 
 @pytest.mark.parametrize("name", ENDS)
 def test_random_options(name, folder):
-    @fuzz(40)
+    @fuzz(25)
     @given(command_lines(parser_of(name), WORDS))
     def check(words):
         assert_clear(name, [*words, *ENDS[name]])
@@ -137,7 +137,7 @@ SUBCOMMANDS = {
 def test_random_subcommands(name, folder):
     word = st.sampled_from([*WORDS, "rows.db", "rows.json", "rows.db", "-o", "--to", "--most"])
 
-    @fuzz(60)
+    @fuzz(40)
     @given(st.sampled_from(SUBCOMMANDS[name]), st.lists(word, max_size=4))
     def check(subcommand, words):
         assert_clear(name, [subcommand, *words])

@@ -48,7 +48,7 @@ FACTOR = 8.0
 FLOORS = {torch.float32: 1e-6, torch.float16: 2e-3}
 """Relative error that is always allowed: where few roundings happen in torch, as many happen here in other places."""
 
-OTHER_BATCH = 8
+OTHER_BATCH = 16
 """Every OTHER_BATCH-th network also runs with another batch size, which is captured anew."""
 
 
