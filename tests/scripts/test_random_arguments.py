@@ -64,6 +64,7 @@ def none(): return 3
 """
 
 pytestmark = [
+    pytest.mark.process,  # matplotlib looks for fonts with fc-list
     pytest.mark.skipif(torch.cuda.is_available(), reason="some commands would measure the GPU"),
     pytest.mark.filterwarnings("ignore"),
 ]
