@@ -1,5 +1,6 @@
 # make tune: tune the default network on this machine's CPU.   make test: run the tests.
 # make check: lint, format, types, imports, docs.   make docs: build the site.   make clean: remove what was built.
+# make sanitize: run the C++ of engine and kernels under sanitizers.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,9 +10,9 @@ ENGINE := $(wildcard autotune/runtime/engine/*.cpp autotune/runtime/engine/*.h) 
 ARGS ?=
 
 # C++ and CUDA text that clang-format checks.
-CPP := $(shell find templates autotune/runtime/engine tests/kernels -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
+CPP := $(shell find templates autotune/runtime/engine tests/kernels tests/sanitizers -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 
-.PHONY: tune test check docs clean
+.PHONY: tune test check docs sanitize clean
 .DELETE_ON_ERROR:
 
 tune: $(READY)
@@ -31,6 +32,9 @@ check: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "The site is build/site/index.html"
+
+sanitize: $(READY)
+	tests/sanitizers/run $(ARGS)
 
 $(READY): pyproject.toml setup.py constraints.txt $(ENGINE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

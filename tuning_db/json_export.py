@@ -11,6 +11,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
+
 from tuning_db import row_digests
 from tuning_db.blob import decompress
 from tuning_db.errors import DatabaseError
@@ -21,6 +23,12 @@ from tuning_db.snapshot import TABLES, Row, Snapshot, read
 from tuning_db.store import Store
 
 FORMAT = "autotune tuning database"
+
+_LISTS = ("launch_names", "samples_us", "choices")
+"""Columns of JSON that hold a list; the others hold a dictionary."""
+
+_INTEGERS = 2**63
+"""Integers of a database are at least -_INTEGERS and smaller than _INTEGERS."""
 
 
 def export(store: Store, path: Path) -> None:
@@ -45,18 +53,24 @@ def import_(path: Path, store: Store) -> Outcome:
         data = json.loads(path.read_text())
     except OSError as error:
         raise DatabaseError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DatabaseError(f"{path} is not JSON: {error}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise DatabaseError(f"{path} is not an exported tuning database: its first line does not say so")
-    if data["schema"] != SCHEMA_VERSION:
-        raise DatabaseError(f"{path} has schema {data['schema']}, this version reads {SCHEMA_VERSION}: export it again")
+    if data.get("schema") != SCHEMA_VERSION:
+        found = str(data.get("schema"))[:20]
+        raise DatabaseError(f"{path} has schema {found}, this version reads {SCHEMA_VERSION}: export it again")
     try:
         snapshot: Snapshot = {table: [_row(str(path), table, row) for row in data[table]] for table in TABLES}
+        for table, rows in snapshot.items():
+            if len({row["id"] for row in rows}) < len(rows):
+                raise ValueError(f"two rows of '{table}' have the same id")
         row_digests.fill(str(path), snapshot)
         return merge_into(store, snapshot)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DatabaseError(f"{path} is damaged: {type(error).__name__} {error}; nothing was imported") from error
+    except sa.exc.IntegrityError as error:
+        raise DatabaseError(f"{path} is damaged: {error.orig}; nothing was imported") from error
 
 
 def _plain_value(value: Any) -> Any:
@@ -74,15 +88,42 @@ def _plain_value(value: Any) -> Any:
 
 
 def _row(file: str, table: str, row: Row) -> Row:
-    """Return the row that `export` wrote; raises ValueError for other columns, DatabaseError for a damaged binary."""
-    names = set(Base.metadata.tables[table].c.keys())
+    """Return the row that `export` wrote.
+
+    Raises:
+        ValueError: It has other columns, or a value of a wrong type.
+        DatabaseError: Its binary is damaged.
+    """
+    columns = Base.metadata.tables[table].c
+    names = set(columns.keys())
     if set(row) != names:
         raise ValueError(f"a row of '{table}' has the wrong columns: {', '.join(sorted(set(row) ^ names))}")
     row = {name: _value(value) for name, value in row.items()}
     if "blob" in row:
         row["blob"] = base64.b64decode(row["blob"], validate=True)
+    for column in columns:
+        if not _fits(row[column.name], column):
+            raise ValueError(f"'{column.name}' of a row of '{table}' is {repr(row[column.name])[:40]}")
+    if "blob" in row:
         decompress(row["blob"], row["digest"], row["size"], file)
     return row
+
+
+def _fits(value: Any, column: sa.Column[Any]) -> bool:
+    """Return whether a value has the type of a column, and can be stored in it."""
+    if value is None:
+        return bool(column.nullable)
+    if isinstance(column.type, sa.JSON):
+        return type(value) is (list if column.name in _LISTS else dict)
+    types = (int, float) if isinstance(column.type, sa.Float) else (column.type.python_type,)
+    if type(value) is int:
+        return int in types and -_INTEGERS <= value < _INTEGERS
+    return type(value) in types and not (isinstance(value, str) and any(map(_is_surrogate, value)))
+
+
+def _is_surrogate(character: str) -> bool:
+    """Return whether a character cannot be encoded: half of a pair that JSON may hold alone."""
+    return "\ud800" <= character <= "\udfff"
 
 
 def _value(value: Any) -> Any:

@@ -107,10 +107,12 @@ def _squeeze_filter(weight: torch.Tensor, w1: torch.Tensor, *scale: torch.Tensor
 
     Args:
         weight: Filter (k, c, r, s) of the convolution.
-        w1: Matrix (hidden, k) that multiplies the mean of the convolution's result.
+        w1: Matrix (hidden, k) that multiplies the mean of the convolution's result, or a 1x1 filter (hidden, k, 1, 1).
         scale: Factor of the result before its mean is taken: k values, or one.
     """
-    rows = _precise(w1) * scale[0].to(w1.device).flatten() if scale else _precise(w1)
+    rows = _precise(w1).flatten(1)
+    if scale:
+        rows = rows * scale[0].to(w1.device).flatten()
     # Row by row, because no other step of binding is a matrix product, and torch's first one loads its BLAS library.
     flat = _precise(weight).to(rows.dtype).flatten(1)
     return torch.stack([(row[:, None] * flat).sum(0) for row in rows]).view(len(rows), *weight.shape[1:])
@@ -118,7 +120,7 @@ def _squeeze_filter(weight: torch.Tensor, w1: torch.Tensor, *scale: torch.Tensor
 
 def _squeeze_bias(b1: torch.Tensor, w1: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """Return the bias (hidden) of that product if `shift`, of k values or one, is added before the mean is taken."""
-    return _precise(b1) + (_precise(w1) * shift.to(w1.device).flatten()).sum(1)
+    return _precise(b1) + (_precise(w1).flatten(1) * shift.to(w1.device).flatten()).sum(1)
 
 
 def _columns_last(weight: torch.Tensor, c: int, h: int, w: int) -> torch.Tensor:

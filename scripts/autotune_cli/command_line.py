@@ -130,7 +130,7 @@ def output(text: str) -> Path:
 
 def size(text: str) -> int:
     """Read "64M", "1G", "512K" or a bare number of bytes."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)", text.upper())
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d+)?)([KMG]?)", text.upper())
     if not found:
         raise argparse.ArgumentTypeError(f"'{text}' is not a size: write 512K, 64M or 1G")
     return int(float(found[1]) * 1024 ** " KMG".index(found[2] or " "))

@@ -35,6 +35,7 @@ COMMANDS = {
         "restamp": ("checks.restamp", "renew source digests where machine code is unchanged"),
         "compare-checkouts": ("checks.compare_checkouts", "time this checkout against another one"),
         "kill-campaign": ("checks.kill_campaign", "kill tuners at random moments and check what is left"),
+        "random-graphs": ("checks.random_graphs", "compare random networks with torch"),
         "stress": ("checks.stress", "call one FusedResNet from several threads"),
         "tamper": ("checks.tamper", "run a network from databases that were changed"),
         "timing-mistakes": ("checks.timing_mistakes", "show common mistakes in timing a GPU"),
@@ -117,18 +118,22 @@ def run_command(name: str, argv: Sequence[str], program: str) -> int:
     except Exception as error:
         if interrupts.is_lost_terminal(error):
             return EXIT_HANGUP
-        if not _is_user_error(error):
+        if (said := _sentence(error)) is None:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {said}", file=sys.stderr)
         return EXIT_USER_ERROR
 
 
-def _is_user_error(error: Exception) -> bool:
-    """Return whether an error's text tells a user what to do."""
+def _sentence(error: Exception) -> str | None:
+    """Return what a user should read of an error that the user can correct; None for another error."""
     from autotune.core import AutotuneError
     from tuning_db import DatabaseError
 
-    return isinstance(error, (AutotuneError, DatabaseError))
+    if isinstance(error, (AutotuneError, DatabaseError)):
+        return str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"'{error.filename}': {error.strerror}"
+    return None
 
 
 def _command_list() -> str:

@@ -2,6 +2,7 @@
 //
 // The handle of a function is its name. Each kernel has two tensor maps, of its first two operands, then its pointers.
 // Every second kernel sets at_prepared::waits.
+#include <atomic>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -25,8 +26,8 @@ struct Node {
 };
 
 void* const kContext = reinterpret_cast<void*>(0x100);
-void* current = nullptr;
-int encoded = 0, prepared = 0;
+thread_local void* current = nullptr;
+std::atomic<int> encoded = 0, prepared = 0;
 std::vector<Node> nodes;
 
 void tell(const char* name, const Params& params) {
@@ -159,7 +160,7 @@ int cuGraphLaunch(void*, void* stream) {
 }
 
 void driver_report() {
-  std::printf("encoded %d\n", encoded);
+  std::printf("encoded %d\n", encoded.load());
   std::fflush(stdout);
   encoded = 0;
 }

@@ -3,6 +3,10 @@
 import re
 
 import pytest
+from fuzzing import damaged, fuzz
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import TEXTS
 from processes import python, script
 from repository import ROOT
 
@@ -112,3 +116,21 @@ def test_tune_pys_help_shows_every_operator_within_80_columns():
     assert done.returncode == 0 and all(len(line) <= 80 for line in done.stdout.splitlines())
     text = " ".join(done.stdout.split())
     assert all(problem_usage.usage(operator) in text for operator in OPERATORS.values())
+
+
+def test_a_random_file_of_problems_is_read_or_its_line_is_named(tmp_path):
+    path = tmp_path / "problems.txt"
+    line = st.one_of(st.sampled_from(TEXTS), st.sampled_from(TEXTS).flatmap(damaged), st.just("# a comment"))
+
+    @fuzz(60)
+    @given(st.lists(line, max_size=4), st.sampled_from((b"", b"\xff", b"\x00", b"\r\n", b"\xef\xbb\xbf")))
+    def check(lines, ending):
+        path.write_bytes("\n".join(lines).encode(errors="surrogateescape") + ending)
+        try:
+            problems = read_problems(path)
+        except AutotuneError as error:
+            assert str(path) in str(error) and "\n" not in str(error)
+        else:
+            assert problems and [parse(str(problem)) for problem in problems] == problems
+
+    check()

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from autotune.measure import synchronize
-from autotune_cli.command_line import add_model, positive, seconds, sizes
+from autotune_cli.command_line import add_device, add_model, positive, seconds, sizes, torch_device
 from autotune_cli.models import Model, load
 from fused_resnet import FusedResNet
 
@@ -56,9 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N[,N]",
         help="batch sizes (default %(default)s)",
     )
-    parser.add_argument(
-        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default cuda; cpu without a GPU"
-    )
+    add_device(parser)
     parser.add_argument(
         "--plans", type=positive, default=256, metavar="N", help="plans that are kept (default 256, enough for all)"
     )
@@ -200,7 +198,7 @@ class Usage:
 
 
 def main(options: argparse.Namespace) -> int:
-    device = torch.device(options.device)
+    device = torch_device(options.device)
     cuda = device.type == "cuda"
     warnings.filterwarnings("ignore", message=".*is not tuned")
     model = load(options.model, options.input, None)

@@ -127,7 +127,7 @@ def wanted(args: argparse.Namespace) -> Sequence[tuple[str, Convolution]]:
     """Return the convolutions to measure with their names; raises AutotuneError."""
     if args.model:
         return layers_of(args.model, args.layer, args.batch, args.input, args.dtype)
-    problems = [parse(args.problem)] if args.problem else read_problems(args.problems)
+    problems = [parse(args.problem)] if args.problem is not None else read_problems(args.problems)
     return [(str(problem), benchmark.passes(problem)[DIRECTIONS[0]]) for problem in problems]
 
 

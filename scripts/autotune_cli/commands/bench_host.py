@@ -26,7 +26,7 @@ import torch
 from autotune.core import AutotuneError
 from autotune.measure import synchronize
 from autotune_cli import cold_start
-from autotune_cli.command_line import add_model, positive
+from autotune_cli.command_line import add_device, add_model, positive, torch_device
 from autotune_cli.models import load
 from fused_resnet import FusedResNet
 from fused_resnet.call_cache import CallCache
@@ -45,9 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--loads", type=int, default=5, metavar="N", help="loads, each in a new process (default 5; 0: none)"
     )
-    parser.add_argument(
-        "--device", help="default cuda; cpu without a GPU", default="cuda" if torch.cuda.is_available() else "cpu"
-    )
+    add_device(parser)
 
 
 def load_times(database: Path, batch: int, device: torch.device, loads: int) -> dict[str, float]:
@@ -96,7 +94,7 @@ def measure(network: FusedResNet, x: torch.Tensor, calls: int) -> dict[str, floa
 
 
 def main(options: argparse.Namespace) -> int:
-    device, model = torch.device(options.device), load(options.model, options.input, None)
+    device, model = torch_device(options.device), load(options.model, options.input, None)
     warnings.filterwarnings("ignore", message=".*is not tuned")
     if options.loads > 0 and model.is_ours:
         found = load_times(options.db, options.batch, device, options.loads)

@@ -113,6 +113,7 @@ def best_configs(traced: SpaceTrace) -> Space:
 def exhaustive(against: Path, folder: Path) -> Path:
     """Return the database of the exhaustive search; for a recording, a new one with its best configs."""
     if not against.name.endswith(".json.gz"):
+        Store.open(against).close()  # errors of the database come before the tuner runs
         return against
     recording, path = TuneTrace.load(against), folder / "exhaustive.db"
     with Store.create(path) as store, Worker(DEVICE) as worker:

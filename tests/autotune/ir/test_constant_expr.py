@@ -49,6 +49,9 @@ def test_a_folded_squeeze_is_the_product_of_the_means() -> None:
     filters = evaluate(state, ConstantExpr("squeeze_filter", ("w", "w1", "scale")))
     bias = evaluate(state, ConstantExpr("squeeze_bias", ("b1", "w1", "shift")))
     torch.testing.assert_close(F.conv2d(x, filters, padding=1).mean((2, 3)) + bias, expected)
+    as_filter = state | {"w1": w1[:, :, None, None]}  # a gate of 1x1 convolutions
+    assert torch.equal(evaluate(as_filter, ConstantExpr("squeeze_filter", ("w", "w1", "scale"))), filters)
+    assert torch.equal(evaluate(as_filter, ConstantExpr("squeeze_bias", ("b1", "w1", "shift"))), bias)
     plain = evaluate(state, ConstantExpr("squeeze_filter", ("w", "w1")))
     torch.testing.assert_close(
         plain, evaluate(state | {"one": torch.ones(1)}, ConstantExpr("squeeze_filter", ("w", "w1", "one")))

@@ -1,11 +1,18 @@
 """Problem texts: written and read back, and refused with a reason."""
 
+import re
+
 import pytest
+from fuzzing import damaged, epilogues, fuzz, problems
+from hypothesis import given
+from hypothesis import strategies as st
 from problems import TEXTS
 
-from autotune.core import ProblemError, UnknownNameError
+from autotune.core import AutotuneError, ProblemError, UnknownNameError
 from autotune.ir import (
     OPERATORS,
+    Epilogue,
+    abi,
     parse,
 )
 
@@ -64,3 +71,41 @@ CONV = "conv2d n=1 h=4 w=4 c=8 k=8 dtype=f32"
 def test_nonsense_is_refused_in_words(text, said):
     with pytest.raises((ProblemError, UnknownNameError), match=said):
         parse(text)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_random_problems_are_read_back(operator):
+    @fuzz(25)
+    @given(problems(OPERATORS[operator]))
+    def check(problem):
+        assert parse(str(problem)) == problem and str(parse(str(problem))) == str(problem)
+        assert problem.bytes == sum(tensor.bytes for tensor in problem.operands()) > 0 <= problem.flops
+        packed = abi.pack_problem(problem, (0.5,) * (problem.scalars + problem.epilogue.scalars), {"a": 7}, ["a"])
+        struct = abi.struct(type(problem)).from_buffer_copy(packed)
+        assert tuple(getattr(struct, name) for name in problem.sizes.split()) == problem.struct_values()
+        assert struct.launch[0] == 7
+
+    check()
+
+
+@fuzz(100)
+@given(epilogues())
+def test_random_chains_are_read_back(chain):
+    assert Epilogue.parse(str(chain)) == chain
+
+
+@fuzz(400)
+@given(st.sampled_from(TEXTS).flatmap(damaged))
+def test_a_damaged_text_is_read_or_refused_by_a_sentence_that_names_a_part_of_it(text):
+    try:
+        problem = parse(text)
+    except AutotuneError as error:
+        message, parts = str(error), [part for part in re.split(r"[\s=,]+", text) if part]
+        assert any(part in message for part in parts) or not parts
+        assert "\n" not in message
+        return
+    assert parse(str(problem)) == problem
+    try:
+        abi.pack_problem(problem, (0.5,) * (problem.scalars + problem.epilogue.scalars), {}, [])
+    except AutotuneError as error:
+        assert problem.operator in str(error)
