@@ -259,16 +259,16 @@ class FusedResNet(nn.Module):
             context, taken = cache.find(x, stream), x
             if context is None or capturing:
                 if not cache.state.unchanged():
-                    self.rebind()
-                cache = self._cache
-                taken, context = self._context(x, stream)
+                    self._discard(cache)
+                taken, context, cache = self._context(x, stream)
             y = torch.empty_like(context.template) if out is None or not _fits(out, context.template) else out
             context.run(taken, y, stream)
             # Check for changes after the launch, while the device works. A run with old weights is harmless, as the
-            # plan owns its tensors, and is repeated.
-            if self._cache.state.unchanged():
+            # plan owns its tensors, and is repeated. The check is that of the cache that the context belongs to: a
+            # newer one knows the new weights.
+            if cache.state.unchanged():
                 break
-            self.rebind()
+            self._discard(cache)
         if context.direct and taken is x and not capturing:
             cache.use_fast_path(x, context)
         return y
@@ -299,10 +299,12 @@ class FusedResNet(nn.Module):
 
     def context(self, x: torch.Tensor) -> tuple[torch.Tensor, ExecutionContext, int]:
         """Return x as the context takes it, the context on the current stream, and that stream's handle."""
-        if not self._cache.state.unchanged():
-            self.rebind()
+        cache = self._cache
+        if not cache.state.unchanged():
+            self._discard(cache)
         stream = _raw_stream(x.get_device()) if x.is_cuda else 0
-        return (*self._context(x, stream), stream)
+        taken, context, _ = self._context(x, stream)
+        return taken, context, stream
 
     @property
     def memory_format(self) -> torch.memory_format:
@@ -334,9 +336,15 @@ class FusedResNet(nn.Module):
 
         Needed only after a change of weights that autograd does not record, such as through `.data`.
         """
+        self._discard(self._cache)
+
+    def _discard(self, cache: CallCache) -> None:
+        """Replace a cache by an empty one, unless another thread has done so."""
         with self._lock:  # a plan that another thread binds now, with the old weights, must be among those discarded
-            old, self._cache = self._cache, CallCache(self)
-        old.close()
+            if self._cache is not cache:
+                return
+            self._cache = CallCache(self)
+        cache.close()
 
     def _begin(self) -> None:
         """Set the state of a new object: nothing is bound."""
@@ -345,22 +353,23 @@ class FusedResNet(nn.Module):
         self._lock = threading.RLock()
         self._number = torch_op.register(self)
 
-    def _context(self, x: torch.Tensor, stream: int) -> tuple[torch.Tensor, ExecutionContext]:
-        """Return the input as a context takes it, and the context; binds a plan where there is none."""
+    def _context(self, x: torch.Tensor, stream: int) -> tuple[torch.Tensor, ExecutionContext, CallCache]:
+        """Return the input as a context takes it, the context, and its cache; binds a plan where there is none."""
         x = self._cast(x)
         self._check(x)
         if is_contiguous(x) is None:
             x = x.contiguous()
         with self._lock:
-            plan = self._cache.plan(x)
+            cache = self._cache
+            plan = cache.plan(x)
             if x.is_cuda and _is_capturing():
-                return x, self._context_of_capture(plan)
-            if (known := self._cache.find(x, stream)) is not None:
-                return x, known
+                return x, self._context_of_capture(plan), cache
+            if (known := cache.find(x, stream)) is not None:
+                return x, known, cache
             plan = plan or self._bind(x)
             context = ExecutionContext(plan, plan.graph)
-            self._cache.add(x, stream, context, self.plans)
-            return x, context
+            cache.add(x, stream, context, self.plans)
+            return x, context, cache
 
     def _context_of_capture(self, plan: NetworkPlan | None) -> ExecutionContext:
         """Return a context for a call that is being captured.

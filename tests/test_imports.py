@@ -8,7 +8,19 @@ from processes import python
 TOOLS = ("jinja2", "optuna", "cutlass_library", "ninja", "rich", "matplotlib")
 RUNTIME = {
     "autotune": {"core", "ir", "libraries", "runtime"},
-    "fused_resnet": {"call_cache", "model_source", "module", "module_state", "networks", "old_pickles", "torch_op"},
+    "fused_resnet": {
+        *(
+            "call_cache",
+            "guards",
+            "model_source",
+            "module",
+            "module_state",
+            "networks",
+            "old_pickles",
+            "result",
+            "torch_op",
+        ),
+    },
     "tuning_db": {"blob", "errors", "launch", "location", "origin", "ranking", "reader", "row_digests", "signature"},
 }
 """What running SE-ResNet9-Fixup from a file loads of each package: the first result waits for all of it."""

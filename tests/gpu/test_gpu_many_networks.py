@@ -41,7 +41,7 @@ def images(seed: int = 0) -> torch.Tensor:
 
 @torch.no_grad()
 def in_graph(module: nn.Module, x: torch.Tensor):
-    """Return a function that replays the module as a CUDA graph of torch."""
+    """Return a function that replays the module as a CUDA graph of torch, and keeps what the graph reads."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -52,7 +52,7 @@ def in_graph(module: nn.Module, x: torch.Tensor):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = module(x)
-    return lambda: (graph.replay(), y)[1]
+    return lambda: (graph.replay(), y, module, x)[1]
 
 
 def test_a_network_writes_to_no_memory_that_it_does_not_own(empty_db):

@@ -52,7 +52,9 @@ ENDS = {
     "restamp": ["text.db"],
     "compare-checkouts": ["--case", "no case"],
     "random-graphs": ["--db", "text.db", "--graphs", "1"],
+    "kill-campaign": ["--target", "nothing"],
     "stress": ["--db", "text.db"],
+    "tamper": ["--db", "text.db"],
     "timing-mistakes": [],
 }
 

@@ -241,9 +241,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the networks are too small to be shared
+    try:
+        return _compare(options)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _compare(options: argparse.Namespace) -> int:
     device = torch_device(options.device)
     warnings.filterwarnings("ignore", message=".*is not tuned")
-    torch.set_num_threads(1)  # the networks are too small to be shared
     seeds = range(options.seed, options.seed + options.graphs)
     if options.problems:
         return _write_problems(seeds, device, options)

@@ -100,8 +100,10 @@ class Weights:
         """Change the weights after the calls in progress."""
         with self._changed:
             self._changed.wait_for(lambda: not self._callers)
+            device = next(self._network.parameters()).device
+            synchronize(device)  # runs that were launched may still read the weights
             update(self._network)
-            synchronize(next(self._network.parameters()).device)
+            synchronize(device)
             self.updates += 1
 
 
