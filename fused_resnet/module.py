@@ -194,7 +194,7 @@ class FusedResNet(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        *,
+        *others: Any,
         out: torch.Tensor | None = None,
         memory_format: torch.memory_format | None = None,
     ) -> Any:
@@ -203,6 +203,7 @@ class FusedResNet(nn.Module):
         Args:
             x: The input, on the module's device and in its dtype. Strides other than contiguous and channels last, or
                 an address that is not a multiple of 16 bytes, cost a copy.
+            others: Refused.
             out: Receives the result and is returned; filled without a copy if it is channels last in memory.
             memory_format: Memory format of the result without `out`, instead of the module's `memory_format`.
 
@@ -213,8 +214,8 @@ class FusedResNet(nn.Module):
             InputError: The input is not a tensor; the shape, dtype or device of `x` or `out` does not fit; or a
                 gradient by `x` is wanted.
         """
-        if not isinstance(x, torch.Tensor):
-            raise InputError(_no_tensor(x))
+        if not isinstance(x, torch.Tensor) or others:
+            raise InputError(_bad_input(x, others))
         if self.training:
             result = self._plain.train()(x)
             return result if out is None else out.copy_(result)
@@ -445,8 +446,10 @@ def _defines(module: nn.Module, name: str) -> bool:
     return name in vars(module) or (hasattr(type(module), name) and not hasattr(nn.Module, name))
 
 
-def _no_tensor(x: object) -> str:
-    """Return the message for an input that is no tensor."""
+def _bad_input(x: object, others: Sequence[object]) -> str:
+    """Return the message for an input that is no tensor, or for several inputs."""
+    if others:
+        return f"{1 + len(others)} inputs were given: FusedResNet runs models with one input"
     advice = {"ndarray": "torch.from_numpy(x)", "list": "torch.stack(x) or torch.tensor(x)", "tuple": "torch.stack(x)"}
     kind = type(x).__name__
     return f"the input is a {kind}, not a tensor: give {advice.get(kind, 'a tensor of the shape that the model takes')}"

@@ -94,6 +94,12 @@ def test_an_input_that_is_no_tensor(make, message, empty_db, x):
         network(x)
 
 
+def test_several_inputs_are_refused(empty_db, x):
+    network = FusedResNet.from_model(Model(lambda y: y).eval(), empty_db)
+    with pytest.raises(InputError, match="2 inputs were given: FusedResNet runs models with one input"):
+        network(x, x)
+
+
 def test_a_database_that_is_no_path():
     with pytest.raises(InputError, match="tuning_db is None: give the path"):
         FusedResNet(None)
