@@ -13,7 +13,7 @@ from autotune_cli.checks.random_graphs import compare, exact, outcome, relative_
 from autotune_cli.checks.random_networks import draw
 from fused_resnet import FusedResNet
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned", "ignore:.*LeafSpec")
+pytestmark = [pytest.mark.fuzz, pytest.mark.filterwarnings("ignore:.*is not tuned", "ignore:.*LeafSpec")]
 
 CPU = torch.device("cpu")
 NETWORKS, SHARE = 300, 25

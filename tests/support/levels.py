@@ -1,4 +1,4 @@
-"""Levels of tests: `unit`, `compile`, `process` and `gpu`, and the check that a unit test starts no process.
+"""Levels of tests: `unit`, `fuzz`, `compile`, `process` and `gpu`, and the check that a unit test starts no process.
 
 A test without a mark of another level is a unit test. A test that uses a fixture of PROCESS_FIXTURES is a process test.
 While a unit test runs, every start of a process (a compiler is one) fails the test, also where the code under test
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-OTHERS = ("compile", "process", "gpu")
+OTHERS = ("fuzz", "compile", "process", "gpu")
 PROCESS_FIXTURES = {"gpu_db", "server", "tuned_db", "worker"}
 """Fixtures that start a process."""
 STARTS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"}

@@ -93,7 +93,7 @@ def test_stopping_ends_all_at_once_also_from_another_thread(tag):
         (["true"], 0),
         (["sh", "-c", "exit 7"], 7),
         (["sh", "-c", "kill -SEGV $$"], -signal.SIGSEGV),
-        (["sh", "-c", "kill -INT $$"], -signal.SIGINT),
+        (["sh", "-c", "kill -USR1 $$"], -signal.SIGUSR1),
         (["sh", "-c", "kill -KILL $$"], -signal.SIGKILL),
         (["/nonexistent"], 127),
     ],
