@@ -118,15 +118,16 @@ def stateless(model: nn.Module, trace: Callable[[], T]) -> T:
     result, changed = _traced(model, trace)
     if changed and all(_is_removable(model, read) for read in changed):
         # An attribute that forward sets before it reads it, to keep a feature for example, is no state.
-        for read in changed:
+        removed = changed
+        for read in removed:
             del read.owner[read.key]
         try:
             result, changed = _traced(model, trace)
         except CaptureError:
             pass  # it is read before it is set
         finally:
-            for read in changed:
-                read.owner.setdefault(read.key, read.value)
+            for read in removed:
+                read.owner[read.key] = read.value
     if changed:
         raise CaptureError(
             f"forward changes {changed[0].name}, and a captured network changes no state: "
@@ -154,7 +155,7 @@ def _traced(model: nn.Module, trace: Callable[[], T]) -> tuple[T, list[Read]]:
     def watched(*args: Any, **kwargs: Any) -> Any:
         nonlocal called
         called, result = True, forward(*args, **kwargs)
-        changed.extend(read for read in found.changed_data() if read.value is not ABSENT or read.key != "forward")
+        changed.extend(read for read in found.changed_data() if read.key != "forward")
         return result
 
     vars(model)["forward"] = watched

@@ -119,4 +119,6 @@ def test_what_export_refuses_and_fx_traces(empty_db):
     expected = copy.deepcopy(model)(x)
     torch.testing.assert_close(FusedResNet.from_model(model, empty_db)(x), expected.detach())
     model(images(2))  # now it has the attribute before the capture, too
-    torch.testing.assert_close(FusedResNet.from_model(model, empty_db)(x), expected.detach())
+    network = FusedResNet.from_model(model, empty_db)
+    torch.testing.assert_close(network(x), expected.detach())
+    torch.testing.assert_close(network.last, model.last)  # a capture leaves it as it is
