@@ -1,4 +1,4 @@
-"""What a module's forward returns around the tensor that the kernels compute."""
+"""Structure and memory format of a module's result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TENSOR = tree_structure(0)
 
 @dataclass(frozen=True)
 class Result:
-    """What a module's forward returns.
+    """The structure and memory format of a module's result.
 
     Attributes:
         structure: The container of the tensor, such as a tuple or a dictionary with one entry; TENSOR for none.

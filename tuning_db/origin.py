@@ -28,7 +28,7 @@ _BESIDE = ("", "-wal", "-shm", "-journal")
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known about the origin of an open database.
+    """The origin of an open database.
 
     Attributes:
         name: Name of the database, for messages.

@@ -32,7 +32,7 @@ KERNEL = ("family", "config", "dtype", "epilogue", "target")
 """The columns that identify a kernel, whichever source it was compiled from."""
 
 UNREADABLE = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
-"""What decoding a column raises if it does not hold what the schema says."""
+"""Exceptions of decoding a column whose content is not what the schema says."""
 
 
 def kernel(row: Row, library: Row | None) -> str:

@@ -1,4 +1,4 @@
-"""What a call returns: the model's container, and the memory format that is asked for."""
+"""Results of a call: in the model's container, and in the memory format that is asked for."""
 
 from collections import namedtuple
 

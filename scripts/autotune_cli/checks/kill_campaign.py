@@ -218,7 +218,7 @@ class Run:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the tuner runs."""
+        """True while the tuner runs."""
         return self.process.poll() is None
 
     @property

@@ -71,7 +71,7 @@ class Deviation:
 
 @dataclass
 class Outcome:
-    """What came of one network.
+    """The outcome of one network.
 
     Attributes:
         seed: Draws the network.

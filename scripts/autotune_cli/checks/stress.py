@@ -179,7 +179,7 @@ def cases_of(model: Model, network: FusedResNet, batches: Sequence[int], states:
 
 @dataclass(frozen=True)
 class Usage:
-    """What the process uses: bytes of host and device memory, file descriptors, threads."""
+    """Resources in use: bytes of host memory (process) and device memory (all processes), file descriptors, threads."""
 
     host: int
     device: int

@@ -1,4 +1,4 @@
-"""What may be given as a model, and the message for everything else."""
+"""Models that can be captured, and the messages for everything else."""
 
 import copy
 
