@@ -129,6 +129,8 @@ class ExecutionContext:
         unused = self._memory[:0]  # for the slots of the caller's tensors, which none of these layers touches
         try:
             graph = TorchGraph(middle, self.plan.device, (unused, unused, *self._tensors))
+        except torch.OutOfMemoryError:
+            raise  # it may work when there is memory again
         except RuntimeError as error:  # such as a layer that reads a value on the host
             warnings.warn(
                 f"{self.plan.network.key} runs without a CUDA graph: one of torch's operators cannot be captured: "
