@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,15 +12,18 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from autotune_cli.models import Model
 from fused_resnet.model_source import INT8
+from tuning_db import Store
 
 FROM_ANOTHER = "fused from "
 """Prefix of the names of variants that run FusedResNet on a database of --against."""
 CAPTURE_WARM_UPS = 10  # TorchScript optimizes during its first calls, cuDNN searches during its very first
 
-Forward = Callable[[], Tensor]
+Forward = Callable[[], object]
+"""Runs the network once and returns its results: a tensor, or a container of tensors."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class BaselineInput:
     database: str  # empty if no variant reads it
     precision: str | None  # FusedResNet's `precision`
     x: Tensor
-    expected: Tensor
+    expected: Tensor  # of `flat`
 
     @property
     def device(self) -> torch.device:
@@ -62,17 +66,17 @@ class Variant:
 
 def eager(case: BaselineInput) -> Forward:
     network = case.eager()
-    return lambda: cast(Tensor, network(case.x))
+    return lambda: network(case.x)
 
 
 def channels_last(case: BaselineInput) -> Forward:
     network, x = case.nhwc()
-    return lambda: cast(Tensor, network(x))
+    return lambda: network(x)
 
 
 def jit(case: BaselineInput) -> Forward:
     network = scripted(case.eager(), case.x)
-    return lambda: cast(Tensor, network(case.x))
+    return lambda: network(case.x)
 
 
 def jit_frozen_graph(case: BaselineInput) -> Forward:
@@ -89,14 +93,27 @@ def compiled(case: BaselineInput) -> Forward:
 
 
 def compiled_max(case: BaselineInput) -> Forward:
-    return inductor(case, "max-autotune")
+    """Return torch.compile's strongest setting: max-autotune with constant folding of the weights (freezing)."""
+    return inductor(case, "max-autotune", freezing=True)
+
+
+def untuned(case: BaselineInput) -> Forward:
+    """Return the network behind torch.compile(backend="autotune") on a database that holds nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "empty.db"
+        Store.create(path).close()
+        network, x = case.nhwc()
+        ready = torch.compile(network, backend="autotune", dynamic=False, options={"tuning_db": str(path)})
+        with torch.inference_mode():
+            ready(x)  # while the database is there
+    return lambda: ready(x)
 
 
 def fused(case: BaselineInput, database: str = "") -> Forward:
     calibration = [case.x.cpu()] if case.precision == INT8 and not case.model.is_ours else None
     network = case.model.fused(database or case.database, case.precision, calibration)
     network.eval().to(case.device, case.x.dtype)
-    return lambda: cast(Tensor, network(case.x))
+    return lambda: network(case.x)
 
 
 VARIANTS = [
@@ -107,8 +124,15 @@ VARIANTS = [
     Variant("cuda_graph", "channels_last + CUDA graph", "NHWC", cuda_graph, gpu_only=True),
     Variant("compile", "torch.compile", "NHWC", compiled),
     Variant("compile_max", "torch.compile max-autotune", "NHWC", compiled_max),
+    Variant("untuned", "torch.compile autotune, untuned", "NHWC", untuned, is_fused=True),
     Variant("fused", "FusedResNet", "NCHW", fused, is_fused=True),
 ]
+
+
+def flat(results: object) -> Tensor:
+    """Return all elements of a network's results in one float32 tensor of one dimension."""
+    found = [leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)]
+    return torch.cat([tensor.float().flatten() for tensor in found])
 
 
 def from_another(database: Path) -> Variant:
@@ -139,9 +163,9 @@ def captured(network: nn.Module, x: Tensor) -> Forward:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        result = cast(Tensor, network(static))
+        result = network(static)
 
-    def forward() -> Tensor:
+    def forward() -> object:
         static.copy_(x)
         graph.replay()
         return result
@@ -149,12 +173,13 @@ def captured(network: nn.Module, x: Tensor) -> Forward:
     return forward
 
 
-def inductor(case: BaselineInput, mode: str) -> Forward:
+def inductor(case: BaselineInput, mode: str, **options: bool) -> Forward:
     """Return the network through torch.compile for a fixed batch size, without its reports on the terminal."""
     config = torch._inductor.config
     for report in ("autotune_num_choices_displayed", "max_autotune_report_choices_stats"):
         if hasattr(config, report):  # not in all versions of torch
             setattr(config, report, 0)
     network, x = case.nhwc()
-    compiled_network = torch.compile(network, mode=mode, dynamic=False)
-    return lambda: cast(Tensor, compiled_network(x))
+    settings = torch._inductor.list_mode_options(mode) | options
+    compiled_network = torch.compile(network, dynamic=False, options=settings)
+    return lambda: compiled_network(x)

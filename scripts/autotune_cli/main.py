@@ -23,6 +23,7 @@ COMMANDS = {
     },
     "Measure": {
         "bench": ("commands.bench", "time FusedResNet against eager torch and torch.compile"),
+        "bench-networks": ("commands.bench_networks", "compare FusedResNet with torch.compile on many networks"),
         "bench-layers": ("commands.bench_layers", "compare tuned kernels with cuDNN layer by layer"),
         "bench-host": ("commands.bench_host", "measure the host time of loading and of calls"),
         "bench-tuning": ("commands.bench_tuning", "time the tuner and rate the kernels it finds"),

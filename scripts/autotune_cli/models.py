@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import inspect
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from fused_resnet.quantization import capture_int8
 
 PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/guide/precision.md)"
 
-_TORCHVISION_SIZES = {"inception_v3": (3, 299, 299)}
+_TORCHVISION_SIZES = {"inception_v3": (3, 299, 299), "efficientnet_b3": (3, 300, 300), "fcn_resnet50": (3, 512, 512)}
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,11 @@ def _torchvision(name: str) -> nn.Module:
         near = difflib.get_close_matches(name, known, 5, 0.4)
         listed = f"similar names are {', '.join(near)}" if near else f"it has {', '.join(known[:8])} and more"
         raise UnknownNameError(f"torchvision has no model '{name}': {listed}")
-    model: nn.Module = models.get_model(name, weights=None)
+    parameters = inspect.signature(models.get_model_builder(name)).parameters
+    backbone = {"weights_backbone": None} if "weights_backbone" in parameters else {}  # else they are downloaded
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on the initialization of some models, whose weights are random here
+        model: nn.Module = models.get_model(name, weights=None, **backbone)
     return model
 
 

@@ -42,6 +42,7 @@ ENDS = {
     "tune": ["--db", "text.db"],
     "replay": [],
     "bench": ["--only", "fused", "--db", "absent", "--plot", ""],
+    "bench-networks": ["--show", "absent"],
     "bench-layers": ["--db", "text.db"],
     "bench-host": ["--db", "text.db", "--loads", "0"],
     "bench-tuning": ["--against", "text.db"],

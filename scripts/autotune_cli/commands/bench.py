@@ -11,6 +11,7 @@ Example:
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import hashlib
 import json
@@ -28,12 +29,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from autotune.core import AutotuneError, require_one_of
 from autotune.ir import DTYPES
 from autotune_cli import chart, models, timing
-from autotune_cli.baselines import VARIANTS, BaselineInput, Forward, Variant, from_another
+from autotune_cli.baselines import VARIANTS, BaselineInput, Forward, Variant, flat, from_another
 from autotune_cli.command_line import (
     add_batches,
     add_device,
@@ -61,9 +63,12 @@ METHOD = {
     "ratio": "a variant's time over fused's: median over rounds of the ratio in one round, low and high: 95 % interval",
     "caches": "warm: the same input again and again",
     "input": "lies in the variant's layout; every copy of it into a CUDA graph's static buffer is in the time",
-    "settings": "eval, inference_mode, cudnn.benchmark; torch.compile: reduce-overhead on a GPU, default on a CPU",
-    "error": "norm(result - reference) / norm(reference), the reference in float32 on the CPU, all parameters random",
+    "settings": "eval, inference_mode, cudnn.benchmark; torch.compile: reduce-overhead on a GPU, default on a CPU; "
+    "max-autotune: with freezing",
+    "error": "norm(result - reference) / norm(reference), the reference in float32 without TF32, all parameters random",
 }
+REFERENCE_IMAGES = 8  # of a batch at a time, so that float32 activations of large images fit into the memory
+OPTIONAL = ("compile_max", "untuned")  # variants that only --only or an option runs
 PLACES = ("db", "against", "out", "name", "plot")  # arguments that name files, and are not part of a result
 
 
@@ -156,7 +161,7 @@ def pick_variants(arguments: argparse.Namespace, device: torch.device) -> list[V
     known = [variant.name for variant in VARIANTS]
     for name in arguments.only + arguments.skip:
         require_one_of("variant", name, known)
-    wanted = set(arguments.only or [name for name in known if name != "compile_max"]) - set(arguments.skip)
+    wanted = set(arguments.only or [name for name in known if name not in OPTIONAL]) - set(arguments.skip)
     if arguments.max_autotune:
         wanted.add("compile_max")
     chosen = [v for v in VARIANTS if v.name in wanted and (device.type == "cuda" or not v.gpu_only)]
@@ -192,10 +197,17 @@ def make_case(
     generator = torch.Generator().manual_seed(1)
     se_resnet9_fixup.randomize(model.module, 0)
     se_resnet9_fixup.calibrate(model.module, torch.randn(8, *model.shape, generator=generator))
-    x = torch.randn(batch, *model.shape, generator=generator).to(dtype)
-    with torch.inference_mode():
-        expected = model.module(x.float())
-    return BaselineInput(model, arguments.db or "", arguments.precision, x.to(device), expected)
+    x = torch.randn(batch, *model.shape, generator=generator).to(device, dtype)
+    return BaselineInput(model, arguments.db or "", arguments.precision, x, reference(model.module, x))
+
+
+def reference(module: nn.Module, x: Tensor) -> Tensor:
+    """Return the network's results in float32 without TF32, computed on the input's device a few images at a time."""
+    exact = copy.deepcopy(module).to(x.device)
+    with torch.inference_mode(), torch.backends.cudnn.flags(allow_tf32=False):
+        parts = [exact(part.float()) for part in x.split(REFERENCE_IMAGES)]
+        leaves = zip(*map(tree_leaves, parts), strict=True)
+        return flat([torch.cat(pieces) for pieces in leaves])
 
 
 def measure(case: BaselineInput, chosen: list[Variant], budget: float) -> list[Result]:
@@ -224,7 +236,7 @@ def is_right(case: BaselineInput, variant: Variant, error: float) -> bool:
         return error < INT8_TOLERANCE
     if error < TOLERANCE[case.x.dtype]:
         return True
-    return error < AS_TORCH * relative_error(case.eager()(case.x).cpu(), case.expected)
+    return error < AS_TORCH * relative_error(flat(case.eager()(case.x)), case.expected)
 
 
 def prepare(case: BaselineInput, variant: Variant, progress: Progress, task: TaskID) -> Result:
@@ -235,7 +247,7 @@ def prepare(case: BaselineInput, variant: Variant, progress: Progress, task: Tas
         with warnings.catch_warnings(record=True) as caught:
             forward = variant.build(case)
             with torch.inference_mode():
-                error = relative_error(forward().cpu(), case.expected)
+                error = relative_error(flat(forward()), case.expected)
                 timing.warm_up(forward, case.device)
         right = is_right(case, variant, error)
     except Exception as problem:  # compilers and kernels raise anything
@@ -268,7 +280,7 @@ def medians(rounds: list[list[float]]) -> list[float]:
 
 
 def relative_error(result: Tensor, expected: Tensor) -> float:
-    return float((result.double() - expected).norm() / expected.double().norm())
+    return float((result - expected).norm() / expected.norm())
 
 
 def as_json(result: Result) -> dict[str, Any]:

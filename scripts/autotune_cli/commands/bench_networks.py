@@ -1,0 +1,178 @@
+"""Compare FusedResNet with torch.compile on a list of networks.
+
+Each network is tuned in a process of its own, and then timed in another one:
+FusedResNet on the tuned database and with nothing tuned, and torch.compile in
+its modes reduce-overhead and max-autotune, all in interleaved rounds. The
+results are a table, a chart, and a JSON record. A network that the record holds
+is measured again only if --only names it, so an interrupted run goes on.
+
+Example:
+  autotune bench-networks --budget 3m --dbs generated/networks
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from autotune.core import AutotuneError, require_one_of
+from autotune_cli import chart, networks_chart
+from autotune_cli.command_line import add_device, names, sizes, torch_device
+from autotune_cli.record import one_line, provenance, slug, write
+from autotune_cli.speedups import PEERS, Row, mean, rows
+
+UNET = "unet"
+NETWORKS = {
+    name: name if name == UNET else f"torchvision:{name}"
+    for name in (
+        *("mobilenet_v2", "mobilenet_v3_large", "efficientnet_b0", "efficientnet_b3", "regnet_y_400mf"),
+        *("regnet_x_3_2gf", "densenet121", "googlenet", "inception_v3", "shufflenet_v2_x1_0", "convnext_tiny"),
+        *("vgg16_bn", "fcn_resnet50", UNET),
+    )
+}
+"""Name in the table -> value of --model."""
+
+VARIANTS = ("eager", "compile", "compile_max", "untuned", "fused")
+METHOD = (
+    "each network: `autotune tune` and `autotune bench` in processes of their own; speedup: time of the faster of "
+    "torch.compile's modes over that of FusedResNet, back-to-back calls, medians over rounds of one run"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", type=names, default=[], metavar="A,B", help="only these networks, again")
+    parser.add_argument("--batch", type=sizes, default="1,32,128", metavar="N[,N]", help="default %(default)s")
+    parser.add_argument("--budget", default="3m", metavar="TIME", help="of the tune of a network (default 3m)")
+    parser.add_argument(
+        "--dbs",
+        type=Path,
+        default=Path("generated/networks"),
+        metavar="DIR",
+        help="folder of the databases, one for each network (default %(default)s)",
+    )
+    parser.add_argument("--input", metavar="C,H,W", help="size of an image, instead of each network's usual size")
+    parser.add_argument("--no-tune", action="store_true", help="measure with the databases as they are")
+    parser.add_argument("--seconds", default="2", metavar="TIME", help="time of each variant (default 2)")
+    parser.add_argument("--skip-max-autotune", action="store_true", help="leave out max-autotune, which takes minutes")
+    add_device(parser)
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="the record (default benchmarks/networks-DEVICE)")
+    parser.add_argument("--show", type=Path, metavar="FILE.json", help="only print and draw a record")
+
+
+def main(arguments: argparse.Namespace) -> int:
+    if arguments.show:
+        finish(_read(arguments.show), arguments.show)
+        return 0
+    for name in arguments.only:
+        require_one_of("network", name, list(NETWORKS))
+    device = torch_device(arguments.device)
+    about = provenance(device)
+    path = arguments.out or Path("benchmarks") / f"networks-{slug(about['machine']['device'])}.json"
+    known = _read(path)["networks"] if path.is_file() else {}
+    record: dict[str, Any] = {**about, "method": METHOD, "budget": arguments.budget, "networks": known}
+    wanted = arguments.only or [name for name in NETWORKS if name not in known]
+    for number, name in enumerate(wanted, 1):
+        print(f"{name} ({number} of {len(wanted)})", file=sys.stderr)
+        record["networks"][name] = measure(name, arguments, device.type)
+        write(record, path)  # after every network: an interrupted run keeps what it measured
+    finish(record, path)
+    return int(any("reason" in entry for entry in record["networks"].values()))
+
+
+def measure(name: str, arguments: argparse.Namespace, device: str) -> dict[str, Any]:
+    """Tune and time a network; returns its entry in the record, with a "reason" if that failed."""
+    database = arguments.dbs / f"{name}.db"
+    database.parent.mkdir(parents=True, exist_ok=True)
+    model = ["--model", NETWORKS[name], "--device", device, "--batch", ",".join(map(str, arguments.batch))]
+    model += ["--input", arguments.input] if arguments.input else []
+    entry: dict[str, Any] = {}
+    try:
+        if not arguments.no_tune:
+            started = time.monotonic()
+            _run("tune", *model, "--db", str(database), "--budget", arguments.budget)
+            entry["tune_seconds"] = round(time.monotonic() - started, 1)
+        variants = [one for one in VARIANTS if one != "compile_max" or not arguments.skip_max_autotune]
+        options = ["--only", ",".join(variants), "--seconds", arguments.seconds]
+        with tempfile.TemporaryDirectory() as folder:
+            _run("bench", *model, "--db", str(database), *options, "--out", folder, "--name", "record")
+            batches = _read(Path(folder) / "record.json")["batches"]
+    except AutotuneError as problem:
+        return entry | {"reason": str(problem)}
+    return entry | {"batches": batches}
+
+
+def _run(command: str, *words: str) -> None:
+    """Run a command of autotune, whose progress goes to this process's standard error.
+
+    Raises:
+        AutotuneError: It failed.
+    """
+    line = [sys.executable, "-m", "autotune_cli", command, *words]
+    done = subprocess.run(line, check=False, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        last = done.stdout.strip().splitlines()[-1:] or [""]
+        raise AutotuneError(f"autotune {command} ended with {done.returncode}: {last[0]}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as problem:
+        raise AutotuneError(f"'{path}' is not a record: {one_line(problem)}") from problem
+    return record
+
+
+def finish(record: Mapping[str, Any], path: Path) -> None:
+    """Print the table and the failures, and draw the chart beside the record."""
+    found = rows(record)
+    console = Console(highlight=False)
+    console.print(_table(found))
+    for name, entry in record["networks"].items():
+        if "reason" in entry:
+            console.print(f"[red]{name} failed:[/] ", end="")
+            console.print(entry["reason"], markup=False)
+        for batch in entry.get("batches", ()):
+            for variant, one in batch["variants"].items():
+                if one["status"] != "ok":
+                    console.print(f"[red]{name}, batch {batch['batch']}, {variant}:[/] ", end="")
+                    console.print(one["reason"], markup=False)
+    if any(not math.isnan(row.speedup) for row in found):
+        picture = path.with_suffix(".png")
+        try:
+            networks_chart.draw(found, record["machine"]["device"], picture)
+        except ImportError:
+            console.print("drawing needs matplotlib: install it, then run autotune bench-networks --show")
+        else:
+            console.print(f"wrote {path} and {picture}")
+
+
+def _table(found: Sequence[Row]) -> Table:
+    table = Table(box=None, pad_edge=False, title="times faster than torch.compile", title_justify="left")
+    table.add_column("network", no_wrap=True)
+    for heading in ("N", "us", "tuned", "untuned", *PEERS.values(), "error/eager"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in found:
+        peers = [_number(row.peers.get(label, math.nan)) for label in PEERS.values()]
+        table.add_row(
+            row.network, str(row.batch), chart.number(row.us), _number(row.speedup), _number(row.untuned), *peers,
+            _number(row.error),
+        )  # fmt: skip
+    if found:
+        means = [_number(mean(row.speedup for row in found)), _number(mean(row.untuned for row in found))]
+        table.add_row("geometric mean", "", "", *means, style="bold")
+    return table
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}"

@@ -1,0 +1,68 @@
+"""bench_networks.py: the table, the means and the chart of a record."""
+
+import json
+import math
+
+import pytest
+
+from autotune_cli import speedups
+from autotune_cli.commands import bench_networks
+from autotune_cli.main import run_command
+
+
+def variant(us, ratio, error=1e-3):
+    stream = {"median": us, "low": us, "high": us, "samples": 9}
+    return {"status": "ok", "error": error, "stream": stream, "stream_ratio": ratio and {"median": ratio}}
+
+
+FAILED = {"status": "failed", "reason": "no memory"}
+RECORD = {
+    "machine": {"device": "a GPU"},
+    "networks": {
+        "one": {
+            "batches": [
+                {
+                    "batch": 1,
+                    "variants": {
+                        "eager": variant(400.0, 4.0, error=2e-3),
+                        "compile": variant(200.0, 2.0),
+                        "compile_max": variant(150.0, 1.5),
+                        "untuned": variant(160.0, 1.6),
+                        "fused": variant(100.0, 1.0),
+                    },
+                },
+                {
+                    "batch": 8,
+                    "variants": {"compile": variant(900.0, 0.9), "compile_max": FAILED, "fused": variant(1000.0, 1.0)},
+                },
+            ]
+        },
+        "two": {"batches": [{"batch": 1, "variants": {"compile": variant(3.0, None), "fused": FAILED}}]},
+        "three": {"reason": "autotune tune ended with 2"},
+    },
+}
+
+
+def test_a_speedup_is_over_the_faster_mode_of_torch_compile():
+    first, second, third = speedups.rows(RECORD)
+    assert (first.network, first.batch, first.us, first.speedup) == ("one", 1, 100.0, 1.5)
+    assert first.untuned == pytest.approx(1.5 / 1.6) and first.error == pytest.approx(0.5)
+    assert second.speedup == 0.9 and math.isnan(second.untuned) and math.isnan(second.error)
+    assert math.isnan(third.speedup) and math.isnan(third.us)
+    assert speedups.mean(row.speedup for row in (first, second, third)) == pytest.approx(math.sqrt(1.5 * 0.9))
+
+
+@pytest.mark.process  # matplotlib asks fc-list for fonts
+def test_a_record_is_shown_and_drawn_again(tmp_path, capsys):
+    path = tmp_path / "networks.json"
+    path.write_text(json.dumps(RECORD))
+    assert run_command("bench-networks", ["--show", str(path)], "autotune bench-networks") == 0
+    shown = capsys.readouterr().out
+    assert "one, batch 8, compile_max: no memory" in shown and "three failed: autotune tune ended with 2" in shown
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_networks_are_those_of_torchvision_and_the_u_net():
+    assert len(bench_networks.NETWORKS) >= 14
+    assert bench_networks.NETWORKS["vgg16_bn"] == "torchvision:vgg16_bn"
+    assert bench_networks.NETWORKS[bench_networks.UNET] == "unet"
