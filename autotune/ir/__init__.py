@@ -8,6 +8,8 @@ from autotune.ir.int8_numerics import scale_of
 from autotune.ir.network import INPUT, OUTPUT, Alternative, Layer, Network, NetworkKey, digest
 from autotune.ir.problem import (
     DTYPES,
+    GATE_ACTIVATIONS,
+    HIDDEN_ACTIVATIONS,
     MAX_OPERANDS,
     OPERATORS,
     AvgPool2d,
@@ -34,6 +36,7 @@ from autotune.ir.problem import (
     SeDownBlock,
     SeTail,
     SpaceToDepth,
+    SqueezeExcite,
     Stem,
     StemBlock,
     StemSeBlock,
@@ -56,6 +59,8 @@ from autotune.ir.weight_layout import pack_weight
 
 __all__ = [
     "DTYPES",
+    "GATE_ACTIVATIONS",
+    "HIDDEN_ACTIVATIONS",
     "INPUT",
     "MAP_ELEMENTS",
     "MAX_OPERANDS",
@@ -93,6 +98,7 @@ __all__ = [
     "SeDownBlock",
     "SeTail",
     "SpaceToDepth",
+    "SqueezeExcite",
     "State",
     "Stem",
     "StemBlock",

@@ -1,13 +1,22 @@
-"""Squeeze-and-excitation: x * sigmoid(w2 relu(w1 mean(x) + b1) + b2), of linear layers or 1x1 convolutions."""
+"""Squeeze-and-excitation: x * gate(w2 act(w1 mean(x) + b1) + b2), of linear layers or 1x1 convolutions."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from autotune.ir import ConstantSource, SeTail, stored_shape
+from autotune.ir import (
+    GATE_ACTIVATIONS,
+    HIDDEN_ACTIVATIONS,
+    ConstantSource,
+    Problem,
+    SeTail,
+    SqueezeExcite,
+    stored_shape,
+)
 from fused_resnet.capture.layer_builder import LayerBuilder
 from fused_resnet.capture.lower import Lowering
 from fused_resnet.capture.trace import arguments, name_of
@@ -38,12 +47,17 @@ def _gated(lowering: Lowering, node: fx.Node, x: fx.Node, gate: fx.Node) -> bool
     n, h, w, c = stored_shape(value.shape)
     if _shape(gate) != (n, c, 1, 1):
         return False
-    second = _product(lowering, _before(lowering, gate, "sigmoid"))
-    first = _product(lowering, _before(lowering, second.x, "relu")) if second else None
+    gate_name, logits = _before(lowering, gate, GATE_ACTIVATIONS)
+    second = _product(lowering, logits)
+    act, sums = _before(lowering, second.x, HIDDEN_ACTIVATIONS) if second else ("", None)
+    first = _product(lowering, sums)
     mean = _alone(lowering, first.x) if first else None
     if first is None or second is None or mean is None or not _is_mean(mean, x):
         return False
-    problem = SeTail(n=n, h=h, w=w, c=c, hidden=first.outputs, dtype=lowering.dtype)
+    sizes = {"n": n, "h": h, "w": w, "c": c, "hidden": first.outputs}
+    problem: Problem = SeTail(**sizes, dtype=lowering.dtype)
+    if (act, gate_name) != ("relu", "sigmoid"):
+        problem = SqueezeExcite(**sizes, act=act, gate=gate_name, dtype=lowering.dtype)
     weights = {"w1": first.weight, "b1": first.bias, "w2": second.weight, "b2": second.bias}
     lowering.add(node, LayerBuilder(lowering.name(node, "se"), problem, {"x": value.buffer}, weights, values=[value]))
     return True
@@ -60,10 +74,12 @@ def _alone(lowering: Lowering, node: fx.Node) -> fx.Node | None:
     return lowering.origin(node) if lowering.sole(node) else None
 
 
-def _before(lowering: Lowering, node: fx.Node, name: str) -> fx.Node | None:
-    """Return the input of the operator of this name, if that operator computed the node."""
+def _before(lowering: Lowering, node: fx.Node, names: Collection[str]) -> tuple[str, fx.Node | None]:
+    """Return the name and the input of the operator that computed a node, if it is one of these; else "" and None."""
     made = _alone(lowering, node)
-    return made.args[0] if made and name_of(made) == name and isinstance(made.args[0], fx.Node) else None
+    if made and name_of(made) in names and isinstance(made.args[0], fx.Node):
+        return name_of(made), made.args[0]
+    return "", None
 
 
 def _product(lowering: Lowering, node: fx.Node | None) -> _Product | None:

@@ -2,9 +2,13 @@
 // 8 neighbouring channels of every `lanes`-th pixel and keeps its first kKeep pixels in registers from the mean to the
 // scaling. The order of all additions is fixed, so the same input gives the same bits.
 //
+// With kCluster > 1, the blocks of a cluster share the pixels of an image: each adds up its own, and reads the sums of the
+// others from their shared memory. Config::hidden_activation and gate_activation are the two activations.
+//
 // With kEarly, the weights are copied to shared memory before griddepcontrol_wait(), once for all images of a block,
 // and the tensors that the steps read are loaded while the gates are computed.
 #pragma once
+#include "common/ptx/distributed_shared_memory.cuh"
 
 namespace at {
 
@@ -12,6 +16,7 @@ template <typename Config>
 struct SeTail {
   using Element = typename Config::Element;
   static constexpr int kThreads = Config::kThreads, kKeep = Config::kKeep, kVector = 8;
+  static constexpr int kCluster = Config::kCluster;
   static constexpr bool kEarly = Config::kEarly;
   static constexpr int kAccess = 16;  // bytes of one access
   // Indices of the pointers: Problem.operands() of se_tail.
@@ -26,7 +31,8 @@ struct SeTail {
     if (a.c / kVector > kThreads) return refused(out, "c exceeds the channels of one block: threads * vector");
     if (kEarly && a.hidden % 4) return refused(out, "hidden must be a multiple of 4 if weights are loaded early");
     const int images = max(a.launch[Launch::kImages], 1);
-    prepared(out, Params{a, {}}, ceil_div(a.n, images), 1, 1, kThreads, Layout(a).bytes, 0);
+    if (kCluster > 1 && images > 1) return refused(out, "a cluster takes one image");
+    prepared(out, Params{a, {}}, ceil_div(a.n, images) * kCluster, 1, 1, kThreads, Layout(a).bytes, 0);
   }
 
   // ---- The kernel ----
@@ -40,14 +46,15 @@ struct SeTail {
                     a.hidden};
     if constexpr (kEarly) weights = copied(weights, a, at, memory);
     griddepcontrol_wait();
-    for (int image = blockIdx.x; image < a.n; image += gridDim.x) {
-      const int64_t first = (int64_t)image * a.h * a.w * a.c;
+    for (int image = blockIdx.x / kCluster; image < a.n; image += gridDim.x / kCluster) {
+      const int64_t first = ((int64_t)image * a.h * a.w + part.first_pixel) * a.c;
       Kept kept;
       read(kept, a, p, part, first);
-      if (image + (int)gridDim.x >= a.n) launch_dependents();
+      if (image + (int)gridDim.x / kCluster >= a.n) launch_dependents();
       float* gates = excite(kept, a, (const Element*)p[kX] + first, part, weights, at, memory);
       if (part.active) finish(kept, a, p, part, first, gates);
     }
+    if constexpr (kCluster > 1) ptx::cluster_wait_acquire();  // until the others have read this block's sums
   }
 
  private:
@@ -55,12 +62,13 @@ struct SeTail {
   struct Layout {
     int rows;      // of partial sums, after the lanes of a warp with the same channels are added up
     int w2_pitch;  // elements from row to row of w2; the padding avoids bank conflicts
-    int mean, hidden, w1, w2, b1, b2, bytes;
+    int own, mean, hidden, w1, w2, b1, b2, bytes;  // own: this block's sums
     AT_DEVICE explicit Layout(const at_se_tail& a) {
       const int groups = a.c / kVector;
       rows = groups <= 32 && 32 % groups == 0 ? kThreads / 32 : kThreads / groups;
       w2_pitch = a.hidden * (int)sizeof(Element) % kAccess ? a.hidden : a.hidden + kAccess / (int)sizeof(Element);
-      mean = rows * a.c * 4;
+      own = rows * a.c * 4;
+      mean = own + (kCluster > 1 ? a.c * 4 : 0);
       hidden = mean + a.c * 4;
       bytes = w1 = hidden + (a.hidden + 3) / 4 * kAccess;
       w2 = w1 + a.hidden * a.c * (int)sizeof(Element);
@@ -70,12 +78,17 @@ struct SeTail {
     }
   };
 
-  // The pixels and channels of each image that a thread owns.
+  // The pixels of each image that a block owns, and the channels of a thread.
   struct Part {
-    int pixels, groups, lanes, lane, channel;
+    int first_pixel, pixels, groups, lanes, lane, channel;
     bool active;
     AT_DEVICE explicit Part(const at_se_tail& a) {
-      pixels = a.h * a.w, groups = a.c / kVector, lanes = kThreads / groups;
+      first_pixel = 0, pixels = a.h * a.w, groups = a.c / kVector, lanes = kThreads / groups;
+      if constexpr (kCluster > 1) {
+        const int each = ceil_div(pixels, kCluster);
+        first_pixel = (int)ptx::rank_in_cluster() * each;
+        pixels = max(0, min(each, pixels - first_pixel));
+      }
       lane = threadIdx.x / groups, channel = threadIdx.x % groups * kVector;
       active = lane < lanes;
     }
@@ -168,11 +181,23 @@ struct SeTail {
     for (int c = threadIdx.x; c < a.c; c += kThreads) {
       float total = 0.f;
       for (int row = 0; row < at.rows; ++row) total += sums[row * a.c + c];
-      mean[c] = total / part.pixels;
+      if constexpr (kCluster > 1) ((float*)(memory + at.own))[c] = total;
+      else mean[c] = total / part.pixels;
+    }
+    if constexpr (kCluster > 1) {
+      ptx::cluster_arrive_release();
+      ptx::cluster_wait_acquire();
+      for (int c = threadIdx.x; c < a.c; c += kThreads) {
+        float total = 0.f;
+        for (int block = 0; block < kCluster; ++block)
+          total += ptx::ld_shared_cluster((uint32_t)__cvta_generic_to_shared(memory + at.own + 4 * c), block);
+        mean[c] = total / (a.h * a.w);
+      }
+      ptx::cluster_arrive_release();
     }
     __syncthreads();
 
-    // hidden = relu(w1 mean + b1): one warp per output.
+    // hidden = act(w1 mean + b1): one warp per output.
     for (int o = threadIdx.x / 32; o < a.hidden; o += kThreads / 32) {
       const Element* row = weights.w1 + o * a.c;
       float total = 0.f;
@@ -184,11 +209,11 @@ struct SeTail {
         for (int e = 0; e < kVector; ++e) total += w[e] * m[e];
       }
       for (int distance = 16; distance; distance /= 2) total += __shfl_xor_sync(0xffffffffu, total, distance);
-      if (threadIdx.x % 32 == 0) hidden[o] = at_least_zero(total + weights.b1[o]);
+      if (threadIdx.x % 32 == 0) hidden[o] = Config::hidden_activation(total + weights.b1[o]);
     }
     __syncthreads();
 
-    // gate = sigmoid(w2 hidden + b2): one thread per output; it overwrites the mean.
+    // gate(w2 hidden + b2): one thread per output; it overwrites the mean.
     for (int c = threadIdx.x; c < a.c; c += kThreads) {
       const Element* row = weights.w2 + (int64_t)c * weights.w2_pitch;
       float total = weights.b2[c];
@@ -202,7 +227,7 @@ struct SeTail {
       } else {
         for (int o = 0; o < a.hidden; ++o) total += to_float(row[o]) * hidden[o];
       }
-      mean[c] = logistic(total);
+      mean[c] = Config::gate_activation(total);
     }
     __syncthreads();
     return mean;

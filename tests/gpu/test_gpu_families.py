@@ -228,6 +228,12 @@ PROBLEMS = {
         "se_tail n=2 h=1 w=1 c=512 hidden=33 dtype={} epilogue=none",
         "se_tail n=2 h=4 w=3 c=32 hidden=4 dtype={} epilogue=swish_b,add,tanh,mul_scalar,hardsigmoid,bent,relu6",
     ],
+    "cuda_squeeze_excite": [
+        "squeeze_excite n=3 h=5 w=3 c=72 hidden=5 act=silu gate=sigmoid dtype={} epilogue=add,relu,add_scalar",
+        "squeeze_excite n=2 h=16 w=16 c=64 hidden=4 act=relu gate=hardsigmoid dtype={}",
+        "squeeze_excite n=303 h=2 w=2 c=512 hidden=32 act=hardswish gate=sigmoid dtype={} epilogue=add",
+        "squeeze_excite n=1 h=56 w=56 c=144 hidden=6 act=silu gate=sigmoid dtype={} epilogue=silu",
+    ],
     "cuda_space_to_depth": [
         "space_to_depth n=3 h=12 w=24 c=3 block=4 dtype={}",
         "space_to_depth n=2 h=10 w=16 c=1 block=2 dtype={}",

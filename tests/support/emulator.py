@@ -51,6 +51,7 @@ _PTX = {
     "barrier.cluster.arrive": "emu::arrive_in_cluster();",
     "barrier.cluster.wait": "emu::wait_for_cluster();",
     "barrier.cluster.arrive.relaxed.aligned": "emu::arrive_in_cluster(), emu::wait_for_cluster();",
+    "ld.shared::cluster.f32": "v = emu::load_from(address, block);",
     "bar.sync": "emu::sync_of(kName, kThreads);",
     "bar.arrive": "emu::arrive_at_name(kName);",
     "barrier.sync.aligned": "emu::sync_of(name, kThreads);",

@@ -202,6 +202,11 @@ def short_tail(rng: random.Random) -> str:
     return f"se_tail n={rng.choice((1, 2, 5, 130, 303))} {sizes}"
 
 
+def squeeze(rng: random.Random) -> str:
+    activations = f"act={rng.choice(('relu', 'silu', 'hardswish'))} gate={rng.choice(('sigmoid', 'hardsigmoid'))}"
+    return f"{tail(rng).replace('se_tail', 'squeeze_excite')} {activations}"
+
+
 SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_avg_pool2d": pool,
     "cuda_cast": lambda rng: pixels(rng, "cast", f"result={rng.choice(('s8', 'f16', 'bf16', 'f32'))}"),
@@ -222,6 +227,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
         f"space_to_depth n={rng.randint(1, 4)} h={8 * rng.randint(1, 5)} w={8 * rng.randint(1, 5)} "
         f"c={rng.randint(1, 5)} block={rng.choice((2, 4, 8))}"
     ),
+    "cuda_squeeze_excite": squeeze,
     "cuda_stem": stem,
     "cuda_stem_se_block": stem_block,
     "cuda_to_channels_last": lambda rng: pixels(

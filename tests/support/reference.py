@@ -30,6 +30,7 @@ from autotune.ir import (
     SeDownBlock,
     SeTail,
     SpaceToDepth,
+    SqueezeExcite,
     Stem,
     StemBlock,
     StemSeBlockPool,
@@ -133,6 +134,8 @@ def solve(  # noqa: PLR0912 -- a table
             value = _largest(value, pool, stride, pad, problem.output_shape)
         case SeTail():
             value = _gated(given["x"], given)
+        case SqueezeExcite():
+            value = _gated(given["x"], given, problem.act, problem.gate)
         case SeBlock():
             value = _convolved(given["x"], given["weight1"])
         case SeDownBlock():
@@ -168,12 +171,14 @@ def _without_weights(problem: Problem, x: torch.Tensor) -> torch.Tensor:
     return value
 
 
-def _gated(x: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return x multiplied by its squeeze-and-excitation gate."""
+def _gated(
+    x: torch.Tensor, given: Mapping[str, torch.Tensor], act: str = "relu", gate: str = "sigmoid"
+) -> torch.Tensor:
+    """Return x multiplied by its squeeze-and-excitation gate; act, gate: names of steps."""
     folded = "squeezed" in given
     squeezed = given["squeezed"] if folded else x.sum((1, 2)) / (x.shape[1] * x.shape[2]) @ given["w1"].T
-    hidden = (squeezed + given["b1"]).clamp_min(0)
-    return x * sigmoid(hidden @ given["w2"].T + given["b2"])[:, None, None, :]
+    hidden = MEANINGS[act][1](squeezed + given["b1"])
+    return x * MEANINGS[gate][1](hidden @ given["w2"].T + given["b2"])[:, None, None, :]
 
 
 def _projected_pool(given: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -3,4 +3,4 @@
 from autotune.families.cpu.common import over_channels
 from autotune.ir import SeTail
 
-FAMILY = over_channels(SeTail)
+FAMILY = over_channels(SeTail, act="relu", gate="sigmoid")

@@ -7,15 +7,15 @@ from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Paramet
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import DTYPES, Epilogue, SeTail
 
-_VECTOR = 8  # channels of an access
+VECTOR = 8  # channels of an access
 _IMAGES = (1, 2, 4, 8)
 _MAX_CHANNELS = 8192  # 1024 threads of 8 channels
 
 
 def _why_unsupported(problem: SeTail) -> str | None:
     return require(
-        problem.c % _VECTOR == 0 and problem.c <= _MAX_CHANNELS,
-        f"c must be a multiple of {_VECTOR}, at most {_MAX_CHANNELS}",
+        problem.c % VECTOR == 0 and problem.c <= _MAX_CHANNELS,
+        f"c must be a multiple of {VECTOR}, at most {_MAX_CHANNELS}",
     )
 
 
@@ -36,11 +36,11 @@ def _why_unfit(problem: SeTail, config: Config, arch: Architecture) -> str | Non
     def rules() -> Rules:
         threads = int(config["threads"])
         yield require(
-            problem.c // _VECTOR <= threads, f"c must be at most {_VECTOR} times the threads, {_VECTOR * threads}"
+            problem.c // VECTOR <= threads, f"c must be at most {VECTOR} times the threads, {VECTOR * threads}"
         )
         if config["early"]:
-            weights = problem.c * (2 * problem.hidden + _VECTOR) * DTYPES[problem.dtype].itemsize
-            sums = (threads * _VECTOR + 2 * problem.c + 2 * problem.hidden) * 4
+            weights = problem.c * (2 * problem.hidden + VECTOR) * DTYPES[problem.dtype].itemsize
+            sums = (threads * VECTOR + 2 * problem.c + 2 * problem.hidden) * 4
             yield require(problem.hidden % 4 == 0, "early 1 loads whole accesses: hidden must be a multiple of 4")
             yield require(
                 weights + sums <= arch.block_shared,
@@ -58,7 +58,7 @@ def _launches(problem: SeTail, config: Config, arch: Architecture) -> list[Launc
 
 def _cost(problem: SeTail, config: Config, arch: Architecture) -> float:
     """Rank by passes of the threads over an image, and by vectors read twice because registers did not keep them."""
-    vectors = problem.h * problem.w * problem.c / _VECTOR
+    vectors = problem.h * problem.w * problem.c / VECTOR
     passes = max(1.0, vectors / int(config["threads"]))
     passes -= 0.3 * int(config["early"])
     return passes + 2 * max(0.0, passes - int(config["keep"])) + int(config["keep"]) / 8 + int(config["threads"]) / 512

@@ -24,6 +24,8 @@ from autotune.ir.problem.fields import (
     field_types,
 )
 from autotune.ir.problem.operators import (
+    GATE_ACTIVATIONS,
+    HIDDEN_ACTIVATIONS,
     AvgPool2d,
     CallDevice,
     Cast,
@@ -44,6 +46,7 @@ from autotune.ir.problem.operators import (
     Pool2d,
     SeTail,
     SpaceToDepth,
+    SqueezeExcite,
     Stem,
     ToChannelsLast,
     TorchCall,
@@ -57,6 +60,8 @@ from autotune.ir.problem.window import output_extent
 
 __all__ = [
     "DTYPES",
+    "GATE_ACTIVATIONS",
+    "HIDDEN_ACTIVATIONS",
     "MAX_OPERANDS",
     "OPERATORS",
     "AvgPool2d",
@@ -88,6 +93,7 @@ __all__ = [
     "SeDownBlock",
     "SeTail",
     "SpaceToDepth",
+    "SqueezeExcite",
     "Stem",
     "StemBlock",
     "StemSeBlock",

@@ -225,6 +225,7 @@ def test_other_families_compile(arch):
     assert_exported(
         cuda_kernels("cuda_avg_pool2d", arch, 1, "store,mul_scalar")
         + cuda_kernels("cuda_se_tail", arch, 1, "add,relu,add_scalar")
+        + cuda_kernels("cuda_squeeze_excite", arch, 4, "add,relu", seed=12)
         + cuda_kernels("cuda_max_pool2d", arch, 1, "bias,relu")
         + cuda_kernels("cuda_global_avg_pool2d", arch, 1, "store")
         + cuda_kernels("cuda_elementwise", arch, 1, "add,silu")

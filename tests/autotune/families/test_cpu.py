@@ -21,6 +21,7 @@ from autotune.ir import (
     MaxPool2d,
     SeTail,
     SpaceToDepth,
+    SqueezeExcite,
     ToChannelsLast,
     parse,
 )
@@ -87,6 +88,14 @@ def odd_tail(rng):
     )  # fmt: skip
 
 
+def odd_gate(rng):
+    return SqueezeExcite(
+        n=rng.randint(1, 4), h=rng.randint(1, 9), w=rng.randint(1, 9), c=rng.choice((1, 5, 16, 33, 100)),
+        hidden=rng.choice((1, 3, 16, 21)), act=rng.choice(("relu", "silu", "hardswish")),
+        gate=rng.choice(("sigmoid", "hardsigmoid")), dtype="f32", epilogue=random_epilogue(rng),
+    )  # fmt: skip
+
+
 def odd_patches(rng):
     block = rng.randint(1, 5)
     return SpaceToDepth(
@@ -105,6 +114,7 @@ PROBLEMS = {
     "cpu_elementwise": odd_pixels,
     "cpu_to_channels_last": odd_turn,
     "cpu_se_tail": odd_tail,
+    "cpu_squeeze_excite": odd_gate,
     "cpu_space_to_depth": odd_patches,
 }
 
@@ -143,7 +153,7 @@ def trials_of(name, target):
     problems = [PROBLEMS[name](random.Random(seed)) for seed in SEEDS]
     problems += [problem for problem in map(parse, CORNERS) if isinstance(problem, chosen.operator)]
     for seed, problem in enumerate(problems):
-        configs = list(chosen.configs(arch, "f32", problem.epilogue))
+        configs = chosen.configs_for(problem, arch)
         config = configs[(seed * 7 + 3) % len(configs)]
         yield Trial(problem, Kernel.of(name, config, "f32", problem.epilogue, target), seed)
 

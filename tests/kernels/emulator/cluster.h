@@ -110,6 +110,13 @@ inline void* generic(uint32_t address) {
   if (address >= kSharedBytes) fail("the shared address " + std::to_string(address));
   return own().memory + address;
 }
+inline float load_from(uint32_t address, uint32_t block) {
+  if (address % 4 || address >= kSharedBytes) fail("the shared address " + std::to_string(address));
+  if (blocks.at(block)->left == 0) fail("a block has ended before another has read its shared memory");
+  float v;
+  std::memcpy(&v, blocks.at(block)->memory + address, sizeof v);
+  return v;
+}
 inline uint32_t shared_address(const void* p) { return (uint32_t)((const char*)p - own().memory); }
 
 // ---- Barriers ----

@@ -22,10 +22,13 @@ from autotune.ir.problem.operators.to_channels_last import ToChannelsLast
 from autotune.ir.problem.operators.space_to_depth import SpaceToDepth
 from autotune.ir.problem.operators.stem import Stem
 from autotune.ir.problem.operators.se_tail import SeTail
+from autotune.ir.problem.operators.squeeze_excite import GATE_ACTIVATIONS, HIDDEN_ACTIVATIONS, SqueezeExcite
 from autotune.ir.problem.operators.torch_call import CallDevice, OperatorCall, TorchCall, ValueRef, stored_shape
 # isort: on
 
 __all__ = [
+    "GATE_ACTIVATIONS",
+    "HIDDEN_ACTIVATIONS",
     "AvgPool2d",
     "CallDevice",
     "Cast",
@@ -46,6 +49,7 @@ __all__ = [
     "Pool2d",
     "SeTail",
     "SpaceToDepth",
+    "SqueezeExcite",
     "Stem",
     "ToChannelsLast",
     "TorchCall",

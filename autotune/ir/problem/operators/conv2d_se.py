@@ -10,7 +10,7 @@ import torch
 from autotune.ir.epilogue import AnchorFunction, Epilogue
 from autotune.ir.problem.base import Operand, Tensors
 from autotune.ir.problem.operators.convolution import Convolution
-from autotune.ir.problem.operators.squeeze_excite import apply_gate, gate_flops, gate_operands
+from autotune.ir.problem.operators.se_gate import apply_gate, gate_flops, gate_operands
 from autotune.ir.problem.registry import register
 
 _GATE = Epilogue(("gate",))

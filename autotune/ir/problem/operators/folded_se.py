@@ -12,7 +12,7 @@ from autotune.ir.epilogue import AnchorFunction
 from autotune.ir.problem.base import Operand, Tensors
 from autotune.ir.problem.operators.conv2d_se import Conv2dSe
 from autotune.ir.problem.operators.convolution import Convolution
-from autotune.ir.problem.operators.squeeze_excite import apply_squeezed, gate_operands
+from autotune.ir.problem.operators.se_gate import apply_squeezed, gate_operands
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import torch
 
 from autotune.ir.problem.base import Operand, Tensors
 from autotune.ir.problem.images import Images
-from autotune.ir.problem.operators.squeeze_excite import apply_gate, gate_flops, gate_operands
+from autotune.ir.problem.operators.se_gate import apply_gate, gate_flops, gate_operands
 from autotune.ir.problem.registry import register
 
 

@@ -1,38 +1,69 @@
-"""Squeeze-and-excitation (Hu et al., arXiv 1709.01507): its weights and arithmetic, shared by several operators.
-
-gate = sigmoid(w2 relu(w1 mean(x) + b1) + b2), the mean over the pixels, one gate per channel; y = x * gate.
-"""
+"""Squeeze-and-excitation with any of several activations."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 
+from autotune.core import require_one_of
 from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.fields import FieldType
+from autotune.ir.problem.images import Images
+from autotune.ir.problem.operators.se_gate import Activation, apply_gate, gate_flops, gate_operands
+from autotune.ir.problem.operators.se_tail import SeTail
+from autotune.ir.problem.registry import register
+
+HIDDEN_ACTIVATIONS: dict[str, Activation] = {"relu": torch.relu, "silu": F.silu, "hardswish": F.hardswish}
+"""Activation of the hidden values by its name, which is also that of the epilogue step."""
+GATE_ACTIVATIONS: dict[str, Activation] = {"sigmoid": torch.sigmoid, "hardsigmoid": F.hardsigmoid}
+"""Activation of the gates by its name, which is also that of the epilogue step."""
 
 
-def gate_operands(channels: int, hidden: int, dtype: str) -> tuple[Operand, ...]:
-    """Return the weights and biases w1 (hidden, channels), b1 (hidden), w2 (channels, hidden) and b2 (channels)."""
-    return (
-        Operand("w1", "weight", (hidden, channels), dtype),
-        Operand("b1", "vector", (hidden,), "f32"),
-        Operand("w2", "weight", (channels, hidden), dtype),
-        Operand("b2", "vector", (channels,), "f32"),
-    )
+def _one_of(known: Iterable[str]) -> FieldType:
+    def check(name: str, value: Any) -> None:
+        require_one_of(name.rpartition(" ")[2], value, list(known))
+
+    return FieldType("WORD", f"one of {', '.join(known)}", str, check)
 
 
-def gate_flops(pixels: int, channels: int, hidden: int) -> int:
-    """Return the operations for one image: the mean, the scaling and the two matrix products."""
-    return 2 * pixels * channels + 4 * channels * hidden
+@register
+@dataclass(frozen=True, kw_only=True)
+class SqueezeExcite(Images):
+    """Squeeze-and-excitation with the activations of a network, such as those of EfficientNet and MobileNetV3.
 
+    y = epilogue(x * gate(w2 act(w1 mean(x) + b1) + b2)), the mean over h and w, w1 (hidden, c), w2 (c, hidden); act:
+    relu, silu or hardswish; gate: sigmoid or hardsigmoid. se_tail is the same with relu and sigmoid.
+    """
 
-def apply_gate(x: torch.Tensor, tensors: Tensors) -> torch.Tensor:
-    """Return x (n, h, w, channels) scaled by the gate of its own mean."""
-    return apply_squeezed(x, F.linear(x.mean((1, 2)), tensors["w1"]), tensors)
+    operator: ClassVar[str] = "squeeze_excite"
+    sizes: ClassVar[str] = SeTail.sizes
+    struct: ClassVar[str] = SeTail.struct
+    hidden: int
+    act: Annotated[str, _one_of(HIDDEN_ACTIVATIONS)]
+    gate: Annotated[str, _one_of(GATE_ACTIVATIONS)]
 
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Return (n, h, w, c)."""
+        return (self.n, self.h, self.w, self.c)
 
-def apply_squeezed(x: torch.Tensor, squeezed: torch.Tensor, tensors: Tensors) -> torch.Tensor:
-    """Return x (n, h, w, channels) scaled by the gate of `squeezed` (n, hidden), the product with w1 before b1."""
-    hidden = torch.relu(squeezed + tensors["b1"].to(x.dtype))
-    gate = torch.sigmoid(F.linear(hidden, tensors["w2"], tensors["b2"].to(x.dtype)))
-    return x * gate[:, None, None, :]
+    @property
+    def flops(self) -> int:
+        """Return those of the mean, the scaling and the two matrix products."""
+        return self.n * gate_flops(self.h * self.w, self.c, self.hidden)
+
+    @property
+    def short_name(self) -> str:
+        """Return the channels, the hidden values, the activations and the image."""
+        return f"se {self.c}>{self.hidden} {self.act}>{self.c} {self.gate} @{self.h}x{self.w}"
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (self._x, *gate_operands(self.c, self.hidden, self.dtype))
+
+    def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
+        """Scale x by its gate."""
+        return apply_gate(tensors["x"], tensors, HIDDEN_ACTIVATIONS[self.act], GATE_ACTIVATIONS[self.gate])

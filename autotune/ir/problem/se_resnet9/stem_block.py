@@ -11,7 +11,7 @@ from autotune.ir.epilogue import AnchorFunction, Epilogue
 from autotune.ir.problem.base import Operand, Tensors
 from autotune.ir.problem.images import Images
 from autotune.ir.problem.operators.patch_conv2d import PatchConv2d
-from autotune.ir.problem.operators.squeeze_excite import apply_gate
+from autotune.ir.problem.operators.se_gate import apply_gate
 from autotune.ir.problem.se_resnet9.conv3x3 import conv3x3
 from autotune.ir.problem.se_resnet9.se_block import SeBlock
 
