@@ -23,6 +23,7 @@ from autotune.ir.problem import (
     Conv2dWgrad,
     Convolution,
     Elementwise,
+    ExpandDepthwise,
     FoldedSe,
     Gemm,
     GlobalAvgPool2d,
@@ -54,7 +55,7 @@ from autotune.ir.problem import (
     with_batch,
 )
 from autotune.ir.reference import compute
-from autotune.ir.rewrites import as_one_pixel, fold_gate, fuse_gate, fuse_pool_projection, fuse_projection
+from autotune.ir.rewrites import as_one_pixel, fold_gate, fuse_expand, fuse_gate, fuse_pool_projection, fuse_projection
 from autotune.ir.weight_layout import pack_weight
 
 __all__ = [
@@ -82,6 +83,7 @@ __all__ = [
     "Convolution",
     "Elementwise",
     "Epilogue",
+    "ExpandDepthwise",
     "FoldedSe",
     "Gemm",
     "GlobalAvgPool2d",
@@ -117,6 +119,7 @@ __all__ = [
     "evaluate",
     "fold_gate",
     "full_name",
+    "fuse_expand",
     "fuse_gate",
     "fuse_pool_projection",
     "fuse_projection",

@@ -9,7 +9,17 @@ from typing import Any
 from autotune.ir.constant_expr import ConstantExpr, ConstantSource
 from autotune.ir.epilogue import Argument, Epilogue
 from autotune.ir.network import Layer
-from autotune.ir.problem import AvgPool2d, Conv2d, Conv2dFoldedSe, Conv2dSe, Conv2dSeSkip, Gemm, Problem, SeTail
+from autotune.ir.problem import (
+    AvgPool2d,
+    Conv2d,
+    Conv2dFoldedSe,
+    Conv2dSe,
+    Conv2dSeSkip,
+    ExpandDepthwise,
+    Gemm,
+    Problem,
+    SeTail,
+)
 
 
 def fuse_pool_projection(pool: Layer, conv: Layer, name: str) -> Layer:
@@ -25,6 +35,23 @@ def fuse_pool_projection(pool: Layer, conv: Layer, name: str) -> Layer:
         buffers={**conv.buffers, "x": pool.buffers["x"]},
         weights={**conv.weights, "weight": weight},
     )
+
+
+def fuse_expand(expand: Layer, depthwise: Layer, name: str) -> Layer:
+    """Return a 1x1 convolution and the depthwise convolution after it as one layer, without the tensor between them."""
+    product, conv = expand.problem, depthwise.problem
+    assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
+    sizes = {size: getattr(product, size) for size in ("n", "h", "w", "c", "k", "dtype")}
+    window = {size: getattr(conv, size) for size in ("r", "s", "stride", "pad")}
+    chain = Epilogue((*product.epilogue.names, "conv", *conv.epilogue.names))
+    problem = ExpandDepthwise(**sizes, **window, epilogue=chain)
+    buffers = {"x": expand.buffers["x"], "y": depthwise.buffers["y"]}
+    weights = {"weight1": expand.weights["weight"], "weight2": depthwise.weights["weight"]}
+    old = [(expand, argument) for argument in product.epilogue.arguments]
+    old += [(depthwise, argument) for argument in conv.epilogue.arguments]
+    _add_arguments(old, problem.epilogue, buffers, weights)
+    scalars = (*expand.scalars, *depthwise.scalars)
+    return Layer(name, problem, buffers, weights, scalars)
 
 
 def fuse_gate(conv: Layer, tail: Layer, name: str) -> Layer:

@@ -18,6 +18,7 @@ from autotune.ir import (
     Stem,
     ToChannelsLast,
     fold_gate,
+    fuse_expand,
     fuse_gate,
     fuse_pool_projection,
 )
@@ -41,6 +42,8 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
         match (layer.problem, reader.problem):
             case (ToChannelsLast(), Conv2d()) if not layer.problem.epilogue.names:
                 found += list(_first_layers(layers, layer, reader))
+            case (Conv2d(), Conv2d()):
+                found += list(_expanded(layer, reader))
             case (AvgPool2d(), Conv2d()) if not layer.problem.epilogue.names:
                 found += list(_pooled_projection(layer, reader))
             case (Conv2d(), SeTail()) if "store" not in layer.problem.epilogue.names:
@@ -136,6 +139,17 @@ def _max_pool_after(layers: Sequence[Layer], conv: Layer) -> Layer | None:
         *(pool.pad[0], pool.pad[0]),
     )
     return reader if square and pool.epilogue == Epilogue() else None
+
+
+def _expanded(expand: Layer, depthwise: Layer) -> Iterator[Alternative]:
+    """Yield a 1x1 convolution together with the depthwise convolution after it."""
+    product, conv = expand.problem, depthwise.problem
+    assert isinstance(product, Conv2d) and isinstance(conv, Conv2d)
+    fits = product.is_pointwise and product.groups == 1 and not product.epilogue.accesses_tensors
+    is_depthwise = conv.groups == conv.c == conv.k > 1 and conv.dilation == (1, 1)
+    if fits and is_depthwise and product.dtype in ("f16", "bf16"):
+        both = fuse_expand(expand, depthwise, f"{depthwise.name}.expanded")
+        yield Alternative(both.name, (expand.name, depthwise.name), (both,))
 
 
 def _pooled_projection(pool: Layer, conv: Layer) -> Iterator[Alternative]:

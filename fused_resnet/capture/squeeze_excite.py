@@ -54,10 +54,9 @@ def _gated(lowering: Lowering, node: fx.Node, x: fx.Node, gate: fx.Node) -> bool
     mean = _alone(lowering, first.x) if first else None
     if first is None or second is None or mean is None or not _is_mean(mean, x):
         return False
-    sizes = {"n": n, "h": h, "w": w, "c": c, "hidden": first.outputs}
-    problem: Problem = SeTail(**sizes, dtype=lowering.dtype)
+    problem: Problem = SeTail(n=n, h=h, w=w, c=c, hidden=first.outputs, dtype=lowering.dtype)
     if (act, gate_name) != ("relu", "sigmoid"):
-        problem = SqueezeExcite(**sizes, act=act, gate=gate_name, dtype=lowering.dtype)
+        problem = SqueezeExcite(n=n, h=h, w=w, c=c, hidden=first.outputs, act=act, gate=gate_name, dtype=lowering.dtype)
     weights = {"w1": first.weight, "b1": first.bias, "w2": second.weight, "b2": second.bias}
     lowering.add(node, LayerBuilder(lowering.name(node, "se"), problem, {"x": value.buffer}, weights, values=[value]))
     return True

@@ -228,6 +228,12 @@ PROBLEMS = {
         "se_tail n=2 h=1 w=1 c=512 hidden=33 dtype={} epilogue=none",
         "se_tail n=2 h=4 w=3 c=32 hidden=4 dtype={} epilogue=swish_b,add,tanh,mul_scalar,hardsigmoid,bent,relu6",
     ],
+    "cuda_expand_depthwise": [
+        "expand_depthwise n=3 h=13 w=9 c=24 k=72 r=3 s=3 pad=1 dtype={} epilogue=bias,silu,conv,bias,silu",
+        "expand_depthwise n=2 h=28 w=28 c=40 k=240 r=5 s=5 stride=2 pad=2 dtype={} epilogue=bias,relu6,conv,bias,add",
+        "expand_depthwise n=1 h=56 w=56 c=24 k=144 r=3 s=3 pad=1 dtype={} epilogue=bias,hardswish,conv,bias,store,relu",
+        "expand_depthwise n=5 h=7 w=7 c=192 k=1152 r=5 s=5 pad=2 dtype={} epilogue=bias,silu,conv,bias,silu",
+    ],
     "cuda_squeeze_excite": [
         "squeeze_excite n=3 h=5 w=3 c=72 hidden=5 act=silu gate=sigmoid dtype={} epilogue=add,relu,add_scalar",
         "squeeze_excite n=2 h=16 w=16 c=64 hidden=4 act=relu gate=hardsigmoid dtype={}",

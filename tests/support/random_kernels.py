@@ -207,12 +207,19 @@ def squeeze(rng: random.Random) -> str:
     return f"{tail(rng).replace('se_tail', 'squeeze_excite')} {activations}"
 
 
+def expansion(rng: random.Random) -> str:
+    side, stride, c = rng.choice((3, 5, 7)), rng.choice((1, 2)), 8 * rng.randint(1, 24)
+    n, h, w, k = rng.randint(1, 5), rng.randint(6, 30), rng.randint(6, 30), 8 * rng.randint(1, 40)
+    return f"expand_depthwise n={n} h={h} w={w} c={c} k={k} r={side} s={side} stride={stride} pad={side // 2}"
+
+
 SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_avg_pool2d": pool,
     "cuda_cast": lambda rng: pixels(rng, "cast", f"result={rng.choice(('s8', 'f16', 'bf16', 'f32'))}"),
     "cuda_conv2d": image_convolution,
     "cuda_depthwise_conv2d": depthwise,
     "cuda_elementwise": pixels,
+    "cuda_expand_depthwise": expansion,
     "cuda_folded_conv2d": lambda rng: excited(rng).replace("conv2d_se", "conv2d_folded_se"),
     "cuda_global_avg_pool2d": lambda rng: pixels(rng, "global_avg_pool2d"),
     "cuda_max_pool2d": lambda rng: pool(rng, "max_pool2d", f"ceil={rng.randint(0, 1)}"),

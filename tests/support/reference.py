@@ -20,6 +20,7 @@ from autotune.ir import (
     Conv2dSeSkip,
     Conv2dWgrad,
     Elementwise,
+    ExpandDepthwise,
     FoldedSe,
     Gemm,
     GlobalAvgPool2d,
@@ -132,6 +133,11 @@ def solve(  # noqa: PLR0912 -- a table
             value = F.conv2d(given["x"], given["weight"], None, problem.stride, problem.pad).movedim(1, -1)
             pool, stride, pad = ((size, size) for size in (problem.pool, problem.pool_stride, problem.pool_pad))
             value = _largest(value, pool, stride, pad, problem.output_shape)
+        case ExpandDepthwise():
+            value = torch.einsum("nhwc,kc->nhwk", given["x"], given["weight1"].flatten(1))
+            return run_chain(
+                problem.epilogue.names, value, given, scalars, lambda v: _depthwise(v, given["weight2"], problem)
+            )
         case SeTail():
             value = _gated(given["x"], given)
         case SqueezeExcite():
@@ -196,10 +202,24 @@ def _convolved(x: torch.Tensor, weight: torch.Tensor, stride: int = 1) -> torch.
     return _windows(x, stride).flatten(3) @ weight.flatten(1).T
 
 
+def _depthwise(x: torch.Tensor, weight: torch.Tensor, problem: ExpandDepthwise) -> torch.Tensor:
+    """Return a convolution with one filter for each channel, computed from its windows."""
+    (down, right), (top, left) = problem.stride, problem.pad
+    windows = F.pad(x, (0, 0, left, left, top, top)).unfold(1, problem.r, down).unfold(2, problem.s, right)
+    return torch.einsum("npqkrs,krs->npqk", windows, weight.squeeze(1))
+
+
 def run_chain(
-    names: Sequence[str], value: torch.Tensor, given: Mapping[str, torch.Tensor], scalars: Sequence[float]
+    names: Sequence[str],
+    value: torch.Tensor,
+    given: Mapping[str, torch.Tensor],
+    scalars: Sequence[float],
+    conv: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Apply the named epilogue steps to a value; return the result `y` and the tensor of each `store` step."""
+    """Apply the named epilogue steps to a value; return the result `y` and the tensor of each `store` step.
+
+    conv: what the step `conv` computes; None for the 3x3 convolutions of a residual block.
+    """
     stored, kept = {}, None
     pointer = scalar = 0
     filters = iter(("weight1", "weight2") if names.count("conv") == 2 else ("weight2",))
@@ -212,7 +232,7 @@ def run_chain(
             value = _gated(value, given)
             continue
         if name == "conv":
-            value = _convolved(value, given[next(filters)])
+            value = conv(value) if conv else _convolved(value, given[next(filters)])
             continue
         if name == "keep":
             kept = value

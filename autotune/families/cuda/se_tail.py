@@ -5,21 +5,23 @@ from __future__ import annotations
 from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
 from autotune.families.rules import Rules, first_unmet, require
-from autotune.ir import DTYPES, Epilogue, SeTail
+from autotune.ir import DTYPES, Epilogue, SeTail, SqueezeExcite
 
 VECTOR = 8  # channels of an access
 _IMAGES = (1, 2, 4, 8)
 _MAX_CHANNELS = 8192  # 1024 threads of 8 channels
 
 
-def _why_unsupported(problem: SeTail) -> str | None:
+def why_unsupported(problem: SeTail | SqueezeExcite) -> str | None:
+    """Return why no kernel can solve a problem; None if one can."""
     return require(
         problem.c % VECTOR == 0 and problem.c <= _MAX_CHANNELS,
         f"c must be a multiple of {VECTOR}, at most {_MAX_CHANNELS}",
     )
 
 
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+def why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    """Return why a config cannot be compiled; None if it can."""
     if not config["early"]:
         return None
     tensors = sum(argument.kind == "tensor" for argument in epilogue.arguments)
@@ -32,7 +34,9 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
     )
 
 
-def _why_unfit(problem: SeTail, config: Config, arch: Architecture) -> str | None:
+def why_unfit(problem: SeTail | SqueezeExcite, config: Config, arch: Architecture) -> str | None:
+    """Return why a kernel cannot solve a problem; None if it can."""
+
     def rules() -> Rules:
         threads = int(config["threads"])
         yield require(
@@ -50,7 +54,7 @@ def _why_unfit(problem: SeTail, config: Config, arch: Architecture) -> str | Non
     return first_unmet(rules())
 
 
-def _launches(problem: SeTail, config: Config, arch: Architecture) -> list[Launch]:
+def launches(problem: SeTail | SqueezeExcite, config: Config, arch: Architecture) -> list[Launch]:
     """If weights stay in shared memory, also several images a block, as long as 3 of 4 SMs have a block."""
     several = [images for images in _IMAGES if config["early"] and 4 * problem.n >= 3 * images * arch.processors]
     return [{"images": images} for images in dict.fromkeys((1, *several))]
@@ -76,10 +80,10 @@ FAMILY = Family[SeTail](
         Parameter("early", (0, 1), "1: weights and added tensors are read before they are needed"),
     ),
     launch_parameters=(Parameter("images", _IMAGES, "images that a block takes, one after the other"),),
-    why_illegal=_why_illegal,
-    why_unsupported=_why_unsupported,
-    why_unfit=_why_unfit,
-    launches=_launches,
+    why_illegal=why_illegal,
+    why_unsupported=why_unsupported,
+    why_unfit=why_unfit,
+    launches=launches,
     cost=_cost,
     compile_seconds=(0.9, 0.3),
 )

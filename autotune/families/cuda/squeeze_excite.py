@@ -6,8 +6,7 @@ from math import ceil, log2
 
 from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
-from autotune.families.cuda.se_tail import FAMILY as SE_TAIL
-from autotune.families.cuda.se_tail import VECTOR
+from autotune.families.cuda import se_tail
 from autotune.families.rules import require
 from autotune.families.squeeze_excite import ACT, GATE, candidate_activations, require_activations
 from autotune.ir import Epilogue, SqueezeExcite
@@ -18,25 +17,25 @@ _BARRIER = 0.5  # cost of a cluster's barriers for each doubling, in passes over
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
     return require(
         config["cluster"] == 1 or (arch.capability or 0) >= 90, "clusters of blocks need sm_90"
-    ) or SE_TAIL.why_illegal(config, arch, dtype, epilogue)
+    ) or se_tail.why_illegal(config, arch, dtype, epilogue)
 
 
 def _why_unfit(problem: SqueezeExcite, config: Config, arch: Architecture) -> str | None:
     return (
         require_activations(problem, config, arch)
         or require(problem.h * problem.w >= int(config["cluster"]), "each block of a cluster needs a pixel")
-        or SE_TAIL.why_unfit(problem, config, arch)
+        or se_tail.why_unfit(problem, config, arch)
     )
 
 
 def _launches(problem: SqueezeExcite, config: Config, arch: Architecture) -> list[Launch]:
-    return [{"images": 1}] if config["cluster"] != 1 else SE_TAIL.launches(problem, config, arch)
+    return [{"images": 1}] if config["cluster"] != 1 else se_tail.launches(problem, config, arch)
 
 
 def _cost(problem: SqueezeExcite, config: Config, arch: Architecture) -> float:
     """Rank by passes of the threads over their pixels, rounds of blocks, and vectors that registers do not keep."""
     cluster, threads, keep = int(config["cluster"]), int(config["threads"]), int(config["keep"])
-    passes = max(1.0, problem.h * problem.w * problem.c / VECTOR / cluster / threads)
+    passes = max(1.0, problem.h * problem.w * problem.c / se_tail.VECTOR / cluster / threads)
     resident = max(1, arch.sm_threads // threads)
     rounds = ceil(problem.n * cluster / (arch.processors * resident))
     blocks = min(resident, ceil(problem.n * cluster / arch.processors))  # that share a multiprocessor
@@ -51,15 +50,15 @@ FAMILY = Family[SqueezeExcite](
     template="cuda/squeeze_excite.cu.j2",
     architectures=cuda_architectures(),
     parameters=(
-        *SE_TAIL.parameters,
+        *se_tail.FAMILY.parameters,
         Parameter("cluster", (1, 2, 4, 8), "blocks that share the pixels of an image"),
         ACT,
         GATE,
     ),
-    launch_parameters=SE_TAIL.launch_parameters,
+    launch_parameters=se_tail.FAMILY.launch_parameters,
     why_illegal=_why_illegal,
     candidate_values=candidate_activations,
-    why_unsupported=SE_TAIL.why_unsupported,
+    why_unsupported=se_tail.why_unsupported,
     why_unfit=_why_unfit,
     launches=_launches,
     cost=_cost,

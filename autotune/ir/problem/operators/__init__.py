@@ -21,6 +21,7 @@ from autotune.ir.problem.operators.cast import Cast
 from autotune.ir.problem.operators.to_channels_last import ToChannelsLast
 from autotune.ir.problem.operators.space_to_depth import SpaceToDepth
 from autotune.ir.problem.operators.stem import Stem
+from autotune.ir.problem.operators.expand_depthwise import ExpandDepthwise
 from autotune.ir.problem.operators.se_tail import SeTail
 from autotune.ir.problem.operators.squeeze_excite import GATE_ACTIVATIONS, HIDDEN_ACTIVATIONS, SqueezeExcite
 from autotune.ir.problem.operators.torch_call import CallDevice, OperatorCall, TorchCall, ValueRef, stored_shape
@@ -40,6 +41,7 @@ __all__ = [
     "Conv2dWgrad",
     "Convolution",
     "Elementwise",
+    "ExpandDepthwise",
     "FoldedSe",
     "Gemm",
     "GlobalAvgPool2d",
