@@ -404,5 +404,5 @@ def test_stress(gpu_db):
 
 
 def test_the_host_cost_of_a_call(gpu_db):
-    done = process("bench_host", "--db", gpu_db, "--batch", BATCH, "--calls", 200)
+    done = process("bench_host", "--db", gpu_db, "--batch", BATCH, "--calls", 200, "--loads", 1)
     assert done.returncode == 0 and "with a CUDA graph" in done.stdout, done.stderr
