@@ -82,8 +82,9 @@ class CallCache:
             self.calls.drop(context)
 
     def close(self) -> None:
-        """Close all contexts."""
-        close(list(self.contexts.values()), self.calls)
+        """Close all contexts and forget them: a thread that still holds this cache must not keep their memory."""
+        contexts, self.contexts = list(self.contexts.values()), {}
+        close(contexts, self.calls)
 
 
 def is_contiguous(x: torch.Tensor) -> bool | None:

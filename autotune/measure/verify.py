@@ -77,7 +77,7 @@ class Workload:
         """
         before = dataclasses.replace(self.problem, epilogue=Epilogue(self.problem.anchors))
         with torch.no_grad():
-            values = compute(before, {name: tensor.float() for name, tensor in self.tensors.items()}, self.scalars)["y"]
+            values = compute(before, self._inputs(torch.float32), self.scalars)["y"]
         gain = _BYTE_RMS / max(float(values.square().mean().sqrt()), 1e-30)
         first = next((step for step in self.problem.epilogue.steps if step.name in ("scale", "mul_scalar")), None)
         if first and first.name == "scale":
@@ -86,11 +86,15 @@ class Workload:
             own = self.problem.scalars + first.arguments[0].index
             self.scalars = tuple(s * (gain if i == own else 1.0) for i, s in enumerate(self.scalars))
 
+    def _inputs(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Return all operands but the outputs, which are not written yet, in a dtype."""
+        return {name: tensor.to(dtype) for name, tensor in self.tensors.items() if name not in self._guarded}
+
     def _expected(self) -> dict[str, torch.Tensor]:
         # float32 and int8 results are checked against float64: torch's float32 algorithms may be less exact than ours.
         exact = self.device.type == "cpu" or {self.problem.dtype, self.problem.output_dtype} & {"f32", "s8"}
         precise = torch.float64 if exact else torch.float32
-        operands = {name: tensor.to(precise) for name, tensor in self.tensors.items()}
+        operands = self._inputs(precise)
         with torch.backends.cudnn.flags(allow_tf32=False), torch.no_grad():
             tf32, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
             try:

@@ -12,6 +12,7 @@ import torch
 from autotune.ir import DTYPES, INPUT, OUTPUT, ConstantSource, Layer, Network, Operand, State, evaluate
 from autotune.runtime import engine
 from autotune.runtime.binding import BoundStep, TensorSlot, bind
+from autotune.runtime.binding_stream import binding_stream, free_with
 from autotune.runtime.engine import EngineError
 from autotune.runtime.memory_planner import LayerAccess, plan_memory
 from autotune.runtime.selection import KernelChoice, choices, select, torch_choice
@@ -53,7 +54,8 @@ class NetworkPlan:
     """A network's layers bound for one shape, dtype, device and memory format of the input.
 
     A plan holds kernels, weights and the memory plan, and is not changed by a run. All that a run writes belongs to an
-    `ExecutionContext` (executor.py), so one plan serves several streams at once.
+    `ExecutionContext` (executor.py), so one plan serves several streams at once. On a GPU the weights are memory of the
+    stream in binding_stream.py.
 
     Args:
         network: The network, for this shape and dtype.
@@ -87,14 +89,14 @@ class NetworkPlan:
         self.copies_input = False
         self._channels_last = channels_last
         slots = {name: TensorSlot(index) for index, name in enumerate([INPUT, OUTPUT, *self.buffers])}
-        self.bound = [
-            self._bind(layer, state, store, settled.get(layer.name), slots, TensorSlot(len(slots) + i))
-            for i, layer in enumerate(layers)
-        ]
+        with binding_stream(device):
+            self.bound = [
+                self._bind(layer, state, store, settled.get(layer.name), slots, TensorSlot(len(slots) + i))
+                for i, layer in enumerate(layers)
+            ]
+        free_with(self, device, self.bound)
         accesses = [LayerAccess(frozenset(layer.reads), frozenset(layer.writes)) for layer in layers]
         self.arena = plan_memory({name: operand.bytes for name, operand in self.buffers.items()}, accesses)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # packing the weights must have ended before any stream reads them
 
     @property
     def native(self) -> bool:

@@ -1,5 +1,8 @@
 """Calls that run without Python between input and launch, and the plans that are kept."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from seed_network import assert_result, fused, images
@@ -45,6 +48,15 @@ def test_the_engine_forgets_what_is_no_longer_kept(tuned_db):
     network(images(1))
     network(images(2))
     assert shortly(network, images(1)) is None
+
+
+def test_a_cache_that_a_thread_still_holds_keeps_no_plan(tuned_db):
+    network = fused(tuned_db)
+    network(images(1))
+    held, plan = network._cache, weakref.ref(network.context(images(1))[1].plan)
+    network.rebind()
+    gc.collect()
+    assert plan() is None and held is not network._cache
 
 
 def test_whoever_changes_what_a_call_does_is_heard(tuned_db):

@@ -1,19 +1,13 @@
 """The measuring process against kernels that hang, lie, write where they must not and ruin the context, on a GPU."""
 
-import subprocess
-
 import faults
 import pytest
-import torch
 from faults import PROBLEM
 from kernels import tried
-from repository import ROOT
 
-from autotune.codegen import toolchain
-from autotune.core import paths
 from autotune.libraries import aten
 from autotune.measure import Timing, Worker
-from autotune.runtime import Binary, Candidate
+from autotune.runtime import Candidate
 
 pytestmark = pytest.mark.gpu
 
@@ -34,13 +28,7 @@ FAULTS = {
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory):
     """Name -> candidate, all in one device image."""
-    major, minor = torch.cuda.get_device_capability()
-    compiler = toolchain.for_target(f"sm_{major}{minor}")
-    path = tmp_path_factory.mktemp("faulty") / "faulty.cubin"
-    source = ROOT / "tests" / "kernels" / "faulty.cu"
-    subprocess.run(compiler.commands(source, path, [paths.templates()])[0], check=True)
-    binary = Binary.of("device_image", path.read_bytes())
-    return lambda name: Candidate("faulty", "{}", f"at_{name}", binary)
+    return faults.on_gpu(tmp_path_factory.mktemp("faulty"))
 
 
 @pytest.fixture(scope="module")

@@ -1,21 +1,14 @@
-"""Every CUDA family that compiles in seconds: random kernels on hundreds of random problems, and under memcheck."""
-
-import os
-import shutil
-import subprocess
-import sys
+"""Every CUDA family that compiles in seconds: random kernels on hundreds of random problems, and a few of them under
+the tools of compute-sanitizer."""
 
 import pytest
-from processes import HANG
+import sanitizer
 from random_kernels import SIZES, wrong
-from repository import ROOT
 
 pytestmark = pytest.mark.gpu
 
 KERNELS = {"cuda_conv2d": 24, "sm90_conv2d": 24}
 """Of a family, where eight do not show all its ways to load."""
-FOUND = 9
-MEMCHECK = f"compute-sanitizer --tool memcheck --target-processes application-only --error-exitcode {FOUND}".split()
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -25,26 +18,29 @@ def test_random_kernels_solve_random_problems(name):
     assert count >= 30  # in all, more than 500
 
 
-def watched(*command):
-    """Run Python under memcheck, each tensor in memory of its own."""
-    if not shutil.which(MEMCHECK[0]):
+@pytest.fixture(scope="module")
+def kernels_of_samples():
+    if not sanitizer.available():
         pytest.skip("compute-sanitizer is not on the PATH")
-    variables = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    command = [*MEMCHECK, sys.executable, *command]
-    done = subprocess.run(command, check=False, env=variables, cwd=ROOT, capture_output=True, text=True, timeout=HANG)
-    if "Device not supported" in done.stdout:
+    sanitizer.build()
+
+
+@pytest.mark.parametrize("tool", sanitizer.TOOLS)
+def test_a_sanitizer_finds_nothing_in_a_sample_of_all_families(tool, kernels_of_samples):
+    reports = sanitizer.found_in_sample(tool)
+    if not all(report.supported for report in reports):
         pytest.skip("compute-sanitizer cannot watch this GPU")
-    return done
+    for report in reports:
+        assert report.clean, f"{report}: {report.findings}\n{report.text[-4000:]}"
+    assert sum(sum(report.problems.values()) for report in reports) >= 50  # of 120 on an sm_90
 
 
-def test_memcheck_finds_nothing_in_a_sample_of_all_families():
-    done = watched("tests/support/random_kernels.py")
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "ERROR SUMMARY: 0 errors" in done.stdout and " problems, 0 wrong" in done.stdout
-
-
-def test_memcheck_finds_a_read_beyond_a_tensor():
-    """So that a clean report of the sample means something."""
-    code = "import torch; x = torch.ones(1024, device='cuda'); x.untyped_storage().resize_(2048); print((x + 1).sum())"
-    done = watched("-c", code)
-    assert done.returncode == FOUND and "Invalid __global__ read" in done.stdout, done.stdout[-2000:]
+@pytest.mark.parametrize("tool", sanitizer.TOOLS)
+def test_a_sanitizer_finds_a_fault(tool):
+    """So that a clean report of the sample means something: the fault is in a kernel that is loaded as ours are."""
+    if not sanitizer.available():
+        pytest.skip("compute-sanitizer is not on the PATH")
+    report = sanitizer.found_in_fault(tool)
+    if not report.supported:
+        pytest.skip("compute-sanitizer cannot watch this GPU")
+    assert report.code == sanitizer.FOUND and sanitizer.TOOLS[tool].report in report.text, report.text[-4000:]

@@ -127,6 +127,61 @@ def test_two_networks_side_by_side(gpu_db):
     assert relative_error(ys[0][0], ys[0][1]) > 0.01
 
 
+@torch.no_grad()
+def test_changes_of_weights_do_not_fill_the_pools_of_all_streams(gpu_db):
+    """torch keeps freed memory for the stream on which it was allocated. Here each change of the weights is met first
+    on another stream, whose thread binds the plans anew."""
+    network = fused(gpu_db)
+    inputs = [images(n, seed=n) for n in (BATCH, 1, 3)]
+    expected = []
+    for _ in range(2):
+        expected.append([network(x) for x in inputs])
+        network.stem[1].weight.neg_()
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    reserved, wrong = [], []
+
+    def work(stream, wanted):
+        with torch.cuda.stream(stream):
+            results = [network(x) for x in inputs]
+        stream.synchronize()
+        wrong.extend(y for y, other in zip(results, wanted, strict=True) if not alike(y, other))
+
+    for change in range(6):
+        network.stem[1].weight.neg_()
+        torch.cuda.synchronize()
+        first = change % len(streams)
+        for stream in streams[first:] + streams[:first]:
+            in_threads(work, [(stream, expected[(change + 1) % 2])])
+        gc.collect()
+        reserved.append(torch.cuda.memory_reserved())
+    assert not wrong
+    assert reserved[5] - reserved[1] <= 2**22, reserved
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "dropped"])
+def test_weights_are_not_overwritten_while_a_run_reads_them(gpu_db, closed):
+    """By the weights of a network that is bound in the same memory."""
+    one, other, x = fused(gpu_db), fused(gpu_db), images(BATCH)
+    with torch.no_grad():
+        other.stem[1].weight.mul_(1.5)
+    expected = one(x)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        one(x)  # binds this stream's context: the next run is launched and not waited for
+        torch.cuda.synchronize()
+        torch.cuda._sleep(300_000_000)
+        y = one(x)
+    if closed:
+        one.rebind()
+    del one
+    other(x)
+    torch.cuda.synchronize()
+    assert alike(y, expected)
+
+
 # -- several GPUs --------------------------------------------------------------------------
 
 several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
@@ -349,5 +404,5 @@ def test_stress(gpu_db):
 
 
 def test_the_host_cost_of_a_call(gpu_db):
-    done = process("bench_host", "--db", gpu_db, "--batch", BATCH, "--calls", 200)
+    done = process("bench_host", "--db", gpu_db, "--batch", BATCH, "--calls", 200, "--loads", 1)
     assert done.returncode == 0 and "with a CUDA graph" in done.stdout, done.stderr

@@ -153,6 +153,26 @@ struct leaks {  // device malloc returns null when the device's heap is exhauste
   }
 };
 
+struct races {  // reads from shared memory what another warp writes, without a barrier between
+  static AT_DEVICE void run(const Params& params) {
+    pool(params);
+    __shared__ volatile float values[kThreads];
+    values[threadIdx.x] = 1.f;
+    if (values[kThreads - 1 - threadIdx.x] < 0.f) output(params)[0] = 0.f;
+  }
+};
+struct diverges {  // the warps meet at two barriers
+  static AT_DEVICE void run(const Params& params) {
+    if (threadIdx.x < 64) {
+      __syncthreads();
+      pool(params);
+    } else {
+      pool(params);
+      __syncthreads();
+    }
+  }
+};
+
 template <typename Fault>
 AT_DEVICE void prepare(const at_pool2d& a, at_prepared* out, int workspace_bytes) {
   const int64_t count = (int64_t)a.n * a.p * a.q * a.c;
@@ -184,6 +204,8 @@ FAULT(strays)
 FAULT(keeps_largest)
 FAULT(trusts_workspace)
 FAULT(leaks)
+FAULT(races)
+FAULT(diverges)
 
 extern "C" __global__ void at_refuses(const __grid_constant__ Params params) { good::run(params); }
 extern "C" __global__ void at_refuses_prepare(at_pool2d, at_prepared* out) { at::refused(out, "c=7 is not supported"); }

@@ -185,7 +185,6 @@ def test_the_compiler_does_not_serialize_products(config, tmp_path):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 @pytest.mark.parametrize("chain", ["bias,gate,add,relu", "bias,gate,project,relu"])
 @pytest.mark.parametrize(
     "config",
@@ -197,7 +196,7 @@ def test_the_compiler_does_not_serialize_products(config, tmp_path):
     ],
     ids=["im2col", "turns, many sums", "rows, a split", "patches, resident weights"],
 )
-def test_nor_those_with_a_folded_squeeze(config, chain, tmp_path):
+def test_the_compiler_does_not_serialize_those_with_a_folded_squeeze(config, chain, tmp_path):
     compiler = need_compiler("sm_90", nvcc=True)
     config, epilogue = OWN | config, Epilogue.parse(chain)
     if why := FOLDED.why_illegal(config, SM90, "f16", epilogue):

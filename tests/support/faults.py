@@ -5,13 +5,19 @@ The kernels are in tests/kernels/faulty.cpp and faulty.cu.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
+import torch
 from kernels import tried
+from repository import ROOT
 
+from autotune.codegen import toolchain
+from autotune.core import device_target, paths
 from autotune.ir import parse
 from autotune.measure import Result, Worker
-from autotune.runtime import Candidate
+from autotune.runtime import Binary, Candidate
 
 PROBLEM = parse("avg_pool2d n=2 h=9 w=7 c=7 r=3 s=3 stride=2 pad=1 dtype=f32")
 
@@ -31,6 +37,16 @@ FAULTS = {
     "keeps_largest": ("wrong", "the result depends on what the output held before: y differs in 140 of 280"),
 }
 DEADLINE = 2.0  # seconds; for the kernel that never ends
+
+
+def on_gpu(folder: Path) -> Callable[[str], Candidate]:
+    """Compile faulty.cu for the first GPU in a folder. Return name -> candidate, all in one device image."""
+    path = folder / "faulty.cubin"
+    source = ROOT / "tests" / "kernels" / "faulty.cu"
+    compiler = toolchain.for_target(device_target(torch.device("cuda:0")))
+    subprocess.run(compiler.commands(source, path, [paths.templates()])[0], check=True)
+    binary = Binary.of("device_image", path.read_bytes())
+    return lambda name: Candidate("faulty", "{}", f"at_{name}", binary)
 
 
 def answers(

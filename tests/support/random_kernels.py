@@ -1,24 +1,30 @@
-"""Random problems of every CUDA family, on kernels drawn at random too; alone, a program for a memory checker to watch.
+"""Random problems of every CUDA family, on kernels drawn at random too; alone, a program for a checker to watch.
 
 compute-sanitizer python tests/support/random_kernels.py FAMILY ...
 """
 
 from __future__ import annotations
 
+import argparse
+import math
 import os
 import random
-import sys
+import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import pytest
 import torch
 from epilogues import random_epilogue
 from kernels import built_paths, candidate_of
 from reference import LIMIT, STEPS, assert_bytes_are_right, relative_error, solve
 
-from autotune.core import Architecture, ProblemError, device_target, of_capability
+from autotune.core import Architecture, ProblemError, device_target, of_capability, paths
 from autotune.families import PERMISSIONS, AnyFamily, Kernel, Launch, family
 from autotune.ir import Epilogue, Problem, parse
 from autotune.measure import CandidateBench
@@ -279,8 +285,13 @@ def epilogue(rng: random.Random, places: tuple[str, ...], dtype: str, result: st
     return Epilogue((*names, *random_epilogue(rng).names))
 
 
-def drawn(name: str, arch: Architecture, target: str, seed: int, kernels: int, problems: int) -> Iterator[Drawn]:
-    """Some random problems for each of some random kernels of a family, always the same for a seed."""
+def drawn(
+    name: str, arch: Architecture, target: str, seed: int, kernels: int, problems: int, largest: float = math.inf
+) -> Iterator[Drawn]:
+    """Some random problems for each of some random kernels of a family, always the same for a seed.
+
+    largest: FLOPs of the largest problem. The kernels do not depend on it.
+    """
     found = family(name)
     dtypes = [dtype for dtype in arch.dtypes if dtype in found.dtypes]
     for i in range(kernels):
@@ -288,7 +299,7 @@ def drawn(name: str, arch: Architecture, target: str, seed: int, kernels: int, p
         chosen = (_kernel(found, arch, target, rng, dtype) for _ in range(_TRIES))
         kernel = next((kernel for kernel in chosen if kernel), None)
         assert kernel, f"{name} fits no random problem in {dtype}"
-        yield from islice(_served(kernel, arch, rng), problems)
+        yield from islice(_served(kernel, arch, rng, largest), problems)
 
 
 def _kernel(found: AnyFamily, arch: Architecture, target: str, rng: random.Random, dtype: str) -> Kernel | None:
@@ -306,12 +317,12 @@ def _kernel(found: AnyFamily, arch: Architecture, target: str, rng: random.Rando
     return Kernel.of(found.name, rng.choice(configs), dtype, problem.epilogue, target) if configs else None
 
 
-def _served(kernel: Kernel, arch: Architecture, rng: random.Random) -> Iterator[Drawn]:
-    """Random problems that a kernel solves."""
+def _served(kernel: Kernel, arch: Architecture, rng: random.Random, largest: float) -> Iterator[Drawn]:
+    """Random problems of up to `largest` FLOPs that a kernel solves."""
     found = family(kernel.family)
     for _ in range(_TRIES):
         plain = _sized(found, rng, kernel.dtype)
-        if plain is None or plain.anchors != kernel.epilogue.anchors:
+        if plain is None or plain.anchors != kernel.epilogue.anchors or plain.flops > largest:
             continue
         problem = replace(plain, epilogue=kernel.epilogue)
         if found.why_not_served(problem, arch) or found.why_unfit(problem, kernel.values, arch):
@@ -351,30 +362,87 @@ def _least_exact(problem: Problem) -> str:
     return max(problem.dtype, problem.output_dtype, key=lambda dtype: LIMIT.get(dtype, 0))
 
 
-def wrong(names: Sequence[str], seed: int, kernels: int, problems: int) -> tuple[int, list[str]]:
-    """Draw, build and solve: the number of problems, and what is wrong with which results."""
-    device = torch.device("cuda:0")
-    target = device_target(device)
+def every(names: Sequence[str], seed: int, kernels: int, problems: int, largest: float = math.inf) -> list[Drawn]:
+    """Draw from all families of these names that the first GPU can run."""
+    target = device_target(torch.device("cuda:0"))
     arch = of_capability(int(target.removeprefix("sm_")))
     names = [name for name in names if arch.name in family(name).architectures]
-    every = [found for name in names for found in drawn(name, arch, target, seed, kernels, problems)]
-    paths = built_paths((found.kernel for found in every), len(os.sched_getaffinity(0)))
+    return [found for name in names for found in drawn(name, arch, target, seed, kernels, problems, largest)]
+
+
+def built(found: Sequence[Drawn]) -> dict[Kernel, Path]:
+    """Build the kernels; those on the disk are not built again."""
+    return built_paths((one.kernel for one in found), len(os.sched_getaffinity(0)))
+
+
+def wrong(
+    names: Sequence[str], seed: int, kernels: int, problems: int, largest: float = math.inf
+) -> tuple[int, list[str]]:
+    """Draw, build and solve: the number of problems, and what is wrong with which results."""
+    drawn_ones = every(names, seed, kernels, problems, largest)
+    paths_of = built(drawn_ones)
     complaints = []
-    for number, found in enumerate(every):
-        case = CandidateBench(found.problem, device, seed=number)
+    for number, found in enumerate(drawn_ones):
+        case = CandidateBench(found.problem, torch.device("cuda:0"), seed=number)
         try:
-            if said := complaint(case, found, paths[found.kernel]):
+            if said := complaint(case, found, paths_of[found.kernel]):
                 complaints.append(f"{found}: {said}")
         except AssertionError as error:
             complaints.append(f"{found}: {error}")
-    return len(every), complaints
+    return len(drawn_ones), complaints
+
+
+# -- a program ---------------------------------------------------------------------------------------------------------
+
+_ALIGNED = {
+    "common/ptx/cluster.cuh": {"__syncthreads()": 'asm volatile("barrier.sync 0;" ::: "memory")'},
+    "common/ptx/mbarrier.cuh": {'"bar.sync %0': '"barrier.sync %0', '"barrier.sync.aligned %0': '"barrier.sync %0'},
+}
+"""Header -> barriers that loading and multiplying warps reach at different places, and their unaligned form."""
+
+
+@contextmanager
+def unaligned_barriers() -> Iterator[None]:
+    """Build kernels from a copy of the templates that says of barriers that warps reach them at different places.
+
+    synccheck ends a kernel at a barrier that is reached at two places, unless it is unaligned. The instruction is the
+    same for both forms: `BAR.SYNC`, which counts warps. The compiler lists unaligned ones in `.nv.info`, and converges
+    a warp before them where it does not know that the warp is.
+    """
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        copy = Path(folder, "templates")
+        shutil.copytree(paths.templates(), copy)
+        for header, barriers in _ALIGNED.items():
+            text = (copy / header).read_text()
+            for aligned, unaligned in barriers.items():
+                assert aligned in text, f"{header} has no {aligned}"
+                text = text.replace(aligned, unaligned)
+            (copy / header).write_text(text)
+        patch.setattr(paths, "templates", lambda: copy)
+        yield
 
 
 def main() -> None:
-    count, complaints = wrong(sys.argv[1:] or sorted(SIZES), seed=0, kernels=2, problems=2)
-    print(*complaints, sep="\n")
-    print(f"{count} problems, {len(complaints)} wrong")
-    raise SystemExit(bool(complaints))
+    parser = argparse.ArgumentParser()
+    parser.add_argument("families", nargs="*", default=sorted(SIZES))
+    parser.add_argument("--kernels", type=int, default=2, help="of each family")
+    parser.add_argument("--problems", type=int, default=2, help="of each kernel")
+    parser.add_argument("--largest", type=float, default=math.inf, help="FLOPs of the largest problem")
+    parser.add_argument("--unaligned", action="store_true", help="barriers in their unaligned form, for synccheck")
+    parser.add_argument("--build", action="store_true", help="build the kernels, and no more")
+    options = parser.parse_args()
+    sample = (0, options.kernels, options.problems, options.largest)
+    total, failed = 0, 0
+    with unaligned_barriers() if options.unaligned else nullcontext():
+        built(every(options.families, *sample))
+        for name in [] if options.build else options.families:
+            started = time.monotonic()
+            count, complaints = wrong([name], *sample)
+            took = time.monotonic() - started
+            print(f"{name}: {count} problems, {len(complaints)} wrong, {took:.1f} s", *complaints, sep="\n", flush=True)
+            total, failed = total + count, failed + len(complaints)
+    print(f"{total} problems, {failed} wrong")
+    raise SystemExit(bool(failed))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import psutil
@@ -34,8 +34,11 @@ from autotune_cli.command_line import add_device, add_model, positive, seconds, 
 from autotune_cli.models import Model, load
 from fused_resnet import FusedResNet
 
-WARM_SHARE = 5
-"""Memory is compared after 1 / WARM_SHARE of the calls, when all plans are bound and the pools are filled."""
+SAMPLE_SECONDS = 0.5
+"""Time between two samples of usage: several fall between two changes of the weights."""
+
+EARLY, LATE = 0.2, 0.6
+"""Shares of the calls from which usage is compared. Until EARLY, plans are bound and the pools are filled."""
 
 SLACK_BYTES = 32 * 2**20
 """Growth that is no leak: the allocators of torch and of the process keep freed blocks."""
@@ -179,24 +182,68 @@ def cases_of(model: Model, network: FusedResNet, batches: Sequence[int], states:
 
 @dataclass(frozen=True)
 class Usage:
-    """Resources in use: bytes of host memory (process) and device memory (all processes), file descriptors, threads."""
+    """Resources in use.
+
+    Attributes:
+        host: Memory of the process in bytes.
+        device: Memory of the device that all processes use, in bytes.
+        reserved: Device memory that torch's allocator holds, with freed blocks, in bytes.
+        allocated: Device memory of tensors, in bytes.
+        files: File descriptors of the process.
+        threads: Threads of the process.
+    """
 
     host: int
     device: int
+    reserved: int
+    allocated: int
     files: int
     threads: int
 
     @classmethod
     def now(cls, device: torch.device) -> Usage:
         """Return the present usage."""
-        process = psutil.Process()
-        free, total = torch.cuda.mem_get_info(device) if device.type == "cuda" else (0, 0)
-        return cls(process.memory_info().rss, total - free, process.num_fds(), process.num_threads())
+        process, device_memory = psutil.Process(), (0, 0, 0)
+        if device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(device)
+            device_memory = (total - free, torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device))
+        return cls(process.memory_info().rss, *device_memory, process.num_fds(), process.num_threads())
+
+    @classmethod
+    def of(cls, samples: Sequence[Usage]) -> Usage:
+        """Return the highest usage of samples; for file descriptors the lowest, as a database is open while binding."""
+        highest = {field.name: max(getattr(sample, field.name) for sample in samples) for field in fields(cls)}
+        return cls(**{**highest, "files": min(sample.files for sample in samples)})
 
     def grown(self, before: Usage) -> bool:
-        """Return whether it has grown by more than the allocators keep."""
-        memory = max(self.host - before.host, self.device - before.device)
+        """Return whether it has grown by more than the allocators keep.
+
+        `allocated` does not count: it depends on whether a sample falls between two sets of weights.
+        """
+        memory = max(self.host - before.host, self.device - before.device, self.reserved - before.reserved)
         return memory > SLACK_BYTES or self.files > before.files or self.threads > before.threads
+
+
+class Samples:
+    """Samples of usage, each with the share of the calls that were done."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._next = device, 0.0
+        self._taken: list[tuple[float, Usage]] = []
+
+    def take(self, done: float) -> None:
+        """Take a sample if one is due; `done` is a share of the calls."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + SAMPLE_SECONDS
+            self._taken.append((done, Usage.now(self._device)))
+
+    def compared(self) -> tuple[Usage, Usage]:
+        """Return the usage from EARLY to LATE and that from LATE on; the same twice if a part has no sample."""
+        early = [usage for done, usage in self._taken if EARLY <= done < LATE]
+        late = [usage for done, usage in self._taken if done >= LATE]
+        if not early or not late:
+            early = late = [usage for _, usage in self._taken]
+        return Usage.of(early), Usage.of(late)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -214,29 +261,32 @@ def main(options: argparse.Namespace) -> int:
     weights, limit = Weights(network), 5e-3 if cuda else 1e-5
     callers = [Caller(network, weights, cases, share, seed, limit) for seed, share in enumerate(shares)]
 
-    started, before = time.monotonic(), None
+    started, samples = time.monotonic(), Samples(device)
     for caller in callers:
         caller.start()
     while any(caller.is_alive() for caller in callers):
+        samples.take(sum(caller.done for caller in callers) / options.calls)
         time.sleep(0.05)
         if options.update and time.monotonic() - started > (weights.updates + 1) * options.update:
             weights.update()
-        if before is None and sum(caller.done for caller in callers) * WARM_SHARE >= options.calls:
-            before = Usage.now(device)
-    after = Usage.now(device)
     for caller in callers:
         caller.join()
     took = time.monotonic() - started
 
     done, wrong = sum(caller.done for caller in callers), sum(int(caller.wrong) for caller in callers)
     failures = [caller.failure for caller in callers if caller.failure]
-    before = before or after
+    before, after = samples.compared()
     print(f"{done} calls from {options.threads} threads, {wrong} wrong, in {took:.0f} s, {weights.updates} updates")
     print(f"largest relative error {max(float(caller.worst) for caller in callers):.1e}")
-    for name, end, start in (("host", after.host, before.host), ("device", after.device, before.device)):
+    print("highest usage in the last two fifths of the calls; in brackets, more than in the second and third:")
+    for name, end, start in (
+        ("host memory", after.host, before.host),
+        ("device memory", after.device, before.device),
+        ("reserved by torch", after.reserved, before.reserved),
+        ("allocated by torch", after.allocated, before.allocated),
+    ):
         if end:
-            grown = max(0, end - start) / 2**20
-            print(f"{name} memory {end / 2**20:8.0f} MiB, {grown:.0f} more than after a fifth of the calls")
+            print(f"    {name:18}{end / 2**20:8.0f} MiB ({max(0, end - start) / 2**20:.0f})")
     print(f"file descriptors {before.files} -> {after.files}, threads {before.threads} -> {after.threads}")
     for failure in failures:
         print(f"a thread ended early: {failure}")

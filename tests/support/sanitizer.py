@@ -1,0 +1,189 @@
+"""compute-sanitizer over random kernels of all CUDA families, and over one faulty kernel for each of its tools.
+
+Alone, a program that builds the kernels once, runs all tools side by side and prints a table:
+
+python tests/support/sanitizer.py [--logs FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from processes import HANG
+from random_kernels import SIZES
+from repository import ROOT
+
+PROGRAM = "compute-sanitizer"
+FOUND = 9
+"""Exit code of compute-sanitizer if it has found something."""
+GROUPS = 4
+"""Processes among which a tool's families are dealt."""
+LIMIT_SECONDS = 300
+"""Time limit of a process under a tool. It only ends processes that hang."""
+
+_OURS = ("--kernel-name", "regex=^(at|cuda|cutlass2|sm90)_")  # torch's kernels have mangled names: _Z...
+_GO_ON = ("--destroy-on-device-error", "kernel")  # so that a report of one family does not end the others
+_COMMON = ["--target-processes", "application-only", "--error-exitcode", str(FOUND), "--print-limit", "20"]
+_PATIENT = ["--launch-timeout", "120", "--max-connections", "100"]  # many at once, on few cores
+
+
+@dataclass(frozen=True)
+class Tool:
+    """How a tool of compute-sanitizer runs.
+
+    Attributes:
+        flags: Its options.
+        sample: Arguments of random_kernels.py.
+        fault: Arguments of faulty_kernel.py, for a fault that it must find.
+        report: What it says of that fault.
+    """
+
+    flags: tuple[str, ...]
+    sample: tuple[str, ...]
+    fault: tuple[str, ...]
+    report: str
+
+
+_SMALL = ("--largest", "6e8")
+TOOLS = {
+    "memcheck": Tool((*_OURS, *_GO_ON), ("--largest", "2e9"), ("writes_far",), "Invalid __global__ write"),
+    "racecheck": Tool(_OURS, _SMALL, ("races",), "Race reported"),
+    # All kernels: what a kernel of torch has written must be known to the tool.
+    "initcheck": Tool((), _SMALL, ("good", "--unwritten"), "Uninitialized __global__ memory read"),
+    "synccheck": Tool((*_OURS, *_GO_ON), (*_SMALL, "--unaligned"), ("diverges",), "Divergent thread(s) in block"),
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a tool said of a process.
+
+    Attributes:
+        tool: Name of the tool.
+        of: The families, or the faulty kernel.
+        code: Exit code of compute-sanitizer; -SIGKILL if the process took too long.
+        text: Its output and that of the program.
+        seconds: Time of the process.
+    """
+
+    tool: str
+    of: str
+    code: int
+    text: str = field(repr=False)
+    seconds: float
+
+    @property
+    def clean(self) -> bool:
+        """Whether the program ended well, and the tool has found nothing."""
+        return not self.code and bool(re.search(r"SUMMARY: 0 (errors|hazards)", self.text))
+
+    @property
+    def problems(self) -> dict[str, int]:
+        """Family -> problems that were solved, for the families that are done."""
+        found = re.findall(r"^(\w+): (\d+) problems", self.text, re.MULTILINE)
+        return {name: int(count) for name, count in found}
+
+    @property
+    def supported(self) -> bool:
+        """Whether compute-sanitizer can watch this GPU."""
+        return "Device not supported" not in self.text
+
+    @property
+    def findings(self) -> str:
+        """The kernels of ours in which the tool has found something, or how far the program came."""
+        kernels = sorted(set(re.findall(r" at (\w+)\+0x[0-9a-f]+", self.text)))
+        return ", ".join(kernels) or f"exit code {self.code} after {' '.join(self.problems) or 'no family'}"
+
+
+def available() -> bool:
+    return shutil.which(PROGRAM) is not None
+
+
+def build() -> None:
+    """Build the kernels of all samples, so that no process under a tool compiles."""
+    for more in ((), ("--unaligned",)):
+        command = [sys.executable, "tests/support/random_kernels.py", "--build", *more]
+        subprocess.run(command, check=True, cwd=ROOT, timeout=HANG)
+
+
+def found_in_sample(tool: str) -> list[Report]:
+    """Run a tool over a sample of all families, in several processes at once."""
+    with ThreadPoolExecutor(GROUPS) as pool:
+        return list(pool.map(lambda families: _sample(tool, families), _groups()))
+
+
+def found_in_fault(tool: str) -> Report:
+    """Run a tool over the kernel with a fault that it must find."""
+    return _watched(tool, TOOLS[tool].fault[0], ["tests/support/faulty_kernel.py", *TOOLS[tool].fault])
+
+
+def _groups() -> list[list[str]]:
+    names = sorted(SIZES)
+    return [names[i::GROUPS] for i in range(GROUPS)]
+
+
+def _sample(tool: str, families: Sequence[str]) -> Report:
+    return _watched(tool, " ".join(families), ["tests/support/random_kernels.py", *families, *TOOLS[tool].sample])
+
+
+def _watched(tool: str, of: str, program: Sequence[str]) -> Report:
+    """Run a program under a tool, each tensor in memory of its own."""
+    command = [PROGRAM, "--tool", tool, *_COMMON, *_PATIENT, *TOOLS[tool].flags, sys.executable, *program]
+    variables = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
+    started = time.monotonic()
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, env=variables, cwd=ROOT, start_new_session=True, **streams) as process:
+        try:
+            text, _ = process.communicate(timeout=LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # the program too, not only compute-sanitizer
+            text, _ = process.communicate()
+    return Report(tool, of, process.returncode, text, time.monotonic() - started)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--logs", type=Path, help="a folder for the output of each process")
+    options = parser.parse_args()
+    started = time.monotonic()
+    build()
+    print(f"built in {time.monotonic() - started:.0f} s", flush=True)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        samples = {tool: [pool.submit(_sample, tool, families) for families in _groups()] for tool in TOOLS}
+        faults = {tool: pool.submit(found_in_fault, tool) for tool in TOOLS}
+        bad = 0
+        print("tool        problems  processes  longest  finds its fault  kernels with findings, or what ended")
+        for tool, group in samples.items():
+            reports, fault = [future.result() for future in group], faults[tool].result()
+            if options.logs:
+                options.logs.mkdir(parents=True, exist_ok=True)
+                for i, report in enumerate([*reports, fault]):
+                    options.logs.joinpath(f"{tool}-{i}.log").write_text(f"{report.of}\n{report.text}")
+            unclean = [report for report in reports if not report.clean]
+            told = fault.code == FOUND and TOOLS[tool].report in fault.text
+            said = [report.findings for report in unclean]
+            problems = sum(sum(report.problems.values()) for report in reports)
+            longest = max(report.seconds for report in reports)
+            print(
+                f"{tool:12}{problems:8}  {len(reports) - len(unclean)} of {len(reports)} clean  {longest:5.0f} s  "
+                f"{'yes' if told else 'no':15}  {'; '.join(said) or '-'}",
+                flush=True,
+            )
+            bad += len(unclean) + (not told)
+    print(f"all in {time.monotonic() - started:.0f} s")
+    raise SystemExit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()
