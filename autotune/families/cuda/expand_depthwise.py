@@ -21,7 +21,7 @@ _MAX_REGISTERS = 168  # of a thread's sums and one row of pixels; addresses and 
 
 @dataclass(frozen=True)
 class Tile:
-    """A config's numbers: the outputs of a block, and the wide channels that it computes at a time."""
+    """A config's numbers: the outputs of a block, and the wide channels that it computes at a time (chunk)."""
 
     tile_h: int
     tile_w: int
@@ -32,6 +32,7 @@ class Tile:
 
     @classmethod
     def from_config(cls, config: Config) -> Tile:
+        """Return the numbers of a config."""
         return cls(**{name: int(config[name]) for name in cls.__annotations__})
 
     @property

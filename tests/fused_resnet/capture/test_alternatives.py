@@ -8,7 +8,7 @@ from architectures import ARCHITECTURES, ResNet, images, random_model
 from reference import relative_error
 from torch import nn
 
-from autotune.ir import Network
+from autotune.ir import ExpandDepthwise, Network
 from autotune.runtime import ExecutionContext, NetworkPlan
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
@@ -72,6 +72,26 @@ def test_groups_of_few_channels_are_also_taken_together(channels, out, groups, n
         y = torch.full_like(context.template, float("nan"))
         context.run(x, y, stream=0)
         assert relative_error(y, expected) < 1e-3, name
+
+
+def test_a_widening_convolution_is_also_taken_with_the_depthwise_one_after_it(store):
+    parts = (nn.Conv2d(8, 8, 3), nn.Conv2d(8, 24, 1), nn.ReLU6(), nn.Conv2d(24, 24, 3, 2, 1, groups=24), nn.SiLU())
+    model = se_resnet9_fixup.randomize(nn.Sequential(*parts).half())
+    x = torch.randn(2, 8, 11, 9, generator=torch.Generator().manual_seed(1)).half()
+    network = capture(model.eval(), tuple(x.shape), "f16")
+    taken = Network(network.identity, network.layers_with(["3.expanded"]), network.output_shape)
+    [both] = [layer.problem for layer in taken.layers if isinstance(layer.problem, ExpandDepthwise)]
+    assert str(both.epilogue) == "bias,relu6,conv,bias,silu" and len(taken.layers) == len(network.layers) - 1
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(x.double())
+    context = ExecutionContext(
+        NetworkPlan(taken, module_state(model), store, torch.device("cpu"), graph=False), graph=False
+    )
+    y = torch.full_like(context.template, float("nan"))
+    context.run(x, y, stream=0)
+    assert relative_error(y, expected) < 2e-3
+    single = capture(model.float(), tuple(x.shape), "f32")
+    assert not [one for one in single.alternatives if one.name.endswith(".expanded")], "for halves alone"
 
 
 @pytest.mark.parametrize(
