@@ -1,6 +1,7 @@
 """Other ways to compute a captured network's layers give what those layers give."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -8,7 +9,6 @@ from architectures import ARCHITECTURES, ResNet, images, random_model
 from reference import relative_error
 from torch import nn
 
-from autotune.ir import Network
 from autotune.runtime import ExecutionContext, NetworkPlan
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
@@ -41,13 +41,13 @@ def test_each_alternative_computes_what_it_replaces(make, size, names, store):
     with torch.no_grad():
         expected = model.double()(x.double())
     for name in names:
-        taken = Network(network.identity, network.layers_with([name]), network.output_shape)
+        taken = dataclasses.replace(network, layers=network.layers_with([name]), alternatives=())
         assert len(taken.layers) < len(network.layers) or name.endswith(("c4", "c8"))
         context = ExecutionContext(
             NetworkPlan(taken, module_state(model.float()), store, torch.device("cpu"), graph=False), graph=False
         )
         y = torch.full_like(context.template, float("nan"))
-        context.run(x, y, stream=0)
+        context.run([x], [y], stream=0)
         assert relative_error(y, expected) < 1e-5, name
 
 
@@ -65,12 +65,12 @@ def test_groups_of_few_channels_are_also_taken_together(channels, out, groups, n
     with torch.no_grad():
         expected = copy.deepcopy(model).double()(x.double())
     for name in names:
-        taken = Network(network.identity, network.layers_with([name]), network.output_shape)
+        taken = dataclasses.replace(network, layers=network.layers_with([name]), alternatives=())
         context = ExecutionContext(
             NetworkPlan(taken, module_state(model), store, torch.device("cpu"), graph=False), graph=False
         )
         y = torch.full_like(context.template, float("nan"))
-        context.run(x, y, stream=0)
+        context.run([x], [y], stream=0)
         assert relative_error(y, expected) < 1e-3, name
 
 
