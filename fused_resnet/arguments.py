@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from autotune.ir import CallerTensor, tensor_dtype_name
+from autotune.ir import TENSOR_DTYPES, CallerTensor, tensor_dtype_name
 from fused_resnet.torch_op import InputError
 
 ONE_TENSOR = "(...,),{}"
@@ -52,9 +52,9 @@ class Signature:
         return next(floats, self.tensors[0])
 
     @property
-    def dtype(self) -> str | None:
+    def dtype(self) -> torch.dtype | None:
         """Return the dtype of the first tensor in floating point; None without one."""
-        return self.leading.dtype if _is_float(self.leading) else None
+        return TENSOR_DTYPES[self.leading.dtype] if _is_float(self.leading) else None
 
     def __str__(self) -> str:
         shapes = [str(tensor.shape) for tensor in self.tensors]
@@ -69,7 +69,7 @@ def _described(x: torch.Tensor) -> CallerTensor:
 
 
 def _is_float(tensor: CallerTensor) -> bool:
-    return tensor.dtype in ("f32", "f16", "bf16", "f64")
+    return TENSOR_DTYPES[tensor.dtype].is_floating_point
 
 
 def take_apart(names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, list[torch.Tensor]]:

@@ -122,7 +122,7 @@ class Named:
                 f"{changed[0].name} was changed, and the kernels of {self.name} compute the original: change it back, "
                 "or use FusedResNet.from_model for a changed module"
             )
-        dtype = _problem_dtype(dtype_name(signature.tensors[0].dtype), self.precision)
+        dtype = _problem_dtype(dtype_name(signature.dtype), self.precision)
         return se_resnet9_fixup_layers.network(self.name, shape[0], self.in_channels, dtype)
 
     @property
