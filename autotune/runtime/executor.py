@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from autotune.ir import TENSOR_DTYPES, CallerTensor, is_input, is_output
+from autotune.ir import TENSOR_DTYPES, CallerTensor
 from autotune.runtime.binding import BoundStep
 from autotune.runtime.engine import FastPath, Graph, Program
 from autotune.runtime.memory_planner import aligned
@@ -29,8 +29,8 @@ class ExecutionContext:
 
     Contexts share the plan's weights and nothing that a run writes, so streams do not wait for each other. All
     activations and workspaces are one allocation. On a GPU the whole network is one CUDA graph, whose parameters are
-    updated with the addresses of the caller's tensors; where some layers run on torch's operators, torch captures
-    those between the first and the last layer, with its memory pool.
+    updated with the addresses of the caller's tensors; where some layers run on torch's operators, torch captures the
+    longest run of layers that do not touch these tensors, with its memory pool.
 
     The engine's fast path (engine/fast_path.cpp) reads `direct` and `template`, holds `lock`, sets `used` and calls
     `wait_until_idle`. It takes networks with one input and one result.
@@ -127,10 +127,12 @@ class ExecutionContext:
             execute(self._runs, stream, self._in_slots(inputs, results))
 
     def _captured(self, slots: Sequence[int | None]) -> list[Executable]:
-        """Return head, captured middle and tail; head and tail are the layers that touch the caller's tensors."""
+        """Return head, captured middle and tail; the middle is the longest run without layers on the caller's tensors."""
         bound = self.plan.bound
-        first = 1 + max((i for i, item in enumerate(bound) if any(map(is_input, item.layer.reads))), default=-1)
-        last = min(i for i, item in enumerate(bound) if any(map(is_output, item.layer.buffers.values())))
+        callers = set(self.plan.network.callers)
+        outside = [i for i, item in enumerate(bound) if callers.intersection(item.layer.buffers.values())]
+        before, last = max(itertools.pairwise([-1, *outside, len(bound)]), key=lambda ends: ends[1] - ends[0])
+        first = before + 1
         middle = make_runs(bound[first:last], slots)
         if not middle:
             return self._runs
