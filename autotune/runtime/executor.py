@@ -127,7 +127,7 @@ class ExecutionContext:
             execute(self._runs, stream, self._in_slots(inputs, results))
 
     def _captured(self, slots: Sequence[int | None]) -> list[Executable]:
-        """Return head, captured middle and tail; the middle is the longest run without layers on the caller's tensors."""
+        """Return head, captured middle and tail; the middle is the longest run off the caller's tensors."""
         bound = self.plan.bound
         callers = set(self.plan.network.callers)
         outside = [i for i, item in enumerate(bound) if callers.intersection(item.layer.buffers.values())]

@@ -253,10 +253,12 @@ def _read(exported: torch.export.ExportedProgram) -> Traced:
     structure = exported.call_spec.out_spec
     assert structure is not None
     # What forward returns in two places is one result; a copy that it makes, such as y.clone(), is another one.
+    # A network has at least one result: where forward returns inputs alone, they are copied.
+    computes = any(isinstance(value, fx.Node) and value not in inputs for value in returned)
     computed: dict[fx.Node, fx.Node] = {}  # node that forward returns -> the node that it repeats, or itself
     leaves = []
     for value, source in zip(returned, _returned(exported), strict=True):
-        if value in inputs:
+        if computes and value in inputs:
             leaves.append(Leaf("input", inputs.index(value)))
         elif isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor):
             computed.setdefault(value, source)
@@ -268,7 +270,7 @@ def _read(exported: torch.export.ExportedProgram) -> Traced:
         else:
             leaves.append(Leaf("constant", value))
     if not computed:
-        raise CaptureError("the model computes no tensor from its inputs")
+        raise CaptureError("the model returns no tensor")
     last = tuple(_is_channels_last(node.meta["val"]) for node in computed)
     result = Result(structure, tuple(leaves), last)
     return Traced(graph, tuple(inputs), tuple(computed.values()), result, constants)
