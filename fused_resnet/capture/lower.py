@@ -232,7 +232,7 @@ class Lowering:
         Without inner nodes the layer copies its input, which is the node.
         """
         # A call that takes no tensor, such as arange, finds its device by an operand of the layer.
-        inputs = inputs or [next(n for n in (*self._values, *self._traced.constants))]
+        inputs = inputs or [*self._values, *self._traced.constants][:1]
         place = {n: i for i, n in enumerate([*inputs, *inner])}
         result = node.meta["val"]
         operands, buffers, weights, values = [], {}, {}, []
