@@ -1,6 +1,7 @@
 """Everything that a FusedResNet has bound for the current state of its module: contexts, the fast path, and a watch.
 
-An input signature is (shape, dtype, device, memory format, stream). It goes through these states:
+A call's signature is the text of its arguments, the stream, and of each input shape, dtype, device and memory format.
+It goes through these states:
 
     unknown --- bind ---> plan --- allocate ---> context --- first run ---> fast path
        ^                                            |                           |
@@ -10,11 +11,12 @@ An input signature is (shape, dtype, device, memory format, stream). It goes thr
 - plan: `NetworkPlan`, the kernels and packed weights. Streams share it.
 - context: `ExecutionContext`, the memory of one stream.
 - fast path: the engine recognizes the signature and launches without the interpreter. A context gets there only if the
-  whole network is native kernels that read the caller's tensor as it is.
+  whole network is native kernels that compute one result from one tensor, and read it as it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,8 +25,9 @@ from torch import nn
 from autotune.runtime import ExecutionContext, NetworkPlan, close, count, engine
 from fused_resnet.guards import Guards
 
-Key = tuple[torch.Size, torch.dtype, torch.device, bool | None, int]
-"""An input signature: shape, dtype, device, `is_contiguous`, and the stream's handle."""
+Key = tuple[str, int, tuple[tuple[torch.Size, torch.dtype, torch.device, bool | None], ...]]
+"""A call's signature: the text of its arguments (arguments.py), the stream's handle, and for each input its shape,
+dtype, device and `is_contiguous`."""
 
 EXCHANGE: object = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 """DLPack's C functions for tensors, which the fast path needs; torch has them from version 2.10 on."""
@@ -43,7 +46,7 @@ class CallCache:
         calls: The engine's fast path.
         state: Tells whether a parameter, buffer or submodule has changed since the cache was made, or a value that
             forward reads since it was captured.
-        bare: Whether the tensors that contexts compute are the module's results as they are.
+        bare: Whether the fast path's results are the module's results as they are.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -59,21 +62,24 @@ class CallCache:
             self._guards.append(guards)
             guards.add_to(self.state)
 
-    def find(self, x: torch.Tensor, stream: int) -> ExecutionContext | None:
-        """Return the context for an input on a stream, if there is one."""
-        return self.contexts.get(_key(x, stream))
+    def find(self, inputs: Sequence[torch.Tensor], arguments: str, stream: int) -> ExecutionContext | None:
+        """Return the context for a call on a stream, if there is one."""
+        return self.contexts.get(_key(inputs, arguments, stream))
 
-    def plan(self, x: torch.Tensor) -> NetworkPlan | None:
-        """Return the plan that is bound for an input on any stream."""
-        signature = _key(x, 0)[:-1]
-        return next((context.plan for key, context in self.contexts.items() if key[:-1] == signature), None)
+    def plan(self, inputs: Sequence[torch.Tensor], arguments: str) -> NetworkPlan | None:
+        """Return the plan that is bound for a call on any stream."""
+        text, _, tensors = _key(inputs, arguments, 0)
+        alike = (context.plan for key, context in self.contexts.items() if (key[0], key[2]) == (text, tensors))
+        return next(alike, None)
 
-    def add(self, x: torch.Tensor, stream: int, context: ExecutionContext, limit: int) -> None:
+    def add(
+        self, inputs: Sequence[torch.Tensor], arguments: str, stream: int, context: ExecutionContext, limit: int
+    ) -> None:
         """Add a context; of more than `limit` the least recently used are closed."""
         while len(self.contexts) >= max(limit, 1):
             oldest = self.contexts.pop(min(self.contexts, key=lambda key: self.contexts[key].used))
             close([oldest], self.calls)
-        self.contexts[_key(x, stream)] = context
+        self.contexts[_key(inputs, arguments, stream)] = context
 
     def use_fast_path(self, x: torch.Tensor, context: ExecutionContext) -> None:
         """Let the engine launch the context for inputs like x from now on."""
@@ -92,8 +98,8 @@ def is_contiguous(x: torch.Tensor) -> bool | None:
     return True if x.is_contiguous() else False if x.is_contiguous(memory_format=torch.channels_last) else None
 
 
-def _key(x: torch.Tensor, stream: int) -> Key:
-    return (x.shape, x.dtype, x.device, is_contiguous(x), stream)
+def _key(inputs: Sequence[torch.Tensor], arguments: str, stream: int) -> Key:
+    return arguments, stream, tuple([(x.shape, x.dtype, x.device, is_contiguous(x)) for x in inputs])
 
 
 def _tensor_dictionaries(module: nn.Module) -> list[dict[str, Any]]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import nn
 
 from autotune.core import CaptureError, require_one_of
-from autotune.ir import Network
+from autotune.ir import TENSOR_DTYPES, CallerTensor, Network, dtype_name
 from autotune.runtime.engine import StateWatch
+from fused_resnet.arguments import ONE_TENSOR, Signature, check_arguments
 from fused_resnet.guards import Guards, guards
 from fused_resnet.networks import se_resnet9_fixup, se_resnet9_fixup_layers
 from fused_resnet.result import Result
@@ -20,9 +21,6 @@ from fused_resnet.torch_op import InputError
 
 if TYPE_CHECKING:
     from fused_resnet.capture import CapturedModule
-
-Signature = tuple[tuple[int, ...], str]
-"""An input's shape and dtype."""
 
 KEPT_CAPTURES = 3
 """Number of captures that are kept for values that may change back, besides the one in use."""
@@ -42,19 +40,21 @@ class ModelSource(Protocol):
         name: For messages.
         module: The network in plain torch.
         precision: One of PRECISIONS, or None for the precision of the module's dtype.
-        result: What the module returns around the tensor, known after the first call of `network`.
     """
 
     name: str
     module: nn.Module
     precision: str | None
-    result: Result
 
-    def network(self, shape: tuple[int, ...], dtype: str) -> Network:
-        """Return the layers for an input shape; raises InputError or CaptureError."""
+    @property
+    def results(self) -> Mapping[str, Result]:
+        """What the module returns, by the text of the arguments; known after a call of `network` with them."""
 
-    def output_shape(self, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
-        """Return the result's shape for an input shape, in torch's order of dimensions."""
+    def network(self, signature: Signature) -> Network:
+        """Return the layers for the arguments of a call; raises InputError or CaptureError."""
+
+    def tensors(self, signature: Signature) -> tuple[CallerTensor, ...]:
+        """Return shape and dtype of each tensor that the layers compute; works while torch.compile traces."""
 
     @property
     def guards(self) -> Guards:
@@ -76,7 +76,7 @@ class Named:
         UnknownNameError: There is no network or precision of this name.
     """
 
-    result = Result()
+    results: ClassVar = {ONE_TENSOR: Result()}
 
     def __init__(self, name: str, in_channels: int, precision: str | None = None) -> None:
         self.name, self.in_channels, self.precision = name, in_channels, precision
@@ -89,14 +89,22 @@ class Named:
         self.module = se_resnet9_fixup.build(name, in_channels)
         self._structure = _structure(self.module)
         self._guards: Guards | None = None
-        self._output = se_resnet9_fixup_layers.network(name, 1, in_channels, "f32").output_shape[1:]
+        self._output = se_resnet9_fixup_layers.network(name, 1, in_channels, "f32").results[0].shape[1:]
 
-    def network(self, shape: tuple[int, ...], dtype: str) -> Network:
+    def network(self, signature: Signature) -> Network:
         """Return the layers for an input (N, in_channels, H, W), whose H and W are those of the network.
 
         Raises:
-            InputError: The input has another shape, or a part of the module was replaced by another kind of part.
+            InputError: There are other inputs, the input has another shape, or a part of the module was replaced by
+                another kind of part.
         """
+        check_arguments(self.module, signature.arguments)
+        if signature.arguments != ONE_TENSOR:
+            raise InputError(f"{self.name} takes one tensor, and was given {signature}")
+        shape = signature.tensors[0].shape
+        if signature.dtype is None:
+            given = TENSOR_DTYPES[signature.tensors[0].dtype]
+            raise InputError(f"the input is {given}: {self.name} takes floating point, so convert it with .to()")
         size = int(self.module.input_size)  # type: ignore[arg-type]
         if len(shape) != 4 or shape[1:] != (self.in_channels, size, size) or not shape[0]:
             wanted = f"(N, {self.in_channels}, {size}, {size})"
@@ -114,7 +122,7 @@ class Named:
                 f"{changed[0].name} was changed, and the kernels of {self.name} compute the original: change it back, "
                 "or use FusedResNet.from_model for a changed module"
             )
-        dtype = _problem_dtype(dtype, self.precision)
+        dtype = _problem_dtype(dtype_name(signature.dtype), self.precision)
         return se_resnet9_fixup_layers.network(self.name, shape[0], self.in_channels, dtype)
 
     @property
@@ -124,9 +132,10 @@ class Named:
             self._guards = guards(self.module)
         return self._guards
 
-    def output_shape(self, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
+    def tensors(self, signature: Signature) -> tuple[CallerTensor, ...]:
         """Return (N, K, P, Q)."""
-        return (shape[0], *self._output)
+        (x,) = signature.tensors
+        return (CallerTensor((x.shape[0], *self._output), x.dtype),)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_guards": None}  # they name the dictionaries of this object's module
@@ -141,7 +150,7 @@ class _Captures:
     Attributes:
         guards: These values.
         watch: Tells whether they are what they were.
-        modules: The captures, by the input's shape and dtype.
+        modules: The captures, by the arguments.
     """
 
     def __init__(self, module: nn.Module, modules: Mapping[Signature, CapturedModule] | None = None) -> None:
@@ -151,12 +160,12 @@ class _Captures:
         self.modules = dict(modules or {})
 
 
-_CACHE = {"_captures", "_parts", "_is_called", "result"}
+_CACHE = {"_captures", "_parts", "results"}
 """Attributes of Captured that its module determines. Pickles hold none, because later versions may rename classes."""
 
 
 class Captured:
-    """Any module; captured once for each input shape and dtype, and again if a submodule or a value is changed.
+    """Any module; captured once for each signature of its arguments, and again if a submodule or a value is changed.
 
     Pickles refer to this class by its name and module.
 
@@ -176,10 +185,10 @@ class Captured:
     ) -> None:
         self.name, self.module = name or type(module).__name__, module
         self.precision, self.scales = precision, scales
+        self.results: dict[str, Result] = {}
         self._forget()
 
     def _forget(self) -> None:
-        self.result, self._is_called = Result(), False
         self._captures: list[_Captures] = []
         self._parts: dict[str, nn.Module] = {}
 
@@ -217,20 +226,23 @@ class Captured:
             return cls(module, name, precision, calibration)
         return cls(module, name, precision, calibrate(module, calibration))
 
-    def network(self, shape: tuple[int, ...], dtype: str) -> Network:
-        """Return the layers for an input of this shape; takes seconds the first time.
+    def network(self, signature: Signature) -> Network:
+        """Return the layers for the arguments of a call; takes seconds the first time.
 
         Raises:
             CaptureError: The module cannot be captured.
-            InputError: The shape has no elements, or the precision does not fit the dtype.
+            InputError: The module does not take such arguments, an input has no elements, or the precision does not fit
+                the dtype.
         """
-        captured = self._capture(shape, dtype)
-        if self._is_called and captured.result.structure != self.result.structure:
+        captured = self._capture(signature)
+        alike = (one for other, one in self._captures[-1].modules.items() if other.arguments == signature.arguments)
+        known = next(alike).result
+        if not known.is_like(captured.result):
             raise CaptureError(
-                f"forward returns {captured.result} for an input of {shape}, and {self.result} for another shape: "
+                f"forward returns {captured.result} for {signature}, and {known} for other shapes: "
                 "it must return the same kind of result for all shapes"
             )
-        self.result, self._is_called = captured.result, True
+        self.results[signature.arguments] = captured.result
         return captured.network
 
     @property
@@ -238,9 +250,9 @@ class Captured:
         """The values that the last capture depends on."""
         return self._captures[-1].guards
 
-    def _capture(self, shape: tuple[int, ...], dtype: str) -> CapturedModule:
-        if 0 in shape or not shape:
-            raise InputError(f"the input has shape {shape}: it must have at least one dimension and one element")
+    def _capture(self, signature: Signature) -> CapturedModule:
+        if not signature.leading.shape or any(0 in tensor.shape for tensor in signature.tensors):
+            raise InputError(f"a call has {signature}: inputs must have at least one dimension and one element")
         # A FusedResNet shares this module's submodules and sets their mode, but not that of the module itself.
         self.module.training = False
         parts = dict(self.module.named_modules())
@@ -248,35 +260,39 @@ class Captured:
             self._forget()
             self._parts = parts
         valid = next((one for one in self._captures if one.watch.unchanged()), None) or _Captures(self.module)
-        if (shape, dtype) not in valid.modules:
-            valid.modules[shape, dtype] = self._trace(shape, dtype)
+        if signature not in valid.modules:
+            valid.modules[signature] = self._trace(signature)
         # The last one is in use; of the others some stay, because values may change back.
         others = [one for one in self._captures if one is not valid]
         self._captures = [*others[-KEPT_CAPTURES:], valid]
-        return valid.modules[shape, dtype]
+        return valid.modules[signature]
 
-    def _trace(self, shape: tuple[int, ...], dtype: str) -> CapturedModule:
+    def _trace(self, signature: Signature) -> CapturedModule:
         from fused_resnet.capture import capture_module
         from fused_resnet.quantization.int8_rewrite import capture_module_int8
 
-        problem_dtype = _problem_dtype(dtype, self.precision)
+        check_arguments(self.module, signature.arguments)
+        if self.precision == INT8 and len(signature.tensors) > 1:
+            raise InputError(f"precision='int8' is for models with one input, and a call has {signature}")
+        own = next((one.dtype for one in self.module.parameters() if one.is_floating_point()), torch.float32)
+        problem_dtype = _problem_dtype(dtype_name(signature.dtype or own), self.precision)
         with ThreadPoolExecutor(1) as untraced:  # a tracer that is active here changes torch for its thread only
             if self.scales is None:
-                return untraced.submit(capture_module, self.module, shape, problem_dtype).result()
-            return untraced.submit(capture_module_int8, self.module, shape, problem_dtype, self.scales).result()
+                return untraced.submit(capture_module, self.module, signature, problem_dtype).result()
+            return untraced.submit(capture_module_int8, self.module, signature, problem_dtype, self.scales).result()
 
-    def output_shape(self, shape: tuple[int, ...], dtype: str) -> tuple[int, ...]:
-        """Return the result's shape as the captured network has it; works while torch.compile traces."""
+    def tensors(self, signature: Signature) -> tuple[CallerTensor, ...]:
+        """Return shape and dtype of each result of the captured network."""
         # torch.compile holds a lock then. An operator that would itself be compiled in the other thread, such as
         # torch.cond, must not wait for it.
         with torch.compiler.set_stance("force_eager"):
-            return self.network(shape, dtype).output_shape
+            return self.network(signature).results
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _CACHE}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update({name: value for name, value in state.items() if name != "_networks"})
+        self.__dict__.update({name: value for name, value in state.items() if name != "_networks"} | {"results": {}})
         self._forget()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Captured:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from autotune.ir import Network, dtype_name
+from autotune.ir import TENSOR_DTYPES, Network
 from autotune.runtime import ACCESS, ExecutionContext, NetworkPlan
 from fused_resnet import torch_op
+from fused_resnet.arguments import ONE_TENSOR, Signature, positions, take_apart
 from fused_resnet.call_cache import CallCache, is_contiguous
 from fused_resnet.model_source import Captured, ModelSource, Named
 from fused_resnet.module_state import module_state
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FusedResNet", "InputError"]
 
-_PER_OBJECT = ("_cache", "_captured_plans", "_lock", "_number")
+_PER_OBJECT = ("_cache", "_captured_plans", "_lock", "_number", "_positions")
 """State of one object in one process: a copy or an unpickled module begins without it."""
 
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
@@ -70,6 +71,7 @@ class FusedResNet(nn.Module):
     """
 
     _cache: CallCache
+    _positions: tuple[str, ...]
     _source: ModelSource
     _format_name = str(torch.channels_last)  # a name, because torch.save cannot store a torch.memory_format
     trusted_keys: tuple[str, ...] = ()  # modules that older versions pickled have none
@@ -92,7 +94,7 @@ class FusedResNet(nn.Module):
         with self._database():
             pass  # a database that cannot be read raises here rather than at the first call
         self.graph, self.plans, self._format_name = graph, plans, str(memory_format)
-        source = Named(model, in_channels, precision) if isinstance(model, str) else model
+        source: ModelSource = Named(model, in_channels, precision) if isinstance(model, str) else model
         self._source = source
         self._share_tensors(source.module)
         add_hook: Callable[..., object] = self.register_load_state_dict_post_hook
@@ -154,7 +156,7 @@ class FusedResNet(nn.Module):
 
     # -- running ---------------------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
         """Call the network.
 
         Skips nn.Module.__call__ when there are no hooks, no tracing and no gradients, and the engine knows the input:
@@ -162,9 +164,12 @@ class FusedResNet(nn.Module):
         """
         if len(args) == 1 and not kwargs and self._is_plain() and not torch_op.is_traced(args[0]):
             x, cache = args[0], self._cache
-            if not x.requires_grad and (y := cache.calls.run(x, None)) is not None:
-                return y if cache.bare else self._finish(x, y, self.memory_format)
-        return super().__call__(*args, **kwargs)
+            if not x.requires_grad and (y := cache.calls.run(x, out)) is not None:
+                if cache.bare:
+                    return y
+                memory_format = self.memory_format if out is None else torch.channels_last
+                return self._finish(args, ONE_TENSOR, (y,), memory_format)
+        return super().__call__(*args, **kwargs) if out is None else super().__call__(*args, out=out, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         source = self.__dict__.get("_source")
@@ -193,118 +198,155 @@ class FusedResNet(nn.Module):
 
     def forward(
         self,
-        x: torch.Tensor,
-        *others: Any,
+        *args: Any,
         out: torch.Tensor | None = None,
         memory_format: torch.memory_format | None = None,
+        **kwargs: Any,
     ) -> Any:
-        """Run the network: (N, in_channels, 64, 64) -> (N, 512, 2, 2).
+        """Run the network: (N, in_channels, 64, 64) -> (N, 512, 2, 2), or what a captured model takes and returns.
 
         Args:
-            x: The input, on the module's device and in its dtype. Strides other than contiguous and channels last, or
-                an address that is not a multiple of 16 bytes, cost a copy.
-            others: Refused.
-            out: Receives the result and is returned; filled without a copy if it is channels last in memory.
-            memory_format: Memory format of the result without `out`, instead of the module's `memory_format`.
+            args: Tensors on the module's device, those in floating point in its dtype; strides other than contiguous
+                and channels last, or an address that is not a multiple of 16 bytes, cost a copy. Numbers, texts, None,
+                and tuples, lists and dictionaries of all these; a plan is bound for each value of a number.
+            out: Receives the result of a network that computes one tensor, and is returned; filled without a copy if it
+                is channels last in memory.
+            memory_format: Memory format of results with four dimensions without `out`, instead of the module's
+                `memory_format`.
+            kwargs: The same by the names of the plain network's parameters, of which `out` and `memory_format` can only
+                be given by position.
 
         Returns:
-            The result, in the container in which the plain network returns it, such as a tuple.
+            What the plain network returns, in its containers.
 
         Raises:
-            InputError: The input is not a tensor; the shape, dtype or device of `x` or `out` does not fit; or a
-                gradient by `x` is wanted.
+            InputError: No input is a tensor, or the plain network does not take these arguments; the shape, dtype or
+                device of an input or of `out` does not fit; or a gradient by an input is wanted.
         """
-        if not isinstance(x, torch.Tensor) or others:
-            raise InputError(_bad_input(x, others))
+        if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
+            arguments, inputs = ONE_TENSOR, [args[0]]  # what `take_apart` returns, at a lower cost
+        else:
+            arguments, inputs = take_apart(self._positions, args, kwargs)
         if self.training:
-            result = self._plain.train()(x)
+            result = self._plain.train()(*args, **kwargs)
             return result if out is None else out.copy_(result)
-        y = torch_op.call(self._cast(x), self._number) if torch_op.is_traced(x) else self.run(x, out)
+        if any(map(torch_op.is_traced, inputs)):
+            results = torch_op.call([self._cast(x) for x in inputs], self._number, arguments)
+        else:
+            results = self.run(inputs, arguments, out)
         if out is None:
-            return self._finish(x, y, memory_format or self.memory_format)
-        return self._finish(x, out if y is out else out.copy_(y), torch.channels_last)
+            return self._finish(inputs, arguments, results, memory_format or self.memory_format)
+        if len(results) != 1:
+            raise InputError(f"out is for a network that computes one tensor, and {self._source.name} computes several")
+        return self._finish(
+            inputs, arguments, [out if results[0] is out else out.copy_(results[0])], torch.channels_last
+        )
 
-    def _finish(self, x: torch.Tensor, y: torch.Tensor, memory_format: torch.memory_format) -> Any:
-        """Return a result as the plain network returns it, in a memory format if it has four dimensions."""
-        result = self._source.result
-        if y.dim() == 4 and memory_format is not torch.channels_last:
-            if memory_format is torch.preserve_format:
-                is_last = result.channels_last or is_contiguous(x) is False
-                memory_format = torch.channels_last if is_last else torch.contiguous_format
-            y = y.contiguous(memory_format=memory_format)
-        return result.contain(y)
+    def _finish(
+        self,
+        inputs: Sequence[torch.Tensor],
+        arguments: str,
+        results: Sequence[torch.Tensor],
+        memory_format: torch.memory_format,
+    ) -> Any:
+        """Return results as the plain network returns them, those with four dimensions in a memory format."""
+        result = self._source.results[arguments]
+        if memory_format is not torch.channels_last:
+            results = [
+                y.contiguous(memory_format=self._format(inputs, last, memory_format)) if y.dim() == 4 else y
+                for y, last in zip(results, result.channels_last, strict=True)
+            ]
+        return result.contain(inputs, results)
 
-    def run(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Run `forward` in eval mode, outside any tracer.
+    @staticmethod
+    def _format(
+        inputs: Sequence[torch.Tensor], channels_last: bool, memory_format: torch.memory_format
+    ) -> torch.memory_format:
+        """Return the memory format of a result; `channels_last` says whether it has that one for contiguous inputs."""
+        if memory_format is not torch.preserve_format:
+            return memory_format
+        is_last = channels_last or any(is_contiguous(x) is False for x in inputs)
+        return torch.channels_last if is_last else torch.contiguous_format
+
+    def run(
+        self, inputs: Sequence[torch.Tensor], arguments: str, out: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
+        """Return the tensors that the layers compute in eval mode, outside any tracer.
 
         Args:
-            x: The input.
-            out: Receives the result if it can be written directly, which is the case if the return value is `out`.
+            inputs: The tensors among the arguments.
+            arguments: The text of the arguments (arguments.py).
+            out: Receives the only result if it can be written directly, which is the case if the result is `out`.
         """
-        if x.requires_grad:
-            torch_op.refuse_gradient(x)
-        y = self._cache.calls.run(x, out)
-        return self._run_slow(x, out) if y is None else y
+        for x in inputs:
+            if x.requires_grad:
+                torch_op.refuse_gradient(x)
+        if arguments == ONE_TENSOR and (y := self._cache.calls.run(inputs[0], out)) is not None:
+            return [y]
+        return self._run_slow(inputs, arguments, out)
 
-    def _run_slow(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-        """Run an input that the engine's fast path does not know or cannot take."""
-        if torch._C._functorch.is_functorch_wrapped_tensor(x):
+    def _run_slow(self, inputs: Sequence[torch.Tensor], arguments: str, out: torch.Tensor | None) -> list[torch.Tensor]:
+        """Run inputs that the engine's fast path does not know or cannot take."""
+        if any(torch._C._functorch.is_functorch_wrapped_tensor(x) for x in inputs):
             raise InputError(
                 "the input belongs to a transform of torch.func, such as vmap, which FusedResNet does not support: "
                 "call it outside the transform, with a larger batch in place of vmap"
             )
-        stream = _raw_stream(x.get_device()) if x.is_cuda else 0
-        capturing = x.is_cuda and _is_capturing()
+        stream, capturing = _stream(inputs)
         while True:  # until a run begins and ends with the same weights
             cache = self._cache  # read once: another thread may replace it by an empty one at any time
-            context, taken = cache.find(x, stream), x
+            context, taken = cache.find(inputs, arguments, stream), inputs
             if context is None or capturing:
                 if not cache.state.unchanged():
                     self._discard(cache)
-                taken, context, cache = self._context(x, stream)
-            y = torch.empty_like(context.template) if out is None or not _fits(out, context.template) else out
-            context.run(taken, y, stream)
+                taken, context, cache = self._context(inputs, arguments, stream)
+            results = [torch.empty_like(template) for template in context.templates]
+            if out is not None and len(results) == 1 and _fits(out, context.template):
+                results = [out]
+            context.run(taken, results, stream)
             # Check for changes after the launch, while the device works. A run with old weights is harmless, as the
             # plan owns its tensors, and is repeated. The check is that of the cache that the context belongs to: a
             # newer one knows the new weights.
             if cache.state.unchanged():
                 break
             self._discard(cache)
-        if context.direct and taken is x and not capturing:
-            cache.use_fast_path(x, context)
-        return y
+        if arguments == ONE_TENSOR and context.direct and taken[0] is inputs[0] and not capturing:
+            cache.use_fast_path(inputs[0], context)
+        return results
 
-    def like_result(self, x: torch.Tensor) -> torch.Tensor:
-        """Return an empty result for an input, which tracers need."""
-        dtype = _first(self, x).dtype
-        one = self._source.output_shape((1, *map(int, x.shape[1:])), dtype_name(dtype))
-        shape = (x.shape[0], *one[1:])  # a symbolic batch size stays symbolic: int() would fix it
-        if len(shape) != 4:
-            return x.new_empty(shape, dtype=dtype)
-        _, k, p, q = shape
-        return x.new_empty_strided(shape, (p * q * k, 1, q * k, k), dtype=dtype)
+    def like_results(self, inputs: Sequence[torch.Tensor], arguments: str) -> list[torch.Tensor]:
+        """Return empty results for a call, which tracers need."""
+        x = inputs[0]
+        if arguments == ONE_TENSOR and not isinstance(x.shape[0], int):
+            # The batch size of one input and one result may stay symbolic: int() would fix it.
+            found = self._source.tensors(Signature.of([x.new_empty((1, *map(int, x.shape[1:])))]))
+            if len(found) == 1:
+                return [_empty(x, (x.shape[0], *found[0].shape[1:]), TENSOR_DTYPES[found[0].dtype])]
+        found = self._source.tensors(Signature.of(inputs, arguments))
+        return [_empty(x, result.shape, TENSOR_DTYPES[result.dtype]) for result in found]
 
-    def explain(self, x: torch.Tensor) -> Explanation:
-        """Return a table of the kernel that runs each layer for inputs like x, why, and how fast it is.
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """Return a table of the kernel that runs each layer for calls like this one, why, and how fast it is.
 
         print() shows it; iterating over it yields its rows.
 
         Raises:
-            InputError: The shape, dtype or device of `x` does not fit.
+            InputError: The shape, dtype or device of an input does not fit.
         """
         from fused_resnet.explain import explain
 
-        _, context, _ = self.context(x)
+        _, context, _ = self.context(*args, **kwargs)
         with self._database() as store:
             return explain(context, store)
 
-    def context(self, x: torch.Tensor) -> tuple[torch.Tensor, ExecutionContext, int]:
-        """Return x as the context takes it, the context on the current stream, and that stream's handle."""
+    def context(self, *args: Any, **kwargs: Any) -> tuple[list[torch.Tensor], ExecutionContext, int]:
+        """Return the inputs as the context takes them, the context on the current stream, and that stream's handle."""
+        arguments, inputs = take_apart(self._positions, args, kwargs)
         cache = self._cache
         if not cache.state.unchanged():
             self._discard(cache)
-        stream = _raw_stream(x.get_device()) if x.is_cuda else 0
-        taken, context, _ = self._context(x, stream)
+        stream, _ = _stream(inputs)
+        taken, context, _ = self._context(inputs, arguments, stream)
         return taken, context, stream
 
     @property
@@ -318,14 +360,15 @@ class FusedResNet(nn.Module):
         """The network in plain torch, with this module's parameters."""
         return self._source.module
 
-    def network(self, x: torch.Tensor) -> Network:
-        """Return the layers, and alternatives to them, for inputs like x.
+    def network(self, *args: Any, **kwargs: Any) -> Network:
+        """Return the layers, and alternatives to them, for calls like this one.
 
         Raises:
-            InputError: The network does not take this shape or dtype.
-            CaptureError: The module cannot be captured for it.
+            InputError: The network does not take these arguments, shapes or dtypes.
+            CaptureError: The module cannot be captured for them.
         """
-        return self._source.network(tuple(x.shape), dtype_name(x.dtype))
+        arguments, inputs = take_apart(self._positions, args, kwargs)
+        return self._source.network(Signature.of(inputs, arguments))
 
     def _database(self) -> AbstractContextManager[Database]:
         return reader(self.tuning_db, self.trusted_keys)
@@ -353,24 +396,27 @@ class FusedResNet(nn.Module):
         self._captured_plans: list[NetworkPlan] = []  # the caller's CUDA graphs use their weights
         self._lock = threading.RLock()
         self._number = torch_op.register(self)
+        self._positions = positions(self._plain)
 
-    def _context(self, x: torch.Tensor, stream: int) -> tuple[torch.Tensor, ExecutionContext, CallCache]:
-        """Return the input as a context takes it, the context, and its cache; binds a plan where there is none."""
-        x = self._cast(x)
-        self._check(x)
-        if is_contiguous(x) is None:
-            x = x.contiguous()
+    def _context(
+        self, inputs: Sequence[torch.Tensor], arguments: str, stream: int
+    ) -> tuple[list[torch.Tensor], ExecutionContext, CallCache]:
+        """Return the inputs as a context takes them, the context, and its cache; binds a plan where there is none."""
+        taken = [self._cast(x) for x in inputs]
+        for x in taken:
+            self._check(x)
+        taken = [x.contiguous() if is_contiguous(x) is None else x for x in taken]
         with self._lock:
             cache = self._cache
-            plan = cache.plan(x)
-            if x.is_cuda and _is_capturing():
-                return x, self._context_of_capture(plan), cache
-            if (known := cache.find(x, stream)) is not None:
-                return x, known, cache
-            plan = plan or self._bind(x)
+            plan = cache.plan(taken, arguments)
+            if _stream(taken)[1]:
+                return taken, self._context_of_capture(plan), cache
+            if (known := cache.find(taken, arguments, stream)) is not None:
+                return taken, known, cache
+            plan = plan or self._bind(taken, arguments)
             context = ExecutionContext(plan, plan.graph)
-            cache.add(x, stream, context, self.plans)
-            return x, context, cache
+            cache.add(taken, arguments, stream, context, self.plans)
+            return taken, context, cache
 
     def _context_of_capture(self, plan: NetworkPlan | None) -> ExecutionContext:
         """Return a context for a call that is being captured.
@@ -396,22 +442,26 @@ class FusedResNet(nn.Module):
         weight = _first(self, x)
         if x.device != weight.device:
             raise InputError(f"the input is on {x.device} and the module on {weight.device}: move one with .to()")
-        if x.dtype != weight.dtype:
+        if x.dtype != weight.dtype and x.is_floating_point():
             raise InputError(f"the input is {x.dtype} and the module {weight.dtype}: convert one with .to()")
 
-    def _bind(self, x: torch.Tensor) -> NetworkPlan:
-        network = self.network(x)
+    def _bind(self, inputs: Sequence[torch.Tensor], arguments: str) -> NetworkPlan:
+        network = self._source.network(Signature.of(inputs, arguments))
         self._cache.guard(self._source.guards)
-        self._cache.bare = self._source.result.is_tensor and self.memory_format is torch.channels_last
+        if arguments == ONE_TENSOR:
+            is_tensor = self._source.results[arguments].is_tensor
+            self._cache.bare = is_tensor and self.memory_format is torch.channels_last
+        device, last = inputs[0].device, [i for i, x in enumerate(inputs) if not x.is_contiguous()]
         with self._database() as store, torch.inference_mode(False), torch.no_grad():
             # The plain network's tensors, because replicas of torch.nn.DataParallel have no named ones of their own.
-            plan = NetworkPlan(network, module_state(self._plain), store, x.device, self.graph, not x.is_contiguous())
+            plan = NetworkPlan(network, module_state(self._plain), store, device, self.graph, last)
         sources = Counter(bound.choice.source for bound in plan.bound)
         if other := {source: count for source, count in sources.items() if source != "tuned"}:
             listed = ", ".join(f"{count} from '{source}'" for source, count in other.items())
+            dtype = next((x for x in inputs if x.is_floating_point()), inputs[0]).dtype
             warnings.warn(
-                f"{self.tuning_db} is not tuned for batch {x.shape[0]} of {self._source.name} in {x.dtype} on this "
-                f"device: of {len(plan.bound)} layers {listed}; tune it with scripts/tune.py --batch {x.shape[0]}"
+                f"{self.tuning_db} is not tuned for batch {network.batch} of {self._source.name} in {dtype} on this "
+                f"device: of {len(plan.bound)} layers {listed}; tune it with scripts/tune.py --batch {network.batch}"
                 + (f" --precision {self._source.precision}" if self._source.precision else ""),
                 stacklevel=9,  # the caller's line: our six functions and torch's two around `forward` lie between
             )
@@ -446,13 +496,18 @@ def _defines(module: nn.Module, name: str) -> bool:
     return name in vars(module) or (hasattr(type(module), name) and not hasattr(nn.Module, name))
 
 
-def _bad_input(x: object, others: Sequence[object]) -> str:
-    """Return the message for an input that is no tensor, or for several inputs."""
-    if others:
-        return f"{1 + len(others)} inputs were given: FusedResNet runs models with one input"
-    advice = {"ndarray": "torch.from_numpy(x)", "list": "torch.stack(x) or torch.tensor(x)", "tuple": "torch.stack(x)"}
-    kind = type(x).__name__
-    return f"the input is a {kind}, not a tensor: give {advice.get(kind, 'a tensor of the shape that the model takes')}"
+def _stream(inputs: Sequence[torch.Tensor]) -> tuple[int, bool]:
+    """Return the handle of the current stream of the inputs' device, 0 for a CPU, and whether it is being captured."""
+    x = inputs[0]
+    return (_raw_stream(x.get_device()), _is_capturing()) if x.is_cuda else (0, False)
+
+
+def _empty(x: torch.Tensor, shape: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
+    """Return an empty result on the device of x, channels last if it has four dimensions."""
+    if len(shape) != 4:
+        return x.new_empty(shape, dtype=dtype)
+    _, k, p, q = shape
+    return x.new_empty_strided(shape, (p * q * k, 1, q * k, k), dtype=dtype)
 
 
 def _first(module: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ def of_fused(network: FusedResNet, x: torch.Tensor) -> Subject:
     """Return the subject that profiles a FusedResNet layer by layer, for inputs like x."""
     given, context, stream = network.context(x)
     plan = context.plan
-    layers_run = context.singly(given, torch.empty_like(context.template), stream)
+    layers_run = context.singly(given, [torch.empty_like(one) for one in context.templates], stream)
 
     def call() -> None:
         for run in layers_run:

@@ -1,12 +1,15 @@
 """FusedResNet as an operator of torch, for tracers: torch.compile, torch.export, torch.jit.trace, make_fx.
 
-`fused_resnet::run(x, network)` is opaque to tracers. `network` is the number of a module in this process. A traced
-program therefore runs only in the process that traced it, and holds no weights: each run reads them from the module.
+`fused_resnet::run(inputs, network, arguments)` is opaque to tracers. `network` is the number of a module in this
+process. A traced program therefore runs only in the process that traced it, and holds no weights: each run reads them
+from the module. `arguments` is the text of the call's arguments (arguments.py). The results are the tensors that the
+layers compute.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -22,11 +25,11 @@ class InputError(AutotuneError, ValueError):
 class TraceableNetwork(Protocol):
     """A network that tracers record as one operator."""
 
-    def run(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the result for an input."""
+    def run(self, inputs: Sequence[torch.Tensor], arguments: str) -> list[torch.Tensor]:
+        """Return the tensors that the layers compute for a call."""
 
-    def like_result(self, x: torch.Tensor) -> torch.Tensor:
-        """Return a tensor with the result's shape, dtype and strides, fake if the input is."""
+    def like_results(self, inputs: Sequence[torch.Tensor], arguments: str) -> list[torch.Tensor]:
+        """Return tensors with the results' shapes, dtypes and strides, fake if the inputs are."""
 
 
 _networks: WeakValueDictionary[int, TraceableNetwork] = WeakValueDictionary()
@@ -37,7 +40,7 @@ _TAGS = [torch.Tag.needs_fixed_stride_order] + [
     getattr(torch.Tag, name) for name in ("cudagraph_unsafe",) if hasattr(torch.Tag, name)
 ]
 _LIBRARY = torch.library.Library("fused_resnet", "DEF")
-_LIBRARY.define("run(Tensor x, int network) -> Tensor", tags=_TAGS)
+_LIBRARY.define("run(Tensor[] inputs, int network, str arguments) -> Tensor[]", tags=_TAGS)
 
 
 def register(network: TraceableNetwork) -> int:
@@ -52,10 +55,10 @@ def networks() -> list[TraceableNetwork]:
     return list(_networks.values())
 
 
-def call(x: torch.Tensor, number: int) -> torch.Tensor:
+def call(inputs: Sequence[torch.Tensor], number: int, arguments: str) -> list[torch.Tensor]:
     """Call the operator for the network with a number."""
-    y: torch.Tensor = torch.ops.fused_resnet.run(x, number)
-    return y
+    results: list[torch.Tensor] = torch.ops.fused_resnet.run(inputs, number, arguments)
+    return results
 
 
 def is_traced(x: torch.Tensor) -> bool:
@@ -91,18 +94,19 @@ def _find(number: int) -> TraceableNetwork:
     return network
 
 
-def _run(x: torch.Tensor, network: int) -> torch.Tensor:
-    return _find(network).run(x)
+def _run(inputs: Sequence[torch.Tensor], network: int, arguments: str) -> list[torch.Tensor]:
+    return _find(network).run(inputs, arguments)
 
 
-def _fake(x: torch.Tensor, network: int) -> torch.Tensor:
-    return _find(network).like_result(x)
+def _fake(inputs: Sequence[torch.Tensor], network: int, arguments: str) -> list[torch.Tensor]:
+    return _find(network).like_results(inputs, arguments)
 
 
-def _without_gradient(x: torch.Tensor, network: int) -> torch.Tensor:
-    refuse_gradient(x)
+def _without_gradient(inputs: Sequence[torch.Tensor], network: int, arguments: str) -> list[torch.Tensor]:
+    for x in inputs:
+        refuse_gradient(x)
     with torch._C._AutoDispatchBelowAutograd():
-        return call(x, network)
+        return call(inputs, network, arguments)
 
 
 _LIBRARY.impl("run", _run, "CompositeExplicitAutograd")

@@ -10,6 +10,7 @@ RUNTIME = {
     "autotune": {"core", "ir", "libraries", "runtime"},
     "fused_resnet": {
         *(
+            "arguments",
             "call_cache",
             "guards",
             "model_source",

@@ -5,13 +5,27 @@ from autotune.ir.constant_expr import ConstantExpr, ConstantSource, State, evalu
 from autotune.ir.epilogue import MAX_SCALARS, Epilogue, Step
 from autotune.ir.epilogue_steps import define_step, full_name, register_step
 from autotune.ir.int8_numerics import scale_of
-from autotune.ir.network import INPUT, OUTPUT, Alternative, Layer, Network, NetworkKey, digest
+from autotune.ir.network import (
+    INPUT,
+    OUTPUT,
+    Alternative,
+    CallerTensor,
+    Layer,
+    Network,
+    NetworkKey,
+    digest,
+    input_name,
+    is_input,
+    is_output,
+    output_name,
+)
 from autotune.ir.problem import (
     DTYPES,
     GATE_ACTIVATIONS,
     HIDDEN_ACTIVATIONS,
     MAX_OPERANDS,
     OPERATORS,
+    TENSOR_DTYPES,
     AvgPool2d,
     CallDevice,
     Cast,
@@ -52,6 +66,7 @@ from autotune.ir.problem import (
     parse,
     register,
     stored_shape,
+    tensor_dtype_name,
     with_batch,
 )
 from autotune.ir.reference import compute
@@ -68,9 +83,11 @@ __all__ = [
     "MAX_SCALARS",
     "OPERATORS",
     "OUTPUT",
+    "TENSOR_DTYPES",
     "Alternative",
     "AvgPool2d",
     "CallDevice",
+    "CallerTensor",
     "Cast",
     "ConstantExpr",
     "ConstantSource",
@@ -123,13 +140,18 @@ __all__ = [
     "fuse_gate",
     "fuse_pool_projection",
     "fuse_projection",
+    "input_name",
     "is_built_in",
+    "is_input",
+    "is_output",
     "limit_us",
+    "output_name",
     "pack_weight",
     "parse",
     "register",
     "register_step",
     "scale_of",
     "stored_shape",
+    "tensor_dtype_name",
     "with_batch",
 ]

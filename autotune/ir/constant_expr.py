@@ -144,6 +144,7 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "patch_filter": _patch_filter,
     "dense": _dense,
     "numbers": lambda *values: torch.tensor(values, dtype=torch.float32),
+    "integers": lambda *values: torch.tensor(values),
     "sum": lambda a, b: _precise(a).flatten() + b.to(a.device).flatten(),
     "product": lambda a, b: _precise(a).flatten() * b.to(a.device).flatten(),
     "norm_scale": _norm_scale,

@@ -3,15 +3,55 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.core import ProblemError
 from autotune.ir.constant_expr import ConstantSource
-from autotune.ir.problem import Problem, with_batch
+from autotune.ir.problem import TENSOR_DTYPES, Problem, with_batch
 
 INPUT, OUTPUT = "input", "output"
-"""Names of the caller's tensors among the buffers."""
+"""Names of the caller's first input and result among the buffers; the further ones are input1, output1 and so on."""
+
+
+def input_name(index: int) -> str:
+    """Return the name of the buffer of an input, by its position."""
+    return f"{INPUT}{index or ''}"
+
+
+def output_name(index: int) -> str:
+    """Return the name of the buffer of a result, by its position."""
+    return f"{OUTPUT}{index or ''}"
+
+
+def is_input(buffer: str) -> bool:
+    """Return whether a buffer is a tensor that the caller gives."""
+    return re.fullmatch(rf"{INPUT}\d*", buffer) is not None
+
+
+def is_output(buffer: str) -> bool:
+    """Return whether a buffer is a result of the network."""
+    return re.fullmatch(rf"{OUTPUT}\d*", buffer) is not None
+
+
+@dataclass(frozen=True)
+class CallerTensor:
+    """An input or a result of a network.
+
+    Attributes:
+        shape: Its shape, in torch's order of axes.
+        dtype: Name of its dtype, as in TENSOR_DTYPES.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of the tensor in bytes."""
+        return math.prod(self.shape) * TENSOR_DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True)
@@ -110,14 +150,16 @@ class Network:
     Attributes:
         identity: Names the network in the database.
         layers: The layers without any alternative, in an order in which they can run.
-        output_shape: Shape of the result, in torch's order of axes.
+        inputs: The tensors that the caller gives. Their buffers are called by `input_name`.
+        results: The tensors that the layers compute for the caller. Their buffers are called by `output_name`.
         alternatives: Other ways to compute parts of it; those that replace no layer twice can be taken together.
         kept: In a quantized network, the convolutions and linear layers that are not quantized -> the reason.
     """
 
     identity: NetworkKey
     layers: tuple[Layer, ...]
-    output_shape: tuple[int, ...]
+    inputs: tuple[CallerTensor, ...]
+    results: tuple[CallerTensor, ...]
     alternatives: tuple[Alternative, ...] = ()
     kept: Mapping[str, str] = field(default_factory=dict)
 
@@ -132,6 +174,11 @@ class Network:
         return (*self.layers, *(layer for alternative in self.alternatives for layer in alternative.layers))
 
     @property
+    def callers(self) -> tuple[str, ...]:
+        """Return the names of the buffers of the caller's tensors: inputs, then results."""
+        return (*map(input_name, range(len(self.inputs))), *map(output_name, range(len(self.results))))
+
+    @property
     def batch(self) -> int | None:
         """Return the batch size, or None if the key has none."""
         return self.identity.batch
@@ -144,8 +191,12 @@ class Network:
         if identity.digest == digest(self.layers):
             identity = replace(identity, digest=digest(layers))
         alternatives = tuple(replace(one, layers=_with_batch(one.layers, self.batch, n)) for one in self.alternatives)
+        inputs, results = (
+            tuple(_tensor_with_batch(tensor, self.batch, n) for tensor in tensors)
+            for tensors in (self.inputs, self.results)
+        )
         return replace(
-            self, identity=identity, layers=layers, alternatives=alternatives, output_shape=(n, *self.output_shape[1:])
+            self, identity=identity, layers=layers, alternatives=alternatives, inputs=inputs, results=results
         )
 
     def layers_with(self, names: Sequence[str], order: Iterable[str] = ()) -> tuple[Layer, ...]:
@@ -188,6 +239,13 @@ def _with_batch(layers: Iterable[Layer], batch: int, n: int) -> tuple[Layer, ...
         else layer
         for layer in layers
     )
+
+
+def _tensor_with_batch(tensor: CallerTensor, batch: int, n: int) -> CallerTensor:
+    """Return a tensor for batch size n; it grows by the rule of `_with_batch`."""
+    if not tensor.shape or tensor.shape[0] % batch:
+        return tensor
+    return replace(tensor, shape=(tensor.shape[0] // batch * n, *tensor.shape[1:]))
 
 
 def _in_order(layers: Sequence[Layer], order: Iterable[str]) -> tuple[Layer, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.ir import INPUT, OUTPUT, ConstantSource, Network
+from autotune.ir import TENSOR_DTYPES, ConstantSource, Network
 from autotune.measure.interleaving import interleave
 from autotune.measure.nvml import Monitor
 from autotune.measure.result import Result, timed
@@ -21,8 +21,10 @@ from autotune.runtime import (
     BoundLayer,
     Candidate,
     KernelChoice,
+    TensorSlot,
     TorchGraph,
     bind_layer,
+    caller_slots,
     make_buffers,
     make_graph,
     make_runs,
@@ -42,7 +44,7 @@ class LayerAssignment:
 
 
 class NetworkBench:
-    """A network on one GPU with random weights and input; keeps the layers that it has bound.
+    """A network on one GPU with random weights and inputs; keeps the layers that it has bound.
 
     Args:
         network: The network, with all alternatives of its layers.
@@ -53,16 +55,19 @@ class NetworkBench:
         self.network, self.device = network, device
         generator = torch.Generator().manual_seed(0)
         self._layers = {layer.name: layer for layer in network.all_layers}
-        self._buffers = make_buffers(network.all_layers, device)
+        self._buffers: dict[str, torch.Tensor | TensorSlot] = {**caller_slots(network), **make_buffers(network, device)}
         self._state: dict[ConstantSource, torch.Tensor] = {}
-        self._ends: dict[str, torch.Tensor] = {}
+        # Zeros for integers, which are valid as indices, and for inputs that no layer reads.
+        self._callers = {
+            name: torch.zeros(tensor.shape, dtype=TENSOR_DTYPES[tensor.dtype], device=device)
+            for name, tensor in zip(network.callers, (*network.inputs, *network.results), strict=True)
+        }
         for layer in network.all_layers:
             for operand in layer.problem.operands():
-                tensor = random_tensor(operand, generator).to(device)
                 if operand.name in layer.weights:
-                    self._state[layer.weights[operand.name]] = tensor
-                elif layer.buffers[operand.name] in (INPUT, OUTPUT):
-                    self._ends[layer.buffers[operand.name]] = tensor
+                    self._state[layer.weights[operand.name]] = random_tensor(operand, generator).to(device)
+                elif layer.buffers[operand.name] in self._callers:
+                    self._callers[layer.buffers[operand.name]] = random_tensor(operand, generator).to(device)
             self._state |= dict.fromkeys(layer.scalars, torch.full((1,), 0.5))
         self._bound: dict[str, BoundLayer] = {}
         self._monitor = Monitor(device)
@@ -75,7 +80,7 @@ class NetworkBench:
 
     def _replay(self, bound: Sequence[BoundLayer]) -> Callable[[], None]:
         """Return one run of the network: our CUDA graph if all kernels are ours, else one that torch captures."""
-        slots = [self._ends[name] for name in (INPUT, OUTPUT)]
+        slots = list(self._callers.values())
         if all(item.step.kernel for item in bound):
             graph, stream = make_graph(bound), torch.cuda.current_stream(self.device).cuda_stream
             addresses = [tensor.data_ptr() for tensor in slots]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import torch
 
-from autotune.ir import DTYPES, Epilogue, Operand, Problem, compute
+from autotune.ir import TENSOR_DTYPES, Epilogue, Operand, Problem, compute
 from autotune.measure.timers import Runnable, stream_of, synchronize
 
 HALF_SUMS = "f16 sums"
@@ -219,16 +219,20 @@ def random_tensor(operand: Operand, generator: torch.Generator) -> torch.Tensor:
     """Return random values for an operand, on the CPU.
 
     int8 values are uniform, all others normal. Weights are divided by the square root of their fan-in, so that sums
-    have a standard deviation of about one (He et al., 2015, up to a constant). Vectors are halved.
+    have a standard deviation of about one (He et al., 2015, up to a constant). Vectors are halved. Integers that are
+    no quantized values are 0, which is valid as an index.
     """
+    dtype = TENSOR_DTYPES[operand.dtype]
     if operand.dtype == "s8":
         return torch.randint(-128, 128, operand.shape, generator=generator, dtype=torch.int8)
+    if not dtype.is_floating_point:
+        return torch.zeros(operand.shape, dtype=dtype)
     values = torch.randn(operand.shape, generator=generator)
     if operand.role == "weight":
         values /= math.sqrt(math.prod(operand.shape[1:]))
     elif operand.role == "vector":
         values *= 0.5
-    return values.to(DTYPES[operand.dtype])
+    return values.to(dtype)
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
@@ -262,4 +266,4 @@ def _fault(difference: torch.Tensor, expected: torch.Tensor, error: float, accur
 def _guarded(operand: Operand, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the bytes of an output with its guards, and the output as a view of them."""
     whole = torch.empty(operand.bytes + 2 * _GUARD, dtype=torch.uint8, device=device)
-    return whole, whole[_GUARD:-_GUARD].view(DTYPES[operand.dtype]).view(operand.shape)
+    return whole, whole[_GUARD:-_GUARD].view(TENSOR_DTYPES[operand.dtype]).view(operand.shape)

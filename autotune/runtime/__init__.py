@@ -1,13 +1,14 @@
 """From records and a database to launches. Needs no compiler and no Jinja."""
 
 from autotune.runtime.binary import Binary
-from autotune.runtime.binding import BoundStep, Candidate, bind
+from autotune.runtime.binding import BoundStep, Candidate, TensorSlot, bind
 from autotune.runtime.candidate_loader import candidate
 from autotune.runtime.executor import ACCESS, ExecutionContext, close, count
 from autotune.runtime.network_plan import (
     BoundLayer,
     NetworkPlan,
     bind_layer,
+    caller_slots,
     make_buffers,
     make_graph,
     make_runs,
@@ -24,10 +25,12 @@ __all__ = [
     "ExecutionContext",
     "KernelChoice",
     "NetworkPlan",
+    "TensorSlot",
     "TorchGraph",
     "batches",
     "bind",
     "bind_layer",
+    "caller_slots",
     "candidate",
     "close",
     "count",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import torch
 
-from autotune.ir import DTYPES, INPUT, OUTPUT
+from autotune.ir import TENSOR_DTYPES, CallerTensor
 from autotune.runtime.binding import BoundStep
 from autotune.runtime.engine import FastPath, Graph, Program
 from autotune.runtime.memory_planner import aligned
@@ -29,34 +29,34 @@ class ExecutionContext:
 
     Contexts share the plan's weights and nothing that a run writes, so streams do not wait for each other. All
     activations and workspaces are one allocation. On a GPU the whole network is one CUDA graph, whose parameters are
-    updated with the addresses of the caller's tensors; where some layers run on torch's operators, torch captures
-    those between the first and the last layer, with its memory pool.
+    updated with the addresses of the caller's tensors; where some layers run on torch's operators, torch captures the
+    longest run of layers that do not touch these tensors, with its memory pool.
 
     The engine's fast path (engine/fast_path.cpp) reads `direct` and `template`, holds `lock`, sets `used` and calls
-    `wait_until_idle`.
+    `wait_until_idle`. It takes networks with one input and one result.
 
     Args:
         plan: The plan.
         graph: Whether to replay a CUDA graph, as `plan.graph` says; False for a run that is itself being captured.
 
     Attributes:
-        template: A tensor with shape, dtype and strides of results; its values mean nothing.
+        templates: For each result, a tensor with its shape, dtype and strides; its values mean nothing.
         lock: Held while a run is launched.
         used: Number of its last run.
         closed: Whether its memory is no longer in use by the module (`close`).
     """
 
     def __init__(self, plan: NetworkPlan, graph: bool) -> None:
-        self.plan, self._copies_input = plan, plan.copies_input
+        self.plan, self._copied = plan, plan.copied
         self.lock = threading.Lock()
         self.used = next(count)
         self.closed = False
         with torch.inference_mode(False), torch.no_grad():
             self._memory, self._tensors = _allocate(plan)
-            self.template = _like_output(plan, self._memory)
-        # Slots 0 and 1 are the caller's tensors, which each run provides. Kernels take the fixed addresses of the
+            self.templates = [_like(result, self._memory) for result in plan.network.results]
+        # The first slots are the caller's tensors, which each run provides. Kernels take the fixed addresses of the
         # others; torch's operators take the tensors.
-        slots = self._slots = [None, None, *(tensor.data_ptr() for tensor in self._tensors)]
+        slots = self._slots = [None] * len(plan.network.callers) + [tensor.data_ptr() for tensor in self._tensors]
         self._runs = make_runs(plan.bound, slots)
         if graph:
             self._runs = [make_graph(plan.bound, slots)] if plan.native else self._captured(slots)
@@ -64,34 +64,35 @@ class ExecutionContext:
 
     @property
     def direct(self) -> Graph | Program | None:
-        """The graph or program that runs the whole network on the caller's tensors as they are; None without one."""
-        return None if self._copies_input else self._native
+        """The graph or program that computes the only result from the only input as it is; None without one."""
+        return None if self._copied or len(self.plan.network.callers) != 2 else self._native
+
+    @property
+    def template(self) -> torch.Tensor:
+        """The template of the only result."""
+        (template,) = self.templates
+        return template
 
     @property
     def bytes(self) -> int:
         """Size of its memory in bytes."""
         return self._memory.numel()
 
-    def run(self, x: torch.Tensor, y: torch.Tensor, stream: int) -> None:
+    def run(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor], stream: int) -> None:
         """Run the network.
 
         Args:
-            x: The input, in the plan's shape, dtype and memory format.
-            y: Receives the result; shape, dtype and strides of `template`.
+            inputs: The inputs, in the plan's shapes, dtypes and memory formats.
+            results: Receive the results; shapes, dtypes and strides of `templates`.
             stream: Handle of the current CUDA stream; 0 on a CPU.
         """
-        if self._copies_input:
-            x = x.contiguous()
-        address = x.data_ptr()
-        if address % ACCESS:
-            x = x.clone()
-            address = x.data_ptr()
+        inputs = self._readable(inputs)
         with self.lock:
             self.used = next(count)
             if self._native:
-                self._native.run(stream, (address, y.data_ptr()))
+                self._native.run(stream, [tensor.data_ptr() for tensor in (*inputs, *results)])
             else:
-                self._run_mixed(x, y, stream)
+                self._run_mixed(inputs, results, stream)
         if self.closed:
             self.wait_until_idle()
 
@@ -102,33 +103,42 @@ class ExecutionContext:
         """
         _synchronize(self.plan.device)
 
-    def singly(self, x: torch.Tensor, y: torch.Tensor, stream: int) -> list[Callable[[], None]]:
+    def singly(
+        self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor], stream: int
+    ) -> list[Callable[[], None]]:
         """Return one function for each layer that launches it alone, in order and outside any CUDA graph.
 
-        Args:
-            x: The input, in the plan's shape, dtype and memory format.
-            y: Receives the result; shape, dtype and strides of `template`.
-            stream: Handle of the current CUDA stream; 0 on a CPU.
+        The arguments are those of `run`.
         """
-        tensors = (x.contiguous() if self.plan.copies_input else x, _channels_last_view(y), *self._tensors)
+        tensors = self._in_slots(self._readable(inputs), results)
         runs = [make_runs([item], self._slots) for item in self.plan.bound]
         return [partial(execute, run, stream, tensors) for run in runs]
 
-    def _run_mixed(self, x: torch.Tensor, y: torch.Tensor, stream: int) -> None:
+    def _readable(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the inputs as kernels read them: in a memory format that they take, and aligned."""
+        given = [x.contiguous() if i in self._copied else x for i, x in enumerate(inputs)]
+        return [x.clone() if x.data_ptr() % ACCESS else x for x in given]
+
+    def _in_slots(self, inputs: Iterable[torch.Tensor], results: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        return [*inputs, *map(_channels_last_view, results), *self._tensors]
+
+    def _run_mixed(self, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor], stream: int) -> None:
         with torch.no_grad(), torch.autocast(self.plan.device.type, enabled=False):
-            execute(self._runs, stream, (x, _channels_last_view(y), *self._tensors))
+            execute(self._runs, stream, self._in_slots(inputs, results))
 
     def _captured(self, slots: Sequence[int | None]) -> list[Executable]:
-        """Return head, captured middle and tail; head and tail are the layers that touch the caller's tensors."""
+        """Return head, captured middle and tail; the middle is the longest run off the caller's tensors."""
         bound = self.plan.bound
-        first = max(i for i, item in enumerate(bound) if INPUT in item.layer.buffers.values()) + 1
-        last = min(i for i, item in enumerate(bound) if OUTPUT in item.layer.buffers.values())
+        callers = set(self.plan.network.callers)
+        outside = [i for i, item in enumerate(bound) if callers.intersection(item.layer.buffers.values())]
+        before, last = max(itertools.pairwise([-1, *outside, len(bound)]), key=lambda ends: ends[1] - ends[0])
+        first = before + 1
         middle = make_runs(bound[first:last], slots)
         if not middle:
             return self._runs
         unused = self._memory[:0]  # for the slots of the caller's tensors, which none of these layers touches
         try:
-            graph = TorchGraph(middle, self.plan.device, (unused, unused, *self._tensors))
+            graph = TorchGraph(middle, self.plan.device, [unused] * len(self.plan.network.callers) + self._tensors)
         except torch.OutOfMemoryError:
             raise  # it may work when there is memory again
         except RuntimeError as error:  # such as a layer that reads a value on the host
@@ -163,18 +173,19 @@ def _channels_last_view(y: torch.Tensor) -> torch.Tensor:
 
 def _single_native(runs: Sequence[Executable]) -> Graph | Program | None:
     """Return the graph or program that is the whole network; None where some layer has no native kernel."""
-    only = runs[0]
-    return None if len(runs) > 1 or isinstance(only, BoundStep) else only
+    return runs[0] if len(runs) == 1 and not isinstance(runs[0], BoundStep) else None
 
 
 def _allocate(plan: NetworkPlan) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return one block of memory, and the activations and then the workspaces in it."""
     total = plan.arena.bytes + sum(map(aligned, plan.workspaces))
-    memory = torch.empty(max(total, plan.output.bytes), dtype=torch.uint8, device=plan.device)
+    memory = torch.empty(
+        max([total, *(one.bytes for one in plan.network.results)]), dtype=torch.uint8, device=plan.device
+    )
     tensors = []
     for name, operand in plan.buffers.items():
         offset = plan.arena.offsets[name]
-        tensors.append(memory[offset : offset + operand.bytes].view(DTYPES[operand.dtype]).view(operand.shape))
+        tensors.append(memory[offset : offset + operand.bytes].view(TENSOR_DTYPES[operand.dtype]).view(operand.shape))
     end = plan.arena.bytes
     memory[end:].zero_()  # kernels expect a workspace of zeros, and leave it so
     for size in plan.workspaces:
@@ -183,9 +194,9 @@ def _allocate(plan: NetworkPlan) -> tuple[torch.Tensor, list[torch.Tensor]]:
     return memory, tensors
 
 
-def _like_output(plan: NetworkPlan, memory: torch.Tensor) -> torch.Tensor:
-    """Return a tensor like the results: torch's order of dimensions, channels last in memory, with any values."""
-    like, shape = memory[: plan.output.bytes].view(DTYPES[plan.output.dtype]), plan.network.output_shape
+def _like(result: CallerTensor, memory: torch.Tensor) -> torch.Tensor:
+    """Return a tensor like a result: torch's order of dimensions, channels last in memory, with any values."""
+    like, shape = memory[: result.bytes].view(TENSOR_DTYPES[result.dtype]), result.shape
     if len(shape) != 4:
         return like.view(shape)
     n, k, p, q = shape

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 
-from autotune.ir import DTYPES, INPUT, OUTPUT, ConstantSource, Layer, Network, Operand, State, evaluate
+from autotune.ir import TENSOR_DTYPES, ConstantSource, Layer, Network, Operand, State, evaluate, input_name
 from autotune.runtime import engine
 from autotune.runtime.binding import BoundStep, TensorSlot, bind
 from autotune.runtime.binding_stream import binding_stream, free_with
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 Executable = engine.Program | engine.Graph | BoundStep
 """A part of a plan that runs in one call: kernels in sequence, a CUDA graph of kernels, or one step."""
-
-_SLOTS = {INPUT: TensorSlot(0), OUTPUT: TensorSlot(1)}
 
 CHANNELS_LAST = "channels_last"
 """Launch parameter of kernels that read the caller's image in either memory format: 1 for channels last."""
@@ -51,26 +49,26 @@ class BoundLayer:
 
 
 class NetworkPlan:
-    """A network's layers bound for one shape, dtype, device and memory format of the input.
+    """A network's layers bound for one shape, dtype, device and memory format of each input.
 
     A plan holds kernels, weights and the memory plan, and is not changed by a run. All that a run writes belongs to an
     `ExecutionContext` (executor.py), so one plan serves several streams at once. On a GPU the weights are memory of the
     stream in binding_stream.py.
 
     Args:
-        network: The network, for this shape and dtype.
+        network: The network, for these shapes and dtypes.
         state: The module's tensors by name, as in a state_dict.
         store: The tuning database.
         device: Where it runs.
         graph: On a GPU, replay the network as a CUDA graph.
-        channels_last: The caller's input is channels last in memory.
+        channels_last: Positions of the inputs that are channels last in memory.
 
     Attributes:
         bound: The layers in the order in which they are launched.
         buffers: The activations between layers, by name.
         arena: Their places in memory.
-        output: The operand that holds the network's result.
-        copies_input: The input is channels last and some layer reads contiguous images only, so it has to be copied.
+        copied: Positions of the inputs that are channels last although some layer reads contiguous images only, so
+            they have to be copied.
     """
 
     def __init__(
@@ -80,15 +78,15 @@ class NetworkPlan:
         store: Database,
         device: torch.device,
         graph: bool,
-        channels_last: bool = False,
+        channels_last: Collection[int] = (),
     ) -> None:
         layers, settled = select(store, network, device)
         self.network, self.device, self.graph = network, device, graph and device.type == "cuda"
-        self.buffers = _activations(layers)
-        self.output = _operand(layers[-1], OUTPUT)
-        self.copies_input = False
-        self._channels_last = channels_last
-        slots = {name: TensorSlot(index) for index, name in enumerate([INPUT, OUTPUT, *self.buffers])}
+        self.buffers = _activations(layers, network.callers)
+        self.copied: set[int] = set()
+        self._channels_last = {input_name(i): i for i in channels_last}
+        slots = caller_slots(network)
+        slots |= {name: TensorSlot(len(slots) + i) for i, name in enumerate(self.buffers)}
         with binding_stream(device):
             self.bound = [
                 self._bind(layer, state, store, settled.get(layer.name), slots, TensorSlot(len(slots) + i))
@@ -125,43 +123,49 @@ class NetworkPlan:
         return bind_layer(layer, torch_choice(layer.problem), slots, state, self.device, workspace)
 
     def _for_input(self, layer: Layer, choice: KernelChoice) -> KernelChoice:
-        """Return the choice for an input that is channels last: a kernel that can read it so is launched so."""
-        if not self._channels_last or INPUT not in layer.buffers.values() or choice.candidate.kind is None:
+        """Return the choice for inputs that are channels last: a kernel that can read them so is launched so."""
+        read = {self._channels_last[name] for name in layer.reads if name in self._channels_last}
+        if not read or choice.candidate.kind is None:
             return choice
         if CHANNELS_LAST not in choice.candidate.launch:
-            self.copies_input = True
+            self.copied |= read
             return choice
         launch = {**choice.candidate.launch, CHANNELS_LAST: 1}
         return replace(choice, candidate=replace(choice.candidate, launch=launch))
 
 
-def _operand(layer: Layer, buffer: str) -> Operand:
-    """Return the operand of a layer that is stored in a buffer."""
-    return next(operand for operand in layer.problem.operands() if layer.buffers.get(operand.name) == buffer)
+def caller_slots(network: Network) -> dict[str, TensorSlot]:
+    """Return the slots of the caller's tensors by buffer name: the first ones, inputs before results."""
+    return {name: TensorSlot(index) for index, name in enumerate(network.callers)}
 
 
-def _activations(layers: Sequence[Layer]) -> dict[str, Operand]:
-    """Return the activations between layers by buffer name, each as the operand of the layer that writes it."""
+def _activations(layers: Sequence[Layer], callers: Collection[str]) -> dict[str, Operand]:
+    """Return the activations between layers by buffer name, each as the operand of the layer that writes it.
+
+    Args:
+        layers: The layers.
+        callers: Names of the caller's tensors, which are left out.
+    """
     return {
         name: operand
         for layer in layers
         for operand in layer.problem.operands()
-        if operand.role == "output" and (name := layer.buffers[operand.name]) not in _SLOTS
+        if operand.role == "output" and (name := layer.buffers[operand.name]) not in callers
     }
 
 
-def make_buffers(layers: Sequence[Layer], device: torch.device) -> dict[str, torch.Tensor]:
-    """Return one tensor for each activation between layers, by buffer name."""
+def make_buffers(network: Network, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return one tensor for each activation between the layers of a network and its alternatives, by buffer name."""
     return {
-        name: torch.empty(operand.shape, dtype=DTYPES[operand.dtype], device=device)
-        for name, operand in _activations(layers).items()
+        name: torch.empty(operand.shape, dtype=TENSOR_DTYPES[operand.dtype], device=device)
+        for name, operand in _activations(network.all_layers, network.callers).items()
     }
 
 
 def bind_layer(
     layer: Layer,
     choice: KernelChoice,
-    buffers: Mapping[str, torch.Tensor] | Mapping[str, TensorSlot],
+    buffers: Mapping[str, torch.Tensor | TensorSlot],
     state: State,
     device: torch.device,
     workspace: TensorSlot | None = None,
@@ -171,7 +175,7 @@ def bind_layer(
     Args:
         layer: The layer.
         choice: The candidate to bind.
-        buffers: Tensors or slots of the activations, by buffer name.
+        buffers: Tensors or slots of the activations and of the caller's tensors, by buffer name.
         state: The module's tensors by name, as in a state_dict.
         device: Where it runs.
         workspace: Slot of the kernel's workspace; without one the step allocates its own.
@@ -184,8 +188,7 @@ def bind_layer(
         if operand.role in ("weight", "vector"):
             tensors[operand.name] = _constant(state, layer.weights[operand.name], operand, device)
         else:
-            name = layer.buffers[operand.name]
-            place = _SLOTS[name] if name in _SLOTS else buffers[name]
+            place = buffers[layer.buffers[operand.name]]
             tensors[operand.name] = place if isinstance(place, TensorSlot) else place.view(operand.shape)
     scalars = tuple(float(evaluate(state, source)) for source in layer.scalars)
     step = bind(choice.candidate, layer.problem, tensors, scalars, device, layer.name, workspace)
@@ -194,7 +197,7 @@ def bind_layer(
 
 def _constant(state: State, source: ConstantSource, operand: Operand, device: torch.device) -> torch.Tensor:
     """Return a weight as an operand; contiguous, because the module's own tensor may be channels last."""
-    return evaluate(state, source).to(device, DTYPES[operand.dtype]).reshape(operand.shape).contiguous()
+    return evaluate(state, source).to(device, TENSOR_DTYPES[operand.dtype]).reshape(operand.shape).contiguous()
 
 
 def make_graph(bound: Sequence[BoundLayer], slots: Sequence[int | None] = ()) -> engine.Graph:

@@ -7,7 +7,18 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from autotune.ir import Layer, Network, NetworkKey, digest, dtype_name
+from autotune.ir import (
+    DTYPES,
+    CallerTensor,
+    Layer,
+    Network,
+    NetworkKey,
+    digest,
+    dtype_name,
+    input_name,
+    tensor_dtype_name,
+)
+from fused_resnet.arguments import Signature
 from fused_resnet.capture.alternatives import alternatives
 from fused_resnet.capture.lower import Lowering
 from fused_resnet.capture.operators import HANDLERS
@@ -26,7 +37,7 @@ class CapturedModule:
 
     Attributes:
         network: Its layers.
-        result: What its forward returns around the tensor.
+        result: What its forward returns around the tensors that the layers compute.
     """
 
     network: Network
@@ -51,19 +62,33 @@ def capture(
     Raises:
         CaptureError: The module cannot be captured; the message names the submodule that stands in the way.
     """
-    return capture_module(model, shape, dtype, rewrite, precision).network
+    dtype = dtype_name(dtype)
+    given = Signature((CallerTensor(shape, "f32" if dtype == "tf32" else dtype),))
+    return capture_module(model, given, dtype, rewrite, precision).network
 
 
 def capture_module(
-    model: nn.Module, shape: tuple[int, ...], dtype: str, rewrite: Rewrite | None = None, precision: str = ""
+    model: nn.Module, signature: Signature, dtype: str, rewrite: Rewrite | None = None, precision: str = ""
 ) -> CapturedModule:
-    """Return the layers of a module as `capture` does, and the structure of its result."""
-    traced, dtype = trace(model, shape, dtype_name(dtype)), dtype_name(dtype)
+    """Return the layers of a module for the arguments of a call, and the structure of its result.
+
+    The arguments and errors are those of `capture`, with any number of inputs.
+    """
+    traced = trace(model, signature, dtype)
     layers, kept = Lowering(traced, dtype, HANDLERS).layers(), dict[str, str]()
     if rewrite is not None:
         layers, kept = rewrite(layers)
     suffix = f"+{precision}" if precision else ""
-    properties = (("input", "x".join(map(str, shape[1:]))), ("dtype", dtype + suffix))
-    key = NetworkKey(type(model).__name__, shape[0], properties, digest(layers))
-    network = Network(key, layers, tuple(traced.output.meta["val"].shape), alternatives(layers), kept)
-    return CapturedModule(network, traced.result)
+    properties = [(input_name(i), _property(tensor)) for i, tensor in enumerate(signature.tensors)]
+    properties.append(("dtype", dtype + suffix))
+    key = NetworkKey(type(model).__name__, signature.leading.shape[0], tuple(properties), digest(layers))
+    results = tuple(
+        CallerTensor(tuple(value.shape), tensor_dtype_name(value.dtype) or "")
+        for value in (node.meta["val"] for node in traced.results)
+    )
+    return CapturedModule(Network(key, layers, signature.tensors, results, alternatives(layers), kept), traced.result)
+
+
+def _property(tensor: CallerTensor) -> str:
+    """Return the text of an input in a network's key: its shape without the batch, and a dtype without kernels."""
+    return "x".join(map(str, tensor.shape[1:])) + (f":{tensor.dtype}" if tensor.dtype not in DTYPES else "")

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from autotune.ir import (
-    OUTPUT,
     Alternative,
     AvgPool2d,
     ConstantExpr,
@@ -21,6 +20,7 @@ from autotune.ir import (
     fuse_expand,
     fuse_gate,
     fuse_pool_projection,
+    is_output,
 )
 
 _RISING = {"bias", "add_scalar", "relu", "relu6", "clamp", "sigmoid", "tanh", "hardsigmoid"}
@@ -58,7 +58,7 @@ def _only_reader(layers: Sequence[Layer], of: Layer) -> Layer | None:
     """Return the only layer that reads a layer's result, if it reads it as its input `x` alone."""
     made = of.buffers["y"]
     readers = [other for other in layers if other is not of and made in other.buffers.values()]
-    if made == OUTPUT or len(readers) != 1:
+    if is_output(made) or len(readers) != 1:
         return None
     return readers[0] if [name for name, read in readers[0].buffers.items() if read == made] == ["x"] else None
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from autotune.core import ProblemError
-from autotune.ir import OUTPUT, ConstantExpr, ConstantSource, Conv2d, Epilogue, Gemm, Layer, Problem
+from autotune.ir import ConstantExpr, ConstantSource, Conv2d, Epilogue, Gemm, Layer, Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +19,7 @@ class Value:
     Attributes:
         buffer: Name of the buffer that holds it; tensors of four dimensions are channels last in memory.
         shape: Its shape in torch's order.
-        maker: The layer that writes it; None for the network's input.
+        maker: The layer that writes it; None for an input of the network.
     """
 
     buffer: str
@@ -136,18 +136,22 @@ class LayerBuilder:
         return False
 
 
-def build_layers(builders: Sequence[LayerBuilder], output: LayerBuilder) -> tuple[Layer, ...]:
-    """Return the layers on which the output depends, each after those it reads from, else in the given order."""
+def build_layers(builders: Sequence[LayerBuilder], results: Mapping[str, Value]) -> tuple[Layer, ...]:
+    """Return the layers on which the results depend, each after those it reads from, else in the given order.
+
+    Args:
+        builders: The layers.
+        results: The results of the network, which layers write, by the names that their buffers get.
+    """
     number = {id(builder): i for i, builder in enumerate(builders)}
     needed: dict[int, set[int]] = {}
-    left = [output]
+    left = [value.maker for value in results.values() if value.maker]
     while left:
         builder = left.pop()
         if number[id(builder)] not in needed:
             makers = [value.maker for value in builder.values if value.maker]
             needed[number[id(builder)]] = {number[id(maker)] for maker in makers}
             left += makers
-    output.buffers["y"] = OUTPUT
     ready = [i for i, missing in needed.items() if not missing]
     heapq.heapify(ready)
     order: list[int] = []
@@ -160,8 +164,10 @@ def build_layers(builders: Sequence[LayerBuilder], output: LayerBuilder) -> tupl
                 if not missing:
                     heapq.heappush(ready, i)
     assert len(order) == len(needed), "the layers depend on each other in a cycle"
-    return tuple(_layer(builders[i]) for i in order)
+    names = {value.buffer: name for name, value in results.items()}
+    return tuple(_layer(builders[i], names) for i in order)
 
 
-def _layer(builder: LayerBuilder) -> Layer:
-    return Layer(builder.name, builder.problem, builder.buffers, builder.weights, tuple(builder.scalars))
+def _layer(builder: LayerBuilder, names: Mapping[str, str]) -> Layer:
+    buffers = {operand: names.get(buffer, buffer) for operand, buffer in builder.buffers.items()}
+    return Layer(builder.name, builder.problem, buffers, builder.weights, tuple(builder.scalars))

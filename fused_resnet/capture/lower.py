@@ -11,15 +11,18 @@ from torch import fx
 from autotune.core import CaptureError
 from autotune.ir import (
     DTYPES,
-    INPUT,
     CallDevice,
     Elementwise,
     Layer,
     OperatorCall,
+    Problem,
     ToChannelsLast,
     TorchCall,
     ValueRef,
+    input_name,
+    output_name,
     stored_shape,
+    tensor_dtype_name,
 )
 from autotune.ir import Operand as ProblemOperand
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value, build_layers
@@ -49,15 +52,16 @@ class Lowering:
         self._builders: list[LayerBuilder] = []
         self._names: set[str] = set()
         self._values: dict[fx.Node, Value] = {}
-        self._live = _live(traced.output)
-        if traced.input in self._live:
-            self._values[traced.input] = self._input(traced.input)
+        self._live = _live(traced.graph, traced.results)
+        for i, node in enumerate(traced.inputs):
+            if node in self._live:
+                self._values[node] = self._input(node, input_name(i))
 
     def layers(self) -> tuple[Layer, ...]:
         """Return all layers, each after those whose results it reads.
 
         Raises:
-            CaptureError: The result is not a floating-point tensor computed from the input.
+            CaptureError: A tensor has a dtype that is not supported.
         """
         for node in self._traced.graph.nodes:
             if node.op != "call_function" or node not in self._live or self.constant(node):
@@ -65,16 +69,23 @@ class Lowering:
             handler = self._handlers.get(name_of(node))
             if not (self._is_float(node) and ((handler and handler(self, node)) or self._pointwise(node))):
                 self._torch(node)
-        output = self.value(self._traced.output)
-        if output is None or output.maker is None or not output.is_end:
-            raise CaptureError("the model's result is not a floating-point tensor computed from its input")
-        return build_layers(self._builders, output.maker)
+        results: dict[str, Value] = {}
+        for i, node in enumerate(self._traced.results):
+            results[output_name(i)] = self._result(node, [value.buffer for value in results.values()])
+        return build_layers(self._builders, results)
+
+    def _result(self, node: fx.Node, taken: Sequence[str]) -> Value:
+        """Return the value of a result in a buffer that a layer writes and that is not one of those taken."""
+        value = self._values.get(node)
+        if value is None or value.maker is None or value.buffer in taken:
+            self._add_call(node, [node], [], f"{buffer(node)}:{len(taken)}")
+        return self._values[node]
 
     # -- what nodes are -----------------------------------------------------------------------------------------
 
     def value(self, node: Any) -> Value | None:
         """Return the activation that a node yields; None if it yields none in the network's dtype."""
-        return self._values.get(node) if isinstance(node, fx.Node) else None
+        return self._values.get(node) if isinstance(node, fx.Node) and self._is_float(node) else None
 
     def constant(self, node: Any) -> Constant | None:
         """Return the constant that a node yields: a parameter, a buffer, or one of these reshaped; None otherwise."""
@@ -124,11 +135,11 @@ class Lowering:
 
     # -- layers -------------------------------------------------------------------------------------------------
 
-    def add(self, node: fx.Node, builder: LayerBuilder) -> None:
-        """Add a layer whose result `y` is that of a node."""
+    def add(self, node: fx.Node, builder: LayerBuilder, name: str = "") -> None:
+        """Add a layer whose result `y` is that of a node, in the buffer of this name or in `buffer(node)`."""
         self._builders.append(builder)
-        builder.buffers["y"] = buffer(node)
-        self._values[node] = Value(buffer(node), tuple(node.meta["val"].shape), builder)
+        builder.buffers["y"] = name or buffer(node)
+        self._values[node] = Value(builder.buffers["y"], tuple(node.meta["val"].shape), builder)
 
     def name(self, node: fx.Node, suffix: str = "") -> str:
         """Return a new layer's name: the submodule's path and a suffix, with a number where that is not unique."""
@@ -140,15 +151,23 @@ class Lowering:
         self._names.add(name)
         return name
 
-    def _input(self, node: fx.Node) -> Value:
-        """Return the input; one of four dimensions passes through a layer that makes it channels last."""
+    def _input(self, node: fx.Node, name: str) -> Value:
+        """Return an input; one of four dimensions passes through a layer that makes it channels last."""
         shape = tuple(node.meta["val"].shape)
         if len(shape) != 4:
-            return Value(INPUT, shape)
+            return Value(name, shape)
         n, c, h, w = shape
-        problem = ToChannelsLast(n=n, h=h, w=w, c=c, to=c, dtype=self.dtype)
-        self._builders.append(LayerBuilder(INPUT, problem, {"x": INPUT, "y": buffer(node)}))
-        self._names.add(INPUT)
+        dtype = self._dtype(node)
+        problem: Problem
+        if dtype == self.dtype:
+            problem = ToChannelsLast(n=n, h=h, w=w, c=c, to=c, dtype=dtype)
+        else:  # an operand with four dimensions is taken for (n, h, w, c), so that the call has to restore the order
+            order = OperatorCall("aten.permute.default", (ValueRef(0), (0, 2, 3, 1)))
+            problem = TorchCall(
+                n=n, calls=(order,), inputs=(ProblemOperand("x", "input", shape, dtype),), shape=shape, dtype=dtype
+            )
+        self._builders.append(LayerBuilder(name, problem, {"x": name, "y": buffer(node)}))
+        self._names.add(name)
         return Value(buffer(node), shape, self._builders[-1])
 
     def _pointwise(self, node: fx.Node) -> bool:
@@ -201,35 +220,40 @@ class Lowering:
     def _torch(self, node: fx.Node) -> None:
         """Add a layer of torch for a node, together with the nodes that only it reads and only torch computes."""
         inputs, inner = self._region(node)
-        result = node.meta.get("val")
-        if not isinstance(result, torch.Tensor) or self._dtype(result) is None or not result.dim() or not inputs:
-            return  # it becomes a part of the layer that reads it
+        value = node.meta.get("val")
+        separate = isinstance(value, torch.Tensor) and value.dim() and tensor_dtype_name(value.dtype) and inputs
+        if separate or node in self._traced.results:
+            self._add_call(node, inputs, inner)
+        # Any other node becomes a part of the layer that reads it.
+
+    def _add_call(self, node: fx.Node, inputs: Sequence[fx.Node], inner: Sequence[fx.Node], name: str = "") -> None:
+        """Add a layer in which torch computes a node from the inputs; the last of the inner nodes is the node.
+
+        Without inner nodes the layer copies its input, which is the node.
+        """
+        # A call that takes no tensor, such as arange, finds its device by an operand of the layer.
+        inputs = inputs or [*self._values, *self._traced.constants][:1]
         place = {n: i for i, n in enumerate([*inputs, *inner])}
+        result = node.meta["val"]
         operands, buffers, weights, values = [], {}, {}, []
         for i, source in enumerate(inputs):
-            tensor = source.meta["val"]
-            name = self._dtype(tensor)
-            if name is None:
-                where = path(node) or "the model"
-                raise CaptureError(
-                    f"{where}: {name_of(node)} takes a tensor of {tensor.dtype}; floating-point tensors are supported"
-                )
+            tensor, dtype = source.meta["val"], self._dtype(source)
             if constant := self.constant(source):
-                operands.append(ProblemOperand(f"w{i}", "weight", tuple(tensor.shape), name))
+                operands.append(ProblemOperand(f"w{i}", "weight", tuple(tensor.shape), dtype))
                 weights[f"w{i}"] = constant.source
             else:
                 value = self._values[source]
-                operands.append(ProblemOperand(f"x{i}", "input", stored_shape(tuple(tensor.shape)), name))
+                operands.append(ProblemOperand(f"x{i}", "input", stored_shape(tuple(tensor.shape)), dtype))
                 buffers[f"x{i}"] = value.buffer
                 values.append(value)
         problem = TorchCall(
-            n=result.shape[0],
+            n=result.shape[0] if result.dim() else 1,
             calls=tuple(_call(n, place) for n in inner),
             inputs=tuple(operands),
             shape=tuple(result.shape),
-            dtype=self._dtype(result) or self.dtype,
+            dtype=self._dtype(node),
         )
-        self.add(node, LayerBuilder(self.name(node, name_of(node)), problem, buffers, weights, values=values))
+        self.add(node, LayerBuilder(self.name(node, name_of(node)), problem, buffers, weights, values=values), name)
 
     def _region(self, node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
         """Return the inputs of a node's layer, and the nodes that torch computes in it, in order."""
@@ -252,13 +276,23 @@ class Lowering:
     def _is_part(self, node: fx.Node) -> bool:
         """Return whether torch computes a node and exactly one other node reads it."""
         builder = self._values[node].maker
-        return builder is not None and isinstance(builder.problem, TorchCall) and self.sole(node)
+        in_torch = builder is not None and isinstance(builder.problem, TorchCall)
+        return in_torch and node.op != "placeholder" and self.sole(node)
 
-    def _dtype(self, tensor: torch.Tensor) -> str | None:
-        """Return the project's name of a tensor's dtype, preferring that of the network; None for other dtypes."""
-        if tensor.dtype == DTYPES[self.dtype]:
-            return self.dtype
-        return {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}.get(tensor.dtype)
+    def _dtype(self, node: fx.Node) -> str:
+        """Return the project's name of the dtype of a node's tensor, preferring that of the network.
+
+        Raises:
+            CaptureError: There is none.
+        """
+        dtype = node.meta["val"].dtype
+        name = self.dtype if dtype == DTYPES[self.dtype] else tensor_dtype_name(dtype)
+        if name is None:
+            where = path(node) or "the model"
+            raise CaptureError(
+                f"{where}: {name_of(node) or node.name} is {dtype}: real numbers, integers and booleans are supported"
+            )
+        return name
 
 
 def buffer(node: fx.Node) -> str:
@@ -266,9 +300,9 @@ def buffer(node: fx.Node) -> str:
     return f"%{node.name}"
 
 
-def _live(output: fx.Node) -> set[fx.Node]:
-    """Return all nodes on which the output depends."""
-    found, left = set(), [output]
+def _live(graph: fx.Graph, results: Sequence[fx.Node]) -> set[fx.Node]:
+    """Return all nodes on which the results depend, and the node that returns them, which reads them."""
+    found, left = {node for node in graph.nodes if node.op == "output"}, [*results]
     while left:
         node = left.pop()
         if node not in found:

@@ -1,4 +1,4 @@
-"""Tracing: a module -> a torch.fx graph of aten operators, without in-place changes, for one input shape.
+"""Tracing: a module -> a torch.fx graph of aten operators, without in-place changes, for one signature.
 
 torch.export makes the graph; if it fails, on the result of torch.fx's tracer. Operators that do nothing in inference
 (dropout, clone, contiguous ...) are removed. `path` returns the submodule of a node.
@@ -19,11 +19,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 
 from autotune.core import CaptureError
-from autotune.ir import DTYPES, ConstantExpr, ConstantSource
+from autotune.ir import DTYPES, TENSOR_DTYPES, ConstantExpr, ConstantSource
+from fused_resnet.arguments import Signature, put_together
 from fused_resnet.guards import stateless
-from fused_resnet.result import Result
+from fused_resnet.result import Leaf, Result
 
 tracing: ContextVar[bool] = ContextVar("tracing", default=False)
 """True while a module is being traced; an `Activation` is one operation then."""
@@ -42,21 +44,26 @@ class Traced:
 
     Attributes:
         graph: The graph of aten operators.
-        input: The node of the module's input.
-        output: The node of the tensor that it returns.
-        result: What it returns around that tensor.
+        inputs: The nodes of its inputs.
+        results: The nodes of the tensors that it returns, each once. A placeholder stands for a copy of it.
+        result: What it returns around these tensors.
         constants: The constant of each other placeholder.
     """
 
     graph: fx.Graph
-    input: fx.Node
-    output: fx.Node
+    inputs: tuple[fx.Node, ...]
+    results: tuple[fx.Node, ...]
     result: Result
     constants: Mapping[fx.Node, ConstantSource]
 
 
-def trace(model: nn.Module, shape: tuple[int, ...], dtype: str) -> Traced:
-    """Trace a module in eval mode for one input shape.
+def trace(model: nn.Module, signature: Signature, dtype: str) -> Traced:
+    """Trace a module in eval mode for one signature.
+
+    Args:
+        model: The module.
+        signature: The arguments of the call.
+        dtype: The project's name of the dtype of the module's tensors.
 
     Raises:
         CaptureError: The module cannot be traced; the message names the submodule.
@@ -64,13 +71,12 @@ def trace(model: nn.Module, shape: tuple[int, ...], dtype: str) -> Traced:
     device, found = check(model)
     if found and found != DTYPES[dtype]:
         raise CaptureError(f"the model is in {found} and the input in {DTYPES[dtype]}: convert one with .to()")
-    x = torch.empty(shape, dtype=DTYPES[dtype], device=device)
-    exported = _export(model, x)
+    exported = _export(model, signature, device)
     _remove(exported.graph, _dropped_out)
     if not _change_nothing_in_place(exported):
         exported.graph_module.recompile()
         exported = exported.run_decompositions({})
-    return _read(exported, dtype)
+    return _read(exported)
 
 
 def check(model: nn.Module) -> tuple[torch.device, torch.dtype | None]:
@@ -117,18 +123,21 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     return {argument.name: argument.default_value for argument in formal} | given | dict(node.kwargs)
 
 
-def _export(model: nn.Module, x: torch.Tensor) -> torch.export.ExportedProgram:
+def _export(model: nn.Module, signature: Signature, device: torch.device) -> torch.export.ExportedProgram:
     if any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers())):
         model = copy.deepcopy(model)  # tensors made in inference mode, for example by .half(), cannot be exported
 
+    tensors = [torch.empty(one.shape, dtype=TENSOR_DTYPES[one.dtype], device=device) for one in signature.tensors]
+    args, kwargs = put_together(signature.arguments, tensors)
+
     def export() -> torch.export.ExportedProgram:
         try:
-            return torch.export.export(model, (x,), strict=False)
+            return torch.export.export(model, args, kwargs, strict=False)
         except Exception as error:  # includes errors of the model's own code
             try:
-                return torch.export.export(fx.symbolic_trace(model), (x,), strict=False)
+                return torch.export.export(fx.symbolic_trace(model), args, kwargs, strict=False)
             except Exception:
-                raise _failure(model, x, error) from error
+                raise _failure(model, signature, error) from error
 
     token = tracing.set(True)
     try:
@@ -154,12 +163,12 @@ def _own_export_state() -> Iterator[None]:
             setattr(state, name, value)
 
 
-def _failure(model: nn.Module, x: torch.Tensor, error: Exception) -> CaptureError:
+def _failure(model: nn.Module, signature: Signature, error: Exception) -> CaptureError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
     return CaptureError(
-        f"{_where(model, error.__traceback__)} cannot be traced for an input of {tuple(x.shape)}: {reason}. "
-        "Its forward must take this shape, and its control flow may depend on shapes only, not on values of tensors"
+        f"{_where(model, error.__traceback__)} cannot be traced for {signature}: {reason}. "
+        "Its forward must take such inputs, and its control flow may depend on shapes only, not on values of tensors"
     )
 
 
@@ -218,13 +227,14 @@ def _change_nothing_in_place(exported: torch.export.ExportedProgram) -> bool:
     return True
 
 
-def _read(exported: torch.export.ExportedProgram, dtype: str) -> Traced:
+def _read(exported: torch.export.ExportedProgram) -> Traced:
     signature, graph = exported.graph_signature, exported.graph
     keys = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     nodes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     constants: dict[fx.Node, ConstantSource] = {nodes[name]: key for name, key in keys.items()}
     for name, key in signature.inputs_to_lifted_tensor_constants.items():
         constants[nodes[name]] = _number(nodes[name], exported.constants[key])
+    returned = _returned(exported)
     _remove(graph, _does_nothing)
     for node in graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
@@ -235,14 +245,46 @@ def _read(exported: torch.export.ExportedProgram, dtype: str) -> Traced:
         if node.op == "call_function":
             _plain_norm(node)
             _gate(node)
-    outputs = next(node for node in graph.nodes if node.op == "output").args[0]
+    inputs = [
+        nodes[one.arg.name]
+        for one in signature.input_specs
+        if one.kind is InputKind.USER_INPUT and isinstance(one.arg, TensorArgument)
+    ]
     structure = exported.call_spec.out_spec
-    if len(outputs) != 1 or not isinstance(outputs[0], fx.Node) or structure is None:
-        raise CaptureError(f"the model returns {len(outputs)} values: a captured model must return one tensor")
-    inputs = [nodes[name] for name in signature.user_inputs if name in nodes]
-    value = outputs[0].meta["val"]
-    last = value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
-    return Traced(graph, inputs[0], outputs[0], Result(structure, last), constants)
+    assert structure is not None
+    # What forward returns in two places is one result; a copy that it makes, such as y.clone(), is another one.
+    # A network has at least one result: where forward returns inputs alone, they are copied.
+    computes = any(isinstance(value, fx.Node) and value not in inputs for value in returned)
+    computed: dict[fx.Node, fx.Node] = {}  # node that forward returns -> the node that it repeats, or itself
+    leaves = []
+    for value, source in zip(returned, _returned(exported), strict=True):
+        if computes and value in inputs:
+            leaves.append(Leaf("input", inputs.index(value)))
+        elif isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor):
+            computed.setdefault(value, source)
+            leaves.append(Leaf("result", list(computed).index(value)))
+        elif isinstance(value, fx.Node):
+            raise CaptureError(
+                f"the model returns a number that depends on values of tensors, by {name_of(value)}: return a tensor"
+            )
+        else:
+            leaves.append(Leaf("constant", value))
+    if not computed:
+        raise CaptureError("the model returns no tensor")
+    last = tuple(_is_channels_last(node.meta["val"]) for node in computed)
+    result = Result(structure, tuple(leaves), last)
+    return Traced(graph, tuple(inputs), tuple(computed.values()), result, constants)
+
+
+def _returned(exported: torch.export.ExportedProgram) -> list[Any]:
+    """Return what forward returns: nodes, and constants such as None."""
+    values = next(node for node in exported.graph.nodes if node.op == "output").args[0]
+    kinds = [one.kind for one in exported.graph_signature.output_specs]
+    return [value for value, kind in zip(values, kinds, strict=True) if kind is OutputKind.USER_OUTPUT]
+
+
+def _is_channels_last(value: torch.Tensor) -> bool:
+    return value.dim() == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
 
 
 def _plain_norm(node: fx.Node) -> None:
@@ -275,7 +317,7 @@ def _number(node: fx.Node, value: torch.Tensor) -> ConstantSource:
             f"{where}: forward makes a constant tensor of {shape}; at most {LARGEST_CONSTANT} elements are supported: "
             "register it as a buffer"
         )
-    return ConstantExpr("numbers", (), tuple(value.flatten().tolist()))
+    return ConstantExpr("numbers" if value.is_floating_point() else "integers", (), tuple(value.flatten().tolist()))
 
 
 def _remove(graph: fx.Graph, repeated: Callable[[fx.Node], fx.Node | None]) -> None:

@@ -11,6 +11,7 @@ from autotune.ir import (
     OUTPUT,
     Alternative,
     AvgPool2d,
+    CallerTensor,
     ConstantExpr,
     Conv2d,
     Epilogue,
@@ -312,5 +313,12 @@ def network(model: str, n: int, in_channels: int, dtype: str) -> Network:
         raise ProblemError(f"batch {n} and in_channels {in_channels} must be at least 1")
     key = NetworkKey(model, n, (("in_channels", str(in_channels)), ("dtype", dtype)))
     layers, alternatives = make(n, in_channels, dtype)
-    n, p, q, k = layers[-1].problem.output_shape
-    return Network(key, tuple(layers), (n, k, p, q), tuple(alternatives))
+    first, last = layers[0].problem.operands()[0], layers[-1].problem
+    n, p, q, k = last.output_shape
+    return Network(
+        key,
+        tuple(layers),
+        (CallerTensor(first.shape, dtype),),
+        (CallerTensor((n, k, p, q), dtype),),
+        tuple(alternatives),
+    )

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from autotune.core import ProblemError
-from autotune.ir import DTYPES, INPUT, Layer, State, compute, evaluate, scale_of
+from autotune.ir import INPUT, TENSOR_DTYPES, Layer, State, compute, evaluate, scale_of
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
 from fused_resnet.quantization.scales import activation
@@ -68,7 +68,9 @@ def _magnitudes(layers: Sequence[Layer], constants: State, x: torch.Tensor) -> d
     for layer in layers:
         operands = {operand.name: operand for operand in layer.problem.operands()}
         tensors = {
-            name: evaluate(constants, source).to(x.device, DTYPES[operands[name].dtype]).reshape(operands[name].shape)
+            name: evaluate(constants, source)
+            .to(x.device, TENSOR_DTYPES[operands[name].dtype])
+            .reshape(operands[name].shape)
             for name, source in layer.weights.items()
         }
         for name in _inputs(layer):

@@ -25,7 +25,8 @@ from torch import nn
 
 from autotune.core import CaptureError
 from autotune.ir import Cast, ConstantExpr, ConstantSource, Conv2d, Epilogue, Gemm, Layer, MaxPool2d, Network
-from fused_resnet.capture import CapturedModule, capture_module
+from fused_resnet.arguments import Signature
+from fused_resnet.capture import CapturedModule, capture, capture_module
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value
 from fused_resnet.capture.pointwise import number
 from fused_resnet.quantization.int8_rules import DIVIDED, KEEP_SCALE, Wiring, choose_layers
@@ -62,12 +63,12 @@ def capture_int8(model: nn.Module, shape: tuple[int, ...], dtype: str, scales: S
     Raises:
         CaptureError: The module cannot be captured, or the scale of an activation is missing.
     """
-    return capture_module_int8(model, shape, dtype, scales).network
+    return capture(model, shape, dtype, rewrite=partial(in_bytes, scales=scales), precision=BYTES)
 
 
-def capture_module_int8(model: nn.Module, shape: tuple[int, ...], dtype: str, scales: Scales) -> CapturedModule:
+def capture_module_int8(model: nn.Module, signature: Signature, dtype: str, scales: Scales) -> CapturedModule:
     """Capture a module as `capture_int8` does, with the structure of its result."""
-    return capture_module(model, shape, dtype, rewrite=partial(in_bytes, scales=scales), precision=BYTES)
+    return capture_module(model, signature, dtype, rewrite=partial(in_bytes, scales=scales), precision=BYTES)
 
 
 def in_bytes(layers: Sequence[Layer], scales: Scales) -> tuple[tuple[Layer, ...], dict[str, str]]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.ir import (
-    INPUT,
     MAX_OPERANDS,
     MAX_SCALARS,
-    OUTPUT,
     AvgPool2d,
     Conv2d,
     Elementwise,
@@ -17,6 +15,8 @@ from autotune.ir import (
     Layer,
     MaxPool2d,
     Operand,
+    is_input,
+    is_output,
 )
 
 GRANULE = 16
@@ -93,9 +93,9 @@ def _kept(wiring: Wiring) -> dict[str, str]:
             behind |= {maker.name for maker in wiring.makers(layer)}
     kept = {}
     for layer in products:
-        if layer.name not in before or INPUT in layer.buffers.values():
+        if layer.name not in before or any(map(is_input, layer.reads)):
             kept[layer.name] = "it is the first and reads the input"
-        elif layer.name not in behind or OUTPUT in layer.buffers.values():
+        elif layer.name not in behind or any(map(is_output, layer.writes)):
             kept[layer.name] = "it is the last and makes the result"
         elif why := _why_unfit(layer):
             kept[layer.name] = why
@@ -128,7 +128,7 @@ def _chosen(wiring: Wiring, kept: dict[str, str]) -> set[str]:
             taken = layer.name not in kept
         else:
             made = wiring.maker.get(layer.buffers.get("x", ""))
-            ends = {INPUT, OUTPUT} & set(layer.buffers.values())
+            ends = any(map(is_input, layer.reads)) or any(map(is_output, layer.writes))
             taken = isinstance(layer.problem, _FOLLOWERS) and not ends and made is not None and made[0].name in chosen
         if taken:
             chosen.add(layer.name)

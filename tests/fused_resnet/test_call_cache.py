@@ -89,5 +89,5 @@ def test_only_so_many_plans_are_kept(tuned_db):
     network = FusedResNet(tuned_db, plans=3)
     for n in (1, 2, 3, 4, 2, 5):
         network(images(n))
-    assert sorted(key[0][0] for key in network._cache.contexts) == [2, 4, 5]
+    assert sorted(inputs[0][0][0] for _, _, inputs in network._cache.contexts) == [2, 4, 5]
     assert_result(network, images(1), network(images(1)))

@@ -9,6 +9,7 @@ from torch import nn
 
 from autotune.core import CaptureError
 from fused_resnet import FusedResNet, InputError
+from fused_resnet.arguments import ONE_TENSOR
 from fused_resnet.guards import guards
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
@@ -138,10 +139,10 @@ def test_a_value_that_changes_back_needs_no_new_capture(empty_db, x, monkeypatch
 def test_what_forward_does_not_read_is_not_watched(empty_db, x, monkeypatch):
     network = FusedResNet.from_model(model(), empty_db)
     y = network(x)
-    context = network._cache.find(x, 0)
+    context = network._cache.find([x], ONE_TENSOR, 0)
     network.note, network.conv.note = "of the user", "another"
     monkeypatch.setitem(globals(), "UNREAD", 1)
-    assert torch.equal(network(x), y) and network._cache.find(x, 0) is context
+    assert torch.equal(network(x), y) and network._cache.find([x], ONE_TENSOR, 0) is context
 
 
 def test_attributes_of_the_model_are_those_of_the_network(empty_db):

@@ -45,7 +45,7 @@ def test_a_plan_that_others_outrun_while_it_is_made_is_not_the_one_to_go(tuned_d
 
     monkeypatch.setattr("fused_resnet.module.ExecutionContext", Slow)
     assert_result(network, x := images(2), network(x))
-    assert [key[0][0] for key in network._cache.contexts] == [2]
+    assert [inputs[0][0][0] for _, _, inputs in network._cache.contexts] == [2]
 
 
 def test_weights_that_change_while_a_plan_is_bound_are_seen(tuned_db, monkeypatch):

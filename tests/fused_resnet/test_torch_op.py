@@ -7,6 +7,7 @@ import torch
 from seed_network import fused, images
 
 from fused_resnet import FusedResNet, InputError
+from fused_resnet.arguments import ONE_TENSOR
 from fused_resnet.torch_op import is_traced
 from tuning_db import Store
 
@@ -71,12 +72,12 @@ def test_traced_by_jit_and_fx(holder):
 
 def test_the_operator_keeps_torchs_rules(net):
     assert not is_traced(images(1))
-    torch.library.opcheck(torch.ops.fused_resnet.run.default, (images(2), net._number))
+    torch.library.opcheck(torch.ops.fused_resnet.run.default, ([images(2)], net._number, ONE_TENSOR))
 
 
 def test_a_traced_program_whose_network_is_gone_says_so():
     with pytest.raises(InputError, match="number 987654"):
-        torch.ops.fused_resnet.run(images(1), 987654)
+        torch.ops.fused_resnet.run([images(1)], 987654, ONE_TENSOR)
 
 
 def test_any_module_compiles_though_it_was_never_called(tmp_path):
@@ -123,7 +124,7 @@ def test_an_input_that_requires_a_gradient_is_refused(net):
     with pytest.raises(InputError, match=r"detach\(\).*no_grad\(\).*train\(\)"):
         net(x)
     with pytest.raises(InputError, match="gradient"):
-        torch.ops.fused_resnet.run(x, net._number)
+        torch.ops.fused_resnet.run([x], net._number, ONE_TENSOR)
     with torch.no_grad():
         assert torch.equal(net(x), net(x.detach()))
     assert copy.deepcopy(net).train()(x).requires_grad

@@ -7,6 +7,7 @@ import torch
 from processes import process
 from reference import relative_error
 from repository import ROOT
+from torch.utils import _pytree as pytree
 
 from autotune.ir import TorchCall
 from fused_resnet import Activation, FusedResNet
@@ -101,6 +102,61 @@ def test_weights_that_are_channels_last_give_the_same_bits():
     if not any(row.kernel.startswith("cuda_stem") for row in networks[0].explain(x)):
         pytest.skip("the database has no stem for this GPU")
     assert torch.equal(networks[0](x), networks[1](x))
+
+
+class Two(torch.nn.Module):
+    """Two inputs through two networks."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = model("resnet18"), model("resnet18")
+
+    def forward(self, x, z):
+        return {"first": self.first(x), "second": [self.second(z), None], "given": x}
+
+
+class Heads(torch.nn.Module):
+    """Features of several depths, and a mask that torch applies."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = model("resnet18")
+
+    def forward(self, x, mask=None):
+        net = self.net
+        early = net.layer1(net.maxpool(net.relu(net.bn1(net.conv1(x)))))
+        late = net.layer4(net.layer3(net.layer2(early)))
+        late = late if mask is None else late.masked_fill(mask, 0)
+        return early, late, net.fc(net.avgpool(late).flatten(1))
+
+
+@pytest.mark.parametrize(("make", "masked"), [(Two, False), (Heads, False), (Heads, True)])
+@torch.no_grad()
+def test_several_inputs_and_results(make, masked):
+    """On tuned kernels, where the database has some for this GPU: new addresses in each call, and a caller's graph."""
+    module = make().eval()
+    network = FusedResNet.from_model(module, ROOT / "tuning_db" / "resnets_h200.db").half()
+
+    def inputs(seed, memory_format):
+        x, z = (images(32, 224, one).half().contiguous(memory_format=memory_format) for one in (seed, seed + 1))
+        return (x, z) if make is Two else (x, z[:, :1, :7, :7].contiguous() > 0) if masked else (x,)
+
+    def assert_right(found, given):
+        exact = copy.deepcopy(module).half()(*given)
+        for one, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(exact), strict=True):
+            assert one is other or relative_error(one, other) < 2e-2
+
+    for seed, memory_format in enumerate([torch.contiguous_format, torch.channels_last] * 2):
+        given = inputs(seed, memory_format)
+        assert_right(network(*given), given)
+    graph, static = torch.cuda.CUDAGraph(), inputs(9, torch.contiguous_format)
+    network(*static)
+    with torch.cuda.graph(graph):
+        found = network(*static)
+    for x, other in zip(static, inputs(11, torch.contiguous_format), strict=True):
+        x.copy_(other)
+    graph.replay()
+    assert_right(found, static)
 
 
 def test_tuned_kernels_run_a_captured_network(folders):

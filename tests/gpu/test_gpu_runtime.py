@@ -11,6 +11,7 @@ from processes import in_threads, process
 from reference import relative_error
 
 from fused_resnet import InputError
+from fused_resnet.arguments import ONE_TENSOR
 from fused_resnet.networks import se_resnet9_fixup
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*is not tuned")]
@@ -254,7 +255,7 @@ def test_data_parallel(gpu_db):
         expected = other.cuda()(x.float())
         for _ in range(3):
             assert relative_error(parallel(x), expected) <= LIMIT
-        assert sorted(key[2].index for key in network._cache.contexts) == [0, 1]
+        assert sorted(inputs[0][2].index for _, _, inputs in network._cache.contexts) == [0, 1]
 
 
 # -- layouts and outputs -------------------------------------------------------------------
@@ -272,9 +273,10 @@ def test_no_kernel_is_launched_for_a_channels_last_input(net):
     x = images(BATCH)
     other = x.to(memory_format=torch.channels_last)
     net(other)
-    plans = {key[3]: context.plan for key, context in net._cache.contexts.items() if key[0] == x.shape}
+    contexts = [(inputs[0], context) for (_, _, inputs), context in net._cache.contexts.items()]
+    plans = {given[3]: context.plan for given, context in contexts if given[0] == x.shape}
     first = next(item for item in plans[False].bound if "input" in item.layer.buffers.values())
-    assert not plans[False].copies_input
+    assert not plans[False].copied
     assert first.step.function or first.choice.candidate.launch["channels_last"] == 1
 
 
@@ -370,7 +372,7 @@ def test_exported_and_checked_by_torch(net):
     with torch.no_grad():
         for n in (BATCH, 3):
             torch.testing.assert_close(program.module()(images(n)), holder(images(n)))
-    torch.library.opcheck(torch.ops.fused_resnet.run.default, (images(BATCH), net._number))
+    torch.library.opcheck(torch.ops.fused_resnet.run.default, ([images(BATCH)], net._number, ONE_TENSOR))
 
 
 def test_autocast(net, gpu_db):

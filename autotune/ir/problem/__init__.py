@@ -14,7 +14,7 @@ each operator. registry: all operators by name. text: reading problems.
 """
 
 from autotune.ir.problem.base import MAX_OPERANDS, Operand, Problem, Tensors, limit_us, with_batch
-from autotune.ir.problem.dtypes import DTYPES, dtype_name
+from autotune.ir.problem.dtypes import DTYPES, TENSOR_DTYPES, dtype_name, tensor_dtype_name
 from autotune.ir.problem.fields import (
     DtypeName,
     FieldType,
@@ -65,6 +65,7 @@ __all__ = [
     "HIDDEN_ACTIVATIONS",
     "MAX_OPERANDS",
     "OPERATORS",
+    "TENSOR_DTYPES",
     "AvgPool2d",
     "CallDevice",
     "Cast",
@@ -112,5 +113,6 @@ __all__ = [
     "parse",
     "register",
     "stored_shape",
+    "tensor_dtype_name",
     "with_batch",
 ]

@@ -13,7 +13,7 @@ import torch
 from autotune.core import ProblemError
 from autotune.ir.epilogue import MAX_SCALARS, AnchorFunction, Epilogue
 from autotune.ir.epilogue_steps import ANCHORS
-from autotune.ir.problem.dtypes import DTYPES
+from autotune.ir.problem.dtypes import TENSOR_DTYPES
 from autotune.ir.problem.fields import DtypeName, field_types
 
 Tensors = Mapping[str, torch.Tensor]
@@ -33,7 +33,7 @@ class Operand:
         name: Name of the tensor, unique within its problem.
         role: "input", "weight" (constant), "vector" (constant, float32, one value per channel) or "output".
         shape: Shape of the contiguous tensor.
-        dtype: Name of its dtype, as in DTYPES.
+        dtype: Name of its dtype, as in TENSOR_DTYPES.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Operand:
     @property
     def bytes(self) -> int:
         """Return the size of the tensor in bytes."""
-        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+        return math.prod(self.shape) * TENSOR_DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class Problem:
             raise ProblemError(f"'{self}': of the steps {', '.join(ANCHORS)} the epilogue of {self.operator} {rule}")
         if self.scalars + self.epilogue.scalars > MAX_SCALARS:
             raise ProblemError(f"'{self}' takes more than {MAX_SCALARS} scalars, those of its epilogue included")
-        if min(self.output_shape) < 1:
+        if min(self.output_shape, default=1) < 1:
             raise ProblemError(f"'{self}' has no output: its window is larger than its padded input")
         if (tensors := len(self.operands())) > self.max_operands:
             raise ProblemError(f"'{self}' has {tensors} tensors; at most {self.max_operands} are possible")

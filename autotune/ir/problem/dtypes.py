@@ -17,6 +17,13 @@ DTYPES: dict[str, torch.dtype] = {
 
 tf32: float32 tensors whose products are rounded to TF32. s8: products are summed in int32, the epilogue runs in
 float32, and the result is rounded to the nearest integer (ties to even) and saturated."""
+TENSOR_DTYPES: dict[str, torch.dtype] = {
+    **DTYPES,
+    **{"f64": torch.float64, "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8},
+    **{"u8": torch.uint8, "bool": torch.bool},
+}
+"""DTYPES, and the dtypes of tensors that only torch's operators take. i8 are integers, s8 are quantized values."""
+_NAMES = {dtype: name for name, dtype in TENSOR_DTYPES.items() if name not in ("tf32", "s8")}
 _ALIASES = {
     **{"float32": "f32", "fp32": "f32", "float": "f32"},
     **{"float16": "f16", "fp16": "f16", "half": "f16"},
@@ -32,3 +39,8 @@ def dtype_name(dtype: str | torch.dtype) -> str:
     """
     text = str(dtype).removeprefix("torch.")
     return require_one_of("dtype", _ALIASES.get(text, text), list(DTYPES))
+
+
+def tensor_dtype_name(dtype: torch.dtype) -> str | None:
+    """Return the name in TENSOR_DTYPES of a tensor's dtype; None for complex numbers and other dtypes without one."""
+    return _NAMES.get(dtype)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 
 from autotune.core import ProblemError, require_one_of
 from autotune.ir.epilogue import Epilogue
-from autotune.ir.problem.dtypes import DTYPES, dtype_name
+from autotune.ir.problem.dtypes import DTYPES, TENSOR_DTYPES, dtype_name
 
 
 def value_text(value: object) -> str:
@@ -33,6 +33,10 @@ def _check_word(name: str, value: Any) -> None:
 
 def _check_dtype(name: str, value: Any) -> None:
     require_one_of("dtype", value, list(DTYPES))
+
+
+def _check_tensor_dtype(name: str, value: Any) -> None:
+    require_one_of("dtype", value, list(TENSOR_DTYPES))
 
 
 def _check_sizes(least: int) -> Callable[[str, Any], None]:
@@ -78,6 +82,9 @@ NonNegativePair = Annotated[tuple[int, int], dataclasses.replace(_PAIR, check=_c
 
 DtypeName = Annotated[str, FieldType("DTYPE", "a dtype", dtype_name, _check_dtype)]
 """A name of DTYPES; texts may also use its aliases, such as `half`."""
+
+TensorDtypeName = Annotated[str, FieldType("DTYPE", "a dtype", str, _check_tensor_dtype)]
+"""A name of TENSOR_DTYPES."""
 
 _TYPES: Mapping[object, FieldType] = {
     int: _INT,

@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 from autotune.core import AutotuneError
-from autotune.ir import Network, TorchCall
+from autotune.ir import TorchCall
 from autotune.runtime import ExecutionContext, NetworkPlan
 from autotune_cli import record
 from autotune_cli.checks.random_networks import BLOCKS, draw
@@ -194,12 +194,12 @@ def _alternatives(network: FusedResNet, x: torch.Tensor) -> Iterator[tuple[str, 
     """Yield the result with each alternative in the place of the layers that it replaces."""
     captured = network.network(x)
     for alternative in captured.alternatives:
-        taken = Network(captured.identity, captured.layers_with([alternative.name]), captured.output_shape)
+        taken = dataclasses.replace(captured, layers=captured.layers_with([alternative.name]), alternatives=())
         with reader(network.tuning_db) as store:
             plan = NetworkPlan(taken, module_state(network), store, x.device, graph=False)
         context = ExecutionContext(plan, graph=False)
         y = torch.full_like(context.template, float("nan"))
-        context.run(x, y, torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0)
+        context.run([x], [y], torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0)
         yield alternative.name, y
 
 

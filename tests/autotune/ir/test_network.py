@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.core import ProblemError
-from autotune.ir import INPUT, OUTPUT, Alternative, Layer, Network, NetworkKey, digest, parse
+from autotune.ir import INPUT, OUTPUT, Alternative, CallerTensor, Layer, Network, NetworkKey, digest, parse
 
 CONV = "conv2d n={n} h=4 w=4 c=8 k=8 dtype=f32"
 
@@ -23,7 +23,9 @@ def network(n=2, key=None):
     key = key or NetworkKey("net", n, (("dtype", "f32"),), digest(layers))
     both = Alternative("both", ("b", "c"), (layer("b+c", "shared", OUTPUT, n),))
     early = Alternative("early", ("first", "b"), (layer("f", INPUT, "shared", n), layer("b2", "shared", "right", n)))
-    return Network(key, layers, (n, 8, 4, 4), (both, early))
+    return Network(
+        key, layers, (CallerTensor((n, 8, 4, 4), "f32"),), (CallerTensor((n, 8, 4, 4), "f32"),), (both, early)
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def test_another_text_is_no_key(text):
 def test_another_batch_size_changes_problems_shape_and_digest():
     changed = network(2).with_batch(6)
     assert changed == network(6) and changed.key != network(2).key
-    assert {one.problem.batch for one in changed.all_layers} == {6} and changed.output_shape == (6, 8, 4, 4)
+    assert {one.problem.batch for one in changed.all_layers} == {6} and changed.results[0].shape == (6, 8, 4, 4)
     plain = network(2, NetworkKey("net", 2)).with_batch(6)
     assert plain.key == "net n=6"
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from autotune.core import device_name, device_target
-from autotune.ir import INPUT, OUTPUT, Layer, Network, NetworkKey, parse, with_batch
+from autotune.ir import INPUT, OUTPUT, CallerTensor, Layer, Network, NetworkKey, parse, with_batch
 from autotune.measure import Result
 from autotune.runtime.selection import select
 from autotune.tuner.network_tuner import tune_network_plan
@@ -22,7 +22,8 @@ NETWORK = Network(
         Layer(name, parse(PROBLEM.format(c=c)), {"x": x, "y": y}, {"weight": f"{name}.weight"})
         for (name, c), (x, y) in zip(LAYERS.items(), [(INPUT, "between"), ("between", OUTPUT)], strict=True)
     ),
-    (2, 8, 4, 4),
+    (CallerTensor((2, 8, 4, 4), "f32"),),
+    (CallerTensor((2, 8, 4, 4), "f32"),),
 )
 
 
@@ -111,7 +112,8 @@ def test_or_else_from_the_plan_for_other_batch_batch_size(store, kernels):
 BRANCHES = Network(
     NetworkKey("branches"),
     tuple(replace(layer, buffers={"x": INPUT, "y": layer.name}) for layer in NETWORK.layers),
-    NETWORK.output_shape,
+    NETWORK.inputs,
+    NETWORK.results,
 )
 """The same layers, of which neither waits for the other."""
 
@@ -155,7 +157,12 @@ SIZED = {2: 9.0, 8: 20.0}
 def sized(n):
     """The same layers for a batch of n, with a key that tells it."""
     layers = [replace(layer, problem=with_batch(layer.problem, n)) for layer in NETWORK.layers]
-    return Network(NetworkKey("net", n, (("dtype", "f32"),)), tuple(layers), (n, 8, 4, 4))
+    return Network(
+        NetworkKey("net", n, (("dtype", "f32"),)),
+        tuple(layers),
+        (CallerTensor((n, 8, 4, 4), "f32"),),
+        (CallerTensor((n, 8, 4, 4), "f32"),),
+    )
 
 
 @pytest.mark.parametrize(("n", "nearest"), [(1, 2), (2, 2), (3, 2), (4, 2), (5, 8), (8, 8), (9, 8), (100, 8)])

@@ -1,6 +1,7 @@
 """Other ways to compute a captured network's layers give what those layers give."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from architectures import ARCHITECTURES, ResNet, images, random_model
 from reference import relative_error
 from torch import nn
 
-from autotune.ir import ExpandDepthwise, Network
+from autotune.ir import ExpandDepthwise
 from autotune.runtime import ExecutionContext, NetworkPlan
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
@@ -41,13 +42,13 @@ def test_each_alternative_computes_what_it_replaces(make, size, names, store):
     with torch.no_grad():
         expected = model.double()(x.double())
     for name in names:
-        taken = Network(network.identity, network.layers_with([name]), network.output_shape)
+        taken = dataclasses.replace(network, layers=network.layers_with([name]), alternatives=())
         assert len(taken.layers) < len(network.layers) or name.endswith(("c4", "c8"))
         context = ExecutionContext(
             NetworkPlan(taken, module_state(model.float()), store, torch.device("cpu"), graph=False), graph=False
         )
         y = torch.full_like(context.template, float("nan"))
-        context.run(x, y, stream=0)
+        context.run([x], [y], stream=0)
         assert relative_error(y, expected) < 1e-5, name
 
 
@@ -65,12 +66,12 @@ def test_groups_of_few_channels_are_also_taken_together(channels, out, groups, n
     with torch.no_grad():
         expected = copy.deepcopy(model).double()(x.double())
     for name in names:
-        taken = Network(network.identity, network.layers_with([name]), network.output_shape)
+        taken = dataclasses.replace(network, layers=network.layers_with([name]), alternatives=())
         context = ExecutionContext(
             NetworkPlan(taken, module_state(model), store, torch.device("cpu"), graph=False), graph=False
         )
         y = torch.full_like(context.template, float("nan"))
-        context.run(x, y, stream=0)
+        context.run([x], [y], stream=0)
         assert relative_error(y, expected) < 1e-3, name
 
 
@@ -79,7 +80,7 @@ def test_a_widening_convolution_is_also_taken_with_the_depthwise_one_after_it(st
     model = se_resnet9_fixup.randomize(nn.Sequential(*parts).half())
     x = torch.randn(2, 8, 11, 9, generator=torch.Generator().manual_seed(1)).half()
     network = capture(model.eval(), tuple(x.shape), "f16")
-    taken = Network(network.identity, network.layers_with(["3.expanded"]), network.output_shape)
+    taken = dataclasses.replace(network, layers=network.layers_with(["3.expanded"]), alternatives=())
     [both] = [layer.problem for layer in taken.layers if isinstance(layer.problem, ExpandDepthwise)]
     assert str(both.epilogue) == "bias,relu6,conv,bias,silu" and len(taken.layers) == len(network.layers) - 1
     with torch.no_grad():
@@ -88,7 +89,7 @@ def test_a_widening_convolution_is_also_taken_with_the_depthwise_one_after_it(st
         NetworkPlan(taken, module_state(model), store, torch.device("cpu"), graph=False), graph=False
     )
     y = torch.full_like(context.template, float("nan"))
-    context.run(x, y, stream=0)
+    context.run([x], [y], stream=0)
     assert relative_error(y, expected) < 2e-3
     single = capture(model.float(), tuple(x.shape), "f32")
     assert not [one for one in single.alternatives if one.name.endswith(".expanded")], "for halves alone"

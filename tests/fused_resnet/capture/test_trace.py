@@ -60,8 +60,9 @@ def switches(m, x):
         (branches, r"1\.1 \(Part\) cannot be traced for an input of \(2, 3, 32, 32\)"),
         (does_not_fit, r"1\.1 \(Part\) cannot be traced"),
         (counts, r"1\.1: forward changes '1\.1\.count'"),
-        (lambda m, x: (x, x), "returns 2 values: a captured model must return one tensor"),
-        (lambda m, x: x.argmax(1), "result is not a floating-point tensor"),
+        (lambda m, x: torch.fft.fft(x), r"1\.1: fft_fft is torch\.complex64: real numbers, integers and booleans"),
+        (lambda m, x: x.sum().item(), "returns a number that depends on values of tensors, by item"),
+        (lambda m, x: None, "the model returns no tensor"),
     ],
 )
 def test_what_a_forward_may_not_do(function, said):

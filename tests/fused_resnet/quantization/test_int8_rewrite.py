@@ -17,7 +17,7 @@ from tune_arguments import requested
 from autotune.families import Kernel, family, serving
 from autotune.ir.epilogue_steps import define_step
 from autotune.ir.int8_numerics import quantize_weight, to_bytes
-from autotune.runtime import KernelChoice, bind_layer, make_buffers, make_runs
+from autotune.runtime import KernelChoice, bind_layer, caller_slots, make_buffers, make_runs
 from autotune.runtime.network_plan import execute
 from fused_resnet import Activation, FusedResNet
 from fused_resnet.module_state import module_state
@@ -141,13 +141,13 @@ def test_kernels_of_ours_run_a_network_in_bytes(basic, cpu, cpu_target):
         config = chosen.configs_for(layer.problem, cpu)[0]
         kernels[layer.name] = Kernel.of(chosen.name, config, layer.problem.dtype, layer.problem.epilogue, cpu_target)
     paths = built_paths(kernels.values())
-    buffers, bound = make_buffers(network.layers, CPU), []
+    buffers, bound = {**caller_slots(network), **make_buffers(network, CPU)}, []
     for layer in network.layers:
         kernel = kernels[layer.name]
         launch = family(kernel.family).launches(layer.problem, kernel.values, cpu)[0]
         choice = KernelChoice(candidate_of(kernel, paths[kernel], launch), "tuned")
         bound.append(bind_layer(layer, choice, buffers, module_state(model), CPU))
-    y = torch.full(network.output_shape, float("nan"))
+    y = torch.full(network.results[0].shape, float("nan"))
     execute(make_runs(bound), 0, (x, y))
     assert_bytes_arithmetic(y, expected, model, x)
 

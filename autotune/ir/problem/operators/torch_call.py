@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from autotune.ir.problem.base import Operand, Problem, Tensors
+from autotune.ir.problem.fields import TensorDtypeName
 from autotune.ir.problem.images import as_nchw, as_nhwc
 
 
@@ -81,6 +82,7 @@ class TorchCall(Problem):
         calls: The calls, in order, on tensors in torch's order of axes.
         inputs: The tensors; 4-d activations are channels last, as everywhere.
         shape: Shape of the result in torch's order.
+        dtype: Dtype of the result.
     """
 
     operator: ClassVar[str] = "torch"
@@ -89,6 +91,7 @@ class TorchCall(Problem):
     calls: tuple[OperatorCall, ...]
     inputs: tuple[Operand, ...]
     shape: tuple[int, ...]
+    dtype: TensorDtypeName
 
     def __str__(self) -> str:
         tensors = [f"%{i}={_shape_text(operand.shape)}:{operand.dtype}" for i, operand in enumerate(self.inputs)]
