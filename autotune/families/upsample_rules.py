@@ -13,6 +13,6 @@ LINEAR = Parameter("linear", (0, 1), "1: linear interpolation; 0: the nearest pi
 def require_mode(problem: Upsample, config: Config, arch: Architecture) -> str | None:
     """Require that a kernel is the one compiled for the problem's mode."""
     return require(
-        problem.is_linear == bool(config["linear"]),
+        problem.linear == config["linear"],
         f"this kernel is compiled for linear = {config['linear']}; the problem's mode is {problem.mode}",
     )

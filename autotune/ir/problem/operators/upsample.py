@@ -30,7 +30,7 @@ class Upsample(Images):
     """
 
     operator: ClassVar[str] = "upsample"
-    sizes: ClassVar[str] = "n h w c p q slope_h shift_h over_h slope_w shift_w over_w"
+    sizes: ClassVar[str] = "n h w c p q slope_h shift_h over_h slope_w shift_w over_w linear"
     p: int
     q: int
     rows: NonNegativePair
@@ -47,9 +47,9 @@ class Upsample(Images):
             raise ProblemError(f"'{self}': positions exceed 32 bits: write rows and columns in smaller numbers")
 
     @property
-    def is_linear(self) -> bool:
-        """Return whether it interpolates."""
-        return self.mode.startswith("bilinear")
+    def linear(self) -> int:
+        """Return 1 if it interpolates, 0 if it takes the nearest pixel."""
+        return int(self.mode.startswith("bilinear"))
 
     @property
     def slope_h(self) -> int:
@@ -126,7 +126,7 @@ class Upsample(Images):
     def _resized(self, x: torch.Tensor, axis: int, ratio: tuple[int, int]) -> torch.Tensor:
         whole, fraction = (part.to(x.device) for part in self.source(axis, ratio))
         near = x.index_select(axis, whole)
-        if not self.is_linear:
+        if not self.linear:
             return near
         shape = [-1 if i == axis else 1 for i in range(4)]
         far = x.index_select(axis, (whole + 1).clamp_max(x.shape[axis] - 1))
