@@ -39,8 +39,8 @@ def _struct(name: str, sizes: str) -> type[ctypes.Structure]:
 def declaration(operator: type[Problem]) -> str:
     """Return the line of C++ that declares an operator's struct, or an empty text if abi.h declares it.
 
-    Every kernel's digest covers abi.h, so it has the structs that headers use; any other struct is declared in the units
-    of the kernels that take it.
+    Every kernel's digest covers abi.h, so a struct that is added to it would make all stored kernels stale. A struct
+    that no header uses is declared in the units of the kernels that take it instead.
     """
     if operator.struct in _declared():
         return ""

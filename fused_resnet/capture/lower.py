@@ -76,7 +76,7 @@ class Lowering:
     # -- what nodes are -----------------------------------------------------------------------------------------
 
     def value(self, node: Any) -> Value | None:
-        """Return the activation that a node yields in its usual layout; None if it yields none in the network's dtype."""
+        """Return the activation of the network's dtype that a node yields, if it has its usual layout; else None."""
         value = self.view(node)
         return value if value and value.is_usual else None
 
@@ -187,7 +187,9 @@ class Lowering:
         shape, possible = tuple(node.meta["val"].shape), []
         for position, operand in enumerate(operands(node)):
             value = self.view(operand)
-            for axis in value.channel_axes if value and value.shape == shape else ():
+            if value is None or value.shape != shape:
+                continue
+            for axis in value.channel_axes:
                 taken = replace(value, channels=axis)
                 if (uses := steps(node, taken, position, self.find)) is not None:
                     possible.append((taken, operand, uses))

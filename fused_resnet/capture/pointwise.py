@@ -87,11 +87,7 @@ def _binary(name: str, value: Value, other: Operand, position: int) -> Sequence[
     source = ConstantExpr("product", (other.source, number(-1))) if name == "sub" else other.source
     if _is_single(other.shape):
         return [AppliedStep("mul_scalar" if name == "mul" else "add_scalar", (source,))]
-    return (
-        [AppliedStep("scale" if name == "mul" else "bias", (source,))]
-        if _is_channels(other.shape, value)
-        else None
-    )
+    return [AppliedStep("scale" if name == "mul" else "bias", (source,))] if _is_channels(other.shape, value) else None
 
 
 def _is_single(shape: tuple[int, ...]) -> bool:
@@ -108,12 +104,7 @@ def _normalisation(node: fx.Node, value: Value, find: Find) -> Sequence[AppliedS
     given = arguments(node)
     mean, variance = find(given["running_mean"]), find(given["running_var"])
     training = given["training"]
-    if (
-        training
-        or not isinstance(mean, Constant)
-        or not isinstance(variance, Constant)
-        or value.channel_axis != 1
-    ):
+    if training or not isinstance(mean, Constant) or not isinstance(variance, Constant) or value.channel_axis != 1:
         return None
     weight, bias = find(given["weight"]), find(given["bias"])
     factors = (variance.source, weight.source) if isinstance(weight, Constant) else (variance.source,)

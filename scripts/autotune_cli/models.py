@@ -1,4 +1,4 @@
-"""Networks by the text of --model: se_resnet9_fixup, unet, a torchvision model, or the result of a function in a file."""
+"""Networks by the text of --model: one of the project, a torchvision model, or the result of a function in a file."""
 
 from __future__ import annotations
 

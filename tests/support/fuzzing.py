@@ -19,8 +19,8 @@ from reference import STEPS
 
 from autotune.core import ProblemError
 from autotune.ir import DTYPES, Epilogue, Problem
-from autotune.ir.problem.operators.upsample import MODES
 from autotune.ir.problem.fields import DtypeName, NonNegative, NonNegativePair, Pair
+from autotune.ir.problem.operators.upsample import MODES
 
 _RARELY_VALID = [HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
@@ -61,6 +61,10 @@ _FITTING = {
 }
 
 
+def _values(name: str, hint: object) -> st.SearchStrategy[Any]:
+    return _FITTING[name] if name in _FITTING and hint != Pair else _VALUES[hint]
+
+
 @st.composite
 def epilogues(draw: st.DrawFn, anchors: Sequence[str] = ()) -> Epilogue:
     """Draw a chain of steps around an operator's anchors."""
@@ -78,7 +82,7 @@ def problems(draw: st.DrawFn, operator: type[Problem]) -> Problem:
     """Draw a valid problem of an operator."""
     hints = typing.get_type_hints(operator, include_extras=True)
     values = {
-        name: draw(epilogues(operator.anchors) if hint is Epilogue else _FITTING[name] if name in _FITTING and hint != Pair else _VALUES[hint])
+        name: draw(epilogues(operator.anchors) if hint is Epilogue else _values(name, hint))
         for name, hint in hints.items()
         if hint is Epilogue or hint in _VALUES
     }

@@ -1,4 +1,4 @@
-"""The family of operators that need all channels of a pixel at once, on a GPU: a pixel in the registers of its threads."""
+"""The family of operators on all channels of a pixel, on a GPU: a pixel lies in the registers of its threads."""
 
 from __future__ import annotations
 

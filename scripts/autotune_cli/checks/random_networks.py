@@ -232,7 +232,7 @@ class SqueezeExcite(nn.Module):
 
 
 class LastAxis(nn.Module):
-    """A linear layer on channels as the last axis, of pixels (n, h, w, c) or of rows (n, h*w, c), added to its input."""
+    """Linear layers on the last axis of pixels (n, h, w, c) or of rows (n, h*w, c), added to the input (n, c, h, w)."""
 
     def __init__(self, c: int, *, norm: bool, pixels: bool) -> None:
         super().__init__()
@@ -245,7 +245,8 @@ class LastAxis(nn.Module):
         rows = x.permute(0, 2, 3, 1) if self.pixels else x.flatten(2).transpose(1, 2)
         rows = self.scale * self.second(F.gelu(self.first(self.norm(rows))))
         moved = rows.permute(0, 3, 1, 2) if self.pixels else rows.transpose(1, 2).reshape(x.shape)
-        return x + moved
+        y: torch.Tensor = x + moved
+        return y
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ class Upsample(Images):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_one_of("mode of upsample", self.mode, MODES)
+        require_one_of("mode of upsample", self.mode, list(MODES))
         if 0 in (self.rows[1], self.columns[1]):
             raise ProblemError(f"'{self}': the second numbers of rows and columns must be at least 1")
         largest = max(self.slope_h * self.p + self.over_h, self.slope_w * self.q + self.over_w)
