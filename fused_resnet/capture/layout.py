@@ -1,7 +1,7 @@
 """Layouts of activations: in which order the elements of a tensor of torch lie in its buffer.
 
 A buffer is contiguous. Tensors of four dimensions are usually channels last in it, and others in torch's own order:
-their strides are `usual_strides`. A view of them, such as `x.permute(0, 2, 3, 1)`, is the same buffer with other strides.
+their strides are `usual_strides`. A view, such as `x.permute(0, 2, 3, 1)`, has the same buffer and other strides.
 """
 
 from __future__ import annotations
