@@ -100,7 +100,7 @@ def unit(kernels: Sequence[Kernel]) -> str:
 
 
 def _declared(kernel: Kernel) -> list[str]:
-    """Return the structs of a user's operators, which abi.h does not have."""
+    """Return the structs of the family's operators that abi.h does not have."""
     declarations = map(abi.declaration, family(kernel.family).operators)
     return list(dict.fromkeys(filter(None, declarations)))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from autotune.core import ProblemError
+from autotune.core import ProblemError, paths
 from autotune.ir.epilogue import MAX_SCALARS
-from autotune.ir.problem import MAX_OPERANDS, OPERATORS, Problem, is_built_in
+from autotune.ir.problem import MAX_OPERANDS, Problem
 
 ABI_VERSION = 2
 """AT_ABI_VERSION of abi.h."""
@@ -36,10 +37,20 @@ def _struct(name: str, sizes: str) -> type[ctypes.Structure]:
 
 
 def declaration(operator: type[Problem]) -> str:
-    """Return the line of C++ that declares an operator's struct, or an empty text if abi.h declares it."""
-    if any(operator.struct == other.struct for other in OPERATORS.values() if is_built_in(other)):
+    """Return the line of C++ that declares an operator's struct, or an empty text if abi.h declares it.
+
+    Every kernel's digest covers abi.h, so a struct that is added to it would make all stored kernels stale. A struct
+    that no header uses is declared in the units of the kernels that take it instead.
+    """
+    if operator.struct in _declared():
         return ""
     return f"struct {operator.struct} {{ int32_t {', '.join(operator.sizes.split())}; AT_TAIL }};"
+
+
+@cache
+def _declared() -> frozenset[str]:
+    """Return the names of the structs that abi.h declares."""
+    return frozenset(re.findall(r"^} (at_\w+);$", (paths.templates() / "abi.h").read_text(), re.MULTILINE))
 
 
 def pack_problem(

@@ -102,6 +102,20 @@ def _scale_rows(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return _precise(weight) * scale.to(weight.device).reshape(-1, *[1] * (weight.dim() - 1))
 
 
+def _scale_columns(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return weights (k, c, r, s) multiplied by `scale`, of c values or one."""
+    return _precise(weight) * scale.to(weight.device).reshape(1, -1, *[1] * (weight.dim() - 2))
+
+
+def _depth_rows(weight: torch.Tensor) -> torch.Tensor:
+    """Return the 1x1 filter (r*s*c, k, 1, 1) whose product, by depth_to_space, is the transposed convolution.
+
+    Args:
+        weight: (k, c, r, s), k the input channels of a transposed convolution whose stride is its window.
+    """
+    return weight.permute(2, 3, 1, 0).reshape(-1, weight.shape[0], 1, 1)
+
+
 def _squeeze_filter(weight: torch.Tensor, w1: torch.Tensor, *scale: torch.Tensor) -> torch.Tensor:
     """Return the filter (hidden, c, r, s) that replaces a convolution and the first product of its gate.
 
@@ -150,6 +164,8 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "norm_scale": _norm_scale,
     "norm_shift": _norm_shift,
     "scale_rows": _scale_rows,
+    "scale_columns": _scale_columns,
+    "depth_rows": _depth_rows,
     "squeeze_filter": _squeeze_filter,
     "squeeze_bias": _squeeze_bias,
     "as_filter": lambda matrix: matrix[:, :, None, None],

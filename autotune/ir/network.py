@@ -63,7 +63,7 @@ class Layer:
         problem: The problem.
         buffers: Operand -> name of an activation.
         weights: Operand -> constant.
-        scalars: Constants of one element, in the order of the epilogue's scalars.
+        scalars: Constants of one element: the operator's own scalars, then the epilogue's, in order.
     """
 
     name: str

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from autotune.ir import (
     Alternative,
     AvgPool2d,
     ConstantExpr,
     Conv2d,
+    Conv2dDgrad,
+    DepthToSpace,
     Epilogue,
     Layer,
     MaxPool2d,
@@ -22,6 +25,8 @@ from autotune.ir import (
     fuse_pool_projection,
     is_output,
 )
+
+T = TypeVar("T")
 
 _RISING = {"bias", "add_scalar", "relu", "relu6", "clamp", "sigmoid", "tanh", "hardsigmoid"}
 """Steps that never decrease: max(step(x)) = step(max(x)), so they commute with a max pool."""
@@ -36,6 +41,7 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
     found: list[Alternative] = []
     for layer in layers:
         found += _merged_groups(layer)
+        found += _shuffled_product(layer)
         reader = _only_reader(layers, layer)
         if reader is None:
             continue
@@ -80,6 +86,37 @@ def _merged_groups(conv: Layer) -> Iterator[Alternative]:
                 weights={**conv.weights, "weight": weight},
             )
             yield Alternative(fewer.name, (conv.name,), (fewer,))
+
+
+def _shuffled_product(conv: Layer) -> Iterator[Alternative]:
+    """Yield a transposed convolution whose windows do not overlap as a product and the move of its channels to pixels.
+
+    The product has the steps of neither; depth_to_space has the whole chain.
+    """
+    problem = conv.problem
+    if not isinstance(problem, Conv2dDgrad) or problem.groups != 1:
+        return
+    n, p, q, c, block = problem.n, problem.p, problem.q, problem.c, (problem.r, problem.s)
+    if block == (1, 1) or problem.stride != block or (problem.h, problem.w) != (p * block[0], q * block[1]):
+        return
+    product = Layer(
+        name=f"{conv.name}.product",
+        problem=Conv2d(n=n, h=p, w=q, c=problem.k, k=block[0] * block[1] * c, dtype=problem.dtype),
+        buffers={"x": conv.buffers["dy"], "y": f"{conv.buffers['dy']}.{conv.name}.product"},
+        weights={"weight": ConstantExpr("depth_rows", (conv.weights["weight"],))},
+    )
+    shuffle = dataclasses.replace(
+        conv,
+        name=f"{conv.name}.shuffle",
+        problem=DepthToSpace(n=n, h=p, w=q, c=c, block=block, dtype=problem.dtype, epilogue=problem.epilogue),
+        buffers={**_without(conv.buffers, "dy"), "x": product.buffers["y"]},
+        weights=_without(conv.weights, "weight"),
+    )
+    yield Alternative(shuffle.name, (conv.name,), (product, shuffle))
+
+
+def _without(mapping: Mapping[str, T], name: str) -> dict[str, T]:
+    return {key: value for key, value in mapping.items() if key != name}
 
 
 def _first_layers(layers: Sequence[Layer], image: Layer, conv: Layer) -> Iterator[Alternative]:

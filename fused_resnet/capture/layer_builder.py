@@ -7,9 +7,11 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 
 from autotune.core import ProblemError
-from autotune.ir import ConstantExpr, ConstantSource, Conv2d, Epilogue, Gemm, Layer, Problem
+from autotune.ir import ConstantExpr, ConstantSource, Conv2d, Conv2dDgrad, Epilogue, Gemm, Layer, Problem
+from fused_resnet.capture.layout import contiguous_strides, same_layout, usual_strides
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,19 +19,57 @@ class Value:
     """An activation.
 
     Attributes:
-        buffer: Name of the buffer that holds it; tensors of four dimensions are channels last in memory.
+        buffer: Name of the buffer that holds it.
         shape: Its shape in torch's order.
         maker: The layer that writes it; None for an input of the network.
+        strides: Its strides in the buffer; empty for `usual_strides`: tensors of four dimensions are channels last.
+        channels: The axis that epilogues take as channels: one of `channel_axes`; None for the first of them.
     """
 
     buffer: str
     shape: tuple[int, ...]
     maker: LayerBuilder | None = None
+    strides: tuple[int, ...] = ()
+    channels: int | None = None
 
     @property
     def is_end(self) -> bool:
         """True if it is the result of its maker's last step, so that more steps can be appended."""
         return self.maker is not None and self.maker.buffers["y"] == self.buffer
+
+    @cached_property
+    def layout(self) -> tuple[int, ...]:
+        """Its strides in the buffer."""
+        return self.strides or usual_strides(self.shape)
+
+    @cached_property
+    def is_usual(self) -> bool:
+        """True if its strides are `usual_strides`."""
+        return same_layout(self.shape, self.layout, usual_strides(self.shape))
+
+    @cached_property
+    def channel_axes(self) -> tuple[int, ...]:
+        """The axes whose elements are neighbours in the buffer; several only where all but one have one element."""
+        usual = [1 if len(self.shape) == 4 else len(self.shape) - 1] if self.is_usual else []
+        neighbours = [axis for axis, stride in enumerate(self.layout) if stride == 1 and self.shape[axis] > 1]
+        return tuple(dict.fromkeys([*usual, *neighbours]))
+
+    @property
+    def channel_axis(self) -> int:
+        """The axis that epilogues take as channels."""
+        return self.channels if self.channels is not None else self.channel_axes[0]
+
+    @cached_property
+    def pixels(self) -> tuple[int, int, int, int] | None:
+        """Sizes (n, h, w, c) of images with the same elements in the same order; None if the batch is not outermost."""
+        inner = [axis for axis in range(1, len(self.shape)) if axis != self.channel_axis]
+        order = [0, *sorted(inner, key=lambda axis: -self.layout[axis]), self.channel_axis]
+        stored, strides = (tuple(numbers[axis] for axis in order) for numbers in (self.shape, self.layout))
+        if self.channel_axis == 0 or not same_layout(stored, strides, contiguous_strides(stored)):
+            return None
+        n, *rest, c = stored
+        h, w = rest if len(rest) == 2 else (1, prod(rest))
+        return (n, h, w, c)
 
 
 @dataclass(frozen=True)
@@ -49,7 +89,7 @@ class LayerBuilder:
         problem: Its problem, with the epilogue so far.
         buffers: Buffer of each activation operand, by the operand's name.
         weights: Constant of each weight and vector operand, by the operand's name.
-        scalars: Constants of the epilogue's scalars, in order.
+        scalars: Constants of the scalars: the problem's own, then the epilogue's, in order.
         values: The activations that it reads.
     """
 
@@ -103,15 +143,18 @@ class LayerBuilder:
             Whether all steps can be folded; if not, nothing changes.
         """
         names = self.problem.epilogue.names
-        if not isinstance(self.problem, Conv2d | Gemm) or names not in ((), ("bias",)):
+        if not isinstance(self.problem, Conv2d | Conv2dDgrad | Gemm) or names not in ((), ("bias",)):
             return False
+        if isinstance(self.problem, Conv2dDgrad) and self.problem.groups > 1:
+            return False  # its output channels are not an axis of the weight
+        function = "scale_columns" if isinstance(self.problem, Conv2dDgrad) else "scale_rows"
         weight, bias = self.weights["weight"], self.weights.get("bias0")
         for step in steps:
             (by,) = step.operands if len(step.operands) == 1 else (None,)
             if not isinstance(by, str | ConstantExpr):
                 return False
             if step.name in ("scale", "mul_scalar"):
-                weight = ConstantExpr("scale_rows", (weight, by))
+                weight = ConstantExpr(function, (weight, by))
                 bias = ConstantExpr("product", (bias, by)) if bias else None
             elif step.name == "bias" or (step.name == "add_scalar" and bias):
                 bias = ConstantExpr("sum", (bias, by)) if bias else by

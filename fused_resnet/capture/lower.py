@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,12 +26,11 @@ from autotune.ir import (
     tensor_dtype_name,
 )
 from autotune.ir import Operand as ProblemOperand
+from autotune.ir.epilogue_steps import STEPS, full_name
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value, build_layers
+from fused_resnet.capture.layout import RESHAPES, view_strides
 from fused_resnet.capture.pointwise import Constant, Operand, operands, steps
 from fused_resnet.capture.trace import Traced, name_of, path
-
-_RESHAPES = {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"}
-
 
 Handler = Callable[["Lowering", fx.Node], bool]
 """Adds a layer for a node and returns True; returns False if the node is not exactly the operator's problem."""
@@ -75,17 +75,31 @@ class Lowering:
         return build_layers(self._builders, results)
 
     def _result(self, node: fx.Node, taken: Sequence[str]) -> Value:
-        """Return the value of a result in a buffer that a layer writes and that is not one of those taken."""
+        """Return the value of a result in a buffer that a layer writes, in the usual layout, and that is not taken."""
         value = self._values.get(node)
-        if value is None or value.maker is None or value.buffer in taken:
+        if value is None or value.maker is None or not value.is_usual or value.buffer in taken:
             self._add_call(node, [node], [], f"{buffer(node)}:{len(taken)}")
         return self._values[node]
 
     # -- what nodes are -----------------------------------------------------------------------------------------
 
     def value(self, node: Any) -> Value | None:
-        """Return the activation that a node yields; None if it yields none in the network's dtype."""
-        return self._values.get(node) if isinstance(node, fx.Node) and self._is_float(node) else None
+        """Return the activation of the network's dtype that a node yields, if it has its usual layout; else None."""
+        value = self.view(node)
+        return value if value and value.is_usual else None
+
+    def view(self, node: Any, channels: int | None = None) -> Value | None:
+        """Return the activation that a node yields, in whatever layout.
+
+        Args:
+            node: The node.
+            channels: The axis that must have the channels; None for any.
+        """
+        value = self._values.get(node) if isinstance(node, fx.Node) and self._is_float(node) else None
+        if value is None or channels is None:
+            return value
+        axis = channels % len(value.shape)
+        return replace(value, channels=axis) if axis in value.channel_axes else None
 
     def constant(self, node: Any) -> Constant | None:
         """Return the constant that a node yields: a parameter, a buffer, or one of these reshaped; None otherwise."""
@@ -93,7 +107,7 @@ class Lowering:
             return None
         if source := self._traced.constants.get(node):
             return Constant(source, tuple(node.meta["val"].shape))
-        if name_of(node) in _RESHAPES and (before := self.constant(node.args[0])):
+        if name_of(node) in RESHAPES and (before := self.constant(node.args[0])):
             return Constant(before.source, tuple(node.meta["val"].shape))
         return None
 
@@ -101,7 +115,7 @@ class Lowering:
         """Return an argument of an operator as the operand of a step; None if it cannot be one."""
         if isinstance(argument, int | float):
             return float(argument)
-        return self.constant(argument) or self.value(argument)
+        return self.constant(argument) or self.view(argument)
 
     def users(self, node: fx.Node) -> set[fx.Node]:
         """Return the nodes that read a node's result, also through a reshape."""
@@ -122,11 +136,19 @@ class Lowering:
         return node
 
     def _same_bytes(self, node: fx.Node) -> bool:
-        """Return whether a node only reshapes an activation, and its elements keep their order in memory."""
-        if name_of(node) not in _RESHAPES or self.constant(node):
-            return False
-        shapes = [tuple(n.meta["val"].shape) for n in (node.args[0], node)]  # type: ignore[union-attr]
-        return all(len(shape) != 4 or shape[1] == 1 or shape[2] == shape[3] == 1 for shape in shapes)
+        """Return whether a node is a view of an activation: its elements stay where they are in memory."""
+        return self._viewed(node) is not None
+
+    def _viewed(self, node: fx.Node) -> Value | None:
+        """Return the activation that a node yields if it is a view of another one."""
+        source = node.args[0] if node.args else None
+        if not isinstance(source, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
+            return None
+        value = self.view(source) or self._viewed(source)
+        strides = view_strides(node, value.shape, value.layout) if value else None
+        if value is None or strides is None:
+            return None
+        return Value(value.buffer, tuple(node.meta["val"].shape), value.maker, strides)
 
     def _is_float(self, node: fx.Node) -> bool:
         """Return whether a node yields one tensor in the network's dtype."""
@@ -135,11 +157,18 @@ class Lowering:
 
     # -- layers -------------------------------------------------------------------------------------------------
 
-    def add(self, node: fx.Node, builder: LayerBuilder, name: str = "") -> None:
-        """Add a layer whose result `y` is that of a node, in the buffer of this name or in `buffer(node)`."""
+    def add(self, node: fx.Node, builder: LayerBuilder, name: str = "", strides: tuple[int, ...] = ()) -> None:
+        """Add a layer whose result `y` is that of a node.
+
+        Args:
+            node: The node.
+            builder: The layer.
+            name: Name of the buffer of the result; by default `buffer(node)`.
+            strides: Strides of the result, as in Value.
+        """
         self._builders.append(builder)
         builder.buffers["y"] = name or buffer(node)
-        self._values[node] = Value(builder.buffers["y"], tuple(node.meta["val"].shape), builder)
+        self._values[node] = Value(builder.buffers["y"], tuple(node.meta["val"].shape), builder, strides)
 
     def name(self, node: fx.Node, suffix: str = "") -> str:
         """Return a new layer's name: the submodule's path and a suffix, with a number where that is not unique."""
@@ -175,33 +204,43 @@ class Lowering:
 
         The deepest such layer is preferred, because the other operands can then be computed at the same time.
         """
-        if self._same_bytes(node) and (before := self.value(node.args[0])):
-            self._values[node] = Value(before.buffer, tuple(node.meta["val"].shape), before.maker)
+        if viewed := self._viewed(node):
+            self._values[node] = viewed
             return True
         shape, possible = tuple(node.meta["val"].shape), []
         for position, operand in enumerate(operands(node)):
-            value = self.value(operand)
-            if value and value.shape == shape and (uses := steps(node, value, position, self.find)) is not None:
-                possible.append((value, operand, uses))
+            value = self.view(operand)
+            if value is None or value.shape != shape:
+                continue
+            for axis in value.channel_axes:
+                taken = replace(value, channels=axis)
+                if (uses := steps(node, taken, position, self.find)) is not None:
+                    possible.append((taken, operand, uses))
         possible.sort(key=lambda entry: entry[0].maker.depth if entry[0].maker else 0, reverse=True)
         if any(self._follow(node, *entry) for entry in possible):
             return True
-        if not possible or len(shape) not in (2, 4):
+        return any(self._alone(node, value, uses) for value, _, uses in possible)
+
+    def _alone(self, node: fx.Node, value: Value, uses: Sequence[AppliedStep]) -> bool:
+        """Add a layer for a node's steps; return whether that is possible."""
+        if value.pixels is None or len(value.shape) < 2:
             return False
-        value, _, uses = possible[0]
-        n, h, w, c = stored_shape(shape) if len(shape) == 4 else (shape[0], 1, 1, shape[1])
+        n, h, w, c = value.pixels
         builder = LayerBuilder(
             self.name(node), Elementwise(n=n, h=h, w=w, c=c, dtype=self.dtype), {"x": value.buffer}, values=[value]
         )
         if not builder.follow(uses, buffer(node)):
             return False
-        self.add(node, builder)
+        self.add(node, builder, strides=value.strides)
         return True
 
     def _follow(self, node: fx.Node, value: Value, operand: fx.Node, uses: Sequence[AppliedStep]) -> bool:
         """Append a node's steps to the layer that makes `value`; return whether that is possible."""
         builder = value.maker
         if builder is None or isinstance(builder.problem, TorchCall) or not value.is_end:
+            return False
+        by_channel = any("vector" in STEPS[full_name(use.name)].operands for use in uses)
+        if by_channel and builder.problem.output_shape[-1] != value.shape[value.channel_axis]:
             return False
         others = [other for use in uses for other in use.operands if isinstance(other, Value)]
         if any(other.maker and other.maker.needs(builder) for other in others):
@@ -212,7 +251,7 @@ class Lowering:
             if not builder.follow([*kept, *uses], buffer(node)):
                 return False
         builder.buffers["y"] = buffer(node)
-        self._values[node] = Value(buffer(node), value.shape, builder)
+        self._values[node] = Value(buffer(node), value.shape, builder, value.strides)
         return True
 
     # -- what is left to torch -------------------------------------------------------------------------------------
@@ -233,9 +272,11 @@ class Lowering:
         """
         # A call that takes no tensor, such as arange, finds its device by an operand of the layer.
         inputs = inputs or [*self._values, *self._traced.constants][:1]
-        place = {n: i for i, n in enumerate([*inputs, *inner])}
+        views = [n for n in inputs if not self.constant(n) and not self._values[n].is_usual]
+        place = {n: i for i, n in enumerate([*inputs, *views, *inner])}
         result = node.meta["val"]
         operands, buffers, weights, values = [], {}, {}, []
+        calls = [_strided(self._values[n], inputs.index(n)) for n in views]
         for i, source in enumerate(inputs):
             tensor, dtype = source.meta["val"], self._dtype(source)
             if constant := self.constant(source):
@@ -243,12 +284,13 @@ class Lowering:
                 weights[f"w{i}"] = constant.source
             else:
                 value = self._values[source]
-                operands.append(ProblemOperand(f"x{i}", "input", stored_shape(tuple(tensor.shape)), dtype))
+                shape = (tensor.numel(),) if source in views else stored_shape(tuple(tensor.shape))
+                operands.append(ProblemOperand(f"x{i}", "input", shape, dtype))
                 buffers[f"x{i}"] = value.buffer
                 values.append(value)
         problem = TorchCall(
             n=result.shape[0] if result.dim() else 1,
-            calls=tuple(_call(n, place) for n in inner),
+            calls=(*calls, *(_call(n, place) for n in inner)),
             inputs=tuple(operands),
             shape=tuple(result.shape),
             dtype=self._dtype(node),
@@ -309,6 +351,11 @@ def _live(graph: fx.Graph, results: Sequence[fx.Node]) -> set[fx.Node]:
             found.add(node)
             left += node.all_input_nodes
     return found
+
+
+def _strided(value: Value, index: int) -> OperatorCall:
+    """Return the call that views a buffer, the problem's input `index`, as an activation of another layout."""
+    return OperatorCall("aten.as_strided.default", (ValueRef(index), value.shape, value.layout))
 
 
 def _call(node: fx.Node, place: dict[fx.Node, int]) -> OperatorCall:

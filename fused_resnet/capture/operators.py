@@ -14,6 +14,7 @@ from autotune.ir import (
     ConstantExpr,
     ConstantSource,
     Conv2d,
+    Conv2dDgrad,
     Gemm,
     GlobalAvgPool2d,
     MaxPool2d,
@@ -22,6 +23,7 @@ from autotune.ir import (
 )
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value
 from fused_resnet.capture.lower import Lowering, buffer
+from fused_resnet.capture.pixel_operators import PIXEL_HANDLERS
 from fused_resnet.capture.squeeze_excite import squeeze_excite
 from fused_resnet.capture.trace import arguments, name_of
 
@@ -33,8 +35,10 @@ def _pair(value: int | Sequence[int]) -> tuple[int, int]:
 
 def _conv2d(lowering: Lowering, node: fx.Node) -> bool:
     given = arguments(node)
+    if given.get("transposed"):
+        return _conv_transpose2d(lowering, node)
     x, weight = lowering.value(given["input"]), lowering.constant(given["weight"])
-    if x is None or weight is None or len(x.shape) != 4 or given.get("transposed"):
+    if x is None or weight is None or len(x.shape) != 4:
         return False
     k, _, r, s = weight.shape
     dilation = _pair(given["dilation"])
@@ -55,19 +59,46 @@ def _conv2d(lowering: Lowering, node: fx.Node) -> bool:
     return _product(lowering, node, problem, x, weight.source, given["bias"])
 
 
+def _conv_transpose2d(lowering: Lowering, node: fx.Node) -> bool:
+    """Add a transposed convolution: the gradient by its input of a convolution with the same weight (k, c, r, s)."""
+    given = arguments(node)
+    x, weight = lowering.value(given["input"]), lowering.constant(given["weight"])
+    if x is None or weight is None or len(x.shape) != 4:
+        return False
+    n, p, q, k = stored_shape(x.shape)
+    _, group_c, r, s = weight.shape
+    h, w = node.meta["val"].shape[2:]
+
+    def problem() -> Problem:
+        made = Conv2dDgrad(
+            n=n, h=h, w=w, c=group_c * given["groups"], k=k, r=r, s=s, stride=_pair(given["stride"]),
+            pad=_pair(given["padding"]), dilation=_pair(given["dilation"]), groups=given["groups"],
+            dtype=lowering.dtype,
+        )  # fmt: skip
+        if (made.p, made.q) != (p, q):
+            raise ProblemError(f"'{made}': the output padding is as large as the stride")
+        return made
+
+    return _product(lowering, node, problem, x, weight.source, given["bias"], operand="dy")
+
+
 def _linear(lowering: Lowering, node: fx.Node) -> bool:
     given = arguments(node)
     weight, flat = lowering.constant(given["weight"]), given["input"]
-    x, source = lowering.value(flat), weight.source if weight else ""
+    x, source = lowering.view(flat, channels=-1), weight.source if weight else ""
     if image := _flattened(lowering, flat):
         x, (_, c, h, w) = image, image.shape
         source = ConstantExpr("columns_last", (source,), (c, h, w))
-    if x is None or weight is None or (len(x.shape) == 4 and not image):
+    if x is None or weight is None or x.pixels is None:
         return False
     n, k = weight.shape
-    return _product(
-        lowering, node, lambda: Gemm(m=prod(x.shape) // k, n=n, k=k, dtype=lowering.dtype), x, source, given["bias"]
-    )
+    # The rows of the result lie in the order of the input's, each with n elements instead of k.
+    strides = () if image else (*(stride // k * n for stride in x.layout[:-1]), 1)
+
+    def problem() -> Problem:
+        return Gemm(m=prod(x.shape) // k, n=n, k=k, dtype=lowering.dtype)
+
+    return _product(lowering, node, problem, x, source, given["bias"], strides=strides)
 
 
 def _flattened(lowering: Lowering, node: fx.Node) -> Value | None:
@@ -79,17 +110,36 @@ def _flattened(lowering: Lowering, node: fx.Node) -> Value | None:
 
 
 def _product(
-    lowering: Lowering, node: fx.Node, problem: Callable[[], Problem], x: Value, weight: ConstantSource, bias: Any
+    lowering: Lowering,
+    node: fx.Node,
+    problem: Callable[[], Problem],
+    x: Value,
+    weight: ConstantSource,
+    bias: Any,
+    *,
+    operand: str = "x",
+    strides: tuple[int, ...] = (),
 ) -> bool:
-    """Add a layer with a weight and, as its first step, a bias."""
+    """Add a layer with a weight and, as its first step, a bias.
+
+    Args:
+        lowering: The layers so far.
+        node: The node.
+        problem: Makes the problem.
+        x: The input.
+        weight: The weight.
+        bias: The node's argument for the bias.
+        operand: Name of the input among the problem's operands.
+        strides: Strides of the result, as in Value.
+    """
     added = lowering.constant(bias)
     if bias is not None and added is None:
         return False
     made = _tried(problem)
     if made is None:
         return False
-    builder = LayerBuilder(lowering.name(node), made, {"x": x.buffer}, {"weight": weight}, values=[x])
-    lowering.add(node, builder)
+    builder = LayerBuilder(lowering.name(node), made, {operand: x.buffer}, {"weight": weight}, values=[x])
+    lowering.add(node, builder, strides=strides)
     return added is None or builder.follow([AppliedStep("bias", (added.source,))], buffer(node))
 
 
@@ -175,11 +225,13 @@ def _tried(make: Callable[[], Problem]) -> Problem | None:
 HANDLERS: dict[str, Callable[[Lowering, fx.Node], bool]] = {
     "conv2d": _conv2d,
     "convolution": _conv2d,
+    "conv_transpose2d": _conv_transpose2d,
     "linear": _linear,
     "max_pool2d": _max_pool2d,
     "avg_pool2d": _avg_pool2d,
     "adaptive_avg_pool2d": _adaptive_avg_pool2d,
     "mean": _mean,
     "mul": squeeze_excite,
+    **PIXEL_HANDLERS,
 }
 """Handler of each operator, by its name in aten."""

@@ -10,6 +10,7 @@ from torch import fx
 
 from autotune.ir import ConstantExpr, ConstantSource
 from fused_resnet.capture.layer_builder import AppliedStep, Value
+from fused_resnet.capture.layout import same_layout
 from fused_resnet.capture.trace import arguments, name_of
 
 
@@ -77,7 +78,8 @@ def _binary(name: str, value: Value, other: Operand, position: int) -> Sequence[
         added = _binary("add", value, other, 0)
         return None if added is None else [*negative, *added]
     if isinstance(other, Value):
-        return [AppliedStep("add", (other,))] if name == "add" and other.shape == value.shape else None
+        alike = other.shape == value.shape and same_layout(value.shape, value.layout, other.layout)
+        return [AppliedStep("add", (other,))] if name == "add" and alike else None
     if isinstance(other, float):
         return [
             AppliedStep(f"{'mul' if name == 'mul' else 'add'}_scalar", (number(-other if name == "sub" else other),))
@@ -85,33 +87,24 @@ def _binary(name: str, value: Value, other: Operand, position: int) -> Sequence[
     source = ConstantExpr("product", (other.source, number(-1))) if name == "sub" else other.source
     if _is_single(other.shape):
         return [AppliedStep("mul_scalar" if name == "mul" else "add_scalar", (source,))]
-    return (
-        [AppliedStep("scale" if name == "mul" else "bias", (source,))]
-        if _is_channels(other.shape, value.shape)
-        else None
-    )
+    return [AppliedStep("scale" if name == "mul" else "bias", (source,))] if _is_channels(other.shape, value) else None
 
 
 def _is_single(shape: tuple[int, ...]) -> bool:
     return all(extent == 1 for extent in shape)
 
 
-def _is_channels(shape: tuple[int, ...], of: tuple[int, ...]) -> bool:
-    """Return whether a tensor that is broadcast to shape `of` has one element for each channel."""
-    aligned = (*[1] * (len(of) - len(shape)), *shape)
-    return len(of) in (2, 4) and aligned == tuple(extent if i == 1 else 1 for i, extent in enumerate(of))
+def _is_channels(shape: tuple[int, ...], value: Value) -> bool:
+    """Return whether a tensor that is broadcast to a value's shape has one element for each channel."""
+    aligned = (*[1] * (len(value.shape) - len(shape)), *shape)
+    return aligned == tuple(extent if i == value.channel_axis else 1 for i, extent in enumerate(value.shape))
 
 
 def _normalisation(node: fx.Node, value: Value, find: Find) -> Sequence[AppliedStep] | None:
     given = arguments(node)
     mean, variance = find(given["running_mean"]), find(given["running_var"])
     training = given["training"]
-    if (
-        training
-        or not isinstance(mean, Constant)
-        or not isinstance(variance, Constant)
-        or len(value.shape) not in (2, 4)
-    ):
+    if training or not isinstance(mean, Constant) or not isinstance(variance, Constant) or value.channel_axis != 1:
         return None
     weight, bias = find(given["weight"]), find(given["bias"])
     factors = (variance.source, weight.source) if isinstance(weight, Constant) else (variance.source,)
@@ -125,7 +118,7 @@ def _custom(node: fx.Node, value: Value, find: Find) -> Sequence[AppliedStep] | 
     _, name, parameters = node.args
     found = [find(parameter) for parameter in parameters]  # type: ignore[union-attr]
     sources = tuple(constant.source for constant in found if isinstance(constant, Constant))
-    fits = len(sources) == len(found) and len(value.shape) in (2, 4)
+    fits = len(sources) == len(found) and value.channel_axis == 1
     return [AppliedStep(str(name), sources)] if fits else None
 
 

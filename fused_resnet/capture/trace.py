@@ -244,6 +244,7 @@ def _read(exported: torch.export.ExportedProgram) -> Traced:
             )
         if node.op == "call_function":
             _plain_norm(node)
+            _first_result(node)
             _gate(node)
     inputs = [
         nodes[one.arg.name]
@@ -296,6 +297,25 @@ def _plain_norm(node: fx.Node) -> None:
         node.meta["val"] = node.meta["val"][0]
         for user in list(node.users):
             user.replace_all_uses_with(node)
+
+
+def _first_result(node: fx.Node) -> None:
+    """Rewrite a layer or group norm that also returns statistics, which no node reads, as the one that does not."""
+    if name_of(node) not in ("native_layer_norm", "native_group_norm"):
+        return
+    if any(name_of(user) != "getitem" or user.args[1] != 0 for user in node.users):
+        return
+    given = arguments(node)
+    x, weight, bias, eps = (given[name] for name in ("input", "weight", "bias", "eps"))
+    if name_of(node) == "native_layer_norm":
+        node.target = torch.ops.aten.layer_norm.default
+        node.args = (x, given["normalized_shape"], weight, bias, eps)
+    else:
+        node.target = torch.ops.aten.group_norm.default
+        node.args = (x, given["group"], weight, bias, eps)
+    node.kwargs, node.meta["val"] = {}, node.meta["val"][0]
+    for user in list(node.users):
+        user.replace_all_uses_with(node)
 
 
 def _gate(node: fx.Node) -> None:

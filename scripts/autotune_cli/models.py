@@ -1,4 +1,4 @@
-"""Networks by the text of --model: se_resnet9_fixup, a torchvision model, or the result of a function in a file."""
+"""Networks by the text of --model: one of the project, a torchvision model, or the result of a function in a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import inspect
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +23,13 @@ from fused_resnet.capture import capture
 from fused_resnet.model_source import INT8, PRECISIONS, TF32
 from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.networks.se_resnet9_fixup_layers import network
+from fused_resnet.networks.unet import UNet
 from fused_resnet.quantization import capture_int8
 
 PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/guide/precision.md)"
 
+_CAPTURED: dict[str, Callable[[int], nn.Module]] = {"unet": UNet}
+"""Networks of the project that are captured as any other model: their name -> function of the input channels."""
 _TORCHVISION_SIZES = {"inception_v3": (3, 299, 299), "efficientnet_b3": (3, 300, 300), "fcn_resnet50": (3, 512, 512)}
 
 
@@ -102,19 +105,19 @@ def load(text: str, shape: tuple[int, ...] | None, in_channels: int | None) -> M
     Args:
         text: The value of --model.
         shape: Of one sample, for a captured model; None for the usual one.
-        in_channels: Input channels, for se_resnet9_fixup; None for 3.
+        in_channels: Input channels, for a network of the project; None for 3.
 
     Raises:
         AutotuneError: An option does not apply to the model, or the model cannot be loaded.
     """
-    ours = ":" not in text
-    if ours and shape:
+    if shape and text not in _CAPTURED and ":" not in text:
         raise AutotuneError(
             f"--input is for captured models (torchvision:NAME, FILE.py:FUNCTION): the size of {text} is fixed"
         )
-    if in_channels and not ours:
-        raise AutotuneError(f"--in-channels is for {', '.join(se_resnet9_fixup.MODELS)}: give --input C,H,W")
-    module = load_model(text, in_channels or 3)
+    if in_channels and (shape or ":" in text):
+        named = ", ".join((*se_resnet9_fixup.MODELS, *_CAPTURED))
+        raise AutotuneError(f"--in-channels is for {named}: give --input C,H,W")
+    module = load_model(text, in_channels or (shape[0] if shape else 3))
     return Model(text.rpartition(":")[2], shape or input_size(text, module), module)
 
 
@@ -132,8 +135,10 @@ def load_model(text: str, in_channels: int = 3) -> nn.Module:
         model = _from_file(Path(path), function)
     elif text in se_resnet9_fixup.MODELS:
         model = se_resnet9_fixup.randomize(se_resnet9_fixup.build(text, in_channels))
+    elif text in _CAPTURED:
+        model = _CAPTURED[text](in_channels)
     else:
-        known = ", ".join(se_resnet9_fixup.MODELS)
+        known = ", ".join((*se_resnet9_fixup.MODELS, *_CAPTURED))
         raise UnknownNameError(f"unknown model '{text}': give {known}, torchvision:NAME, or FILE.py:FUNCTION")
     return model.eval()
 

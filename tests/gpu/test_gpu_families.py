@@ -203,6 +203,33 @@ PROBLEMS = {
         "elementwise n=1 h=3 w=3 c=13 dtype={} epilogue=scale,bias,store,silu",
         "elementwise n=2 h=16 w=16 c=36 dtype={} epilogue=none",
     ],
+    "cuda_layer_norm": [
+        "layer_norm n=3 h=14 w=13 c=96 dtype={} epilogue=scale,bias",
+        "layer_norm n=2 h=7 w=7 c=768 dtype={} epilogue=scale,bias,gelu,add",
+        "layer_norm n=1 h=3 w=5 c=4096 dtype={} epilogue=none",
+        "layer_norm n=2 h=3 w=2 c=1021 dtype={} epilogue=scale,store",
+    ],
+    "cuda_softmax": [
+        "softmax n=2 h=33 w=17 c=21 dtype={} epilogue=none",
+        "softmax n=9 h=1 w=1 c=1000 dtype={} epilogue=mul_scalar",
+    ],
+    "cuda_group_norm": [
+        "group_norm n=3 h=28 w=27 c=256 groups=32 dtype={} epilogue=scale,bias,relu",
+        "group_norm n=2 h=64 w=64 c=64 groups=1 dtype={} epilogue=scale,bias,silu,add",
+        "group_norm n=2 h=15 w=9 c=37 groups=37 dtype={} epilogue=none",
+        "group_norm n=1 h=2 w=3 c=4104 groups=2 dtype={} epilogue=scale,store",
+    ],
+    "cuda_upsample": [
+        "upsample n=2 h=64 w=64 c=21 p=512 q=512 rows=1,8 columns=1,8 mode=bilinear dtype={} epilogue=none",
+        "upsample n=2 h=14 w=13 c=64 p=28 q=26 rows=1,2 columns=1,2 mode=nearest dtype={} epilogue=add,relu",
+        "upsample n=1 h=9 w=30 c=36 p=25 q=11 rows=8,24 columns=29,10 mode=bilinear_corners dtype={} epilogue=bias",
+        "upsample n=3 h=7 w=5 c=3 p=9 q=8 rows=7,9 columns=5,8 mode=nearest_exact dtype={} epilogue=silu,store",
+    ],
+    "cuda_depth_to_space": [
+        "depth_to_space n=3 h=16 w=15 c=64 block=2 dtype={} epilogue=bias,relu",
+        "depth_to_space n=2 h=17 w=8 c=3 block=3 inner=1 dtype={} epilogue=add",
+        "depth_to_space n=2 h=5 w=6 c=40 block=1,3 inner=1 dtype={} epilogue=store,gelu",
+    ],
     "cuda_to_channels_last": [
         "to_channels_last n=3 h=12 w=10 c=3 to=8 dtype={}",
         "to_channels_last n=2 h=5 w=7 c=3 to=3 dtype={} epilogue=scale,bias",

@@ -1,9 +1,10 @@
-// One kernel as a library for tests/support/emulator.py, which defines EMULATED_SYMBOL and EMULATED_PROBLEM.
+// One kernel as a library for tests/support/emulator.py, which defines EMULATED_SYMBOL and EMULATED_PROBLEM, and
+// EMULATED_PLAIN for a kernel that is a function without a class `Kernel`.
 #include "emulator/launch.h"
 
 #include "cuda/kernel.cuh"
 
-char at_shared[1];  // unused: each emulated block has its own shared memory
+#define at_shared (emu::own().memory)
 
 #include "kernel.cu"
 
@@ -11,10 +12,18 @@ char at_shared[1];  // unused: each emulated block has its own shared memory
 #define NAMED(a, b) JOINED(a, b)
 namespace kernel = NAMED(in_, EMULATED_SYMBOL);
 
+#ifdef EMULATED_PLAIN
+struct Kernel {
+  using Params = kernel::Params;
+  static void run(const Params& params, char*) { kernel::EMULATED_SYMBOL(params); }
+};
+#else
+using kernel::Kernel;
+#endif
+
 extern "C" int emulate(const EMULATED_PROBLEM& problem, void* const* pointers, int cluster, unsigned seed, char* text,
                        int room) {
-  return emu::run<kernel::Kernel>(problem, kernel::NAMED(EMULATED_SYMBOL, _prepare), pointers, cluster, seed, text,
-                                  room);
+  return emu::run<Kernel>(problem, kernel::NAMED(EMULATED_SYMBOL, _prepare), pointers, cluster, seed, text, room);
 }
 
 // Returns the reason why the kernel refuses a problem, or null if it accepts the problem.

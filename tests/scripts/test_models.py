@@ -55,3 +55,14 @@ def test_what_a_file_lacks(file):
 def test_the_script_names_the_mistake():
     done = script("tune", "--model", "hub:resnet50", "--arch", "cpu")
     assert done.returncode == 2 and done.stderr.startswith("error: unknown model 'hub:resnet50'")
+
+
+def test_the_u_net_is_captured():
+    model = models.load("unet", (1, 32, 48), None)
+    assert not model.is_ours and model.shape == (1, 32, 48)
+    assert models.load("unet", None, 2).shape == (2, 256, 256)
+    layers = model.network(2, "f16").layers
+    assert [layer.problem.operator for layer in layers if "up." in layer.name] == ["conv2d_dgrad"] * 4
+    assert layers[-1].problem.output_shape == (2, 32, 48, 2)
+    with pytest.raises(AutotuneError, match="give --input C,H,W"):
+        models.load("unet", (1, 32, 48), 2)

@@ -104,7 +104,7 @@ class Emulated:
         (folder / "kernel.cu").write_text(_emulated(text))
         problem = re.search(rf"{symbol}_prepare\((\w+) ", text)
         assert problem
-        values = {"SYMBOL": symbol, "PROBLEM": problem[1]}
+        values = {"SYMBOL": symbol, "PROBLEM": problem[1], **({} if "using Kernel =" in text else {"PLAIN": 1})}
         defined = [f"-DEMULATED_{name}={value}" for name, value in values.items()]
         here, library = KERNELS, folder / "kernel.so"
         included = [f"-I{path}" for path in (folder, here, paths.templates(), _cuda_headers())]

@@ -20,6 +20,7 @@ from reference import STEPS
 from autotune.core import ProblemError
 from autotune.ir import DTYPES, Epilogue, Problem
 from autotune.ir.problem.fields import DtypeName, NonNegative, NonNegativePair, Pair
+from autotune.ir.problem.operators.upsample import MODES
 
 _RARELY_VALID = [HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
@@ -47,6 +48,7 @@ _VALUES: dict[object, st.SearchStrategy[Any]] = {
     Pair: st.tuples(st.integers(1, 3), st.integers(1, 3)),
     NonNegativePair: st.tuples(st.integers(0, 2), st.integers(0, 2)),
     DtypeName: st.sampled_from(sorted(DTYPES)),
+    str: st.sampled_from(MODES),
 }
 # Of fields that must fit to others: most of the drawn values do.
 _FITTING = {
@@ -57,6 +59,10 @@ _FITTING = {
     **dict.fromkeys(("block",), st.sampled_from((2, 4, 3))),
     **dict.fromkeys(("to",), st.sampled_from((64, 65, 100, 4))),
 }
+
+
+def _values(name: str, hint: object) -> st.SearchStrategy[Any]:
+    return _FITTING[name] if name in _FITTING and hint != Pair else _VALUES[hint]
 
 
 @st.composite
@@ -76,7 +82,7 @@ def problems(draw: st.DrawFn, operator: type[Problem]) -> Problem:
     """Draw a valid problem of an operator."""
     hints = typing.get_type_hints(operator, include_extras=True)
     values = {
-        name: draw(epilogues(operator.anchors) if hint is Epilogue else _FITTING.get(name, _VALUES[hint]))
+        name: draw(epilogues(operator.anchors) if hint is Epilogue else _values(name, hint))
         for name, hint in hints.items()
         if hint is Epilogue or hint in _VALUES
     }

@@ -50,11 +50,12 @@ def candidate_of(kernel: Kernel, path: Path, launch: Config) -> Candidate:
 
 
 def random_inputs(problem: Problem, seed: int = 1) -> tuple[dict[str, torch.Tensor], tuple[float, ...]]:
-    """Return random inputs by operand name, and random scalars for the epilogue."""
+    """Return random inputs by operand name, and random scalars: the operator's own, then those of the epilogue."""
     generator = torch.Generator().manual_seed(seed)
     inputs = [operand for operand in problem.operands() if operand.role != "output"]
     tensors = {operand.name: random_tensor(operand, generator) for operand in inputs}
-    return tensors, problem.epilogue.random_scalars(generator)
+    own = torch.empty(problem.scalars).uniform_(0.01, 1.0, generator=generator).tolist()
+    return tensors, (*own, *problem.epilogue.random_scalars(generator))
 
 
 def assert_same_bits(case: CandidateBench, step: BoundStep, said: str) -> None:

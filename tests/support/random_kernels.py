@@ -179,6 +179,25 @@ def pixels(rng: random.Random, operator: str = "elementwise", more: str = "", c:
     return f"{operator} n={rng.randint(1, 5)} h={rng.randint(1, 17)} w={rng.randint(1, 17)} c={c} {more}"
 
 
+def normalized(rng: random.Random, operator: str = "layer_norm") -> str:
+    c = rng.choice((2, 13, 21, 36, 96, 100, 264, 384, 768, 1000, 1021, 2048, 4096))
+    return f"{operator} n={rng.randint(1, 5)} h={rng.randint(1, 9)} w={rng.randint(1, 9)} c={c}"
+
+
+def groups_of_channels(rng: random.Random) -> str:
+    groups = rng.choice((1, 2, 8, 32, 33, 36))
+    sizes = f"h={rng.randint(2, 40)} w={rng.randint(1, 40)} c={groups * rng.choice((1, 2, 3, 4, 8, 20, 64))}"
+    return f"group_norm n={rng.randint(1, 5)} {sizes} groups={groups}"
+
+
+def resize(rng: random.Random) -> str:
+    h, w, p, q = (rng.randint(1, 40) for _ in range(4))
+    rows, columns = rng.choice(((h, p), (1, 2), (10, 13))), rng.choice(((w, q), (w - 1, max(q - 1, 1)), (3, 2)))
+    mode = rng.choice(("nearest", "nearest_exact", "bilinear", "bilinear_corners"))
+    sizes = f"n={rng.randint(1, 3)} h={h} w={w} c={rng.choice((1, 3, 21, 24, 36, 64))} p={p} q={q}"
+    return f"upsample {sizes} rows={rows[0]},{rows[1]} columns={columns[0]},{columns[1]} mode={mode}"
+
+
 def pool(rng: random.Random, operator: str = "avg_pool2d", more: str = "") -> str:
     r, s = rng.randint(1, 4), rng.randint(1, 4)
     sizes = f"n={rng.randint(1, 4)} h={rng.randint(4, 20)} w={rng.randint(4, 20)} c={rng.choice((13, 24, 36, 64, 72))}"
@@ -223,11 +242,16 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_avg_pool2d": pool,
     "cuda_cast": lambda rng: pixels(rng, "cast", f"result={rng.choice(('s8', 'f16', 'bf16', 'f32'))}"),
     "cuda_conv2d": image_convolution,
+    "cuda_depth_to_space": lambda rng: pixels(
+        rng, "depth_to_space", f"block={rng.randint(1, 3)},{rng.randint(1, 3)} inner={rng.randint(0, 1)}"
+    ),
     "cuda_depthwise_conv2d": depthwise,
     "cuda_elementwise": pixels,
     "cuda_expand_depthwise": expansion,
     "cuda_folded_conv2d": lambda rng: excited(rng).replace("conv2d_se", "conv2d_folded_se"),
     "cuda_global_avg_pool2d": lambda rng: pixels(rng, "global_avg_pool2d"),
+    "cuda_group_norm": groups_of_channels,
+    "cuda_layer_norm": normalized,
     "cuda_max_pool2d": lambda rng: pool(rng, "max_pool2d", f"ceil={rng.randint(0, 1)}"),
     "cuda_mma_se_tail": short_tail,
     "cuda_narrow_conv2d": narrow,
@@ -236,6 +260,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_se_block": any_block,
     "cuda_se_down_block": any_down_block,
     "cuda_se_tail": tail,
+    "cuda_softmax": lambda rng: normalized(rng, "softmax"),
     "cuda_space_to_depth": lambda rng: (
         f"space_to_depth n={rng.randint(1, 4)} h={8 * rng.randint(1, 5)} w={8 * rng.randint(1, 5)} "
         f"c={rng.randint(1, 5)} block={rng.choice((2, 4, 8))}"
@@ -243,6 +268,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_squeeze_excite": squeeze,
     "cuda_stem": stem,
     "cuda_stem_se_block": stem_block,
+    "cuda_upsample": resize,
     "cuda_to_channels_last": lambda rng: pixels(
         rng, "to_channels_last", f"to={rng.choice((8, 13, 16, 36))}", c=rng.randint(1, 8)
     ),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 
 import torch
 import torch.nn.functional as F
@@ -19,23 +20,28 @@ from autotune.ir import (
     Conv2dSe,
     Conv2dSeSkip,
     Conv2dWgrad,
+    DepthToSpace,
     Elementwise,
     ExpandDepthwise,
     FoldedSe,
     Gemm,
     GlobalAvgPool2d,
+    GroupNorm,
+    LayerNorm,
     MaxPool2d,
     PatchConv2d,
     Problem,
     SeBlock,
     SeDownBlock,
     SeTail,
+    Softmax,
     SpaceToDepth,
     SqueezeExcite,
     Stem,
     StemBlock,
     StemSeBlockPool,
     ToChannelsLast,
+    Upsample,
 )
 from autotune.ir.epilogue_steps import define_step
 
@@ -146,9 +152,11 @@ def solve(  # noqa: PLR0912 -- a table
             value = _convolved(given["x"], given["weight1"])
         case SeDownBlock():
             value = _convolved(given["x"], given["weight1"], 2)
+        case LayerNorm() | GroupNorm():
+            value = _normalized(problem, given["x"], scalars[0])
         case _:
             value = _without_weights(problem, given["x"])
-    outputs = run_chain(problem.epilogue.names, value, given, scalars)
+    outputs = run_chain(problem.epilogue.names, value, given, scalars[problem.scalars :])
     if isinstance(problem, StemSeBlockPool):
         outputs["pooled"] = _without_weights(problem.pool, outputs["y"])
     return outputs
@@ -174,7 +182,41 @@ def _without_weights(problem: Problem, x: torch.Tensor) -> torch.Tensor:
             value = F.pixel_unshuffle(x, problem.block)  # channels come (c, dy, dx)
             n, _, p, q = value.shape
             value = value.reshape(n, problem.c, -1, p, q).permute(0, 3, 4, 2, 1).reshape(n, p, q, -1)
+        case DepthToSpace():
+            value = torch.empty(problem.output_shape, dtype=torch.float64)
+            tall, wide = problem.block
+            for place in range(tall * wide):
+                part = x[..., place :: tall * wide] if problem.inner else x.split(problem.c, -1)[place]
+                value[:, place // wide :: tall, place % wide :: wide] = part
+        case Softmax():
+            value = (x - x.logsumexp(-1, keepdim=True)).exp()
+        case Upsample():
+            rows = _sampling(problem.mode, problem.h, problem.p, problem.rows)
+            columns = _sampling(problem.mode, problem.w, problem.q, problem.columns)
+            value = torch.einsum("ih,jw,nhwc->nijc", rows, columns, x)
     return value
+
+
+def _normalized(problem: LayerNorm | GroupNorm, x: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return x (n, h, w, c) with mean 0 and variance 1 in each pixel, or in each group of channels of an image."""
+    by_group = isinstance(problem, GroupNorm)
+    parts = x.unflatten(-1, (problem.groups if by_group else 1, -1))  # n, h, w, group, channel
+    axes = (1, 2, 4) if by_group else (4,)
+    centred = parts - parts.mean(axes, keepdim=True)
+    return (centred / (centred.square().mean(axes, keepdim=True) + eps).sqrt()).flatten(3)
+
+
+def _sampling(mode: str, size: int, made: int, ratio: tuple[int, int]) -> torch.Tensor:
+    """Return the matrix (made, size) that resizes one axis; exact positions, one output pixel at a time."""
+    matrix = torch.zeros(made, size, dtype=torch.float64)
+    for i in range(made):
+        half = Fraction(1, 2) if mode in ("nearest_exact", "bilinear") else Fraction(0)
+        position = max(Fraction(0), (i + half) * Fraction(*ratio) - (half if mode == "bilinear" else 0))
+        low = min(size - 1, math.floor(position))
+        share = float(position - low) if mode.startswith("bilinear") else 0.0
+        matrix[i, low] += 1 - share
+        matrix[i, min(size - 1, low + 1)] += share
+    return matrix
 
 
 def _gated(

@@ -231,6 +231,24 @@ class SqueezeExcite(nn.Module):
         return y
 
 
+class LastAxis(nn.Module):
+    """Linear layers on the last axis of pixels (n, h, w, c) or of rows (n, h*w, c), added to the input (n, c, h, w)."""
+
+    def __init__(self, c: int, *, norm: bool, pixels: bool) -> None:
+        super().__init__()
+        self.norm: nn.Module = nn.LayerNorm(c) if norm else nn.Identity()
+        self.first, self.second, self.pixels = nn.Linear(c, 2 * c), nn.Linear(2 * c, c), pixels
+        self.scale = nn.Parameter(torch.randn(c))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute the layers and move the channels back."""
+        rows = x.permute(0, 2, 3, 1) if self.pixels else x.flatten(2).transpose(1, 2)
+        rows = self.scale * self.second(F.gelu(self.first(self.norm(rows))))
+        moved = rows.permute(0, 3, 1, 2) if self.pixels else rows.transpose(1, 2).reshape(x.shape)
+        y: torch.Tensor = x + moved
+        return y
+
+
 # -- drawing -----------------------------------------------------------------------------------------------------------
 
 Make = Callable[[], nn.Module]
@@ -387,7 +405,10 @@ class _Draft:
             lambda: nn.AvgPool2d(3, 1, 1, count_include_pad=False),
             lambda: nn.PReLU(c),
             lambda: nn.GroupNorm(1, c),
+            lambda: nn.GroupNorm(2 if c % 2 == 0 else 1, c),
             lambda: nn.InstanceNorm2d(c, eps=1e-1),
+            lambda: LastAxis(c, norm=self._chance(0.7), pixels=self._chance(0.5)),
+            lambda: LastAxis(c, norm=self._chance(0.7), pixels=self._chance(0.5)),
             lambda: nn.Dropout(0.3),
             nn.Identity,
         )
@@ -422,8 +443,14 @@ class _Draft:
             lambda: nn.AdaptiveAvgPool2d((2, 2)),
             lambda: nn.AdaptiveMaxPool2d((2, 2)),
             lambda: nn.Upsample(scale_factor=2),
+            lambda: nn.Upsample(scale_factor=rng.choice((0.7, 1.3, 2)), mode="bilinear"),
+            lambda: nn.Upsample(size=(rng.randint(2, 9), rng.randint(2, 9)), mode="bilinear", align_corners=True),
+            lambda: nn.Upsample(size=(rng.randint(2, 9), rng.randint(2, 9)), mode="nearest-exact"),
+            lambda: nn.PixelShuffle(2),
             lambda: nn.PixelUnshuffle(2),
             lambda: nn.ConvTranspose2d(c, 4, 2, 2),
+            lambda: nn.ConvTranspose2d(c, 4, 3, 2, 1, rng.randint(0, 1), bias=self._chance(0.5)),
+            lambda: nn.Sequential(nn.ConvTranspose2d(c, 4, (2, 3), (2, 1), bias=False), self._norm(4), nn.ReLU()),
         ]
 
     def _tail(self) -> list[nn.Module]:

@@ -1,7 +1,7 @@
 """Kernels of the CPU families on random problems of odd sizes."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -16,13 +16,18 @@ from autotune.ir import (
     Conv2d,
     Conv2dDgrad,
     Conv2dWgrad,
+    DepthToSpace,
     Elementwise,
     GlobalAvgPool2d,
+    GroupNorm,
+    LayerNorm,
     MaxPool2d,
     SeTail,
+    Softmax,
     SpaceToDepth,
     SqueezeExcite,
     ToChannelsLast,
+    Upsample,
     parse,
 )
 from autotune.measure import CandidateBench
@@ -104,6 +109,35 @@ def odd_patches(rng):
     )  # fmt: skip
 
 
+def odd_layer_norm(rng):
+    return replace(odd_pixels(rng, LayerNorm), c=rng.choice((3, 5, 16, 33, 100)))  # one channel gives 0
+
+
+def odd_softmax(rng):
+    return odd_pixels(rng, Softmax)
+
+
+def odd_groups(rng):
+    groups = rng.choice((1, 2, 5, 8, 33))
+    return GroupNorm(
+        n=rng.randint(1, 3), h=rng.randint(2, 20), w=rng.randint(1, 20), c=groups * rng.choice((1, 3, 8, 20)),
+        groups=groups, dtype="f32", epilogue=random_epilogue(rng),
+    )  # fmt: skip
+
+
+def odd_resize(rng):
+    h, w, p, q = (rng.randint(1, 12) for _ in range(4))
+    return Upsample(
+        n=rng.randint(1, 3), h=h, w=w, c=rng.choice((1, 5, 16, 33, 71)), p=p, q=q, rows=(h, p), columns=(w, q),
+        mode=rng.choice(("nearest", "nearest_exact", "bilinear", "bilinear_corners")),
+        dtype="f32", epilogue=random_epilogue(rng),
+    )  # fmt: skip
+
+
+def odd_shuffle(rng):
+    return odd_pixels(rng, DepthToSpace, block=(rng.randint(1, 3), rng.randint(1, 3)), inner=rng.randint(0, 1))
+
+
 PROBLEMS = {
     "cpu_conv2d": odd_conv,
     "cpu_conv2d_dgrad": odd_input_gradient,
@@ -112,6 +146,11 @@ PROBLEMS = {
     "cpu_max_pool2d": odd_max_pool,
     "cpu_global_avg_pool2d": odd_mean,
     "cpu_elementwise": odd_pixels,
+    "cpu_layer_norm": odd_layer_norm,
+    "cpu_group_norm": odd_groups,
+    "cpu_softmax": odd_softmax,
+    "cpu_upsample": odd_resize,
+    "cpu_depth_to_space": odd_shuffle,
     "cpu_to_channels_last": odd_turn,
     "cpu_se_tail": odd_tail,
     "cpu_squeeze_excite": odd_gate,
@@ -136,6 +175,10 @@ CORNERS = [
     "conv2d_wgrad n=3 h=20 w=19 c=33 k=13 r=3 s=3 stride=2,1 pad=1,0 dtype=f32 epilogue=bias,mul_scalar,add,store",
     "conv2d_wgrad n=2 h=9 w=8 c=12 k=24 r=3 s=3 stride=2,1 pad=1,2 groups=12 dilation=1,2 dtype=f32",
     "conv2d_wgrad n=2 h=2 w=2 c=8 k=8 r=5 s=5 pad=3 dtype=f32",
+    "layer_norm n=1 h=1 w=3 c=4096 dtype=f32 epilogue=scale,bias,gelu",
+    "group_norm n=1 h=40 w=41 c=96 groups=32 dtype=f32 epilogue=scale,bias,relu",
+    "group_norm n=2 h=40 w=41 c=70 groups=1 dtype=f32 epilogue=scale,bias",
+    "upsample n=1 h=64 w=3 c=21 p=9 q=400 rows=64,9 columns=3,400 mode=bilinear dtype=f32",
 ]
 
 

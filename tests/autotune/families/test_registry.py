@@ -57,6 +57,11 @@ NETWORK = [
     "max_pool2d n=8 h=16 w=16 c=64 r=3 s=3 stride=2 pad=1 dtype={}",
     "global_avg_pool2d n=8 h=7 w=7 c=512 dtype={}",
     "elementwise n=8 h=7 w=7 c=512 dtype={} epilogue=scale,bias,relu",
+    "layer_norm n=8 h=7 w=7 c=768 dtype={} epilogue=scale,bias",
+    "group_norm n=8 h=14 w=14 c=256 groups=32 dtype={} epilogue=scale,bias,relu",
+    "softmax n=8 h=64 w=64 c=21 dtype={}",
+    "upsample n=8 h=28 w=28 c=21 p=224 q=224 rows=1,8 columns=1,8 mode=bilinear dtype={}",
+    "depth_to_space n=8 h=28 w=28 c=64 block=2 dtype={} epilogue=bias",
     "to_channels_last n=8 h=32 w=32 c=3 to=8 dtype={}",
     "space_to_depth n=8 h=64 w=64 c=3 block=4 dtype={}",
     "se_tail n=8 h=16 w=16 c=64 hidden=4 dtype={} epilogue=add,relu,add_scalar",
@@ -74,7 +79,8 @@ def test_every_layer_is_served_everywhere_with_costs_and_declared_launches(arch)
         # Gradients are of halves, or of a CPU's float32; bytes have what lies between a network's ends.
         halves = dtype in ("f16", "bf16") or (not arch.is_cuda and dtype != "s8")
         layers = [text for text in NETWORK if halves or not text.startswith("conv2d_")]
-        floats = ("to_channels_last", "space_to_depth", "se_tail", "squeeze_excite")
+        floats = ("to_channels_last", "space_to_depth", "se_tail", "layer_norm", "group_norm", "softmax", "upsample")
+        floats = (*floats, "depth_to_space", "squeeze_excite")
         layers = [text for text in layers if dtype != "s8" or not text.startswith(floats)]
         if "s8" in arch.dtypes and dtype != "tf32":
             layers.append(f"cast n=8 h=7 w=7 c=512 result={'f32' if dtype == 's8' else 's8'} dtype={{}}")

@@ -33,7 +33,8 @@ def compiled(tmp_path_factory):
         for field, *_ in struct._fields_:
             place = f"offsetof({c}, {field}), sizeof((({c}*)0)->{field})"
             lines.append(f'printf("\\"{c}.{field}\\": [%zu, %zu], ", {place});')
-    source = '#include <stddef.h>\n#include <stdio.h>\n#include "abi.h"\nint main() {\nprintf("{");\n'
+    declared = "\n".join(filter(None, map(abi.declaration, OPERATORS.values())))
+    source = f'#include <stddef.h>\n#include <stdio.h>\n#include "abi.h"\n{declared}\nint main() {{\nprintf("{{");\n'
     folder = tmp_path_factory.mktemp("abi")
     folder.joinpath("abi.cpp").write_text(source + "\n".join(lines) + '\nprintf("\\"\\": 0}");\n}\n')
     command = ["g++", "-std=c++17", f"-I{paths.templates()}", "abi.cpp", "-o", "abi"]
@@ -45,6 +46,7 @@ def test_every_operator_has_a_struct():
     shared = dict.fromkeys(("conv2d_dgrad", "conv2d_wgrad", "gemm", "patch_conv2d"), "conv2d")
     shared |= {"se_down_block": "conv2d_se", "conv2d_folded_se": "conv2d_se", "cast": "pixels"}
     shared |= {"stem_se_block_pool": "stem_se_block"}
+    shared |= {"layer_norm": "pixels", "softmax": "pixels"}
     shared |= {"avg_pool2d": "pool2d", "max_pool2d": "pool2d", "global_avg_pool2d": "pixels", "elementwise": "pixels"}
     for name, operator in OPERATORS.items():
         assert abi.struct(operator).__name__ == f"at_{shared.get(name, name)}"
@@ -145,10 +147,16 @@ def test_every_operator_can_be_packed():
         "m": 5,
         "to": 4,
         "result": "s8",
+        "p": 5,
+        "q": 7,
+        "rows": "8,5",
+        "columns": 1,
+        "mode": "bilinear",
     }
     for operator, cls in OPERATORS.items():
         names = [field.name for field in dataclasses.fields(cls) if field.name in sizes]
         words = [f"{name}={sizes[name]}" for name in names] + ["stride=2"] * (operator in ("avg_pool2d", "max_pool2d"))
+        words += ["groups=2"] * (operator == "group_norm")
         packed = abi.pack_problem(parse(f"{operator} {' '.join(words)} dtype=f32"))
         assert len(packed) == ctypes.sizeof(abi.struct(cls))
 

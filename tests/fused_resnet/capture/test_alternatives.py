@@ -27,12 +27,20 @@ def pooled_projection():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.AvgPool2d(3, 2, 1), nn.Conv2d(8, 5, 1), nn.BatchNorm2d(5))
 
 
+def transposed():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 6, 2, 2), nn.BatchNorm2d(6), nn.ConvTranspose2d(6, 5, (1, 3), (1, 3)),
+        nn.ReLU(), nn.ConvTranspose2d(5, 4, 2, 2, output_padding=1), nn.ConvTranspose2d(4, 4, 2, 2, groups=2),
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("make", "size", "names"),
     [
         (lambda: ResNet("basic"), 32, ["conv1.c4", "conv1.c8", "conv1.stem", "conv1.stem_pool"]),
         (ARCHITECTURES["senet"], 16, ["stem.0.c4", "stem.0.c8", "stem.0.stem", "block.se.folded"]),
         (pooled_projection, 16, ["0.c4", "0.c8", "0.stem", "2.pooled"]),
+        (transposed, 16, ["0.c4", "0.c8", "0.stem", "1.shuffle", "3.shuffle"]),
     ],
 )
 def test_each_alternative_computes_what_it_replaces(make, size, names, store):
@@ -43,7 +51,7 @@ def test_each_alternative_computes_what_it_replaces(make, size, names, store):
         expected = model.double()(x.double())
     for name in names:
         taken = dataclasses.replace(network, layers=network.layers_with([name]), alternatives=())
-        assert len(taken.layers) < len(network.layers) or name.endswith(("c4", "c8"))
+        assert len(taken.layers) < len(network.layers) or name.endswith(("c4", "c8", "shuffle"))
         context = ExecutionContext(
             NetworkPlan(taken, module_state(model.float()), store, torch.device("cpu"), graph=False), graph=False
         )

@@ -16,10 +16,15 @@ from autotune.ir.problem.operators.pool2d import Pool2d
 from autotune.ir.problem.operators.avg_pool2d import AvgPool2d
 from autotune.ir.problem.operators.max_pool2d import MaxPool2d
 from autotune.ir.problem.operators.global_avg_pool2d import GlobalAvgPool2d
+from autotune.ir.problem.operators.layer_norm import LayerNorm
+from autotune.ir.problem.operators.group_norm import GroupNorm
+from autotune.ir.problem.operators.softmax import Softmax
+from autotune.ir.problem.operators.upsample import Upsample
 from autotune.ir.problem.operators.elementwise import Elementwise
 from autotune.ir.problem.operators.cast import Cast
 from autotune.ir.problem.operators.to_channels_last import ToChannelsLast
 from autotune.ir.problem.operators.space_to_depth import SpaceToDepth
+from autotune.ir.problem.operators.depth_to_space import DepthToSpace
 from autotune.ir.problem.operators.stem import Stem
 from autotune.ir.problem.operators.expand_depthwise import ExpandDepthwise
 from autotune.ir.problem.operators.se_tail import SeTail
@@ -40,21 +45,26 @@ __all__ = [
     "Conv2dSeSkip",
     "Conv2dWgrad",
     "Convolution",
+    "DepthToSpace",
     "Elementwise",
     "ExpandDepthwise",
     "FoldedSe",
     "Gemm",
     "GlobalAvgPool2d",
+    "GroupNorm",
+    "LayerNorm",
     "MaxPool2d",
     "OperatorCall",
     "PatchConv2d",
     "Pool2d",
     "SeTail",
+    "Softmax",
     "SpaceToDepth",
     "SqueezeExcite",
     "Stem",
     "ToChannelsLast",
     "TorchCall",
+    "Upsample",
     "ValueRef",
     "stored_shape",
 ]

@@ -1,0 +1,50 @@
+"""Normalization over the pixels and channels of each group of channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from autotune.core import ProblemError
+from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.images import Images, as_nchw, as_nhwc
+from autotune.ir.problem.registry import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class GroupNorm(Images):
+    """Group normalization: x and y (n, h, w, c), y = (x - mean) / sqrt(variance + eps) in each image and group.
+
+    Instance normalization has groups=c. eps is the operator's scalar. Weight and bias of torch.nn.GroupNorm are steps
+    `scale` and `bias` of the epilogue.
+    """
+
+    operator: ClassVar[str] = "group_norm"
+    sizes: ClassVar[str] = "n h w c groups"
+    scalars: ClassVar[int] = 1
+    groups: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.c % self.groups:
+            raise ProblemError(f"'{self}': groups must divide c")
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Return (n, h, w, c)."""
+        return (self.n, self.h, self.w, self.c)
+
+    @property
+    def flops(self) -> int:
+        """Return 0: only memory bounds it."""
+        return 0
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (self._x,)
+
+    def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
+        """Normalize each group of each image."""
+        return as_nhwc(torch.group_norm(as_nchw(tensors["x"]), self.groups, eps=scalars[0]))

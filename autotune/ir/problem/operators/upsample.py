@@ -1,0 +1,133 @@
+"""Resizing of images by the nearest pixel or by linear interpolation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from autotune.core import ProblemError, require_one_of
+from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.fields import NonNegativePair
+from autotune.ir.problem.images import Images
+from autotune.ir.problem.registry import register
+
+MODES = ("nearest", "nearest_exact", "bilinear", "bilinear_corners")
+"""bilinear_corners: torch's align_corners=True."""
+_LARGEST = 2**31 - 1  # of the kernels' 32-bit positions
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class Upsample(Images):
+    """Resized images: x (n, h, w, c), y (n, p, q, c), by the nearest pixel or by linear interpolation in both axes.
+
+    rows=a,b says that a/b input rows correspond to one output row, and columns=a,b the same of columns; they are given
+    because h/p is not the ratio of a resize by a factor that does not divide p. Positions are computed from these
+    integers without rounding. Output row i reads from row a i / b (nearest, bilinear_corners), or
+    a (i + 1/2) / b (nearest_exact) less 1/2 (bilinear).
+    """
+
+    operator: ClassVar[str] = "upsample"
+    sizes: ClassVar[str] = "n h w c p q slope_h shift_h over_h slope_w shift_w over_w linear"
+    p: int
+    q: int
+    rows: NonNegativePair
+    columns: NonNegativePair
+    mode: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_one_of("mode of upsample", self.mode, list(MODES))
+        if 0 in (self.rows[1], self.columns[1]):
+            raise ProblemError(f"'{self}': the second numbers of rows and columns must be at least 1")
+        largest = max(self.slope_h * self.p + self.over_h, self.slope_w * self.q + self.over_w)
+        if largest > _LARGEST:
+            raise ProblemError(f"'{self}': positions exceed 32 bits: write rows and columns in smaller numbers")
+
+    @property
+    def linear(self) -> int:
+        """Return 1 if it interpolates, 0 if it takes the nearest pixel."""
+        return int(self.mode.startswith("bilinear"))
+
+    @property
+    def slope_h(self) -> int:
+        """Return the numerator's step from an output row to the next; `_position` says of which fraction."""
+        return self._position(self.rows)[0]
+
+    @property
+    def shift_h(self) -> int:
+        """Return the numerator for output row 0."""
+        return self._position(self.rows)[1]
+
+    @property
+    def over_h(self) -> int:
+        """Return the denominator for rows."""
+        return self._position(self.rows)[2]
+
+    @property
+    def slope_w(self) -> int:
+        """Return the numerator's step from an output column to the next."""
+        return self._position(self.columns)[0]
+
+    @property
+    def shift_w(self) -> int:
+        """Return the numerator for output column 0."""
+        return self._position(self.columns)[1]
+
+    @property
+    def over_w(self) -> int:
+        """Return the denominator for columns."""
+        return self._position(self.columns)[2]
+
+    def _position(self, ratio: tuple[int, int]) -> tuple[int, int, int]:
+        """Return (slope, shift, over): output pixel i reads from position (slope i + shift) / over, at least 0."""
+        a, b = ratio
+        if self.mode in ("nearest", "bilinear_corners"):
+            return a, 0, b
+        return 2 * a, a if self.mode == "nearest_exact" else a - b, 2 * b
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Return (n, p, q, c)."""
+        return (self.n, self.p, self.q, self.c)
+
+    @property
+    def flops(self) -> int:
+        """Return 0: only memory bounds it."""
+        return 0
+
+    @property
+    def short_name(self) -> str:
+        """Return the mode, the channels and both sizes."""
+        return f"{self.mode} {self.c} @{self.h}x{self.w}>{self.p}x{self.q}"
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (self._x,)
+
+    def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
+        """Interpolate along rows, then along columns."""
+        return self._resized(self._resized(tensors["x"], 1, self.rows), 2, self.columns)
+
+    def source(self, axis: int, ratio: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the input position of each output position along an axis: its whole part, and its fraction.
+
+        Args:
+            axis: 1 for rows, 2 for columns.
+            ratio: `rows` or `columns`.
+        """
+        slope, shift, over = self._position(ratio)
+        last = (self.h, self.w)[axis - 1] - 1
+        numerator = (torch.arange(self.output_shape[axis]) * slope + shift).clamp_min(0)
+        whole = numerator.div(over, rounding_mode="floor").clamp_max(last)
+        return whole, (numerator - whole * over).double() / over
+
+    def _resized(self, x: torch.Tensor, axis: int, ratio: tuple[int, int]) -> torch.Tensor:
+        whole, fraction = (part.to(x.device) for part in self.source(axis, ratio))
+        near = x.index_select(axis, whole)
+        if not self.linear:
+            return near
+        shape = [-1 if i == axis else 1 for i in range(4)]
+        far = x.index_select(axis, (whole + 1).clamp_max(x.shape[axis] - 1))
+        return near + (far - near) * fraction.to(x.dtype).view(shape)
