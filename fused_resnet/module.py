@@ -318,13 +318,15 @@ class FusedResNet(nn.Module):
         """The network in plain torch, with this module's parameters."""
         return self._source.module
 
-    def network(self, x: torch.Tensor) -> Network:
-        """Return the layers, and alternatives to them, for inputs like x.
+    def network(self, x: torch.Tensor, *others: Any) -> Network:
+        """Return the layers, and alternatives to them, for inputs like x; `others` are refused.
 
         Raises:
-            InputError: The network does not take this shape or dtype.
+            InputError: The network does not take this shape or dtype, or several inputs are given.
             CaptureError: The module cannot be captured for it.
         """
+        if others:
+            raise InputError(_bad_input(x, others))
         return self._source.network(tuple(x.shape), dtype_name(x.dtype))
 
     def _database(self) -> AbstractContextManager[Database]:
@@ -411,7 +413,7 @@ class FusedResNet(nn.Module):
             listed = ", ".join(f"{count} from '{source}'" for source, count in other.items())
             warnings.warn(
                 f"{self.tuning_db} is not tuned for batch {x.shape[0]} of {self._source.name} in {x.dtype} on this "
-                f"device: of {len(plan.bound)} layers {listed}; tune it with scripts/tune.py --batch {x.shape[0]}"
+                f"device: of {len(plan.bound)} layers {listed}; tune it with fused_resnet.tune, or with scripts/tune.py --batch {x.shape[0]}"
                 + (f" --precision {self._source.precision}" if self._source.precision else ""),
                 stacklevel=9,  # the caller's line: our six functions and torch's two around `forward` lie between
             )

@@ -22,6 +22,8 @@ from torch import fx, nn
 
 from autotune.core import CaptureError
 from autotune.ir import DTYPES, ConstantExpr, ConstantSource
+from fused_resnet.capture.graph_trace import TracedGraph, trace_graph
+from fused_resnet.dynamo_graph import DynamoGraph
 from fused_resnet.guards import stateless
 from fused_resnet.result import Result
 
@@ -117,7 +119,9 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     return {argument.name: argument.default_value for argument in formal} | given | dict(node.kwargs)
 
 
-def _export(model: nn.Module, x: torch.Tensor) -> torch.export.ExportedProgram:
+def _export(model: nn.Module, x: torch.Tensor) -> torch.export.ExportedProgram | TracedGraph:
+    if isinstance(model, DynamoGraph):
+        return trace_graph(model, (x,))  # Dynamo guards the state that forward reads
     if any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers())):
         model = copy.deepcopy(model)  # tensors made in inference mode, for example by .half(), cannot be exported
 
@@ -177,7 +181,7 @@ def _called(name: str, module: nn.Module) -> str:
     return f"{name} ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
 
 
-def _change_nothing_in_place(exported: torch.export.ExportedProgram) -> bool:
+def _change_nothing_in_place(exported: torch.export.ExportedProgram | TracedGraph) -> bool:
     """Rewrite relu_(x) as relu(x), and its later readers.
 
     Returns:
@@ -218,7 +222,7 @@ def _change_nothing_in_place(exported: torch.export.ExportedProgram) -> bool:
     return True
 
 
-def _read(exported: torch.export.ExportedProgram, dtype: str) -> Traced:
+def _read(exported: torch.export.ExportedProgram | TracedGraph, dtype: str) -> Traced:
     signature, graph = exported.graph_signature, exported.graph
     keys = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     nodes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
