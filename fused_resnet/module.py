@@ -413,7 +413,8 @@ class FusedResNet(nn.Module):
             listed = ", ".join(f"{count} from '{source}'" for source, count in other.items())
             warnings.warn(
                 f"{self.tuning_db} is not tuned for batch {x.shape[0]} of {self._source.name} in {x.dtype} on this "
-                f"device: of {len(plan.bound)} layers {listed}; tune it with fused_resnet.tune, or with scripts/tune.py --batch {x.shape[0]}"
+                f"device: of {len(plan.bound)} layers {listed}; tune it with fused_resnet.tune or "
+                f"scripts/tune.py --batch {x.shape[0]}"
                 + (f" --precision {self._source.precision}" if self._source.precision else ""),
                 stacklevel=9,  # the caller's line: our six functions and torch's two around `forward` lie between
             )
