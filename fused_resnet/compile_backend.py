@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from operator import is_, itemgetter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import fx
 
 from autotune.core import CaptureError, UnknownNameError, require_one_of
 from autotune.ir import Network, ToChannelsLast, TorchCall
+from autotune.runtime.engine import same_objects
 from fused_resnet.dynamo_graph import Unlifted, unlift
 from fused_resnet.model_source import Captured, check_precision
 from fused_resnet.module import FusedResNet
@@ -154,6 +155,8 @@ def autotune(
         if any(torch.is_autocast_enabled(kind) for kind in {one.device.type for one in tensors}):
             raise CaptureError("autocast is on: convert the model instead, with .half() or .to(torch.bfloat16)")
         unlifted = unlift(graph_module, example_inputs)
+        if next(unlifted.module.parameters(), None) is None:
+            return _other_backend(graph_module, example_inputs)  # a piece between graph breaks: nothing to tune
         compiled = CompiledGraph(unlifted, chosen)
         network = compiled.network([_concrete(example_inputs[position]) for position in unlifted.inputs])
     except (CaptureError, InputError, UnknownNameError) as error:
@@ -161,7 +164,7 @@ def autotune(
             graph_module, example_inputs, f"backend='autotune' leaves a graph to Inductor, because {error}"
         )
     if all(isinstance(layer.problem, TorchCall | ToChannelsLast) for layer in network.layers):
-        return _other_backend(graph_module, example_inputs)  # a piece between graph breaks: there is nothing to tune
+        return _other_backend(graph_module, example_inputs)
     return compiled
 
 
@@ -175,7 +178,7 @@ class CompiledGraph:
 
     def __init__(self, unlifted: Unlifted, options: CompileOptions) -> None:
         self._unlifted, self._options = unlifted, options
-        self._states, self._inputs = _getter([*unlifted.states.values()]), _getter(unlifted.inputs)
+        self._inputs = _getter(unlifted.inputs)
         self._is_tuple = unlifted.is_tuple
         self._source = Captured(unlifted.module, type(unlifted.module).__name__, options.precision, options.calibration)
         self._first: FusedResNet | None = self._fused(self._source)
@@ -194,11 +197,11 @@ class CompiledGraph:
     def __call__(self, *arguments: Any) -> Any:
         """Run the graph.
 
-        The tensors that are bound as parameters are compared with those of the call, which takes 20 ns each.
+        One graph may serve several models, so the tensors that are bound as parameters are compared with the call's.
         """
-        states, bound = self._states(arguments), self._last
-        if bound is None or not all(map(is_, states, bound.tensors)):
-            bound = self._bind(states)
+        bound = self._last
+        if bound is None or not same_objects(arguments, bound.arguments):
+            bound = self._bind(arguments)
         inputs = self._inputs(arguments)
         if self._refused and tuple(x.shape for x in inputs) in self._refused:
             result = bound.network._plain(*inputs)
@@ -211,21 +214,26 @@ class CompiledGraph:
                 result = bound.network._plain(*inputs)
         return result if self._is_tuple else (result,)
 
-    def _bind(self, states: tuple[torch.Tensor, ...]) -> _Bound:
+    def _bind(self, arguments: tuple[Any, ...]) -> _Bound:
         """Return the network with these parameters and buffers, and make it the one that is tried first."""
         with self._lock:
-            found = next((one for one in self._bound if all(map(is_, states, one.tensors))), None)
+            found = next((one for one in self._bound if same_objects(arguments, one.arguments)), None)
             if found is None:
                 self._bound = [one for one in self._bound if not one.is_orphan()][-LARGEST_FAMILY + 1 :]
-                if self._first is not None:  # until now its parameters were Dynamo's examples
-                    self._unlifted.set_states(states)
-                    found, self._first = _Bound(states, self._first), None
-                else:
-                    module = self._unlifted.with_states(states)
-                    found = _Bound(states, self._fused(self._source.with_module(module)))
+                found = self._new(arguments)
                 self._bound.append(found)
             self._last = found
             return found
+
+    def _new(self, arguments: tuple[Any, ...]) -> _Bound:
+        positions = set(self._unlifted.states.values())
+        expected = tuple(one if i in positions else None for i, one in enumerate(arguments))
+        tensors = [arguments[position] for position in self._unlifted.states.values()]
+        if self._first is None:
+            return _Bound(expected, self._fused(self._source.with_module(self._unlifted.with_states(tensors))))
+        self._unlifted.set_states(tensors)  # until now they were Dynamo's examples
+        found, self._first = _Bound(expected, self._first), None
+        return found
 
     def _fused(self, source: Captured) -> FusedResNet:
         options = self._options
@@ -256,15 +264,20 @@ class _TunedAtFirstCall(FusedResNet):
 
 @dataclass(frozen=True)
 class _Bound:
-    """The parameters and buffers of one model, and the network that runs with them."""
+    """The parameters and buffers of one model, and the network that runs with them.
 
-    tensors: tuple[torch.Tensor, ...]
+    Attributes:
+        arguments: The arguments of the graph that are parameters or buffers, and None for the others.
+        network: The network.
+    """
+
+    arguments: tuple[torch.Tensor | None, ...]
     network: FusedResNet
 
     def is_orphan(self) -> bool:
-        """Return whether only this object holds the tensors, so that no call can pass them again."""
-        # The tuple, a dictionary of the module, the loop's variable and getrefcount's argument.
-        return bool(self.tensors) and all(sys.getrefcount(tensor) <= 4 for tensor in self.tensors)
+        """Return whether only this object holds one of the tensors, so that no call can pass all of them again."""
+        held = 4  # by the tuple of arguments, a dictionary of the module, the loop and getrefcount itself
+        return any(one is not None and sys.getrefcount(one) <= held for one in self.arguments)
 
 
 def _getter(positions: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

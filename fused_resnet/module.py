@@ -404,7 +404,8 @@ class FusedResNet(nn.Module):
     def _bind(self, x: torch.Tensor) -> NetworkPlan:
         network = self.network(x)
         self._cache.guard(self._source.guards)
-        self._cache.bare = self._source.result.is_tensor and self.memory_format is torch.channels_last
+        as_is = self.memory_format is torch.channels_last or len(network.output_shape) != 4
+        self._cache.bare = self._cache.bare and self._source.result.is_tensor and as_is
         with self._database() as store, torch.inference_mode(False), torch.no_grad():
             # The plain network's tensors, because replicas of torch.nn.DataParallel have no named ones of their own.
             plan = NetworkPlan(network, module_state(self._plain), store, x.device, self.graph, not x.is_contiguous())
