@@ -276,7 +276,7 @@ class _Bound:
 
     def is_orphan(self) -> bool:
         """Return whether only this object holds one of the tensors, so that no call can pass all of them again."""
-        held = 4  # by the tuple of arguments, a dictionary of the module, the loop and getrefcount itself
+        held = 5  # by the tuple, a dictionary of the module, the copy that StateWatch keeps, the loop, and getrefcount
         return any(one is not None and sys.getrefcount(one) <= held for one in self.arguments)
 
 
