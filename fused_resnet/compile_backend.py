@@ -152,8 +152,7 @@ def autotune(
             "Inductor. For inference call the model under torch.no_grad() or torch.inference_mode()",
         )
     try:
-        if any(torch.is_autocast_enabled(kind) for kind in {one.device.type for one in tensors}):
-            raise CaptureError("autocast is on: convert the model instead, with .half() or .to(torch.bfloat16)")
+        _refuse_others(tensors)
         unlifted = unlift(graph_module, example_inputs)
         if next(unlifted.module.parameters(), None) is None:
             return _other_backend(graph_module, example_inputs)  # a piece between graph breaks: nothing to tune
@@ -288,6 +287,16 @@ def _getter(positions: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, 
         return lambda _: ()
     (position,) = positions
     return itemgetter(slice(position, position + 1))
+
+
+def _refuse_others(tensors: Sequence[torch.Tensor]) -> None:
+    """Raise CaptureError for tensors or modes that no network runs with."""
+    if len(devices := {one.device for one in tensors}) > 1:
+        raise CaptureError(f"its tensors are on several devices: {', '.join(sorted(map(str, devices)))}")
+    if any(torch.is_autocast_enabled(device.type) for device in devices):
+        raise CaptureError("autocast is on: convert the model instead, with .half() or .to(torch.bfloat16)")
+    if kinds := {type(one).__name__ for one in tensors} - {"Tensor", "Parameter", "FakeTensor"}:
+        raise CaptureError(f"its tensors are of the class {', '.join(sorted(kinds))}")
 
 
 def _concrete(example: torch.Tensor) -> torch.Tensor:

@@ -88,7 +88,8 @@ def trace_graph(model: DynamoGraph, inputs: tuple[torch.Tensor, ...], functional
         functional: Whether changes in place are replaced.
 
     Raises:
-        CaptureError: The graph changes its inputs, is in training mode, or sets a mode such as autocast.
+        CaptureError: The graph changes its inputs, is in training mode, sets a mode such as autocast, or needs the
+            values of tensors.
     """
     _refuse_modes(model)
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -103,9 +104,12 @@ def trace_graph(model: DynamoGraph, inputs: tuple[torch.Tensor, ...], functional
     with FakeTensorMode(), preserve_node_meta(), torch.no_grad():
         tensors = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in state.values()]
         fakes = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in inputs]
-        traced = make_fx(torch.func.functionalize(run) if functional else run, pre_dispatch=not functional)(
-            tensors, *fakes
-        )
+        tracer = make_fx(torch.func.functionalize(run) if functional else run, pre_dispatch=not functional)
+        try:
+            traced = tracer(tensors, *fakes)
+        except Exception as error:  # a graph may call anything of torch
+            line = (str(error).strip().splitlines() or [""])[0]
+            raise CaptureError(f"the graph cannot be traced: {type(error).__name__}: {line}") from error
     places = [node for node in traced.graph.nodes if node.op == "placeholder"]
     names = [node.name for node in model.graph.nodes if node.op == "placeholder"]
     for node, name in zip(places[len(state) :], names, strict=True):
