@@ -96,6 +96,7 @@ def tune(
         ToolchainError: There is no compiler.
     """
     limits = TuneLimits(budget, trials, jobs, tuple(only))
+    _ = limits.seconds  # a budget that is no time is refused before anything is made
     inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
     if not inputs or not all(isinstance(one, torch.Tensor) for one in inputs):
         raise InputError("example_inputs holds no tensor, or something else: give a tensor or a tuple of tensors")
