@@ -255,10 +255,9 @@ class _TunedAtFirstCall(FusedResNet):
 
     limits = TuneLimits()
 
-    def _bind(self, *inputs: torch.Tensor) -> Any:
+    def _before_binding(self, network: Network, device: torch.device) -> None:
         with torch.inference_mode(False):
-            tune_missing(self.network(*inputs), inputs[0].device, self.tuning_db, self.limits)
-        return super()._bind(*inputs)
+            tune_missing(network, device, self.tuning_db, self.limits)
 
 
 @dataclass(frozen=True)

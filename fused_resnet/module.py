@@ -403,6 +403,7 @@ class FusedResNet(nn.Module):
 
     def _bind(self, x: torch.Tensor) -> NetworkPlan:
         network = self.network(x)
+        self._before_binding(network, x.device)
         self._cache.guard(self._source.guards)
         as_is = self.memory_format is torch.channels_last or len(network.output_shape) != 4
         self._cache.bare = self._cache.bare and self._source.result.is_tensor and as_is
@@ -420,6 +421,9 @@ class FusedResNet(nn.Module):
                 stacklevel=9,  # the caller's line: our six functions and torch's two around `forward` lie between
             )
         return plan
+
+    def _before_binding(self, network: Network, device: torch.device) -> None:
+        """Do what a subclass does before a plan of the network is bound, such as tuning it."""
 
     # -- what torch does with modules ------------------------------------------------------------------------
 

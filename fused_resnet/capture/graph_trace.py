@@ -5,13 +5,22 @@ That takes half the time of torch.export, which would also lose the submodules t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export.graph_signature import (
+    ConstantArgument,
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 from torch.utils._pytree import TreeSpec, tree_flatten
@@ -21,16 +30,6 @@ from fused_resnet.dynamo_graph import DynamoGraph
 
 _TRAINING = ("train", "training")
 _MODES = {"_enter_autocast", "_set_grad_enabled"}
-
-
-@dataclass(frozen=True)
-class Signature:
-    """What the placeholders of a graph are, with the names of torch.export's ExportGraphSignature."""
-
-    user_inputs: tuple[str, ...]
-    inputs_to_parameters: Mapping[str, str]
-    inputs_to_buffers: Mapping[str, str] = field(default_factory=dict)
-    inputs_to_lifted_tensor_constants: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class TracedGraph:
     """
 
     graph_module: fx.GraphModule
-    graph_signature: Signature
+    graph_signature: ExportGraphSignature
     call_spec: CallSpec
     constants: Mapping[str, torch.Tensor]
     functional: Callable[[], TracedGraph]
@@ -117,14 +116,34 @@ def trace_graph(model: DynamoGraph, inputs: tuple[torch.Tensor, ...], functional
     _refuse_training(traced.graph)
     _refuse_changed_inputs(traced.graph, places[len(state) :])
     lifted = _lift_constants(traced)
-    signature = Signature(
-        tuple(names),
-        {node.name: name for node, name in zip(places[: len(state)], state, strict=True)},
-        inputs_to_lifted_tensor_constants={name: name for name in lifted},
-    )
+    signature = _signature(traced.graph, list(state), names, list(lifted))
     return TracedGraph(
         traced, signature, CallSpec(spec[0]), lifted, lambda: trace_graph(model, inputs, functional=True)
     )
+
+
+def _signature(
+    graph: fx.Graph, state: Sequence[str], inputs: Sequence[str], constants: Sequence[str]
+) -> ExportGraphSignature:
+    """Return what the placeholders of a graph are: constants, then parameters and buffers, then inputs."""
+    kinds = [
+        *((InputKind.CONSTANT_TENSOR, name) for name in constants),
+        *((InputKind.PARAMETER, name) for name in state),
+        *((InputKind.USER_INPUT, None) for _ in inputs),
+    ]
+    places = [node for node in graph.nodes if node.op == "placeholder"]
+    results = next(node for node in graph.nodes if node.op == "output").args[0]
+    return ExportGraphSignature(
+        [
+            InputSpec(kind, TensorArgument(node.name), target)
+            for node, (kind, target) in zip(places, kinds, strict=True)
+        ],
+        [OutputSpec(OutputKind.USER_OUTPUT, _argument(value), None) for value in results],
+    )
+
+
+def _argument(value: Any) -> TensorArgument | ConstantArgument:
+    return TensorArgument(value.name) if isinstance(value, fx.Node) else ConstantArgument("", value)
 
 
 def _lift_constants(traced: fx.GraphModule) -> dict[str, torch.Tensor]:

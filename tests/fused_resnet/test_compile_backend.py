@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters
 from autotune.core import UnknownNameError
 from fused_resnet import FusedResNet, InputError
 from fused_resnet.compile_backend import CompileOptions, autotune
+from fused_resnet.quantization.calibrate import calibrate
 from tuning_db import DatabaseError, Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
@@ -180,6 +181,15 @@ def test_tf32_has_problems_of_its_own(empty_db, bound):
     with torch.no_grad():
         compiled(Net().eval(), empty_db, precision="tf32")(images(2))
     assert {layer.problem.dtype for layer in bound[0].network(images(2)).layers} >= {"tf32"}
+
+
+def test_int8_takes_the_scales_of_a_calibration(empty_db):
+    model, x = Net().eval(), images(4)
+    scales = calibrate(model, [x])
+    with torch.no_grad():
+        expected = FusedResNet.from_model(model, empty_db, precision="int8", calibration=scales)(x)
+        assert torch.equal(compiled(model, empty_db, precision="int8", calibration=scales)(x), expected)
+        assert not torch.equal(model(x), expected)
 
 
 # -- graphs that do not ------------------------------------------------------------------------------------------------
