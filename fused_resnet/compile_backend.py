@@ -154,7 +154,7 @@ def autotune(
     try:
         _refuse_others(tensors)
         unlifted = unlift(graph_module, example_inputs)
-        if next(unlifted.module.parameters(), None) is None:
+        if not unlifted.module.state_dict():
             return _other_backend(graph_module, example_inputs)  # a piece between graph breaks: nothing to tune
         compiled = CompiledGraph(unlifted, chosen)
         network = compiled.network([_concrete(example_inputs[position]) for position in unlifted.inputs])

@@ -58,7 +58,8 @@ class Unlifted:
     def with_states(self, tensors: Sequence[torch.Tensor]) -> DynamoGraph:
         """Return a module with the same graph and other parameters and buffers, in the order of `states`."""
         attributes = _attributes(self.module, self.module.graph)
-        return _module(attributes | dict(zip(self.states, tensors, strict=True)), self.module)
+        attributes |= dict(zip(self.states, tensors, strict=True))
+        return _module(attributes, self.module.graph, type(self.module).__name__)
 
 
 def unlift(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Unlifted:
@@ -101,7 +102,7 @@ def unlift(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Unlif
     for node in graph.nodes:
         if stack := node.meta.get("nn_module_stack"):
             node.meta["nn_module_stack"] = _paths(stack, _tokens(root))
-    model = _module(_attributes(graph_module, graph) | tensors, None, graph, _class_name(root))
+    model = _module(_attributes(graph_module, graph) | tensors, graph, _class_name(root))
     return Unlifted(model, states, tuple(inputs.values()), is_tuple)
 
 
@@ -137,11 +138,16 @@ def _attributes(root: nn.Module, graph: fx.Graph) -> dict[str, Any]:
     return found
 
 
-def _module(
-    attributes: Mapping[str, Any], like: DynamoGraph | None, graph: fx.Graph | None = None, name: str = ""
-) -> DynamoGraph:
-    graph = graph or (like.graph if like is not None else fx.Graph())
-    module = DynamoGraph(dict(attributes), graph, name or type(like).__name__)
+def _module(attributes: Mapping[str, Any], graph: fx.Graph, name: str) -> DynamoGraph:
+    """Return a module of a graph with these submodules and tensors, in eval mode.
+
+    Raises:
+        CaptureError: A submodule, which is the user's own, is in training mode.
+    """
+    for path, value in attributes.items():
+        if isinstance(value, nn.Module) and any(part.training for part in value.modules()):
+            raise CaptureError(f"'{path}' is in training mode: call .eval() on the model first")
+    module = DynamoGraph(dict(attributes), graph, name)
     module.eval()
     return module
 

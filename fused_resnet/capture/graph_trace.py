@@ -29,7 +29,6 @@ from autotune.core import CaptureError
 from fused_resnet.dynamo_graph import DynamoGraph
 
 _TRAINING = ("train", "training")
-_MODES = {"_enter_autocast", "_set_grad_enabled"}
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def trace_graph(model: DynamoGraph, inputs: tuple[torch.Tensor, ...], functional
         functional: Whether changes in place are replaced.
 
     Raises:
-        CaptureError: The graph changes its inputs, is in training mode, sets a mode such as autocast, or needs the
+        CaptureError: The graph changes its inputs, is in training mode, sets autocast, or needs the
             values of tensors.
     """
     _refuse_modes(model)
@@ -166,8 +165,8 @@ def _lift_constants(traced: fx.GraphModule) -> dict[str, torch.Tensor]:
 
 def _refuse_modes(model: DynamoGraph) -> None:
     for node in model.graph.nodes:
-        if getattr(node.target, "__name__", "") in _MODES:
-            raise CaptureError("forward sets autocast or a gradient mode of its own, which cannot be captured")
+        if getattr(node.target, "__name__", "") == "_enter_autocast":
+            raise CaptureError("forward sets autocast, which cannot be captured")
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             raise CaptureError(f"the graph calls torch's {node.target.name()}, which cannot be captured")
 

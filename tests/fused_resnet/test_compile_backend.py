@@ -169,6 +169,23 @@ def test_a_function_that_calls_a_model_is_captured(empty_db, bound, no_inductor)
     assert bound and not no_inductor
 
 
+class Modes(Net):
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.blocks[0](x)
+        with torch.enable_grad():
+            x = self.blocks[1](x)
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_gradient_modes_inside_forward_change_nothing(empty_db, bound, no_inductor, mode):
+    model = Modes().eval().requires_grad_(False)
+    with mode():
+        assert_same(model, compiled(model, empty_db), images(2))
+    assert bound and not no_inductor
+
+
 def test_results_have_the_models_memory_format(empty_db):
     block = Block().eval()
     fast = compiled(block, empty_db)
@@ -237,6 +254,13 @@ def test_what_cannot_be_captured_runs_without_our_kernels(empty_db, no_inductor,
         torch.testing.assert_close(result, copy(other))
     assert torch.equal(x, other) and all(map(torch.equal, model.state_dict().values(), copy.state_dict().values()))
     assert len(no_inductor) == 1
+
+
+def test_a_users_submodule_in_training_mode_stays_so(empty_db, no_inductor):
+    model = torch.fx.symbolic_trace(Net().train())
+    with torch.no_grad(), pytest.warns(UserWarning, match="in training mode"):
+        autotune(model, [images(2)], options={"tuning_db": empty_db})
+    assert all(part.training for part in model.modules())
 
 
 def test_several_inputs_and_results_are_right(empty_db, no_inductor):
