@@ -8,10 +8,11 @@ from fused_resnet.old_pickles import install
 if TYPE_CHECKING:
     from fused_resnet.capture.activation import Activation
     from fused_resnet.module import FusedResNet, InputError
+    from fused_resnet.tuning import tune
 
-__all__ = ["Activation", "FusedResNet", "InputError"]
+__all__ = ["Activation", "FusedResNet", "InputError", "tune"]
 
-_MODULES = {"Activation": "capture.activation", "FusedResNet": "module", "InputError": "module"}
+_MODULES = {"Activation": "capture.activation", "FusedResNet": "module", "InputError": "module", "tune": "tuning"}
 
 install()
 

@@ -209,16 +209,7 @@ class Captured:
         from fused_resnet.capture.model_copy import copy_of
         from fused_resnet.quantization.calibrate import calibrate
 
-        _problem_dtype("f32", precision)
-        if precision == INT8 and calibration is None:
-            raise InputError(
-                "precision='int8' needs calibration: give batches of inputs like those to come, or the scales that "
-                "fused_resnet.quantization.calibrate.calibrate returned for them"
-            )
-        if precision != INT8 and calibration is not None:
-            raise InputError(
-                f"calibration is for precision='int8' alone, and precision is {precision!r}: leave one out"
-            )
+        check_precision(precision, calibration)
         module = copy_of(model)
         activation.replace(module, replace)
         module.eval()  # the replacements; `copy_of` refused any other part in training mode
@@ -297,13 +288,32 @@ class Captured:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Captured:
         """Return a copy that keeps the captured networks, which nothing changes."""
-        copied = Captured(copy.deepcopy(self.module, memo), self.name, self.precision, self.scales)
+        return self.with_module(copy.deepcopy(self.module, memo))
+
+    def with_module(self, module: nn.Module) -> Captured:
+        """Return a source for a module that differs in its tensors alone; it keeps the captured networks."""
+        copied = Captured(module, self.name, self.precision, self.scales)
         if self._parts == dict(self.module.named_modules()):
-            copied._captures = [
-                _Captures(copied.module, one.modules) for one in self._captures if one.watch.unchanged()
-            ]
-            copied._parts = dict(copied.module.named_modules())
+            copied._captures = [_Captures(module, one.modules) for one in self._captures if one.watch.unchanged()]
+            copied._parts = dict(module.named_modules())
         return copied
+
+
+def check_precision(precision: str | None, calibration: Iterable[Any] | Mapping[str, float] | None) -> None:
+    """Check that a precision exists and that calibration is given if it is int8, and only then.
+
+    Raises:
+        InputError: Precision and calibration do not fit together.
+        UnknownNameError: There is no precision of this name.
+    """
+    _problem_dtype("f32", precision)
+    if precision == INT8 and calibration is None:
+        raise InputError(
+            "precision='int8' needs calibration: give batches of inputs like those to come, or the scales that "
+            "fused_resnet.quantization.calibrate.calibrate returned for them"
+        )
+    if precision != INT8 and calibration is not None:
+        raise InputError(f"calibration is for precision='int8' alone, and precision is {precision!r}: leave one out")
 
 
 def _problem_dtype(dtype: str, precision: str | None) -> str:

@@ -447,10 +447,12 @@ class FusedResNet(nn.Module):
 
     def _bind(self, inputs: Sequence[torch.Tensor], arguments: str) -> NetworkPlan:
         network = self._source.network(Signature.of(inputs, arguments))
+        self._before_binding(network, inputs[0].device)
         self._cache.guard(self._source.guards)
         if arguments == ONE_TENSOR:
             is_tensor = self._source.results[arguments].is_tensor
-            self._cache.bare = is_tensor and self.memory_format is torch.channels_last
+            as_is = self.memory_format is torch.channels_last or all(len(one.shape) != 4 for one in network.results)
+            self._cache.bare = self._cache.bare and is_tensor and as_is
         device, last = inputs[0].device, [i for i, x in enumerate(inputs) if not x.is_contiguous()]
         with self._database() as store, torch.inference_mode(False), torch.no_grad():
             # The plain network's tensors, because replicas of torch.nn.DataParallel have no named ones of their own.
@@ -461,11 +463,15 @@ class FusedResNet(nn.Module):
             dtype = next((x for x in inputs if x.is_floating_point()), inputs[0]).dtype
             warnings.warn(
                 f"{self.tuning_db} is not tuned for batch {network.batch} of {self._source.name} in {dtype} on this "
-                f"device: of {len(plan.bound)} layers {listed}; tune it with scripts/tune.py --batch {network.batch}"
+                f"device: of {len(plan.bound)} layers {listed}; tune it with fused_resnet.tune or "
+                f"scripts/tune.py --batch {network.batch}"
                 + (f" --precision {self._source.precision}" if self._source.precision else ""),
                 stacklevel=9,  # the caller's line: our six functions and torch's two around `forward` lie between
             )
         return plan
+
+    def _before_binding(self, network: Network, device: torch.device) -> None:
+        """Do what a subclass does before a plan of the network is bound, such as tuning it."""
 
     # -- what torch does with modules ------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from autotune.core.arch import (
     runs_on,
 )
 from autotune.core.device import DeviceFacts, device_arch, device_name, device_target, measure_device
+from autotune.core.duration import seconds_of
 from autotune.core.errors import (
     AutotuneError,
     CaptureError,
@@ -59,4 +60,5 @@ __all__ = [
     "require_one_of",
     "round_up",
     "runs_on",
+    "seconds_of",
 ]

@@ -12,6 +12,9 @@ PACKAGE = Path(__file__).resolve().parents[1]
 FAMILIES = "AUTOTUNE_FAMILIES"
 """Environment variable with the folders of user-defined families."""
 
+DATABASE = "AUTOTUNE_DB"
+"""Environment variable with the path or URL of the tuning database to use where a program names none."""
+
 
 def templates() -> Path:
     """Return the folder of templates and headers."""
@@ -35,7 +38,19 @@ def generated() -> Path:
         return Path(chosen)
     if (PACKAGE.parent / "pyproject.toml").exists():
         return PACKAGE.parent / "generated"
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "autotune" / "generated"
+    return _user_cache() / "generated"
+
+
+def database() -> str:
+    """Return the tuning database to use where a program names none.
+
+    It is $AUTOTUNE_DB if that is set, and autotune/tuning.db in the user's cache otherwise, which may not exist yet.
+    """
+    return os.environ.get(DATABASE) or str(_user_cache() / "tuning.db")
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "autotune"
 
 
 def cutlass_includes() -> list[Path]:

@@ -2,6 +2,7 @@
 
 from autotune.tuner.kernel_builder import kernel_of
 from autotune.tuner.library_candidates import LibraryCandidates
+from autotune.tuner.line_progress import LineProgress
 from autotune.tuner.objectives import OBJECTIVES
 from autotune.tuner.options import TunerOptions
 from autotune.tuner.progress import Progress
@@ -15,6 +16,7 @@ from autotune.tuner.report import (
     rejected_configs,
     unsupported_reason,
 )
+from autotune.tuner.session import Bench, TuneRequest, gpu_capability, missing, refuse_other_timing
 from autotune.tuner.time_breakdown import RECORD, WAIT, TimeBreakdown
 from autotune.tuner.tuner import Tuner
 
@@ -22,18 +24,24 @@ __all__ = [
     "OBJECTIVES",
     "RECORD",
     "WAIT",
+    "Bench",
     "Failure",
     "LayerWinner",
     "LibraryCandidates",
+    "LineProgress",
     "Progress",
     "TimeBreakdown",
+    "TuneRequest",
     "Tuner",
     "TunerOptions",
     "failures",
     "format_config",
+    "gpu_capability",
     "kernel_of",
     "layer_winners",
+    "missing",
     "pareto_candidates",
+    "refuse_other_timing",
     "rejected_configs",
     "unsupported_reason",
 ]

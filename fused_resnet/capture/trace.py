@@ -24,6 +24,8 @@ from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from autotune.core import CaptureError
 from autotune.ir import DTYPES, TENSOR_DTYPES, ConstantExpr, ConstantSource
 from fused_resnet.arguments import Signature, put_together
+from fused_resnet.capture.graph_trace import TracedGraph, trace_graph
+from fused_resnet.dynamo_graph import DynamoGraph
 from fused_resnet.guards import stateless
 from fused_resnet.result import Leaf, Result
 
@@ -123,11 +125,13 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     return {argument.name: argument.default_value for argument in formal} | given | dict(node.kwargs)
 
 
-def _export(model: nn.Module, signature: Signature, device: torch.device) -> torch.export.ExportedProgram:
+def _export(model: nn.Module, signature: Signature, device: torch.device) -> torch.export.ExportedProgram | TracedGraph:
+    tensors = [torch.empty(one.shape, dtype=TENSOR_DTYPES[one.dtype], device=device) for one in signature.tensors]
+    if isinstance(model, DynamoGraph):
+        return trace_graph(model, tuple(tensors))  # Dynamo guards the state that forward reads
     if any(tensor.is_inference() for tensor in (*model.parameters(), *model.buffers())):
         model = copy.deepcopy(model)  # tensors made in inference mode, for example by .half(), cannot be exported
 
-    tensors = [torch.empty(one.shape, dtype=TENSOR_DTYPES[one.dtype], device=device) for one in signature.tensors]
     args, kwargs = put_together(signature.arguments, tensors)
 
     def export() -> torch.export.ExportedProgram:
@@ -186,7 +190,7 @@ def _called(name: str, module: nn.Module) -> str:
     return f"{name} ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
 
 
-def _change_nothing_in_place(exported: torch.export.ExportedProgram) -> bool:
+def _change_nothing_in_place(exported: torch.export.ExportedProgram | TracedGraph) -> bool:
     """Rewrite relu_(x) as relu(x), and its later readers.
 
     Returns:
@@ -227,7 +231,7 @@ def _change_nothing_in_place(exported: torch.export.ExportedProgram) -> bool:
     return True
 
 
-def _read(exported: torch.export.ExportedProgram) -> Traced:
+def _read(exported: torch.export.ExportedProgram | TracedGraph) -> Traced:
     signature, graph = exported.graph_signature, exported.graph
     keys = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     nodes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
@@ -277,7 +281,7 @@ def _read(exported: torch.export.ExportedProgram) -> Traced:
     return Traced(graph, tuple(inputs), tuple(computed.values()), result, constants)
 
 
-def _returned(exported: torch.export.ExportedProgram) -> list[Any]:
+def _returned(exported: torch.export.ExportedProgram | TracedGraph) -> list[Any]:
     """Return what forward returns: nodes, and constants such as None."""
     values = next(node for node in exported.graph.nodes if node.op == "output").args[0]
     kinds = [one.kind for one in exported.graph_signature.output_specs]

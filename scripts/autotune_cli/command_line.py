@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from autotune.core import AutotuneError
+from autotune.core import AutotuneError, seconds_of
 
 Group = argparse._ActionsContainer
 """A parser or one of its groups."""
@@ -74,10 +74,10 @@ def torch_device(name: str) -> torch.device:
 
 def seconds(text: str) -> float:
     """Read "90s", "5m", "1h" or a bare number of seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not found:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a time: write 90s, 5m or 1h")
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+    try:
+        return seconds_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def positive(text: str) -> int:

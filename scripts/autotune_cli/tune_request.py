@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 
 from autotune.core import Architecture, ProblemError, UnknownNameError
-from autotune.ir import Network, Problem, dtype_name, parse
+from autotune.ir import dtype_name, parse
+from autotune.tuner import TuneRequest
 from autotune_cli import models
 from autotune_cli.problem_file import read_problems
 from fused_resnet.model_source import TF32
@@ -14,23 +14,6 @@ from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
 
 PRODUCTS = {"int8": ("s8",), "tf32": ("tf32",)}
 """Precision -> the dtypes of its products, beside the dtype of the network's tensors."""
-
-
-@dataclass(frozen=True)
-class TuneRequest:
-    """Problems to tune together.
-
-    Attributes:
-        name: Of the model, or "problems"; for the default file name of the database.
-        title: For tables.
-        named: The problems with the names of their layers, or with numbers.
-        network: The network that the layers belong to; None for single problems.
-    """
-
-    name: str
-    title: str
-    named: list[tuple[str, Problem]]
-    network: Network | None = None
 
 
 def tune_requests(args: argparse.Namespace, arch: Architecture) -> list[TuneRequest]:

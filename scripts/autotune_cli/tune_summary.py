@@ -5,11 +5,10 @@ from __future__ import annotations
 from rich.console import Console
 
 from autotune.families import serving
-from autotune.tuner import Tuner, layer_winners, rejected_configs, unsupported_reason
+from autotune.tuner import Tuner, TuneRequest, layer_winners, rejected_configs, unsupported_reason
 from autotune.tuner import failures as failed
 from autotune_cli.tables import failures, spent, tradeoffs, winners
 from autotune_cli.tune_progress import LiveProgress
-from autotune_cli.tune_request import TuneRequest
 
 
 def show_compiled(console: Console, tuner: Tuner) -> None:

@@ -12,6 +12,7 @@ from autotune.runtime.engine._engine import (
     SharedLibrary,
     StateWatch,
     create_stream,
+    same_objects,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "SharedLibrary",
     "StateWatch",
     "create_stream",
+    "same_objects",
 ]

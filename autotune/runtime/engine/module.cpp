@@ -34,6 +34,19 @@ PYBIND11_MODULE(_engine, m) {
       "create_stream", [](int device) { return reinterpret_cast<uintptr_t>(cuda::create_stream(device)); },
       py::arg("device"), "Returns the handle of a new CUDA stream, which lives as long as the process.");
 
+  m.def(
+      "same_objects",
+      [](const py::tuple& given, const py::tuple& expected) {
+        if (given.size() != expected.size()) return false;
+        for (size_t i = 0; i < given.size(); i++) {
+          PyObject* wanted = PyTuple_GET_ITEM(expected.ptr(), i);
+          if (wanted != Py_None && wanted != PyTuple_GET_ITEM(given.ptr(), i)) return false;
+        }
+        return true;
+      },
+      py::arg("given"), py::arg("expected"),
+      "Returns whether a tuple holds the very objects of another one, whose items None stand for any object.");
+
   py::class_<Prepared, std::shared_ptr<Prepared>>(m, "Prepared", "A kernel prepared for one problem.")
       .def_readonly("workspace_bytes", &Prepared::workspace_bytes)
       .def("describe", &Prepared::describe);

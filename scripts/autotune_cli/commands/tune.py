@@ -19,37 +19,38 @@ import textwrap
 from contextlib import nullcontext
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from autotune.core import (
     ARCHITECTURES,
     FAMILIES,
-    Architecture,
     UnknownNameError,
     architecture,
-    cpu_targets,
-    device_arch,
-    device_name,
     of_capability,
 )
 from autotune.families import PERMISSIONS, families, family, use
-from autotune.ir import DTYPES, OPERATORS, Problem
+from autotune.ir import DTYPES, OPERATORS
 from autotune.ir.epilogue_steps import STEPS
 from autotune.measure import BUFFERS, TIMERS, Timing, Worker
 from autotune.search import DEFAULT_STRATEGY, STRATEGIES
-from autotune.tuner import OBJECTIVES, Tuner, TunerOptions
+from autotune.tuner import (
+    OBJECTIVES,
+    Bench,
+    Tuner,
+    TuneRequest,
+    TunerOptions,
+    gpu_capability,
+    refuse_other_timing,
+)
 from autotune_cli import models, tune_summary
 from autotune_cli.command_line import Group, add_batches, add_jobs, add_model, database, percent, positive, seconds
 from autotune_cli.interrupts import exit_code
 from autotune_cli.problem_usage import usage
 from autotune_cli.tune_progress import LiveProgress
-from autotune_cli.tune_request import TuneRequest, tune_requests
+from autotune_cli.tune_request import tune_requests
 from fused_resnet.model_source import PRECISIONS
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
-from tuning_db import DatabaseError, Store
-
-UNTIMED_TRIALS = 6
+from tuning_db import Store
 
 
 def problem_help() -> str:
@@ -183,36 +184,6 @@ def _add_candidates(group: Group) -> None:
     )
 
 
-def gpu_capability() -> int | None:
-    """Return 10 x the compute capability of the GPU, or None if torch sees no GPU."""
-    if not torch.cuda.is_available():
-        return None
-    major, minor = torch.cuda.get_device_capability()
-    return 10 * major + minor
-
-
-def choose_device(arch: Architecture, capability: int | None) -> tuple[str | None, str]:
-    """Return the device that can time kernels for `arch`, or None, and the target to compile for."""
-    if not arch.is_cuda:
-        return "cpu", cpu_targets()[0]
-    assert arch.capability
-    if capability is None or capability < arch.capability:
-        return None, f"sm_{arch.capability}"
-    return "cuda:0", f"sm_{capability}"
-
-
-def refuse_other_timing(store: Store, device: str, problems: list[Problem], timing: Timing) -> None:
-    """Raise DatabaseError if the database holds times of another timer or of other buffers: they are not comparable."""
-    if not (row := store.device(device_name(torch.device(device)))):
-        return
-    for problem in problems:
-        for measured in store.measurements(row, str(problem), "ok", most=1):
-            for name, default in (("buffers", BUFFERS[0]), ("timer", TIMERS[0])):
-                if (before := measured.details.get(name, default)) != getattr(timing, name):
-                    given = f"{store.name} holds times measured with --{name} {before}"
-                    raise DatabaseError(f"{given}: give the same option, or another --db")
-
-
 def main(args: argparse.Namespace) -> int:
     use(args.families or [])
     families()  # registers the operators of a user's families
@@ -221,12 +192,10 @@ def main(args: argparse.Namespace) -> int:
         arch = of_capability(capability) if capability else architecture("cpu")
     else:
         arch = architecture(args.arch)
-    device, target = choose_device(arch, capability)
-    arch = device_arch(arch, torch.device(device)) if device else arch
+    bench = Bench.of(arch, capability)
+    arch, device = bench.arch, bench.device
     requests = tune_requests(args, arch)
     path = args.db or Path("tuning_db") / f"{requests[0].name}_{arch.name}.db"
-    trials = args.trials or (32 if not arch.is_cuda else 160 if device else UNTIMED_TRIALS)
-    budget = args.budget or (360.0 if arch.is_cuda else 90.0)
     allow = tuple(name.replace("-", "_") for name in args.allow)
     only = tuple(family(name).name for name in args.only)
     objectives = tuple(dict.fromkeys(args.objective or ["time"]))
@@ -234,9 +203,9 @@ def main(args: argparse.Namespace) -> int:
         raise UnknownNameError("--objective energy: only a GPU reports its energy")
     options = TunerOptions(
         arch,
-        target,
-        trials,
-        budget,
+        bench.target,
+        args.trials or bench.trials,
+        args.budget or bench.budget,
         args.jobs,
         args.seed,
         allow,
@@ -250,7 +219,7 @@ def main(args: argparse.Namespace) -> int:
     timing = Timing(args.timer, args.buffers, "energy" in objectives)
     with Store.create(path) as store, Worker(device, timing=timing) if device else nullcontext() as worker:
         if device:
-            problems = [problem for request in requests for _, problem in request.named]
+            problems = [problem for request in requests for problem in request.problems]
             refuse_other_timing(store, device, problems, timing)
         for request in requests:
             if code := tune(request, store, options, worker):
@@ -266,12 +235,10 @@ def tune(request: TuneRequest, store: Store, options: TunerOptions, worker: Work
         for name, problem in request.named:
             console.print(f"{name:>3}  {problem}", highlight=False, markup=False)
     progress = LiveProgress(console, request.named)
-    tuner = Tuner(store, [problem for _, problem in request.named], options, worker, progress)
+    tuner = Tuner(store, request.problems, options, worker, progress)
     with progress:
         try:
-            tuner.run()
-            if request.network:
-                tuner.tune_network(request.network)
+            request.run(tuner)
         except KeyboardInterrupt as interrupt:
             code = exit_code(interrupt)
     if worker is None:

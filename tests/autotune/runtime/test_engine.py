@@ -10,7 +10,7 @@ import torch
 from repository import ROOT
 
 from autotune.core import paths
-from autotune.runtime.engine import StateWatch
+from autotune.runtime.engine import StateWatch, same_objects
 
 RUNS = """
 import ctypes, os, sys
@@ -305,3 +305,10 @@ def test_a_change_between_the_read_and_the_watch_is_seen():
     other = StateWatch([])
     other.add([], [(owner, "a", 1.0)], [])
     assert not watch.unchanged() and not other.unchanged()
+
+
+def test_same_objects_compares_identities_and_skips_none():
+    one, other, x = torch.zeros(1), torch.zeros(1), torch.ones(2)
+    assert same_objects((one, x, one), (one, None, one)) and same_objects((), ())
+    assert not same_objects((other, x, one), (one, None, one))
+    assert not same_objects((one, x), (one, None, one))

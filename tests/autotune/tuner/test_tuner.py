@@ -232,3 +232,12 @@ def test_a_budget_that_ends_at_once_leaves_no_problem_without_a_kernel(worker, c
         JOIN problem ON problem.id = problem_id WHERE family LIKE 'cpu_%' AND status = 'ok'"""
     found = {text for (text,) in rows(path, query)}
     assert found == {text for text in PROBLEMS if any(serving(parse(text), cpu))}
+
+
+@pytest.mark.process
+def test_a_run_without_problems_finds_the_device(worker, cpu, cpu_target, tmp_path):
+    """The layers of a network may all be tuned while its plan is missing."""
+    with Store.create(tmp_path / "x.db") as store:
+        tuner = Tuner(store, [], TunerOptions(cpu, cpu_target, TRIALS, 1.0, jobs=2), worker, Log())
+        tuner.run()
+        assert tuner.device == store.devices()[0]

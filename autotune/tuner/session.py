@@ -1,0 +1,140 @@
+"""What a tuning run needs besides problems: a device, limits, and what the database lacks.
+
+`autotune tune` and `fused_resnet.tune` both begin here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from autotune.core import Architecture, architecture, cpu_targets, device_arch, device_name, of_capability
+from autotune.families import serving
+from autotune.ir import Network, Problem
+from autotune.measure import BUFFERS, TIMERS, Timing
+from autotune.tuner.tuner import Tuner
+from tuning_db import DatabaseError, Store
+
+UNTIMED_TRIALS = 6
+"""Configs to compile for a problem where nothing can be timed."""
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """Problems to tune together.
+
+    Attributes:
+        name: Of the model, or "problems"; for the default file name of the database.
+        title: For tables.
+        named: The problems with the names of their layers, or with numbers.
+        network: The network that the layers belong to; None for single problems.
+    """
+
+    name: str
+    title: str
+    named: Sequence[tuple[str, Problem]]
+    network: Network | None = None
+
+    @property
+    def problems(self) -> list[Problem]:
+        """The problems in order; a problem of several layers occurs several times."""
+        return [problem for _, problem in self.named]
+
+    def run(self, tuner: Tuner) -> None:
+        """Tune the problems and then the plan of the network; raises what `Tuner.run` raises."""
+        tuner.run()
+        if self.network:
+            tuner.tune_network(self.network)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What kernels are compiled for, and the device that times them.
+
+    Attributes:
+        arch: The architecture.
+        target: The compilation target, such as "sm_90".
+        device: The device, such as "cuda:0"; None if this machine cannot run the kernels.
+    """
+
+    arch: Architecture
+    target: str
+    device: str | None
+
+    @classmethod
+    def of(cls, arch: Architecture, capability: int | None) -> Bench:
+        """Return the bench for an architecture on this machine.
+
+        Args:
+            arch: The architecture.
+            capability: 10 x the compute capability of the GPU; None if there is no GPU.
+        """
+        if not arch.is_cuda:
+            device, target = "cpu", cpu_targets()[0]
+        elif capability is None or capability < (arch.capability or 0):
+            return cls(arch, f"sm_{arch.capability}", None)
+        else:
+            device, target = "cuda:0", f"sm_{capability}"
+        return cls(device_arch(arch, torch.device(device)), target, device)
+
+    @classmethod
+    def of_device(cls, device: torch.device) -> Bench:
+        """Return the bench for the newest architecture that a device runs."""
+        if device.type != "cuda":
+            return cls.of(architecture("cpu"), None)
+        capability = gpu_capability(device)
+        assert capability
+        arch = device_arch(of_capability(capability), device)
+        return cls(arch, f"sm_{capability}", str(torch.empty(0, device=device).device))  # with its index
+
+    @property
+    def trials(self) -> int:
+        """Number of configs to try for a problem, where the user gives none."""
+        if not self.arch.is_cuda:
+            return 32
+        return 160 if self.device else UNTIMED_TRIALS
+
+    @property
+    def budget(self) -> float:
+        """Seconds of a search, where the user gives none."""
+        return 360.0 if self.arch.is_cuda else 90.0
+
+
+def gpu_capability(device: torch.device | None = None) -> int | None:
+    """Return 10 x the compute capability of a GPU, or None if torch sees no GPU."""
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def missing(store: Store, bench: Bench, network: Network) -> TuneRequest | None:
+    """Return the layers of a network that a database lacks for a device; None if it lacks neither layers nor plan.
+
+    A layer is tuned once its finalists were timed, which is the end of a run: the layers of an interrupted run are
+    missing. Layers of alternatives that no family serves are not.
+    """
+    assert bench.device
+    row = store.device(device_name(torch.device(bench.device)))
+    named = [(layer.name, layer.problem) for layer in network.layers]
+    extra = [(layer.name, layer.problem) for layer in network.all_layers[len(named) :]]
+    named += [(name, problem) for name, problem in extra if serving(problem, bench.arch)]
+    if row is not None:
+        named = [one for one in named if not any(m.final for m in store.measurements(row, str(one[1]), "ok"))]
+        if not named and (not bench.arch.is_cuda or store.plan(row, network.key)):
+            return None
+    return TuneRequest(network.identity.model, network.key, named, network)
+
+
+def refuse_other_timing(store: Store, device: str, problems: Sequence[Problem], timing: Timing) -> None:
+    """Raise DatabaseError if the database holds times of another timer or of other buffers: they are not comparable."""
+    if not (row := store.device(device_name(torch.device(device)))):
+        return
+    for problem in problems:
+        for measured in store.measurements(row, str(problem), "ok", most=1):
+            for name, default in (("buffers", BUFFERS[0]), ("timer", TIMERS[0])):
+                if (before := measured.details.get(name, default)) != getattr(timing, name):
+                    given = f"{store.name} holds times measured with --{name} {before}"
+                    raise DatabaseError(f"{given}: give the same option, or another --db")

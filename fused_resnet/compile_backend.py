@@ -1,0 +1,326 @@
+"""The backend of torch.compile(model, backend="autotune"): the graphs of Dynamo on tuned kernels, for inference.
+
+pyproject.toml names it in the entry-point group torch_dynamo_backends, so torch finds it without an import.
+docs/guide/torch-compile.md describes the options and what runs where.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from autotune.core import CaptureError, UnknownNameError, require_one_of
+from autotune.ir import Network, ToChannelsLast, TorchCall
+from autotune.runtime.engine import same_objects
+from fused_resnet.dynamo_graph import Unlifted, unlift
+from fused_resnet.model_source import Captured, check_precision
+from fused_resnet.module import FusedResNet
+from fused_resnet.torch_op import InputError
+from fused_resnet.tuning import TuneLimits, create, database, tune_missing
+from tuning_db import DatabaseError
+
+TUNE = {
+    "off": "use what the database has",
+    "missing": "first tune what the database lacks, at the first call of each input shape",
+}
+"""Values of the option tune and what they mean."""
+
+LARGEST_FAMILY = 32
+"""Most models that share one graph, such as the blocks of one class in a network, and keep their plans."""
+
+Compiled = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """The options of torch.compile(..., backend="autotune", options={...}).
+
+    Attributes:
+        tuning_db: Path or URL of the database. Without one, that of the environment variable AUTOTUNE_DB, or else
+            autotune/tuning.db in the user's cache.
+        tune: A key of TUNE.
+        budget: For tune="missing": time of the search for each input shape, such as "60s".
+        precision: None, "tf32" or "int8", as for FusedResNet.from_model.
+        calibration: For "int8": the scales that fused_resnet.quantization.calibrate returned.
+        graph: On a GPU, replay the network as a CUDA graph.
+        plans: Number of plans to keep, one for each input shape and, on a GPU, stream.
+        trusted_keys: Public keys, one of which must have signed the database.
+    """
+
+    tuning_db: str | os.PathLike[str] | None = None
+    tune: str = "off"
+    budget: str | float | None = None
+    precision: str | None = None
+    calibration: Mapping[str, float] | None = None
+    graph: bool = True
+    plans: int = 16
+    trusted_keys: Sequence[str | os.PathLike[str]] = ()
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | None) -> CompileOptions:
+        """Return the options that a user gave.
+
+        Raises:
+            DatabaseError: There is no database.
+            InputError: An option does not exist or has no valid value.
+            UnknownNameError: `tune` or `precision` has an unknown value.
+        """
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(set(given or {}) - set(known)):
+            raise InputError(
+                f"unknown option {', '.join(map(repr, unknown))}: backend='autotune' has {', '.join(known)}"
+            )
+        options = cls(**(given or {}))
+        require_one_of("option tune", options.tune, list(TUNE))
+        if options.calibration is not None and not isinstance(options.calibration, Mapping):
+            raise InputError(
+                "the option calibration takes the scales that fused_resnet.quantization.calibrate returned"
+            )
+        check_precision(options.precision, options.calibration)
+        if options.tunes:
+            _ = options.limits.seconds
+            if options.trusted_keys:
+                raise InputError("a database that is being tuned has no signature: leave out trusted_keys or tune")
+            create(options.database)
+        elif options.budget is not None:
+            raise InputError("the option budget is for tune='missing': leave it out, or give that, too")
+        elif options.tuning_db is None and "://" not in options.database and not Path(options.database).exists():
+            raise DatabaseError(
+                f"no tuning database at {options.database}: give options={{'tuning_db': PATH}}, set AUTOTUNE_DB, or "
+                "tune now with options={'tune': 'missing'}"
+            )
+        return options
+
+    @property
+    def database(self) -> str:
+        """The location of the database."""
+        return database(self.tuning_db)
+
+    @property
+    def tunes(self) -> bool:
+        """True if what the database lacks is tuned."""
+        return self.tune == "missing"
+
+    @property
+    def limits(self) -> TuneLimits:
+        """The limits of tuning runs."""
+        return TuneLimits(self.budget)
+
+
+def autotune(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Compiled:
+    """Return the callable that runs a graph of Dynamo.
+
+    It runs tuned kernels where the graph can be captured. Otherwise it is Inductor's, or the graph itself where
+    Inductor cannot compile, and a warning says why.
+
+    Args:
+        graph_module: The graph.
+        example_inputs: Dynamo's example of each argument.
+        options: Those of torch.compile; see CompileOptions.
+        mode: Refused: the modes of torch.compile are Inductor's.
+
+    Raises:
+        DatabaseError: The database does not exist or cannot be read.
+        InputError: An option or a mode is not supported.
+        UnknownNameError: An option has an unknown value.
+    """
+    if mode is not None:
+        raise InputError(f"mode={mode!r} is a mode of Inductor: backend='autotune' takes options={{...}} instead")
+    chosen = CompileOptions.of(options)
+    tensors = [one for one in example_inputs if isinstance(one, torch.Tensor)]
+    if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+        return _other_backend(
+            graph_module,
+            example_inputs,
+            "backend='autotune' does not support training yet, and gradients are on: this graph is compiled by "
+            "Inductor. For inference call the model under torch.no_grad() or torch.inference_mode()",
+        )
+    try:
+        _refuse_others(tensors)
+        unlifted = unlift(graph_module, example_inputs)
+        if not unlifted.module.state_dict():
+            return _other_backend(graph_module, example_inputs)  # a piece between graph breaks: nothing to tune
+        compiled = CompiledGraph(unlifted, chosen)
+        network = compiled.network([_concrete(example_inputs[position]) for position in unlifted.inputs])
+    except (CaptureError, InputError, UnknownNameError) as error:
+        return _other_backend(
+            graph_module, example_inputs, f"backend='autotune' leaves a graph to Inductor, because {error}"
+        )
+    if all(isinstance(layer.problem, TorchCall | ToChannelsLast) for layer in network.layers):
+        return _other_backend(graph_module, example_inputs)
+    return compiled
+
+
+class CompiledGraph:
+    """Runs a graph of Dynamo for the parameters and inputs that each call passes.
+
+    Args:
+        unlifted: The graph as a module.
+        options: The user's options.
+    """
+
+    def __init__(self, unlifted: Unlifted, options: CompileOptions) -> None:
+        self._unlifted, self._options = unlifted, options
+        self._inputs = _getter(unlifted.inputs)
+        self._is_tuple = unlifted.is_tuple
+        self._source = Captured(unlifted.module, type(unlifted.module).__name__, options.precision, options.calibration)
+        self._first: FusedResNet | None = self._fused(self._source)
+        self._bound: list[_Bound] = []
+        self._last: _Bound | None = None
+        self._refused: set[tuple[torch.Size, ...]] = set()
+        self._lock = threading.Lock()
+
+    def network(self, inputs: Sequence[torch.Tensor]) -> Network:
+        """Return the layers for inputs like these; raises CaptureError or InputError if there are none."""
+        if not inputs:
+            raise CaptureError("the graph has no input")
+        assert self._first
+        return self._first.network(*inputs)
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the graph.
+
+        One graph may serve several models, so the tensors that are bound as parameters are compared with the call's.
+        """
+        bound = self._last
+        if bound is None or not same_objects(arguments, bound.arguments):
+            bound = self._bind(arguments)
+        inputs = self._inputs(arguments)
+        if self._refused and tuple(x.shape for x in inputs) in self._refused:
+            result = bound.network._plain(*inputs)
+        else:
+            try:
+                result = bound.network(*inputs)
+            except CaptureError as error:  # other shapes of the same graph were captured
+                self._refused.add(tuple(x.shape for x in inputs))
+                warnings.warn(f"backend='autotune' runs a graph on torch's operators, because {error}", stacklevel=2)
+                result = bound.network._plain(*inputs)
+        return result if self._is_tuple else (result,)
+
+    def _bind(self, arguments: tuple[Any, ...]) -> _Bound:
+        """Return the network with these parameters and buffers, and make it the one that is tried first."""
+        with self._lock:
+            found = next((one for one in self._bound if same_objects(arguments, one.arguments)), None)
+            if found is None:
+                self._bound = [one for one in self._bound if not one.is_orphan()][-LARGEST_FAMILY + 1 :]
+                found = self._new(arguments)
+                self._bound.append(found)
+            self._last = found
+            return found
+
+    def _new(self, arguments: tuple[Any, ...]) -> _Bound:
+        positions = set(self._unlifted.states.values())
+        expected = tuple(one if i in positions else None for i, one in enumerate(arguments))
+        tensors = [arguments[position] for position in self._unlifted.states.values()]
+        if self._first is None:
+            return _Bound(expected, self._fused(self._source.with_module(self._unlifted.with_states(tensors))))
+        self._unlifted.set_states(tensors)  # until now they were Dynamo's examples
+        found, self._first = _Bound(expected, self._first), None
+        return found
+
+    def _fused(self, source: Captured) -> FusedResNet:
+        options = self._options
+        kind = _TunedAtFirstCall if options.tunes else FusedResNet
+        fused = kind(
+            options.database,
+            source,
+            graph=options.graph,
+            plans=options.plans,
+            memory_format=torch.preserve_format,
+            trusted_keys=options.trusted_keys,
+        )
+        if isinstance(fused, _TunedAtFirstCall):
+            fused.limits = options.limits
+        return fused
+
+
+class _TunedAtFirstCall(FusedResNet):
+    """A FusedResNet that tunes what the database lacks before it binds a plan."""
+
+    limits = TuneLimits()
+
+    def _before_binding(self, network: Network, device: torch.device) -> None:
+        with torch.inference_mode(False):
+            tune_missing(network, device, self.tuning_db, self.limits)
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """The parameters and buffers of one model, and the network that runs with them.
+
+    Attributes:
+        arguments: The arguments of the graph that are parameters or buffers, and None for the others.
+        network: The network.
+    """
+
+    arguments: tuple[torch.Tensor | None, ...]
+    network: FusedResNet
+
+    def is_orphan(self) -> bool:
+        """Return whether only this object holds one of the tensors, so that no call can pass all of them again."""
+        held = 5  # by the tuple, a dictionary of the module, the copy that StateWatch keeps, the loop, and getrefcount
+        return any(one is not None and sys.getrefcount(one) <= held for one in self.arguments)
+
+
+def _getter(positions: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Return a function that takes the items at some positions."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    if not positions:
+        return lambda _: ()
+    (position,) = positions
+    return itemgetter(slice(position, position + 1))
+
+
+def _refuse_others(tensors: Sequence[torch.Tensor]) -> None:
+    """Raise CaptureError for tensors or modes that no network runs with."""
+    if len(devices := {one.device for one in tensors}) > 1:
+        raise CaptureError(f"its tensors are on several devices: {', '.join(sorted(map(str, devices)))}")
+    if any(torch.is_autocast_enabled(device.type) for device in devices):
+        raise CaptureError("autocast is on: convert the model instead, with .half() or .to(torch.bfloat16)")
+    if kinds := {type(one).__name__ for one in tensors} - {"Tensor", "Parameter", "FakeTensor"}:
+        raise CaptureError(f"its tensors are of the class {', '.join(sorted(kinds))}")
+
+
+def _concrete(example: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without memory whose shape is the example's; its sizes are hints, and nothing is guarded."""
+    sizes = [size.node.hint if isinstance(size, torch.SymInt) else size for size in example.shape]
+    if None in sizes:
+        raise CaptureError("a size depends on the values of tensors")
+    return torch.empty(sizes, dtype=example.dtype, device="meta")
+
+
+def _other_backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any], reason: str = "") -> Compiled:
+    """Return Inductor's callable for a graph, or the graph itself if Inductor cannot compile here."""
+    from torch._dynamo.backends.registry import lookup_backend
+    from torch._dynamo.exc import RestartAnalysis
+
+    if reason:
+        warnings.warn(reason, stacklevel=3)
+    try:
+        inductor: Callable[..., Compiled] = lookup_backend("inductor")
+        return inductor(graph_module, list(example_inputs))
+    except RestartAnalysis:
+        raise  # a request to Dynamo
+    except Exception as error:  # no C++ compiler, no Triton, or a failure of Inductor
+        line = (str(error).strip().splitlines() or [""])[0]
+        warnings.warn(
+            f"Inductor cannot compile a graph, which runs without it: {type(error).__name__}: {line}", stacklevel=3
+        )
+        return graph_module.forward

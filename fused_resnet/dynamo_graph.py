@@ -1,0 +1,201 @@
+"""A graph of torch.compile as a module: its parameters and buffers have the names that they have in the user's model.
+
+Dynamo hands a backend a graph whose placeholders are the model's parameters and buffers, the caller's tensors, and the
+sizes that it treats as dynamic. `unlift` makes a module of it that holds the parameters and takes the caller's tensors
+alone. Layers get the names that a capture of the model itself gives them, so a database serves both.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from autotune.core import CaptureError
+
+UNNAMED = "GraphModule"
+"""Name of the network where Dynamo does not tell the class of the user's model."""
+
+_STATE = re.compile(r"\.(_modules|_parameters|_buffers)\[")
+"""Where the path inside a module begins in the source of a parameter or buffer."""
+_SIZE = re.compile(r"(.*)\.size\(\)\[(\d+)\]")
+_TOKEN = re.compile(r"\['([^']*)'\]|\[(\d+)\]|([^.\[\]]+)")
+
+
+class DynamoGraph(fx.GraphModule):
+    """A graph of torch-level operators with its own parameters, whose nodes name the submodules they come from."""
+
+
+@dataclass(frozen=True)
+class Unlifted:
+    """A graph of Dynamo as a module.
+
+    Attributes:
+        module: The module; it returns a tensor if the graph has one result, otherwise a tuple.
+        states: Name of each parameter and buffer -> its position among the arguments of the graph.
+        inputs: Positions of the caller's tensors.
+        is_tuple: Whether the module returns a tuple.
+    """
+
+    module: DynamoGraph
+    states: Mapping[str, int]
+    inputs: tuple[int, ...]
+    is_tuple: bool
+
+    def set_states(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Make these tensors the parameters and buffers of the module, in the order of `states`."""
+        for name, tensor in zip(self.states, tensors, strict=True):
+            path, _, key = name.rpartition(".")
+            owner = self.module.get_submodule(path)
+            kind: dict[str, Any] = owner._parameters if key in owner._parameters else owner._buffers
+            kind[key] = tensor
+
+    def with_states(self, tensors: Sequence[torch.Tensor]) -> DynamoGraph:
+        """Return a module with the same graph and other parameters and buffers, in the order of `states`."""
+        attributes = _attributes(self.module, self.module.graph)
+        attributes |= dict(zip(self.states, tensors, strict=True))
+        return _module(attributes, self.module.graph, type(self.module).__name__)
+
+
+def unlift(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Unlifted:
+    """Return the module of a graph that Dynamo gave to a backend; the graph itself stays as it is.
+
+    Args:
+        graph_module: The graph.
+        example_inputs: Dynamo's example of each argument.
+
+    Raises:
+        CaptureError: An argument is neither a tensor nor a size of one, or part of the graph cannot be captured.
+    """
+    graph = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    result = graph.graph_copy(graph_module.graph, copied)
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    sources = {node: _source(node) for node in placeholders}
+    root = _root([sources[node] for node in placeholders])
+    states, inputs, tensors = dict[str, int](), dict[str, int](), dict[str, Any]()
+    for position, (node, example) in enumerate(zip(placeholders, example_inputs, strict=True)):
+        source, place = sources[node], copied[node]
+        if not isinstance(example, torch.Tensor):
+            continue
+        if _STATE.search(source):
+            name = ".".join(_tokens(source)[len(_tokens(root)) :])
+            states[name], tensors[name] = position, example
+            with graph.inserting_before(place):
+                place.replace_all_uses_with(graph.get_attr(name))
+            graph.erase_node(place)
+        else:
+            inputs[source or node.name] = position
+            place.target = place.name = _name(source, node)
+    given = {source: copied[placeholders[position]] for source, position in inputs.items()}
+    for node, example in zip(placeholders, example_inputs, strict=True):
+        if not isinstance(example, torch.Tensor):
+            _replace_number(graph, copied[node], sources[node], given)
+    results = tuple(result) if isinstance(result, tuple | list) else (result,)
+    is_tuple = len(results) != 1
+    graph.output(results if is_tuple else results[0])
+    for node in graph.nodes:
+        if stack := node.meta.get("nn_module_stack"):
+            node.meta["nn_module_stack"] = _paths(stack, _tokens(root))
+    model = _module(_attributes(graph_module, graph) | tensors, graph, _class_name(root))
+    return Unlifted(model, states, tuple(inputs.values()), is_tuple)
+
+
+def _replace_number(graph: fx.Graph, place: fx.Node, source: str, tensors: Mapping[str, fx.Node]) -> None:
+    """Replace a placeholder that is no tensor by the size that it is, unless nothing reads it.
+
+    Args:
+        graph: The graph.
+        place: The placeholder.
+        source: Dynamo's expression for it, such as "L['x'].size()[0]".
+        tensors: The placeholders of the caller's tensors by their sources.
+    """
+    if place.users:
+        found = _SIZE.fullmatch(source)
+        if found is None or found[1] not in tensors:
+            raise CaptureError(
+                f"the graph takes a number, '{source or place.name}', that is no size of an input tensor"
+            )
+        with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
+            place.replace_all_uses_with(graph.call_method("size", (tensors[found[1]], int(found[2]))))
+    graph.erase_node(place)
+
+
+def _attributes(root: nn.Module, graph: fx.Graph) -> dict[str, Any]:
+    """Return the submodules and tensors of a module that a graph uses, by name."""
+    found = {}
+    for node in graph.nodes:
+        if node.op in ("get_attr", "call_module"):
+            try:
+                found[node.target] = reduce(getattr, node.target.split("."), root)
+            except AttributeError:
+                continue  # a parameter that is added now
+    return found
+
+
+def _module(attributes: Mapping[str, Any], graph: fx.Graph, name: str) -> DynamoGraph:
+    """Return a module of a graph with these submodules and tensors, in eval mode.
+
+    Raises:
+        CaptureError: A submodule, which is the user's own, is in training mode.
+    """
+    for path, value in attributes.items():
+        if isinstance(value, nn.Module) and any(part.training for part in value.modules()):
+            raise CaptureError(f"'{path}' is in training mode: call .eval() on the model first")
+    module = DynamoGraph(dict(attributes), graph, name)
+    module.eval()
+    return module
+
+
+def _source(node: fx.Node) -> str:
+    """Return Dynamo's expression for an argument, such as "L['self']._modules['conv']._parameters['weight']"."""
+    source = getattr(node, "_dynamo_source", None)
+    name = getattr(source, "name", "")  # a method in older versions of torch
+    return str(name() if callable(name) else name)
+
+
+def _tokens(source: str) -> list[str]:
+    """Return the names in an expression without those of nn.Module's dictionaries."""
+    names = ["".join(found) for found in _TOKEN.findall(source)]
+    return [name for name in names if name not in ("_modules", "_parameters", "_buffers")]
+
+
+def _root(sources: Sequence[str]) -> str:
+    """Return the expression of the module that holds all parameters and buffers; "" if there are several."""
+    roots = {source[: found.start()] for source in sources if (found := _STATE.search(source))}
+    return roots.pop() if len(roots) == 1 else ""
+
+
+def _name(source: str, node: fx.Node) -> str:
+    """Return the name of an input: that of the caller's variable, where it has one."""
+    tokens = _tokens(source)
+    return tokens[-1] if len(tokens) == 2 and tokens[-1].isidentifier() else node.name
+
+
+def _paths(stack: Mapping[str, tuple[Any, Any]], root: Sequence[str]) -> dict[str, tuple[str, Any]]:
+    """Return the stack of a node's submodules with paths from the root, as torch.export writes them."""
+    found = {}
+    for key, (source, kind) in stack.items():
+        tokens = _tokens(str(source))
+        inner = tokens[len(root) :] if tokens[: len(root)] == list(root) else tokens
+        found[key] = (".".join(inner), kind)
+    return found
+
+
+def _class_name(root: str) -> str:
+    """Return the name of the class of the module that an expression of Dynamo names."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    scope, *names = _tokens(root) or [""]
+    try:
+        output = InstructionTranslator.current_tx().output
+        value: Any = {"L": output.local_scope, "G": output.global_scope}[scope][names[0]]
+        value = reduce(getattr, names[1:], value)
+    except (AttributeError, KeyError, IndexError):  # Dynamo's internals, which other versions may name otherwise
+        return UNNAMED
+    return type(value).__name__ if isinstance(value, nn.Module) else UNNAMED

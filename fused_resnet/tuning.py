@@ -1,0 +1,190 @@
+"""tune: tunes what a database lacks for a model, from Python, and returns the tuned model."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from autotune.core import device_name, paths, seconds_of
+from autotune.ir import Network
+from fused_resnet.model_source import Captured
+from fused_resnet.module import FusedResNet
+from fused_resnet.torch_op import InputError
+from tuning_db import public_keys
+
+if TYPE_CHECKING:
+    from autotune.tuner import Bench, LineProgress, Tuner
+
+Location = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class TuneLimits:
+    """The limits of a tuning run; None for the defaults of `autotune tune`.
+
+    Attributes:
+        budget: Time of the search for one input shape: seconds, or text such as "90s" or "5m".
+        trials: Number of configs that may be tried for a problem.
+        jobs: Number of compilers that run at the same time.
+        only: Names of the families to try; if empty, all apart from those that must be named.
+    """
+
+    budget: str | float | None = None
+    trials: int | None = None
+    jobs: int | None = None
+    only: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float | None:
+        """The budget in seconds; raises InputError if it is not a time."""
+        try:
+            return None if self.budget is None else seconds_of(self.budget)
+        except ValueError as error:
+            raise InputError(f"budget: {error}") from error
+
+
+def tune(
+    model: nn.Module,
+    example_inputs: torch.Tensor | Sequence[torch.Tensor],
+    tuning_db: Location | None = None,
+    *,
+    budget: str | float | None = None,
+    trials: int | None = None,
+    jobs: int | None = None,
+    only: Sequence[str] = (),
+    replace: Mapping[str, nn.Module] | None = None,
+    name: str = "",
+    graph: bool = True,
+    plans: int = 16,
+    precision: str | None = None,
+    calibration: Iterable[Any] | Mapping[str, float] | None = None,
+    memory_format: torch.memory_format = torch.channels_last,
+) -> FusedResNet:
+    """Tune what a database lacks for a model and one input shape, and return the model on the tuned kernels.
+
+    Progress goes to standard error. An interrupted run keeps every finished trial; the same call continues it.
+
+    Args:
+        model: The module, in eval mode, on the device to tune for; it is copied, not changed.
+        example_inputs: The input, or a tuple of the inputs; their shapes, dtype and device count, not their values.
+        tuning_db: Path or URL of the database, which is made if it is missing. Without one, that of the environment
+            variable AUTOTUNE_DB, or else autotune/tuning.db in the user's cache.
+        budget: Time of the search: seconds, or text such as "90s" or "5m"; 6 minutes on a GPU and 90 seconds on a CPU
+            by default. Timing the finalists and the plan of the network follows.
+        trials: Number of configs that may be tried for a layer.
+        jobs: Number of compilers that run at the same time; all cores by default.
+        only: Names of the kernel families to try.
+        replace: As for `FusedResNet.from_model`, and so are the arguments that follow.
+        name: Name of the model in messages.
+        graph: On a GPU, replay the network as a CUDA graph.
+        plans: Number of plans to keep.
+        precision: None, "tf32" or "int8".
+        calibration: For "int8".
+        memory_format: Memory format of results with four dimensions.
+
+    Raises:
+        CaptureError: The module cannot be captured.
+        DatabaseError: The database cannot be read or written.
+        InputError: An input or argument does not fit.
+        ToolchainError: There is no compiler.
+    """
+    limits = TuneLimits(budget, trials, jobs, tuple(only))
+    _ = limits.seconds  # a budget that is no time is refused before anything is made
+    inputs = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
+    if not inputs or not all(isinstance(one, torch.Tensor) for one in inputs):
+        raise InputError("example_inputs holds no tensor, or something else: give a tensor or a tuple of tensors")
+    where = database(tuning_db)
+    plain = model._plain if isinstance(model, FusedResNet) else model
+    source = Captured.of(plain, replace or {}, name, precision, calibration)
+    create(where)
+    fused = FusedResNet(where, source, graph=graph, plans=plans, memory_format=memory_format)
+    tune_missing(fused.network(*inputs), inputs[0].device, where, limits)
+    return fused
+
+
+def database(given: Location | None) -> str:
+    """Return the location of the database for what the user gave."""
+    return paths.database() if given is None else os.fspath(given)
+
+
+def create(where: str) -> None:
+    """Make a database where there is none.
+
+    Raises:
+        DatabaseError: It cannot be made.
+        InputError: Databases must be signed, which one that is being tuned cannot be.
+    """
+    from tuning_db import Store
+
+    if public_keys(()):
+        raise InputError(
+            "trusted keys are set, and a database that is being tuned has no signature: tune without trusted keys "
+            "(AUTOTUNE_TRUSTED_KEYS), sign the database, and load it with them"
+        )
+    if "://" not in where and not Path(where).exists():
+        Path(where).parent.mkdir(parents=True, exist_ok=True)
+        Store.create(where).close()
+
+
+def tune_missing(network: Network, device: torch.device, where: str, limits: TuneLimits) -> bool:
+    """Tune the layers and the plan of a network that a database lacks for a device.
+
+    Returns:
+        Whether something was missing.
+
+    Raises:
+        DatabaseError: The database cannot be read or written.
+        ToolchainError: There is no compiler.
+        WorkerError: The measuring process cannot be started.
+    """
+    from autotune.measure import Timing, Worker
+    from autotune.tuner import Bench, LineProgress, Tuner, TunerOptions, missing, refuse_other_timing
+    from tuning_db import Store
+
+    bench = Bench.of_device(device)
+    assert bench.device
+    with Store.create(where) as store:
+        request = missing(store, bench, network)
+        if request is None:
+            return False
+        timing = Timing()
+        refuse_other_timing(store, bench.device, request.problems, timing)
+        options = TunerOptions(
+            bench.arch,
+            bench.target,
+            limits.trials or bench.trials,
+            bench.budget if limits.seconds is None else limits.seconds,
+            limits.jobs or len(os.sched_getaffinity(0)),
+            only=limits.only,
+        )
+        title = f"autotune: tuning {len(request.named)} layers of {network.key} for {device_name(device)}"
+        with Worker(bench.device, timing=timing) as worker, LineProgress(title) as progress:
+            tuner = Tuner(store, request.problems, options, worker, progress)
+            request.run(tuner)
+            _show_end(progress, tuner, bench, network, where)
+    return True
+
+
+def _show_end(progress: LineProgress, tuner: Tuner, bench: Bench, network: Network, where: str) -> None:
+    """Write the sum of the layers' times, and a warning if this process would not find them."""
+    from autotune.tuner import layer_winners
+
+    assert tuner.device and bench.device
+    lines = list(layer_winners(tuner.store, tuner.device, [(layer.name, layer.problem) for layer in network.layers]))
+    ours = sum(line.time_us or 0.0 for line in lines)
+    torchs = sum((line.time_us or 0.0) * (line.speed_up or 1.0) for line in lines)
+    progress.end(f"done: the layers take {ours:.1f} us, on torch's operators {torchs:.1f} us; database {where}")
+    here = device_name(torch.device(bench.device))
+    if here != tuner.device.name:
+        warnings.warn(
+            f"the kernels were timed on '{tuner.device.name}', and this process is '{here}': set OMP_NUM_THREADS "
+            "before the program starts, instead of torch.set_num_threads, so that both have the same threads",
+            stacklevel=4,
+        )
