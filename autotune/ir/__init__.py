@@ -5,7 +5,7 @@ from autotune.ir.constant_expr import ConstantExpr, ConstantSource, State, evalu
 from autotune.ir.epilogue import MAX_SCALARS, Epilogue, Step
 from autotune.ir.epilogue_steps import define_step, full_name, register_step
 from autotune.ir.int8_numerics import scale_of
-from autotune.ir.network import INPUT, OUTPUT, Alternative, Layer, Network, NetworkKey, digest
+from autotune.ir.network import INPUT, OUTPUT, WHOLE, Alternative, Layer, Network, NetworkKey, digest
 from autotune.ir.problem import (
     DTYPES,
     MAX_OPERANDS,
@@ -62,6 +62,7 @@ __all__ = [
     "MAX_SCALARS",
     "OPERATORS",
     "OUTPUT",
+    "WHOLE",
     "Alternative",
     "AvgPool2d",
     "CallDevice",

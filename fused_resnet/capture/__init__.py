@@ -59,11 +59,13 @@ def capture_module(
 ) -> CapturedModule:
     """Return the layers of a module as `capture` does, and the structure of its result."""
     traced, dtype = trace(model, shape, dtype_name(dtype)), dtype_name(dtype)
-    layers, kept = Lowering(traced, dtype, HANDLERS).layers(), dict[str, str]()
+    lowering, kept = Lowering(traced, dtype, HANDLERS), dict[str, str]()
+    layers = lowering.layers()
+    whole = lowering.whole(layers) if rewrite is None else None  # it computes in the module's dtype
     if rewrite is not None:
         layers, kept = rewrite(layers)
     suffix = f"+{precision}" if precision else ""
     properties = (("input", "x".join(map(str, shape[1:]))), ("dtype", dtype + suffix))
     key = NetworkKey(type(model).__name__, shape[0], properties, digest(layers))
-    network = Network(key, layers, tuple(traced.output.meta["val"].shape), alternatives(layers), kept)
+    network = Network(key, layers, tuple(traced.output.meta["val"].shape), (*alternatives(layers), *([whole] if whole else [])), kept)
     return CapturedModule(network, traced.result)

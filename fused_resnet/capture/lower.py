@@ -12,6 +12,9 @@ from autotune.core import CaptureError
 from autotune.ir import (
     DTYPES,
     INPUT,
+    OUTPUT,
+    WHOLE,
+    Alternative,
     CallDevice,
     Elementwise,
     Layer,
@@ -28,6 +31,9 @@ from fused_resnet.capture.trace import Traced, name_of, path
 
 _RESHAPES = {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"}
 
+
+WHOLE_LAYER = "the network"
+"""Name of the layer that calls torch's operators for the whole network; no path of a submodule has a space."""
 
 Handler = Callable[["Lowering", fx.Node], bool]
 """Adds a layer for a node and returns True; returns False if the node is not exactly the operator's problem."""
@@ -69,6 +75,37 @@ class Lowering:
         if output is None or output.maker is None or not output.is_end:
             raise CaptureError("the model's result is not a floating-point tensor computed from its input")
         return build_layers(self._builders, output.maker)
+
+    def whole(self, layers: Sequence[Layer]) -> Alternative | None:
+        """Return an alternative to all layers of the network: one that calls torch's operators as the module does.
+
+        None if a constant or the result has a dtype that a layer cannot have.
+        """
+        output = self._traced.output
+        live = [node for node in self._traced.graph.nodes if node in self._live]
+        constants = [node for node in live if node in self._traced.constants]
+        calls = [node for node in live if node.op == "call_function"]
+        dtypes = {node: self._dtype(node.meta["val"]) for node in (self._traced.input, *constants, output)}
+        if None in dtypes.values() or self._traced.input not in self._live:
+            return None
+        variances = {node.args[4] for node in calls if name_of(node) == "batch_norm"}
+        place = {node: i for i, node in enumerate([self._traced.input, *constants, *calls])}
+        shapes = {node: tuple(node.meta["val"].shape) for node in dtypes}
+        operands = [ProblemOperand("x", "input", shapes[self._traced.input], str(dtypes[self._traced.input]))]
+        for i, node in enumerate(constants):
+            role = "vector" if len(shapes[node]) == 1 else "weight"
+            operands.append(ProblemOperand(f"w{i}", role, shapes[node], str(dtypes[node]), node in variances))
+        problem = TorchCall(
+            n=shapes[output][0],
+            calls=tuple(_call(node, place) for node in calls),
+            inputs=tuple(operands),
+            shape=shapes[output],
+            in_torch_order=("x",),
+            dtype=str(dtypes[output]),
+        )
+        weights = {f"w{i}": self._traced.constants[node] for i, node in enumerate(constants)}
+        layer = Layer(WHOLE_LAYER, problem, {"x": INPUT, "y": OUTPUT}, weights)
+        return Alternative(WHOLE, tuple(one.name for one in layers), (layer,))
 
     # -- what nodes are -----------------------------------------------------------------------------------------
 
