@@ -46,6 +46,7 @@ _REPORTS = ("autotune_num_choices_displayed", "max_autotune_report_choices_stats
 _MIN_CAPABILITY = 7
 """Least major compute capability that triton supports."""
 
+
 def configs(problem: Problem, modes: tuple[str, ...] = (DEFAULT,)) -> list[dict[str, str]]:
     """Return the configs of a problem's candidates, one for each mode; none if Inductor does not solve the problem."""
     return [{"mode": mode} for mode in modes] if isinstance(problem, TorchCall) and not problem.epilogue.names else []
@@ -94,12 +95,13 @@ def bind(
         raise LibraryError(f"Inductor compiles calls of torch's operators, and not '{problem}'")
     if reason := why_unavailable(device):
         raise LibraryError(f"Inductor is not available: {reason}")
-    late_names = [operand.name for operand in problem.operands() if operand.role in ("input", "output")]
-    call = _compiled(problem, MODES[config["mode"]], tensors, device, channels_last)
+    activations = [operand.name for operand in problem.operands() if operand.role in ("input", "output")]
+    weights = {name: tensor for name, tensor in tensors.items() if name not in activations}
+    call = _compiled(problem, MODES[config["mode"]], weights, device, channels_last)
 
     def run(late: Tensors) -> None:
         operands = {**tensors, **late}
-        call(*(operands[name] for name in late_names))
+        call(*(operands[name] for name in activations))
 
     if device.type == "cpu":
         return run
@@ -146,12 +148,12 @@ def _compiled(
 
 def _graph(
     problem: TorchCall, constants: Tensors, device: torch.device, channels_last: bool
-) -> tuple[fx.GraphModule, list[torch.Tensor]]:
+) -> tuple[fx.GraphModule, list[Any]]:
     """Return the calls as a graph that writes its last result to its last argument, and examples of its arguments."""
     aten = torch.ops.aten
     root, graph = torch.nn.Module(), fx.Graph()
     values: list[Any] = []
-    examples: list[torch.Tensor] = []
+    examples: list[Any] = []
     for operand in problem.inputs:
         if operand.name in constants:
             root.register_parameter(operand.name, torch.nn.Parameter(constants[operand.name], requires_grad=False))

@@ -134,7 +134,9 @@ class CandidateBench(Workload):
                 return Result("unstable", f"after many launches {difference}", error)
             seconds = {"load": bound - started, "verify": verified - bound, "time": time.perf_counter() - verified}
             result.details["seconds"] = {name: round(value, 5) for name, value in seconds.items()}
-            tolerance = TOLERANCE[accuracy] * math.sqrt(self.problem.roundings) if accuracy in TOLERANCE else WHOLE_SLACK
+            tolerance = (
+                TOLERANCE[accuracy] * math.sqrt(self.problem.roundings) if accuracy in TOLERANCE else WHOLE_SLACK
+            )
             result.details["tolerance"] = tolerance
             result.details["repeatable"] = changed is None
             return result

@@ -240,9 +240,7 @@ def _to_bytes(values: torch.Tensor) -> torch.Tensor:
     return values.clamp(-128, 127).round().to(torch.int8)
 
 
-def _fault(
-    difference: torch.Tensor, expected: torch.Tensor, error: float, accuracy: str, slack: float
-) -> str | None:
+def _fault(difference: torch.Tensor, expected: torch.Tensor, error: float, accuracy: str, slack: float) -> str | None:
     """Return what is wrong with an output; None if it is right.
 
     Args:
@@ -259,7 +257,9 @@ def _fault(
         return f"a relative error of {error:.2e}"
     scale = expected.abs() + expected.square().mean().sqrt()
     element = float((difference.abs() / scale).max())
-    return f"an element with a relative error of {element:.2e}" if element > slack * ELEMENT_TOLERANCE[accuracy] else None
+    return (
+        f"an element with a relative error of {element:.2e}" if element > slack * ELEMENT_TOLERANCE[accuracy] else None
+    )
 
 
 def _guarded(operand: Operand, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,11 +8,12 @@ from autotune.runtime.network_plan import (
     BoundLayer,
     NetworkPlan,
     bind_layer,
+    execute,
     make_buffers,
     make_graph,
     make_runs,
 )
-from autotune.runtime.selection import KernelChoice, batches, plan_for_other_batch, shortlist
+from autotune.runtime.selection import KernelChoice, batches, faster_alternatives, plan_for_other_batch, shortlist
 from autotune.runtime.torch_capture import TorchGraph
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "candidate",
     "close",
     "count",
+    "execute",
+    "faster_alternatives",
     "make_buffers",
     "make_graph",
     "make_runs",

@@ -17,7 +17,6 @@ from autotune.libraries import aten, cudnn_names, inductor
 from autotune.runtime import engine
 from autotune.runtime.binary import Binary, load
 
-
 CHANNELS_LAST = "channels_last"
 """Launch parameter of kernels that read the caller's image in either memory format: 1 for channels last."""
 

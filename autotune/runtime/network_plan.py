@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from autotune.ir import DTYPES, INPUT, OUTPUT, ConstantSource, Layer, Network, Operand, State, evaluate
-from autotune.runtime import engine
 from autotune.libraries import inductor
+from autotune.runtime import engine
 from autotune.runtime.binding import CHANNELS_LAST, BoundStep, TensorSlot, bind
 from autotune.runtime.engine import EngineError
 from autotune.runtime.memory_planner import LayerAccess, plan_memory

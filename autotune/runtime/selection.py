@@ -97,10 +97,11 @@ def select(
         if found is None:
             continue
         if found.plan is None:
-            return network.layers_with(_faster_alternatives(store, row, found.network, compiler)), {}
+            return network.layers_with(faster_alternatives(store, row, found.network, compiler)), {}
         if compiler == "absent" and found.source == "plan" and _needs_compiler(store, store.plan(row, network.key)):
-            suffix += " without Inductor"
-        chosen = _planned_choices(store, found, suffix)
+            chosen = _planned_choices(store, found, f"{suffix} without Inductor")
+        else:
+            chosen = _planned_choices(store, found, suffix)
         return network.layers_with(found.plan.details.get("alternatives", []), chosen), chosen
     if compiler != "off" and network.whole and not _has_tuned_layers(store, network, device):
         (layer,) = network.whole.layers
@@ -121,8 +122,11 @@ def plan_for_other_batch(
     if images := network.batch:
         for key in store.planned(device):
             n = NetworkKey.parse(key).batch
-            if n and n != images and (other := network.with_batch(n)).key == key and (
-                plan := _plan(store, device, other, compiler)
+            if (
+                n
+                and n != images
+                and (other := network.with_batch(n)).key == key
+                and (plan := _plan(store, device, other, compiler))
             ):
                 found.append((plan.median_us * ceil_div(images, n), n, plan, other))
     return min(found, key=lambda one: one[:2])[2:] if found else None
@@ -182,9 +186,7 @@ def _plan(store: Database, device: Device, network: Network, compiler: Compiler)
 
 
 def _needs_compiler(store: Database, plan: Plan | None) -> bool:
-    return plan is not None and any(
-        store.kernel(choice["kernel"]).family == inductor.FAMILY for choice in plan.choices
-    )
+    return plan is not None and any(store.kernel(choice["kernel"]).family == inductor.FAMILY for choice in plan.choices)
 
 
 def _find(store: Database, device: Device, network: Network, compiler: Compiler) -> Selection | None:
@@ -218,7 +220,7 @@ def _planned_choices(store: Database, found: Selection, suffix: str) -> dict[str
     return chosen
 
 
-def _faster_alternatives(store: Database, device: Device, network: Network, compiler: Compiler) -> list[str]:
+def faster_alternatives(store: Database, device: Device, network: Network, compiler: Compiler = "present") -> list[str]:
     """Return the names of alternatives that are faster than the layers they replace, when each layer runs alone.
 
     The greatest gains come first; an alternative that replaces a layer already replaced is left out. Torch's operators

@@ -67,5 +67,7 @@ def capture_module(
     suffix = f"+{precision}" if precision else ""
     properties = (("input", "x".join(map(str, shape[1:]))), ("dtype", dtype + suffix))
     key = NetworkKey(type(model).__name__, shape[0], properties, digest(layers))
-    network = Network(key, layers, tuple(traced.output.meta["val"].shape), (*alternatives(layers), *([whole] if whole else [])), kept)
+    network = Network(
+        key, layers, tuple(traced.output.meta["val"].shape), (*alternatives(layers), *([whole] if whole else [])), kept
+    )
     return CapturedModule(network, traced.result)

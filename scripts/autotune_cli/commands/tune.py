@@ -26,6 +26,7 @@ from autotune.core import (
     ARCHITECTURES,
     FAMILIES,
     Architecture,
+    LibraryError,
     UnknownNameError,
     architecture,
     cpu_targets,
@@ -36,6 +37,7 @@ from autotune.core import (
 from autotune.families import PERMISSIONS, families, family, use
 from autotune.ir import DTYPES, OPERATORS, Problem
 from autotune.ir.epilogue_steps import STEPS
+from autotune.libraries import inductor
 from autotune.measure import BUFFERS, TIMERS, Timing, Worker
 from autotune.search import DEFAULT_STRATEGY, STRATEGIES
 from autotune.tuner import OBJECTIVES, Tuner, TunerOptions
@@ -50,6 +52,12 @@ from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
 from tuning_db import DatabaseError, Store
 
 UNTIMED_TRIALS = 6
+INDUCTOR_MODES = {
+    "off": (),
+    inductor.DEFAULT: (inductor.DEFAULT,),
+    inductor.MAX_AUTOTUNE: (inductor.DEFAULT, inductor.MAX_AUTOTUNE),
+}
+"""Value of --inductor -> the modes that are tried."""
 
 
 def problem_help() -> str:
@@ -181,6 +189,13 @@ def _add_candidates(group: Group) -> None:
         help="on a GPU, cudnn: also time all plans of cuDNN, if nvidia-cudnn-frontend is installed (the default); "
         "none: do not",
     )
+    group.add_argument(
+        "--inductor",
+        choices=list(INDUCTOR_MODES),
+        help="what torch's compiler is tried for: the whole network, and layers on torch's operators. default: compile "
+        f"once (the default, unless ${inductor.SWITCH} is 0); max-autotune: also let it tune, which takes minutes; "
+        "off: do not compile",
+    )
 
 
 def gpu_capability() -> int | None:
@@ -199,6 +214,19 @@ def choose_device(arch: Architecture, capability: int | None) -> tuple[str | Non
     if capability is None or capability < arch.capability:
         return None, f"sm_{arch.capability}"
     return "cuda:0", f"sm_{capability}"
+
+
+def inductor_modes(chosen: str | None, device: str | None) -> tuple[str, ...]:
+    """Return the modes of Inductor to try on a device.
+
+    Raises:
+        LibraryError: A mode was chosen, and Inductor cannot compile here.
+    """
+    mode = chosen or (inductor.DEFAULT if inductor.is_wanted() else "off")
+    reason = inductor.why_unavailable(torch.device(device)) if device else "nothing is timed"
+    if reason and chosen and chosen != "off":
+        raise LibraryError(f"--inductor {chosen}: {reason}; give --inductor off")
+    return () if reason else INDUCTOR_MODES[mode]
 
 
 def refuse_other_timing(store: Store, device: str, problems: list[Problem], timing: Timing) -> None:
@@ -246,6 +274,7 @@ def main(args: argparse.Namespace) -> int:
         gain=args.gain,
         objectives=objectives,
         vendor=args.vendor,
+        inductor=inductor_modes(args.inductor, device),
     )
     timing = Timing(args.timer, args.buffers, "energy" in objectives)
     with Store.create(path) as store, Worker(device, timing=timing) if device else nullcontext() as worker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ import torch
 from autotune.ir.problem.base import Operand, Problem, Tensors
 from autotune.ir.problem.images import as_nchw, as_nhwc
 
-
+LONGEST_TEXT = 2000
+"""Longest text of tensors and calls; a longer one is replaced by its digest, because databases index the text."""
 SHORT_NAMES = 8
 """Most calls that a short name lists."""
 
@@ -107,8 +109,10 @@ class TorchCall(Problem):
             f"%{i}={_shape_text(operand.shape)}:{operand.dtype}" + ":nchw" * (operand.name in self.in_torch_order)
             for i, operand in enumerate(self.inputs)
         ]
-        parts = [*tensors, *map(str, self.calls), f"y={_shape_text(self.shape)}"]
-        return f"torch n={self.n} {' '.join(parts)} dtype={self.dtype} epilogue={self.epilogue}"
+        parts = " ".join([*tensors, *map(str, self.calls)])
+        if len(parts) > LONGEST_TEXT:
+            parts = f"calls={len(self.calls)} sha256={hashlib.sha256(parts.encode()).hexdigest()}"
+        return f"torch n={self.n} {parts} y={_shape_text(self.shape)} dtype={self.dtype} epilogue={self.epilogue}"
 
     @property
     def output_shape(self) -> tuple[int, ...]:
