@@ -28,12 +28,15 @@ FAMILY = "inductor"
 """Name of the family in databases."""
 
 DEFAULT, MAX_AUTOTUNE = "default", "max-autotune"
+_COMMON = {"freezing": True, "cpp.dynamic_threads": True}
 MODES = {
-    DEFAULT: {"freezing": True},
-    MAX_AUTOTUNE: {"freezing": True, "max_autotune": True, "coordinate_descent_tuning": True},
+    DEFAULT: _COMMON,
+    MAX_AUTOTUNE: {**_COMMON, "max_autotune": True, "coordinate_descent_tuning": True},
 }
 """Options of torch._inductor.config by the name of the mode. `layout_optimization` (convolutions channels last) and the
-absence of CUDA graphs are Inductor's defaults; the runtime captures the compiled code in a graph of its own."""
+absence of CUDA graphs are Inductor's defaults; the runtime captures the compiled code in a graph of its own.
+`dynamic_threads` makes torch.set_num_threads apply to compiled code. A data loader's forked worker calls it, and
+libgomp would wait for threads that did not survive the fork."""
 
 COMPILE_SECONDS = {DEFAULT: 300.0, MAX_AUTOTUNE: 1200.0}
 """Deadline of one compilation, by mode. A network of a hundred layers takes a minute on two cores."""
@@ -43,6 +46,8 @@ SWITCH = "AUTOTUNE_INDUCTOR"
 
 _REPORTS = ("autotune_num_choices_displayed", "max_autotune_report_choices_stats")
 """Options that print reports, not in all versions of torch."""
+_PROCESS = os.getpid()
+"""The process that imported this module; a forked one has another number."""
 _MIN_CAPABILITY = 7
 """Least major compute capability that triton supports."""
 
@@ -54,7 +59,7 @@ def configs(problem: Problem, modes: tuple[str, ...] = (DEFAULT,)) -> list[dict[
 
 def compile_seconds(family: str, config: str) -> float:
     """Return the deadline of compiling a candidate; 0 for one of another family."""
-    return COMPILE_SECONDS[json.loads(config)["mode"]] if family == FAMILY else 0.0
+    return COMPILE_SECONDS.get(json.loads(config)["mode"], 0.0) if family == FAMILY else 0.0
 
 
 def is_wanted(choice: bool | None = None) -> bool:
@@ -93,6 +98,8 @@ def bind(
     """
     if not isinstance(problem, TorchCall) or problem.epilogue.names:
         raise LibraryError(f"Inductor compiles calls of torch's operators, and not '{problem}'")
+    if config["mode"] not in MODES:
+        raise LibraryError(f"Inductor has no mode '{config['mode']}': there are {', '.join(MODES)}")
     if reason := why_unavailable(device):
         raise LibraryError(f"Inductor is not available: {reason}")
     activations = [operand.name for operand in problem.operands() if operand.role in ("input", "output")]
@@ -128,8 +135,10 @@ def _compiled(
         with torch.no_grad(), _current(device):
             module, examples = _graph(problem, constants, device, channels_last)
             config = torch._inductor.config
-            quiet = {name: 0 for name in _REPORTS if hasattr(config, name)}
-            compiled: Callable[..., object] = torch._inductor.compile(module, examples, options={**options, **quiet})
+            more = {name: 0 for name in _REPORTS if hasattr(config, name)}
+            if os.getpid() != _PROCESS:
+                more["compile_threads"] = 1  # the threads of Inductor's pool do not survive a fork
+            compiled: Callable[..., object] = torch._inductor.compile(module, examples, options={**options, **more})
             compiled(*examples)  # the first run loads and tunes kernels, which must not happen in a capture
             return compiled
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import psutil
 import pytest
 import torch
+import torch._inductor.config  # reads CXX when it is imported, which a test changes
 from processes import in_threads
 from reference import relative_error
 from torch import nn
@@ -137,6 +138,9 @@ def test_only_calls_of_torch_are_compiled():
     assert inductor.configs(problem, tuple(inductor.MODES)) == []
     with pytest.raises(LibraryError, match="compiles calls of torch's operators, and not 'gemm"):
         inductor.bind(problem, {"mode": "default"}, {}, CPU)
+    call = capture(model(), (2, 3, 12, 12), "f32").whole.layers[0].problem
+    with pytest.raises(LibraryError, match="no mode 'fast': there are default, max-autotune"):
+        inductor.bind(call, {"mode": "fast"}, {}, CPU)
 
 
 @pytest.mark.compile
@@ -183,12 +187,12 @@ def test_inside_tracers_and_threads(empty_db):
 @pytest.mark.process
 @torch.no_grad()
 def test_in_a_forked_process(empty_db):
-    torch.set_num_threads(1)  # libgomp's threads do not survive a fork
     plain = model()
     network = FusedResNet.from_model(plain, empty_db, inductor=True)
     network(images())
 
     def child(queue):
+        torch.set_num_threads(1)  # as a data loader does in its workers
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             queue.put([network(images()).numpy(), network(images(3)).numpy(), kernels(network, images(3))])
@@ -199,7 +203,7 @@ def test_in_a_forked_process(empty_db):
         warnings.simplefilter("ignore")
         forked = context.Process(target=child, args=(queue,))
         forked.start()
-    known, new, made = queue.get(timeout=300)
+    known, new, made = queue.get(timeout=120)
     forked.join()
     assert made == ["inductor"]
     assert relative_error(torch.from_numpy(known), exact(plain, images())) < 1e-5
