@@ -308,7 +308,7 @@ def test_the_fastest_of_the_layers_and_torchs_operators_runs(store, kernels, tor
 
 
 def test_a_region_compiled_by_inductor_has_a_spare_without_it(store, kernels, torchs):
-    device, made = kernels
+    device, _ = kernels
     network = Network(
         NetworkKey("region"),
         (Layer("region", CALL, {"x": INPUT, "y": OUTPUT}),),
