@@ -13,9 +13,9 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -132,7 +132,7 @@ def _compiled(
     constants = {name: _plain(tensor) for name, tensor in weights.items()}
 
     def work() -> Callable[..., object]:
-        with torch.no_grad(), _current(device):
+        with torch.no_grad(), _on(device):
             module, examples = _graph(problem, constants, device, channels_last)
             config = torch._inductor.config
             more = {name: 0 for name in _REPORTS if hasattr(config, name)}
@@ -199,5 +199,13 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
 
 
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+@contextmanager
+def _on(device: torch.device) -> Iterator[None]:
+    """Make a GPU current, and wait for it before and after: the threads that compile and run have other streams."""
+    if device.type != "cuda":
+        yield
+        return
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()
+        yield
+        torch.cuda.synchronize()

@@ -119,16 +119,19 @@ class ExecutionContext:
             execute(self._runs, stream, (x, _channels_last_view(y), *self._tensors))
 
     def _captured(self, slots: Sequence[int | None]) -> list[Executable]:
-        """Return head, captured middle and tail; head and tail are the layers that touch the caller's tensors."""
+        """Return head, captured middle and tail; head and tail are the layers that touch the caller's tensors.
+
+        Where nothing lies between, as in a network of one layer, all layers are captured on copies of these tensors.
+        """
         bound = self.plan.bound
         first = max(i for i, item in enumerate(bound) if INPUT in item.layer.buffers.values()) + 1
         last = min(i for i, item in enumerate(bound) if OUTPUT in item.layer.buffers.values())
         middle = make_runs(bound[first:last], slots)
+        x = y = self._memory[:0]  # for the slots of the caller's tensors, which none of these layers touches
         if not middle:
-            return self._runs
-        unused = self._memory[:0]  # for the slots of the caller's tensors, which none of these layers touches
+            x, y = self.plan.empty_input(), _channels_last_view(torch.empty_like(self.template))
         try:
-            graph = TorchGraph(middle, self.plan.device, (unused, unused, *self._tensors))
+            graph = TorchGraph(middle or self._runs, self.plan.device, (x, y, *self._tensors))
         except torch.OutOfMemoryError:
             raise  # it may work when there is memory again
         except RuntimeError as error:  # such as a layer that reads a value on the host
@@ -138,6 +141,14 @@ class ExecutionContext:
                 stacklevel=2,
             )
             return self._runs
+        if not middle:
+
+            def replay_on_copies(slots: Sequence[torch.Tensor]) -> None:
+                x.copy_(slots[0])
+                graph.replay()
+                slots[1].copy_(y)
+
+            return [BoundStep("captured", function=replay_on_copies)]
         replay = BoundStep("captured", function=lambda _: graph.replay())
         return [*make_runs(bound[:first], slots), replay, *make_runs(bound[last:], slots)]
 

@@ -107,6 +107,14 @@ class NetworkPlan:
         """True if all layers run on native kernels."""
         return all(item.step.kernel for item in self.bound)
 
+    def empty_input(self) -> torch.Tensor:
+        """Return a tensor like the caller's input, with zeros."""
+        first = next(item.layer for item in self.bound if INPUT in item.layer.buffers.values())
+        operand = _operand(first, INPUT)
+        x = torch.zeros(operand.shape, dtype=DTYPES[operand.dtype], device=self.device)
+        is_last = self._channels_last and not self.copies_input
+        return x.contiguous(memory_format=torch.channels_last) if is_last else x
+
     @property
     def workspaces(self) -> list[int]:
         """Size of each layer's workspace in bytes, 0 for a layer without a native kernel."""
