@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from autotune.ir import TENSOR_DTYPES, Network
+from autotune.libraries import inductor
 from autotune.runtime import ACCESS, ExecutionContext, NetworkPlan
 from fused_resnet import torch_op
 from fused_resnet.arguments import ONE_TENSOR, Signature, positions, take_apart
@@ -29,8 +30,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FusedResNet", "InputError"]
 
-_PER_OBJECT = ("_cache", "_captured_plans", "_lock", "_number", "_positions")
+_PER_OBJECT = ("_cache", "_captured_plans", "_lock", "_num_compiled", "_number", "_positions")
 """State of one object in one process: a copy or an unpickled module begins without it."""
+
+_MAX_COMPILED_PLANS = 8
+"""Plans that a module lets Inductor compile, one for each shape and state of the weights; torch.compile has this limit,
+too. Compiling takes seconds to minutes, and a program that changes shapes or weights all the time would do little else.
+"""
 
 _raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 _is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
@@ -45,7 +51,8 @@ class FusedResNet(nn.Module):
     `forward` takes (N, in_channels, 64, 64) on the module's device and in its dtype, contiguous or channels last, and
     returns (N, 512, 2, 2), channels last. The first call with a new shape binds a plan, which takes a moment. A layer
     without tuned kernels for this batch size runs on the nearest candidate that is correct, at worst on torch's
-    operators, and a warning says so. In training mode the module is the plain network. Its state_dict is that of the
+    operators, and a warning says so. Where nothing is tuned, torch's compiler (Inductor) compiles the network at the
+    first call with a new shape. In training mode the module is the plain network. Its state_dict is that of the
     plain network, `networks.se_resnet9_fixup`.
 
     docs/guide/use-in-torch.md describes the behavior with streams, threads, processes, autocast and tracers;
@@ -63,6 +70,8 @@ class FusedResNet(nn.Module):
             network's. Formats other than torch.channels_last cost a copy.
         trusted_keys: Public keys, one of which must have signed the database: PEM files, their text, or base64. Without
             any, those of the environment variable AUTOTUNE_TRUSTED_KEYS. docs/guide/databases.md describes signatures.
+        inductor: Compile by Inductor what the database says is fastest so, and networks without any tuned layer. False
+            never compiles; None does unless the environment variable AUTOTUNE_INDUCTOR is 0.
 
     Raises:
         DatabaseError: The database does not exist, cannot be read, or is not signed by one of the keys.
@@ -74,7 +83,9 @@ class FusedResNet(nn.Module):
     _positions: tuple[str, ...]
     _source: ModelSource
     _format_name = str(torch.channels_last)  # a name, because torch.save cannot store a torch.memory_format
-    trusted_keys: tuple[str, ...] = ()  # modules that older versions pickled have none
+    trusted_keys: tuple[str, ...] = ()  # modules that older versions pickled have none,
+    inductor: bool | None = None  # nor this
+    _num_compiled = 0
 
     def __init__(
         self,
@@ -86,6 +97,7 @@ class FusedResNet(nn.Module):
         precision: str | None = None,
         memory_format: torch.memory_format = torch.channels_last,
         trusted_keys: Sequence[str | os.PathLike[str]] = (),
+        inductor: bool | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(tuning_db, str | os.PathLike):
@@ -94,6 +106,7 @@ class FusedResNet(nn.Module):
         with self._database():
             pass  # a database that cannot be read raises here rather than at the first call
         self.graph, self.plans, self._format_name = graph, plans, str(memory_format)
+        self.inductor = inductor
         source: ModelSource = Named(model, in_channels, precision) if isinstance(model, str) else model
         self._source = source
         self._share_tensors(source.module)
@@ -124,6 +137,7 @@ class FusedResNet(nn.Module):
         calibration: Iterable[Any] | Mapping[str, float] | None = None,
         memory_format: torch.memory_format = torch.channels_last,
         trusted_keys: Sequence[str | os.PathLike[str]] = (),
+        inductor: bool | None = None,
     ) -> FusedResNet:
         """Return a copy of any module for inference, with the same state_dict, on tuned kernels.
 
@@ -143,6 +157,7 @@ class FusedResNet(nn.Module):
                 `quantization.calibrate` returned for them.
             memory_format: Memory format of results with four dimensions; torch.preserve_format for that of the model's.
             trusted_keys: Public keys, one of which must have signed the database, as for the class.
+            inductor: Whether Inductor may compile, as for the class.
 
         Raises:
             CaptureError: The module cannot be captured; the message names the submodule.
@@ -152,7 +167,15 @@ class FusedResNet(nn.Module):
         """
         plain = model._plain if isinstance(model, FusedResNet) else model
         source = Captured.of(plain, replace or {}, name, precision, calibration)
-        return cls(tuning_db, source, graph=graph, plans=plans, memory_format=memory_format, trusted_keys=trusted_keys)
+        return cls(
+            tuning_db,
+            source,
+            graph=graph,
+            plans=plans,
+            memory_format=memory_format,
+            trusted_keys=trusted_keys,
+            inductor=inductor,
+        )
 
     # -- running ---------------------------------------------------------------------------------------------
 
@@ -454,18 +477,26 @@ class FusedResNet(nn.Module):
             as_is = self.memory_format is torch.channels_last or all(len(one.shape) != 4 for one in network.results)
             self._cache.bare = self._cache.bare and is_tensor and as_is
         device, last = inputs[0].device, [i for i, x in enumerate(inputs) if not x.is_contiguous()]
+        wanted = inductor.is_wanted(self.inductor)
+        compiles = wanted and self._num_compiled < _MAX_COMPILED_PLANS
         with self._database() as store, torch.inference_mode(False), torch.no_grad():
             # The plain network's tensors, because replicas of torch.nn.DataParallel have no named ones of their own.
-            plan = NetworkPlan(network, module_state(self._plain), store, device, self.graph, last)
+            plan = NetworkPlan(network, module_state(self._plain), store, device, self.graph, last, compiles)
+        is_compiled = any(bound.choice.candidate.compiled for bound in plan.bound)
+        self._num_compiled += is_compiled
+        at_limit = wanted and not is_compiled and self._num_compiled >= _MAX_COMPILED_PLANS
         sources = Counter(bound.choice.source for bound in plan.bound)
-        if other := {source: count for source, count in sources.items() if source != "tuned"}:
-            listed = ", ".join(f"{count} from '{source}'" for source, count in other.items())
+        other = {source: count for source, count in sources.items() if source != "tuned"}
+        if other or plan.compile_failed:
+            listed = ", ".join(f"{count} from '{source}'" for source, count in other.items()) or "all are tuned"
             dtype = next((x for x in inputs if x.is_floating_point()), inputs[0]).dtype
             warnings.warn(
                 f"{self.tuning_db} is not tuned for batch {network.batch} of {self._source.name} in {dtype} on this "
                 f"device: of {len(plan.bound)} layers {listed}; tune it with fused_resnet.tune or "
                 f"scripts/tune.py --batch {network.batch}"
-                + (f" --precision {self._source.precision}" if self._source.precision else ""),
+                + (f" --precision {self._source.precision}" if self._source.precision else "")
+                + (f". Inductor compiles nothing: {plan.not_compiled}" if plan.not_compiled and network.whole else "")
+                + (f". Inductor compiles no more than {_MAX_COMPILED_PLANS} plans of a module" if at_limit else ""),
                 stacklevel=9,  # the caller's line: our six functions and torch's two around `forward` lie between
             )
         return plan

@@ -62,6 +62,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AUTOTUNE_GENERATED", str(root / "generated"))
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(root / "inductor"))
+        patch.setenv("AUTOTUNE_INDUCTOR", "0")  # compiling takes seconds; its own tests switch it on
         yield root
 
 

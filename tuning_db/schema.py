@@ -109,7 +109,7 @@ class Measurement(Base):
 
 
 class PlanRow(Base):
-    """A whole network with a candidate for each layer, timed as one CUDA graph on a device."""
+    """A whole network with a candidate for each layer, timed as one on a device; on a GPU as one CUDA graph."""
 
     __tablename__ = "plan"
     __table_args__ = (Index("plan_of", "device_id", "network", "median_us"),)
@@ -124,7 +124,8 @@ class PlanRow(Base):
     details: Mapped[dict[str, Any]] = mapped_column(
         JSON,
         default=dict,
-        doc="samples_us; alone_us, the time of the plain layers with the winner of each; alternatives, by name",
+        doc="samples_us; alone_us, the time of the plain layers with the winner of each; alternatives, by name; "
+        "torch_us, the times of the whole network on torch's operators, by candidate",
     )
     recorded: Mapped[str | None] = mapped_column(doc="UTC, for information only: clocks jump, so nothing depends on it")
     environment_id: Mapped[int | None] = mapped_column(ForeignKey("environment.id"))

@@ -8,6 +8,7 @@ from autotune.ir.int8_numerics import scale_of
 from autotune.ir.network import (
     INPUT,
     OUTPUT,
+    WHOLE,
     Alternative,
     CallerTensor,
     Layer,
@@ -89,6 +90,7 @@ __all__ = [
     "OPERATORS",
     "OUTPUT",
     "TENSOR_DTYPES",
+    "WHOLE",
     "Alternative",
     "AvgPool2d",
     "CallDevice",

@@ -54,6 +54,10 @@ class CallerTensor:
         return math.prod(self.shape) * TENSOR_DTYPES[self.dtype].itemsize
 
 
+WHOLE = "torch"
+"""Name of the alternative that replaces all layers by one, which calls torch's operators."""
+
+
 @dataclass(frozen=True)
 class Layer:
     """One problem of a network, with its tensors.
@@ -142,6 +146,11 @@ class NetworkKey:
         """Return the key with another batch size and the same digest."""
         return replace(self, batch=n)
 
+    @property
+    def precompiled(self) -> NetworkKey:
+        """Return the key of the network's plan for machines without a compiler."""
+        return replace(self, properties=(*self.properties, ("compiler", "none")))
+
 
 @dataclass(frozen=True)
 class Network:
@@ -179,18 +188,33 @@ class Network:
         return (*map(input_name, range(len(self.inputs))), *map(output_name, range(len(self.results))))
 
     @property
+    def whole(self) -> Alternative | None:
+        """Return the alternative that calls torch's operators for the whole network; None without one."""
+        return next((one for one in self.alternatives if one.name == WHOLE), None)
+
+    @property
+    def without_whole(self) -> Network:
+        """Return the network without the alternative that replaces all layers."""
+        return replace(self, alternatives=tuple(one for one in self.alternatives if one.name != WHOLE))
+
+    @property
     def batch(self) -> int | None:
         """Return the batch size, or None if the key has none."""
         return self.identity.batch
 
     def with_batch(self, n: int) -> Network:
-        """Return the same network for another batch size; its own must be known."""
+        """Return the same network for another batch size; its own must be known.
+
+        It is without the alternative `whole`, because sizes in calls of torch's operators cannot be changed.
+        """
         assert self.batch
         layers = _with_batch(self.layers, self.batch, n)
         identity = self.identity.with_batch(n)
         if identity.digest == digest(self.layers):
             identity = replace(identity, digest=digest(layers))
-        alternatives = tuple(replace(one, layers=_with_batch(one.layers, self.batch, n)) for one in self.alternatives)
+        alternatives = tuple(
+            replace(one, layers=_with_batch(one.layers, self.batch, n)) for one in self.without_whole.alternatives
+        )
         inputs, results = (
             tuple(_tensor_with_batch(tensor, self.batch, n) for tensor in tensors)
             for tensors in (self.inputs, self.results)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -90,8 +91,9 @@ def bind(
         def run(late: Tensors) -> None:
             operands = {**tensors, **late}
             given = {name: tensor.float() for name, tensor in operands.items()} if bytes_ else operands
-            for name, value in compute(problem, given, scalars).items():
-                _leave(value, operands[name])
+            with _cudnn(problem):
+                for name, value in compute(problem, given, scalars).items():
+                    _leave(value, operands[name])
 
         return run
 
@@ -104,12 +106,17 @@ def bind(
 
     def run_convolution(late: Tensors) -> None:
         operands = {**tensors, **late}
-        cudnn = torch.backends.cudnn
-        with cudnn.flags(enabled=True, benchmark=cudnn.benchmark, allow_tf32=problem.dtype != "f32"):
+        with _cudnn(problem):
             y = solve(operands)
         _finish(problem.epilogue, y.permute(0, 2, 3, 1), operands, scalars)
 
     return run_convolution
+
+
+def _cudnn(problem: Problem) -> AbstractContextManager[None]:
+    """Keep cuDNN from rounding the factors of a float32 problem to TF32."""
+    cudnn = torch.backends.cudnn
+    return cudnn.flags(enabled=True, benchmark=cudnn.benchmark, allow_tf32=problem.dtype != "f32")
 
 
 def _factors(problem: Problem) -> torch.dtype:

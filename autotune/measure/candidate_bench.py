@@ -18,6 +18,7 @@ import torch
 
 from autotune.core import AutotuneError, WorkerError, format_bytes
 from autotune.ir import Problem
+from autotune.libraries import inductor
 from autotune.measure.cold_cache import RotatingBuffers, copies_of, flush
 from autotune.measure.interleaving import Rounds, interleave
 from autotune.measure.nvml import Monitor
@@ -82,6 +83,7 @@ class CandidateBench(Workload):
         self.timing = timing
         self._monitor = Monitor(device)
         self._copies: list[dict[str, torch.Tensor]] = []
+        self._compiled: dict[str, BoundStep] = {}
 
     @property
     def bytes(self) -> int:
@@ -91,7 +93,12 @@ class CandidateBench(Workload):
 
     def bind(self, candidate: Candidate, tensors: Mapping[str, torch.Tensor] | None = None) -> BoundStep:
         """Bind a candidate to this bench's tensors, or to a copy of them; raises RefusedError and EngineError."""
-        return bind(candidate, self.problem, tensors or self.tensors, self.scalars, self.device)
+        if candidate.family != inductor.FAMILY or tensors:
+            return bind(candidate, self.problem, tensors or self.tensors, self.scalars, self.device)
+        key = str(candidate)  # kept for the finals, because compiling takes seconds to minutes
+        if key not in self._compiled:
+            self._compiled[key] = bind(candidate, self.problem, self.tensors, self.scalars, self.device)
+        return self._compiled[key]
 
     def run(self, candidate: Candidate, best_us: float | None = None) -> Result:
         """Verify a candidate, then time it.
@@ -127,7 +134,10 @@ class CandidateBench(Workload):
                 return Result("unstable", f"after many launches {difference}", error)
             seconds = {"load": bound - started, "verify": verified - bound, "time": time.perf_counter() - verified}
             result.details["seconds"] = {name: round(value, 5) for name, value in seconds.items()}
-            result.details["tolerance"] = TOLERANCE.get(accuracy, WHOLE_SLACK)
+            tolerance = (
+                TOLERANCE[accuracy] * math.sqrt(self.problem.roundings) if accuracy in TOLERANCE else WHOLE_SLACK
+            )
+            result.details["tolerance"] = tolerance
             result.details["repeatable"] = changed is None
             return result
 
@@ -205,7 +215,8 @@ class CandidateBench(Workload):
         if memory_bytes(self.device) - empty > LEAK_BYTES and (grown := self._leaked(sample)):
             launches = rounds * sample.launches
             return Result("leaks", f"memory grew by {format_bytes(grown)} in {launches} launches", error)
-        description = step.kernel.describe() if step.kernel else "cuDNN" if candidate.kind else "torch"
+        library = "cuDNN" if candidate.kind else "Inductor" if candidate.family == inductor.FAMILY else "torch"
+        description = step.kernel.describe() if step.kernel else library
         details = {"kernel": description, **self._how()}
         details |= {"state": state} if state else {}
         details |= _throttling(taken, 0) | self._resources(step, sample)

@@ -1,4 +1,4 @@
-"""Times a whole network as one CUDA graph, with a candidate for each layer. Runs inside the measuring process.
+"""Times a whole network, on a GPU as one CUDA graph, with a candidate for each layer. Runs in the measuring process.
 
 Inside a network a kernel finds other data in the caches and runs between other kernels than when it is timed alone, so
 the fastest kernel alone need not be the fastest one in the network.
@@ -25,6 +25,7 @@ from autotune.runtime import (
     TorchGraph,
     bind_layer,
     caller_slots,
+    execute,
     make_buffers,
     make_graph,
     make_runs,
@@ -44,11 +45,11 @@ class LayerAssignment:
 
 
 class NetworkBench:
-    """A network on one GPU with random weights and inputs; keeps the layers that it has bound.
+    """A network on one device with random weights and inputs; keeps the layers that it has bound.
 
     Args:
         network: The network, with all alternatives of its layers.
-        device: The GPU.
+        device: The device.
     """
 
     def __init__(self, network: Network, device: torch.device) -> None:
@@ -74,13 +75,16 @@ class NetworkBench:
 
     def compare(self, plans: Sequence[Sequence[LayerAssignment]], rounds: int) -> list[Result]:
         """Time several plans, each with one assignment for each layer in order, in interleaved rounds."""
-        samplers = [replay_sampler(self._replay([self._bind(layer) for layer in plan])) for plan in plans]
+        samplers = [replay_sampler(self._replay([self._bind(one) for one in plan]), self.device) for plan in plans]
         taken = interleave(samplers, rounds, self._monitor.slowed)
         return [timed(samples) for samples in taken.samples]
 
     def _replay(self, bound: Sequence[BoundLayer]) -> Callable[[], None]:
-        """Return one run of the network: our CUDA graph if all kernels are ours, else one that torch captures."""
+        """Return one run of the network: on a GPU our CUDA graph if all kernels are ours, else one of torch's."""
         slots = list(self._callers.values())
+        if self.device.type != "cuda":
+            runs = make_runs(bound)
+            return lambda: execute(runs, 0, slots)
         if all(item.step.kernel for item in bound):
             graph, stream = make_graph(bound), torch.cuda.current_stream(self.device).cuda_stream
             addresses = [tensor.data_ptr() for tensor in slots]

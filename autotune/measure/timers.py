@@ -23,9 +23,9 @@ _SAMPLE_US = 400.0
 _CPU_SAMPLE_US = 3000.0
 """Length of one CPU sample; longer, because the clock includes the scheduler's noise."""
 _REPLAYS_US = 1000.0
-"""Length of one sample of a whole network's CUDA graph."""
+"""Length of one sample of a whole network."""
 _MAX_REPLAYS = 10
-"""Most replays of a network's CUDA graph in one sample."""
+"""Most runs of a network in one sample."""
 _MAX_LAUNCHES = 100
 """Most launches in one GPU sample."""
 _SHORT = 0.7
@@ -171,16 +171,17 @@ def library_choices() -> AbstractContextManager[None]:
     return torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=True)
 
 
-def replay_sampler(replay: Call) -> Sampler:
-    """Return a warm sampler of a CUDA graph, which is replayed until a sample is long enough."""
+def replay_sampler(replay: Call, device: torch.device) -> Sampler:
+    """Return a warm sampler of a whole network, which runs until a sample is long enough."""
+    clock = between if device.type == "cuda" else host_clock
     replay()
-    replays = max(1, min(_MAX_REPLAYS, round(_REPLAYS_US / between(replay))))
+    replays = max(1, min(_MAX_REPLAYS, round(_REPLAYS_US / clock(replay))))
 
     def work() -> None:
         for _ in range(replays):
             replay()
 
-    made = Sampler(work, replays, between)
+    made = Sampler(work, replays, clock)
     warm_up(made)
     return made
 

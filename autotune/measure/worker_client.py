@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from autotune.core import DeviceFacts, WorkerError
 from autotune.ir import Network, Problem
-from autotune.libraries import cudnn
+from autotune.libraries import cudnn, inductor
 from autotune.measure.network_bench import LayerAssignment
 from autotune.measure.process import ChildProcess, Ended
 from autotune.measure.protocol import (
@@ -102,10 +102,11 @@ class Worker:
     def receive(self) -> Result:
         """Wait for the result of the oldest trial that was sent and not yet received."""
         started = time.perf_counter()
-        answer = self._answer(self.deadline)
+        deadline = self.deadline + _compile_seconds([self._sent[0].candidate])
+        answer = self._answer(deadline)
         if self._was_killed:
             self._send_again()
-            answer = self._answer(self.deadline)
+            answer = self._answer(deadline)
         assert isinstance(answer, Result), f"a trial was answered by {answer!r}"
         if "seconds" not in answer.details:  # the process ended: only the time until then is known
             waited = {"verify": round(time.perf_counter() - started, 5)}
@@ -123,13 +124,15 @@ class Worker:
 
     def finals(self, problem: Problem, candidates: Sequence[Candidate], rounds: int) -> list[Result]:
         """Time verified candidates in interleaved rounds; if one fails, all have its result."""
-        deadline = self.deadline + rounds * len(candidates) * _SECONDS_PER_SAMPLE
+        deadline = self.deadline + rounds * len(candidates) * _SECONDS_PER_SAMPLE + _compile_seconds(candidates)
         answer = self._ask(FinalsRequest(problem, tuple(candidates), self.timing, rounds), deadline)
         return _results(answer, len(candidates))
 
     def time_networks(self, network: Network, plans: Sequence[Sequence[LayerAssignment]], rounds: int) -> list[Result]:
         """Time whole networks, one for each plan, in interleaved rounds; if one fails, all have its result."""
-        answer = self._ask(NetworkRequest(network, tuple(map(tuple, plans)), rounds), self.deadline)
+        compiled = {f"{one}": one.candidate for plan in plans for one in plan}
+        deadline = self.deadline + rounds * len(plans) * _SECONDS_PER_SAMPLE + _compile_seconds(compiled.values())
+        answer = self._ask(NetworkRequest(network, tuple(map(tuple, plans)), rounds), deadline)
         return _results(answer, len(plans))
 
     def library_plans(self, problem: Problem | None, deadline: float) -> cudnn.SerializedPlans:
@@ -185,6 +188,11 @@ class Worker:
             raise WorkerError(
                 f"the measuring process for {self.device} does not start: {reason}; its own message is above"
             )
+
+
+def _compile_seconds(candidates: Iterable[Candidate]) -> float:
+    """Return the deadline of compiling candidates."""
+    return sum(inductor.compile_seconds(candidate.family, candidate.config) for candidate in candidates)
 
 
 def _results(answer: Answer, count: int) -> list[Result]:

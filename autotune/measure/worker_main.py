@@ -5,6 +5,7 @@ Run as: python -m autotune.measure.worker_main FD DEVICE.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import OrderedDict
@@ -113,6 +114,7 @@ class _Server:
 def main() -> None:
     """Run the process."""
     descriptor, device_name = sys.argv[1:]
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of compilers, which would take the cores while we time
     device = torch.device(device_name)
     if device.type == "cuda":
         torch.cuda.init()

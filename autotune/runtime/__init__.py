@@ -9,11 +9,12 @@ from autotune.runtime.network_plan import (
     NetworkPlan,
     bind_layer,
     caller_slots,
+    execute,
     make_buffers,
     make_graph,
     make_runs,
 )
-from autotune.runtime.selection import KernelChoice, batches, plan_for_other_batch, shortlist
+from autotune.runtime.selection import KernelChoice, batches, faster_alternatives, plan_for_other_batch, shortlist
 from autotune.runtime.torch_capture import TorchGraph
 
 __all__ = [
@@ -34,6 +35,8 @@ __all__ = [
     "candidate",
     "close",
     "count",
+    "execute",
+    "faster_alternatives",
     "make_buffers",
     "make_graph",
     "make_runs",

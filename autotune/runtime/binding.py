@@ -13,9 +13,12 @@ import torch
 
 from autotune.core import LibraryError
 from autotune.ir import Convolution, Problem, Tensors, abi, pack_weight
-from autotune.libraries import aten, cudnn_names
+from autotune.libraries import aten, cudnn_names, inductor
 from autotune.runtime import engine
 from autotune.runtime.binary import Binary, load
+
+CHANNELS_LAST = "channels_last"
+"""Launch parameter of kernels that read the caller's image in either memory format: 1 for channels last."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,8 @@ class Candidate:
     """One implementation of a problem: a kernel of ours, a plan of cuDNN, or an operator of torch.
 
     Attributes:
-        family: Name of the family; that of torch's operators is `aten.FAMILY`.
+        family: Name of the family; that of torch's operators is `aten.FAMILY`, of those that Inductor compiles
+            `inductor.FAMILY`.
         config: Compile-time parameters, as JSON.
         symbol: The kernel's name in its binary; for a plan of cuDNN, the text of the problem that it was made for.
         binary: The binary that holds it; None for an operator of torch.
@@ -44,6 +48,11 @@ class Candidate:
     def kind(self) -> str | None:
         """Kind of the binary; None for an operator of torch."""
         return self.binary.kind if self.binary else None
+
+    @property
+    def compiled(self) -> bool:
+        """True for calls of torch's operators that Inductor compiles when they are bound."""
+        return self.family == inductor.FAMILY
 
     @property
     def native(self) -> bool:
@@ -131,6 +140,9 @@ def bind(
     """
     slots = {key: value.index for key, value in tensors.items() if isinstance(value, TensorSlot)}
     fixed = {key: value for key, value in tensors.items() if isinstance(value, torch.Tensor)}
+    if candidate.family == inductor.FAMILY:
+        compiled = _bind_inductor(candidate, problem, fixed, device)
+        return BoundStep(name, function=lambda given: compiled(_tensors_in_slots(problem, slots, given)))
     if candidate.binary is None:
         run = aten.bind(problem, json.loads(candidate.config), fixed, scalars)
         return BoundStep(name, function=lambda given: run(_tensors_in_slots(problem, slots, given)))
@@ -165,6 +177,18 @@ def _tensors_in_slots(
     shapes = {operand.name: operand.shape for operand in problem.operands()}
     tensors = {key: given[index] for key, index in slots.items()}
     return {key: t if t.shape == shapes[key] else t.view(shapes[key]) for key, t in tensors.items()}
+
+
+def _bind_inductor(
+    candidate: Candidate, problem: Problem, tensors: Tensors, device: torch.device
+) -> Callable[[Tensors], None]:
+    """Compile a problem; raises RefusedError if that is not possible."""
+    try:
+        return inductor.bind(
+            problem, json.loads(candidate.config), tensors, device, bool(candidate.launch.get(CHANNELS_LAST))
+        )
+    except LibraryError as error:
+        raise engine.RefusedError(str(error)) from error
 
 
 def _bind_cudnn_plan(

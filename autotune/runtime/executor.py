@@ -127,18 +127,21 @@ class ExecutionContext:
             execute(self._runs, stream, self._in_slots(inputs, results))
 
     def _captured(self, slots: Sequence[int | None]) -> list[Executable]:
-        """Return head, captured middle and tail; the middle is the longest run off the caller's tensors."""
+        """Return head, captured middle and tail; the middle is the longest run of layers off the caller's tensors.
+
+        Where no layer is off them, as in a network of one layer, all layers are captured on copies of these tensors.
+        """
         bound = self.plan.bound
-        callers = set(self.plan.network.callers)
-        outside = [i for i, item in enumerate(bound) if callers.intersection(item.layer.buffers.values())]
+        names = set(self.plan.network.callers)
+        outside = [i for i, item in enumerate(bound) if names.intersection(item.layer.buffers.values())]
         before, last = max(itertools.pairwise([-1, *outside, len(bound)]), key=lambda ends: ends[1] - ends[0])
         first = before + 1
         middle = make_runs(bound[first:last], slots)
+        callers = [self._memory[:0]] * len(names)  # none of these layers touches them
         if not middle:
-            return self._runs
-        unused = self._memory[:0]  # for the slots of the caller's tensors, which none of these layers touches
+            callers = [*self.plan.empty_inputs(), *(_channels_last_view(torch.empty_like(y)) for y in self.templates)]
         try:
-            graph = TorchGraph(middle, self.plan.device, [unused] * len(self.plan.network.callers) + self._tensors)
+            graph = TorchGraph(middle or self._runs, self.plan.device, [*callers, *self._tensors])
         except torch.OutOfMemoryError:
             raise  # it may work when there is memory again
         except RuntimeError as error:  # such as a layer that reads a value on the host
@@ -148,6 +151,17 @@ class ExecutionContext:
                 stacklevel=2,
             )
             return self._runs
+        if not middle:
+            inputs = len(self.plan.network.inputs)
+
+            def replay_on_copies(slots: Sequence[torch.Tensor]) -> None:
+                for copy, given in zip(callers[:inputs], slots, strict=False):
+                    copy.copy_(given)
+                graph.replay()
+                for copy, result in zip(callers[inputs:], slots[inputs:], strict=False):
+                    result.copy_(copy)
+
+            return [BoundStep("captured", function=replay_on_copies)]
         replay = BoundStep("captured", function=lambda _: graph.replay())
         return [*make_runs(bound[:first], slots), replay, *make_runs(bound[last:], slots)]
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from autotune.ir import TENSOR_DTYPES, ConstantSource, Layer, Network, Operand, State, evaluate, input_name
+from autotune.libraries import inductor
 from autotune.runtime import engine
-from autotune.runtime.binding import BoundStep, TensorSlot, bind
+from autotune.runtime.binding import CHANNELS_LAST, BoundStep, TensorSlot, bind
 from autotune.runtime.binding_stream import binding_stream, free_with
 from autotune.runtime.engine import EngineError
 from autotune.runtime.memory_planner import LayerAccess, plan_memory
-from autotune.runtime.selection import KernelChoice, choices, select, torch_choice
+from autotune.runtime.selection import Compiler, KernelChoice, choices, select, torch_choice
 
 if TYPE_CHECKING:
     from tuning_db.protocols import Database
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 Executable = engine.Program | engine.Graph | BoundStep
 """A part of a plan that runs in one call: kernels in sequence, a CUDA graph of kernels, or one step."""
 
-CHANNELS_LAST = "channels_last"
-"""Launch parameter of kernels that read the caller's image in either memory format: 1 for channels last."""
+
+class _CompileError(Exception):
+    """Inductor cannot compile a layer."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class NetworkPlan:
         device: Where it runs.
         graph: On a GPU, replay the network as a CUDA graph.
         channels_last: Positions of the inputs that are channels last in memory.
+        use_inductor: Compile layers by Inductor where the database says so, or where nothing is tuned.
 
     Attributes:
         bound: The layers in the order in which they are launched.
@@ -69,6 +72,8 @@ class NetworkPlan:
         arena: Their places in memory.
         copied: Positions of the inputs that are channels last although some layer reads contiguous images only, so
             they have to be copied.
+        not_compiled: Why nothing is compiled by Inductor although it is wanted; None if nothing stands in its way.
+        compile_failed: Whether that is because Inductor failed.
     """
 
     def __init__(
@@ -79,20 +84,20 @@ class NetworkPlan:
         device: torch.device,
         graph: bool,
         channels_last: Collection[int] = (),
+        use_inductor: bool = False,
     ) -> None:
-        layers, settled = select(store, network, device)
         self.network, self.device, self.graph = network, device, graph and device.type == "cuda"
-        self.buffers = _activations(layers, network.callers)
-        self.copied: set[int] = set()
         self._channels_last = {input_name(i): i for i in channels_last}
-        slots = caller_slots(network)
-        slots |= {name: TensorSlot(len(slots) + i) for i, name in enumerate(self.buffers)}
-        with binding_stream(device):
-            self.bound = [
-                self._bind(layer, state, store, settled.get(layer.name), slots, TensorSlot(len(slots) + i))
-                for i, layer in enumerate(layers)
-            ]
+        self.not_compiled = inductor.why_unavailable(device) if use_inductor else None
+        compiler: Compiler = "absent" if self.not_compiled else "present" if use_inductor else "off"
+        self.compile_failed = False
+        try:
+            self._bind_layers(state, store, compiler)
+        except _CompileError as error:
+            self.not_compiled, self.compile_failed = str(error), True
+            self._bind_layers(state, store, "absent")
         free_with(self, device, self.bound)
+        layers = [item.layer for item in self.bound]
         accesses = [LayerAccess(frozenset(layer.reads), frozenset(layer.writes)) for layer in layers]
         self.arena = plan_memory({name: operand.bytes for name, operand in self.buffers.items()}, accesses)
 
@@ -101,31 +106,61 @@ class NetworkPlan:
         """True if all layers run on native kernels."""
         return all(item.step.kernel for item in self.bound)
 
+    def empty_inputs(self) -> list[torch.Tensor]:
+        """Return tensors like the caller's inputs, with zeros, in the memory formats that the layers read."""
+        made = []
+        for i, one in enumerate(self.network.inputs):
+            x = torch.zeros(one.shape, dtype=TENSOR_DTYPES[one.dtype], device=self.device)
+            is_last = i in self._channels_last.values() and i not in self.copied
+            made.append(x.contiguous(memory_format=torch.channels_last) if is_last else x)
+        return made
+
     @property
     def workspaces(self) -> list[int]:
         """Size of each layer's workspace in bytes, 0 for a layer without a native kernel."""
         return [item.step.kernel.workspace_bytes if item.step.kernel else 0 for item in self.bound]
+
+    def _bind_layers(self, state: State, store: Database, compiler: Compiler) -> None:
+        """Select and bind all layers; raises _CompileError."""
+        layers, settled = select(store, self.network, self.device, compiler)
+        self.buffers = _activations(layers, self.network.callers)
+        self.copied: set[int] = set()
+        slots = caller_slots(self.network)
+        slots |= {name: TensorSlot(len(slots) + i) for i, name in enumerate(self.buffers)}
+        with binding_stream(self.device):
+            self.bound = [
+                self._bind(layer, state, store, compiler, settled.get(layer.name), slots, TensorSlot(len(slots) + i))
+                for i, layer in enumerate(layers)
+            ]
 
     def _bind(
         self,
         layer: Layer,
         state: State,
         store: Database,
+        compiler: Compiler,
         settled: KernelChoice | None,
         slots: Mapping[str, TensorSlot],
         workspace: TensorSlot,
     ) -> BoundLayer:
-        for choice in chain([settled] if settled else [], choices(store, layer.problem, self.device)):
+        for choice in chain([settled] if settled else [], choices(store, layer.problem, self.device, compiler)):
             try:
                 return bind_layer(layer, self._for_input(layer, choice), slots, state, self.device, workspace)
-            except EngineError:
+            except EngineError as error:
+                if choice.candidate.compiled:
+                    raise _CompileError(str(error)) from error
                 continue  # it refuses this size or cannot be loaded here; the next candidate is as correct
         return bind_layer(layer, torch_choice(layer.problem), slots, state, self.device, workspace)
 
     def _for_input(self, layer: Layer, choice: KernelChoice) -> KernelChoice:
         """Return the choice for inputs that are channels last: a kernel that can read them so is launched so."""
+        candidate = choice.candidate
         read = {self._channels_last[name] for name in layer.reads if name in self._channels_last}
-        if not read or choice.candidate.kind is None:
+        if not read:
+            return choice
+        if candidate.compiled:
+            return replace(choice, candidate=replace(candidate, launch={CHANNELS_LAST: 1}))
+        if candidate.kind is None:
             return choice
         if CHANNELS_LAST not in choice.candidate.launch:
             self.copied |= read

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import torch
 
 from autotune.core import ceil_div, device_name, device_target, runs_on
-from autotune.ir import Alternative, Layer, Network, NetworkKey, Problem, with_batch
-from autotune.libraries import aten, cudnn_names
+from autotune.ir import WHOLE, Alternative, Layer, Network, NetworkKey, Problem, TorchCall, with_batch
+from autotune.libraries import aten, cudnn_names, inductor
 from autotune.runtime.binding import Candidate
 from autotune.runtime.candidate_loader import candidate
 
@@ -24,6 +24,9 @@ Row = TypeVar("Row", bound="Measurement")
 CANDIDATES, CUDNN_PLANS = 5, 5
 """Number of our kernels and of cuDNN's plans that are tried for a problem; the best ones may fail to load here."""
 
+Compiler = Literal["present", "absent", "off"]
+"""Whether Inductor may compile: "absent" if it cannot here, "off" if the user does not want it."""
+
 
 @dataclass(frozen=True)
 class KernelChoice:
@@ -32,7 +35,8 @@ class KernelChoice:
     Attributes:
         candidate: The kernel, cuDNN plan or torch operator.
         source: "tuned", or "batch 128" for a candidate tuned at another batch size, either with " on DEVICE" if it was
-            tuned on another device; "untuned" for torch's operator without a record.
+            tuned on another device; without a record "Inductor" for what Inductor compiles, and "untuned" for torch's
+            operator.
         expected_us: Its tuned time in microseconds, at the batch size `tuned_batch`.
         overlap: Whether the kernel may start while the one before it ends (programmatic dependent launch).
         tuned_batch: The batch size at which it was timed.
@@ -60,39 +64,55 @@ class Selection:
     source: Literal["plan", "layers", "plan of another batch", "layers of another batch"]
 
 
-def choices(store: Database, problem: Problem, device: torch.device) -> Iterator[KernelChoice]:
+def choices(
+    store: Database, problem: Problem, device: torch.device, compiler: Compiler = "off"
+) -> Iterator[KernelChoice]:
     """Yield candidates for a problem on a device, the preferred first.
 
     Candidates tuned on this kind of device come first: those for this batch size, then those for the nearest other
-    ones. Candidates tuned on other devices whose code runs here follow. The last is torch's own operator, which runs
-    everywhere.
+    ones. Candidates tuned on other devices whose code runs here follow, then what Inductor compiles. The last is
+    torch's own operator, which runs everywhere.
     """
     for row, suffix in _usable_devices(store, device):
-        yield from _tuned_on(store, row, problem, device_target(device), suffix)
+        for choice in _tuned_on(store, row, problem, device_target(device), suffix):
+            if compiler == "present" or not choice.candidate.compiled:
+                yield choice
+    if compiler == "present":
+        yield from inductor_choices(problem)
     yield torch_choice(problem)
 
 
 def select(
-    store: Database, network: Network, device: torch.device
+    store: Database, network: Network, device: torch.device, compiler: Compiler = "off"
 ) -> tuple[tuple[Layer, ...], dict[str, KernelChoice]]:
     """Return the layers to run, in order, and the choice for each layer by name where the network was tuned as a whole.
 
     The records of this kind of device are preferred, then those of other devices whose code runs here. If only the
     layers were tuned, each alone, no choice is returned; an alternative then replaces layers if all of its own layers
-    are tuned and the sum of their times is smaller.
+    are tuned and the sum of their times is smaller. A network without any tuned layer runs as a whole on torch's
+    operators, compiled by Inductor where that is present.
     """
     for row, suffix in _usable_devices(store, device):
-        found = _find(store, row, network)
+        found = _find(store, row, network, compiler)
         if found is None:
             continue
         if found.plan is None:
-            return network.layers_with(_faster_alternatives(store, row, found.network)), {}
-        chosen = _planned_choices(store, found, suffix)
+            return network.layers_with(faster_alternatives(store, row, found.network, compiler)), {}
+        if compiler == "absent" and found.source == "plan" and _needs_compiler(store, store.plan(row, network.key)):
+            chosen = _planned_choices(store, found, f"{suffix} without Inductor")
+        else:
+            chosen = _planned_choices(store, found, suffix)
         return network.layers_with(found.plan.details.get("alternatives", []), chosen), chosen
+    if compiler != "off" and network.whole and not _has_tuned_layers(store, network, device):
+        (layer,) = network.whole.layers
+        known = [*(inductor_choices(layer.problem) if compiler == "present" else ()), torch_choice(layer.problem)]
+        return network.layers_with([WHOLE]), {layer.name: known[0]}
     return network.layers_with([]), {}
 
 
-def plan_for_other_batch(store: Database, device: Device, network: Network) -> tuple[Plan, Network] | None:
+def plan_for_other_batch(
+    store: Database, device: Device, network: Network, compiler: Compiler = "present"
+) -> tuple[Plan, Network] | None:
     """Return the plan for another batch size that bounds the network's time best, and the network at that batch size.
 
     Upper bound: time(n) <= ceil(n / planned_n) x time(planned_n), because a plan takes no longer for fewer images and
@@ -102,9 +122,20 @@ def plan_for_other_batch(store: Database, device: Device, network: Network) -> t
     if images := network.batch:
         for key in store.planned(device):
             n = NetworkKey.parse(key).batch
-            if n and n != images and (other := network.with_batch(n)).key == key and (plan := store.plan(device, key)):
+            if (
+                n
+                and n != images
+                and (other := network.with_batch(n)).key == key
+                and (plan := _plan(store, device, other, compiler))
+            ):
                 found.append((plan.median_us * ceil_div(images, n), n, plan, other))
     return min(found, key=lambda one: one[:2])[2:] if found else None
+
+
+def inductor_choices(problem: Problem) -> Iterator[KernelChoice]:
+    """Yield what Inductor compiles for a problem, in its default mode; nothing if it does not solve the problem."""
+    for config in inductor.configs(problem):
+        yield KernelChoice(Candidate(inductor.FAMILY, json.dumps(config), ""), "Inductor")
 
 
 def torch_choice(problem: Problem) -> KernelChoice:
@@ -141,13 +172,30 @@ def _usable_devices(store: Database, device: torch.device) -> Iterator[tuple[Dev
             yield row, "" if row.name == name else f" on {row.name}"
 
 
-def _find(store: Database, device: Device, network: Network) -> Selection | None:
+def _has_tuned_layers(store: Database, network: Network, device: torch.device) -> bool:
+    """Return whether some layer of a network, whatever its batch size, was tuned on a device whose code runs here."""
+    return any(next(choices(store, layer.problem, device)).source != "untuned" for layer in network.layers)
+
+
+def _plan(store: Database, device: Device, network: Network, compiler: Compiler) -> Plan | None:
+    """Return the plan of a network on a device that runs with or without a compiler."""
+    plan = store.plan(device, network.key)
+    if compiler != "present" and _needs_compiler(store, plan):
+        return store.plan(device, str(network.identity.precompiled))
+    return plan
+
+
+def _needs_compiler(store: Database, plan: Plan | None) -> bool:
+    return plan is not None and any(store.kernel(choice["kernel"]).family == inductor.FAMILY for choice in plan.choices)
+
+
+def _find(store: Database, device: Device, network: Network, compiler: Compiler) -> Selection | None:
     """Return the preferred records of a network on a device; None if there are none that serve."""
-    if plan := store.plan(device, network.key):
+    if plan := _plan(store, device, network, compiler):
         return Selection(plan, network, "plan")
     if _layers_are_tuned(store, device, network) or not network.batch:
         return Selection(None, network, "layers")
-    if planned := plan_for_other_batch(store, device, network):
+    if planned := plan_for_other_batch(store, device, network, compiler):
         return Selection(*planned, "plan of another batch")
     for n in batches(store, network.layers[0].problem):
         other = network.with_batch(n)
@@ -172,19 +220,26 @@ def _planned_choices(store: Database, found: Selection, suffix: str) -> dict[str
     return chosen
 
 
-def _faster_alternatives(store: Database, device: Device, network: Network) -> list[str]:
+def faster_alternatives(store: Database, device: Device, network: Network, compiler: Compiler = "present") -> list[str]:
     """Return the names of alternatives that are faster than the layers they replace, when each layer runs alone.
 
-    The greatest gains come first; an alternative that replaces a layer already replaced is left out.
+    The greatest gains come first; an alternative that replaces a layer already replaced is left out. Torch's operators
+    for the whole network are taken if they are faster than all layers that were chosen so.
     """
 
+    def best_us(problem: Problem) -> float | None:
+        if compiler == "present" or not isinstance(problem, TorchCall):
+            return store.best_us(device, str(problem))
+        ranking = store.ranking(device, str(problem))
+        return next((row.median_us for row in ranking if row.kernel.family != inductor.FAMILY), None)
+
     def total_us(layers: Iterable[Layer]) -> float:
-        times = [store.best_us(device, str(layer.problem)) for layer in layers]
+        times = [best_us(layer.problem) for layer in layers]
         return sum(math.inf if time is None else time for time in times)
 
     by_name = {layer.name: layer for layer in network.layers}
     gains: list[tuple[float, Alternative]] = []
-    for alternative in network.alternatives:
+    for alternative in network.without_whole.alternatives:
         time = total_us(alternative.layers)
         if math.isfinite(time):
             gains.append((total_us(by_name[name] for name in alternative.replaces) - time, alternative))
@@ -192,7 +247,10 @@ def _faster_alternatives(store: Database, device: Device, network: Network) -> l
     for gain, alternative in sorted(gains, key=lambda pair: pair[0], reverse=True):
         if gain > 0 and all(set(alternative.replaces).isdisjoint(other.replaces) for other in taken):
             taken.append(alternative)
-    return [alternative.name for alternative in taken]
+    names = [alternative.name for alternative in taken]
+    if network.whole and total_us(network.whole.layers) < total_us(network.layers_with(names)):
+        return [WHOLE]
+    return names
 
 
 def _tuned_on(store: Database, device: Device, problem: Problem, target: str, suffix: str) -> Iterator[KernelChoice]:

@@ -15,7 +15,7 @@ from queue import LifoQueue
 from autotune.codegen import POLL_SECONDS
 from autotune.families import Kernel
 from autotune.ir import Problem
-from autotune.libraries import aten, cudnn
+from autotune.libraries import aten, cudnn, inductor
 from autotune.measure import Worker
 from autotune.tuner.kernel_builder import identity
 from tuning_db import Store
@@ -28,17 +28,22 @@ ListedPlans = tuple[Problem, list[KernelRow], str | None]
 """A problem, the rows of its plans, and the reason if there are none."""
 
 
-def operator_rows(store: Store, problem: Problem, target: str, torch: str) -> Iterator[KernelRow]:
-    """Yield the rows of PyTorch's operators for a problem.
+def operator_rows(
+    store: Store, problem: Problem, target: str, torch: str, inductor_modes: tuple[str, ...] = ()
+) -> Iterator[KernelRow]:
+    """Yield the rows of PyTorch's operators for a problem, then those of what Inductor compiles.
 
     Args:
         store: The database; the rows are added to it.
         problem: The problem.
         target: The compilation target of the run.
         torch: The version of PyTorch.
+        inductor_modes: The modes in which Inductor compiles.
     """
-    for config in aten.configs(problem):
-        kernel = Kernel.of(aten.FAMILY, config, problem.dtype, problem.epilogue, target)
+    found = [(aten.FAMILY, config) for config in aten.configs(problem)]
+    found += [(inductor.FAMILY, config) for config in inductor.configs(problem, inductor_modes)]
+    for family, config in found:
+        kernel = Kernel.of(family, config, problem.dtype, problem.epilogue, target)
         yield store.put_kernel(identity(kernel, f"torch {torch}"), symbol="")
 
 

@@ -12,6 +12,9 @@ A sweep tries all alternatives, then all layers, then the order. All neighbours 
 current plan in interleaved rounds; the fastest replaces the current plan if its gain is above the noise. In the first
 sweep all layers of one problem change together: that needs fewer rounds, and a gain in several layers stands out of the
 noise. The descent ends with a sweep that changes nothing.
+
+Torch's operators for the whole network, eager and compiled by Inductor, are no part of the descent: with them taken, no
+other move would change what runs. They are compared with its result in the last rounds.
 """
 
 from __future__ import annotations
@@ -22,9 +25,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from autotune.ir import Alternative, Layer, Network, Problem
-from autotune.measure import LayerAssignment, Worker
-from autotune.runtime import Candidate, candidate, plan_for_other_batch, shortlist
+from autotune.ir import Alternative, Layer, Network, NetworkKey, Problem
+from autotune.measure import LayerAssignment, Result, Worker
+from autotune.runtime import Candidate, candidate, faster_alternatives, plan_for_other_batch, shortlist
 from tuning_db import Store
 from tuning_db.schema import Device, PlanRow
 
@@ -262,18 +265,23 @@ _Known = dict[str, list[_KnownCandidate]]
 """The candidates of each layer by its name, the fastest alone first."""
 
 
-def tune_network_plan(store: Store, device: Device, worker: Worker, network: Network) -> PlanRow | None:
+def tune_network_plan(
+    store: Store, device: Device, worker: Worker, network: Network, descend: bool = True
+) -> PlanRow | None:
     """Find and record the fastest plan of a tuned network.
 
     A descent may end in a local minimum. So a second one starts from the plan in use: that of the database for this
     network or else for another batch size. The plan in use takes part in the last comparison, so the result is never
-    slower than the plan in use.
+    slower than the plan in use; nor is it slower than the whole network on torch's operators, eager or compiled. If the
+    fastest plan is compiled by Inductor, the fastest one that is not is recorded, too, for machines without a compiler.
 
     Args:
         store: The database with the measurements of all layers.
         device: The device.
         worker: Times plans on that device.
         network: The network.
+        descend: Whether to search. Otherwise the winners of the layers, with the alternatives that are faster, are
+            compared with torch's operators for the whole network.
 
     Returns:
         The recorded plan, or None if a layer has no candidate or the network cannot be timed. Its
@@ -292,12 +300,25 @@ def tune_network_plan(store: Store, device: Device, worker: Worker, network: Net
     winners = [LayerAssignment(layer.name, known[layer.name][0].candidate) for layer in network.layers]
     if not _runs(worker, network, winners):
         return None
-    descent = PlanDescent(worker, network, _candidates(known))
-    plans = [descent.descend(descent.first_plan(), group_first=True)]
+    parts = network.without_whole
+    if descend:
+        descent = PlanDescent(worker, parts, _candidates(known))
+        plans = [descent.descend(descent.first_plan(), group_first=True)]
+    else:
+        taken = faster_alternatives(store, device, parts)
+        winner = PlanState({}, [one for one in parts.alternatives if one.name in taken])
+        plans = [
+            winner.with_assignments(LayerAssignment(name, each[0].candidate) for name, each in known.items() if each)
+        ]
     in_use = _plan_in_use(store, device, network, known)
     if in_use and _runs(worker, network, in_use.sequence(network)):
-        descent = PlanDescent(worker, network, _candidates(known))
-        plans += [in_use, descent.descend(in_use, group_first=False)]
+        plans.append(in_use)
+        if descend and network.whole not in in_use.alternatives:
+            descent = PlanDescent(worker, parts, _candidates(known))
+            plans.append(descent.descend(in_use, group_first=False))
+    precompiled = [_precompiled(plan, known) for plan in plans if _is_compiled(plan.sequence(network))]
+    others = [*precompiled, *_whole_plans(network, known)]
+    plans += [plan for plan in others if _runs(worker, network, plan.sequence(network))]
     return _record_fastest(store, device, worker, network, known, winners, plans)
 
 
@@ -310,26 +331,72 @@ def _record_fastest(
     winners: Sequence[LayerAssignment],
     plans: Sequence[PlanState],
 ) -> PlanRow | None:
-    """Time some plans and the layers' winners in interleaved rounds and record the fastest plan."""
+    """Time some plans and the layers' winners in interleaved rounds and record the fastest plan.
+
+    If it is compiled, the fastest of the others is recorded under the key of machines without a compiler.
+    """
     sequences = [winners, *(plan.sequence(network) for plan in plans)]
     alone, *results = worker.time_networks(network, sequences, FINAL_ROUNDS)
-    times = [result.median_us or math.inf for result in results]
-    best = times.index(min(times))
-    result, plan = results[best], plans[best]
-    if alone.median_us is None or result.median_us is None or result.spread_us is None:
+    timed = [(plan, result) for plan, result in zip(plans, results, strict=True) if result.median_us is not None]
+    if alone.median_us is None or not timed:
         return None
-    return store.put_plan(
-        device_id=device.id,
-        network=network.key,
-        median_us=result.median_us,
-        spread_us=result.spread_us,
-        choices=[_choice(assignment, known[assignment.layer]) for assignment in plan.sequence(network)],
-        details={
-            "alone_us": alone.median_us,
-            "samples_us": result.samples_us,
-            "alternatives": [alternative.name for alternative in plan.alternatives],
-        },
-    )
+
+    def record(identity: NetworkKey, among: Sequence[tuple[PlanState, Result]]) -> PlanRow:
+        plan, result = min(among, key=lambda one: one[1].median_us or math.inf)
+        return store.put_plan(
+            device_id=device.id,
+            network=str(identity),
+            median_us=result.median_us,
+            spread_us=result.spread_us,
+            choices=[_choice(assignment, known[assignment.layer]) for assignment in plan.sequence(network)],
+            details={
+                "alone_us": alone.median_us,
+                "samples_us": result.samples_us,
+                "alternatives": [alternative.name for alternative in plan.alternatives],
+                "torch_us": _torch_us(network, timed),
+            },
+        )
+
+    precompiled = [(plan, result) for plan, result in timed if not _is_compiled(plan.sequence(network))]
+    best = min(timed, key=lambda one: one[1].median_us or math.inf)
+    if precompiled and _is_compiled(best[0].sequence(network)):
+        record(network.identity.precompiled, precompiled)
+    return record(network.identity, timed)
+
+
+def _is_compiled(sequence: Sequence[LayerAssignment]) -> bool:
+    """Return whether a plan needs Inductor."""
+    return any(one.candidate.compiled for one in sequence)
+
+
+def _precompiled(plan: PlanState, known: _Known) -> PlanState:
+    """Return a plan with the fastest candidates that need no Inductor in place of those that do."""
+    others = {
+        name: next(one.candidate for one in known[name] if not one.candidate.compiled)  # torch's operator, at the least
+        for name, assignment in plan.assignments.items()
+        if assignment.candidate.compiled
+    }
+    return plan.with_assignments(LayerAssignment(name, other) for name, other in others.items())
+
+
+def _whole_plans(network: Network, known: _Known) -> list[PlanState]:
+    """Return a plan for each candidate that runs the whole network on torch's operators."""
+    if not network.whole:
+        return []
+    (layer,) = network.whole.layers
+    return [
+        PlanState({layer.name: LayerAssignment(layer.name, one.candidate)}, [network.whole])
+        for one in known[layer.name]
+    ]
+
+
+def _torch_us(network: Network, timed: Sequence[tuple[PlanState, Result]]) -> dict[str, float]:
+    """Return the times of the whole network on torch's operators, by candidate."""
+    return {
+        str(plan.sequence(network)[0].candidate): result.median_us
+        for plan, result in timed
+        if network.whole and network.whole in plan.alternatives and result.median_us is not None
+    }
 
 
 def _runs(worker: Worker, network: Network, assignments: Sequence[LayerAssignment]) -> bool:

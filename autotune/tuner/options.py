@@ -28,6 +28,7 @@ class TunerOptions:
         gain: A study rests while it expects no config to improve the best time by this share of it.
         objectives: Names of tuner.OBJECTIVES; their product is minimized.
         vendor: The library whose plans are candidates on a GPU: "cudnn" or "none".
+        inductor: The modes in which Inductor compiles calls of torch's operators; none if it does not.
     """
 
     arch: Architecture
@@ -43,3 +44,4 @@ class TunerOptions:
     gain: float = 0.01
     objectives: tuple[str, ...] = DEFAULT_OBJECTIVES
     vendor: str = cudnn.FAMILY
+    inductor: tuple[str, ...] = ()

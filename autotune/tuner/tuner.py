@@ -109,11 +109,16 @@ class Tuner:
             self._time_finalists(self.worker, problem)
 
     def tune_network(self, network: Network) -> None:
-        """Tune the plan of a network inside its CUDA graph, once `run` has tuned its layers; only on a GPU."""
-        if self.worker and self.device and self.options.arch.is_cuda:
+        """Tune the plan of a network, once `run` has tuned its layers.
+
+        On a CPU, where what runs before a kernel matters little, the layers' winners are compared with torch's
+        operators for the whole network, and nothing is compared without these.
+        """
+        is_cuda = self.options.arch.is_cuda
+        if self.worker and self.device and (is_cuda or network.whole):
             self.progress.stage("tuning the plan of the network")
             with self.breakdown.charge("time"):
-                tune_network_plan(self.store, self.device, self.worker, network)
+                tune_network_plan(self.store, self.device, self.worker, network, descend=is_cuda)
 
     # -- the phases of a run ---------------------------------------------------------------------------------
 
@@ -192,7 +197,8 @@ class Tuner:
     def _time_operators(self) -> None:
         device, trials = self._started()
         for problem in self.problems:
-            for row in operator_rows(self.store, problem, self.options.target, device.details["torch"]):
+            version, modes = device.details["torch"], self.options.inductor
+            for row in operator_rows(self.store, problem, self.options.target, version, modes):
                 trials.submit(problem, row, [{}])
         trials.drain()
 

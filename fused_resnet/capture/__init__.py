@@ -75,7 +75,9 @@ def capture_module(
     The arguments and errors are those of `capture`, with any number of inputs.
     """
     traced = trace(model, signature, dtype)
-    layers, kept = Lowering(traced, dtype, HANDLERS).layers(), dict[str, str]()
+    lowering, kept = Lowering(traced, dtype, HANDLERS), dict[str, str]()
+    layers = lowering.layers()
+    whole = lowering.whole(layers) if rewrite is None else None  # it computes in the module's dtype
     if rewrite is not None:
         layers, kept = rewrite(layers)
     suffix = f"+{precision}" if precision else ""
@@ -86,7 +88,8 @@ def capture_module(
         CallerTensor(tuple(value.shape), tensor_dtype_name(value.dtype) or "")
         for value in (node.meta["val"] for node in traced.results)
     )
-    return CapturedModule(Network(key, layers, signature.tensors, results, alternatives(layers), kept), traced.result)
+    others = (*alternatives(layers), *([whole] if whole else []))
+    return CapturedModule(Network(key, layers, signature.tensors, results, others, kept), traced.result)
 
 
 def _property(tensor: CallerTensor) -> str:

@@ -12,6 +12,10 @@ from torch import fx
 from autotune.core import CaptureError
 from autotune.ir import (
     DTYPES,
+    INPUT,
+    OUTPUT,
+    WHOLE,
+    Alternative,
     CallDevice,
     Elementwise,
     Layer,
@@ -31,6 +35,9 @@ from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value,
 from fused_resnet.capture.layout import RESHAPES, view_strides
 from fused_resnet.capture.pointwise import Constant, Operand, operands, steps
 from fused_resnet.capture.trace import Traced, name_of, path
+
+WHOLE_LAYER = "the network"
+"""Name of the layer that calls torch's operators for the whole network; no path of a submodule has a space."""
 
 Handler = Callable[["Lowering", fx.Node], bool]
 """Adds a layer for a node and returns True; returns False if the node is not exactly the operator's problem."""
@@ -80,6 +87,38 @@ class Lowering:
         if value is None or value.maker is None or not value.is_usual or value.buffer in taken:
             self._add_call(node, [node], [], f"{buffer(node)}:{len(taken)}")
         return self._values[node]
+
+    def whole(self, layers: Sequence[Layer]) -> Alternative | None:
+        """Return an alternative to all layers of the network: one that calls torch's operators as the module does.
+
+        None for networks with several inputs or results, and if the input has no part in the result.
+        """
+        if len(self._traced.inputs) != 1 or len(self._traced.results) != 1:
+            return None
+        (image,), (output,) = self._traced.inputs, self._traced.results
+        live = [node for node in self._traced.graph.nodes if node in self._live]
+        constants = [node for node in live if node in self._traced.constants]
+        calls = [node for node in live if node.op == "call_function"]
+        if image not in self._live or output not in calls:
+            return None
+        variances = {node.args[4] for node in calls if name_of(node) == "batch_norm"}
+        place = {node: i for i, node in enumerate([image, *constants, *calls])}
+        shapes = {node: tuple(node.meta["val"].shape) for node in (image, *constants, output)}
+        operands = [ProblemOperand("x", "input", shapes[image], self._dtype(image))]
+        for i, node in enumerate(constants):
+            role = "vector" if len(shapes[node]) == 1 else "weight"
+            operands.append(ProblemOperand(f"w{i}", role, shapes[node], self._dtype(node), node in variances))
+        problem = TorchCall(
+            n=shapes[output][0] if shapes[output] else 1,
+            calls=tuple(_call(node, place) for node in calls),
+            inputs=tuple(operands),
+            shape=shapes[output],
+            in_torch_order=("x",),
+            dtype=self._dtype(output),
+        )
+        weights = {f"w{i}": self._traced.constants[node] for i, node in enumerate(constants)}
+        layer = Layer(WHOLE_LAYER, problem, {"x": INPUT, "y": OUTPUT}, weights)
+        return Alternative(WHOLE, tuple(one.name for one in layers), (layer,))
 
     # -- what nodes are -----------------------------------------------------------------------------------------
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from rich.console import Console
 
 from autotune.families import serving
+from autotune.ir import WHOLE, TorchCall
+from autotune.libraries import inductor
 from autotune.tuner import Tuner, TuneRequest, layer_winners, rejected_configs, unsupported_reason
 from autotune.tuner import failures as failed
 from autotune_cli.tables import failures, spent, tradeoffs, winners
 from autotune_cli.tune_progress import LiveProgress
+from tuning_db.schema import PlanRow
 
 
 def show_compiled(console: Console, tuner: Tuner) -> None:
@@ -36,14 +39,31 @@ def show_winners(console: Console, tuner: Tuner, request: TuneRequest) -> None:
     others = [line for line in found[count:] if serving(line.problem, tuner.options.arch)]  # show_gaps lists the rest
     console.print(winners(found[:count], title, "layer", others))
     if plan := tuner.store.plan(tuner.device, request.network.key):
-        gain = plan.details["alone_us"] / plan.median_us
-        taken = ", ".join(plan.details["alternatives"]) or "none"
-        console.print(
-            f"The network as one CUDA graph: {plan.median_us:.1f} us, {gain:.2f}x faster than with the winners above, "
-            "because inside the graph other candidates of some layers are faster. "
-            f"Alternatives taken: {taken}",
-            highlight=False,
-        )
+        fallback = tuner.store.plan(tuner.device, str(request.network.identity.precompiled))
+        console.print(plan_text(plan, fallback, tuner.options.arch.is_cuda), highlight=False)
+
+
+def plan_text(plan: PlanRow, fallback: PlanRow | None, is_cuda: bool) -> str:
+    """Return sentences about the plan of a network, and about torch's operators for the whole of it.
+
+    Args:
+        plan: The plan.
+        fallback: The plan for machines without a compiler, if there is one.
+        is_cuda: Whether the network runs on a GPU.
+    """
+    gain, taken = plan.details["alone_us"] / plan.median_us, plan.details["alternatives"]
+    text = f"The network {'as one CUDA graph' if is_cuda else 'as a whole'}: {plan.median_us:.1f} us, "
+    whole = plan.details.get("torch_us", {})
+    if WHOLE in taken:
+        fastest = min(whole, key=whole.__getitem__)
+        name = "torch.compile" if fastest.startswith(inductor.FAMILY) else "eager PyTorch"
+        text += f"{gain:.2f}x faster than with the winners above: {name} ({fastest}) is fastest and runs it"
+        return f"{text}; without a compiler {fallback.median_us:.1f} us" if fallback else text
+    text += f"{gain:.2f}x faster than with the winners above"
+    text += ", because inside the graph other candidates of some layers are faster" if is_cuda else ""
+    text += f". Alternatives taken: {', '.join(taken) or 'none'}"
+    slower = [f"{us / plan.median_us:.2f}x faster than {name} ({us:.1f} us)" for name, us in whole.items()]
+    return f"{text}. It is {', '.join(slower)}" if slower else text
 
 
 def show_gaps(console: Console, tuner: Tuner, request: TuneRequest) -> None:
@@ -65,7 +85,8 @@ def show_gaps(console: Console, tuner: Tuner, request: TuneRequest) -> None:
     for reason, names in gaps.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         console.print(f"{', '.join(names[:3])}{more}: {reason}.", markup=False)
-    if unmade := [name for name, problem in request.named[needed:] if not serving(problem, arch)]:
+    others = [one for one in request.named[needed:] if not isinstance(one[1], TorchCall)]
+    if unmade := [name for name, problem in others if not serving(problem, arch)]:
         console.print(f"no kernels for the alternatives {', '.join(unmade)} on {arch.name}", highlight=False)
     if not request.network:
         for sentence in dict.fromkeys(text for problem in tuner.problems for text in rejected_configs(problem, arch)):

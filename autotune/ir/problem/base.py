@@ -34,12 +34,14 @@ class Operand:
         role: "input", "weight" (constant), "vector" (constant, float32, one value per channel) or "output".
         shape: Shape of the contiguous tensor.
         dtype: Name of its dtype, as in TENSOR_DTYPES.
+        positive: Whether all values are positive, as those of a variance.
     """
 
     name: str
     role: str
     shape: tuple[int, ...]
     dtype: str
+    positive: bool = False
 
     @property
     def bytes(self) -> int:
@@ -120,6 +122,11 @@ class Problem:
     def output_shape(self) -> tuple[int, ...]:
         """Return the shape of the output `y`, channels last."""
         raise NotImplementedError
+
+    @property
+    def roundings(self) -> int:
+        """Return how often a value is rounded between the inputs and the result; one in each of our kernels."""
+        return 1
 
     @property
     def flops(self) -> int:

@@ -210,7 +210,7 @@ def outcome(seed: int, database: Path, device: torch.device, blocks: int = BLOCK
     model, x = draw(seed, blocks)
     model, x = model.to(device, dtype), x.to(device, dtype)
     try:
-        network = FusedResNet.from_model(model, database).to(device, dtype)
+        network = FusedResNet.from_model(model, database, inductor=False).to(device, dtype)
         _, context, _ = network.context(x)
         result.layers, result.native = (
             len(context.plan.bound),

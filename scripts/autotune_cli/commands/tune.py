@@ -19,11 +19,13 @@ import textwrap
 from contextlib import nullcontext
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from autotune.core import (
     ARCHITECTURES,
     FAMILIES,
+    LibraryError,
     UnknownNameError,
     architecture,
     of_capability,
@@ -31,6 +33,7 @@ from autotune.core import (
 from autotune.families import PERMISSIONS, families, family, use
 from autotune.ir import DTYPES, OPERATORS
 from autotune.ir.epilogue_steps import STEPS
+from autotune.libraries import inductor
 from autotune.measure import BUFFERS, TIMERS, Timing, Worker
 from autotune.search import DEFAULT_STRATEGY, STRATEGIES
 from autotune.tuner import (
@@ -51,6 +54,13 @@ from autotune_cli.tune_request import tune_requests
 from fused_resnet.model_source import PRECISIONS
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
 from tuning_db import Store
+
+INDUCTOR_MODES = {
+    "off": (),
+    inductor.DEFAULT: (inductor.DEFAULT,),
+    inductor.MAX_AUTOTUNE: (inductor.DEFAULT, inductor.MAX_AUTOTUNE),
+}
+"""Value of --inductor -> the modes that are tried."""
 
 
 def problem_help() -> str:
@@ -182,6 +192,26 @@ def _add_candidates(group: Group) -> None:
         help="on a GPU, cudnn: also time all plans of cuDNN, if nvidia-cudnn-frontend is installed (the default); "
         "none: do not",
     )
+    group.add_argument(
+        "--inductor",
+        choices=list(INDUCTOR_MODES),
+        help="what torch's compiler is tried for: the whole network, and layers on torch's operators. default: compile "
+        f"once (the default, unless ${inductor.SWITCH} is 0); max-autotune: also let it tune, which takes minutes; "
+        "off: do not compile",
+    )
+
+
+def inductor_modes(chosen: str | None, device: str | None) -> tuple[str, ...]:
+    """Return the modes of Inductor to try on a device.
+
+    Raises:
+        LibraryError: A mode was chosen, and Inductor cannot compile here.
+    """
+    mode = chosen or (inductor.DEFAULT if inductor.is_wanted() else "off")
+    reason = inductor.why_unavailable(torch.device(device)) if device else "nothing is timed"
+    if reason and chosen and chosen != "off":
+        raise LibraryError(f"--inductor {chosen}: {reason}; give --inductor off")
+    return () if reason else INDUCTOR_MODES[mode]
 
 
 def main(args: argparse.Namespace) -> int:
@@ -215,6 +245,7 @@ def main(args: argparse.Namespace) -> int:
         gain=args.gain,
         objectives=objectives,
         vendor=args.vendor,
+        inductor=inductor_modes(args.inductor, device),
     )
     timing = Timing(args.timer, args.buffers, "energy" in objectives)
     with Store.create(path) as store, Worker(device, timing=timing) if device else nullcontext() as worker:

@@ -7,7 +7,22 @@ import pytest
 import torch
 
 from autotune.core import device_name, device_target
-from autotune.ir import INPUT, OUTPUT, CallerTensor, Layer, Network, NetworkKey, parse, with_batch
+from autotune.ir import (
+    INPUT,
+    OUTPUT,
+    WHOLE,
+    Alternative,
+    CallerTensor,
+    Layer,
+    Network,
+    NetworkKey,
+    Operand,
+    OperatorCall,
+    TorchCall,
+    ValueRef,
+    parse,
+    with_batch,
+)
 from autotune.measure import Result
 from autotune.runtime.selection import select
 from autotune.tuner.network_tuner import tune_network_plan
@@ -211,3 +226,108 @@ def test_where_nothing_was_tuned_here_it_runs_as_on_another_device_with_the_same
     assert {name: (choice.source, choice.overlap) for name, choice in chosen.items()} == dict.fromkeys(
         LAYERS, (source, True)
     )
+
+
+CALL = TorchCall(
+    n=2,
+    calls=(OperatorCall("aten.relu.default", (ValueRef(0),)),),
+    inputs=(Operand("x", "input", (2, 8, 4, 4), "f32"),),
+    shape=(2, 8, 4, 4),
+    in_torch_order=("x",),
+    dtype="f32",
+)
+WITH_TORCH = replace(
+    NETWORK,
+    alternatives=(Alternative(WHOLE, tuple(LAYERS), (Layer("the network", CALL, {"x": INPUT, "y": OUTPUT}),)),),
+)
+MODES = {"aten": '{"memory_format":"channels_last"}', "inductor": '{"mode":"default"}'}
+
+
+class DeviceWithTorch(Device):
+    """us: also the times of torch's operators, by family; None if it fails. `asked` holds the plans of each request."""
+
+    def __init__(self, us):
+        super().__init__(us)
+        self.asked = []
+
+    def time_networks(self, network, plans, rounds):
+        self.asked.append([tuple(pick.layer for pick in plan) for plan in plans])
+        own = [plan for plan in plans if plan[0].layer != "the network"]
+        results = dict(zip(map(id, own), super().time_networks(network, own, rounds), strict=True))
+        times = {id(plan): self.us[plan[0].candidate.family] for plan in plans if id(plan) not in results}
+        if None in times.values():
+            return [Result("crashed", "a plan failed")] * len(plans)
+        results |= {key: Result("ok", median_us=us, spread_us=0.1, samples_us=[us]) for key, us in times.items()}
+        return [results[id(plan)] for plan in plans]
+
+
+@pytest.fixture
+def torchs(store, kernels):
+    """The ids of torch's candidates for the whole network, by family."""
+    device, _ = kernels
+    made = {}
+    for family, config in MODES.items():
+        identity = {"family": family, "config": config, "dtype": "f32", "epilogue": "none", "target": "any"}
+        row = store.put_kernel(identity | {"source": ""}, symbol="")
+        problem = store.put_problem(str(CALL))
+        store.put_measurement(
+            device_id=device.id, problem_id=problem.id, kernel_id=row.id, status="ok", median_us=9.0, final=True
+        )
+        made[row.id] = family
+    return made
+
+
+def families(layers, chosen):
+    return [(layer.name, chosen[layer.name].candidate.family) for layer in layers]
+
+
+@pytest.mark.parametrize("descend", [True, False])
+@pytest.mark.parametrize(
+    ("times", "winner", "fallback"),
+    [
+        ({"aten": 30.0, "inductor": 20.0}, "layers", None),
+        ({"aten": 30.0, "inductor": 5.0}, "inductor", "layers"),
+        ({"aten": 6.0, "inductor": 5.0}, "inductor", "aten"),
+        ({"aten": 6.0, "inductor": 7.0}, "aten", None),
+        ({"aten": 6.0, "inductor": None}, "aten", None),
+    ],
+)
+def test_the_fastest_of_the_layers_and_torchs_operators_runs(store, kernels, torchs, descend, times, winner, fallback):
+    device, _ = kernels
+    worker = DeviceWithTorch(VALLEYS | times)
+    row = tune_network_plan(store, device, worker, WITH_TORCH, descend)
+    names = {
+        "layers": [("first", "torch"), ("second", "torch")],
+        **{family: [("the network", family)] for family in MODES},
+    }
+    assert all(
+        ("the network",) not in plans for plans in worker.asked[:-1] if len(plans) > 1
+    )  # the last rounds only, and alone before them
+    cpu = torch.device("cpu")
+    assert families(*select(store, WITH_TORCH, cpu, "present")) == names[winner]
+    assert row.details["alternatives"] == ([] if winner == "layers" else [WHOLE])
+    assert sorted(row.details["torch_us"].values()) == sorted(us for us in times.values() if us)
+    spare = store.plan(device, str(WITH_TORCH.identity.precompiled))
+    assert (spare is not None) == (fallback is not None)
+    layers, chosen = select(store, WITH_TORCH, cpu, "absent")
+    assert families(layers, chosen) == names[fallback or winner]
+    assert {choice.source for choice in chosen.values()} == {"tuned without Inductor" if fallback else "tuned"}
+    assert families(*select(store, WITH_TORCH, cpu, "off")) == names[fallback or winner]
+
+
+def test_a_region_compiled_by_inductor_has_a_spare_without_it(store, kernels, torchs):
+    device, _ = kernels
+    network = Network(
+        NetworkKey("region"),
+        (Layer("region", CALL, {"x": INPUT, "y": OUTPUT}),),
+        (2, 8, 4, 4),
+    )
+
+    class Regions:
+        def time_networks(self, network, plans, rounds):
+            times = [{"aten": 4.0, "inductor": 2.0}[plan[0].candidate.family] for plan in plans]
+            return [Result("ok", median_us=us, spread_us=0.1, samples_us=[us]) for us in times]
+
+    assert torchs[tune_network_plan(store, device, Regions(), network).choices[0]["kernel"]] == "inductor"
+    assert families(*select(store, network, torch.device("cpu"), "present")) == [("region", "inductor")]
+    assert families(*select(store, network, torch.device("cpu"), "off")) == [("region", "aten")]

@@ -9,7 +9,7 @@ from architectures import ARCHITECTURES, ResNet, images, random_model
 from reference import relative_error
 from torch import nn
 
-from autotune.ir import ExpandDepthwise
+from autotune.ir import WHOLE, ExpandDepthwise
 from autotune.runtime import ExecutionContext, NetworkPlan
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
@@ -46,6 +46,7 @@ def transposed():
 def test_each_alternative_computes_what_it_replaces(make, size, names, store):
     model, x = random_model(make(), size=size), images(2, size)
     network = capture(model, tuple(x.shape), "f32")
+    names = [*names, WHOLE]
     assert [alternative.name for alternative in network.alternatives] == names
     with torch.no_grad():
         expected = model.double()(x.double())
@@ -70,6 +71,7 @@ def test_groups_of_few_channels_are_also_taken_together(channels, out, groups, n
     )
     x = torch.randn(2, channels, 7, 7, generator=torch.Generator().manual_seed(1)).half()
     network = capture(model.eval(), tuple(x.shape), "f16")
+    names = [*names, WHOLE]
     assert [alternative.name for alternative in network.alternatives] == names
     with torch.no_grad():
         expected = copy.deepcopy(model).double()(x.double())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,11 @@ import torch
 from autotune.ir.problem.base import Operand, Problem, Tensors
 from autotune.ir.problem.fields import TensorDtypeName
 from autotune.ir.problem.images import as_nchw, as_nhwc
+
+LONGEST_TEXT = 2000
+"""Longest text of tensors and calls; a longer one is replaced by its digest, because databases index the text."""
+SHORT_NAMES = 8
+"""Most calls that a short name lists."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +64,23 @@ class OperatorCall:
 
     def run(self, values: Sequence[Any]) -> Any:
         """Return the result of the call; at least one of `values`, to which ValueRefs refer, is a tensor."""
-        device = next(value.device for value in values if isinstance(value, torch.Tensor))
+        function, args, kwargs = self.resolve(values, next(v.device for v in values if isinstance(v, torch.Tensor)))
+        return function(*args, **kwargs)
 
-        def resolve(argument: Any) -> Any:
+    def resolve(
+        self, values: Sequence[Any], device: torch.device
+    ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """Return the function of the call and its arguments, with `values` for ValueRefs."""
+
+        def resolved(argument: Any) -> Any:
             if isinstance(argument, tuple):
-                return [resolve(part) for part in argument]
+                return [resolved(part) for part in argument]
             if isinstance(argument, ValueRef):
                 return values[argument.index]
             return device if isinstance(argument, CallDevice) else argument
 
-        function = _function(self.operator)
-        return function(*map(resolve, self.args), **{name: resolve(value) for name, value in self.kwargs})
+        kwargs = {name: resolved(value) for name, value in self.kwargs}
+        return _function(self.operator), tuple(map(resolved, self.args)), kwargs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +92,10 @@ class TorchCall(Problem):
     Attributes:
         n: The batch size, which cannot be changed.
         calls: The calls, in order, on tensors in torch's order of axes.
-        inputs: The tensors; 4-d activations are channels last, as everywhere.
+        inputs: The tensors; 4-d activations are channels last, as everywhere, apart from those of `in_torch_order`.
         shape: Shape of the result in torch's order.
         dtype: Dtype of the result.
+        in_torch_order: Names of the inputs whose axes are in torch's order, such as the caller's image.
     """
 
     operator: ClassVar[str] = "torch"
@@ -92,16 +105,27 @@ class TorchCall(Problem):
     inputs: tuple[Operand, ...]
     shape: tuple[int, ...]
     dtype: TensorDtypeName
+    in_torch_order: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        tensors = [f"%{i}={_shape_text(operand.shape)}:{operand.dtype}" for i, operand in enumerate(self.inputs)]
-        parts = [*tensors, *map(str, self.calls), f"y={_shape_text(self.shape)}"]
-        return f"torch n={self.n} {' '.join(parts)} dtype={self.dtype} epilogue={self.epilogue}"
+        tensors = [
+            f"%{i}={_shape_text(operand.shape)}:{operand.dtype}" + ":nchw" * (operand.name in self.in_torch_order)
+            for i, operand in enumerate(self.inputs)
+        ]
+        parts = " ".join([*tensors, *map(str, self.calls)])
+        if len(parts) > LONGEST_TEXT:
+            parts = f"calls={len(self.calls)} sha256={hashlib.sha256(parts.encode()).hexdigest()}"
+        return f"torch n={self.n} {parts} y={_shape_text(self.shape)} dtype={self.dtype} epilogue={self.epilogue}"
 
     @property
     def output_shape(self) -> tuple[int, ...]:
         """Return the result's shape, channels last if it is 4-d."""
         return stored_shape(self.shape)
+
+    @property
+    def roundings(self) -> int:
+        """Return the number of calls."""
+        return max(1, len(self.calls))
 
     @property
     def flops(self) -> int:
@@ -110,16 +134,22 @@ class TorchCall(Problem):
 
     @property
     def short_name(self) -> str:
-        """Return the names of the calls."""
-        return f"torch {', '.join(call.name for call in self.calls)}"
+        """Return the names of the first calls."""
+        names = [call.name for call in self.calls]
+        rest = [f"and {len(names) - SHORT_NAMES} more"] if len(names) > SHORT_NAMES else []
+        return f"torch {', '.join([*names[:SHORT_NAMES], *rest])}"
 
     def _inputs(self) -> tuple[Operand, ...]:
         return self.inputs
 
+    def is_channels_last(self, operand: Operand) -> bool:
+        """Return whether the axes of one of `inputs` are (n, h, w, c), which the calls do not expect."""
+        return operand.role == "input" and len(operand.shape) == 4 and operand.name not in self.in_torch_order
+
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Run the calls."""
         values: list[Any] = [
-            _in_torch_order(tensors[operand.name]) if operand.role == "input" else tensors[operand.name]
+            as_nchw(tensors[operand.name]) if self.is_channels_last(operand) else tensors[operand.name]
             for operand in self.inputs
         ]
         for call in self.calls:
@@ -131,10 +161,6 @@ class TorchCall(Problem):
 def stored_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape in which an activation of this shape in torch's order is stored: channels last if it is 4-d."""
     return (shape[0], *shape[2:], shape[1]) if len(shape) == 4 else shape
-
-
-def _in_torch_order(x: torch.Tensor) -> torch.Tensor:
-    return as_nchw(x) if x.dim() == 4 else x
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:
