@@ -18,6 +18,7 @@ from autotune.ir.problem.operators.max_pool2d import MaxPool2d
 from autotune.ir.problem.operators.global_avg_pool2d import GlobalAvgPool2d
 from autotune.ir.problem.operators.elementwise import Elementwise
 from autotune.ir.problem.operators.cast import Cast
+from autotune.ir.problem.operators.concat import MAX_PIECES, Concat, Piece
 from autotune.ir.problem.operators.to_channels_last import ToChannelsLast
 from autotune.ir.problem.operators.space_to_depth import SpaceToDepth
 from autotune.ir.problem.operators.stem import Stem
@@ -26,9 +27,11 @@ from autotune.ir.problem.operators.torch_call import CallDevice, OperatorCall, T
 # isort: on
 
 __all__ = [
+    "MAX_PIECES",
     "AvgPool2d",
     "CallDevice",
     "Cast",
+    "Concat",
     "Conv2d",
     "Conv2dDgrad",
     "Conv2dFoldedSe",
@@ -43,6 +46,7 @@ __all__ = [
     "MaxPool2d",
     "OperatorCall",
     "PatchConv2d",
+    "Piece",
     "Pool2d",
     "SeTail",
     "SpaceToDepth",
