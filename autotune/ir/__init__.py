@@ -9,6 +9,7 @@ from autotune.ir.network import INPUT, OUTPUT, Alternative, Layer, Network, Netw
 from autotune.ir.problem import (
     DTYPES,
     MAX_OPERANDS,
+    MAX_PIECES,
     OPERATORS,
     AvgPool2d,
     CallDevice,

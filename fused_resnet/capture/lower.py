@@ -12,16 +12,20 @@ from autotune.core import CaptureError
 from autotune.ir import (
     DTYPES,
     INPUT,
+    MAX_PIECES,
     CallDevice,
+    Concat,
     Elementwise,
     Layer,
     OperatorCall,
+    Piece,
     ToChannelsLast,
     TorchCall,
     ValueRef,
     stored_shape,
 )
 from autotune.ir import Operand as ProblemOperand
+from fused_resnet.capture.channels import Channels, rearranged
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value, build_layers
 from fused_resnet.capture.pointwise import Constant, Operand, operands, steps
 from fused_resnet.capture.trace import Traced, name_of, path
@@ -50,6 +54,10 @@ class Lowering:
         self._names: set[str] = set()
         self._values: dict[fx.Node, Value] = {}
         self._live = _live(traced.output)
+        self._rearranged = rearranged(
+            traced.graph, traced.input, lambda node: self.constant(node) is not None, DTYPES[dtype]
+        )
+        self._concatenated: dict[tuple[tuple[str, int, int], ...], Value] = {}
         if traced.input in self._live:
             self._values[traced.input] = self._input(traced.input)
 
@@ -62,6 +70,8 @@ class Lowering:
         for node in self._traced.graph.nodes:
             if node.op != "call_function" or node not in self._live or self.constant(node):
                 continue
+            if node in self._rearranged:
+                continue  # a layer that reads it makes it
             handler = self._handlers.get(name_of(node))
             if not (self._is_float(node) and ((handler and handler(self, node)) or self._pointwise(node))):
                 self._torch(node)
@@ -74,7 +84,11 @@ class Lowering:
 
     def value(self, node: Any) -> Value | None:
         """Return the activation that a node yields; None if it yields none in the network's dtype."""
-        return self._values.get(node) if isinstance(node, fx.Node) else None
+        if not isinstance(node, fx.Node):
+            return None
+        if node in self._rearranged and node not in self._values:
+            self._concatenate(node, self._rearranged[node])
+        return self._values.get(node)
 
     def constant(self, node: Any) -> Constant | None:
         """Return the constant that a node yields: a parameter, a buffer, or one of these reshaped; None otherwise."""
@@ -96,9 +110,17 @@ class Lowering:
         """Return the nodes that read a node's result, also through a reshape."""
         found: set[fx.Node] = set()
         for user in node.users:
-            if user in self._live:
+            if user in self._live and not self._reads_past(user, node):
                 found |= self.users(user) if self._same_bytes(user) else {user}
         return found
+
+    def _reads_past(self, user: fx.Node, node: fx.Node) -> bool:
+        """Return whether a user rearranges the channels from which a node is made, and does not read the node."""
+        if node not in self._rearranged:
+            return False
+        if isinstance(user.meta.get("val"), list | tuple):  # a split
+            return all(self._reads_past(part, node) for part in user.users)
+        return user in self._rearranged and all(part.node is not node for part in self._rearranged[user].ranges)
 
     def sole(self, node: fx.Node) -> bool:
         """Return whether exactly one operation reads a node's result."""
@@ -150,6 +172,44 @@ class Lowering:
         self._builders.append(LayerBuilder(INPUT, problem, {"x": INPUT, "y": buffer(node)}))
         self._names.add(INPUT)
         return Value(buffer(node), shape, self._builders[-1])
+
+    def _concatenate(self, node: fx.Node, channels: Channels) -> None:
+        """Add a layer that makes the channels of a node.
+
+        Where there are more pieces than a problem can have, the first ones are concatenated by layers of their own.
+        Networks that concatenate a growing list share these layers.
+        """
+        parts = [(self._made(part.node), part.first, part.end) for part in channels.ranges]
+        while len(parts) > MAX_PIECES:
+            begin = parts[:MAX_PIECES]
+            key = tuple((value.buffer, first, end) for value, first, end in begin)
+            if key not in self._concatenated:
+                self._concatenated[key] = self._prefix(node, begin)
+            whole = self._concatenated[key]
+            parts = [(whole, 0, whole.shape[1]), *parts[MAX_PIECES:]]
+        self.add(node, self._concatenation(self.name(node), parts, channels.interleave))
+
+    def _made(self, node: fx.Node) -> Value:
+        value = self.value(node)
+        assert value is not None, f"{node} is a floating-point tensor that depends on the input"
+        return value
+
+    def _prefix(self, node: fx.Node, parts: Sequence[tuple[Value, int, int]]) -> Value:
+        """Return the concatenation of some channels, made by a new layer, which no step is appended to."""
+        builder = self._concatenation(self.name(node, "prefix"), parts, 1)
+        shape = parts[0][0].shape
+        assert isinstance(builder.problem, Concat)
+        builder.buffers["y"] = f"%{builder.name}"
+        self._builders.append(builder)
+        return Value(builder.buffers["y"], (shape[0], builder.problem.c, *shape[2:]), builder)
+
+    def _concatenation(self, name: str, parts: Sequence[tuple[Value, int, int]], interleave: int) -> LayerBuilder:
+        n, _, *image = parts[0][0].shape
+        h, w = image or (1, 1)
+        pieces = tuple(Piece(value.shape[1], first, end) for value, first, end in parts)
+        problem = Concat(n=n, h=h, w=w, pieces=pieces, interleave=interleave, dtype=self.dtype)
+        values = [value for value, _, _ in parts]
+        return LayerBuilder(name, problem, {f"x{i}": value.buffer for i, value in enumerate(values)}, values=values)
 
     def _pointwise(self, node: fx.Node) -> bool:
         """Append an elementwise node to the epilogue of a layer that makes one of its operands, or add a layer for it.
@@ -239,7 +299,7 @@ class Lowering:
         def visit(n: fx.Node) -> None:
             if n in inputs or n in inner:
                 return
-            if n is not node and (self.constant(n) or (n in self._values and not self._is_part(n))):
+            if n is not node and (self.constant(n) or (self.value(n) and not self._is_part(n))):
                 inputs.append(n)
                 return
             for argument in n.all_input_nodes:

@@ -25,7 +25,7 @@ Operand = Value | Constant | float
 Find = Callable[[Any], Operand | None]
 """Returns an argument as an operand of a step; None for an argument that cannot be one."""
 
-_PLAIN = ("relu", "relu6", "sigmoid", "hardsigmoid", "silu", "hardswish", "tanh")
+_PLAIN = ("relu", "relu6", "sigmoid", "hardsigmoid", "silu", "hardswish", "tanh", "mish", "exp", "abs")
 CUSTOM = "autotune.step.default"
 """The operator of a custom step (activation.py)."""
 
@@ -41,7 +41,7 @@ def operands(node: fx.Node) -> list[Any]:
     if name in ("add", "sub", "mul"):
         given = arguments(node)
         return [given["self"], given["other"]]
-    known = name in _PLAIN or name in _UNARY or name in (CUSTOM, "batch_norm")
+    known = name in _PLAIN or name in _UNARY or name in (CUSTOM, "batch_norm", "prelu")
     return [node.args[0]] if known else []
 
 
@@ -61,6 +61,8 @@ def steps(node: fx.Node, value: Value, position: int, find: Find) -> Sequence[Ap
         return _custom(node, value, find)
     if name == "batch_norm":
         return _normalisation(node, value, find)
+    if name == "prelu":
+        return _sloped(find(arguments(node)["weight"]), value)
     given = arguments(node)
     if name in ("add", "sub", "mul"):
         other = find(given["other" if position == 0 else "self"])
@@ -77,7 +79,8 @@ def _binary(name: str, value: Value, other: Operand, position: int) -> Sequence[
         added = _binary("add", value, other, 0)
         return None if added is None else [*negative, *added]
     if isinstance(other, Value):
-        return [AppliedStep("add", (other,))] if name == "add" and other.shape == value.shape else None
+        step = _of_tensors(name, value.shape, other.shape)
+        return [AppliedStep(step, (other,))] if step else None
     if isinstance(other, float):
         return [
             AppliedStep(f"{'mul' if name == 'mul' else 'add'}_scalar", (number(-other if name == "sub" else other),))
@@ -90,6 +93,23 @@ def _binary(name: str, value: Value, other: Operand, position: int) -> Sequence[
         if _is_channels(other.shape, value.shape)
         else None
     )
+
+
+def _of_tensors(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> str | None:
+    """Return the step of a value and another one, which may be broadcast to the value's shape; None if there is none."""
+    if other == shape:
+        return name
+    if name == "sub" or len(shape) != 4 or len(other) != 4:
+        return None
+    n, c, h, w = shape
+    return {(n, c, 1, 1): f"{name}_image", (n, 1, h, w): f"{name}_pixel"}.get(other)
+
+
+def _sloped(slope: Operand | None, value: Value) -> Sequence[AppliedStep] | None:
+    """Return the step of a PReLU."""
+    if not isinstance(slope, Constant) or len(value.shape) not in (2, 4):
+        return None
+    return [AppliedStep("leaky_relu" if _is_single(slope.shape) else "prelu", (slope.source,))]
 
 
 def _is_single(shape: tuple[int, ...]) -> bool:
@@ -149,12 +169,24 @@ def _reversed(given: dict[str, Any]) -> Sequence[AppliedStep] | None:
     return [AppliedStep("mul_scalar", (number(-1),)), AppliedStep("add_scalar", (number(given["other"]),))]
 
 
+def _exponential(alpha: float, rate: float = 1.0, factor: float = 1.0) -> Sequence[AppliedStep]:
+    """Return the steps of factor * (x if x > 0, else alpha * (exp(rate * x) - 1))."""
+    scaled = [] if factor == 1 else [AppliedStep("mul_scalar", (number(factor),))]
+    return [AppliedStep("elu", (number(alpha), number(rate))), *scaled]
+
+
+_SELU = (1.6732632423543772, 1.0, 1.0507009873554805)  # alpha, rate and factor: torch.nn.SELU
+
 _UNARY: dict[str, Callable[[dict[str, Any]], Sequence[AppliedStep] | None]] = {
     "hardtanh": lambda given: _clamped(given["min_val"], given["max_val"]),
     "clamp": lambda given: _clamped(given["min"], given["max"]),
     "clamp_min": lambda given: _clamped(given["min"], None),
     "clamp_max": lambda given: _clamped(None, given["max"]),
     "leaky_relu": lambda given: [AppliedStep("leaky_relu", (number(given["negative_slope"]),))],
+    "elu": lambda given: _exponential(given["alpha"], given["input_scale"], given["scale"]),
+    "selu": lambda given: _exponential(*_SELU),
+    "celu": lambda given: _exponential(given["alpha"], 1 / given["alpha"]),
+    "softplus": lambda given: [AppliedStep("softplus", (number(given["beta"]), number(given["threshold"])))],
     "gelu": lambda given: [AppliedStep("gelu" if given["approximate"] == "none" else "gelu_tanh")],
     "neg": lambda given: [AppliedStep("mul_scalar", (number(-1),))],
     "div": _scaled,

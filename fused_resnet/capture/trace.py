@@ -234,6 +234,7 @@ def _read(exported: torch.export.ExportedProgram, dtype: str) -> Traced:
             )
         if node.op == "call_function":
             _plain_norm(node)
+            _unexpanded(node)
             _gate(node)
     outputs = next(node for node in graph.nodes if node.op == "output").args[0]
     structure = exported.call_spec.out_spec
@@ -254,6 +255,17 @@ def _plain_norm(node: fx.Node) -> None:
         node.meta["val"] = node.meta["val"][0]
         for user in list(node.users):
             user.replace_all_uses_with(node)
+
+
+def _unexpanded(node: fx.Node) -> None:
+    """Rewrite a sum, difference or product with expand(x) as one with x, which these operators broadcast."""
+    if name_of(node) in ("add", "sub", "mul"):
+        for operand in node.all_input_nodes:
+            if name_of(operand) in ("expand", "expand_as"):
+                others = [other.meta["val"].shape for other in node.all_input_nodes if other is not operand]
+                source = operand.args[0]
+                if others == [node.meta["val"].shape] and isinstance(source, fx.Node):
+                    node.replace_input_with(operand, source)
 
 
 def _gate(node: fx.Node) -> None:
@@ -305,6 +317,8 @@ def _does_nothing(node: fx.Node) -> fx.Node | None:
     if name in _CASTS and isinstance(source, fx.Node):
         before, after = source.meta["val"], node.meta["val"]
         return source if (before.dtype, before.device) == (after.dtype, after.device) else None
+    if name == "slice" and isinstance(source, fx.Node) and source.meta["val"].shape == node.meta["val"].shape:
+        return source
     if name == "cat" and isinstance(source, list | tuple) and len(source) == 1:
         return source[0]  # type: ignore[return-value]
     return None

@@ -19,6 +19,7 @@ TEXTS = [
     "global_avg_pool2d n=1 h=7 w=8 c=3 dtype=f16 epilogue=none",
     "elementwise n=1 h=7 w=8 c=3 dtype=f16 epilogue=add,relu",
     "cast n=1 h=7 w=8 c=3 result=s8 dtype=f16 epilogue=mul_scalar,add",
+    "concat n=2 h=7 w=8 pieces=8,4:12/16,0:4/8 interleave=2 dtype=f16 epilogue=scale,bias,relu,mul_image,add_pixel",
     "to_channels_last n=2 h=8 w=12 c=3 to=8 dtype=f16 epilogue=none",
     "space_to_depth n=2 h=8 w=12 c=3 block=4 dtype=f16 epilogue=none",
     "stem n=2 h=8 w=9 c=3 k=16 r=7 s=7 stride=2,2 pad=3,3 pool=3 pool_stride=2 pool_pad=1 dtype=f16 epilogue=bias,relu",

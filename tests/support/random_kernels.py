@@ -27,7 +27,7 @@ from autotune.measure.verify import HALF_SUMS
 _LIMIT = {**LIMIT, HALF_SUMS: 1e-2}
 _IMAGES = ((16, 16), (8, 8), (8, 16), (16, 8), (8, 32), (32, 8))  # that a block's kernel holds
 _TRIES = 400  # of sizes, for one that a kernel fits
-_BEFORE = [name for name in STEPS if name not in ("add", "store")]  # a place: steps that meet no tensor
+_BEFORE = [name for name in STEPS if name not in ("add", "sub", "mul", "store")]  # a place: steps that meet no tensor
 
 
 # -- sizes: (rng) -> a problem's text without dtype and epilogue -------------------------------------------------------
@@ -173,6 +173,18 @@ def pixels(rng: random.Random, operator: str = "elementwise", more: str = "", c:
     return f"{operator} n={rng.randint(1, 5)} h={rng.randint(1, 17)} w={rng.randint(1, 17)} c={c} {more}"
 
 
+def concatenation(rng: random.Random) -> str:
+    """Whole inputs and ranges of channels, most of them multiples of a few channels, some shuffled."""
+    unit, pieces = rng.choice((1, 2, 4, 8, 8)), []
+    for _ in range(rng.randint(1, 8)):
+        first, count, behind = unit * rng.choice((0, 0, 1, 5)), unit * rng.randint(1, 12), unit * rng.choice((0, 0, 2))
+        pieces.append(f"{first}:{first + count}/{first + count + behind}" if first + behind else str(count))
+    c = sum(piece.count for piece in parse(f"concat n=1 h=1 w=1 pieces={','.join(pieces)} dtype=f32").pieces)
+    shuffles = [groups for groups in (1, 1, 2, 2, 3, 4) if c % groups == 0]
+    sizes = f"n={rng.randint(1, 5)} h={rng.randint(1, 17)} w={rng.randint(1, 17)}"
+    return f"concat {sizes} pieces={','.join(pieces)} interleave={rng.choice(shuffles)}"
+
+
 def pool(rng: random.Random, operator: str = "avg_pool2d", more: str = "") -> str:
     r, s = rng.randint(1, 4), rng.randint(1, 4)
     sizes = f"n={rng.randint(1, 4)} h={rng.randint(4, 20)} w={rng.randint(4, 20)} c={rng.choice((13, 24, 36, 64, 72))}"
@@ -205,6 +217,7 @@ def short_tail(rng: random.Random) -> str:
 SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_avg_pool2d": pool,
     "cuda_cast": lambda rng: pixels(rng, "cast", f"result={rng.choice(('s8', 'f16', 'bf16', 'f32'))}"),
+    "cuda_concat": concatenation,
     "cuda_conv2d": image_convolution,
     "cuda_depthwise_conv2d": depthwise,
     "cuda_elementwise": pixels,

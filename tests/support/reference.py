@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from autotune.ir import (
     AvgPool2d,
     Cast,
+    Concat,
     Conv2d,
     Conv2dDgrad,
     Conv2dSe,
@@ -73,6 +74,16 @@ MEANINGS: dict[str, tuple[tuple[str, ...], Callable[..., torch.Tensor]]] = {
     "tanh": ((), lambda v: 2 * sigmoid(2 * v) - 1),
     "gelu": ((), lambda v: v * normal_cdf(v)),
     "gelu_tanh": ((), lambda v: v * sigmoid(2 * cubic(v))),
+    "sub": (("sub",), lambda v, t: v - t),
+    "mul": (("mul",), lambda v, t: v * t),
+    "prelu": (("prelu",), lambda v, slope: torch.where(v > 0, v, slope * v)),
+    "elu": ((SCALAR, SCALAR), lambda v, alpha, rate: torch.where(v > 0, v, alpha * (torch.exp(rate * v) - 1))),
+    "softplus": (
+        (SCALAR, SCALAR),
+        lambda v, beta, threshold: torch.where(v * beta > threshold, v, torch.log1p(torch.exp(v * beta)) / beta),
+    ),
+    "mish": ((), lambda v: v * torch.tanh(torch.log1p(torch.exp(v)))),
+    "abs": ((), lambda v: v.clamp_min(0) - v.clamp_max(0)),
     # custom steps, defined below
     "swish_b": ((SCALAR,), lambda v, beta: v * sigmoid(beta * v)),
     "bent": (
@@ -80,6 +91,16 @@ MEANINGS: dict[str, tuple[tuple[str, ...], Callable[..., torch.Tensor]]] = {
         lambda v, up, m, b, c: torch.where(v > b, v - b, 0) * up + (v - b).clamp_max(0) * m + c,
     ),
 }
+
+# Steps that only some operators take, and one that makes chains overflow.
+OTHERS: dict[str, tuple[tuple[str, ...], Callable[..., torch.Tensor]]] = {
+    "add_image": (("add_image",), lambda v, t: torch.stack([v[i] + t[i].flatten() for i in range(len(v))])),
+    "mul_image": (("mul_image",), lambda v, t: torch.stack([v[i] * t[i].flatten() for i in range(len(v))])),
+    "add_pixel": (("add_pixel",), lambda v, t: torch.stack([part + t[..., 0] for part in v.unbind(-1)], -1)),
+    "mul_pixel": (("mul_pixel",), lambda v, t: torch.stack([part * t[..., 0] for part in v.unbind(-1)], -1)),
+    "exp": ((), lambda v: torch.special.exp2(v * math.log2(math.e))),
+}
+BROADCAST = tuple(name for name in OTHERS if name != "exp")
 
 STEPS = (*MEANINGS, "store")
 
@@ -137,6 +158,8 @@ def solve(  # noqa: PLR0912 -- a table
             value = _convolved(given["x"], given["weight1"])
         case SeDownBlock():
             value = _convolved(given["x"], given["weight1"], 2)
+        case Concat():
+            value = _concatenated(problem, given)
         case _:
             value = _without_weights(problem, given["x"])
     outputs = run_chain(problem.epilogue.names, value, given, scalars)
@@ -166,6 +189,16 @@ def _without_weights(problem: Problem, x: torch.Tensor) -> torch.Tensor:
             n, _, p, q = value.shape
             value = value.reshape(n, problem.c, -1, p, q).permute(0, 3, 4, 2, 1).reshape(n, p, q, -1)
     return value
+
+
+def _concatenated(problem: Concat, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the channels of the pieces, one after the other, or of each group in turn."""
+    channels = []
+    for i, piece in enumerate(problem.pieces):
+        channels += [given[f"x{i}"][..., channel] for channel in range(piece.first, piece.end)]
+    size = len(channels) // problem.interleave
+    order = [group * size + channel for channel in range(size) for group in range(problem.interleave)]
+    return torch.stack([channels[i] for i in order], -1)
 
 
 def _gated(x: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -218,7 +251,7 @@ def run_chain(
         if name == "project":
             value = value + (given["projected"] if "projected" in given else _projected_pool(given))
             continue
-        wanted, function = MEANINGS[name.partition("@")[0]]
+        wanted, function = (MEANINGS | OTHERS)[name.partition("@")[0]]
         arguments = []
         for operand in wanted:
             arguments.append(scalars[scalar] if operand == SCALAR else given[f"{operand}{pointer}"])

@@ -14,7 +14,7 @@ _MOST_VECTORS = 2**31 - 1  # a kernel counts them in 32 bits
 
 def _run(config: Config) -> int:
     """Return the neighbouring channels of an input that a thread reads in one access."""
-    return int(config["vector"]) // int(config["interleave"]) if config["interleave"] else 1
+    return max(1, int(config["vector"]) // int(config["interleave"])) if config["interleave"] else 1
 
 
 def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
@@ -26,9 +26,7 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
 
 def _why_unfit(problem: Concat, config: Config, arch: Architecture) -> str | None:
     run, vector = _run(config), int(config["vector"])
-    # A group of few channels that fills no vector is left to the kernel for any interleave.
-    compiled = problem.interleave in _INTERLEAVES and problem.c % problem.interleave**2 == 0
-    needed = problem.interleave if compiled or problem.interleave == 1 else 0
+    needed = problem.interleave if problem.interleave in _INTERLEAVES else 0
     numbers = [problem.c // problem.interleave]
     for piece in problem.pieces:
         numbers += [piece.pitch, piece.first, piece.end]

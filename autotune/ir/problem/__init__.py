@@ -24,6 +24,7 @@ from autotune.ir.problem.fields import (
     field_types,
 )
 from autotune.ir.problem.operators import (
+    MAX_PIECES,
     AvgPool2d,
     CallDevice,
     Cast,

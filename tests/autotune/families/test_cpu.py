@@ -13,12 +13,14 @@ from autotune.core import architecture
 from autotune.families import Kernel, families, family
 from autotune.ir import (
     AvgPool2d,
+    Concat,
     Conv2d,
     Conv2dDgrad,
     Conv2dWgrad,
     Elementwise,
     GlobalAvgPool2d,
     MaxPool2d,
+    Piece,
     SeTail,
     SpaceToDepth,
     ToChannelsLast,
@@ -68,7 +70,20 @@ def odd_max_pool(rng):
 def odd_pixels(rng, kind=Elementwise, **more):
     return kind(
         n=rng.randint(1, 4), h=rng.randint(1, 9), w=rng.randint(1, 9), c=rng.choice((1, 5, 16, 33, 100)),
-        dtype="f32", epilogue=random_epilogue(rng), **more,
+        dtype="f32", epilogue=random_epilogue(rng, broadcast=kind is Elementwise), **more,
+    )  # fmt: skip
+
+
+def odd_concat(rng):
+    pieces = []
+    for _ in range(rng.randint(1, 8)):
+        first, count, behind = rng.choice((0, 3)), rng.choice((1, 2, 10, 33)), rng.choice((0, 5))
+        pieces.append(Piece(first + count + behind, first, first + count))
+    c = sum(piece.count for piece in pieces)
+    return Concat(
+        n=rng.randint(1, 3), h=rng.randint(1, 5), w=rng.randint(1, 5), pieces=tuple(pieces),
+        interleave=rng.choice([groups for groups in (1, 2, 3, 5) if c % groups == 0]),
+        dtype="f32", epilogue=random_epilogue(rng, broadcast=True),
     )  # fmt: skip
 
 
@@ -103,6 +118,7 @@ PROBLEMS = {
     "cpu_max_pool2d": odd_max_pool,
     "cpu_global_avg_pool2d": odd_mean,
     "cpu_elementwise": odd_pixels,
+    "cpu_concat": odd_concat,
     "cpu_to_channels_last": odd_turn,
     "cpu_se_tail": odd_tail,
     "cpu_space_to_depth": odd_patches,
@@ -126,6 +142,10 @@ CORNERS = [
     "conv2d_wgrad n=3 h=20 w=19 c=33 k=13 r=3 s=3 stride=2,1 pad=1,0 dtype=f32 epilogue=bias,mul_scalar,add,store",
     "conv2d_wgrad n=2 h=9 w=8 c=12 k=24 r=3 s=3 stride=2,1 pad=1,2 groups=12 dilation=1,2 dtype=f32",
     "conv2d_wgrad n=2 h=2 w=2 c=8 k=8 r=5 s=5 pad=3 dtype=f32",
+    "concat n=2 h=5 w=3 pieces=64,32,10 dtype=f32 epilogue=scale,bias,relu",
+    "concat n=2 h=5 w=3 pieces=29:58/58,58 interleave=3 dtype=f32 epilogue=mul_image,store,add_pixel",
+    "concat n=1 h=2 w=3 pieces=1:5/9,4 interleave=8 dtype=f32",
+    "elementwise n=2 h=5 w=3 c=37 dtype=f32 epilogue=sub,mul,mul_image,mul_pixel,add_image,add_pixel",
 ]
 
 
@@ -143,7 +163,7 @@ def trials_of(name, target):
     problems = [PROBLEMS[name](random.Random(seed)) for seed in SEEDS]
     problems += [problem for problem in map(parse, CORNERS) if isinstance(problem, chosen.operator)]
     for seed, problem in enumerate(problems):
-        configs = list(chosen.configs(arch, "f32", problem.epilogue))
+        configs = chosen.configs_for(problem, arch)
         config = configs[(seed * 7 + 3) % len(configs)]
         yield Trial(problem, Kernel.of(name, config, "f32", problem.epilogue, target), seed)
 

@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import json
+import re
 import subprocess
 
 import pytest
@@ -17,6 +18,7 @@ CONSTANTS = {
     "AT_MAX_LAUNCH": abi.MAX_LAUNCH,
     "AT_MAX_POINTERS": abi.MAX_POINTERS,
     "AT_WORKSPACE": problem.MAX_OPERANDS,
+    "AT_MAX_PIECES": problem.MAX_PIECES,
 }
 
 
@@ -31,9 +33,11 @@ def compiled(tmp_path_factory):
         c = struct.__name__
         lines.append(f'printf("\\"{c}\\": [%zu], ", sizeof({c}));')
         for field, *_ in struct._fields_:
-            place = f"offsetof({c}, {field}), sizeof((({c}*)0)->{field})"
+            member = re.sub(r"(\d+)$", r"[\1]", field)  # pitch3 is pitch[3] of at_concat
+            place = f"offsetof({c}, {member}), sizeof((({c}*)0)->{member})"
             lines.append(f'printf("\\"{c}.{field}\\": [%zu, %zu], ", {place});')
-    source = '#include <stddef.h>\n#include <stdio.h>\n#include "abi.h"\nint main() {\nprintf("{");\n'
+    included = "".join(f"#include {name}\n" for name in ("<stddef.h>", "<stdio.h>", '"abi.h"', '"concat.h"'))
+    source = f'{included}int main() {{\nprintf("{{");\n'
     folder = tmp_path_factory.mktemp("abi")
     folder.joinpath("abi.cpp").write_text(source + "\n".join(lines) + '\nprintf("\\"\\": 0}");\n}\n')
     command = ["g++", "-std=c++17", f"-I{paths.templates()}", "abi.cpp", "-o", "abi"]
@@ -145,6 +149,8 @@ def test_every_operator_can_be_packed():
         "m": 5,
         "to": 4,
         "result": "s8",
+        "pieces": "4,1:3/8",
+        "interleave": 2,
     }
     for operator, cls in OPERATORS.items():
         names = [field.name for field in dataclasses.fields(cls) if field.name in sizes]
