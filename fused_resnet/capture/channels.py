@@ -1,4 +1,4 @@
-"""Concatenations, slices and shuffles of channels, of nodes of a traced graph: no layers, until another node reads them.
+"""Concatenations, slices and shuffles of channels in a traced graph: no layers, until another node reads them.
 
 `rearranged` says of each such node which channels of which other nodes it has. A chain of them is one rearrangement of
 the values that it begins with, so chunk(shuffle(cat(a, b))) reads parts of a and b.

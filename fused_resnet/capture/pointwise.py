@@ -41,7 +41,7 @@ def operands(node: fx.Node) -> list[Any]:
     if name in ("add", "sub", "mul"):
         given = arguments(node)
         return [given["self"], given["other"]]
-    known = name in _PLAIN or name in _UNARY or name in (CUSTOM, "batch_norm", "prelu")
+    known = name in _PLAIN or name in _UNARY or name in _OF_CONSTANTS
     return [node.args[0]] if known else []
 
 
@@ -57,12 +57,8 @@ def steps(node: fx.Node, value: Value, position: int, find: Find) -> Sequence[Ap
     name = name_of(node)
     if name in _PLAIN:
         return [AppliedStep(name)]
-    if name == CUSTOM:
-        return _custom(node, value, find)
-    if name == "batch_norm":
-        return _normalisation(node, value, find)
-    if name == "prelu":
-        return _sloped(find(arguments(node)["weight"]), value)
+    if name in _OF_CONSTANTS:
+        return _OF_CONSTANTS[name](node, value, find)
     given = arguments(node)
     if name in ("add", "sub", "mul"):
         other = find(given["other" if position == 0 else "self"])
@@ -96,7 +92,7 @@ def _binary(name: str, value: Value, other: Operand, position: int) -> Sequence[
 
 
 def _of_tensors(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> str | None:
-    """Return the step of a value and another one, which may be broadcast to the value's shape; None if there is none."""
+    """Return the step of a value and another one, which may be broadcast to its shape; None if there is none."""
     if other == shape:
         return name
     if name == "sub" or len(shape) != 4 or len(other) != 4:
@@ -105,8 +101,8 @@ def _of_tensors(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> st
     return {(n, c, 1, 1): f"{name}_image", (n, 1, h, w): f"{name}_pixel"}.get(other)
 
 
-def _sloped(slope: Operand | None, value: Value) -> Sequence[AppliedStep] | None:
-    """Return the step of a PReLU."""
+def _sloped(node: fx.Node, value: Value, find: Find) -> Sequence[AppliedStep] | None:
+    slope = find(arguments(node)["weight"])
     if not isinstance(slope, Constant) or len(value.shape) not in (2, 4):
         return None
     return [AppliedStep("leaky_relu" if _is_single(slope.shape) else "prelu", (slope.source,))]
@@ -167,6 +163,13 @@ def _reversed(given: dict[str, Any]) -> Sequence[AppliedStep] | None:
     if given["alpha"] != 1 or not isinstance(given["other"], int | float):
         return None
     return [AppliedStep("mul_scalar", (number(-1),)), AppliedStep("add_scalar", (number(given["other"]),))]
+
+
+_OF_CONSTANTS: dict[str, Callable[[fx.Node, Value, Find], Sequence[AppliedStep] | None]] = {
+    CUSTOM: _custom,
+    "batch_norm": _normalisation,
+    "prelu": _sloped,
+}
 
 
 def _exponential(alpha: float, rate: float = 1.0, factor: float = 1.0) -> Sequence[AppliedStep]:
