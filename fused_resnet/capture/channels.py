@@ -137,8 +137,9 @@ def _chunk(node: fx.Node, channels: Lookup) -> Channels | None:
 
 def _selected(node: fx.Node, channels: Lookup) -> Channels | None:
     """Return one channel that select(x, 1, i) takes and unsqueeze(1) makes a dimension again."""
-    select, dim = node.args
-    if not isinstance(select, fx.Node) or name_of(select) != "select" or int(dim) % node.meta["val"].dim() != 1:  # type: ignore[call-overload]
+    given = arguments(node)
+    select, dim = given["self"], int(given["dim"])
+    if name_of(select) != "select" or dim % node.meta["val"].dim() != 1:
         return None
     given = arguments(select)
     source = channels(given["self"])

@@ -1,4 +1,4 @@
-"""Concatenations and lone epilogues on a GPU: their kernels' own text, run on a CPU."""
+"""Concatenations, pools and lone epilogues on a GPU: their kernels' own text, run on a CPU."""
 
 import pytest
 from emulator import Emulated
@@ -25,17 +25,25 @@ CASES = {
         "concat n=1 h=4 w=5 pieces=9,12 interleave=3 dtype=f16 epilogue=mul_image,add_pixel",
         (0, 1, 2, 64),
     ),
+    "clipped pool": (
+        "clipped_avg_pool2d n=2 h=7 w=9 c=16 r=3 s=3 stride=2 pad=1 ceil=1 dtype=f16 epilogue=relu",
+        (3, 2, 4, 2, 1, 64),
+    ),
+    "clipped pool of any window": (
+        "clipped_avg_pool2d n=1 h=8 w=9 c=6 r=4 s=2 stride=3,2 pad=2,1 ceil=1 dtype=f32",
+        (0, 0, 2, 1, 1, 64),
+    ),
+    "adaptive pool": ("adaptive_avg_pool2d n=2 h=7 w=9 c=24 p=5 q=4 dtype=bf16 epilogue=bias,add", (8, 64)),
     "gates": ("elementwise n=3 h=3 w=5 c=24 dtype=f16 epilogue=mul_image,mul,mul_pixel,sub,add_image", (8, 2, 64)),
     "activations": ("elementwise n=2 h=3 w=3 c=5 dtype=f32 epilogue=prelu,mish,elu,softplus,abs,exp", (1, 1, 64)),
 }
-NAMES = {"concat": ("interleave", "vector", "items", "threads"), "elementwise": ("vector", "items", "threads")}
 
 
 @pytest.mark.parametrize(("text", "values"), CASES.values(), ids=CASES)
 def test_the_kernels_text_solves_the_problem(text, values, tmp_path):
     problem = parse(text)
     chosen = family(f"cuda_{problem.operator}")
-    config = dict(zip(NAMES[problem.operator], values, strict=True))
+    config = dict(zip((parameter.name for parameter in chosen.parameters), values, strict=True))
     assert config in chosen.configs_for(problem, SM90)
     emulated = Emulated(Kernel.of(chosen.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
     tensors, scalars = random_inputs(problem)

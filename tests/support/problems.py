@@ -15,6 +15,8 @@ TEXTS = [
     "patch_conv2d n=2 h=8 w=12 c=3 k=16 block=4 dtype=bf16 epilogue=relu",
     "gemm m=3 n=7 k=5 dtype=f32 epilogue=bias,relu",
     "avg_pool2d n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 dtype=bf16 epilogue=none",
+    "clipped_avg_pool2d n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 ceil=1 dtype=bf16 epilogue=none",
+    "adaptive_avg_pool2d n=1 h=7 w=8 c=3 p=5 q=3 dtype=bf16 epilogue=relu",
     "max_pool2d n=1 h=7 w=8 c=3 r=3 s=2 stride=2,3 pad=1,0 ceil=1 dtype=f16 epilogue=relu",
     "global_avg_pool2d n=1 h=7 w=8 c=3 dtype=f16 epilogue=none",
     "elementwise n=1 h=7 w=8 c=3 dtype=f16 epilogue=add,relu",

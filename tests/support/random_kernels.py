@@ -215,8 +215,12 @@ def short_tail(rng: random.Random) -> str:
 
 
 SIZES: dict[str, Callable[[random.Random], str]] = {
+    "cuda_adaptive_avg_pool2d": lambda rng: pixels(
+        rng, "adaptive_avg_pool2d", f"p={rng.randint(1, 9)} q={rng.randint(1, 9)}"
+    ),
     "cuda_avg_pool2d": pool,
     "cuda_cast": lambda rng: pixels(rng, "cast", f"result={rng.choice(('s8', 'f16', 'bf16', 'f32'))}"),
+    "cuda_clipped_avg_pool2d": lambda rng: pool(rng, "clipped_avg_pool2d", f"ceil={rng.randint(0, 1)}"),
     "cuda_concat": concatenation,
     "cuda_conv2d": image_convolution,
     "cuda_depthwise_conv2d": depthwise,

@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from autotune.ir import (
+    AdaptiveAvgPool2d,
     AvgPool2d,
     Cast,
+    ClippedAvgPool2d,
     Concat,
     Conv2d,
     Conv2dDgrad,
@@ -175,6 +177,11 @@ def _without_weights(problem: Problem, x: torch.Tensor) -> torch.Tensor:
             padded = F.pad(x, (0, 0, problem.pad[1], problem.pad[1], problem.pad[0], problem.pad[0]))
             windows = padded.unfold(1, problem.r, problem.stride[0]).unfold(2, problem.s, problem.stride[1])
             value = windows.mean((-1, -2))
+        case ClippedAvgPool2d():
+            rows = _clipped(problem.h, problem.r, problem.stride[0], problem.pad[0], problem.p)
+            value = _averages(x, rows, _clipped(problem.w, problem.s, problem.stride[1], problem.pad[1], problem.q))
+        case AdaptiveAvgPool2d():
+            value = _averages(x, _parts(problem.h, problem.p), _parts(problem.w, problem.q))
         case MaxPool2d():
             value = _largest(x, (problem.r, problem.s), problem.stride, problem.pad, problem.output_shape)
         case GlobalAvgPool2d():
@@ -189,6 +196,21 @@ def _without_weights(problem: Problem, x: torch.Tensor) -> torch.Tensor:
             n, _, p, q = value.shape
             value = value.reshape(n, problem.c, -1, p, q).permute(0, 3, 4, 2, 1).reshape(n, p, q, -1)
     return value
+
+
+def _clipped(size: int, window: int, stride: int, pad: int, count: int) -> list[slice]:
+    """Return the positions of a window, clipped to the image."""
+    starts = [i * stride - pad for i in range(count)]
+    return [slice(max(0, start), min(size, start + window)) for start in starts]
+
+
+def _parts(size: int, count: int) -> list[slice]:
+    """Return the windows of an adaptive pool."""
+    return [slice(math.floor(i * size / count), math.ceil((i + 1) * size / count)) for i in range(count)]
+
+
+def _averages(x: torch.Tensor, rows: Sequence[slice], columns: Sequence[slice]) -> torch.Tensor:
+    return torch.stack([torch.stack([x[:, r, c].mean((1, 2)) for c in columns], 1) for r in rows], 1)
 
 
 def _concatenated(problem: Concat, given: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -25,9 +25,11 @@ from autotune.ir.problem.fields import (
 )
 from autotune.ir.problem.operators import (
     MAX_PIECES,
+    AdaptiveAvgPool2d,
     AvgPool2d,
     CallDevice,
     Cast,
+    ClippedAvgPool2d,
     Concat,
     Conv2d,
     Conv2dDgrad,
@@ -63,9 +65,11 @@ __all__ = [
     "MAX_OPERANDS",
     "MAX_PIECES",
     "OPERATORS",
+    "AdaptiveAvgPool2d",
     "AvgPool2d",
     "CallDevice",
     "Cast",
+    "ClippedAvgPool2d",
     "Concat",
     "Conv2d",
     "Conv2dDgrad",

@@ -12,7 +12,9 @@ from reference import relative_error, solve
 from autotune.core import architecture
 from autotune.families import Kernel, families, family
 from autotune.ir import (
+    AdaptiveAvgPool2d,
     AvgPool2d,
+    ClippedAvgPool2d,
     Concat,
     Conv2d,
     Conv2dDgrad,
@@ -74,6 +76,14 @@ def odd_pixels(rng, kind=Elementwise, **more):
     )  # fmt: skip
 
 
+def odd_clipped_pool(rng):
+    return odd_pool(rng, ClippedAvgPool2d, ceil=rng.randint(0, 1))
+
+
+def odd_adaptive_pool(rng):
+    return odd_pixels(rng, AdaptiveAvgPool2d, p=rng.randint(1, 11), q=rng.randint(1, 11))
+
+
 def odd_concat(rng):
     pieces = []
     for _ in range(rng.randint(1, 8)):
@@ -115,6 +125,8 @@ PROBLEMS = {
     "cpu_conv2d_dgrad": odd_input_gradient,
     "cpu_conv2d_wgrad": odd_weight_gradient,
     "cpu_avg_pool2d": odd_pool,
+    "cpu_clipped_avg_pool2d": odd_clipped_pool,
+    "cpu_adaptive_avg_pool2d": odd_adaptive_pool,
     "cpu_max_pool2d": odd_max_pool,
     "cpu_global_avg_pool2d": odd_mean,
     "cpu_elementwise": odd_pixels,

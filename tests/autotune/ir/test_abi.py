@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from autotune.core import ProblemError, paths
-from autotune.ir import OPERATORS, abi, epilogue, parse, problem
+from autotune.ir import OPERATORS, Pool2d, abi, epilogue, parse, problem
 from autotune.runtime import engine
 
 CONSTANTS = {
@@ -49,6 +49,7 @@ def test_every_operator_has_a_struct():
     shared = dict.fromkeys(("conv2d_dgrad", "conv2d_wgrad", "gemm", "patch_conv2d"), "conv2d")
     shared |= {"se_down_block": "conv2d_se", "conv2d_folded_se": "conv2d_se", "cast": "pixels"}
     shared |= {"stem_se_block_pool": "stem_se_block"}
+    shared |= dict.fromkeys(("clipped_avg_pool2d", "adaptive_avg_pool2d"), "pool2d")
     shared |= {"avg_pool2d": "pool2d", "max_pool2d": "pool2d", "global_avg_pool2d": "pixels", "elementwise": "pixels"}
     for name, operator in OPERATORS.items():
         assert abi.struct(operator).__name__ == f"at_{shared.get(name, name)}"
@@ -147,6 +148,8 @@ def test_every_operator_can_be_packed():
         "skip_c": 6,
         "skip_groups": 2,
         "m": 5,
+        "p": 3,
+        "q": 4,
         "to": 4,
         "result": "s8",
         "pieces": "4,1:3/8",
@@ -154,7 +157,7 @@ def test_every_operator_can_be_packed():
     }
     for operator, cls in OPERATORS.items():
         names = [field.name for field in dataclasses.fields(cls) if field.name in sizes]
-        words = [f"{name}={sizes[name]}" for name in names] + ["stride=2"] * (operator in ("avg_pool2d", "max_pool2d"))
+        words = [f"{name}={sizes[name]}" for name in names] + ["stride=2"] * issubclass(cls, Pool2d)
         packed = abi.pack_problem(parse(f"{operator} {' '.join(words)} dtype=f32"))
         assert len(packed) == ctypes.sizeof(abi.struct(cls))
 

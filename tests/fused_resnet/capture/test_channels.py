@@ -37,7 +37,7 @@ def shuffled(x, groups):
 
 
 def permuted(x, groups):
-    n, c, h, w = x.shape
+    n, _, h, w = x.shape
     return x.reshape(n, groups, -1, h, w).permute(0, 2, 1, 3, 4).flatten(1, 2)
 
 

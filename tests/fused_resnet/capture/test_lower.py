@@ -190,6 +190,28 @@ def test_products_and_differences_of_activations_are_steps(function, chain, empt
     assert_right(model, empty_db, X)
 
 
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [
+        (lambda m, x: F.avg_pool2d(x, 3, 2, 1), "avg_pool2d"),
+        (lambda m, x: F.avg_pool2d(x, 2, 2, ceil_mode=True), "avg_pool2d"),
+        (lambda m, x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), "clipped_avg_pool2d"),
+        (lambda m, x: F.avg_pool2d(x, 3, 2, ceil_mode=True), "clipped_avg_pool2d"),
+        (lambda m, x: F.avg_pool2d(x, 3, 3, 1, ceil_mode=True), "avg_pool2d"),
+        (lambda m, x: F.avg_pool2d(x, (3, 2), (3, 4), 1, True, False), "clipped_avg_pool2d"),
+        (lambda m, x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), "torch"),
+        (lambda m, x: F.avg_pool2d(x, 2, divisor_override=3), "torch"),
+        (lambda m, x: F.adaptive_avg_pool2d(x, (4, 2)), "avg_pool2d"),
+        (lambda m, x: F.adaptive_avg_pool2d(x, (3, 5)), "adaptive_avg_pool2d"),
+        (lambda m, x: F.adaptive_avg_pool2d(x, (12, 3)), "adaptive_avg_pool2d"),
+    ],
+)
+def test_average_pools_are_problems(function, operator, empty_db):
+    model = of(function)
+    assert [layer.problem.operator for layer in layers_of(model, X).values()][2:] == [operator]
+    assert_right(model, empty_db, X)
+
+
 def test_a_value_with_several_users_is_kept(empty_db):
     def branches(m, x):
         y = F.relu(x)

@@ -14,6 +14,8 @@ from autotune.ir.problem.operators.conv2d_wgrad import Conv2dWgrad
 from autotune.ir.problem.operators.gemm import Gemm
 from autotune.ir.problem.operators.pool2d import Pool2d
 from autotune.ir.problem.operators.avg_pool2d import AvgPool2d
+from autotune.ir.problem.operators.clipped_avg_pool2d import ClippedAvgPool2d
+from autotune.ir.problem.operators.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from autotune.ir.problem.operators.max_pool2d import MaxPool2d
 from autotune.ir.problem.operators.global_avg_pool2d import GlobalAvgPool2d
 from autotune.ir.problem.operators.elementwise import Elementwise
@@ -28,9 +30,11 @@ from autotune.ir.problem.operators.torch_call import CallDevice, OperatorCall, T
 
 __all__ = [
     "MAX_PIECES",
+    "AdaptiveAvgPool2d",
     "AvgPool2d",
     "CallDevice",
     "Cast",
+    "ClippedAvgPool2d",
     "Concat",
     "Conv2d",
     "Conv2dDgrad",

@@ -147,4 +147,6 @@ class Concat(Problem):
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Concatenate and shuffle."""
         parts = [tensors[f"x{i}"][..., piece.first : piece.end] for i, piece in enumerate(self.pieces)]
-        return torch.cat(parts, -1).unflatten(-1, (self.interleave, -1)).transpose(-1, -2).flatten(-2)
+        whole = torch.cat(parts, -1)
+        groups = whole.reshape(*whole.shape[:-1], self.interleave, self.c // self.interleave)
+        return groups.transpose(-1, -2).flatten(-2)
