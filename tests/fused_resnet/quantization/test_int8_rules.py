@@ -31,7 +31,7 @@ def test_a_residual_network_is_bytes_from_pool_to_pool():
 def test_what_stays_is_told_with_the_reason(empty_db):
     model = nn.Sequential(
         conv_norm(3, 16, 3, act=nn.ReLU), conv_norm(16, 32, 3, act=nn.ReLU), conv_norm(32, 32, 3, groups=32),
-        conv_norm(32, 24, 1), conv_norm(24, 32, 1), nn.Conv2d(32, 32, 3), nn.ELU(), conv_norm(32, 32, 3, act=nn.ReLU),
+        conv_norm(32, 24, 1), conv_norm(24, 32, 1), nn.Conv2d(32, 32, 3), nn.LogSigmoid(), conv_norm(32, 32, 3, act=nn.ReLU),
         nn.MaxPool2d(2), conv_norm(32, 48, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10),
     )  # fmt: skip
     model = random_model(model)
