@@ -273,14 +273,14 @@ class Drawn:
         return f"{self.problem} {self.kernel} {dict(self.launch)}"
 
 
-def epilogue(rng: random.Random, places: tuple[str, ...], dtype: str, result: str) -> Epilogue:
+def epilogue(rng: random.Random, problem: Problem) -> Epilogue:
     """Random steps around a problem's places, which only tensors' values behind the last may meet."""
-    if "s8" in (dtype, result):  # a result in bytes is spread by its first scale
+    if "s8" in (problem.dtype, problem.output_dtype):  # a result in bytes is spread by its first scale
         return Epilogue.parse(rng.choice(("scale,bias,relu", "mul_scalar,add,store,add_scalar", "mul_scalar,silu")))
     names: list[str] = []
-    for place in places:
+    for place in problem.anchors:
         names += [*rng.choices(_BEFORE, k=rng.randint(0, 2)), place]
-    return Epilogue((*names, *random_epilogue(rng).names))
+    return Epilogue((*names, *random_epilogue(rng, broadcast=problem.broadcasts).names))
 
 
 def drawn(name: str, arch: Architecture, target: str, seed: int, kernels: int, problems: int) -> Iterator[Drawn]:
@@ -301,7 +301,7 @@ def _kernel(found: AnyFamily, arch: Architecture, target: str, rng: random.Rando
     if problem is None:
         return None
     try:
-        problem = replace(problem, epilogue=epilogue(rng, problem.anchors, dtype, problem.output_dtype))
+        problem = replace(problem, epilogue=epilogue(rng, problem))
     except ProblemError:  # more numbers than a kernel takes
         return None
     if found.why_not_served(problem, arch):
