@@ -37,7 +37,7 @@ def _struct(name: str, sizes: str) -> type[ctypes.Structure]:
 
 
 def declaration(operator: type[Problem]) -> str:
-    """Return the line of C++ that declares an operator's struct, or an empty text if abi.h declares it.
+    """Return the line of C++ that declares an operator's struct, or an empty text if a header does.
 
     Every kernel's digest covers abi.h, so a struct that is added to it would make all stored kernels stale. A struct
     that no header uses is declared in the units of the kernels that take it instead.
@@ -49,8 +49,9 @@ def declaration(operator: type[Problem]) -> str:
 
 @cache
 def _declared() -> frozenset[str]:
-    """Return the names of the structs that abi.h declares."""
-    return frozenset(re.findall(r"^} (at_\w+);$", (paths.templates() / "abi.h").read_text(), re.MULTILINE))
+    """Return the names of the structs that headers of templates/ declare, of which abi.h is in every unit."""
+    texts = [path.read_text() for path in paths.templates().glob("*.h")]
+    return frozenset(name for text in texts for name in re.findall(r"^} (at_\w+);$", text, re.MULTILINE))
 
 
 def pack_problem(

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 import torch
 
 from autotune.core import ProblemError
-from autotune.ir.epilogue_steps import ANCHORS, STEPS, StepDefinition, full_name, register_step
+from autotune.ir.epilogue_steps import (
+    ANCHORS,
+    BROADCAST,
+    READ,
+    STEPS,
+    Inline,
+    StepDefinition,
+    full_name,
+    register_step,
+)
 
 MAX_SCALARS = 8
 """Most scalars of one epilogue (AT_MAX_SCALARS of templates/abi.h)."""
@@ -25,7 +34,7 @@ class Argument:
 
     Attributes:
         name: The problem's operand, such as `add0`, or `slope.0` for a parameter of a custom step.
-        kind: "vector", "tensor", "output" or "scalar", as in StepKind.
+        kind: "vector", "tensor", "output", "scalar" or one of BROADCAST, as in StepKind.
         index: Index among the chain's scalars, or among its pointers, which tensors and vectors share.
     """
 
@@ -36,10 +45,18 @@ class Argument:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a chain with its arguments numbered; `custom` is the definition of a user's step."""
+    """One step of a chain with its arguments numbered.
+
+    Attributes:
+        name: Its name in STEPS.
+        arguments: Its arguments beside the value.
+        inline: The expression of a step that is no function of templates/epilogue.h.
+        custom: The definition of a user's step.
+    """
 
     name: str
     arguments: tuple[Argument, ...]
+    inline: Inline | None
     custom: StepDefinition | None
 
     def values(
@@ -99,7 +116,7 @@ class Epilogue:
                 arguments.append(Argument(own, operand, index))
                 scalars += operand == "scalar"
                 pointers += operand != "scalar"
-            steps.append(Step(name, tuple(arguments), kind.custom))
+            steps.append(Step(name, tuple(arguments), kind.inline, kind.custom))
         return tuple(steps)
 
     @property
@@ -110,7 +127,12 @@ class Epilogue:
     @property
     def accesses_tensors(self) -> bool:
         """Return whether a step reads or writes a tensor, and so depends on the pixel's position."""
-        return any(argument.kind in ("tensor", "output") for argument in self.arguments)
+        return any(argument.kind in (*READ, "output") for argument in self.arguments)
+
+    @property
+    def broadcasts(self) -> bool:
+        """Return whether a step reads a tensor that is broadcast to the output."""
+        return any(argument.kind in BROADCAST for argument in self.arguments)
 
     @property
     def scalars(self) -> int:
@@ -140,7 +162,7 @@ class Epilogue:
     def accesses_tensors_early(self) -> bool:
         """Return whether a step before the last anchor reads or writes a tensor."""
         early = (step for part in self.parts[:-1] for step in part)
-        return any(argument.kind in ("tensor", "output") for step in early for argument in step.arguments)
+        return any(argument.kind in (*READ, "output") for step in early for argument in step.arguments)
 
     def apply(
         self,

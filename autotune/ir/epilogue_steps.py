@@ -1,8 +1,9 @@
 """The steps of epilogues.
 
-Kernels call `at::<name>` of templates/epilogue.h for a step; torch's candidates and the reference call the function in
-`STEPS`. A new step is one row in `STEPS` and one function in epilogue.h. A user's own step is two expressions, one for
-kernels and one for torch: see `define_step`.
+Kernels call `at::<name>` of templates/epilogue.h for a step, or contain the step's expression; torch's candidates and
+the reference call the function in `STEPS`. A new step is one row in `STEPS` with its expression: a new function in
+epilogue.h would change the source digests of all kernels. A user's own step is two expressions, one for kernels and one
+for torch: see `define_step`.
 
 Both expressions are code and run with the rights of the process: the torch expression is passed to `eval`, also where a
 pickled epilogue is loaded. Only load step definitions that you trust, as with any Python file.
@@ -46,27 +47,63 @@ class StepDefinition:
 
 
 @dataclass(frozen=True)
+class Inline:
+    """A step whose expression is written into the kernel.
+
+    Attributes:
+        cuda: The expression for kernels, of `x` and the parameters.
+        params: Name of each parameter, in the order of the step's operands.
+    """
+
+    cuda: str
+    params: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class StepKind:
     """The arguments and the arithmetic of one kind of step.
 
     Attributes:
         operands: Arguments beside the value, in order: "vector" (float32, one value per channel), "tensor" (read, with
-            shape and dtype of the output), "output" (written, likewise) or "scalar" (a float, known when a kernel is
-            prepared).
+            shape and dtype of the output), "output" (written, likewise), "scalar" (a float, known when a kernel is
+            prepared), or one of BROADCAST.
         torch: (value, *operands) -> value, channels last and in the dtype of the value; vectors have that dtype too.
         ranges: (least, most) of each scalar for verifying kernels; 0.25 to 1 if empty.
+        inline: The expression of a step that is no function of templates/epilogue.h.
         custom: The definition of a user's step.
     """
 
     operands: tuple[str, ...]
     torch: Callable[..., torch.Tensor]
     ranges: tuple[tuple[float, float], ...] = ()
+    inline: Inline | None = None
     custom: StepDefinition | None = None
 
     def __post_init__(self) -> None:
         if not self.ranges:
             object.__setattr__(self, "ranges", ((0.25, 1.0),) * self.operands.count("scalar"))
 
+
+BROADCAST = ("image", "pixel")
+"""Kinds of operands that are broadcast to the output (n, h, w, c), in its dtype: "image" has shape (n, 1, 1, c), one
+value per channel of an image; "pixel" has shape (n, h, w, 1)."""
+READ = ("tensor", *BROADCAST)
+"""Kinds of operands that are activations which the step reads."""
+
+
+def _elu(v: torch.Tensor, alpha: float, rate: float) -> torch.Tensor:
+    return torch.where(v > 0, v, alpha * torch.expm1(v * rate))
+
+
+def _softplus(v: torch.Tensor, beta: float, threshold: float) -> torch.Tensor:
+    return F.softplus(v, beta, threshold)
+
+
+# exp(u) - 1 = 2 t / (1 - t) with t = tanh(u / 2): no cancellation near 0.
+_ELU = "x > 0.f ? x : alpha * (2.f * tanhf(0.5f * rate * x) / (1.f - tanhf(0.5f * rate * x)))"
+# x tanh(log(1 + e)) with e = exp(x), as x q / (q + 2) with q = e (e + 2); from 20 on it is x in float.
+_MISH = "x > 20.f ? x : x * (expf(x) * (expf(x) + 2.f)) / (expf(x) * (expf(x) + 2.f) + 2.f)"
+_SOFTPLUS = "x * beta > threshold ? x : log1pf(expf(x * beta)) / beta"
 
 STEPS: dict[str, StepKind] = {
     "bias": StepKind(("vector",), torch.add),
@@ -91,8 +128,26 @@ STEPS: dict[str, StepKind] = {
     "tanh": StepKind((), torch.tanh),
     "gelu": StepKind((), F.gelu),
     "gelu_tanh": StepKind((), lambda v: F.gelu(v, approximate="tanh")),
+    "sub": StepKind(("tensor",), torch.sub, inline=Inline("x - t", ("t",))),
+    "mul": StepKind(("tensor",), torch.mul, inline=Inline("x * t", ("t",))),
+    "add_image": StepKind(("image",), torch.add, inline=Inline("x + t", ("t",))),
+    "mul_image": StepKind(("image",), torch.mul, inline=Inline("x * t", ("t",))),
+    "add_pixel": StepKind(("pixel",), torch.add, inline=Inline("x + t", ("t",))),
+    "mul_pixel": StepKind(("pixel",), torch.mul, inline=Inline("x * t", ("t",))),
+    "prelu": StepKind(
+        ("vector",),
+        lambda v, slope: torch.where(v > 0, v, v * slope),
+        inline=Inline("x > 0.f ? x : x * slope", ("slope",)),
+    ),
+    "elu": StepKind(("scalar", "scalar"), _elu, inline=Inline(_ELU, ("alpha", "rate"))),
+    "softplus": StepKind(
+        ("scalar", "scalar"), _softplus, ((0.5, 2.0), (10.0, 20.0)), Inline(_SOFTPLUS, ("beta", "threshold"))
+    ),
+    "mish": StepKind((), F.mish, inline=Inline(_MISH)),
+    "exp": StepKind((), torch.exp, inline=Inline("expf(x)")),
+    "abs": StepKind((), torch.abs, inline=Inline("fabsf(x)")),
 }
-"""Step name -> step: those of templates/epilogue.h, and custom steps by their full names."""
+"""Step name -> step: the built-in ones, and custom steps by their full names."""
 
 ANCHORS = ("conv", "gate", "project", "keep", "add_kept")
 """Steps that mark where in the chain the operator computes something, such as the gate of Conv2dSe."""
@@ -133,7 +188,8 @@ def register_step(definition: StepDefinition) -> None:
         operands = tuple("vector" if kind == "channel" else kind for _, kind in definition.params)
         function = _function(definition)
         _probe(definition, function)
-        STEPS[definition.full_name] = StepKind(operands, function, custom=definition)
+        inline = Inline(definition.cuda, tuple(name for name, _ in definition.params))
+        STEPS[definition.full_name] = StepKind(operands, function, inline=inline, custom=definition)
 
 
 def full_name(name: str) -> str:

@@ -128,7 +128,7 @@ class LayerBuilder:
             for argument, operand in zip(step.arguments, use.operands, strict=True):
                 if isinstance(operand, Value):
                     self.buffers[argument.name] = operand.buffer
-                    self.values += [operand] if argument.kind == "tensor" else []
+                    self.values += [operand] if argument.kind != "output" else []
                 elif argument.kind == "vector":
                     self.weights[argument.name] = operand
                 else:

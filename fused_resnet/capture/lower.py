@@ -13,13 +13,16 @@ from autotune.core import CaptureError
 from autotune.ir import (
     DTYPES,
     INPUT,
+    MAX_PIECES,
     OUTPUT,
     WHOLE,
     Alternative,
     CallDevice,
+    Concat,
     Elementwise,
     Layer,
     OperatorCall,
+    Piece,
     Problem,
     ToChannelsLast,
     TorchCall,
@@ -31,6 +34,7 @@ from autotune.ir import (
 )
 from autotune.ir import Operand as ProblemOperand
 from autotune.ir.epilogue_steps import STEPS, full_name
+from fused_resnet.capture.channels import Channels, rearranged
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value, build_layers
 from fused_resnet.capture.layout import RESHAPES, view_strides
 from fused_resnet.capture.pointwise import Constant, Operand, operands, steps
@@ -60,6 +64,10 @@ class Lowering:
         self._names: set[str] = set()
         self._values: dict[fx.Node, Value] = {}
         self._live = _live(traced.graph, traced.results)
+        self._rearranged = rearranged(
+            traced.graph, traced.inputs, lambda node: self.constant(node) is not None, DTYPES[dtype]
+        )
+        self._concatenated: dict[tuple[tuple[str, int, int], ...], Value] = {}
         for i, node in enumerate(traced.inputs):
             if node in self._live:
                 self._values[node] = self._input(node, input_name(i))
@@ -73,6 +81,8 @@ class Lowering:
         for node in self._traced.graph.nodes:
             if node.op != "call_function" or node not in self._live or self.constant(node):
                 continue
+            if node in self._rearranged:
+                continue  # a layer that reads it makes it
             handler = self._handlers.get(name_of(node))
             if not (self._is_float(node) and ((handler and handler(self, node)) or self._pointwise(node))):
                 self._torch(node)
@@ -83,7 +93,7 @@ class Lowering:
 
     def _result(self, node: fx.Node, taken: Sequence[str]) -> Value:
         """Return the value of a result in a buffer that a layer writes, in the usual layout, and that is not taken."""
-        value = self._values.get(node)
+        value = self._values[node] if self._is_made(node) else None
         if value is None or value.maker is None or not value.is_usual or value.buffer in taken:
             self._add_call(node, [node], [], f"{buffer(node)}:{len(taken)}")
         return self._values[node]
@@ -134,7 +144,11 @@ class Lowering:
             node: The node.
             channels: The axis that must have the channels; None for any.
         """
-        value = self._values.get(node) if isinstance(node, fx.Node) and self._is_float(node) else None
+        if not isinstance(node, fx.Node) or not self._is_float(node):
+            return None
+        if node in self._rearranged and node not in self._values:
+            self._concatenate(node, self._rearranged[node])
+        value = self._values.get(node)
         if value is None or channels is None:
             return value
         axis = channels % len(value.shape)
@@ -160,9 +174,17 @@ class Lowering:
         """Return the nodes that read a node's result, also through a reshape."""
         found: set[fx.Node] = set()
         for user in node.users:
-            if user in self._live:
+            if user in self._live and not self._reads_past(user, node):
                 found |= self.users(user) if self._same_bytes(user) else {user}
         return found
+
+    def _reads_past(self, user: fx.Node, node: fx.Node) -> bool:
+        """Return whether a user rearranges the channels from which a node is made, and does not read the node."""
+        if node not in self._rearranged:
+            return False
+        if isinstance(user.meta.get("val"), list | tuple):  # a split
+            return all(self._reads_past(part, node) for part in user.users)
+        return user in self._rearranged and all(part.node is not node for part in self._rearranged[user].ranges)
 
     def sole(self, node: fx.Node) -> bool:
         """Return whether exactly one operation reads a node's result."""
@@ -237,6 +259,47 @@ class Lowering:
         self._builders.append(LayerBuilder(name, problem, {"x": name, "y": buffer(node)}))
         self._names.add(name)
         return Value(buffer(node), shape, self._builders[-1])
+
+    def _concatenate(self, node: fx.Node, channels: Channels) -> None:
+        """Add a layer that makes the channels of a node.
+
+        Where there are more pieces than a problem can have, the first ones are concatenated by layers of their own.
+        Networks that concatenate a growing list share these layers.
+        """
+        parts = [(self._made(part.node), part.first, part.end) for part in channels.ranges]
+        while len(parts) > MAX_PIECES:
+            begin = parts[:MAX_PIECES]
+            key = tuple((value.buffer, first, end) for value, first, end in begin)
+            if key not in self._concatenated:
+                self._concatenated[key] = self._prefix(node, begin)
+            whole = self._concatenated[key]
+            parts = [(whole, 0, whole.shape[1]), *parts[MAX_PIECES:]]
+        self.add(node, self._concatenation(self.name(node), parts, channels.interleave))
+
+    def _made(self, node: fx.Node) -> Value:
+        """Return the activation that a node yields in the usual layout, if necessary as a copy."""
+        value = self.view(node)
+        assert value is not None, f"{node} is a floating-point tensor that depends on the input"
+        if not value.is_usual:
+            self._add_call(node, [node], [], f"{buffer(node)}:usual")
+        return self._values[node]
+
+    def _prefix(self, node: fx.Node, parts: Sequence[tuple[Value, int, int]]) -> Value:
+        """Return the concatenation of some channels, made by a new layer, which no step is appended to."""
+        builder = self._concatenation(self.name(node, "prefix"), parts, 1)
+        shape = parts[0][0].shape
+        assert isinstance(builder.problem, Concat)
+        builder.buffers["y"] = f"%{builder.name}"
+        self._builders.append(builder)
+        return Value(builder.buffers["y"], (shape[0], builder.problem.c, *shape[2:]), builder)
+
+    def _concatenation(self, name: str, parts: Sequence[tuple[Value, int, int]], interleave: int) -> LayerBuilder:
+        n, _, *image = parts[0][0].shape
+        h, w = image or (1, 1)
+        pieces = tuple(Piece(value.shape[1], first, end) for value, first, end in parts)
+        problem = Concat(n=n, h=h, w=w, pieces=pieces, interleave=interleave, dtype=self.dtype)
+        values = [value for value, _, _ in parts]
+        return LayerBuilder(name, problem, {f"x{i}": value.buffer for i, value in enumerate(values)}, values=values)
 
     def _pointwise(self, node: fx.Node) -> bool:
         """Append an elementwise node to the epilogue of a layer that makes one of its operands, or add a layer for it.
@@ -344,7 +407,7 @@ class Lowering:
         def visit(n: fx.Node) -> None:
             if n in inputs or n in inner:
                 return
-            if n is not node and (self.constant(n) or (n in self._values and not self._is_part(n))):
+            if n is not node and (self.constant(n) or (self._is_made(n) and not self._is_part(n))):
                 inputs.append(n)
                 return
             for argument in n.all_input_nodes:
@@ -353,6 +416,10 @@ class Lowering:
 
         visit(node)
         return inputs, inner
+
+    def _is_made(self, node: fx.Node) -> bool:
+        """Return whether a node is an input or a layer makes it, in any dtype; adds a layer for rearranged channels."""
+        return self.view(node) is not None or node in self._values
 
     def _is_part(self, node: fx.Node) -> bool:
         """Return whether torch computes a node and exactly one other node reads it."""

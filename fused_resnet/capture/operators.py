@@ -10,7 +10,9 @@ from torch import fx
 
 from autotune.core import ProblemError
 from autotune.ir import (
+    AdaptiveAvgPool2d,
     AvgPool2d,
+    ClippedAvgPool2d,
     ConstantExpr,
     ConstantSource,
     Conv2d,
@@ -154,9 +156,11 @@ def _avg_pool2d(lowering: Lowering, node: fx.Node) -> bool:
     given = arguments(node)
     x = lowering.value(given["self"])
     uneven = given["ceil_mode"] and x and tuple(node.meta["val"].shape[2:]) != _floored(given, x.shape)
-    counted = given["count_include_pad"] or _pair(given["padding"]) == (0, 0)
-    if uneven or not counted or given["divisor_override"]:
+    padded, counted = _pair(given["padding"]) != (0, 0), given["count_include_pad"]
+    if given["divisor_override"] or (uneven and padded and counted):
         return False
+    if uneven or (padded and not counted):
+        return _pool(lowering, node, lambda sizes: ClippedAvgPool2d(**sizes, ceil=int(given["ceil_mode"])))
     return _pool(lowering, node, lambda sizes: AvgPool2d(**sizes))
 
 
@@ -189,7 +193,7 @@ def _adaptive_avg_pool2d(lowering: Lowering, node: fx.Node) -> bool:
     if (p, q) == (1, 1):
         return _of_image(lowering, node, lambda sizes: GlobalAvgPool2d(**sizes))
     if h % p or w % q:
-        return False
+        return _of_image(lowering, node, lambda sizes: AdaptiveAvgPool2d(**sizes, p=p, q=q))
     window = (h // p, w // q)
     return _of_image(lowering, node, lambda sizes: AvgPool2d(**sizes, r=window[0], s=window[1], stride=window))
 

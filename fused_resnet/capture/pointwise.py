@@ -26,7 +26,7 @@ Operand = Value | Constant | float
 Find = Callable[[Any], Operand | None]
 """Returns an argument as an operand of a step; None for an argument that cannot be one."""
 
-_PLAIN = ("relu", "relu6", "sigmoid", "hardsigmoid", "silu", "hardswish", "tanh")
+_PLAIN = ("relu", "relu6", "sigmoid", "hardsigmoid", "silu", "hardswish", "tanh", "mish", "exp", "abs")
 CUSTOM = "autotune.step.default"
 """The operator of a custom step (activation.py)."""
 
@@ -42,7 +42,7 @@ def operands(node: fx.Node) -> list[Any]:
     if name in ("add", "sub", "mul"):
         given = arguments(node)
         return [given["self"], given["other"]]
-    known = name in _PLAIN or name in _UNARY or name in (CUSTOM, "batch_norm")
+    known = name in _PLAIN or name in _UNARY or name in _OF_CONSTANTS
     return [node.args[0]] if known else []
 
 
@@ -58,10 +58,8 @@ def steps(node: fx.Node, value: Value, position: int, find: Find) -> Sequence[Ap
     name = name_of(node)
     if name in _PLAIN:
         return [AppliedStep(name)]
-    if name == CUSTOM:
-        return _custom(node, value, find)
-    if name == "batch_norm":
-        return _normalisation(node, value, find)
+    if name in _OF_CONSTANTS:
+        return _OF_CONSTANTS[name](node, value, find)
     given = arguments(node)
     if name in ("add", "sub", "mul"):
         other = find(given["other" if position == 0 else "self"])
@@ -78,8 +76,8 @@ def _binary(name: str, value: Value, other: Operand, position: int) -> Sequence[
         added = _binary("add", value, other, 0)
         return None if added is None else [*negative, *added]
     if isinstance(other, Value):
-        alike = other.shape == value.shape and same_layout(value.shape, value.layout, other.layout)
-        return [AppliedStep("add", (other,))] if name == "add" and alike else None
+        step = _of_tensors(name, value, other)
+        return [AppliedStep(step, (other,))] if step else None
     if isinstance(other, float):
         return [
             AppliedStep(f"{'mul' if name == 'mul' else 'add'}_scalar", (number(-other if name == "sub" else other),))
@@ -88,6 +86,23 @@ def _binary(name: str, value: Value, other: Operand, position: int) -> Sequence[
     if _is_single(other.shape):
         return [AppliedStep("mul_scalar" if name == "mul" else "add_scalar", (source,))]
     return [AppliedStep("scale" if name == "mul" else "bias", (source,))] if _is_channels(other.shape, value) else None
+
+
+def _of_tensors(name: str, value: Value, other: Value) -> str | None:
+    """Return the step of a value and another one, which may be broadcast to its shape; None if there is none."""
+    if other.shape == value.shape:
+        return name if same_layout(value.shape, value.layout, other.layout) else None
+    if name == "sub" or len(value.shape) != 4 or len(other.shape) != 4 or not (value.is_usual and other.is_usual):
+        return None
+    n, c, h, w = value.shape
+    return {(n, c, 1, 1): f"{name}_image", (n, 1, h, w): f"{name}_pixel"}.get(other.shape)
+
+
+def _sloped(node: fx.Node, value: Value, find: Find) -> Sequence[AppliedStep] | None:
+    slope = find(arguments(node)["weight"])
+    if not isinstance(slope, Constant) or value.channel_axis != 1:
+        return None
+    return [AppliedStep("leaky_relu" if _is_single(slope.shape) else "prelu", (slope.source,))]
 
 
 def _is_single(shape: tuple[int, ...]) -> bool:
@@ -142,12 +157,31 @@ def _reversed(given: dict[str, Any]) -> Sequence[AppliedStep] | None:
     return [AppliedStep("mul_scalar", (number(-1),)), AppliedStep("add_scalar", (number(given["other"]),))]
 
 
+_OF_CONSTANTS: dict[str, Callable[[fx.Node, Value, Find], Sequence[AppliedStep] | None]] = {
+    CUSTOM: _custom,
+    "batch_norm": _normalisation,
+    "prelu": _sloped,
+}
+
+
+def _exponential(alpha: float, rate: float = 1.0, factor: float = 1.0) -> Sequence[AppliedStep]:
+    """Return the steps of factor * (x if x > 0, else alpha * (exp(rate * x) - 1))."""
+    scaled = [] if factor == 1 else [AppliedStep("mul_scalar", (number(factor),))]
+    return [AppliedStep("elu", (number(alpha), number(rate))), *scaled]
+
+
+_SELU = (1.6732632423543772, 1.0, 1.0507009873554805)  # alpha, rate and factor: torch.nn.SELU
+
 _UNARY: dict[str, Callable[[dict[str, Any]], Sequence[AppliedStep] | None]] = {
     "hardtanh": lambda given: _clamped(given["min_val"], given["max_val"]),
     "clamp": lambda given: _clamped(given["min"], given["max"]),
     "clamp_min": lambda given: _clamped(given["min"], None),
     "clamp_max": lambda given: _clamped(None, given["max"]),
     "leaky_relu": lambda given: [AppliedStep("leaky_relu", (number(given["negative_slope"]),))],
+    "elu": lambda given: _exponential(given["alpha"], given["input_scale"], given["scale"]),
+    "selu": lambda given: _exponential(*_SELU),
+    "celu": lambda given: _exponential(given["alpha"], 1 / given["alpha"]),
+    "softplus": lambda given: [AppliedStep("softplus", (number(given["beta"]), number(given["threshold"])))],
     "gelu": lambda given: [AppliedStep("gelu" if given["approximate"] == "none" else "gelu_tanh")],
     "neg": lambda given: [AppliedStep("mul_scalar", (number(-1),))],
     "div": _scaled,

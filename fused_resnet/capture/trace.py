@@ -249,6 +249,7 @@ def _read(exported: torch.export.ExportedProgram | TracedGraph) -> Traced:
         if node.op == "call_function":
             _plain_norm(node)
             _first_result(node)
+            _unexpanded(node)
             _gate(node)
     inputs = [
         nodes[one.arg.name]
@@ -322,6 +323,17 @@ def _first_result(node: fx.Node) -> None:
         user.replace_all_uses_with(node)
 
 
+def _unexpanded(node: fx.Node) -> None:
+    """Rewrite a sum, difference or product with expand(x) as one with x, which these operators broadcast."""
+    if name_of(node) in ("add", "sub", "mul"):
+        for operand in node.all_input_nodes:
+            if name_of(operand) in ("expand", "expand_as"):
+                others = [other.meta["val"].shape for other in node.all_input_nodes if other is not operand]
+                source = operand.args[0]
+                if others == [node.meta["val"].shape] and isinstance(source, fx.Node):
+                    node.replace_input_with(operand, source)
+
+
 def _gate(node: fx.Node) -> None:
     """Rewrite x * sigmoid(x) as silu(x), and x * hardsigmoid(x) as hardswish(x)."""
     gates = {"sigmoid": torch.ops.aten.silu.default, "hardsigmoid": torch.ops.aten.hardswish.default}
@@ -371,6 +383,8 @@ def _does_nothing(node: fx.Node) -> fx.Node | None:
     if name in _CASTS and isinstance(source, fx.Node):
         before, after = source.meta["val"], node.meta["val"]
         return source if (before.dtype, before.device) == (after.dtype, after.device) else None
+    if name == "slice" and isinstance(source, fx.Node) and source.meta["val"].shape == node.meta["val"].shape:
+        return source
     if name == "cat" and isinstance(source, list | tuple) and len(source) == 1:
         return source[0]  # type: ignore[return-value]
     return None

@@ -10,6 +10,7 @@ from autotune.ir import (
     AvgPool2d,
     Conv2d,
     Elementwise,
+    Epilogue,
     Gemm,
     GlobalAvgPool2d,
     Layer,
@@ -23,11 +24,13 @@ GRANULE = 16
 """Channels that a kernel reads or writes in one 16-byte access."""
 LONGEST_SUM = 2**31 // 2**14
 """Number of products of signed bytes, each at most 2^14, whose sum cannot overflow an int32."""
-KEEP_SCALE = {"relu", "leaky_relu", "scale", "mul_scalar"}
+KEEP_SCALE = {"relu", "leaky_relu", "prelu", "abs", "scale", "mul_scalar"}
 """Steps that are the same on values of any scale."""
 DIVIDED = {"bias", "add_scalar", "clamp"}
 """Steps that are the same on scaled values if their constants are divided by the scale."""
 
+_TENSOR_STEPS = {"add", "store"}
+"""Steps with tensors that can run in bytes."""
 _FOLLOWERS = (AvgPool2d, MaxPool2d, GlobalAvgPool2d, Elementwise)
 """Problems that run in bytes if their input is in bytes."""
 
@@ -115,9 +118,17 @@ def _why_unfit(layer: Layer) -> str | None:
     if conv.r * conv.s * c >= LONGEST_SUM:
         return "its sums could overflow int32"
     changes = sum(step.name not in KEEP_SCALE | DIVIDED for step in chain.steps)
+    if not _tensors_fit(chain):
+        return "its epilogue multiplies or subtracts another activation"
     if chain.scalars + changes + 1 > MAX_SCALARS or len(problem.operands()) + 1 > MAX_OPERANDS:
         return "its epilogue has no room for the constants that bytes need"
     return None
+
+
+def _tensors_fit(chain: Epilogue) -> bool:
+    """Return whether all steps that read or write tensors can run in bytes."""
+    steps = [step for step in chain.steps if any(a.kind not in ("vector", "scalar") for a in step.arguments)]
+    return all(step.name in _TENSOR_STEPS for step in steps)
 
 
 def _chosen(wiring: Wiring, kept: dict[str, str]) -> set[str]:
@@ -129,7 +140,8 @@ def _chosen(wiring: Wiring, kept: dict[str, str]) -> set[str]:
         else:
             made = wiring.maker.get(layer.buffers.get("x", ""))
             ends = any(map(is_input, layer.reads)) or any(map(is_output, layer.writes))
-            taken = isinstance(layer.problem, _FOLLOWERS) and not ends and made is not None and made[0].name in chosen
+            follows = isinstance(layer.problem, _FOLLOWERS) and _tensors_fit(layer.problem.epilogue)
+            taken = follows and not ends and made is not None and made[0].name in chosen
         if taken:
             chosen.add(layer.name)
     return chosen

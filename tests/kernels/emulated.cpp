@@ -12,18 +12,18 @@
 #define NAMED(a, b) JOINED(a, b)
 namespace kernel = NAMED(in_, EMULATED_SYMBOL);
 
-#ifdef EMULATED_PLAIN
-struct Kernel {
+#ifdef EMULATED_PLAIN  // the text of the kernel is that of its function, not of a class
+struct Emulated {
   using Params = kernel::Params;
   static void run(const Params& params, char*) { kernel::EMULATED_SYMBOL(params); }
 };
 #else
-using kernel::Kernel;
+using Emulated = kernel::Kernel;
 #endif
 
 extern "C" int emulate(const EMULATED_PROBLEM& problem, void* const* pointers, int cluster, unsigned seed, char* text,
                        int room) {
-  return emu::run<Kernel>(problem, kernel::NAMED(EMULATED_SYMBOL, _prepare), pointers, cluster, seed, text, room);
+  return emu::run<Emulated>(problem, kernel::NAMED(EMULATED_SYMBOL, _prepare), pointers, cluster, seed, text, room);
 }
 
 // Returns the reason why the kernel refuses a problem, or null if it accepts the problem.

@@ -58,9 +58,10 @@ def test_the_command_refreshes_a_folder(tmp_path):
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_what_the_usage_says_is_read(name):
-    usage = problem_usage.usage(OPERATORS[name])
-    short = re.sub(r" \[[^]]*\]", "", usage).replace("=DTYPE", "=f32").replace("=N,N", "=2,2").replace("=N", "=4")
-    full = usage.replace("[", "").replace("]", "").replace("=DTYPE", "=f32").replace("=N,N", "=2,2").replace("=N", "=4")
+    usage = filled = problem_usage.usage(OPERATORS[name])
+    for placeholder, value in {"DTYPE": "f32", "N,N": "2,2", "N": "4", "C,C,...": "4,1:3/8"}.items():
+        filled = filled.replace(f"={placeholder}", f"={value}")
+    short, full = re.sub(r" \[[^]]*\]", "", filled), filled.replace("[", "").replace("]", "")
     assert parse(short) == parse(full)
     assert f"``\n{usage}\n``" in (ROOT / "docs" / "reference" / "problems.md").read_text()
 

@@ -106,6 +106,7 @@ class Emulated:
         assert problem
         values = {"SYMBOL": symbol, "PROBLEM": problem[1], **({} if "using Kernel =" in text else {"PLAIN": 1})}
         defined = [f"-DEMULATED_{name}={value}" for name, value in values.items()]
+        defined += [] if "using Kernel" in text else ["-DEMULATED_PLAIN"]
         here, library = KERNELS, folder / "kernel.so"
         included = [f"-I{path}" for path in (folder, here, paths.templates(), _cuda_headers())]
         flags = ["-std=c++20", "-O1", "-fno-strict-aliasing", "-fPIC", "-shared", "-w"]

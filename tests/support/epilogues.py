@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import torch
-from reference import STEPS
+from reference import BROADCAST, STEPS
 
 from autotune.ir import (
     DTYPES,
@@ -14,8 +14,10 @@ from autotune.ir import (
 )
 
 
-def random_epilogue(rng: random.Random) -> Epilogue:
-    return Epilogue(tuple(rng.choices(STEPS, k=rng.randint(0, 4))))
+def random_epilogue(rng: random.Random, *, broadcast: bool = False) -> Epilogue:
+    """Return a random chain; broadcast: also of steps that read broadcast tensors."""
+    names = (*STEPS, *BROADCAST * 2) if broadcast else STEPS
+    return Epilogue(tuple(rng.choices(names, k=rng.randint(0, 4))))
 
 
 # Values at which formulas break; 2.0 in the middle is an ordinary value.
@@ -41,7 +43,7 @@ SPECIAL = [
     *(3.0, -3.0, -6.0, 20.0, -20.0, 88.5, -88.5, 104.5, -104.5, 1e4, -1e4, 1e30, -1e30, 3e38, -3e38),
 ]
 
-ELEMENTWISE = [name for name in STEPS if name not in ("add", "store")]
+ELEMENTWISE = [*(name for name in STEPS if name not in ("add", "sub", "mul", "store")), "exp"]
 
 
 def special_case(

@@ -15,10 +15,10 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, assume, settings
 from hypothesis import strategies as st
-from reference import STEPS
+from reference import BROADCAST, STEPS
 
 from autotune.core import ProblemError
-from autotune.ir import DTYPES, Epilogue, Problem
+from autotune.ir import DTYPES, Epilogue, Piece, Problem
 from autotune.ir.problem.fields import DtypeName, NonNegative, NonNegativePair, Pair
 from autotune.ir.problem.operators.upsample import MODES
 
@@ -50,6 +50,9 @@ _VALUES: dict[object, st.SearchStrategy[Any]] = {
     DtypeName: st.sampled_from(sorted(DTYPES)),
     str: st.sampled_from(MODES),
 }
+_PIECES = st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(0, 3)).map(
+    lambda sizes: Piece(sum(sizes), sizes[0], sizes[0] + sizes[1])
+)
 # Of fields that must fit to others: most of the drawn values do.
 _FITTING = {
     **dict.fromkeys(("c", "k"), st.sampled_from((4, 8, 16, 24, 64, 3))),
@@ -57,6 +60,8 @@ _FITTING = {
     **dict.fromkeys(("r", "s", "pool"), st.sampled_from((1, 2, 3, 5))),
     **dict.fromkeys(("groups", "skip_groups"), st.sampled_from((1, 1, 1, 2, 4))),
     **dict.fromkeys(("block",), st.sampled_from((2, 4, 3))),
+    "pieces": st.lists(_PIECES, min_size=1, max_size=8).map(tuple),
+    "interleave": st.sampled_from((1, 1, 2, 3)),
     **dict.fromkeys(("to",), st.sampled_from((64, 65, 100, 4))),
 }
 
@@ -66,9 +71,10 @@ def _values(name: str, hint: object) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def epilogues(draw: st.DrawFn, anchors: Sequence[str] = ()) -> Epilogue:
-    """Draw a chain of steps around an operator's anchors."""
-    parts = [draw(st.lists(st.sampled_from(_PLAIN_STEPS), max_size=2)) for _ in range(len(anchors) + 1)]
+def epilogues(draw: st.DrawFn, anchors: Sequence[str] = (), broadcasts: bool = False) -> Epilogue:
+    """Draw a chain of steps around an operator's anchors; broadcasts: also of steps that read broadcast tensors."""
+    steps = [*_PLAIN_STEPS, *BROADCAST] if broadcasts else _PLAIN_STEPS
+    parts = [draw(st.lists(st.sampled_from(steps), max_size=2)) for _ in range(len(anchors) + 1)]
     names = [*parts[0], *(name for anchor, part in zip(anchors, parts[1:], strict=True) for name in (anchor, *part))]
     try:
         return Epilogue(tuple(names))
@@ -81,10 +87,11 @@ def epilogues(draw: st.DrawFn, anchors: Sequence[str] = ()) -> Epilogue:
 def problems(draw: st.DrawFn, operator: type[Problem]) -> Problem:
     """Draw a valid problem of an operator."""
     hints = typing.get_type_hints(operator, include_extras=True)
+    chains = epilogues(operator.anchors, operator.broadcasts)
     values = {
-        name: draw(epilogues(operator.anchors) if hint is Epilogue else _values(name, hint))
+        name: draw(chains if hint is Epilogue else _values(name, hint))
         for name, hint in hints.items()
-        if hint is Epilogue or hint in _VALUES
+        if hint is Epilogue or hint in _VALUES or name == "pieces"
     }
     try:
         return operator(**values)

@@ -33,7 +33,7 @@ from autotune.measure.verify import HALF_SUMS
 _LIMIT = {**LIMIT, HALF_SUMS: 1e-2}
 _IMAGES = ((16, 16), (8, 8), (8, 16), (16, 8), (8, 32), (32, 8))  # that a block's kernel holds
 _TRIES = 400  # of sizes, for one that a kernel fits
-_BEFORE = [name for name in STEPS if name not in ("add", "store")]  # a place: steps that meet no tensor
+_BEFORE = [name for name in STEPS if name not in ("add", "sub", "mul", "store")]  # a place: steps that meet no tensor
 
 
 # -- sizes: (rng) -> a problem's text without dtype and epilogue -------------------------------------------------------
@@ -198,6 +198,18 @@ def resize(rng: random.Random) -> str:
     return f"upsample {sizes} rows={rows[0]},{rows[1]} columns={columns[0]},{columns[1]} mode={mode}"
 
 
+def concatenation(rng: random.Random) -> str:
+    """Whole inputs and ranges of channels, most of them multiples of a few channels, some shuffled."""
+    unit, pieces = rng.choice((1, 2, 4, 8, 8)), []
+    for _ in range(rng.randint(1, 8)):
+        first, count, behind = unit * rng.choice((0, 0, 1, 5)), unit * rng.randint(1, 12), unit * rng.choice((0, 0, 2))
+        pieces.append(f"{first}:{first + count}/{first + count + behind}" if first + behind else str(count))
+    c = sum(piece.count for piece in parse(f"concat n=1 h=1 w=1 pieces={','.join(pieces)} dtype=f32").pieces)
+    shuffles = [groups for groups in (1, 1, 2, 2, 3, 4) if c % groups == 0]
+    sizes = f"n={rng.randint(1, 5)} h={rng.randint(1, 17)} w={rng.randint(1, 17)}"
+    return f"concat {sizes} pieces={','.join(pieces)} interleave={rng.choice(shuffles)}"
+
+
 def pool(rng: random.Random, operator: str = "avg_pool2d", more: str = "") -> str:
     r, s = rng.randint(1, 4), rng.randint(1, 4)
     sizes = f"n={rng.randint(1, 4)} h={rng.randint(4, 20)} w={rng.randint(4, 20)} c={rng.choice((13, 24, 36, 64, 72))}"
@@ -239,8 +251,13 @@ def expansion(rng: random.Random) -> str:
 
 
 SIZES: dict[str, Callable[[random.Random], str]] = {
+    "cuda_adaptive_avg_pool2d": lambda rng: pixels(
+        rng, "adaptive_avg_pool2d", f"p={rng.randint(1, 9)} q={rng.randint(1, 9)}"
+    ),
     "cuda_avg_pool2d": pool,
     "cuda_cast": lambda rng: pixels(rng, "cast", f"result={rng.choice(('s8', 'f16', 'bf16', 'f32'))}"),
+    "cuda_clipped_avg_pool2d": lambda rng: pool(rng, "clipped_avg_pool2d", f"ceil={rng.randint(0, 1)}"),
+    "cuda_concat": concatenation,
     "cuda_conv2d": image_convolution,
     "cuda_depth_to_space": lambda rng: pixels(
         rng, "depth_to_space", f"block={rng.randint(1, 3)},{rng.randint(1, 3)} inner={rng.randint(0, 1)}"
@@ -301,14 +318,14 @@ class Drawn:
         return f"{self.problem} {self.kernel} {dict(self.launch)}"
 
 
-def epilogue(rng: random.Random, places: tuple[str, ...], dtype: str, result: str) -> Epilogue:
+def epilogue(rng: random.Random, problem: Problem) -> Epilogue:
     """Random steps around a problem's places, which only tensors' values behind the last may meet."""
-    if "s8" in (dtype, result):  # a result in bytes is spread by its first scale
+    if "s8" in (problem.dtype, problem.output_dtype):  # a result in bytes is spread by its first scale
         return Epilogue.parse(rng.choice(("scale,bias,relu", "mul_scalar,add,store,add_scalar", "mul_scalar,silu")))
     names: list[str] = []
-    for place in places:
+    for place in problem.anchors:
         names += [*rng.choices(_BEFORE, k=rng.randint(0, 2)), place]
-    return Epilogue((*names, *random_epilogue(rng).names))
+    return Epilogue((*names, *random_epilogue(rng, broadcast=problem.broadcasts).names))
 
 
 def drawn(
@@ -334,7 +351,7 @@ def _kernel(found: AnyFamily, arch: Architecture, target: str, rng: random.Rando
     if problem is None:
         return None
     try:
-        problem = replace(problem, epilogue=epilogue(rng, problem.anchors, dtype, problem.output_dtype))
+        problem = replace(problem, epilogue=epilogue(rng, problem))
     except ProblemError:  # more numbers than a kernel takes
         return None
     if found.why_not_served(problem, arch):

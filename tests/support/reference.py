@@ -13,8 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from autotune.ir import (
+    AdaptiveAvgPool2d,
     AvgPool2d,
     Cast,
+    ClippedAvgPool2d,
+    Concat,
     Conv2d,
     Conv2dDgrad,
     Conv2dSe,
@@ -81,6 +84,16 @@ MEANINGS: dict[str, tuple[tuple[str, ...], Callable[..., torch.Tensor]]] = {
     "tanh": ((), lambda v: 2 * sigmoid(2 * v) - 1),
     "gelu": ((), lambda v: v * normal_cdf(v)),
     "gelu_tanh": ((), lambda v: v * sigmoid(2 * cubic(v))),
+    "sub": (("sub",), lambda v, t: v - t),
+    "mul": (("mul",), lambda v, t: v * t),
+    "prelu": (("prelu",), lambda v, slope: torch.where(v > 0, v, slope * v)),
+    "elu": ((SCALAR, SCALAR), lambda v, alpha, rate: torch.where(v > 0, v, alpha * (torch.exp(rate * v) - 1))),
+    "softplus": (
+        (SCALAR, SCALAR),
+        lambda v, beta, threshold: torch.where(v * beta > threshold, v, torch.log1p(torch.exp(v * beta)) / beta),
+    ),
+    "mish": ((), lambda v: v * torch.tanh(torch.log1p(torch.exp(v)))),
+    "abs": ((), lambda v: v.clamp_min(0) - v.clamp_max(0)),
     # custom steps, defined below
     "swish_b": ((SCALAR,), lambda v, beta: v * sigmoid(beta * v)),
     "bent": (
@@ -88,6 +101,16 @@ MEANINGS: dict[str, tuple[tuple[str, ...], Callable[..., torch.Tensor]]] = {
         lambda v, up, m, b, c: torch.where(v > b, v - b, 0) * up + (v - b).clamp_max(0) * m + c,
     ),
 }
+
+# Steps that only some operators take, and one that makes chains overflow.
+OTHERS: dict[str, tuple[tuple[str, ...], Callable[..., torch.Tensor]]] = {
+    "add_image": (("add_image",), lambda v, t: torch.stack([v[i] + t[i].flatten() for i in range(len(v))])),
+    "mul_image": (("mul_image",), lambda v, t: torch.stack([v[i] * t[i].flatten() for i in range(len(v))])),
+    "add_pixel": (("add_pixel",), lambda v, t: torch.stack([part + t[..., 0] for part in v.unbind(-1)], -1)),
+    "mul_pixel": (("mul_pixel",), lambda v, t: torch.stack([part * t[..., 0] for part in v.unbind(-1)], -1)),
+    "exp": ((), lambda v: torch.special.exp2(v * math.log2(math.e))),
+}
+BROADCAST = tuple(name for name in OTHERS if name != "exp")
 
 STEPS = (*MEANINGS, "store")
 
@@ -154,6 +177,8 @@ def solve(  # noqa: PLR0912 -- a table
             value = _convolved(given["x"], given["weight1"], 2)
         case LayerNorm() | GroupNorm():
             value = _normalized(problem, given["x"], scalars[0])
+        case Concat():
+            value = _concatenated(problem, given)
         case _:
             value = _without_weights(problem, given["x"])
     outputs = run_chain(problem.epilogue.names, value, given, scalars[problem.scalars :])
@@ -169,6 +194,11 @@ def _without_weights(problem: Problem, x: torch.Tensor) -> torch.Tensor:
             padded = F.pad(x, (0, 0, problem.pad[1], problem.pad[1], problem.pad[0], problem.pad[0]))
             windows = padded.unfold(1, problem.r, problem.stride[0]).unfold(2, problem.s, problem.stride[1])
             value = windows.mean((-1, -2))
+        case ClippedAvgPool2d():
+            rows = _clipped(problem.h, problem.r, problem.stride[0], problem.pad[0], problem.p)
+            value = _averages(x, rows, _clipped(problem.w, problem.s, problem.stride[1], problem.pad[1], problem.q))
+        case AdaptiveAvgPool2d():
+            value = _averages(x, _parts(problem.h, problem.p), _parts(problem.w, problem.q))
         case MaxPool2d():
             value = _largest(x, (problem.r, problem.s), problem.stride, problem.pad, problem.output_shape)
         case GlobalAvgPool2d():
@@ -195,6 +225,31 @@ def _without_weights(problem: Problem, x: torch.Tensor) -> torch.Tensor:
             columns = _sampling(problem.mode, problem.w, problem.q, problem.columns)
             value = torch.einsum("ih,jw,nhwc->nijc", rows, columns, x)
     return value
+
+
+def _clipped(size: int, window: int, stride: int, pad: int, count: int) -> list[slice]:
+    """Return the positions of a window, clipped to the image."""
+    starts = [i * stride - pad for i in range(count)]
+    return [slice(max(0, start), min(size, start + window)) for start in starts]
+
+
+def _parts(size: int, count: int) -> list[slice]:
+    """Return the windows of an adaptive pool."""
+    return [slice(math.floor(i * size / count), math.ceil((i + 1) * size / count)) for i in range(count)]
+
+
+def _averages(x: torch.Tensor, rows: Sequence[slice], columns: Sequence[slice]) -> torch.Tensor:
+    return torch.stack([torch.stack([x[:, r, c].mean((1, 2)) for c in columns], 1) for r in rows], 1)
+
+
+def _concatenated(problem: Concat, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Return the channels of the pieces, one after the other, or of each group in turn."""
+    channels = []
+    for i, piece in enumerate(problem.pieces):
+        channels += [given[f"x{i}"][..., channel] for channel in range(piece.first, piece.end)]
+    size = len(channels) // problem.interleave
+    order = [group * size + channel for channel in range(size) for group in range(problem.interleave)]
+    return torch.stack([channels[i] for i in order], -1)
 
 
 def _normalized(problem: LayerNorm | GroupNorm, x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -285,7 +340,7 @@ def run_chain(
         if name == "project":
             value = value + (given["projected"] if "projected" in given else _projected_pool(given))
             continue
-        wanted, function = MEANINGS[name.partition("@")[0]]
+        wanted, function = (MEANINGS | OTHERS)[name.partition("@")[0]]
         arguments = []
         for operand in wanted:
             arguments.append(scalars[scalar] if operand == SCALAR else given[f"{operand}{pointer}"])

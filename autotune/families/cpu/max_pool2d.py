@@ -3,4 +3,4 @@
 from autotune.families.cpu.common import WITH_BYTES, over_channels
 from autotune.ir import MaxPool2d
 
-FAMILY = over_channels(MaxPool2d, "cpu/pool2d.cpp.j2", dtypes=WITH_BYTES, maximum=True)
+FAMILY = over_channels(MaxPool2d, "cpu/pool2d.cpp.j2", dtypes=WITH_BYTES, maximum=True, window="clipped")

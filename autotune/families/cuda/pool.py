@@ -1,4 +1,4 @@
-"""The family of both pools on a GPU: a template, its parameters, and which of their values are legal."""
+"""The family of the pools with a window on a GPU: a template, its parameters, and which of their values are legal."""
 
 from __future__ import annotations
 
@@ -79,8 +79,15 @@ def _cost(problem: Pool2d, config: Config, arch: Architecture) -> float:
     return accesses * idle + abs(tile.threads - 128) / 1024
 
 
-def family(name: str, operator: type[Pool2d], maximum: bool) -> Family[Pool2d]:
-    """Return the family of one of the pools; maximum: whether it is the max pool."""
+def family(name: str, operator: type[Pool2d], maximum: bool, clipped: bool = False) -> Family[Pool2d]:
+    """Return the family of one of the pools.
+
+    Args:
+        name: The family's name.
+        operator: The problem that it solves.
+        maximum: Whether it is the max pool.
+        clipped: Whether an average is that of the window's pixels in the image.
+    """
     return Family[Pool2d](
         name=name,
         operator=operator,
@@ -99,6 +106,6 @@ def family(name: str, operator: type[Pool2d], maximum: bool) -> Family[Pool2d]:
         why_illegal=_why_illegal,
         why_unfit=_why_unfit,
         cost=_cost,
-        context=lambda config, arch, dtype: {**config, "maximum": maximum},
+        context=lambda config, arch, dtype: {**config, "maximum": maximum, "clipped": clipped},
         compile_seconds=(0.9, 0.1),
     )

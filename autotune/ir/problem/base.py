@@ -66,6 +66,7 @@ class Problem:
         anchors: The steps of ANCHORS that its epilogue must have, in order.
         batch_field: Name of the field that `with_batch` changes.
         max_operands: Largest number of tensors.
+        broadcasts: Whether its epilogue may read tensors that are broadcast to the output (n, h, w, c).
         dtype: Dtype of the inputs and weights.
         epilogue: Steps that are applied to the result before it is stored.
     """
@@ -77,6 +78,7 @@ class Problem:
     anchors: ClassVar[tuple[str, ...]] = ()
     batch_field: ClassVar[str] = "n"
     max_operands: ClassVar[int] = MAX_OPERANDS
+    broadcasts: ClassVar[bool] = False
     dtype: DtypeName
     epilogue: Epilogue = _NO_STEPS
 
@@ -90,6 +92,11 @@ class Problem:
         if self.epilogue.anchors != self.anchors:
             rule = f"must have {' and then '.join(self.anchors)}, once" if self.anchors else "can have none"
             raise ProblemError(f"'{self}': of the steps {', '.join(ANCHORS)} the epilogue of {self.operator} {rule}")
+        if self.epilogue.broadcasts and not self.broadcasts:
+            raise ProblemError(
+                f"'{self}': the epilogue of {self.operator} cannot read tensors that are broadcast, as add_image, "
+                "mul_image, add_pixel and mul_pixel do: use them in an elementwise or concat problem"
+            )
         if self.scalars + self.epilogue.scalars > MAX_SCALARS:
             raise ProblemError(f"'{self}' takes more than {MAX_SCALARS} scalars, those of its epilogue included")
         if min(self.output_shape, default=1) < 1:
@@ -161,6 +168,8 @@ class Problem:
             "vector": ("vector", shape[-1:], "f32"),
             "tensor": ("input", shape, dtype),
             "output": ("output", shape, dtype),
+            "image": ("input", (*shape[:1], 1, 1, *shape[-1:]), dtype),
+            "pixel": ("input", (*shape[:-1], 1), dtype),
         }
         extra = [Operand(a.name, *of_kind[a.kind]) for a in self.epilogue.arguments if a.kind in of_kind]
         return (*self._inputs(), Operand("y", "output", shape, dtype), *extra)

@@ -98,11 +98,20 @@ FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "in place": _in_place,
     "changed below a view": _changed_below_a_view,
     "contiguous": lambda x: x.contiguous(),
-    # left to torch
     "elu": F.elu,
+    "selu": F.selu,
+    "celu": lambda x: F.celu(x, 0.6),
     "softplus": F.softplus,
     "mish": F.mish,
     "abs": torch.abs,
+    "exp": lambda x: torch.exp(-x.abs()),
+    "swap halves": lambda x: torch.cat(x.chunk(2, 1)[::-1], 1),
+    "shuffle": _shuffled,
+    "split and cat": lambda x: torch.cat(torch.split(x, [1, x.shape[1] - 1], 1)[::-1], 1) if x.shape[1] > 1 else x,
+    "first doubled": lambda x: torch.cat([x[:, :1], x], 1)[:, :-1],
+    "interleaved halves": lambda x: _shuffled(torch.cat([x, -x], 1))[:, : x.shape[1]],
+    # left to torch, in part
+    "spatial gate": lambda x: x * torch.sigmoid(x.mean(1, keepdim=True)),
     "1 / x": lambda x: 1.0 / (x.abs() + 1),
     "softmax": lambda x: F.softmax(x, 1),
     "maximum": lambda x: torch.maximum(x, -x),
@@ -111,9 +120,6 @@ FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "norm": lambda x: x / (x.norm(dim=1, keepdim=True) + 1e-1),
     "minus mean": lambda x: x - x.mean(0, keepdim=True),
     "flip": lambda x: x.flip(1),
-    "swap halves": lambda x: torch.cat(x.chunk(2, 1)[::-1], 1),
-    "shuffle": _shuffled,
-    "split and cat": lambda x: torch.cat(torch.split(x, [1, x.shape[1] - 1], 1)[::-1], 1) if x.shape[1] > 1 else x,
     "transpose": lambda x: x.transpose(2, 3) if x.dim() == 4 and x.shape[2] == x.shape[3] else x,
 }
 """Functions that keep the shape (n, c, ...); none has jumps, at which a rounding error would decide the result."""
@@ -129,8 +135,9 @@ JOINS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "add alpha": lambda a, b: torch.add(a, b, alpha=0.5),
     "maximum": torch.maximum,
     "cat": lambda a, b: torch.cat([a, b], 1),
+    "cat and shuffle": lambda a, b: _shuffled(torch.cat([a, b], 1)),
 }
-"""Functions of two branches; all but `cat` keep the shape."""
+"""Functions of two branches; all but those with `cat` keep the shape."""
 
 
 # -- modules -----------------------------------------------------------------------------------------------------------
@@ -326,7 +333,7 @@ class _Draft:
             lambda: self._other(c): 1.5,
         }
         if depth < MAX_DEPTH:
-            joins = [name for name in JOINS if name != "cat"]
+            joins = [name for name in JOINS if "cat" not in name]
             makes |= {
                 lambda: Join(self._block(depth + 1), self._skip(depth), rng.choice(joins)): 3,
                 lambda: Reused(self._same(depth + 1), self._same(depth + 1), self._same(depth + 1)): 0.7,
@@ -433,6 +440,7 @@ class _Draft:
             lambda: nn.Sequential(nn.AvgPool2d(2, 2), nn.Conv2d(c, k, 1, bias=False), self._norm(k)),
             lambda: Join(self._conv(c, 3), self._conv(c, 5), "cat"),
             lambda: Join(nn.Identity(), self._conv(c, 4), "cat"),
+            lambda: Join(self._conv(c, 3), self._conv(c, 3), "cat and shuffle"),
             lambda: nn.MaxPool2d(2),
             lambda: nn.MaxPool2d(3, 2, 1),
             lambda: nn.MaxPool2d(3, 2, 0, ceil_mode=True),
@@ -440,7 +448,9 @@ class _Draft:
             lambda: nn.AvgPool2d((3, 2), (2, 1), (1, 0)),
             lambda: nn.AvgPool2d(3, 2, 0, ceil_mode=True),
             lambda: nn.AvgPool2d(2, divisor_override=3),
+            lambda: nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False),
             lambda: nn.AdaptiveAvgPool2d((2, 2)),
+            lambda: nn.AdaptiveAvgPool2d((3, 4)),
             lambda: nn.AdaptiveMaxPool2d((2, 2)),
             lambda: nn.Upsample(scale_factor=2),
             lambda: nn.Upsample(scale_factor=rng.choice((0.7, 1.3, 2)), mode="bilinear"),

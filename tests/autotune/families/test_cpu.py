@@ -12,7 +12,10 @@ from reference import relative_error, solve
 from autotune.core import architecture
 from autotune.families import Kernel, families, family
 from autotune.ir import (
+    AdaptiveAvgPool2d,
     AvgPool2d,
+    ClippedAvgPool2d,
+    Concat,
     Conv2d,
     Conv2dDgrad,
     Conv2dWgrad,
@@ -22,6 +25,7 @@ from autotune.ir import (
     GroupNorm,
     LayerNorm,
     MaxPool2d,
+    Piece,
     SeTail,
     Softmax,
     SpaceToDepth,
@@ -74,7 +78,28 @@ def odd_max_pool(rng):
 def odd_pixels(rng, kind=Elementwise, **more):
     return kind(
         n=rng.randint(1, 4), h=rng.randint(1, 9), w=rng.randint(1, 9), c=rng.choice((1, 5, 16, 33, 100)),
-        dtype="f32", epilogue=random_epilogue(rng), **more,
+        dtype="f32", epilogue=random_epilogue(rng, broadcast=kind is Elementwise), **more,
+    )  # fmt: skip
+
+
+def odd_clipped_pool(rng):
+    return odd_pool(rng, ClippedAvgPool2d, ceil=rng.randint(0, 1))
+
+
+def odd_adaptive_pool(rng):
+    return odd_pixels(rng, AdaptiveAvgPool2d, p=rng.randint(1, 11), q=rng.randint(1, 11))
+
+
+def odd_concat(rng):
+    pieces = []
+    for _ in range(rng.randint(1, 8)):
+        first, count, behind = rng.choice((0, 3)), rng.choice((1, 2, 10, 33)), rng.choice((0, 5))
+        pieces.append(Piece(first + count + behind, first, first + count))
+    c = sum(piece.count for piece in pieces)
+    return Concat(
+        n=rng.randint(1, 3), h=rng.randint(1, 5), w=rng.randint(1, 5), pieces=tuple(pieces),
+        interleave=rng.choice([groups for groups in (1, 2, 3, 5) if c % groups == 0]),
+        dtype="f32", epilogue=random_epilogue(rng, broadcast=True),
     )  # fmt: skip
 
 
@@ -143,6 +168,8 @@ PROBLEMS = {
     "cpu_conv2d_dgrad": odd_input_gradient,
     "cpu_conv2d_wgrad": odd_weight_gradient,
     "cpu_avg_pool2d": odd_pool,
+    "cpu_clipped_avg_pool2d": odd_clipped_pool,
+    "cpu_adaptive_avg_pool2d": odd_adaptive_pool,
     "cpu_max_pool2d": odd_max_pool,
     "cpu_global_avg_pool2d": odd_mean,
     "cpu_elementwise": odd_pixels,
@@ -151,6 +178,7 @@ PROBLEMS = {
     "cpu_softmax": odd_softmax,
     "cpu_upsample": odd_resize,
     "cpu_depth_to_space": odd_shuffle,
+    "cpu_concat": odd_concat,
     "cpu_to_channels_last": odd_turn,
     "cpu_se_tail": odd_tail,
     "cpu_squeeze_excite": odd_gate,
@@ -179,6 +207,10 @@ CORNERS = [
     "group_norm n=1 h=40 w=41 c=96 groups=32 dtype=f32 epilogue=scale,bias,relu",
     "group_norm n=2 h=40 w=41 c=70 groups=1 dtype=f32 epilogue=scale,bias",
     "upsample n=1 h=64 w=3 c=21 p=9 q=400 rows=64,9 columns=3,400 mode=bilinear dtype=f32",
+    "concat n=2 h=5 w=3 pieces=64,32,10 dtype=f32 epilogue=scale,bias,relu",
+    "concat n=2 h=5 w=3 pieces=29:58/58,58 interleave=3 dtype=f32 epilogue=mul_image,store,add_pixel",
+    "concat n=1 h=2 w=3 pieces=1:5/9,4 interleave=8 dtype=f32",
+    "elementwise n=2 h=5 w=3 c=37 dtype=f32 epilogue=sub,mul,mul_image,mul_pixel,add_image,add_pixel",
 ]
 
 

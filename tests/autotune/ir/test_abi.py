@@ -3,12 +3,13 @@
 import ctypes
 import dataclasses
 import json
+import re
 import subprocess
 
 import pytest
 
 from autotune.core import ProblemError, paths
-from autotune.ir import OPERATORS, abi, epilogue, parse, problem
+from autotune.ir import OPERATORS, Pool2d, abi, epilogue, parse, problem
 from autotune.runtime import engine
 
 CONSTANTS = {
@@ -17,6 +18,7 @@ CONSTANTS = {
     "AT_MAX_LAUNCH": abi.MAX_LAUNCH,
     "AT_MAX_POINTERS": abi.MAX_POINTERS,
     "AT_WORKSPACE": problem.MAX_OPERANDS,
+    "AT_MAX_PIECES": problem.MAX_PIECES,
 }
 
 
@@ -31,10 +33,12 @@ def compiled(tmp_path_factory):
         c = struct.__name__
         lines.append(f'printf("\\"{c}\\": [%zu], ", sizeof({c}));')
         for field, *_ in struct._fields_:
-            place = f"offsetof({c}, {field}), sizeof((({c}*)0)->{field})"
+            member = re.sub(r"(\d+)$", r"[\1]", field)  # pitch3 is pitch[3] of at_concat
+            place = f"offsetof({c}, {member}), sizeof((({c}*)0)->{member})"
             lines.append(f'printf("\\"{c}.{field}\\": [%zu, %zu], ", {place});')
     declared = "\n".join(filter(None, map(abi.declaration, OPERATORS.values())))
-    source = f'#include <stddef.h>\n#include <stdio.h>\n#include "abi.h"\n{declared}\nint main() {{\nprintf("{{");\n'
+    included = "".join(f"#include {name}\n" for name in ("<stddef.h>", "<stdio.h>", '"abi.h"', '"concat.h"'))
+    source = f'{included}{declared}\nint main() {{\nprintf("{{");\n'
     folder = tmp_path_factory.mktemp("abi")
     folder.joinpath("abi.cpp").write_text(source + "\n".join(lines) + '\nprintf("\\"\\": 0}");\n}\n')
     command = ["g++", "-std=c++17", f"-I{paths.templates()}", "abi.cpp", "-o", "abi"]
@@ -47,7 +51,9 @@ def test_every_operator_has_a_struct():
     shared |= {"se_down_block": "conv2d_se", "conv2d_folded_se": "conv2d_se", "cast": "pixels"}
     shared |= {"stem_se_block_pool": "stem_se_block"}
     shared |= {"layer_norm": "pixels", "softmax": "pixels"}
+    shared |= dict.fromkeys(("clipped_avg_pool2d", "adaptive_avg_pool2d"), "pool2d")
     shared |= {"avg_pool2d": "pool2d", "max_pool2d": "pool2d", "global_avg_pool2d": "pixels", "elementwise": "pixels"}
+    shared |= {"expand_depthwise": "conv2d", "squeeze_excite": "se_tail"}
     for name, operator in OPERATORS.items():
         assert abi.struct(operator).__name__ == f"at_{shared.get(name, name)}"
 
@@ -145,17 +151,21 @@ def test_every_operator_can_be_packed():
         "skip_c": 6,
         "skip_groups": 2,
         "m": 5,
+        "p": 3,
+        "q": 4,
         "to": 4,
         "result": "s8",
-        "p": 5,
-        "q": 7,
         "rows": "8,5",
         "columns": 1,
         "mode": "bilinear",
+        "pieces": "4,1:3/8",
+        "interleave": 2,
+        "act": "silu",
+        "gate": "sigmoid",
     }
     for operator, cls in OPERATORS.items():
         names = [field.name for field in dataclasses.fields(cls) if field.name in sizes]
-        words = [f"{name}={sizes[name]}" for name in names] + ["stride=2"] * (operator in ("avg_pool2d", "max_pool2d"))
+        words = [f"{name}={sizes[name]}" for name in names] + ["stride=2"] * issubclass(cls, Pool2d)
         words += ["groups=2"] * (operator == "group_norm")
         packed = abi.pack_problem(parse(f"{operator} {' '.join(words)} dtype=f32"))
         assert len(packed) == ctypes.sizeof(abi.struct(cls))

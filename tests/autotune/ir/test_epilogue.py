@@ -6,7 +6,7 @@ import pytest
 import torch
 from epilogues import ELEMENTWISE, SPECIAL, random_epilogue, special_case
 from kernels import built_paths, candidate_of
-from reference import STEPS, run_chain, solve
+from reference import OTHERS, STEPS, run_chain, solve
 
 from autotune.core import ProblemError
 from autotune.families import Kernel
@@ -65,15 +65,19 @@ def random_operands(names, shape, generator):
     """Values for whatever a chain of steps may name."""
     operands = {}
     for argument in Epilogue(names).arguments:
-        size = {"vector": shape[-1:], "tensor": shape}.get(argument.kind, ())
+        sizes = {"vector": shape[-1:], "tensor": shape, "image": (shape[0], 1, 1, shape[-1]), "pixel": (*shape[:-1], 1)}
+        size = sizes.get(argument.kind, ())
         operands[argument.name] = torch.randn(size, generator=generator, dtype=torch.float64)
     return operands
 
 
-@pytest.mark.parametrize("seed", range(20))
+ALL = (*STEPS, *OTHERS)
+
+
+@pytest.mark.parametrize("seed", range(len(ALL)))
 def test_chains_mean_what_their_steps_mean(seed):
     generator = torch.Generator().manual_seed(seed)
-    names = (*random.Random(seed).choices(STEPS, k=3), STEPS[seed % len(STEPS)])
+    names = (*random.Random(seed).choices(STEPS, k=3), ALL[seed])
     epilogue, shape = Epilogue(names), (2, 3, 4, 5)
     v, operands = (
         4 * torch.randn(shape, generator=generator, dtype=torch.float64),
@@ -86,7 +90,8 @@ def test_chains_mean_what_their_steps_mean(seed):
 
 
 def test_every_step_has_a_meaning_of_its_own_here():
-    assert {*STEPS, *epilogue_steps.ANCHORS} >= {name for name, kind in epilogue_steps.STEPS.items() if not kind.custom}
+    built_in = {name for name, kind in epilogue_steps.STEPS.items() if not kind.custom}
+    assert {*STEPS, *OTHERS, *epilogue_steps.ANCHORS} >= built_in
 
 
 def test_places_part_a_chain():

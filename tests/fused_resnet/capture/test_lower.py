@@ -9,7 +9,7 @@ from architectures import ARCHITECTURES, ResNet, images, random_model
 from reference import relative_error
 from torch import nn
 
-from autotune.ir import Conv2d, Elementwise, Gemm, GlobalAvgPool2d, SeTail, SqueezeExcite, TorchCall
+from autotune.ir import Concat, Conv2d, Elementwise, Gemm, GlobalAvgPool2d, SeTail, SqueezeExcite, TorchCall
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
 
@@ -66,13 +66,9 @@ def test_a_residual_network_is_convolutions_with_epilogues():
     assert layers["fc"].problem == Gemm(m=2, n=10, k=32, dtype="f32", epilogue=layers["fc"].problem.epilogue)
 
 
-@pytest.mark.parametrize(
-    ("name", "left"),
-    [("basic", []), ("resnext", []), ("senet", []), ("vgg", []), ("mobilenet_v2", []), ("densenet", ["cat"])],
-)
-def test_what_is_left_to_torch(name, left):
-    layers = layers_of(random_model(ARCHITECTURES[name]()))
-    assert {layer.rpartition(".")[2].partition(":")[0] for layer in left_to_torch(layers)} == set(left)
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_nothing_is_left_to_torch(name):
+    assert left_to_torch(layers_of(random_model(ARCHITECTURES[name]()))) == []
 
 
 def test_squeeze_and_excitation_is_one_layer_where_it_is_that_problem():
@@ -87,7 +83,7 @@ def test_squeeze_and_excitation_is_one_layer_where_it_is_that_problem():
 
 def test_normalisations_without_a_product_before_them_are_layers():
     layers = layers_of(random_model(ARCHITECTURES["densenet"]()))
-    assert "scale,bias,relu" in chains(layers, Elementwise)
+    assert "scale,bias,relu" in chains(layers, Concat)
     assert {"bias,relu", "none"} <= set(chains(layers))
 
 
@@ -127,6 +123,11 @@ ACTIVATIONS = {
     "gelu": nn.GELU(),
     "gelu_tanh": nn.GELU(approximate="tanh"),
     "clamp": nn.Hardtanh(-0.5, 0.75),
+    "prelu": nn.PReLU(8, init=0.3),
+    "elu": nn.ELU(0.7),
+    "elu,mul_scalar": nn.SELU(),
+    "softplus": nn.Softplus(2.0, 5.0),
+    "mish": nn.Mish(),
 }
 
 
@@ -159,12 +160,56 @@ def test_every_activation_of_the_epilogues_is_found(empty_db):
         (lambda m, x: (F.relu(x) + 3) * m.single, "bias,relu,add_scalar,mul_scalar"),
         (lambda m, x: x * torch.sigmoid(x), "bias,silu"),
         (lambda m, x: -torch.clamp(F.relu(x), -1, 6), "bias,relu,clamp,mul_scalar"),
+        (lambda m, x: F.celu(x, 0.5).abs().neg().exp(), "bias,elu,abs,mul_scalar,exp"),
+        (lambda m, x: F.prelu(x, m.single), "bias,leaky_relu"),
     ],
 )
 def test_constants_are_folded_or_become_steps(function, chain, empty_db):
     parts = {"gain": nn.Parameter(torch.ones(8, 1, 1)), "shift": nn.Parameter(torch.ones(1, 8, 1, 1))}
     model = of(function, **parts, single=nn.Parameter(torch.ones(1)))
     assert chains(layers_of(model, X)) == [chain]
+    assert_right(model, empty_db, X)
+
+
+@pytest.mark.parametrize(
+    ("function", "chain"),
+    [
+        (lambda m, x: x * m.gate(x.mean((2, 3), keepdim=True)), ["mul_image"]),
+        (lambda m, x: F.relu(m.gate(F.adaptive_avg_pool2d(x, 1)).expand_as(x) + x), ["add_image,relu"]),
+        (lambda m, x: x * m.spatial(x).sigmoid(), ["mul_pixel"]),
+        (lambda m, x: m.spatial(x).expand(-1, 8, -1, -1) + x, ["add_pixel"]),
+        (lambda m, x: F.relu(x * m.other(x) - m.third(x)), []),
+        (lambda m, x: m.other(x) - m.third(x) * x, []),
+        (lambda m, x: x * x, ["mul"]),
+    ],
+)
+def test_products_and_differences_of_activations_are_steps(function, chain, empty_db):
+    kernels = {"gate": nn.Conv2d(8, 8, 1), "spatial": nn.Conv2d(8, 1, 3, padding=1)}
+    model = of(function, **kernels, other=nn.Conv2d(8, 8, 1), third=nn.Conv2d(8, 8, 1))
+    layers = layers_of(model, X)
+    assert chains(layers, Elementwise) == chain and not left_to_torch(layers)
+    assert_right(model, empty_db, X)
+
+
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [
+        (lambda m, x: F.avg_pool2d(x, 3, 2, 1), "avg_pool2d"),
+        (lambda m, x: F.avg_pool2d(x, 2, 2, ceil_mode=True), "avg_pool2d"),
+        (lambda m, x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), "clipped_avg_pool2d"),
+        (lambda m, x: F.avg_pool2d(x, 3, 2, ceil_mode=True), "clipped_avg_pool2d"),
+        (lambda m, x: F.avg_pool2d(x, 3, 3, 1, ceil_mode=True), "avg_pool2d"),
+        (lambda m, x: F.avg_pool2d(x, (3, 2), (3, 4), 1, True, False), "clipped_avg_pool2d"),
+        (lambda m, x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), "torch"),
+        (lambda m, x: F.avg_pool2d(x, 2, divisor_override=3), "torch"),
+        (lambda m, x: F.adaptive_avg_pool2d(x, (4, 2)), "avg_pool2d"),
+        (lambda m, x: F.adaptive_avg_pool2d(x, (3, 5)), "adaptive_avg_pool2d"),
+        (lambda m, x: F.adaptive_avg_pool2d(x, (12, 3)), "adaptive_avg_pool2d"),
+    ],
+)
+def test_average_pools_are_problems(function, operator, empty_db):
+    model = of(function)
+    assert [layer.problem.operator for layer in layers_of(model, X).values()][2:] == [operator]
     assert_right(model, empty_db, X)
 
 

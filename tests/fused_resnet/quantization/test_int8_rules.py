@@ -3,6 +3,7 @@
 import pytest
 from architectures import ARCHITECTURES, ResNet, conv_norm, images, random_model
 from quantized import ANY, SEEN, layers_of
+from reference import relative_error
 from torch import nn
 
 from autotune.ir import Cast
@@ -31,8 +32,9 @@ def test_a_residual_network_is_bytes_from_pool_to_pool():
 def test_what_stays_is_told_with_the_reason(empty_db):
     model = nn.Sequential(
         conv_norm(3, 16, 3, act=nn.ReLU), conv_norm(16, 32, 3, act=nn.ReLU), conv_norm(32, 32, 3, groups=32),
-        conv_norm(32, 24, 1), conv_norm(24, 32, 1), nn.Conv2d(32, 32, 3), nn.ELU(), conv_norm(32, 32, 3, act=nn.ReLU),
-        nn.MaxPool2d(2), conv_norm(32, 48, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10),
+        conv_norm(32, 24, 1), conv_norm(24, 32, 1), nn.Conv2d(32, 32, 3), nn.LogSigmoid(),
+        conv_norm(32, 32, 3, act=nn.ReLU), nn.MaxPool2d(2), conv_norm(32, 48, 3),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10),
     )  # fmt: skip
     model = random_model(model)
     network = capture_int8(model, (2, 3, 32, 32), "f32", ANY)
@@ -53,6 +55,30 @@ def test_what_stays_is_told_with_the_reason(empty_db):
     assert all(len(line) <= 80 for line in shown.splitlines())
     said = " ".join(shown.split())
     assert "not in bytes: 0.0 (it is the first and reads the input); 2.0 (depthwise" in said and "7.0 s8 aten " in said
+
+
+class Product(nn.Module):
+    """The product of two convolutions' results, between other convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.a, self.b = nn.Conv2d(3, 32, 3), nn.Conv2d(32, 32, 3), nn.Conv2d(32, 32, 3)
+        self.middle, self.last = nn.Conv2d(32, 32, 3), nn.Conv2d(32, 5, 1)
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.last(self.middle(self.a(y) * self.b(y)))
+
+
+def test_a_product_of_activations_is_computed_in_real_values(empty_db):
+    model = random_model(Product())
+    kept = capture_int8(model, (2, 3, 32, 32), "f32", ANY).kept
+    assert [kept.get(name, "").partition(":")[0] for name in ("a", "b")] == [
+        "its epilogue multiplies or subtracts another activation",
+        "its neighbors are not in bytes",
+    ]
+    network, x = FusedResNet.from_model(model, empty_db, precision="int8", calibration=SEEN), images(2)
+    assert relative_error(network(x), model(x)) < 0.05
 
 
 def test_a_tuner_needs_no_calibration():

@@ -134,6 +134,11 @@ struct EmulatedIndex {
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint64_t)a * b >> 32; }
 inline int __clz(int v) { return v ? __builtin_clz(v) : 32; }
 #define __expf std::exp
+inline float __int_as_float(int bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
 #define __float2int_rn (int)std::lrint
 #define __cvta_generic_to_shared(p) emu::shared_address(p)
 using std::max;

@@ -14,6 +14,8 @@ from autotune.ir.problem.operators.conv2d_wgrad import Conv2dWgrad
 from autotune.ir.problem.operators.gemm import Gemm
 from autotune.ir.problem.operators.pool2d import Pool2d
 from autotune.ir.problem.operators.avg_pool2d import AvgPool2d
+from autotune.ir.problem.operators.clipped_avg_pool2d import ClippedAvgPool2d
+from autotune.ir.problem.operators.adaptive_avg_pool2d import AdaptiveAvgPool2d
 from autotune.ir.problem.operators.max_pool2d import MaxPool2d
 from autotune.ir.problem.operators.global_avg_pool2d import GlobalAvgPool2d
 from autotune.ir.problem.operators.layer_norm import LayerNorm
@@ -22,6 +24,7 @@ from autotune.ir.problem.operators.softmax import Softmax
 from autotune.ir.problem.operators.upsample import Upsample
 from autotune.ir.problem.operators.elementwise import Elementwise
 from autotune.ir.problem.operators.cast import Cast
+from autotune.ir.problem.operators.concat import MAX_PIECES, Concat, Piece
 from autotune.ir.problem.operators.to_channels_last import ToChannelsLast
 from autotune.ir.problem.operators.space_to_depth import SpaceToDepth
 from autotune.ir.problem.operators.depth_to_space import DepthToSpace
@@ -35,9 +38,13 @@ from autotune.ir.problem.operators.torch_call import CallDevice, OperatorCall, T
 __all__ = [
     "GATE_ACTIVATIONS",
     "HIDDEN_ACTIVATIONS",
+    "MAX_PIECES",
+    "AdaptiveAvgPool2d",
     "AvgPool2d",
     "CallDevice",
     "Cast",
+    "ClippedAvgPool2d",
+    "Concat",
     "Conv2d",
     "Conv2dDgrad",
     "Conv2dFoldedSe",
@@ -56,6 +63,7 @@ __all__ = [
     "MaxPool2d",
     "OperatorCall",
     "PatchConv2d",
+    "Piece",
     "Pool2d",
     "SeTail",
     "Softmax",

@@ -9,30 +9,17 @@ import torch
 import torch.nn.functional as F
 
 from autotune.ir.problem.base import Tensors
-from autotune.ir.problem.fields import NonNegative
 from autotune.ir.problem.images import as_nchw, as_nhwc
-from autotune.ir.problem.operators.pool2d import Pool2d
+from autotune.ir.problem.operators.pool2d import CeilPool2d
 from autotune.ir.problem.registry import register
-from autotune.ir.problem.window import output_extent
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class MaxPool2d(Pool2d):
+class MaxPool2d(CeilPool2d):
     """Max pooling: x (n, h, w, c), y (n, p, q, c). Padding is below every value; ceil=1 is torch's ceil_mode."""
 
     operator: ClassVar[str] = "max_pool2d"
-    ceil: NonNegative = 0
-
-    @property
-    def p(self) -> int:
-        """Return the output height."""
-        return output_extent(self.h, self.r, self.stride[0], self.pad[0], ceil=self.ceil)
-
-    @property
-    def q(self) -> int:
-        """Return the output width."""
-        return output_extent(self.w, self.s, self.stride[1], self.pad[1], ceil=self.ceil)
 
     @property
     def short_name(self) -> str:

@@ -20,6 +20,7 @@ class Pixelwise(Images):
 
     sizes: ClassVar[str] = IMAGE_SIZES
     struct: ClassVar[str] = IMAGE_STRUCT
+    broadcasts: ClassVar[bool] = True
 
     @property
     def output_shape(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from autotune.core import ProblemError
 from autotune.ir.problem.base import Operand
-from autotune.ir.problem.fields import NonNegativePair, Pair
+from autotune.ir.problem.fields import NonNegative, NonNegativePair, Pair
 from autotune.ir.problem.images import Images
 from autotune.ir.problem.window import output_extent
 
@@ -57,3 +57,20 @@ class Pool2d(Images):
 
     def _inputs(self) -> tuple[Operand, ...]:
         return (self._x,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CeilPool2d(Pool2d):
+    """A pool that may have torch's ceil_mode: with ceil=1, a last window that ends beyond the padding also counts."""
+
+    ceil: NonNegative = 0
+
+    @property
+    def p(self) -> int:
+        """Return the output height."""
+        return output_extent(self.h, self.r, self.stride[0], self.pad[0], ceil=self.ceil)
+
+    @property
+    def q(self) -> int:
+        """Return the output width."""
+        return output_extent(self.w, self.s, self.stride[1], self.pad[1], ceil=self.ceil)

@@ -1,0 +1,147 @@
+"""Concatenations, slices and shuffles of channels in captured modules."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from architectures import images, random_model
+from reference import relative_error
+from torch import nn
+
+from autotune.ir import Concat, TorchCall
+from fused_resnet import FusedResNet
+from fused_resnet.capture import capture
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
+
+X = images(2, 8)
+
+
+class Of(nn.Module):
+    """A function of two convolutions' results, of 8 and 4 channels."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(3, 4, 1)
+        self.norm, self.last = nn.BatchNorm2d(12), nn.Conv2d(6, 5, 1)
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self, self.a(x), self.b(x))
+
+
+def shuffled(x, groups):
+    n, c, h, w = x.shape
+    return x.view(n, groups, c // groups, h, w).transpose(1, 2).contiguous().view(n, c, h, w)
+
+
+def permuted(x, groups):
+    n, _, h, w = x.shape
+    return x.reshape(n, groups, -1, h, w).permute(0, 2, 1, 3, 4).flatten(1, 2)
+
+
+def concatenations(function):
+    """Return the pieces, shuffle and epilogue of each concatenation, and check the results and the other layers."""
+    model = random_model(Of(function), size=8)
+    layers = capture(model, tuple(X.shape), "f32").layers
+    assert not [layer.name for layer in layers if isinstance(layer.problem, TorchCall)]
+    problems = [layer.problem for layer in layers if isinstance(layer.problem, Concat)]
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(X.double())
+    assert [problem.dtype for problem in problems] == ["f32"] * len(problems)
+    return [f"{','.join(map(str, problem.pieces))} {problem.interleave} {problem.epilogue}" for problem in problems], (
+        model,
+        expected,
+    )
+
+
+CASES = {
+    "cat and norm": (lambda m, a, b: F.relu(m.norm(torch.cat([a, b], 1))), ["8,4 1 scale,bias,relu"]),
+    "read twice": (
+        lambda m, a, b: F.relu(m.norm(y := torch.cat([a, b], 1))) + y,
+        ["8,4 1 store,scale,bias,relu"],
+    ),
+    "chunks": (lambda m, a, b: torch.cat(a.chunk(2, 1)[::-1], 1), ["4:8/8,0:4/8 1 none"]),
+    "of concatenations": (
+        lambda m, a, b: torch.cat([torch.cat([a, b], 1)[:, 2:10], b.narrow(1, 1, 2), a[:, -1:]], -3),
+        ["2:8/8,0:2/4,1:3/4,7:8/8 1 none"],
+    ),
+    "joined ranges": (lambda m, a, b: m.last(torch.cat([a[:, :3], a[:, 3:6]], 1)), ["0:6/8 1 none"]),
+    "split": (lambda m, a, b: m.last(torch.split(a, [6, 2], 1)[0]), ["0:6/8 1 none"]),
+    "one channel": (
+        lambda m, a, b: torch.cat([a[:, 2].unsqueeze(1) * 2 + 1, b], 1),
+        ["2:3/8 1 mul_scalar,add_scalar", "1,4 1 none"],
+    ),
+    "shuffle": (lambda m, a, b: shuffled(torch.cat([a, b], 1), 2), ["8,4 2 none"]),
+    "permuted": (lambda m, a, b: F.relu(permuted(torch.cat([a, b], 1), 3)), ["8,4 3 relu"]),
+    "half of a shuffle": (
+        lambda m, a, b: m.last(shuffled(torch.cat([a, b], 1), 2).chunk(2, 1)[1]),
+        ["3:6/8,1:4/4 2 none"],
+    ),
+    "piece of a shuffle": (
+        lambda m, a, b: torch.cat([F.channel_shuffle(a, 4), b], 1),
+        ["8 4 none", "8,4 1 none"],
+    ),
+    "odd piece of a shuffle": (lambda m, a, b: m.last(shuffled(a, 2)[:, 1:7]), ["8 2 none", "1:7/8 1 none"]),
+    "shuffle of a shuffle": (lambda m, a, b: shuffled(shuffled(a, 2), 4), ["8 2 none", "8 4 none"]),
+    "a growing list": (lambda m, a, b: torch.cat([a, b] * 6, 1), ["8,4,8,4,8,4,8,4 1 none", "48,8,4,8,4 1 none"]),
+    "no channels are left out": (lambda m, a, b: a[:, :, :, :] * 2, []),
+    "features": (lambda m, a, b: torch.cat([a.mean((2, 3)), b.amax((2, 3)).relu()[:, :2]], 1)[:, 1:], None),
+}
+
+
+@pytest.mark.parametrize("name", [name for name, (_, wanted) in CASES.items() if wanted is not None])
+def test_channels_are_read_where_they_are(name, empty_db):
+    function, wanted = CASES[name]
+    found, (model, expected) = concatenations(function)
+    assert found == wanted
+    assert relative_error(FusedResNet.from_model(model, empty_db)(X), expected) < 1e-5
+
+
+def test_features_of_two_dimensions_are_concatenated_too(empty_db):
+    model = random_model(Of(CASES["features"][0]), size=8)
+    layers = capture(model, tuple(X.shape), "f32").layers
+    assert [layer.name for layer in layers if isinstance(layer.problem, TorchCall)] == ["amax"]
+    assert str(next(layer.problem for layer in layers if isinstance(layer.problem, Concat)).pieces[0]) == "1:8/8"
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(X.double())
+    assert relative_error(FusedResNet.from_model(model, empty_db)(X), expected) < 1e-5
+
+
+def test_lists_that_grow_share_their_first_concatenation():
+    """As in DenseNet: each layer reads the concatenation of all before it."""
+
+    class Dense(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convs = nn.ModuleList(nn.Conv2d(3 + 2 * i, 2, 1) for i in range(20))
+
+        def forward(self, x):
+            features = [x]
+            for conv in self.convs:
+                features.append(conv(F.relu(torch.cat(features, 1))))
+            return torch.cat(features, 1)
+
+    layers = capture(random_model(Dense(), size=8), tuple(X.shape), "f32").layers
+    pieces = [len(layer.problem.pieces) for layer in layers if isinstance(layer.problem, Concat)]
+    assert len(pieces) == 20 + 2 and max(pieces) == 8
+    prefixes = [layer for layer in layers if "prefix" in layer.name]
+    assert [layer.problem.c for layer in prefixes] == [3 + 7 * 2, 3 + 14 * 2]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, a, b: torch.cat([a, torch.zeros(len(a), 1, 8, 8)], 1),
+        lambda m, a, b: torch.cat([a[:, :4], b], 2),
+        lambda m, a, b: torch.cat([a[:, ::2], b], 1),
+        lambda m, a, b: torch.cat([a.transpose(2, 3), b], 1),
+        lambda m, a, b: torch.cat([a, m.last.weight.view(1, -1, 1, 1)[:, :4].expand(len(a), 4, 8, 8)], 1),
+    ],
+)
+def test_what_is_no_concatenation_of_channels_comes_out_right(function, empty_db):
+    model = random_model(Of(function), size=8)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(X.double())
+    assert relative_error(FusedResNet.from_model(model, empty_db)(X), expected) < 1e-5
