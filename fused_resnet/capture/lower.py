@@ -110,7 +110,7 @@ class Lowering:
         return self.constant(argument) or self.view(argument)
 
     def users(self, node: fx.Node) -> set[fx.Node]:
-        """Return the nodes that read a node's result, also through a reshape."""
+        """Return the nodes that read a node's result, also through views."""
         found: set[fx.Node] = set()
         for user in node.users:
             if user in self._live:
@@ -119,11 +119,13 @@ class Lowering:
 
     def sole(self, node: fx.Node) -> bool:
         """Return whether exactly one operation reads a node's result."""
-        return len(self.users(self.origin(node))) == 1
+        while self._same_bytes(node):
+            node = node.args[0]  # type: ignore[assignment]
+        return len(self.users(node)) == 1
 
     def origin(self, node: fx.Node) -> fx.Node:
-        """Return the node that computed a node's result, past any reshapes."""
-        while self._same_bytes(node):
+        """Return the node that computed a node's result, past reshapes: permutations change which element is where."""
+        while name_of(node) in RESHAPES and self._same_bytes(node):
             node = node.args[0]  # type: ignore[assignment]
         return node
 
