@@ -26,7 +26,7 @@ from autotune.ir import (
 from autotune.ir import Operand as ProblemOperand
 from autotune.ir.epilogue_steps import STEPS, full_name
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value, build_layers
-from fused_resnet.capture.layout import RESHAPES, view_strides
+from fused_resnet.capture.layout import RESHAPES, VIEWS, view_strides
 from fused_resnet.capture.pointwise import Constant, Operand, operands, steps
 from fused_resnet.capture.trace import Traced, name_of, path
 
@@ -135,8 +135,8 @@ class Lowering:
 
     def _viewed(self, node: fx.Node) -> Value | None:
         """Return the activation that a node yields if it is a view of another one."""
-        source = node.args[0] if node.args else None
-        if not isinstance(source, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
+        source = node.args[0] if name_of(node) in VIEWS else None
+        if not isinstance(source, fx.Node) or self.constant(node):
             return None
         value = self.view(source) or self._viewed(source)
         strides = view_strides(node, value.shape, value.layout) if value else None
