@@ -16,6 +16,7 @@ from fused_resnet.capture.trace import name_of
 RESHAPES = {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze"}
 """Operators that may need a copy where their input's layout is not torch's own."""
 PERMUTATIONS = {"permute", "transpose", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "numpy_T"}
+VIEWS = RESHAPES | PERMUTATIONS
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -37,15 +38,13 @@ def same_layout(shape: tuple[int, ...], strides: tuple[int, ...], others: tuple[
 
 
 def view_strides(node: fx.Node, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the strides of a node that only views its first argument; None if it computes or copies.
+    """Return the strides of the result of one of VIEWS in its argument's buffer; None if torch has to copy.
 
     Args:
         node: The node.
         shape: Shape of its first argument.
         strides: Strides of its first argument in its buffer.
     """
-    if name_of(node) not in RESHAPES | PERMUTATIONS:
-        return None
     source = torch.empty_strided(shape, strides, device="meta")
     if name_of(node) in PERMUTATIONS:
         return tuple(node.target(source, *node.args[1:], **node.kwargs).stride())  # type: ignore[operator]

@@ -36,7 +36,7 @@ from autotune.ir import Operand as ProblemOperand
 from autotune.ir.epilogue_steps import STEPS, full_name
 from fused_resnet.capture.channels import Channels, rearranged
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value, build_layers
-from fused_resnet.capture.layout import RESHAPES, view_strides
+from fused_resnet.capture.layout import RESHAPES, VIEWS, view_strides
 from fused_resnet.capture.pointwise import Constant, Operand, operands, steps
 from fused_resnet.capture.trace import Traced, name_of, path
 
@@ -171,7 +171,7 @@ class Lowering:
         return self.constant(argument) or self.view(argument)
 
     def users(self, node: fx.Node) -> set[fx.Node]:
-        """Return the nodes that read a node's result, also through a reshape."""
+        """Return the nodes that read a node's result, also through views."""
         found: set[fx.Node] = set()
         for user in node.users:
             if user in self._live and not self._reads_past(user, node):
@@ -188,11 +188,13 @@ class Lowering:
 
     def sole(self, node: fx.Node) -> bool:
         """Return whether exactly one operation reads a node's result."""
-        return len(self.users(self.origin(node))) == 1
+        while self._same_bytes(node):
+            node = node.args[0]  # type: ignore[assignment]
+        return len(self.users(node)) == 1
 
     def origin(self, node: fx.Node) -> fx.Node:
-        """Return the node that computed a node's result, past any reshapes."""
-        while self._same_bytes(node):
+        """Return the node that computed a node's result, past reshapes: permutations change which element is where."""
+        while name_of(node) in RESHAPES and self._same_bytes(node):
             node = node.args[0]  # type: ignore[assignment]
         return node
 
@@ -202,8 +204,8 @@ class Lowering:
 
     def _viewed(self, node: fx.Node) -> Value | None:
         """Return the activation that a node yields if it is a view of another one."""
-        source = node.args[0] if node.args else None
-        if not isinstance(source, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
+        source = node.args[0] if name_of(node) in VIEWS else None
+        if not isinstance(source, fx.Node) or self.constant(node):
             return None
         value = self.view(source) or self._viewed(source)
         strides = view_strides(node, value.shape, value.layout) if value else None

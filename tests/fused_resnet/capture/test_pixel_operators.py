@@ -166,6 +166,23 @@ def test_layouts_are_told_apart_where_all_sizes_agree(empty_db):
     assert TorchCall in kinds(checked(model, empty_db, x))
 
 
+def test_a_transposed_gate_is_no_squeeze_and_excitation(empty_db):
+    """As many images as channels: the gate of image i and channel j stands at image j and channel i."""
+
+    def gated(m, x):
+        gate = torch.sigmoid(m.b(F.relu(m.a(x.mean((2, 3))))))
+        return x * gate.t()[:, :, None, None]
+
+    x = torch.randn(8, 3, 4, 4)
+    layers = checked(Of(gated, a=nn.Linear(8, 2), b=nn.Linear(2, 8)), empty_db, x)
+    assert not any(layer.problem.operator in ("se_tail", "squeeze_excite") for layer in layers)
+
+
+def test_a_transposed_flattened_image_is_not_taken_for_the_image(empty_db):
+    x = torch.randn(32, 3, 2, 2)
+    checked(Of(lambda m, x: m.a(x.flatten(1).t()), a=nn.Linear(32, 3)), empty_db, x)
+
+
 @pytest.mark.parametrize(
     "function",
     [
