@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from reference import BROADCAST, STEPS
 
 from autotune.core import ProblemError
-from autotune.ir import DTYPES, Epilogue, Piece, Problem
+from autotune.ir import DTYPES, GATE_ACTIVATIONS, HIDDEN_ACTIVATIONS, Epilogue, Piece, Problem
 from autotune.ir.problem.fields import DtypeName, NonNegative, NonNegativePair, Pair
 from autotune.ir.problem.operators.upsample import MODES
 
@@ -55,6 +55,8 @@ _PIECES = st.tuples(st.integers(0, 3), st.integers(1, 9), st.integers(0, 3)).map
 )
 # Of fields that must fit to others: most of the drawn values do.
 _FITTING = {
+    "act": st.sampled_from(sorted(HIDDEN_ACTIVATIONS)),
+    "gate": st.sampled_from(sorted(GATE_ACTIVATIONS)),
     **dict.fromkeys(("c", "k"), st.sampled_from((4, 8, 16, 24, 64, 3))),
     **dict.fromkeys(("h", "w"), st.sampled_from((8, 12, 16, 64, 7))),
     **dict.fromkeys(("r", "s", "pool"), st.sampled_from((1, 2, 3, 5))),
@@ -91,7 +93,7 @@ def problems(draw: st.DrawFn, operator: type[Problem]) -> Problem:
     values = {
         name: draw(chains if hint is Epilogue else _values(name, hint))
         for name, hint in hints.items()
-        if hint is Epilogue or hint in _VALUES or name == "pieces"
+        if hint is Epilogue or hint in _VALUES or name in ("pieces", "act", "gate")
     }
     try:
         return operator(**values)
