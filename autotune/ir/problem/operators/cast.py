@@ -19,6 +19,7 @@ class Cast(Pixelwise):
     """
 
     operator: ClassVar[str] = "cast"
+    broadcasts: ClassVar[bool] = True
     result: DtypeName
 
     @property

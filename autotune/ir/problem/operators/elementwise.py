@@ -15,3 +15,4 @@ class Elementwise(Pixelwise):
     """An epilogue of its own, where there is no kernel to append it to: y = epilogue(x), both (n, h, w, c)."""
 
     operator: ClassVar[str] = "elementwise"
+    broadcasts: ClassVar[bool] = True

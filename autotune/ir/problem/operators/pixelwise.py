@@ -20,7 +20,6 @@ class Pixelwise(Images):
 
     sizes: ClassVar[str] = IMAGE_SIZES
     struct: ClassVar[str] = IMAGE_STRUCT
-    broadcasts: ClassVar[bool] = True
 
     @property
     def output_shape(self) -> tuple[int, ...]:
