@@ -12,12 +12,14 @@ from autotune.core.arch import (
     of_target,
     runs_on,
 )
+from autotune.core.deadline import NEVER, Deadline
 from autotune.core.device import DeviceFacts, device_arch, device_name, device_target, measure_device
 from autotune.core.errors import (
     AutotuneError,
     CaptureError,
     FamilyError,
     LibraryError,
+    OutOfTimeError,
     ProblemError,
     ToolchainError,
     UnknownNameError,
@@ -32,12 +34,15 @@ __all__ = [
     "ARCHITECTURES",
     "FAMILIES",
     "MAX_PROCESSORS",
+    "NEVER",
     "Architecture",
     "AutotuneError",
     "CaptureError",
+    "Deadline",
     "DeviceFacts",
     "FamilyError",
     "LibraryError",
+    "OutOfTimeError",
     "ProblemError",
     "ProcessTree",
     "ToolchainError",

@@ -4,6 +4,7 @@ from autotune.tuner.kernel_builder import kernel_of
 from autotune.tuner.library_candidates import LibraryCandidates
 from autotune.tuner.objectives import OBJECTIVES
 from autotune.tuner.options import TunerOptions
+from autotune.tuner.phases import PhaseTime
 from autotune.tuner.progress import Progress
 from autotune.tuner.report import (
     Failure,
@@ -25,6 +26,7 @@ __all__ = [
     "Failure",
     "LayerWinner",
     "LibraryCandidates",
+    "PhaseTime",
     "Progress",
     "TimeBreakdown",
     "Tuner",

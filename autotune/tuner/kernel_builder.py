@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.codegen import POLL_SECONDS, ninja_build, rendering
 from autotune.codegen.build_queue import BuildQueue
-from autotune.core import AutotuneError, paths
+from autotune.core import NEVER, AutotuneError, Deadline, paths
 from autotune.families import Kernel, family
 from autotune.ir import Epilogue, abi
 from autotune.libraries import aten
@@ -107,17 +107,18 @@ class KernelBuilder:
             }
             self._seconds.setdefault(kernel, seconds)
 
-    def ready(self, wait: bool) -> list[Kernel]:
+    def ready(self, wait: bool, until: Deadline = NEVER) -> list[Kernel]:
         """Return the kernels that became ready since the last call, apart from those that do not compile.
 
         Args:
             wait: Wait until there is one, unless none is being built.
+            until: Wait no longer than this.
         """
         while True:
             for built in self._queue.finished():
                 self._finish(built)
             self._breakdown.set_busy(compilers=bool(self._queue.pending))
-            if self._ready or not wait or not self._queue.pending:
+            if self._ready or not wait or not self._queue.pending or until.is_over:
                 ready, self._ready = self._ready, []
                 return ready
             time.sleep(POLL_SECONDS)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.codegen import kernels_per_unit
-from autotune.core import ceil_div
-from autotune.families import Config, Kernel, family, serving
+from autotune.core import NEVER, Deadline, ceil_div
+from autotune.families import Config, Kernel, families, family, serving
 from autotune.ir import Problem
 from autotune.search import Space, Study, spread, strategy
 from autotune.tuner.kernel_builder import KernelBuilder, kernel_of
@@ -18,6 +18,8 @@ from autotune.tuner.options import TunerOptions
 from tuning_db import Store, launch_text, ranking
 from tuning_db.schema import Device, KernelRow, Measurement
 
+ENUMERATION_SHARE = 0.25
+"""Share of the search's time in which spaces are enumerated; a large network has hundreds."""
 MAX_OUTDATED = 3
 """Outdated kernels, the fastest of a problem and family, whose configs are tried first. A kernel is outdated when its
 source has changed since it was measured."""
@@ -28,7 +30,7 @@ class StudyManager:
 
     Args:
         store: The database.
-        problems: The problems to tune.
+        problems: The problems to tune, in the order in which they are searched.
         options: Options of the run.
         builder: Builds kernels.
         spaces: The spaces to search; None for those of all families that serve the problems.
@@ -50,25 +52,33 @@ class StudyManager:
         self._strategy = strategy(options.strategy)
         self.studies: list[Study] = []
 
-    def create_studies(self, build_early: bool = False) -> None:
+    def create_studies(self, search: Deadline = NEVER, build_early: bool = False) -> None:
         """Create a study for each problem and each family that serves it.
 
+        The studies are in the order in which they are asked first: one of each problem, of the family that supports the
+        fewest architectures, because it is likely to make the best use of this one; then the others.
+
         Args:
+            search: Deadline of the search. Spaces are enumerated for ENUMERATION_SHARE of it; the problems that are
+                left then are not searched.
             build_early: Start to build the configs of the warm start as soon as they fill all cores, while the other
                 spaces are still enumerated. Only a database without measurements leaves the warm start unchanged.
         """
         options = self._options
         spaces: list[Space] = []
         early: dict[Kernel, float] = {}  # kernel -> its share of a translation unit
+        until = search.share(ENUMERATION_SHARE)
         for space in self._spaces():
             spaces.append(space)
+            if until.is_over:
+                break
             if build_early:
                 warm_start = self._lowest_cost(space, min(self._strategy.warm_start, options.trials))
                 early |= dict.fromkeys(warm_start, 1 / kernels_per_unit(space.family))
                 if sum(early.values()) >= options.jobs:
                     self._builder.build(list(early))
                     build_early = False
-        self.studies = self._strategy.make_studies(spaces, options.seed, options.gain)
+        self.studies = self._strategy.make_studies(_one_of_each_problem_first(spaces), options.seed, options.gain)
 
     def max_trials(self, _: Problem) -> int:
         """Return the number of configs that may be tried for a problem."""
@@ -162,3 +172,22 @@ class StudyManager:
         kernels = dict.fromkeys(kernel_of(row.kernel) for row in ranking.ranked(rows))
         target = self._options.target
         return [k.values for k in kernels if k and k.target == target and space.contains(k)][:MAX_OUTDATED]
+
+
+def _one_of_each_problem_first(spaces: Sequence[Space]) -> list[Space]:
+    """Return spaces in the order of their problems: one of each, then a second one of each, and so on.
+
+    Of the spaces of a problem, that of the family with the fewest architectures comes first.
+    """
+    turns: Counter[Problem] = Counter()
+    order: list[tuple[int, Space]] = []
+    for space in sorted(spaces, key=lambda space: _num_architectures(space.family)):
+        order.append((turns[space.problem], space))
+        turns[space.problem] += bool(space.configs)
+    position = {problem: i for i, problem in enumerate(dict.fromkeys(space.problem for space in spaces))}
+    return [space for _, space in sorted(order, key=lambda item: (item[0], position[item[1].problem]))]
+
+
+def _num_architectures(name: str) -> int:
+    found = families().get(name)
+    return len(found.architectures) if found else 0

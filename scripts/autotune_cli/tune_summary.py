@@ -7,7 +7,7 @@ from rich.console import Console
 from autotune.families import serving
 from autotune.tuner import Tuner, layer_winners, rejected_configs, unsupported_reason
 from autotune.tuner import failures as failed
-from autotune_cli.tables import failures, spent, tradeoffs, winners
+from autotune_cli.tables import failures, phases, spent, tradeoffs, winners
 from autotune_cli.tune_progress import LiveProgress
 from autotune_cli.tune_request import TuneRequest
 
@@ -103,5 +103,7 @@ def show_cost(console: Console, tuner: Tuner, progress: LiveProgress, database: 
         console.print(f"kernels compiled: {builder.compiled} in {took}, {rate:.0f} a core-minute", highlight=False)
     if tuner.breakdown.trials:
         console.print(spent(tuner.breakdown))
+    if times := tuner.phases.times():
+        console.print(phases(times))
     console.print(progress.parts())
     console.print(f"database {database}", highlight=False)

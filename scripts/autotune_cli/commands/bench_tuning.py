@@ -93,7 +93,6 @@ def time_best_configs(recording: TuneTrace, store: Store, worker: Worker) -> Non
         arch=device_arch(of_target(recording.target), torch.device(DEVICE)),
         target=recording.target,
         trials=0,
-        budget=3600.0,
         jobs=len(os.sched_getaffinity(0)),
         strategy="exhaustive",
         gain=0.0,

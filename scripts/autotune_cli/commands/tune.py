@@ -17,6 +17,7 @@ import argparse
 import shutil
 import textwrap
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ from autotune.core import (
     ARCHITECTURES,
     FAMILIES,
     Architecture,
+    Deadline,
     UnknownNameError,
     architecture,
     cpu_targets,
@@ -50,6 +52,8 @@ from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
 from tuning_db import DatabaseError, Store
 
 UNTIMED_TRIALS = 6
+SUMMARY_SHARE, SUMMARY_SECONDS = 0.05, 10.0
+"""Share of the budget, and most seconds, that are kept for the summary, closing the database and ending processes."""
 
 
 def problem_help() -> str:
@@ -126,7 +130,8 @@ def _add_search(group: Group) -> None:
         "--budget",
         type=seconds,
         metavar="TIME",
-        help="time for the search of each batch size, such as 90s or 5m (default 6m, on a CPU 90s)",
+        help="time for the whole run, from its start to its end, such as 90s or 5m; several batch sizes share it "
+        "(default 6m for each batch size, on a CPU 90s)",
     )
     group.add_argument(
         "--gain",
@@ -226,7 +231,8 @@ def main(args: argparse.Namespace) -> int:
     requests = tune_requests(args, arch)
     path = args.db or Path("tuning_db") / f"{requests[0].name}_{arch.name}.db"
     trials = args.trials or (32 if not arch.is_cuda else 160 if device else UNTIMED_TRIALS)
-    budget = args.budget or (360.0 if arch.is_cuda else 90.0)
+    budget = args.budget or len(requests) * (360.0 if arch.is_cuda else 90.0)
+    deadline = Deadline.after(budget, args.started)
     allow = tuple(name.replace("-", "_") for name in args.allow)
     only = tuple(family(name).name for name in args.only)
     objectives = tuple(dict.fromkeys(args.objective or ["time"]))
@@ -236,7 +242,6 @@ def main(args: argparse.Namespace) -> int:
         arch,
         target,
         trials,
-        budget,
         args.jobs,
         args.seed,
         allow,
@@ -248,39 +253,45 @@ def main(args: argparse.Namespace) -> int:
         vendor=args.vendor,
     )
     timing = Timing(args.timer, args.buffers, "energy" in objectives)
-    with Store.create(path) as store, Worker(device, timing=timing) if device else nullcontext() as worker:
+    work = deadline.before(min(SUMMARY_SECONDS, SUMMARY_SHARE * budget))
+    with (
+        Store.create(path) as store,
+        Worker(device, timing=timing, until=work) if device else nullcontext() as worker,
+    ):
         if device:
             problems = [problem for request in requests for _, problem in request.named]
             refuse_other_timing(store, device, problems, timing)
-        for request in requests:
-            if code := tune(request, store, options, worker):
+        for i, request in enumerate(requests):
+            part = replace(work.share(1 / (len(requests) - i)), start=work.start)
+            if code := tune(request, store, options, worker, part):
                 return code
     return 0
 
 
-def tune(request: TuneRequest, store: Store, options: TunerOptions, worker: Worker | None) -> int:
+def tune(request: TuneRequest, store: Store, options: TunerOptions, worker: Worker | None, deadline: Deadline) -> int:
     """Tune what was requested and print the results; return the exit code: 0 unless a signal ended the run."""
     console = Console()
     code = 0
     if not request.network:
         for name, problem in request.named:
             console.print(f"{name:>3}  {problem}", highlight=False, markup=False)
-    progress = LiveProgress(console, request.named)
-    tuner = Tuner(store, [problem for _, problem in request.named], options, worker, progress)
+    progress = LiveProgress(console, request.named, deadline)
+    problems = [problem for _, problem in request.named]
+    tuner = Tuner(store, problems, options, worker, progress, network=request.network, deadline=deadline)
     with progress:
         try:
             tuner.run()
-            if request.network:
-                tuner.tune_network(request.network)
         except KeyboardInterrupt as interrupt:
             code = exit_code(interrupt)
     if worker is None:
         tune_summary.show_compiled(console, tuner)
-    elif not code or tuner.device is not None:
+    elif tuner.device is not None:
         tune_summary.show_winners(console, tuner, request)
         tune_summary.show_tradeoffs(console, tuner, request)
     if code:
         console.print("Interrupted. Every finished trial is kept: run the same command to continue.")
+    elif tuner.out_of_time and tuner.device is None:
+        console.print("The budget ended before the measuring process had started: give a longer --budget.")
     else:
         tune_summary.show_gaps(console, tuner, request)
     tune_summary.show_cost(console, tuner, progress, store.name)

@@ -1,15 +1,18 @@
 """The whole loop on small problems: what it records, how it goes on, and how it comes to terms with failures."""
 
 import json
+import os
+import signal
 import sqlite3
 from contextlib import closing
 
 import pytest
 
+from autotune.core import Deadline
 from autotune.families import family, serving
 from autotune.ir import Epilogue, parse
+from autotune.measure import Worker
 from autotune.search import transfer
-from autotune.search.schedule import PREFETCH
 from autotune.tuner import Progress, Tuner, TunerOptions
 from tuning_db import Store
 
@@ -37,12 +40,25 @@ class Log(Progress):
         self.finished.append(problem)
 
 
+class Stopping(Log):
+    """Stops the measuring process (SIGSTOP) after the first result, and lets the worker's deadline pass."""
+
+    def __init__(self, worker):
+        super().__init__()
+        self.worker = worker
+
+    def measured(self, problem, candidates, best_us):
+        if self.worker.until.left > 1:
+            os.kill(self.worker.pid, signal.SIGSTOP)
+            self.worker.until = Deadline.after(0.2)
+
+
 def tune(path, worker, cpu, target, trials=TRIALS, budget=1200.0, **options):
     """One run, which does not rest before it is at an end; returns what it said, and its breakdown."""
     log = Log()
-    options = TunerOptions(cpu, target, trials, budget, jobs=2, gain=0.0, **options)
+    options = TunerOptions(cpu, target, trials, jobs=2, gain=0.0, **options)
     with Store.create(path) as store:
-        tuner = Tuner(store, map(parse, PROBLEMS), options, worker, log)
+        tuner = Tuner(store, map(parse, PROBLEMS), options, worker, log, deadline=Deadline.after(budget))
         tuner.run()
         log.breakdown = tuner.breakdown
     return log
@@ -184,11 +200,26 @@ def test_without_a_device_as_many_are_compiled_as_may_be_tried(cpu, cpu_target, 
     assert all(count >= trials for (count,) in rows(path, query))
 
 
-def test_the_budget_ends_the_search_and_not_the_finals(worker, cpu, cpu_target, tmp_path):
+def test_a_budget_that_has_ended_starts_nothing_and_the_next_run_begins_anew(worker, cpu, cpu_target, tmp_path):
     path = tmp_path / "hasty.db"
-    log = tune(path, worker, cpu, cpu_target, trials=1000, budget=0.001)
-    assert log.compiled_kernels < PREFETCH
+    log = tune(path, worker, cpu, cpu_target, trials=1, budget=0.0)
+    assert log.compiled_kernels == 0
+    assert rows(path, "SELECT count(*) FROM measurement") == [(0,)]
+    tune(path, worker, cpu, cpu_target, trials=1)
     assert rows(path, "SELECT count(DISTINCT problem_id) FROM measurement WHERE final") == [(len(PROBLEMS),)]
+
+
+@pytest.mark.process
+def test_at_the_deadline_a_worker_that_hangs_is_given_up_and_its_candidate_not_blamed(cpu, cpu_target, tmp_path):
+    path = tmp_path / "hang.db"
+    deadline = Deadline.after(1200.0)
+    with Worker("cpu", until=deadline) as worker, Store.create(path) as store:
+        options = TunerOptions(cpu, cpu_target, 1, jobs=2, gain=0.0)
+        tuner = Tuner(store, map(parse, PROBLEMS), options, worker, Stopping(worker), deadline=deadline)
+        tuner.run()
+    assert tuner.out_of_time
+    statuses = rows(path, "SELECT status, count(*) FROM measurement GROUP BY status")
+    assert [status for status, _ in statuses] == ["ok"]
 
 
 def test_the_ledger_adds_up_and_stands_with_the_trials(tuned):
@@ -224,9 +255,9 @@ def test_exhaustive_tries_all_of_what_it_is_limited_to(worker, cpu, cpu_target, 
     assert set(found.values()) == {limit}
 
 
-def test_a_budget_that_ends_at_once_leaves_no_problem_without_a_kernel(worker, cpu, cpu_target, tmp_path):
+def test_the_first_trials_leave_no_problem_without_a_kernel(worker, cpu, cpu_target, tmp_path):
     path = tmp_path / "short.db"
-    tune(path, worker, cpu, cpu_target, trials=1000, budget=0.001)
+    tune(path, worker, cpu, cpu_target, trials=1)
     query = """
         SELECT DISTINCT text FROM measurement JOIN kernel ON kernel.id = kernel_id
         JOIN problem ON problem.id = problem_id WHERE family LIKE 'cpu_%' AND status = 'ok'"""
