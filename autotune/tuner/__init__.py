@@ -1,6 +1,6 @@
 """The tuning run: studies, builds, trials, and the plan of the whole network."""
 
-from autotune.tuner.kernel_builder import kernel_of
+from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
 from autotune.tuner.library_candidates import LibraryCandidates
 from autotune.tuner.objectives import OBJECTIVES
 from autotune.tuner.options import TunerOptions
@@ -24,6 +24,7 @@ __all__ = [
     "RECORD",
     "WAIT",
     "Failure",
+    "ForeignKernels",
     "LayerWinner",
     "LibraryCandidates",
     "PhaseTime",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice, zip_longest
 from typing import Any
 
 from autotune.codegen import kernels_per_unit
-from autotune.core import NEVER, Deadline, ceil_div
+from autotune.core import NEVER, AutotuneError, Deadline, ceil_div
 from autotune.families import Config, Kernel, families, family, serving
-from autotune.ir import Problem
-from autotune.search import Space, Study, spread, strategy
-from autotune.tuner.kernel_builder import KernelBuilder, kernel_of
+from autotune.ir import Problem, parse
+from autotune.search import Space, Study, problem_similarity, spread, strategy
+from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
+from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.objectives import objective_value
 from autotune.tuner.options import TunerOptions
 from tuning_db import Store, launch_text, ranking
@@ -24,6 +26,16 @@ MAX_OUTDATED = 3
 """Outdated kernels, the fastest of a problem and family, whose configs are tried first. A kernel is outdated when its
 source has changed since it was measured."""
 
+MAX_REUSED = 6
+"""Existing kernels that a study tries first: as many as a warm start would compile."""
+NUM_NEAREST = 3
+"""Problems whose fastest kernels these are: the most similar ones."""
+MAX_OTHER_PROBLEMS = 32
+"""Problems outside the run whose times a study's model knows. The limit keeps the model's fits short."""
+
+_Ranking = Sequence[tuple[Kernel, float]]
+"""Kernels of a problem with their times in microseconds, the fastest first."""
+
 
 class StudyManager:
     """Creates the studies of some problems and tells them what the database knows.
@@ -34,6 +46,7 @@ class StudyManager:
         options: Options of the run.
         builder: Builds kernels.
         spaces: The spaces to search; None for those of all families that serve the problems.
+        foreign: Kernels of other databases.
 
     Attributes:
         studies: The studies; empty before `create_studies`.
@@ -46,10 +59,14 @@ class StudyManager:
         options: TunerOptions,
         builder: KernelBuilder,
         spaces: Sequence[Space] | None = None,
+        foreign: ForeignKernels | None = None,
     ) -> None:
         self._store, self._problems, self._options = store, problems, options
         self._builder, self._given_spaces = builder, spaces
         self._strategy = strategy(options.strategy)
+        self._foreign = foreign
+        self._others: dict[Problem, _Ranking] = {}
+        self._other_studies: list[tuple[Study, _Ranking]] = []
         self.studies: list[Study] = []
 
     def create_studies(self, search: Deadline = NEVER, build_early: bool = False) -> None:
@@ -78,7 +95,14 @@ class StudyManager:
                 if sum(early.values()) >= options.jobs:
                     self._builder.build(list(early))
                     build_early = False
-        self.studies = self._strategy.make_studies(_one_of_each_problem_first(spaces), options.seed, options.gain)
+        spaces = _one_of_each_problem_first(spaces)
+        self._others = {} if self._given_spaces is not None else self._other_problems()
+        others = list(self._other_spaces({space.family for space in spaces}))
+        studies = self._strategy.make_studies([*spaces, *(space for space, _ in others)], options.seed, options.gain)
+        self.studies = studies[: len(spaces)]
+        self._other_studies = [
+            (study, ranking) for study, (_, ranking) in zip(studies[len(spaces) :], others, strict=True)
+        ]
 
     def max_trials(self, _: Problem) -> int:
         """Return the number of configs that may be tried for a problem."""
@@ -117,9 +141,12 @@ class StudyManager:
     def tell_known(self, device: Device) -> None:
         """Tell the studies the results of the database.
 
-        Only results of kernels whose source is unchanged count. Of the outdated ones, the configs of the fastest are
-        tried first.
+        Only results of kernels whose source is unchanged count. The configs of the fastest outdated kernels are tried
+        first, and then the kernels that need no compiler and were the fastest on the most similar problems.
         """
+        for study, times in self._other_studies:
+            for kernel, us in times:
+                study.tell(kernel.values, us)
         kernel_by_id = {row.id: kernel for kernel, row in self._builder.rows.items()}
         for study in self.studies:
             space = study.space
@@ -134,7 +161,8 @@ class StudyManager:
                     value = self.value(space.problem, row.median_us, row.details)
                     tried.setdefault(kernel, set()).add(launch_text(row.launch))
                     best[kernel] = min((v for v in (best.get(kernel), value) if v is not None), default=None)
-            study.enqueue(self._outdated_configs(space, [row for row in measured if row.kernel_id not in kernel_by_id]))
+            outdated = self._outdated_configs(space, [row for row in measured if row.kernel_id not in kernel_by_id])
+            study.enqueue([*outdated, *self._reusable_configs(space)])
             for kernel, value in best.items():
                 # A kernel of which only some launches were tried was interrupted: it is tried again.
                 if kernel not in tried or all(
@@ -172,6 +200,69 @@ class StudyManager:
         kernels = dict.fromkeys(kernel_of(row.kernel) for row in ranking.ranked(rows))
         target = self._options.target
         return [k.values for k in kernels if k and k.target == target and space.contains(k)][:MAX_OUTDATED]
+
+    def _reusable_configs(self, space: Space) -> list[Config]:
+        """Return configs whose kernels need no compiler: in turn the fastest of each of the most similar problems."""
+        near = sorted(self._others, key=lambda other: -problem_similarity(space.problem, other))
+        rankings = [
+            [kernel for kernel, _ in self._others[other] if space.contains(kernel)]
+            for other in near
+            if type(other) is type(space.problem)
+        ]
+        turns = zip_longest(*[ranking for ranking in rankings if ranking][:NUM_NEAREST])
+        kernels = dict.fromkeys(kernel for turn in turns for kernel in turn if kernel)
+        arch = self._options.arch
+        fit = (k for k in kernels if not family(k.family).why_unfit(space.problem, k.values, arch))
+        return [kernel.values for kernel in islice(fit, MAX_REUSED)]
+
+    def _other_problems(self) -> dict[Problem, _Ranking]:
+        """Return the kernels and times of problems outside the run that share a kind of kernel with one inside."""
+        kinds = {_kind(problem) for problem in self._problems}
+        found: dict[Problem, _Ranking] = {}
+        kernels = {row.id: kernel for kernel, row in self._builder.rows.items() if not row.error}
+        for device in self._store.devices():
+            for text in self._store.problem_texts() if device.target == self._options.target else []:
+                problem = _parsed(text)
+                if problem and _kind(problem) in kinds and problem not in self._problems:
+                    best: dict[Kernel, float] = {}
+                    for row in self._store.ranking(device, text):
+                        if row.kernel_id in kernels and row.median_us:
+                            best.setdefault(kernels[row.kernel_id], row.median_us)
+                    found.setdefault(problem, list(best.items()))
+        for problem, times in (self._foreign.rankings if self._foreign else {}).items():
+            if _kind(problem) in kinds:
+                found.setdefault(problem, times)
+        return {problem: times for problem, times in found.items() if times}
+
+    def _other_spaces(self, searched: Collection[str]) -> Iterator[tuple[Space, _Ranking]]:
+        """Yield what was measured on the other problems that are the most similar to one of the run, as spaces."""
+        arch = self._options.arch
+        near = sorted(
+            (problem for problem in self._others if problem not in self._problems),
+            key=lambda other: -max(problem_similarity(problem, other) for problem in self._problems),
+        )
+        for problem in near[:MAX_OTHER_PROBLEMS]:
+            by_family: dict[str, list[tuple[Kernel, float]]] = {}
+            for kernel, us in self._others[problem]:
+                if kernel.family in searched:
+                    by_family.setdefault(kernel.family, []).append((kernel, us))
+            for name, times in by_family.items():
+                configs = [kernel.values for kernel, _ in times]
+                costs = [family(name).cost(problem, config, arch) for config in configs]
+                yield Space.ranked(problem, name, configs, costs), times
+
+
+def _kind(problem: Problem) -> tuple[type[Problem], str, str]:
+    """Return what problems must share to be solved by the same kernels."""
+    return type(problem), problem.dtype, str(problem.epilogue)
+
+
+def _parsed(text: str) -> Problem | None:
+    """Return the problem of a text; None if this version does not have its operator."""
+    try:
+        return parse(text)
+    except AutotuneError:
+        return None
 
 
 def _one_of_each_problem_first(spaces: Sequence[Space]) -> list[Space]:

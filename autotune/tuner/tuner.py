@@ -24,6 +24,7 @@ from autotune.libraries import aten, cudnn
 from autotune.measure import Result, Worker
 from autotune.runtime import candidate, shortlist
 from autotune.search import Schedule, Space, Study
+from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.layer_weights import LayerWeights
 from autotune.tuner.library_candidates import LibraryCandidates, operator_rows
@@ -70,6 +71,7 @@ class Tuner:
         spaces: The spaces to search; None for those of all families that serve the problems.
         network: The network that the problems belong to, whose plan is tuned too; None for single problems.
         deadline: The deadline of the run.
+        foreign: Kernels of other databases, which are tried before others are compiled.
 
     Attributes:
         device: The database's row of the worker's device; None until the run has started the worker.
@@ -91,6 +93,7 @@ class Tuner:
         spaces: Sequence[Space] | None = None,
         network: Network | None = None,
         deadline: Deadline = NEVER,
+        foreign: ForeignKernels | None = None,
     ) -> None:
         self.store, self.options, self.worker, self.progress = store, options, worker, progress
         self.problems = list(dict.fromkeys(problems))
@@ -100,15 +103,22 @@ class Tuner:
         self.device: Device | None = None
         self.breakdown = TimeBreakdown()
         self.builder = KernelBuilder(
-            store, options.target, options.jobs, self.breakdown, progress, on_failure=self._tell_failure
+            store,
+            options.target,
+            options.jobs,
+            self.breakdown,
+            progress,
+            on_failure=self._tell_failure,
+            known=foreign.kernels if foreign else {},
         )
         self._trials: TrialQueue | None = None
         self.weights = LayerWeights(self.problems, network, self._best_us)
-        self.study_manager = StudyManager(store, self.weights.sorted(), options, self.builder, spaces)
+        self.study_manager = StudyManager(store, self.weights.sorted(), options, self.builder, spaces, foreign)
         self._library_candidates: LibraryCandidates | None = None
         self._plans: list[tuple[Problem, KernelRow]] = []  # cuDNN's, to be timed
         self._submitted: set[tuple[Study, Kernel]] = set()  # two studies may ask for one kernel
         self._tried_elsewhere: list[tuple[Study, Kernel]] = []  # trials that another process has claimed
+        self._has_foreign = bool(foreign and foreign.kernels)
         self._missing_plan_reasons: set[str] = set()
 
     def run(self) -> None:
@@ -181,9 +191,9 @@ class Tuner:
     def _create_schedule(self) -> Schedule:
         """Create the studies; in a new database, start the first compilers meanwhile.
 
-        Any measurement of the database could change what is asked for first.
+        Any measurement of a database could change what is asked for first.
         """
-        is_new = not self.store.devices()
+        is_new = not self.store.devices() and not self._has_foreign
         self.study_manager.create_studies(self.phases.current, build_early=is_new)
         schedule = Schedule(
             self.study_manager.studies, self, self.options.target, self.study_manager.max_trials, self.weights.all
@@ -287,7 +297,7 @@ class Tuner:
 
     def trial_seconds(self, kernel: Kernel) -> float:
         """Return the cost of a trial: its share of compiling on all cores, unless the kernel exists, and of timing."""
-        if kernel in self.builder.rows:
+        if self.builder.exists(kernel):
             return TRIAL_SECONDS
         return TRIAL_SECONDS + sum(family(kernel.family).compile_seconds) / self.options.jobs
 

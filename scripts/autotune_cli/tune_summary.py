@@ -97,6 +97,8 @@ def show_tradeoffs(console: Console, tuner: Tuner, request: TuneRequest) -> None
 def show_cost(console: Console, tuner: Tuner, progress: LiveProgress, database: str) -> None:
     """Print the cost of compiling, where the time went, and the place of the database."""
     builder = tuner.builder
+    if builder.copied:
+        console.print(f"kernels copied from other databases: {builder.copied}", highlight=False)
     if builder.compiled:
         rate = 60 * builder.compiled / builder.compile_seconds
         took = f"{builder.compile_seconds:.0f} core-seconds"

@@ -40,7 +40,7 @@ from autotune.ir import DTYPES, OPERATORS, Problem
 from autotune.ir.epilogue_steps import STEPS
 from autotune.measure import BUFFERS, TIMERS, Timing, Worker
 from autotune.search import DEFAULT_STRATEGY, STRATEGIES
-from autotune.tuner import OBJECTIVES, Tuner, TunerOptions
+from autotune.tuner import OBJECTIVES, ForeignKernels, Tuner, TunerOptions
 from autotune_cli import models, tune_summary
 from autotune_cli.command_line import Group, add_batches, add_jobs, add_model, database, percent, positive, seconds
 from autotune_cli.interrupts import exit_code
@@ -49,7 +49,7 @@ from autotune_cli.tune_progress import LiveProgress
 from autotune_cli.tune_request import TuneRequest, tune_requests
 from fused_resnet.model_source import PRECISIONS
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
-from tuning_db import DatabaseError, Store
+from tuning_db import DatabaseError, Store, shipped_databases
 
 UNTIMED_TRIALS = 6
 SUMMARY_SHARE, SUMMARY_SECONDS = 0.05, 10.0
@@ -90,6 +90,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", help="dtype of its tensors: f16, bf16 or f32 (default f16; f32 on a CPU or for tf32)"
     )
     network.add_argument("--precision", choices=list(PRECISIONS), help=models.PRECISION)
+    parser.add_argument(
+        "--from-db",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="try the kernels of this database before compiling any, if its code is trusted (docs/guide/databases.md); "
+        "may be repeated (default: the shipped databases; none: no other database)",
+    )
     single = parser.add_argument_group("or single problems")
     single.add_argument("--problem", action="append", metavar="TEXT", help="a problem to tune; may be repeated")
     single.add_argument(
@@ -253,8 +261,11 @@ def main(args: argparse.Namespace) -> int:
         vendor=args.vendor,
     )
     timing = Timing(args.timer, args.buffers, "energy" in objectives)
+    others = shipped_databases() if args.from_db is None else [path for path in args.from_db if str(path) != "none"]
+    others = [other for other in others if other.resolve() != Path(str(path)).resolve()]
     work = deadline.before(min(SUMMARY_SECONDS, SUMMARY_SHARE * budget))
     with (
+        ForeignKernels(others, target) as foreign,
         Store.create(path) as store,
         Worker(device, timing=timing, until=work) if device else nullcontext() as worker,
     ):
@@ -263,12 +274,19 @@ def main(args: argparse.Namespace) -> int:
             refuse_other_timing(store, device, problems, timing)
         for i, request in enumerate(requests):
             part = replace(work.share(1 / (len(requests) - i)), start=work.start)
-            if code := tune(request, store, options, worker, part):
+            if code := tune(request, store, options, worker, part, foreign):
                 return code
     return 0
 
 
-def tune(request: TuneRequest, store: Store, options: TunerOptions, worker: Worker | None, deadline: Deadline) -> int:
+def tune(
+    request: TuneRequest,
+    store: Store,
+    options: TunerOptions,
+    worker: Worker | None,
+    deadline: Deadline,
+    foreign: ForeignKernels,
+) -> int:
     """Tune what was requested and print the results; return the exit code: 0 unless a signal ended the run."""
     console = Console()
     code = 0
@@ -277,7 +295,9 @@ def tune(request: TuneRequest, store: Store, options: TunerOptions, worker: Work
             console.print(f"{name:>3}  {problem}", highlight=False, markup=False)
     progress = LiveProgress(console, request.named, deadline)
     problems = [problem for _, problem in request.named]
-    tuner = Tuner(store, problems, options, worker, progress, network=request.network, deadline=deadline)
+    tuner = Tuner(
+        store, problems, options, worker, progress, network=request.network, deadline=deadline, foreign=foreign
+    )
     with progress:
         try:
             tuner.run()
