@@ -76,6 +76,7 @@ def tune(options: list[str], folder: Path, name: str) -> tuple[Path, float]:
     binaries, seed = RUNS[name]
     database = folder / f"{name.replace(' ', '-')}.db"
     command = [sys.executable, "-m", "autotune_cli", "tune", *options, "--db", str(database), "--seed", str(seed)]
+    command += ["--from-db", "none"]
     start = time.perf_counter()
     done = subprocess.run(
         command, check=False, env={**os.environ, "AUTOTUNE_GENERATED": str(folder / binaries)}, capture_output=True

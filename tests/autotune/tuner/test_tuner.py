@@ -1,7 +1,9 @@
 """The whole loop on small problems: what it records, how it goes on, and how it comes to terms with failures."""
 
+import base64
 import json
 import os
+import shutil
 import signal
 import sqlite3
 from contextlib import closing
@@ -13,8 +15,8 @@ from autotune.families import family, serving
 from autotune.ir import Epilogue, parse
 from autotune.measure import Worker
 from autotune.search import transfer
-from autotune.tuner import Progress, Tuner, TunerOptions
-from tuning_db import Store
+from autotune.tuner import ForeignKernels, Progress, Tuner, TunerOptions
+from tuning_db import DatabaseError, Store
 
 PROBLEMS = [
     "avg_pool2d n=1 h=8 w=8 c=24 r=3 s=3 stride=2,2 pad=1,1 dtype=f32 epilogue=none",
@@ -53,14 +55,15 @@ class Stopping(Log):
             self.worker.until = Deadline.after(0.2)
 
 
-def tune(path, worker, cpu, target, trials=TRIALS, budget=1200.0, **options):
+def tune(path, worker, cpu, target, trials=TRIALS, budget=1200.0, problems=PROBLEMS, foreign=None, **options):
     """One run, which does not rest before it is at an end; returns what it said, and its breakdown."""
     log = Log()
     options = TunerOptions(cpu, target, trials, jobs=2, gain=0.0, **options)
     with Store.create(path) as store:
-        tuner = Tuner(store, map(parse, PROBLEMS), options, worker, log, deadline=Deadline.after(budget))
+        deadline = Deadline.after(budget)
+        tuner = Tuner(store, map(parse, problems), options, worker, log, deadline=deadline, foreign=foreign)
         tuner.run()
-        log.breakdown = tuner.breakdown
+        log.breakdown, log.copied = tuner.breakdown, tuner.builder.copied
     return log
 
 
@@ -263,3 +266,67 @@ def test_the_first_trials_leave_no_problem_without_a_kernel(worker, cpu, cpu_tar
         JOIN problem ON problem.id = problem_id WHERE family LIKE 'cpu_%' AND status = 'ok'"""
     found = {text for (text,) in rows(path, query)}
     assert found == {text for text in PROBLEMS if any(serving(parse(text), cpu))}
+
+
+# -- kernels that exist ------------------------------------------------------------------------------------------------
+
+LARGER = [text.replace("h=6 w=6 c=8", "h=9 w=7 c=24") for text in PROBLEMS[1:2]]
+"""A problem of the same kind as one of PROBLEMS, with other sizes."""
+KERNELS = "measurement m JOIN kernel k ON k.id = m.kernel_id JOIN problem p ON p.id = m.problem_id"
+
+
+def fastest_configs(path, text, count):
+    query = (
+        f"SELECT config FROM {KERNELS} WHERE text = ? AND family LIKE 'cpu_%' GROUP BY config ORDER BY min(median_us)"
+    )
+    with closing(sqlite3.connect(path)) as connection:
+        return [config for (config,) in connection.execute(query, [text]).fetchall()][:count]
+
+
+def test_a_new_problem_is_first_tried_with_the_kernels_that_were_fast_on_a_similar_one(
+    tuned, worker, cpu, cpu_target, tmp_path
+):
+    path = shutil.copy(tuned[0], tmp_path / "more.db")
+    log = tune(path, worker, cpu, cpu_target, trials=TRIALS, problems=LARGER)
+    assert log.compiled_kernels == 0
+    assert set(fastest_configs(path, LARGER[0], TRIALS)) <= {
+        config for text in PROBLEMS[1:] for config in fastest_configs(path, text, 100)
+    }
+    assert set(fastest_configs(path, LARGER[0], TRIALS)) & set(fastest_configs(path, PROBLEMS[1], TRIALS))
+
+
+def test_kernels_of_another_database_are_copied_instead_of_compiled(tuned, worker, cpu, cpu_target, tmp_path):
+    path = tmp_path / "own.db"
+    with ForeignKernels([tuned[0]], cpu_target) as foreign:
+        log = tune(path, worker, cpu, cpu_target, trials=TRIALS, problems=LARGER, foreign=foreign)
+    assert (log.compiled_kernels, log.copied > 0) == (0, True)
+    assert rows(path, f"SELECT count(DISTINCT config) FROM {KERNELS} WHERE family LIKE 'cpu_%' AND status = 'ok'") == [
+        (TRIALS,)
+    ]
+    with Store.open(path) as own, Store.open(tuned[0]) as other:  # the file stands alone
+        theirs = {row.symbol: other.binary(row.library) for row in other.kernels(cpu_target) if row.library}
+        for row in own.kernels(cpu_target):
+            if row.library:
+                assert own.binary(row.library) == theirs[row.symbol]
+
+
+def test_kernels_of_another_text_are_not_taken(tuned, cpu_target, tmp_path):
+    path = shutil.copy(tuned[0], tmp_path / "stale.db")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE kernel SET source = 'older'")
+        connection.commit()
+    with ForeignKernels([path], cpu_target) as foreign:
+        assert not foreign.kernels and not foreign.rankings
+
+
+def test_a_database_that_others_can_write_is_refused(tuned, cpu_target, tmp_path):
+    path = shutil.copy(tuned[0], tmp_path / "open.db")
+    os.chmod(path, 0o666)
+    with pytest.raises(DatabaseError, match="native code that would run with your rights"):
+        ForeignKernels([path], cpu_target)
+
+
+def test_with_trusted_keys_an_unsigned_database_is_refused(tuned, cpu_target, monkeypatch):
+    monkeypatch.setenv("AUTOTUNE_TRUSTED_KEYS", base64.b64encode(bytes(32)).decode())
+    with pytest.raises(DatabaseError, match="no valid signature by a key that you trust"):
+        ForeignKernels([tuned[0]], cpu_target)
