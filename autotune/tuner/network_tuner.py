@@ -277,7 +277,8 @@ class PlanDescent:
         """Make moves, given with their weights, as far as there is time."""
         left = sum(weight for weight, _ in moves)
         for weight, move in moves:
-            seconds = self._until.left * (weight / left if left > 0 else 1.0)
+            available = self._until.left
+            seconds = available * weight / left if left > 0 and math.isfinite(available) else available
             plan = self._apply(move, plan, self._timer.num_plans(seconds) - 1)
             left -= weight
         return plan
@@ -439,7 +440,7 @@ def tune_network_plan(
         for name, each in known.items()
         if each
     )
-    if own.sequence(network) != winners.sequence(network):
+    if own.sequence(network) != winners.sequence(network) and timer.runs(own):
         starts.append(own)
     in_use = _plan_in_use(store, device, network, known)
     if in_use and timer.runs(in_use):

@@ -98,7 +98,8 @@ class Tuner:
         self.store, self.options, self.worker, self.progress = store, options, worker, progress
         self.problems = list(dict.fromkeys(problems))
         self.network = network if options.arch.is_cuda else None
-        self.phases = Phases(deadline, [SEARCH, FINALS, SETTLING] if self.network else [SEARCH, FINALS])
+        phases = [SEARCH, FINALS, SETTLING] if self.network else [SEARCH, FINALS]
+        self.phases = Phases(deadline, phases if worker else [SEARCH])
         self.out_of_time = False
         self.device: Device | None = None
         self.breakdown = TimeBreakdown()
