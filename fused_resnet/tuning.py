@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from autotune.core import device_name, paths, seconds_of
+from autotune.core import Deadline, device_name, paths, seconds_of
 from autotune.ir import Network
 from fused_resnet.model_source import Captured
 from fused_resnet.module import FusedResNet
@@ -30,7 +30,7 @@ class TuneLimits:
     """The limits of a tuning run; None for the defaults of `autotune tune`.
 
     Attributes:
-        budget: Time of the search for one input shape: seconds, or text such as "90s" or "5m".
+        budget: Time of the run for one input shape: seconds, or text such as "90s" or "5m".
         trials: Number of configs that may be tried for a problem.
         jobs: Number of compilers that run at the same time.
         only: Names of the families to try; if empty, all apart from those that must be named.
@@ -76,8 +76,8 @@ def tune(
         example_inputs: The input, or a tuple of the inputs; their shapes, dtype and device count, not their values.
         tuning_db: Path or URL of the database, which is made if it is missing. Without one, that of the environment
             variable AUTOTUNE_DB, or else autotune/tuning.db in the user's cache.
-        budget: Time of the search: seconds, or text such as "90s" or "5m"; 6 minutes on a GPU and 90 seconds on a CPU
-            by default. Timing the finalists and the plan of the network follows.
+        budget: Time of the run: seconds, or text such as "90s" or "5m"; 6 minutes on a GPU and 90 seconds on a CPU by
+            default.
         trials: Number of configs that may be tried for a layer.
         jobs: Number of compilers that run at the same time; all cores by default.
         only: Names of the kernel families to try.
@@ -145,8 +145,17 @@ def tune_missing(network: Network, device: torch.device, where: str, limits: Tun
         WorkerError: The measuring process cannot be started.
     """
     from autotune.measure import Timing, Worker
-    from autotune.tuner import Bench, LineProgress, Tuner, TunerOptions, missing, refuse_other_timing
-    from tuning_db import Store
+    from autotune.tuner import (
+        Bench,
+        ForeignKernels,
+        LineProgress,
+        Tuner,
+        TunerOptions,
+        inductor_modes,
+        missing,
+        refuse_other_timing,
+    )
+    from tuning_db import Store, shipped_databases
 
     bench = Bench.of_device(device)
     assert bench.device
@@ -160,14 +169,28 @@ def tune_missing(network: Network, device: torch.device, where: str, limits: Tun
             bench.arch,
             bench.target,
             limits.trials or bench.trials,
-            bench.budget if limits.seconds is None else limits.seconds,
             limits.jobs or len(os.sched_getaffinity(0)),
             only=limits.only,
+            inductor=inductor_modes(bench.device),
         )
+        deadline = Deadline.after(bench.budget if limits.seconds is None else limits.seconds)
         title = f"autotune: tuning {len(request.named)} layers of {network.key} for {device_name(device)}"
-        with Worker(bench.device, timing=timing) as worker, LineProgress(title) as progress:
-            tuner = Tuner(store, request.problems, options, worker, progress)
-            request.run(tuner)
+        with (
+            ForeignKernels(shipped_databases(), bench.target) as foreign,
+            Worker(bench.device, timing=timing, until=deadline) as worker,
+            LineProgress(title) as progress,
+        ):
+            tuner = Tuner(
+                store,
+                request.problems,
+                options,
+                worker,
+                progress,
+                network=network,
+                deadline=deadline,
+                foreign=foreign,
+            )
+            tuner.run()
             _show_end(progress, tuner, bench, network, where)
     return True
 
@@ -176,7 +199,10 @@ def _show_end(progress: LineProgress, tuner: Tuner, bench: Bench, network: Netwo
     """Write the sum of the layers' times, and a warning if this process would not find them."""
     from autotune.tuner import layer_winners
 
-    assert tuner.device and bench.device
+    assert bench.device
+    if tuner.device is None:
+        progress.end("the budget ended before the measuring process had started: give a longer budget")
+        return
     lines = list(layer_winners(tuner.store, tuner.device, [(layer.name, layer.problem) for layer in network.layers]))
     ours = sum(line.time_us or 0.0 for line in lines)
     torchs = sum((line.time_us or 0.0) * (line.speed_up or 1.0) for line in lines)

@@ -1,5 +1,6 @@
 """The tuning database: all trials and the binaries of all kernels, in one SQLite file or on a PostgreSQL server."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuning_db.errors import DatabaseError
@@ -10,7 +11,12 @@ from tuning_db.signature import public_keys
 if TYPE_CHECKING:
     from tuning_db.store import Store
 
-__all__ = ["DatabaseError", "Store", "launch_text", "public_keys", "reader"]
+__all__ = ["DatabaseError", "Store", "launch_text", "public_keys", "reader", "shipped_databases"]
+
+
+def shipped_databases() -> list[Path]:
+    """Return the databases that this package brings along, in alphabetical order."""
+    return sorted(Path(__file__).parent.glob("*_h200.db"))
 
 
 def __getattr__(name: str) -> Any:

@@ -161,6 +161,17 @@ class Reader:
             self._kernels[kernel_id] = self._read_kernel(kernel_id)
         return self._kernels[kernel_id]
 
+    def kernel_sources(self, target: str) -> dict[int, str]:
+        """Return kernel id -> digest of its source, of all kernels for a target that have a binary."""
+        query = "SELECT id, source FROM kernel WHERE target = ? AND library_id IS NOT NULL"
+        return {number: _text(source) for number, source in self._rows(query, target)}
+
+    def build_facts(self, library: protocols.Library) -> dict[str, Any]:
+        """Return how a binary was made: compiler, flags, cutlass and abi_version."""
+        names = ("compiler", "flags", "cutlass", "abi_version")
+        [values] = self._rows(f"SELECT {', '.join(names)} FROM library WHERE id = ?", library.id)
+        return dict(zip(names, values, strict=True))
+
     def binary(self, library: protocols.Library) -> bytes:
         """Return the binary of a library; raises DatabaseError if it is damaged, or another user's native code."""
         self._origin.require_trust(library.kind)

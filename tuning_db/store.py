@@ -208,6 +208,10 @@ class Store:
 
     def put_plan(self, **values: Any) -> PlanRow:
         """Add a plan; values are the columns of `PlanRow`."""
+        return self.replace_plan(None, **values)
+
+    def replace_plan(self, old: PlanRow | None, /, **values: Any) -> PlanRow:
+        """Add a plan, and remove an older one in the same transaction; values are the columns of `PlanRow`."""
         row = PlanRow(**values, **self._now())
         with self.writing() as session:
             device = session.get_one(Device, row.device_id)
@@ -215,6 +219,9 @@ class Store:
             named = {number: _values(kernel) for number, kernel in kernels.items()}
             row.digest = row_digests.plan(values, _values(device), named)
             session.add(row)
+            if old:
+                session.flush()  # first the new row, so that its id is the larger one
+                session.delete(old)
         return row
 
     def put_signature(self, key: str, value: str) -> None:

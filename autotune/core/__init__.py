@@ -12,6 +12,7 @@ from autotune.core.arch import (
     of_target,
     runs_on,
 )
+from autotune.core.deadline import NEVER, Deadline
 from autotune.core.device import DeviceFacts, device_arch, device_name, device_target, measure_device
 from autotune.core.duration import seconds_of
 from autotune.core.errors import (
@@ -19,6 +20,7 @@ from autotune.core.errors import (
     CaptureError,
     FamilyError,
     LibraryError,
+    OutOfTimeError,
     ProblemError,
     ToolchainError,
     UnknownNameError,
@@ -33,12 +35,15 @@ __all__ = [
     "ARCHITECTURES",
     "FAMILIES",
     "MAX_PROCESSORS",
+    "NEVER",
     "Architecture",
     "AutotuneError",
     "CaptureError",
+    "Deadline",
     "DeviceFacts",
     "FamilyError",
     "LibraryError",
+    "OutOfTimeError",
     "ProblemError",
     "ProcessTree",
     "ToolchainError",

@@ -33,6 +33,10 @@ class WorkerError(AutotuneError):
     """A measuring process that cannot be started."""
 
 
+class OutOfTimeError(AutotuneError):
+    """The deadline of the run has passed while an answer was waited for."""
+
+
 def require_one_of(kind: str, name: str, known: list[str]) -> str:
     """Return `name` if it is one of the known names.
 

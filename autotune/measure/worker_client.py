@@ -12,8 +12,9 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from autotune.core import DeviceFacts, WorkerError
+from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerError
 from autotune.ir import Network, Problem
 from autotune.libraries import cudnn, inductor
 from autotune.measure.network_bench import LayerAssignment
@@ -52,10 +53,18 @@ class Worker:
         device: "cpu" or "cuda:0".
         deadline: Seconds for one request. A candidate that takes longer is recorded as "timed_out".
         timing: How candidates are timed.
+        until: The end of the run. Every method that waits for an answer raises OutOfTimeError at this deadline and
+            kills the process; nothing is known then about the candidates that were not answered.
     """
 
-    def __init__(self, device: str, deadline: float = 30.0, timing: Timing = Timing()) -> None:  # noqa: B008 (frozen)
-        self.device, self.deadline, self.timing = device, deadline, timing
+    def __init__(
+        self,
+        device: str,
+        deadline: float = 30.0,
+        timing: Timing = Timing(),  # noqa: B008 (frozen)
+        until: Deadline = NEVER,
+    ) -> None:
+        self.device, self.deadline, self.timing, self.until = device, deadline, timing, until
         self._process = ChildProcess("autotune.measure.worker_main", [device])
         self._sent: deque[TrialRequest] = deque()
         self._was_killed = False  # the process, from outside, instead of the last answer
@@ -164,7 +173,7 @@ class Worker:
         return answer
 
     def _answer(self, deadline: float) -> Answer:
-        answer = self._process.receive(deadline)
+        answer = self._receive(deadline)
         self._was_killed = isinstance(answer, Ended) and answer.killed
         if isinstance(answer, Ended):
             return Result(answer.status, answer.reason)
@@ -173,13 +182,22 @@ class Worker:
         known: Answer = answer
         return known
 
+    def _receive(self, seconds: float) -> Any:
+        """Return the next message of the process, or how it ended; raises OutOfTimeError at the end of the run."""
+        wait = min(seconds, self.until.left)
+        message = self._process.receive(wait)
+        if wait < seconds and isinstance(message, Ended) and message.status == "timed_out":
+            self._sent.clear()
+            raise OutOfTimeError(f"the run ended before the measuring process for {self.device} answered")
+        return message
+
     def _ensure_started(self) -> None:
         """Start the process if none runs; raises WorkerError if it does not get ready."""
         if self._process.running:
             return
         for _ in range(_STARTS):
             self._process.start()
-            ready = self._process.receive(START_SECONDS)
+            ready = self._receive(START_SECONDS)
             if not (isinstance(ready, Ended) and ready.killed):
                 break
         if ready != READY:

@@ -6,6 +6,7 @@ from autotune.search.simulator import MIN_CONFIGS, Replay, replay
 from autotune.search.space import Space, spread
 from autotune.search.study import Study
 from autotune.search.trace import ConfigTrace, SpaceTrace, TuneTrace, trace_of
+from autotune.search.transfer import problem_similarity
 
 __all__ = [
     "DEFAULT_STRATEGY",
@@ -20,6 +21,7 @@ __all__ = [
     "Strategy",
     "Study",
     "TuneTrace",
+    "problem_similarity",
     "replay",
     "spread",
     "strategy",

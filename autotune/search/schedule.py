@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from autotune.codegen import kernels_per_unit
@@ -25,6 +25,8 @@ ASK_BATCH = 4
 WARM_START_BATCH = 2
 """Configs per `ask()` until a study has started ASK_BATCH of them, so that a run with a short budget or few cores
 measures something for every layer."""
+MIN_WEIGHT = 0.05
+"""Least weight of a problem as a share of the largest weight: light problems are asked seldom, but not never."""
 
 
 class Bench(Protocol):
@@ -72,12 +74,21 @@ class Schedule:
         bench: Compiles and measures.
         target: Compilation target of the kernels.
         max_trials: Maps a problem to the number of configs that may be tried for it, by all families together.
+        weights: Returns the weights of the problems. The turns of studies are in proportion to the weights of their
+            problems, as long as all want more. None for equal weights.
     """
 
     def __init__(
-        self, studies: Sequence[Study], bench: Bench, target: str, max_trials: Callable[[Problem], int]
+        self,
+        studies: Sequence[Study],
+        bench: Bench,
+        target: str,
+        max_trials: Callable[[Problem], int],
+        weights: Callable[[], Mapping[Problem, float]] | None = None,
     ) -> None:
-        self._turns = deque(study for study in studies if study.total)
+        self._turns = [study for study in studies if study.total]
+        self._passes = dict.fromkeys(self._turns, 0.0)
+        self._weights = weights
         self._by_problem: dict[Problem, list[Study]] = {}
         for study in self._turns:
             self._by_problem.setdefault(study.space.problem, []).append(study)
@@ -91,19 +102,14 @@ class Schedule:
             self._compile()
 
     def run(self) -> None:
-        """Ask, compile and measure until no study wants more or the budget ends.
-
-        If the budget ends before the first measurement, wait for the kernels already started, so that even a short run
-        records a result.
-        """
+        """Ask, compile and measure until no study wants more or the budget ends."""
         queue: deque[Kernel] = deque()
-        measured = False
-        while (time_left := self._bench.time_left()) or not measured:
+        while self._bench.time_left():
             if self._all_rest and not queue:
                 self._bench.finish()  # the studies wanted nothing: tell them all results before they are asked again
             # Kernels that wait to be measured will teach the studies more than they know now, so a long queue stops
             # further questions. The few results that the device still owes do not: studies know what is pending.
-            asked = time_left and len(queue) < PREFETCH and self._compile()
+            asked = len(queue) < PREFETCH and self._compile()
             queue.extend(self._bench.ready(wait=False))
             if not queue:
                 if self._bench.finish():
@@ -111,7 +117,6 @@ class Schedule:
                 queue.extend(self._bench.ready(wait=True))
             if queue:
                 self._bench.measure([queue.popleft() for _ in range(min(MEASURE_BATCH, len(queue)))])
-                measured = True
             elif not asked:
                 break
         self._bench.finish()
@@ -127,12 +132,19 @@ class Schedule:
         return bool(wanted)
 
     def _wanted(self, num_units: int) -> list[Kernel]:
-        """Return kernels that fill about `num_units` translation units, asking each study at most once."""
+        """Return kernels that fill about `num_units` translation units, asking each study at most once.
+
+        The order is that of stride scheduling (Waldspurger and Weihl 1995): each turn advances a study's pass by the
+        inverse of its weight, and the study with the lowest pass is next. Equal weights make it a round robin. A study
+        that wants nothing leaves its turn to the next one.
+        """
         wanted: dict[Kernel, None] = {}
         filled = 0.0
-        for _ in range(len(self._turns)):
-            study = self._turns[0]
-            self._turns.rotate(-1)
+        weights = self._weights() if self._weights else {}
+        heaviest = max(weights.values(), default=1.0) or 1.0
+        for study in sorted(self._turns, key=self._passes.__getitem__):
+            weight = weights.get(study.space.problem, heaviest) / heaviest
+            self._passes[study] += 1 / max(weight, MIN_WEIGHT)
             per_unit = kernels_per_unit(study.space.family)
             batch = max(ASK_BATCH, per_unit) if study.num_started >= ASK_BATCH else WARM_START_BATCH
             count = max(batch, ceil_div(num_units * per_unit, len(self._turns)))

@@ -89,7 +89,10 @@ class Study(ABC):
         return self._index_of(config) in self.pending
 
     def enqueue(self, configs: Sequence[Config]) -> None:  # noqa: B027 (a fixed order takes no advice)
-        """Try these configs, the most promising first, before those that the strategy would try next."""
+        """Try these configs, the most promising first, before those that the strategy would try next.
+
+        They take the place of as many configs that the strategy would try without any result.
+        """
 
     @abstractmethod
     def propose(self, trial_seconds: TrialSeconds) -> int | None:

@@ -72,7 +72,7 @@ class TransferData:
         self._log_prior = np.concatenate([_log_prior(space) for space in spaces])
         self._starts = np.cumsum([0, *(len(space.configs) for space in spaces)])
         self._space_of = np.repeat(np.arange(len(spaces)), np.diff(self._starts))
-        self._similarity = np.array([[_similarity(a.problem, b.problem) for b in spaces] for a in spaces])
+        self._similarity = np.array([[problem_similarity(a.problem, b.problem) for b in spaces] for a in spaces])
         self._most_similar = np.argsort(-self._similarity, axis=1, kind="stable")
         self._log_times: list[dict[int, float]] = [{} for _ in spaces]
         self._threads = ThreadpoolController()
@@ -197,9 +197,10 @@ class TransferStudy(Study):
         return None if self._data.num_observed or self.pending else next(iter(self.free))
 
     def enqueue(self, configs: Sequence[Config]) -> None:
-        """Try those configs that are in the space before the rest of the warm start."""
-        known = map(self._index_of, configs)
-        self._queue = [i for i in known if i is not None] + self._queue
+        """Try those configs that are in the space in place of as many of the warm start."""
+        known = dict.fromkeys(i for i in map(self._index_of, configs) if i is not None)
+        rest = [i for i in self._queue if i not in known]
+        self._queue = [*known, *rest[: max(0, len(self._queue) - len(known))]]
 
     def observe(self, i: int, value: float) -> None:
         """Record a result for the family and for the problem."""
@@ -298,7 +299,7 @@ def _log_prior(space: Space) -> Vector:
     return centered
 
 
-def _similarity(a: Problem, b: Problem) -> float:
+def problem_similarity(a: Problem, b: Problem) -> float:
     """Return the correlation of a config's effects on two problems: 1 for the same sizes, at least _MIN_SIMILARITY."""
     if a is b or a == b:
         return 1.0

@@ -1,10 +1,11 @@
 """The tuning run: studies, builds, trials, and the plan of the whole network."""
 
-from autotune.tuner.kernel_builder import kernel_of
+from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
 from autotune.tuner.library_candidates import LibraryCandidates
 from autotune.tuner.line_progress import LineProgress
 from autotune.tuner.objectives import OBJECTIVES
 from autotune.tuner.options import TunerOptions
+from autotune.tuner.phases import PhaseTime
 from autotune.tuner.progress import Progress
 from autotune.tuner.report import (
     Failure,
@@ -16,19 +17,30 @@ from autotune.tuner.report import (
     rejected_configs,
     unsupported_reason,
 )
-from autotune.tuner.session import Bench, TuneRequest, gpu_capability, missing, refuse_other_timing
+from autotune.tuner.session import (
+    INDUCTOR_MODES,
+    Bench,
+    TuneRequest,
+    gpu_capability,
+    inductor_modes,
+    missing,
+    refuse_other_timing,
+)
 from autotune.tuner.time_breakdown import RECORD, WAIT, TimeBreakdown
 from autotune.tuner.tuner import Tuner
 
 __all__ = [
+    "INDUCTOR_MODES",
     "OBJECTIVES",
     "RECORD",
     "WAIT",
     "Bench",
     "Failure",
+    "ForeignKernels",
     "LayerWinner",
     "LibraryCandidates",
     "LineProgress",
+    "PhaseTime",
     "Progress",
     "TimeBreakdown",
     "TuneRequest",
@@ -37,6 +49,7 @@ __all__ = [
     "failures",
     "format_config",
     "gpu_capability",
+    "inductor_modes",
     "kernel_of",
     "layer_winners",
     "missing",

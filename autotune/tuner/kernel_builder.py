@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from autotune.codegen import POLL_SECONDS, ninja_build, rendering
 from autotune.codegen.build_queue import BuildQueue
-from autotune.core import AutotuneError, paths
+from autotune.core import NEVER, Deadline, paths
 from autotune.families import Kernel, family
-from autotune.ir import Epilogue, abi
+from autotune.ir import abi
 from autotune.libraries import aten
+from autotune.tuner.foreign_kernels import ForeignKernel, kernel_of
 from autotune.tuner.progress import Progress
 from autotune.tuner.time_breakdown import TimeBreakdown
 from tuning_db import Store
@@ -29,11 +30,13 @@ class KernelBuilder:
         breakdown: Receives the compile times.
         progress: Receives events.
         on_failure: Called with each kernel that does not compile or is skipped.
+        known: The kernels of other databases, which are copied from there instead of being compiled.
 
     Attributes:
         rows: The database row of each kernel that exists or does not compile.
         skipped: The kernels whose compilers were killed also when they ran alone, with what the compiler printed. They
             are not built again in this run, and not recorded: nothing is known about them.
+        copied: Number of kernels that this run copied from other databases.
         compiled: Number of kernels that this run compiled.
         compile_seconds: Core-seconds that their translation units took.
     """
@@ -46,10 +49,13 @@ class KernelBuilder:
         breakdown: TimeBreakdown,
         progress: Progress,
         on_failure: Callable[[Kernel], None] = lambda _: None,
+        known: Mapping[Kernel, ForeignKernel] = MappingProxyType({}),
     ) -> None:
         self._store, self._target = store, target
         self._breakdown, self._progress, self._on_failure = breakdown, progress, on_failure
+        self._known = known
         self.rows: dict[Kernel, KernelRow] = {}
+        self.copied = 0
         self.compiled, self.compile_seconds = 0, 0.0
         self.skipped: dict[Kernel, str] = {}
         self._queue = BuildQueue(jobs)
@@ -84,6 +90,7 @@ class KernelBuilder:
             search_seconds: Time that choosing them took.
         """
         started = time.perf_counter()
+        self._copy(kernels)
         self._ready += [k for k in kernels if k in self.rows and not self.rows[k].error and k not in self._building]
         known = self.rows.keys() | self.skipped.keys() | self._building
         missing = sorted((k for k in kernels if k not in known), key=str)
@@ -107,17 +114,32 @@ class KernelBuilder:
             }
             self._seconds.setdefault(kernel, seconds)
 
-    def ready(self, wait: bool) -> list[Kernel]:
+    def exists(self, kernel: Kernel) -> bool:
+        """Return whether a kernel needs no compiler, here or in another database."""
+        return kernel in self.rows or kernel in self._known
+
+    def _copy(self, kernels: Sequence[Kernel]) -> None:
+        """Copy kernels that other databases hold into this one."""
+        for kernel in kernels:
+            if kernel in self._known and kernel not in self.rows and kernel not in self._building:
+                binary, facts = self._known[kernel].load()
+                library = self._store.put_library(binary, kind=family(kernel.family).kind, target=self._target, **facts)
+                source = identity(kernel, rendering.source_digest(kernel))
+                self.rows[kernel] = self._store.put_kernel(source, **_columns(kernel), library_id=library.id)
+                self.copied += 1
+
+    def ready(self, wait: bool, until: Deadline = NEVER) -> list[Kernel]:
         """Return the kernels that became ready since the last call, apart from those that do not compile.
 
         Args:
             wait: Wait until there is one, unless none is being built.
+            until: Wait no longer than this.
         """
         while True:
             for built in self._queue.finished():
                 self._finish(built)
             self._breakdown.set_busy(compilers=bool(self._queue.pending))
-            if self._ready or not wait or not self._queue.pending:
+            if self._ready or not wait or not self._queue.pending or until.is_over:
                 ready, self._ready = self._ready, []
                 return ready
             time.sleep(POLL_SECONDS)
@@ -188,17 +210,6 @@ def identity(kernel: Kernel, source: str) -> dict[str, str]:
         "target": kernel.target,
         "source": source,
     }
-
-
-def kernel_of(row: KernelRow) -> Kernel | None:
-    """Return the kernel of a row, or None if this version does not define its family, parameters or epilogue."""
-    try:
-        config = json.loads(row.config)
-        if list(config) != [parameter.name for parameter in family(row.family).parameters]:
-            return None
-        return Kernel.of(row.family, config, row.dtype, Epilogue.parse(row.epilogue), row.target)
-    except AutotuneError:
-        return None
 
 
 def _columns(kernel: Kernel) -> dict[str, Any]:

@@ -6,13 +6,16 @@ All plans of a problem are listed and stored before one of them is run.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import LifoQueue
 
 from autotune.codegen import POLL_SECONDS
+from autotune.core import Deadline
 from autotune.families import Kernel
 from autotune.ir import Problem
 from autotune.libraries import aten, cudnn, inductor
@@ -56,7 +59,7 @@ class LibraryCandidates:
     Args:
         store: The database; the plans are added to it.
         workers: The processes; nothing else uses them.
-        problems: The problems.
+        problems: The problems, in the order in which they are listed.
         target: The compilation target of the run.
     """
 
@@ -85,21 +88,27 @@ class LibraryCandidates:
         """Return whether `ready` has yielded all problems."""
         return not self._requests
 
-    def ready(self, wait: bool) -> Iterator[ListedPlans]:
+    def ready(self, until: Deadline | None = None) -> Iterator[ListedPlans]:
         """Yield each problem that was listed since the last call with the rows of its plans.
 
         There are rows for plans that cannot be built, too.
 
         Args:
-            wait: Wait until all problems are listed.
+            until: Wait until all problems are listed, but no longer than this; None does not wait.
         """
-        while self._requests and (wait or self._requests[0][1].done()):
+        while self._requests and (self._requests[0][1].done() or (until and self._wait(until))):
             problem, future = self._requests.popleft()
             found = future.result()
             if problem is None:
                 yield from self._listed_before(found)
             else:
                 yield problem, [self._put_plan(problem, plan) for plan in found.plans], found.reason
+
+    def _wait(self, until: Deadline) -> bool:
+        """Wait for the oldest request until a deadline; return whether it is done."""
+        future = self._requests[0][1]
+        futures.wait([future], None if math.isinf(until.left) else until.left)
+        return future.done()
 
     def _request(self, problem: Problem | None) -> None:
         self._requests.append((problem, self._executor.submit(self._list, problem)))

@@ -8,26 +8,34 @@ wins alone need not win there. A plan is changed by moves of these kinds:
     Reorder           exchange two neighbouring layers that do not depend on each other. The graph stays the same, but
                       not its speed: the first of two branches continues where the kernel before it ran
 
-A sweep tries all alternatives, then all layers, then the order. All neighbours that a move reaches are timed with the
-current plan in interleaved rounds; the fastest replaces the current plan if its gain is above the noise. In the first
-sweep all layers of one problem change together: that needs fewer rounds, and a gain in several layers stands out of the
-noise. The descent ends with a sweep that changes nothing.
+In the first sweep all layers of one problem change together: that needs fewer rounds, and a gain in several layers
+stands out of the noise. It tries the layers first, then the alternatives, then the order. Later sweeps try the
+alternatives, each layer alone, and the order. All neighbours that a move reaches are timed with the current plan in
+interleaved rounds; the fastest replaces the current plan if its gain is above the noise. The descent ends with a sweep
+that changes nothing.
+
+The time of a descent is limited. A move can gain no more than the time of its layers, so the moves of a sweep are made
+in descending order of that time, and each may take its share of the time that is left: as many neighbours are timed as
+fit, by the seconds that the comparisons took so far, those with the fastest candidates first. A move without time for
+one neighbour is left out. Every improvement is recorded at once, so a run that is ended leaves the best plan so far.
 
 Torch's operators for the whole network, eager and compiled by Inductor, are no part of the descent: with them taken, no
-other move would change what runs. They are compared with its result in the last rounds.
+other move would change what runs. They are compared with the plans at the beginning and in the last rounds.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from autotune.core import NEVER, Deadline
 from autotune.ir import Alternative, Layer, Network, NetworkKey, Problem
 from autotune.measure import LayerAssignment, Result, Worker
 from autotune.runtime import Candidate, candidate, faster_alternatives, plan_for_other_batch, shortlist
+from autotune.tuner.library_candidates import operator_rows
 from tuning_db import Store
 from tuning_db.schema import Device, PlanRow
 
@@ -42,6 +50,10 @@ ROUNDS = 7
 """Interleaved rounds per comparison."""
 FINAL_ROUNDS = 21
 """Interleaved rounds of the last comparison, whose times are recorded."""
+ORDER_WEIGHT = 0.05
+"""Share of the network's time that a change of the order may gain."""
+MAX_REQUEST_SECONDS = 10.0
+"""Longest comparison: the measuring process is killed if it does not answer within 30 s."""
 MAX_TIME_RATIO = 0.998
 """A plan replaces the current one if it takes less than this share of its time; a smaller gain may be noise."""
 
@@ -148,38 +160,86 @@ class Reorder(Move):
         ]
 
 
-class PlanDescent:
-    """Coordinate descent over the plans of a network.
+class PlanTimer:
+    """Times plans of a network, and knows how long that takes.
 
     Args:
         worker: Times plans on the device.
         network: The network.
-        candidates: The candidates of each layer by its name, the fastest alone first; a layer may have none.
+
+    Attributes:
+        seconds: Seconds of timing one plan by ROUNDS samples: binding, capture and rounds, in the requests so far.
     """
 
-    def __init__(self, worker: Worker, network: Network, candidates: Mapping[str, Sequence[Candidate]]) -> None:
-        self._worker, self._network = worker, network
+    def __init__(self, worker: Worker, network: Network, clock: Callable[[], float]) -> None:
+        self._worker, self._network, self._clock = worker, network, clock
+        self._layers: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[Layer, ...]] = {}
+        self.seconds = 0.0
+
+    def layers(self, plan: PlanState) -> tuple[Layer, ...]:
+        """Return the layers that a plan runs, in their order.
+
+        Sorting the layers of a deep network takes longer than timing it, so it is done once for all plans that differ
+        in their kernels only.
+        """
+        key = tuple(alternative.name for alternative in plan.alternatives), tuple(plan.order)
+        if key not in self._layers:
+            self._layers[key] = plan.layers(self._network)
+        return self._layers[key]
+
+    def compare(self, plans: Sequence[PlanState], rounds: int = ROUNDS) -> list[Result] | None:
+        """Time plans in interleaved rounds; return None if one of them fails.
+
+        Raises:
+            OutOfTimeError: At the deadline of the worker.
+        """
+        started = self._clock()
+        sequences = [[plan.assignments[layer.name] for layer in self.layers(plan)] for plan in plans]
+        results = self._worker.time_networks(self._network, sequences, rounds)
+        if any(result.median_us is None for result in results):
+            return None
+        if rounds == ROUNDS:
+            taken = (self._clock() - started) / len(plans)
+            self.seconds = (self.seconds + taken) / 2 if self.seconds else taken
+        return results
+
+    def num_plans(self, seconds: float) -> float:
+        """Return how many plans can be compared within some seconds."""
+        return min(seconds, MAX_REQUEST_SECONDS) / self.seconds if self.seconds else math.inf
+
+    def runs(self, plan: PlanState) -> bool:
+        """Return whether a plan can be timed."""
+        return self.compare([plan], 1) is not None
+
+
+class PlanDescent:
+    """Coordinate descent over the plans of a network.
+
+    Args:
+        timer: Times plans.
+        network: The network.
+        candidates: The candidates of each layer by its name, the fastest alone first; a layer may have none.
+        layer_us: Time of each layer in microseconds by its name.
+        until: Deadline of the descent.
+        on_improvement: Called with each plan that replaces the current one, and its result.
+    """
+
+    def __init__(
+        self,
+        timer: PlanTimer,
+        network: Network,
+        candidates: Mapping[str, Sequence[Candidate]],
+        layer_us: Mapping[str, float],
+        until: Deadline = NEVER,
+        on_improvement: Callable[[PlanState, Result], object] = lambda *_: None,
+    ) -> None:
+        self._timer, self._network, self._until = timer, network, until
         self._candidates = {name: list(each) for name, each in candidates.items() if each}
+        self._us, self._on_improvement = layer_us, on_improvement
         self._problem_of = {layer.name: layer.problem for layer in network.all_layers}
 
-    def first_plan(self) -> PlanState:
-        """Return the plan of the layers' winners, or that of the fastest kernels of our own if it is faster.
-
-        A single operator of PyTorch or plan of cuDNN keeps the network from being one graph of our own, and no change
-        of one layer shows whether that pays. So both plans are compared as a whole.
-        """
-        own = [
-            LayerAssignment(name, next((one for one in each if one.native), each[0]))
-            for name, each in self._candidates.items()
-        ]
-        winners = [LayerAssignment(name, each[0]) for name, each in self._candidates.items()]
-        plan, fastest_alone = PlanState({}).with_assignments(own), PlanState({}).with_assignments(winners)
-        if plan.sequence(self._network) == fastest_alone.sequence(self._network):
-            return plan
-        return self._fastest(plan, [fastest_alone], self._time_ratios(plan, [fastest_alone]))
-
     def descend(self, plan: PlanState, group_first: bool) -> PlanState:
-        """Return a plan that no move makes faster, or the best after MAX_SWEEPS sweeps.
+        """Return a plan that no move makes faster, or the best after MAX_SWEEPS sweeps or at the deadline.
 
         Args:
             plan: The plan to start from.
@@ -187,30 +247,73 @@ class PlanDescent:
         """
         for sweep in range(MAX_SWEEPS):
             start = plan
-            for alternative in self._network.alternatives:
-                plan = self._apply(TakeAlternative(alternative), plan)
-            names = [layer.name for layer in plan.layers(self._network)]
-            groups = self._same_problem(names) if group_first and sweep == 0 else [[name] for name in names]
-            for group in groups:
-                plan = self._apply(SwapKernel(group, self._candidates[group[0]]), plan)
-            plan = self._apply(Reorder(self._network), plan)
-            if plan is start and len(groups) == len(names):
+            together = group_first and sweep == 0
+            names = [layer.name for layer in self._timer.layers(plan)]
+            groups = self._same_problem(names) if together else [[name] for name in self._candidates]
+            swaps, alternatives = self._swaps(groups), self._alternatives()
+            order: tuple[float, Move] = (ORDER_WEIGHT * self._total(names), Reorder(self._network))
+            plan = self._make_moves(
+                [*swaps, *alternatives, order] if together else [*alternatives, *swaps, order], plan
+            )
+            if self._until.is_over or (plan is start and (not together or len(groups) == len(names))):
                 break
         return plan
 
-    def _apply(self, move: Move, plan: PlanState) -> PlanState:
-        """Return the fastest plan that a move reaches, or the plan itself if none is faster."""
+    def _swaps(self, groups: Sequence[Sequence[str]]) -> list[tuple[float, Move]]:
+        """Return the moves that change the kernel of groups of layers, each with its weight, the heaviest first."""
+        swaps: list[tuple[float, Move]] = [
+            (self._total(group), SwapKernel(group, self._candidates[group[0]])) for group in groups
+        ]
+        return sorted(swaps, key=lambda swap: -swap[0])
+
+    def _alternatives(self) -> list[tuple[float, Move]]:
+        """Return the moves that take or give up alternatives, each with its weight, the heaviest first."""
+        moves: list[tuple[float, Move]] = [
+            (self._total(one.replaces), TakeAlternative(one)) for one in self._network.alternatives
+        ]
+        return sorted(moves, key=lambda move: -move[0])
+
+    def _total(self, names: Iterable[str]) -> float:
+        return sum(self._us.get(name, 0.0) for name in names)
+
+    def _make_moves(self, moves: Sequence[tuple[float, Move]], plan: PlanState) -> PlanState:
+        """Make moves, given with their weights, as far as there is time."""
+        left = sum(weight for weight, _ in moves)
+        for weight, move in moves:
+            available = self._until.left
+            seconds = available * weight / left if left > 0 and math.isfinite(available) else available
+            plan = self._apply(move, plan, self._timer.num_plans(seconds) - 1)
+            left -= weight
+        return plan
+
+    def _apply(self, move: Move, plan: PlanState, most: float) -> PlanState:
+        """Return the fastest plan that a move reaches, or the plan itself if none is faster.
+
+        Args:
+            move: The move.
+            plan: The current plan.
+            most: Number of neighbours that there is time for.
+        """
+        if isinstance(move, SwapKernel) and not self._runs(move.layers, plan):
+            return plan
         neighbors = move.neighbors(plan)
+        neighbors = neighbors if math.isinf(most) else neighbors[: max(0, int(most))]
         if not neighbors:
             return plan
-        ratios = self._time_ratios(plan, neighbors)
+        timed = self._time_ratios(plan, neighbors)
+        ratios = [ratio for ratio, _ in timed]
         if isinstance(move, SwapKernel):
             self._shorten_candidates(move, plan, neighbors, ratios)
-        return self._fastest(plan, neighbors, ratios)
+        best = min(range(len(ratios)), key=ratios.__getitem__)
+        ratio, result = timed[best]
+        if result is None or ratio >= MAX_TIME_RATIO:
+            return plan
+        self._on_improvement(neighbors[best], result)
+        return neighbors[best]
 
-    def _fastest(self, plan: PlanState, neighbors: Sequence[PlanState], ratios: Sequence[float]) -> PlanState:
-        best = min(ratios)
-        return neighbors[ratios.index(best)] if best < MAX_TIME_RATIO else plan
+    def _runs(self, names: Sequence[str], plan: PlanState) -> bool:
+        """Return whether a plan runs these layers."""
+        return {layer.name for layer in self._timer.layers(plan)}.issuperset(names)
 
     def _shorten_candidates(
         self, move: SwapKernel, plan: PlanState, neighbors: Sequence[PlanState], ratios: Sequence[float]
@@ -231,25 +334,25 @@ class PlanDescent:
             groups.setdefault(self._problem_of[name], []).append(name)
         return list(groups.values())
 
-    def _time_ratios(self, plan: PlanState, neighbors: Sequence[PlanState]) -> list[float]:
-        """Return time of the neighbour / time of the plan, for each neighbour; infinity for one that fails.
+    def _time_ratios(self, plan: PlanState, neighbors: Sequence[PlanState]) -> list[tuple[float, Result | None]]:
+        """Return time of the neighbour / time of the plan and the result of each neighbour.
 
-        The worker reports the failure of one plan as that of all plans of its request. So if a request fails, each
-        neighbour is timed in a request of its own.
+        The ratio of a neighbour that fails is infinite. The worker reports the failure of one plan as that of all plans
+        of its request. So if a request fails, each neighbour is timed in a request of its own, as far as there is time.
         """
-        ratios = self._compare(plan, neighbors)
-        if ratios is None and len(neighbors) > 1:
-            alone = [self._compare(plan, [neighbor]) for neighbor in neighbors]
-            return [math.inf if ratio is None else ratio[0] for ratio in alone]
-        return [math.inf] * len(neighbors) if ratios is None else ratios
-
-    def _compare(self, plan: PlanState, neighbors: Sequence[PlanState]) -> list[float] | None:
-        """Return the ratios of one request to the worker, or None if it failed."""
-        sequences = [each.sequence(self._network) for each in (plan, *neighbors)]
-        current, *results = self._worker.time_networks(self._network, sequences, ROUNDS)
-        if current.median_us is None:
-            return None
-        return [(result.median_us or math.inf) / current.median_us for result in results]
+        groups = [list(neighbors)]
+        timed: list[tuple[float, Result | None]] = []
+        while groups:
+            group = groups.pop(0)
+            results = None if timed and self._until.is_over else self._timer.compare([plan, *group])
+            if results:
+                current, *others = [result.median_us or math.inf for result in results]
+                timed += [(us / current, result) for us, result in zip(others, results[1:], strict=True)]
+            elif len(group) > 1:
+                groups = [[neighbor] for neighbor in group]
+            else:
+                timed.append((math.inf, None))
+        return timed
 
 
 @dataclass(frozen=True)
@@ -265,103 +368,195 @@ _Known = dict[str, list[_KnownCandidate]]
 """The candidates of each layer by its name, the fastest alone first."""
 
 
+class _PlanRecorder:
+    """Writes the plan of a run to the database; each plan replaces the one that it wrote before.
+
+    Args:
+        store: The database.
+        device: The device.
+        network: The network.
+        known: The candidates of its layers.
+
+    Attributes:
+        row: The plan that was written last.
+        alone_us: Time of the network with the winner of each layer in microseconds.
+        torch_us: Times of the whole network on torch's operators in microseconds, by candidate.
+    """
+
+    def __init__(self, store: Store, device: Device, network: Network, known: _Known) -> None:
+        self._store, self._device, self._network, self._known = store, device, network, known
+        self.row: PlanRow | None = None
+        self.alone_us = 0.0
+        self.torch_us: dict[str, float] = {}
+
+    def record(self, plan: PlanState, result: Result) -> None:
+        """Write a plan and its result."""
+        self.row = self._written(self._network.identity, plan, result, self.row)
+
+    def record_precompiled(self, plan: PlanState, result: Result) -> None:
+        """Write the plan for machines without a compiler."""
+        self._written(self._network.identity.precompiled, plan, result, None)
+
+    def _written(self, identity: NetworkKey, plan: PlanState, result: Result, before: PlanRow | None) -> PlanRow:
+        return self._store.replace_plan(
+            before,
+            device_id=self._device.id,
+            network=str(identity),
+            median_us=result.median_us,
+            spread_us=result.spread_us,
+            choices=[_choice(one, self._known[one.layer]) for one in plan.sequence(self._network)],
+            details={
+                "alone_us": self.alone_us,
+                "samples_us": result.samples_us,
+                "alternatives": [alternative.name for alternative in plan.alternatives],
+                "torch_us": self.torch_us,
+            },
+        )
+
+
 def tune_network_plan(
-    store: Store, device: Device, worker: Worker, network: Network, descend: bool = True
+    store: Store, device: Device, worker: Worker, network: Network, until: Deadline = NEVER, descend: bool = True
 ) -> PlanRow | None:
     """Find and record the fastest plan of a tuned network.
 
-    A descent may end in a local minimum. So a second one starts from the plan in use: that of the database for this
-    network or else for another batch size. The plan in use takes part in the last comparison, so the result is never
-    slower than the plan in use; nor is it slower than the whole network on torch's operators, eager or compiled. If the
-    fastest plan is compiled by Inductor, the fastest one that is not is recorded, too, for machines without a compiler.
+    The descent begins with the fastest of these plans: the winners of all layers, the fastest kernels of our own (a
+    single operator of PyTorch or plan of cuDNN keeps the network from being one graph of our own, and no change of one
+    layer shows whether that pays), and the plan in use, which is that of the database for this network or else for
+    another batch size. A descent may end in a local minimum. So a second one starts from the plan in use, or, if the
+    first one did, from the faster of the others. The plan in use takes part in the last comparison, so the result is
+    never slower than the plan in use; nor is it slower than the whole network on torch's operators, eager or compiled.
+    If the fastest plan is compiled by Inductor, the fastest one that is not is recorded, too, for machines without a
+    compiler.
 
     Args:
         store: The database with the measurements of all layers.
         device: The device.
         worker: Times plans on that device.
         network: The network.
+        until: Deadline. The plan that is recorded at any moment is the fastest so far.
         descend: Whether to search. Otherwise the winners of the layers, with the alternatives that are faster, are
             compared with torch's operators for the whole network.
 
     Returns:
         The recorded plan, or None if a layer has no candidate or the network cannot be timed. Its
-        `details["alone_us"]` is the time of the network's plain layers with the winner of each, in the same rounds;
+        `details["alone_us"]` is the time of the network's plain layers with the winner of each;
         `details["alternatives"]` names the alternatives that it takes.
     """
-    known: _Known = {
-        layer.name: [
-            _KnownCandidate(candidate(store, row.kernel, row.launch), row.kernel_id, row.median_us)
-            for row in shortlist(store.ranking(device, str(layer.problem)), MAX_CANDIDATES, MAX_LIBRARY_PLANS)
-        ]
-        for layer in network.all_layers
-    }
+    known = _known_candidates(store, device, network)
     if not all(known[layer.name] for layer in network.layers):
         return None
-    winners = [LayerAssignment(layer.name, known[layer.name][0].candidate) for layer in network.layers]
-    if not _runs(worker, network, winners):
+    timer = PlanTimer(worker, network, until.clock)
+    winners = PlanState({}).with_assignments(
+        LayerAssignment(name, each[0].candidate) for name, each in known.items() if each
+    )
+    if not timer.runs(winners):
         return None
     parts = network.without_whole
-    if descend:
-        descent = PlanDescent(worker, parts, _candidates(known))
-        plans = [descent.descend(descent.first_plan(), group_first=True)]
-    else:
-        taken = faster_alternatives(store, device, parts)
-        winner = PlanState({}, [one for one in parts.alternatives if one.name in taken])
-        plans = [
-            winner.with_assignments(LayerAssignment(name, each[0].candidate) for name, each in known.items() if each)
-        ]
+    starts = [
+        winners,
+        *(plan for plan in _other_starts(store, device, parts, winners, known, descend) if timer.runs(plan)),
+    ]
     in_use = _plan_in_use(store, device, network, known)
-    if in_use and _runs(worker, network, in_use.sequence(network)):
-        plans.append(in_use)
-        if descend and network.whole not in in_use.alternatives:
-            descent = PlanDescent(worker, parts, _candidates(known))
-            plans.append(descent.descend(in_use, group_first=False))
-    precompiled = [_precompiled(plan, known) for plan in plans if _is_compiled(plan.sequence(network))]
-    others = [*precompiled, *_whole_plans(network, known)]
-    plans += [plan for plan in others if _runs(worker, network, plan.sequence(network))]
-    return _record_fastest(store, device, worker, network, known, winners, plans)
+    if in_use and timer.runs(in_use):
+        starts.append(in_use)
+    results = timer.compare(starts)
+    if results is None:
+        return None
+    recorder = _PlanRecorder(store, device, network, known)
+    recorder.alone_us = results[0].median_us or math.inf
+    times = [result.median_us or math.inf for result in results]
+    fastest = min(range(len(starts)), key=times.__getitem__)
+    if starts[fastest] is not in_use or store.plan(device, network.key) is None:
+        recorder.record(starts[fastest], results[fastest])
+    whole = [plan for plan in _whole_plans(network, known) if not until.is_over and timer.runs(plan)]
+    last_seconds = (len(starts) + len(whole) + 2) * timer.seconds * FINAL_ROUNDS / ROUNDS
+    layer_us = {name: each[0].us or 0.0 for name, each in known.items() if each}
+
+    def descent(on_improvement: Callable[[PlanState, Result], object] = lambda *_: None) -> PlanDescent:
+        return PlanDescent(timer, parts, _candidates(known), layer_us, until.before(last_seconds), on_improvement)
+
+    found = [] if descend else starts
+    if descend:
+        places = [i for i in sorted(range(len(starts)), key=times.__getitem__) if not _is_whole(starts[i], network)]
+        first, *others = places
+        improved = recorder.record if first == fastest else lambda *_: None  # else torch's operators are faster so far
+        found.append(descent(improved).descend(starts[first], group_first=True))
+        second = next((i for i in others if (starts[i] is in_use) != (starts[first] is in_use)), None)
+        if second is not None:
+            found.append(descent().descend(starts[second], group_first=starts[second] is not in_use))
+        found += [plan for plan in starts if plan is in_use]
+    without = [_precompiled(plan, known) for plan in found if _is_compiled(plan.sequence(network))]
+    plans = [*found, *whole, *(plan for plan in without if not until.is_over and timer.runs(plan))]
+    _record_fastest(timer, recorder, network, winners, plans, until)
+    return recorder.row
+
+
+def _other_starts(
+    store: Store, device: Device, parts: Network, winners: PlanState, known: _Known, descend: bool
+) -> Iterator[PlanState]:
+    """Yield the plans besides the layers' winners from which a search begins, apart from the plan in use."""
+    if not descend:
+        taken = faster_alternatives(store, device, parts)
+        if alternatives := [one for one in parts.alternatives if one.name in taken]:
+            yield replace(winners, alternatives=alternatives)
+        return
+    own = winners.with_assignments(
+        LayerAssignment(name, next((one.candidate for one in each if one.candidate.native), each[0].candidate))
+        for name, each in known.items()
+        if each
+    )
+    if own.sequence(parts) != winners.sequence(parts):
+        yield own
+
+
+def _known_candidates(store: Store, device: Device, network: Network) -> _Known:
+    """Return the measured candidates of each layer; where there are none, PyTorch's operators."""
+    known: dict[Problem, list[_KnownCandidate]] = {}
+    for problem in dict.fromkeys(layer.problem for layer in network.all_layers):
+        measured = shortlist(store.ranking(device, str(problem)), MAX_CANDIDATES, MAX_LIBRARY_PLANS)
+        known[problem] = [
+            _KnownCandidate(candidate(store, row.kernel, row.launch), row.kernel_id, row.median_us) for row in measured
+        ]
+        if not measured and "torch" in device.details:
+            rows = operator_rows(store, problem, device.target, device.details["torch"])
+            known[problem] = [_KnownCandidate(candidate(store, row, {}), row.id, None) for row in rows]
+    return {layer.name: list(known[layer.problem]) for layer in network.all_layers}
 
 
 def _record_fastest(
-    store: Store,
-    device: Device,
-    worker: Worker,
+    timer: PlanTimer,
+    recorder: _PlanRecorder,
     network: Network,
-    known: _Known,
-    winners: Sequence[LayerAssignment],
+    winners: PlanState,
     plans: Sequence[PlanState],
-) -> PlanRow | None:
-    """Time some plans and the layers' winners in interleaved rounds and record the fastest plan.
+    until: Deadline,
+) -> None:
+    """Time some plans and the layers' winners in interleaved rounds, and record the fastest plan, if there is time.
 
     If it is compiled, the fastest of the others is recorded under the key of machines without a compiler.
     """
-    sequences = [winners, *(plan.sequence(network) for plan in plans)]
-    alone, *results = worker.time_networks(network, sequences, FINAL_ROUNDS)
-    timed = [(plan, result) for plan, result in zip(plans, results, strict=True) if result.median_us is not None]
-    if alone.median_us is None or not timed:
-        return None
+    if until.left < (len(plans) + 1) * timer.seconds * FINAL_ROUNDS / ROUNDS:
+        return
+    results = timer.compare([winners, *plans], FINAL_ROUNDS)
+    if results is None:
+        return
+    recorder.alone_us = results[0].median_us or math.inf
+    timed = list(zip(plans, results[1:], strict=True))
+    recorder.torch_us = _torch_us(network, timed)
+    best = min(timed, key=_median_us)
+    others = [one for one in timed if not _is_compiled(one[0].sequence(network))]
+    if others and _is_compiled(best[0].sequence(network)):
+        recorder.record_precompiled(*min(others, key=_median_us))
+    recorder.record(*best)
 
-    def record(identity: NetworkKey, among: Sequence[tuple[PlanState, Result]]) -> PlanRow:
-        plan, result = min(among, key=lambda one: one[1].median_us or math.inf)
-        return store.put_plan(
-            device_id=device.id,
-            network=str(identity),
-            median_us=result.median_us,
-            spread_us=result.spread_us,
-            choices=[_choice(assignment, known[assignment.layer]) for assignment in plan.sequence(network)],
-            details={
-                "alone_us": alone.median_us,
-                "samples_us": result.samples_us,
-                "alternatives": [alternative.name for alternative in plan.alternatives],
-                "torch_us": _torch_us(network, timed),
-            },
-        )
 
-    precompiled = [(plan, result) for plan, result in timed if not _is_compiled(plan.sequence(network))]
-    best = min(timed, key=lambda one: one[1].median_us or math.inf)
-    if precompiled and _is_compiled(best[0].sequence(network)):
-        record(network.identity.precompiled, precompiled)
-    return record(network.identity, timed)
+def _median_us(timed: tuple[PlanState, Result]) -> float:
+    return timed[1].median_us or math.inf
+
+
+def _is_whole(plan: PlanState, network: Network) -> bool:
+    """Return whether a plan runs the whole network on torch's operators."""
+    return network.whole is not None and network.whole in plan.alternatives
 
 
 def _is_compiled(sequence: Sequence[LayerAssignment]) -> bool:
@@ -395,13 +590,8 @@ def _torch_us(network: Network, timed: Sequence[tuple[PlanState, Result]]) -> di
     return {
         str(plan.sequence(network)[0].candidate): result.median_us
         for plan, result in timed
-        if network.whole and network.whole in plan.alternatives and result.median_us is not None
+        if _is_whole(plan, network) and result.median_us is not None
     }
-
-
-def _runs(worker: Worker, network: Network, assignments: Sequence[LayerAssignment]) -> bool:
-    """Return whether a plan can be timed."""
-    return worker.time_networks(network, [assignments], 1)[0].median_us is not None
 
 
 def _candidates(known: _Known) -> dict[str, list[Candidate]]:

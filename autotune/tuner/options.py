@@ -18,7 +18,6 @@ class TunerOptions:
         arch: The architecture to tune for.
         target: The compilation target, such as "sm_90".
         trials: Number of configs that may be tried for a problem.
-        budget: Seconds of the search.
         jobs: Number of compilers that run at the same time.
         seed: Seed of the search.
         allow: Names of families.base.PERMISSIONS.
@@ -34,7 +33,6 @@ class TunerOptions:
     arch: Architecture
     target: str
     trials: int
-    budget: float
     jobs: int
     seed: int = 0
     allow: tuple[str, ...] = ()

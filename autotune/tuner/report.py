@@ -41,8 +41,9 @@ class LayerWinner:
 
 def layer_winners(store: Store, device: Device, layers: Sequence[tuple[str, Problem]]) -> Iterator[LayerWinner]:
     """Yield the winner of each layer, given by name and problem, on a device."""
+    rankings = {problem: store.ranking(device, str(problem)) for problem in {problem for _, problem in layers}}
     for name, problem in layers:
-        ranking = store.ranking(device, str(problem))
+        ranking = rankings[problem]
         if not ranking:
             yield LayerWinner(name, problem)
             continue

@@ -10,13 +10,19 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.core import Architecture, architecture, cpu_targets, device_arch, device_name, of_capability
+from autotune.core import Architecture, LibraryError, architecture, cpu_targets, device_arch, device_name, of_capability
 from autotune.families import serving
 from autotune.ir import Network, Problem
+from autotune.libraries import inductor
 from autotune.measure import BUFFERS, TIMERS, Timing
-from autotune.tuner.tuner import Tuner
 from tuning_db import DatabaseError, Store
 
+INDUCTOR_MODES = {
+    "off": (),
+    inductor.DEFAULT: (inductor.DEFAULT,),
+    inductor.MAX_AUTOTUNE: (inductor.DEFAULT, inductor.MAX_AUTOTUNE),
+}
+"""What Inductor is tried for, by name -> the modes that are tried."""
 UNTIMED_TRIALS = 6
 """Configs to compile for a problem where nothing can be timed."""
 
@@ -41,12 +47,6 @@ class TuneRequest:
     def problems(self) -> list[Problem]:
         """The problems in order; a problem of several layers occurs several times."""
         return [problem for _, problem in self.named]
-
-    def run(self, tuner: Tuner) -> None:
-        """Tune the problems and then the plan of the network; raises what `Tuner.run` raises."""
-        tuner.run()
-        if self.network:
-            tuner.tune_network(self.network)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Bench:
 
     @property
     def budget(self) -> float:
-        """Seconds of a search, where the user gives none."""
+        """Seconds of a run for one batch size, where the user gives none."""
         return 360.0 if self.arch.is_cuda else 90.0
 
 
@@ -108,6 +108,23 @@ def gpu_capability(device: torch.device | None = None) -> int | None:
         return None
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+def inductor_modes(device: str | None, chosen: str | None = None) -> tuple[str, ...]:
+    """Return the modes of Inductor to try.
+
+    Args:
+        device: The device that times; None if nothing is timed.
+        chosen: A key of INDUCTOR_MODES; None for "default", unless the environment variable switches Inductor off.
+
+    Raises:
+        LibraryError: A mode was chosen, and Inductor cannot compile here.
+    """
+    mode = chosen or (inductor.DEFAULT if inductor.is_wanted() else "off")
+    reason = inductor.why_unavailable(torch.device(device)) if device else "nothing is timed"
+    if reason and chosen and chosen != "off":
+        raise LibraryError(f"--inductor {chosen}: {reason}; give --inductor off")
+    return () if reason else INDUCTOR_MODES[mode]
 
 
 def missing(store: Store, bench: Bench, network: Network) -> TuneRequest | None:

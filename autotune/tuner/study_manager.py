@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice, zip_longest
 from typing import Any
 
 from autotune.codegen import kernels_per_unit
-from autotune.core import ceil_div
-from autotune.families import Config, Kernel, family, serving
-from autotune.ir import Problem
-from autotune.search import Space, Study, spread, strategy
-from autotune.tuner.kernel_builder import KernelBuilder, kernel_of
+from autotune.core import NEVER, AutotuneError, Deadline, ceil_div
+from autotune.families import Config, Kernel, families, family, serving
+from autotune.ir import Problem, parse
+from autotune.search import Space, Study, problem_similarity, spread, strategy
+from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
+from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.objectives import objective_value
 from autotune.tuner.options import TunerOptions
 from tuning_db import Store, launch_text, ranking
 from tuning_db.schema import Device, KernelRow, Measurement
 
+ENUMERATION_SHARE = 0.25
+"""Share of the search's time in which spaces are enumerated; a large network has hundreds."""
 MAX_OUTDATED = 3
 """Outdated kernels, the fastest of a problem and family, whose configs are tried first. A kernel is outdated when its
 source has changed since it was measured."""
+
+MAX_REUSED = 6
+"""Existing kernels that a study tries first: as many as a warm start would compile."""
+NUM_NEAREST = 3
+"""Problems whose fastest kernels these are: the most similar ones."""
+MAX_OTHER_PROBLEMS = 32
+"""Problems outside the run whose times a study's model knows. The limit keeps the model's fits short."""
+
+_Ranking = Sequence[tuple[Kernel, float]]
+"""Kernels of a problem with their times in microseconds, the fastest first."""
 
 
 class StudyManager:
@@ -28,10 +42,11 @@ class StudyManager:
 
     Args:
         store: The database.
-        problems: The problems to tune.
+        problems: The problems to tune, in the order in which they are searched.
         options: Options of the run.
         builder: Builds kernels.
         spaces: The spaces to search; None for those of all families that serve the problems.
+        foreign: Kernels of other databases.
 
     Attributes:
         studies: The studies; empty before `create_studies`.
@@ -44,31 +59,50 @@ class StudyManager:
         options: TunerOptions,
         builder: KernelBuilder,
         spaces: Sequence[Space] | None = None,
+        foreign: ForeignKernels | None = None,
     ) -> None:
         self._store, self._problems, self._options = store, problems, options
         self._builder, self._given_spaces = builder, spaces
         self._strategy = strategy(options.strategy)
+        self._foreign = foreign
+        self._others: dict[Problem, _Ranking] = {}
+        self._other_studies: list[tuple[Study, _Ranking]] = []
         self.studies: list[Study] = []
 
-    def create_studies(self, build_early: bool = False) -> None:
+    def create_studies(self, search: Deadline = NEVER, build_early: bool = False) -> None:
         """Create a study for each problem and each family that serves it.
 
+        The studies are in the order in which they are asked first: one of each problem, of the family that supports the
+        fewest architectures, because it is likely to make the best use of this one; then the others.
+
         Args:
+            search: Deadline of the search. Spaces are enumerated for ENUMERATION_SHARE of it; the problems that are
+                left then are not searched.
             build_early: Start to build the configs of the warm start as soon as they fill all cores, while the other
                 spaces are still enumerated. Only a database without measurements leaves the warm start unchanged.
         """
         options = self._options
         spaces: list[Space] = []
         early: dict[Kernel, float] = {}  # kernel -> its share of a translation unit
+        until = search.share(ENUMERATION_SHARE)
         for space in self._spaces():
             spaces.append(space)
+            if until.is_over:
+                break
             if build_early:
                 warm_start = self._lowest_cost(space, min(self._strategy.warm_start, options.trials))
                 early |= dict.fromkeys(warm_start, 1 / kernels_per_unit(space.family))
                 if sum(early.values()) >= options.jobs:
                     self._builder.build(list(early))
                     build_early = False
-        self.studies = self._strategy.make_studies(spaces, options.seed, options.gain)
+        spaces = _one_of_each_problem_first(spaces)
+        self._others = {} if self._given_spaces is not None else self._other_problems()
+        others = list(self._other_spaces({space.family for space in spaces}))
+        studies = self._strategy.make_studies([*spaces, *(space for space, _ in others)], options.seed, options.gain)
+        self.studies = studies[: len(spaces)]
+        self._other_studies = [
+            (study, ranking) for study, (_, ranking) in zip(studies[len(spaces) :], others, strict=True)
+        ]
 
     def max_trials(self, _: Problem) -> int:
         """Return the number of configs that may be tried for a problem."""
@@ -107,9 +141,12 @@ class StudyManager:
     def tell_known(self, device: Device) -> None:
         """Tell the studies the results of the database.
 
-        Only results of kernels whose source is unchanged count. Of the outdated ones, the configs of the fastest are
-        tried first.
+        Only results of kernels whose source is unchanged count. The configs of the fastest outdated kernels are tried
+        first, and then the kernels that need no compiler and were the fastest on the most similar problems.
         """
+        for study, times in self._other_studies:
+            for kernel, us in times:
+                study.tell(kernel.values, us)
         kernel_by_id = {row.id: kernel for kernel, row in self._builder.rows.items()}
         for study in self.studies:
             space = study.space
@@ -124,7 +161,8 @@ class StudyManager:
                     value = self.value(space.problem, row.median_us, row.details)
                     tried.setdefault(kernel, set()).add(launch_text(row.launch))
                     best[kernel] = min((v for v in (best.get(kernel), value) if v is not None), default=None)
-            study.enqueue(self._outdated_configs(space, [row for row in measured if row.kernel_id not in kernel_by_id]))
+            outdated = self._outdated_configs(space, [row for row in measured if row.kernel_id not in kernel_by_id])
+            study.enqueue([*outdated, *self._reusable_configs(space)])
             for kernel, value in best.items():
                 # A kernel of which only some launches were tried was interrupted: it is tried again.
                 if kernel not in tried or all(
@@ -162,3 +200,85 @@ class StudyManager:
         kernels = dict.fromkeys(kernel_of(row.kernel) for row in ranking.ranked(rows))
         target = self._options.target
         return [k.values for k in kernels if k and k.target == target and space.contains(k)][:MAX_OUTDATED]
+
+    def _reusable_configs(self, space: Space) -> list[Config]:
+        """Return configs whose kernels need no compiler: in turn the fastest of each of the most similar problems."""
+        near = sorted(self._others, key=lambda other: -problem_similarity(space.problem, other))
+        rankings = [
+            [kernel for kernel, _ in self._others[other] if space.contains(kernel)]
+            for other in near
+            if type(other) is type(space.problem)
+        ]
+        turns = zip_longest(*[ranking for ranking in rankings if ranking][:NUM_NEAREST])
+        kernels = dict.fromkeys(kernel for turn in turns for kernel in turn if kernel)
+        arch = self._options.arch
+        fit = (k for k in kernels if not family(k.family).why_unfit(space.problem, k.values, arch))
+        return [kernel.values for kernel in islice(fit, MAX_REUSED)]
+
+    def _other_problems(self) -> dict[Problem, _Ranking]:
+        """Return the kernels and times of problems outside the run that share a kind of kernel with one inside."""
+        kinds = {_kind(problem) for problem in self._problems}
+        found: dict[Problem, _Ranking] = {}
+        kernels = {row.id: kernel for kernel, row in self._builder.rows.items() if not row.error}
+        for device in self._store.devices():
+            for text in self._store.problem_texts() if device.target == self._options.target else []:
+                problem = _parsed(text)
+                if problem and _kind(problem) in kinds and problem not in self._problems:
+                    best: dict[Kernel, float] = {}
+                    for row in self._store.ranking(device, text):
+                        if row.kernel_id in kernels and row.median_us:
+                            best.setdefault(kernels[row.kernel_id], row.median_us)
+                    found.setdefault(problem, list(best.items()))
+        for problem, times in (self._foreign.rankings if self._foreign else {}).items():
+            if _kind(problem) in kinds:
+                found.setdefault(problem, times)
+        return {problem: times for problem, times in found.items() if times}
+
+    def _other_spaces(self, searched: Collection[str]) -> Iterator[tuple[Space, _Ranking]]:
+        """Yield what was measured on the other problems that are the most similar to one of the run, as spaces."""
+        arch = self._options.arch
+        near = sorted(
+            (problem for problem in self._others if problem not in self._problems),
+            key=lambda other: -max(problem_similarity(problem, other) for problem in self._problems),
+        )
+        for problem in near[:MAX_OTHER_PROBLEMS]:
+            by_family: dict[str, list[tuple[Kernel, float]]] = {}
+            for kernel, us in self._others[problem]:
+                if kernel.family in searched:
+                    by_family.setdefault(kernel.family, []).append((kernel, us))
+            for name, times in by_family.items():
+                configs = [kernel.values for kernel, _ in times]
+                costs = [family(name).cost(problem, config, arch) for config in configs]
+                yield Space.ranked(problem, name, configs, costs), times
+
+
+def _kind(problem: Problem) -> tuple[type[Problem], str, str]:
+    """Return what problems must share to be solved by the same kernels."""
+    return type(problem), problem.dtype, str(problem.epilogue)
+
+
+def _parsed(text: str) -> Problem | None:
+    """Return the problem of a text; None if this version does not have its operator."""
+    try:
+        return parse(text)
+    except AutotuneError:
+        return None
+
+
+def _one_of_each_problem_first(spaces: Sequence[Space]) -> list[Space]:
+    """Return spaces in the order of their problems: one of each, then a second one of each, and so on.
+
+    Of the spaces of a problem, that of the family with the fewest architectures comes first.
+    """
+    turns: Counter[Problem] = Counter()
+    order: list[tuple[int, Space]] = []
+    for space in sorted(spaces, key=lambda space: _num_architectures(space.family)):
+        order.append((turns[space.problem], space))
+        turns[space.problem] += bool(space.configs)
+    position = {problem: i for i, problem in enumerate(dict.fromkeys(space.problem for space in spaces))}
+    return [space for _, space in sorted(order, key=lambda item: (item[0], position[item[1].problem]))]
+
+
+def _num_architectures(name: str) -> int:
+    found = families().get(name)
+    return len(found.architectures) if found else 0

@@ -93,7 +93,7 @@ class TrialQueue:
             with self._breakdown.charge("load"):
                 loaded = candidate(self._store, row, launch)
             self.drain(CLAIMS - 1)
-            self._worker.send(problem, loaded, self._best_us(problem))
+            self._worker.send(problem, loaded, self.best_us(problem))
             self._sent.append((trial, loaded))
             self._breakdown.set_busy(device=True)
         return True
@@ -146,11 +146,11 @@ class TrialQueue:
 
     def _update_best_us(self, problem: Problem, us: float | None) -> float | None:
         """Return the best time of a problem, a new result included."""
-        best = min((known for known in (us, self._best_us(problem)) if known), default=None)
+        best = min((known for known in (us, self.best_us(problem)) if known), default=None)
         self._best[problem] = best
         return best
 
-    def _best_us(self, problem: Problem) -> float | None:
+    def best_us(self, problem: Problem) -> float | None:
         """Return the best time of a problem as far as this process knows."""
         if problem not in self._best:
             self._best[problem] = self._store.best_us(self._device, str(problem))

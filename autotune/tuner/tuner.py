@@ -1,5 +1,9 @@
 """The tuning run: build, verify, time and record candidates until the trials or the time run out.
 
+A run has phases (phases.py): the search, the finals and, for a network on a GPU, settling. A phase starts nothing new
+after its deadline. At the deadline of the run even what is under way is given up: compilers and the measuring process
+are ended. Problems are taken in the order of their weights, so a run that ends early has worked where it counts most.
+
 Every trial is committed as it ends. A run begins with what the database holds, so an interrupted run continues where it
 was. A compiled kernel serves every problem with its dtype and epilogue, and is timed on those whose study wants it.
 """
@@ -13,23 +17,26 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 from autotune.codegen import toolchain
-from autotune.core import DeviceFacts, paths
+from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, paths
 from autotune.families import Kernel, family
 from autotune.ir import Convolution, Network, Problem
 from autotune.libraries import aten, cudnn
 from autotune.measure import Result, Worker
 from autotune.runtime import candidate, shortlist
 from autotune.search import Schedule, Space, Study
+from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
+from autotune.tuner.layer_weights import LayerWeights
 from autotune.tuner.library_candidates import LibraryCandidates, operator_rows
 from autotune.tuner.network_tuner import tune_network_plan
 from autotune.tuner.options import TunerOptions
+from autotune.tuner.phases import FINALS, SEARCH, SETTLING, Phases
 from autotune.tuner.progress import Progress
 from autotune.tuner.study_manager import StudyManager
 from autotune.tuner.time_breakdown import TimeBreakdown
 from autotune.tuner.trial_queue import TrialQueue
 from tuning_db import Store, launch_text, ranking
-from tuning_db.schema import Device
+from tuning_db.schema import Device, KernelRow, Measurement
 
 FINALISTS = 6
 """Kernels of a problem that are timed in the final rounds."""
@@ -39,6 +46,12 @@ FINAL_ROUNDS = 15
 """Interleaved rounds per problem."""
 MAX_LISTING_WORKERS = 4
 """Processes that list cuDNN's plans."""
+OPERATORS_SHARE = 0.3
+"""Share of the search's time in which PyTorch's operators are timed, before anything else."""
+LISTING_SHARE = 0.1
+"""Share of the run in which a search that has ended waits for the rest of cuDNN's plans."""
+PLAN_BATCH = 4
+"""cuDNN's plans that are timed between two batches of kernels."""
 TRIAL_SECONDS = 0.05
 """Typical time of verifying and timing a config."""
 POLL_SECONDS = 0.05
@@ -56,12 +69,18 @@ class Tuner:
             nothing.
         progress: Receives events.
         spaces: The spaces to search; None for those of all families that serve the problems.
+        network: The network that the problems belong to, whose plan is tuned too; None for single problems.
+        deadline: The deadline of the run.
+        foreign: Kernels of other databases, which are tried before others are compiled.
 
     Attributes:
         device: The database's row of the worker's device; None until the run has started the worker.
         builder: The kernels.
         study_manager: The studies.
         breakdown: Where the time went.
+        weights: Shares of the problems in the time of the network.
+        phases: The phases of the run.
+        out_of_time: Whether the deadline of the run has ended it.
     """
 
     def __init__(
@@ -72,24 +91,41 @@ class Tuner:
         worker: Worker | None,
         progress: Progress,
         spaces: Sequence[Space] | None = None,
+        network: Network | None = None,
+        deadline: Deadline = NEVER,
+        foreign: ForeignKernels | None = None,
     ) -> None:
         self.store, self.options, self.worker, self.progress = store, options, worker, progress
         self.problems = list(dict.fromkeys(problems))
-        self.deadline = time.monotonic() + options.budget
+        self.network = network if options.arch.is_cuda else None
+        phases = [SEARCH, FINALS, SETTLING] if self.network else [SEARCH, FINALS]
+        self.phases = Phases(deadline, phases if worker else [SEARCH])
+        self.out_of_time = False
         self.device: Device | None = None
         self.breakdown = TimeBreakdown()
         self.builder = KernelBuilder(
-            store, options.target, options.jobs, self.breakdown, progress, on_failure=self._tell_failure
+            store,
+            options.target,
+            options.jobs,
+            self.breakdown,
+            progress,
+            on_failure=self._tell_failure,
+            known=foreign.kernels if foreign else {},
         )
-        self.study_manager = StudyManager(store, self.problems, options, self.builder, spaces)
         self._trials: TrialQueue | None = None
+        self.weights = LayerWeights(self.problems, network, self._best_us)
+        self.study_manager = StudyManager(store, self.weights.sorted(), options, self.builder, spaces, foreign)
         self._library_candidates: LibraryCandidates | None = None
+        self._plans: list[tuple[Problem, KernelRow]] = []  # cuDNN's, to be timed
         self._submitted: set[tuple[Study, Kernel]] = set()  # two studies may ask for one kernel
         self._tried_elsewhere: list[tuple[Study, Kernel]] = []  # trials that another process has claimed
+        self._has_foreign = bool(foreign and foreign.kernels)
         self._missing_plan_reasons: set[str] = set()
 
     def run(self) -> None:
-        """Search every problem, then time its finalists.
+        """Search every problem, time its finalists, and tune the plan of the network.
+
+        A run whose deadline passes ends without an error; what it has recorded is kept.
 
         Raises:
             ToolchainError: There is no compiler for the target.
@@ -101,24 +137,15 @@ class Tuner:
         if self.worker is None:
             self._compile_only()
             return
-        self._search(self.worker)
-        for problem in self.problems:
-            self.progress.done(str(problem))
-        self.progress.stage("timing the finalists")
-        for problem in self.problems:
-            self._time_finalists(self.worker, problem)
-
-    def tune_network(self, network: Network) -> None:
-        """Tune the plan of a network, once `run` has tuned its layers.
-
-        On a CPU, where what runs before a kernel matters little, the layers' winners are compared with torch's
-        operators for the whole network, and nothing is compared without these.
-        """
-        is_cuda = self.options.arch.is_cuda
-        if self.worker and self.device and (is_cuda or network.whole):
-            self.progress.stage("tuning the plan of the network")
-            with self.breakdown.charge("time"):
-                tune_network_plan(self.store, self.device, self.worker, network, descend=is_cuda)
+        try:
+            self._search(self.worker)
+            for problem in self.problems:
+                self.progress.done(str(problem))
+            self._time_all_finalists(self.worker)
+            if self.network:
+                self._tune_network(self.worker, self.network)
+        except OutOfTimeError:
+            self.out_of_time = True
 
     # -- the phases of a run ---------------------------------------------------------------------------------
 
@@ -127,9 +154,9 @@ class Tuner:
         with self.builder:
             self._load_database()
             self.progress.stage("compiling the kernels with the lowest predicted costs")
-            self.study_manager.create_studies()
+            self.study_manager.create_studies(self.phases.begin(SEARCH))
             self.builder.build(self.study_manager.lowest_cost_kernels())
-            while self.builder.ready(wait=True):
+            while self.builder.ready(True, self.phases.current) and not self.phases.current.is_over:
                 pass
 
     def _search(self, worker: Worker) -> None:
@@ -138,6 +165,7 @@ class Tuner:
         Compilers, the start of the measuring process (some seconds) and the processes that list cuDNN's plans go on in
         the background.
         """
+        self.phases.begin(SEARCH)
         with (
             _facts_in_background(worker) as facts,
             self.builder,
@@ -151,10 +179,7 @@ class Tuner:
             self._time_operators()
             self.progress.stage("searching")
             schedule.run()
-            if self._library_candidates and not self._library_candidates.is_done:
-                self.progress.stage("listing the remaining cuDNN plans")
-            self._submit_library_plans(wait=True)
-            self._try_unmeasured_problems()
+            self._finish_library_plans()
             self._finish_tried_elsewhere()
 
     def _load_database(self) -> None:
@@ -167,11 +192,13 @@ class Tuner:
     def _create_schedule(self) -> Schedule:
         """Create the studies; in a new database, start the first compilers meanwhile.
 
-        Any measurement of the database could change what is asked for first.
+        Any measurement of a database could change what is asked for first.
         """
-        is_new = not self.store.devices()
-        self.study_manager.create_studies(build_early=is_new)
-        schedule = Schedule(self.study_manager.studies, self, self.options.target, self.study_manager.max_trials)
+        is_new = not self.store.devices() and not self._has_foreign
+        self.study_manager.create_studies(self.phases.current, build_early=is_new)
+        schedule = Schedule(
+            self.study_manager.studies, self, self.options.target, self.study_manager.max_trials, self.weights.all
+        )
         if is_new:
             schedule.begin()
         return schedule
@@ -181,6 +208,7 @@ class Tuner:
         self.progress.stage("starting the measuring process")
         self.device = self._put_device(facts.result())
         self._trials = TrialQueue(self.store, worker, self.device, self.breakdown, self.progress)
+        self.weights.set_device(self.device)
         self.study_manager.tell_known(self.device)
 
     def _put_device(self, facts: DeviceFacts) -> Device:
@@ -195,35 +223,16 @@ class Tuner:
         )
 
     def _time_operators(self) -> None:
+        """Time PyTorch's operators: of the problems that only they solve, then of the others."""
         device, trials = self._started()
-        for problem in self.problems:
-            version, modes = device.details["torch"], self.options.inductor
+        searched = {study.space.problem for study in self.study_manager.studies if study.total}
+        until = self.phases.current.share(OPERATORS_SHARE)
+        version, modes = device.details["torch"], self.options.inductor
+        for problem in sorted(self.weights.sorted(), key=searched.__contains__):
             for row in operator_rows(self.store, problem, self.options.target, version, modes):
-                trials.submit(problem, row, [{}])
+                if not until.is_over:
+                    trials.submit(problem, row, [{}])
         trials.drain()
-
-    def _try_unmeasured_problems(self) -> None:
-        """Try one kernel for every problem of which the budget left none tried, so that each layer has a candidate.
-
-        It is the config with the lowest predicted cost of the family that supports the fewest architectures, which is
-        likely to make the best use of this one.
-        """
-        _, trials = self._started()
-        studies = self.study_manager.studies
-        measured = {study.space.problem for study in studies if study.num_observed}
-        missing: dict[Problem, tuple[Study, Kernel]] = {}
-        for study in sorted(studies, key=lambda study: len(family(study.space.family).architectures)):
-            if study.total and study.space.problem not in measured:
-                kernel = study.space.kernel(study.space.configs[0], self.options.target)
-                missing.setdefault(study.space.problem, (study, kernel))
-        kernels = {kernel for _, kernel in missing.values()}
-        self.builder.build(list(kernels))
-        while kernels and (ready := self.builder.ready(wait=True)):
-            for study, kernel in missing.values():
-                if kernel in ready:
-                    self._submit(study, kernel)
-            trials.drain()  # waiting for compilers counts as such only while the device has no work
-            kernels -= self.builder.rows.keys()
 
     def _finish_tried_elsewhere(self) -> None:
         """Wait for the trials that other processes claimed; take over those of a process that died."""
@@ -236,20 +245,33 @@ class Tuner:
             if self._tried_elsewhere:
                 time.sleep(POLL_SECONDS)
 
-    def _time_finalists(self, worker: Worker, problem: Problem) -> None:
-        """Time the fastest candidates, the best of PyTorch included, in interleaved rounds.
+    def _time_all_finalists(self, worker: Worker) -> None:
+        """Time the finalists of all problems, the heaviest first; those for which no time is left stay as they are."""
+        self.progress.stage("timing the finalists")
+        until = self.phases.begin(FINALS)
+        seconds_per_candidate = 0.0  # the longest so far
+        for problem in self.weights.sorted():
+            finalists = self._finalists(problem)
+            if not finalists or until.is_over or until.left < len(finalists) * seconds_per_candidate:
+                continue
+            started = time.monotonic()
+            self._time_finalists(worker, problem, finalists)
+            seconds_per_candidate = max(seconds_per_candidate, (time.monotonic() - started) / len(finalists))
 
-        Nothing is timed if that was done for the same candidates.
-        """
-        device, trials = self._started()
+    def _finalists(self, problem: Problem) -> list[Measurement]:
+        """Return the fastest candidates, the best of PyTorch included; none if these were compared before."""
+        device, _ = self._started()
         timed = self.store.measurements(device, str(problem), "ok")
         ranked = ranking.ranked(timed, finals_first=False)
         best_operator = [row for row in ranked if row.kernel.family == aten.FAMILY][:1]
         finalists = shortlist(ranked, FINALISTS, FINALIST_PLANS)
         finalists += [row for row in best_operator if row not in finalists]
         finals = {(row.kernel_id, launch_text(row.launch)) for row in timed if row.final}
-        if all((row.kernel_id, launch_text(row.launch)) in finals for row in finalists):
-            return
+        return [] if all((row.kernel_id, launch_text(row.launch)) in finals for row in finalists) else finalists
+
+    def _time_finalists(self, worker: Worker, problem: Problem, finalists: Sequence[Measurement]) -> None:
+        """Time candidates of a problem in interleaved rounds."""
+        device, trials = self._started()
         candidates = [candidate(self.store, row.kernel, row.launch) for row in finalists]
         with self.breakdown.charge("time"):
             results = worker.finals(problem, candidates, FINAL_ROUNDS)
@@ -258,11 +280,25 @@ class Tuner:
                 trials.record(problem, row.kernel, tried, result, final=True)
         self.progress.measured(str(problem), 0, self.store.best_us(device, str(problem)))
 
+    def _tune_network(self, worker: Worker, network: Network) -> None:
+        """Tune the plan of the network, on a GPU inside its CUDA graph.
+
+        On a CPU, where what runs before a kernel matters little, the layers' winners are compared with torch's
+        operators for the whole network, and nothing is compared without these.
+        """
+        device, _ = self._started()
+        is_cuda = self.options.arch.is_cuda
+        if not (is_cuda or network.whole):
+            return
+        self.progress.stage("settling: tuning the plan of the network")
+        with self.breakdown.charge("time"):
+            tune_network_plan(self.store, device, worker, network, self.phases.begin(SETTLING), descend=is_cuda)
+
     # -- the schedule's bench (search.Bench) -----------------------------------------------------------------
 
     def time_left(self) -> bool:
-        """Return whether the budget allows to start more."""
-        return time.monotonic() < self.deadline
+        """Return whether the search may start more."""
+        return not self.phases.current.is_over
 
     def idle_compilers(self) -> int:
         """Return the number of cores that would compile at once."""
@@ -270,7 +306,7 @@ class Tuner:
 
     def trial_seconds(self, kernel: Kernel) -> float:
         """Return the cost of a trial: its share of compiling on all cores, unless the kernel exists, and of timing."""
-        if kernel in self.builder.rows:
+        if self.builder.exists(kernel):
             return TRIAL_SECONDS
         return TRIAL_SECONDS + sum(family(kernel.family).compile_seconds) / self.options.jobs
 
@@ -280,9 +316,14 @@ class Tuner:
         self.builder.build(kernels, search_seconds)
 
     def ready(self, wait: bool) -> list[Kernel]:
-        """Return kernels that became ready, and submit the cuDNN plans that were listed meanwhile."""
-        self._submit_library_plans(wait=False)
-        return self.builder.ready(wait)
+        """Return kernels that became ready. Try some of cuDNN's plans, and all that there is time for while waiting."""
+        self._collect_library_plans()
+        self._try_library_plans(PLAN_BATCH)
+        while not (ready := self.builder.ready(wait and not self._plans, self.phases.current)):
+            if not (wait and self._plans and self.time_left()):
+                break
+            self._try_library_plans(PLAN_BATCH)
+        return ready
 
     def measure(self, kernels: Sequence[Kernel]) -> None:
         """Submit kernels, with all launch values, for the problems whose studies want them.
@@ -293,11 +334,11 @@ class Tuner:
             for kernel in kernels:
                 wanted = study.space.contains(kernel) and study.wants(kernel.values)
                 if wanted and (study, kernel) not in self._submitted:
+                    if not self.time_left():
+                        return
                     if not self._submit(study, kernel):
                         self._tried_elsewhere.append((study, kernel))
                     self._submitted.add((study, kernel))
-            if not self.time_left():
-                return
 
     def finish(self) -> bool:
         """Record what is still being measured and tell the studies; return whether there was anything."""
@@ -336,23 +377,43 @@ class Tuner:
         if self.options.vendor != cudnn.FAMILY or not self.options.arch.is_cuda:
             return nullcontext()
         count = max(1, min(MAX_LISTING_WORKERS, self.options.jobs // 4))
-        workers = [Worker(worker.device) for _ in range(count)]
-        return LibraryCandidates(self.store, workers, self.problems, self.options.target)
+        workers = [Worker(worker.device, until=worker.until) for _ in range(count)]
+        return LibraryCandidates(self.store, workers, self.weights.sorted(), self.options.target)
 
-    def _submit_library_plans(self, wait: bool) -> None:
-        """Try the cuDNN plans that were listed since the last call, and report each reason for missing plans once."""
+    def _collect_library_plans(self, until: Deadline | None = None) -> None:
+        """Take over the cuDNN plans that were listed, and report each reason for missing plans once.
+
+        Args:
+            until: Wait for all of them until this deadline; None does not wait.
+        """
         if self._library_candidates is None:
             return
-        _, trials = self._started()
-        for problem, rows, reason in self._library_candidates.ready(wait):
+        for problem, rows, reason in self._library_candidates.ready(until):
             if reason and isinstance(problem, Convolution) and reason not in self._missing_plan_reasons:
                 self._missing_plan_reasons.add(reason)
                 self.progress.stage(reason)
-            for row in rows:
-                if row.library:
-                    trials.submit(problem, row, [{}])
-        if wait:
-            trials.drain()
+            self._plans += [(problem, row) for row in rows if row.library]
+
+    def _try_library_plans(self, count: int) -> None:
+        """Try some of cuDNN's plans, those first that were listed first, as long as the search may start more."""
+        while count and self._plans and self.time_left():
+            problem, row = self._plans.pop(0)
+            self._started()[1].submit(problem, row, [{}])
+            count -= 1
+
+    def _finish_library_plans(self) -> None:
+        """Wait for the listing and try the plans, as far as there is time."""
+        if self._library_candidates is None:
+            return
+        if not self._library_candidates.is_done:
+            self.progress.stage("listing the remaining cuDNN plans")
+        self._collect_library_plans(self.phases.waiting(LISTING_SHARE))
+        self._try_library_plans(len(self._plans))
+        self.finish()
+
+    def _best_us(self, problem: Problem) -> float | None:
+        """Return the best time of a problem that is known; None before the measuring process has started."""
+        return self._trials.best_us(problem) if self._trials else None
 
 
 @contextmanager

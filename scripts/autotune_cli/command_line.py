@@ -14,7 +14,7 @@ from autotune.core import AutotuneError, seconds_of
 Group = argparse._ActionsContainer
 """A parser or one of its groups."""
 
-MODEL = "se_resnet9_fixup, unet, torchvision:NAME, or FILE.py:FUNCTION, which returns an nn.Module"
+MODEL = "se_resnet9_fixup, unet, torchvision:NAME, FILE.onnx, or FILE.py:FUNCTION, which returns an nn.Module"
 
 # -- shared options ----------------------------------------------------------------------------------------------------
 

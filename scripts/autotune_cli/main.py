@@ -10,6 +10,7 @@ import argparse
 import importlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -84,7 +85,7 @@ def run_script(name: str) -> NoReturn:
 
 
 def run_command(name: str, argv: Sequence[str], program: str) -> int:
-    """Run a subcommand.
+    """Run a subcommand; its arguments hold the time.monotonic() of this call as `started`.
 
     Args:
         name: The subcommand, such as "bench-layers".
@@ -97,6 +98,7 @@ def run_command(name: str, argv: Sequence[str], program: str) -> int:
     Raises:
         SystemExit: After --help, and for arguments that cannot be parsed.
     """
+    started = time.monotonic()  # the import of torch, which takes seconds, counts
     try:
         with interrupts.handled_by(interrupts.exit_now):
             module = importlib.import_module(f"autotune_cli.{MODULES[name]}")
@@ -107,7 +109,7 @@ def run_command(name: str, argv: Sequence[str], program: str) -> int:
                 allow_abbrev=False,
             )
             module.add_arguments(parser)
-            arguments = parser.parse_args(list(argv))
+            arguments = parser.parse_args(list(argv), argparse.Namespace(started=started))
             with interrupts.handled_by(interrupts.interrupt):
                 return int(module.main(arguments) or 0)
     except KeyboardInterrupt as interrupt:

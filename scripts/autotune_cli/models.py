@@ -1,4 +1,4 @@
-"""Networks by the text of --model: one of the project, a torchvision model, or the result of a function in a file."""
+"""Networks by the text of --model: one of the project, a torchvision model, an ONNX file, or a function's result."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torch import nn
 
 from autotune.core import AutotuneError, UnknownNameError
 from autotune.ir import DTYPES, Network
+from autotune_cli import onnx_model
 from autotune_cli.record import one_line
 from fused_resnet import FusedResNet
 from fused_resnet.capture import capture
@@ -28,6 +29,7 @@ from fused_resnet.quantization import capture_int8
 
 PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/guide/precision.md)"
 
+_OTHERS = "torchvision:NAME, FILE.onnx, FILE.py:FUNCTION"
 _CAPTURED: dict[str, Callable[[int], nn.Module]] = {"unet": UNet}
 """Networks of the project that are captured as any other model: their name -> function of the input channels."""
 _TORCHVISION_SIZES = {"inception_v3": (3, 299, 299), "efficientnet_b3": (3, 300, 300), "fcn_resnet50": (3, 512, 512)}
@@ -68,9 +70,7 @@ class Model:
         dtype = TF32 if precision == TF32 else dtype
         if self.is_ours:
             if precision == INT8:
-                raise AutotuneError(
-                    f"--precision int8 is for captured models (torchvision:NAME, FILE.py:FUNCTION), not for {self.name}"
-                )
+                raise AutotuneError(f"--precision int8 is for captured models ({_CAPTURED}), not for {self.name}")
             return network(self.name, batch, self.shape[0], dtype)
         module, shape = self.module.to(DTYPES[dtype]), (batch, *self.shape)
         if precision == INT8:
@@ -110,19 +110,24 @@ def load(text: str, shape: tuple[int, ...] | None, in_channels: int | None) -> M
     Raises:
         AutotuneError: An option does not apply to the model, or the model cannot be loaded.
     """
-    if shape and text not in _CAPTURED and ":" not in text:
-        raise AutotuneError(
-            f"--input is for captured models (torchvision:NAME, FILE.py:FUNCTION): the size of {text} is fixed"
-        )
-    if in_channels and (shape or ":" in text):
+    is_onnx = text.endswith(onnx_model.SUFFIX)
+    is_other = ":" in text or is_onnx
+    if shape and text not in _CAPTURED and not is_other:
+        raise AutotuneError(f"--input is for captured models ({_OTHERS}): the size of {text} is fixed")
+    if in_channels and (shape or is_other):
         named = ", ".join((*se_resnet9_fixup.MODELS, *_CAPTURED))
         raise AutotuneError(f"--in-channels is for {named}: give --input C,H,W")
+    if is_onnx:
+        module, known = onnx_model.load(Path(text))
+        if not (shape or known):
+            raise AutotuneError(f"'{text}' leaves the size of its input open: give --input C,H,W")
+        return Model(f"{Path(text).stem}_onnx", shape or known or (), module)
     module = load_model(text, in_channels or (shape[0] if shape else 3))
     return Model(text.rpartition(":")[2], shape or input_size(text, module), module)
 
 
 def load_model(text: str, in_channels: int = 3) -> nn.Module:
-    """Return the module that --model names, in eval mode, with random weights.
+    """Return the module that --model names, apart from an ONNX file, in eval mode, with random weights.
 
     Raises:
         UnknownNameError: There is no model of this name.
@@ -139,7 +144,9 @@ def load_model(text: str, in_channels: int = 3) -> nn.Module:
         model = _CAPTURED[text](in_channels)
     else:
         known = ", ".join((*se_resnet9_fixup.MODELS, *_CAPTURED))
-        raise UnknownNameError(f"unknown model '{text}': give {known}, torchvision:NAME, or FILE.py:FUNCTION")
+        raise UnknownNameError(
+            f"unknown model '{text}': give {known}, torchvision:NAME, FILE.onnx, or FILE.py:FUNCTION"
+        )
     return model.eval()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.ir import Problem
-from autotune.tuner import OBJECTIVES, RECORD, WAIT, Failure, LayerWinner, TimeBreakdown, pareto_candidates
+from autotune.tuner import OBJECTIVES, RECORD, WAIT, Failure, LayerWinner, PhaseTime, TimeBreakdown, pareto_candidates
 from tuning_db import Store
 from tuning_db.schema import Device
 
@@ -81,6 +82,19 @@ def spent(breakdown: TimeBreakdown) -> Table:
     row(f"run, {trials} trials", total, style="bold")
     for step in ("compile", "search", "emit", "load", RECORD):
         row(f"{step}, in core-seconds", breakdown.seconds[step], share=False, style="dim")
+    return table
+
+
+def phases(times: Sequence[PhaseTime]) -> Table:
+    """Return the seconds of each phase, its share of the run so far, and the seconds that it was allowed to take."""
+    table = Table(title="phases", title_justify="left", box=None, header_style="bold")
+    for name in ("phase", "s", "of the run", "of at most, s"):
+        table.add_column(name, justify="left" if name == "phase" else "right")
+    total = sum(time.spent for time in times)
+    for time in times:
+        granted = "" if math.isinf(time.granted) else f"{time.granted:.1f}"
+        table.add_row(time.name, f"{time.spent:.1f}", f"{time.spent / total:.1%}", granted)
+    table.add_row("run", f"{total:.1f}", style="bold")
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -10,16 +11,22 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from autotune.core import Deadline
 from autotune.ir import Problem
 from autotune.tuner import Progress as Events
 
 
 class LiveProgress(Events):
-    """A live display on a terminal, and one line a stage elsewhere. Use it as a context manager."""
+    """A live display on a terminal, and one line a stage elsewhere. Use it as a context manager.
 
-    def __init__(self, console: Console, layers: Sequence[tuple[str, Problem]]) -> None:
-        self._console = console
-        self._started = time.monotonic()
+    Args:
+        console: Where it is printed.
+        layers: The problems with the names of their layers.
+        deadline: The deadline of the run.
+    """
+
+    def __init__(self, console: Console, layers: Sequence[tuple[str, Problem]], deadline: Deadline) -> None:
+        self._console, self._deadline = console, deadline
         self._stages: list[tuple[str, float]] = []
         self._problems = dict.fromkeys(str(problem) for _, problem in layers)
         self._names = {str(problem): name for name, problem in reversed(layers)}
@@ -45,9 +52,9 @@ class LiveProgress(Events):
             self._live.stop()
 
     def stage(self, text: str) -> None:
-        """Print the stage that begins."""
+        """Print the stage that begins, and the time that is left."""
         self._stages.append((text, time.monotonic()))
-        self._console.print(f"[dim]{time.monotonic() - self._started:5.0f} s[/]  {text}")
+        self._console.print(f"[dim]{self._deadline.elapsed:5.0f} s, {self._left()}[/]  {text}")
 
     def parts(self) -> str:
         """Return the stages with their durations up to now."""
@@ -75,6 +82,9 @@ class LiveProgress(Events):
         self._done.add(problem)
         self._bars.update(self._layers, completed=len(self._done))
 
+    def _left(self) -> str:
+        return "no limit" if math.isinf(self._deadline.end) else f"{self._deadline.left:.0f} s left"
+
     def _draw(self) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0))
         for name in ("layer", "problem"):
@@ -85,4 +95,5 @@ class LiveProgress(Events):
             best = self._best[problem]
             shown = f"{best:.1f}" if best else "-"
             table.add_row(self._names[problem], self._short_names[problem], str(self._tried[problem]), shown)
-        return Group(self._bars, table)
+        stage = self._stages[-1][0] if self._stages else ""
+        return Group(f"{stage}, {self._left()}", self._bars, table)

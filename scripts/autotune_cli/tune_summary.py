@@ -9,7 +9,7 @@ from autotune.ir import WHOLE, TorchCall
 from autotune.libraries import inductor
 from autotune.tuner import Tuner, TuneRequest, layer_winners, rejected_configs, unsupported_reason
 from autotune.tuner import failures as failed
-from autotune_cli.tables import failures, spent, tradeoffs, winners
+from autotune_cli.tables import failures, phases, spent, tradeoffs, winners
 from autotune_cli.tune_progress import LiveProgress
 from tuning_db.schema import PlanRow
 
@@ -117,11 +117,15 @@ def show_tradeoffs(console: Console, tuner: Tuner, request: TuneRequest) -> None
 def show_cost(console: Console, tuner: Tuner, progress: LiveProgress, database: str) -> None:
     """Print the cost of compiling, where the time went, and the place of the database."""
     builder = tuner.builder
+    if builder.copied:
+        console.print(f"kernels copied from other databases: {builder.copied}", highlight=False)
     if builder.compiled:
         rate = 60 * builder.compiled / builder.compile_seconds
         took = f"{builder.compile_seconds:.0f} core-seconds"
         console.print(f"kernels compiled: {builder.compiled} in {took}, {rate:.0f} a core-minute", highlight=False)
     if tuner.breakdown.trials:
         console.print(spent(tuner.breakdown))
+    if times := tuner.phases.times():
+        console.print(phases(times))
     console.print(progress.parts())
     console.print(f"database {database}", highlight=False)

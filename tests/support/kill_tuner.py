@@ -45,7 +45,7 @@ def tune(path: str, trials: int) -> None:
         def measured(self, problem: str, candidates: int, best_us: float | None) -> None:
             os.write(1, f"{candidates}\n".encode())
 
-    options = TunerOptions(architecture("cpu"), cpu_targets()[0], trials, budget=600.0, jobs=2)
+    options = TunerOptions(architecture("cpu"), cpu_targets()[0], trials, jobs=2)
     with Store.create(path) as store, Worker("cpu") as worker:
         Tuner(store, map(parse, PROBLEMS), options, worker, Witness()).run()
 

@@ -76,6 +76,7 @@ def tune(options: list[str], folder: Path, name: str) -> tuple[Path, float]:
     binaries, seed = RUNS[name]
     database = folder / f"{name.replace(' ', '-')}.db"
     command = [sys.executable, "-m", "autotune_cli", "tune", *options, "--db", str(database), "--seed", str(seed)]
+    command += ["--from-db", "none"]
     start = time.perf_counter()
     done = subprocess.run(
         command, check=False, env={**os.environ, "AUTOTUNE_GENERATED": str(folder / binaries)}, capture_output=True
@@ -93,7 +94,6 @@ def time_best_configs(recording: TuneTrace, store: Store, worker: Worker) -> Non
         arch=device_arch(of_target(recording.target), torch.device(DEVICE)),
         target=recording.target,
         trials=0,
-        budget=3600.0,
         jobs=len(os.sched_getaffinity(0)),
         strategy="exhaustive",
         gain=0.0,

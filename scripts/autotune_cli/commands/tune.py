@@ -17,15 +17,15 @@ import argparse
 import shutil
 import textwrap
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
 from autotune.core import (
     ARCHITECTURES,
     FAMILIES,
-    LibraryError,
+    Deadline,
     UnknownNameError,
     architecture,
     of_capability,
@@ -37,12 +37,15 @@ from autotune.libraries import inductor
 from autotune.measure import BUFFERS, TIMERS, Timing, Worker
 from autotune.search import DEFAULT_STRATEGY, STRATEGIES
 from autotune.tuner import (
+    INDUCTOR_MODES,
     OBJECTIVES,
     Bench,
+    ForeignKernels,
     Tuner,
     TuneRequest,
     TunerOptions,
     gpu_capability,
+    inductor_modes,
     refuse_other_timing,
 )
 from autotune_cli import models, tune_summary
@@ -53,14 +56,10 @@ from autotune_cli.tune_progress import LiveProgress
 from autotune_cli.tune_request import tune_requests
 from fused_resnet.model_source import PRECISIONS
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
-from tuning_db import Store
+from tuning_db import Store, shipped_databases
 
-INDUCTOR_MODES = {
-    "off": (),
-    inductor.DEFAULT: (inductor.DEFAULT,),
-    inductor.MAX_AUTOTUNE: (inductor.DEFAULT, inductor.MAX_AUTOTUNE),
-}
-"""Value of --inductor -> the modes that are tried."""
+SUMMARY_SHARE, SUMMARY_SECONDS = 0.05, 10.0
+"""Share of the budget, and most seconds, that are kept for the summary, closing the database and ending processes."""
 
 
 def problem_help() -> str:
@@ -97,6 +96,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", help="dtype of its tensors: f16, bf16 or f32 (default f16; f32 on a CPU or for tf32)"
     )
     network.add_argument("--precision", choices=list(PRECISIONS), help=models.PRECISION)
+    parser.add_argument(
+        "--from-db",
+        type=Path,
+        action="append",
+        metavar="FILE",
+        help="try the kernels of this database before compiling any, if its code is trusted (docs/guide/databases.md); "
+        "may be repeated (default: the shipped databases; none: no other database)",
+    )
     single = parser.add_argument_group("or single problems")
     single.add_argument("--problem", action="append", metavar="TEXT", help="a problem to tune; may be repeated")
     single.add_argument(
@@ -137,7 +144,8 @@ def _add_search(group: Group) -> None:
         "--budget",
         type=seconds,
         metavar="TIME",
-        help="time for the search of each batch size, such as 90s or 5m (default 6m, on a CPU 90s)",
+        help="time for the whole run, from its start to its end, such as 90s or 5m; several batch sizes share it "
+        "(default 6m for each batch size, on a CPU 90s)",
     )
     group.add_argument(
         "--gain",
@@ -201,19 +209,6 @@ def _add_candidates(group: Group) -> None:
     )
 
 
-def inductor_modes(chosen: str | None, device: str | None) -> tuple[str, ...]:
-    """Return the modes of Inductor to try on a device.
-
-    Raises:
-        LibraryError: A mode was chosen, and Inductor cannot compile here.
-    """
-    mode = chosen or (inductor.DEFAULT if inductor.is_wanted() else "off")
-    reason = inductor.why_unavailable(torch.device(device)) if device else "nothing is timed"
-    if reason and chosen and chosen != "off":
-        raise LibraryError(f"--inductor {chosen}: {reason}; give --inductor off")
-    return () if reason else INDUCTOR_MODES[mode]
-
-
 def main(args: argparse.Namespace) -> int:
     use(args.families or [])
     families()  # registers the operators of a user's families
@@ -226,6 +221,8 @@ def main(args: argparse.Namespace) -> int:
     arch, device = bench.arch, bench.device
     requests = tune_requests(args, arch)
     path = args.db or Path("tuning_db") / f"{requests[0].name}_{arch.name}.db"
+    budget = args.budget or len(requests) * bench.budget
+    deadline = Deadline.after(budget, args.started)
     allow = tuple(name.replace("-", "_") for name in args.allow)
     only = tuple(family(name).name for name in args.only)
     objectives = tuple(dict.fromkeys(args.objective or ["time"]))
@@ -235,7 +232,6 @@ def main(args: argparse.Namespace) -> int:
         arch,
         bench.target,
         args.trials or bench.trials,
-        args.budget or bench.budget,
         args.jobs,
         args.seed,
         allow,
@@ -245,40 +241,59 @@ def main(args: argparse.Namespace) -> int:
         gain=args.gain,
         objectives=objectives,
         vendor=args.vendor,
-        inductor=inductor_modes(args.inductor, device),
+        inductor=inductor_modes(device, args.inductor),
     )
     timing = Timing(args.timer, args.buffers, "energy" in objectives)
-    with Store.create(path) as store, Worker(device, timing=timing) if device else nullcontext() as worker:
+    others = shipped_databases() if args.from_db is None else [path for path in args.from_db if str(path) != "none"]
+    others = [other for other in others if other.resolve() != Path(str(path)).resolve()]
+    work = deadline.before(min(SUMMARY_SECONDS, SUMMARY_SHARE * budget))
+    with (
+        ForeignKernels(others, bench.target) as foreign,
+        Store.create(path) as store,
+        Worker(device, timing=timing, until=work) if device else nullcontext() as worker,
+    ):
         if device:
             problems = [problem for request in requests for problem in request.problems]
             refuse_other_timing(store, device, problems, timing)
-        for request in requests:
-            if code := tune(request, store, options, worker):
+        for i, request in enumerate(requests):
+            part = replace(work.share(1 / (len(requests) - i)), start=work.start)
+            if code := tune(request, store, options, worker, part, foreign):
                 return code
     return 0
 
 
-def tune(request: TuneRequest, store: Store, options: TunerOptions, worker: Worker | None) -> int:
+def tune(
+    request: TuneRequest,
+    store: Store,
+    options: TunerOptions,
+    worker: Worker | None,
+    deadline: Deadline,
+    foreign: ForeignKernels,
+) -> int:
     """Tune what was requested and print the results; return the exit code: 0 unless a signal ended the run."""
     console = Console()
     code = 0
     if not request.network:
         for name, problem in request.named:
             console.print(f"{name:>3}  {problem}", highlight=False, markup=False)
-    progress = LiveProgress(console, request.named)
-    tuner = Tuner(store, request.problems, options, worker, progress)
+    progress = LiveProgress(console, request.named, deadline)
+    tuner = Tuner(
+        store, request.problems, options, worker, progress, network=request.network, deadline=deadline, foreign=foreign
+    )
     with progress:
         try:
-            request.run(tuner)
+            tuner.run()
         except KeyboardInterrupt as interrupt:
             code = exit_code(interrupt)
     if worker is None:
         tune_summary.show_compiled(console, tuner)
-    elif not code or tuner.device is not None:
+    elif tuner.device is not None:
         tune_summary.show_winners(console, tuner, request)
         tune_summary.show_tradeoffs(console, tuner, request)
     if code:
         console.print("Interrupted. Every finished trial is kept: run the same command to continue.")
+    elif tuner.out_of_time and tuner.device is None:
+        console.print("The budget ended before the measuring process had started: give a longer --budget.")
     else:
         tune_summary.show_gaps(console, tuner, request)
     tune_summary.show_cost(console, tuner, progress, store.name)

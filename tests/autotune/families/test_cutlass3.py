@@ -84,7 +84,7 @@ def test_only_blocks_that_share_a_tile_split_it():
 
 @pytest.mark.parametrize("only", [(), ("cutlass3_gemm",), ("cutlass2_gemm", "cutlass3_conv2d")])
 def test_they_are_searched_where_they_are_named(only, tmp_path):
-    options = TunerOptions(SM90, "sm_90", trials=1, budget=1.0, jobs=1, only=only)
+    options = TunerOptions(SM90, "sm_90", trials=1, jobs=1, only=only)
     with Store.create(tmp_path / "a.db") as store:
         problem = parse("conv2d n=8 h=14 w=14 c=64 k=64 dtype=f16 epilogue=relu")
         manager = Tuner(store, [problem], options, None, Progress()).study_manager

@@ -140,7 +140,7 @@ def tuned(tmp_path_factory, worker, cpu, cpu_target):
     define_step("broken", cuda="x * unheard_of(2.f)", torch="x * 2")
     define_step("lying", cuda="x * 2.f", torch="x * 2.01")
     texts = [CONV + name for name in ("broken", "lying")]
-    options = TunerOptions(cpu, cpu_target, trials=1, budget=1200.0, jobs=2)
+    options = TunerOptions(cpu, cpu_target, trials=1, jobs=2)
     with Store.create(path) as store:
         Tuner(store, map(parse, texts), options, worker, Progress()).run()
     return path

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autotune.core import device_target
+from autotune.core import NEVER, device_target
 from autotune.ir import parse
 from autotune.libraries import cudnn
 from autotune.measure import Worker
@@ -26,7 +26,7 @@ def test_a_worker_without_cudnn_says_so_and_stores_nothing(tmp_path):
         Store.create(tmp_path / "plans.db") as store,
         LibraryCandidates(store, [Worker("cpu")], [parse(TEXT)], device_target(CPU)) as listing,
     ):
-        [(_, rows, reason)] = listing.ready(wait=True)
+        [(_, rows, reason)] = listing.ready(NEVER)
         assert rows == [] and "GPU" in reason and "\n" not in reason and listing.is_done
         assert store.counts()["kernel"] == 0
 
@@ -37,7 +37,7 @@ def test_listing_that_is_given_up_ends_its_process(tmp_path):
     worker = Worker("cpu")
     with Store.create(tmp_path / "plans.db") as store:
         with LibraryCandidates(store, [worker], [parse(TEXT)], device_target(CPU)) as listing:
-            assert list(listing.ready(wait=False)) == [] and not listing.is_done  # the process is still starting
+            assert list(listing.ready()) == [] and not listing.is_done  # the process is still starting
         assert worker.pid is None
 
 
@@ -66,7 +66,7 @@ def test_plans_are_listed_once(tmp_path):
         for problems, asked in (([first], [None, first]), ([first, second], [None, second]), ([second], [None])):
             worker = Offering()
             with LibraryCandidates(store, [worker], problems, "sm_90") as listing:
-                listed = list(listing.ready(wait=True))
+                listed = list(listing.ready(NEVER))
             assert worker.asked == [*asked, "stop"]
             assert [problem for problem, *_ in listed] == problems
             for problem, rows, reason in listed:

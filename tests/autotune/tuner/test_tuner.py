@@ -1,17 +1,22 @@
 """The whole loop on small problems: what it records, how it goes on, and how it comes to terms with failures."""
 
+import base64
 import json
+import os
+import shutil
+import signal
 import sqlite3
 from contextlib import closing
 
 import pytest
 
+from autotune.core import Deadline
 from autotune.families import family, serving
 from autotune.ir import Epilogue, parse
+from autotune.measure import Worker
 from autotune.search import transfer
-from autotune.search.schedule import PREFETCH
-from autotune.tuner import Progress, Tuner, TunerOptions
-from tuning_db import Store
+from autotune.tuner import ForeignKernels, Progress, Tuner, TunerOptions
+from tuning_db import DatabaseError, Store
 
 PROBLEMS = [
     "avg_pool2d n=1 h=8 w=8 c=24 r=3 s=3 stride=2,2 pad=1,1 dtype=f32 epilogue=none",
@@ -37,14 +42,28 @@ class Log(Progress):
         self.finished.append(problem)
 
 
-def tune(path, worker, cpu, target, trials=TRIALS, budget=1200.0, **options):
+class Stopping(Log):
+    """Stops the measuring process (SIGSTOP) after the first result, and lets the worker's deadline pass."""
+
+    def __init__(self, worker):
+        super().__init__()
+        self.worker = worker
+
+    def measured(self, problem, candidates, best_us):
+        if self.worker.until.left > 1:
+            os.kill(self.worker.pid, signal.SIGSTOP)
+            self.worker.until = Deadline.after(0.2)
+
+
+def tune(path, worker, cpu, target, trials=TRIALS, budget=1200.0, problems=PROBLEMS, foreign=None, **options):
     """One run, which does not rest before it is at an end; returns what it said, and its breakdown."""
     log = Log()
-    options = TunerOptions(cpu, target, trials, budget, jobs=2, gain=0.0, **options)
+    options = TunerOptions(cpu, target, trials, jobs=2, gain=0.0, **options)
     with Store.create(path) as store:
-        tuner = Tuner(store, map(parse, PROBLEMS), options, worker, log)
+        deadline = Deadline.after(budget)
+        tuner = Tuner(store, map(parse, problems), options, worker, log, deadline=deadline, foreign=foreign)
         tuner.run()
-        log.breakdown = tuner.breakdown
+        log.breakdown, log.copied = tuner.breakdown, tuner.builder.copied
     return log
 
 
@@ -184,11 +203,26 @@ def test_without_a_device_as_many_are_compiled_as_may_be_tried(cpu, cpu_target, 
     assert all(count >= trials for (count,) in rows(path, query))
 
 
-def test_the_budget_ends_the_search_and_not_the_finals(worker, cpu, cpu_target, tmp_path):
+def test_a_budget_that_has_ended_starts_nothing_and_the_next_run_begins_anew(worker, cpu, cpu_target, tmp_path):
     path = tmp_path / "hasty.db"
-    log = tune(path, worker, cpu, cpu_target, trials=1000, budget=0.001)
-    assert log.compiled_kernels < PREFETCH
+    log = tune(path, worker, cpu, cpu_target, trials=1, budget=0.0)
+    assert log.compiled_kernels == 0
+    assert rows(path, "SELECT count(*) FROM measurement") == [(0,)]
+    tune(path, worker, cpu, cpu_target, trials=1)
     assert rows(path, "SELECT count(DISTINCT problem_id) FROM measurement WHERE final") == [(len(PROBLEMS),)]
+
+
+@pytest.mark.process
+def test_at_the_deadline_a_worker_that_hangs_is_given_up_and_its_candidate_not_blamed(cpu, cpu_target, tmp_path):
+    path = tmp_path / "hang.db"
+    deadline = Deadline.after(1200.0)
+    with Worker("cpu", until=deadline) as worker, Store.create(path) as store:
+        options = TunerOptions(cpu, cpu_target, 1, jobs=2, gain=0.0)
+        tuner = Tuner(store, map(parse, PROBLEMS), options, worker, Stopping(worker), deadline=deadline)
+        tuner.run()
+    assert tuner.out_of_time
+    statuses = rows(path, "SELECT status, count(*) FROM measurement GROUP BY status")
+    assert [status for status, _ in statuses] == ["ok"]
 
 
 def test_the_ledger_adds_up_and_stands_with_the_trials(tuned):
@@ -224,9 +258,9 @@ def test_exhaustive_tries_all_of_what_it_is_limited_to(worker, cpu, cpu_target, 
     assert set(found.values()) == {limit}
 
 
-def test_a_budget_that_ends_at_once_leaves_no_problem_without_a_kernel(worker, cpu, cpu_target, tmp_path):
+def test_the_first_trials_leave_no_problem_without_a_kernel(worker, cpu, cpu_target, tmp_path):
     path = tmp_path / "short.db"
-    tune(path, worker, cpu, cpu_target, trials=1000, budget=0.001)
+    tune(path, worker, cpu, cpu_target, trials=1)
     query = """
         SELECT DISTINCT text FROM measurement JOIN kernel ON kernel.id = kernel_id
         JOIN problem ON problem.id = problem_id WHERE family LIKE 'cpu_%' AND status = 'ok'"""
@@ -238,6 +272,70 @@ def test_a_budget_that_ends_at_once_leaves_no_problem_without_a_kernel(worker, c
 def test_a_run_without_problems_finds_the_device(worker, cpu, cpu_target, tmp_path):
     """The layers of a network may all be tuned while its plan is missing."""
     with Store.create(tmp_path / "x.db") as store:
-        tuner = Tuner(store, [], TunerOptions(cpu, cpu_target, TRIALS, 1.0, jobs=2), worker, Log())
+        tuner = Tuner(store, [], TunerOptions(cpu, cpu_target, TRIALS, jobs=2), worker, Log())
         tuner.run()
         assert tuner.device == store.devices()[0]
+
+
+# -- kernels that exist ------------------------------------------------------------------------------------------------
+
+LARGER = [text.replace("h=6 w=6 c=8", "h=9 w=7 c=24") for text in PROBLEMS[1:2]]
+"""A problem of the same kind as one of PROBLEMS, with other sizes."""
+KERNELS = "measurement m JOIN kernel k ON k.id = m.kernel_id JOIN problem p ON p.id = m.problem_id"
+
+
+def fastest_configs(path, text, count):
+    query = (
+        f"SELECT config FROM {KERNELS} WHERE text = ? AND family LIKE 'cpu_%' GROUP BY config ORDER BY min(median_us)"
+    )
+    with closing(sqlite3.connect(path)) as connection:
+        return [config for (config,) in connection.execute(query, [text]).fetchall()][:count]
+
+
+def test_a_new_problem_is_first_tried_with_the_kernels_that_were_fast_on_a_similar_one(
+    tuned, worker, cpu, cpu_target, tmp_path
+):
+    path = shutil.copy(tuned[0], tmp_path / "more.db")
+    log = tune(path, worker, cpu, cpu_target, trials=TRIALS, problems=LARGER)
+    assert log.compiled_kernels == 0
+    assert set(fastest_configs(path, LARGER[0], TRIALS)) <= {
+        config for text in PROBLEMS[1:] for config in fastest_configs(path, text, 100)
+    }
+    assert set(fastest_configs(path, LARGER[0], TRIALS)) & set(fastest_configs(path, PROBLEMS[1], TRIALS))
+
+
+def test_kernels_of_another_database_are_copied_instead_of_compiled(tuned, worker, cpu, cpu_target, tmp_path):
+    path = tmp_path / "own.db"
+    with ForeignKernels([tuned[0]], cpu_target) as foreign:
+        log = tune(path, worker, cpu, cpu_target, trials=TRIALS, problems=LARGER, foreign=foreign)
+    assert (log.compiled_kernels, log.copied > 0) == (0, True)
+    assert rows(path, f"SELECT count(DISTINCT config) FROM {KERNELS} WHERE family LIKE 'cpu_%' AND status = 'ok'") == [
+        (TRIALS,)
+    ]
+    with Store.open(path) as own, Store.open(tuned[0]) as other:  # the file stands alone
+        theirs = {row.symbol: other.binary(row.library) for row in other.kernels(cpu_target) if row.library}
+        for row in own.kernels(cpu_target):
+            if row.library:
+                assert own.binary(row.library) == theirs[row.symbol]
+
+
+def test_kernels_of_another_text_are_not_taken(tuned, cpu_target, tmp_path):
+    path = shutil.copy(tuned[0], tmp_path / "stale.db")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE kernel SET source = 'older'")
+        connection.commit()
+    with ForeignKernels([path], cpu_target) as foreign:
+        assert not foreign.kernels and not foreign.rankings
+
+
+def test_a_database_that_others_can_write_is_refused(tuned, cpu_target, tmp_path):
+    path = shutil.copy(tuned[0], tmp_path / "open.db")
+    os.chmod(path, 0o666)
+    with pytest.raises(DatabaseError, match="native code that would run with your rights"):
+        ForeignKernels([path], cpu_target)
+
+
+def test_with_trusted_keys_an_unsigned_database_is_refused(tuned, cpu_target, monkeypatch):
+    monkeypatch.setenv("AUTOTUNE_TRUSTED_KEYS", base64.b64encode(bytes(32)).decode())
+    with pytest.raises(DatabaseError, match="no valid signature by a key that you trust"):
+        ForeignKernels([tuned[0]], cpu_target)

@@ -1,0 +1,60 @@
+"""The weights of a network's problems: their shares of its time. A run spends its time where the network does."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from autotune.ir import Network, Problem, limit_us
+from tuning_db.schema import Device
+
+_FLOPS_PER_US, _BYTES_PER_US = 1e6, 1e4
+"""Rates of a typical device, until those of the real one are known; only their ratio matters."""
+
+
+class LayerWeights:
+    """Weights of problems by their times: measured ones where there are any, else the roofline limit.
+
+    A limit is shorter than the time that a kernel reaches, so limits are multiplied by the median of
+    measured time / limit over the problems that were measured.
+
+    Args:
+        problems: The problems.
+        network: The network; a problem counts as often as its layers use it. None counts each problem once.
+        best_us: Maps a problem to its best measured time in microseconds, or None.
+    """
+
+    def __init__(
+        self, problems: Iterable[Problem], network: Network | None, best_us: Callable[[Problem], float | None]
+    ) -> None:
+        counts = Counter(layer.problem for layer in network.all_layers) if network else Counter[Problem]()
+        self._counts = {problem: counts[problem] or 1 for problem in problems}
+        self._best_us = best_us
+        self.set_rates(_FLOPS_PER_US, _BYTES_PER_US)
+
+    def set_device(self, device: Device) -> None:
+        """Use the rates of a device for the problems that were not measured."""
+        self.set_rates(device.flops_per_us, device.bytes_per_us)
+
+    def set_rates(self, flops_per_us: float, bytes_per_us: float) -> None:
+        """Use these rates for the problems that were not measured."""
+        self._limits = {problem: limit_us(problem, flops_per_us, bytes_per_us) for problem in self._counts}
+
+    def __call__(self, problem: Problem) -> float:
+        """Return the weight of a problem; weights have no unit."""
+        return self.all()[problem]
+
+    def all(self) -> dict[Problem, float]:
+        """Return the weights of all problems."""
+        best = {problem: self._best_us(problem) for problem in self._counts}
+        ratios = [us / self._limits[problem] for problem, us in best.items() if us and self._limits[problem]]
+        ratio = statistics.median(ratios) if ratios else 1.0
+        return {
+            problem: count * (best[problem] or ratio * self._limits[problem]) for problem, count in self._counts.items()
+        }
+
+    def sorted(self) -> list[Problem]:
+        """Return the problems, the heaviest first."""
+        weights = self.all()
+        return sorted(weights, key=lambda problem: -weights[problem])

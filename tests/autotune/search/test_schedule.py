@@ -1,0 +1,73 @@
+"""The order in which studies are asked, on a bench that measures at once."""
+
+from collections import Counter
+
+from autotune.ir import parse
+from autotune.search import Schedule, Space
+from autotune.search.fixed_order import PriorStudy
+
+CONFIGS = tuple({"a": i} for i in range(200))
+HEAVY, LIGHT, TINY = (parse(f"gemm m={m} n=64 k=64 dtype=f16") for m in (64, 128, 192))
+
+
+class Bench:
+    """One idle compiler, and kernels that are ready at once; the budget ends after some trials."""
+
+    def __init__(self, studies, trials):
+        self.studies, self.left, self.compiled, self.tried = studies, trials, [], []
+
+    def time_left(self):
+        return self.left > 0
+
+    def idle_compilers(self):
+        return 1
+
+    def trial_seconds(self, kernel):
+        return 1.0
+
+    def compile(self, kernels, search_seconds):
+        self.compiled += kernels
+
+    def ready(self, wait):
+        ready, self.compiled = self.compiled, []
+        return ready
+
+    def measure(self, kernels):
+        for kernel in kernels:
+            for study in self.studies:
+                if study.space.contains(kernel) and study.wants(kernel.values):
+                    study.tell(kernel.values, 1.0)
+                    self.tried.append(study.space.problem)
+                    self.left -= 1
+
+    def finish(self):
+        return False
+
+
+def tried(weights, trials, sizes=(200, 200, 200)):
+    studies = [
+        PriorStudy(Space(problem, f"family{i}", CONFIGS[:size], (0.0,) * size))
+        for i, (problem, size) in enumerate(zip((HEAVY, LIGHT, TINY), sizes, strict=True))
+    ]
+    bench = Bench(studies, trials)
+    Schedule(studies, bench, "sm_90", lambda _: 10**9, (lambda: weights) if weights else None).run()
+    return bench.tried
+
+
+def test_without_weights_and_with_equal_ones_studies_take_turns():
+    for weights in (None, dict.fromkeys((HEAVY, LIGHT, TINY), 2.0)):
+        counts = Counter(tried(weights, 120))
+        assert max(counts.values()) - min(counts.values()) <= 4
+
+
+def test_trials_are_in_proportion_to_the_weights_after_each_had_a_turn():
+    order = tried({HEAVY: 8.0, LIGHT: 2.0, TINY: 1e-9}, 200)
+    assert set(order[:6]) == {HEAVY, LIGHT, TINY}
+    counts = Counter(order)
+    assert 3 <= counts[HEAVY] / counts[LIGHT] <= 5
+    assert 0 < counts[TINY] < counts[LIGHT]
+
+
+def test_a_study_that_wants_no_more_leaves_its_turns_to_the_others():
+    counts = Counter(tried({HEAVY: 100.0, LIGHT: 1.0, TINY: 1.0}, 10**6, sizes=(8, 200, 200)))
+    assert counts == {HEAVY: 8, LIGHT: 200, TINY: 200}
