@@ -108,7 +108,9 @@ def test_the_network_is_the_one_that_a_capture_of_the_model_gives(empty_db, boun
     model = Net().eval()
     with torch.no_grad():
         compiled(model, empty_db)(images(3))
-    assert bound[0].network(images(3)) == FusedResNet.from_model(model, empty_db).network(images(3))
+    expected = FusedResNet.from_model(model, empty_db).network(images(3))
+    # The alternative of torch's operators lists them as the graph has them, which is not as torch.export does.
+    assert bound[0].network(images(3)).without_whole == expected.without_whole
 
 
 def of_attributes(model, database):
@@ -367,12 +369,12 @@ assert "fused_resnet.module" in sys.modules and "torch._inductor.compile_fx" not
 @pytest.mark.process
 def test_missing_layers_are_tuned_at_the_first_call(tmp_path, capsys):
     model, x = Block().eval(), images(2)
-    fast = compiled(model, tmp_path / "new.db", tune="missing", budget="1s")
+    fast = compiled(model, tmp_path / "new.db", tune="missing", budget="30s")
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # none says that a layer is not tuned
         assert_same(model, fast, x)
         said = capsys.readouterr()
         assert "autotune: tuning" in said.err and "database" in said.err and not said.out
         torch._dynamo.reset()
-        assert_same(model, compiled(model, tmp_path / "new.db", tune="missing", budget="1s"), x)
+        assert_same(model, compiled(model, tmp_path / "new.db", tune="missing", budget="30s"), x)
     assert not capsys.readouterr().err

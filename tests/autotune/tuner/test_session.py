@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from autotune.core import architecture, cpu_targets, device_name
-from autotune.ir import Layer, Network, NetworkKey, parse
+from autotune.ir import CallerTensor, Layer, Network, NetworkKey, parse
 from autotune.measure import Timing
 from autotune.tuner import Bench, missing, refuse_other_timing
 from tuning_db import DatabaseError, Store
@@ -17,7 +17,8 @@ def network():
     layers = tuple(
         Layer(name, parse(CONV.format(k=k)), {"x": "input", "y": f"%{name}"}) for name, k in (("a", 8), ("b", 16))
     )
-    return Network(NetworkKey("Net", 1), layers, (1, 16, 6, 6))
+    image = CallerTensor((1, 8, 6, 6), "f32")
+    return Network(NetworkKey("Net", 1), layers, (image,), (CallerTensor((1, 16, 6, 6), "f32"),))
 
 
 def measured(store, problem, final):
