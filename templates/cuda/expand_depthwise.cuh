@@ -2,9 +2,10 @@
 //
 // A block computes a kTileH x kTileW tile of the output. It copies the tile's input, with the border that the depthwise
 // filter reads, to shared memory once. For each chunk of kChunk wide channels it multiplies the input with the chunk's
-// weights, applies the inner steps, and writes the result to shared memory, where the depthwise convolution reads it; so
-// the wide tensor is never in device memory. Border pixels outside of the image are zero after the inner steps. The next
-// chunk's weights are copied during the depthwise convolution. Blocks with the same tile can share the chunks (parts).
+// weights, applies the inner steps, and writes the result to shared memory, where the depthwise convolution reads it;
+// so the wide tensor is never in device memory. Border pixels outside of the image are zero after the inner steps. The
+// next chunk's weights are copied during the depthwise convolution. Blocks with the same tile can share the chunks
+// (parts).
 #pragma once
 #include "common/copies.cuh"
 #include "common/mma.cuh"

@@ -2,8 +2,8 @@
 // 8 neighbouring channels of every `lanes`-th pixel and keeps its first kKeep pixels in registers from the mean to the
 // scaling. The order of all additions is fixed, so the same input gives the same bits.
 //
-// With kCluster > 1, the blocks of a cluster share the pixels of an image: each adds up its own, and reads the sums of the
-// others from their shared memory. Config::hidden_activation and gate_activation are the two activations.
+// With kCluster > 1, the blocks of a cluster share the pixels of an image: each adds up its own, and reads the sums of
+// the others from their shared memory. Config::hidden_activation and gate_activation are the two activations.
 //
 // With kEarly, the weights are copied to shared memory before griddepcontrol_wait(), once for all images of a block,
 // and the tensors that the steps read are loaded while the gates are computed.

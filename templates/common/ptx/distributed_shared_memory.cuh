@@ -18,11 +18,10 @@ AT_DEVICE void cluster_wait_acquire() { asm volatile("barrier.cluster.wait.acqui
 // Returns the float at an address of shared memory of block `block` of the cluster.
 AT_DEVICE float ld_shared_cluster(uint32_t address, uint32_t block) {
   float v;
-  asm volatile(
-      "{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %1, %2;\nld.shared::cluster.f32 %0, [at];\n}"
-      : "=f"(v)
-      : "r"(address), "r"(block)
-      : "memory");
+  asm volatile("{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %1, %2;\nld.shared::cluster.f32 %0, [at];\n}"
+               : "=f"(v)
+               : "r"(address), "r"(block)
+               : "memory");
   return v;
 }
 
