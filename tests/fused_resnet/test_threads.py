@@ -59,8 +59,8 @@ def test_weights_that_change_while_a_plan_is_bound_are_seen(tuned_db, monkeypatc
 
     other = threading.Thread(target=change)
 
-    def bind_slowly(x):
-        plan = bind(x)
+    def bind_slowly(inputs, arguments):
+        plan = bind(inputs, arguments)
         if other.ident is None:
             other.start()
             other.join(0.5)

@@ -59,6 +59,8 @@ def test_the_command_refreshes_a_folder(tmp_path):
 @pytest.mark.parametrize("name", OPERATORS)
 def test_what_the_usage_says_is_read(name):
     usage = filled = problem_usage.usage(OPERATORS[name])
+    for field, value in {"mode": "bilinear", "act": "silu", "gate": "sigmoid"}.items():
+        filled = filled.replace(f"{field}=WORD", f"{field}={value}")
     for placeholder, value in {"DTYPE": "f32", "N,N": "2,2", "N": "4", "C,C,...": "4,1:3/8"}.items():
         filled = filled.replace(f"={placeholder}", f"={value}")
     short, full = re.sub(r" \[[^]]*\]", "", filled), filled.replace("[", "").replace("]", "")

@@ -92,7 +92,7 @@ def test_a_region_is_compiled_between_layers_on_other_operators(empty_db):
     assert {made[name][1] for name in regions} == {"Inductor"}
     context = ExecutionContext(plan, graph=False)
     y = torch.full_like(context.template, float("nan"))
-    context.run(x, y, stream=0)
+    context.run([x], [y], stream=0)
     assert relative_error(y, exact(plain, x)) < 1e-5
 
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from autotune.ir import INPUT, OUTPUT, Layer, Network, NetworkKey, parse
+from autotune.ir import INPUT, OUTPUT, CallerTensor, Layer, Network, NetworkKey, parse
 from autotune.tuner.layer_weights import LayerWeights
 
 SMALL, LARGE, POOL = (
@@ -23,7 +23,8 @@ def network(problems):
         Layer(f"{i}", problem, {"x": x, "y": y})
         for i, (problem, (x, y)) in enumerate(zip(problems, pairwise(names), strict=True))
     ]
-    return Network(NetworkKey("net"), tuple(layers), (1, 8, 8, 8))
+    image = CallerTensor((1, 8, 8, 8), "f32")
+    return Network(NetworkKey("net"), tuple(layers), (image,), (image,))
 
 
 def test_before_any_measurement_limits_decide():
