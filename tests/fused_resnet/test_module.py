@@ -37,7 +37,6 @@ def net(tuned_db):
 
 
 @pytest.mark.process
-@pytest.mark.process
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("n", [1, 3, 8, 128])
 def test_matches_the_plain_network(database, n, channels):

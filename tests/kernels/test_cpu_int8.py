@@ -44,7 +44,6 @@ def trials(cpu, cpu_target):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_kernels_give_the_exact_sum_rounded(trials, cpu):
     for problem, kernel, path in trials:
         chosen = family(kernel.family)
@@ -62,7 +61,6 @@ def test_kernels_give_the_exact_sum_rounded(trials, cpu):
                     assert relative_error(case.tensors[name], value) < 1e-6 and error < 1e-6
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 def test_sums_are_whole_on_the_way_too(cpu_target):
     """Half of the factors at one extreme and half at the other: what cancels is beyond a float's significand."""
@@ -87,7 +85,6 @@ def test_sums_are_whole_on_the_way_too(cpu_target):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_rounding_is_to_the_nearest_even_and_saturates(cpu_target):
     problem = parse("cast n=1 h=1 w=1 c=24 result=s8 dtype=f32")
     values = [0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 0.49999997, 126.5, 127.49, 127.5, 128.0, 1e9, float("inf")]
@@ -102,7 +99,6 @@ def test_rounding_is_to_the_nearest_even_and_saturates(cpu_target):
         assert case.tensors["y"].flatten().tolist() == expected
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 def test_a_kernel_that_is_off_by_one_comes_out_as_wrong(cpu_target):
     """The poisoned outputs of bytes, and the check of each."""

@@ -11,7 +11,6 @@ KERNELS = Path(__file__).parent
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 @pytest.mark.parametrize("name", ["schedule", "share"])
 def test_every_step_is_dealt_once_and_every_part_is_found_again(name, tmp_path):
     binary, source = tmp_path / name, KERNELS / f"{name}.cpp"

@@ -37,7 +37,6 @@ CASES = [
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 @pytest.mark.parametrize(("config", "dtype", "chain", "sizes"), CASES, ids=["peers", "parts"])
 def test_the_kernels_text_computes_the_block(config, dtype, chain, sizes, tmp_path):
     for seed, size in enumerate(sizes):

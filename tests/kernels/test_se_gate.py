@@ -26,7 +26,6 @@ CASES = {
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 @pytest.mark.parametrize("case", CASES)
 def test_a_nan_is_one_in_all_that_its_gate_scales(case, tmp_path):
     found, problem = family(case.partition(",")[0]), parse(CASES[case])

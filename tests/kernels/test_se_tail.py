@@ -22,7 +22,6 @@ CASES = {
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 @pytest.mark.parametrize(("text", "threads", "keep", "early", "images"), CASES.values(), ids=CASES)
 def test_the_kernels_text_computes_the_tail(text, threads, keep, early, images, tmp_path):
     problem, config = parse(f"se_tail {text}"), {"threads": threads, "keep": keep, "early": early}
@@ -42,7 +41,6 @@ def test_blocks_take_several_images_where_most_multiprocessors_still_have_one():
         assert FAMILY.launches(problem, late, SM90) == [{"images": 1}]
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 def test_a_kernel_says_why_it_refuses_a_problem(tmp_path):
     problem = parse("se_tail n=1 h=2 w=2 c=64 hidden=4 dtype=f16 epilogue=add")

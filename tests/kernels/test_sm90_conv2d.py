@@ -128,14 +128,12 @@ FOLDED_CASES = {
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 @pytest.mark.parametrize("case", CASES)
 def test_the_kernels_text_computes_the_convolution(case, tmp_path):
     whole = case.startswith(("a split", "a gate"))
     _compare(FAMILY, SMALL | CASES[case][0], CASES[case][1], tmp_path, {0} if whole else {0, 1, 4, 8})
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 @pytest.mark.parametrize("case", FOLDED_CASES)
 def test_a_tile_finds_its_gates_by_itself(case, tmp_path):
@@ -165,7 +163,6 @@ def _compare(chosen, config, text, folder, stagings):
                 assert error < {"f16": 1e-3, "bf16": 8e-3}[problem.dtype], f"{name}, staged {staged}, seed {seed}"
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 @pytest.mark.parametrize(
     "config",

@@ -57,7 +57,6 @@ STRIPS = {
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 @pytest.mark.parametrize(("text", "sizes", "config", "grids"), CASES.values(), ids=CASES)
 def test_the_kernels_text_computes_the_block(text, sizes, config, grids, tmp_path):
     problem = parse(text.format(**sizes))
@@ -67,7 +66,6 @@ def test_the_kernels_text_computes_the_block(text, sizes, config, grids, tmp_pat
     assert_solved(f"sm90_{problem.operator}", problem, config, grids, tmp_path)
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 @pytest.mark.parametrize(("sizes", "config", "grids"), STRIPS.values(), ids=STRIPS)
 def test_the_kernels_text_computes_the_block_by_strips(sizes, config, grids, tmp_path):

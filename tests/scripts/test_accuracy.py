@@ -16,7 +16,6 @@ def record(out, *arguments):
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_a_network_that_it_trains(tmp_path):
     small = ("--width", 16, "--size", 32, "--steps", 4, "--train-batch", 8, "--images", 30, "--batch", 16)
     told, shown = record(tmp_path, *small, "--calibration", 16)
@@ -32,7 +31,6 @@ def test_a_network_that_it_trains(tmp_path):
     assert "torch f32" in shown and "0 of 25" in shown
 
 
-@pytest.mark.process
 @pytest.mark.process
 def test_any_model_on_random_images(tmp_path):
     file = tmp_path / "mine.py"

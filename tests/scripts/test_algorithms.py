@@ -32,7 +32,6 @@ def here(*arguments):
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_a_record_is_printed_in_order_within_demands_and_drawn(record, tmp_path, capsys):
     chart = tmp_path / "chart.png"
     arguments = ("--order", "workspace", "--workspace-limit", "1K", "--top", 3, "--plot", chart)
@@ -66,7 +65,6 @@ def test_the_layers_of_a_model_have_the_sizes_that_they_meet():
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
-@pytest.mark.process
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "words"),

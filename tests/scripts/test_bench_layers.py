@@ -130,7 +130,6 @@ def test_a_layer_is_measured_against_torch(tuned_db, contests):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_what_kills_the_process_is_a_result_and_the_layer_goes_on(tmp_path, contests):
     library = tmp_path / "faulty.so"
     source = KERNELS / "faulty.cpp"
@@ -232,7 +231,6 @@ def run(*arguments):
     return run_command("bench-layers", list(map(str, arguments)), "autotune bench-layers")
 
 
-@pytest.mark.process
 @pytest.mark.process
 def test_a_record_is_shown_in_a_terminals_width_and_drawn(record, tmp_path, capsys):
     path = tmp_path / "layers.json"

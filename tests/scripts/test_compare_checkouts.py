@@ -20,7 +20,6 @@ def test_a_checkout_is_as_fast_as_itself(tuned_db, tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_a_checkout_without_the_project_is_an_error(tmp_path):
     done = process("checks/compare_checkouts", "--other", tmp_path, "--case", "se_resnet9_fixup,1,none.db")
     assert done.returncode == 2 and "ended" in done.stderr.splitlines()[-1]

@@ -10,7 +10,6 @@ SEED = 15
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_a_killed_tuner_leaves_nothing(tmp_path):
     found = tmp_path / "kills.json"
     arguments = ("--kills", 1, "--seed", SEED, "--signal", "TERM", "--json", found)

@@ -161,7 +161,6 @@ def sampled(arch, count):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 @pytest.mark.parametrize("names", SAMPLE)
 def test_a_sample_of_the_day_compiles(names):
     arch = architecture(random.Random(TODAY).choice(names.split()))

@@ -16,7 +16,6 @@ ENTRY_POINTS = sorted([*SCRIPTS.glob("*.py"), *(SCRIPTS / "checks").glob("*.py")
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_the_list_of_commands_needs_no_torch():
     done = python("import sys\nfrom autotune_cli.main import main\nmain(['--help'])", env={"PYTHONPATH": str(SCRIPTS)})
     assert done.returncode == 0, done.stderr
@@ -70,7 +69,6 @@ def test_a_wrong_command_is_refused(words, said, capsys):
     assert end.value.code == 2 and said in capsys.readouterr().err
 
 
-@pytest.mark.process
 @pytest.mark.process
 def test_a_terminal_that_was_closed_ends_a_command_as_its_signal_does(empty_db):
     terminal, output = pty.openpty()

@@ -45,7 +45,6 @@ def git(folder, *arguments):
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_a_new_record_names_the_commit_and_uncommitted_changes(tmp_path, monkeypatch):
     monkeypatch.setattr("autotune_cli.record.ROOT", tmp_path)
     assert provenance(torch.device("cpu"))["commit"] is None, "no checkout"

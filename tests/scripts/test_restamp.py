@@ -51,7 +51,6 @@ def sources(path):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_identical_machine_code_gets_todays_digest(kernels, database):
     before = sources(database)
     digests = [rendering.source_digest(kernel) for kernel in kernels]
@@ -70,7 +69,6 @@ def test_identical_machine_code_gets_todays_digest(kernels, database):
     assert row.split()[1:] == ["4", "2", "0", "1", "1", "0"]
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 def test_a_row_that_would_repeat_another_stays(kernels, database):
     first, _ = kernels
@@ -104,7 +102,6 @@ def test_a_database_that_is_not_there_is_refused(tmp_path):
     assert done.returncode == 2 and "absent.db" in done.stderr and not (tmp_path / "absent.db").exists()
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 def test_code_is_compared_place_by_place(kernels):
     first, second = kernels

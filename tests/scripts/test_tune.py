@@ -89,14 +89,12 @@ def test_a_foreign_database_is_left_alone(tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_no_compiler_is_told_in_a_line(tmp_path):
     arguments = ("--arch", "cpu", "--trials", 1, "--budget", "1s", "--db", tmp_path / "x.db")
     done = process("tune", *arguments, env={**os.environ, "CXX": "/nonexistent"})
     assert_error(done, "/nonexistent", "install g++ or set CXX")
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there may be a GPU")
 def test_without_a_gpu_kernels_are_compiled_and_nothing_is_timed(tmp_path):
@@ -177,7 +175,6 @@ def signal_to(process, number):
 
 
 @pytest.mark.process
-@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_keeps_what_was_done(number, tmp_path):
     path = tmp_path / "stopped.db"
@@ -194,7 +191,6 @@ def test_a_signal_keeps_what_was_done(number, tmp_path):
     assert rows(path, reached)[0][0]
 
 
-@pytest.mark.process
 @pytest.mark.process
 def test_a_signal_does_not_wait_for_the_start_of_the_measuring_process(tmp_path):
     path = tmp_path / "stopped.db"
@@ -213,7 +209,6 @@ def test_a_signal_does_not_wait_for_the_start_of_the_measuring_process(tmp_path)
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_no_process_outlives_a_tuner_that_is_killed(tmp_path):
     path, compiler = tmp_path / "killed.db", tmp_path / "g++"
     compiler.write_text('#!/bin/sh\ncase "$*" in *-dumpfullversion*) exec g++ "$@" ;; esac\nsleep 600\n')
@@ -230,7 +225,6 @@ def test_no_process_outlives_a_tuner_that_is_killed(tmp_path):
     assert_none_outlives(path)
 
 
-@pytest.mark.process
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_during_the_imports_is_told_in_a_line(number, tmp_path):

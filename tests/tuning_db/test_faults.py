@@ -24,7 +24,6 @@ NOBODY = 65534
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_a_tuner_killed_at_random_moments_loses_nothing_and_goes_on(tmp_path, folders):
     path = tmp_path / "tuning.db"
     rng = random.Random()
@@ -97,12 +96,10 @@ def goes_on(path, said):
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_a_file_at_its_limit_keeps_what_was_committed(tmp_path):
     goes_on(tmp_path / "tuning.db", fill_up(tmp_path / "tuning.db", 2**20))
 
 
-@pytest.mark.process
 @pytest.mark.process
 def test_a_full_disk_keeps_what_was_committed(tmp_path):
     mounted = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(tmp_path)]
@@ -175,7 +172,6 @@ def anyones(request, public):
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_a_read_only_folder_is_read_and_never_written(anyones):
     anyones.parent.chmod(0o555)
     before = anyones.read_bytes()
@@ -186,7 +182,6 @@ def test_a_read_only_folder_is_read_and_never_written(anyones):
     assert anyones.read_bytes() == before
 
 
-@pytest.mark.process
 @pytest.mark.process
 def test_a_folder_in_which_nothing_can_be_made(public):
     public.chmod(0o555)
@@ -212,7 +207,6 @@ def test_a_file_that_stays_locked(tmp_path, monkeypatch):
         assert store.counts()["problem"] == 2
 
 
-@pytest.mark.process
 @pytest.mark.process
 @pytest.mark.parametrize("jump", [-1e9, 1e9])
 def test_a_clock_that_jumps_changes_no_order_and_no_claim(tmp_path, monkeypatch, jump):

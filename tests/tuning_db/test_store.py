@@ -356,7 +356,6 @@ def writer(path, name, count):
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_two_writers_at_once_lose_nothing(path):
     count = 150
     writers = [writer(path, name, count) for name in ("one", "two")]
@@ -405,7 +404,6 @@ def test_a_writer_closes_while_another_program_reads(path):
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_a_killed_writer_loses_at_most_what_was_not_committed(path):
     process = writer(path, "victim", 100000)
     said = [process.stdout.readline() for _ in range(40)]
@@ -423,7 +421,6 @@ def test_a_killed_writer_loses_at_most_what_was_not_committed(path):
         assert store.counts()["measurement"] == kept + 1
 
 
-@pytest.mark.process
 @pytest.mark.process
 def test_a_locked_file_is_waited_for(path):
     with Store.create(path) as store:

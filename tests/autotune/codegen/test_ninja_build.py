@@ -68,7 +68,6 @@ def test_long_units_come_first_and_cheap_families_do_not_split_them(cpu_kernel):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_a_unit_exports_all_of_its_kernels(fresh, cpu_kernel):
     kernels = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS]
     outcomes = list(build(kernels, jobs=1))
@@ -78,7 +77,6 @@ def test_a_unit_exports_all_of_its_kernels(fresh, cpu_kernel):
     assert ctypes.CDLL(str(outcomes[0].path)).at_library_get
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 def test_a_kernel_that_does_not_compile_fails_alone_with_the_compilers_words(fresh, cpu_kernel):
     broken = cpu_kernel("cpu_conv2d", {**CONV, "block_k": 0})
@@ -92,7 +90,6 @@ def test_a_kernel_that_does_not_compile_fails_alone_with_the_compilers_words(fre
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_what_exists_is_not_built_again(fresh, cpu_kernel):
     kernels = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS[:2]]
     first = built_paths(kernels, jobs=1)
@@ -103,7 +100,6 @@ def test_what_exists_is_not_built_again(fresh, cpu_kernel):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_nothing_but_sources_and_binaries_stays_behind(fresh, cpu_kernel, cpu_target):
     broken = cpu_kernel("cpu_conv2d", {**CONV, "block_k": 0}, "relu")
     list(build([cpu_kernel("cpu_conv2d", CONV), broken], jobs=1))
@@ -111,7 +107,6 @@ def test_nothing_but_sources_and_binaries_stays_behind(fresh, cpu_kernel, cpu_ta
     assert [path.name for path in fresh.iterdir()] == [cpu_target]
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 def test_another_compiler_flag_is_another_binary(cpu_kernel):
     kernel = cpu_kernel("cpu_conv2d", CONV)
@@ -152,7 +147,6 @@ for built in build(kernels, 2):
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_two_processes_that_build_the_same_both_succeed(fresh):
     command = [sys.executable, "-c", BUILD]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -170,7 +164,6 @@ def test_two_processes_that_build_the_same_both_succeed(fresh):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_closing_early_ends_the_compilers(fresh, cpu_kernel):
     kernels = [cpu_kernel("cpu_conv2d", CONV, ",".join(["silu"] * i)) for i in range(1, 13)]
     outcomes = build(kernels, jobs=2)
@@ -182,7 +175,6 @@ def test_closing_early_ends_the_compilers(fresh, cpu_kernel):
     assert not list(fresh.rglob("ninja-*")), "a compiler that lived on would have filled its folder again"
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 def test_a_folder_that_cannot_be_written_is_an_error_of_one_sentence(tmp_path, monkeypatch, cpu_kernel):
     occupied = tmp_path / "file"
@@ -207,7 +199,6 @@ def cuda_kernels(name, arch_name, count, epilogue="", dtype="f16", seed=0):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_convolutions_for_ampere_compile_with_nvcc():
     """Those of all architectures are compiled in test_legality.py."""
     need_compiler("sm_80", nvcc=True)
@@ -217,7 +208,6 @@ def test_convolutions_for_ampere_compile_with_nvcc():
     )
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm70", "sm90"])
 def test_other_families_compile(arch):
@@ -235,7 +225,6 @@ def test_other_families_compile(arch):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
 @pytest.mark.parametrize("name", ["cuda_stem", "cuda_narrow_conv2d"])
 def test_few_channels_compile_with_either_instruction(name, arch):
@@ -247,7 +236,6 @@ def test_few_channels_compile_with_either_instruction(name, arch):
     assert_exported([Kernel.of(name, config, "bf16", epilogue, target) for config in chosen.values()])
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
 def test_image_convolutions_compile_with_and_without_a_gate(arch):
@@ -265,14 +253,12 @@ def test_image_convolutions_compile_with_and_without_a_gate(arch):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
 def test_short_products_compile(arch):
     need_compiler(f"sm_{arch.removeprefix('sm')}", nvcc=True)
     assert_exported(cuda_kernels("cuda_pointwise_conv2d", arch, 6, "bias,silu,add,store", seed=4))
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 def test_an_illegal_tile_fails_with_cutlass_words():
     need_compiler("sm_80", nvcc=True)
@@ -284,14 +270,12 @@ def test_an_illegal_tile_fails_with_cutlass_words():
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_generated_sources_lie_beside_their_binaries(cpu_kernel):
     path = built_paths([cpu_kernel("cpu_conv2d", CONV)])[cpu_kernel("cpu_conv2d", CONV)]
     assert path.is_relative_to(paths.generated())
     assert rendering.symbol(cpu_kernel("cpu_conv2d", CONV)) in path.with_suffix(".cpp").read_text()
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 def test_a_kernel_is_found_in_whatever_unit_it_was_built_with(fresh, cpu_kernel):
     kernels = [cpu_kernel("cpu_conv2d", CONV, chain) for chain in CHAINS]
@@ -310,7 +294,6 @@ def test_a_kernel_is_found_in_whatever_unit_it_was_built_with(fresh, cpu_kernel)
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_what_another_process_makes_before_its_turn_is_found(fresh, cpu_kernel):
     units = [ninja_build.Unit((cpu_kernel("cpu_conv2d", CONV, chain),)) for chain in CHAINS]
     with closing(ninja_build.BuildBatch(units, jobs=1)) as batch:
@@ -321,7 +304,6 @@ def test_what_another_process_makes_before_its_turn_is_found(fresh, cpu_kernel):
     assert sum(built.seconds == 0 for built in found) >= len(units) - 1
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 def test_compilers_give_way_to_what_measures(fresh, cpu_kernel):
     with closing(ninja_build.BuildBatch(ninja_build.units([cpu_kernel("cpu_conv2d", CONV, "gelu")], 1), 1)) as batch:

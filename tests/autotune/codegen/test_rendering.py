@@ -61,7 +61,6 @@ def test_digest_changes_with_config_and_epilogue(cpu_kernel):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 @pytest.mark.parametrize("name", [name for name, found in families().items() if found.kind == SHARED_LIBRARY])
 def test_cpu_units_compile_without_a_warning(name, tmp_path):
     source = tmp_path / "unit.cpp"

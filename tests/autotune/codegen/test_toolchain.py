@@ -13,7 +13,6 @@ from autotune.core import ToolchainError
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 @pytest.mark.parametrize("compiler", ["/nonexistent", "/bin/true"])
 def test_no_compiler_is_an_error_of_one_sentence(compiler, monkeypatch):
     monkeypatch.setenv("CXX", compiler)
@@ -22,7 +21,6 @@ def test_no_compiler_is_an_error_of_one_sentence(compiler, monkeypatch):
         find("x86-64")
 
 
-@pytest.mark.process
 @pytest.mark.process
 def test_no_cuda_compiler_names_what_to_install(tmp_path):
     """Without nvcc on PATH and without pip's CUDA packages."""

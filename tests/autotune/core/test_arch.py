@@ -47,7 +47,6 @@ def test_binaries_run_within_a_major_version_upwards(code, device, runs):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_cpu_targets_are_names_that_the_compiler_takes(tmp_path):
     targets = cpu_targets()
     assert targets and all(runs_on(target, targets[0]) for target in targets)
@@ -57,7 +56,6 @@ def test_cpu_targets_are_names_that_the_compiler_takes(tmp_path):
             subprocess.run(command, check=True)
 
 
-@pytest.mark.process
 @pytest.mark.process
 def test_cpu_target_is_one_that_this_machine_executes(tmp_path):
     target = cpu_targets()[0]

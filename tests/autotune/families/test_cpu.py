@@ -250,7 +250,6 @@ def test_every_cpu_family_is_tested_here():
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_kernels_solve_odd_problems(name, trials, built, cpu):
     chosen = family(name)
@@ -271,7 +270,6 @@ def test_kernels_solve_odd_problems(name, trials, built, cpu):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_kernels_of_several_configs_agree_on_one_problem(cpu, cpu_target):
     problem = parse("conv2d n=3 h=9 w=7 c=21 k=50 r=3 s=3 stride=2,1 pad=1 dtype=f32 epilogue=bias,add,store,relu")
     chosen = family("cpu_conv2d")
@@ -287,7 +285,6 @@ def test_kernels_of_several_configs_agree_on_one_problem(cpu, cpu_target):
             assert relative_error(case.tensors["store2"], expected["store2"]) < 2e-6
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 def test_a_bound_kernel_runs_on_any_tensors_of_its_problem(trials, built):
     """The runtime's way: bind to tensors of our own, without the tuner's bench."""
@@ -308,7 +305,6 @@ def test_a_bound_kernel_runs_on_any_tensors_of_its_problem(trials, built):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_a_max_pool_keeps_nan_and_infinities_as_torch_does(cpu_kernel):
     problem = parse("max_pool2d n=1 h=9 w=9 c=21 r=3 s=3 stride=2 pad=1 dtype=f32")
     kernel = cpu_kernel("cpu_max_pool2d", {"block_c": 8})
@@ -321,7 +317,6 @@ def test_a_max_pool_keeps_nan_and_infinities_as_torch_does(cpu_kernel):
     torch.testing.assert_close(case.tensors["y"], expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 @pytest.mark.parametrize("threads", [0, 1])
 def test_the_kernel_that_reads_images_reads_either_order(cpu_kernel, threads):

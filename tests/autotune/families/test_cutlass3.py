@@ -37,7 +37,6 @@ def test_what_is_legal_compiles_and_does_not_spill(name):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_a_kernel_of_the_day_compiles():
     """One: it takes as long as dozens of others."""
     try:

@@ -156,7 +156,6 @@ def test_it_is_small(documented):
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_the_winner_is_in_the_database_with_its_binary(tuned):
     query = """
         SELECT kernel.family, library_id, final FROM measurement JOIN kernel ON kernel.id = kernel_id
@@ -196,7 +195,6 @@ def test_a_fault_is_told_with_family_config_and_the_tools_own_words(tuned, examp
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_faulty_kernels_are_recorded_and_never_win(tuned):
     bad = "SELECT family, config FROM kernel WHERE error IS NOT NULL ORDER BY family, config"
     assert {family for family, _ in rows(tuned.path, bad)} == {"unclosed", "misspelt", "asserting"}
@@ -209,7 +207,6 @@ def test_faulty_kernels_are_recorded_and_never_win(tuned):
     assert rows(tuned.path, measured) == [("wrong", 0)]
 
 
-@pytest.mark.process
 @pytest.mark.process
 def test_what_nobody_serves_is_torchs_and_said(tuned):
     reason = "no family has a kernel for it (none implements orphan on cpu): only torch's operators run it"
@@ -252,7 +249,6 @@ print("ok")
     assert done.stdout == "ok\n", done.stderr
 
 
-@pytest.mark.process
 @pytest.mark.process
 def test_what_compiling_cost_is_told(tuned):
     assert "a core-minute" in tuned.said and "searching" in tuned.said.splitlines()[-2]

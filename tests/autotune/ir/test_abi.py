@@ -59,7 +59,6 @@ def test_every_operator_has_a_struct():
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_constants_agree(compiled, name):
     assert compiled[name] == CONSTANTS[name]
@@ -80,7 +79,6 @@ def test_every_field_lies_where_the_compiler_puts_it(compiled, struct):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_c_compilers_read_the_header_too(tmp_path):
     tmp_path.joinpath("plain.c").write_text('#include "abi.h"\nint sizes[sizeof(at_prepared) > 0 ? 1 : -1];\n')
     command = ["gcc", "-std=c99", "-Wall", "-Werror", f"-I{paths.templates()}", "-c", "plain.c"]
@@ -97,7 +95,6 @@ PACKED = {
 }
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 @pytest.mark.parametrize("text", PACKED)
 def test_a_packed_problem_is_read_in_c(text, tmp_path):

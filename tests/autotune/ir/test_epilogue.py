@@ -137,7 +137,6 @@ def built(cpu_target):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 @pytest.mark.parametrize("chain", CHAINS, ids=str)
 def test_kernels_apply_random_chains(chain, built, cpu_target):
     problem = Conv2d(n=2, h=3, w=5, c=7, k=27, dtype="f32", epilogue=chain)

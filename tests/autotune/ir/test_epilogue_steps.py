@@ -156,7 +156,6 @@ def ranked(path, name):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_the_documents_example_tunes_its_step(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "reference" / "epilogues.md").read_text()

@@ -259,7 +259,6 @@ DEVICE = torch.device("cpu")
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_weights_in_the_wrong_order_come_out_as_wrong(cpu_kernel):
     problem = parse("conv2d n=2 h=6 w=6 c=24 k=32 r=3 s=3 pad=1 dtype=f32 epilogue=relu")
     kernel = cpu_kernel("cpu_conv2d", {"block_k": 16, "block_pixels": 4, "unroll_c": 1}, "relu")
@@ -270,7 +269,6 @@ def test_weights_in_the_wrong_order_come_out_as_wrong(cpu_kernel):
     assert result.status == "wrong" and result.median_us is None and result.relative_error > 0.1
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 def test_a_kernel_with_another_epilogue_comes_out_as_wrong(cpu_kernel):
     problem = parse("avg_pool2d n=2 h=6 w=6 c=24 r=3 s=3 stride=2 pad=1 dtype=f32 epilogue=add_scalar")

@@ -156,7 +156,6 @@ def test_libraries_and_kernels_that_are_none_are_refused_in_words(library, fault
 
 
 @pytest.mark.process
-@pytest.mark.process
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_device_that_is_not_there_is_an_error_of_one_sentence():
     with Worker("cuda:0") as worker, pytest.raises(WorkerError, match="measuring process for cuda:0 does not start"):

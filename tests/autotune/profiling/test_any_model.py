@@ -62,7 +62,6 @@ def profile(monkeypatch, capsys):
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_any_model_has_a_before_and_an_after(models, tmp_path, profile):
     """With an empty database all layers run on torch's operators."""
     Store.create(tmp_path / "empty.db").close()
@@ -122,7 +121,6 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.process
 @pytest.mark.process
 @pytest.mark.parametrize(("words", "said"), MISTAKES)
 def test_a_mistake_is_a_sentence(words, said, models, tmp_path, profile):

@@ -92,7 +92,6 @@ run(program, 5, [10, 20])
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_a_graph_tells_the_kernels_whose_addresses_change(listening):
     heard = listening("""
 graph = Graph(slots)
@@ -146,7 +145,6 @@ run(graph, 5, [10, 20])
         assert f"(CUDA error {error})" in " ".join(heard[1])
 
 
-@pytest.mark.compile
 @pytest.mark.compile
 def test_a_run_that_gives_too_few_addresses_says_so(listening):
     heard = listening("""

@@ -20,7 +20,6 @@ CONFIG = {"plan": "eng4_k24=26", "bias": "f32", "workspace_bytes": 0, "made_by":
 
 
 @pytest.mark.process
-@pytest.mark.process
 def test_a_worker_without_cudnn_says_so_and_stores_nothing(tmp_path):
     with (
         Store.create(tmp_path / "plans.db") as store,
@@ -31,7 +30,6 @@ def test_a_worker_without_cudnn_says_so_and_stores_nothing(tmp_path):
         assert store.counts()["kernel"] == 0
 
 
-@pytest.mark.process
 @pytest.mark.process
 def test_listing_that_is_given_up_ends_its_process(tmp_path):
     worker = Worker("cpu")

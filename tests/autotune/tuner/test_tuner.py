@@ -195,7 +195,6 @@ def test_without_a_device_it_compiles_and_times_nothing(worker, cpu, cpu_target,
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_without_a_device_as_many_are_compiled_as_may_be_tried(cpu, cpu_target, tmp_path):
     path, trials = tmp_path / "many.db", transfer.WARM_START + 2
     tune(path, None, cpu, cpu_target, trials=trials, only=("cpu_conv2d",))

@@ -129,7 +129,6 @@ def test_changed_weights_are_brought_to_bytes_anew(basic, empty_db):
 
 
 @pytest.mark.compile
-@pytest.mark.compile
 def test_kernels_of_ours_run_a_network_in_bytes(basic, cpu, cpu_target):
     """Every layer that a CPU family serves, on one of its kernels."""
     model, expected = basic
