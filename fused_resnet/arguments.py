@@ -26,7 +26,7 @@ ONE_TENSOR = "(...,),{}"
 
 @dataclass(frozen=True)
 class Signature:
-    """What a capture depends on: the arguments of a call without the values of its tensors.
+    """The arguments of a call without the values of its tensors: a capture depends on nothing else.
 
     Attributes:
         tensors: Shape and dtype of each tensor, in the order in which the text holds them.

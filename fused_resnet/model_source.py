@@ -48,7 +48,7 @@ class ModelSource(Protocol):
 
     @property
     def results(self) -> Mapping[str, Result]:
-        """What the module returns, by the text of the arguments; known after a call of `network` with them."""
+        """Structure of the results, by the text of the arguments; known after a call of `network` with them."""
 
     def network(self, signature: Signature) -> Network:
         """Return the layers for the arguments of a call; raises InputError or CaptureError."""

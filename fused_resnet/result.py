@@ -1,4 +1,4 @@
-"""What a module returns: the structure, and the place and memory format of each tensor in it."""
+"""The structure of a module's results, with the place and memory format of each tensor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Result:
-    """What a module returns.
+    """The structure of a module's results.
 
     Attributes:
         structure: The containers of the values, such as a tuple or a dictionary; TENSOR for none.

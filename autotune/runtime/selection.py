@@ -25,7 +25,7 @@ CANDIDATES, CUDNN_PLANS = 5, 5
 """Number of our kernels and of cuDNN's plans that are tried for a problem; the best ones may fail to load here."""
 
 Compiler = Literal["present", "absent", "off"]
-"""Whether Inductor may compile: "absent" if it cannot here, "off" if the user does not want it."""
+"""State of Inductor: "present"; "absent" if it cannot compile here; "off" if the user switched it off."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a tuning run needs besides problems: a device, limits, and what the database lacks.
+"""The device and the limits of a tuning run, and the layers that a database lacks.
 
 `autotune tune` and `fused_resnet.tune` both begin here.
 """
@@ -22,7 +22,7 @@ INDUCTOR_MODES = {
     inductor.DEFAULT: (inductor.DEFAULT,),
     inductor.MAX_AUTOTUNE: (inductor.DEFAULT, inductor.MAX_AUTOTUNE),
 }
-"""What Inductor is tried for, by name -> the modes that are tried."""
+"""Choice of the user -> the modes in which Inductor compiles."""
 UNTIMED_TRIALS = 6
 """Configs to compile for a problem where nothing can be timed."""
 
@@ -51,7 +51,7 @@ class TuneRequest:
 
 @dataclass(frozen=True)
 class Bench:
-    """What kernels are compiled for, and the device that times them.
+    """The architecture that kernels are compiled for, and the device that times them.
 
     Attributes:
         arch: The architecture.

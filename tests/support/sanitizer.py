@@ -67,7 +67,7 @@ TOOLS = {
 
 @dataclass(frozen=True)
 class Report:
-    """What a tool said of a process.
+    """The report of a tool on a process.
 
     Attributes:
         tool: Name of the tool.

@@ -1,4 +1,4 @@
-"""What a tuning run needs: the device, the limits, and what the database lacks."""
+"""The device and the limits of a tuning run, and the layers that a database lacks."""
 
 import pytest
 import torch
