@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -78,6 +80,20 @@ class ResNet(nn.Module):
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.avgpool(self.layer1(x))
         return self.fc(torch.flatten(x, 1))
+
+
+class Of(nn.Module):
+    """A module of one function, with a convolution to 8 channels before it."""
+
+    def __init__(self, function: Callable[[nn.Module, torch.Tensor], torch.Tensor], **parts: object) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.function = function
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self, self.conv(x))
 
 
 class SqueezeExcitation(nn.Module):

@@ -85,7 +85,7 @@ class Report:
 
     @property
     def clean(self) -> bool:
-        """Whether the program ended well, and the tool has found nothing."""
+        """True if the program ended with 0 and the tool has found nothing."""
         return not self.code and bool(re.search(r"SUMMARY: 0 (errors|hazards)", self.text))
 
     @property
@@ -96,7 +96,7 @@ class Report:
 
     @property
     def supported(self) -> bool:
-        """Whether compute-sanitizer can watch this GPU."""
+        """True if compute-sanitizer supports this GPU."""
         return "Device not supported" not in self.text
 
     @property

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from architectures import ARCHITECTURES, ResNet, images, random_model
+from architectures import ARCHITECTURES, Of, ResNet, images, random_model
 from reference import relative_error
 from torch import nn
 
@@ -88,20 +88,6 @@ def test_normalisations_without_a_product_before_them_are_layers():
 
 
 # -- pieces -------------------------------------------------------------------
-
-
-class Of(nn.Module):
-    """A module of one function, with a convolution before it."""
-
-    def __init__(self, function, **parts):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3, padding=1)
-        self.function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x):
-        return self.function(self, self.conv(x))
 
 
 def of(function, **parts):

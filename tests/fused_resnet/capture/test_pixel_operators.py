@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from architectures import random_model
+from architectures import Of, random_model
 from reference import relative_error
 from torch import nn
 
@@ -29,20 +29,6 @@ from fused_resnet.capture import capture
 pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
 
 X = torch.randn(2, 3, 8, 6, generator=torch.Generator().manual_seed(3))
-
-
-class Of(nn.Module):
-    """A module of one function, with a convolution to 8 channels before it."""
-
-    def __init__(self, function, **parts):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 8, 3, padding=1)
-        self.function = function
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x):
-        return self.function(self, self.conv(x))
 
 
 class ConvNextBlock(nn.Module):

@@ -7,11 +7,14 @@ Some networks have other activations in the places of relu and sigmoid.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 
 from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.images import Images
 
 
 def gate_operands(channels: int, hidden: int, dtype: str) -> tuple[Operand, ...]:
@@ -58,3 +61,25 @@ def apply_squeezed(
     hidden = act(squeezed + tensors["b1"].to(x.dtype))
     gates = gate(F.linear(hidden, tensors["w2"], tensors["b2"].to(x.dtype)))
     return x * gates[:, None, None, :]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfGated(Images):
+    """The base of operators that scale x (n, h, w, c) by the gate of its own mean; y has the shape of x."""
+
+    sizes: ClassVar[str] = "n h w c hidden"
+    struct: ClassVar[str] = "at_se_tail"
+    hidden: int
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Return (n, h, w, c)."""
+        return (self.n, self.h, self.w, self.c)
+
+    @property
+    def flops(self) -> int:
+        """Return those of the mean, the scaling and the two matrix products."""
+        return self.n * gate_flops(self.h * self.w, self.c, self.hidden)
+
+    def _inputs(self) -> tuple[Operand, ...]:
+        return (self._x, *gate_operands(self.c, self.hidden, self.dtype))

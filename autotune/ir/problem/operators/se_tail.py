@@ -7,15 +7,14 @@ from typing import ClassVar
 
 import torch
 
-from autotune.ir.problem.base import Operand, Tensors
-from autotune.ir.problem.images import Images
-from autotune.ir.problem.operators.se_gate import apply_gate, gate_flops, gate_operands
+from autotune.ir.problem.base import Tensors
+from autotune.ir.problem.operators.se_gate import SelfGated, apply_gate
 from autotune.ir.problem.registry import register
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SeTail(Images):
+class SeTail(SelfGated):
     """Squeeze-and-excitation and the steps after it in a residual block.
 
     y = epilogue(x * sigmoid(w2 relu(w1 mean(x) + b1) + b2)), the mean over h and w, w1 (hidden, c), w2 (c, hidden).
@@ -23,26 +22,11 @@ class SeTail(Images):
     """
 
     operator: ClassVar[str] = "se_tail"
-    sizes: ClassVar[str] = "n h w c hidden"
-    hidden: int
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """Return (n, h, w, c)."""
-        return (self.n, self.h, self.w, self.c)
-
-    @property
-    def flops(self) -> int:
-        """Return those of the mean, the scaling and the two matrix products."""
-        return self.n * gate_flops(self.h * self.w, self.c, self.hidden)
 
     @property
     def short_name(self) -> str:
         """Return the channels, the hidden values and the image."""
         return f"se {self.c}>{self.hidden}>{self.c} @{self.h}x{self.w}"
-
-    def _inputs(self) -> tuple[Operand, ...]:
-        return (self._x, *gate_operands(self.c, self.hidden, self.dtype))
 
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Scale x by its gate."""

@@ -10,11 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from autotune.core import require_one_of
-from autotune.ir.problem.base import Operand, Tensors
+from autotune.ir.problem.base import Tensors
 from autotune.ir.problem.fields import FieldType
-from autotune.ir.problem.images import Images
-from autotune.ir.problem.operators.se_gate import Activation, apply_gate, gate_flops, gate_operands
-from autotune.ir.problem.operators.se_tail import SeTail
+from autotune.ir.problem.operators.se_gate import Activation, SelfGated, apply_gate
 from autotune.ir.problem.registry import register
 
 HIDDEN_ACTIVATIONS: dict[str, Activation] = {"relu": torch.relu, "silu": F.silu, "hardswish": F.hardswish}
@@ -32,7 +30,7 @@ def _one_of(known: Iterable[str]) -> FieldType:
 
 @register
 @dataclass(frozen=True, kw_only=True)
-class SqueezeExcite(Images):
+class SqueezeExcite(SelfGated):
     """Squeeze-and-excitation with the activations of a network, such as those of EfficientNet and MobileNetV3.
 
     y = epilogue(x * gate(w2 act(w1 mean(x) + b1) + b2)), the mean over h and w, w1 (hidden, c), w2 (c, hidden); act:
@@ -40,29 +38,13 @@ class SqueezeExcite(Images):
     """
 
     operator: ClassVar[str] = "squeeze_excite"
-    sizes: ClassVar[str] = SeTail.sizes
-    struct: ClassVar[str] = SeTail.struct
-    hidden: int
     act: Annotated[str, _one_of(HIDDEN_ACTIVATIONS)]
     gate: Annotated[str, _one_of(GATE_ACTIVATIONS)]
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """Return (n, h, w, c)."""
-        return (self.n, self.h, self.w, self.c)
-
-    @property
-    def flops(self) -> int:
-        """Return those of the mean, the scaling and the two matrix products."""
-        return self.n * gate_flops(self.h * self.w, self.c, self.hidden)
 
     @property
     def short_name(self) -> str:
         """Return the channels, the hidden values, the activations and the image."""
         return f"se {self.c}>{self.hidden} {self.act}>{self.c} {self.gate} @{self.h}x{self.w}"
-
-    def _inputs(self) -> tuple[Operand, ...]:
-        return (self._x, *gate_operands(self.c, self.hidden, self.dtype))
 
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Scale x by its gate."""
