@@ -186,6 +186,19 @@ PROBLEMS = {
         "avg_pool2d n=2 h=11 w=5 c=13 r=2 s=3 stride=1,2 pad=1,0 dtype={} epilogue=bias,relu,store,mul_scalar",
         "avg_pool2d n=2 h=5 w=6 c=24 r=2 s=2 stride=1 dtype={} epilogue=scale,gelu,bent,store,gelu_tanh,add,hardswish",
     ],
+    "cuda_clipped_avg_pool2d": [
+        "clipped_avg_pool2d n=3 h=9 w=7 c=24 r=3 s=3 stride=2,2 pad=1,1 ceil=1 dtype={}",
+        "clipped_avg_pool2d n=2 h=35 w=35 c=192 r=3 s=3 stride=1,1 pad=1,1 dtype={} epilogue=bias,relu",
+    ],
+    "cuda_adaptive_avg_pool2d": [
+        "adaptive_avg_pool2d n=3 h=9 w=7 c=24 p=7 q=7 dtype={} epilogue=silu",
+        "adaptive_avg_pool2d n=2 h=14 w=13 c=13 p=3 q=6 dtype={}",
+    ],
+    "cuda_concat": [
+        "concat n=3 h=7 w=9 pieces=64,32,0:8/24 dtype={} epilogue=scale,bias,relu",
+        "concat n=2 h=5 w=6 pieces=24,24 interleave=2 dtype={}",
+        "concat n=2 h=4 w=3 pieces=3,5,13 dtype={} epilogue=add,store,silu",
+    ],
     "cuda_max_pool2d": [
         "max_pool2d n=3 h=13 w=10 c=24 r=3 s=3 stride=2,2 pad=1,1 dtype={} epilogue=bias,relu",
         "max_pool2d n=2 h=8 w=7 c=40 r=3 s=3 stride=2,2 ceil=1 dtype={}",
