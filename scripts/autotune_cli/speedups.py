@@ -23,7 +23,8 @@ class Row:
         speedup: Time of torch.compile's faster mode over `us`.
         untuned: Time of torch.compile's faster mode over that of FusedResNet with nothing tuned.
         peers: Time of each mode of torch.compile over `us`, by its name.
-        error: Relative error of FusedResNet over that of eager torch in the same dtype.
+        error: Relative error of FusedResNet's results.
+        error_ratio: `error` over that of eager torch in the same dtype; NaN if eager's results are the reference.
     """
 
     network: str
@@ -33,6 +34,7 @@ class Row:
     untuned: float
     peers: Mapping[str, float]
     error: float
+    error_ratio: float
 
 
 def rows(record: Mapping[str, Any]) -> list[Row]:
@@ -45,6 +47,7 @@ def _row(name: str, batch: Mapping[str, Any]) -> Row:
     ran = {key: one for key, one in batch["variants"].items() if one["status"] == "ok"}
     ratios = {key: one["stream_ratio"]["median"] for key, one in ran.items() if one["stream_ratio"]}
     peers = {label: ratios[key] for key, label in PEERS.items() if key in ratios}
+    errors = {key: ran[key]["error"] if key in ran else math.nan for key in ("fused", "eager")}
     best = min(peers.values(), default=math.nan)
     return Row(
         network=name,
@@ -53,7 +56,8 @@ def _row(name: str, batch: Mapping[str, Any]) -> Row:
         speedup=best,
         untuned=best / ratios.get("untuned", math.nan),
         peers=peers,
-        error=ran["fused"]["error"] / ran["eager"]["error"] if {"fused", "eager"} <= ran.keys() else math.nan,
+        error=errors["fused"],
+        error_ratio=errors["fused"] / errors["eager"] if errors["eager"] else math.nan,
     )
 
 

@@ -46,8 +46,9 @@ RECORD = {
 def test_a_speedup_is_over_the_faster_mode_of_torch_compile():
     first, second, third = speedups.rows(RECORD)
     assert (first.network, first.batch, first.us, first.speedup) == ("one", 1, 100.0, 1.5)
-    assert first.untuned == pytest.approx(1.5 / 1.6) and first.error == pytest.approx(0.5)
-    assert second.speedup == 0.9 and math.isnan(second.untuned) and math.isnan(second.error)
+    assert first.untuned == pytest.approx(1.5 / 1.6)
+    assert (first.error, first.error_ratio) == (1e-3, pytest.approx(0.5))
+    assert second.speedup == 0.9 and math.isnan(second.untuned) and math.isnan(second.error_ratio)
     assert math.isnan(third.speedup) and math.isnan(third.us)
     assert speedups.mean(row.speedup for row in (first, second, third)) == pytest.approx(math.sqrt(1.5 * 0.9))
 
@@ -66,3 +67,14 @@ def test_networks_are_those_of_torchvision_and_the_u_net():
     assert len(bench_networks.NETWORKS) >= 14
     assert bench_networks.NETWORKS["vgg16_bn"] == "torchvision:vgg16_bn"
     assert bench_networks.NETWORKS[bench_networks.UNET] == "unet"
+
+
+@pytest.mark.process
+def test_a_network_is_tuned_and_timed(tmp_path):
+    path = tmp_path / "networks.json"
+    where = ["--device", "cpu", "--input", "3,16,16", "--batch", "1", "--dbs", str(tmp_path), "--out", str(path)]
+    short = ["--budget", "2s", "--seconds", "0", "--skip-max-autotune"]
+    assert run_command("bench-networks", ["--only", "unet", *where, *short], "autotune bench-networks") == 0
+    (row,) = speedups.rows(json.loads(path.read_text()))
+    assert row.speedup > 0 and row.untuned > 0
+    assert row.error < 1e-5

@@ -94,16 +94,17 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> dict[str, 
     """Tune and time a network; returns its entry in the record, with a "reason" if that failed."""
     database = arguments.dbs / f"{name}.db"
     database.parent.mkdir(parents=True, exist_ok=True)
-    model = ["--model", NETWORKS[name], "--device", device, "--batch", ",".join(map(str, arguments.batch))]
+    model = ["--model", NETWORKS[name], "--batch", ",".join(map(str, arguments.batch))]
     model += ["--input", arguments.input] if arguments.input else []
     entry: dict[str, Any] = {}
     try:
         if not arguments.no_tune:
             started = time.monotonic()
-            _run("tune", *model, "--db", str(database), "--budget", arguments.budget)
+            arch = "cpu" if device == "cpu" else "auto"
+            _run("tune", *model, "--arch", arch, "--db", str(database), "--budget", arguments.budget)
             entry["tune_seconds"] = round(time.monotonic() - started, 1)
         variants = [one for one in VARIANTS if one != "compile_max" or not arguments.skip_max_autotune]
-        options = ["--only", ",".join(variants), "--seconds", arguments.seconds]
+        options = ["--device", device, "--only", ",".join(variants), "--seconds", arguments.seconds]
         with tempfile.TemporaryDirectory() as folder:
             _run("bench", *model, "--db", str(database), *options, "--out", folder, "--name", "record")
             batches = _read(Path(folder) / "record.json")["batches"]
@@ -160,13 +161,14 @@ def finish(record: Mapping[str, Any], path: Path) -> None:
 def _table(found: Sequence[Row]) -> Table:
     table = Table(box=None, pad_edge=False, title="times faster than torch.compile", title_justify="left")
     table.add_column("network", no_wrap=True)
-    for heading in ("N", "us", "tuned", "untuned", *PEERS.values(), "error/eager"):
+    peers = [label.replace("-", "-\n") for label in PEERS.values()]
+    for heading in ("N", "us", "tuned", "untuned", *peers, "error", "error\n/eager"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in found:
         peers = [_number(row.peers.get(label, math.nan)) for label in PEERS.values()]
         table.add_row(
             row.network, str(row.batch), chart.number(row.us), _number(row.speedup), _number(row.untuned), *peers,
-            _number(row.error),
+            f"{row.error:.0e}", _number(row.error_ratio),
         )  # fmt: skip
     if found:
         means = [_number(mean(row.speedup for row in found)), _number(mean(row.untuned for row in found))]

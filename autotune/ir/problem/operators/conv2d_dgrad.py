@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.grad
 
 from autotune.ir.problem.base import Operand, Tensors
 from autotune.ir.problem.images import as_nchw, as_nhwc
 from autotune.ir.problem.operators.convolution import Convolution
 from autotune.ir.problem.registry import register
-
-_conv2d_input: Callable[..., torch.Tensor] = torch.nn.grad.conv2d_input  # torch does not annotate it
 
 
 @register
@@ -34,5 +30,6 @@ class Conv2dDgrad(Convolution):
 
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Compute the gradient by torch's own function."""
-        size = (self.n, self.c, self.h, self.w)
-        return as_nhwc(_conv2d_input(size, tensors["weight"], as_nchw(tensors["dy"]), *self.geometry))
+        dy, weight = as_nchw(tensors["dy"]), tensors["weight"]
+        shape = dy.new_zeros(1).expand(self.n, self.c, self.h, self.w)
+        return as_nhwc(self.gradient("x", dy, shape, weight))

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.grad
 
 from autotune.ir.problem.base import Operand, Tensors
 from autotune.ir.problem.images import as_nchw, as_nhwc
 from autotune.ir.problem.operators.convolution import Convolution
 from autotune.ir.problem.registry import register
-
-_conv2d_weight: Callable[..., torch.Tensor] = torch.nn.grad.conv2d_weight  # torch does not annotate it
 
 
 @register
@@ -38,4 +34,5 @@ class Conv2dWgrad(Convolution):
     def reference(self, tensors: Tensors, scalars: tuple[float, ...]) -> torch.Tensor:
         """Compute the gradient by torch's own function."""
         x, dy = as_nchw(tensors["x"]), as_nchw(tensors["dy"])
-        return as_nhwc(_conv2d_weight(x, self._weight.shape, dy, *self.geometry))
+        shape = dy.new_zeros(1).expand(self._weight.shape)
+        return as_nhwc(self.gradient("weight", dy, x, shape))

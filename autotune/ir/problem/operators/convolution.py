@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -76,6 +76,19 @@ class Convolution(Images):
     def convolve(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return the forward pass of x (n, h, w, c) with weight (channels, c/groups, r, s): (n, p, q, channels)."""
         return as_nhwc(F.conv2d(as_nchw(x), weight, None, *self.geometry))
+
+    def gradient(
+        self, of: Literal["x", "weight"], dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the gradient by x (n, c, h, w) or by weight (k, c/groups, r, s).
+
+        Of the tensor itself only the shape matters, but its elements must be written: torch copies them.
+        """
+        wanted = (of == "x", of == "weight", False)
+        found: tuple[torch.Tensor, ...] = torch.ops.aten.convolution_backward(
+            dy, x, weight, None, self.stride, self.pad, self.dilation, False, (0, 0), self.groups, wanted
+        )
+        return found[wanted.index(True)]
 
     @property
     def _weight(self) -> Operand:
