@@ -92,6 +92,11 @@ def compiled(case: BaselineInput) -> Forward:
     return inductor(case, "reduce-overhead" if case.device.type == "cuda" else "default")
 
 
+def compiled_frozen(case: BaselineInput) -> Forward:
+    """Return the same with constant folding of the weights (freezing), which folds batch norms into convolutions."""
+    return inductor(case, "reduce-overhead" if case.device.type == "cuda" else "default", freezing=True)
+
+
 def compiled_max(case: BaselineInput) -> Forward:
     """Return torch.compile's strongest setting: max-autotune with constant folding of the weights (freezing)."""
     return inductor(case, "max-autotune", freezing=True)
@@ -123,6 +128,7 @@ VARIANTS = [
     Variant("jit_frozen+graph", "torch.jit frozen + CUDA graph", "NHWC", jit_frozen_graph, gpu_only=True),
     Variant("cuda_graph", "channels_last + CUDA graph", "NHWC", cuda_graph, gpu_only=True),
     Variant("compile", "torch.compile", "NHWC", compiled),
+    Variant("compile_frozen", "torch.compile, frozen", "NHWC", compiled_frozen),
     Variant("compile_max", "torch.compile max-autotune", "NHWC", compiled_max),
     Variant("untuned", "torch.compile autotune, untuned", "NHWC", untuned, is_fused=True),
     Variant("fused", "FusedResNet", "NCHW", fused, is_fused=True),

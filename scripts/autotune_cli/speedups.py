@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
-PEERS = {"compile": "reduce-overhead", "compile_max": "max-autotune"}
+PEERS = {"compile_frozen": "reduce-overhead", "compile_max": "max-autotune"}
 """Variant of `autotune bench` -> mode of torch.compile."""
 
 

@@ -25,7 +25,7 @@ RECORD = {
                     "batch": 1,
                     "variants": {
                         "eager": variant(400.0, 4.0, error=2e-3),
-                        "compile": variant(200.0, 2.0),
+                        "compile_frozen": variant(200.0, 2.0),
                         "compile_max": variant(150.0, 1.5),
                         "untuned": variant(160.0, 1.6),
                         "fused": variant(100.0, 1.0),
@@ -33,11 +33,11 @@ RECORD = {
                 },
                 {
                     "batch": 8,
-                    "variants": {"compile": variant(900.0, 0.9), "compile_max": FAILED, "fused": variant(1000.0, 1.0)},
+                    "variants": {"compile_frozen": variant(900.0, 0.9), "compile_max": FAILED, "fused": variant(1000.0, 1.0)},
                 },
             ]
         },
-        "two": {"batches": [{"batch": 1, "variants": {"compile": variant(3.0, None), "fused": FAILED}}]},
+        "two": {"batches": [{"batch": 1, "variants": {"compile_frozen": variant(3.0, None), "fused": FAILED}}]},
         "three": {"reason": "autotune tune ended with 2"},
     },
 }

@@ -64,11 +64,11 @@ METHOD = {
     "caches": "warm: the same input again and again",
     "input": "lies in the variant's layout; every copy of it into a CUDA graph's static buffer is in the time",
     "settings": "eval, inference_mode, cudnn.benchmark; torch.compile: reduce-overhead on a GPU, default on a CPU; "
-    "max-autotune: with freezing",
+    "compile_frozen and max-autotune: with freezing",
     "error": "norm(result - reference) / norm(reference), the reference in float32 without TF32, all parameters random",
 }
 REFERENCE_IMAGES = 8  # of a batch at a time, so that float32 activations of large images fit into the memory
-OPTIONAL = ("compile_max", "untuned")  # variants that only --only or an option runs
+OPTIONAL = ("compile_frozen", "compile_max", "untuned")  # variants that only --only or an option runs
 PLACES = ("db", "against", "out", "name", "plot")  # arguments that name files, and are not part of a result
 
 

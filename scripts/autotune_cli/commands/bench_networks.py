@@ -2,9 +2,10 @@
 
 Each network is tuned in a process of its own, and then timed in another one:
 FusedResNet on the tuned database and with nothing tuned, and torch.compile in
-its modes reduce-overhead and max-autotune, all in interleaved rounds. The
-results are a table, a chart, and a JSON record. A network that the record holds
-is measured again only if --only names it, so an interrupted run goes on.
+its modes reduce-overhead and max-autotune with freezing, all in interleaved
+rounds. The results are a table, a chart, and a JSON record. A network that the
+record holds is measured again only if --only names it, so an interrupted run
+goes on.
 
 Example:
   autotune bench-networks --budget 3m --dbs generated/networks
@@ -43,10 +44,10 @@ NETWORKS = {
 }
 """Name in the table -> value of --model."""
 
-VARIANTS = ("eager", "compile", "compile_max", "untuned", "fused")
+VARIANTS = ("eager", "compile_frozen", "compile_max", "untuned", "fused")
 METHOD = (
     "each network: `autotune tune` and `autotune bench` in processes of their own; speedup: time of the faster of "
-    "torch.compile's modes over that of FusedResNet, back-to-back calls, medians over rounds of one run"
+    "torch.compile's modes, both with freezing, over that of FusedResNet, back-to-back calls, medians over rounds of one run"
 )
 
 
