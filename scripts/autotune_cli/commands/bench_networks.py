@@ -47,7 +47,8 @@ NETWORKS = {
 VARIANTS = ("eager", "compile_frozen", "compile_max", "untuned", "fused")
 METHOD = (
     "each network: `autotune tune` and `autotune bench` in processes of their own; speedup: time of the faster of "
-    "torch.compile's modes, both with freezing, over that of FusedResNet, back-to-back calls, medians over rounds of one run"
+    "torch.compile's modes, both with freezing, over that of FusedResNet, back-to-back calls, medians over "
+    "rounds of one run"
 )
 
 
