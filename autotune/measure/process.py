@@ -83,6 +83,14 @@ class ChildProcess:
         with suppress(BrokenPipeError, ConnectionResetError):
             self._connection.send(message)
 
+    @property
+    def has_message(self) -> bool:
+        """True if `receive` would return at once: there is a message, or the child has died."""
+        try:
+            return self._connection is None or self._process is None or self._connection.poll()
+        except (BrokenPipeError, ConnectionResetError):
+            return True
+
     def receive(self, deadline: float) -> Any | Ended:
         """Wait for the next message of the child.
 

@@ -55,6 +55,7 @@ class Worker:
         timing: How candidates are timed.
         until: The end of the run. Every method that waits for an answer raises OutOfTimeError at this deadline and
             kills the process; nothing is known then about the candidates that were not answered.
+        compilers: Processes in which Inductor compiles; they take cores while a candidate is timed.
     """
 
     def __init__(
@@ -63,9 +64,10 @@ class Worker:
         deadline: float = 30.0,
         timing: Timing = Timing(),  # noqa: B008 (frozen)
         until: Deadline = NEVER,
+        compilers: int = 1,
     ) -> None:
         self.device, self.deadline, self.timing, self.until = device, deadline, timing, until
-        self._process = ChildProcess("autotune.measure.worker_main", [device])
+        self._process = ChildProcess("autotune.measure.worker_main", [device, str(compilers)])
         self._sent: deque[TrialRequest] = deque()
         self._was_killed = False  # the process, from outside, instead of the last answer
 
@@ -79,6 +81,22 @@ class Worker:
     def pid(self) -> int | None:
         """Process id; None while no process runs."""
         return self._process.pid
+
+    def start(self) -> None:
+        """Start the process if none runs; raises WorkerError if it does not get ready."""
+        if self._process.running:
+            return
+        for _ in range(_STARTS):
+            self._process.start()
+            ready = self._receive(START_SECONDS)
+            if not (isinstance(ready, Ended) and ready.killed):
+                break
+        if ready != READY:
+            self.stop()
+            reason = ready.reason if isinstance(ready, Ended) else f"it sent {ready!r}"
+            raise WorkerError(
+                f"the measuring process for {self.device} does not start: {reason}; its own message is above"
+            )
 
     def stop(self) -> None:
         """Kill the process."""
@@ -104,9 +122,14 @@ class Worker:
             best_us: Shortest time of the problem so far; a much slower candidate gets fewer samples.
         """
         if not self._sent:
-            self._ensure_started()
+            self.start()
         self._sent.append(TrialRequest(problem, candidate, self.timing, best_us))
         self._process.send(self._sent[-1])
+
+    @property
+    def has_answer(self) -> bool:
+        """True if `receive` returns without waiting for the candidate that was sent first."""
+        return self._process.has_message
 
     def receive(self) -> Result:
         """Wait for the result of the oldest trial that was sent and not yet received."""
@@ -127,7 +150,7 @@ class Worker:
 
     def _send_again(self) -> None:
         """Send all trials that were not answered to a new process."""
-        self._ensure_started()
+        self.start()
         for request in self._sent:
             self._process.send(request)
 
@@ -163,11 +186,11 @@ class Worker:
         if self._sent:  # the caller gave these trials up; their answers must not be taken for the answer to `request`
             self.stop()
             self._sent.clear()
-        self._ensure_started()
+        self.start()
         self._process.send(request)
         answer = self._answer(deadline)
         if self._was_killed:
-            self._ensure_started()
+            self.start()
             self._process.send(request)
             answer = self._answer(deadline)
         return answer
@@ -190,22 +213,6 @@ class Worker:
             self._sent.clear()
             raise OutOfTimeError(f"the run ended before the measuring process for {self.device} answered")
         return message
-
-    def _ensure_started(self) -> None:
-        """Start the process if none runs; raises WorkerError if it does not get ready."""
-        if self._process.running:
-            return
-        for _ in range(_STARTS):
-            self._process.start()
-            ready = self._receive(START_SECONDS)
-            if not (isinstance(ready, Ended) and ready.killed):
-                break
-        if ready != READY:
-            self.stop()
-            reason = ready.reason if isinstance(ready, Ended) else f"it sent {ready!r}"
-            raise WorkerError(
-                f"the measuring process for {self.device} does not start: {reason}; its own message is above"
-            )
 
 
 def _compile_seconds(candidates: Iterable[Candidate]) -> float:

@@ -1,6 +1,6 @@
 """The measuring process: answers the requests of worker_client.
 
-Run as: python -m autotune.measure.worker_main FD DEVICE.
+Run as: python -m autotune.measure.worker_main FD DEVICE COMPILERS.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class _Server:
 
 def main() -> None:
     """Run the process."""
-    descriptor, device_name = sys.argv[1:]
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of compilers, which would take the cores while we time
+    descriptor, device_name, compilers = sys.argv[1:]
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = compilers
     device = torch.device(device_name)
     if device.type == "cuda":
         torch.cuda.init()

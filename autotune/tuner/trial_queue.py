@@ -60,6 +60,11 @@ class TrialQueue:
         self._sent: deque[tuple[_KernelTrial, Candidate]] = deque()
         self._best: dict[Problem, float | None] = {}
 
+    @property
+    def num_sent(self) -> int:
+        """Number of candidates at the device."""
+        return len(self._sent)
+
     def submit(
         self,
         problem: Problem,
@@ -118,6 +123,11 @@ class TrialQueue:
             if not trial.num_left:
                 trial.on_done(trial.results)
         return waited
+
+    def collect(self) -> None:
+        """Record the results that have come back, without waiting for others."""
+        while self._sent and self._worker.has_answer:
+            self.drain(len(self._sent) - 1)
 
     def record(self, problem: Problem, row: KernelRow, tried: Candidate, result: Result, final: bool = False) -> None:
         """Write the result of a candidate to the database.

@@ -13,17 +13,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 
 from autotune.codegen import toolchain
 from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, paths
 from autotune.families import Kernel, family
 from autotune.ir import Convolution, Network, Problem
-from autotune.libraries import aten, cudnn
+from autotune.libraries import aten, cudnn, inductor
 from autotune.measure import Result, Worker
 from autotune.runtime import candidate, shortlist
 from autotune.search import Schedule, Space, Study
+from autotune.tuner.background_trials import BackgroundTrials
 from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.layer_weights import LayerWeights
@@ -46,10 +47,14 @@ FINAL_ROUNDS = 15
 """Interleaved rounds per problem."""
 MAX_LISTING_WORKERS = 4
 """Processes that list cuDNN's plans."""
+MAX_INDUCTOR_COMPILERS = 4
+"""Processes in which Inductor compiles."""
 OPERATORS_SHARE = 0.3
 """Share of the search's time in which PyTorch's operators are timed, before anything else."""
 LISTING_SHARE = 0.1
 """Share of the run in which a search that has ended waits for the rest of cuDNN's plans."""
+COMPILING_SHARE = 0.2
+"""Share of settling's time in which it waits for what Inductor still compiles."""
 PLAN_BATCH = 4
 """cuDNN's plans that are timed between two batches of kernels."""
 TRIAL_SECONDS = 0.05
@@ -97,7 +102,7 @@ class Tuner:
     ) -> None:
         self.store, self.options, self.worker, self.progress = store, options, worker, progress
         self.problems = list(dict.fromkeys(problems))
-        self.network = network if options.arch.is_cuda else None
+        self.network = network if network and (options.arch.is_cuda or network.whole) else None
         phases = [SEARCH, FINALS, SETTLING] if self.network else [SEARCH, FINALS]
         self.phases = Phases(deadline, phases if worker else [SEARCH])
         self.out_of_time = False
@@ -116,6 +121,7 @@ class Tuner:
         self.weights = LayerWeights(self.problems, network, self._best_us)
         self.study_manager = StudyManager(store, self.weights.sorted(), options, self.builder, spaces, foreign)
         self._library_candidates: LibraryCandidates | None = None
+        self._background: BackgroundTrials | None = None
         self._plans: list[tuple[Problem, KernelRow]] = []  # cuDNN's, to be timed
         self._submitted: set[tuple[Study, Kernel]] = set()  # two studies may ask for one kernel
         self._tried_elsewhere: list[tuple[Study, Kernel]] = []  # trials that another process has claimed
@@ -137,15 +143,18 @@ class Tuner:
         if self.worker is None:
             self._compile_only()
             return
-        try:
-            self._search(self.worker)
-            for problem in self.problems:
-                self.progress.done(str(problem))
-            self._time_all_finalists(self.worker)
-            if self.network:
-                self._tune_network(self.worker, self.network)
-        except OutOfTimeError:
-            self.out_of_time = True
+        with ExitStack() as processes:
+            try:
+                self._search(self.worker, processes)
+                for problem in self.problems:
+                    self.progress.done(str(problem))
+                self._time_all_finalists(self.worker)
+                if self.network:
+                    self._tune_network(self.worker, self.network)
+                elif self._background:
+                    self._background.wait(self.phases.current)
+            except OutOfTimeError:
+                self.out_of_time = True
 
     # -- the phases of a run ---------------------------------------------------------------------------------
 
@@ -159,11 +168,11 @@ class Tuner:
             while self.builder.ready(True, self.phases.current) and not self.phases.current.is_over:
                 pass
 
-    def _search(self, worker: Worker) -> None:
+    def _search(self, worker: Worker, processes: ExitStack) -> None:
         """Search every problem.
 
         Compilers, the start of the measuring process (some seconds) and the processes that list cuDNN's plans go on in
-        the background.
+        the background. So do the trials of what Inductor compiles, on a GPU; their process outlasts the search.
         """
         self.phases.begin(SEARCH)
         with (
@@ -175,6 +184,7 @@ class Tuner:
             schedule = self._create_schedule()
             self._start_device(worker, facts)
             schedule.begin()
+            self._background = self._start_background_trials(worker, processes)
             self.progress.stage("timing PyTorch's operators")
             self._time_operators()
             self.progress.stage("searching")
@@ -224,15 +234,43 @@ class Tuner:
 
     def _time_operators(self) -> None:
         """Time PyTorch's operators: of the problems that only they solve, then of the others."""
-        device, trials = self._started()
+        _, trials = self._started()
         searched = {study.space.problem for study in self.study_manager.studies if study.total}
         until = self.phases.current.share(OPERATORS_SHARE)
-        version, modes = device.details["torch"], self.options.inductor
         for problem in sorted(self.weights.sorted(), key=searched.__contains__):
-            for row in operator_rows(self.store, problem, self.options.target, version, modes):
-                if not until.is_over:
+            for row in self._operator_rows(problem):
+                if not (until.is_over or self._is_tried_in_background(problem, row)):
                     trials.submit(problem, row, [{}])
         trials.drain()
+
+    def _operator_rows(self, problem: Problem) -> Iterator[KernelRow]:
+        device, _ = self._started()
+        return operator_rows(self.store, problem, self.options.target, device.details["torch"], self.options.inductor)
+
+    def _is_tried_in_background(self, problem: Problem, row: KernelRow) -> bool:
+        """Return whether a candidate of PyTorch is tried beside the search: one that takes seconds of the host.
+
+        On a CPU, compilers would take the cores on which the search times.
+        """
+        beside = row.family == inductor.FAMILY or self._is_whole(problem)
+        return beside and self.options.arch.is_cuda
+
+    def _is_whole(self, problem: Problem) -> bool:
+        """Return whether a problem is the whole network on PyTorch's operators."""
+        whole = self.network.whole if self.network else None
+        return whole is not None and problem == whole.layers[0].problem
+
+    def _start_background_trials(self, worker: Worker, processes: ExitStack) -> BackgroundTrials | None:
+        """Start the trials beside the search, those of the whole network first; None if there are none."""
+        device, _ = self._started()
+        problems = sorted(self.weights.sorted(), key=self._is_whole, reverse=True)
+        found = [(problem, row) for problem in problems for row in self._operator_rows(problem)]
+        work = [one for one in found if self._is_tried_in_background(*one)]
+        if not work:
+            return None
+        compilers = max(1, min(MAX_INDUCTOR_COMPILERS, self.options.jobs // 4))
+        other = Worker(worker.device, worker.deadline, worker.timing, worker.until, compilers)
+        return processes.enter_context(BackgroundTrials(self.store, device, other, work, self.progress))
 
     def _finish_tried_elsewhere(self) -> None:
         """Wait for the trials that other processes claimed; take over those of a process that died."""
@@ -251,7 +289,7 @@ class Tuner:
         until = self.phases.begin(FINALS)
         seconds_per_candidate = 0.0  # the longest so far
         for problem in self.weights.sorted():
-            finalists = self._finalists(problem)
+            finalists = [] if self._is_whole(problem) else self._finalists(problem)  # settling compares these
             if not finalists or until.is_over or until.left < len(finalists) * seconds_per_candidate:
                 continue
             started = time.monotonic()
@@ -287,12 +325,14 @@ class Tuner:
         operators for the whole network, and nothing is compared without these.
         """
         device, _ = self._started()
-        is_cuda = self.options.arch.is_cuda
-        if not (is_cuda or network.whole):
-            return
+        until = self.phases.begin(SETTLING)
+        if self._background:
+            self.progress.stage("waiting for Inductor")
+            self._background.wait(until.share(COMPILING_SHARE))
+            self._background.close()
         self.progress.stage("settling: tuning the plan of the network")
         with self.breakdown.charge("time"):
-            tune_network_plan(self.store, device, worker, network, self.phases.begin(SETTLING), descend=is_cuda)
+            tune_network_plan(self.store, device, worker, network, until, descend=self.options.arch.is_cuda)
 
     # -- the schedule's bench (search.Bench) -----------------------------------------------------------------
 
@@ -317,6 +357,8 @@ class Tuner:
 
     def ready(self, wait: bool) -> list[Kernel]:
         """Return kernels that became ready. Try some of cuDNN's plans, and all that there is time for while waiting."""
+        if self._background:
+            self._background.advance()
         self._collect_library_plans()
         self._try_library_plans(PLAN_BATCH)
         while not (ready := self.builder.ready(wait and not self._plans, self.phases.current)):

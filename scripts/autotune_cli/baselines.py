@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from autotune_cli.models import Model
+from fused_resnet.compile_backend import autotune
 from fused_resnet.model_source import INT8
 from tuning_db import Store
 
@@ -108,7 +109,7 @@ def untuned(case: BaselineInput) -> Forward:
         path = Path(folder) / "empty.db"
         Store.create(path).close()
         network, x = case.nhwc()
-        ready = torch.compile(network, backend="autotune", dynamic=False, options={"tuning_db": str(path)})
+        ready = torch.compile(network, backend=autotune, dynamic=False, options={"tuning_db": str(path)})
         with torch.inference_mode():
             ready(x)  # while the database is there
     return lambda: ready(x)

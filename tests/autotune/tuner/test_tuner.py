@@ -9,6 +9,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+import torch
 
 from autotune.core import Deadline
 from autotune.families import family, serving
@@ -16,6 +17,7 @@ from autotune.ir import Epilogue, parse
 from autotune.measure import Worker
 from autotune.search import transfer
 from autotune.tuner import ForeignKernels, Progress, Tuner, TunerOptions
+from fused_resnet.capture import capture
 from tuning_db import DatabaseError, Store
 
 PROBLEMS = [
@@ -268,6 +270,20 @@ def test_the_first_trials_leave_no_problem_without_a_kernel(worker, cpu, cpu_tar
 
 
 @pytest.mark.process
+@pytest.mark.compile
+def test_on_a_cpu_too_a_network_is_compared_with_torchs_operators(worker, cpu, cpu_target, tmp_path):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU())
+    network = capture(model.eval(), (1, 3, 6, 6), "f32")
+    options = TunerOptions(cpu, cpu_target, 1, jobs=2, inductor=("default",))
+    with Store.create(tmp_path / "network.db") as store:
+        problems = [layer.problem for layer in network.all_layers]
+        tuner = Tuner(store, problems, options, worker, Log(), network=network)
+        tuner.run()
+        plan = store.plan(tuner.device, network.key)
+    assert "inductor mode=default" in plan.details["torch_us"] and len(plan.details["torch_us"]) > 1
+    assert plan.median_us <= min(plan.details["torch_us"].values())
+
+
 def test_a_run_without_problems_finds_the_device(worker, cpu, cpu_target, tmp_path):
     """The layers of a network may all be tuned while its plan is missing."""
     with Store.create(tmp_path / "x.db") as store:

@@ -1,0 +1,97 @@
+"""Trials beside the search, in a measuring process of their own: of candidates that take long to compile.
+
+Inductor takes tens of seconds for a network, of which the device works for less than one. The kernels that it compiles
+stay in its cache on the disk, where the process that tunes the network's plan finds them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from autotune.codegen import POLL_SECONDS
+from autotune.core import Deadline, WorkerError
+from autotune.ir import Problem
+from autotune.measure import Worker
+from autotune.tuner.progress import Progress
+from autotune.tuner.time_breakdown import TimeBreakdown
+from autotune.tuner.trial_queue import TrialQueue
+from tuning_db import Store
+from tuning_db.schema import Device, KernelRow
+
+AT_ONCE = 2
+"""Candidates that are sent to the process: one that it works on, and the next."""
+
+
+class BackgroundTrials:
+    """Trials of some candidates on a device that another process uses, too. A context manager: its exit ends them.
+
+    Args:
+        store: The database; each trial is committed when `advance` finds that it has ended.
+        device: The device.
+        worker: The process; nothing else uses it.
+        work: The problems and their candidates, in the order in which they are tried.
+        progress: Receives events.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        device: Device,
+        worker: Worker,
+        work: Iterable[tuple[Problem, KernelRow]],
+        progress: Progress,
+    ) -> None:
+        self._worker, self._work, self._progress = worker, deque(work), progress
+        self._trials = TrialQueue(store, worker, device, TimeBreakdown(), progress)
+        self._executor = ThreadPoolExecutor(1)
+        self._started = self._executor.submit(worker.start)
+
+    def __enter__(self) -> BackgroundTrials:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process; what it was working on is lost."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        while not self._started.done():
+            self._worker.stop()  # again and again: it may be between two steps of its start
+            time.sleep(POLL_SECONDS)
+        self._worker.stop()
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether all trials have ended."""
+        return not self._work and not self._trials.num_sent
+
+    def advance(self) -> None:
+        """Record the trials that have ended and send more, without waiting.
+
+        If the process does not start, nothing is tried: a GPU may admit one process only.
+
+        Raises:
+            OutOfTimeError: The run is over.
+        """
+        if not self._started.done():
+            return
+        try:
+            self._started.result()
+        except WorkerError as error:
+            if self._work:
+                self._progress.stage(f"nothing is compiled by Inductor: {error}")
+            self._work.clear()
+            return
+        self._trials.collect()
+        while self._work and self._trials.num_sent < AT_ONCE:
+            self._trials.submit(*self._work.popleft(), [{}])
+
+    def wait(self, until: Deadline) -> None:
+        """Wait for the end of all trials, but no longer than until a deadline; raises as `advance` does."""
+        self.advance()
+        while not self.is_done and not until.is_over:
+            time.sleep(POLL_SECONDS)
+            self.advance()

@@ -1,0 +1,69 @@
+"""Trials beside a search: they go on while nobody waits, and what has not ended is given up."""
+
+import time
+
+import pytest
+
+from autotune.core import Deadline
+from autotune.ir import parse
+from autotune.measure import Worker
+from autotune.tuner import Progress
+from autotune.tuner.background_trials import BackgroundTrials
+from autotune.tuner.library_candidates import operator_rows
+from tuning_db import Store
+
+pytestmark = pytest.mark.process
+
+PROBLEMS = [parse(f"conv2d n=1 h=6 w=6 c=8 k={k} r=3 s=3 pad=1 dtype=f32 epilogue=relu") for k in (8, 16, 24, 32)]
+
+
+class Log(Progress):
+    def __init__(self):
+        self.stages = []
+
+    def stage(self, text):
+        self.stages.append(text)
+
+
+@pytest.fixture
+def database(tmp_path, cpu_target):
+    with Store.create(tmp_path / "trials.db") as store:
+        device = store.put_device("a CPU", cpu_target, flops_per_us=1.0, bytes_per_us=1.0, details={})
+        work = [(problem, row) for problem in PROBLEMS for row in operator_rows(store, problem, cpu_target, "2")]
+        yield store, device, work
+
+
+def num_timed(store, device):
+    return sum(len(store.measurements(device, str(problem), "ok")) for problem in PROBLEMS)
+
+
+def test_trials_end_while_nobody_waits(database):
+    store, device, work = database
+    with BackgroundTrials(store, device, Worker("cpu"), work, Log()) as trials:
+        trials.advance()  # the process has not started: this returns at once
+        assert not trials.is_done and not num_timed(store, device)
+        until = Deadline.after(60)
+        while not (trials.is_done or until.is_over):
+            trials.advance()
+            time.sleep(0.01)
+    assert num_timed(store, device) == len(work) >= len(PROBLEMS)
+
+
+def test_what_has_not_ended_is_given_up(database):
+    store, device, work = database
+    worker = Worker("cpu")
+    with BackgroundTrials(store, device, worker, work, Log()) as trials:
+        trials.wait(Deadline.after(0.01))
+        assert not trials.is_done
+    assert worker.pid is None and num_timed(store, device) < len(work)
+
+
+def test_a_process_that_does_not_start_ends_no_run(database):
+    store, device, work = database
+    worker, log = Worker("cuda:99"), Log()
+    with BackgroundTrials(store, device, worker, work, log) as trials:
+        trials.wait(Deadline.after(60))
+        assert trials.is_done
+    assert num_timed(store, device) == 0
+    (said,) = log.stages
+    assert said.startswith("nothing is compiled by Inductor: the measuring process for cuda:99 does not start")
