@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.codegen import kernels_per_unit
 from autotune.core import NEVER, AutotuneError, Deadline, ceil_div
-from autotune.families import Config, Kernel, families, family, serving
+from autotune.families import AnyFamily, Config, Kernel, families, family, serving
 from autotune.ir import Problem, parse
 from autotune.search import Space, Study, problem_similarity, spread, strategy
 from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
@@ -50,6 +50,7 @@ class StudyManager:
 
     Attributes:
         studies: The studies; empty before `create_studies`.
+        enumerated: The problems of which at least one space was enumerated.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class StudyManager:
         self._others: dict[Problem, _Ranking] = {}
         self._other_studies: list[tuple[Study, _Ranking]] = []
         self.studies: list[Study] = []
+        self.enumerated: set[Problem] = set()
 
     def create_studies(self, search: Deadline = NEVER, build_early: bool = False) -> None:
         """Create a study for each problem and each family that serves it.
@@ -76,8 +78,8 @@ class StudyManager:
         fewest architectures, because it is likely to make the best use of this one; then the others.
 
         Args:
-            search: Deadline of the search. Spaces are enumerated for ENUMERATION_SHARE of it; the problems that are
-                left then are not searched.
+            search: Deadline of the search. Spaces are enumerated for ENUMERATION_SHARE of it; what is left then is not
+                searched: first the further families of the lightest problems.
             build_early: Start to build the configs of the warm start as soon as they fill all cores, while the other
                 spaces are still enumerated. Only a database without measurements leaves the warm start unchanged.
         """
@@ -87,6 +89,7 @@ class StudyManager:
         until = search.share(ENUMERATION_SHARE)
         for space in self._spaces():
             spaces.append(space)
+            self.enumerated.add(space.problem)
             if until.is_over:
                 break
             if build_early:
@@ -176,19 +179,27 @@ class StudyManager:
         return [self.value(problem, m.median_us, m.details) for m in measured if m.kernel_id == row.id]
 
     def _spaces(self) -> Iterator[Space]:
-        """Yield the space of each problem and family."""
+        """Yield the space of each problem and family, a family of each problem first, then another of each."""
         if self._given_spaces is not None:
             yield from self._given_spaces
             return
         options = self._options
-        for problem in self._problems:
-            for found in serving(problem, options.arch):
-                if found.name not in options.only and (options.only or found.opt_in):
+        wanted = [self._families(problem) for problem in self._problems]
+        for turn in zip_longest(*wanted):
+            for problem, found in zip(self._problems, turn, strict=True):
+                if found is None:
                     continue
                 configs = found.configs_for(problem, options.arch, options.allow)
                 costs = [found.cost(problem, config, options.arch) for config in configs]
                 space = Space.ranked(problem, found.name, configs, costs)
                 yield space.truncate(options.limit, options.seed) if options.limit else space
+
+    def _families(self, problem: Problem) -> list[AnyFamily]:
+        """Return the families to search for a problem, that with the fewest architectures first."""
+        options = self._options
+        found = serving(problem, options.arch)
+        wanted = [one for one in found if one.name in options.only or not (options.only or one.opt_in)]
+        return sorted(wanted, key=lambda one: len(one.architectures))
 
     def _lowest_cost(self, space: Space, count: int) -> list[Kernel]:
         """Return kernels of a space with low predicted costs that are unlike each other."""

@@ -79,6 +79,8 @@ def show_gaps(console: Console, tuner: Tuner, request: TuneRequest) -> None:
             continue
         if tuner.options.only and serving(problem, arch):
             reason = "not searched: --only names no family that supports it"
+        elif serving(problem, arch) and problem not in tuner.study_manager.enumerated:
+            reason = "not searched: the budget was too short"
         else:
             reason = f"{unsupported_reason(problem, arch)}: only torch's operators run it"
         gaps.setdefault(reason, []).append(name)
