@@ -1,4 +1,5 @@
-// The struct of concat problems. It is not in abi.h: a change of abi.h changes the source digests of all kernels.
+// The structs of problems that concatenate their inputs. They are not in abi.h: a change of abi.h changes the source
+// digests of all kernels.
 #pragma once
 #include "abi.h"
 
@@ -11,3 +12,10 @@ typedef struct at_concat {
   int32_t pitch[AT_MAX_PIECES], first[AT_MAX_PIECES], end[AT_MAX_PIECES];
   AT_TAIL
 } at_concat;
+
+/* A 1x1 convolution of the concatenation, with k output channels. */
+typedef struct at_concat_conv2d {
+  int32_t n, h, w, c, k, count;
+  int32_t pitch[AT_MAX_PIECES], first[AT_MAX_PIECES], end[AT_MAX_PIECES];
+  AT_TAIL
+} at_concat_conv2d;

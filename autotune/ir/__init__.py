@@ -34,6 +34,7 @@ from autotune.ir.problem import (
     Cast,
     ClippedAvgPool2d,
     Concat,
+    ConcatConv2d,
     Conv2d,
     Conv2dDgrad,
     Conv2dFoldedSe,
@@ -81,7 +82,15 @@ from autotune.ir.problem import (
     with_batch,
 )
 from autotune.ir.reference import compute
-from autotune.ir.rewrites import as_one_pixel, fold_gate, fuse_expand, fuse_gate, fuse_pool_projection, fuse_projection
+from autotune.ir.rewrites import (
+    as_one_pixel,
+    fold_gate,
+    fuse_concat,
+    fuse_expand,
+    fuse_gate,
+    fuse_pool_projection,
+    fuse_projection,
+)
 from autotune.ir.weight_layout import pack_weight
 
 __all__ = [
@@ -105,6 +114,7 @@ __all__ = [
     "Cast",
     "ClippedAvgPool2d",
     "Concat",
+    "ConcatConv2d",
     "ConstantExpr",
     "ConstantSource",
     "Conv2d",
@@ -158,6 +168,7 @@ __all__ = [
     "evaluate",
     "fold_gate",
     "full_name",
+    "fuse_concat",
     "fuse_expand",
     "fuse_gate",
     "fuse_pool_projection",

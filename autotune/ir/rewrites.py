@@ -6,11 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from autotune.core import ProblemError
 from autotune.ir.constant_expr import ConstantExpr, ConstantSource
 from autotune.ir.epilogue import Argument, Epilogue
 from autotune.ir.network import Layer
 from autotune.ir.problem import (
     AvgPool2d,
+    Concat,
+    ConcatConv2d,
     Conv2d,
     Conv2dFoldedSe,
     Conv2dSe,
@@ -52,6 +55,28 @@ def fuse_expand(expand: Layer, depthwise: Layer, name: str) -> Layer:
     _add_arguments(old, problem.epilogue, buffers, weights)
     scalars = (*expand.scalars, *depthwise.scalars)
     return Layer(name, problem, buffers, weights, scalars)
+
+
+def fuse_concat(concat: Layer, conv: Layer, name: str) -> Layer | None:
+    """Return a 1x1 convolution and the concatenation before it as one layer, without the tensor between them.
+
+    The steps of the concatenation become steps before the convolution. None if one layer cannot have all the tensors,
+    scalars and steps of the two.
+    """
+    made, product = concat.problem, conv.problem
+    assert isinstance(made, Concat) and isinstance(product, Conv2d)
+    sizes = {size: getattr(product, size) for size in ("n", "h", "w", "k", "dtype")}
+    chain = (*made.epilogue.names, "conv", *product.epilogue.names)
+    try:
+        problem = ConcatConv2d(**sizes, pieces=made.pieces, epilogue=Epilogue(chain))
+    except ProblemError:
+        return None
+    buffers = {f"x{i}": concat.buffers[f"x{i}"] for i in range(len(made.pieces))} | {"y": conv.buffers["y"]}
+    weights = {"weight": conv.weights["weight"]}
+    old = [(concat, argument) for argument in made.epilogue.arguments]
+    old += [(conv, argument) for argument in product.epilogue.arguments]
+    _add_arguments(old, problem.epilogue, buffers, weights)
+    return Layer(name, problem, buffers, weights, (*concat.scalars, *conv.scalars))
 
 
 def fuse_gate(conv: Layer, tail: Layer, name: str) -> Layer:

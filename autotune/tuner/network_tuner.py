@@ -419,7 +419,8 @@ def tune_network_plan(
 ) -> PlanRow | None:
     """Find and record the fastest plan of a tuned network.
 
-    The descent begins with the fastest of these plans: the winners of all layers, the fastest kernels of our own (a
+    The descent begins with the fastest of these plans: the winners of all layers, the same with the alternatives that
+    are faster when each layer runs alone (many small gains, each below the noise), the fastest kernels of our own (a
     single operator of PyTorch or plan of cuDNN keeps the network from being one graph of our own, and no change of one
     layer shows whether that pays), and the plan in use, which is that of the database for this network or else for
     another batch size. A descent may end in a local minimum. So a second one starts from the plan in use, or, if the
@@ -495,10 +496,11 @@ def _other_starts(
     store: Store, device: Device, parts: Network, winners: PlanState, known: _Known, descend: bool
 ) -> Iterator[PlanState]:
     """Yield the plans besides the layers' winners from which a search begins, apart from the plan in use."""
+    taken = faster_alternatives(store, device, parts)
+    faster = [one for one in parts.alternatives if one.name in taken]
+    if faster:
+        yield replace(winners, alternatives=faster)
     if not descend:
-        taken = faster_alternatives(store, device, parts)
-        if alternatives := [one for one in parts.alternatives if one.name in taken]:
-            yield replace(winners, alternatives=alternatives)
         return
     own = winners.with_assignments(
         LayerAssignment(name, next((one.candidate for one in each if one.candidate.native), each[0].candidate))
@@ -507,6 +509,8 @@ def _other_starts(
     )
     if own.sequence(parts) != winners.sequence(parts):
         yield own
+        if faster:
+            yield replace(own, alternatives=faster)
 
 
 def _known_candidates(store: Store, device: Device, network: Network) -> _Known:

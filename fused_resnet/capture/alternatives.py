@@ -9,6 +9,7 @@ from typing import TypeVar
 from autotune.ir import (
     Alternative,
     AvgPool2d,
+    Concat,
     ConstantExpr,
     Conv2d,
     Conv2dDgrad,
@@ -20,6 +21,7 @@ from autotune.ir import (
     Stem,
     ToChannelsLast,
     fold_gate,
+    fuse_concat,
     fuse_expand,
     fuse_gate,
     fuse_pool_projection,
@@ -50,6 +52,8 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
                 found += list(_first_layers(layers, layer, reader))
             case (Conv2d(), Conv2d()):
                 found += list(_expanded(layer, reader))
+            case (Concat(), Conv2d()):
+                found += list(_read_by_product(layer, reader))
             case (AvgPool2d(), Conv2d()) if not layer.problem.epilogue.names:
                 found += list(_pooled_projection(layer, reader))
             case (Conv2d(), SeTail()) if "store" not in layer.problem.epilogue.names:
@@ -187,6 +191,17 @@ def _expanded(expand: Layer, depthwise: Layer) -> Iterator[Alternative]:
     if fits and is_depthwise and product.dtype in ("f16", "bf16"):
         both = fuse_expand(expand, depthwise, f"{depthwise.name}.expanded")
         yield Alternative(both.name, (expand.name, depthwise.name), (both,))
+
+
+def _read_by_product(concat: Layer, conv: Layer) -> Iterator[Alternative]:
+    """Yield a 1x1 convolution that reads the pieces of the concatenation before it."""
+    made, product = concat.problem, conv.problem
+    assert isinstance(made, Concat) and isinstance(product, Conv2d)
+    fits = product.is_pointwise and product.groups == 1 and product.dtype in ("f16", "bf16")
+    if fits and made.interleave == 1 and "store" not in made.epilogue.names:
+        both = fuse_concat(concat, conv, f"{conv.name}.concat")
+        if both:
+            yield Alternative(both.name, (concat.name, conv.name), (both,))
 
 
 def _pooled_projection(pool: Layer, conv: Layer) -> Iterator[Alternative]:

@@ -199,6 +199,12 @@ PROBLEMS = {
         "concat n=2 h=5 w=6 pieces=24,24 interleave=2 dtype={}",
         "concat n=2 h=4 w=3 pieces=3,5,13 dtype={} epilogue=add,store,silu",
     ],
+    "cuda_concat_conv2d": [
+        "concat_conv2d n=3 h=7 w=9 pieces=64,32,0:8/24 k=128 dtype={} epilogue=scale,bias,relu,conv,bias,relu",
+        "concat_conv2d n=2 h=14 w=13 pieces=704,32,32,32,32,32,32,32 k=128 dtype={} epilogue=scale,bias,relu,conv,bias",
+        "concat_conv2d n=5 h=28 w=28 pieces=72 k=40 dtype={} epilogue=mul_image,conv,bias,add,store,relu",
+        "concat_conv2d n=2 h=5 w=3 pieces=256,64 k=264 dtype={} epilogue=conv",
+    ],
     "cuda_max_pool2d": [
         "max_pool2d n=3 h=13 w=10 c=24 r=3 s=3 stride=2,2 pad=1,1 dtype={} epilogue=bias,relu",
         "max_pool2d n=2 h=8 w=7 c=40 r=3 s=3 stride=2,2 ceil=1 dtype={}",

@@ -33,7 +33,11 @@ RECORD = {
                 },
                 {
                     "batch": 8,
-                    "variants": {"compile_frozen": variant(900.0, 0.9), "compile_max": FAILED, "fused": variant(1000.0, 1.0)},
+                    "variants": {
+                        "compile_frozen": variant(900.0, 0.9),
+                        "compile_max": FAILED,
+                        "fused": variant(1000.0, 1.0),
+                    },
                 },
             ]
         },

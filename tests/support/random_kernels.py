@@ -210,6 +210,15 @@ def concatenation(rng: random.Random) -> str:
     return f"concat {sizes} pieces={','.join(pieces)} interleave={rng.choice(shuffles)}"
 
 
+def concat_convolution(rng: random.Random) -> str:
+    pieces = []
+    for _ in range(rng.randint(1, 8)):
+        first, count, behind = 8 * rng.choice((0, 0, 1, 5)), 8 * rng.randint(1, 16), 8 * rng.choice((0, 0, 2))
+        pieces.append(f"{first}:{first + count}/{first + count + behind}" if first + behind else str(count))
+    sizes = f"n={rng.randint(1, 9)} h={rng.randint(1, 30)} w={rng.randint(1, 30)} k={8 * rng.randint(1, 40)}"
+    return f"concat_conv2d {sizes} pieces={','.join(pieces)}"
+
+
 def pool(rng: random.Random, operator: str = "avg_pool2d", more: str = "") -> str:
     r, s = rng.randint(1, 4), rng.randint(1, 4)
     sizes = f"n={rng.randint(1, 4)} h={rng.randint(4, 20)} w={rng.randint(4, 20)} c={rng.choice((13, 24, 36, 64, 72))}"
@@ -258,6 +267,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_cast": lambda rng: pixels(rng, "cast", f"result={rng.choice(('s8', 'f16', 'bf16', 'f32'))}"),
     "cuda_clipped_avg_pool2d": lambda rng: pool(rng, "clipped_avg_pool2d", f"ceil={rng.randint(0, 1)}"),
     "cuda_concat": concatenation,
+    "cuda_concat_conv2d": concat_convolution,
     "cuda_conv2d": image_convolution,
     "cuda_depth_to_space": lambda rng: pixels(
         rng, "depth_to_space", f"block={rng.randint(1, 3)},{rng.randint(1, 3)} inner={rng.randint(0, 1)}"

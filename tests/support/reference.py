@@ -18,6 +18,7 @@ from autotune.ir import (
     Cast,
     ClippedAvgPool2d,
     Concat,
+    ConcatConv2d,
     Conv2d,
     Conv2dDgrad,
     Conv2dSe,
@@ -33,6 +34,7 @@ from autotune.ir import (
     LayerNorm,
     MaxPool2d,
     PatchConv2d,
+    Piece,
     Problem,
     SeBlock,
     SeDownBlock,
@@ -129,7 +131,7 @@ define_step(
 )
 
 
-def solve(  # noqa: PLR0912 -- a table
+def solve(  # noqa: PLR0912, PLR0915 -- a table
     problem: Problem, tensors: Mapping[str, torch.Tensor], scalars: Sequence[float]
 ) -> dict[str, torch.Tensor]:
     """Return every output of a problem by name, in float64 on the CPU."""
@@ -178,7 +180,12 @@ def solve(  # noqa: PLR0912 -- a table
         case LayerNorm() | GroupNorm():
             value = _normalized(problem, given["x"], scalars[0])
         case Concat():
-            value = _concatenated(problem, given)
+            value = _concatenated(given, problem.pieces, problem.interleave)
+        case ConcatConv2d():
+            value = _concatenated(given, problem.pieces)
+            return run_chain(
+                problem.epilogue.names, value, given, scalars, lambda v: v @ given["weight"].flatten(1).transpose(0, 1)
+            )
         case _:
             value = _without_weights(problem, given["x"])
     outputs = run_chain(problem.epilogue.names, value, given, scalars[problem.scalars :])
@@ -242,13 +249,13 @@ def _averages(x: torch.Tensor, rows: Sequence[slice], columns: Sequence[slice]) 
     return torch.stack([torch.stack([x[:, r, c].mean((1, 2)) for c in columns], 1) for r in rows], 1)
 
 
-def _concatenated(problem: Concat, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _concatenated(given: Mapping[str, torch.Tensor], pieces: Sequence[Piece], interleave: int = 1) -> torch.Tensor:
     """Return the channels of the pieces, one after the other, or of each group in turn."""
     channels = []
-    for i, piece in enumerate(problem.pieces):
+    for i, piece in enumerate(pieces):
         channels += [given[f"x{i}"][..., channel] for channel in range(piece.first, piece.end)]
-    size = len(channels) // problem.interleave
-    order = [group * size + channel for channel in range(size) for group in range(problem.interleave)]
+    size = len(channels) // interleave
+    order = [group * size + channel for channel in range(size) for group in range(interleave)]
     return torch.stack([channels[i] for i in order], -1)
 
 

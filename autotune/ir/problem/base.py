@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 
 from autotune.core import ProblemError
-from autotune.ir.epilogue import MAX_SCALARS, AnchorFunction, Epilogue
+from autotune.ir.epilogue import MAX_SCALARS, AnchorFunction, Argument, Epilogue
 from autotune.ir.epilogue_steps import ANCHORS
 from autotune.ir.problem.dtypes import TENSOR_DTYPES
 from autotune.ir.problem.fields import DtypeName, field_types
@@ -95,7 +95,7 @@ class Problem:
         if self.epilogue.broadcasts and not self.broadcasts:
             raise ProblemError(
                 f"'{self}': the epilogue of {self.operator} cannot read tensors that are broadcast, as add_image, "
-                "mul_image, add_pixel and mul_pixel do: use them in an elementwise or concat problem"
+                "mul_image, add_pixel and mul_pixel do: use them in an elementwise, concat or concat_conv2d problem"
             )
         if self.scalars + self.epilogue.scalars > MAX_SCALARS:
             raise ProblemError(f"'{self}' takes more than {MAX_SCALARS} scalars, those of its epilogue included")
@@ -163,16 +163,24 @@ class Problem:
 
     def operands(self) -> tuple[Operand, ...]:
         """Return all tensors in the order of a kernel's pointers: inputs and weights, `y`, then the epilogue's."""
-        shape, dtype = self.output_shape, self.output_dtype
-        of_kind = {
-            "vector": ("vector", shape[-1:], "f32"),
-            "tensor": ("input", shape, dtype),
-            "output": ("output", shape, dtype),
-            "image": ("input", (*shape[:1], 1, 1, *shape[-1:]), dtype),
-            "pixel": ("input", (*shape[:-1], 1), dtype),
-        }
-        extra = [Operand(a.name, *of_kind[a.kind]) for a in self.epilogue.arguments if a.kind in of_kind]
-        return (*self._inputs(), Operand("y", "output", shape, dtype), *extra)
+        y = Operand("y", "output", self.output_shape, self.output_dtype)
+        return (*self._inputs(), y, *(self._operand(a) for a in self.epilogue.arguments if a.kind != "scalar"))
+
+    def _operand(self, argument: Argument) -> Operand:
+        """Return the tensor or vector of an epilogue's argument."""
+        shape, dtype = self._shape_at(argument), self.output_dtype
+        match argument.kind:
+            case "vector":
+                return Operand(argument.name, "vector", shape[-1:], "f32")
+            case "image":
+                return Operand(argument.name, "input", (*shape[:1], 1, 1, *shape[-1:]), dtype)
+            case "pixel":
+                return Operand(argument.name, "input", (*shape[:-1], 1), dtype)
+        return Operand(argument.name, "output" if argument.kind == "output" else "input", shape, dtype)
+
+    def _shape_at(self, argument: Argument) -> tuple[int, ...]:
+        """Return the shape of the value to which the step of an argument applies."""
+        return self.output_shape
 
     def struct_values(self) -> tuple[int, ...]:
         """Return the values of the C struct's fields, in the order of `sizes`."""

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("generated/networks"),
         metavar="DIR",
-        help="folder of the databases, one for each network (default %(default)s)",
+        help="folder of the databases, and of what tune and bench print (default %(default)s)",
     )
     parser.add_argument("--input", metavar="C,H,W", help="size of an image, instead of each network's usual size")
     parser.add_argument("--no-tune", action="store_true", help="measure with the databases as they are")
@@ -103,28 +103,31 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> dict[str, 
         if not arguments.no_tune:
             started = time.monotonic()
             arch = "cpu" if device == "cpu" else "auto"
-            _run("tune", *model, "--arch", arch, "--db", str(database), "--budget", arguments.budget)
+            tune = ("tune", *model, "--arch", arch, "--db", str(database), "--budget", arguments.budget)
+            _run(*tune, report=database.with_suffix(".tune.txt"))
             entry["tune_seconds"] = round(time.monotonic() - started, 1)
         variants = [one for one in VARIANTS if one != "compile_max" or not arguments.skip_max_autotune]
         options = ["--device", device, "--only", ",".join(variants), "--seconds", arguments.seconds]
         with tempfile.TemporaryDirectory() as folder:
-            _run("bench", *model, "--db", str(database), *options, "--out", folder, "--name", "record")
+            bench = ("bench", *model, "--db", str(database), *options, "--out", folder, "--name", "record")
+            _run(*bench, report=database.with_suffix(".bench.txt"))
             batches = _read(Path(folder) / "record.json")["batches"]
     except AutotuneError as problem:
         return entry | {"reason": str(problem)}
     return entry | {"batches": batches}
 
 
-def _run(command: str, *words: str) -> None:
-    """Run a command of autotune, whose progress goes to this process's standard error.
+def _run(command: str, *words: str, report: Path) -> None:
+    """Run a command of autotune and write what it prints to a file; its progress goes to this process's standard error.
 
     Raises:
         AutotuneError: It failed.
     """
     line = [sys.executable, "-m", "autotune_cli", command, *words]
-    done = subprocess.run(line, check=False, stdout=subprocess.PIPE, text=True)
+    with report.open("w") as out:
+        done = subprocess.run(line, check=False, stdout=out)
     if done.returncode:
-        last = done.stdout.strip().splitlines()[-1:] or [""]
+        last = report.read_text().strip().splitlines()[-1:] or [""]
         raise AutotuneError(f"autotune {command} ended with {done.returncode}: {last[0]}")
 
 

@@ -9,7 +9,7 @@ from architectures import ARCHITECTURES, ResNet, images, random_model
 from reference import relative_error
 from torch import nn
 
-from autotune.ir import WHOLE, ExpandDepthwise
+from autotune.ir import WHOLE, Concat, ConcatConv2d, ExpandDepthwise
 from autotune.runtime import ExecutionContext, NetworkPlan
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
@@ -103,6 +103,41 @@ def test_a_widening_convolution_is_also_taken_with_the_depthwise_one_after_it(st
     assert relative_error(y, expected) < 2e-3
     single = capture(model.float(), tuple(x.shape), "f32")
     assert not [one for one in single.alternatives if one.name.endswith(".expanded")], "for halves alone"
+
+
+class Dense(nn.Module):
+    """A dense layer behind two others, and a 1x1 convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.more = nn.Conv2d(4, 16, 3, padding=1), nn.Conv2d(16, 8, 3, padding=1)
+        self.norm, self.narrow, self.last = nn.BatchNorm2d(24), nn.Conv2d(24, 16, 1), nn.Conv2d(16, 8, 1, bias=False)
+
+    def forward(self, x):
+        first = self.wide(x)
+        both = torch.cat([first, self.more(first)], 1)
+        narrow = self.narrow(torch.relu(self.norm(both)))
+        return self.last(torch.relu(first * narrow))
+
+
+def test_a_product_is_also_taken_with_the_concatenation_before_it(store):
+    model = se_resnet9_fixup.randomize(Dense().half()).eval()
+    x = torch.randn(2, 4, 7, 9, generator=torch.Generator().manual_seed(1)).half()
+    network = capture(model, tuple(x.shape), "f16")
+    names = [one.name for one in network.alternatives if one.name.endswith(".concat")]
+    taken = dataclasses.replace(network, layers=network.layers_with(names), alternatives=())
+    chains = [str(layer.problem.epilogue) for layer in taken.layers if isinstance(layer.problem, ConcatConv2d)]
+    assert chains == ["scale,bias,relu,conv,bias,mul,relu"]
+    assert not [layer for layer in taken.layers if isinstance(layer.problem, Concat)]
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(x.double())
+    context = ExecutionContext(
+        NetworkPlan(taken, module_state(model), store, torch.device("cpu"), graph=False), graph=False
+    )
+    y = torch.full_like(context.template, float("nan"))
+    context.run([x], [y], stream=0)
+    assert relative_error(y, expected) < 3e-3
+    assert len(taken.layers) == len(network.layers) - len(names)
 
 
 @pytest.mark.parametrize(

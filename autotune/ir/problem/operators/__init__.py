@@ -24,7 +24,9 @@ from autotune.ir.problem.operators.softmax import Softmax
 from autotune.ir.problem.operators.upsample import Upsample
 from autotune.ir.problem.operators.elementwise import Elementwise
 from autotune.ir.problem.operators.cast import Cast
-from autotune.ir.problem.operators.concat import MAX_PIECES, Concat, Piece
+from autotune.ir.problem.operators.concat import Concat
+from autotune.ir.problem.operators.concat_conv2d import ConcatConv2d
+from autotune.ir.problem.operators.concatenation import MAX_PIECES, Piece
 from autotune.ir.problem.operators.to_channels_last import ToChannelsLast
 from autotune.ir.problem.operators.space_to_depth import SpaceToDepth
 from autotune.ir.problem.operators.depth_to_space import DepthToSpace
@@ -45,6 +47,7 @@ __all__ = [
     "Cast",
     "ClippedAvgPool2d",
     "Concat",
+    "ConcatConv2d",
     "Conv2d",
     "Conv2dDgrad",
     "Conv2dFoldedSe",

@@ -1,0 +1,150 @@
+"""1x1 convolutions of concatenated inputs with steps before them, by mma.sync; fp16 and bf16, NHWC.
+
+See templates/cuda/concat_conv2d.cuh.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from autotune.core import Architecture, cuda_architectures
+from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
+from autotune.families.rules import Rules, first_unmet, require
+from autotune.ir import ConcatConv2d, Epilogue
+
+_VECTOR, _CHUNK, _ROW_BYTES = 8, 64, 128  # kVector, kK and kRowBytes of the template
+_MAX_REGISTERS = 230  # of 255: the estimate leaves out addresses
+_MOST_PIXELS = 2**31 - 1  # a kernel counts them in 32 bits
+_L2_BYTES = 40  # that an SM reads a cycle when all SMs do
+_STEP_CYCLES, _START_CYCLES = 300, 2500  # of a chunk's barriers and waits; of a tile's first loads and its end
+_L2_LATENCY = 500  # cycles that two stages do not hide
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A config's numbers: the pixels and output channels of a block and of a warp, and the buffers of chunks."""
+
+    tile_m: int
+    tile_n: int
+    warp_m: int
+    warp_n: int
+    stages: int
+
+    @classmethod
+    def from_config(cls, config: Config) -> Tile:
+        """Return the numbers of a config."""
+        return cls(**{name: int(config[name]) for name in cls.__annotations__})
+
+    @property
+    def threads(self) -> int:
+        """Return the threads of a block."""
+        return 32 * (self.tile_m // self.warp_m) * (self.tile_n // self.warp_n)
+
+    @property
+    def registers(self) -> int:
+        """Return the registers of a thread: sums, operands of a step, units that get their steps, and 60 others."""
+        units = 4 * self.tile_m * _VECTOR // self.threads
+        return self.warp_m * self.warp_n // 32 + max(self.warp_m // 4 + 4, units) + 60
+
+    @property
+    def shared_bytes(self) -> int:
+        """Return the shared memory of a block."""
+        return self.stages * (self.tile_m + self.tile_n) * _ROW_BYTES
+
+
+def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    tile = Tile.from_config(config)
+
+    def rules() -> Rules:
+        yield require(epilogue.anchors == ConcatConv2d.anchors, "the epilogue must have the step conv")
+        yield require(
+            all(step.name != "store" for step in epilogue.parts[0]),
+            "steps before the convolution must not store: several blocks apply them to the same pixels",
+        )
+        yield require(
+            tile.warp_m <= tile.tile_m and tile.warp_n <= tile.tile_n, "a warp's part must not be larger than the tile"
+        )
+        yield require(64 <= tile.threads <= 512, f"a block must have 64 to 512 threads; it has {tile.threads}")
+        rows = tile.threads // _VECTOR
+        yield require(
+            tile.tile_m % rows == 0 and tile.tile_n % rows == 0,
+            f"the {tile.threads} threads copy {rows} rows at a time, which must divide tile_m and tile_n",
+        )
+        fits = min(_MAX_REGISTERS, arch.sm_registers // tile.threads)
+        yield require(tile.registers <= fits, f"a thread must fit {fits} registers; it takes {tile.registers}")
+        yield require(
+            tile.shared_bytes <= arch.block_shared,
+            f"a block must fit {arch.block_shared} bytes of shared memory; it takes {tile.shared_bytes}",
+        )
+
+    return first_unmet(rules())
+
+
+def _candidate_values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: ConcatConv2d | None
+) -> tuple[Value, ...]:
+    if problem and parameter.name == "tile_n":  # no tile is more than half empty
+        return tuple(value for value in parameter.values if int(value) < 2 * max(problem.k, 32))
+    return parameter.values
+
+
+def _why_unsupported(problem: ConcatConv2d) -> str | None:
+    numbers = [problem.k]
+    for piece in problem.pieces:
+        numbers += [piece.pitch, piece.first, piece.end]
+
+    def rules() -> Rules:
+        yield require(
+            all(number % _VECTOR == 0 for number in numbers),
+            f"the pieces and the output must have multiples of {_VECTOR} channels",
+        )
+        pixels = problem.n * problem.h * problem.w
+        yield require(pixels <= _MOST_PIXELS, f"the images must have at most {_MOST_PIXELS} pixels")
+
+    return first_unmet(rules())
+
+
+def _cost(problem: ConcatConv2d, config: Config, arch: Architecture) -> float:
+    """Estimate cycles: rounds of blocks, whose chunks are bound by products, shared memory or loads.
+
+    The constants are estimates, not fitted.
+    """
+    tile = Tile.from_config(config)
+    blocks = ceil(problem.n * problem.h * problem.w / tile.tile_m) * ceil(problem.k / tile.tile_n)
+    by_shared = arch.sm_shared // (tile.shared_bytes + arch.reserved_shared)
+    by_registers = arch.sm_registers // (tile.registers * tile.threads)
+    resident = max(1, min(by_shared, by_registers, arch.sm_threads // tile.threads))
+    sharing = min(resident, ceil(blocks / arch.processors))
+    products = tile.tile_m * tile.tile_n * _CHUNK / (arch.mma_rate or 512)
+    read = tile.tile_m * (tile.tile_n // tile.warp_n) + tile.tile_n * (tile.tile_m // tile.warp_m)
+    early = 3 * tile.tile_m if problem.epilogue.parts[0] else 0  # shared memory is read and written, and vectors read
+    loaded = (tile.tile_m + tile.tile_n) * _ROW_BYTES / _L2_BYTES
+    wait = _STEP_CYCLES + (_L2_LATENCY if tile.stages == 2 else 0)
+    step = max(sharing * max(products, read + early, loaded), wait)
+    rounds = ceil(blocks / (arch.processors * resident))
+    return rounds * (_START_CYCLES + ceil(problem.c / _CHUNK) * step + tile.tile_m * tile.tile_n / 6 * sharing)
+
+
+FAMILY = Family[ConcatConv2d](
+    name="cuda_concat_conv2d",
+    operator=ConcatConv2d,
+    kind=DEVICE_IMAGE,
+    template="cuda/concat_conv2d.cu.j2",
+    architectures=cuda_architectures(since=80),
+    dtypes=("f16", "bf16"),
+    parameters=(
+        Parameter("tile_m", (32, 64, 128, 256), "pixels of a block"),
+        Parameter("tile_n", (32, 64, 128, 256), "output channels of a block"),
+        Parameter("warp_m", (16, 32, 64), "pixels of a warp"),
+        Parameter("warp_n", (32, 64), "output channels of a warp"),
+        Parameter("stages", (2, 3, 4, 6), "buffers of 64 input channels"),
+    ),
+    why_illegal=_why_illegal,
+    candidate_values=_candidate_values,
+    why_unsupported=_why_unsupported,
+    cost=_cost,
+    context=lambda config, arch, dtype: {**config, "threads": Tile.from_config(config).threads},
+    weight_layouts=lambda _: {"weight": "kcrs"},
+    compile_seconds=(0.9, 0.7),
+)

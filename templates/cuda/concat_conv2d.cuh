@@ -1,0 +1,201 @@
+// A 1x1 convolution of concatenated inputs with steps before it, by mma.sync, for sm_80 and later; NHWC.
+//
+// A block computes kM pixels x kN output channels. The channels of the concatenation come in chunks of kK = 64, through
+// a ring of kStages buffers with the chunk's pixels and weights, which cp.async fills. Each 16-byte unit of eight
+// channels lies in one of the inputs. The thread that has copied a unit applies the steps before the convolution to it,
+// in shared memory, before the warps multiply; so the concatenation is never in device memory, with or without the steps.
+//
+// A row of shared memory holds the 64 channels of a pixel or a filter: 128 bytes. Unit u of a row is stored in place
+// u ^ key, so that the eight rows that ldmatrix reads at once lie in different banks. The rows of filters are read in a
+// permuted order, so that the accumulators of a thread belong to eight neighbouring channels.
+#pragma once
+#include "common/copies.cuh"
+#include "common/fast_divmod.cuh"
+#include "common/mma.cuh"
+#include "concat.h"
+
+namespace at {
+
+template <typename Config>
+struct ConcatConv2d {
+  using Element = typename Config::Element;
+  using Steps = typename Config::Steps;
+  static constexpr int kM = Config::kM, kN = Config::kN, kWarpM = Config::kWarpM, kWarpN = Config::kWarpN;
+  static constexpr int kStages = Config::kStages, kVector = 8, kK = 64, kUnits = kK / kVector, kRowBytes = 128;
+  static constexpr int kAcross = kN / kWarpN, kThreads = 32 * (kM / kWarpM) * kAcross;
+  static constexpr int kRows = kM / kWarpM, kBlocks = kWarpM / 16, kColumns = kWarpN / 32;
+  static constexpr int kStageBytes = (kM + kN) * kRowBytes;
+  static constexpr int kStride = kThreads / kUnits;  // rows between two units of a thread
+  static constexpr int kOwn = kM / kStride;          // units of pixels that a thread copies, all of the same channels
+  static_assert(kM % kStride == 0 && kN % kStride == 0, "each thread copies the same number of units");
+
+  struct Params {
+    at_concat_conv2d a;
+    int pixels, chunks, across;
+    FastDivmod by_image;  // pixels of an image
+    at_pointers p;
+  };
+
+  AT_DEVICE static void prepare(const at_concat_conv2d& a, at_prepared* out) {
+    bool whole = a.c % kVector == 0 && a.k % kVector == 0;
+    for (int i = 0; i < a.count; ++i)
+      whole &= a.pitch[i] % kVector == 0 && a.first[i] % kVector == 0 && a.end[i] % kVector == 0;
+    if (!whole) return refused(out, "all pieces and the output must have multiples of 8 channels");
+    const int64_t pixels = (int64_t)a.n * a.h * a.w;
+    if (pixels > 0x7fffffff) return refused(out, "the images must have fewer than 2^31 pixels");
+    Params x{a, (int)pixels, ceil_div(a.c, kK), ceil_div(a.k, kN), FastDivmod::make(a.h * a.w), {}};
+    prepared(out, x, ceil_div(pixels, kM) * x.across, 1, 1, kThreads, kStages * kStageBytes, 0);
+  }
+
+  // What a thread copies: one unit of the channels of a chunk, in several rows of pixels and of filters.
+  struct Copier {
+    int unit, row, first_pixel, first_filter;
+
+    AT_DEVICE explicit Copier(const Params& x) : unit(threadIdx.x % kUnits), row(threadIdx.x / kUnits) {
+      const int tile = blockIdx.x / x.across;
+      first_pixel = tile * kM, first_filter = (blockIdx.x - tile * x.across) * kN;
+    }
+
+    AT_DEVICE static uint32_t pixel_place(int row, int unit) { return row * kRowBytes + ((unit ^ row % 8) * 16); }
+
+    AT_DEVICE static uint32_t filter_place(int row, int unit) {
+      return kM * kRowBytes + row * kRowBytes + ((unit ^ (row / 8 % 4 * 2 + row % 2)) * 16);
+    }
+
+    // Starts to copy the weights of a chunk; zeros beyond the last channel and the last filter.
+    AT_DEVICE void load_filters(const Params& x, int chunk, uint32_t to) const {
+      const int channel = chunk * kK + unit * kVector;
+      const Element* from = (const Element*)x.p.p[x.a.count];
+#pragma unroll
+      for (int i = 0; i < kN / kStride; ++i) {
+        const int filter = first_filter + row + i * kStride;
+        const bool inside = channel < x.a.c && filter < x.a.k;
+        copy_async(to + filter_place(row + i * kStride, unit), from + (inside ? (int64_t)filter * x.a.c + channel : 0), 16,
+                   inside);
+      }
+    }
+
+    // Starts to copy the pixels of a chunk; zeros beyond the last channel, and the last pixel again beyond it.
+    AT_DEVICE void load_pixels(const Params& x, int chunk, uint32_t to) const {
+      const at_concat_conv2d& a = x.a;
+      const int channel = chunk * kK + unit * kVector;
+      const bool inside = channel < a.c;
+      int piece = 0, begin = 0;
+#pragma unroll
+      for (int k = 0; k + 1 < AT_MAX_PIECES; ++k)
+        if (inside && channel >= a.end[k]) piece = k + 1, begin = a.end[k];
+      const int pitch = a.pitch[piece];
+      const Element* from = (const Element*)x.p.p[piece] + (inside ? a.first[piece] + channel - begin : 0);
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const int pixel = min(first_pixel + row + i * kStride, x.pixels - 1);
+        copy_async(to + pixel_place(row + i * kStride, unit), from + (int64_t)pixel * pitch, 16, inside);
+      }
+    }
+
+    // Applies the steps before the convolution to the units that this thread has copied.
+    AT_DEVICE void apply(const Params& x, int chunk, char* stage) const {
+      const int channel = chunk * kK + unit * kVector, c = x.a.c;
+      if (channel >= c) return;
+      Pack<Element, kVector> units[kOwn];  // all are read before one is written, so that vectors are read once
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) units[i].read((const Element*)(stage + pixel_place(row + i * kStride, unit)));
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const int pixel = min(first_pixel + row + i * kStride, x.pixels - 1);
+        float v[kVector];
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) v[e] = to_float(units[i].elements[e]);
+        Steps::before(v, x.p.p, x.a, channel, (int64_t)pixel * c + channel, pixel, x.by_image);
+        units[i] = rounded<Element>(v);
+      }
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i)
+        units[i].write((Element*)(stage + pixel_place(row + i * kStride, unit)));
+    }
+  };
+
+  using Sums = float[kBlocks][4 * kColumns][4];
+
+  // sums += pixels filters^T of one stage.
+  AT_DEVICE static void multiply(uint32_t stage, int first_row, int first_column, Sums& sums) {
+    const int lane = threadIdx.x % 32, r = lane % 8, matrix = lane / 8;
+#pragma unroll
+    for (int step = 0; step < kK / 16; ++step) {
+      uint32_t a[kBlocks][4];
+#pragma unroll
+      for (int m = 0; m < kBlocks; ++m)
+        load_matrices(a[m], stage + Copier::pixel_place(first_row + m * 16 + lane % 16, 2 * step + lane / 16));
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column)
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+          uint32_t b[4];
+          const int filter = first_column + 32 * column + r / 2 * 8 + 2 * (2 * pair + matrix / 2) + r % 2;
+          load_matrices(b, stage + Copier::filter_place(filter, 2 * step + matrix % 2));
+#pragma unroll
+          for (int m = 0; m < kBlocks; ++m) {
+            mma<Element>(sums[m][4 * column + 2 * pair], a[m], b[0], b[1]);
+            mma<Element>(sums[m][4 * column + 2 * pair + 1], a[m], b[2], b[3]);
+          }
+        }
+    }
+  }
+
+  AT_DEVICE static void finish(const Params& x, const Copier& copier, int first_row, int first_column, const Sums& sums) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < kBlocks; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int pixel = copier.first_pixel + first_row + 16 * m + 8 * half + lane / 4;
+        if (pixel >= x.pixels) continue;
+#pragma unroll
+        for (int column = 0; column < kColumns; ++column) {
+          const int channel = copier.first_filter + first_column + 32 * column + lane % 4 * kVector;
+          if (channel >= x.a.k) continue;
+          float v[kVector];
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) v[e] = sums[m][4 * column + e / 2][2 * half + e % 2];
+          const int64_t offset = (int64_t)pixel * x.a.k + channel;
+          Steps::after(v, x.p.p, x.a, channel, offset, pixel, x.by_image);
+          store(v, (Element*)x.p.p[x.a.count + 1] + offset);
+        }
+      }
+  }
+
+  AT_DEVICE static void run(const Params& x, char* shared) {
+    const Copier copier(x);
+    const uint32_t memory = (uint32_t)__cvta_generic_to_shared(shared);
+    const int warp = threadIdx.x / 32, first_row = warp / kAcross * kWarpM, first_column = warp % kAcross * kWarpN;
+
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i)
+      if (i < x.chunks) copier.load_filters(x, i, memory + i * kStageBytes);
+    griddepcontrol_wait();
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) {  // the weights of all these stages belong to the first group
+      if (i < x.chunks) copier.load_pixels(x, i, memory + i * kStageBytes);
+      commit_copies();
+    }
+    Sums sums = {};
+    int slot = 0;
+    for (int chunk = 0; chunk < x.chunks; ++chunk) {
+      wait_for_copies<kStages - 2>();
+      if constexpr (Steps::kBefore) copier.apply(x, chunk, shared + slot * kStageBytes);
+      __syncthreads();  // all threads have also read the stage before this one, which is filled again
+      const int next = chunk + kStages - 1, freed = slot == 0 ? kStages - 1 : slot - 1;
+      if (next < x.chunks) {
+        copier.load_filters(x, next, memory + freed * kStageBytes);
+        copier.load_pixels(x, next, memory + freed * kStageBytes);
+      }
+      commit_copies();
+      multiply(memory + slot * kStageBytes, first_row, first_column, sums);
+      if (++slot == kStages) slot = 0;
+    }
+    launch_dependents();
+    finish(x, copier, first_row, first_column, sums);
+  }
+};
+
+}  // namespace at
