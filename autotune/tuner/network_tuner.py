@@ -393,6 +393,11 @@ class _PlanRecorder:
         """Write a plan and its result."""
         self.row = self._written(self._network.identity, plan, result, self.row)
 
+    def record_if_faster(self, plan: PlanState, result: Result) -> None:
+        """Write a plan and its result if no faster one was written."""
+        if self.row is None or self.row.median_us is None or (result.median_us or math.inf) < self.row.median_us:
+            self.record(plan, result)
+
     def record_precompiled(self, plan: PlanState, result: Result) -> None:
         """Write the plan for machines without a compiler."""
         self._written(self._network.identity.precompiled, plan, result, None)
@@ -469,7 +474,12 @@ def tune_network_plan(
     fastest = min(range(len(starts)), key=times.__getitem__)
     if starts[fastest] is not in_use or store.plan(device, network.key) is None:
         recorder.record(starts[fastest], results[fastest])
-    whole = [plan for plan in _whole_plans(network, known) if not until.is_over and timer.runs(plan)]
+    whole = []
+    for plan, us in _whole_plans(network, known):
+        if until.is_over or timer.runs(plan):
+            whole.append(plan)
+            if us is not None:  # the time of its trial; the last comparison decides, if there is time for it
+                recorder.record_if_faster(plan, Result("ok", median_us=us, spread_us=0.0, samples_us=[us]))
     last_seconds = (len(starts) + len(whole) + 2) * timer.seconds * FINAL_ROUNDS / ROUNDS
     layer_us = {name: each[0].us or 0.0 for name, each in known.items() if each}
 
@@ -480,8 +490,7 @@ def tune_network_plan(
     if descend:
         places = [i for i in sorted(range(len(starts)), key=times.__getitem__) if not _is_whole(starts[i], network)]
         first, *others = places
-        improved = recorder.record if first == fastest else lambda *_: None  # else torch's operators are faster so far
-        found.append(descent(improved).descend(starts[first], group_first=True))
+        found.append(descent(recorder.record_if_faster).descend(starts[first], group_first=True))
         second = next((i for i in others if (starts[i] is in_use) != (starts[first] is in_use)), None)
         if second is not None:
             found.append(descent().descend(starts[second], group_first=starts[second] is not in_use))
@@ -578,13 +587,13 @@ def _precompiled(plan: PlanState, known: _Known) -> PlanState:
     return plan.with_assignments(LayerAssignment(name, other) for name, other in others.items())
 
 
-def _whole_plans(network: Network, known: _Known) -> list[PlanState]:
-    """Return a plan for each candidate that runs the whole network on torch's operators."""
+def _whole_plans(network: Network, known: _Known) -> list[tuple[PlanState, float | None]]:
+    """Return a plan for each candidate that runs the whole network on torch's operators, and the time of its trial."""
     if not network.whole:
         return []
     (layer,) = network.whole.layers
     return [
-        PlanState({layer.name: LayerAssignment(layer.name, one.candidate)}, [network.whole])
+        (PlanState({layer.name: LayerAssignment(layer.name, one.candidate)}, [network.whole]), one.us)
         for one in known[layer.name]
     ]
 

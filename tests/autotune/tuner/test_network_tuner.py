@@ -1,5 +1,6 @@
 """The choice inside the network, on a device of which a table says how long each plan takes."""
 
+import itertools
 import json
 import math
 import random
@@ -316,6 +317,15 @@ def test_the_fastest_of_the_layers_and_torchs_operators_runs(store, kernels, tor
     assert families(layers, chosen) == names[fallback or winner]
     assert {choice.source for choice in chosen.values()} == {"tuned without Inductor" if fallback else "tuned"}
     assert families(*select(store, WITH_TORCH, cpu, "off")) == names[fallback or winner]
+
+
+@pytest.mark.parametrize("descend", [True, False])
+def test_without_time_for_the_last_rounds_the_times_of_trials_decide(store, kernels, torchs, descend):
+    device, _ = kernels
+    worker = DeviceWithTorch(VALLEYS | {"aten": 30.0, "inductor": 5.0})
+    over = Deadline(0.0, 0.0, itertools.count(1.0).__next__)
+    row = tune_network_plan(store, device, worker, WITH_TORCH, over, descend=descend)
+    assert row.median_us == 9.0 and row.details["alternatives"] == [WHOLE]  # 9.0: of the trial
 
 
 def test_a_region_compiled_by_inductor_has_a_spare_without_it(store, kernels, torchs):
