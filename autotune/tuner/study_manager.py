@@ -50,7 +50,6 @@ class StudyManager:
 
     Attributes:
         studies: The studies; empty before `create_studies`.
-        enumerated: The problems of which at least one space was enumerated.
     """
 
     def __init__(
@@ -69,36 +68,42 @@ class StudyManager:
         self._others: dict[Problem, _Ranking] = {}
         self._other_studies: list[tuple[Study, _Ranking]] = []
         self.studies: list[Study] = []
-        self.enumerated: set[Problem] = set()
+        self._enumerated: list[Space] = []
 
-    def create_studies(self, search: Deadline = NEVER, build_early: bool = False) -> None:
-        """Create a study for each problem and each family that serves it.
-
-        The studies are in the order in which they are asked first: one of each problem, of the family that supports the
-        fewest architectures, because it is likely to make the best use of this one; then the others.
+    def enumerate(self, search: Deadline = NEVER) -> None:
+        """Enumerate the spaces to search; a thread of its own may do that.
 
         Args:
             search: Deadline of the search. Spaces are enumerated for ENUMERATION_SHARE of it; what is left then is not
                 searched: first the further families of the lightest problems.
-            build_early: Start to build the configs of the warm start as soon as they fill all cores, while the other
-                spaces are still enumerated. Only a database without measurements leaves the warm start unchanged.
         """
-        options = self._options
-        spaces: list[Space] = []
-        early: dict[Kernel, float] = {}  # kernel -> its share of a translation unit
         until = search.share(ENUMERATION_SHARE)
         for space in self._spaces():
-            spaces.append(space)
-            self.enumerated.add(space.problem)
+            self._enumerated.append(space)
             if until.is_over:
-                break
-            if build_early:
-                warm_start = self._lowest_cost(space, min(self._strategy.warm_start, options.trials))
-                early |= dict.fromkeys(warm_start, 1 / kernels_per_unit(space.family))
-                if sum(early.values()) >= options.jobs:
-                    self._builder.build(list(early))
-                    build_early = False
-        spaces = _one_of_each_problem_first(spaces)
+                return
+
+    def first_kernels(self) -> list[Kernel]:
+        """Return kernels of the warm start that fill all cores; none as long as too few spaces are enumerated.
+
+        Only a database without measurements leaves the warm start unchanged.
+        """
+        early: dict[Kernel, float] = {}  # kernel -> its share of a translation unit
+        for space in tuple(self._enumerated):
+            warm_start = self._lowest_cost(space, min(self._strategy.warm_start, self._options.trials))
+            early |= dict.fromkeys(warm_start, 1 / kernels_per_unit(space.family))
+            if sum(early.values()) >= self._options.jobs:
+                return list(early)
+        return []
+
+    def create_studies(self) -> None:
+        """Create a study for each problem and each family whose space is enumerated.
+
+        The studies are in the order in which they are asked first: one of each problem, of the family that supports the
+        fewest architectures, because it is likely to make the best use of this one; then the others.
+        """
+        options = self._options
+        spaces = _one_of_each_problem_first(self._enumerated)
         self._others = {} if self._given_spaces is not None else self._other_problems()
         others = list(self._other_spaces({space.family for space in spaces}))
         studies = self._strategy.make_studies([*spaces, *(space for space, _ in others)], options.seed, options.gain)
@@ -106,6 +111,11 @@ class StudyManager:
         self._other_studies = [
             (study, ranking) for study, (_, ranking) in zip(studies[len(spaces) :], others, strict=True)
         ]
+
+    @property
+    def enumerated(self) -> set[Problem]:
+        """Return the problems of which at least one space was enumerated."""
+        return {space.problem for space in self._enumerated}
 
     def max_trials(self, _: Problem) -> int:
         """Return the number of configs that may be tried for a problem."""

@@ -11,14 +11,14 @@ was. A compiled kernel serves every problem with its dtype and epilogue, and is 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 
 from autotune.codegen import toolchain
 from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, paths
-from autotune.families import Kernel, family
+from autotune.families import Kernel, family, serving
 from autotune.ir import Convolution, Network, Problem
 from autotune.libraries import aten, cudnn, inductor
 from autotune.measure import Result, Worker
@@ -125,7 +125,7 @@ class Tuner:
         self._plans: list[tuple[Problem, KernelRow]] = []  # cuDNN's, to be timed
         self._submitted: set[tuple[Study, Kernel]] = set()  # two studies may ask for one kernel
         self._tried_elsewhere: list[tuple[Study, Kernel]] = []  # trials that another process has claimed
-        self._has_foreign = bool(foreign and foreign.kernels)
+        self._builds_early = False
         self._missing_plan_reasons: set[str] = set()
 
     def run(self) -> None:
@@ -163,7 +163,8 @@ class Tuner:
         with self.builder:
             self._load_database()
             self.progress.stage("compiling the kernels with the lowest predicted costs")
-            self.study_manager.create_studies(self.phases.begin(SEARCH))
+            self.study_manager.enumerate(self.phases.begin(SEARCH))
+            self.study_manager.create_studies()
             self.builder.build(self.study_manager.lowest_cost_kernels())
             while self.builder.ready(True, self.phases.current) and not self.phases.current.is_over:
                 pass
@@ -181,14 +182,19 @@ class Tuner:
             self._list_library_plans(worker) as self._library_candidates,
         ):
             self._load_database()
+            with _in_thread(partial(self.study_manager.enumerate, self.phases.current)) as enumerated:
+                self._start_device(worker, facts)
+                self._background = self._start_background_trials(worker, processes)
+                self.progress.stage("timing PyTorch's operators")
+                self._time_operators(self._operators_first(), self.phases.current.share(OPERATORS_SHARE))
+                self.progress.stage("enumerating configs")
+                while not enumerated.done():
+                    self._build_early()
+                    time.sleep(POLL_SECONDS)
             schedule = self._create_schedule()
-            self._start_device(worker, facts)
-            schedule.begin()
-            self._background = self._start_background_trials(worker, processes)
-            self.progress.stage("timing PyTorch's operators")
-            self._time_operators()
             self.progress.stage("searching")
             schedule.run()
+            self._time_operators(self.weights.sorted(), self.phases.current)
             self._finish_library_plans()
             self._finish_tried_elsewhere()
 
@@ -200,26 +206,30 @@ class Tuner:
         self.builder.load()
 
     def _create_schedule(self) -> Schedule:
-        """Create the studies; in a new database, start the first compilers meanwhile.
-
-        Any measurement of a database could change what is asked for first.
-        """
-        is_new = not self.store.devices() and not self._has_foreign
-        self.study_manager.create_studies(self.phases.current, build_early=is_new)
-        schedule = Schedule(
+        """Create the studies, and tell them what was measured on the device before."""
+        device, _ = self._started()
+        self.study_manager.create_studies()
+        self.study_manager.tell_known(device)
+        return Schedule(
             self.study_manager.studies, self, self.options.target, self.study_manager.max_trials, self.weights.all
         )
-        if is_new:
-            schedule.begin()
-        return schedule
 
     def _start_device(self, worker: Worker, facts: Future[DeviceFacts]) -> None:
-        """Wait for the measuring process, store its device, and tell the studies what was measured on it before."""
+        """Wait for the measuring process, and store its device."""
         self.progress.stage("starting the measuring process")
+        self._builds_early = not self.store.devices()
         self.device = self._put_device(facts.result())
         self._trials = TrialQueue(self.store, worker, self.device, self.breakdown, self.progress)
         self.weights.set_device(self.device)
-        self.study_manager.tell_known(self.device)
+
+    def _build_early(self) -> None:
+        """In a new database, start the first compilers as soon as enough spaces are enumerated.
+
+        Any measurement of a database could change what is asked for first.
+        """
+        if self._builds_early and (kernels := self.study_manager.first_kernels()):
+            self.builder.build(kernels)
+            self._builds_early = False
 
     def _put_device(self, facts: DeviceFacts) -> Device:
         details = {**facts.details, "processors": facts.processors}
@@ -232,12 +242,21 @@ class Tuner:
             details=details,
         )
 
-    def _time_operators(self) -> None:
-        """Time PyTorch's operators: of the problems that only they solve, then of the others."""
+    def _operators_first(self) -> list[Problem]:
+        """Return the problems whose operators are timed before the search: those that nothing else solves come first.
+
+        On a GPU they are all. An operator takes cuDNN a fraction of a second to choose, and one of several that a
+        kernel of ours replaces is seldom faster; their times wait for the end of the search.
+        """
+        served = {problem: bool(serving(problem, self.options.arch)) for problem in self.problems}
+        first = sorted(self.weights.sorted(), key=served.__getitem__)
+        return [problem for problem in first if not (self.options.arch.is_cuda and served[problem])]
+
+    def _time_operators(self, problems: Iterable[Problem], until: Deadline) -> None:
+        """Time PyTorch's operators of some problems, as far as there is time; those that were timed are left out."""
         _, trials = self._started()
-        searched = {study.space.problem for study in self.study_manager.studies if study.total}
-        until = self.phases.current.share(OPERATORS_SHARE)
-        for problem in sorted(self.weights.sorted(), key=searched.__contains__):
+        for problem in problems:
+            self._build_early()
             for row in self._operator_rows(problem):
                 if not (until.is_over or self._is_tried_in_background(problem, row)):
                     trials.submit(problem, row, [{}])
@@ -456,6 +475,15 @@ class Tuner:
     def _best_us(self, problem: Problem) -> float | None:
         """Return the best time of a problem that is known; None before the measuring process has started."""
         return self._trials.best_us(problem) if self._trials else None
+
+
+@contextmanager
+def _in_thread(work: Callable[[], None]) -> Iterator[Future[None]]:
+    """Do some work in a thread; the exit waits for its end and raises its error."""
+    with ThreadPoolExecutor(1) as executor:
+        done = executor.submit(work)
+        yield done
+        done.result()
 
 
 @contextmanager

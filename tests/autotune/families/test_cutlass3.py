@@ -87,6 +87,7 @@ def test_they_are_searched_where_they_are_named(only, tmp_path):
     with Store.create(tmp_path / "a.db") as store:
         problem = parse("conv2d n=8 h=14 w=14 c=64 k=64 dtype=f16 epilogue=relu")
         manager = Tuner(store, [problem], options, None, Progress()).study_manager
+        manager.enumerate()
         manager.create_studies()
     searched = {study.space.family for study in manager.studies}
     assert searched & set(FAMILIES) == set(only) & set(FAMILIES)
