@@ -24,7 +24,7 @@ class Row:
         untuned: Time of torch.compile's faster mode over that of FusedResNet with nothing tuned.
         peers: Time of each mode of torch.compile over `us`, by its name.
         error: Relative error of FusedResNet's results.
-        error_ratio: `error` over that of eager torch in the same dtype; NaN if eager's results are the reference.
+        error_ratio: `error` over that of eager torch in the same dtype.
     """
 
     network: str
@@ -57,7 +57,7 @@ def _row(name: str, batch: Mapping[str, Any]) -> Row:
         untuned=best / ratios.get("untuned", math.nan),
         peers=peers,
         error=errors["fused"],
-        error_ratio=errors["fused"] / errors["eager"] if errors["eager"] else math.nan,
+        error_ratio=errors["fused"] / errors["eager"],
     )
 
 

@@ -65,7 +65,8 @@ METHOD = {
     "input": "lies in the variant's layout; every copy of it into a CUDA graph's static buffer is in the time",
     "settings": "eval, inference_mode, cudnn.benchmark; torch.compile: reduce-overhead on a GPU, default on a CPU; "
     "compile_frozen and max-autotune: with freezing",
-    "error": "norm(result - reference) / norm(reference), the reference in float32 without TF32, all parameters random",
+    "error": "norm(result - reference) / norm(reference), the reference in float32 without TF32, for results in "
+    "float32 in float64; all parameters random",
 }
 REFERENCE_IMAGES = 8  # of a batch at a time, so that float32 activations of large images fit into the memory
 OPTIONAL = ("compile_frozen", "compile_max", "untuned")  # variants that only --only or an option runs
@@ -202,10 +203,14 @@ def make_case(
 
 
 def reference(module: nn.Module, x: Tensor) -> Tensor:
-    """Return the network's results in float32 without TF32, computed on the input's device a few images at a time."""
-    exact = copy.deepcopy(module).to(x.device)
+    """Return the network's results in float32 without TF32, for an input in float32 in float64.
+
+    They are computed on the input's device, a few images at a time.
+    """
+    dtype = torch.float64 if x.dtype == torch.float32 else torch.float32
+    exact = copy.deepcopy(module).to(x.device, dtype)
     with torch.inference_mode(), torch.backends.cudnn.flags(allow_tf32=False):
-        parts = [exact(part.float()) for part in x.split(REFERENCE_IMAGES)]
+        parts = [exact(part.to(dtype)) for part in x.split(REFERENCE_IMAGES)]
         leaves = zip(*map(tree_leaves, parts), strict=True)
         return flat([torch.cat(pieces) for pieces in leaves])
 
