@@ -59,6 +59,7 @@ from autotune.ir.problem import (
     Problem,
     SeBlock,
     SeDownBlock,
+    SeGates,
     SeTail,
     Softmax,
     SpaceToDepth,
@@ -90,6 +91,7 @@ from autotune.ir.rewrites import (
     fuse_gate,
     fuse_pool_projection,
     fuse_projection,
+    split_gate,
 )
 from autotune.ir.weight_layout import pack_weight
 
@@ -145,6 +147,7 @@ __all__ = [
     "Problem",
     "SeBlock",
     "SeDownBlock",
+    "SeGates",
     "SeTail",
     "Softmax",
     "SpaceToDepth",
@@ -184,6 +187,7 @@ __all__ = [
     "register",
     "register_step",
     "scale_of",
+    "split_gate",
     "stored_shape",
     "tensor_dtype_name",
     "with_batch",

@@ -20,8 +20,11 @@ from autotune.ir.problem import (
     Conv2dSeSkip,
     ExpandDepthwise,
     Gemm,
+    Piece,
     Problem,
+    SeGates,
     SeTail,
+    SqueezeExcite,
 )
 
 
@@ -52,7 +55,7 @@ def fuse_expand(expand: Layer, depthwise: Layer, name: str) -> Layer:
     weights = {"weight1": expand.weights["weight"], "weight2": depthwise.weights["weight"]}
     old = [(expand, argument) for argument in product.epilogue.arguments]
     old += [(depthwise, argument) for argument in conv.epilogue.arguments]
-    _add_arguments(old, problem.epilogue, buffers, weights)
+    _add_arguments(old, problem.epilogue.arguments, buffers, weights)
     scalars = (*expand.scalars, *depthwise.scalars)
     return Layer(name, problem, buffers, weights, scalars)
 
@@ -75,8 +78,40 @@ def fuse_concat(concat: Layer, conv: Layer, name: str) -> Layer | None:
     weights = {"weight": conv.weights["weight"]}
     old = [(concat, argument) for argument in made.epilogue.arguments]
     old += [(conv, argument) for argument in product.epilogue.arguments]
-    _add_arguments(old, problem.epilogue, buffers, weights)
+    _add_arguments(old, problem.epilogue.arguments, buffers, weights)
     return Layer(name, problem, buffers, weights, (*concat.scalars, *conv.scalars))
+
+
+def split_gate(excite: Layer, conv: Layer, name: str) -> tuple[Layer, Layer] | None:
+    """Return a squeeze-and-excitation and the 1x1 convolution after it as two layers: the gates, and all the rest.
+
+    The convolution scales its input by the gates, so the scaled tensor is not written. None if one layer cannot have
+    all the tensors, scalars and steps of the two.
+    """
+    gated, product = excite.problem, conv.problem
+    assert isinstance(gated, SeTail | SqueezeExcite) and isinstance(product, Conv2d)
+    act, gate = (gated.act, gated.gate) if isinstance(gated, SqueezeExcite) else ("relu", "sigmoid")
+    sizes = {size: getattr(gated, size) for size in ("n", "h", "w", "dtype")}
+    made = f"{excite.buffers['x']}.{name}.gates"
+    gates = dataclasses.replace(
+        excite,
+        name=f"{name}.gates",
+        problem=SeGates(**sizes, c=gated.c, hidden=gated.hidden, act=act, gate=gate),
+        buffers={"x": excite.buffers["x"], "y": made},
+        weights={operand: excite.weights[operand] for operand in ("w1", "b1", "w2", "b2")},
+        scalars=(),
+    )
+    chain = ("mul_image", *gated.epilogue.names, "conv", *product.epilogue.names)
+    try:
+        problem = ConcatConv2d(**sizes, k=product.k, pieces=(Piece.whole(gated.c),), epilogue=Epilogue(chain))
+    except ProblemError:
+        return None
+    buffers = {"x0": excite.buffers["x"], problem.epilogue.arguments[0].name: made, "y": conv.buffers["y"]}
+    weights = {"weight": conv.weights["weight"]}
+    old = [(excite, argument) for argument in gated.epilogue.arguments]
+    old += [(conv, argument) for argument in product.epilogue.arguments]
+    _add_arguments(old, problem.epilogue.arguments[1:], buffers, weights)
+    return gates, Layer(f"{name}.product", problem, buffers, weights, (*excite.scalars, *conv.scalars))
 
 
 def fuse_gate(conv: Layer, tail: Layer, name: str) -> Layer:
@@ -151,7 +186,7 @@ def fuse_projection(gate: Layer, project: Layer, name: str) -> Layer | None:
     buffers = {key: value for key, value in gate.buffers.items() if key not in own}
     weights = {key: value for key, value in gate.weights.items() if key not in own}
     kept = [argument for argument in problem.epilogue.arguments if argument not in added]
-    _add_arguments([(gate, argument) for argument in kept], skip.epilogue, buffers, weights)
+    _add_arguments([(gate, argument) for argument in kept], skip.epilogue.arguments, buffers, weights)
     buffers["skip"], weights["projection"] = project.buffers["x"], tiled
     return dataclasses.replace(gate, name=name, problem=skip, buffers=buffers, weights=weights)
 
@@ -172,7 +207,7 @@ def _with_gate(
     buffers = {"x": conv.buffers["x"], "y": tail.buffers["y"]}
     weights = {"weight": conv.weights["weight"], **{key: tail.weights[key] for key in ("w1", "b1", "w2", "b2")}}
     weights |= changed
-    _add_arguments(old, problem.epilogue, buffers, weights)
+    _add_arguments(old, problem.epilogue.arguments, buffers, weights)
     scalars = (*conv.scalars, *tail.scalars)
     return dataclasses.replace(tail, name=name, problem=problem, buffers=buffers, weights=weights, scalars=scalars)
 
@@ -182,17 +217,20 @@ def _fields_without_epilogue(problem: Problem) -> dict[str, Any]:
 
 
 def _add_arguments(
-    old: Sequence[tuple[Layer, Argument]], chain: Epilogue, buffers: dict[str, str], weights: dict[str, ConstantSource]
+    old: Sequence[tuple[Layer, Argument]],
+    new: Sequence[Argument],
+    buffers: dict[str, str],
+    weights: dict[str, ConstantSource],
 ) -> None:
     """Add the tensors of layers' steps to `buffers` and `weights`, under their names in the joint chain.
 
     Args:
         old: The arguments of the chain, in order, each with the layer that it comes from.
-        chain: The joint chain, in which the arguments are numbered anew.
+        new: The same arguments in the joint chain, in which they are numbered anew.
         buffers: Activations of the joint layer, by operand.
         weights: Constants of the joint layer, by operand.
     """
-    for (layer, argument), renamed in zip(old, chain.arguments, strict=True):
+    for (layer, argument), renamed in zip(old, new, strict=True):
         if argument.kind == "vector":
             weights[renamed.name] = layer.weights[argument.name]
         elif argument.kind != "scalar":

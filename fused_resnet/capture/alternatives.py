@@ -18,6 +18,7 @@ from autotune.ir import (
     Layer,
     MaxPool2d,
     SeTail,
+    SqueezeExcite,
     Stem,
     ToChannelsLast,
     fold_gate,
@@ -26,6 +27,7 @@ from autotune.ir import (
     fuse_gate,
     fuse_pool_projection,
     is_output,
+    split_gate,
 )
 
 T = TypeVar("T")
@@ -54,6 +56,8 @@ def alternatives(layers: Sequence[Layer]) -> tuple[Alternative, ...]:
                 found += list(_expanded(layer, reader))
             case (Concat(), Conv2d()):
                 found += list(_read_by_product(layer, reader))
+            case (SeTail() | SqueezeExcite(), Conv2d()):
+                found += list(_scaled_by_product(layer, reader))
             case (AvgPool2d(), Conv2d()) if not layer.problem.epilogue.names:
                 found += list(_pooled_projection(layer, reader))
             case (Conv2d(), SeTail()) if "store" not in layer.problem.epilogue.names:
@@ -202,6 +206,17 @@ def _read_by_product(concat: Layer, conv: Layer) -> Iterator[Alternative]:
         both = fuse_concat(concat, conv, f"{conv.name}.concat")
         if both:
             yield Alternative(both.name, (concat.name, conv.name), (both,))
+
+
+def _scaled_by_product(excite: Layer, conv: Layer) -> Iterator[Alternative]:
+    """Yield a 1x1 convolution that scales its input by the gates of the squeeze-and-excitation before it."""
+    product = conv.problem
+    assert isinstance(product, Conv2d)
+    fits = product.is_pointwise and product.groups == 1 and product.dtype in ("f16", "bf16")
+    if fits and "store" not in excite.problem.epilogue.names:
+        parts = split_gate(excite, conv, f"{conv.name}.scaled")
+        if parts:
+            yield Alternative(f"{conv.name}.scaled", (excite.name, conv.name), parts)
 
 
 def _pooled_projection(pool: Layer, conv: Layer) -> Iterator[Alternative]:

@@ -4,6 +4,7 @@
 //
 // With kCluster > 1, the blocks of a cluster share the pixels of an image: each adds up its own, and reads the sums of
 // the others from their shared memory. Config::hidden_activation and gate_activation are the two activations.
+// With Config::kGatesOnly the result is the gates (n, 1, 1, c) themselves.
 //
 // With kEarly, the weights are copied to shared memory before griddepcontrol_wait(), once for all images of a block,
 // and the tensors that the steps read are loaded while the gates are computed.
@@ -52,7 +53,8 @@ struct SeTail {
       read(kept, a, p, part, first);
       if (image + (int)gridDim.x / kCluster >= a.n) launch_dependents();
       float* gates = excite(kept, a, (const Element*)p[kX] + first, part, weights, at, memory);
-      if (part.active) finish(kept, a, p, part, first, gates);
+      if constexpr (Config::kGatesOnly) put_gates(a, p, image, gates);
+      else if (part.active) finish(kept, a, p, part, first, gates);
     }
     if constexpr (kCluster > 1) ptx::cluster_wait_acquire();  // until the others have read this block's sums
   }
@@ -139,7 +141,7 @@ struct SeTail {
       if (part.active && pixel < part.pixels)
         kept.x[i].read((const Element*)p[kX] + first + pixel * a.c + part.channel);
     }
-    if constexpr (kEarly) {
+    if constexpr (kEarly && !Config::kGatesOnly) {
 #pragma unroll
       for (int i = 0; i < kKeep; ++i) {
         const int pixel = part.lane + i * part.lanes;
@@ -237,6 +239,21 @@ struct SeTail {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
+  }
+
+  // Applies the steps to the gates of an image and stores them. The first block of a cluster does that.
+  AT_DEVICE static void put_gates(const at_se_tail& a, void* const* p, int image, const float* gates) {
+    if constexpr (kCluster > 1)
+      if (ptx::rank_in_cluster() != 0) return;
+    for (int channel = threadIdx.x * kVector; channel < a.c; channel += kThreads * kVector) {
+      const int64_t offset = (int64_t)image * a.c + channel;
+      typename Config::Steps::Fetched fetched;
+      if constexpr (kEarly) Config::Steps::fetch(fetched, p, offset);
+      float v[kVector];
+      load(v, gates + channel);
+      Config::Steps::apply(v, p, a.scalars, channel, offset, fetched);
+      store(v, (Element*)p[kY] + offset);
+    }
   }
 
   // Scales, applies the steps and stores. There is no barrier at the end: other threads may start their next image.

@@ -280,6 +280,12 @@ PROBLEMS = {
         "expand_depthwise n=1 h=56 w=56 c=24 k=144 r=3 s=3 pad=1 dtype={} epilogue=bias,hardswish,conv,bias,store,relu",
         "expand_depthwise n=5 h=7 w=7 c=192 k=1152 r=5 s=5 pad=2 dtype={} epilogue=bias,silu,conv,bias,silu",
     ],
+    "cuda_se_gates": [
+        "se_gates n=3 h=5 w=3 c=72 hidden=5 act=silu gate=sigmoid dtype={}",
+        "se_gates n=2 h=16 w=16 c=64 hidden=4 act=relu gate=hardsigmoid dtype={} epilogue=add_scalar",
+        "se_gates n=303 h=2 w=2 c=512 hidden=32 act=hardswish gate=sigmoid dtype={}",
+        "se_gates n=1 h=56 w=56 c=144 hidden=6 act=silu gate=sigmoid dtype={}",
+    ],
     "cuda_squeeze_excite": [
         "squeeze_excite n=3 h=5 w=3 c=72 hidden=5 act=silu gate=sigmoid dtype={} epilogue=add,relu,add_scalar",
         "squeeze_excite n=2 h=16 w=16 c=64 hidden=4 act=relu gate=hardsigmoid dtype={}",

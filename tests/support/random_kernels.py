@@ -253,6 +253,10 @@ def squeeze(rng: random.Random) -> str:
     return f"{tail(rng).replace('se_tail', 'squeeze_excite')} {activations}"
 
 
+def gates(rng: random.Random) -> str:
+    return squeeze(rng).replace("squeeze_excite", "se_gates")
+
+
 def expansion(rng: random.Random) -> str:
     side, stride, c = rng.choice((3, 5, 7)), rng.choice((1, 2)), 8 * rng.randint(1, 24)
     n, h, w, k = rng.randint(1, 5), rng.randint(6, 30), rng.randint(6, 30), 8 * rng.randint(1, 40)
@@ -286,6 +290,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_pointwise_conv2d": short_product,
     "cuda_se_block": any_block,
     "cuda_se_down_block": any_down_block,
+    "cuda_se_gates": gates,
     "cuda_se_tail": tail,
     "cuda_softmax": lambda rng: normalized(rng, "softmax"),
     "cuda_space_to_depth": lambda rng: (

@@ -38,6 +38,7 @@ from autotune.ir import (
     Problem,
     SeBlock,
     SeDownBlock,
+    SeGates,
     SeTail,
     Softmax,
     SpaceToDepth,
@@ -171,6 +172,8 @@ def solve(  # noqa: PLR0912, PLR0915 -- a table
             )
         case SeTail():
             value = _gated(given["x"], given)
+        case SeGates():
+            value = _gate(given["x"], given, problem.act, problem.gate)
         case SqueezeExcite():
             value = _gated(given["x"], given, problem.act, problem.gate)
         case SeBlock():
@@ -285,10 +288,15 @@ def _gated(
     x: torch.Tensor, given: Mapping[str, torch.Tensor], act: str = "relu", gate: str = "sigmoid"
 ) -> torch.Tensor:
     """Return x multiplied by its squeeze-and-excitation gate; act, gate: names of steps."""
+    return x * _gate(x, given, act, gate)
+
+
+def _gate(x: torch.Tensor, given: Mapping[str, torch.Tensor], act: str, gate: str) -> torch.Tensor:
+    """Return the gates (n, 1, 1, c) of x."""
     folded = "squeezed" in given
     squeezed = given["squeezed"] if folded else x.sum((1, 2)) / (x.shape[1] * x.shape[2]) @ given["w1"].T
     hidden = MEANINGS[act][1](squeezed + given["b1"])
-    return x * MEANINGS[gate][1](hidden @ given["w2"].T + given["b2"])[:, None, None, :]
+    return MEANINGS[gate][1](hidden @ given["w2"].T + given["b2"])[:, None, None, :]
 
 
 def _projected_pool(given: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Parameter
 from autotune.families.rules import Rules, first_unmet, require
-from autotune.ir import DTYPES, Epilogue, SeTail, SqueezeExcite
+from autotune.ir import DTYPES, Epilogue, SeGates, SeTail, SqueezeExcite
+
+GatedProblem = SeTail | SqueezeExcite | SeGates
 
 VECTOR = 8  # channels of an access
 _IMAGES = (1, 2, 4, 8)
 _MAX_CHANNELS = 8192  # 1024 threads of 8 channels
 
 
-def why_unsupported(problem: SeTail | SqueezeExcite) -> str | None:
+def why_unsupported(problem: GatedProblem) -> str | None:
     """Return why no kernel can solve a problem; None if one can."""
     return require(
         problem.c % VECTOR == 0 and problem.c <= _MAX_CHANNELS,
@@ -34,7 +36,7 @@ def why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilog
     )
 
 
-def why_unfit(problem: SeTail | SqueezeExcite, config: Config, arch: Architecture) -> str | None:
+def why_unfit(problem: GatedProblem, config: Config, arch: Architecture) -> str | None:
     """Return why a kernel cannot solve a problem; None if it can."""
 
     def rules() -> Rules:
@@ -54,7 +56,7 @@ def why_unfit(problem: SeTail | SqueezeExcite, config: Config, arch: Architectur
     return first_unmet(rules())
 
 
-def launches(problem: SeTail | SqueezeExcite, config: Config, arch: Architecture) -> list[Launch]:
+def launches(problem: GatedProblem, config: Config, arch: Architecture) -> list[Launch]:
     """If weights stay in shared memory, also several images a block, as long as 3 of 4 SMs have a block."""
     several = [images for images in _IMAGES if config["early"] and 4 * problem.n >= 3 * images * arch.processors]
     return [{"images": images} for images in dict.fromkeys((1, *several))]

@@ -9,18 +9,20 @@ from autotune.families.base import DEVICE_IMAGE, Config, Family, Launch, Paramet
 from autotune.families.cuda import se_tail
 from autotune.families.rules import require
 from autotune.families.squeeze_excite import ACT, GATE, candidate_activations, require_activations
-from autotune.ir import Epilogue, SqueezeExcite
+from autotune.ir import Epilogue, SeGates, SqueezeExcite
 
 _BARRIER = 0.5  # cost of a cluster's barriers for each doubling, in passes over an image; an estimate
 
 
-def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+def why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    """Return why a config cannot be compiled; None if it can."""
     return require(
         config["cluster"] == 1 or (arch.capability or 0) >= 90, "clusters of blocks need sm_90"
     ) or se_tail.why_illegal(config, arch, dtype, epilogue)
 
 
-def _why_unfit(problem: SqueezeExcite, config: Config, arch: Architecture) -> str | None:
+def why_unfit(problem: SqueezeExcite | SeGates, config: Config, arch: Architecture) -> str | None:
+    """Return why a kernel cannot solve a problem; None if it can."""
     return (
         require_activations(problem, config, arch)
         or require(problem.h * problem.w >= int(config["cluster"]), "each block of a cluster needs a pixel")
@@ -28,11 +30,12 @@ def _why_unfit(problem: SqueezeExcite, config: Config, arch: Architecture) -> st
     )
 
 
-def _launches(problem: SqueezeExcite, config: Config, arch: Architecture) -> list[Launch]:
+def launches(problem: SqueezeExcite | SeGates, config: Config, arch: Architecture) -> list[Launch]:
+    """Return one image a cluster, or the launch values of a family without clusters."""
     return [{"images": 1}] if config["cluster"] != 1 else se_tail.launches(problem, config, arch)
 
 
-def _cost(problem: SqueezeExcite, config: Config, arch: Architecture) -> float:
+def cost(problem: SqueezeExcite | SeGates, config: Config, arch: Architecture) -> float:
     """Rank by passes of the threads over their pixels, rounds of blocks, and vectors that registers do not keep."""
     cluster, threads, keep = int(config["cluster"]), int(config["threads"]), int(config["keep"])
     passes = max(1.0, problem.h * problem.w * problem.c / se_tail.VECTOR / cluster / threads)
@@ -56,11 +59,12 @@ FAMILY = Family[SqueezeExcite](
         GATE,
     ),
     launch_parameters=se_tail.FAMILY.launch_parameters,
-    why_illegal=_why_illegal,
+    why_illegal=why_illegal,
     candidate_values=candidate_activations,
     why_unsupported=se_tail.why_unsupported,
-    why_unfit=_why_unfit,
-    launches=_launches,
-    cost=_cost,
+    why_unfit=why_unfit,
+    launches=launches,
+    cost=cost,
+    context=lambda config, arch, dtype: {**config, "gates": False},
     compile_seconds=(0.9, 0.4),
 )

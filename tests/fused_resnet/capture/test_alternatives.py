@@ -5,11 +5,12 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 from architectures import ARCHITECTURES, ResNet, images, random_model
 from reference import relative_error
 from torch import nn
 
-from autotune.ir import WHOLE, Concat, ConcatConv2d, ExpandDepthwise
+from autotune.ir import WHOLE, Concat, ConcatConv2d, ExpandDepthwise, SeGates
 from autotune.runtime import ExecutionContext, NetworkPlan
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
@@ -103,6 +104,41 @@ def test_a_widening_convolution_is_also_taken_with_the_depthwise_one_after_it(st
     assert relative_error(y, expected) < 2e-3
     single = capture(model.float(), tuple(x.shape), "f32")
     assert not [one for one in single.alternatives if one.name.endswith(".expanded")], "for halves alone"
+
+
+class Gated(nn.Module):
+    """The last part of an inverted residual: gates of any activations, and a narrowing convolution."""
+
+    def __init__(self, act, gate):
+        super().__init__()
+        self.act, self.gate = act, gate
+        self.wide, self.narrow = nn.Conv2d(4, 24, 3, padding=1), nn.Conv2d(24, 8, 1)
+        self.down, self.up = nn.Conv2d(24, 6, 1), nn.Conv2d(6, 24, 1)
+
+    def forward(self, x):
+        y = torch.relu(self.wide(x))
+        gate = self.gate(self.up(self.act(self.down(y.mean((2, 3), keepdim=True)))))
+        return self.narrow(gate * y)
+
+
+@pytest.mark.parametrize(
+    ("act", "gate"), [(torch.relu, torch.sigmoid), (F.silu, torch.sigmoid), (F.relu, F.hardsigmoid)]
+)
+def test_a_product_also_scales_its_input_by_gates(store, act, gate):
+    model = se_resnet9_fixup.randomize(Gated(act, gate).half()).eval()
+    x = torch.randn(2, 4, 7, 9, generator=torch.Generator().manual_seed(1)).half()
+    network = capture(model, tuple(x.shape), "f16")
+    taken = dataclasses.replace(network, layers=network.layers_with(["narrow.scaled"]), alternatives=())
+    kinds = [type(layer.problem) for layer in taken.layers]
+    assert kinds[-2:] == [SeGates, ConcatConv2d] and str(taken.layers[-1].problem.epilogue) == "mul_image,conv,bias"
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(x.double())
+    context = ExecutionContext(
+        NetworkPlan(taken, module_state(model), store, torch.device("cpu"), graph=False), graph=False
+    )
+    y = torch.full_like(context.template, float("nan"))
+    context.run([x], [y], stream=0)
+    assert relative_error(y, expected) < 3e-3
 
 
 class Dense(nn.Module):

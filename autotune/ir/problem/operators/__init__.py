@@ -33,7 +33,12 @@ from autotune.ir.problem.operators.depth_to_space import DepthToSpace
 from autotune.ir.problem.operators.stem import Stem
 from autotune.ir.problem.operators.expand_depthwise import ExpandDepthwise
 from autotune.ir.problem.operators.se_tail import SeTail
-from autotune.ir.problem.operators.squeeze_excite import GATE_ACTIVATIONS, HIDDEN_ACTIVATIONS, SqueezeExcite
+from autotune.ir.problem.operators.squeeze_excite import (
+    GATE_ACTIVATIONS,
+    HIDDEN_ACTIVATIONS,
+    SeGates,
+    SqueezeExcite,
+)
 from autotune.ir.problem.operators.torch_call import CallDevice, OperatorCall, TorchCall, ValueRef, stored_shape
 # isort: on
 
@@ -68,6 +73,7 @@ __all__ = [
     "PatchConv2d",
     "Piece",
     "Pool2d",
+    "SeGates",
     "SeTail",
     "Softmax",
     "SpaceToDepth",
