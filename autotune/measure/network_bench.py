@@ -54,7 +54,7 @@ class NetworkBench:
 
     def __init__(self, network: Network, device: torch.device) -> None:
         self.network, self.device = network, device
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator(device).manual_seed(0)
         self._layers = {layer.name: layer for layer in network.all_layers}
         self._buffers: dict[str, torch.Tensor | TensorSlot] = {**caller_slots(network), **make_buffers(network, device)}
         self._state: dict[ConstantSource, torch.Tensor] = {}
@@ -66,9 +66,9 @@ class NetworkBench:
         for layer in network.all_layers:
             for operand in layer.problem.operands():
                 if operand.name in layer.weights:
-                    self._state[layer.weights[operand.name]] = random_tensor(operand, generator).to(device)
+                    self._state[layer.weights[operand.name]] = random_tensor(operand, generator)
                 elif layer.buffers[operand.name] in self._callers:
-                    self._callers[layer.buffers[operand.name]] = random_tensor(operand, generator).to(device)
+                    self._callers[layer.buffers[operand.name]] = random_tensor(operand, generator)
             self._state |= dict.fromkeys(layer.scalars, torch.full((1,), 0.5))
         self._bound: dict[str, BoundLayer] = {}
         self._monitor = Monitor(device)

@@ -55,16 +55,18 @@ class Workload:
 
     def __init__(self, problem: Problem, device: torch.device, seed: int = 0) -> None:
         self.problem, self.device = problem, device
-        generator = torch.Generator().manual_seed(seed)
-        own = torch.empty(problem.scalars).uniform_(0.25, 1.0, generator=generator).tolist()
-        self.scalars = (*own, *problem.epilogue.random_scalars(generator))
+        scalars = torch.Generator().manual_seed(seed)
+        own = torch.empty(problem.scalars).uniform_(0.25, 1.0, generator=scalars).tolist()
+        self.scalars = (*own, *problem.epilogue.random_scalars(scalars))
+        # On a GPU the tensors are drawn there: a CPU takes a tenth of a second for the activations of one layer.
+        generator = torch.Generator(device).manual_seed(seed)
         self.tensors: dict[str, torch.Tensor] = {}
         self._guarded: dict[str, torch.Tensor] = {}
         for operand in problem.operands():
             if operand.role == "output":
                 self._guarded[operand.name], self.tensors[operand.name] = _guarded(operand, device)
             else:
-                self.tensors[operand.name] = random_tensor(operand, generator).to(device)
+                self.tensors[operand.name] = random_tensor(operand, generator)
         if problem.output_dtype == "s8":
             self._spread_bytes()
         self.expected = self._expected()
@@ -217,7 +219,7 @@ class Workload:
 
 
 def random_tensor(operand: Operand, generator: torch.Generator) -> torch.Tensor:
-    """Return random values for an operand, on the CPU.
+    """Return random values for an operand, on the generator's device.
 
     int8 values are uniform, all others normal. Weights are divided by the square root of their fan-in, so that sums
     have a standard deviation of about one (He et al., 2015, up to a constant). Vectors are halved. Positive values are
@@ -226,10 +228,10 @@ def random_tensor(operand: Operand, generator: torch.Generator) -> torch.Tensor:
     """
     dtype = TENSOR_DTYPES[operand.dtype]
     if operand.dtype == "s8":
-        return torch.randint(-128, 128, operand.shape, generator=generator, dtype=torch.int8)
+        return torch.randint(-128, 128, operand.shape, generator=generator, dtype=torch.int8, device=generator.device)
     if not dtype.is_floating_point:
-        return torch.zeros(operand.shape, dtype=dtype)
-    values = torch.randn(operand.shape, generator=generator)
+        return torch.zeros(operand.shape, dtype=dtype, device=generator.device)
+    values = torch.randn(operand.shape, generator=generator, device=generator.device)
     if operand.role == "weight":
         values /= math.sqrt(math.prod(operand.shape[1:]))
     elif operand.role == "vector":
