@@ -1,8 +1,10 @@
 """Measure the host time of FusedResNet: of loading it, and of a call.
 
-Loading runs from `import torch` to the first result, in new processes. A call
-returns while the GPU works. On a CPU the kernels run within the call, so there
-only the check of the state and the allocation of the output are host time.
+Loading runs from `import torch` to the first result, in new processes; for a
+captured model, from the model in torch to the first result, by torch.compile
+with the backend "autotune" and by FusedResNet.from_model. A call returns while
+the GPU works. On a CPU the kernels run within the call, so there only the check
+of the state and the allocation of the output are host time.
 
 Example:
   autotune bench-host --db tuning_db/se_resnet9_fixup_h200.db
@@ -20,12 +22,13 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from autotune.core import AutotuneError
 from autotune.measure import synchronize
-from autotune_cli import cold_start
+from autotune_cli import cold_start, model_start
 from autotune_cli.command_line import add_device, add_model, positive, torch_device
 from autotune_cli.models import load
 from fused_resnet import FusedResNet
@@ -50,17 +53,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def load_times(database: Path, batch: int, device: torch.device, loads: int) -> dict[str, float]:
     """Return the milliseconds of each stage of loading, medians over new processes, and their sum."""
-    command = [sys.executable, "-m", cold_start.__name__, str(database), str(batch), str(device)]
-    found: list[dict[str, float]] = []
-    for _ in range(loads):
-        environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-        if done.returncode:
-            raise AutotuneError(f"loading {database} failed: {done.stderr.strip().splitlines()[-1]}")
-        found.append(json.loads(done.stdout))
+    found: list[dict[str, float]] = [
+        _in_new_process(cold_start.__name__, str(database), str(batch), str(device)) for _ in range(loads)
+    ]
     totals = [sum(seconds[stage] for stage in cold_start.STAGES) for seconds in found]
     medians = {stage: statistics.median(seconds[stage] for seconds in found) for stage in found[0]}
     return {stage: 1e3 * value for stage, value in {"total": statistics.median(totals), **medians}.items()}
+
+
+def start_times(options: argparse.Namespace, device: torch.device) -> dict[str, float]:
+    """Return the milliseconds from a model in torch to its first result, medians over new processes, by door."""
+    shape = ",".join(map(str, options.input)) if options.input else ""
+    words = (options.model, shape, str(options.db), str(options.batch), str(device))
+    return {
+        door: 1e3 * statistics.median(_in_new_process(model_start.__name__, door, *words) for _ in range(options.loads))
+        for door in model_start.DOORS
+    }
+
+
+def _in_new_process(module: str, *words: str) -> Any:
+    """Return what a module prints as JSON; raises AutotuneError if it fails."""
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", module, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise AutotuneError(f"{module} failed: {(done.stderr.strip().splitlines() or [''])[-1]}")
+    return json.loads(done.stdout)
 
 
 def host_us(call: Callable[[], object], device: torch.device, calls: int) -> float:
@@ -103,6 +121,9 @@ def main(options: argparse.Namespace) -> int:
             print(f"    {stage:22}{found[stage]:8.1f}")
             if stage == "choosing and binding":
                 print(f"      {cold_start.READING:20}{found[cold_start.READING]:8.1f}")
+    elif options.loads > 0:
+        for door, milliseconds in start_times(options, device).items():
+            print(f"from the call of {door} to a first result, N = {options.batch}: {milliseconds:.0f} ms")
     for graph in (True, False) if device.type == "cuda" else (False,):
         network = model.fused(str(options.db))
         network.graph = graph
