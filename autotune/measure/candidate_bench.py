@@ -47,6 +47,7 @@ SLOW_FACTOR, SLOW_SAMPLES = 1.5, 2
 LEAK_BYTES = 2**16
 """A candidate leaks if memory grows by more than this while it is sampled, and then in each of SAMPLES more samples by
 more than LEAK_BYTES / SAMPLES."""
+_LEAK_CHECKS, _LEAK_PAUSE_SECONDS = 3, 0.2
 
 _WARM_UP_SECONDS = 0.05
 """Least warm-up of the finalists together."""
@@ -230,14 +231,21 @@ class CandidateBench(Workload):
     def _leaked(self, sample: Sampler) -> int:
         """Return the bytes by which memory grows in SAMPLES more samples; 0 unless it grows in each of them.
 
-        Growth below LEAK_BYTES / SAMPLES does not count: the interpreter takes some bytes in most samples.
+        Growth below LEAK_BYTES / SAMPLES does not count: the interpreter takes some bytes in most samples. On a GPU the
+        memory is that of all processes, of which others may take some meanwhile, so the growth is measured _LEAK_CHECKS
+        times, with pauses.
         """
-        sizes = [memory_bytes(self.device)]
-        for _ in range(SAMPLES):
-            sample()
-            sizes.append(memory_bytes(self.device))
-        steady = all(after - before > LEAK_BYTES // SAMPLES for before, after in pairwise(sizes))
-        return sizes[-1] - sizes[0] if steady else 0
+        grown = 0
+        for check in range(_LEAK_CHECKS):
+            time.sleep(_LEAK_PAUSE_SECONDS if check else 0)
+            sizes = [memory_bytes(self.device)]
+            for _ in range(SAMPLES):
+                sample()
+                sizes.append(memory_bytes(self.device))
+            if not all(after - before > LEAK_BYTES // SAMPLES for before, after in pairwise(sizes)):
+                return 0
+            grown = sizes[-1] - sizes[0]
+        return grown
 
     def _sampler(self, candidate: Candidate, step: BoundStep, slow_us: float = math.inf) -> Sampler:
         if self.timing.buffers == "resident":
