@@ -96,25 +96,49 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> dict[str, 
     """Tune and time a network; returns its entry in the record, with a "reason" if that failed."""
     database = arguments.dbs / f"{name}.db"
     database.parent.mkdir(parents=True, exist_ok=True)
-    model = ["--model", NETWORKS[name], "--batch", ",".join(map(str, arguments.batch))]
-    model += ["--input", arguments.input] if arguments.input else []
+    model = ["--model", NETWORKS[name], *(["--input", arguments.input] if arguments.input else [])]
+    batches = ["--batch", ",".join(map(str, arguments.batch))]
     entry: dict[str, Any] = {}
     try:
         if not arguments.no_tune:
             started = time.monotonic()
             arch = "cpu" if device == "cpu" else "auto"
-            tune = ("tune", *model, "--arch", arch, "--db", str(database), "--budget", arguments.budget)
+            tune = ("tune", *model, *batches, "--arch", arch, "--db", str(database), "--budget", arguments.budget)
             _run(*tune, report=database.with_suffix(".tune.txt"))
             entry["tune_seconds"] = round(time.monotonic() - started, 1)
+        if device == "cuda":
+            _fill_caches(model, arguments.batch)
         variants = [one for one in VARIANTS if one != "compile_max" or not arguments.skip_max_autotune]
         options = ["--device", device, "--only", ",".join(variants), "--seconds", arguments.seconds]
         with tempfile.TemporaryDirectory() as folder:
-            bench = ("bench", *model, "--db", str(database), *options, "--out", folder, "--name", "record")
+            bench = ("bench", *model, *batches, "--db", str(database), *options, "--out", folder, "--name", "record")
             _run(*bench, report=database.with_suffix(".bench.txt"))
-            batches = _read(Path(folder) / "record.json")["batches"]
+            entry["batches"] = _read(Path(folder) / "record.json")["batches"]
     except AutotuneError as problem:
         return entry | {"reason": str(problem)}
-    return entry | {"batches": batches}
+    return entry
+
+
+def _fill_caches(model: Sequence[str], batches: Sequence[int]) -> None:
+    """Compile by Inductor for all batch sizes at a time, so that `bench` finds most of the kernels in Inductor's cache.
+
+    Only what takes long on the host and hardly uses the GPU: max-autotune would time kernels beside others. Failures
+    are left to `bench`, which reports them.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        running = [
+            subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "autotune_cli", "bench", *model, "--batch", str(batch), "--seconds", "0"),
+                    *("--only", "compile_frozen,untuned", "--out", folder, "--name", f"{batch}"),
+                ],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            for batch in batches
+        ]
+        for process in running:
+            process.wait()
 
 
 def _run(command: str, *words: str, report: Path) -> None:
