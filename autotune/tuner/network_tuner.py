@@ -379,23 +379,28 @@ class _PlanRecorder:
 
     Attributes:
         row: The plan that was written last.
-        alone_us: Time of the network with the winner of each layer in microseconds.
+        plan: The same as it was given.
+        best_us: Time of the fastest plan so far in microseconds; infinite if there is none.
+        alone_us: Time of the network with the winner of each layer in microseconds; 0 if it is not known.
         torch_us: Times of the whole network on torch's operators in microseconds, by candidate.
     """
 
     def __init__(self, store: Store, device: Device, network: Network, known: _Known) -> None:
         self._store, self._device, self._network, self._known = store, device, network, known
         self.row: PlanRow | None = None
+        self.plan: PlanState | None = None
+        self.best_us = math.inf
         self.alone_us = 0.0
         self.torch_us: dict[str, float] = {}
 
     def record(self, plan: PlanState, result: Result) -> None:
         """Write a plan and its result."""
         self.row = self._written(self._network.identity, plan, result, self.row)
+        self.plan, self.best_us = plan, result.median_us or math.inf
 
     def record_if_faster(self, plan: PlanState, result: Result) -> None:
-        """Write a plan and its result if no faster one was written."""
-        if self.row is None or self.row.median_us is None or (result.median_us or math.inf) < self.row.median_us:
+        """Write a plan and its result if it is the fastest so far."""
+        if (result.median_us or math.inf) < self.best_us:
             self.record(plan, result)
 
     def record_precompiled(self, plan: PlanState, result: Result) -> None:
@@ -452,34 +457,37 @@ def tune_network_plan(
     if not all(known[layer.name] for layer in network.layers):
         return None
     timer = PlanTimer(worker, network, until.clock)
+    in_use = _plan_in_use(store, device, network, known)
+    recorder = _PlanRecorder(store, device, network, known)
+    saved, torch_plans = store.plan(device, network.key), _whole_plans(network, known)
+    recorder.best_us = saved.median_us if saved else math.inf
+    recorder.torch_us = {str(plan.sequence(network)[0].candidate): us for plan, us in torch_plans if us is not None}
+    for plan, us in torch_plans:
+        if us is not None:  # the time of its trial; the last comparison decides, if there is time for it
+            recorder.record_if_faster(plan, Result("ok", median_us=us, spread_us=0.0, samples_us=[us]))
     winners = PlanState({}).with_assignments(
         LayerAssignment(name, each[0].candidate) for name, each in known.items() if each
     )
     if not timer.runs(winners):
-        return None
+        return recorder.row
     parts = network.without_whole
     starts = [
         winners,
         *(plan for plan in _other_starts(store, device, parts, winners, known, descend) if timer.runs(plan)),
     ]
-    in_use = _plan_in_use(store, device, network, known)
     if in_use and timer.runs(in_use):
         starts.append(in_use)
     results = timer.compare(starts)
     if results is None:
-        return None
-    recorder = _PlanRecorder(store, device, network, known)
+        return recorder.row
     recorder.alone_us = results[0].median_us or math.inf
     times = [result.median_us or math.inf for result in results]
     fastest = min(range(len(starts)), key=times.__getitem__)
-    if starts[fastest] is not in_use or store.plan(device, network.key) is None:
-        recorder.record(starts[fastest], results[fastest])
-    whole = []
-    for plan, us in _whole_plans(network, known):
-        if until.is_over or timer.runs(plan):
-            whole.append(plan)
-            if us is not None:  # the time of its trial; the last comparison decides, if there is time for it
-                recorder.record_if_faster(plan, Result("ok", median_us=us, spread_us=0.0, samples_us=[us]))
+    whole = [plan for plan, _ in torch_plans if until.is_over or timer.runs(plan)]
+    if recorder.plan not in whole or times[fastest] < recorder.best_us:  # recorder.plan: None, or one of torch_plans
+        recorder.best_us = times[fastest]
+        if recorder.row or starts[fastest] is not in_use or saved is None:
+            recorder.record(starts[fastest], results[fastest])
     last_seconds = (len(starts) + len(whole) + 2) * timer.seconds * FINAL_ROUNDS / ROUNDS
     layer_us = {name: each[0].us or 0.0 for name, each in known.items() if each}
 

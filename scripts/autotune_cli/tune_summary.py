@@ -52,14 +52,15 @@ def plan_text(plan: PlanRow, fallback: PlanRow | None, is_cuda: bool) -> str:
         is_cuda: Whether the network runs on a GPU.
     """
     gain, taken = plan.details["alone_us"] / plan.median_us, plan.details["alternatives"]
+    faster = f"{gain:.2f}x faster than with the winners above" if gain else "and the winners above were not timed"
     text = f"The network {'as one CUDA graph' if is_cuda else 'as a whole'}: {plan.median_us:.1f} us, "
     whole = plan.details.get("torch_us", {})
     if WHOLE in taken:
         fastest = min(whole, key=whole.__getitem__)
         name = "torch.compile" if fastest.startswith(inductor.FAMILY) else "eager PyTorch"
-        text += f"{gain:.2f}x faster than with the winners above: {name} ({fastest}) is fastest and runs it"
+        text += f"{faster}: {name} ({fastest}) is fastest and runs it"
         return f"{text}; without a compiler {fallback.median_us:.1f} us" if fallback else text
-    text += f"{gain:.2f}x faster than with the winners above"
+    text += faster
     text += ", because inside the graph other candidates of some layers are faster" if is_cuda else ""
     text += f". Alternatives taken: {', '.join(taken) or 'none'}"
     slower = [f"{us / plan.median_us:.2f}x faster than {name} ({us:.1f} us)" for name, us in whole.items()]

@@ -30,6 +30,7 @@ from autotune.ir import (
 from autotune.measure import Result
 from autotune.runtime.selection import select
 from autotune.tuner.network_tuner import MAX_TIME_RATIO, tune_network_plan
+from autotune_cli.tune_summary import plan_text
 from tuning_db import Store
 
 PROBLEM = "conv2d n=2 h=4 w=4 c={c} k=8 dtype=f32"
@@ -326,6 +327,21 @@ def test_without_time_for_the_last_rounds_the_times_of_trials_decide(store, kern
     over = Deadline(0.0, 0.0, itertools.count(1.0).__next__)
     row = tune_network_plan(store, device, worker, WITH_TORCH, over, descend=descend)
     assert row.median_us == 9.0 and row.details["alternatives"] == [WHOLE]  # 9.0: of the trial
+
+
+@pytest.mark.parametrize("descend", [True, False])
+def test_a_run_that_ends_before_it_times_a_plan_leaves_torchs_fastest_trial(store, kernels, torchs, descend):
+    class Ended:
+        def time_networks(self, network, plans, rounds):
+            raise OutOfTimeError("the end")
+
+    device, _ = kernels
+    with pytest.raises(OutOfTimeError):
+        tune_network_plan(store, device, Ended(), WITH_TORCH, descend=descend)
+    row = store.plan(device, WITH_TORCH.key)
+    assert (row.median_us, row.details["alternatives"]) == (9.0, [WHOLE])
+    said = plan_text(row, None, is_cuda=False)
+    assert "9.0 us" in said and "is fastest and runs it" in said
 
 
 def test_a_region_compiled_by_inductor_has_a_spare_without_it(store, kernels, torchs):
