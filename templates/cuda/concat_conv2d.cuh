@@ -3,7 +3,8 @@
 // A block computes kM pixels x kN output channels. The channels of the concatenation come in chunks of kK = 64, through
 // a ring of kStages buffers with the chunk's pixels and weights, which cp.async fills. Each 16-byte unit of eight
 // channels lies in one of the inputs. The thread that has copied a unit applies the steps before the convolution to it,
-// in shared memory, before the warps multiply; so the concatenation is never in device memory, with or without the steps.
+// in shared memory, before the warps multiply; so the concatenation is never in device memory, with or without the
+// steps.
 //
 // A row of shared memory holds the 64 channels of a pixel or a filter: 128 bytes. Unit u of a row is stored in place
 // u ^ key, so that the eight rows that ldmatrix reads at once lie in different banks. The rows of filters are read in a
@@ -70,8 +71,8 @@ struct ConcatConv2d {
       for (int i = 0; i < kN / kStride; ++i) {
         const int filter = first_filter + row + i * kStride;
         const bool inside = channel < x.a.c && filter < x.a.k;
-        copy_async(to + filter_place(row + i * kStride, unit), from + (inside ? (int64_t)filter * x.a.c + channel : 0), 16,
-                   inside);
+        copy_async(to + filter_place(row + i * kStride, unit), from + (inside ? (int64_t)filter * x.a.c + channel : 0),
+                   16, inside);
       }
     }
 
@@ -110,8 +111,7 @@ struct ConcatConv2d {
         units[i] = rounded<Element>(v);
       }
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i)
-        units[i].write((Element*)(stage + pixel_place(row + i * kStride, unit)));
+      for (int i = 0; i < kOwn; ++i) units[i].write((Element*)(stage + pixel_place(row + i * kStride, unit)));
     }
   };
 
@@ -142,7 +142,8 @@ struct ConcatConv2d {
     }
   }
 
-  AT_DEVICE static void finish(const Params& x, const Copier& copier, int first_row, int first_column, const Sums& sums) {
+  AT_DEVICE static void finish(const Params& x, const Copier& copier, int first_row, int first_column,
+                               const Sums& sums) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < kBlocks; ++m)
