@@ -29,7 +29,8 @@ from autotune.ir import (
 )
 from autotune.measure import Result
 from autotune.runtime.selection import select
-from autotune.tuner.network_tuner import MAX_TIME_RATIO, tune_network_plan
+from autotune.tuner.network_tuner import tune_network_plan
+from autotune.tuner.plan_descent import MAX_TIME_RATIO
 from autotune_cli.tune_summary import plan_text
 from tuning_db import Store
 
