@@ -16,6 +16,7 @@ from autotune.core import Deadline, WorkerError
 from autotune.ir import Problem
 from autotune.measure import Worker
 from autotune.tuner.progress import Progress
+from autotune.tuner.threads import stop_until_done
 from autotune.tuner.time_breakdown import TimeBreakdown
 from autotune.tuner.trial_queue import TrialQueue
 from tuning_db import Store
@@ -57,10 +58,7 @@ class BackgroundTrials:
 
     def close(self) -> None:
         """End the process; what it was working on is lost."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        while not self._started.done():
-            self._worker.stop()  # again and again: it may be between two steps of its start
-            time.sleep(POLL_SECONDS)
+        stop_until_done(self._executor, [self._started], [self._worker])
         self._worker.stop()
 
     @property

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import LifoQueue
 
-from autotune.codegen import POLL_SECONDS
 from autotune.core import Deadline
 from autotune.families import Kernel
 from autotune.ir import Problem
 from autotune.libraries import aten, cudnn, inductor
 from autotune.measure import Worker
 from autotune.tuner.kernel_builder import identity
+from autotune.tuner.threads import stop_until_done
 from tuning_db import Store
 from tuning_db.schema import KernelRow
 
@@ -77,11 +76,9 @@ class LibraryCandidates:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        while not all(future.done() for _, future in self._requests):
-            self._stop_workers()
-            time.sleep(POLL_SECONDS)
-        self._stop_workers()
+        stop_until_done(self._executor, [future for _, future in self._requests], self._workers)
+        for worker in self._workers:
+            worker.stop()
 
     @property
     def is_done(self) -> bool:
@@ -119,10 +116,6 @@ class LibraryCandidates:
             return worker.library_plans(problem, LISTING_SECONDS)
         finally:
             self._idle.put(worker)
-
-    def _stop_workers(self) -> None:
-        for worker in self._workers:
-            worker.stop()
 
     def _listed_before(self, version: cudnn.SerializedPlans) -> Iterator[ListedPlans]:
         """Yield the problems whose plans the database has, and request the others."""

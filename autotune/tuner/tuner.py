@@ -11,9 +11,9 @@ was. A compiled kernel serves every problem with its dtype and epilogue, and is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 
 from autotune.codegen import toolchain
@@ -34,6 +34,7 @@ from autotune.tuner.options import TunerOptions
 from autotune.tuner.phases import FINALS, SEARCH, SETTLING, Phases
 from autotune.tuner.progress import Progress
 from autotune.tuner.study_manager import StudyManager
+from autotune.tuner.threads import facts_in_background, in_thread
 from autotune.tuner.time_breakdown import TimeBreakdown
 from autotune.tuner.trial_queue import TrialQueue
 from tuning_db import Store, launch_text, ranking
@@ -177,12 +178,12 @@ class Tuner:
         """
         self.phases.begin(SEARCH)
         with (
-            _facts_in_background(worker) as facts,
+            facts_in_background(worker) as facts,
             self.builder,
             self._list_library_plans(worker) as self._library_candidates,
         ):
             self._load_database()
-            with _in_thread(partial(self.study_manager.enumerate, self.phases.current)) as enumerated:
+            with in_thread(partial(self.study_manager.enumerate, self.phases.current)) as enumerated:
                 self._start_device(worker, facts)
                 self._background = self._start_background_trials(worker, processes)
                 self.progress.stage("timing PyTorch's operators")
@@ -475,29 +476,3 @@ class Tuner:
     def _best_us(self, problem: Problem) -> float | None:
         """Return the best time of a problem that is known; None before the measuring process has started."""
         return self._trials.best_us(problem) if self._trials else None
-
-
-@contextmanager
-def _in_thread(work: Callable[[], None]) -> Iterator[Future[None]]:
-    """Do some work in a thread; the exit waits for its end and raises its error."""
-    with ThreadPoolExecutor(1) as executor:
-        done = executor.submit(work)
-        yield done
-        done.result()
-
-
-@contextmanager
-def _facts_in_background(worker: Worker) -> Iterator[Future[DeviceFacts]]:
-    """Start the measuring process and measure its device in a thread.
-
-    The exit does not wait for either: an interrupted run would last until the process has started.
-    """
-    executor = ThreadPoolExecutor(1)
-    facts = executor.submit(worker.facts)
-    try:
-        yield facts
-    finally:
-        executor.shutdown(wait=False, cancel_futures=True)
-        while not facts.done():
-            worker.stop()  # again and again: it may be between two steps of its start
-            time.sleep(POLL_SECONDS)
