@@ -15,7 +15,7 @@ from fused_resnet import FusedResNet
 from fused_resnet.compile_backend import autotune
 
 DOORS = ("torch.compile", "from_model")
-"""What takes the model: torch.compile(backend="autotune"), or FusedResNet.from_model."""
+"""The ways to run a model on tuned kernels: torch.compile(backend="autotune") and FusedResNet.from_model."""
 
 
 def main(door: str, name: str, shape: str, database: str, batch: int, device_name: str) -> float:

@@ -35,6 +35,22 @@ def transposed():
     )  # fmt: skip
 
 
+def with_alternatives(network, names):
+    """Return the network with some alternatives taken."""
+    return dataclasses.replace(network, layers=network.layers_with(names), alternatives=())
+
+
+def error(network, model, x, store):
+    """Return the relative error of a network's result on torch's operators to that of its model in float64."""
+    with torch.no_grad():
+        expected = copy.deepcopy(model).double()(x.double())
+    plan = NetworkPlan(network, module_state(model), store, torch.device("cpu"), graph=False)
+    context = ExecutionContext(plan, graph=False)
+    y = torch.full_like(context.template, float("nan"))
+    context.run([x], [y], stream=0)
+    return relative_error(y, expected)
+
+
 @pytest.mark.parametrize(
     ("make", "size", "names"),
     [
@@ -49,17 +65,10 @@ def test_each_alternative_computes_what_it_replaces(make, size, names, store):
     network = capture(model, tuple(x.shape), "f32")
     names = [*names, WHOLE]
     assert [alternative.name for alternative in network.alternatives] == names
-    with torch.no_grad():
-        expected = model.double()(x.double())
     for name in names:
-        taken = dataclasses.replace(network, layers=network.layers_with([name]), alternatives=())
+        taken = with_alternatives(network, [name])
         assert len(taken.layers) < len(network.layers) or name.endswith(("c4", "c8", "shuffle"))
-        context = ExecutionContext(
-            NetworkPlan(taken, module_state(model.float()), store, torch.device("cpu"), graph=False), graph=False
-        )
-        y = torch.full_like(context.template, float("nan"))
-        context.run([x], [y], stream=0)
-        assert relative_error(y, expected) < 1e-5, name
+        assert error(taken, model, x, store) < 1e-5, name
 
 
 @pytest.mark.parametrize(
@@ -74,16 +83,8 @@ def test_groups_of_few_channels_are_also_taken_together(channels, out, groups, n
     network = capture(model.eval(), tuple(x.shape), "f16")
     names = [*names, WHOLE]
     assert [alternative.name for alternative in network.alternatives] == names
-    with torch.no_grad():
-        expected = copy.deepcopy(model).double()(x.double())
     for name in names:
-        taken = dataclasses.replace(network, layers=network.layers_with([name]), alternatives=())
-        context = ExecutionContext(
-            NetworkPlan(taken, module_state(model), store, torch.device("cpu"), graph=False), graph=False
-        )
-        y = torch.full_like(context.template, float("nan"))
-        context.run([x], [y], stream=0)
-        assert relative_error(y, expected) < 1e-3, name
+        assert error(with_alternatives(network, [name]), model, x, store) < 1e-3, name
 
 
 def test_a_widening_convolution_is_also_taken_with_the_depthwise_one_after_it(store):
@@ -91,17 +92,10 @@ def test_a_widening_convolution_is_also_taken_with_the_depthwise_one_after_it(st
     model = se_resnet9_fixup.randomize(nn.Sequential(*parts).half())
     x = torch.randn(2, 8, 11, 9, generator=torch.Generator().manual_seed(1)).half()
     network = capture(model.eval(), tuple(x.shape), "f16")
-    taken = dataclasses.replace(network, layers=network.layers_with(["3.expanded"]), alternatives=())
+    taken = with_alternatives(network, ["3.expanded"])
     [both] = [layer.problem for layer in taken.layers if isinstance(layer.problem, ExpandDepthwise)]
     assert str(both.epilogue) == "bias,relu6,conv,bias,silu" and len(taken.layers) == len(network.layers) - 1
-    with torch.no_grad():
-        expected = copy.deepcopy(model).double()(x.double())
-    context = ExecutionContext(
-        NetworkPlan(taken, module_state(model), store, torch.device("cpu"), graph=False), graph=False
-    )
-    y = torch.full_like(context.template, float("nan"))
-    context.run([x], [y], stream=0)
-    assert relative_error(y, expected) < 2e-3
+    assert error(taken, model, x, store) < 2e-3
     single = capture(model.float(), tuple(x.shape), "f32")
     assert not [one for one in single.alternatives if one.name.endswith(".expanded")], "for halves alone"
 
@@ -128,17 +122,10 @@ def test_a_product_also_scales_its_input_by_gates(store, act, gate):
     model = se_resnet9_fixup.randomize(Gated(act, gate).half()).eval()
     x = torch.randn(2, 4, 7, 9, generator=torch.Generator().manual_seed(1)).half()
     network = capture(model, tuple(x.shape), "f16")
-    taken = dataclasses.replace(network, layers=network.layers_with(["narrow.scaled"]), alternatives=())
+    taken = with_alternatives(network, ["narrow.scaled"])
     kinds = [type(layer.problem) for layer in taken.layers]
     assert kinds[-2:] == [SeGates, ConcatConv2d] and str(taken.layers[-1].problem.epilogue) == "mul_image,conv,bias"
-    with torch.no_grad():
-        expected = copy.deepcopy(model).double()(x.double())
-    context = ExecutionContext(
-        NetworkPlan(taken, module_state(model), store, torch.device("cpu"), graph=False), graph=False
-    )
-    y = torch.full_like(context.template, float("nan"))
-    context.run([x], [y], stream=0)
-    assert relative_error(y, expected) < 3e-3
+    assert error(taken, model, x, store) < 3e-3
 
 
 class Dense(nn.Module):
@@ -161,18 +148,11 @@ def test_a_product_is_also_taken_with_the_concatenation_before_it(store):
     x = torch.randn(2, 4, 7, 9, generator=torch.Generator().manual_seed(1)).half()
     network = capture(model, tuple(x.shape), "f16")
     names = [one.name for one in network.alternatives if one.name.endswith(".concat")]
-    taken = dataclasses.replace(network, layers=network.layers_with(names), alternatives=())
+    taken = with_alternatives(network, names)
     chains = [str(layer.problem.epilogue) for layer in taken.layers if isinstance(layer.problem, ConcatConv2d)]
     assert chains == ["scale,bias,relu,conv,bias,mul,relu"]
     assert not [layer for layer in taken.layers if isinstance(layer.problem, Concat)]
-    with torch.no_grad():
-        expected = copy.deepcopy(model).double()(x.double())
-    context = ExecutionContext(
-        NetworkPlan(taken, module_state(model), store, torch.device("cpu"), graph=False), graph=False
-    )
-    y = torch.full_like(context.template, float("nan"))
-    context.run([x], [y], stream=0)
-    assert relative_error(y, expected) < 3e-3
+    assert error(taken, model, x, store) < 3e-3
     assert len(taken.layers) == len(network.layers) - len(names)
 
 
