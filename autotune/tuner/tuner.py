@@ -257,6 +257,8 @@ class Tuner:
         """Time PyTorch's operators of some problems, as far as there is time; those that were timed are left out."""
         _, trials = self._started()
         for problem in problems:
+            if until.is_over:
+                break
             self._build_early()
             for row in self._operator_rows(problem):
                 if not (until.is_over or self._is_tried_in_background(problem, row)):

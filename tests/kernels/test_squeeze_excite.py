@@ -26,20 +26,22 @@ CASES = {
 @pytest.mark.compile
 @pytest.mark.parametrize(("text", "threads", "keep", "early", "cluster", "images"), CASES.values(), ids=CASES)
 def test_the_kernels_text_scales_by_the_gates(text, threads, keep, early, cluster, images, tmp_path):
-    problem = parse(f"squeeze_excite {text}")
-    config = {
-        **{"threads": threads, "keep": keep, "early": early, "cluster": cluster},
-        **{"act": problem.act, "gate": problem.gate},
-    }
-    assert config in FAMILY.configs_for(problem, SM90)
-    emulated = Emulated(Kernel.of(FAMILY.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
+    check(FAMILY, parse(f"squeeze_excite {text}"), (threads, keep, early, cluster), images, tmp_path)
+
+
+def check(served, problem, shape, images, folder):
+    """Compare a kernel's outputs with the reference; shape: threads, keep, early and cluster of its config."""
+    config = dict(zip(("threads", "keep", "early", "cluster"), shape, strict=True))
+    config |= {"act": problem.act, "gate": problem.gate}
+    assert config in served.configs_for(problem, SM90)
+    emulated = Emulated(Kernel.of(served.name, config, problem.dtype, problem.epilogue, "sm_90"), folder)
     tensors, scalars = random_inputs(problem)
-    found = emulated.run(problem, tensors, scalars, {"images": images}, cluster)
+    found = emulated.run(problem, tensors, scalars, {"images": images}, config["cluster"])
     for name, value in solve(problem, tensors, scalars).items():
         assert relative_error(found[name], value) < {"f16": 1e-3, "bf16": 8e-3, "f32": 4e-6}[problem.dtype], name
 
 
-# A block an image with more channels than threads have in one pass, several images a block, and a cluster of blocks.
+# A block an image, several images a block, and a cluster of blocks.
 GATES = {
     "block": ("n=3 h=3 w=4 c=64 hidden=6 act=silu gate=sigmoid dtype=f16", 128, 1, 0, 1, 1),
     "two images a block": ("n=200 h=2 w=2 c=16 hidden=8 act=relu gate=hardsigmoid dtype=f16", 128, 1, 1, 1, 2),
@@ -50,17 +52,7 @@ GATES = {
 @pytest.mark.compile
 @pytest.mark.parametrize(("text", "threads", "keep", "early", "cluster", "images"), GATES.values(), ids=GATES)
 def test_the_kernels_text_computes_the_gates_alone(text, threads, keep, early, cluster, images, tmp_path):
-    problem, gates = parse(f"se_gates {text}"), family("cuda_se_gates")
-    config = {
-        **{"threads": threads, "keep": keep, "early": early, "cluster": cluster},
-        **{"act": problem.act, "gate": problem.gate},
-    }
-    assert config in gates.configs_for(problem, SM90)
-    emulated = Emulated(Kernel.of(gates.name, config, problem.dtype, problem.epilogue, "sm_90"), tmp_path)
-    tensors, scalars = random_inputs(problem)
-    found = emulated.run(problem, tensors, scalars, {"images": images}, cluster)
-    for name, value in solve(problem, tensors, scalars).items():
-        assert relative_error(found[name], value) < {"f16": 1e-3, "bf16": 8e-3}[problem.dtype], name
+    check(family("cuda_se_gates"), parse(f"se_gates {text}"), (threads, keep, early, cluster), images, tmp_path)
 
 
 @pytest.mark.compile
