@@ -32,7 +32,7 @@ class BackgroundTrials:
     Args:
         store: The database; each trial is committed when `advance` finds that it has ended.
         device: The device.
-        worker: The process; nothing else uses it.
+        worker: The process; nothing else uses it before all trials have ended.
         work: The problems and their candidates, in the order in which they are tried.
         progress: Receives events.
     """
@@ -45,7 +45,7 @@ class BackgroundTrials:
         work: Iterable[tuple[Problem, KernelRow]],
         progress: Progress,
     ) -> None:
-        self._worker, self._work, self._progress = worker, deque(work), progress
+        self.worker, self._work, self._progress = worker, deque(work), progress
         self._trials = TrialQueue(store, worker, device, TimeBreakdown(), progress)
         self._executor = ThreadPoolExecutor(1)
         self._started = self._executor.submit(worker.start)
@@ -58,8 +58,8 @@ class BackgroundTrials:
 
     def close(self) -> None:
         """End the process; what it was working on is lost."""
-        stop_until_done(self._executor, [self._started], [self._worker])
-        self._worker.stop()
+        stop_until_done(self._executor, [self._started], [self.worker])
+        self.worker.stop()
 
     @property
     def is_done(self) -> bool:

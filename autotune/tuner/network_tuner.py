@@ -4,7 +4,9 @@ In a network a kernel finds another cache state and other neighbours than when i
 wins alone need not win there. The search is a coordinate descent (plan_descent.py) from several plans.
 
 Torch's operators for the whole network, eager and compiled by Inductor, are no part of the descent: with them taken, no
-other move would change what runs. They are compared with the plans at the beginning and in the last rounds.
+other move would change what runs. They were timed by the process that compiled them, and compiling a deep network once
+more takes longer than all else here. So only those that are about as fast as the fastest plan are bound again, and
+compared with it in interleaved rounds.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ MAX_LIBRARY_PLANS = 2
 """cuDNN plans of a layer that are tried in addition."""
 FINAL_ROUNDS = 21
 """Interleaved rounds of the last comparison, whose times are recorded."""
+CLOSE = 1.1
+"""Two times of different processes that differ by more than this factor need no comparison in interleaved rounds."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,13 @@ class _PlanRecorder:
 
 
 def tune_network_plan(
-    store: Store, device: Device, worker: Worker, network: Network, until: Deadline = NEVER, descend: bool = True
+    store: Store,
+    device: Device,
+    worker: Worker,
+    network: Network,
+    until: Deadline = NEVER,
+    descend: bool = True,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> PlanRow | None:
     """Find and record the fastest plan of a tuned network.
 
@@ -123,6 +133,7 @@ def tune_network_plan(
         until: Deadline. The plan that is recorded at any moment is the fastest so far.
         descend: Whether to search. Otherwise the winners of the layers, with the alternatives that are faster, are
             compared with torch's operators for the whole network.
+        tell: Called with a message if the plan cannot be tuned.
 
     Returns:
         The recorded plan, or None if a layer has no candidate or the network cannot be timed. Its
@@ -135,23 +146,24 @@ def tune_network_plan(
     timer = PlanTimer(worker, network, until.clock)
     in_use = _plan_in_use(store, device, network, known)
     recorder = _PlanRecorder(store, device, network, known)
-    saved, torch_plans = store.plan(device, network.key), _whole_plans(network, known)
+    saved, whole = store.plan(device, network.key), _whole_plans(network, known)
     recorder.best_us = saved.median_us if saved else math.inf
-    recorder.torch_us = {str(plan.sequence(network)[0].candidate): us for plan, us in torch_plans if us is not None}
-    for plan, us in torch_plans:
-        if us is not None:  # the time of its trial; the last comparison decides, if there is time for it
-            recorder.record_if_faster(plan, Result("ok", median_us=us, spread_us=0.0, samples_us=[us]))
+    recorder.torch_us = {str(plan.sequence(network)[0].candidate): us for plan, us in whole if us is not None}
+    for plan, us in whole:
+        if us is not None:
+            recorder.record_if_faster(plan, _result(us))
     winners = PlanState({}).with_assignments(
         LayerAssignment(name, each[0].candidate) for name, each in known.items() if each
     )
     if not timer.runs(winners):
+        tell(f"the plan of the network is not tuned: its fastest kernels do not run together: {timer.fault}")
         return recorder.row
     parts = network.without_whole
     starts = [
         winners,
         *(plan for plan in _other_starts(store, device, parts, winners, known, descend) if timer.runs(plan)),
     ]
-    if in_use and timer.runs(in_use):
+    if in_use and not _is_whole(in_use, network) and timer.runs(in_use):
         starts.append(in_use)
     results = timer.compare(starts)
     if results is None:
@@ -159,12 +171,11 @@ def tune_network_plan(
     recorder.alone_us = results[0].median_us or math.inf
     times = [result.median_us or math.inf for result in results]
     fastest = min(range(len(starts)), key=times.__getitem__)
-    whole = [plan for plan, _ in torch_plans if until.is_over or timer.runs(plan)]
-    if recorder.plan not in whole or times[fastest] < recorder.best_us:  # recorder.plan: None, or one of torch_plans
+    if times[fastest] < _fastest_us(whole):
         recorder.best_us = times[fastest]
         if recorder.row or starts[fastest] is not in_use or saved is None:
             recorder.record(starts[fastest], results[fastest])
-    last_seconds = (len(starts) + len(whole) + 2) * timer.seconds * FINAL_ROUNDS / ROUNDS
+    last_seconds = (len(starts) + 3) * timer.seconds * FINAL_ROUNDS / ROUNDS
     layer_us = {name: each[0].us or 0.0 for name, each in known.items() if each}
 
     def descent(on_improvement: Callable[[PlanState, Result], object] = lambda *_: None) -> PlanDescent:
@@ -172,16 +183,16 @@ def tune_network_plan(
 
     found = [] if descend else starts
     if descend:
-        places = [i for i in sorted(range(len(starts)), key=times.__getitem__) if not _is_whole(starts[i], network)]
-        first, *others = places
+        first, *others = sorted(range(len(starts)), key=times.__getitem__)
         found.append(descent(recorder.record_if_faster).descend(starts[first], group_first=True))
         second = next((i for i in others if (starts[i] is in_use) != (starts[first] is in_use)), None)
         if second is not None:
             found.append(descent().descend(starts[second], group_first=starts[second] is not in_use))
         found += [plan for plan in starts if plan is in_use]
     without = [_precompiled(plan, known) for plan in found if _is_compiled(plan.sequence(network))]
-    plans = [*found, *whole, *(plan for plan in without if not until.is_over and timer.runs(plan))]
-    _record_fastest(timer, recorder, network, winners, plans, until)
+    plans = [*found, *(plan for plan in without if not until.is_over and timer.runs(plan))]
+    if until.left >= (len(plans) + 1) * timer.seconds * FINAL_ROUNDS / ROUNDS:
+        _record_fastest(timer, recorder, network, winners, plans, whole)
     return recorder.row
 
 
@@ -226,25 +237,57 @@ def _record_fastest(
     network: Network,
     winners: PlanState,
     plans: Sequence[PlanState],
-    until: Deadline,
+    whole: Sequence[tuple[PlanState, float | None]],
 ) -> None:
-    """Time some plans and the layers' winners in interleaved rounds, and record the fastest plan, if there is time.
+    """Time some plans and the layers' winners in interleaved rounds, and record the fastest plan.
 
-    If it is compiled, the fastest of the others is recorded under the key of machines without a compiler.
+    Torch's operators for the whole network that are about as fast as the fastest plan are compared with it after that.
+    If the fastest of all is compiled, the fastest of the others is recorded under the key of machines without a
+    compiler.
+
+    Args:
+        timer: Times plans.
+        recorder: Writes plans.
+        network: The network.
+        winners: The plan with the winner of each layer.
+        plans: The plans.
+        whole: The plans of the whole network on torch's operators, and their times in another process.
     """
-    if until.left < (len(plans) + 1) * timer.seconds * FINAL_ROUNDS / ROUNDS:
-        return
     results = timer.compare([winners, *plans], FINAL_ROUNDS)
     if results is None:
         return
     recorder.alone_us = results[0].median_us or math.inf
     timed = list(zip(plans, results[1:], strict=True))
-    recorder.torch_us = _torch_us(network, timed)
+    best = min(timed, key=_median_us)
+    known = [(plan, _result(us)) for plan, us in whole if us is not None]
+    _record_of(recorder, network, [*timed, *known])
+    close = [plan for plan, us in whole if us is None or us < CLOSE * _median_us(best)]
+    if not close:
+        return
+    running = [plan for plan in close if timer.runs(plan)]
+    again = timer.compare([best[0], *running], FINAL_ROUNDS) or [best[1]]
+    compared = list(zip([best[0], *running], again, strict=False))
+    known = [one for one in known if one[0] not in close]
+    recorder.torch_us = _torch_us(network, [*compared, *known])
+    _record_of(recorder, network, [*compared, *(one for one in timed if one is not best), *known])
+
+
+def _record_of(recorder: _PlanRecorder, network: Network, timed: Sequence[tuple[PlanState, Result]]) -> None:
+    """Record the fastest plan and, if it is compiled, the fastest one that is not."""
     best = min(timed, key=_median_us)
     others = [one for one in timed if not _is_compiled(one[0].sequence(network))]
     if others and _is_compiled(best[0].sequence(network)):
         recorder.record_precompiled(*min(others, key=_median_us))
     recorder.record(*best)
+
+
+def _result(us: float) -> Result:
+    """Return a result from the time of a trial in another process."""
+    return Result("ok", median_us=us, spread_us=0.0, samples_us=[us])
+
+
+def _fastest_us(whole: Sequence[tuple[PlanState, float | None]]) -> float:
+    return min((us for _, us in whole if us is not None), default=math.inf)
 
 
 def _median_us(timed: tuple[PlanState, Result]) -> float:

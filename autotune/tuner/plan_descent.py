@@ -45,12 +45,14 @@ class PlanTimer:
 
     Attributes:
         seconds: Seconds of timing one plan by ROUNDS samples: binding, capture and rounds, in the requests so far.
+        fault: Why the last plan that could not be timed could not.
     """
 
     def __init__(self, worker: Worker, network: Network, clock: Callable[[], float]) -> None:
         self._worker, self._network, self._clock = worker, network, clock
         self._layers: dict[tuple[tuple[str, ...], tuple[str, ...]], tuple[Layer, ...]] = {}
         self.seconds = 0.0
+        self.fault: str | None = None
 
     def layers(self, plan: PlanState) -> tuple[Layer, ...]:
         """Return the layers that a plan runs, in their order.
@@ -72,7 +74,8 @@ class PlanTimer:
         started = self._clock()
         sequences = [[plan.assignments[layer.name] for layer in self.layers(plan)] for plan in plans]
         results = self._worker.time_networks(self._network, sequences, rounds)
-        if any(result.median_us is None for result in results):
+        if failed := [result for result in results if result.median_us is None]:
+            self.fault = f"{failed[0].status}: {failed[0].error}"
             return None
         if rounds == ROUNDS:
             taken = (self._clock() - started) / len(plans)

@@ -311,7 +311,8 @@ class Tuner:
         until = self.phases.begin(FINALS)
         seconds_per_candidate = 0.0  # the longest so far
         for problem in self.weights.sorted():
-            finalists = [] if self._is_whole(problem) else self._finalists(problem)  # settling compares these
+            # What was tried in the other process is compared there, when it is done.
+            finalists = [] if self._background and self._is_whole(problem) else self._finalists(problem)
             if not finalists or until.is_over or until.left < len(finalists) * seconds_per_candidate:
                 continue
             started = time.monotonic()
@@ -351,10 +352,14 @@ class Tuner:
         if self._background:
             self.progress.stage("waiting for Inductor")
             self._background.wait(until.share(COMPILING_SHARE))
+            whole = network.whole.layers[0].problem if network.whole else None
+            if whole and self._background.is_done and (finalists := self._finalists(whole)):
+                self._time_finalists(self._background.worker, whole, finalists)
             self._background.close()
         self.progress.stage("settling: tuning the plan of the network")
+        descend, tell = self.options.arch.is_cuda, self.progress.stage
         with self.breakdown.charge("time"):
-            tune_network_plan(self.store, device, worker, network, until, descend=self.options.arch.is_cuda)
+            tune_network_plan(self.store, device, worker, network, until, descend, tell)
 
     # -- the schedule's bench (search.Bench) -----------------------------------------------------------------
 

@@ -268,7 +268,13 @@ class DeviceWithTorch(Device):
 
 
 @pytest.fixture
-def torchs(store, kernels):
+def trial_us():
+    """Time of torch's operators for the whole network in the process that compiled them."""
+    return 9.0
+
+
+@pytest.fixture
+def torchs(store, kernels, trial_us):
     """The ids of torch's candidates for the whole network, by family."""
     device, _ = kernels
     made = {}
@@ -277,7 +283,7 @@ def torchs(store, kernels):
         row = store.put_kernel(identity | {"source": ""}, symbol="")
         problem = store.put_problem(str(CALL))
         store.put_measurement(
-            device_id=device.id, problem_id=problem.id, kernel_id=row.id, status="ok", median_us=9.0, final=True
+            device_id=device.id, problem_id=problem.id, kernel_id=row.id, status="ok", median_us=trial_us, final=True
         )
         made[row.id] = family
     return made
@@ -319,6 +325,26 @@ def test_the_fastest_of_the_layers_and_torchs_operators_runs(store, kernels, tor
     assert families(layers, chosen) == names[fallback or winner]
     assert {choice.source for choice in chosen.values()} == {"tuned without Inductor" if fallback else "tuned"}
     assert families(*select(store, WITH_TORCH, cpu, "off")) == names[fallback or winner]
+
+
+@pytest.mark.parametrize("trial_us", [900.0])
+def test_torchs_operators_that_are_far_slower_are_not_compiled_once_more(store, kernels, torchs, trial_us):
+    device, _ = kernels
+    worker = DeviceWithTorch(VALLEYS | {"aten": None, "inductor": None})
+    row = tune_network_plan(store, device, worker, WITH_TORCH)
+    assert all(("the network",) not in plans for plans in worker.asked)
+    assert row.details["alternatives"] == [] and set(row.details["torch_us"].values()) == {trial_us}
+
+
+def test_winners_that_do_not_run_together_are_reported(store, kernels):
+    class Failing:
+        def time_networks(self, network, plans, rounds):
+            return [Result("crashed", "no memory")] * len(plans)
+
+    said = []
+    device, _ = kernels
+    tune_network_plan(store, device, Failing(), NETWORK, tell=said.append)
+    assert len(said) == 1 and said[0].endswith("do not run together: crashed: no memory")
 
 
 @pytest.mark.parametrize("descend", [True, False])
