@@ -46,7 +46,8 @@ class BackgroundTrials:
         progress: Progress,
     ) -> None:
         self.worker, self._work, self._progress = worker, deque(work), progress
-        self._trials = TrialQueue(store, worker, device, TimeBreakdown(), progress)
+        self._breakdown = TimeBreakdown()
+        self._trials = TrialQueue(store, worker, device, self._breakdown, progress)
         self._executor = ThreadPoolExecutor(1)
         self._started = self._executor.submit(worker.start)
 
@@ -65,6 +66,11 @@ class BackgroundTrials:
     def is_done(self) -> bool:
         """Return whether all trials have ended."""
         return not self._work and not self._trials.num_sent
+
+    @property
+    def num_tried(self) -> int:
+        """Number of trials that have ended in this run."""
+        return self._breakdown.trials
 
     def advance(self) -> None:
         """Record the trials that have ended and send more, without waiting.

@@ -353,7 +353,9 @@ class Tuner:
             self.progress.stage("waiting for Inductor")
             self._background.wait(until.share(COMPILING_SHARE))
             whole = network.whole.layers[0].problem if network.whole else None
-            if whole and self._background.is_done and (finalists := self._finalists(whole)):
+            # A process that has not tried them would compile them once more.
+            tried = self._background.is_done and self._background.num_tried
+            if tried and whole and (finalists := self._finalists(whole)):
                 self._time_finalists(self._background.worker, whole, finalists)
             self._background.close()
         self.progress.stage("settling: tuning the plan of the network")

@@ -63,6 +63,7 @@ class Variant:
     build: Callable[[BaselineInput], Forward]
     gpu_only: bool = False
     is_fused: bool = False
+    reads_database: bool = False
 
 
 def eager(case: BaselineInput) -> Forward:
@@ -132,7 +133,7 @@ VARIANTS = [
     Variant("compile_frozen", "torch.compile, frozen", "NHWC", compiled_frozen),
     Variant("compile_max", "torch.compile max-autotune", "NHWC", compiled_max),
     Variant("untuned", "torch.compile autotune, untuned", "NHWC", untuned, is_fused=True),
-    Variant("fused", "FusedResNet", "NCHW", fused, is_fused=True),
+    Variant("fused", "FusedResNet", "NCHW", fused, is_fused=True, reads_database=True),
 ]
 
 
@@ -145,9 +146,9 @@ def flat(results: object) -> Tensor:
 def from_another(database: Path) -> Variant:
     """Return the variant that runs FusedResNet on a database of --against."""
     name = f"{FROM_ANOTHER}{database.stem}"
-    return Variant(
-        name, name.replace("fused", "FusedResNet"), "NCHW", partial(fused, database=str(database)), is_fused=True
-    )
+    label = name.replace("fused", "FusedResNet")
+    build = partial(fused, database=str(database))
+    return Variant(name, label, "NCHW", build, is_fused=True, reads_database=True)
 
 
 def scripted(network: nn.Module, x: Tensor) -> torch.jit.ScriptModule:

@@ -1,7 +1,9 @@
 """scripts/bench.py: records, charts and comparisons."""
 
+import io
 import json
 import shutil
+import sys
 
 from processes import TUNED_BATCH, assert_error, script
 
@@ -33,3 +35,9 @@ def test_bench_compares_databases_in_one_run(tuned_db, tmp_path):
     assert [entry["file"] for entry in record["against"]] == ["before.db"]
     assert_error(script("bench", *words, "--against", other, "--against", other), "two have the same name")
     assert_error(script("bench", *words, "--against", tmp_path / "none.db"), "no tuning database", "none.db")
+
+
+def test_a_paused_bench_ends_with_the_process_that_paused_it(tuned_db, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    words = ["--db", tuned_db, "--device", "cpu", "--batch", TUNED_BATCH, "--only", "fused", "--out", tmp_path]
+    assert_error(script("bench", *words, "--pause"), "standard input ended while --pause waited")

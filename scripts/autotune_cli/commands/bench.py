@@ -17,9 +17,10 @@ import hashlib
 import json
 import os
 import statistics
+import sys
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -101,7 +102,7 @@ def main(arguments: argparse.Namespace) -> None:
     dtype = arguments.dtype or ("f16" if device.type == "cuda" and arguments.precision != TF32 else "f32")
     chosen = pick_variants(arguments, device)
     model = models.load(arguments.model, arguments.input, arguments.in_channels)
-    database = pick_database(arguments, chosen)
+    database = None if arguments.pause else pick_database(arguments, chosen)
     torch.backends.cudnn.benchmark = True
 
     record: dict[str, Any] = {
@@ -117,7 +118,10 @@ def main(arguments: argparse.Namespace) -> None:
     path = Path(arguments.out) / f"{name}.json"
     ran = False
     for batch in arguments.batch:
-        results = measure(make_case(model, arguments, batch, device, DTYPES[dtype]), chosen, arguments.seconds)
+        pause = arguments.pause and batch == arguments.batch[0]
+        case = make_case(model, arguments, batch, device, DTYPES[dtype])
+        results = measure(case, chosen, arguments.seconds, wait_for_a_line if pause else lambda: None)
+        record["database"] = record["database"] or pick_database(arguments, chosen)
         ran |= any(result.reason is None for result in results)
         record["batches"].append({"batch": batch, "variants": {r.variant.name: as_json(r) for r in results}})
         write(record, path)  # after every batch size: an interrupted run keeps what it measured
@@ -150,6 +154,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     timing_group = parser.add_argument_group("timing")
     add_device(timing_group)
     timing_group.add_argument("--threads", type=positive, metavar="N", help="CPU threads (default: torch's choice)")
+    timing_group.add_argument(
+        "--pause",
+        action="store_true",
+        help="prepare the variants that read no database, then wait for a line on standard input: the database may be "
+        "tuned meanwhile",
+    )
     timing_group.add_argument(
         "--seconds", type=seconds, default=2.0, help="time for each variant and batch size (default 2)"
     )
@@ -215,12 +225,30 @@ def reference(module: nn.Module, x: Tensor) -> Tensor:
         return flat([torch.cat(pieces) for pieces in leaves])
 
 
-def measure(case: BaselineInput, chosen: list[Variant], budget: float) -> list[Result]:
-    """Prepare every variant, then time all that work in interleaved rounds."""
+def wait_for_a_line() -> None:
+    """Wait for a line on standard input; raises AutotuneError if that ends: the process that would write is gone."""
+    if not sys.stdin.readline():
+        raise AutotuneError("standard input ended while --pause waited for a line")
+
+
+def measure(
+    case: BaselineInput, chosen: list[Variant], budget: float, before_databases: Callable[[], None]
+) -> list[Result]:
+    """Prepare every variant, then time all that work in interleaved rounds.
+
+    Args:
+        case: The network and its input.
+        chosen: The variants; those that read a database come last.
+        budget: Seconds for each variant.
+        before_databases: Called before the first variant that reads a database is prepared.
+    """
     text = TextColumn("{task.description}")
     with Progress(text, BarColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(chosen))
-        results = [prepare(case, variant, progress, task) for variant in chosen]
+        first = [variant for variant in chosen if not variant.reads_database]
+        results = [prepare(case, variant, progress, task) for variant in first]
+        before_databases()
+        results += [prepare(case, variant, progress, task) for variant in chosen[len(first) :]]
         calls = {result.variant.name: result.forward for result in results if result.forward}
         if not calls:
             return results

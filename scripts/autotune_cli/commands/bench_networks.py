@@ -1,9 +1,10 @@
 """Compare FusedResNet with torch.compile on a list of networks.
 
-Each network is tuned in a process of its own, and then timed in another one:
-FusedResNet on the tuned database and with nothing tuned, and torch.compile in
-its modes reduce-overhead and max-autotune with freezing, all in interleaved
-rounds. The results are a table, a chart, and a JSON record. A network that the
+Each network is tuned in a process of its own. A process for each batch size then
+times FusedResNet on the tuned database and with nothing tuned, and torch.compile
+in its modes reduce-overhead and max-autotune with freezing, all in interleaved
+rounds. On a GPU and without max-autotune, which times kernels, what Inductor
+compiles is compiled during the tune. The results are a table, a chart, and a JSON record. A network that the
 record holds is measured again only if --only names it, so an interrupted run
 goes on.
 
@@ -99,46 +100,67 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> dict[str, 
     model = ["--model", NETWORKS[name], *(["--input", arguments.input] if arguments.input else [])]
     batches = ["--batch", ",".join(map(str, arguments.batch))]
     entry: dict[str, Any] = {}
+    variants = [one for one in VARIANTS if one != "compile_max" or not arguments.skip_max_autotune]
+    options = [*model, "--device", device, "--only", ",".join(variants), "--seconds", arguments.seconds]
+    benches = [_Bench(batch, database, options) for batch in arguments.batch]
     try:
+        if device == "cuda" and "compile_max" not in variants:
+            for bench in benches:
+                bench.prepare()
         if not arguments.no_tune:
             started = time.monotonic()
             arch = "cpu" if device == "cpu" else "auto"
             tune = ("tune", *model, *batches, "--arch", arch, "--db", str(database), "--budget", arguments.budget)
             _run(*tune, report=database.with_suffix(".tune.txt"))
             entry["tune_seconds"] = round(time.monotonic() - started, 1)
-        if device == "cuda":
-            _fill_caches(model, arguments.batch)
-        variants = [one for one in VARIANTS if one != "compile_max" or not arguments.skip_max_autotune]
-        options = ["--device", device, "--only", ",".join(variants), "--seconds", arguments.seconds]
-        with tempfile.TemporaryDirectory() as folder:
-            bench = ("bench", *model, *batches, "--db", str(database), *options, "--out", folder, "--name", "record")
-            _run(*bench, report=database.with_suffix(".bench.txt"))
-            entry["batches"] = _read(Path(folder) / "record.json")["batches"]
+        entry["batches"] = [record for bench in benches for record in bench.batches()]
     except AutotuneError as problem:
         return entry | {"reason": str(problem)}
+    finally:
+        for bench in benches:
+            bench.stop()
     return entry
 
 
-def _fill_caches(model: Sequence[str], batches: Sequence[int]) -> None:
-    """Compile by Inductor for all batch sizes at a time, so that `bench` finds most of the kernels in Inductor's cache.
+class _Bench:
+    """A process that times a network at one batch size when `batches` is called.
 
-    Only what takes long on the host and hardly uses the GPU: max-autotune would time kernels beside others. Failures
-    are left to `bench`, which reports them.
+    Args:
+        batch: The batch size.
+        database: The tuning database.
+        options: Further options of `autotune bench`.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        running = [
-            subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "autotune_cli", "bench", *model, "--batch", str(batch), "--seconds", "0"),
-                    *("--only", "compile_frozen,untuned", "--out", folder, "--name", f"{batch}"),
-                ],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            for batch in batches
-        ]
-        for process in running:
-            process.wait()
+
+    def __init__(self, batch: int, database: Path, options: Sequence[str]) -> None:
+        self._report = database.with_suffix(f".bench-{batch}.txt")
+        self._folder = tempfile.TemporaryDirectory()
+        where = ("--db", str(database), "--out", self._folder.name, "--name", "record")
+        self._line = [*_command("bench", "--batch", str(batch)), *options, *where, "--pause"]
+        self._process: subprocess.Popen[str] | None = None
+
+    def prepare(self) -> None:
+        """Start the process; it prepares all that needs no database."""
+        if self._process is None:
+            with self._report.open("w") as out:
+                self._process = subprocess.Popen(
+                    self._line, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, text=True
+                )
+
+    def batches(self) -> list[dict[str, Any]]:
+        """Time the network; returns what `bench` records of its batch sizes; raises AutotuneError if that fails."""
+        self.prepare()
+        assert self._process
+        self._process.communicate("\n")
+        _check("bench", self._process.returncode, self._report)
+        batches: list[dict[str, Any]] = _read(Path(self._folder.name) / "record.json")["batches"]
+        return batches
+
+    def stop(self) -> None:
+        """End the process if it runs, and remove what it wrote."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._folder.cleanup()
 
 
 def _run(command: str, *words: str, report: Path) -> None:
@@ -147,12 +169,20 @@ def _run(command: str, *words: str, report: Path) -> None:
     Raises:
         AutotuneError: It failed.
     """
-    line = [sys.executable, "-m", "autotune_cli", command, *words]
     with report.open("w") as out:
-        done = subprocess.run(line, check=False, stdout=out)
-    if done.returncode:
+        done = subprocess.run(_command(command, *words), check=False, stdout=out)
+    _check(command, done.returncode, report)
+
+
+def _command(name: str, *words: str) -> list[str]:
+    return [sys.executable, "-m", "autotune_cli", name, *words]
+
+
+def _check(command: str, code: int, report: Path) -> None:
+    """Raise AutotuneError with the last line of a report if the command that wrote it failed."""
+    if code:
         last = report.read_text().strip().splitlines()[-1:] or [""]
-        raise AutotuneError(f"autotune {command} ended with {done.returncode}: {last[0]}")
+        raise AutotuneError(f"autotune {command} ended with {code}: {last[0]}")
 
 
 def _read(path: Path) -> dict[str, Any]:
