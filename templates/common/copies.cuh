@@ -33,4 +33,12 @@ AT_DEVICE void load_matrices(uint32_t (&to)[4], uint32_t row) {
                : "memory");
 }
 
+// The same for two matrices, whose rows are those of lanes 0 to 15.
+AT_DEVICE void load_matrices(uint32_t (&to)[2], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(to[0]), "=r"(to[1])
+               : "r"(row)
+               : "memory");
+}
+
 }  // namespace at

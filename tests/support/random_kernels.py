@@ -72,6 +72,12 @@ def depthwise(rng: random.Random) -> str:
     return f"conv2d {sizes} r={side} s={side} stride={stride} pad={side // 2} dilation={dilation}"
 
 
+def square_depthwise(rng: random.Random) -> str:
+    c, side, stride = 8 * rng.randint(1, 20), rng.choice((3, 5, 7)), rng.randint(1, 2)
+    sizes = f"n={rng.randint(1, 5)} h={rng.randint(7, 60)} w={rng.randint(7, 60)} c={c} k={c} groups={c}"
+    return f"conv2d {sizes} r={side} s={side} stride={stride} pad={rng.choice((0, side // 2))}"
+
+
 def product(rng: random.Random) -> str:
     if rng.random() < 0.3:
         return convolution(rng).partition(" r=")[0]
@@ -284,6 +290,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_group_norm": groups_of_channels,
     "cuda_layer_norm": normalized,
     "cuda_max_pool2d": lambda rng: pool(rng, "max_pool2d", f"ceil={rng.randint(0, 1)}"),
+    "cuda_mma_depthwise_conv2d": square_depthwise,
     "cuda_mma_se_tail": short_tail,
     "cuda_narrow_conv2d": narrow,
     "cuda_patch_conv2d": patches,

@@ -38,9 +38,10 @@ void multiply_warp(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t 
   gathered(0);  // all lanes have read the operands
 }
 
-inline void load_matrices(uint32_t (&to)[4], uint32_t row) {
+template <int N>
+void load_matrices(uint32_t (&to)[N], uint32_t row) {
   const auto rows = gathered(row);
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < N; ++i) {
     const uint32_t address = (uint32_t)rows[8 * i + lane() / 4];
     if (address % 16) fail("ldmatrix from " + std::to_string(address));
     std::memcpy(&to[i], (char*)generic(address) + 4 * (lane() % 4), 4);

@@ -1,0 +1,167 @@
+"""Depthwise convolution on tensor cores by mma.sync; fp16 and bf16, channels last.
+
+See templates/cuda/mma_depthwise_conv2d.cuh.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from autotune.core import Architecture, cuda_architectures
+from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
+from autotune.families.cuda.rules import require_window
+from autotune.families.rules import Rules, first_unmet, require
+from autotune.ir import Conv2d, Epilogue
+
+_FILTERS, _STRIDES = (3, 5, 7), (1, 2)
+_VECTOR, _ROWS, _BAND_BYTES = 8, 16, 96  # kVector and kBandBytes of the template; rows of a product
+_MAX_REGISTERS = 240  # of 255: the estimate leaves out addresses
+_L2_BYTES = 40  # that an SM reads a cycle when all SMs do
+_WAVEFRONT_BYTES = 128  # that shared memory moves a cycle
+_START_CYCLES, _LATENCY = 1500, 1200  # of a block's bands and its end; of a tile's loads, which the block waits for
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The outputs of a block: rows of an image, products side by side, channels, and how many tiles in turn."""
+
+    filter: int
+    stride: int
+    rows: int
+    tiles: int
+    channels: int
+    walk: int
+
+    @classmethod
+    def from_config(cls, config: Config) -> Tile:
+        """Return the numbers of a config."""
+        return cls(**{name: int(config[name]) for name in cls.__annotations__})
+
+    @property
+    def images(self) -> int:
+        """Return the images of a tile."""
+        return max(1, _ROWS // self.rows)
+
+    @property
+    def columns(self) -> int:
+        """Return the output columns of a tile."""
+        return 8 * self.tiles
+
+    @property
+    def threads(self) -> int:
+        """Return the threads of a block: a warp for eight channels of the rows of a product."""
+        return 32 * self.channels // _VECTOR * self.rows * self.images // _ROWS
+
+    @property
+    def registers(self) -> int:
+        """Return the registers of a thread: sums, operands of a product and inputs on their way, and 40 others."""
+        return _VECTOR * self.tiles * 4 + max(2 * self.tiles + 8, 32) + 40
+
+    @property
+    def input_bytes(self) -> int:
+        """Return the shared memory of a tile's inputs."""
+        taps = ceil(self.filter / self.stride)
+        row = ((self.tiles + 1) | 1) * 16
+        channel = self.images * self.stride**2 * (self.rows + taps - 1) * row
+        return self.channels // _VECTOR * (_VECTOR * channel + 32)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Return the shared memory of a block."""
+        return self.input_bytes + self.channels * self.filter * self.stride * _BAND_BYTES
+
+
+def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
+    tile = Tile.from_config(config)
+
+    def rules() -> Rules:
+        yield require(64 <= tile.threads <= 512, f"a block must have 64 to 512 threads; it has {tile.threads}")
+        fits = min(_MAX_REGISTERS, arch.sm_registers // tile.threads)
+        yield require(tile.registers <= fits, f"a thread must fit {fits} registers; it takes {tile.registers}")
+        yield require(
+            tile.shared_bytes <= arch.block_shared,
+            f"a block must fit {arch.block_shared} bytes of shared memory; it takes {tile.shared_bytes}",
+        )
+
+    return first_unmet(rules())
+
+
+def _candidate_values(
+    parameter: Parameter, chosen: Config, arch: Architecture, dtype: str, problem: Conv2d | None
+) -> tuple[Value, ...]:
+    if problem is None:
+        return parameter.values
+    if parameter.name == "rows":  # no tile is more than half empty, if a smaller one exists
+        return tuple(value for value in parameter.values if int(value) < 2 * max(problem.p, 8))
+    if parameter.name == "tiles":
+        return tuple(value for value in parameter.values if 8 * int(value) < 2 * max(problem.q, 8))
+    if parameter.name == "channels":
+        return tuple(value for value in parameter.values if int(value) < 2 * max(problem.c, 16))
+    return parameter.values
+
+
+def _why_unsupported(problem: Conv2d) -> str | None:
+    def rules() -> Rules:
+        yield require(problem.c == problem.k == problem.groups > 1, "groups must equal c and k: one channel a group")
+        yield require(problem.c % _VECTOR == 0, f"the channels must be a multiple of {_VECTOR}")
+        window = (problem.r, problem.stride[0])
+        square = problem.r == problem.s and problem.stride[0] == problem.stride[1]
+        yield require(
+            square and problem.r in _FILTERS and problem.stride[0] in _STRIDES and problem.dilation == (1, 1),
+            f"the filter must be square with a side of {_FILTERS} and stride {_STRIDES}, dense; it is {window}",
+        )
+
+    return first_unmet(rules())
+
+
+def _why_unfit(problem: Conv2d, config: Config, arch: Architecture) -> str | None:
+    tile = Tile.from_config(config)
+    return require_window(problem, _FILTERS, _STRIDES, (tile.filter, tile.stride))
+
+
+def _cost(problem: Conv2d, config: Config, arch: Architecture) -> float:
+    """Estimate cycles: rounds of blocks, each bound by products, shared memory or loads, plus waits.
+
+    The constants are estimates, not fitted.
+    """
+    tile = Tile.from_config(config)
+    tiles = ceil(problem.n / tile.images) * ceil(problem.p / tile.rows) * ceil(problem.q / tile.columns)
+    blocks = ceil(tiles / tile.walk) * ceil(problem.c / tile.channels)
+    by_shared = arch.sm_shared // (tile.shared_bytes + arch.reserved_shared)
+    by_registers = arch.sm_registers // (tile.registers * tile.threads)
+    resident = max(1, min(by_shared, by_registers, arch.sm_threads // tile.threads))
+    sharing = min(resident, ceil(blocks / arch.processors))
+    warps, bands = tile.threads // 32, tile.filter * tile.stride
+    products = warps * _VECTOR * bands * tile.tiles * 16 * 16 * 8 / (arch.mma_rate or 512)
+    read = warps * _VECTOR * bands * (256 * (tile.tiles + 1) + 256) / _WAVEFRONT_BYTES
+    filled = 2 * tile.input_bytes / _WAVEFRONT_BYTES
+    loaded = tile.input_bytes / _L2_BYTES
+    step = sharing * max(products, read + filled, loaded) + _LATENCY
+    start = _START_CYCLES + sharing * tile.channels * bands * tile.filter / 8
+    return ceil(blocks / (arch.processors * resident)) * (start + tile.walk * step)
+
+
+FAMILY = Family[Conv2d](
+    name="cuda_mma_depthwise_conv2d",
+    operator=Conv2d,
+    kind=DEVICE_IMAGE,
+    template="cuda/mma_depthwise_conv2d.cu.j2",
+    architectures=cuda_architectures(since=80),
+    dtypes=("f16", "bf16"),
+    parameters=(
+        Parameter("filter", _FILTERS, "side of the filter"),
+        Parameter("stride", _STRIDES, "stride of both axes"),
+        Parameter("rows", (8, 16, 32), "output rows of an image; 8: of two images"),
+        Parameter("tiles", (1, 2, 4), "products side by side: 8 output columns each"),
+        Parameter("channels", (16, 32, 64), "channels of a block"),
+        Parameter("walk", (1, 2, 4, 8), "tiles that a block computes in turn"),
+    ),
+    why_illegal=_why_illegal,
+    candidate_values=_candidate_values,
+    why_unsupported=_why_unsupported,
+    why_unfit=_why_unfit,
+    cost=_cost,
+    context=lambda config, arch, dtype: {**config, "threads": Tile.from_config(config).threads},
+    weight_layouts=lambda _: {"weight": "rsck"},
+)

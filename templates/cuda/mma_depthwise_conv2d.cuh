@@ -1,0 +1,213 @@
+// Depthwise convolution by mma.sync, for sm_80 and later; NHWC.
+//
+// For one channel and one row of the filter, the outputs of a row are the product of the row's inputs and a banded
+// matrix with the filter's taps: output j of eight is the sum of inputs j .. j + taps - 1. So sums (16 rows x 8 columns
+// of outputs) += inputs (16 rows x 16 columns) band (16 x 8), once for each row of the filter. Most of the products are
+// with zeros, but the tensor cores make them faster than the other units make the rest: a 7x7 filter takes 7
+// instructions of a warp for 128 outputs instead of 196.
+//
+// The inputs of a tile lie in shared memory by channels, for their columns are the products' inner dimension. The
+// column parity of inputs with stride 2 is a further dimension, outside of which the columns are neighbours, and so is
+// the row parity. A row has an odd number of 16-byte units, so that the eight rows that ldmatrix reads at once lie in
+// different banks. Two neighbouring matrices of 16 columns share eight, which are read once.
+//
+// The band of a channel and a row of the filter is read from the taps with zeros on both sides. Each lane reads pairs
+// of taps; the pairs that begin at odd places have a table of their own.
+//
+// A warp computes eight channels of 16 rows, which may belong to several images; so its stores take 16 bytes.
+#pragma once
+#include "common/copies.cuh"
+#include "common/mma.cuh"
+
+namespace at {
+
+template <typename Config>
+struct MmaDepthwise {
+  using Element = typename Config::Element;
+  using Steps = typename Config::Steps;
+  static constexpr int kFilter = Config::kFilter, kStride = Config::kStride;
+  static constexpr int kRows = Config::kRows;    // output rows of an image
+  static constexpr int kTiles = Config::kTiles;  // products side by side: 8 output columns each
+  static constexpr int kChannels = Config::kChannels, kWalk = Config::kWalk;
+  static constexpr int kVector = 8, kGroups = kChannels / kVector;
+  static constexpr int kImages = kRows < 16 ? 16 / kRows : 1, kBlocks = kRows * kImages / 16;
+  static constexpr int kThreads = 32 * kGroups * kBlocks;
+  static constexpr int kTaps = (kFilter + kStride - 1) / kStride;  // of a parity of the columns or rows, at most
+  static constexpr int kInRows = kRows + kTaps - 1;                // of a parity
+  static constexpr int kPairs = 4 * kTiles + 4;                    // of columns, of a parity
+  static constexpr int kReadPairs = (8 * kTiles + kTaps) / 2;      // those with inputs; the rest are zeros
+  static constexpr int kRowBytes = ((kTiles + 1) | 1) * 16, kPlaneBytes = kInRows * kRowBytes;
+  static constexpr int kImageBytes = kStride * kStride * kPlaneBytes, kChannelBytes = kImages * kImageBytes;
+  static constexpr int kGroupBytes = kVector * kChannelBytes + 32;  // 32: the groups begin in different banks
+  static constexpr int kInputBytes = kGroups * kGroupBytes;
+  // A table of pairs has 12 words: taps begin at place 7 of 23, behind zeros.
+  static constexpr int kZeros = 7, kTableBytes = 48, kBandBytes = 2 * kTableBytes;
+  static constexpr int kChannelBands = kFilter * kStride * kBandBytes, kBandsBytes = kChannels * kChannelBands;
+
+  struct Params {
+    at_conv2d a;
+    int groups, tiles_p, tiles_q, tiles;
+    at_pointers p;
+  };
+
+  AT_DEVICE static void prepare(const at_conv2d& a, at_prepared* out) {
+    if (a.groups != a.c || a.k != a.c) return refused(out, "a depthwise convolution has groups = c = k");
+    if (a.c % kVector) return refused(out, "the channels must be a multiple of 8");
+    const bool same = a.r == kFilter && a.s == kFilter && a.stride_h == kStride && a.stride_w == kStride;
+    if (!same) return refused(out, "this kernel is compiled for another filter size or stride");
+    if (a.dilation_h != 1 || a.dilation_w != 1) return refused(out, "dilation must be 1");
+    Params x{a, ceil_div(a.c, kChannels), ceil_div(a.p, kRows), ceil_div(a.q, 8 * kTiles), 0, {}};
+    const int64_t tiles = (int64_t)ceil_div(a.n, kImages) * x.tiles_p * x.tiles_q;
+    if (tiles * x.groups > 0x7fffffff) return refused(out, "the grid would have more than 2^31 blocks");
+    x.tiles = tiles;
+    prepared(out, x, (int64_t)ceil_div(x.tiles, kWalk) * x.groups, 1, 1, kThreads, kInputBytes + kBandsBytes, 0);
+  }
+
+  // Where a tile's outputs begin.
+  struct Place {
+    int image, row, column;
+
+    AT_DEVICE Place(const Params& x, int tile) {
+      const int above = tile / x.tiles_q;
+      column = (tile - above * x.tiles_q) * 8 * kTiles;
+      row = above % x.tiles_p * kRows;
+      image = above / x.tiles_p * kImages;
+    }
+  };
+
+  // Writes the bands of the block's channels.
+  AT_DEVICE static void fill_bands(const Params& x, int first_channel, char* bands) {
+    for (int i = threadIdx.x; i < kBandsBytes / 16; i += kThreads) reinterpret_cast<uint4*>(bands)[i] = uint4{};
+    __syncthreads();
+    const Element* weight = (const Element*)x.p.p[1];  // (r, s, c)
+    for (int i = threadIdx.x; i < kFilter * kFilter * kChannels; i += kThreads) {
+      const int channel = i % kChannels, tap = i / kChannels, r = tap / kFilter, s = tap % kFilter;
+      if (first_channel + channel >= x.a.c) continue;
+      const Element value = weight[(int64_t)tap * x.a.c + first_channel + channel];
+      char* band = bands + channel * kChannelBands + (r * kStride + s % kStride) * kBandBytes;
+      const int place = kZeros + s / kStride;
+      reinterpret_cast<Element*>(band)[place] = value;
+      reinterpret_cast<Element*>(band + kTableBytes)[place - 1] = value;
+    }
+  }
+
+  // Reads the eight channels of an input; zeros outside of the image.
+  AT_DEVICE static void read(Pack<Element, kVector>& to, const Element* row, int column, int w, int c, bool inside) {
+    if (inside && column >= 0 && column < w) to.read(row + (int64_t)column * c);
+    else to.words[0] = {};
+  }
+
+  // Copies the inputs of a tile to shared memory, two columns at a time.
+  AT_DEVICE static void load(const Params& x, const Place& place, int first_channel, char* shared) {
+    const at_conv2d& a = x.a;
+    const int top = place.row * kStride - a.pad_h, left = place.column * kStride - a.pad_w;
+    constexpr int kAll = kImages * kInRows * kStride * kStride * kPairs * kGroups;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < kAll; i += kThreads) {
+      const int group = i % kGroups, pair = i / kGroups % kPairs, parity = i / (kGroups * kPairs) % kStride;
+      const int row = i / (kGroups * kPairs * kStride) % (kInRows * kStride);
+      const int image = i / (kGroups * kPairs * kStride * kInRows * kStride);
+      const int channel = first_channel + group * kVector, from_row = top + row;
+      const bool inside =
+          channel < a.c && place.image + image < a.n && from_row >= 0 && from_row < a.h && pair < kReadPairs;
+      const Element* from = (const Element*)x.p.p[0];
+      if (inside) from += ((int64_t)(place.image + image) * a.h + from_row) * a.w * a.c + channel;
+      const int column = left + 2 * pair * kStride + parity;
+      Pack<Element, kVector> first, second;
+      read(first, from, column, a.w, a.c, inside);
+      read(second, from, column + kStride, a.w, a.c, inside);
+      char* to = shared + group * kGroupBytes + image * kImageBytes + (row % kStride * kStride + parity) * kPlaneBytes +
+                 row / kStride * kRowBytes + pair * 4;
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        Pack<Element, 2> both;
+        both.elements[0] = first.elements[e], both.elements[1] = second.elements[e];
+        both.write((Element*)(to + e * kChannelBytes));
+      }
+    }
+  }
+
+  using Sums = float[kVector][kTiles][4];
+
+  // inputs, bands: what this lane reads first of the warp's eight channels.
+  AT_DEVICE static void multiply(uint32_t inputs, const char* bands, Sums& sums) {
+#pragma unroll
+    for (int e = 0; e < kVector; ++e)
+#pragma unroll
+      for (int r = 0; r < kFilter; ++r)
+#pragma unroll
+        for (int parity = 0; parity < kStride; ++parity) {
+          const char* band = bands + e * kChannelBands + (r * kStride + parity) * kBandBytes;
+          const uint32_t b0 = *(const uint32_t*)band, b1 = *(const uint32_t*)(band + 16);
+          const uint32_t row =
+              inputs + e * kChannelBytes + (r % kStride * kStride + parity) * kPlaneBytes + r / kStride * kRowBytes;
+          uint32_t columns[kTiles + 1][2];  // eight columns of 16 rows each
+#pragma unroll
+          for (int j = 0; j + 1 < kTiles + 1; j += 2) {
+            uint32_t both[4];
+            load_matrices(both, row + j * 16);
+            columns[j][0] = both[0], columns[j][1] = both[1];
+            columns[j + 1][0] = both[2], columns[j + 1][1] = both[3];
+          }
+          if constexpr (kTiles % 2 == 0) load_matrices(columns[kTiles], row + kTiles * 16);
+#pragma unroll
+          for (int j = 0; j < kTiles; ++j) {
+            const uint32_t a[4] = {columns[j][0], columns[j][1], columns[j + 1][0], columns[j + 1][1]};
+            mma<Element>(sums[e][j], a, b0, b1);
+          }
+        }
+  }
+
+  AT_DEVICE static void finish(const Params& x, const Place& place, int channel, int first_site, const Sums& sums) {
+    if (channel >= x.a.c) return;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int site = first_site + 8 * half + lane / 4;
+      const int image = place.image + site / kRows, row = place.row + site % kRows;
+      if (image >= x.a.n || row >= x.a.p) continue;
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+        for (int odd = 0; odd < 2; ++odd) {
+          const int column = place.column + 8 * j + lane % 4 * 2 + odd;
+          if (column >= x.a.q) continue;
+          float v[kVector];
+#pragma unroll
+          for (int e = 0; e < kVector; ++e) v[e] = sums[e][j][2 * half + odd];
+          const int64_t offset = (((int64_t)image * x.a.p + row) * x.a.q + column) * x.a.c + channel;
+          Steps::apply(v, x.p.p, x.a, channel, offset);
+          store(v, (Element*)x.p.p[2] + offset);
+        }
+    }
+  }
+
+  AT_DEVICE static void run(const Params& x, char* shared) {
+    const int walk = blockIdx.x / x.groups, first_channel = (blockIdx.x - walk * x.groups) * kChannels;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp % kGroups;
+    const int first_site = warp / kGroups * 16, site = first_site + lane % 16;
+    const uint32_t inputs = (uint32_t)__cvta_generic_to_shared(shared) + group * kGroupBytes +
+                            site / kRows * kImageBytes + site % kRows * kRowBytes + lane / 16 * 16;
+    // The lane's pair of taps begins at this place; pairs that begin at odd places are in the second table.
+    const int begin = kZeros + lane % 4 * 2 - lane / 4;
+    char* bands = shared + kInputBytes;
+    fill_bands(x, first_channel, bands);
+    const char* own = bands + group * kVector * kChannelBands + begin % 2 * kTableBytes + begin / 2 * 4;
+    griddepcontrol_wait();
+#pragma unroll 1
+    for (int i = 0; i < kWalk; ++i) {
+      const int tile = walk * kWalk + i;
+      if (tile >= x.tiles) break;
+      const Place place(x, tile);
+      load(x, place, first_channel, shared);
+      if (i + 1 == kWalk) launch_dependents();
+      __syncthreads();
+      Sums sums = {};
+      multiply(inputs, own, sums);
+      __syncthreads();  // the inputs are read
+      finish(x, place, first_channel + group * kVector, first_site, sums);
+    }
+  }
+};
+
+}  // namespace at
