@@ -3,7 +3,9 @@
 // scaling. The order of all additions is fixed, so the same input gives the same bits.
 //
 // With kCluster > 1, the blocks of a cluster share the pixels of an image: each adds up its own, and reads the sums of
-// the others from their shared memory. Config::hidden_activation and gate_activation are the two activations.
+// the others from their shared memory. Unless the weights are in shared memory, each block of a cluster also computes
+// a part of the hidden values and of the gates, so that it reads a part of the weights, and reads the other parts from
+// the other blocks. Config::hidden_activation and gate_activation are the two activations.
 // With Config::kGatesOnly the result is the gates (n, 1, 1, c) themselves.
 //
 // With kEarly, the weights are copied to shared memory before griddepcontrol_wait(), once for all images of a block,
@@ -18,7 +20,7 @@ struct SeTail {
   using Element = typename Config::Element;
   static constexpr int kThreads = Config::kThreads, kKeep = Config::kKeep, kVector = 8;
   static constexpr int kCluster = Config::kCluster;
-  static constexpr bool kEarly = Config::kEarly;
+  static constexpr bool kEarly = Config::kEarly, kSplit = kCluster > 1 && !kEarly;
   static constexpr int kAccess = 16;  // bytes of one access
   // Indices of the pointers: Problem.operands() of se_tail.
   enum { kX = 0, kW1 = 1, kB1 = 2, kW2 = 3, kB2 = 4, kY = 5 };
@@ -195,44 +197,91 @@ struct SeTail {
           total += ptx::ld_shared_cluster((uint32_t)__cvta_generic_to_shared(memory + at.own + 4 * c), block);
         mean[c] = total / (a.h * a.w);
       }
-      ptx::cluster_arrive_release();
+      if constexpr (!kSplit) ptx::cluster_arrive_release();
     }
     __syncthreads();
 
     // hidden = act(w1 mean + b1): one warp per output.
-    for (int o = threadIdx.x / 32; o < a.hidden; o += kThreads / 32) {
+    const Slice outputs(a.hidden, 1), channels(a.c, kVector);
+    for (int o = outputs.first + threadIdx.x / 32; o < outputs.end; o += kThreads / 32) {
       const Element* row = weights.w1 + o * a.c;
       float total = 0.f;
-      for (int c = (int)threadIdx.x % 32 * kVector; c < a.c; c += 32 * kVector) {
-        float w[kVector], m[kVector];
-        load(w, row + c);
-        load(m, mean + c);
+      for (int first = (int)threadIdx.x % 32 * kVector; first < a.c; first += kAhead * 32 * kVector) {
+        Pack<Element, kVector> w[kAhead];
 #pragma unroll
-        for (int e = 0; e < kVector; ++e) total += w[e] * m[e];
+        for (int i = 0; i < kAhead; ++i)
+          if (first + i * 32 * kVector < a.c) w[i].read(row + first + i * 32 * kVector);
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i)
+          if (first + i * 32 * kVector < a.c) total = add_products(total, w[i], mean + first + i * 32 * kVector);
       }
       for (int distance = 16; distance; distance /= 2) total += __shfl_xor_sync(0xffffffffu, total, distance);
       if (threadIdx.x % 32 == 0) hidden[o] = Config::hidden_activation(total + weights.b1[o]);
     }
-    __syncthreads();
+    gather(hidden, a.hidden, outputs);
 
     // gate(w2 hidden + b2): one thread per output; it overwrites the mean.
-    for (int c = threadIdx.x; c < a.c; c += kThreads) {
+    for (int c = channels.first + threadIdx.x; c < channels.end; c += kThreads) {
       const Element* row = weights.w2 + (int64_t)c * weights.w2_pitch;
-      float total = weights.b2[c];
-      if (a.hidden % kVector == 0) {
-        for (int o = 0; o < a.hidden; o += kVector) {
-          float w[kVector];
-          load(w, row + o);
-#pragma unroll
-          for (int e = 0; e < kVector; ++e) total += w[e] * hidden[o + e];
-        }
-      } else {
-        for (int o = 0; o < a.hidden; ++o) total += to_float(row[o]) * hidden[o];
-      }
+      const float b2 = weights.b2[c];
+      const float total = a.hidden % 8 == 0   ? row_sum<8>(b2, row, hidden, a.hidden)
+                          : a.hidden % 4 == 0 ? row_sum<4>(b2, row, hidden, a.hidden)
+                          : a.hidden % 2 == 0 ? row_sum<2>(b2, row, hidden, a.hidden)
+                                              : row_sum<1>(b2, row, hidden, a.hidden);
       mean[c] = Config::gate_activation(total);
     }
-    __syncthreads();
+    if constexpr (Config::kGatesOnly) __syncthreads();  // each block stores its part
+    else gather(mean, a.c, channels);
+    if constexpr (kSplit) ptx::cluster_arrive_release();
     return mean;
+  }
+
+  // Accesses that a thread starts before it waits for one, for weights come from far: as many as fit its registers.
+  static constexpr int kAhead = (kThreads > 512 ? 32 : 64) / (kVector * (int)sizeof(Element));
+
+  template <int N>
+  AT_DEVICE static float add_products(float total, const Pack<Element, N>& w, const float* v) {
+#pragma unroll
+    for (int e = 0; e < N; ++e) total += to_float(w.elements[e]) * v[e];
+    return total;
+  }
+
+  // Returns total + row values, with N elements an access.
+  template <int N>
+  AT_DEVICE static float row_sum(float total, const Element* row, const float* values, int count) {
+    for (int first = 0; first < count; first += kAhead * N) {
+      Pack<Element, N> w[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i)
+        if (first + i * N < count) w[i].read(row + first + i * N);
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i)
+        if (first + i * N < count) total = add_products(total, w[i], values + first + i * N);
+    }
+    return total;
+  }
+
+  // The part of `count` values that this block computes: a multiple of `unit`, or what is left of them.
+  struct Slice {
+    int each, first, end;
+    AT_DEVICE Slice(int count, int unit) : each(count), first(0), end(count) {
+      if constexpr (kSplit) {
+        each = ceil_div(ceil_div(count, unit), kCluster) * unit;
+        first = min(count, (int)ptx::rank_in_cluster() * each), end = min(count, first + each);
+      }
+    }
+  };
+
+  // Waits until all values are computed, and copies those of the other blocks.
+  AT_DEVICE static void gather(float* values, int count, const Slice& own) {
+    if constexpr (kSplit) {
+      ptx::cluster_arrive_release();
+      ptx::cluster_wait_acquire();
+      for (int i = threadIdx.x; i < count; i += kThreads)
+        if (i < own.first || i >= own.end)
+          values[i] = ptx::ld_shared_cluster((uint32_t)__cvta_generic_to_shared(values + i), i / own.each);
+    }
+    __syncthreads();
   }
 
   AT_DEVICE static void wait_for_copies() {
@@ -241,11 +290,12 @@ struct SeTail {
 #endif
   }
 
-  // Applies the steps to the gates of an image and stores them. The first block of a cluster does that.
+  // Applies the steps to the gates of an image and stores them: the first block of a cluster, or each its part.
   AT_DEVICE static void put_gates(const at_se_tail& a, void* const* p, int image, const float* gates) {
-    if constexpr (kCluster > 1)
+    if constexpr (kCluster > 1 && !kSplit)
       if (ptx::rank_in_cluster() != 0) return;
-    for (int channel = threadIdx.x * kVector; channel < a.c; channel += kThreads * kVector) {
+    const Slice own(a.c, kVector);
+    for (int channel = own.first + threadIdx.x * kVector; channel < own.end; channel += kThreads * kVector) {
       const int64_t offset = (int64_t)image * a.c + channel;
       typename Config::Steps::Fetched fetched;
       if constexpr (kEarly) Config::Steps::fetch(fetched, p, offset);

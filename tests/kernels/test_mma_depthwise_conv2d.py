@@ -20,7 +20,10 @@ CASES = {
         (5, 1, 8, 1, 32, 1),
     ),
     "3x3, wide": ("n=2 h=33 w=35 c=16 k=16 r=3 s=3 pad=1 groups=16 dtype=f16", (3, 1, 32, 4, 16, 4)),
-    "7x7, no padding": ("n=2 h=12 w=40 c=8 k=8 r=7 s=7 groups=8 dtype=f16 epilogue=add,store,relu", (7, 1, 8, 4, 16, 2)),
+    "7x7, no padding": (
+        "n=2 h=12 w=40 c=8 k=8 r=7 s=7 groups=8 dtype=f16 epilogue=add,store,relu",
+        (7, 1, 8, 4, 16, 2),
+    ),
     "3x3/2": ("n=2 h=15 w=18 c=72 k=72 r=3 s=3 pad=1 stride=2 groups=72 dtype=f16 epilogue=bias", (3, 2, 8, 2, 32, 1)),
     "5x5/2": ("n=1 h=34 w=33 c=16 k=16 r=5 s=5 pad=2 stride=2 groups=16 dtype=bf16", (5, 2, 16, 2, 32, 8)),
     "7x7/2": ("n=1 h=20 w=14 c=16 k=16 r=7 s=7 pad=3 stride=2 groups=16 dtype=f16 epilogue=relu", (7, 2, 16, 1, 16, 1)),

@@ -19,6 +19,9 @@ CASES = {
     ),
     "cluster of 2": ("n=3 h=7 w=5 c=72 hidden=20 act=hardswish gate=hardsigmoid dtype=bf16", 128, 2, 1, 2, 1),
     "cluster of 4": ("n=2 h=5 w=5 c=24 hidden=4 act=relu gate=sigmoid dtype=f16 epilogue=add,store", 128, 4, 0, 4, 1),
+    "parts of the weights": (
+        "n=2 h=2 w=3 c=1160 hidden=50 act=silu gate=sigmoid dtype=f16 epilogue=add", 256, 2, 0, 4, 1,
+    ),
     "cluster of 8": ("n=2 h=3 w=3 c=40 hidden=12 act=silu gate=sigmoid dtype=f32 epilogue=silu", 128, 1, 1, 8, 1),
 }  # fmt: skip
 
@@ -46,6 +49,7 @@ GATES = {
     "block": ("n=3 h=3 w=4 c=64 hidden=6 act=silu gate=sigmoid dtype=f16", 128, 1, 0, 1, 1),
     "two images a block": ("n=200 h=2 w=2 c=16 hidden=8 act=relu gate=hardsigmoid dtype=f16", 128, 1, 1, 1, 2),
     "cluster of 4": ("n=2 h=5 w=5 c=24 hidden=4 act=hardswish gate=sigmoid dtype=bf16 epilogue=add", 128, 2, 1, 4, 1),
+    "parts of the weights": ("n=2 h=3 w=3 c=328 hidden=15 act=silu gate=sigmoid dtype=f16", 128, 1, 0, 8, 1),
 }
 
 
