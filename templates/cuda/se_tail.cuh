@@ -236,8 +236,9 @@ struct SeTail {
     return mean;
   }
 
-  // Accesses that a thread starts before it waits for one, for weights come from far: as many as fit its registers.
-  static constexpr int kAhead = (kThreads > 512 ? 32 : 64) / (kVector * (int)sizeof(Element));
+  // Accesses that a thread starts before it waits for one, for weights come from far. More would take the registers
+  // with which a multiprocessor holds several blocks.
+  static constexpr int kAhead = sizeof(Element) == 4 ? 1 : 2;
 
   template <int N>
   AT_DEVICE static float add_products(float total, const Pack<Element, N>& w, const float* v) {

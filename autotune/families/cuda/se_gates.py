@@ -22,6 +22,6 @@ FAMILY = Family[SeGates](
     why_unfit=squeeze_excite.why_unfit,
     launches=squeeze_excite.launches,
     cost=squeeze_excite.cost,
-    context=lambda config, arch, dtype: {**config, "gates": True},
+    context=lambda config, arch, dtype: {**config, "gates": True, "blocks": squeeze_excite.blocks(config)},
     compile_seconds=(0.9, 0.4),
 )
