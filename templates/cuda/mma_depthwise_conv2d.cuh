@@ -38,8 +38,12 @@ struct MmaDepthwise {
   static constexpr int kReadPairs = (8 * kTiles + kTaps) / 2;      // those with inputs; the rest are zeros
   static constexpr int kRowBytes = ((kTiles + 1) | 1) * 16, kPlaneBytes = kInRows * kRowBytes;
   static constexpr int kImageBytes = kStride * kStride * kPlaneBytes, kChannelBytes = kImages * kImageBytes;
-  static constexpr int kGroupBytes = kVector * kChannelBytes + 32;  // 32: the groups begin in different banks
+  static constexpr int kGroupBytes = kVector * kChannelBytes + 128 / kGroups;  // the groups begin in different banks
   static constexpr int kInputBytes = kGroups * kGroupBytes;
+  static constexpr int kAllRows = kImages * kInRows * kStride;    // of inputs
+  static constexpr int kRowThreads = kGroups * kPairs * kStride;  // that copy a row of inputs
+  static constexpr int kRowsAtOnce = kThreads < kRowThreads ? 1 : kThreads / kRowThreads;
+  static constexpr int kTapUnits = kFilter * kFilter * kGroups;  // of eight taps
   // A table of pairs has 12 words: taps begin at place 7 of 23, behind zeros.
   static constexpr int kZeros = 7, kTableBytes = 48, kBandBytes = 2 * kTableBytes;
   static constexpr int kChannelBands = kFilter * kStride * kBandBytes, kBandsBytes = kChannels * kChannelBands;
@@ -77,85 +81,106 @@ struct MmaDepthwise {
 
   // Writes the bands of the block's channels.
   AT_DEVICE static void fill_bands(const Params& x, int first_channel, char* bands) {
+    constexpr int kOwn = (kTapUnits + kThreads - 1) / kThreads;
+    Pack<Element, kVector> taps[kOwn];                 // read before the zeros are written, for they come from far
+    const Element* weight = (const Element*)x.p.p[1];  // (r, s, c)
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int unit = i * kThreads + threadIdx.x, channel = first_channel + unit % kGroups * kVector;
+      if (unit < kTapUnits && channel < x.a.c) taps[i].read(weight + (int64_t)(unit / kGroups) * x.a.c + channel);
+    }
     for (int i = threadIdx.x; i < kBandsBytes / 16; i += kThreads) reinterpret_cast<uint4*>(bands)[i] = uint4{};
     __syncthreads();
-    const Element* weight = (const Element*)x.p.p[1];  // (r, s, c)
-    for (int i = threadIdx.x; i < kFilter * kFilter * kChannels; i += kThreads) {
-      const int channel = i % kChannels, tap = i / kChannels, r = tap / kFilter, s = tap % kFilter;
-      if (first_channel + channel >= x.a.c) continue;
-      const Element value = weight[(int64_t)tap * x.a.c + first_channel + channel];
-      char* band = bands + channel * kChannelBands + (r * kStride + s % kStride) * kBandBytes;
-      const int place = kZeros + s / kStride;
-      reinterpret_cast<Element*>(band)[place] = value;
-      reinterpret_cast<Element*>(band + kTableBytes)[place - 1] = value;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const int unit = i * kThreads + threadIdx.x, group = unit % kGroups, tap = unit / kGroups;
+      if (unit >= kTapUnits || first_channel + group * kVector >= x.a.c) continue;
+      const int r = tap / kFilter, s = tap % kFilter, place = kZeros + s / kStride;
+      char* band = bands + group * kVector * kChannelBands + (r * kStride + s % kStride) * kBandBytes;
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) {
+        reinterpret_cast<Element*>(band + e * kChannelBands)[place] = taps[i].elements[e];
+        reinterpret_cast<Element*>(band + e * kChannelBands + kTableBytes)[place - 1] = taps[i].elements[e];
+      }
     }
   }
 
-  // Reads the eight channels of an input; zeros outside of the image.
-  AT_DEVICE static void read(Pack<Element, kVector>& to, const Element* row, int column, int w, int c, bool inside) {
-    if (inside && column >= 0 && column < w) to.read(row + (int64_t)column * c);
-    else to.words[0] = {};
-  }
-
-  // Copies the inputs of a tile to shared memory, two columns at a time.
+  // Copies the inputs of a tile to shared memory. A thread copies two neighbouring columns of eight channels, row by
+  // row; zeros outside of the image.
   AT_DEVICE static void load(const Params& x, const Place& place, int first_channel, char* shared) {
     const at_conv2d& a = x.a;
     const int top = place.row * kStride - a.pad_h, left = place.column * kStride - a.pad_w;
-    constexpr int kAll = kImages * kInRows * kStride * kStride * kPairs * kGroups;
+#pragma unroll 1
+    for (int thread = threadIdx.x; thread < kRowThreads * kRowsAtOnce; thread += kThreads) {
+      const int group = thread % kGroups, pair = thread / kGroups % kPairs;
+      const int parity = thread / (kGroups * kPairs) % kStride;
+      const int channel = first_channel + group * kVector, column = left + 2 * pair * kStride + parity;
+      const bool reads = channel < a.c && pair < kReadPairs;
+      const bool first_inside = reads && column >= 0 && column < a.w;
+      const bool second_inside = reads && column + kStride >= 0 && column + kStride < a.w;
+      const Element* from = (const Element*)x.p.p[0] + (int64_t)column * a.c + channel;
+      char* to = shared + group * kGroupBytes + parity * kPlaneBytes + pair * 4;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < kAll; i += kThreads) {
-      const int group = i % kGroups, pair = i / kGroups % kPairs, parity = i / (kGroups * kPairs) % kStride;
-      const int row = i / (kGroups * kPairs * kStride) % (kInRows * kStride);
-      const int image = i / (kGroups * kPairs * kStride * kInRows * kStride);
-      const int channel = first_channel + group * kVector, from_row = top + row;
-      const bool inside =
-          channel < a.c && place.image + image < a.n && from_row >= 0 && from_row < a.h && pair < kReadPairs;
-      const Element* from = (const Element*)x.p.p[0];
-      if (inside) from += ((int64_t)(place.image + image) * a.h + from_row) * a.w * a.c + channel;
-      const int column = left + 2 * pair * kStride + parity;
-      Pack<Element, kVector> first, second;
-      read(first, from, column, a.w, a.c, inside);
-      read(second, from, column + kStride, a.w, a.c, inside);
-      char* to = shared + group * kGroupBytes + image * kImageBytes + (row % kStride * kStride + parity) * kPlaneBytes +
-                 row / kStride * kRowBytes + pair * 4;
+      for (int i = thread / kRowThreads; i < kAllRows; i += kRowsAtOnce) {
+        const int image = kImages == 1 ? 0 : i / (kInRows * kStride), row = i - image * kInRows * kStride;
+        const int from_image = place.image + image, from_row = top + row;
+        const bool inside = from_row >= 0 && from_row < a.h && (kImages == 1 || from_image < a.n);
+        const Element* line = from + ((int64_t)from_image * a.h + from_row) * a.w * a.c;
+        Pack<Element, kVector> first, second;
+        first.words[0] = second.words[0] = {};
+        if (inside && first_inside) first.read(line);
+        if (inside && second_inside) second.read(line + kStride * a.c);
+        char* line_to = to + image * kImageBytes + row % kStride * kStride * kPlaneBytes + row / kStride * kRowBytes;
 #pragma unroll
-      for (int e = 0; e < kVector; ++e) {
-        Pack<Element, 2> both;
-        both.elements[0] = first.elements[e], both.elements[1] = second.elements[e];
-        both.write((Element*)(to + e * kChannelBytes));
+        for (int e = 0; e < kVector; ++e) {
+          Pack<Element, 2> both;
+          both.elements[0] = first.elements[e], both.elements[1] = second.elements[e];
+          both.write((Element*)(line_to + e * kChannelBytes));
+        }
       }
     }
   }
 
   using Sums = float[kVector][kTiles][4];
 
-  // inputs, bands: what this lane reads first of the warp's eight channels.
+  static constexpr int kSteps = kVector * kFilter * kStride;  // channels x rows of the filter x parities of columns
+
+  // What the products of a step read: eight columns of 16 rows each, and the band.
+  struct Operands {
+    uint32_t columns[kTiles + 1][2], band[2];
+
+    // inputs, bands: what this lane reads first of the warp's eight channels.
+    AT_DEVICE void read(uint32_t inputs, const char* bands, int step) {
+      const int e = step / (kFilter * kStride), r = step / kStride % kFilter, parity = step % kStride;
+      const char* from = bands + e * kChannelBands + (r * kStride + parity) * kBandBytes;
+      band[0] = *(const uint32_t*)from, band[1] = *(const uint32_t*)(from + 16);
+      const uint32_t row =
+          inputs + e * kChannelBytes + (r % kStride * kStride + parity) * kPlaneBytes + r / kStride * kRowBytes;
+#pragma unroll
+      for (int j = 0; j < kTiles; j += 2) {
+        uint32_t both[4];
+        load_matrices(both, row + j * 16);
+        columns[j][0] = both[0], columns[j][1] = both[1];
+        columns[j + 1][0] = both[2], columns[j + 1][1] = both[3];
+      }
+      if constexpr (kTiles % 2 == 0) load_matrices(columns[kTiles], row + kTiles * 16);
+    }
+  };
+
+  // The operands of a step are read before the products of the step before it.
   AT_DEVICE static void multiply(uint32_t inputs, const char* bands, Sums& sums) {
+    Operands operands[2];
+    operands[0].read(inputs, bands, 0);
 #pragma unroll
-    for (int e = 0; e < kVector; ++e)
+    for (int step = 0; step < kSteps; ++step) {
+      if (step + 1 < kSteps) operands[(step + 1) % 2].read(inputs, bands, step + 1);
+      const Operands& now = operands[step % 2];
 #pragma unroll
-      for (int r = 0; r < kFilter; ++r)
-#pragma unroll
-        for (int parity = 0; parity < kStride; ++parity) {
-          const char* band = bands + e * kChannelBands + (r * kStride + parity) * kBandBytes;
-          const uint32_t b0 = *(const uint32_t*)band, b1 = *(const uint32_t*)(band + 16);
-          const uint32_t row =
-              inputs + e * kChannelBytes + (r % kStride * kStride + parity) * kPlaneBytes + r / kStride * kRowBytes;
-          uint32_t columns[kTiles + 1][2];  // eight columns of 16 rows each
-#pragma unroll
-          for (int j = 0; j + 1 < kTiles + 1; j += 2) {
-            uint32_t both[4];
-            load_matrices(both, row + j * 16);
-            columns[j][0] = both[0], columns[j][1] = both[1];
-            columns[j + 1][0] = both[2], columns[j + 1][1] = both[3];
-          }
-          if constexpr (kTiles % 2 == 0) load_matrices(columns[kTiles], row + kTiles * 16);
-#pragma unroll
-          for (int j = 0; j < kTiles; ++j) {
-            const uint32_t a[4] = {columns[j][0], columns[j][1], columns[j + 1][0], columns[j + 1][1]};
-            mma<Element>(sums[e][j], a, b0, b1);
-          }
-        }
+      for (int j = 0; j < kTiles; ++j) {
+        const uint32_t a[4] = {now.columns[j][0], now.columns[j][1], now.columns[j + 1][0], now.columns[j + 1][1]};
+        mma<Element>(sums[step / (kFilter * kStride)][j], a, now.band[0], now.band[1]);
+      }
+    }
   }
 
   AT_DEVICE static void finish(const Params& x, const Place& place, int channel, int first_site, const Sums& sums) {

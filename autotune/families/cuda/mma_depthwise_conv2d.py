@@ -64,7 +64,7 @@ class Tile:
         taps = ceil(self.filter / self.stride)
         row = ((self.tiles + 1) | 1) * 16
         channel = self.images * self.stride**2 * (self.rows + taps - 1) * row
-        return self.channels // _VECTOR * (_VECTOR * channel + 32)
+        return self.channels * channel + 128
 
     @property
     def shared_bytes(self) -> int:
