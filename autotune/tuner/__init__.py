@@ -1,5 +1,6 @@
 """The tuning run: studies, builds, trials, and the plan of the whole network."""
 
+from autotune.tuner.background_pool import BackgroundPool
 from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
 from autotune.tuner.library_candidates import LibraryCandidates
 from autotune.tuner.line_progress import LineProgress
@@ -34,6 +35,7 @@ __all__ = [
     "OBJECTIVES",
     "RECORD",
     "WAIT",
+    "BackgroundPool",
     "Bench",
     "Failure",
     "ForeignKernels",

@@ -34,7 +34,6 @@ class BackgroundTrials:
         device: The device.
         worker: The process; nothing else uses it before all trials have ended.
         work: The problems and their candidates, in the order in which they are tried.
-        progress: Receives events.
     """
 
     def __init__(
@@ -43,11 +42,10 @@ class BackgroundTrials:
         device: Device,
         worker: Worker,
         work: Iterable[tuple[Problem, KernelRow]],
-        progress: Progress,
     ) -> None:
-        self.worker, self._work, self._progress = worker, deque(work), progress
-        self._breakdown = TimeBreakdown()
-        self._trials = TrialQueue(store, worker, device, self._breakdown, progress)
+        self.worker, self._work, self._progress = worker, deque(work), Progress()
+        self._breakdown, self._closed = TimeBreakdown(), False
+        self._trials = TrialQueue(store, worker, device, self._breakdown, self._progress)
         self._executor = ThreadPoolExecutor(1)
         self._started = self._executor.submit(worker.start)
 
@@ -59,8 +57,13 @@ class BackgroundTrials:
 
     def close(self) -> None:
         """End the process; what it was working on is lost."""
+        self._closed = True
         stop_until_done(self._executor, [self._started], [self.worker])
         self.worker.stop()
+
+    def watch(self, progress: Progress) -> None:
+        """Send the events of the trials to `progress` from now on."""
+        self._progress = self._trials.progress = progress
 
     @property
     def is_done(self) -> bool:
@@ -80,7 +83,7 @@ class BackgroundTrials:
         Raises:
             OutOfTimeError: The run is over.
         """
-        if not self._started.done():
+        if self._closed or not self._started.done():
             return
         try:
             self._started.result()

@@ -20,10 +20,11 @@ from autotune.codegen import toolchain
 from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, paths
 from autotune.families import Kernel, family, serving
 from autotune.ir import Convolution, Network, Problem
-from autotune.libraries import aten, cudnn, inductor
+from autotune.libraries import aten, cudnn
 from autotune.measure import Result, Worker
 from autotune.runtime import candidate, shortlist
 from autotune.search import Schedule, Space, Study
+from autotune.tuner.background_pool import BackgroundPool, is_tried_beside, is_whole
 from autotune.tuner.background_trials import BackgroundTrials
 from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
@@ -48,8 +49,6 @@ FINAL_ROUNDS = 15
 """Interleaved rounds per problem."""
 MAX_LISTING_WORKERS = 4
 """Processes that list cuDNN's plans."""
-MAX_INDUCTOR_COMPILERS = 4
-"""Processes in which Inductor compiles."""
 OPERATORS_SHARE = 0.3
 """Share of the search's time in which PyTorch's operators are timed, before anything else."""
 LISTING_SHARE = 0.1
@@ -78,6 +77,7 @@ class Tuner:
         network: The network that the problems belong to, whose plan is tuned too; None for single problems.
         deadline: The deadline of the run.
         foreign: Kernels of other databases, which are tried before others are compiled.
+        beside: The trials beside this search and others of the run; None for those beside this search alone.
 
     Attributes:
         device: The database's row of the worker's device; None until the run has started the worker.
@@ -100,6 +100,7 @@ class Tuner:
         network: Network | None = None,
         deadline: Deadline = NEVER,
         foreign: ForeignKernels | None = None,
+        beside: BackgroundPool | None = None,
     ) -> None:
         self.store, self.options, self.worker, self.progress = store, options, worker, progress
         self.problems = list(dict.fromkeys(problems))
@@ -122,6 +123,7 @@ class Tuner:
         self.weights = LayerWeights(self.problems, network, self._best_us)
         self.study_manager = StudyManager(store, self.weights.sorted(), options, self.builder, spaces, foreign)
         self._library_candidates: LibraryCandidates | None = None
+        self._beside = beside
         self._background: BackgroundTrials | None = None
         self._plans: list[tuple[Problem, KernelRow]] = []  # cuDNN's, to be timed
         self._submitted: set[tuple[Study, Kernel]] = set()  # two studies may ask for one kernel
@@ -185,7 +187,7 @@ class Tuner:
             self._load_database()
             with in_thread(partial(self.study_manager.enumerate, self.phases.current)) as enumerated:
                 self._start_device(worker, facts)
-                self._background = self._start_background_trials(worker, processes)
+                self._start_background_trials(worker, processes)
                 self.progress.stage("timing PyTorch's operators")
                 self._time_operators(self._operators_first(), self.phases.current.share(OPERATORS_SHARE))
                 self.progress.stage("enumerating configs")
@@ -261,7 +263,7 @@ class Tuner:
                 break
             self._build_early()
             for row in self._operator_rows(problem):
-                if not (until.is_over or self._is_tried_in_background(problem, row)):
+                if not (until.is_over or is_tried_beside(problem, row, self.network, self.options)):
                     trials.submit(problem, row, [{}])
         trials.drain()
 
@@ -269,30 +271,13 @@ class Tuner:
         device, _ = self._started()
         return operator_rows(self.store, problem, self.options.target, device.details["torch"], self.options.inductor)
 
-    def _is_tried_in_background(self, problem: Problem, row: KernelRow) -> bool:
-        """Return whether a candidate of PyTorch is tried beside the search: one that takes seconds of the host.
-
-        On a CPU, compilers would take the cores on which the search times.
-        """
-        beside = row.family == inductor.FAMILY or self._is_whole(problem)
-        return beside and self.options.arch.is_cuda
-
-    def _is_whole(self, problem: Problem) -> bool:
-        """Return whether a problem is the whole network on PyTorch's operators."""
-        whole = self.network.whole if self.network else None
-        return whole is not None and problem == whole.layers[0].problem
-
-    def _start_background_trials(self, worker: Worker, processes: ExitStack) -> BackgroundTrials | None:
-        """Start the trials beside the search, those of the whole network first; None if there are none."""
+    def _start_background_trials(self, worker: Worker, processes: ExitStack) -> None:
+        """Start the trials beside the search, unless they have started with an earlier search of the run."""
         device, _ = self._started()
-        problems = sorted(self.weights.sorted(), key=self._is_whole, reverse=True)
-        found = [(problem, row) for problem in problems for row in self._operator_rows(problem)]
-        work = [one for one in found if self._is_tried_in_background(*one)]
-        if not work:
-            return None
-        compilers = max(1, min(MAX_INDUCTOR_COMPILERS, self.options.jobs // 4))
-        other = Worker(worker.device, worker.deadline, worker.timing, worker.until, compilers)
-        return processes.enter_context(BackgroundTrials(self.store, device, other, work, self.progress))
+        if self._beside is None:
+            own = [(self.network, self.weights.sorted())]
+            self._beside = processes.enter_context(BackgroundPool(self.store, self.options, worker, own))
+        self._background = self._beside.trials(self.network, device, self.progress)
 
     def _finish_tried_elsewhere(self) -> None:
         """Wait for the trials that other processes claimed; take over those of a process that died."""
@@ -312,7 +297,7 @@ class Tuner:
         seconds_per_candidate = 0.0  # the longest so far
         for problem in self.weights.sorted():
             # What was tried in the other process is compared there, when it is done.
-            finalists = [] if self._background and self._is_whole(problem) else self._finalists(problem)
+            finalists = [] if self._background and is_whole(problem, self.network) else self._finalists(problem)
             if not finalists or until.is_over or until.left < len(finalists) * seconds_per_candidate:
                 continue
             started = time.monotonic()
@@ -386,8 +371,8 @@ class Tuner:
 
     def ready(self, wait: bool) -> list[Kernel]:
         """Return kernels that became ready. Try some of cuDNN's plans, and all that there is time for while waiting."""
-        if self._background:
-            self._background.advance()
+        if self._beside:
+            self._beside.advance()
         self._collect_library_plans()
         self._try_library_plans(PLAN_BATCH)
         while not (ready := self.builder.ready(wait and not self._plans, self.phases.current)):

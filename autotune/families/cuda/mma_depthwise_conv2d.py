@@ -136,7 +136,7 @@ def _cost(problem: Conv2d, config: Config, arch: Architecture) -> float:
     products = warps * _VECTOR * bands * tile.tiles * 16 * 16 * 8 / (arch.mma_rate or 512)
     read = warps * _VECTOR * bands * (256 * (tile.tiles + 1) + 256) / _WAVEFRONT_BYTES
     filled = 2 * tile.input_bytes / _WAVEFRONT_BYTES
-    loaded = tile.input_bytes / _L2_BYTES
+    loaded = tile.input_bytes * (1 + 16 / tile.channels) / _L2_BYTES  # short pieces of lines are read one by one
     step = sharing * max(products, read + filled, loaded) + _LATENCY
     start = _START_CYCLES + sharing * tile.channels * bands * tile.filter / 8
     return ceil(blocks / (arch.processors * resident)) * (start + tile.walk * step)

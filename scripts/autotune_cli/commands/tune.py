@@ -39,6 +39,7 @@ from autotune.search import DEFAULT_STRATEGY, STRATEGIES
 from autotune.tuner import (
     INDUCTOR_MODES,
     OBJECTIVES,
+    BackgroundPool,
     Bench,
     ForeignKernels,
     Tuner,
@@ -255,10 +256,12 @@ def main(args: argparse.Namespace) -> int:
         if device:
             problems = [problem for request in requests for problem in request.problems]
             refuse_other_timing(store, device, problems, timing)
-        for i, request in enumerate(requests):
-            part = replace(work.share(1 / (len(requests) - i)), start=work.start)
-            if code := tune(request, store, options, worker, part, foreign):
-                return code
+        searches = [(request.network, request.problems) for request in requests]
+        with BackgroundPool(store, options, worker, searches) if worker else nullcontext() as beside:
+            for i, request in enumerate(requests):
+                part = replace(work.share(1 / (len(requests) - i)), start=work.start)
+                if code := tune(request, store, options, worker, part, foreign, beside):
+                    return code
     return 0
 
 
@@ -269,6 +272,7 @@ def tune(
     worker: Worker | None,
     deadline: Deadline,
     foreign: ForeignKernels,
+    beside: BackgroundPool | None,
 ) -> int:
     """Tune what was requested and print the results; return the exit code: 0 unless a signal ended the run."""
     console = Console()
@@ -278,7 +282,15 @@ def tune(
             console.print(f"{name:>3}  {problem}", highlight=False, markup=False)
     progress = LiveProgress(console, request.named, deadline)
     tuner = Tuner(
-        store, request.problems, options, worker, progress, network=request.network, deadline=deadline, foreign=foreign
+        store,
+        request.problems,
+        options,
+        worker,
+        progress,
+        network=request.network,
+        deadline=deadline,
+        foreign=foreign,
+        beside=beside,
     )
     with progress:
         try:
