@@ -51,12 +51,11 @@ def draw(found: Sequence[Row], device: str, path: Path) -> None:
         axis.legend(loc="lower right", bbox_to_anchor=(1, 1), frameon=False, fontsize=9, labelcolor=INK)
     axis.axvline(1, color=INK, linewidth=1, zorder=3)
     axis.set_yticks(places, [f"{row.network}   {row.batch}" for row in drawn], color=INK, fontsize=9)
-    for row, place in zip(drawn, places, strict=True):
+    ends = [max(row.speedup, 0.0 if math.isnan(row.untuned) else row.untuned) for row in drawn]  # of bar and mark
+    for row, place, end in zip(drawn, places, ends, strict=True):
         text = f"{row.speedup:.2f}x   {number(row.us)} us"
-        axis.annotate(
-            text, (row.speedup, place), (6, 0), textcoords="offset points", va="center", color=INK, fontsize=9
-        )
-    axis.set_xlim(0, max(values) * 1.22)  # room for the longest bar's text
+        axis.annotate(text, (end, place), (6, 0), textcoords="offset points", va="center", color=INK, fontsize=9)
+    axis.set_xlim(0, max(ends) * 1.22)  # room for the longest bar's text
     axis.set_ylim(-0.7, places[-1] + 0.7)
     axis.grid(axis="x", color="#e8ebf0", zorder=0)
     axis.tick_params(length=0)

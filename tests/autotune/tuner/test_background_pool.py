@@ -31,7 +31,7 @@ def test_the_trials_of_all_networks_start_with_the_first_search(tmp_path, cpu_ta
             first, second = (pool.trials(network, device, Progress()) for network in networks)
             assert first is not second and pool.trials(networks[0], device, Progress()) is first
             until = Deadline.after(120)
-            while not (first.is_done and second.is_done or until.is_over):
+            while not ((first.is_done and second.is_done) or until.is_over):
                 pool.advance()
                 time.sleep(0.01)
             assert first.num_tried == second.num_tried == 1
