@@ -1,12 +1,12 @@
 """Compare FusedResNet with torch.compile on a list of networks.
 
-Each network is tuned in a process of its own. A process for each batch size then
-times FusedResNet on the tuned database and with nothing tuned, and torch.compile
-in its modes reduce-overhead and max-autotune with freezing, all in interleaved
-rounds. On a GPU and without max-autotune, which times kernels, what Inductor
-compiles is compiled during the tune. The results are a table, a chart, and a JSON record. A network that the
-record holds is measured again only if --only names it, so an interrupted run
-goes on.
+Each network is tuned in a process of its own. A process for each batch size
+then times FusedResNet on the tuned database and with nothing tuned, and
+torch.compile in its modes reduce-overhead and max-autotune with freezing, all
+in interleaved rounds. On a GPU and without max-autotune, which times kernels,
+what Inductor compiles is compiled during the tune. The results are a table, a
+chart, and a JSON record. A network that the record holds is measured again
+only if --only names it, so an interrupted run goes on.
 
 Example:
   autotune bench-networks --budget 3m --dbs generated/networks
