@@ -10,6 +10,7 @@ from math import ceil
 
 from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
+from autotune.families.cuda.rules import require_registers, require_shared
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import ConcatConv2d, Epilogue
 
@@ -71,12 +72,8 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
             tile.tile_m % rows == 0 and tile.tile_n % rows == 0,
             f"the {tile.threads} threads copy {rows} rows at a time, which must divide tile_m and tile_n",
         )
-        fits = min(_MAX_REGISTERS, arch.sm_registers // tile.threads)
-        yield require(tile.registers <= fits, f"a thread must fit {fits} registers; it takes {tile.registers}")
-        yield require(
-            tile.shared_bytes <= arch.block_shared,
-            f"a block must fit {arch.block_shared} bytes of shared memory; it takes {tile.shared_bytes}",
-        )
+        yield require_registers(arch, tile.threads, tile.registers, _MAX_REGISTERS)
+        yield require_shared(arch, tile.shared_bytes)
 
     return first_unmet(rules())
 

@@ -10,7 +10,7 @@ from math import ceil
 
 from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
-from autotune.families.cuda.rules import require_window
+from autotune.families.cuda.rules import require_registers, require_shared, require_window
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import Conv2d, Epilogue
 
@@ -77,12 +77,8 @@ def _why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilo
 
     def rules() -> Rules:
         yield require(64 <= tile.threads <= 512, f"a block must have 64 to 512 threads; it has {tile.threads}")
-        fits = min(_MAX_REGISTERS, arch.sm_registers // tile.threads)
-        yield require(tile.registers <= fits, f"a thread must fit {fits} registers; it takes {tile.registers}")
-        yield require(
-            tile.shared_bytes <= arch.block_shared,
-            f"a block must fit {arch.block_shared} bytes of shared memory; it takes {tile.shared_bytes}",
-        )
+        yield require_registers(arch, tile.threads, tile.registers, _MAX_REGISTERS)
+        yield require_shared(arch, tile.shared_bytes)
 
     return first_unmet(rules())
 

@@ -1,7 +1,8 @@
-"""Rules of CUDA kernels: widths of accesses, and windows that are known when a kernel is compiled."""
+"""Rules of CUDA kernels: accesses, registers, shared memory, and windows known when a kernel is compiled."""
 
 from __future__ import annotations
 
+from autotune.core import Architecture
 from autotune.families.rules import require
 from autotune.ir import DTYPES, Conv2d, Pool2d
 
@@ -13,6 +14,19 @@ def require_access(elements: int, dtype: str) -> str | None:
     return require(
         elements * DTYPES[dtype].itemsize <= _ACCESS_BYTES,
         f"an access has at most {_ACCESS_BYTES} bytes; {elements} elements of {dtype} have more",
+    )
+
+
+def require_registers(arch: Architecture, threads: int, registers: int, most: int) -> str | None:
+    """Require that a multiprocessor can hold a block; `registers` are those of a thread, of which it has `most`."""
+    fits = min(most, arch.sm_registers // threads)
+    return require(registers <= fits, f"a thread must fit {fits} registers; it takes {registers}")
+
+
+def require_shared(arch: Architecture, size: int) -> str | None:
+    """Require that a block's shared memory of `size` bytes fits."""
+    return require(
+        size <= arch.block_shared, f"a block must fit {arch.block_shared} bytes of shared memory; it takes {size}"
     )
 
 

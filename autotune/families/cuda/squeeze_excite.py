@@ -11,7 +11,8 @@ from autotune.families.rules import require
 from autotune.families.squeeze_excite import ACT, GATE, candidate_activations, require_activations
 from autotune.ir import DTYPES, Epilogue, SeGates, SqueezeExcite
 
-_SM_THREADS, _FEW_KEPT = 1024, 4  # of a multiprocessor, with 64 registers each, which suffice for so many vectors
+_SM_THREADS = 1024  # threads of 64 registers that a multiprocessor holds
+_FEW_KEPT = 4  # vectors that a thread can keep in 64 registers
 _GPC_SMS, _GPC_FILL = 16, 0.9  # a cluster lies in one GPC; not all GPCs are complete
 _CHAIN_US, _CLUSTER_US = 3.5, 1.5  # latencies of a launch's loads, sums and products; of a cluster's barriers
 _LATE_US = 0.15  # of a vector that is read when it is needed
