@@ -265,8 +265,8 @@ def _record_fastest(
     if not close:
         return
     running = [plan for plan in close if timer.runs(plan)]
-    again = timer.compare([best[0], *running], FINAL_ROUNDS) or [best[1]]
-    compared = list(zip([best[0], *running], again, strict=False))
+    again = timer.compare([best[0], *running], FINAL_ROUNDS) if running else None
+    compared = list(zip([best[0], *running], again, strict=True)) if again else [best]
     known = [one for one in known if one[0] not in close]
     recorder.torch_us = _torch_us(network, [*compared, *known])
     _record_of(recorder, network, [*compared, *(one for one in timed if one is not best), *known])

@@ -48,7 +48,8 @@ def blocks(config: Config) -> int:
 def cost(problem: SqueezeExcite | SeGates, config: Config, arch: Architecture) -> float:
     """Estimate microseconds: rounds of clusters, each a chain of latencies and what its blocks move.
 
-    The constants fit some 60 measurements on an H200 to within a factor of 1.4.
+    The constants were chosen by hand for 130 measurements on an H200, of kernels of which a multiprocessor held one
+    block: for eight of ten, the estimate is 0.83 to 1.65 times the measured time.
     """
     cluster, threads, keep = int(config["cluster"]), int(config["threads"]), int(config["keep"])
     resident, split = blocks(config), cluster > 1 and not config["early"]
