@@ -96,6 +96,9 @@ class SEResNet9Fixup(nn.Module):
         return x
 
 
+LEAST_VARIANCE = 0.01
+"""Least variance of a calibrated channel, as a share of the mean of its layer."""
+
 MODELS: dict[str, Callable[[int], nn.Module]] = {"se_resnet9_fixup": SEResNet9Fixup}
 """Model name -> function of in_channels that returns the module."""
 
@@ -131,7 +134,11 @@ def randomize(module: nn.Module, seed: int = 0) -> nn.Module:
 
 @torch.no_grad()
 def calibrate(module: nn.Module, x: torch.Tensor) -> nn.Module:
-    """Set the statistics of all batch normalizations to those of their inputs for x; return the module in eval mode."""
+    """Set the statistics of all batch normalizations to those of their inputs for x; return the module in eval mode.
+
+    A channel that is constant for x, behind a ReLU that it never passes, would be amplified by 1 / sqrt(eps) for other
+    inputs, and float16 would overflow. So no variance is below LEAST_VARIANCE times the mean of its layer.
+    """
     norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     module.eval()
@@ -143,4 +150,6 @@ def calibrate(module: nn.Module, x: torch.Tensor) -> nn.Module:
         module(x)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
+        if norm.running_var is not None:
+            norm.running_var.clamp_(min=LEAST_VARIANCE * norm.running_var.mean())
     return module.eval()

@@ -88,3 +88,14 @@ def test_trains():
     network = se_resnet9_fixup.randomize(se_resnet9_fixup.build()).train()
     network(torch.randn(2, 3, 64, 64)).square().mean().backward()
     assert all(parameter.grad is not None and parameter.grad.norm() > 0 for parameter in network.parameters())
+
+
+def test_a_calibrated_network_does_not_amplify_what_a_dead_channel_lets_through():
+    """The first channel is 0 for the images of the calibration; other images may pass its ReLU by a little."""
+    module = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.BatchNorm2d(4))
+    x = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(0))
+    x[:, 0] = -x[:, 0].abs()
+    se_resnet9_fixup.calibrate(module, x)
+    variances = x.clamp_min(0).transpose(0, 1).flatten(1).var(1)
+    torch.testing.assert_close(module[1].running_var[1:], variances[1:])
+    assert module[1].running_var[0] == pytest.approx(0.01 * variances.mean(), rel=1e-5)
