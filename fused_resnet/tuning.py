@@ -186,7 +186,7 @@ def tune_missing(network: Network, device: torch.device, where: str, limits: Tun
                 options,
                 worker,
                 progress,
-                network=network,
+                networks=[network],
                 deadline=deadline,
                 foreign=foreign,
             )

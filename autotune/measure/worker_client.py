@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from threading import Lock
 from typing import Any
 
 from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerError
@@ -69,6 +70,7 @@ class Worker:
         self.device, self.deadline, self.timing, self.until = device, deadline, timing, until
         self._process = ChildProcess("autotune.measure.worker_main", [device, str(compilers)])
         self._sent: deque[TrialRequest] = deque()
+        self._starting = Lock()
         self._was_killed = False  # the process, from outside, instead of the last answer
 
     def __enter__(self) -> Worker:
@@ -83,7 +85,16 @@ class Worker:
         return self._process.pid
 
     def start(self) -> None:
-        """Start the process if none runs; raises WorkerError if it does not get ready."""
+        """Start the process if none runs, or wait for a thread that starts it.
+
+        Raises:
+            OutOfTimeError: The run is over.
+            WorkerError: The process does not get ready.
+        """
+        with self._starting:
+            self._start()
+
+    def _start(self) -> None:
         if self._process.running:
             return
         for _ in range(_STARTS):

@@ -1,6 +1,5 @@
 """The tuning run: studies, builds, trials, and the plan of the whole network."""
 
-from autotune.tuner.background_pool import BackgroundPool
 from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
 from autotune.tuner.library_candidates import LibraryCandidates
 from autotune.tuner.line_progress import LineProgress
@@ -27,6 +26,7 @@ from autotune.tuner.session import (
     missing,
     refuse_other_timing,
 )
+from autotune.tuner.threads import start_in_background
 from autotune.tuner.time_breakdown import RECORD, WAIT, TimeBreakdown
 from autotune.tuner.tuner import Tuner
 
@@ -35,7 +35,6 @@ __all__ = [
     "OBJECTIVES",
     "RECORD",
     "WAIT",
-    "BackgroundPool",
     "Bench",
     "Failure",
     "ForeignKernels",
@@ -58,5 +57,6 @@ __all__ = [
     "pareto_candidates",
     "refuse_other_timing",
     "rejected_configs",
+    "start_in_background",
     "unsupported_reason",
 ]

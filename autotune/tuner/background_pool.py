@@ -1,15 +1,16 @@
-"""The trials beside the searches of a run over several networks, such as one model at several batch sizes.
+"""The trials beside the search of a run, of which each network has a process of its own.
 
-The trials of all networks start with the first search, because Inductor may take longer for a deep network than that
-network's share of the run: a minute. Each network has a process of its own, so they are compiled at the same time, and
-the compiled code stays loaded until the network's plan is tuned.
+All trials start with the search, because Inductor may take a minute for a deep network. The networks, such as one model
+at several batch sizes, are compiled at the same time, and the compiled code of a network stays loaded until its plan is
+tuned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
+from autotune.core import Deadline
 from autotune.ir import Network, Problem
 from autotune.libraries import inductor
 from autotune.measure import Worker
@@ -22,68 +23,68 @@ from tuning_db.schema import Device, KernelRow
 
 MAX_COMPILERS = 4
 """Processes in which Inductor compiles a network."""
+COMPILERS_SHARE = 0.5
+"""Share of the cores that they may take in all networks together; compilers of kernels need cores at the same time."""
 
 
-def is_whole(problem: Problem, network: Network | None) -> bool:
-    """Return whether a problem is the whole network on PyTorch's operators."""
-    return network is not None and network.whole is not None and problem == network.whole.layers[0].problem
+def is_whole(problem: Problem, networks: Iterable[Network]) -> bool:
+    """Return whether a problem is one of the networks, as a whole, on PyTorch's operators."""
+    return any(network.whole is not None and problem == network.whole.layers[0].problem for network in networks)
 
 
-def is_tried_beside(problem: Problem, row: KernelRow, network: Network | None, options: TunerOptions) -> bool:
+def is_tried_beside(problem: Problem, row: KernelRow, networks: Iterable[Network], options: TunerOptions) -> bool:
     """Return whether a candidate of PyTorch is tried beside the search: one that takes seconds of the host.
 
     On a CPU, compilers would take the cores on which the search times.
     """
-    return options.arch.is_cuda and (row.family == inductor.FAMILY or is_whole(problem, network))
+    return options.arch.is_cuda and (row.family == inductor.FAMILY or is_whole(problem, networks))
 
 
 class BackgroundPool:
-    """The trials beside some searches; a context manager whose exit ends them.
+    """The trials beside a search; a context manager whose exit ends them.
 
     Args:
         store: The database.
+        device: The device of all trials.
         options: Limits and choices of the run.
-        worker: The measuring process of the searches, whose settings those of the trials have.
-        searches: The networks and their problems, in the order in which they are searched; None for single problems.
+        worker: The measuring process of the search, whose settings those of the trials have.
+        progress: Receives the events of the trials.
+        problems: The problems of the search.
+        networks: The networks that they belong to; none for single problems.
     """
 
     def __init__(
         self,
         store: Store,
+        device: Device,
         options: TunerOptions,
         worker: Worker,
-        searches: Iterable[tuple[Network | None, Iterable[Problem]]],
+        progress: Progress,
+        problems: Iterable[Problem],
+        networks: Sequence[Network],
     ) -> None:
-        self._store, self._options, self._worker, self._searches = store, options, worker, list(searches)
+        self._store, self._device, self._options, self._progress = store, device, options, progress
+        self._worker, self._problems, self._networks = worker, list(problems), networks
         self._processes = ExitStack()
         self._trials: dict[str, BackgroundTrials] = {}
-        self._started = False
 
     def __enter__(self) -> BackgroundPool:
+        for network in self._networks:
+            own = {layer.problem for layer in network.all_layers}
+            self._start(network.key, [problem for problem in self._problems if problem in own])
+        if not self._networks:
+            self._start("", self._problems)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._processes.close()
 
-    def trials(self, network: Network | None, device: Device, progress: Progress) -> BackgroundTrials | None:
-        """Return the trials of a network, or of single problems; None if there are none. The first call starts all.
-
-        Args:
-            network: The network.
-            device: The device of all trials.
-            progress: Receives the events of the network's trials from now on.
-        """
-        if not self._started:
-            self._started = True
-            for each, problems in self._searches:
-                self._start(each, problems, device)
-        found = self._trials.get(_key(network))
-        if found:
-            found.watch(progress)
-        return found
+    def trials(self, network: Network) -> BackgroundTrials | None:
+        """Return the trials of a network; None if it has none."""
+        return self._trials.get(network.key)
 
     def advance(self) -> None:
-        """Record the trials of all networks that have ended and send more, without waiting.
+        """Record the trials that have ended and send more, without waiting.
 
         Raises:
             OutOfTimeError: The run is over.
@@ -91,25 +92,28 @@ class BackgroundPool:
         for trials in self._trials.values():
             trials.advance()
 
-    def _start(self, network: Network | None, problems: Iterable[Problem], device: Device) -> None:
-        options, torch_version = self._options, device.details["torch"]
-        ordered = sorted(dict.fromkeys(problems), key=lambda problem: not is_whole(problem, network))
+    def wait(self, until: Deadline) -> None:
+        """Wait for the end of all trials, but no longer than until a deadline; raises as `advance` does."""
+        for trials in self._trials.values():
+            trials.wait(until)
+
+    def _start(self, key: str, problems: Iterable[Problem]) -> None:
+        options, version, networks = self._options, self._device.details["torch"], self._networks
         work = [
             (problem, row)
-            for problem in ordered
-            for row in operator_rows(self._store, problem, options.target, torch_version, options.inductor)
-            if is_tried_beside(problem, row, network, options)
+            for problem in sorted(problems, key=lambda problem: not is_whole(problem, networks))
+            for row in operator_rows(self._store, problem, options.target, version, options.inductor)
+            if is_tried_beside(problem, row, networks, options)
         ]
         if not work:
             return
         for problem, _ in work:
             self._store.put_problem(str(problem))
-        worker, compilers = self._worker, max(1, min(MAX_COMPILERS, options.jobs // 4))
-        process = Worker(worker.device, worker.deadline, worker.timing, worker.until, compilers)
-        self._trials[_key(network)] = self._processes.enter_context(
-            BackgroundTrials(self._store, device, process, work)
+        compilers = int(COMPILERS_SHARE * options.jobs / max(1, len(networks)))
+        worker = self._worker
+        process = Worker(
+            worker.device, worker.deadline, worker.timing, worker.until, max(1, min(MAX_COMPILERS, compilers))
         )
-
-
-def _key(network: Network | None) -> str:
-    return network.key if network else ""
+        self._trials[key] = self._processes.enter_context(
+            BackgroundTrials(self._store, self._device, process, work, self._progress)
+        )

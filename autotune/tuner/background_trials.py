@@ -34,6 +34,7 @@ class BackgroundTrials:
         device: The device.
         worker: The process; nothing else uses it before all trials have ended.
         work: The problems and their candidates, in the order in which they are tried.
+        progress: Receives the events of the trials.
     """
 
     def __init__(
@@ -42,8 +43,9 @@ class BackgroundTrials:
         device: Device,
         worker: Worker,
         work: Iterable[tuple[Problem, KernelRow]],
+        progress: Progress,
     ) -> None:
-        self.worker, self._work, self._progress = worker, deque(work), Progress()
+        self.worker, self._work, self._progress = worker, deque(work), progress
         self._breakdown, self._closed = TimeBreakdown(), False
         self._trials = TrialQueue(store, worker, device, self._breakdown, self._progress)
         self._executor = ThreadPoolExecutor(1)
@@ -60,10 +62,6 @@ class BackgroundTrials:
         self._closed = True
         stop_until_done(self._executor, [self._started], [self.worker])
         self.worker.stop()
-
-    def watch(self, progress: Progress) -> None:
-        """Send the events of the trials to `progress` from now on."""
-        self._progress = self._trials.progress = progress
 
     @property
     def is_done(self) -> bool:

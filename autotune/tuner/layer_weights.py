@@ -1,10 +1,10 @@
-"""The weights of a network's problems: their shares of its time. A run spends its time where the network does."""
+"""The weights of networks' problems: their shares of the time. A run spends its time where the networks do."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from autotune.ir import Network, Problem, limit_us
 from tuning_db.schema import Device
@@ -17,19 +17,22 @@ class LayerWeights:
     """Weights of problems by their times: measured ones where there are any, else the roofline limit.
 
     A limit is shorter than the time that a kernel reaches, so limits are multiplied by the median of
-    measured time / limit over the problems that were measured.
+    measured time / limit over the problems that were measured. The weights of each network add up to 1, so that a small
+    batch size counts as much as a large one.
 
     Args:
         problems: The problems.
-        network: The network; a problem counts as often as its layers use it. None counts each problem once.
+        networks: The networks; a problem counts as often as their layers use it. Without any, each problem counts once.
         best_us: Maps a problem to its best measured time in microseconds, or None.
     """
 
     def __init__(
-        self, problems: Iterable[Problem], network: Network | None, best_us: Callable[[Problem], float | None]
+        self, problems: Iterable[Problem], networks: Sequence[Network], best_us: Callable[[Problem], float | None]
     ) -> None:
-        counts = Counter(layer.problem for layer in network.all_layers) if network else Counter[Problem]()
-        self._counts = {problem: counts[problem] or 1 for problem in problems}
+        self._problems = list(problems)
+        used = [Counter(layer.problem for layer in network.all_layers) for network in networks]
+        self._counts = [{problem: count[problem] for problem in self._problems if count[problem]} for count in used]
+        self._counts = self._counts or [dict.fromkeys(self._problems, 1)]
         self._best_us = best_us
         self.set_rates(_FLOPS_PER_US, _BYTES_PER_US)
 
@@ -39,20 +42,26 @@ class LayerWeights:
 
     def set_rates(self, flops_per_us: float, bytes_per_us: float) -> None:
         """Use these rates for the problems that were not measured."""
-        self._limits = {problem: limit_us(problem, flops_per_us, bytes_per_us) for problem in self._counts}
+        self._limits = {problem: limit_us(problem, flops_per_us, bytes_per_us) for problem in self._problems}
 
     def __call__(self, problem: Problem) -> float:
-        """Return the weight of a problem; weights have no unit."""
+        """Return the weight of a problem."""
         return self.all()[problem]
 
     def all(self) -> dict[Problem, float]:
         """Return the weights of all problems."""
-        best = {problem: self._best_us(problem) for problem in self._counts}
+        best = {problem: self._best_us(problem) for problem in self._problems}
         ratios = [us / self._limits[problem] for problem, us in best.items() if us and self._limits[problem]]
         ratio = statistics.median(ratios) if ratios else 1.0
-        return {
-            problem: count * (best[problem] or ratio * self._limits[problem]) for problem, count in self._counts.items()
-        }
+        weights = dict.fromkeys(self._problems, 0.0)
+        for counts in self._counts:
+            times = {
+                problem: count * (best[problem] or ratio * self._limits[problem]) for problem, count in counts.items()
+            }
+            total = sum(times.values()) or 1.0
+            for problem, time in times.items():
+                weights[problem] += time / total
+        return weights
 
     def sorted(self) -> list[Problem]:
         """Return the problems, the heaviest first."""

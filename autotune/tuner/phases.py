@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from autotune.core import Deadline
 
 PREPARATION = "preparation"
-"""Before the first phase: imports, the capture of the network, and what other networks of the run take."""
+"""Before the first phase: imports, and the capture of the networks."""
 SEARCH, FINALS, SETTLING = "search", "finals", "settling"
 SHARES = {SEARCH: 0.6, FINALS: 0.1, SETTLING: 0.3}
 """Phase -> its share of the time. Settling is the choice of kernels inside the whole network."""

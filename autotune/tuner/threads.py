@@ -23,6 +23,17 @@ def in_thread(work: Callable[[], None]) -> Iterator[Future[None]]:
 
 
 @contextmanager
+def start_in_background(worker: Worker) -> Iterator[None]:
+    """Start the measuring process in a thread; the first request to it waits for that. The exit kills the process."""
+    executor = ThreadPoolExecutor(1)
+    started = executor.submit(worker.start)
+    try:
+        yield
+    finally:
+        stop_until_done(executor, [started], [worker])
+
+
+@contextmanager
 def facts_in_background(worker: Worker) -> Iterator[Future[DeviceFacts]]:
     """Start the measuring process and measure its device in a thread.
 

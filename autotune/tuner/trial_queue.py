@@ -56,7 +56,7 @@ class TrialQueue:
         self, store: Store, worker: Worker, device: Device, breakdown: TimeBreakdown, progress: Progress
     ) -> None:
         self._store, self._worker, self._device = store, worker, device
-        self._breakdown, self.progress = breakdown, progress
+        self._breakdown, self._progress = breakdown, progress
         self._sent: deque[tuple[_KernelTrial, Candidate]] = deque()
         self._best: dict[Problem, float | None] = {}
 
@@ -117,7 +117,7 @@ class TrialQueue:
                 build_seconds = {} if trial.results else trial.build_seconds
                 details = {**result.details, "seconds": {**build_seconds, **seconds}}
                 self.record(trial.problem, trial.row, tried, replace(result, details=details))
-                self.progress.measured(str(trial.problem), 1, self._update_best_us(trial.problem, result.median_us))
+                self._progress.measured(str(trial.problem), 1, self._update_best_us(trial.problem, result.median_us))
             trial.results.append(result)
             trial.num_left -= 1
             if not trial.num_left:

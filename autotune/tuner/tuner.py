@@ -25,7 +25,6 @@ from autotune.measure import Result, Worker
 from autotune.runtime import candidate, shortlist
 from autotune.search import Schedule, Space, Study
 from autotune.tuner.background_pool import BackgroundPool, is_tried_beside, is_whole
-from autotune.tuner.background_trials import BackgroundTrials
 from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.layer_weights import LayerWeights
@@ -74,17 +73,17 @@ class Tuner:
             nothing.
         progress: Receives events.
         spaces: The spaces to search; None for those of all families that serve the problems.
-        network: The network that the problems belong to, whose plan is tuned too; None for single problems.
+        networks: The networks that the problems belong to, whose plans are tuned too, such as one model at several
+            batch sizes; none for single problems.
         deadline: The deadline of the run.
         foreign: Kernels of other databases, which are tried before others are compiled.
-        beside: The trials beside this search and others of the run; None for those beside this search alone.
 
     Attributes:
         device: The database's row of the worker's device; None until the run has started the worker.
         builder: The kernels.
         study_manager: The studies.
         breakdown: Where the time went.
-        weights: Shares of the problems in the time of the network.
+        weights: Shares of the problems in the time of the networks.
         phases: The phases of the run.
         out_of_time: Whether the deadline of the run has ended it.
     """
@@ -97,15 +96,15 @@ class Tuner:
         worker: Worker | None,
         progress: Progress,
         spaces: Sequence[Space] | None = None,
-        network: Network | None = None,
+        networks: Sequence[Network] = (),
         deadline: Deadline = NEVER,
         foreign: ForeignKernels | None = None,
-        beside: BackgroundPool | None = None,
     ) -> None:
         self.store, self.options, self.worker, self.progress = store, options, worker, progress
         self.problems = list(dict.fromkeys(problems))
-        self.network = network if network and (options.arch.is_cuda or network.whole) else None
-        phases = [SEARCH, FINALS, SETTLING] if self.network else [SEARCH, FINALS]
+        self.networks = networks
+        self._planned = [network for network in networks if options.arch.is_cuda or network.whole]
+        phases = [SEARCH, FINALS, SETTLING] if self._planned else [SEARCH, FINALS]
         self.phases = Phases(deadline, phases if worker else [SEARCH])
         self.out_of_time = False
         self.device: Device | None = None
@@ -120,11 +119,10 @@ class Tuner:
             known=foreign.kernels if foreign else {},
         )
         self._trials: TrialQueue | None = None
-        self.weights = LayerWeights(self.problems, network, self._best_us)
+        self.weights = LayerWeights(self.problems, networks, self._best_us)
         self.study_manager = StudyManager(store, self.weights.sorted(), options, self.builder, spaces, foreign)
         self._library_candidates: LibraryCandidates | None = None
-        self._beside = beside
-        self._background: BackgroundTrials | None = None
+        self._beside: BackgroundPool | None = None
         self._plans: list[tuple[Problem, KernelRow]] = []  # cuDNN's, to be timed
         self._submitted: set[tuple[Study, Kernel]] = set()  # two studies may ask for one kernel
         self._tried_elsewhere: list[tuple[Study, Kernel]] = []  # trials that another process has claimed
@@ -132,7 +130,7 @@ class Tuner:
         self._missing_plan_reasons: set[str] = set()
 
     def run(self) -> None:
-        """Search every problem, time its finalists, and tune the plan of the network.
+        """Search every problem, time its finalists, and tune the plans of the networks.
 
         A run whose deadline passes ends without an error; what it has recorded is kept.
 
@@ -152,10 +150,10 @@ class Tuner:
                 for problem in self.problems:
                     self.progress.done(str(problem))
                 self._time_all_finalists(self.worker)
-                if self.network:
-                    self._tune_network(self.worker, self.network)
-                elif self._background:
-                    self._background.wait(self.phases.current)
+                if self._planned:
+                    self._tune_plans(self.worker)
+                elif self._beside:
+                    self._beside.wait(self.phases.current)
             except OutOfTimeError:
                 self.out_of_time = True
 
@@ -263,7 +261,7 @@ class Tuner:
                 break
             self._build_early()
             for row in self._operator_rows(problem):
-                if not (until.is_over or is_tried_beside(problem, row, self.network, self.options)):
+                if not (until.is_over or is_tried_beside(problem, row, self.networks, self.options)):
                     trials.submit(problem, row, [{}])
         trials.drain()
 
@@ -272,12 +270,11 @@ class Tuner:
         return operator_rows(self.store, problem, self.options.target, device.details["torch"], self.options.inductor)
 
     def _start_background_trials(self, worker: Worker, processes: ExitStack) -> None:
-        """Start the trials beside the search, unless they have started with an earlier search of the run."""
+        """Start the trials beside the search."""
         device, _ = self._started()
-        if self._beside is None:
-            own = [(self.network, self.weights.sorted())]
-            self._beside = processes.enter_context(BackgroundPool(self.store, self.options, worker, own))
-        self._background = self._beside.trials(self.network, device, self.progress)
+        problems = self.weights.sorted()
+        pool = BackgroundPool(self.store, device, self.options, worker, self.progress, problems, self.networks)
+        self._beside = processes.enter_context(pool)
 
     def _finish_tried_elsewhere(self) -> None:
         """Wait for the trials that other processes claimed; take over those of a process that died."""
@@ -297,7 +294,8 @@ class Tuner:
         seconds_per_candidate = 0.0  # the longest so far
         for problem in self.weights.sorted():
             # What was tried in the other process is compared there, when it is done.
-            finalists = [] if self._background and is_whole(problem, self.network) else self._finalists(problem)
+            beside = self.options.arch.is_cuda and is_whole(problem, self.networks)
+            finalists = [] if beside else self._finalists(problem)
             if not finalists or until.is_over or until.left < len(finalists) * seconds_per_candidate:
                 continue
             started = time.monotonic()
@@ -326,27 +324,36 @@ class Tuner:
                 trials.record(problem, row.kernel, tried, result, final=True)
         self.progress.measured(str(problem), 0, self.store.best_us(device, str(problem)))
 
-    def _tune_network(self, worker: Worker, network: Network) -> None:
-        """Tune the plan of the network, on a GPU inside its CUDA graph.
+    def _tune_plans(self, worker: Worker) -> None:
+        """Tune the plan of each network; they share the time."""
+        until = self.phases.begin(SETTLING)
+        if self._beside:
+            self.progress.stage("waiting for Inductor")
+            self._beside.wait(until.share(COMPILING_SHARE))
+        for i, network in enumerate(self._planned):
+            of = "the network" if len(self._planned) == 1 else f"the network at batch {network.batch}"
+            self.progress.stage(f"settling: tuning the plan of {of}")
+            self._tune_plan(worker, network, until.share(1 / (len(self._planned) - i)))
+
+    def _tune_plan(self, worker: Worker, network: Network, until: Deadline) -> None:
+        """Tune the plan of a network, on a GPU inside its CUDA graph.
 
         On a CPU, where what runs before a kernel matters little, the layers' winners are compared with torch's
         operators for the whole network, and nothing is compared without these.
         """
         device, _ = self._started()
-        until = self.phases.begin(SETTLING)
-        if self._background:
-            self.progress.stage("waiting for Inductor")
-            self._background.wait(until.share(COMPILING_SHARE))
-            whole = network.whole.layers[0].problem if network.whole else None
+        beside = self._beside.trials(network) if self._beside else None
+        if beside:
+            beside.advance()
             # A process that has not tried them would compile them once more.
-            tried = self._background.is_done and self._background.num_tried
-            if tried and whole and (finalists := self._finalists(whole)):
-                self._time_finalists(self._background.worker, whole, finalists)
-            self._background.close()
-        self.progress.stage("settling: tuning the plan of the network")
-        descend, tell = self.options.arch.is_cuda, self.progress.stage
+            tried = beside.is_done and beside.num_tried
+            if tried and network.whole and (finalists := self._finalists(network.whole.layers[0].problem)):
+                self._time_finalists(beside.worker, network.whole.layers[0].problem, finalists)
+            beside.close()
         with self.breakdown.charge("time"):
-            tune_network_plan(self.store, device, worker, network, until, descend, tell)
+            tune_network_plan(
+                self.store, device, worker, network, until, self.options.arch.is_cuda, self.progress.stage
+            )
 
     # -- the schedule's bench (search.Bench) -----------------------------------------------------------------
 

@@ -16,6 +16,11 @@ PRODUCTS = {"int8": ("s8",), "tf32": ("tf32",)}
 """Precision -> the dtypes of its products, beside the dtype of the network's tensors."""
 
 
+def num_requests(args: argparse.Namespace) -> int:
+    """Return the number of batch sizes that are tuned, 1 for single problems."""
+    return 1 if args.problem or args.problems else len(_batches(args, 1))
+
+
 def tune_requests(args: argparse.Namespace, arch: Architecture) -> list[TuneRequest]:
     """Return what the arguments request: a network once for each batch size, or single problems.
 
@@ -43,13 +48,17 @@ def tune_requests(args: argparse.Namespace, arch: Architecture) -> list[TuneRequ
             raise UnknownNameError(_no_dtype(arch, needed))
     model = models.load(args.model or next(iter(GRAPHS)), args.input, args.in_channels)
     requests = []
-    for batch in dict.fromkeys(args.batch or [128 if arch.is_cuda else 8]):
+    for batch in _batches(args, 128 if arch.is_cuda else 8):
         network = model.network(batch, dtype, args.precision)
         title = f"{model.name}, batch {batch}, {dtype}" + (f", {args.precision}" if args.precision else "")
         requests.append(
             TuneRequest(model.name, title, [(layer.name, layer.problem) for layer in network.all_layers], network)
         )
     return requests
+
+
+def _batches(args: argparse.Namespace, default: int) -> list[int]:
+    return list(dict.fromkeys(args.batch or [default]))
 
 
 def _no_dtype(arch: Architecture, dtype: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 
 from autotune.families import serving
-from autotune.ir import WHOLE, TorchCall
+from autotune.ir import WHOLE, Problem, TorchCall
 from autotune.libraries import inductor
 from autotune.tuner import Tuner, TuneRequest, layer_winners, rejected_configs, unsupported_reason
 from autotune.tuner import failures as failed
@@ -67,36 +69,42 @@ def plan_text(plan: PlanRow, fallback: PlanRow | None, is_cuda: bool) -> str:
     return f"{text}. It is {', '.join(slower)}" if slower else text
 
 
-def show_gaps(console: Console, tuner: Tuner, request: TuneRequest) -> None:
+def show_gaps(console: Console, tuner: Tuner, requests: Sequence[TuneRequest]) -> None:
     """Print the problems without kernels, the failures and, for single problems, the rejected configs."""
     arch = tuner.options.arch
-    searched = {study.space.problem for study in tuner.study_manager.studies if study.total}
-    needed = (
-        len(request.network.layers) if request.network else len(request.named)
-    )  # the layers of the alternatives follow
-    gaps: dict[str, list[str]] = {}
-    for name, problem in request.named[:needed]:
-        if problem in searched:
-            continue
-        if tuner.options.only and serving(problem, arch):
-            reason = "not searched: --only names no family that supports it"
-        elif serving(problem, arch) and problem not in tuner.study_manager.enumerated:
-            reason = "not searched: the budget was too short"
-        else:
-            reason = f"{unsupported_reason(problem, arch)}: only torch's operators run it"
-        gaps.setdefault(reason, []).append(name)
+    gaps: dict[str, dict[str, None]] = {}
+    unmade: dict[str, None] = {}
+    for request in requests:
+        needed = len(request.network.layers) if request.network else len(request.named)
+        for name, problem in request.named[:needed]:
+            if reason := _why_not_searched(tuner, problem):
+                gaps.setdefault(reason, {})[name] = None
+        for name, problem in request.named[needed:]:  # the layers of the alternatives
+            if not isinstance(problem, TorchCall) and not serving(problem, arch):
+                unmade[name] = None
     for reason, names in gaps.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        console.print(f"{', '.join(names[:3])}{more}: {reason}.", markup=False)
-    others = [one for one in request.named[needed:] if not isinstance(one[1], TorchCall)]
-    if unmade := [name for name, problem in others if not serving(problem, arch)]:
+        console.print(f"{', '.join(list(names)[:3])}{more}: {reason}.", markup=False)
+    if unmade:
         console.print(f"no kernels for the alternatives {', '.join(unmade)} on {arch.name}", highlight=False)
-    if not request.network:
+    if not tuner.networks:
         for sentence in dict.fromkeys(text for problem in tuner.problems for text in rejected_configs(problem, arch)):
             console.print(sentence, markup=False, highlight=False)
     for line in failures(failed(tuner.store, tuner.device, tuner.problems, tuner.builder.rows.values())):
         console.print(line, highlight=False)
     show_skipped(console, tuner)
+
+
+def _why_not_searched(tuner: Tuner, problem: Problem) -> str:
+    """Return the reason why no configs were searched for a problem; empty if some were."""
+    arch = tuner.options.arch
+    if any(study.space.problem == problem and study.total for study in tuner.study_manager.studies):
+        return ""
+    if tuner.options.only and serving(problem, arch):
+        return "not searched: --only names no family that supports it"
+    if serving(problem, arch) and problem not in tuner.study_manager.enumerated:
+        return "not searched: the budget was too short"
+    return f"{unsupported_reason(problem, arch)}: only torch's operators run it"
 
 
 def show_skipped(console: Console, tuner: Tuner) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,8 @@ NETWORKS = {
 }
 """Name in the table -> value of --model."""
 
+COMPILERS = 2
+"""Processes in which Inductor compiles for one batch size. The tune needs the other cores."""
 VARIANTS = ("eager", "compile_frozen", "compile_max", "untuned", "fused")
 METHOD = (
     "each network: `autotune tune` and `autotune bench` in processes of their own; speedup: time of the faster of "
@@ -143,7 +146,12 @@ class _Bench:
         if self._process is None:
             with self._report.open("w") as out:
                 self._process = subprocess.Popen(
-                    self._line, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, text=True
+                    self._line,
+                    stdin=subprocess.PIPE,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    env=os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": str(COMPILERS)},
                 )
 
     def batches(self) -> list[dict[str, Any]]:

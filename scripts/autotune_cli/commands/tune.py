@@ -16,8 +16,8 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -39,7 +39,6 @@ from autotune.search import DEFAULT_STRATEGY, STRATEGIES
 from autotune.tuner import (
     INDUCTOR_MODES,
     OBJECTIVES,
-    BackgroundPool,
     Bench,
     ForeignKernels,
     Tuner,
@@ -48,13 +47,14 @@ from autotune.tuner import (
     gpu_capability,
     inductor_modes,
     refuse_other_timing,
+    start_in_background,
 )
 from autotune_cli import models, tune_summary
 from autotune_cli.command_line import Group, add_batches, add_jobs, add_model, database, percent, positive, seconds
 from autotune_cli.interrupts import exit_code
 from autotune_cli.problem_usage import usage
 from autotune_cli.tune_progress import LiveProgress
-from autotune_cli.tune_request import tune_requests
+from autotune_cli.tune_request import num_requests, tune_requests
 from fused_resnet.model_source import PRECISIONS
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
 from tuning_db import Store, shipped_databases
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     network = parser.add_argument_group("a network")
     add_model(network, next(iter(GRAPHS)))
     parser.set_defaults(model=None)  # so that --model beside --problem is seen
-    add_batches(network, "128, on a CPU 8; each has a search of its own")
+    add_batches(network, "128, on a CPU 8; one search tunes all")
     network.add_argument(
         "--dtype", help="dtype of its tensors: f16, bf16 or f32 (default f16; f32 on a CPU or for tf32)"
     )
@@ -220,77 +220,76 @@ def main(args: argparse.Namespace) -> int:
         arch = architecture(args.arch)
     bench = Bench.of(arch, capability)
     arch, device = bench.arch, bench.device
-    requests = tune_requests(args, arch)
-    path = args.db or Path("tuning_db") / f"{requests[0].name}_{arch.name}.db"
-    budget = args.budget or len(requests) * bench.budget
+    budget = args.budget or num_requests(args) * bench.budget
     deadline = Deadline.after(budget, args.started)
-    allow = tuple(name.replace("-", "_") for name in args.allow)
-    only = tuple(family(name).name for name in args.only)
-    objectives = tuple(dict.fromkeys(args.objective or ["time"]))
-    if "energy" in objectives and not arch.is_cuda:
+    work = deadline.before(min(SUMMARY_SECONDS, SUMMARY_SHARE * budget))
+    if "energy" in (args.objective or []) and not arch.is_cuda:
         raise UnknownNameError("--objective energy: only a GPU reports its energy")
-    options = TunerOptions(
-        arch,
+    timing = Timing(args.timer, args.buffers, "energy" in (args.objective or []))
+    with ExitStack() as stack:
+        worker = stack.enter_context(Worker(device, timing=timing, until=work)) if device else None
+        if worker:
+            stack.enter_context(start_in_background(worker))  # it takes as long as the capture of a deep network
+        requests = tune_requests(args, arch)
+        options = _options(args, bench)
+        path = args.db or Path("tuning_db") / f"{requests[0].name}_{arch.name}.db"
+        others = shipped_databases() if args.from_db is None else [path for path in args.from_db if str(path) != "none"]
+        others = [other for other in others if other.resolve() != Path(str(path)).resolve()]
+        foreign = stack.enter_context(ForeignKernels(others, bench.target))
+        store = stack.enter_context(Store.create(path))
+        if device:
+            problems = [problem for request in requests for problem in request.problems]
+            refuse_other_timing(store, device, problems, timing)
+        return tune(requests, store, options, worker, work, foreign)
+
+
+def _options(args: argparse.Namespace, bench: Bench) -> TunerOptions:
+    return TunerOptions(
+        bench.arch,
         bench.target,
         args.trials or bench.trials,
         args.jobs,
         args.seed,
-        allow,
-        only,
+        allow=tuple(name.replace("-", "_") for name in args.allow),
+        only=tuple(family(name).name for name in args.only),
         strategy=args.strategy,
         limit=args.limit or 0,
         gain=args.gain,
-        objectives=objectives,
+        objectives=tuple(dict.fromkeys(args.objective or ["time"])),
         vendor=args.vendor,
-        inductor=inductor_modes(device, args.inductor),
+        inductor=inductor_modes(bench.device, args.inductor),
     )
-    timing = Timing(args.timer, args.buffers, "energy" in objectives)
-    others = shipped_databases() if args.from_db is None else [path for path in args.from_db if str(path) != "none"]
-    others = [other for other in others if other.resolve() != Path(str(path)).resolve()]
-    work = deadline.before(min(SUMMARY_SECONDS, SUMMARY_SHARE * budget))
-    with (
-        ForeignKernels(others, bench.target) as foreign,
-        Store.create(path) as store,
-        Worker(device, timing=timing, until=work) if device else nullcontext() as worker,
-    ):
-        if device:
-            problems = [problem for request in requests for problem in request.problems]
-            refuse_other_timing(store, device, problems, timing)
-        searches = [(request.network, request.problems) for request in requests]
-        with BackgroundPool(store, options, worker, searches) if worker else nullcontext() as beside:
-            for i, request in enumerate(requests):
-                part = replace(work.share(1 / (len(requests) - i)), start=work.start)
-                if code := tune(request, store, options, worker, part, foreign, beside):
-                    return code
-    return 0
 
 
 def tune(
-    request: TuneRequest,
+    requests: Sequence[TuneRequest],
     store: Store,
     options: TunerOptions,
     worker: Worker | None,
     deadline: Deadline,
     foreign: ForeignKernels,
-    beside: BackgroundPool | None,
 ) -> int:
     """Tune what was requested and print the results; return the exit code: 0 unless a signal ended the run."""
     console = Console()
     code = 0
-    if not request.network:
-        for name, problem in request.named:
+    named = [
+        (f"{name}, batch {request.network.batch}" if request.network and len(requests) > 1 else name, problem)
+        for request in requests
+        for name, problem in request.named
+    ]
+    if not requests[0].network:
+        for name, problem in named:
             console.print(f"{name:>3}  {problem}", highlight=False, markup=False)
-    progress = LiveProgress(console, request.named, deadline)
+    progress = LiveProgress(console, named, deadline)
     tuner = Tuner(
         store,
-        request.problems,
+        [problem for _, problem in named],
         options,
         worker,
         progress,
-        network=request.network,
+        networks=[request.network for request in requests if request.network],
         deadline=deadline,
         foreign=foreign,
-        beside=beside,
     )
     with progress:
         try:
@@ -300,13 +299,14 @@ def tune(
     if worker is None:
         tune_summary.show_compiled(console, tuner)
     elif tuner.device is not None:
-        tune_summary.show_winners(console, tuner, request)
-        tune_summary.show_tradeoffs(console, tuner, request)
+        for request in requests:
+            tune_summary.show_winners(console, tuner, request)
+            tune_summary.show_tradeoffs(console, tuner, request)
     if code:
         console.print("Interrupted. Every finished trial is kept: run the same command to continue.")
     elif tuner.out_of_time and tuner.device is None:
         console.print("The budget ended before the measuring process had started: give a longer --budget.")
     else:
-        tune_summary.show_gaps(console, tuner, request)
+        tune_summary.show_gaps(console, tuner, requests)
     tune_summary.show_cost(console, tuner, progress, store.name)
     return code

@@ -1,4 +1,4 @@
-"""Trials beside several searches: those of all networks start with the first search."""
+"""Trials beside a search: each network has a process of its own."""
 
 import time
 
@@ -7,18 +7,18 @@ import torch
 
 from autotune.core import Deadline, architecture
 from autotune.measure import Worker
-from autotune.tuner import BackgroundPool, Progress, TunerOptions
-from autotune.tuner.background_pool import is_whole
+from autotune.tuner import Progress, TunerOptions
+from autotune.tuner.background_pool import BackgroundPool, is_whole
 from fused_resnet.capture import capture
 from tuning_db import Store
 
 pytestmark = pytest.mark.process
 
 
-def test_the_trials_of_all_networks_start_with_the_first_search(tmp_path, cpu_target):
+def test_the_trials_of_all_networks_run_at_the_same_time(tmp_path, cpu_target):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU()).eval()
     networks = [capture(model, (batch, 3, 6, 6), "f32") for batch in (1, 2)]
-    searches = [(network, [layer.problem for layer in network.all_layers]) for network in networks]
+    problems = [layer.problem for network in networks for layer in network.all_layers]
     options = TunerOptions(architecture("sm90"), cpu_target, 1, jobs=2)  # a GPU's: on a CPU nothing is tried beside
     with Store.create(tmp_path / "pool.db") as store:
         device = store.put_device("a CPU", cpu_target, flops_per_us=1.0, bytes_per_us=1.0, details={"torch": "2"})
@@ -27,9 +27,9 @@ def test_the_trials_of_all_networks_start_with_the_first_search(tmp_path, cpu_ta
             (layer,) = network.whole.layers
             return [row.status for row in store.measurements(device, str(layer.problem))]
 
-        with BackgroundPool(store, options, Worker("cpu"), searches) as pool:
-            first, second = (pool.trials(network, device, Progress()) for network in networks)
-            assert first is not second and pool.trials(networks[0], device, Progress()) is first
+        with BackgroundPool(store, device, options, Worker("cpu"), Progress(), problems, networks) as pool:
+            first, second = map(pool.trials, networks)
+            assert first is not second and pool.trials(networks[0]) is first
             until = Deadline.after(120)
             while not ((first.is_done and second.is_done) or until.is_over):
                 pool.advance()
@@ -42,5 +42,6 @@ def test_the_trials_of_all_networks_start_with_the_first_search(tmp_path, cpu_ta
 
 def test_the_whole_network_is_tried_beside_a_search():
     network = capture(torch.nn.Conv2d(3, 8, 3).eval(), (1, 3, 6, 6), "f32")
-    assert is_whole(network.whole.layers[0].problem, network)
-    assert not any(is_whole(layer.problem, network) for layer in network.layers) and not is_whole(None, None)
+    assert is_whole(network.whole.layers[0].problem, [network])
+    assert not any(is_whole(layer.problem, [network]) for layer in network.layers)
+    assert not is_whole(network.whole.layers[0].problem, [])

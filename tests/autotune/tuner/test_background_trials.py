@@ -39,7 +39,7 @@ def num_timed(store, device):
 
 def test_trials_end_while_nobody_waits(database):
     store, device, work = database
-    with BackgroundTrials(store, device, Worker("cpu"), work) as trials:
+    with BackgroundTrials(store, device, Worker("cpu"), work, Progress()) as trials:
         trials.advance()  # the process has not started: this returns at once
         assert not trials.is_done and not num_timed(store, device)
         until = Deadline.after(60)
@@ -52,7 +52,7 @@ def test_trials_end_while_nobody_waits(database):
 def test_what_has_not_ended_is_given_up(database):
     store, device, work = database
     worker = Worker("cpu")
-    with BackgroundTrials(store, device, worker, work) as trials:
+    with BackgroundTrials(store, device, worker, work, Progress()) as trials:
         trials.wait(Deadline.after(0.01))
         assert not trials.is_done
     assert worker.pid is None and num_timed(store, device) < len(work)
@@ -61,8 +61,7 @@ def test_what_has_not_ended_is_given_up(database):
 def test_a_process_that_does_not_start_ends_no_run(database):
     store, device, work = database
     worker, log = Worker("cuda:99"), Log()
-    with BackgroundTrials(store, device, worker, work) as trials:
-        trials.watch(log)
+    with BackgroundTrials(store, device, worker, work, log) as trials:
         trials.wait(Deadline.after(60))
         assert trials.is_done
     assert num_timed(store, device) == 0

@@ -28,17 +28,25 @@ def network(problems):
 
 
 def test_before_any_measurement_limits_decide():
-    assert LayerWeights([SMALL, LARGE], None, lambda _: None).sorted() == [LARGE, SMALL]
+    assert LayerWeights([SMALL, LARGE], [], lambda _: None).sorted() == [LARGE, SMALL]
 
 
 def test_a_problem_counts_as_often_as_layers_use_it():
-    weights = LayerWeights([SMALL, POOL], network([SMALL, POOL, POOL, POOL]), {SMALL: 2.0, POOL: 1.0}.get)
-    assert weights.all() == {SMALL: 2.0, POOL: 3.0} and weights.sorted() == [POOL, SMALL]
+    weights = LayerWeights([SMALL, POOL], [network([SMALL, POOL, POOL, POOL])], {SMALL: 2.0, POOL: 1.0}.get)
+    assert weights.all() == pytest.approx({SMALL: 0.4, POOL: 0.6}) and weights.sorted() == [POOL, SMALL]
+
+
+def test_each_network_counts_alike():
+    networks = [network([SMALL, POOL]), network([LARGE, POOL])]
+    weights = LayerWeights([SMALL, POOL, LARGE], networks, {SMALL: 1.0, POOL: 1.0, LARGE: 9.0}.get)
+    assert weights.all() == pytest.approx({SMALL: 0.5, POOL: 0.5 + 0.1, LARGE: 0.9})
 
 
 def test_limits_of_what_was_not_measured_are_scaled_like_the_measured_ones():
     known = {}
-    weights = LayerWeights([SMALL, LARGE], None, known.get)
+    weights = LayerWeights([SMALL, LARGE], [], known.get)
     ratio = weights(LARGE) / weights(SMALL)
     known[SMALL] = 7.0
-    assert weights(SMALL) == 7.0 and weights(LARGE) == pytest.approx(7.0 * ratio)
+    assert weights(LARGE) / weights(SMALL) == pytest.approx(ratio)
+    known[LARGE] = 7.0
+    assert weights(LARGE) == weights(SMALL) == 0.5

@@ -277,11 +277,28 @@ def test_on_a_cpu_too_a_network_is_compared_with_torchs_operators(worker, cpu, c
     options = TunerOptions(cpu, cpu_target, 1, jobs=2, inductor=("default",))
     with Store.create(tmp_path / "network.db") as store:
         problems = [layer.problem for layer in network.all_layers]
-        tuner = Tuner(store, problems, options, worker, Log(), network=network)
+        tuner = Tuner(store, problems, options, worker, Log(), networks=[network])
         tuner.run()
         plan = store.plan(tuner.device, network.key)
     assert "inductor mode=default" in plan.details["torch_us"] and len(plan.details["torch_us"]) > 1
     assert plan.median_us <= min(plan.details["torch_us"].values())
+
+
+@pytest.mark.process
+@pytest.mark.compile
+def test_one_search_tunes_the_plans_of_several_batch_sizes(worker, cpu, cpu_target, tmp_path):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU())
+    networks = [capture(model.eval(), (batch, 3, 6, 6), "f32") for batch in (1, 2)]
+    options = TunerOptions(cpu, cpu_target, 1, jobs=2)
+    log = Log()
+    with Store.create(tmp_path / "network.db") as store:
+        problems = [layer.problem for network in networks for layer in network.all_layers]
+        tuner = Tuner(store, problems, options, worker, log, networks=networks)
+        tuner.run()
+        plans = [store.plan(tuner.device, network.key) for network in networks]
+        assert all(plan and plan.median_us > 0 for plan in plans)
+        for problem in problems:
+            assert any(row.final for row in store.measurements(tuner.device, str(problem), "ok"))
 
 
 def test_a_run_without_problems_finds_the_device(worker, cpu, cpu_target, tmp_path):
