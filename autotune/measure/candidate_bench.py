@@ -47,7 +47,7 @@ SLOW_FACTOR, SLOW_SAMPLES = 1.5, 2
 LEAK_BYTES = 2**16
 """A candidate leaks if memory grows by more than this while it is sampled, and then in each of SAMPLES more samples by
 more than LEAK_BYTES / SAMPLES."""
-_LEAK_CHECKS, _LEAK_PAUSE_SECONDS = 3, 0.2
+_LEAK_CHECKS, _LEAK_PAUSE_SECONDS, _LEAK_SPREAD = 3, 0.2, 1.5
 
 _WARM_UP_SECONDS = 0.05
 """Least warm-up of the finalists together."""
@@ -232,10 +232,10 @@ class CandidateBench(Workload):
         """Return the bytes by which memory grows in SAMPLES more samples; 0 unless it grows in each of them.
 
         Growth below LEAK_BYTES / SAMPLES does not count: the interpreter takes some bytes in most samples. On a GPU the
-        memory is that of all processes, of which others may take some meanwhile, so the growth is measured _LEAK_CHECKS
-        times, with pauses.
+        memory is that of all processes, of which others may take some meanwhile. So the growth is measured _LEAK_CHECKS
+        times, with pauses, and must be about the same each time, as is that of a candidate's equal launches.
         """
-        grown = 0
+        all_grown: list[int] = []
         for check in range(_LEAK_CHECKS):
             time.sleep(_LEAK_PAUSE_SECONDS if check else 0)
             sizes = [memory_bytes(self.device)]
@@ -244,8 +244,8 @@ class CandidateBench(Workload):
                 sizes.append(memory_bytes(self.device))
             if not all(after - before > LEAK_BYTES // SAMPLES for before, after in pairwise(sizes)):
                 return 0
-            grown = sizes[-1] - sizes[0]
-        return grown
+            all_grown.append(sizes[-1] - sizes[0])
+        return all_grown[-1] if max(all_grown) <= _LEAK_SPREAD * min(all_grown) else 0
 
     def _sampler(self, candidate: Candidate, step: BoundStep, slow_us: float = math.inf) -> Sampler:
         if self.timing.buffers == "resident":

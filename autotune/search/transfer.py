@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +73,7 @@ class TransferData:
         self._log_prior = np.concatenate([_log_prior(space) for space in spaces])
         self._starts = np.cumsum([0, *(len(space.configs) for space in spaces)])
         self._space_of = np.repeat(np.arange(len(spaces)), np.diff(self._starts))
-        self._similarity = np.array([[problem_similarity(a.problem, b.problem) for b in spaces] for a in spaces])
+        self._similarity = _similarities([space.problem for space in spaces])
         self._most_similar = np.argsort(-self._similarity, axis=1, kind="stable")
         self._log_times: list[dict[int, float]] = [{} for _ in spaces]
         self._threads = ThreadpoolController()
@@ -309,8 +310,23 @@ def problem_similarity(a: Problem, b: Problem) -> float:
     return _MIN_SIMILARITY + (_MAX_SIMILARITY - _MIN_SIMILARITY) * math.exp(-distance)
 
 
-def _log_sizes(problem: Problem) -> list[float]:
+def _similarities(problems: Sequence[Problem]) -> Vector:
+    """Return the problem_similarity of each pair; a deep network at several batch sizes has a million pairs."""
+    found = np.full((len(problems), len(problems)), _MIN_SIMILARITY)
+    number: dict[Problem, int] = {}
+    numbers = np.array([number.setdefault(problem, len(number)) for problem in problems])
+    for kind in {type(problem) for problem in problems}:
+        of_kind = np.array([i for i, problem in enumerate(problems) if type(problem) is kind])
+        sizes = np.array([_log_sizes(problems[i]) for i in of_kind])
+        distance = np.sqrt(sum((column[:, None] - column) ** 2 for column in sizes.T)) / _PROBLEM_LENGTH
+        found[np.ix_(of_kind, of_kind)] += (_MAX_SIMILARITY - _MIN_SIMILARITY) * np.exp(-distance)
+    found[numbers[:, None] == numbers] = 1.0
+    return found
+
+
+@lru_cache(maxsize=2**16)
+def _log_sizes(problem: Problem) -> tuple[float, ...]:
     """Return log2(1 + x) of every integer field of a problem; pairs count as two."""
-    values = [value for field, value in zip(fields(problem), astuple(problem), strict=True) if field.name != "epilogue"]
+    values = [getattr(problem, field.name) for field in fields(problem) if field.name != "epilogue"]
     flat = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
-    return [math.log2(1 + part) for part in flat if isinstance(part, int)]
+    return tuple(math.log2(1 + part) for part in flat if isinstance(part, int))

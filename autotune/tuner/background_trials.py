@@ -35,6 +35,9 @@ class BackgroundTrials:
         worker: The process; nothing else uses it before all trials have ended.
         work: The problems and their candidates, in the order in which they are tried.
         progress: Receives the events of the trials.
+
+    Attributes:
+        seconds: Seconds from the start of the process to the end of its last trial so far.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class BackgroundTrials:
     ) -> None:
         self.worker, self._work, self._progress = worker, deque(work), progress
         self._breakdown, self._closed = TimeBreakdown(), False
+        self._begun, self.seconds = time.monotonic(), 0.0
         self._trials = TrialQueue(store, worker, device, self._breakdown, self._progress)
         self._executor = ThreadPoolExecutor(1)
         self._started = self._executor.submit(worker.start)
@@ -90,7 +94,10 @@ class BackgroundTrials:
                 self._progress.stage(f"nothing is compiled by Inductor: {error}")
             self._work.clear()
             return
+        tried = self.num_tried
         self._trials.collect()
+        if self.num_tried > tried:
+            self.seconds = time.monotonic() - self._begun
         while self._work and self._trials.num_sent < AT_ONCE:
             self._trials.submit(*self._work.popleft(), [{}])
 

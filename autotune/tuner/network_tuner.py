@@ -112,6 +112,7 @@ def tune_network_plan(
     until: Deadline = NEVER,
     descend: bool = True,
     tell: Callable[[str], object] = lambda _: None,
+    whole_seconds: float = 0.0,
 ) -> PlanRow | None:
     """Find and record the fastest plan of a tuned network.
 
@@ -134,6 +135,8 @@ def tune_network_plan(
         descend: Whether to search. Otherwise the winners of the layers, with the alternatives that are faster, are
             compared with torch's operators for the whole network.
         tell: Called with a message if the plan cannot be tuned.
+        whole_seconds: Time of compiling torch's operators for the whole network. If less is left, the times that were
+            measured by the process that compiled them are compared.
 
     Returns:
         The recorded plan, or None if a layer has no candidate or the network cannot be timed. Its
@@ -192,7 +195,7 @@ def tune_network_plan(
     without = [_precompiled(plan, known) for plan in found if _is_compiled(plan.sequence(network))]
     plans = [*found, *(plan for plan in without if not until.is_over and timer.runs(plan))]
     if until.left >= (len(plans) + 1) * timer.seconds * FINAL_ROUNDS / ROUNDS:
-        _record_fastest(timer, recorder, network, winners, plans, whole)
+        _record_fastest(timer, recorder, network, winners, plans, whole, until.before(whole_seconds))
     return recorder.row
 
 
@@ -238,6 +241,7 @@ def _record_fastest(
     winners: PlanState,
     plans: Sequence[PlanState],
     whole: Sequence[tuple[PlanState, float | None]],
+    compiling: Deadline,
 ) -> None:
     """Time some plans and the layers' winners in interleaved rounds, and record the fastest plan.
 
@@ -252,6 +256,7 @@ def _record_fastest(
         winners: The plan with the winner of each layer.
         plans: The plans.
         whole: The plans of the whole network on torch's operators, and their times in another process.
+        compiling: Deadline for the start of compiling them once more.
     """
     results = timer.compare([winners, *plans], FINAL_ROUNDS)
     if results is None:
@@ -262,7 +267,7 @@ def _record_fastest(
     known = [(plan, _result(us)) for plan, us in whole if us is not None]
     _record_of(recorder, network, [*timed, *known])
     close = [plan for plan, us in whole if us is None or us < CLOSE * _median_us(best)]
-    if not close:
+    if not close or compiling.is_over:
         return
     running = [plan for plan in close if timer.runs(plan)]
     again = timer.compare([best[0], *running], FINAL_ROUNDS) if running else None

@@ -325,15 +325,26 @@ class Tuner:
         self.progress.measured(str(problem), 0, self.store.best_us(device, str(problem)))
 
     def _tune_plans(self, worker: Worker) -> None:
-        """Tune the plan of each network; they share the time."""
+        """Tune the plan of each network; they share the time. Those that Inductor still compiles come last."""
         until = self.phases.begin(SETTLING)
-        if self._beside:
-            self.progress.stage("waiting for Inductor")
-            self._beside.wait(until.share(COMPILING_SHARE))
-        for i, network in enumerate(self._planned):
+        left = list(self._planned)
+        while left:
+            part = until.share(1 / len(left))
+            network = next((network for network in left if not self._is_compiling(network)), left[0])
+            left.remove(network)
+            if self._is_compiling(network) and (beside := self._beside and self._beside.trials(network)):
+                self.progress.stage("waiting for Inductor")
+                beside.wait(part.share(COMPILING_SHARE))
             of = "the network" if len(self._planned) == 1 else f"the network at batch {network.batch}"
             self.progress.stage(f"settling: tuning the plan of {of}")
-            self._tune_plan(worker, network, until.share(1 / (len(self._planned) - i)))
+            self._tune_plan(worker, network, part)
+
+    def _is_compiling(self, network: Network) -> bool:
+        """Return whether trials of a network beside the search have not ended."""
+        beside = self._beside.trials(network) if self._beside else None
+        if beside:
+            beside.advance()
+        return bool(beside and not beside.is_done)
 
     def _tune_plan(self, worker: Worker, network: Network, until: Deadline) -> None:
         """Tune the plan of a network, on a GPU inside its CUDA graph.
@@ -344,7 +355,6 @@ class Tuner:
         device, _ = self._started()
         beside = self._beside.trials(network) if self._beside else None
         if beside:
-            beside.advance()
             # A process that has not tried them would compile them once more.
             tried = beside.is_done and beside.num_tried
             if tried and network.whole and (finalists := self._finalists(network.whole.layers[0].problem)):
@@ -352,7 +362,14 @@ class Tuner:
             beside.close()
         with self.breakdown.charge("time"):
             tune_network_plan(
-                self.store, device, worker, network, until, self.options.arch.is_cuda, self.progress.stage
+                self.store,
+                device,
+                worker,
+                network,
+                until,
+                self.options.arch.is_cuda,
+                self.progress.stage,
+                beside.seconds if beside else 0.0,
             )
 
     # -- the schedule's bench (search.Bench) -----------------------------------------------------------------

@@ -24,12 +24,13 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Lock, Timer
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from autotune.core import AutotuneError, require_one_of
+from autotune.core import AutotuneError, require_one_of, seconds_of
 from autotune_cli import chart, networks_chart
 from autotune_cli.command_line import add_device, names, sizes, torch_device
 from autotune_cli.record import one_line, provenance, slug, write
@@ -46,8 +47,10 @@ NETWORKS = {
 }
 """Name in the table -> value of --model."""
 
+PEERS_SHARE = 0.4
+"""Share of the tune's time after which the peers are compiled: a tune needs most cores at its start."""
 COMPILERS = 2
-"""Processes in which Inductor compiles for one batch size. The tune needs the other cores."""
+"""Processes in which Inductor then compiles for one batch size."""
 VARIANTS = ("eager", "compile_frozen", "compile_max", "untuned", "fused")
 METHOD = (
     "each network: `autotune tune` and `autotune bench` in processes of their own; speedup: time of the faster of "
@@ -107,10 +110,10 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> dict[str, 
     options = [*model, "--device", device, "--only", ",".join(variants), "--seconds", arguments.seconds]
     benches = [_Bench(batch, database, options) for batch in arguments.batch]
     try:
-        if device == "cuda" and "compile_max" not in variants:
-            for bench in benches:
-                bench.prepare()
         if not arguments.no_tune:
+            if device == "cuda" and "compile_max" not in variants:
+                for bench in benches:
+                    bench.prepare(PEERS_SHARE * seconds_of(arguments.budget))
             started = time.monotonic()
             arch = "cpu" if device == "cpu" else "auto"
             tune = ("tune", *model, *batches, "--arch", arch, "--db", str(database), "--budget", arguments.budget)
@@ -140,23 +143,32 @@ class _Bench:
         where = ("--db", str(database), "--out", self._folder.name, "--name", "record")
         self._line = [*_command("bench", "--batch", str(batch)), *options, *where, "--pause"]
         self._process: subprocess.Popen[str] | None = None
+        self._starts = Lock()
+        self._timer: Timer | None = None
 
-    def prepare(self) -> None:
-        """Start the process; it prepares all that needs no database."""
-        if self._process is None:
-            with self._report.open("w") as out:
-                self._process = subprocess.Popen(
-                    self._line,
-                    stdin=subprocess.PIPE,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    env=os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": str(COMPILERS)},
-                )
+    def prepare(self, seconds: float) -> None:
+        """Start the process some seconds from now, beside a tune; it prepares all that needs no database."""
+        self._timer = Timer(seconds, self._start, [os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": str(COMPILERS)}])
+        self._timer.start()
+
+    def _start(self, environment: Mapping[str, str] = os.environ) -> None:
+        with self._starts:
+            if self._process is None:
+                with self._report.open("w") as out:
+                    self._process = subprocess.Popen(
+                        self._line,
+                        stdin=subprocess.PIPE,
+                        stdout=out,
+                        stderr=subprocess.STDOUT,
+                        text=True,
+                        env=environment,
+                    )
 
     def batches(self) -> list[dict[str, Any]]:
         """Time the network; returns what `bench` records of its batch sizes; raises AutotuneError if that fails."""
-        self.prepare()
+        if self._timer:
+            self._timer.cancel()
+        self._start()
         assert self._process
         self._process.communicate("\n")
         _check("bench", self._process.returncode, self._report)
@@ -165,6 +177,8 @@ class _Bench:
 
     def stop(self) -> None:
         """End the process if it runs, and remove what it wrote."""
+        if self._timer:
+            self._timer.cancel()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
