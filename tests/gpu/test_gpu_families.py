@@ -181,6 +181,11 @@ PROBLEMS = {
         "conv2d n=2 h=9 w=12 c=40 k=40 r=5 s=5 stride=2,2 pad=2,2 groups=40 dtype={} epilogue=none",
         "conv2d n=2 h=11 w=8 c=9 k=9 r=3 s=2 stride=1,2 pad=2,1 dilation=2,1 groups=9 dtype={} epilogue=bias,silu",
     ],
+    "cuda_grouped_conv2d": [
+        "conv2d n=3 h=13 w=9 c=40 k=40 r=3 s=3 pad=1,1 groups=5 dtype={} epilogue=bias,relu,store,add_scalar",
+        "conv2d n=2 h=29 w=35 c=64 k=64 r=3 s=3 stride=2,2 pad=1,1 groups=16 dtype={} epilogue=none",
+        "conv2d n=2 h=14 w=14 c=96 k=96 r=3 s=3 pad=1,1 groups=2 dtype={} epilogue=bias,gelu,add",
+    ],
     "cuda_mma_depthwise_conv2d": [
         "conv2d n=3 h=13 w=9 c=24 k=24 r=3 s=3 pad=1,1 groups=24 dtype={} epilogue=bias,relu,store,add_scalar",
         "conv2d n=2 h=29 w=35 c=72 k=72 r=5 s=5 stride=2,2 pad=2,2 groups=72 dtype={} epilogue=none",

@@ -78,6 +78,14 @@ def square_depthwise(rng: random.Random) -> str:
     return f"conv2d {sizes} r={side} s={side} stride={stride} pad={rng.choice((0, side // 2))}"
 
 
+def narrow_groups(rng: random.Random) -> str:
+    width, side, stride = rng.choice((4, 8, 8, 16, 24, 48)), rng.choice((3, 3, 5, 7)), rng.randint(1, 2)
+    groups = 2 * rng.randint(1, 8)
+    c = width * groups
+    sizes = f"n={rng.randint(1, 5)} h={rng.randint(7, 60)} w={rng.randint(7, 60)} c={c} k={c} groups={groups}"
+    return f"conv2d {sizes} r={side} s={side} stride={stride} pad={rng.choice((0, side // 2))}"
+
+
 def product(rng: random.Random) -> str:
     if rng.random() < 0.3:
         return convolution(rng).partition(" r=")[0]
@@ -288,6 +296,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cuda_folded_conv2d": lambda rng: excited(rng).replace("conv2d_se", "conv2d_folded_se"),
     "cuda_global_avg_pool2d": lambda rng: pixels(rng, "global_avg_pool2d"),
     "cuda_group_norm": groups_of_channels,
+    "cuda_grouped_conv2d": narrow_groups,
     "cuda_layer_norm": normalized,
     "cuda_max_pool2d": lambda rng: pool(rng, "max_pool2d", f"ceil={rng.randint(0, 1)}"),
     "cuda_mma_depthwise_conv2d": square_depthwise,
