@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -61,11 +61,6 @@ class OperatorCall:
     def name(self) -> str:
         """Return the operator's name without namespace and overload."""
         return self.operator.split(".")[1 if "." in self.operator else 0]
-
-    def run(self, values: Sequence[Any]) -> Any:
-        """Return the result of the call; at least one of `values`, to which ValueRefs refer, is a tensor."""
-        function, args, kwargs = self.resolve(values, next(v.device for v in values if isinstance(v, torch.Tensor)))
-        return function(*args, **kwargs)
 
     def resolve(
         self, values: Sequence[Any], device: torch.device
@@ -152,15 +147,42 @@ class TorchCall(Problem):
             as_nchw(tensors[operand.name]) if self.is_channels_last(operand) else tensors[operand.name]
             for operand in self.inputs
         ]
-        for call in self.calls:
-            values.append(call.run(values))
+        device = next(value.device for value in values)
+        for i, call in enumerate(self.calls):
+            function, args, kwargs = call.resolve(values, device)
+            values.append(function(*args, **kwargs))
+            del args, kwargs
+            for index in self._last_reads[i]:  # so that their memory is free for the next calls
+                values[index] = None
         result: torch.Tensor = values[-1]
         return as_nhwc(result) if len(self.shape) == 4 else result
+
+    @cached_property
+    def _last_reads(self) -> list[list[int]]:
+        """Return for each call the indices of the values that no later call reads, without the result."""
+        last: dict[int, int] = {}
+        for i, call in enumerate(self.calls):
+            last[len(self.inputs) + i] = i
+            last |= dict.fromkeys(_references((call.args, call.kwargs)), i)
+        found: list[list[int]] = [[] for _ in self.calls]
+        for index, i in last.items():
+            if index != len(self.inputs) + len(self.calls) - 1:
+                found[i].append(index)
+        return found
 
 
 def stored_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape in which an activation of this shape in torch's order is stored: channels last if it is 4-d."""
     return (shape[0], *shape[2:], shape[1]) if len(shape) == 4 else shape
+
+
+def _references(argument: Any) -> Iterator[int]:
+    """Yield the indices of the values in an argument."""
+    if isinstance(argument, ValueRef):
+        yield argument.index
+    elif isinstance(argument, tuple):
+        for part in argument:
+            yield from _references(part)
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:
