@@ -5,6 +5,7 @@ Run as: python -m autotune.measure.worker_main FD DEVICE COMPILERS.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -48,7 +49,11 @@ def serve(connection: Connection, device: torch.device) -> None:
     while True:
         request = connection.recv()
         try:
-            answer = server.answer(request)
+            try:
+                answer = server.answer(request)
+            except torch.OutOfMemoryError:  # other processes may use the device, too
+                server.free_memory()
+                answer = server.answer(request)
         except Exception as error:  # out of memory, a failed launch, an illegal address, an unknown request
             lines = str(error).splitlines() or [""]
             connection.send(Result("crashed", f"{type(error).__name__}: {lines[0]}"))
@@ -83,6 +88,13 @@ class _Server:
             case DeviceRequest():
                 return measure_device(self._device)
         assert_never(request)
+
+    def free_memory(self) -> None:
+        """Free the tensors of earlier requests, and what torch keeps for reuse."""
+        self._benches.clear()
+        self._network = None
+        gc.collect()
+        torch.cuda.empty_cache()
 
     def _trial(self, request: TrialRequest) -> Result:
         """Verify and time a candidate.

@@ -2,9 +2,11 @@
 
 import faults
 import pytest
+import torch
 from faults import PROBLEM
 from kernels import tried
 
+from autotune.ir import parse
 from autotune.libraries import aten
 from autotune.measure import Timing, Worker
 from autotune.runtime import Candidate
@@ -71,3 +73,21 @@ def test_every_way_of_timing_works(faulty):
             for answer in finals:
                 low, high = answer.details["interval_us"]
                 assert low - 1e-3 <= answer.median_us <= high + 1e-3
+
+
+def test_tensors_of_earlier_problems_make_room_when_others_use_the_memory():
+    candidate = Candidate(aten.FAMILY, '{"memory_format": "channels_last"}', "")
+    first, second = (
+        parse(f"elementwise n=32 h=256 w=256 c={c} dtype=f32 epilogue=relu")  # 0.5 GB an operand
+        for c in (64, 72)
+    )
+    with Worker("cuda:0") as worker:
+        (answer,) = tried(worker, first, [candidate])
+        assert answer.status == "ok", answer.error
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info()
+        taken = torch.empty(max(0, free - 2**28), dtype=torch.uint8, device="cuda")
+        (answer,) = tried(worker, second, [candidate])
+        del taken
+        assert answer.status == "ok", answer.error
+        assert worker.pid
