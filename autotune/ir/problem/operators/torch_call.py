@@ -112,6 +112,14 @@ class TorchCall(Problem):
             parts = f"calls={len(self.calls)} sha256={hashlib.sha256(parts.encode()).hexdigest()}"
         return f"torch n={self.n} {parts} y={_shape_text(self.shape)} dtype={self.dtype} epilogue={self.epilogue}"
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Return a hash that is the same in each process. That of the fields takes a millisecond for a deep network."""
+        return int(hashlib.sha256(str(self).encode()).hexdigest()[:15], 16)
+
     @property
     def output_shape(self) -> tuple[int, ...]:
         """Return the result's shape, channels last if it is 4-d."""
