@@ -6,7 +6,8 @@
 // pixel has an odd number of 16-byte units, so that the eight pixels that ldmatrix reads at once lie in different
 // banks.
 //
-// Groups of four channels are computed in pairs: the weights between the two groups are zeros.
+// Narrower groups, of one channel (a depthwise convolution) or four, are computed eight channels at a time: the weights
+// between two groups are zeros. The tensor cores have time for that, as such a convolution waits for memory.
 //
 // A warp keeps the weights of its eight output channels in registers. After the products a lane has two channels of
 // pixels that are eight apart; four lanes exchange them, so that each stores eight channels of one pixel.
@@ -60,6 +61,18 @@ struct GroupedConv2d {
     const int lane = threadIdx.x % 32, output = channel + lane / 4, input = lane % 4 * 2;
     const bool connected = output < x.a.c && (kWidth >= kVector || lane / 4 / kWidth == input / kWidth);
     const Element* from = (const Element*)x.p.p[1] + (int64_t)output * kFilter * kFilter * kWidth;
+    if constexpr (kWidth == 1) {
+      const bool first = output < x.a.c && input == lane / 4, second = output < x.a.c && input + 1 == lane / 4;
+#pragma unroll
+      for (int i = 0; i < 2 * kProducts; ++i) {
+        Pack<Element, 2> both;
+        both.words[0] = 0;
+        if (i < kUnits && first) both.elements[0] = from[i];
+        if (i < kUnits && second) both.elements[1] = from[i];
+        to[i] = both.words[0];
+      }
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < 2 * kProducts; ++i) {
       const int at = i / kTapUnits * kWidth + i % kTapUnits * kVector + input % kWidth;

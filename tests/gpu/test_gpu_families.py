@@ -185,6 +185,7 @@ PROBLEMS = {
         "conv2d n=3 h=13 w=9 c=40 k=40 r=3 s=3 pad=1,1 groups=5 dtype={} epilogue=bias,relu,store,add_scalar",
         "conv2d n=2 h=29 w=35 c=64 k=64 r=3 s=3 stride=2,2 pad=1,1 groups=16 dtype={} epilogue=none",
         "conv2d n=2 h=14 w=14 c=96 k=96 r=3 s=3 pad=1,1 groups=2 dtype={} epilogue=bias,gelu,add",
+        "conv2d n=2 h=28 w=23 c=72 k=72 r=5 s=5 stride=2,2 pad=2,2 groups=72 dtype={} epilogue=bias,hardswish",
     ],
     "cuda_mma_depthwise_conv2d": [
         "conv2d n=3 h=13 w=9 c=24 k=24 r=3 s=3 pad=1,1 groups=24 dtype={} epilogue=bias,relu,store,add_scalar",

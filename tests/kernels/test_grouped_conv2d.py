@@ -11,7 +11,7 @@ from autotune.families.cuda.grouped_conv2d import Tile
 from autotune.ir import parse
 
 SM80, FAMILY = architecture("sm80"), family("cuda_grouped_conv2d")
-# Groups of 4 to 48 channels, rows and columns beyond the last output, channels that are not full, several images, both
+# Groups of 1 to 48 channels, rows and columns beyond the last output, channels that are not full, several images, both
 # strides with odd and even sizes, no padding, odd and even numbers of units.
 CASES = {
     "of 8": ("n=2 h=9 w=21 c=40 k=40 r=3 s=3 pad=1 groups=5 dtype=f16 epilogue=bias,gelu", (3, 1, 8, 32, 8, 16, 4)),
@@ -22,6 +22,8 @@ CASES = {
         (5, 1, 24, 24, 8, 8, 4),
     ),
     "of 48": ("n=1 h=8 w=9 c=96 k=96 r=3 s=3 pad=1 groups=2 dtype=f16 epilogue=bias", (3, 1, 48, 96, 4, 8, 2)),
+    "of 1": ("n=2 h=9 w=11 c=40 k=40 r=3 s=3 pad=1 groups=40 dtype=f16 epilogue=bias,silu", (3, 1, 1, 32, 8, 8, 2)),
+    "of 1, 5x5/2": ("n=1 h=15 w=18 c=24 k=24 r=5 s=5 pad=2 stride=2 groups=24 dtype=bf16", (5, 2, 1, 24, 8, 8, 2)),
     "of 8, 7x7/2": ("n=1 h=20 w=14 c=16 k=16 r=7 s=7 pad=3 stride=2 groups=2 dtype=f16", (7, 2, 8, 16, 8, 8, 2)),
 }
 LIMIT = {"f16": 1e-3, "bf16": 8e-3}
@@ -47,7 +49,7 @@ def test_what_it_does_not_serve_has_a_reason():
     assert FAMILY.why_not_served(parse(served), SM80) is None
     assert FAMILY.why_not_served(parse(served), architecture("sm75"))
     for before, after, said in (
-        ("groups=4", "groups=32", "a group must have"),
+        ("groups=4", "groups=16", "a group must have"),
         ("groups=4", "groups=1", "several groups"),
         ("k=32", "k=64", "c and k must be equal"),
         ("r=3 s=3", "r=3 s=5", "square"),

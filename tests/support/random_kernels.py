@@ -79,8 +79,8 @@ def square_depthwise(rng: random.Random) -> str:
 
 
 def narrow_groups(rng: random.Random) -> str:
-    width, side, stride = rng.choice((4, 8, 8, 16, 24, 48)), rng.choice((3, 3, 5, 7)), rng.randint(1, 2)
-    groups = 2 * rng.randint(1, 8)
+    width, side, stride = rng.choice((1, 1, 4, 8, 16, 24, 48)), rng.choice((3, 3, 5, 7)), rng.randint(1, 2)
+    groups = 8 * rng.randint(1, 20) if width == 1 else 2 * rng.randint(1, 8)
     c = width * groups
     sizes = f"n={rng.randint(1, 5)} h={rng.randint(7, 60)} w={rng.randint(7, 60)} c={c} k={c} groups={groups}"
     return f"conv2d {sizes} r={side} s={side} stride={stride} pad={rng.choice((0, side // 2))}"

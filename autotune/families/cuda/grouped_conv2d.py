@@ -1,4 +1,4 @@
-"""Convolution with narrow groups on tensor cores by mma.sync; fp16 and bf16, channels last.
+"""Convolution with narrow groups, depthwise too, on tensor cores by mma.sync; fp16 and bf16, channels last.
 
 See templates/cuda/grouped_conv2d.cuh.
 """
@@ -14,7 +14,7 @@ from autotune.families.cuda.rules import require_registers, require_shared, requ
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import Conv2d, Epilogue
 
-_FILTERS, _STRIDES, _WIDTHS = (3, 5, 7), (1, 2), (4, 8, 16, 24, 32, 40, 48, 56, 64)
+_FILTERS, _STRIDES, _WIDTHS = (3, 5, 7), (1, 2), (1, 4, 8, 16, 24, 32, 40, 48, 56, 64)
 _VECTOR, _PIXELS = 8, 16  # channels of a unit; pixels of a product
 _MAX_REGISTERS = 240  # of 255: the estimate leaves out addresses
 _L2_BYTES = 40  # that an SM reads a cycle when all SMs do
@@ -41,7 +41,7 @@ class Tile:
 
     @property
     def inner(self) -> int:
-        """Return the input channels of an output channel: those of a group, or of two narrow ones."""
+        """Return the input channels of an output channel in a product: those of a group, at least eight."""
         return max(self.width, _VECTOR)
 
     @property
