@@ -91,7 +91,7 @@ class BackgroundTrials:
             self._started.result()
         except WorkerError as error:
             if self._work:
-                self._progress.stage(f"nothing is compiled by Inductor: {error}")
+                self._progress.note(f"nothing is compiled by Inductor: {error}")
             self._work.clear()
             return
         tried = self.num_tried

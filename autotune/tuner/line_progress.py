@@ -41,6 +41,10 @@ class LineProgress(Progress):
         self._stage = text
         self._line(f"{self._seconds()}  {text}")
 
+    def note(self, text: str) -> None:
+        """Write a message."""
+        self._line(f"{self._seconds()}  {text}")
+
     def total(self, problems: int) -> None:
         """Set the number of problems."""
         self._total = problems

@@ -9,6 +9,9 @@ class Progress:
     def stage(self, text: str) -> None:
         """Show that a new stage begins."""
 
+    def note(self, text: str) -> None:
+        """Show a message within a stage."""
+
     def total(self, problems: int) -> None:
         """Show the number of problems to tune."""
 

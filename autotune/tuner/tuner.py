@@ -368,7 +368,7 @@ class Tuner:
                 network,
                 until,
                 self.options.arch.is_cuda,
-                self.progress.stage,
+                self.progress.note,
                 beside.seconds if beside else 0.0,
             )
 
@@ -471,7 +471,7 @@ class Tuner:
         for problem, rows, reason in self._library_candidates.ready(until):
             if reason and isinstance(problem, Convolution) and reason not in self._missing_plan_reasons:
                 self._missing_plan_reasons.add(reason)
-                self.progress.stage(reason)
+                self.progress.note(reason)
             self._plans += [(problem, row) for row in rows if row.library]
 
     def _try_library_plans(self, count: int) -> None:

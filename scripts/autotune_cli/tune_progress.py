@@ -54,6 +54,10 @@ class LiveProgress(Events):
     def stage(self, text: str) -> None:
         """Print the stage that begins, and the time that is left."""
         self._stages.append((text, time.monotonic()))
+        self.note(text)
+
+    def note(self, text: str) -> None:
+        """Print a message and the time that is left."""
         self._console.print(f"[dim]{self._deadline.elapsed:5.0f} s, {self._left()}[/]  {text}")
 
     def parts(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 from autotune.core import Architecture, ProblemError, UnknownNameError
 from autotune.ir import dtype_name, parse
@@ -21,8 +22,16 @@ def num_requests(args: argparse.Namespace) -> int:
     return 1 if args.problem or args.problems else len(_batches(args, 1))
 
 
-def tune_requests(args: argparse.Namespace, arch: Architecture) -> list[TuneRequest]:
+def tune_requests(
+    args: argparse.Namespace, arch: Architecture, before_capture: Callable[[], object]
+) -> list[TuneRequest]:
     """Return what the arguments request: a network once for each batch size, or single problems.
+
+    Args:
+        args: The arguments.
+        arch: The architecture of the kernels.
+        before_capture: Called before a network is captured, which takes seconds, when its arguments are known to be
+            valid.
 
     Raises:
         AutotuneError: Options exclude each other, or the architecture has no kernels for a dtype.
@@ -47,6 +56,7 @@ def tune_requests(args: argparse.Namespace, arch: Architecture) -> list[TuneRequ
         if needed not in arch.dtypes:
             raise UnknownNameError(_no_dtype(arch, needed))
     model = models.load(args.model or next(iter(GRAPHS)), args.input, args.in_channels)
+    before_capture()
     requests = []
     for batch in _batches(args, 128 if arch.is_cuda else 8):
         network = model.network(batch, dtype, args.precision)

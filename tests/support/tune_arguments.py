@@ -11,4 +11,4 @@ def requested(*arguments):
     """Return the requests of these command-line arguments on the CPU."""
     parser = argparse.ArgumentParser()
     tune.add_arguments(parser)
-    return tune_requests(parser.parse_args(arguments), architecture("cpu"))
+    return tune_requests(parser.parse_args(arguments), architecture("cpu"), lambda: None)

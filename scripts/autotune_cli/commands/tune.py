@@ -228,9 +228,9 @@ def main(args: argparse.Namespace) -> int:
     timing = Timing(args.timer, args.buffers, "energy" in (args.objective or []))
     with ExitStack() as stack:
         worker = stack.enter_context(Worker(device, timing=timing, until=work)) if device else None
-        if worker:
-            stack.enter_context(start_in_background(worker))  # it takes as long as the capture of a deep network
-        requests = tune_requests(args, arch)
+        requests = tune_requests(
+            args, arch, lambda: stack.enter_context(start_in_background(worker)) if worker else None
+        )
         options = _options(args, bench)
         path = args.db or Path("tuning_db") / f"{requests[0].name}_{arch.name}.db"
         others = shipped_databases() if args.from_db is None else [path for path in args.from_db if str(path) != "none"]

@@ -19,10 +19,10 @@ PROBLEMS = [parse(f"conv2d n=1 h=6 w=6 c=8 k={k} r=3 s=3 pad=1 dtype=f32 epilogu
 
 class Log(Progress):
     def __init__(self):
-        self.stages = []
+        self.notes = []
 
-    def stage(self, text):
-        self.stages.append(text)
+    def note(self, text):
+        self.notes.append(text)
 
 
 @pytest.fixture
@@ -65,5 +65,5 @@ def test_a_process_that_does_not_start_ends_no_run(database):
         trials.wait(Deadline.after(60))
         assert trials.is_done
     assert num_timed(store, device) == 0
-    (said,) = log.stages
+    (said,) = log.notes
     assert said.startswith("nothing is compiled by Inductor: the measuring process for cuda:99 does not start")
