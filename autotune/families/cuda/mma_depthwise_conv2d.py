@@ -10,7 +10,7 @@ from math import ceil
 
 from autotune.core import Architecture, cuda_architectures
 from autotune.families.base import DEVICE_IMAGE, Config, Family, Parameter, Value
-from autotune.families.cuda.rules import require_registers, require_shared, require_window
+from autotune.families.cuda.rules import require_registers, require_shared, require_square_window, require_window
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.ir import Conv2d, Epilogue
 
@@ -101,12 +101,7 @@ def _why_unsupported(problem: Conv2d) -> str | None:
     def rules() -> Rules:
         yield require(problem.c == problem.k == problem.groups > 1, "groups must equal c and k: one channel a group")
         yield require(problem.c % _VECTOR == 0, f"the channels must be a multiple of {_VECTOR}")
-        window = (problem.r, problem.stride[0])
-        square = problem.r == problem.s and problem.stride[0] == problem.stride[1]
-        yield require(
-            square and problem.r in _FILTERS and problem.stride[0] in _STRIDES and problem.dilation == (1, 1),
-            f"the filter must be square with a side of {_FILTERS} and stride {_STRIDES}, dense; it is {window}",
-        )
+        yield require_square_window(problem, _FILTERS, _STRIDES)
 
     return first_unmet(rules())
 

@@ -54,3 +54,13 @@ def require_window(
         needed == compiled,
         f"this kernel is compiled for (filter, stride) {compiled}; the problem needs {needed}, where (0, 0) is any",
     )
+
+
+def require_square_window(problem: Conv2d, filters: tuple[int, ...], strides: tuple[int, ...]) -> str | None:
+    """Require a dense square filter with one of these sides, and one of these strides along both axes."""
+    square = problem.r == problem.s and problem.stride[0] == problem.stride[1]
+    return require(
+        square and problem.r in filters and problem.stride[0] in strides and problem.dilation == (1, 1),
+        f"the filter must be square with a side of {filters} and stride {strides}, dense; "
+        f"it is {(problem.r, problem.stride[0])}",
+    )
