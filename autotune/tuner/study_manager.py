@@ -21,8 +21,8 @@ from tuning_db import Store, launch_text, ranking
 from tuning_db.schema import Device, KernelRow, Measurement
 
 ENUMERATION_SHARE = 0.1
-"""Share of the search's time in which spaces are enumerated; a large network has hundreds, of which few are searched in
-a short time."""
+"""Share of the search's time in which spaces are enumerated. A large network has hundreds of spaces, and a short search
+tries few of them."""
 MAX_OUTDATED = 3
 """Outdated kernels, the fastest of a problem and family, whose configs are tried first. A kernel is outdated when its
 source has changed since it was measured."""

@@ -1,9 +1,7 @@
 """Squeeze-and-excitation with several activations on a GPU: its kernel's own text, run on a CPU."""
 
 import pytest
-from emulator import Emulated
-from kernels import random_inputs
-from reference import relative_error, solve
+from emulator import Emulated, relative_errors
 
 from autotune.core import architecture
 from autotune.families import Kernel, family
@@ -38,10 +36,8 @@ def check(served, problem, shape, images, folder):
     config |= {"act": problem.act, "gate": problem.gate}
     assert config in served.configs_for(problem, SM90)
     emulated = Emulated(Kernel.of(served.name, config, problem.dtype, problem.epilogue, "sm_90"), folder)
-    tensors, scalars = random_inputs(problem)
-    found = emulated.run(problem, tensors, scalars, {"images": images}, config["cluster"])
-    for name, value in solve(problem, tensors, scalars).items():
-        assert relative_error(found[name], value) < {"f16": 1e-3, "bf16": 8e-3, "f32": 4e-6}[problem.dtype], name
+    for name, error in relative_errors(emulated, problem, {"images": images}, config["cluster"]).items():
+        assert error < {"f16": 1e-3, "bf16": 8e-3, "f32": 4e-6}[problem.dtype], name
 
 
 # A block an image, several images a block, and a cluster of blocks.

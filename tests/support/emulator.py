@@ -10,6 +10,8 @@ from pathlib import Path
 
 import nvidia
 import torch
+from kernels import random_inputs
+from reference import relative_error, solve
 from repository import KERNELS
 
 from autotune.codegen import rendering
@@ -160,3 +162,10 @@ class Emulated:
 def _cuda_headers() -> Path:
     """Those of the pip package that has the compilers."""
     return next(path for root in nvidia.__path__ for path in Path(root).glob("cu13/include"))
+
+
+def relative_errors(kernel: Emulated, problem: Problem, launch: Launch, cluster: int = 1) -> dict[str, float]:
+    """Run a kernel on random inputs; return the relative error of each result against the reference, by its name."""
+    tensors, scalars = random_inputs(problem)
+    found = kernel.run(problem, tensors, scalars, launch, cluster)
+    return {name: relative_error(found[name], value) for name, value in solve(problem, tensors, scalars).items()}
