@@ -181,13 +181,19 @@ def captured(network: nn.Module, x: Tensor) -> Forward:
     return forward
 
 
-def inductor(case: BaselineInput, mode: str, **options: bool) -> Forward:
-    """Return the network through torch.compile for a fixed batch size, without its reports on the terminal."""
+def inductor(case: BaselineInput, mode: str, freezing: bool = False) -> Forward:
+    """Return the network through torch.compile for a fixed batch size, compiled, without its reports on the terminal.
+
+    Dynamo reads the option `freezing` from Inductor's global config while it traces. Given to torch.compile alone, the
+    option would change nothing: the parameters would stay inputs of the graph.
+    """
     config = torch._inductor.config
     for report in ("autotune_num_choices_displayed", "max_autotune_report_choices_stats"):
         if hasattr(config, report):  # not in all versions of torch
             setattr(config, report, 0)
     network, x = case.nhwc()
-    settings = torch._inductor.list_mode_options(mode) | options
+    settings = torch._inductor.list_mode_options(mode) | {"freezing": freezing}
     compiled_network = torch.compile(network, dynamic=False, options=settings)
+    with config.patch(freezing=freezing), torch.inference_mode():
+        compiled_network(x)
     return lambda: compiled_network(x)

@@ -53,8 +53,9 @@ from fused_resnet.model_source import INT8, PRECISIONS, TF32
 from fused_resnet.networks import se_resnet9_fixup
 
 TOLERANCE = {torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.float32: 5e-3}  # f32 may mean TF32 on a GPU
-AS_TORCH = 1.5
-"""A variant's error may be this many times that of eager torch, because rounding errors add up in deep networks."""
+AS_TORCH = 2.0
+"""A variant's error may be this many times that of eager torch. Folding batch norms rounds the weights once more: of
+MobileNetV2 in float16 torch.compile with freezing has 1.6 times the error of eager torch at batch 1."""
 INT8_TOLERANCE = 0.15  # finds wrong results only; `autotune accuracy` measures the loss of accuracy
 METHOD = {
     "unit": "microseconds",
