@@ -49,6 +49,9 @@ LEAK_BYTES = 2**16
 more than LEAK_BYTES / SAMPLES."""
 _LEAK_CHECKS, _LEAK_PAUSE_SECONDS, _LEAK_SPREAD = 3, 0.2, 1.5
 
+_SLOW_LAUNCH_US = 200.0
+"""A slow candidate is timed by few launches of the host if each takes longer than this, which a host keeps up with. A
+CUDA graph and the measurement of host time would launch it a hundred times, and a plan of cuDNN may take 20 ms."""
 _WARM_UP_SECONDS = 0.05
 """Least warm-up of the finalists together."""
 _ENERGY_US = 2e4
@@ -208,7 +211,8 @@ class CandidateBench(Workload):
 
     def _time(self, candidate: Candidate, step: BoundStep, error: float, best_us: float) -> Result:
         slow_us = SLOW_FACTOR * best_us
-        sample = self._sampler(candidate, step, slow_us)
+        one_launch = step.kernel is not None or candidate.kind  # torch's operators may be many short launches
+        sample = self._sampler(candidate, step, slow_us, max(slow_us, _SLOW_LAUNCH_US) if one_launch else math.inf)
         empty = memory_bytes(self.device)
         rounds = SLOW_SAMPLES if sample.warm_us > slow_us else SAMPLES
         taken = interleave([sample], rounds, self._monitor.slowed)
@@ -221,7 +225,7 @@ class CandidateBench(Workload):
         details = {"kernel": description, **self._how()}
         details |= {"state": state} if state else {}
         details |= _throttling(taken, 0) | self._resources(step, sample)
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and not sample.is_slow:
             details["host_us"] = round(self._host_us(step), 3)
         return timed(taken.samples[0], details, error)
 
@@ -247,17 +251,21 @@ class CandidateBench(Workload):
             all_grown.append(sizes[-1] - sizes[0])
         return all_grown[-1] if max(all_grown) <= _LEAK_SPREAD * min(all_grown) else 0
 
-    def _sampler(self, candidate: Candidate, step: BoundStep, slow_us: float = math.inf) -> Sampler:
-        if self.timing.buffers == "resident":
-            return sampler(step, self.device, self.timing.timer, slow_us=slow_us)
-        if not self._copies:
-            size = sum(operand.bytes for operand in self.problem.operands())
-            self._copies = [
-                {name: tensor.clone() for name, tensor in self.tensors.items()}
-                for _ in range(copies_of(size, self.device) - 1)
-            ]
-        steps = [step, *(self.bind(candidate, tensors) for tensors in self._copies)]
-        return sampler(RotatingBuffers(steps), self.device, self.timing.timer, len(steps), flush(self.device), slow_us)
+    def _sampler(
+        self, candidate: Candidate, step: BoundStep, slow_us: float = math.inf, slow_launch_us: float = math.inf
+    ) -> Sampler:
+        timed_step: Runnable = step
+        most, setup = None, None
+        if self.timing.buffers == "rotating":
+            if not self._copies:
+                size = sum(operand.bytes for operand in self.problem.operands())
+                self._copies = [
+                    {name: tensor.clone() for name, tensor in self.tensors.items()}
+                    for _ in range(copies_of(size, self.device) - 1)
+                ]
+            steps = [step, *(self.bind(candidate, tensors) for tensors in self._copies)]
+            timed_step, most, setup = RotatingBuffers(steps), len(steps), flush(self.device)
+        return sampler(timed_step, self.device, self.timing.timer, most, setup, slow_us, slow_launch_us)
 
     def _resources(self, step: BoundStep, sample: Sampler) -> dict[str, Any]:
         """Return workspace bytes and, if the timing asks for it, the microjoules of one call."""

@@ -71,6 +71,7 @@ class Sampler:
     clock: Returns the microseconds of `work`.
     setup: Called ahead of each sample, and not timed.
     warm_us: Shortest sample of the warm-up.
+    is_slow: Whether a sample is a single launch by the host, because that takes longer than `slow_launch_us`.
     keep: Kept alive because the CUDA graph uses its memory: a workspace, packed weights.
     """
 
@@ -79,6 +80,7 @@ class Sampler:
     clock: Callable[[Call], float]
     setup: Call | None = None
     warm_us: float = math.nan
+    is_slow: bool = False
     keep: object = None
 
     def __call__(self) -> float:
@@ -95,6 +97,7 @@ def sampler(
     max_launches: int | None = None,
     setup: Call | None = None,
     slow_us: float = math.inf,
+    slow_launch_us: float = math.inf,
 ) -> Sampler:
     """Return a warm sampler of `step`.
 
@@ -105,13 +108,15 @@ def sampler(
         max_launches: Most launches in one sample; None for as many as make the sample long enough.
         setup: Called ahead of each sample, and not timed.
         slow_us: If the first sample takes more microseconds per launch, the warm-up ends with it.
+        slow_launch_us: If a launch by the host takes more microseconds on a GPU, there is no warm-up, and a sample is a
+            single launch by the host.
     """
     made = (
-        _cuda_sampler(step, device, timer, max_launches, setup)
+        _cuda_sampler(step, device, timer, max_launches, setup, slow_launch_us)
         if device.type == "cuda"
         else _host_sampler(step, max_launches, setup)
     )
-    return replace(made, warm_us=warm_up(made, slow_us=slow_us))
+    return made if made.is_slow else replace(made, warm_us=warm_up(made, slow_us=slow_us))
 
 
 def _host_sampler(step: Runnable, max_launches: int | None, setup: Call | None) -> Sampler:
@@ -128,7 +133,12 @@ def _host_sampler(step: Runnable, max_launches: int | None, setup: Call | None) 
 
 
 def _cuda_sampler(
-    step: Runnable, device: torch.device, timer: str, max_launches: int | None, setup: Call | None
+    step: Runnable,
+    device: torch.device,
+    timer: str,
+    max_launches: int | None,
+    setup: Call | None,
+    slow_launch_us: float,
 ) -> Sampler:
     def repeat(times: int) -> None:
         for _ in range(times):
@@ -143,7 +153,15 @@ def _cuda_sampler(
     with library_choices():
         side = torch.cuda.Stream(device)
         with torch.cuda.stream(side):
-            repeat(3)
+            repeat(1)
+            if (once := between(lambda: repeat(1))) > slow_launch_us:
+
+                def launch() -> None:
+                    with library_choices():
+                        repeat(1)
+
+                return Sampler(launch, 1, between, setup, once, is_slow=True)
+            repeat(2)
             once = between(lambda: repeat(5)) / 5
         side.synchronize()
         launches = _launches_per_sample(once, max_launches)
