@@ -22,9 +22,10 @@ from autotune.measure.timers import (
     synchronize,
     warm_up,
 )
-from autotune.measure.worker_client import Worker
+from autotune.measure.worker_client import BACKGROUND_NICENESS, Worker
 
 __all__ = [
+    "BACKGROUND_NICENESS",
     "BUFFERS",
     "TIMERS",
     "Call",

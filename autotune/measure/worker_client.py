@@ -43,6 +43,8 @@ _ENDS_PROCESS = ("crashed", "timed_out", "leaks")
 _STARTS = 7
 """Times that the process is started when it is killed from outside before it is ready."""
 
+BACKGROUND_NICENESS = 5
+"""Niceness of processes that work beside a search, whose measuring process must not wait for a core."""
 _SECONDS_PER_SAMPLE = 0.1
 """Deadline of one sample of the finals; a sample takes about 1 ms."""
 
@@ -57,6 +59,7 @@ class Worker:
         until: The end of the run. Every method that waits for an answer raises OutOfTimeError at this deadline and
             kills the process; nothing is known then about the candidates that were not answered.
         compilers: Processes in which Inductor compiles; they take cores while a candidate is timed.
+        niceness: Niceness of the process above that of this one.
     """
 
     def __init__(
@@ -66,9 +69,10 @@ class Worker:
         timing: Timing = Timing(),  # noqa: B008 (frozen)
         until: Deadline = NEVER,
         compilers: int = 1,
+        niceness: int = 0,
     ) -> None:
         self.device, self.deadline, self.timing, self.until = device, deadline, timing, until
-        self._process = ChildProcess("autotune.measure.worker_main", [device, str(compilers)])
+        self._process = ChildProcess("autotune.measure.worker_main", [device, str(compilers), str(niceness)])
         self._sent: deque[TrialRequest] = deque()
         self._starting = Lock()
         self._was_killed = False  # the process, from outside, instead of the last answer

@@ -1,6 +1,6 @@
 """The measuring process: answers the requests of worker_client.
 
-Run as: python -m autotune.measure.worker_main FD DEVICE COMPILERS.
+Run as: python -m autotune.measure.worker_main FD DEVICE COMPILERS NICENESS.
 """
 
 from __future__ import annotations
@@ -49,16 +49,21 @@ def serve(connection: Connection, device: torch.device) -> None:
     while True:
         request = connection.recv()
         try:
-            try:
-                answer = server.answer(request)
-            except torch.OutOfMemoryError:  # other processes may use the device, too
-                server.free_memory()
-                answer = server.answer(request)
+            answer = _answer(server, request)
         except Exception as error:  # out of memory, a failed launch, an illegal address, an unknown request
             lines = str(error).splitlines() or [""]
             connection.send(Result("crashed", f"{type(error).__name__}: {lines[0]}"))
             return
         connection.send(answer)
+
+
+def _answer(server: _Server, request: Request) -> Answer:
+    """Answer a request; if that takes more memory than is free, try again without the tensors of earlier requests."""
+    with suppress(torch.OutOfMemoryError):  # other processes may use the device, too
+        return server.answer(request)
+    # Here the error is gone, whose traceback held the tensors of the first try.
+    server.free_memory()
+    return server.answer(request)
 
 
 class _Server:
@@ -125,7 +130,8 @@ class _Server:
 
 def main() -> None:
     """Run the process."""
-    descriptor, device_name, compilers = sys.argv[1:]
+    descriptor, device_name, compilers, niceness = sys.argv[1:]
+    os.nice(int(niceness))
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = compilers
     device = torch.device(device_name)
     if device.type == "cuda":

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from autotune.core import Deadline
 from autotune.ir import Network, Problem
 from autotune.libraries import inductor
-from autotune.measure import Worker
+from autotune.measure import BACKGROUND_NICENESS, Worker
 from autotune.tuner.background_trials import BackgroundTrials
 from autotune.tuner.library_candidates import operator_rows
 from autotune.tuner.options import TunerOptions
@@ -112,7 +112,12 @@ class BackgroundPool:
         compilers = int(COMPILERS_SHARE * options.jobs / max(1, len(networks)))
         worker = self._worker
         process = Worker(
-            worker.device, worker.deadline, worker.timing, worker.until, max(1, min(MAX_COMPILERS, compilers))
+            worker.device,
+            worker.deadline,
+            worker.timing,
+            worker.until,
+            max(1, min(MAX_COMPILERS, compilers)),
+            BACKGROUND_NICENESS,
         )
         self._trials[key] = self._processes.enter_context(
             BackgroundTrials(self._store, self._device, process, work, self._progress)

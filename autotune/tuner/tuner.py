@@ -10,6 +10,7 @@ was. A compiled kernel serves every problem with its dtype and epilogue, and is 
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -21,7 +22,7 @@ from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, paths
 from autotune.families import Kernel, family, serving
 from autotune.ir import Convolution, Network, Problem
 from autotune.libraries import aten, cudnn
-from autotune.measure import Result, Worker
+from autotune.measure import BACKGROUND_NICENESS, Result, Worker
 from autotune.runtime import candidate, shortlist
 from autotune.search import Schedule, Space, Study
 from autotune.tuner.background_pool import BackgroundPool, is_tried_beside, is_whole
@@ -54,8 +55,8 @@ LISTING_SHARE = 0.1
 """Share of the run in which a search that has ended waits for the rest of cuDNN's plans."""
 COMPILING_SHARE = 0.2
 """Share of settling's time in which it waits for what Inductor still compiles."""
-PLAN_BATCH = 4
-"""cuDNN's plans that are timed between two batches of kernels."""
+PLAN_BATCH = 1
+"""cuDNN's plans that are timed between two batches of kernels; a kernel of ours is more often the fastest."""
 TRIAL_SECONDS = 0.05
 """Typical time of verifying and timing a config."""
 POLL_SECONDS = 0.05
@@ -123,7 +124,8 @@ class Tuner:
         self.study_manager = StudyManager(store, self.weights.sorted(), options, self.builder, spaces, foreign)
         self._library_candidates: LibraryCandidates | None = None
         self._beside: BackgroundPool | None = None
-        self._plans: list[tuple[Problem, KernelRow]] = []  # cuDNN's, to be timed
+        self._plans: list[tuple[int, int, Problem, KernelRow]] = []  # a heap of cuDNN's plans to be timed
+        self._num_plans = 0
         self._submitted: set[tuple[Study, Kernel]] = set()  # two studies may ask for one kernel
         self._tried_elsewhere: list[tuple[Study, Kernel]] = []  # trials that another process has claimed
         self._builds_early = False
@@ -457,7 +459,7 @@ class Tuner:
         if self.options.vendor != cudnn.FAMILY or not self.options.arch.is_cuda:
             return nullcontext()
         count = max(1, min(MAX_LISTING_WORKERS, self.options.jobs // 4))
-        workers = [Worker(worker.device, until=worker.until) for _ in range(count)]
+        workers = [Worker(worker.device, until=worker.until, niceness=BACKGROUND_NICENESS) for _ in range(count)]
         return LibraryCandidates(self.store, workers, self.weights.sorted(), self.options.target)
 
     def _collect_library_plans(self, until: Deadline | None = None) -> None:
@@ -472,12 +474,17 @@ class Tuner:
             if reason and isinstance(problem, Convolution) and reason not in self._missing_plan_reasons:
                 self._missing_plan_reasons.add(reason)
                 self.progress.note(reason)
-            self._plans += [(problem, row) for row in rows if row.library]
+            for place, row in enumerate(row for row in rows if row.library):
+                heapq.heappush(self._plans, (place, self._num_plans, problem, row))
+                self._num_plans += 1
 
     def _try_library_plans(self, count: int) -> None:
-        """Try some of cuDNN's plans, those first that were listed first, as long as the search may start more."""
+        """Try some of cuDNN's plans as long as the search may start more.
+
+        The first choice of cuDNN's heuristics for each problem comes first, then the second choice for each.
+        """
         while count and self._plans and self.time_left():
-            problem, row = self._plans.pop(0)
+            *_, problem, row = heapq.heappop(self._plans)
             self._started()[1].submit(problem, row, [{}])
             count -= 1
 

@@ -23,7 +23,7 @@ from tuning_db import DatabaseError, Store
 PROBLEMS = [
     "avg_pool2d n=1 h=8 w=8 c=24 r=3 s=3 stride=2,2 pad=1,1 dtype=f32 epilogue=none",
     "conv2d n=1 h=6 w=6 c=8 k=16 r=3 s=3 stride=1,1 pad=1,1 dilation=1,1 groups=1 dtype=f32 epilogue=relu",
-    "conv2d n=1 h=5 w=5 c=16 k=16 r=1 s=1 stride=1,1 pad=0,0 dilation=1,1 groups=1 dtype=f32 epilogue=relu",
+    "conv2d n=2 h=6 w=6 c=8 k=16 r=3 s=3 stride=1,1 pad=1,1 dilation=1,1 groups=1 dtype=f32 epilogue=relu",
 ]
 TRIALS = 3
 
