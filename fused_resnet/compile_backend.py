@@ -1,4 +1,4 @@
-"""The backend of torch.compile(model, backend="autotune"): the graphs of Dynamo on tuned kernels, for inference.
+"""The backend of torch.compile(model, backend="autotune"): the graphs of Dynamo on tuned kernels.
 
 pyproject.toml names it in the entry-point group torch_dynamo_backends, so torch finds it without an import.
 docs/guide/torch-compile.md describes the options and what runs where.
@@ -23,10 +23,10 @@ from autotune.core import CaptureError, UnknownNameError, require_one_of
 from autotune.ir import Network, ToChannelsLast, TorchCall
 from autotune.runtime.engine import same_objects
 from fused_resnet.dynamo_graph import Unlifted, unlift
-from fused_resnet.model_source import Captured, check_precision
+from fused_resnet.model_source import INT8, Captured, check_precision
 from fused_resnet.module import FusedResNet
 from fused_resnet.torch_op import InputError
-from fused_resnet.tuning import TuneLimits, create, database, tune_missing
+from fused_resnet.tuning import TuneLimits, create, database, tune_missing, tune_problems
 from tuning_db import DatabaseError
 
 TUNE = {
@@ -145,12 +145,7 @@ def autotune(
     chosen = CompileOptions.of(options)
     tensors = [one for one in example_inputs if isinstance(one, torch.Tensor)]
     if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
-        return _other_backend(
-            graph_module,
-            example_inputs,
-            "backend='autotune' does not support training yet, and gradients are on: this graph is compiled by "
-            "Inductor. For inference call the model under torch.no_grad() or torch.inference_mode()",
-        )
+        return _training_step(graph_module, example_inputs, chosen)
     try:
         _refuse_others(tensors)
         unlifted = unlift(graph_module, example_inputs)
@@ -165,6 +160,45 @@ def autotune(
     if all(isinstance(layer.problem, TorchCall | ToChannelsLast) for layer in network.layers):
         return _other_backend(graph_module, example_inputs)
     return compiled
+
+
+def _training_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any], options: CompileOptions) -> Compiled:
+    """Return the callable that runs a graph with gradients: its convolutions on tuned kernels, the rest by Inductor."""
+    from fused_resnet.training import Winners, compile_step, graph_problems
+
+    try:
+        device = _training_device([one for one in example_inputs if isinstance(one, torch.Tensor)], options)
+        found = graph_problems(graph_module, example_inputs)
+    except CaptureError as error:
+        reason = f"backend='autotune' leaves a training step to Inductor, because {error}"
+        return _other_backend(graph_module, example_inputs, reason)
+    if found is not None and not (found.named or found.others):
+        return _other_backend(graph_module, example_inputs)  # a piece between graph breaks
+    if found is not None and options.tunes:
+        with torch.inference_mode(False):
+            tune_problems("a training step", found.named, device, options.database, options.limits)
+    winners = Winners(options.database, options.trusted_keys)
+    if found is not None:
+        num_solved = sum(winners.solves(problem, device) for problem in found.named.values())
+        num_all = len(found.named) + found.others
+        if num_solved < num_all:
+            warnings.warn(
+                f"of the {num_all} convolutions of a training step, gradients counted, {num_solved} run on the kernels "
+                f"of {options.database} and the others on torch's: tune them with options={{'tune': 'missing'}} or "
+                "scripts/tune.py --train, unless torch's are faster",
+                stacklevel=3,
+            )
+    return compile_step(graph_module, example_inputs, winners, device, options.graph)
+
+
+def _training_device(tensors: Sequence[torch.Tensor], options: CompileOptions) -> torch.device:
+    """Return the device of a training step; raises CaptureError for what no step runs with."""
+    if options.precision == INT8:
+        raise CaptureError("precision='int8' is for inference, and gradients are on")
+    if len(devices := {one.device for one in tensors}) > 1:
+        raise CaptureError(f"its tensors are on several devices: {', '.join(sorted(map(str, devices)))}")
+    (device,) = devices
+    return device
 
 
 class CompiledGraph:

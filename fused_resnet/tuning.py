@@ -13,14 +13,15 @@ import torch
 from torch import nn
 
 from autotune.core import Deadline, device_name, paths, seconds_of
-from autotune.ir import Network
+from autotune.ir import Network, Problem
 from fused_resnet.model_source import Captured
 from fused_resnet.module import FusedResNet
 from fused_resnet.torch_op import InputError
 from tuning_db import public_keys
 
 if TYPE_CHECKING:
-    from autotune.tuner import Bench, LineProgress, Tuner
+    from autotune.tuner import Bench, LineProgress, Tuner, TuneRequest
+    from tuning_db import Store
 
 Location = str | os.PathLike[str]
 
@@ -144,58 +145,81 @@ def tune_missing(network: Network, device: torch.device, where: str, limits: Tun
         ToolchainError: There is no compiler.
         WorkerError: The measuring process cannot be started.
     """
-    from autotune.measure import Timing, Worker
-    from autotune.tuner import (
-        Bench,
-        ForeignKernels,
-        LineProgress,
-        Tuner,
-        TunerOptions,
-        inductor_modes,
-        missing,
-        refuse_other_timing,
-    )
-    from tuning_db import Store, shipped_databases
+    from autotune.tuner import Bench, missing
+    from tuning_db import Store
 
     bench = Bench.of_device(device)
-    assert bench.device
     with Store.create(where) as store:
         request = missing(store, bench, network)
-        if request is None:
-            return False
-        timing = Timing()
-        refuse_other_timing(store, bench.device, request.problems, timing)
-        options = TunerOptions(
-            bench.arch,
-            bench.target,
-            limits.trials or bench.trials,
-            limits.jobs or len(os.sched_getaffinity(0)),
-            only=limits.only,
-            inductor=inductor_modes(bench.device),
+        if request is not None:
+            _run(store, bench, request, limits)
+    return request is not None
+
+
+def tune_problems(
+    title: str, named: Mapping[str, Problem], device: torch.device, where: str, limits: TuneLimits
+) -> bool:
+    """Tune those of some problems that a database lacks for a device; the result and errors are those of tune_missing.
+
+    Args:
+        title: What the problems belong to, for messages.
+        named: The problems by the names of their layers.
+        device: The device.
+        where: The database.
+        limits: The limits of the run.
+    """
+    from autotune.tuner import Bench, TuneRequest, missing_problems
+    from tuning_db import Store
+
+    bench = Bench.of_device(device)
+    with Store.create(where) as store:
+        left = missing_problems(store, bench, list(named.items()))
+        if left:
+            _run(store, bench, TuneRequest("problems", title, left), limits)
+    return bool(left)
+
+
+def _run(store: Store, bench: Bench, request: TuneRequest, limits: TuneLimits) -> None:
+    """Tune what is requested."""
+    from autotune.measure import Timing, Worker
+    from autotune.tuner import ForeignKernels, LineProgress, Tuner, TunerOptions, inductor_modes, refuse_other_timing
+    from tuning_db import shipped_databases
+
+    assert bench.device
+    timing = Timing()
+    refuse_other_timing(store, bench.device, request.problems, timing)
+    options = TunerOptions(
+        bench.arch,
+        bench.target,
+        limits.trials or bench.trials,
+        limits.jobs or len(os.sched_getaffinity(0)),
+        only=limits.only,
+        inductor=inductor_modes(bench.device),
+    )
+    deadline = Deadline.after(bench.budget if limits.seconds is None else limits.seconds)
+    title = (
+        f"autotune: tuning {len(request.named)} layers of {request.title} for {device_name(torch.device(bench.device))}"
+    )
+    with (
+        ForeignKernels(shipped_databases(), bench.target) as foreign,
+        Worker(bench.device, timing=timing, until=deadline) as worker,
+        LineProgress(title) as progress,
+    ):
+        tuner = Tuner(
+            store,
+            request.problems,
+            options,
+            worker,
+            progress,
+            networks=[request.network] if request.network else [],
+            deadline=deadline,
+            foreign=foreign,
         )
-        deadline = Deadline.after(bench.budget if limits.seconds is None else limits.seconds)
-        title = f"autotune: tuning {len(request.named)} layers of {network.key} for {device_name(device)}"
-        with (
-            ForeignKernels(shipped_databases(), bench.target) as foreign,
-            Worker(bench.device, timing=timing, until=deadline) as worker,
-            LineProgress(title) as progress,
-        ):
-            tuner = Tuner(
-                store,
-                request.problems,
-                options,
-                worker,
-                progress,
-                networks=[network],
-                deadline=deadline,
-                foreign=foreign,
-            )
-            tuner.run()
-            _show_end(progress, tuner, bench, network, where)
-    return True
+        tuner.run()
+        _show_end(progress, tuner, bench, request)
 
 
-def _show_end(progress: LineProgress, tuner: Tuner, bench: Bench, network: Network, where: str) -> None:
+def _show_end(progress: LineProgress, tuner: Tuner, bench: Bench, request: TuneRequest) -> None:
     """Write the sum of the layers' times, and a warning if this process would not find them."""
     from autotune.tuner import layer_winners
 
@@ -203,14 +227,17 @@ def _show_end(progress: LineProgress, tuner: Tuner, bench: Bench, network: Netwo
     if tuner.device is None:
         progress.end("the budget ended before the measuring process had started: give a longer budget")
         return
-    lines = list(layer_winners(tuner.store, tuner.device, [(layer.name, layer.problem) for layer in network.layers]))
+    network = request.network
+    named = [(layer.name, layer.problem) for layer in network.layers] if network else request.named
+    lines = list(layer_winners(tuner.store, tuner.device, named))
     ours = sum(line.time_us or 0.0 for line in lines)
     torchs = sum((line.time_us or 0.0) * (line.speed_up or 1.0) for line in lines)
+    where = tuner.store.name
     progress.end(f"done: the layers take {ours:.1f} us, on torch's operators {torchs:.1f} us; database {where}")
     here = device_name(torch.device(bench.device))
     if here != tuner.device.name:
         warnings.warn(
             f"the kernels were timed on '{tuner.device.name}', and this process is '{here}': set OMP_NUM_THREADS "
             "before the program starts, instead of torch.set_num_threads, so that both have the same threads",
-            stacklevel=4,
+            stacklevel=5,
         )

@@ -14,7 +14,14 @@ from autotune.runtime.network_plan import (
     make_graph,
     make_runs,
 )
-from autotune.runtime.selection import KernelChoice, batches, faster_alternatives, plan_for_other_batch, shortlist
+from autotune.runtime.selection import (
+    KernelChoice,
+    batches,
+    choices,
+    faster_alternatives,
+    plan_for_other_batch,
+    shortlist,
+)
 from autotune.runtime.torch_capture import TorchGraph
 
 __all__ = [
@@ -33,6 +40,7 @@ __all__ = [
     "bind_layer",
     "caller_slots",
     "candidate",
+    "choices",
     "close",
     "count",
     "execute",

@@ -24,6 +24,7 @@ from autotune.tuner.session import (
     gpu_capability,
     inductor_modes,
     missing,
+    missing_problems,
     refuse_other_timing,
 )
 from autotune.tuner.threads import start_in_background
@@ -54,6 +55,7 @@ __all__ = [
     "kernel_of",
     "layer_winners",
     "missing",
+    "missing_problems",
     "pareto_candidates",
     "refuse_other_timing",
     "rejected_configs",

@@ -138,11 +138,17 @@ def missing(store: Store, bench: Bench, network: Network) -> TuneRequest | None:
     named = [(layer.name, layer.problem) for layer in network.layers]
     extra = [(layer.name, layer.problem) for layer in network.all_layers[len(named) :]]
     named += [(name, problem) for name, problem in extra if serving(problem, bench.arch)]
-    if row is not None:
-        named = [one for one in named if not any(m.final for m in store.measurements(row, str(one[1]), "ok"))]
-        if not named and (not bench.arch.is_cuda or store.plan(row, network.key)):
-            return None
+    named = missing_problems(store, bench, named)
+    if row and not named and (not bench.arch.is_cuda or store.plan(row, network.key)):
+        return None
     return TuneRequest(network.identity.model, network.key, named, network)
+
+
+def missing_problems(store: Store, bench: Bench, named: Sequence[tuple[str, Problem]]) -> list[tuple[str, Problem]]:
+    """Return the problems whose finalists a database has not timed on a device."""
+    assert bench.device
+    row = store.device(device_name(torch.device(bench.device)))
+    return [one for one in named if not (row and any(m.final for m in store.measurements(row, str(one[1]), "ok")))]
 
 
 def refuse_other_timing(store: Store, device: str, problems: Sequence[Problem], timing: Timing) -> None:

@@ -281,18 +281,6 @@ def test_a_piece_without_layers_goes_to_inductor_silently(empty_db, bound, no_in
     assert not [one for one in said if "leaves a graph" in str(one.message)]
 
 
-def test_training_is_left_to_inductor_and_says_so(empty_db, no_inductor):
-    model, x = Net().eval(), images(2)
-    with pytest.warns(UserWarning, match=r"does not support training yet.*no_grad"):
-        result = compiled(model, empty_db)(x)
-    result.sum().backward()
-    got = model.head.weight.grad.clone()
-    model.zero_grad()
-    model(x).sum().backward()
-    torch.testing.assert_close(got, model.head.weight.grad)
-    assert len(no_inductor) == 1
-
-
 def test_gradients_that_nothing_needs_are_no_training(empty_db, bound, no_inductor):
     model = Net().eval().requires_grad_(False)
     assert_same(model, compiled(model, empty_db), images(2))

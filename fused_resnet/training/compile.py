@@ -1,0 +1,63 @@
+"""Compiles a graph of Dynamo for training: Inductor's code with tuned kernels in place of torch's convolutions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from autotune.libraries import inductor
+from fused_resnet.training.operator import use
+from fused_resnet.training.rewrite import Rewrite
+from fused_resnet.training.winners import Winners
+
+Compiled = Callable[..., Any]
+
+
+def compile_step(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], winners: Winners, device: torch.device, graph: bool
+) -> Compiled:
+    """Return the callable that runs a graph of Dynamo with gradients.
+
+    Autograd's graphs of the forward and of the backward pass are compiled by Inductor. Where it is not available, torch
+    runs their operators one by one.
+
+    Args:
+        graph_module: The graph.
+        example_inputs: Dynamo's example of each argument.
+        winners: The kernels.
+        device: The device of the arguments.
+        graph: On a GPU, replay each pass as a CUDA graph where its arguments stay in place.
+    """
+    use(winners)
+    rewrite = Rewrite(winners)
+    reason = inductor.why_unavailable(device) if inductor.is_wanted() else f"{inductor.SWITCH} is 0"
+    if reason is None:
+        from torch._inductor.compile_fx import compile_fx
+
+        options = {"post_grad_custom_pre_pass": rewrite, "triton.cudagraphs": graph and device.type == "cuda"}
+        compiled: Any = compile_fx(graph_module, list(example_inputs), config_patches=options)
+        step: Compiled = compiled
+        return step
+    warnings.warn(f"a training step runs on torch's operators beside the tuned kernels: {reason}", stacklevel=4)
+    return _without_inductor(graph_module, example_inputs, rewrite)
+
+
+def _without_inductor(graph_module: fx.GraphModule, example_inputs: Sequence[Any], rewrite: Rewrite) -> Compiled:
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
+
+    def compiler(part: fx.GraphModule, _: Sequence[Any]) -> Compiled:
+        rewrite(part.graph)
+        for node in part.graph.nodes:  # a view of torch's result may be none of ours, which is channels last
+            if node.target == torch.ops.aten.view.default:
+                node.target = torch.ops.aten.reshape.default
+        part.recompile()
+        boxed: Compiled = make_boxed_func(part.forward)
+        return boxed
+
+    compiled: Compiled = aot_autograd(fw_compiler=compiler, bw_compiler=compiler)(graph_module, list(example_inputs))
+    return compiled

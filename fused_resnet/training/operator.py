@@ -1,0 +1,133 @@
+"""`fused_resnet::solve(operands, problem, database)`: an operator of torch that runs the tuned kernel of a problem.
+
+Compiled graphs contain it in place of torch's convolutions. Its arguments are texts, so a graph that a compiler has
+stored runs in another process, too. A kernel is bound at the first call of its problem on a device, and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from threading import Lock
+
+import torch
+
+from autotune.core import AutotuneError
+from autotune.ir import TENSOR_DTYPES, Convolution, Operand, pack_weight, parse
+from autotune.runtime import ACCESS, Candidate, TensorSlot, bind
+from autotune.runtime.engine import EngineError, Program
+from fused_resnet.training.winners import Winners
+
+# Inductor may pass operands in any memory format, instead of copying them into the one that it traced.
+_TAGS = [getattr(torch.Tag, name) for name in ("flexible_layout",) if hasattr(torch.Tag, name)]
+_LIBRARY = torch.library.Library("fused_resnet", "FRAGMENT")
+_LIBRARY.define("solve(Tensor[] operands, str problem, str database) -> Tensor", tags=_TAGS)
+SOLVE: Callable[[Sequence[torch.Tensor], str, str], torch.Tensor] = torch.ops.fused_resnet.solve.default
+"""(the problem's inputs in torch's order of axes, its text, the database) -> the result, channels last in memory."""
+
+_known: dict[str, Winners] = {}
+_bound: dict[tuple[str, str, torch.device], BoundProblem] = {}
+_lock = Lock()
+
+
+class UnsolvedError(AutotuneError):
+    """A compiled graph asks for a kernel that the database does not have."""
+
+
+def use(winners: Winners) -> None:
+    """Let the operator read a database with the keys of `winners`."""
+    _known[winners.database] = winners
+
+
+class BoundProblem:
+    """A kernel that is bound to a problem on a device; each call provides the tensors.
+
+    Args:
+        problem: The problem.
+        candidate: The kernel.
+        device: The device.
+
+    Raises:
+        EngineError: The kernel cannot solve the problem, or cannot be loaded.
+    """
+
+    def __init__(self, problem: Convolution, candidate: Candidate, device: torch.device) -> None:
+        self._device, self._groups = device, problem.groups
+        operands = problem.operands()
+        self._inputs, self._y = operands[:-1], operands[-1]
+        self._layouts = candidate.weight_layouts
+        slots = {operand.name: TensorSlot(i) for i, operand in enumerate(operands)}
+        self._step = bind(candidate, problem, slots, (), device, str(problem))
+        assert self._step.kernel
+        self._program = Program()
+        self._program.add(self._step.kernel, self._step.pointers)
+
+    def run(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the result for some inputs; on a GPU it is ready when the current stream is."""
+        given = [self._readable(operand, tensor) for operand, tensor in zip(self._inputs, operands, strict=True)]
+        y = torch.empty(self._y.shape, dtype=TENSOR_DTYPES[self._y.dtype], device=self._device)
+        pointers = [tensor.data_ptr() for tensor in (*given, y)]
+        if self._device.type == "cuda":
+            with torch.cuda.device(self._device):
+                self._program.run(torch.cuda.current_stream().cuda_stream, pointers)
+        else:
+            self._program.run(0, pointers)
+        return y.permute(0, 3, 1, 2)
+
+    def _readable(self, operand: Operand, tensor: torch.Tensor) -> torch.Tensor:
+        """Return an input in the layout that the kernel reads, aligned for it."""
+        if operand.name in self._layouts:
+            tensor = pack_weight(tensor, self._layouts[operand.name], self._groups)
+        else:
+            tensor = tensor.permute(0, 2, 3, 1).contiguous()
+        return tensor.clone() if tensor.data_ptr() % ACCESS else tensor
+
+
+def _solve(operands: Sequence[torch.Tensor], problem: str, database: str) -> torch.Tensor:
+    device = operands[0].device
+    bound = _bound.get((problem, database, device)) or _bind(problem, database, device)
+    return bound.run(operands)
+
+
+def _bind(problem: str, database: str, device: torch.device) -> BoundProblem:
+    with _lock:
+        key = problem, database, device
+        if key not in _bound:
+            _bound[key] = _bound_problem(_parsed(problem), database, device)
+        return _bound[key]
+
+
+def _bound_problem(problem: Convolution, database: str, device: torch.device) -> BoundProblem:
+    """Return the fastest kernel that can be bound.
+
+    Raises:
+        DatabaseError: The database cannot be read.
+        UnsolvedError: It has no kernel that runs here.
+    """
+    refused = ""
+    for candidate in _known.get(database, Winners(database)).candidates(problem, device):
+        try:
+            return BoundProblem(problem, candidate, device)
+        except EngineError as error:
+            refused = f": {error}"
+    raise UnsolvedError(
+        f"{database} has no kernel for '{problem}' that runs here{refused}; compile the model again, after "
+        "torch.compiler.reset()"
+    )
+
+
+@cache
+def _parsed(text: str) -> Convolution:
+    problem = parse(text)
+    assert isinstance(problem, Convolution)
+    return problem
+
+
+def _fake(operands: Sequence[torch.Tensor], problem: str, database: str) -> torch.Tensor:
+    y = _parsed(problem).operands()[-1]
+    made = operands[0].new_empty(y.shape, dtype=TENSOR_DTYPES[y.dtype])
+    return made.permute(0, 3, 1, 2)
+
+
+_LIBRARY.impl("solve", _solve, "CompositeExplicitAutograd")
+torch.library.register_fake("fused_resnet::solve", _fake, lib=_LIBRARY)

@@ -1,0 +1,176 @@
+"""The problems of a training step.
+
+A module runs forward and backward on tensors without values, and its calls of torch's convolutions are noted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from autotune.core import CaptureError
+from autotune.ir import Convolution
+from fused_resnet.training.passes import passes
+
+_KINDS = {"conv2d": "", "conv2d_dgrad": " by input", "conv2d_wgrad": " by weight"}
+"""Operator -> what follows the layer's name."""
+
+
+@dataclass(frozen=True)
+class StepProblems:
+    """The convolutions of a training step.
+
+    Attributes:
+        named: The problem of each pass by the name of its layer and what the pass computes.
+        others: Calls of torch's convolutions without a problem: transposed ones, or of other dtypes.
+    """
+
+    named: Mapping[str, Convolution]
+    others: int
+
+
+def step_problems(
+    module: nn.Module, inputs: Sequence[torch.Tensor], autocast: torch.dtype | None = None
+) -> StepProblems:
+    """Return the problems of one training step of a module.
+
+    Nothing is computed and nothing is changed: the tensors' shapes, dtypes and devices count.
+
+    Args:
+        module: The module, in the mode in which it is trained.
+        inputs: Its inputs. The gradient by an input is counted if that requires one.
+        autocast: The dtype of torch.autocast in the step; None without.
+
+    Raises:
+        CaptureError: The module does not run on tensors without values, or has no result with a gradient.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True) as fakes:
+        state = {name: _fake(fakes, tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+        given = [_fake(fakes, tensor) for tensor in inputs]
+
+        def run() -> object:
+            device = given[0].device.type
+            with torch.autocast(device, autocast or torch.get_autocast_dtype(device), enabled=autocast is not None):
+                return torch.func.functional_call(module, state, tuple(given))
+
+        return _noted(run, [*state.values(), *given], {part: name for name, part in module.named_modules()})
+
+
+def graph_problems(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> StepProblems | None:
+    """Return the problems of a training step that is a graph of Dynamo; None if a size of it is dynamic.
+
+    Args:
+        graph_module: The graph.
+        example_inputs: Dynamo's example of each argument.
+
+    Raises:
+        CaptureError: As `step_problems` does.
+    """
+    tensors = [one for one in example_inputs if isinstance(one, torch.Tensor)]
+    sizes = [size for one in tensors for size in (*one.shape, *one.stride())]
+    if not all(isinstance(one, int) for one in sizes) or any(isinstance(one, torch.SymInt) for one in example_inputs):
+        return None
+    with FakeTensorMode(allow_non_fake_inputs=True) as fakes:
+        given = [_fake(fakes, one) if isinstance(one, torch.Tensor) else one for one in example_inputs]
+        leaves = [one for one in given if isinstance(one, torch.Tensor)]
+        return _noted(lambda: graph_module(*given), leaves)
+
+
+def _noted(
+    run: Callable[[], object], leaves: Sequence[torch.Tensor], paths: Mapping[nn.Module, str] = MappingProxyType({})
+) -> StepProblems:
+    """Return the problems of a function and of its gradients by `leaves`; a FakeTensorMode is active.
+
+    Args:
+        run: The forward pass.
+        leaves: Tensors without values; those that require no gradient are left out.
+        paths: Path of each submodule that may be called.
+
+    Raises:
+        CaptureError: The function fails, or its results have no gradient.
+    """
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    with _Notes(paths) as notes, torch.enable_grad():
+        try:
+            found = [one for one in tree_leaves(run()) if isinstance(one, torch.Tensor) and one.requires_grad]
+            if not (found and wanted):
+                raise CaptureError("no result has a gradient: the parameters or the input must require one")
+            torch.autograd.grad(found, wanted, [torch.ones_like(one) for one in found], allow_unused=True)
+        except CaptureError:
+            raise
+        except Exception as error:  # a module may run anything
+            line = (str(error).strip().splitlines() or [""])[0]
+            raise CaptureError(f"the training step cannot be traced: {type(error).__name__}: {line}") from error
+    return StepProblems(notes.named(), notes.others)
+
+
+def _fake(fakes: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a leaf without values."""
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return made.requires_grad_(tensor.requires_grad)
+
+
+class _Notes(TorchDispatchMode):
+    """Notes the calls of convolutions with the paths of the submodules that make them.
+
+    Args:
+        paths: The path of each submodule.
+    """
+
+    def __init__(self, paths: Mapping[nn.Module, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._paths = paths
+        self._called = [""]  # paths of the submodules whose forward runs
+        self._weights: dict[int, tuple[str, torch.Tensor]] = {}  # by its id: the path, and the weight to keep the id
+        self._found: list[tuple[str, Convolution]] = []
+        self._hooks = ExitStack()
+        self.others = 0
+
+    def __enter__(self) -> _Notes:
+        for hook in (
+            register_module_forward_pre_hook(lambda part, _: self._called.append(self._paths.get(part, ""))),
+            register_module_forward_hook(self._leave),
+        ):
+            self._hooks.callback(hook.remove)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._hooks.close()
+
+    def _leave(self, *_: Any) -> None:  # a result other than None would replace that of the submodule
+        self._called.pop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_forward = func.overloadpacket is torch.ops.aten.convolution
+        if is_forward or func.overloadpacket is torch.ops.aten.convolution_backward:
+            found = passes(func, args)
+            self.others += not found
+            weight = args[1 if is_forward else 2]
+            if is_forward:
+                self._weights[id(weight)] = self._called[-1], weight
+            path, _ = self._weights.get(id(weight), ("", None))
+            self._found += [(path, one.problem) for one in found]
+        return func(*args, **(kwargs or {}))
+
+    def named(self) -> dict[str, Convolution]:
+        """Return the problems by name; a submodule that is called several times has numbered ones."""
+        seen: Counter[str] = Counter()
+        named: dict[str, Convolution] = {}
+        for path, problem in self._found:
+            name = (path or "convolution") + _KINDS[problem.operator]
+            seen[name] += 1
+            named[name if seen[name] == 1 else f"{name} ({seen[name]})"] = problem
+        return named

@@ -1,0 +1,215 @@
+"""torch.compile(backend="autotune") with gradients, against the same network in float64 on torch's operators."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from training_networks import Small, images, relative_error
+
+from fused_resnet.training import operator
+
+pytestmark = [pytest.mark.compile, pytest.mark.filterwarnings("ignore:a training step runs on torch's operators")]
+NUM_PASSES = 17  # of Small, without the gradient by the input
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def solved(monkeypatch):
+    """Return the problems that kernels of ours have solved."""
+    found, run = [], operator.BoundProblem.run
+
+    def noted(bound, operands):
+        found.append(bound._step.name)
+        return run(bound, operands)
+
+    monkeypatch.setattr(operator.BoundProblem, "run", noted)
+    return found
+
+
+def compiled(network, database, **options):
+    return torch.compile(network, backend="autotune", options={"tuning_db": str(database), **options})
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return Small().train()
+
+
+def assert_gradients_are_right(trained, reference, x, *, limit=1e-5):
+    """Compare the gradients of a network with those of its float64 copy for the same input."""
+    reference(x.double()).square().sum().backward()
+    for (name, parameter), exact in zip(trained.named_parameters(), reference.parameters(), strict=True):
+        if name == "stem.bias":  # batch norm removes it: its gradient is 0
+            assert parameter.grad.abs().max() < 1e-4
+        else:
+            assert relative_error(parameter.grad, exact.grad) < limit, name
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_all_gradients_are_right_and_come_from_our_kernels(step_db, solved, memory_format):
+    trained = network().to(memory_format=memory_format)
+    reference = copy.deepcopy(trained).double()
+    x = images().contiguous(memory_format=memory_format)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*run on the kernels of")
+        loss = compiled(trained, step_db)(x).square().sum()
+    loss.backward()
+    assert len(solved) == NUM_PASSES
+    assert relative_error(loss, reference(x.double()).square().sum()) < 1e-5
+    reference = copy.deepcopy(network()).double()
+    assert_gradients_are_right(trained, reference, x)
+    for (name, buffer), exact in zip(trained.named_buffers(), reference.buffers(), strict=True):
+        torch.testing.assert_close(buffer.double(), exact.double(), rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_the_gradient_by_the_input(step_db, solved):
+    trained = network()
+    reference = copy.deepcopy(trained).double()
+    x, exact = images().requires_grad_(), images().double().requires_grad_()
+    compiled(trained, step_db)(x).square().sum().backward()
+    reference(exact).square().sum().backward()
+    assert relative_error(x.grad, exact.grad) < 1e-5 and len(solved) == NUM_PASSES + 1
+
+
+def test_gradients_accumulate_and_repeat_bit_for_bit(step_db):
+    trained, x = network(), images()
+    trained.norm.eval()  # no running statistics: both steps are the same
+    step = compiled(trained, step_db)
+    step(x).square().sum().backward()
+    once = [parameter.grad.clone() for parameter in trained.parameters()]
+    step(x).square().sum().backward()
+    for parameter, gradient in zip(trained.parameters(), once, strict=True):
+        assert torch.equal(parameter.grad, 2 * gradient)
+
+
+def test_an_optimizer_trains_as_with_torch(step_db, solved):
+    def losses(model, step, optimizer):
+        found = []
+        for seed in range(5):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(step(images(seed=seed)), torch.tensor([1, 3]))
+            loss.backward()
+            optimizer.step()
+            found.append(float(loss))
+        model.eval()
+        with torch.no_grad():
+            return [*found, float(model(images(seed=9)).sum())]
+
+    ours, theirs = network(), network()
+    found = losses(ours, compiled(ours, step_db), torch.optim.AdamW(ours.parameters(), 1e-3))
+    expected = losses(theirs, theirs, torch.optim.AdamW(theirs.parameters(), 1e-3))
+    assert found == pytest.approx(expected, rel=1e-3) and len(solved) == 5 * NUM_PASSES
+
+
+def test_a_parameter_that_is_frozen_later(step_db):
+    trained = network()
+    step = compiled(trained, step_db)
+    step(images()).sum().backward()
+    trained.zero_grad()
+    trained.down.requires_grad_(False)
+    reference = copy.deepcopy(trained).double()
+    step(images()).square().sum().backward()
+    assert trained.down.weight.grad is None
+    reference(images().double()).square().sum().backward()
+    assert relative_error(trained.shared.weight.grad, reference.shared.weight.grad) < 1e-5
+
+
+def test_a_backward_hook_sees_and_changes_the_gradient(step_db):
+    trained = network()
+    reference = copy.deepcopy(trained).double()
+    seen = []
+    trained.down.weight.register_hook(lambda gradient: seen.append(gradient) or 3 * gradient)
+    compiled(trained, step_db)(images()).square().sum().backward()
+    reference(images().double()).square().sum().backward()
+    assert relative_error(trained.down.weight.grad, 3 * reference.down.weight.grad) < 1e-5 and len(seen) == 1
+
+
+def test_a_batch_size_that_was_not_tuned_runs_on_torch_and_says_so(step_db, solved):
+    trained = network()
+    reference, x = copy.deepcopy(trained).double(), images(3)
+    with pytest.warns(UserWarning, match=rf"of the {NUM_PASSES} convolutions of a training step.*, 0 run on"):
+        compiled(trained, step_db)(x).square().sum().backward()
+    assert_gradients_are_right(trained, reference, x)
+    assert not solved
+
+
+def test_autocast_keeps_float32_weights_and_gradients(step_db):
+    trained = network()
+    reference = copy.deepcopy(trained)
+    with torch.autocast("cpu", torch.bfloat16), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled(trained, step_db)(images()).square().sum().backward()
+        reference(images()).square().sum().backward()
+    for (name, parameter), other in zip(trained.named_parameters(), reference.parameters(), strict=True):
+        assert parameter.grad.dtype == torch.float32
+        if name != "stem.bias":
+            assert relative_error(parameter.grad, other.grad) < 5e-2, name
+
+
+def test_a_second_derivative_is_refused_by_torch(step_db):
+    trained, x = network(), images().requires_grad_()
+    y = compiled(trained, step_db)(x).sum()
+    (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        gradient.sum().backward()
+
+
+def test_int8_is_for_inference(step_db):
+    with pytest.warns(UserWarning, match="precision='int8' is for inference, and gradients are on"):
+        compiled(network(), step_db, precision="int8", calibration={"x": 1.0})(images()).sum().backward()
+
+
+class Flat(Small):
+    """Views results of convolutions, which are channels last in memory."""
+
+    def forward(self, x):
+        y = self.down(torch.relu(self.stem(x)))
+        return y.flatten(1).sum(1, keepdim=True) + y.permute(0, 2, 3, 1).reshape(len(x), -1)
+
+
+@pytest.mark.parametrize("inductor", ["0", "1"])
+def test_views_of_results_are_right(step_db, solved, monkeypatch, inductor):
+    monkeypatch.setenv("AUTOTUNE_INDUCTOR", inductor)
+    torch.manual_seed(0)
+    trained = Flat()
+    reference = copy.deepcopy(trained).double()
+    compiled(trained, step_db)(images()).square().sum().backward()
+    reference(images().double()).square().sum().backward()
+    for layer in ("stem", "down"):
+        found, exact = (getattr(one, layer).weight.grad for one in (trained, reference))
+        assert relative_error(found, exact) < 1e-5
+    assert len(solved) == 5
+
+
+def test_inductor_compiles_the_rest(step_db, solved, monkeypatch):
+    monkeypatch.setenv("AUTOTUNE_INDUCTOR", "1")
+    trained = network()
+    reference = copy.deepcopy(trained).double()
+    step = compiled(trained, step_db)
+    for _ in range(2):
+        trained.zero_grad()
+        trained.norm.reset_running_stats()
+        step(images()).square().sum().backward()
+    assert len(solved) == 2 * NUM_PASSES
+    assert_gradients_are_right(trained, reference, images())
+
+
+def test_what_is_missing_is_tuned_at_the_first_call(tmp_path, solved):
+    torch.manual_seed(0)
+    trained = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 8 * 7, 2))
+    reference = copy.deepcopy(trained).double()
+    step = compiled(trained, tmp_path / "new.db", tune="missing", budget="60s")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's operator may be faster for one of them
+        step(images()).square().sum().backward()
+    assert (tmp_path / "new.db").exists()
+    reference(images().double()).square().sum().backward()
+    assert relative_error(trained[0].weight.grad, reference[0].weight.grad) < 1e-5

@@ -1,0 +1,32 @@
+"""Networks that the tests of training train, and the inputs they take."""
+
+import torch
+from torch import nn
+
+
+class Small(nn.Module):
+    """Convolutions with and without bias, with a stride, in groups, called twice, and in a residual branch."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.norm = nn.BatchNorm2d(16)
+        self.shared = nn.Conv2d(16, 16, 3, padding=1, bias=False)
+        self.down = nn.Conv2d(16, 24, 3, stride=2, padding=1, bias=False)
+        self.grouped = nn.Conv2d(24, 24, 3, padding=1, groups=3, bias=False)
+        self.skip = nn.Conv2d(16, 24, 1, stride=2, bias=False)
+        self.head = nn.Linear(24, 5)
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.stem(x)))
+        x = torch.relu(self.shared(torch.relu(self.shared(x))))
+        x = torch.relu(self.grouped(torch.relu(self.down(x))) + self.skip(x))
+        return self.head(x.mean((2, 3)))
+
+
+def images(n=2, seed=0):
+    return torch.randn(n, 3, 10, 9, generator=torch.Generator().manual_seed(seed))
+
+
+def relative_error(found, expected):
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
