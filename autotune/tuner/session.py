@@ -35,13 +35,15 @@ class TuneRequest:
         name: Of the model, or "problems"; for the default file name of the database.
         title: For tables.
         named: The problems with the names of their layers, or with numbers.
-        network: The network that the layers belong to; None for single problems.
+        network: The network that the layers belong to; None for single problems and for a training step.
+        is_step: Whether the problems are the convolutions of a training step.
     """
 
     name: str
     title: str
     named: Sequence[tuple[str, Problem]]
     network: Network | None = None
+    is_step: bool = False
 
     @property
     def problems(self) -> list[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,8 @@ class BaselineInput:
     precision: str | None  # FusedResNet's `precision`
     x: Tensor
     expected: Tensor  # of `flat`
+    train: bool = False  # a training step instead of inference
+    amp: torch.dtype | None = None  # in a training step the dtype of torch.autocast, with weights in float32
 
     @property
     def device(self) -> torch.device:
@@ -44,9 +47,14 @@ class BaselineInput:
 
     def eager(self, layout: torch.memory_format = torch.contiguous_format) -> nn.Module:
         """Return a copy of the network on the device, in this memory layout."""
-        network: Any = copy.deepcopy(self.model.module).requires_grad_(False)  # Any: torch's stubs lack memory_format
-        ready: nn.Module = network.to(self.device, self.x.dtype, memory_format=layout)
+        network: Any = copy.deepcopy(self.model.module).requires_grad_(self.train)  # Any: no stub has memory_format
+        dtype = torch.float32 if self.amp else self.x.dtype
+        ready: nn.Module = network.train(self.train).to(self.device, dtype, memory_format=layout)
         return ready
+
+    def context(self) -> AbstractContextManager[object]:
+        """Return the context in which calls run."""
+        return nullcontext() if self.train else torch.inference_mode()
 
     def nhwc(self) -> tuple[nn.Module, Tensor]:
         """Return the network and its input, both channels-last."""

@@ -50,7 +50,8 @@ def draw(record: dict[str, Any], path: Path) -> None:
     layout = ConstrainedLayoutEngine(h_pad=0.08)
     figure = Figure(figsize=(12, HEAD_INCHES + sum(heights)), dpi=160, facecolor="white", layout=layout)
     arguments, machine = record["arguments"], record["machine"]
-    title = f"{arguments['model']}, {arguments['dtype']}, {machine['device']}"
+    kind = ", training step" if arguments.get("train") else ""
+    title = f"{arguments['model']}{kind}, {arguments['dtype']}, {machine['device']}"
     figure.suptitle(title, x=0.012, ha="left", color=INK, fontsize=14, fontweight="bold")
     grid = figure.subplots(len(rows), 2, squeeze=False, height_ratios=heights)
     for axes, row in zip(grid, rows, strict=True):

@@ -87,6 +87,14 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def cpu_threads(text: str) -> int:
+    """Read a number of threads that this machine has processors for; OpenMP ends a process that asks for too many."""
+    count = positive(text)
+    if count > (most := os.cpu_count() or 1):
+        raise argparse.ArgumentTypeError(f"{count} threads are more than the {most} processors of this machine")
+    return count
+
+
 def names(text: str) -> list[str]:
     """Read words joined by commas."""
     return [part.strip() for part in text.split(",") if part.strip()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import difflib
 import importlib.util
 import inspect
@@ -16,7 +18,7 @@ import torch
 from torch import nn
 
 from autotune.core import AutotuneError, UnknownNameError
-from autotune.ir import DTYPES, Network
+from autotune.ir import DTYPES, Network, Problem
 from autotune_cli import onnx_model
 from autotune_cli.record import one_line
 from fused_resnet import FusedResNet
@@ -26,6 +28,7 @@ from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.networks.se_resnet9_fixup_layers import network
 from fused_resnet.networks.unet import UNet
 from fused_resnet.quantization import capture_int8
+from fused_resnet.training import step_problems
 
 PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/guide/precision.md)"
 
@@ -76,6 +79,27 @@ class Model:
         if precision == INT8:
             return capture_int8(module, shape, dtype, defaultdict(lambda: 1.0))
         return capture(module, shape, dtype)
+
+    def step_problems(self, batch: int, dtype: str, precision: str | None = None) -> dict[str, Problem]:
+        """Return the convolutions of a training step, forward and backward, by the names of their layers.
+
+        Args:
+            batch: Batch size.
+            dtype: Of the products, which torch.autocast may make: "f16", "bf16" or "f32".
+            precision: "tf32" or None.
+
+        Raises:
+            AutotuneError: The model does not run forward and backward, or there is no training in this precision.
+        """
+        if precision == INT8:
+            raise AutotuneError("--precision int8 is for inference, not for --train")
+        if precision == TF32 and dtype != "f32":
+            raise AutotuneError(f"--precision tf32 is for --dtype f32, not {dtype}")
+        module = copy.deepcopy(self.module).train()
+        found = step_problems(module, [torch.empty(batch, *self.shape)], DTYPES[dtype] if dtype != "f32" else None)
+        if precision == TF32:
+            return {name: dataclasses.replace(problem, dtype=TF32) for name, problem in found.named.items()}
+        return {**found.named}
 
     def call(self, x: torch.Tensor) -> object:
         """Run the module once; raises AutotuneError if it does not accept the input."""

@@ -36,9 +36,9 @@ def tune_requests(
     Raises:
         AutotuneError: Options exclude each other, or the architecture has no kernels for a dtype.
     """
-    of_network = ("model", "in_channels", "input", "batch", "dtype", "precision")
+    of_network = ("model", "in_channels", "input", "batch", "dtype", "precision", "train")
     if args.problem or args.problems:
-        if given := [f"--{name.replace('_', '-')}" for name in of_network if getattr(args, name) is not None]:
+        if given := [f"--{name.replace('_', '-')}" for name in of_network if getattr(args, name) not in (None, False)]:
             raise ProblemError(
                 f"{' and '.join(given)}: these options are for a network; a problem's text has all of its fields"
             )
@@ -58,9 +58,18 @@ def tune_requests(
     model = models.load(args.model or next(iter(GRAPHS)), args.input, args.in_channels)
     before_capture()
     requests = []
-    for batch in _batches(args, 128 if arch.is_cuda else 8):
+    batches = _batches(args, 128 if arch.is_cuda else 8)
+    for batch in batches:
+        suffix = f", {args.precision}" if args.precision else ""
+        if args.train:
+            ending = f", batch {batch}" if len(batches) > 1 else ""
+            step = model.step_problems(batch, dtype, args.precision)
+            title = f"{model.name}, training step at batch {batch}, {dtype}{suffix}"
+            named = [(name + ending, problem) for name, problem in step.items()]
+            requests.append(TuneRequest(model.name, title, named, is_step=True))
+            continue
         network = model.network(batch, dtype, args.precision)
-        title = f"{model.name}, batch {batch}, {dtype}" + (f", {args.precision}" if args.precision else "")
+        title = f"{model.name}, batch {batch}, {dtype}{suffix}"
         requests.append(
             TuneRequest(model.name, title, [(layer.name, layer.problem) for layer in network.all_layers], network)
         )

@@ -35,7 +35,7 @@ def show_winners(console: Console, tuner: Tuner, request: TuneRequest) -> None:
     title = f"{request.title}, {tuner.options.arch.name} kernels on {tuner.device.name}"
     found = list(layer_winners(tuner.store, tuner.device, request.named))
     if request.network is None:
-        console.print(winners(found, title, "number"))
+        console.print(winners(found, title, "layer" if request.is_step else "number"))
         return
     count = len(request.network.layers)  # the layers of the alternatives follow
     others = [line for line in found[count:] if serving(line.problem, tuner.options.arch)]  # show_gaps lists the rest

@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 
+import pytest
 from processes import TUNED_BATCH, assert_error, script
 
 
@@ -41,3 +42,30 @@ def test_a_paused_bench_ends_with_the_process_that_paused_it(tuned_db, tmp_path,
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     words = ["--db", tuned_db, "--device", "cpu", "--batch", TUNED_BATCH, "--only", "fused", "--out", tmp_path]
     assert_error(script("bench", *words, "--pause"), "standard input ended while --pause waited")
+
+
+NETWORK = """
+import torch
+
+def small():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Conv2d(8, 4, 1))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.filterwarnings("ignore:of the 5 convolutions", "ignore:a training step runs on torch's operators")
+def test_bench_times_training_steps(empty_db, tmp_path):
+    (tmp_path / "net.py").write_text(NETWORK)
+    network = ("--model", f"{tmp_path / 'net.py'}:small", "--input", "3,8,8", "--batch", "2", "--device", "cpu")
+    times = ("--seconds", "0.2", "--out", tmp_path, "--name", "step")
+    done = script("bench", *network, "--train", "--db", empty_db, "--only", "eager,channels_last,fused", *times)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "step.json").read_text())
+    variants = record["batches"][0]["variants"]
+    assert {name: variant["status"] for name, variant in variants.items()} == dict.fromkeys(variants, "ok")
+    assert list(variants) == ["eager", "channels_last", "fused"]
+    assert all(variant["error"] < 1e-5 for variant in variants.values())
+    assert "forward and backward" in record["method"]["settings"] and "training step" in done.stdout
+    assert_error(script("bench", *network, "--amp"), "--amp is for --train")
+    assert_error(script("bench", *network, "--train", "--precision", "tf32"), "are for inference, not for --train")
+    assert_error(script("bench", *network, "--train", "--only", "jit"), "jit", "compile_reduce")

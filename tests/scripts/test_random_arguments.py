@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import importlib
 import io
+import sys
 
 import pytest
 import torch
@@ -78,6 +79,7 @@ def folder(tmp_path, monkeypatch):
     """Work in a folder with files of all kinds."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AUTOTUNE_FAMILIES", "")
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # for --pause
     for name, text in {
         "model.py": MODEL,
         "syntax.py": "def f(:",

@@ -17,9 +17,22 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is not tuned")
         (["--precision", "int8"], "--precision int8 is for captured models"),
         (["--dtype", "s8"], "--dtype s8: a network's tensors are f16, bf16 or f32; give --precision"),
         (["--precision", "int8", "--problem", "conv2d n=1"], "--precision: these options are for a network"),
+        (["--train", "--problem", "conv2d n=1"], "--train: these options are for a network"),
+        (["--train", "--model", "unet", "--precision", "tf32"], "cpu has no kernels in tf32"),
     ],
-    ids=["tf32", "named", "dtype", "problem"],
+    ids=["tf32", "named", "dtype", "problem", "problem of a step", "step in tf32"],
 )
 def test_the_tuner_says_what_it_cannot_tune(arguments, said):
     with pytest.raises(AutotuneError, match=re.escape(said)):
         requested(*arguments)
+
+
+def test_a_training_step_is_requested_once_for_each_batch_size():
+    first, second = requested("--train", "--batch", "1,3")
+    assert first.is_step and first.network is None and first.name == "se_resnet9_fixup"
+    assert first.title == "se_resnet9_fixup, training step at batch 1, f32"
+    assert [problem.n for _, problem in second.named] == [3] * len(first.named)
+    names = [name for name, _ in second.named]
+    assert all(name.endswith(", batch 3") for name in names) and len(set(names)) == len(names)
+    operators = {problem.operator for _, problem in second.named}
+    assert operators == {"conv2d", "conv2d_dgrad", "conv2d_wgrad"}

@@ -36,19 +36,21 @@ from torch.utils._pytree import tree_leaves
 from autotune.core import AutotuneError, require_one_of
 from autotune.ir import DTYPES
 from autotune_cli import chart, models, timing
-from autotune_cli.baselines import VARIANTS, BaselineInput, Forward, Variant, flat, from_another
+from autotune_cli.baselines import VARIANTS, BaselineInput, Forward, Variant, eager, flat, from_another
 from autotune_cli.command_line import (
     add_batches,
     add_device,
     add_model,
     add_record,
+    cpu_threads,
     names,
-    positive,
     seconds,
     torch_device,
 )
 from autotune_cli.models import Model
 from autotune_cli.record import one_line, provenance, slug, write
+from autotune_cli.training_steps import STEPS, gradients
+from autotune_cli.training_steps import eager as eager_step
 from fused_resnet.model_source import INT8, PRECISIONS, TF32
 from fused_resnet.networks import se_resnet9_fixup
 
@@ -70,6 +72,13 @@ METHOD = {
     "error": "norm(result - reference) / norm(reference), the reference in float32 without TF32, for results in "
     "float32 in float64; all parameters random",
 }
+STEP_METHOD = {
+    "settings": "training mode, forward and backward of all parameters without an optimizer, cudnn.benchmark; loss: "
+    "sum of squares of the results over the batch size",
+    "error": "norm(gradients - reference) / norm(reference) over all parameters together, the reference in float32 "
+    "without TF32, for gradients in float32 in float64; all parameters random",
+}
+"""What differs for --train."""
 REFERENCE_IMAGES = 8  # of a batch at a time, so that float32 activations of large images fit into the memory
 OPTIONAL = ("compile_frozen", "compile_max", "untuned")  # variants that only --only or an option runs
 PLACES = ("db", "against", "out", "name", "plot")  # arguments that name files, and are not part of a result
@@ -112,10 +121,11 @@ def main(arguments: argparse.Namespace) -> None:
         | {"dtype": dtype, "device": device.type, "variants": [variant.name for variant in chosen]},
         "database": database,
         "against": [entry(path) for path in arguments.against],
-        "method": METHOD,
+        "method": METHOD | (STEP_METHOD if arguments.train else {}),
         "batches": [],
     }
-    name = arguments.name or default_name(model.name, device, arguments.precision or dtype)
+    mode = ("-train-amp" if arguments.amp else "-train") if arguments.train else ""
+    name = arguments.name or default_name(model.name, device, arguments.precision or dtype) + mode
     path = Path(arguments.out) / f"{name}.json"
     ran = False
     for batch in arguments.batch:
@@ -126,7 +136,8 @@ def main(arguments: argparse.Namespace) -> None:
         ran |= any(result.reason is None for result in results)
         record["batches"].append({"batch": batch, "variants": {r.variant.name: as_json(r) for r in results}})
         write(record, path)  # after every batch size: an interrupted run keeps what it measured
-        show(results, f"{model.name}, {arguments.precision or dtype}, batch {batch}, {record['machine']['device']}")
+        kind = f"{model.name}, training step" if arguments.train else model.name
+        show(results, f"{kind}, {arguments.precision or dtype}, batch {batch}, {record['machine']['device']}")
     if not ran:
         raise AutotuneError("no variant ran: the reasons stand below each table")
     plot(path)
@@ -148,13 +159,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="also time FusedResNet on this database, such as an older one; may be repeated",
     )
+    variants.add_argument(
+        "--train", action="store_true", help="time a training step, forward and backward (docs/guide/training.md)"
+    )
+    variants.add_argument(
+        "--amp", action="store_true", help="for --train: weights in float32, and torch.autocast to --dtype"
+    )
     known = ", ".join(variant.name for variant in VARIANTS)
-    variants.add_argument("--only", type=names, default=[], metavar="A,B", help=f"run only these variants of {known}")
+    more = ", ".join(variant.name for variant in STEPS)
+    variants.add_argument(
+        "--only",
+        type=names,
+        default=[],
+        metavar="A,B",
+        help=f"run only these variants of {known}; with --train of {more}",
+    )
     variants.add_argument("--skip", type=names, default=[], metavar="A,B", help="leave these variants out")
     variants.add_argument("--max-autotune", action="store_true", help="also run compile_max, which takes minutes")
     timing_group = parser.add_argument_group("timing")
     add_device(timing_group)
-    timing_group.add_argument("--threads", type=positive, metavar="N", help="CPU threads (default: torch's choice)")
+    timing_group.add_argument("--threads", type=cpu_threads, metavar="N", help="CPU threads (default: torch's choice)")
     timing_group.add_argument(
         "--pause",
         action="store_true",
@@ -170,13 +194,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def pick_variants(arguments: argparse.Namespace, device: torch.device) -> list[Variant]:
-    known = [variant.name for variant in VARIANTS]
+    all_variants = STEPS if arguments.train else VARIANTS
+    known = [variant.name for variant in all_variants]
+    if arguments.amp and not arguments.train:
+        raise AutotuneError("--amp is for --train: inference runs in --dtype")
+    if arguments.train and (arguments.against or arguments.precision):
+        raise AutotuneError("--against and --precision are for inference, not for --train")
     for name in arguments.only + arguments.skip:
         require_one_of("variant", name, known)
     wanted = set(arguments.only or [name for name in known if name not in OPTIONAL]) - set(arguments.skip)
     if arguments.max_autotune:
         wanted.add("compile_max")
-    chosen = [v for v in VARIANTS if v.name in wanted and (device.type == "cuda" or not v.gpu_only)]
+    chosen = [v for v in all_variants if v.name in wanted and (device.type == "cuda" or not v.gpu_only)]
     chosen += [from_another(path) for path in arguments.against]
     if len({variant.name for variant in chosen}) < len(chosen):
         raise AutotuneError("--against: databases are distinguished by their file names, and two have the same name")
@@ -210,7 +239,12 @@ def make_case(
     se_resnet9_fixup.randomize(model.module, 0)
     se_resnet9_fixup.calibrate(model.module, torch.randn(8, *model.shape, generator=generator))
     x = torch.randn(batch, *model.shape, generator=generator).to(device, dtype)
-    return BaselineInput(model, arguments.db or "", arguments.precision, x, reference(model.module, x))
+    if not arguments.train:
+        return BaselineInput(model, arguments.db or "", arguments.precision, x, reference(model.module, x))
+    amp = dtype if arguments.amp else None
+    expected = gradients(model.module, x)
+    given = x.float() if amp else x
+    return BaselineInput(model, arguments.db or "", None, given, expected, train=True, amp=amp)
 
 
 def reference(module: nn.Module, x: Tensor) -> Tensor:
@@ -255,7 +289,7 @@ def measure(
             return results
         progress.reset(task, total=1, description=f"timing {len(calls)} variants, batch {len(case.x)}")
         try:
-            with torch.inference_mode(), warnings.catch_warnings():
+            with case.context(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # they were recorded while each variant was prepared
                 times = timing.interleave(calls, case.device, budget, lambda f: progress.update(task, completed=f))
         except Exception as problem:  # after an error of the CUDA context every later call fails
@@ -263,14 +297,15 @@ def measure(
     return [with_times(result, times) if result.forward else result for result in results]
 
 
-@torch.inference_mode()
 def is_right(case: BaselineInput, variant: Variant, error: float) -> bool:
     """Return whether an error is within the tolerance of the dtype, or within AS_TORCH times that of eager torch."""
     if variant.is_fused and case.precision == INT8:
         return error < INT8_TOLERANCE
-    if error < TOLERANCE[case.x.dtype]:
+    if error < TOLERANCE[case.amp or case.x.dtype]:
         return True
-    return error < AS_TORCH * relative_error(flat(case.eager()(case.x)), case.expected)
+    with case.context():
+        plain = eager_step(case) if case.train else eager(case)
+        return error < AS_TORCH * relative_error(flat(plain()), case.expected)
 
 
 def prepare(case: BaselineInput, variant: Variant, progress: Progress, task: TaskID) -> Result:
@@ -280,7 +315,7 @@ def prepare(case: BaselineInput, variant: Variant, progress: Progress, task: Tas
     try:
         with warnings.catch_warnings(record=True) as caught:
             forward = variant.build(case)
-            with torch.inference_mode():
+            with case.context():
                 error = relative_error(flat(forward()), case.expected)
                 timing.warm_up(forward, case.device)
         right = is_right(case, variant, error)

@@ -7,6 +7,7 @@ compilers.
 Examples:
   autotune tune --arch sm80 --batch 1,32,128
   autotune tune --arch sm90 --model torchvision:resnet50 --batch 128
+  autotune tune --arch sm90 --model torchvision:resnet50 --batch 256 --train
   autotune tune --arch cpu --problem "conv2d n=8 h=32 w=32 c=64 k=64
          r=3 s=3 pad=1 dtype=f32 epilogue=bias,relu"
 """
@@ -97,6 +98,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", help="dtype of its tensors: f16, bf16 or f32 (default f16; f32 on a CPU or for tf32)"
     )
     network.add_argument("--precision", choices=list(PRECISIONS), help=models.PRECISION)
+    network.add_argument(
+        "--train",
+        action="store_true",
+        help="tune the convolutions of a training step, forward and backward (docs/guide/training.md)",
+    )
     parser.add_argument(
         "--from-db",
         type=Path,
@@ -277,7 +283,7 @@ def tune(
         for request in requests
         for name, problem in request.named
     ]
-    if not requests[0].network:
+    if not (requests[0].network or requests[0].is_step):
         for name, problem in named:
             console.print(f"{name:>3}  {problem}", highlight=False, markup=False)
     progress = LiveProgress(console, named, deadline)
