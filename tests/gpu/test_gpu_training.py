@@ -1,0 +1,57 @@
+"""A training step on the GPU's kernels: all gradients against float32, and the same bits in each step."""
+
+import copy
+
+import pytest
+import torch
+from training_networks import Small, images, relative_error
+
+from fused_resnet.training import operator, step_problems
+from fused_resnet.tuning import TuneLimits, create, tune_problems
+
+pytestmark = [pytest.mark.gpu, pytest.mark.compile, pytest.mark.filterwarnings("ignore:of the")]
+DTYPE = torch.float16
+
+
+def batch():
+    return images(8).cuda().contiguous(memory_format=torch.channels_last)
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("step") / "step.db")
+    create(path)
+    found = step_problems(Small().cuda(), [batch()], DTYPE)
+    assert tune_problems("Small", found.named, torch.device("cuda"), path, TuneLimits(trials=4, budget="5m"))
+    return path
+
+
+@pytest.mark.parametrize("inductor", ["0", "1"])
+def test_gradients_are_as_exact_as_those_of_torch(database, monkeypatch, inductor):
+    monkeypatch.setenv("AUTOTUNE_INDUCTOR", inductor)
+    torch._dynamo.reset()
+    solved, run = [], operator.BoundProblem.run
+    monkeypatch.setattr(operator.BoundProblem, "run", lambda *given: (solved.append(given[0]), run(*given))[1])
+    torch.manual_seed(0)
+    network = Small().cuda().to(memory_format=torch.channels_last)
+    plain, exact = copy.deepcopy(network), copy.deepcopy(network).double()
+    compiled = torch.compile(network, backend="autotune", dynamic=False, options={"tuning_db": database})
+
+    def gradients(model, call, dtype):
+        x = batch().to(torch.float64 if dtype is None else torch.float32)
+        with torch.autocast("cuda", dtype or DTYPE, enabled=dtype is not None):
+            y = call(x)
+        model.zero_grad()
+        y.square().sum().backward()
+        torch.cuda.synchronize()
+        return {name: one.grad.clone() for name, one in model.named_parameters() if name != "stem.bias"}
+
+    expected, theirs = gradients(exact, exact, None), gradients(plain, plain, DTYPE)
+    for _ in range(3):  # Inductor records CUDA graphs in the second step, and replays them in the third
+        ours = gradients(network, compiled, DTYPE)
+    for name, gradient in ours.items():
+        limit = max(1.5 * relative_error(theirs[name], expected[name]), 1e-3)
+        assert relative_error(gradient, expected[name]) < limit, name
+    assert solved
+    again = gradients(network, compiled, DTYPE)
+    assert all(torch.equal(gradient, again[name]) for name, gradient in ours.items())
