@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FusedResNet", "InputError"]
 
-_PER_OBJECT = ("_cache", "_captured_plans", "_lock", "_num_compiled", "_number", "_positions")
+_PER_OBJECT = ("_cache", "_captured_plans", "_lock", "_num_compiled", "_number", "_positions", "_trainable")
 """State of one object in one process: a copy or an unpickled module begins without it."""
 
 _MAX_COMPILED_PLANS = 8
@@ -251,7 +251,7 @@ class FusedResNet(nn.Module):
         else:
             arguments, inputs = take_apart(self._positions, args, kwargs)
         if self.training:
-            result = self._plain.train()(*args, **kwargs)
+            result = self._training(inputs)(*args, **kwargs)
             return result if out is None else out.copy_(result)
         if any(map(torch_op.is_traced, inputs)):
             results = torch_op.call([self._cast(x) for x in inputs], self._number, arguments)
@@ -264,6 +264,19 @@ class FusedResNet(nn.Module):
         return self._finish(
             inputs, arguments, [out if results[0] is out else out.copy_(results[0])], torch.channels_last
         )
+
+    def _training(self, inputs: Sequence[torch.Tensor]) -> Callable[..., Any]:
+        """Return the plain network in training mode: compiled, with tuned convolutions, if the database has any."""
+        plain, x = self._plain.train(), inputs[0]
+        if torch_op.is_traced(x) or not torch.is_grad_enabled():
+            return plain
+        if x.device not in self._trainable:
+            from fused_resnet.training import Winners, trainable
+
+            winners = Winners(self.tuning_db, self.trusted_keys)
+            found = winners.trains(x.device)
+            self._trainable[x.device] = trainable(plain, winners, x.device, self.graph) if found else plain
+        return self._trainable[x.device]
 
     def _finish(
         self,
@@ -419,6 +432,7 @@ class FusedResNet(nn.Module):
         self._captured_plans: list[NetworkPlan] = []  # the caller's CUDA graphs use their weights
         self._lock = threading.RLock()
         self._number = torch_op.register(self)
+        self._trainable: dict[torch.device, Callable[..., Any]] = {}  # the plain network in training mode
         self._positions = positions(self._plain)
 
     def _context(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from autotune.libraries import inductor
 from fused_resnet.training.operator import use
@@ -15,6 +15,25 @@ from fused_resnet.training.rewrite import Rewrite
 from fused_resnet.training.winners import Winners
 
 Compiled = Callable[..., Any]
+
+
+def trainable(module: nn.Module, winners: Winners, device: torch.device, graph: bool) -> Compiled:
+    """Return a module as torch.compile runs it with gradients, compiled for each input shape.
+
+    Args:
+        module: The module.
+        winners: The kernels.
+        device: The device of its parameters and inputs.
+        graph: As for `compile_step`.
+    """
+
+    def backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Compiled:
+        if not torch.is_grad_enabled():
+            return graph_module.forward
+        return compile_step(graph_module, example_inputs, winners, device, graph)
+
+    compiled: Compiled = torch.compile(module, backend=backend, dynamic=False)
+    return compiled
 
 
 def compile_step(

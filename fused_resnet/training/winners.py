@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from autotune.ir import Problem
+from autotune.ir import Conv2dWgrad, Problem, parse
 from autotune.libraries import aten
 from autotune.runtime import Candidate, KernelChoice, choices
 from tuning_db import reader
@@ -38,6 +38,12 @@ class Winners:
         if key not in self._solved:
             self._solved[key] = bool(self.candidates(problem, device))
         return self._solved[key]
+
+    def trains(self, device: torch.device) -> bool:
+        """Return whether there is a kernel for a gradient by a weight; raises as `solves` does."""
+        with reader(self.database, self._trusted_keys) as store:
+            texts = [text for text in store.problem_texts() if text.startswith(f"{Conv2dWgrad.operator} ")]
+        return any(self.solves(parse(text), device) for text in texts)
 
     def candidates(self, problem: Problem, device: torch.device) -> list[Candidate]:
         """Return the kernels for a problem, the fastest first, up to torch's operator; raises as `solves` does."""

@@ -1,6 +1,7 @@
 """torch.compile(backend="autotune") with gradients, against the same network in float64 on torch's operators."""
 
 import copy
+import pickle
 import warnings
 
 import pytest
@@ -8,9 +9,13 @@ import torch
 from torch import nn
 from training_networks import Small, images, relative_error
 
+from fused_resnet import FusedResNet
 from fused_resnet.training import operator
 
-pytestmark = [pytest.mark.compile, pytest.mark.filterwarnings("ignore:a training step runs on torch's operators")]
+pytestmark = [
+    pytest.mark.compile,
+    pytest.mark.filterwarnings("ignore:a training step runs on torch's operators", "ignore:.*is not tuned"),
+]
 NUM_PASSES = 17  # of Small, without the gradient by the input
 
 
@@ -213,3 +218,32 @@ def test_what_is_missing_is_tuned_at_the_first_call(tmp_path, solved):
     assert (tmp_path / "new.db").exists()
     reference(images().double()).square().sum().backward()
     assert relative_error(trained[0].weight.grad, reference[0].weight.grad) < 1e-5
+
+
+def test_a_fused_module_trains_on_kernels_and_then_sees_the_new_weights(step_db, solved):
+    torch.manual_seed(0)
+    fused = FusedResNet.from_model(Small().eval(), step_db)
+    plain = copy.deepcopy(fused._plain).train()
+    losses = []
+    for model in (fused.train(), plain):
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for seed in range(2):
+            optimizer.zero_grad()
+            loss = model(images(seed=seed)).square().sum()
+            loss.backward()
+            optimizer.step()
+        losses.append(float(loss))
+    assert len(solved) == 2 * NUM_PASSES and losses[0] == pytest.approx(losses[1], rel=1e-4)
+    copied = pickle.loads(pickle.dumps(fused))
+    for model in (fused.eval(), copied.eval()):
+        with torch.no_grad():
+            torch.testing.assert_close(model(images()), plain.eval()(images()), rtol=1e-3, atol=1e-4)
+    with torch.no_grad():
+        fused.train()(images())  # statistics alone: the plain network
+    assert len(solved) == 2 * NUM_PASSES
+
+
+def test_a_fused_module_without_tuned_gradients_is_the_plain_network(empty_db, solved):
+    fused = FusedResNet.from_model(Small().eval(), empty_db).train()
+    fused(images()).sum().backward()
+    assert fused.down.weight.grad is not None and not solved
