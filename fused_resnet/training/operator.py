@@ -1,4 +1,4 @@
-"""`fused_resnet::solve(operands, problem, database)`: an operator of torch that runs the tuned kernel of a problem.
+"""`fused_resnet::solve(operands, problem, database, layout)`: an operator of torch that runs a problem's tuned kernel.
 
 Compiled graphs contain it in place of torch's convolutions. Its arguments are texts, so a graph that a compiler has
 stored runs in another process, too. A kernel is bound at the first call of its problem on a device, and kept.
@@ -13,20 +13,23 @@ from threading import Lock
 import torch
 
 from autotune.core import AutotuneError
-from autotune.ir import TENSOR_DTYPES, Convolution, Operand, pack_weight, parse
+from autotune.ir import TENSOR_DTYPES, Convolution, Operand, parse
 from autotune.runtime import ACCESS, Candidate, TensorSlot, bind
 from autotune.runtime.engine import EngineError, Program
-from fused_resnet.training.winners import Winners
+from fused_resnet.training.winners import Winners, layout_of
 
 # Inductor may pass operands in any memory format, instead of copying them into the one that it traced.
 _TAGS = [getattr(torch.Tag, name) for name in ("flexible_layout",) if hasattr(torch.Tag, name)]
 _LIBRARY = torch.library.Library("fused_resnet", "FRAGMENT")
-_LIBRARY.define("solve(Tensor[] operands, str problem, str database) -> Tensor", tags=_TAGS)
-SOLVE: Callable[[Sequence[torch.Tensor], str, str], torch.Tensor] = torch.ops.fused_resnet.solve.default
-"""(the problem's inputs in torch's order of axes, its text, the database) -> the result, channels last in memory."""
+_LIBRARY.define("solve(Tensor[] operands, str problem, str database, str layout) -> Tensor", tags=_TAGS)
+SOLVE: Callable[[Sequence[torch.Tensor], str, str, str], torch.Tensor] = torch.ops.fused_resnet.solve.default
+"""(the problem's inputs, its text, the database, the layout of the weight) -> the result, channels last in memory.
+
+Activations are in torch's order of axes. The weight is packed, as the kernel reads it: the graph packs it by operators of
+torch, which a compiler fuses with what computes the weight, such as autocast's conversion."""
 
 _known: dict[str, Winners] = {}
-_bound: dict[tuple[str, str, torch.device], BoundProblem] = {}
+_bound: dict[tuple[str, str, str, torch.device], BoundProblem] = {}
 _lock = Lock()
 
 
@@ -52,10 +55,9 @@ class BoundProblem:
     """
 
     def __init__(self, problem: Convolution, candidate: Candidate, device: torch.device) -> None:
-        self._device, self._groups = device, problem.groups
+        self._device = device
         operands = problem.operands()
         self._inputs, self._y = operands[:-1], operands[-1]
-        self._layouts = candidate.weight_layouts
         slots = {operand.name: TensorSlot(i) for i, operand in enumerate(operands)}
         self._step = bind(candidate, problem, slots, (), device, str(problem))
         assert self._step.kernel
@@ -75,29 +77,27 @@ class BoundProblem:
         return y.permute(0, 3, 1, 2)
 
     def _readable(self, operand: Operand, tensor: torch.Tensor) -> torch.Tensor:
-        """Return an input in the layout that the kernel reads, aligned for it."""
-        if operand.name in self._layouts:
-            tensor = pack_weight(tensor, self._layouts[operand.name], self._groups)
-        else:
-            tensor = tensor.permute(0, 2, 3, 1).contiguous()
-        return tensor.clone() if tensor.data_ptr() % ACCESS else tensor
+        """Return an input as the kernel reads it: contiguous, activations channels last, and aligned."""
+        ordered = tensor if operand.role == "weight" else tensor.permute(0, 2, 3, 1)
+        ready = ordered.contiguous()
+        return ready.clone() if ready.data_ptr() % ACCESS else ready
 
 
-def _solve(operands: Sequence[torch.Tensor], problem: str, database: str) -> torch.Tensor:
+def _solve(operands: Sequence[torch.Tensor], problem: str, database: str, layout: str) -> torch.Tensor:
     device = operands[0].device
-    bound = _bound.get((problem, database, device)) or _bind(problem, database, device)
+    bound = _bound.get((problem, database, layout, device)) or _bind(problem, database, layout, device)
     return bound.run(operands)
 
 
-def _bind(problem: str, database: str, device: torch.device) -> BoundProblem:
+def _bind(problem: str, database: str, layout: str, device: torch.device) -> BoundProblem:
     with _lock:
-        key = problem, database, device
+        key = problem, database, layout, device
         if key not in _bound:
-            _bound[key] = _bound_problem(_parsed(problem), database, device)
+            _bound[key] = _bound_problem(_parsed(problem), database, layout, device)
         return _bound[key]
 
 
-def _bound_problem(problem: Convolution, database: str, device: torch.device) -> BoundProblem:
+def _bound_problem(problem: Convolution, database: str, layout: str, device: torch.device) -> BoundProblem:
     """Return the fastest kernel that can be bound.
 
     Raises:
@@ -106,13 +106,15 @@ def _bound_problem(problem: Convolution, database: str, device: torch.device) ->
     """
     refused = ""
     for candidate in _known.get(database, Winners(database)).candidates(problem, device):
+        if layout_of(candidate) != layout:
+            continue
         try:
             return BoundProblem(problem, candidate, device)
         except EngineError as error:
             refused = f": {error}"
     raise UnsolvedError(
-        f"{database} has no kernel for '{problem}' that runs here{refused}; compile the model again, after "
-        "torch.compiler.reset()"
+        f"{database} has no kernel for '{problem}' with a weight in {layout} that runs here{refused}; compile the model "
+        "again, after torch.compiler.reset()"
     )
 
 
@@ -123,7 +125,7 @@ def _parsed(text: str) -> Convolution:
     return problem
 
 
-def _fake(operands: Sequence[torch.Tensor], problem: str, database: str) -> torch.Tensor:
+def _fake(operands: Sequence[torch.Tensor], problem: str, database: str, layout: str) -> torch.Tensor:
     y = _parsed(problem).operands()[-1]
     made = operands[0].new_empty(y.shape, dtype=TENSOR_DTYPES[y.dtype])
     return made.permute(0, 3, 1, 2)

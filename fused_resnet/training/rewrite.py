@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from autotune.ir import pack_weight
 from fused_resnet.training.operator import SOLVE
 from fused_resnet.training.passes import BY_BIAS, FORWARD, Pass, passes
 from fused_resnet.training.winners import Winners
@@ -35,41 +36,48 @@ class Rewrite(CustomGraphPass):
     def __call__(self, graph: fx.Graph) -> None:
         """Rewrite a graph in place."""
         for node in list(graph.nodes):
-            solved = [one for one in passes(node.target, node.args, _value) if self._solves(one)]
-            if solved and node.target == FORWARD:
-                _replace_forward(node, solved[0], self._winners.database)
-            elif solved:
-                _replace_backward(node, solved, self._winners.database)
+            with graph.inserting_before(node):
+                found = {
+                    one.result: y for one in passes(node.target, node.args, _value) if (y := self._solved(graph, one))
+                }
+                if found and node.target == FORWARD:
+                    _replace_forward(node, found[0])
+                elif found:
+                    _replace_backward(node, found)
 
-    def _solves(self, one: Pass) -> bool:
-        return self._winners.solves(one.problem, _value(one.operands[0]).device)
+    def _solved(self, graph: fx.Graph, one: Pass) -> fx.Node | None:
+        """Add the kernel of a pass; None if there is none."""
+        problem = one.problem
+        layout = self._winners.layout(problem, _value(one.operands[0]).device)
+        if layout is None:
+            return None
+        roles = [operand.role for operand in problem.operands()]
+        operands = [
+            _packed(graph, node, layout, problem.groups) if role == "weight" else node
+            for node, role in zip(one.operands, roles, strict=False)
+        ]
+        return _call(graph, SOLVE, (operands, str(problem), self._winners.database, layout))
 
 
-def _replace_forward(node: fx.Node, one: Pass, database: str) -> None:
-    graph, bias = node.graph, node.args[2]
-    with graph.inserting_before(node):
-        y = _call(graph, SOLVE, (list(one.operands), str(one.problem), database))
-        if isinstance(bias, fx.Node):
-            by_channel = _call(graph, torch.ops.aten.view.default, (bias, [1, -1, 1, 1]))
-            y = _call(graph, torch.ops.aten.add.Tensor, (y, by_channel))
+def _replace_forward(node: fx.Node, y: fx.Node) -> None:
+    """Replace a convolution by a result without the bias."""
+    if isinstance(bias := node.args[2], fx.Node):
+        by_channel = _call(node.graph, torch.ops.aten.view.default, (bias, [1, -1, 1, 1]))
+        y = _call(node.graph, torch.ops.aten.add.Tensor, (y, by_channel))
     node.replace_all_uses_with(y)
-    graph.erase_node(node)
+    node.graph.erase_node(node)
 
 
-def _replace_backward(node: fx.Node, solved: Sequence[Pass], database: str) -> None:
-    """Replace the gradients that kernels compute; the call stays for the others."""
-    graph, dy = node.graph, node.args[0]
+def _replace_backward(node: fx.Node, found: dict[int, fx.Node]) -> None:
+    """Replace gradients; the call stays for the others."""
     mask = list(node.args[-1])  # type: ignore[arg-type]
-    with graph.inserting_before(node):
-        found: dict[Any, fx.Node] = {
-            one.result: _call(graph, SOLVE, (list(one.operands), str(one.problem), database)) for one in solved
-        }
-        if mask[BY_BIAS]:  # the call would read dy for this alone
-            found[BY_BIAS] = _call(graph, torch.ops.aten.sum.dim_IntList, (dy, [0, 2, 3]))
+    if mask[BY_BIAS]:  # the call would read dy for this alone
+        found[BY_BIAS] = _call(node.graph, torch.ops.aten.sum.dim_IntList, (node.args[0], [0, 2, 3]))
     for user in list(node.users):
-        if user.args[1] in found:
-            user.replace_all_uses_with(found[user.args[1]])
-            graph.erase_node(user)
+        position: Any = user.args[1]
+        if position in found:
+            user.replace_all_uses_with(found[position])
+            node.graph.erase_node(user)
     left = [wanted and i not in found for i, wanted in enumerate(mask)]
     if any(left):
         node.args = (*node.args[:-1], left)
@@ -77,7 +85,20 @@ def _replace_backward(node: fx.Node, solved: Sequence[Pass], database: str) -> N
             value if wanted else None for value, wanted in zip(node.meta["val"], left, strict=True)
         )
     else:
-        graph.erase_node(node)
+        node.graph.erase_node(node)
+
+
+def _packed(graph: fx.Graph, weight: fx.Node, layout: str, groups: int) -> fx.Node:
+    """Add the operators that pack a weight."""
+    value: Any = _value(weight)
+    with value.fake_mode:
+        traced = make_fx(lambda tensor: pack_weight(tensor, layout, groups))(value)
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in traced.graph.nodes:
+        if node.op == "output":
+            return copies[node.args[0]]
+        copies[node] = weight if node.op == "placeholder" else graph.node_copy(node, copies.__getitem__)
+    raise AssertionError("a graph without an output")
 
 
 def _call(graph: fx.Graph, operator: Any, arguments: tuple[Any, ...]) -> fx.Node:
