@@ -71,9 +71,6 @@ def _without_inductor(graph_module: fx.GraphModule, example_inputs: Sequence[Any
 
     def compiler(part: fx.GraphModule, _: Sequence[Any]) -> Compiled:
         rewrite(part.graph)
-        for node in part.graph.nodes:  # a view of torch's result may be none of ours, which is channels last
-            if node.target == torch.ops.aten.view.default:
-                node.target = torch.ops.aten.reshape.default
         part.recompile()
         boxed: Compiled = make_boxed_func(part.forward)
         return boxed

@@ -13,20 +13,20 @@ from threading import Lock
 import torch
 
 from autotune.core import AutotuneError
-from autotune.ir import TENSOR_DTYPES, Convolution, Operand, parse
+from autotune.ir import TENSOR_DTYPES, Convolution, parse
 from autotune.runtime import ACCESS, Candidate, TensorSlot, bind
 from autotune.runtime.engine import EngineError, Program
 from fused_resnet.training.winners import Winners, layout_of
 
-# Inductor may pass operands in any memory format, instead of copying them into the one that it traced.
-_TAGS = [getattr(torch.Tag, name) for name in ("flexible_layout",) if hasattr(torch.Tag, name)]
+# Inductor passes operands with the strides that the rewritten graph notes for them, so that nothing is copied here.
+_TAGS = [getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)]
 _LIBRARY = torch.library.Library("fused_resnet", "FRAGMENT")
 _LIBRARY.define("solve(Tensor[] operands, str problem, str database, str layout) -> Tensor", tags=_TAGS)
 SOLVE: Callable[[Sequence[torch.Tensor], str, str, str], torch.Tensor] = torch.ops.fused_resnet.solve.default
-"""(the problem's inputs, its text, the database, the layout of the weight) -> the result, channels last in memory.
+"""(the problem's inputs, its text, the database, the layout of the weight) -> the result; all contiguous.
 
-Activations are in torch's order of axes. The weight is packed, as the kernel reads it: the graph packs it by operators of
-torch, which a compiler fuses with what computes the weight, such as autocast's conversion."""
+Activations are channels last, as in the problem, and the weight is packed, as the kernel reads it. The graph does both
+by operators of torch, which a compiler fuses with what computes the tensors, such as autocast's conversion."""
 
 _known: dict[str, Winners] = {}
 _bound: dict[tuple[str, str, str, torch.device], BoundProblem] = {}
@@ -57,7 +57,7 @@ class BoundProblem:
     def __init__(self, problem: Convolution, candidate: Candidate, device: torch.device) -> None:
         self._device = device
         operands = problem.operands()
-        self._inputs, self._y = operands[:-1], operands[-1]
+        self._y = operands[-1]
         slots = {operand.name: TensorSlot(i) for i, operand in enumerate(operands)}
         self._step = bind(candidate, problem, slots, (), device, str(problem))
         assert self._step.kernel
@@ -66,7 +66,7 @@ class BoundProblem:
 
     def run(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the result for some inputs; on a GPU it is ready when the current stream is."""
-        given = [self._readable(operand, tensor) for operand, tensor in zip(self._inputs, operands, strict=True)]
+        given = [_readable(tensor) for tensor in operands]
         y = torch.empty(self._y.shape, dtype=TENSOR_DTYPES[self._y.dtype], device=self._device)
         pointers = [tensor.data_ptr() for tensor in (*given, y)]
         if self._device.type == "cuda":
@@ -74,13 +74,13 @@ class BoundProblem:
                 self._program.run(torch.cuda.current_stream().cuda_stream, pointers)
         else:
             self._program.run(0, pointers)
-        return y.permute(0, 3, 1, 2)
+        return y
 
-    def _readable(self, operand: Operand, tensor: torch.Tensor) -> torch.Tensor:
-        """Return an input as the kernel reads it: contiguous, activations channels last, and aligned."""
-        ordered = tensor if operand.role == "weight" else tensor.permute(0, 2, 3, 1)
-        ready = ordered.contiguous()
-        return ready.clone() if ready.data_ptr() % ACCESS else ready
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an input contiguous, and aligned for the kernels."""
+    ready = tensor.contiguous()
+    return ready.clone() if ready.data_ptr() % ACCESS else ready
 
 
 def _solve(operands: Sequence[torch.Tensor], problem: str, database: str, layout: str) -> torch.Tensor:
@@ -113,8 +113,8 @@ def _bound_problem(problem: Convolution, database: str, layout: str, device: tor
         except EngineError as error:
             refused = f": {error}"
     raise UnsolvedError(
-        f"{database} has no kernel for '{problem}' with a weight in {layout} that runs here{refused}; compile the model "
-        "again, after torch.compiler.reset()"
+        f"{database} has no kernel for '{problem}' with a weight in {layout} that runs here{refused}; compile the "
+        "model again, after torch.compiler.reset()"
     )
 
 
@@ -127,8 +127,7 @@ def _parsed(text: str) -> Convolution:
 
 def _fake(operands: Sequence[torch.Tensor], problem: str, database: str, layout: str) -> torch.Tensor:
     y = _parsed(problem).operands()[-1]
-    made = operands[0].new_empty(y.shape, dtype=TENSOR_DTYPES[y.dtype])
-    return made.permute(0, 3, 1, 2)
+    return operands[0].new_empty(y.shape, dtype=TENSOR_DTYPES[y.dtype])
 
 
 _LIBRARY.impl("solve", _solve, "CompositeExplicitAutograd")

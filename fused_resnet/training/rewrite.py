@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
 
 from autotune.ir import pack_weight
 from fused_resnet.training.operator import SOLVE
@@ -16,6 +19,9 @@ from fused_resnet.training.passes import BY_BIAS, FORWARD, Pass, passes
 from fused_resnet.training.winners import Winners
 
 _FILES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
+
+
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 class Rewrite(CustomGraphPass):
@@ -34,16 +40,27 @@ class Rewrite(CustomGraphPass):
         return None if stamp is None else (get_hash_for_files(_FILES), stamp)
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Rewrite a graph in place."""
+        """Rewrite a graph in place.
+
+        Kernels leave their results channels last, so the strides of what is computed from them are noted anew.
+        """
+        renewed: set[fx.Node] = set()
         for node in list(graph.nodes):
+            if node.op == "call_function" and not renewed.isdisjoint(node.all_input_nodes):
+                if node.target in _VIEWS:  # what was contiguous is channels last
+                    node.target = torch.ops.aten.reshape.default
+                node.meta["val"] = _result(node.target, node.args, node.kwargs)
+                renewed.add(node)
+            before = set(graph.nodes)
             with graph.inserting_before(node):
-                found = {
-                    one.result: y for one in passes(node.target, node.args, _value) if (y := self._solved(graph, one))
-                }
+                solved = {one.result: self._solved(graph, one) for one in passes(node.target, node.args, _value)}
+                found = {position: y for position, y in solved.items() if y}
                 if found and node.target == FORWARD:
                     _replace_forward(node, found[0])
                 elif found:
                     _replace_backward(node, found)
+            if found:
+                renewed |= set(graph.nodes) - before
 
     def _solved(self, graph: fx.Graph, one: Pass) -> fx.Node | None:
         """Add the kernel of a pass; None if there is none."""
@@ -51,12 +68,14 @@ class Rewrite(CustomGraphPass):
         layout = self._winners.layout(problem, _value(one.operands[0]).device)
         if layout is None:
             return None
-        roles = [operand.role for operand in problem.operands()]
         operands = [
-            _packed(graph, node, layout, problem.groups) if role == "weight" else node
-            for node, role in zip(one.operands, roles, strict=False)
+            _inlined(graph, node, lambda tensor: pack_weight(tensor, layout, problem.groups))
+            if operand.role == "weight"
+            else _inlined(graph, node, lambda tensor: tensor.permute(0, 2, 3, 1).contiguous())
+            for node, operand in zip(one.operands, problem.operands(), strict=False)
         ]
-        return _call(graph, SOLVE, (operands, str(problem), self._winners.database, layout))
+        y = _call(graph, SOLVE, (operands, str(problem), self._winners.database, layout))
+        return _call(graph, torch.ops.aten.permute.default, (y, [0, 3, 1, 2]))
 
 
 def _replace_forward(node: fx.Node, y: fx.Node) -> None:
@@ -88,27 +107,34 @@ def _replace_backward(node: fx.Node, found: dict[int, fx.Node]) -> None:
         node.graph.erase_node(node)
 
 
-def _packed(graph: fx.Graph, weight: fx.Node, layout: str, groups: int) -> fx.Node:
-    """Add the operators that pack a weight."""
-    value: Any = _value(weight)
+def _inlined(graph: fx.Graph, node: fx.Node, function: Callable[[torch.Tensor], torch.Tensor]) -> fx.Node:
+    """Add the operators that a function of a tensor calls."""
+    value: Any = _value(node)
     with value.fake_mode:
-        traced = make_fx(lambda tensor: pack_weight(tensor, layout, groups))(value)
+        traced = make_fx(function)(value)
     copies: dict[fx.Node, fx.Node] = {}
-    for node in traced.graph.nodes:
-        if node.op == "output":
-            return copies[node.args[0]]
-        copies[node] = weight if node.op == "placeholder" else graph.node_copy(node, copies.__getitem__)
+    for inner in traced.graph.nodes:
+        if inner.op == "output":
+            return copies[inner.args[0]]
+        copies[inner] = node if inner.op == "placeholder" else graph.node_copy(inner, copies.__getitem__)
     raise AssertionError("a graph without an output")
 
 
 def _call(graph: fx.Graph, operator: Any, arguments: tuple[Any, ...]) -> fx.Node:
     """Add a call, and note its result without values, which Inductor reads."""
     node = graph.call_function(operator, arguments)
-    given = fx.node.map_arg(arguments, _value)
-    first = next(_value(one) for one in node.all_input_nodes)
-    with first.fake_mode:  # type: ignore[attr-defined]
-        node.meta["val"] = operator(*given)
+    node.meta["val"] = _result(operator, node.args, {})
+    # Inductor gives an operator of the tag needs_exact_strides its arguments with the strides of these.
+    node.meta["eager_input_vals"] = fx.node.map_arg((node.args, {}), _value)
     return node
+
+
+def _result(operator: Any, arguments: Any, keywords: Any) -> Any:
+    """Return the result of a call without values; the metadata of its arguments count."""
+    given, named = fx.node.map_arg((arguments, keywords), lambda node: node.meta["val"])
+    tensors = [one for one in tree_leaves((given, named)) if isinstance(one, FakeTensor)]
+    with tensors[0].fake_mode:
+        return operator(*given, **named)
 
 
 def _value(argument: Any) -> torch.Tensor:
