@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,6 @@ from fused_resnet.training.passes import BY_BIAS, FORWARD, Pass, passes
 from fused_resnet.training.winners import Winners
 
 _FILES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
-
-
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
@@ -51,16 +49,20 @@ class Rewrite(CustomGraphPass):
                     node.target = torch.ops.aten.reshape.default
                 node.meta["val"] = _result(node.target, node.args, node.kwargs)
                 renewed.add(node)
-            before = set(graph.nodes)
-            with graph.inserting_before(node):
-                solved = {one.result: self._solved(graph, one) for one in passes(node.target, node.args, _value)}
-                found = {position: y for position, y in solved.items() if y}
-                if found and node.target == FORWARD:
-                    _replace_forward(node, found[0])
-                elif found:
-                    _replace_backward(node, found)
-            if found:
+            if wanted := passes(node.target, node.args, _value):
+                before = set(graph.nodes)
+                self._replace(node, wanted)
                 renewed |= set(graph.nodes) - before
+
+    def _replace(self, node: fx.Node, wanted: Sequence[Pass]) -> None:
+        """Replace those passes of a call that kernels compute."""
+        with node.graph.inserting_before(node):
+            solved = {one.result: self._solved(node.graph, one) for one in wanted}
+            found = {position: y for position, y in solved.items() if y}
+            if found and node.target == FORWARD:
+                _replace_forward(node, found[0])
+            elif found:
+                _replace_backward(node, found)
 
     def _solved(self, graph: fx.Graph, one: Pass) -> fx.Node | None:
         """Add the kernel of a pass; None if there is none."""
