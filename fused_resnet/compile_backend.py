@@ -195,9 +195,7 @@ def _training_device(tensors: Sequence[torch.Tensor], options: CompileOptions) -
     """Return the device of a training step; raises CaptureError for what no step runs with."""
     if options.precision == INT8:
         raise CaptureError("precision='int8' is for inference, and gradients are on")
-    if len(devices := {one.device for one in tensors}) > 1:
-        raise CaptureError(f"its tensors are on several devices: {', '.join(sorted(map(str, devices)))}")
-    (device,) = devices
+    (device,) = _devices(tensors)
     return device
 
 
@@ -322,11 +320,16 @@ def _getter(positions: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, 
     return itemgetter(slice(position, position + 1))
 
 
-def _refuse_others(tensors: Sequence[torch.Tensor]) -> None:
-    """Raise CaptureError for tensors or modes that no network runs with."""
+def _devices(tensors: Sequence[torch.Tensor]) -> set[torch.device]:
+    """Return the device of some tensors, none for no tensors; raises CaptureError if there are several."""
     if len(devices := {one.device for one in tensors}) > 1:
         raise CaptureError(f"its tensors are on several devices: {', '.join(sorted(map(str, devices)))}")
-    if any(torch.is_autocast_enabled(device.type) for device in devices):
+    return devices
+
+
+def _refuse_others(tensors: Sequence[torch.Tensor]) -> None:
+    """Raise CaptureError for tensors or modes that no network runs with."""
+    if any(torch.is_autocast_enabled(device.type) for device in _devices(tensors)):
         raise CaptureError("autocast is on: convert the model instead, with .half() or .to(torch.bfloat16)")
     if kinds := {type(one).__name__ for one in tensors} - {"Tensor", "Parameter", "FakeTensor"}:
         raise CaptureError(f"its tensors are of the class {', '.join(sorted(kinds))}")

@@ -171,15 +171,7 @@ def scripted(network: nn.Module, x: Tensor) -> torch.jit.ScriptModule:
 def captured(network: nn.Module, x: Tensor) -> Forward:
     """Return the network as a CUDA graph. A call copies its input into the graph's buffer, as a user's program must."""
     static = x.clone()
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(CAPTURE_WARM_UPS):
-            network(static)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = network(static)
+    graph, result = record_graph(lambda: network(static))
 
     def forward() -> object:
         static.copy_(x)
@@ -187,6 +179,20 @@ def captured(network: nn.Module, x: Tensor) -> Forward:
         return result
 
     return forward
+
+
+def record_graph(run: Forward) -> tuple[torch.cuda.CUDAGraph, object]:
+    """Return a function as a CUDA graph, and the result that each replay fills."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(CAPTURE_WARM_UPS):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run()
+    return graph, result
 
 
 def inductor(case: BaselineInput, mode: str, freezing: bool = False) -> Forward:

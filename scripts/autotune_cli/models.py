@@ -68,8 +68,7 @@ class Model:
         Raises:
             AutotuneError: The model cannot be captured, or has no layers in this precision.
         """
-        if precision == TF32 and dtype != "f32":
-            raise AutotuneError(f"--precision tf32 is for --dtype f32, not {dtype}")
+        _check_tf32(dtype, precision)
         dtype = TF32 if precision == TF32 else dtype
         if self.is_ours:
             if precision == INT8:
@@ -93,8 +92,7 @@ class Model:
         """
         if precision == INT8:
             raise AutotuneError("--precision int8 is for inference, not for --train")
-        if precision == TF32 and dtype != "f32":
-            raise AutotuneError(f"--precision tf32 is for --dtype f32, not {dtype}")
+        _check_tf32(dtype, precision)
         module = copy.deepcopy(self.module).train()
         found = step_problems(module, [torch.empty(batch, *self.shape)], DTYPES[dtype] if dtype != "f32" else None)
         if precision == TF32:
@@ -121,6 +119,11 @@ class Model:
         fused = FusedResNet(database, model=self.name, in_channels=self.shape[0], precision=precision)
         fused.load_state_dict(self.module.state_dict())
         return fused
+
+
+def _check_tf32(dtype: str, precision: str | None) -> None:
+    if precision == TF32 and dtype != "f32":
+        raise AutotuneError(f"--precision tf32 is for --dtype f32, not {dtype}")
 
 
 def load(text: str, shape: tuple[int, ...] | None, in_channels: int | None) -> Model:

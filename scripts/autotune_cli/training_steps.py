@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from autotune_cli.baselines import CAPTURE_WARM_UPS, BaselineInput, Forward, Variant, flat
+from autotune_cli.baselines import BaselineInput, Forward, Variant, flat, record_graph
 from fused_resnet.compile_backend import autotune
 
 Loss = Callable[[Tensor], Tensor]
@@ -64,16 +64,7 @@ def channels_last(case: BaselineInput) -> Forward:
 def cuda_graph(case: BaselineInput) -> Forward:
     """Return a step as a CUDA graph; the input lies in the graph's buffer."""
     network, x = case.nhwc()
-    run = step(network, loss_of(network, case.amp), x)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(CAPTURE_WARM_UPS):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        gradients = run()
+    graph, gradients = record_graph(step(network, loss_of(network, case.amp), x))
 
     def replay() -> object:
         graph.replay()

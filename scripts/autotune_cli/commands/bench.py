@@ -78,7 +78,7 @@ STEP_METHOD = {
     "error": "norm(gradients - reference) / norm(reference) over all parameters together, the reference in float32 "
     "without TF32, for gradients in float32 in float64; all parameters random",
 }
-"""What differs for --train."""
+"""The entries that replace those of METHOD in a record of --train."""
 REFERENCE_IMAGES = 8  # of a batch at a time, so that float32 activations of large images fit into the memory
 OPTIONAL = ("compile_frozen", "compile_max", "untuned")  # variants that only --only or an option runs
 PLACES = ("db", "against", "out", "name", "plot")  # arguments that name files, and are not part of a result
