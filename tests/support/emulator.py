@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import functools
 import re
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +22,8 @@ from autotune.codegen import rendering
 from autotune.core import paths
 from autotune.families import Kernel, Launch, family
 from autotune.ir import DTYPES, Problem, abi, pack_weight
+
+FLAGS = ["-std=c++20", "-O1", "-fno-strict-aliasing", "-fPIC", "-w"]
 
 _PTX = {
     "cvta": "",
@@ -92,6 +98,30 @@ def _emulated(text: str) -> str:
     return re.sub(r"asm volatile\(.*?\);", replaced, text, flags=re.DOTALL)
 
 
+def _included(*folders: Path) -> list[str]:
+    return [f"-I{path}" for path in (*folders, KERNELS, paths.templates(), _cuda_headers())]
+
+
+@functools.cache
+def _precompiled() -> str:
+    """The emulator's own headers, which g++ reads in half the time when they are compiled once."""
+    folder = tempfile.mkdtemp(prefix="emulator-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    header = f"{folder}/launch.h"
+    command = [
+        "g++",
+        *FLAGS,
+        *_included(),
+        "-x",
+        "c++-header",
+        KERNELS / "emulator" / "launch.h",
+        "-o",
+        f"{header}.gch",
+    ]
+    subprocess.run(command, check=True)
+    return header
+
+
 class Emulated:
     """A kernel compiled for this machine. folder: where what it is made of is written."""
 
@@ -110,9 +140,8 @@ class Emulated:
         defined = [f"-DEMULATED_{name}={value}" for name, value in values.items()]
         defined += [] if "using Kernel" in text else ["-DEMULATED_PLAIN"]
         here, library = KERNELS, folder / "kernel.so"
-        included = [f"-I{path}" for path in (folder, here, paths.templates(), _cuda_headers())]
-        flags = ["-std=c++20", "-O1", "-fno-strict-aliasing", "-fPIC", "-shared", "-w"]
-        command = ["g++", *flags, *defined, *included, here / "emulated.cpp", "-o", library]
+        included = ["-include", _precompiled(), *_included(folder)]
+        command = ["g++", *FLAGS, "-shared", *defined, *included, here / "emulated.cpp", "-o", library]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[:4000]
         self._library = ctypes.CDLL(str(library))

@@ -7,7 +7,7 @@ compilers.
 Examples:
   autotune tune --arch sm80 --batch 1,32,128
   autotune tune --arch sm90 --model torchvision:resnet50 --batch 128
-  autotune tune --arch sm90 --model torchvision:resnet50 --batch 256 --train
+  autotune tune --arch sm90 --model torchvision:resnet50 --train
   autotune tune --arch cpu --problem "conv2d n=8 h=32 w=32 c=64 k=64
          r=3 s=3 pad=1 dtype=f32 epilogue=bias,relu"
 """

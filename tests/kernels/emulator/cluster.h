@@ -11,6 +11,7 @@
 #include <array>
 #include <bitset>
 #include <cmath>
+#include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -26,6 +27,20 @@
 #include "abi.h"
 
 namespace emu {
+
+// A stack and what runs on it. swapcontext() asks the kernel for the signal mask at each switch; _longjmp() does not.
+struct Context {
+  ucontext_t start;
+  jmp_buf at;
+  bool started = false;
+};
+
+inline void switch_to(Context& from, Context& to) {
+  from.started = true;
+  if (_setjmp(from.at)) return;
+  if (to.started) _longjmp(to.at, 1);
+  setcontext(&to.start);
+}
 
 constexpr int kStackBytes = 256 << 10, kSharedBytes = 232448 + 1024;
 
@@ -56,7 +71,7 @@ struct Block {
 };
 
 struct Thread {
-  ucontext_t context;
+  Context context;
   std::unique_ptr<char[]> stack;
   Block* block;
   struct {
@@ -78,7 +93,7 @@ inline std::vector<std::unique_ptr<Block>> blocks;  // of the current cluster
 inline std::vector<std::unique_ptr<Thread>> threads;
 inline std::vector<std::function<void()>> transfers;  // of TMA, in flight
 inline Thread* current;
-inline ucontext_t scheduler;
+inline Context scheduler;
 inline bool inside_fiber, late;  // late: transfers complete only if no fiber can run; otherwise at once
 inline std::function<void(Block&)> body;
 inline int grid_blocks[2];
@@ -88,7 +103,7 @@ inline std::mt19937 random_order;
 inline std::string failure;
 inline void fail(const std::string& why) {
   if (failure.empty()) failure = why;
-  for (;; swapcontext(&current->context, &scheduler))
+  for (;; switch_to(current->context, scheduler))
     if (!inside_fiber) throw std::runtime_error(failure);
 }
 
@@ -96,7 +111,7 @@ inline void yield_until(std::function<bool()> ready, const std::string& what) {
   if (ready()) return;
   current->ready = std::move(ready);
   current->waits_for = what;
-  swapcontext(&current->context, &scheduler);
+  switch_to(current->context, scheduler);
 }
 
 inline void transfer(std::function<void()> work) {

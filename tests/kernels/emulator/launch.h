@@ -10,7 +10,7 @@ inline void enter() {
     if (!group.empty()) fail("a thread has ended while its stores still read shared memory");
   current->ended = true;
   --own().left;
-  for (;;) swapcontext(&current->context, &scheduler);
+  for (;;) switch_to(current->context, scheduler);
 }
 
 // Returns the operations that threads wait for, grouped by warp.
@@ -38,10 +38,10 @@ inline void run_cluster(int first, int count, int threads_of_block) {
       auto thread = std::make_unique<Thread>();
       thread->block = blocks.back().get();
       thread->index = {t, 0, 0};
-      thread->stack = std::make_unique<char[]>(kStackBytes);
-      getcontext(&thread->context);
-      thread->context.uc_stack = {thread->stack.get(), 0, kStackBytes};
-      makecontext(&thread->context, enter, 0);
+      thread->stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
+      getcontext(&thread->context.start);
+      thread->context.start.uc_stack = {thread->stack.get(), 0, kStackBytes};
+      makecontext(&thread->context.start, enter, 0);
       threads.push_back(std::move(thread));
     }
   }
@@ -59,7 +59,7 @@ inline void run_cluster(int first, int count, int threads_of_block) {
       thread.ready = nullptr;
       current = &thread;
       moved = inside_fiber = true;
-      swapcontext(&scheduler, &thread.context);
+      switch_to(scheduler, thread.context);
       inside_fiber = false;
       if (!failure.empty()) fail(failure);
     }
