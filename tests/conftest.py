@@ -17,6 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch reads it when it is
 
 import pytest
 import torch
+from daily import without_todays_rest
 from levels import mark_level, no_process_in_unit_tests
 from processes import TUNE, process
 
@@ -27,8 +28,14 @@ from autotune.measure import Worker
 from tuning_db import Store
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-cases", action="store_true", help="run all cases of tests marked `daily`")
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects tests by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items[:], left_out = without_todays_rest(config, items)
+    config.hook.pytest_deselected(items=left_out)
     for item in items:
         mark_level(item)
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():

@@ -24,8 +24,9 @@ def provenance(device: torch.device) -> dict[str, Any]:
     """Return the first entries of a record: schema, date, commit and machine.
 
     "commit" is the commit of the checkout that measures, None outside of one; "uncommitted_changes" tells whether
-    tracked files other than records differ from it. Records of before these entries have "recorded_in" instead, the
-    commit that added them.
+    tracked files other than records differ from it. A record made with such changes gets "recorded_in" when they are
+    committed: the commit that holds them. Records of before these entries have only "recorded_in", the commit that
+    added them.
     """
     return {
         "schema": 1,

@@ -108,6 +108,7 @@ def test_convolutions_of_images(sizes, values, chain, patches, tmp_path):
     assert_computes("cuda_conv2d", problem, config, launches[-1], tmp_path)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("sizes", "values", "chain"), GATED.values(), ids=GATED)
 def test_convolutions_with_a_gate(sizes, values, chain, tmp_path):
     problem = parse(f"conv2d_se {sizes} dtype=bf16 epilogue={chain}")
@@ -116,6 +117,7 @@ def test_convolutions_with_a_gate(sizes, values, chain, tmp_path):
     assert_computes("cuda_conv2d", problem, config, launch, tmp_path)
 
 
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(("sizes", "values", "dtype", "chain"), FOLDED.values(), ids=FOLDED)
 def test_convolutions_with_a_folded_squeeze(sizes, values, dtype, chain, tmp_path):
     problem = parse(f"conv2d_folded_se {sizes} r=3 s=3 pad=1 dtype={dtype} epilogue={chain}")
@@ -131,6 +133,7 @@ def test_residual_blocks(sizes, values, dtype, chain, tmp_path):
     assert_computes("cuda_se_block", problem, dict(zip(names, values, strict=True)), {}, tmp_path)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("sizes", "values", "dtype", "chain"), DOWN_BLOCKS.values(), ids=DOWN_BLOCKS)
 def test_residual_blocks_that_halve_their_images(sizes, values, dtype, chain, tmp_path):
     problem = parse(f"se_down_block {sizes} dtype={dtype} epilogue={chain}")
@@ -145,6 +148,7 @@ def test_tails_of_residual_blocks(text, threads, keep, images, tmp_path):
     assert_computes("cuda_mma_se_tail", problem, config, {"images": images}, tmp_path)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize(("sizes", "values", "dtype", "chain"), STEMS.values(), ids=STEMS)
 def test_residual_blocks_behind_a_stem(sizes, values, dtype, chain, tmp_path):
     problem = parse(f"stem_se_block {sizes} block=4 dtype={dtype} epilogue={chain}")

@@ -36,6 +36,7 @@ CASES = [
 ]
 
 
+@pytest.mark.daily(1)
 @pytest.mark.compile
 @pytest.mark.parametrize(("config", "dtype", "chain", "sizes"), CASES, ids=["peers", "parts"])
 def test_the_kernels_text_computes_the_block(config, dtype, chain, sizes, tmp_path):

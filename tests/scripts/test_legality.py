@@ -160,6 +160,7 @@ def sampled(arch, count):
     return kernels
 
 
+@pytest.mark.daily(2)
 @pytest.mark.compile
 @pytest.mark.parametrize("names", SAMPLE)
 def test_a_sample_of_the_day_compiles(names):
@@ -168,6 +169,7 @@ def test_a_sample_of_the_day_compiles(names):
     assert_exported(sampled(arch, SAMPLE[names]))
 
 
+@pytest.mark.daily(3)
 @pytest.mark.compile
 @pytest.mark.parametrize(
     ("name", "chain", "count"),

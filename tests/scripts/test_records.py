@@ -34,7 +34,7 @@ def test_every_record_is_quoted(path, quoted):
 def test_every_record_names_its_commit(path):
     record = json.loads(path.read_text())
     assert COMMIT.fullmatch(record.get("commit") or record.get("recorded_in") or ""), "record it in a checkout"
-    if "commit" in record:
+    if "recorded_in" not in record:
         assert record["uncommitted_changes"] is False, "commit the changes, then record again"
 
 

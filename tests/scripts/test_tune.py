@@ -175,6 +175,7 @@ def signal_to(process, number):
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_keeps_what_was_done(number, tmp_path):

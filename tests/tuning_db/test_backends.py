@@ -227,6 +227,7 @@ def test_writers_at_once_do_each_trial_once_and_lose_nothing(where):
         assert sql("SELECT count(*) FROM problem").fetchone()[0] == 7
 
 
+@pytest.mark.daily(1)
 @pytest.mark.process
 def test_two_tuners_at_once_share_the_work(where, folders):
     processes = [tuner(where, 2) for _ in range(2)]

@@ -236,6 +236,7 @@ def test_few_channels_compile_with_either_instruction(name, arch):
     assert_exported([Kernel.of(name, config, "bf16", epilogue, target) for config in chosen.values()])
 
 
+@pytest.mark.daily(1)
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm80", "sm90"])
 def test_image_convolutions_compile_with_and_without_a_gate(arch):
