@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from data_parallel import parallel_network, train
 from torch import nn
 from training_networks import Small, images, relative_error
 
@@ -112,6 +113,34 @@ def test_an_optimizer_trains_as_with_torch(step_db, solved):
     found = losses(ours, compiled(ours, step_db), torch.optim.AdamW(ours.parameters(), 1e-3))
     expected = losses(theirs, theirs, torch.optim.AdamW(theirs.parameters(), 1e-3))
     assert found == pytest.approx(expected, rel=1e-3) and len(solved) == 5 * NUM_PASSES
+
+
+@pytest.mark.process
+def test_processes_share_the_mean_of_their_gradients(step_db, tmp_path):
+    torch.multiprocessing.spawn(train, (step_db, str(tmp_path)), nprocs=2)
+    reference = copy.deepcopy(parallel_network()).double()
+    loss = sum(reference(images(seed=rank).double()).square().sum() for rank in range(2)) / 2
+    loss.backward()
+    expected = {name: parameter.grad for name, parameter in reference.named_parameters()}
+    for rank in range(2):
+        gradients, hooked, solved = torch.load(tmp_path / f"{rank}.pt")
+        assert sorted(hooked) == sorted(expected), "a hook for each gradient"
+        assert len(solved) == NUM_PASSES
+        for name, gradient in gradients.items():
+            assert relative_error(gradient, expected[name]) < 1e-5, name
+
+
+def test_derivatives_in_float64_are_those_of_finite_differences(step_db, monkeypatch):
+    """No kernel computes in float64: this checks the graphs around the kernels."""
+    monkeypatch.setenv("AUTOTUNE_INDUCTOR", "0")
+    trained = network().double()
+    trained.norm.eval()
+    parameters = dict(trained.named_parameters())
+    step = compiled(trained, step_db)
+    checked = [parameters[name] for name in ("stem.weight", "shared.weight", "skip.weight", "head.bias")]
+    assert torch.autograd.gradcheck(
+        lambda x, *_: step(x), (images(1).double().requires_grad_(), *checked), fast_mode=True
+    )
 
 
 def test_a_parameter_that_is_frozen_later(step_db):
