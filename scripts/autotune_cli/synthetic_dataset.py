@@ -8,6 +8,7 @@ information on the class, and neither the outline nor the texture alone is suffi
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -108,20 +109,42 @@ def resnet18() -> nn.Module:
     return ResNet18()
 
 
-def train(model: nn.Module, steps: int, batch: int, size: int, generator: torch.Generator) -> float:
-    """Train on new images in each step, leave the model in eval mode, and return the mean loss of the last tenth."""
+def train(
+    model: nn.Module,
+    steps: int,
+    batch: int,
+    size: int,
+    generator: torch.Generator,
+    *,
+    call: Callable[[Tensor], Tensor] | None = None,
+    amp: torch.dtype | None = None,
+) -> Tensor:
+    """Train on new images in each step, leave the model in eval mode, and return the loss of each step (steps,).
+
+    Args:
+        model: The network.
+        steps: Number of steps.
+        batch: Images of a step.
+        size: Height and width of an image.
+        generator: Draws the images.
+        call: Runs the model; by default the model itself.
+        amp: The dtype of torch.autocast; None without.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.02)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.2)
-    last = []
+    scaler = torch.amp.GradScaler(generator.device.type, enabled=amp == torch.float16)
+    losses = []
     model.train()
-    for step in range(steps):
+    for _ in range(steps):
         x, classes = images(batch, size, generator)
-        loss = nn.functional.cross_entropy(model(x), classes, label_smoothing=0.05)
+        with torch.autocast(generator.device.type, amp, enabled=amp is not None):
+            y = (model if call is None else call)(x.contiguous(memory_format=torch.channels_last))
+            loss = nn.functional.cross_entropy(y, classes, label_smoothing=0.05)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         schedule.step()
-        if step >= steps - max(1, steps // 10):
-            last.append(loss.detach())
+        losses.append(loss.detach().float())
     model.eval()
-    return float(torch.stack(last).mean())
+    return torch.stack(losses).cpu()

@@ -48,6 +48,7 @@ ENDS = {
     "bench-host": ["--db", "text.db", "--loads", "0"],
     "bench-tuning": ["--against", "text.db"],
     "accuracy": ["--model", "no.py:f"],
+    "train": ["--plot", "absent"],
     "profile": ["--from", "text.db"],
     "algorithms": [],
     "legality": ["--arch", "sm80", "--family", "nofamily"],

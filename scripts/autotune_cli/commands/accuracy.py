@@ -144,7 +144,8 @@ def trained_case(arguments: argparse.Namespace, device: torch.device) -> Compari
     else:
         started = time.perf_counter()
         generator = torch.Generator(device).manual_seed(arguments.seed)
-        loss = synthetic_dataset.train(module, arguments.steps, arguments.train_batch, arguments.size, generator)
+        losses = synthetic_dataset.train(module, arguments.steps, arguments.train_batch, arguments.size, generator)
+        loss = float(losses[-max(1, len(losses) // 10) :].mean())
         seconds = round(time.perf_counter() - started, 1)
         facts["training"] = {"steps": arguments.steps, "batch": arguments.train_batch, "loss": loss, "seconds": seconds}
         if arguments.save:
