@@ -93,7 +93,7 @@ from autotune.ir.rewrites import (
     fuse_projection,
     split_gate,
 )
-from autotune.ir.weight_layout import pack_weight
+from autotune.ir.weight_layout import pack_weight, turn_weight
 
 __all__ = [
     "DTYPES",
@@ -190,5 +190,6 @@ __all__ = [
     "split_gate",
     "stored_shape",
     "tensor_dtype_name",
+    "turn_weight",
     "with_batch",
 ]

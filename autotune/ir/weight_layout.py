@@ -52,6 +52,19 @@ def pack_weight(weight: torch.Tensor, layout: str, groups: int = 1) -> torch.Ten
     )
 
 
+def turn_weight(weight: torch.Tensor, groups: int = 1) -> torch.Tensor:
+    """Return the weight of the convolution that computes a gradient by the input: Conv2dDgrad.as_convolution().
+
+    Args:
+        weight: (k, c/groups, r, s) of the convolution that is differentiated.
+        groups: Its number of groups.
+
+    Returns:
+        (c, k/groups, r, s): each window turned by 180 degrees, input and output channels exchanged in each group.
+    """
+    return rearrange(weight.flip(2, 3), "(g k) c r s -> (g c) k r s", g=groups)
+
+
 def merge_groups(weight: torch.Tensor, groups: int, merged: int) -> torch.Tensor:
     """Return a weight in which each `merged` groups of a convolution are one, with zeros between them.
 

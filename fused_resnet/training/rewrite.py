@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
-from autotune.ir import pack_weight
+from autotune.ir import pack_weight, turn_weight
 from fused_resnet.training.operator import SOLVE
 from fused_resnet.training.passes import BY_BIAS, FORWARD, Pass, passes
 from fused_resnet.training.winners import Winners
@@ -66,12 +67,16 @@ class Rewrite(CustomGraphPass):
 
     def _solved(self, graph: fx.Graph, one: Pass) -> fx.Node | None:
         """Add the kernel of a pass; None if there is none."""
-        problem = one.problem
-        layout = self._winners.layout(problem, _value(one.operands[0]).device)
-        if layout is None:
+        solution = self._winners.solution(one.problem, _value(one.operands[0]).device)
+        if solution is None:
             return None
+        problem, layout, turned = solution.form.problem, solution.layout, solution.form.turned
+
+        def packed(weight: torch.Tensor) -> torch.Tensor:
+            return pack_weight(turn_weight(weight, problem.groups) if turned else weight, layout, problem.groups)
+
         operands = [
-            _inlined(graph, node, lambda tensor: pack_weight(tensor, layout, problem.groups))
+            _inlined(graph, node, packed)
             if operand.role == "weight"
             else _inlined(graph, node, lambda tensor: tensor.permute(0, 2, 3, 1).contiguous())
             for node, operand in zip(one.operands, problem.operands(), strict=False)
@@ -110,10 +115,10 @@ def _replace_backward(node: fx.Node, found: dict[int, fx.Node]) -> None:
 
 
 def _inlined(graph: fx.Graph, node: fx.Node, function: Callable[[torch.Tensor], torch.Tensor]) -> fx.Node:
-    """Add the operators that a function of a tensor calls."""
+    """Add the operators that a function of a tensor calls, decomposed as Inductor needs them."""
     value: Any = _value(node)
     with value.fake_mode:
-        traced = make_fx(function)(value)
+        traced = make_fx(function, select_decomp_table())(value)
     copies: dict[fx.Node, fx.Node] = {}
     for inner in traced.graph.nodes:
         if inner.op == "output":

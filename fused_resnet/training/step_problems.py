@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from autotune.core import CaptureError
 from autotune.ir import Convolution
+from fused_resnet.training.forms import forms
 from fused_resnet.training.passes import passes
 
 _KINDS = {"conv2d": "", "conv2d_dgrad": " by input", "conv2d_wgrad": " by weight"}
@@ -38,6 +39,14 @@ class StepProblems:
 
     named: Mapping[str, Convolution]
     others: int
+
+    def to_tune(self) -> dict[str, Convolution]:
+        """Return the problems of all forms of the passes by name; the fastest form of a pass runs."""
+        return {
+            name if form.problem is problem else f"{name} (a convolution)": form.problem
+            for name, problem in self.named.items()
+            for form in forms(problem)
+        }
 
 
 def step_problems(

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import torch
 
-from autotune.ir import Conv2dWgrad, Problem, parse
+from autotune.ir import Conv2dWgrad, Convolution, parse
 from autotune.libraries import aten
 from autotune.runtime import Candidate, KernelChoice, choices
+from fused_resnet.training.forms import Form, forms
 from tuning_db import reader
 
 PublicKey = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The kernel for a pass: the form in which it computes the pass, and the layout in which it reads the weight."""
+
+    form: Form
+    layout: str
 
 
 class Winners:
@@ -26,34 +37,47 @@ class Winners:
 
     def __init__(self, database: str, trusted_keys: Sequence[PublicKey] = ()) -> None:
         self.database, self._trusted_keys = database, tuple(trusted_keys)
-        self._layouts: dict[tuple[str, torch.device], str | None] = {}
+        self._solutions: dict[tuple[str, torch.device], Solution | None] = {}
 
-    def solves(self, problem: Problem, device: torch.device) -> bool:
-        """Return whether there is a kernel for a problem, tuned at its very sizes; raises as `layout` does."""
-        return self.layout(problem, device) is not None
-
-    def layout(self, problem: Problem, device: torch.device) -> str | None:
-        """Return the layout in which the fastest kernel for a problem reads its weight; None if there is no kernel.
+    def solution(self, problem: Convolution, device: torch.device) -> Solution | None:
+        """Return the fastest kernel for a pass, tuned at its very sizes; None if torch's operator is faster.
 
         Raises:
             DatabaseError: The database cannot be read.
         """
         key = str(problem), device
-        if key not in self._layouts:
-            found = self.candidates(problem, device)
-            self._layouts[key] = layout_of(found[0]) if found else None
-        return self._layouts[key]
+        if key not in self._solutions:
+            self._solutions[key] = self._fastest(problem, device)
+        return self._solutions[key]
+
+    def _fastest(self, problem: Convolution, device: torch.device) -> Solution | None:
+        tuned = [(form, self._tuned(form.problem, device)) for form in forms(problem)]
+        torchs = [_torchs_us(found) for _, found in tuned]
+        limit = next(filter(None, torchs), inf)  # of the pass itself, if that was timed
+        kernels = [
+            (choice.expected_us or inf, position, choice.candidate)
+            for position, (_, found) in enumerate(tuned)
+            for choice in found
+            if choice.candidate.native
+        ]
+        if not kernels:
+            return None
+        microseconds, position, candidate = min(kernels, key=lambda kernel: kernel[0])
+        return Solution(tuned[position][0], layout_of(candidate)) if microseconds < limit else None
 
     def trains(self, device: torch.device) -> bool:
-        """Return whether there is a kernel for a gradient by a weight; raises as `layout` does."""
+        """Return whether there is a kernel for a gradient by a weight; raises as `solution` does."""
         with reader(self.database, self._trusted_keys) as store:
             texts = [text for text in store.problem_texts() if text.startswith(f"{Conv2dWgrad.operator} ")]
-        return any(self.solves(parse(text), device) for text in texts)
+        return any(self.solution(_gradient(text), device) for text in texts)
 
-    def candidates(self, problem: Problem, device: torch.device) -> list[Candidate]:
-        """Return the kernels for a problem, the fastest first, up to torch's operator; raises as `layout` does."""
+    def candidates(self, problem: Convolution, device: torch.device) -> list[Candidate]:
+        """Return the kernels of ours for a problem, the fastest first; raises as `solution` does."""
+        return [choice.candidate for choice in self._tuned(problem, device) if choice.candidate.native]
+
+    def _tuned(self, problem: Convolution, device: torch.device) -> list[KernelChoice]:
         with reader(self.database, self._trusted_keys) as store:
-            return list(_before_torch(choices(store, problem, device)))
+            return [choice for choice in choices(store, problem, device) if choice.source.startswith("tuned")]
 
     def stamp(self) -> str | None:
         """Return a text that changes with the database; None if it is on a server, whose state has no such text."""
@@ -68,9 +92,12 @@ def layout_of(candidate: Candidate) -> str:
     return candidate.weight_layouts.get("weight", "kcrs")
 
 
-def _before_torch(found: Iterator[KernelChoice]) -> Iterator[Candidate]:
-    for choice in found:
-        if choice.candidate.family == aten.FAMILY or not choice.source.startswith("tuned"):
-            return
-        if choice.candidate.native:
-            yield choice.candidate
+def _torchs_us(found: Sequence[KernelChoice]) -> float | None:
+    """Return the time of torch's operator in microseconds; None if it was not timed."""
+    return next((choice.expected_us for choice in found if choice.candidate.family == aten.FAMILY), None)
+
+
+def _gradient(text: str) -> Conv2dWgrad:
+    problem = parse(text)
+    assert isinstance(problem, Conv2dWgrad)
+    return problem

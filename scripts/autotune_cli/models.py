@@ -96,8 +96,8 @@ class Model:
         module = copy.deepcopy(self.module).train()
         found = step_problems(module, [torch.empty(batch, *self.shape)], DTYPES[dtype] if dtype != "f32" else None)
         if precision == TF32:
-            return {name: dataclasses.replace(problem, dtype=TF32) for name, problem in found.named.items()}
-        return {**found.named}
+            return {name: dataclasses.replace(problem, dtype=TF32) for name, problem in found.to_tune().items()}
+        return {**found.to_tune()}
 
     def call(self, x: torch.Tensor) -> object:
         """Run the module once; raises AutotuneError if it does not accept the input."""

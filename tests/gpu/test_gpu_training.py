@@ -22,7 +22,7 @@ def database(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("step") / "step.db")
     create(path)
     found = step_problems(Small().cuda(), [batch()], DTYPE)
-    assert tune_problems("Small", found.named, torch.device("cuda"), path, TuneLimits(trials=4, budget="5m"))
+    assert tune_problems("Small", found.to_tune(), torch.device("cuda"), path, TuneLimits(trials=4, budget="5m"))
     return path
 
 

@@ -18,7 +18,7 @@ def step_db(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("step") / "step.db")
     create(path)
     found = step_problems(Small(), [images().requires_grad_()])
-    assert tune_problems("Small", found.named, torch.device("cpu"), path, TuneLimits(trials=1, budget="10m"))
+    assert tune_problems("Small", found.to_tune(), torch.device("cpu"), path, TuneLimits(trials=1, budget="10m"))
     with closing(sqlite3.connect(path)) as connection:
         torchs = "kernel_id IN (SELECT id FROM kernel WHERE family = 'aten')"
         longer = "median_us = 1000 * median_us, details = json_remove(details, '$.interval_us')"

@@ -22,6 +22,16 @@ def test_all_passes_are_found_by_the_names_of_their_layers():
     assert {problem.n for problem in found.named.values()} == {2}
 
 
+def test_gradients_by_the_input_of_stride_1_are_tuned_as_convolutions_too():
+    found = step_problems(Small(), [images()])
+    more = {name: problem for name, problem in found.to_tune().items() if name not in found.named}
+    assert set(more) == {
+        f"{name} (a convolution)" for name in ("shared by input", "shared by input (2)", "grouped by input")
+    }
+    grouped, forward = more["grouped by input (a convolution)"], found.named["grouped"]
+    assert grouped == forward, "as many channels in as out, and a window of 3 with padding of 1"
+
+
 def test_the_gradient_by_the_input_counts_if_it_is_wanted():
     assert "stem by input" in step_problems(Small(), [images().requires_grad_()]).named
 

@@ -2,11 +2,15 @@
 
 import copy
 import pickle
+import shutil
+import sqlite3
 import warnings
+from contextlib import closing
 
 import pytest
 import torch
 from data_parallel import parallel_network, train
+from databases import renew_digests
 from torch import nn
 from training_networks import Small, images, relative_error
 
@@ -74,6 +78,23 @@ def test_all_gradients_are_right_and_come_from_our_kernels(step_db, solved, memo
     assert_gradients_are_right(trained, reference, x)
     for (name, buffer), exact in zip(trained.named_buffers(), reference.buffers(), strict=True):
         torch.testing.assert_close(buffer.double(), exact.double(), rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_a_gradient_by_the_input_runs_as_a_convolution_where_that_is_faster(step_db, solved, tmp_path):
+    path = str(shutil.copy(step_db, tmp_path / "other.db"))
+    with closing(sqlite3.connect(path)) as connection:
+        gradients = "problem_id IN (SELECT id FROM problem WHERE text LIKE 'conv2d_dgrad %')"
+        ours = "kernel_id IN (SELECT id FROM kernel WHERE family != 'aten')"
+        slower = "median_us = 500 * median_us, details = json_remove(details, '$.interval_us')"
+        connection.execute(f"UPDATE measurement SET {slower} WHERE {gradients} AND {ours}")
+        connection.commit()
+    renew_digests(path)
+    trained = network()
+    reference, x = copy.deepcopy(trained).double(), images()
+    compiled(trained, path)(x).square().sum().backward()
+    assert_gradients_are_right(trained, reference, x)
+    by_input = [name for name in solved if name.startswith("conv2d_dgrad ")]
+    assert len(solved) == NUM_PASSES and len(by_input) == 2 and all("stride=2,2" in name for name in by_input)
 
 
 def test_the_gradient_by_the_input(step_db, solved):

@@ -1,0 +1,29 @@
+"""The problems that compute one pass: its own, and others with the same result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.ir import Conv2dDgrad, Convolution
+
+
+@dataclass(frozen=True)
+class Form:
+    """A problem that computes a pass.
+
+    Attributes:
+        problem: The problem.
+        turned: Whether its weight is the turned weight of the pass (see `turn_weight`).
+    """
+
+    problem: Convolution
+    turned: bool = False
+
+
+def forms(problem: Convolution) -> tuple[Form, ...]:
+    """Return the forms of a pass, its own problem first.
+
+    A gradient by the input with stride 1 is a convolution, too, and there are more kernels for that operator.
+    """
+    convolution = problem.as_convolution() if isinstance(problem, Conv2dDgrad) else None
+    return (Form(problem), *([Form(convolution, turned=True)] if convolution else []))
