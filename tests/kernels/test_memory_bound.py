@@ -7,7 +7,7 @@ from autotune.core import architecture
 from autotune.families import Kernel, family
 from autotune.ir import parse
 
-pytestmark = [pytest.mark.compile, pytest.mark.compile]
+pytestmark = pytest.mark.compile
 
 SM90 = architecture("sm90")
 LIMIT = {"f16": 1e-3, "bf16": 8e-3, "f32": 4e-6}

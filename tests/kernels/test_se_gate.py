@@ -25,7 +25,7 @@ CASES = {
 }
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(1)
 @pytest.mark.compile
 @pytest.mark.parametrize("case", CASES)
 def test_a_nan_is_one_in_all_that_its_gate_scales(case, tmp_path):

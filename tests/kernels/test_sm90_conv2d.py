@@ -127,7 +127,7 @@ FOLDED_CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.daily(4)
+@pytest.mark.daily(2)
 @pytest.mark.compile
 @pytest.mark.parametrize("case", CASES)
 def test_the_kernels_text_computes_the_convolution(case, tmp_path):
@@ -135,7 +135,7 @@ def test_the_kernels_text_computes_the_convolution(case, tmp_path):
     _compare(FAMILY, SMALL | CASES[case][0], CASES[case][1], tmp_path, {0} if whole else {0, 1, 4, 8})
 
 
-@pytest.mark.daily(4)
+@pytest.mark.daily(2)
 @pytest.mark.compile
 @pytest.mark.parametrize("case", FOLDED_CASES)
 def test_a_tile_finds_its_gates_by_itself(case, tmp_path):

@@ -55,7 +55,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.daily(4)
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("case", CASES)
 def test_the_kernels_text_computes_the_convolution(case, tmp_path):
     config, problem = SMALL | CASES[case][0], parse(CASES[case][1])

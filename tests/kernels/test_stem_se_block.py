@@ -56,7 +56,7 @@ STRIPS = {
 }
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(1)
 @pytest.mark.compile
 @pytest.mark.parametrize(("text", "sizes", "config", "grids"), CASES.values(), ids=CASES)
 def test_the_kernels_text_computes_the_block(text, sizes, config, grids, tmp_path):
@@ -67,7 +67,7 @@ def test_the_kernels_text_computes_the_block(text, sizes, config, grids, tmp_pat
     assert_solved(f"sm90_{problem.operator}", problem, config, grids, tmp_path)
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(1)
 @pytest.mark.compile
 @pytest.mark.parametrize(("sizes", "config", "grids"), STRIPS.values(), ids=STRIPS)
 def test_the_kernels_text_computes_the_block_by_strips(sizes, config, grids, tmp_path):

@@ -169,7 +169,7 @@ def test_a_sample_of_the_day_compiles(names):
     assert_exported(sampled(arch, SAMPLE[names]))
 
 
-@pytest.mark.daily(3)
+@pytest.mark.daily(2)
 @pytest.mark.compile
 @pytest.mark.parametrize(
     ("name", "chain", "count"),

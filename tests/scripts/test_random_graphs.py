@@ -29,7 +29,7 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.daily(6)
+@pytest.mark.daily(3)
 @pytest.mark.parametrize("first", range(0, NETWORKS, SHARE))
 def test_random_networks_are_as_exact_as_torchs(first, empty_db):
     for seed in range(first, first + SHARE):
