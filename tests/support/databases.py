@@ -57,6 +57,15 @@ def fill(store: Store, seed: int, device: str = "d", compiler: str = "c", count:
         store.put_plan(device_id=row.id, network=f"net n={n}", median_us=median, spread_us=0.1, choices=choices)
 
 
+def slow_down(path: Path, factor: float, where: str) -> None:
+    """Multiply the times of the measurements that an SQL condition selects."""
+    slower = f"median_us = {factor} * median_us, details = json_remove(details, '$.interval_us')"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"UPDATE measurement SET {slower} WHERE {where}")
+        connection.commit()
+    renew_digests(path)
+
+
 def renew_digests(path: Path) -> None:
     """Store the digests of all rows anew, after a change of rows that is to look like a tuner's."""
     with closing(sqlite3.connect(path)) as connection:

@@ -68,11 +68,12 @@ def main(arguments: argparse.Namespace) -> None:
         raise AutotuneError(f"there is no tuning database '{arguments.db}': run `autotune tune --train` first")
     device = torch_device(arguments.device)
     dtype = arguments.dtype or ("f16" if device.type == "cuda" else "f32")
-    name = arguments.name or f"train-se_resnet9_fixup-{slug(provenance(device)['machine']['device'])}-{dtype}"
+    about = provenance(device)
+    name = arguments.name or f"train-se_resnet9_fixup-{slug(about['machine']['device'])}-{dtype}"
     path = Path(arguments.out) / f"{name}.json"
     options = ("steps", "batch", "images", "seeds")
     record = {
-        **provenance(device),
+        **about,
         "arguments": {key: getattr(arguments, key) for key in options} | {"dtype": dtype},
         "method": METHOD,
     }

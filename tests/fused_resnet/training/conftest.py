@@ -1,11 +1,8 @@
 """A database of the convolutions of a training step."""
 
-import sqlite3
-from contextlib import closing
-
 import pytest
 import torch
-from databases import renew_digests
+from databases import slow_down
 from training_networks import Small, images
 
 from fused_resnet.training import step_problems
@@ -19,10 +16,5 @@ def step_db(tmp_path_factory):
     create(path)
     found = step_problems(Small(), [images().requires_grad_()])
     assert tune_problems("Small", found.to_tune(), torch.device("cpu"), path, TuneLimits(trials=1, budget="10m"))
-    with closing(sqlite3.connect(path)) as connection:
-        torchs = "kernel_id IN (SELECT id FROM kernel WHERE family = 'aten')"
-        longer = "median_us = 1000 * median_us, details = json_remove(details, '$.interval_us')"
-        connection.execute(f"UPDATE measurement SET {longer} WHERE {torchs}")
-        connection.commit()
-    renew_digests(path)
+    slow_down(path, 1000, "kernel_id IN (SELECT id FROM kernel WHERE family = 'aten')")
     return path
