@@ -60,6 +60,11 @@ _PTX = {
     "barrier.cluster.wait": "emu::wait_for_cluster();",
     "barrier.cluster.arrive.relaxed.aligned": "emu::arrive_in_cluster(), emu::wait_for_cluster();",
     "ld.shared::cluster.f32": "v = emu::load_from(address, block);",
+    "ld.shared::cluster.v4.f32": (
+        "v = {emu::load_from(address, block), emu::load_from(address + 4, block), "
+        "emu::load_from(address + 8, block), emu::load_from(address + 12, block)};"
+    ),
+    "ld.shared.u32": "std::memcpy(&v, emu::generic(address), 4);",
     "bar.sync": "emu::sync_of(kName, kThreads);",
     "bar.arrive": "emu::arrive_at_name(kName);",
     "barrier.sync.aligned": "emu::sync_of(name, kThreads);",
@@ -79,6 +84,7 @@ _PTX = {
     "wgmma.commit_group": "emu::commit_products();",
     "wgmma.wait_group": "emu::wait_for_products(pending);",
     "wgmma.mma_async": "emu::multiply<Element>(d, a, b, accumulate);",
+    "p, 1, 1, 1, 1;\\n}": "emu::multiply_transposed<Element>(d, a, b, accumulate);",
 }
 """A piece of PTX that tells an instruction from others -> what stands for it; empty: it orders, computes nothing."""
 

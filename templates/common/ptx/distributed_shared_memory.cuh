@@ -25,5 +25,16 @@ AT_DEVICE float ld_shared_cluster(uint32_t address, uint32_t block) {
   return v;
 }
 
+// Returns four of them. The address is aligned to 16 bytes. Without a memory clobber, so that several loads are in flight.
+AT_DEVICE float4 ld_shared_cluster_float4(uint32_t address, uint32_t block) {
+  float4 v;
+  asm volatile(
+      "{\n.reg .b32 at;\nmapa.shared::cluster.u32 at, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [at];\n}"
+      : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+      : "r"(address), "r"(block));
+  return v;
+}
+
 }  // namespace ptx
 }  // namespace at

@@ -90,7 +90,11 @@ int run(const Problem& problem, Prepare prepare, void* const* pointers, int clus
   prepare(problem, &out);
   if (out.status != AT_OK) return out.status;
   std::vector<Map> maps(out.tensor_map_count);
-  std::memcpy(out.params + out.pointers_offset, pointers, sizeof(at_pointers));
+  at_pointers given;
+  std::memcpy(&given, pointers, sizeof given);
+  std::vector<char> workspace(out.workspace_bytes);
+  given.p[AT_WORKSPACE] = workspace.data();
+  std::memcpy(out.params + out.pointers_offset, &given, sizeof given);
   for (int i = 0; i < out.tensor_map_count; ++i) {
     maps[i] = {out.tensor_maps[i], (const char*)pointers[out.tensor_maps[i].pointer]};
     const Map* map = &maps[i];
@@ -131,6 +135,12 @@ struct EmulatedIndex {
 #define __shfl_xor_sync(mask, value, distance) emu::shuffled(mask, value, emu::lane() ^ (distance))
 #define __syncwarp() emu::exchange(0xffffffffu, 0, 0)
 #define __syncthreads() emu::sync_of(0, emu::own().threads)
+inline void __threadfence() {}
+inline int atomicAdd(int* to, int v) {
+  const int before = *to;
+  *to += v;
+  return before;
+}
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return (uint64_t)a * b >> 32; }
 inline int __clz(int v) { return v ? __builtin_clz(v) : 32; }
 #define __expf std::exp

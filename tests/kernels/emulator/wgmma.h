@@ -16,13 +16,25 @@ float value_at(const char* memory, uint32_t low, uint32_t high, int row, int k) 
   return (float)v;
 }
 
+// The same of an operand that is contiguous along its rows.
+template <typename Element>
+float transposed_value_at(const char* memory, uint32_t low, uint32_t high, int row, int k) {
+  if (high >> 30 != 1) fail("an operand along its rows needs rows of 128 bytes");
+  const uint32_t start = (low & 0x3fff) << 4, chunk = (low >> 16 & 0x3fff) << 4, group = (high & 0x3fff) << 4;
+  const uint32_t address = swizzled(start + row / 64 * chunk + k / 8 * group + k % 8 * 128 + row % 64 * 2, 128);
+  Element v;
+  std::memcpy((void*)&v, memory + address, sizeof v);
+  return (float)v;
+}
+
 struct Rows {  // of operand A, for the two rows of a thread's sums
   float of[2][16];
 };
 
-// rows: () -> Rows; called when the products are computed.
+// rows: () -> Rows; called when the products are computed. value: value_at or transposed_value_at.
 template <typename Element, int N, typename Operand>
-void multiply_rows(float (&d)[N], const Operand& rows, uint64_t b, int accumulate) {
+void multiply_rows(float (&d)[N], const Operand& rows, uint64_t b, int accumulate,
+                   float (*value)(const char*, uint32_t, uint32_t, int, int) = value_at<Element>) {
   float* sums = d;
   const char* memory = own().memory;
   const int thread = current->index.x % 128;
@@ -32,7 +44,7 @@ void multiply_rows(float (&d)[N], const Operand& rows, uint64_t b, int accumulat
       for (int e = 0; e < 2; ++e) {
         float right[16];
         for (int k = 0; k < 16; ++k)
-          right[k] = value_at<Element>(memory, (uint32_t)b, b >> 32, 2 * j + thread % 4 * 2 + e, k);
+          right[k] = value(memory, (uint32_t)b, b >> 32, 2 * j + thread % 4 * 2 + e, k);
         for (int half = 0; half < 2; ++half) {
           float& sum = sums[j + 2 * half + e];
           if (!accumulate) sum = 0.f;
@@ -42,17 +54,22 @@ void multiply_rows(float (&d)[N], const Operand& rows, uint64_t b, int accumulat
   });
 }
 template <typename Element, int N>
-void multiply(float (&d)[N], uint64_t a, uint64_t b, int accumulate) {
+void multiply(float (&d)[N], uint64_t a, uint64_t b, int accumulate,
+              float (*value)(const char*, uint32_t, uint32_t, int, int) = value_at<Element>) {
   const char* memory = own().memory;
   const int row = current->index.x % 128 / 32 * 16 + lane() / 4;
   const auto rows = [=] {
     Rows left;
     for (int half = 0; half < 2; ++half)
       for (int k = 0; k < 16; ++k)
-        left.of[half][k] = value_at<Element>(memory, (uint32_t)a, a >> 32, row + 8 * half, k);
+        left.of[half][k] = value(memory, (uint32_t)a, a >> 32, row + 8 * half, k);
     return left;
   };
-  multiply_rows<Element>(d, rows, b, accumulate);
+  multiply_rows<Element>(d, rows, b, accumulate, value);
+}
+template <typename Element, int N>
+void multiply_transposed(float (&d)[N], uint64_t a, uint64_t b, int accumulate) {
+  multiply<Element>(d, a, b, accumulate, transposed_value_at<Element>);
 }
 
 // Operand A in registers: four neighbouring lanes hold a row.

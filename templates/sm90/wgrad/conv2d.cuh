@@ -1,0 +1,318 @@
+// Gradient of a convolution by its weight for Hopper: TMA loads, wgmma, NHWC, float32 sums, the same bits in each run.
+//
+// The sum over pixels runs over 16 images of one pixel at a time: a product takes 16 images of a pixel of dy (64
+// channels of the output) and of the pixel of x that a filter tap meets (channels of the input). Both are boxes whose
+// rows are images, [column][image][64 channels], so they are operands of wgmma with channels as the contiguous axis, and
+// any stride, padding and dilation is only another pixel. Taps that meet the padding are skipped: above and below the
+// image always, at its sides if each tap is a product of its own. Joined taps of a row are one product instead, whose
+// columns of 64 channels are neighbouring pixels of x; then boxes have zeros at their sides.
+//
+// Each warpgroup has 64 output channels and one row of the filter, and walks over the rows of x. A row of x serves all
+// filter rows, each with another row of dy, so both are read once. Two warps load them into rings.
+//
+// Blocks split the pixels. Those of a cluster add their sums through distributed shared memory, each for a part of the
+// tile. With several clusters a tile they add through a workspace: the last one to arrive adds all, in fixed order.
+#pragma once
+#include "common/ptx/cluster.cuh"
+#include "common/ptx/distributed_shared_memory.cuh"
+#include "common/ptx/mbarrier.cuh"
+#include "common/ptx/registers.cuh"
+#include "common/ptx/shared_memory.cuh"
+#include "common/ptx/wgmma.cuh"
+#include "sm90/wgrad/plan.cuh"
+
+namespace at {
+
+template <typename Config>
+struct HopperWgrad : WgradPlan<Config> {
+  using P = WgradPlan<Config>;
+  using Element = typename P::Element;
+  using Params = typename P::Params;
+  using Layout = typename P::Layout;
+  using Tile = typename P::Tile;
+  using Segment = typename P::Segment;
+  using Sums = typename P::Sums;
+
+  AT_DEVICE static void run(const Params& x, char* memory) {
+    const Layout smem(x, align_smem(ptx::cast_smem_ptr_to_uint(memory)));
+    const int warp = ptx::warp_uniform(threadIdx.x / 32);
+    const Tile tile(x);
+    init_barriers(x, smem, warp);
+    if (warp >= 4 * P::kGroups) ptx::prefetch_tensormap(warp == 4 * P::kGroups ? x.dy_map : x.x_map);
+    __syncthreads();
+    if (warp < 4 * P::kGroups) {
+      multiply_all(x, smem, tile);
+    } else {
+      griddepcontrol_wait();
+      if (ptx::elect_one_sync()) {
+        if (warp == 4 * P::kGroups) load_dy(x, smem, tile);
+        else load_x(x, smem, tile);
+      }
+      __syncwarp();
+    }
+    if constexpr (P::kSlices > 1) {
+      ptx::cluster_arrive_release();
+      ptx::cluster_wait_acquire();
+    } else {
+      __syncthreads();
+    }
+    finish(x, smem, tile);
+    if constexpr (P::kSlices > 1) ptx::cluster_sync();  // others read this block's shared memory until here
+  }
+
+ private:
+  AT_DEVICE static void init_barriers(const Params& x, const Layout& smem, int warp) {
+    if (warp != 0) return;
+    ptx::mbarrier_init_array(smem.dy_full, x.dy_slots, 1);
+    ptx::mbarrier_init_array(smem.dy_empty, x.dy_slots, 4 * P::kGroups);
+    ptx::mbarrier_init_array(smem.x_full, x.x_slots, 1);
+    ptx::mbarrier_init_array(smem.x_empty, x.x_slots, 4 * P::kGroups);
+    ptx::fence_barrier_init();
+  }
+
+  AT_DEVICE static void load_dy(const Params& x, const Layout& smem, const Tile& tile) {
+    const Pipeline pipeline = P::dy_pipeline(smem);
+    const int bytes = P::dy_bytes(x), last = tile.first_row(x, 1);
+    PipelineState state{0, 1};
+    for (int row = tile.first_row(x); row < last;) {
+      const Segment part(x, tile, row, last);
+      for (int p = part.begin; p < part.end; ++p, state.advance(x.dy_slots)) {
+        const uint32_t full = pipeline.producer_acquire(state), to = smem.dy + state.index * bytes;
+        ptx::mbarrier_arrive_expect_tx(full, bytes);
+#pragma unroll
+        for (int i = 0; i < P::kMChunks; ++i)
+          ptx::tma_load_4d(to + i * x.columns * P::kPixelBytes, x.dy_map, full, tile.k + i * P::kChunk, part.n, part.q,
+                           p);
+      }
+      row += part.end - part.begin;
+    }
+  }
+
+  AT_DEVICE static void load_x(const Params& x, const Layout& smem, const Tile& tile) {
+    const Pipeline pipeline = P::x_pipeline(smem);
+    const int bytes = P::x_bytes(x), last = tile.first_row(x, 1);
+    PipelineState state{0, 1};
+    for (int row = tile.first_row(x); row < last;) {
+      const Segment part(x, tile, row, last);
+      const int w = part.first_w(x, tile);
+      for (int h = part.first_h; h < part.end_h; h += part.step_h(x), state.advance(x.x_slots)) {
+        const uint32_t full = pipeline.producer_acquire(state), to = smem.x + state.index * bytes;
+        ptx::mbarrier_arrive_expect_tx(full, bytes);
+#pragma unroll
+        for (int i = 0; i < P::kNChunks; ++i)
+          ptx::tma_load_4d(to + i * x.width * P::kPixelBytes, x.x_map, full, tile.c + i * P::kChunk, part.n, w, h);
+      }
+      row += part.end - part.begin;
+    }
+  }
+
+  // Each warp releases a stage, so that none is a round of a ring behind the others.
+  // Used: the stages that the products before this row of x read; -1: none.
+  struct Used {
+    int dy = -1, x = -1;
+  };
+
+  AT_DEVICE static void release(const Layout& smem, Used& used) {
+    if (threadIdx.x % 32 == 0) {
+      if (used.dy >= 0) P::dy_pipeline(smem).consumer_release(used.dy);
+      if (used.x >= 0) P::x_pipeline(smem).consumer_release(used.x);
+    }
+    used = {};
+  }
+
+  // Releases stages that this warpgroup does not read. It waits for them first: a barrier counts each warp once for each
+  // load.
+  AT_DEVICE static void skip(const Pipeline& pipeline, PipelineState& state, int slots, int count) {
+    for (int i = 0; i < count; ++i, state.advance(slots)) {
+      pipeline.consumer_wait(state);
+      if (threadIdx.x % 32 == 0) pipeline.consumer_release(state.index);
+    }
+  }
+
+  AT_DEVICE static void multiply_all(const Params& x, const Layout& smem, const Tile& tile) {
+    const int group = ptx::warp_uniform(threadIdx.x / 128);
+    const int filter_row = group % P::kFilterRows, chunk = group / P::kFilterRows;
+    const int last = tile.first_row(x, 1), above = x.pad_h - (tile.r + filter_row) * x.dilation_h;
+    const Pipeline dy_pipeline = P::dy_pipeline(smem), x_pipeline = P::x_pipeline(smem);
+    const int dy_bytes = P::dy_bytes(x), x_bytes = P::x_bytes(x);
+    const uint32_t own_dy = smem.dy + chunk * x.columns * P::kPixelBytes;
+    PipelineState dy{0, 0}, in{0, 0};
+    Sums sums = {};
+    Used used;
+    ptx::warpgroup_fence_operand(sums);
+    for (int row = tile.first_row(x); row < last;) {
+      const Segment part(x, tile, row, last);
+      const Columns columns(x, tile, part);
+      int p = part.begin, h = part.first_h;  // the rows of the stages that come next
+      // The rows of dy whose row of x, p * stride_h - above, is in the image.
+      const int first = max(p, (above + x.stride_h - 1) / x.stride_h);
+      const int end = columns.any ? min(part.end, (x.h - 1 + above) / x.stride_h + 1) : 0;
+      for (int at = first; at < end; ++at) {
+        const int met = at * x.stride_h - above;
+        skip(dy_pipeline, dy, x.dy_slots, at - p);
+        skip(x_pipeline, in, x.x_slots, (met - h) / part.step_h(x));
+        dy_pipeline.consumer_wait(dy);
+        x_pipeline.consumer_wait(in);
+        // Then the products of the row before are complete.
+        multiply_row(x, columns, own_dy + dy.index * dy_bytes, smem.x + in.index * x_bytes, sums);
+        release(smem, used);
+        used = {dy.index, in.index};
+        p = at + 1, h = met + part.step_h(x);
+        dy.advance(x.dy_slots), in.advance(x.x_slots);
+      }
+      ptx::warpgroup_wait<0>();
+      release(smem, used);
+      skip(dy_pipeline, dy, x.dy_slots, part.end - p);
+      skip(x_pipeline, in, x.x_slots, part.end_h > h ? (part.end_h - h + part.step_h(x) - 1) / part.step_h(x) : 0);
+      row += part.end - part.begin;
+    }
+    ptx::warpgroup_fence_operand(sums);
+    launch_dependents();
+    ptx::named_barrier_sync<P::kConsumers, 128 * P::kGroups>();  // no warpgroup reads the rings any more
+    store_sums(smem, filter_row, chunk, sums);
+  }
+
+  // The columns of a segment: where a box of x begins, and which columns meet the image, for each product.
+  struct Columns {
+    int shift, begin[P::kProducts], end[P::kProducts];  // shift: pixels from the beginning of a box to the first tap
+    bool any = false;
+    AT_DEVICE Columns(const Params& x, const Tile& tile, const Segment& part) {
+      const int first = part.q * x.stride_w - x.pad_w + tile.s * x.dilation_w, count = min(x.columns, x.out_w - part.q);
+      shift = first - part.first_w(x, tile);
+#pragma unroll
+      for (int i = 0; i < P::kProducts; ++i) {
+        const int at = first + i * x.dilation_w;  // the pixel of column 0
+        begin[i] = P::kJoined ? 0 : max(0, (x.stride_w - 1 - at) / x.stride_w);
+        end[i] = P::kJoined ? count : min(count, (x.w - at + x.stride_w - 1) / x.stride_w);
+        any |= begin[i] < end[i];
+      }
+    }
+  };
+
+  AT_DEVICE static void multiply_row(const Params& x, const Columns& columns, uint32_t dy, uint32_t in, Sums& sums) {
+    constexpr int kPixel = P::kPixelBytes / 16;
+    const uint32_t hi = ptx::descriptor_hi<128>(8 * 128);
+    // Columns of a product beyond 64 channels are those of the next tap or, with one tap, of the next channels.
+    const int tap = x.dilation_w * P::kPixelBytes, channels = x.width * P::kPixelBytes;
+    const uint32_t first_a = ptx::transposed_descriptor_lo(dy, 0);
+    const uint32_t first_b = ptx::transposed_descriptor_lo(in, P::kJoined && P::kFilterColumns > 1 ? tap : channels);
+#pragma unroll
+    for (int i = 0; i < P::kProducts; ++i) {
+      int q = columns.begin[i];
+      uint32_t a = first_a + q * kPixel, b = first_b + (columns.shift + q * x.step_w) * kPixel + i * (tap / 16);
+      // Each round waits for the products of the one before: the compiler would serialize a loop that does not wait.
+      for (; q < columns.end[i]; ++q, a += kPixel, b += x.step_w * kPixel) {
+        ptx::warpgroup_arrive();
+#pragma unroll
+        for (int images = 0; images < P::kImages / P::kK; ++images)
+          Config::wgmma(sums[i], ptx::SmemDescriptor{a + images * (P::kKBytes / 16), hi},
+                        ptx::SmemDescriptor{b + images * (P::kKBytes / 16), hi}, 1);
+        ptx::warpgroup_commit_batch();
+        ptx::warpgroup_wait<1>();
+      }
+    }
+  }
+
+  // ---- The end: sums of all blocks ----
+
+  AT_DEVICE static uint32_t sum_row(const Layout& smem, int row) { return smem.sums + row * (P::kSumPitch * 4); }
+
+  AT_DEVICE static void store_sums(const Layout& smem, int filter_row, int chunk, const Sums& sums) {
+    constexpr int kTapSums = P::kN / 2;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+    const int m = chunk * P::kChunk + 16 * warp + lane / 4;
+#pragma unroll
+    for (int column = 0; column < P::kFilterColumns; ++column) {
+      const int tap = filter_row * P::kFilterColumns + column;
+      const uint32_t to = sum_row(smem, tap * P::kM + m) + 8 * (lane % 4);
+#pragma unroll
+      for (int i = 0; i < kTapSums; i += 2) {
+        const int at = column * kTapSums + i;
+        const float2 v = P::kJoined ? make_float2(sums[0][at], sums[0][at + 1])
+                                    : make_float2(sums[P::kJoined ? 0 : column][i], sums[P::kJoined ? 0 : column][i + 1]);
+        ptx::st_shared(to + i % 4 / 2 * 8 * P::kSumPitch * 4 + i / 4 * 32, v);
+      }
+    }
+  }
+
+  // Adds the sums of the cluster's blocks for this block's part of the tile.
+  AT_DEVICE static void finish(const Params& x, const Layout& smem, const Tile& tile) {
+    constexpr int kVectors = P::kShareRows * P::kRowVectors;
+    const int first = tile.slice * P::kShareRows;
+    float* const partial = partial_sums(x, tile, tile.split);
+    for (int i = threadIdx.x; i < kVectors; i += P::kThreads) {
+      const int row = first + i / P::kRowVectors, c = i % P::kRowVectors * P::kVector;
+      float v[P::kVector] = {};
+#pragma unroll
+      for (int block = 0; block < P::kSlices; ++block) add_sums(v, sum_row(smem, row) + 4 * c, block);
+      if (x.splits == 1) {
+        store_row(x, tile, row, c, v);
+      } else {
+        float4* const to = reinterpret_cast<float4*>(partial + (int64_t)row * P::kN + c);
+        to[0] = make_float4(v[0], v[1], v[2], v[3]), to[1] = make_float4(v[4], v[5], v[6], v[7]);
+      }
+    }
+    if (x.splits > 1 && is_last(x, smem, tile)) {
+      for (int i = threadIdx.x; i < kVectors; i += P::kThreads) {
+        const int row = first + i / P::kRowVectors, c = i % P::kRowVectors * P::kVector;
+        float v[P::kVector] = {};
+#pragma unroll 4
+        for (int split = 0; split < x.splits; ++split)
+          add_partial(v, partial_sums(x, tile, split) + (int64_t)row * P::kN + c);
+        store_row(x, tile, row, c, v);
+      }
+    }
+  }
+
+  AT_DEVICE static void add(float (&v)[P::kVector], float4 low, float4 high) {
+    v[0] += low.x, v[1] += low.y, v[2] += low.z, v[3] += low.w;
+    v[4] += high.x, v[5] += high.y, v[6] += high.z, v[7] += high.w;
+  }
+
+  AT_DEVICE static void add_sums(float (&v)[P::kVector], uint32_t address, int block) {
+    if constexpr (P::kSlices > 1)
+      add(v, ptx::ld_shared_cluster_float4(address, block), ptx::ld_shared_cluster_float4(address + 16, block));
+    else add(v, ptx::ld_shared_float4(address), ptx::ld_shared_float4(address + 16));
+  }
+
+  AT_DEVICE static void add_partial(float (&v)[P::kVector], const float* from) {
+    const float4* const at = reinterpret_cast<const float4*>(from);
+    add(v, at[0], at[1]);
+  }
+
+  // The workspace: a counter for each part of a tile, then the sums of the clusters.
+  AT_DEVICE static float* partial_sums(const Params& x, const Tile& tile, int split) {
+    const int64_t counters = ceil_div((int64_t)x.tiles.divisor * P::kSlices * 4, 256) * 256;
+    char* const sums = (char*)x.p.p[AT_WORKSPACE] + counters;
+    return (float*)sums + ((int64_t)split * x.tiles.divisor + tile.index) * P::kSumRows * P::kN;
+  }
+
+  // Counts this block; true in the last of the blocks that have this part of this tile.
+  AT_DEVICE static bool is_last(const Params& x, const Layout& smem, const Tile& tile) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      int* const counter = (int*)x.p.p[AT_WORKSPACE] + tile.index * P::kSlices + tile.slice;
+      const int arrived = atomicAdd(counter, 1);
+      if (arrived == x.splits - 1) *counter = 0;  // for the next launch
+      ptx::st_shared(smem.last, make_uint2(arrived == x.splits - 1, 0));
+    }
+    __syncthreads();
+    __threadfence();
+    return ptx::ld_shared_word(smem.last) != 0;
+  }
+
+  AT_DEVICE static void store_row(const Params& x, const Tile& tile, int row, int c, float (&v)[P::kVector]) {
+    const int tap = row / P::kM, k = tile.k + row % P::kM;
+    const int r = tile.r + tap / P::kFilterColumns, s = tile.s + tap % P::kFilterColumns;
+    const int channel = tile.c + c;
+    if (k >= x.k || channel >= x.c || r >= x.r || s >= x.s) return;
+    const int64_t offset = (((int64_t)k * x.r + r) * x.s + s) * x.c + channel;
+    typename Config::Steps::Fetched fetched;
+    Config::Steps::fetch(fetched, x.p.p, offset);
+    Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched);
+    store(v, (Element*)x.p.p[P::kDw] + offset);
+  }
+};
+
+}  // namespace at

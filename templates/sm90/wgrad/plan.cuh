@@ -1,0 +1,179 @@
+// Host side and shared definitions of the kernel in wgrad/conv2d.cuh: sizes, parameters, prepare() and the shared-memory
+// layout.
+#pragma once
+#include "common/fast_divmod.cuh"
+#include "common/ptx/tma.cuh"
+#include "sm90/pipeline.cuh"
+#include "sm90/smem_layout.cuh"
+
+namespace at {
+
+template <typename Config>
+struct WgradPlan {
+  using Element = typename Config::Element;
+  static constexpr int kChunk = 64;  // channels of a box: a row of 128 bytes in shared memory
+  static constexpr int kM = Config::kM, kN = Config::kN, kMChunks = kM / kChunk, kNChunks = kN / kChunk;
+  static constexpr int kFilterRows = Config::kFilterRows, kFilterColumns = Config::kFilterColumns;
+  static constexpr bool kJoined = Config::kJoined;    // the filter columns are one product
+  static constexpr int kImages = Config::kImages;     // of a box
+  static constexpr int kSlices = Config::kSlices;     // blocks of a cluster that split the pixels
+  static constexpr int kGroups = kMChunks * kFilterRows, kThreads = 128 * kGroups + 64;
+  static constexpr int kTaps = kFilterRows * kFilterColumns;
+  static constexpr int kProductN = kJoined ? kFilterColumns * kN : kN, kProducts = kJoined ? 1 : kFilterColumns;
+  static constexpr int kPixelBytes = kImages * kChunk * (int)sizeof(Element);  // one pixel of a box's images
+  static constexpr int kK = 16, kKBytes = kK * kChunk * (int)sizeof(Element);  // of a product
+  // Sums in shared memory: rows of kN floats, padded so that a warp's accumulators meet all banks.
+  static constexpr int kSumRows = kTaps * kM, kSumPitch = kN + 8, kSumBytes = kSumRows * kSumPitch * 4;
+  static constexpr int kShareRows = kSumRows / kSlices;  // rows that a block of the cluster finishes
+  static constexpr int kVector = 8, kRowVectors = kN / kVector;
+  enum { kDy = 0, kX = 1, kDw = 2, kFirstOperand = 3 };  // indices of the pointers: Problem.operands()
+  using Launch = typename Config::Launch;                // launch values by name, in the family's order
+  enum NamedBarrier { kConsumers = 1 };
+  static constexpr int kDyMap = 0, kXMap = 128;  // offsets in Params
+  static_assert(kM % kChunk == 0 && kN % kChunk == 0 && kProductN <= 256, "no such tile");
+  static_assert(kImages % kK == 0 && kSumRows % kSlices == 0, "no such box, or no such split");
+
+  struct alignas(64) Params {
+    uint8_t dy_map[128], x_map[128];
+    int h, w, k, c, r, s, out_h, out_w;
+    int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+    int columns, width;         // output columns of a box, and pixels of its input
+    int step_w;                 // from one output column to the next in a box of x
+    int whole;                  // a box of x is the whole width of the image
+    int dy_slots, x_slots;
+    int rows, workers;          // rows of all strips; blocks that split them
+    FastDivmod strip_columns;   // boxes across an image
+    FastDivmod out_rows;
+    FastDivmod tiles_n, column_groups, row_groups, tiles;
+    int splits;                 // clusters that split the pixels
+    float scalars[AT_MAX_SCALARS];
+    at_pointers p;
+  };
+
+  // ---- Before the launch ----
+
+  AT_DEVICE static void prepare(const at_conv2d& a, at_prepared* out) {
+    Params x{};
+    x.h = a.h, x.w = a.w, x.k = a.k, x.c = a.c, x.r = a.r, x.s = a.s, x.out_h = a.p, x.out_w = a.q;
+    x.stride_h = a.stride_h, x.stride_w = a.stride_w, x.pad_h = a.pad_h, x.pad_w = a.pad_w;
+    x.dilation_h = a.dilation_h, x.dilation_w = a.dilation_w;
+    x.columns = a.launch[Launch::kColumns], x.splits = a.launch[Launch::kSplits];
+    x.dy_slots = a.launch[Launch::kDySlots], x.x_slots = a.launch[Launch::kXSlots];
+    for (int i = 0; i < AT_MAX_SCALARS; ++i) x.scalars[i] = a.scalars[i];
+    if (a.groups > 1) return refused(out, "groups must be 1");
+    if (a.c % 8 || a.k % 8) return refused(out, "c and k must be multiples of 8");
+    if (x.columns < 1 || x.splits < 1) return refused(out, "columns and splits must be at least 1");
+
+    const int row_groups = ceil_div(a.r, kFilterRows), column_groups = ceil_div(a.s, kFilterColumns);
+    const int strips_across = ceil_div(a.q, x.columns);
+    x.step_w = kFilterColumns == 1 ? 1 : a.stride_w;
+    x.width = (x.columns - 1) * x.step_w + (kFilterColumns - 1) * a.dilation_w + 1;
+    // Products of single taps skip the padding, so a box of all columns needs none.
+    x.whole = !kJoined && kFilterColumns > 1 && strips_across == 1;
+    if (x.whole) x.width = a.w;
+    x.strip_columns = FastDivmod::make(strips_across), x.out_rows = FastDivmod::make(a.p);
+    x.rows = ceil_div(a.n, kImages) * strips_across * a.p;
+    const int tiles_m = ceil_div(a.k, kM), tiles_n = ceil_div(a.c, kN);
+    x.tiles_n = FastDivmod::make(tiles_n);
+    x.column_groups = FastDivmod::make(column_groups), x.row_groups = FastDivmod::make(row_groups);
+    const int tiles = tiles_m * tiles_n * row_groups * column_groups;
+    x.tiles = FastDivmod::make(tiles);
+    x.workers = kSlices * x.splits;
+
+    // The rows of dy that a row of x meets must be there at a time. A warpgroup releases the stages of a row when it has
+    // the next one that it meets.
+    const int apart = kFilterRows == 1 ? 1 : a.stride_h;
+    const int span = (kFilterRows - 1) * a.dilation_h / a.stride_h + 1;
+    const int64_t shared = kSmemAlignment + Layout(x, 0).end;
+    const int box_w = kFilterColumns == 1 ? (x.columns - 1) * a.stride_w + 1 : x.width;
+    if (x.dy_slots <= span || x.dy_slots > 64 || x.x_slots <= apart || x.x_slots > 64)
+      return refused(out, "a ring must have up to 64 slots: of dy more than a filter's rows, of x more than the stride");
+    if (shared > AT_MAX_SHARED_BYTES || x.columns > 256 || box_w > 256)
+      return refused(out, "the boxes need more shared memory than the GPU has, or are wider than 256 pixels");
+    if (x.workers > x.rows) return refused(out, "splits must leave a row of pixels to each block");
+    const int64_t counters = ceil_div((int64_t)tiles * kSlices * 4, 256) * 256;
+    const int64_t workspace = x.splits > 1 ? counters + (int64_t)x.splits * tiles * kSumRows * kN * 4 : 0;
+    prepared(out, x, tiles * x.workers, 1, 1, kThreads, (int)shared, workspace);
+
+    out->tensor_map_count = 2;
+    const uint32_t stride = kFilterColumns == 1 ? a.stride_w : 1;
+    describe(out->tensor_maps[0], kDyMap, kDy, a.n, a.p, a.q, a.k, x.columns, 1);
+    describe(out->tensor_maps[1], kXMap, kX, a.n, a.h, a.w, a.c, box_w, stride);
+  }
+
+  // A map of an NHWC tensor in which images follow channels: a box has 64 channels of kImages images, by pixel.
+  AT_DEVICE static void describe(at_tensor_map& map, int offset, int pointer, uint64_t n, uint64_t h, uint64_t w,
+                                 uint64_t c, uint32_t box_w, uint32_t stride_w) {
+    map = {offset, pointer, Config::kMapElement, ptx::swizzle_mode(128)};
+    ptx::describe_tensor_map<Element>(map, {c, n, w, h}, {kChunk, kImages, box_w, 1}, {1, 1, stride_w, 1});
+    const uint64_t pixel = c * sizeof(Element);
+    map.strides[0] = h * w * pixel, map.strides[1] = pixel, map.strides[2] = w * pixel;
+  }
+
+  // ---- Of a block ----
+
+  // Addresses in shared memory. The sums replace the rings when these are empty.
+  struct Layout {
+    uint32_t dy, x, sums, dy_full, dy_empty, x_full, x_empty, last, end;
+    AT_DEVICE Layout(const Params& p, uint32_t memory) {
+      SmemLayout layout(memory);
+      sums = memory;
+      dy = layout.add(p.dy_slots * dy_bytes(p));
+      x = layout.add(p.x_slots * x_bytes(p));
+      if (layout.end < memory + kSumBytes) layout.end = memory + kSumBytes;
+      dy_full = layout.add_barriers(p.dy_slots), dy_empty = layout.add_barriers(p.dy_slots);
+      x_full = layout.add_barriers(p.x_slots), x_empty = layout.add_barriers(p.x_slots);
+      last = layout.add(8);
+      end = layout.end;
+    }
+  };
+
+  AT_DEVICE static int dy_bytes(const Params& x) { return kMChunks * x.columns * kPixelBytes; }
+  AT_DEVICE static int x_bytes(const Params& x) { return kNChunks * x.width * kPixelBytes; }
+  AT_DEVICE static Pipeline dy_pipeline(const Layout& smem) { return {smem.dy_full, smem.dy_empty}; }
+  AT_DEVICE static Pipeline x_pipeline(const Layout& smem) { return {smem.x_full, smem.x_empty}; }
+
+  // The tile of a block, and its place among the blocks that share the tile's pixels.
+  struct Tile {
+    int index, k, c, r, s;  // the first channels and the first tap
+    int split, slice;
+    AT_DEVICE explicit Tile(const Params& x) {
+      const int cluster = blockIdx.x / kSlices;
+      slice = blockIdx.x % kSlices;
+      split = x.tiles.divmod(cluster, index);
+      int rest = index, at;
+      rest = x.column_groups.divmod(rest, at), s = at * kFilterColumns;
+      rest = x.row_groups.divmod(rest, at), r = at * kFilterRows;
+      rest = x.tiles_n.divmod(rest, at), c = at * kN;
+      k = rest * kM;
+    }
+    AT_DEVICE int first_row(const Params& x, int next = 0) const {
+      return (int)((int64_t)x.rows * (split * kSlices + slice + next) / x.workers);
+    }
+  };
+
+  // Neighbouring rows of the output in one strip of images and columns, and the rows of the input that they meet.
+  struct Segment {
+    int n, q, begin, end;  // first image, first column, rows
+    int first_h, end_h;    // rows of the input, of which every step_h-th
+    AT_DEVICE Segment(const Params& x, const Tile& tile, int row, int last) {
+      int across;
+      const int strip = x.out_rows.divmod(row, begin);
+      n = x.strip_columns.divmod(strip, across) * kImages, q = across * x.columns;
+      end = min(x.out_h, begin + last - row);
+      const int top = x.pad_h - tile.r * x.dilation_h;
+      first_h = begin * x.stride_h - top;
+      end_h = min((end - 1) * x.stride_h - top + (kFilterRows - 1) * x.dilation_h + 1, x.h);
+      if (first_h < 0) first_h += ceil_div(-first_h, step_h(x)) * step_h(x);
+    }
+    AT_DEVICE static int step_h(const Params& x) { return kFilterRows == 1 ? x.stride_h : 1; }
+    // The column of the input at which a box begins.
+    AT_DEVICE int first_w(const Params& x, const Tile& tile) const {
+      return x.whole ? 0 : q * x.stride_w - x.pad_w + tile.s * x.dilation_w;
+    }
+  };
+
+  using Sums = float[kProducts][kProductN / 2];
+};
+
+}  // namespace at
