@@ -7,6 +7,7 @@ stored runs in another process, too. A kernel is bound at the first call of its 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from threading import Lock
 
@@ -93,8 +94,29 @@ def _bind(problem: str, database: str, layout: str, device: torch.device) -> Bou
     with _lock:
         key = problem, database, layout, device
         if key not in _bound:
-            _bound[key] = _bound_problem(_parsed(problem), database, layout, device)
+            _bound[key] = _bound_outside_pools(_parsed(problem), database, layout, device)
         return _bound[key]
+
+
+def _bound_outside_pools(problem: Convolution, database: str, layout: str, device: torch.device) -> BoundProblem:
+    """Return the fastest kernel that can be bound, with memory that no pool of a CUDA graph owns.
+
+    Inductor runs a graph once while this thread and its stream allocate from the pool of the CUDA graph, and refuses
+    tensors of the pool that outlive the run, as a kernel's workspace does. Another thread does not allocate from it.
+
+    Raises:
+        DatabaseError: The database cannot be read.
+        UnsolvedError: It has no kernel that runs here.
+    """
+
+    def bind_and_wait() -> BoundProblem:
+        bound = _bound_problem(problem, database, layout, device)
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()  # it may still fill the workspace
+        return bound
+
+    with ThreadPoolExecutor(1) as other_thread:
+        return other_thread.submit(bind_and_wait).result()
 
 
 def _bound_problem(problem: Convolution, database: str, layout: str, device: torch.device) -> BoundProblem:

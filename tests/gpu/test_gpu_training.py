@@ -6,6 +6,7 @@ import pytest
 import torch
 from training_networks import Small, images, relative_error
 
+from fused_resnet.compile_backend import autotune
 from fused_resnet.training import operator, step_problems
 from fused_resnet.tuning import TuneLimits, create, tune_problems
 
@@ -35,7 +36,7 @@ def test_gradients_are_as_exact_as_those_of_torch(database, monkeypatch, inducto
     torch.manual_seed(0)
     network = Small().cuda().to(memory_format=torch.channels_last)
     plain, exact = copy.deepcopy(network), copy.deepcopy(network).double()
-    compiled = torch.compile(network, backend="autotune", dynamic=False, options={"tuning_db": database})
+    compiled = torch.compile(network, backend=autotune, dynamic=False, options={"tuning_db": database})
 
     def gradients(model, call, dtype):
         x = batch().to(torch.float64 if dtype is None else torch.float32)

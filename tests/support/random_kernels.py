@@ -325,6 +325,7 @@ SIZES: dict[str, Callable[[random.Random], str]] = {
     "cutlass2_conv2d_wgrad": lambda rng: convolution(rng, "conv2d_wgrad"),
     "cutlass2_gemm": product,
     "sm90_conv2d": lambda rng: rng.choice((grouped, grouped, product, excited))(rng),
+    "sm90_conv2d_wgrad": lambda rng: convolution(rng, "conv2d_wgrad"),
     "sm90_folded_conv2d": folded,
     "sm90_image_conv2d": small_images,
     "sm90_se_block": block,

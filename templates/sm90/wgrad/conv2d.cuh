@@ -120,21 +120,57 @@ struct HopperWgrad : WgradPlan<Config> {
     used = {};
   }
 
-  // Releases stages that this warpgroup does not read. It waits for them first: a barrier counts each warp once for each
+  // Releases a stage that this warpgroup does not read. It waits for it first: a barrier counts each warp once for each
   // load.
-  AT_DEVICE static void skip(const Pipeline& pipeline, PipelineState& state, int slots, int count) {
-    for (int i = 0; i < count; ++i, state.advance(slots)) {
-      pipeline.consumer_wait(state);
-      if (threadIdx.x % 32 == 0) pipeline.consumer_release(state.index);
-    }
+  AT_DEVICE static void skip(const Pipeline& pipeline, PipelineState& state, int slots) {
+    pipeline.consumer_wait(state);
+    if (threadIdx.x % 32 == 0) pipeline.consumer_release(state.index);
+    state.advance(slots);
   }
+
+  // The columns of a segment that meet the image, for each product, and where the first tap lies in a box of x.
+  struct Columns {
+    int shift, begin[P::kProducts], end[P::kProducts];
+    AT_DEVICE bool any() const {
+      bool found = false;
+#pragma unroll
+      for (int i = 0; i < P::kProducts; ++i) found |= begin[i] < end[i];
+      return found;
+    }
+  };
+
+  // The same of the whole image. The segments of small images are short, so that nothing is divided for each.
+  struct AllColumns {
+    int first, begin[P::kProducts], end[P::kProducts];
+    AT_DEVICE AllColumns(const Params& x, const Tile& tile) {
+      first = tile.s * x.dilation_w - x.pad_w;
+#pragma unroll
+      for (int i = 0; i < P::kProducts; ++i) {
+        const int at = first + i * x.dilation_w;  // the pixel of column 0
+        begin[i] = P::kJoined || at >= 0 ? 0 : (x.stride_w - 1 - at) / x.stride_w;
+        end[i] = P::kJoined ? x.out_w : at >= x.w ? 0 : min(x.out_w, (x.w - at + x.stride_w - 1) / x.stride_w);
+      }
+    }
+    AT_DEVICE Columns of(const Params& x, const Tile& tile, const Segment& part) const {
+      Columns columns;
+      columns.shift = first + part.q * x.stride_w - part.first_w(x, tile);
+#pragma unroll
+      for (int i = 0; i < P::kProducts; ++i)
+        columns.begin[i] = max(0, begin[i] - part.q), columns.end[i] = min(x.columns, end[i] - part.q);
+      return columns;
+    }
+  };
 
   AT_DEVICE static void multiply_all(const Params& x, const Layout& smem, const Tile& tile) {
     const int group = ptx::warp_uniform(threadIdx.x / 128);
     const int filter_row = group % P::kFilterRows, chunk = group / P::kFilterRows;
     const int last = tile.first_row(x, 1), above = x.pad_h - (tile.r + filter_row) * x.dilation_h;
+    // The rows of dy whose row of x, p * stride_h - above, is in the image.
+    const int first_met = above > 0 ? (above + x.stride_h - 1) / x.stride_h : 0;
+    const int end_met = x.h + above > 0 ? (x.h - 1 + above) / x.stride_h + 1 : 0;
+    const AllColumns all(x, tile);
     const Pipeline dy_pipeline = P::dy_pipeline(smem), x_pipeline = P::x_pipeline(smem);
-    const int dy_bytes = P::dy_bytes(x), x_bytes = P::x_bytes(x);
+    const int dy_bytes = P::dy_bytes(x), x_bytes = P::x_bytes(x), step_h = Segment::step_h(x);
     const uint32_t own_dy = smem.dy + chunk * x.columns * P::kPixelBytes;
     PipelineState dy{0, 0}, in{0, 0};
     Sums sums = {};
@@ -142,28 +178,26 @@ struct HopperWgrad : WgradPlan<Config> {
     ptx::warpgroup_fence_operand(sums);
     for (int row = tile.first_row(x); row < last;) {
       const Segment part(x, tile, row, last);
-      const Columns columns(x, tile, part);
+      const Columns columns = all.of(x, tile, part);
       int p = part.begin, h = part.first_h;  // the rows of the stages that come next
-      // The rows of dy whose row of x, p * stride_h - above, is in the image.
-      const int first = max(p, (above + x.stride_h - 1) / x.stride_h);
-      const int end = columns.any ? min(part.end, (x.h - 1 + above) / x.stride_h + 1) : 0;
-      for (int at = first; at < end; ++at) {
+      const int end = columns.any() ? min(part.end, end_met) : 0;
+      for (int at = max(p, first_met); at < end; ++at) {
         const int met = at * x.stride_h - above;
-        skip(dy_pipeline, dy, x.dy_slots, at - p);
-        skip(x_pipeline, in, x.x_slots, (met - h) / part.step_h(x));
+        for (; p < at; ++p) skip(dy_pipeline, dy, x.dy_slots);
+        for (; h < met; h += step_h) skip(x_pipeline, in, x.x_slots);
         dy_pipeline.consumer_wait(dy);
         x_pipeline.consumer_wait(in);
         // Then the products of the row before are complete.
         multiply_row(x, columns, own_dy + dy.index * dy_bytes, smem.x + in.index * x_bytes, sums);
         release(smem, used);
         used = {dy.index, in.index};
-        p = at + 1, h = met + part.step_h(x);
         dy.advance(x.dy_slots), in.advance(x.x_slots);
+        ++p, h += step_h;
       }
       ptx::warpgroup_wait<0>();
       release(smem, used);
-      skip(dy_pipeline, dy, x.dy_slots, part.end - p);
-      skip(x_pipeline, in, x.x_slots, part.end_h > h ? (part.end_h - h + part.step_h(x) - 1) / part.step_h(x) : 0);
+      for (; p < part.end; ++p) skip(dy_pipeline, dy, x.dy_slots);
+      for (; h < part.end_h; h += step_h) skip(x_pipeline, in, x.x_slots);
       row += part.end - part.begin;
     }
     ptx::warpgroup_fence_operand(sums);
@@ -171,23 +205,6 @@ struct HopperWgrad : WgradPlan<Config> {
     ptx::named_barrier_sync<P::kConsumers, 128 * P::kGroups>();  // no warpgroup reads the rings any more
     store_sums(smem, filter_row, chunk, sums);
   }
-
-  // The columns of a segment: where a box of x begins, and which columns meet the image, for each product.
-  struct Columns {
-    int shift, begin[P::kProducts], end[P::kProducts];  // shift: pixels from the beginning of a box to the first tap
-    bool any = false;
-    AT_DEVICE Columns(const Params& x, const Tile& tile, const Segment& part) {
-      const int first = part.q * x.stride_w - x.pad_w + tile.s * x.dilation_w, count = min(x.columns, x.out_w - part.q);
-      shift = first - part.first_w(x, tile);
-#pragma unroll
-      for (int i = 0; i < P::kProducts; ++i) {
-        const int at = first + i * x.dilation_w;  // the pixel of column 0
-        begin[i] = P::kJoined ? 0 : max(0, (x.stride_w - 1 - at) / x.stride_w);
-        end[i] = P::kJoined ? count : min(count, (x.w - at + x.stride_w - 1) / x.stride_w);
-        any |= begin[i] < end[i];
-      }
-    }
-  };
 
   AT_DEVICE static void multiply_row(const Params& x, const Columns& columns, uint32_t dy, uint32_t in, Sums& sums) {
     constexpr int kPixel = P::kPixelBytes / 16;
@@ -243,8 +260,9 @@ struct HopperWgrad : WgradPlan<Config> {
     for (int i = threadIdx.x; i < kVectors; i += P::kThreads) {
       const int row = first + i / P::kRowVectors, c = i % P::kRowVectors * P::kVector;
       float v[P::kVector] = {};
+      // Each block begins with its own sums, so that not all read from the same block.
 #pragma unroll
-      for (int block = 0; block < P::kSlices; ++block) add_sums(v, sum_row(smem, row) + 4 * c, block);
+      for (int i = 0; i < P::kSlices; ++i) add_sums(v, sum_row(smem, row) + 4 * c, (tile.slice + i) % P::kSlices);
       if (x.splits == 1) {
         store_row(x, tile, row, c, v);
       } else {
@@ -256,7 +274,7 @@ struct HopperWgrad : WgradPlan<Config> {
       for (int i = threadIdx.x; i < kVectors; i += P::kThreads) {
         const int row = first + i / P::kRowVectors, c = i % P::kRowVectors * P::kVector;
         float v[P::kVector] = {};
-#pragma unroll 4
+#pragma unroll 8
         for (int split = 0; split < x.splits; ++split)
           add_partial(v, partial_sums(x, tile, split) + (int64_t)row * P::kN + c);
         store_row(x, tile, row, c, v);

@@ -164,7 +164,7 @@ struct WgradPlan {
       const int top = x.pad_h - tile.r * x.dilation_h;
       first_h = begin * x.stride_h - top;
       end_h = min((end - 1) * x.stride_h - top + (kFilterRows - 1) * x.dilation_h + 1, x.h);
-      if (first_h < 0) first_h += ceil_div(-first_h, step_h(x)) * step_h(x);
+      while (first_h < 0) first_h += step_h(x);
     }
     AT_DEVICE static int step_h(const Params& x) { return kFilterRows == 1 ? x.stride_h : 1; }
     // The column of the input at which a box begins.
