@@ -179,7 +179,7 @@ def _training_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
             tune_problems("a training step", found.to_tune(), device, options.database, options.limits)
     winners = Winners(options.database, options.trusted_keys)
     if found is not None:
-        num_solved = sum(winners.solution(problem, device) is not None for problem in found.named.values())
+        num_solved = sum(bool(winners.solutions(problem, device)) for problem in found.named.values())
         num_all = len(found.named) + found.others
         if num_solved < num_all:
             warnings.warn(

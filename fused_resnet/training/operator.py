@@ -24,10 +24,11 @@ _TAGS = [getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_
 _LIBRARY = torch.library.Library("fused_resnet", "FRAGMENT")
 _LIBRARY.define("solve(Tensor[] operands, str problem, str database, str layout) -> Tensor", tags=_TAGS)
 SOLVE: Callable[[Sequence[torch.Tensor], str, str, str], torch.Tensor] = torch.ops.fused_resnet.solve.default
-"""(the problem's inputs, its text, the database, the layout of the weight) -> the result; all contiguous.
+"""(the problem's inputs, its text, the database, the layout of the weight) -> the result.
 
-Activations are channels last, as in the problem, and the weight is packed, as the kernel reads it. The graph does both
-by operators of torch, which a compiler fuses with what computes the tensors, such as autocast's conversion."""
+Activations and the result have torch's order of axes and are channels last in memory, as those of torch's convolutions,
+so that a compiler keeps all tensors between them channels last. The weight is packed, as the kernel reads it. The graph
+packs it by operators of torch, which a compiler fuses with what computes it, such as autocast's conversion."""
 
 _known: dict[str, Winners] = {}
 _bound: dict[tuple[str, str, str, torch.device], BoundProblem] = {}
@@ -48,7 +49,7 @@ class BoundProblem:
 
     Args:
         problem: The problem.
-        candidate: The kernel.
+        candidate: The kernel of ours, or the plan of cuDNN.
         device: The device.
 
     Raises:
@@ -57,31 +58,47 @@ class BoundProblem:
 
     def __init__(self, problem: Convolution, candidate: Candidate, device: torch.device) -> None:
         self._device = device
-        operands = problem.operands()
-        self._y = operands[-1]
-        slots = {operand.name: TensorSlot(i) for i, operand in enumerate(operands)}
+        *self._inputs, self._y = problem.operands()
+        slots = {operand.name: TensorSlot(i) for i, operand in enumerate(problem.operands())}
         self._step = bind(candidate, problem, slots, (), device, str(problem))
-        assert self._step.kernel
         self._program = Program()
-        self._program.add(self._step.kernel, self._step.pointers)
+        if self._step.kernel:
+            self._program.add(self._step.kernel, self._step.pointers)
 
     def run(self, operands: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the result for some inputs; on a GPU it is ready when the current stream is."""
-        given = [_readable(tensor) for tensor in operands]
+        given = [
+            _readable(tensor if operand.role == "weight" else tensor.permute(0, 2, 3, 1))
+            for tensor, operand in zip(operands, self._inputs, strict=True)
+        ]
         y = torch.empty(self._y.shape, dtype=TENSOR_DTYPES[self._y.dtype], device=self._device)
-        pointers = [tensor.data_ptr() for tensor in (*given, y)]
         if self._device.type == "cuda":
             with torch.cuda.device(self._device):
-                self._program.run(torch.cuda.current_stream().cuda_stream, pointers)
+                self._launch([*given, y], torch.cuda.current_stream().cuda_stream)
         else:
-            self._program.run(0, pointers)
-        return y
+            self._launch([*given, y], 0)
+        return y.permute(0, 3, 1, 2)
+
+    def _launch(self, tensors: Sequence[torch.Tensor], stream: int) -> None:
+        if self._step.function:
+            self._step.function(tensors)
+        else:
+            self._program.run(stream, [tensor.data_ptr() for tensor in tensors])
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
     """Return an input contiguous, and aligned for the kernels."""
     ready = tensor.contiguous()
     return ready.clone() if ready.data_ptr() % ACCESS else ready
+
+
+def can_solve(problem: Convolution, database: str, layout: str, device: torch.device) -> bool:
+    """Bind the fastest kernel for a problem, which calls then use; return False if no kernel can be bound."""
+    try:
+        _bind(str(problem), database, layout, device)
+    except UnsolvedError:
+        return False
+    return True
 
 
 def _solve(operands: Sequence[torch.Tensor], problem: str, database: str, layout: str) -> torch.Tensor:
@@ -149,7 +166,7 @@ def _parsed(text: str) -> Convolution:
 
 def _fake(operands: Sequence[torch.Tensor], problem: str, database: str, layout: str) -> torch.Tensor:
     y = _parsed(problem).operands()[-1]
-    return operands[0].new_empty(y.shape, dtype=TENSOR_DTYPES[y.dtype])
+    return operands[0].new_empty(y.shape, dtype=TENSOR_DTYPES[y.dtype]).permute(0, 3, 1, 2)
 
 
 _LIBRARY.impl("solve", _solve, "CompositeExplicitAutograd")

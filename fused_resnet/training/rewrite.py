@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 from autotune.ir import pack_weight, turn_weight
-from fused_resnet.training.operator import SOLVE
+from fused_resnet.training.operator import SOLVE, can_solve
 from fused_resnet.training.passes import BY_BIAS, FORWARD, Pass, passes
 from fused_resnet.training.winners import Winners
 
@@ -67,7 +67,10 @@ class Rewrite(CustomGraphPass):
 
     def _solved(self, graph: fx.Graph, one: Pass) -> fx.Node | None:
         """Add the kernel of a pass; None if there is none."""
-        solution = self._winners.solution(one.problem, _value(one.operands[0]).device)
+        device, database = _value(one.operands[0]).device, self._winners.database
+        solutions = self._winners.solutions(one.problem, device)
+        usable = (found for found in solutions if can_solve(found.form.problem, database, found.layout, device))
+        solution = next(usable, None)
         if solution is None:
             return None
         problem, layout, turned = solution.form.problem, solution.layout, solution.form.turned
@@ -76,13 +79,17 @@ class Rewrite(CustomGraphPass):
             return pack_weight(turn_weight(weight, problem.groups) if turned else weight, layout, problem.groups)
 
         operands = [
-            _inlined(graph, node, packed)
-            if operand.role == "weight"
-            else _inlined(graph, node, lambda tensor: tensor.permute(0, 2, 3, 1).contiguous())
+            _inlined(graph, node, packed) if operand.role == "weight" else node
             for node, operand in zip(one.operands, problem.operands(), strict=False)
         ]
-        y = _call(graph, SOLVE, (operands, str(problem), self._winners.database, layout))
-        return _call(graph, torch.ops.aten.permute.default, (y, [0, 3, 1, 2]))
+        y = _call(graph, SOLVE, (operands, str(problem), database, layout))
+        # Inductor gives an operator of the tag needs_exact_strides its arguments with the strides of these.
+        wanted = [
+            _value(node) if operand.role == "weight" else _channels_last(_value(node))
+            for node, operand in zip(operands, problem.operands(), strict=False)
+        ]
+        y.meta["eager_input_vals"] = ((wanted, *y.args[1:]), {})
+        return y
 
 
 def _replace_forward(node: fx.Node, y: fx.Node) -> None:
@@ -131,8 +138,6 @@ def _call(graph: fx.Graph, operator: Any, arguments: tuple[Any, ...]) -> fx.Node
     """Add a call, and note its result without values, which Inductor reads."""
     node = graph.call_function(operator, arguments)
     node.meta["val"] = _result(operator, node.args, {})
-    # Inductor gives an operator of the tag needs_exact_strides its arguments with the strides of these.
-    node.meta["eager_input_vals"] = fx.node.map_arg((node.args, {}), _value)
     return node
 
 
@@ -142,6 +147,13 @@ def _result(operator: Any, arguments: Any, keywords: Any) -> Any:
     tensors = [one for one in tree_leaves((given, named)) if isinstance(one, FakeTensor)]
     with tensors[0].fake_mode:
         return operator(*given, **named)
+
+
+def _channels_last(value: Any) -> torch.Tensor:
+    """Return a tensor without values of the same shape that is channels last."""
+    with value.fake_mode:
+        last: torch.Tensor = value.contiguous(memory_format=torch.channels_last)
+    return last
 
 
 def _value(argument: Any) -> torch.Tensor:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from autotune.ir import Conv2dWgrad, Convolution, parse
-from autotune.libraries import aten
+from autotune.libraries import aten, cudnn_names
 from autotune.runtime import Candidate, KernelChoice, choices
 from fused_resnet.training.forms import Form, forms
 from tuning_db import reader
@@ -28,7 +28,7 @@ class Solution:
 
 
 class Winners:
-    """The kernels of ours that a database knows to be faster than torch's operators.
+    """The kernels of ours and plans of cuDNN that a database knows to be faster than torch's operators.
 
     Args:
         database: Path or URL of the database.
@@ -37,43 +37,41 @@ class Winners:
 
     def __init__(self, database: str, trusted_keys: Sequence[PublicKey] = ()) -> None:
         self.database, self._trusted_keys = database, tuple(trusted_keys)
-        self._solutions: dict[tuple[str, torch.device], Solution | None] = {}
+        self._solutions: dict[tuple[str, torch.device], tuple[Solution, ...]] = {}
 
-    def solution(self, problem: Convolution, device: torch.device) -> Solution | None:
-        """Return the fastest kernel for a pass, tuned at its very sizes; None if torch's operator is faster.
+    def solutions(self, problem: Convolution, device: torch.device) -> tuple[Solution, ...]:
+        """Return the ways to compute a pass, tuned at its very sizes, that beat torch's operator, the fastest first.
 
         Raises:
             DatabaseError: The database cannot be read.
         """
         key = str(problem), device
         if key not in self._solutions:
-            self._solutions[key] = self._fastest(problem, device)
+            self._solutions[key] = self._ranked(problem, device)
         return self._solutions[key]
 
-    def _fastest(self, problem: Convolution, device: torch.device) -> Solution | None:
+    def _ranked(self, problem: Convolution, device: torch.device) -> tuple[Solution, ...]:
         tuned = [(form, self._tuned(form.problem, device)) for form in forms(problem)]
         torchs = [_torchs_us(found) for _, found in tuned]
         limit = next(filter(None, torchs), inf)  # of the pass itself, if that was timed
         kernels = [
-            (choice.expected_us or inf, position, choice.candidate)
-            for position, (_, found) in enumerate(tuned)
+            (choice.expected_us or inf, Solution(form, layout_of(choice.candidate)))
+            for form, found in tuned
             for choice in found
-            if choice.candidate.native
+            if _is_solver(choice.candidate)
         ]
-        if not kernels:
-            return None
-        microseconds, position, candidate = min(kernels, key=lambda kernel: kernel[0])
-        return Solution(tuned[position][0], layout_of(candidate)) if microseconds < limit else None
+        ranked = sorted(kernels, key=lambda kernel: kernel[0])
+        return tuple(dict.fromkeys(solution for microseconds, solution in ranked if microseconds < limit))
 
     def trains(self, device: torch.device) -> bool:
-        """Return whether there is a kernel for a gradient by a weight; raises as `solution` does."""
+        """Return whether there is a kernel for a gradient by a weight; raises as `solutions` does."""
         with reader(self.database, self._trusted_keys) as store:
             texts = [text for text in store.problem_texts() if text.startswith(f"{Conv2dWgrad.operator} ")]
-        return any(self.solution(_gradient(text), device) for text in texts)
+        return any(self.solutions(_gradient(text), device) for text in texts)
 
     def candidates(self, problem: Convolution, device: torch.device) -> list[Candidate]:
-        """Return the kernels of ours for a problem, the fastest first; raises as `solution` does."""
-        return [choice.candidate for choice in self._tuned(problem, device) if choice.candidate.native]
+        """Return the kernels for a problem, the fastest first; raises as `solutions` does."""
+        return [choice.candidate for choice in self._tuned(problem, device) if _is_solver(choice.candidate)]
 
     def _tuned(self, problem: Convolution, device: torch.device) -> list[KernelChoice]:
         with reader(self.database, self._trusted_keys) as store:
@@ -89,7 +87,12 @@ class Winners:
 
 def layout_of(candidate: Candidate) -> str:
     """Return the layout in which a kernel reads the weight; torch's own if it names none, also for one without."""
-    return candidate.weight_layouts.get("weight", "kcrs")
+    default = "krsc" if candidate.kind == cudnn_names.KIND else "kcrs"
+    return candidate.weight_layouts.get("weight", default)
+
+
+def _is_solver(candidate: Candidate) -> bool:
+    return candidate.native or candidate.kind == cudnn_names.KIND
 
 
 def _torchs_us(found: Sequence[KernelChoice]) -> float | None:

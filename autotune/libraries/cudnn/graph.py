@@ -96,10 +96,12 @@ def arguments(
     for operand in problem.operands():
         if operand.name in tensors:
             found[numbers[operand.name]] = _laid_out(operand, tensors[operand.name], vectors)
-    device = next(iter(tensors.values())).device
     values = {_SCALAR + i: value for i, value in enumerate(scalars)}
     if any(name.startswith("hard") for name in problem.epilogue.names):
         values |= {_CONSTANT + i: value for i, value in enumerate(_CONSTANTS)}
+    if not values:
+        return found
+    device = next(iter(tensors.values())).device
     return found | {number: torch.full((1,), value, device=device) for number, value in values.items()}
 
 
