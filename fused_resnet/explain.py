@@ -115,7 +115,7 @@ def explain(context: ExecutionContext, store: Database) -> Explanation:
     settled = store.plan(device, plan.network.key) if device else None
     return Explanation(
         tuple(_row(item, store, device) for item in plan.bound),
-        settled.median_us if settled else None,
+        settled.median_us if settled and not settled.details.get("untimed") else None,
         plan.arena.bytes,
         sum(operand.bytes for operand in plan.buffers.values()),
         context.bytes,

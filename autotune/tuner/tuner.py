@@ -21,7 +21,7 @@ from autotune.codegen import toolchain
 from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, paths
 from autotune.families import Kernel, family, serving
 from autotune.ir import Convolution, Network, Problem
-from autotune.libraries import aten, cudnn
+from autotune.libraries import aten, cudnn, inductor
 from autotune.measure import BACKGROUND_NICENESS, Result, Worker
 from autotune.runtime import candidate, shortlist
 from autotune.search import Schedule, Space, Study
@@ -38,6 +38,7 @@ from autotune.tuner.study_manager import StudyManager
 from autotune.tuner.threads import facts_in_background, in_thread
 from autotune.tuner.time_breakdown import TimeBreakdown
 from autotune.tuner.trial_queue import TrialQueue
+from autotune.tuner.untimed_inductor import prefer_untimed
 from tuning_db import Store, launch_text, ranking
 from tuning_db.schema import Device, KernelRow, Measurement
 
@@ -372,6 +373,20 @@ class Tuner:
                 self.options.arch.is_cuda,
                 self.progress.note,
                 beside.seconds if beside else 0.0,
+            )
+        self._check_against_inductor(network)
+
+    def _check_against_inductor(self, network: Network) -> None:
+        """Leave a network to Inductor if that was not timed and the plan may be slower."""
+        device, _ = self._started()
+        if not network.whole:
+            return
+        rows = self._operator_rows(network.whole.layers[0].problem)
+        compiled = next((row for row in rows if row.family == inductor.FAMILY), None)
+        if compiled and prefer_untimed(self.store, device, network, compiled):
+            self.progress.note(
+                "Inductor did not end within the budget, and no plan is far faster than eager PyTorch: where there is "
+                "a compiler, the network runs on Inductor's code"
             )
 
     # -- the schedule's bench (search.Bench) -----------------------------------------------------------------

@@ -57,6 +57,10 @@ def plan_text(plan: PlanRow, fallback: PlanRow | None, is_cuda: bool) -> str:
     faster = f"{gain:.2f}x faster than with the winners above" if gain else "and the winners above were not timed"
     text = f"The network {'as one CUDA graph' if is_cuda else 'as a whole'}: {plan.median_us:.1f} us, "
     whole = plan.details.get("torch_us", {})
+    if plan.details.get("untimed"):
+        text = "The network runs on torch.compile's code, which was not timed: eager PyTorch takes "
+        text += f"{plan.median_us:.1f} us"
+        return f"{text}; without a compiler {fallback.median_us:.1f} us" if fallback else text
     if WHOLE in taken:
         fastest = min(whole, key=whole.__getitem__)
         name = "torch.compile" if fastest.startswith(inductor.FAMILY) else "eager PyTorch"

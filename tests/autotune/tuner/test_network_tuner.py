@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sqlalchemy import text
 
 from autotune.core import Deadline, OutOfTimeError, device_name, device_target
 from autotune.ir import (
@@ -31,6 +32,7 @@ from autotune.measure import Result
 from autotune.runtime.selection import select
 from autotune.tuner.network_tuner import tune_network_plan
 from autotune.tuner.plan_descent import MAX_TIME_RATIO
+from autotune.tuner.untimed_inductor import prefer_untimed
 from autotune_cli.tune_summary import plan_text
 from tuning_db import Store
 
@@ -369,6 +371,39 @@ def test_a_run_that_ends_before_it_times_a_plan_leaves_torchs_fastest_trial(stor
     assert (row.median_us, row.details["alternatives"]) == (9.0, [WHOLE])
     said = plan_text(row, None, is_cuda=False)
     assert "9.0 us" in said and "is fastest and runs it" in said
+
+
+@pytest.mark.parametrize(("eager_us", "left_to_inductor"), [(19.0, True), (21.0, False)])
+def test_a_plan_that_was_not_compared_with_inductor_must_be_far_faster_than_eager(
+    store, kernels, torchs, eager_us, left_to_inductor
+):
+    device, _ = kernels
+    compiled = next(number for number, family in torchs.items() if family == "inductor")
+    with store.writing() as session:
+        session.execute(text("DELETE FROM measurement WHERE kernel_id = :kernel"), {"kernel": compiled})
+        session.execute(text("UPDATE measurement SET median_us = :us WHERE median_us = 9.0"), {"us": eager_us})
+    worker = DeviceWithTorch(VALLEYS | {"aten": eager_us})
+    row = tune_network_plan(store, device, worker, WITH_TORCH)
+    assert row.median_us == 10.0
+    assert prefer_untimed(store, device, WITH_TORCH, store.kernel(compiled)) is left_to_inductor
+    layers = [("first", "torch"), ("second", "torch")]
+    cpu = torch.device("cpu")
+    assert families(*select(store, WITH_TORCH, cpu, "absent")) == layers
+    if left_to_inductor:
+        assert families(*select(store, WITH_TORCH, cpu, "present")) == [("the network", "inductor")]
+        said = plan_text(store.plan(device, WITH_TORCH.key), None, is_cuda=True)
+        assert "not timed" in said and "19.0 us" in said
+    else:
+        assert families(*select(store, WITH_TORCH, cpu, "present")) == layers
+
+
+@pytest.mark.parametrize("torch_us", [20.0, 5.0])
+def test_a_plan_that_was_compared_with_inductor_stays(store, kernels, torchs, torch_us):
+    device, _ = kernels
+    row = tune_network_plan(store, device, DeviceWithTorch(VALLEYS | {"aten": 9.0, "inductor": torch_us}), WITH_TORCH)
+    compiled = next(number for number, family in torchs.items() if family == "inductor")
+    assert not prefer_untimed(store, device, WITH_TORCH, store.kernel(compiled))
+    assert store.plan(device, WITH_TORCH.key).id == row.id
 
 
 def test_a_region_compiled_by_inductor_has_a_spare_without_it(store, kernels, torchs):
