@@ -37,7 +37,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_kernels_text_computes_the_gradient(case, tmp_path):
     config, text = CASES[case]
-    dtype, epilogue = ("bf16", "epilogue=mul_scalar") if "stride" in case else ("f16", "")
+    dtype, epilogue = ("bf16", "epilogue=mul_scalar,add") if "stride" in case else ("f16", "")
     problem = parse(f"conv2d_wgrad {text} dtype={dtype} {epilogue}")
     assert FAMILY.why_not_served(problem, SM90) is None
     config = PLAIN | config

@@ -213,19 +213,29 @@ struct HopperWgrad : WgradPlan<Config> {
     const int tap = x.dilation_w * P::kPixelBytes, channels = x.width * P::kPixelBytes;
     const uint32_t first_a = ptx::transposed_descriptor_lo(dy, 0);
     const uint32_t first_b = ptx::transposed_descriptor_lo(in, P::kJoined && P::kFilterColumns > 1 ? tap : channels);
+    // The columns that meet just the products first to last, which take turns, since each waits for its sums. A product
+    // further to the left of the filter begins and ends later.
 #pragma unroll
-    for (int i = 0; i < P::kProducts; ++i) {
-      int q = columns.begin[i];
-      uint32_t a = first_a + q * kPixel, b = first_b + (columns.shift + q * x.step_w) * kPixel + i * (tap / 16);
-      // Each round waits for the products of the one before: the compiler would serialize a loop that does not wait.
-      for (; q < columns.end[i]; ++q, a += kPixel, b += x.step_w * kPixel) {
-        ptx::warpgroup_arrive();
+    for (int first = 0; first < P::kProducts; ++first) {
 #pragma unroll
-        for (int images = 0; images < P::kImages / P::kK; ++images)
-          Config::wgmma(sums[i], ptx::SmemDescriptor{a + images * (P::kKBytes / 16), hi},
-                        ptx::SmemDescriptor{b + images * (P::kKBytes / 16), hi}, 1);
-        ptx::warpgroup_commit_batch();
-        ptx::warpgroup_wait<1>();
+      for (int last = first; last < P::kProducts; ++last) {
+        const bool from_left = first == 0, to_right = last + 1 == P::kProducts;
+        int q = max(columns.begin[first], to_right ? 0 : columns.end[to_right ? last : last + 1]);
+        const int end = min(columns.end[last], from_left ? x.columns : columns.begin[from_left ? first : first - 1]);
+        uint32_t a = first_a + q * kPixel, b = first_b + (columns.shift + q * x.step_w) * kPixel;
+        // Each round waits for the products of the one before: the compiler would serialize a loop that does not wait.
+        for (; q < end; ++q, a += kPixel, b += x.step_w * kPixel) {
+          ptx::warpgroup_arrive();
+#pragma unroll
+          for (int images = 0; images < P::kImages / P::kK; ++images) {
+#pragma unroll
+            for (int i = first; i <= last; ++i)
+              Config::wgmma(sums[i], ptx::SmemDescriptor{a + images * (P::kKBytes / 16), hi},
+                            ptx::SmemDescriptor{b + i * (tap / 16) + images * (P::kKBytes / 16), hi}, 1);
+          }
+          ptx::warpgroup_commit_batch();
+          ptx::warpgroup_wait<1>();
+        }
       }
     }
   }
@@ -255,54 +265,50 @@ struct HopperWgrad : WgradPlan<Config> {
   // Adds the sums of the cluster's blocks for this block's part of the tile.
   AT_DEVICE static void finish(const Params& x, const Layout& smem, const Tile& tile) {
     constexpr int kVectors = P::kShareRows * P::kRowVectors;
-    const int first = tile.slice * P::kShareRows;
-    float* const partial = partial_sums(x, tile, tile.split);
+    const int first = tile.slice * P::kShareRows * P::kRowVectors;
+    float4* const partial = partial_sums(x, tile, tile.split) + first;
     for (int i = threadIdx.x; i < kVectors; i += P::kThreads) {
-      const int row = first + i / P::kRowVectors, c = i % P::kRowVectors * P::kVector;
+      const Place at(first + i);
       float v[P::kVector] = {};
       // Each block begins with its own sums, so that not all read from the same block.
 #pragma unroll
-      for (int i = 0; i < P::kSlices; ++i) add_sums(v, sum_row(smem, row) + 4 * c, (tile.slice + i) % P::kSlices);
-      if (x.splits == 1) {
-        store_row(x, tile, row, c, v);
-      } else {
-        float4* const to = reinterpret_cast<float4*>(partial + (int64_t)row * P::kN + c);
-        to[0] = make_float4(v[0], v[1], v[2], v[3]), to[1] = make_float4(v[4], v[5], v[6], v[7]);
-      }
+      for (int j = 0; j < P::kSlices; ++j) add(v, block_sums(smem, at, (tile.slice + j) % P::kSlices));
+      if (x.splits == 1) store_vector(x, tile, at, v);
+      else partial[i] = make_float4(v[0], v[1], v[2], v[3]);
     }
     if (x.splits > 1 && is_last(x, smem, tile)) {
+      const int64_t next = (int64_t)x.tiles.divisor * P::kSumRows * P::kRowVectors;  // from one split to the next
+      const float4* const sums = partial_sums(x, tile, 0) + first;
       for (int i = threadIdx.x; i < kVectors; i += P::kThreads) {
-        const int row = first + i / P::kRowVectors, c = i % P::kRowVectors * P::kVector;
         float v[P::kVector] = {};
-#pragma unroll 8
-        for (int split = 0; split < x.splits; ++split)
-          add_partial(v, partial_sums(x, tile, split) + (int64_t)row * P::kN + c);
-        store_row(x, tile, row, c, v);
+#pragma unroll 16
+        for (int split = 0; split < x.splits; ++split) add(v, sums[split * next + i]);
+        store_vector(x, tile, Place(first + i), v);
       }
     }
   }
 
-  AT_DEVICE static void add(float (&v)[P::kVector], float4 low, float4 high) {
-    v[0] += low.x, v[1] += low.y, v[2] += low.z, v[3] += low.w;
-    v[4] += high.x, v[5] += high.y, v[6] += high.z, v[7] += high.w;
+  // A vector of a tile's sums: its row, and its first channel.
+  struct Place {
+    int row, c;
+    AT_DEVICE explicit Place(int vector) : row(vector / P::kRowVectors), c(vector % P::kRowVectors * P::kVector) {}
+  };
+
+  AT_DEVICE static void add(float (&v)[P::kVector], float4 other) {
+    v[0] += other.x, v[1] += other.y, v[2] += other.z, v[3] += other.w;
   }
 
-  AT_DEVICE static void add_sums(float (&v)[P::kVector], uint32_t address, int block) {
-    if constexpr (P::kSlices > 1)
-      add(v, ptx::ld_shared_cluster_float4(address, block), ptx::ld_shared_cluster_float4(address + 16, block));
-    else add(v, ptx::ld_shared_float4(address), ptx::ld_shared_float4(address + 16));
-  }
-
-  AT_DEVICE static void add_partial(float (&v)[P::kVector], const float* from) {
-    const float4* const at = reinterpret_cast<const float4*>(from);
-    add(v, at[0], at[1]);
+  AT_DEVICE static float4 block_sums(const Layout& smem, const Place& at, int block) {
+    const uint32_t address = sum_row(smem, at.row) + 4 * at.c;
+    if constexpr (P::kSlices > 1) return ptx::ld_shared_cluster_float4(address, block);
+    else return ptx::ld_shared_float4(address);
   }
 
   // The workspace: a counter for each part of a tile, then the sums of the clusters.
-  AT_DEVICE static float* partial_sums(const Params& x, const Tile& tile, int split) {
+  AT_DEVICE static float4* partial_sums(const Params& x, const Tile& tile, int split) {
     const int64_t counters = ceil_div((int64_t)x.tiles.divisor * P::kSlices * 4, 256) * 256;
     char* const sums = (char*)x.p.p[AT_WORKSPACE] + counters;
-    return (float*)sums + ((int64_t)split * x.tiles.divisor + tile.index) * P::kSumRows * P::kN;
+    return (float4*)sums + ((int64_t)split * x.tiles.divisor + tile.index) * P::kSumRows * P::kRowVectors;
   }
 
   // Counts this block; true in the last of the blocks that have this part of this tile.
@@ -320,15 +326,14 @@ struct HopperWgrad : WgradPlan<Config> {
     return ptx::ld_shared_word(smem.last) != 0;
   }
 
-  AT_DEVICE static void store_row(const Params& x, const Tile& tile, int row, int c, float (&v)[P::kVector]) {
-    const int tap = row / P::kM, k = tile.k + row % P::kM;
+  AT_DEVICE static void store_vector(const Params& x, const Tile& tile, const Place& at, float (&v)[P::kVector]) {
+    const int tap = at.row / P::kM, k = tile.k + at.row % P::kM;
     const int r = tile.r + tap / P::kFilterColumns, s = tile.s + tap % P::kFilterColumns;
-    const int channel = tile.c + c;
+    const int channel = tile.c + at.c;
     if (k >= x.k || channel >= x.c || r >= x.r || s >= x.s) return;
     const int64_t offset = (((int64_t)k * x.r + r) * x.s + s) * x.c + channel;
-    typename Config::Steps::Fetched fetched;
-    Config::Steps::fetch(fetched, x.p.p, offset);
-    Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, fetched);
+    const typename Config::Steps::Fetched none{};  // the steps load their operands themselves
+    Config::Steps::apply(v, x.p.p, x.scalars, channel, offset, none);
     store(v, (Element*)x.p.p[P::kDw] + offset);
   }
 };

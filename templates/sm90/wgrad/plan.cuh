@@ -25,7 +25,7 @@ struct WgradPlan {
   // Sums in shared memory: rows of kN floats, padded so that a warp's accumulators meet all banks.
   static constexpr int kSumRows = kTaps * kM, kSumPitch = kN + 8, kSumBytes = kSumRows * kSumPitch * 4;
   static constexpr int kShareRows = kSumRows / kSlices;  // rows that a block of the cluster finishes
-  static constexpr int kVector = 8, kRowVectors = kN / kVector;
+  static constexpr int kVector = 4, kRowVectors = kN / kVector;
   enum { kDy = 0, kX = 1, kDw = 2, kFirstOperand = 3 };  // indices of the pointers: Problem.operands()
   using Launch = typename Config::Launch;                // launch values by name, in the family's order
   enum NamedBarrier { kConsumers = 1 };
