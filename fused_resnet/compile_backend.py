@@ -26,7 +26,7 @@ from fused_resnet.dynamo_graph import Unlifted, unlift
 from fused_resnet.model_source import INT8, Captured, check_precision
 from fused_resnet.module import FusedResNet
 from fused_resnet.torch_op import InputError
-from fused_resnet.tuning import TuneLimits, create, database, tune_missing, tune_problems
+from fused_resnet.tuning import TuneLimits, create, database, tune_missing, tune_step
 from tuning_db import DatabaseError
 
 TUNE = {
@@ -176,7 +176,7 @@ def _training_step(graph_module: fx.GraphModule, example_inputs: Sequence[Any], 
         return _other_backend(graph_module, example_inputs)  # a piece between graph breaks
     if found is not None and options.tunes:
         with torch.inference_mode(False):
-            tune_problems("a training step", found.to_tune(), device, options.database, options.limits)
+            tune_step("a training step", found.to_tune(), device, options.database, options.limits)
     winners = Winners(options.database, options.trusted_keys)
     if found is not None:
         num_solved = sum(bool(winners.solutions(problem, device)) for problem in found.named.values())

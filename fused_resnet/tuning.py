@@ -156,13 +156,11 @@ def tune_missing(network: Network, device: torch.device, where: str, limits: Tun
     return request is not None
 
 
-def tune_problems(
-    title: str, named: Mapping[str, Problem], device: torch.device, where: str, limits: TuneLimits
-) -> bool:
-    """Tune those of some problems that a database lacks for a device; the result and errors are those of tune_missing.
+def tune_step(title: str, named: Mapping[str, Problem], device: torch.device, where: str, limits: TuneLimits) -> bool:
+    """Tune those problems of a training step that a database lacks for a device, as tune_missing does.
 
     Args:
-        title: What the problems belong to, for messages.
+        title: What the step is, for messages.
         named: The problems by the names of their layers.
         device: The device.
         where: The database.
@@ -175,7 +173,7 @@ def tune_problems(
     with Store.create(where) as store:
         left = missing_problems(store, bench, list(named.items()))
         if left:
-            _run(store, bench, TuneRequest("problems", title, left), limits)
+            _run(store, bench, TuneRequest("problems", title, left, is_step=True), limits)
     return bool(left)
 
 
@@ -195,6 +193,7 @@ def _run(store: Store, bench: Bench, request: TuneRequest, limits: TuneLimits) -
         limits.jobs or len(os.sched_getaffinity(0)),
         only=limits.only,
         inductor=inductor_modes(bench.device),
+        baseline_first=request.is_step,
     )
     deadline = Deadline.after(bench.budget if limits.seconds is None else limits.seconds)
     title = (

@@ -22,17 +22,19 @@ class LayerWeights:
 
     Args:
         problems: The problems.
-        networks: The networks; a problem counts as often as their layers use it. Without any, each problem counts once.
+        networks: The networks; a problem counts as often as their layers use it. Without any, it counts as often as it
+            occurs among the problems.
         best_us: Maps a problem to its best measured time in microseconds, or None.
     """
 
     def __init__(
         self, problems: Iterable[Problem], networks: Sequence[Network], best_us: Callable[[Problem], float | None]
     ) -> None:
-        self._problems = list(problems)
+        given = Counter(problems)
+        self._problems = list(given)
         used = [Counter(layer.problem for layer in network.all_layers) for network in networks]
         self._counts = [{problem: count[problem] for problem in self._problems if count[problem]} for count in used]
-        self._counts = self._counts or [dict.fromkeys(self._problems, 1)]
+        self._counts = self._counts or [dict(given)]
         self._best_us = best_us
         self.set_rates(_FLOPS_PER_US, _BYTES_PER_US)
 

@@ -28,6 +28,8 @@ class TunerOptions:
         objectives: Names of tuner.OBJECTIVES; their product is minimized.
         vendor: The library whose plans are candidates on a GPU: "cudnn" or "none".
         inductor: The modes in which Inductor compiles calls of torch's operators; none if it does not.
+        baseline_first: Time torch's operators of all problems before the search, for a training step: that runs a
+            kernel only where it is known to be faster than torch's operator.
     """
 
     arch: Architecture
@@ -43,3 +45,4 @@ class TunerOptions:
     objectives: tuple[str, ...] = DEFAULT_OBJECTIVES
     vendor: str = cudnn.FAMILY
     inductor: tuple[str, ...] = ()
+    baseline_first: bool = False

@@ -69,7 +69,7 @@ class Tuner:
 
     Args:
         store: The database.
-        problems: The problems.
+        problems: The problems; without networks, one weighs the more the oftener it occurs.
         options: Limits and choices.
         worker: Times candidates. Without one the run compiles the configs with the lowest predicted costs and times
             nothing.
@@ -103,7 +103,8 @@ class Tuner:
         foreign: ForeignKernels | None = None,
     ) -> None:
         self.store, self.options, self.worker, self.progress = store, options, worker, progress
-        self.problems = list(dict.fromkeys(problems))
+        given = list(problems)
+        self.problems = list(dict.fromkeys(given))
         self.networks = networks
         self._planned = [network for network in networks if options.arch.is_cuda or network.whole]
         phases = [SEARCH, FINALS, SETTLING] if self._planned else [SEARCH, FINALS]
@@ -121,7 +122,7 @@ class Tuner:
             known=foreign.kernels if foreign else {},
         )
         self._trials: TrialQueue | None = None
-        self.weights = LayerWeights(self.problems, networks, self._best_us)
+        self.weights = LayerWeights(given, networks, self._best_us)
         self.study_manager = StudyManager(store, self.weights.sorted(), options, self.builder, spaces, foreign)
         self._library_candidates: LibraryCandidates | None = None
         self._beside: BackgroundPool | None = None
@@ -249,12 +250,13 @@ class Tuner:
     def _operators_first(self) -> list[Problem]:
         """Return the problems whose operators are timed before the search: those that nothing else solves come first.
 
-        On a GPU they are all. An operator takes cuDNN a fraction of a second to choose, and one of several that a
-        kernel of ours replaces is seldom faster; their times wait for the end of the search.
+        On a GPU they are all, unless the options ask for the others. An operator takes cuDNN a fraction of a second to
+        choose, and one that a kernel of ours replaces is seldom faster; their times wait for the end of the search.
         """
         served = {problem: bool(serving(problem, self.options.arch)) for problem in self.problems}
         first = sorted(self.weights.sorted(), key=served.__getitem__)
-        return [problem for problem in first if not (self.options.arch.is_cuda and served[problem])]
+        waits = self.options.arch.is_cuda and not self.options.baseline_first
+        return [problem for problem in first if not (waits and served[problem])]
 
     def _time_operators(self, problems: Iterable[Problem], until: Deadline) -> None:
         """Time PyTorch's operators of some problems, as far as there is time; those that were timed are left out."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from autotune.core import device_name
 from autotune.ir import Conv2dWgrad, Convolution, parse
 from autotune.libraries import aten, cudnn_names
 from autotune.runtime import Candidate, KernelChoice, choices
@@ -52,8 +53,7 @@ class Winners:
 
     def _ranked(self, problem: Convolution, device: torch.device) -> tuple[Solution, ...]:
         tuned = [(form, self._tuned(form.problem, device)) for form in forms(problem)]
-        torchs = [_torchs_us(found) for _, found in tuned]
-        limit = next(filter(None, torchs), inf)  # of the pass itself, if that was timed
+        limit = self._limit_us(problem, device)
         kernels = [
             (choice.expected_us or inf, Solution(form, layout_of(choice.candidate)))
             for form, found in tuned
@@ -62,6 +62,21 @@ class Winners:
         ]
         ranked = sorted(kernels, key=lambda kernel: kernel[0])
         return tuple(dict.fromkeys(solution for microseconds, solution in ranked if microseconds < limit))
+
+    def _limit_us(self, problem: Convolution, device: torch.device) -> float:
+        """Return the time that a kernel must beat: of torch's operator; 0 if that is not known.
+
+        Where plans of cuDNN were timed, which torch runs, too, the fastest of all is taken, so there is no limit.
+        """
+        name = device_name(device)
+        with reader(self.database, self._trusted_keys) as store:
+            for row in sorted(store.devices(), key=lambda row: row.name != name):
+                timed = {one.kernel.family: one.median_us for one in reversed(store.ranking(row, str(problem)))}
+                if aten.FAMILY in timed:
+                    return timed[aten.FAMILY] or 0.0
+                if cudnn_names.FAMILY in timed:
+                    return inf
+        return 0.0
 
     def trains(self, device: torch.device) -> bool:
         """Return whether there is a kernel for a gradient by a weight; raises as `solutions` does."""
@@ -93,11 +108,6 @@ def layout_of(candidate: Candidate) -> str:
 
 def _is_solver(candidate: Candidate) -> bool:
     return candidate.native or candidate.kind == cudnn_names.KIND
-
-
-def _torchs_us(found: Sequence[KernelChoice]) -> float | None:
-    """Return the time of torch's operator in microseconds; None if it was not timed."""
-    return next((choice.expected_us for choice in found if choice.candidate.family == aten.FAMILY), None)
 
 
 def _gradient(text: str) -> Conv2dWgrad:

@@ -8,7 +8,7 @@ from training_networks import Small, images, relative_error
 
 from fused_resnet.compile_backend import autotune
 from fused_resnet.training import operator, step_problems
-from fused_resnet.tuning import TuneLimits, create, tune_problems
+from fused_resnet.tuning import TuneLimits, create, tune_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.compile, pytest.mark.filterwarnings("ignore:of the")]
 DTYPE = torch.float16
@@ -23,7 +23,7 @@ def database(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("step") / "step.db")
     create(path)
     found = step_problems(Small().cuda(), [batch()], DTYPE)
-    assert tune_problems("Small", found.to_tune(), torch.device("cuda"), path, TuneLimits(trials=4, budget="5m"))
+    assert tune_step("Small", found.to_tune(), torch.device("cuda"), path, TuneLimits(trials=4, budget="5m"))
     return path
 
 

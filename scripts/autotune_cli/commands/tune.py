@@ -264,6 +264,7 @@ def _options(args: argparse.Namespace, bench: Bench) -> TunerOptions:
         objectives=tuple(dict.fromkeys(args.objective or ["time"])),
         vendor=args.vendor,
         inductor=inductor_modes(bench.device, args.inductor),
+        baseline_first=args.train,
     )
 
 

@@ -31,6 +31,11 @@ def test_before_any_measurement_limits_decide():
     assert LayerWeights([SMALL, LARGE], [], lambda _: None).sorted() == [LARGE, SMALL]
 
 
+def test_without_networks_a_problem_counts_as_often_as_it_occurs():
+    weights = LayerWeights([SMALL, POOL, SMALL, SMALL], [], {SMALL: 1.0, POOL: 1.0}.get)
+    assert weights(SMALL) == pytest.approx(0.75)
+
+
 def test_a_problem_counts_as_often_as_layers_use_it():
     weights = LayerWeights([SMALL, POOL], [network([SMALL, POOL, POOL, POOL])], {SMALL: 2.0, POOL: 1.0}.get)
     assert weights.all() == pytest.approx({SMALL: 0.4, POOL: 0.6}) and weights.sorted() == [POOL, SMALL]

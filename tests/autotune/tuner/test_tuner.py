@@ -109,14 +109,15 @@ def test_the_winner_is_a_finalist_and_the_fastest_of_them(tuned):
             assert all(len(row.samples_us) > 5 for row in finalists)
 
 
-def test_a_kernel_is_compiled_once_for_all_problems_with_its_epilogue(tuned):
+def test_a_kernel_is_compiled_once_for_all_problems_with_its_epilogue(tuned, tmp_path, worker, cpu, cpu_target):
     path, log = tuned
-    identities = rows(path, "SELECT family, config, epilogue FROM kernel WHERE library_id IS NOT NULL")
-    assert len(identities) == len(set(identities)) == log.compiled_kernels
-    shared = """
-        SELECT count(DISTINCT problem_id) FROM measurement JOIN kernel ON kernel.id = kernel_id
-        WHERE family = 'cpu_conv2d' GROUP BY kernel_id"""
-    assert (2,) in rows(path, shared)
+    identities = "SELECT family, config, epilogue FROM kernel WHERE library_id IS NOT NULL"
+    found = rows(path, identities)
+    assert len(found) == len(set(found)) == log.compiled_kernels
+    path, both = tmp_path / "both.db", [PROBLEMS[2], PROBLEMS[2].replace("n=2", "n=4")]
+    log = tune(path, worker, cpu, cpu_target, trials=1, strategy="prior", only=("cpu_conv2d",), problems=both)
+    assert len(rows(path, identities)) == log.compiled_kernels == 1, "the lowest cost is that of one config for both"
+    assert len(rows(path, "SELECT DISTINCT problem_id FROM measurement WHERE status = 'ok'")) == 2
 
 
 def test_binaries_and_their_makers_are_kept(tuned, cpu_target):

@@ -6,7 +6,7 @@ from databases import slow_down
 from training_networks import Small, images
 
 from fused_resnet.training import step_problems
-from fused_resnet.tuning import TuneLimits, create, tune_problems
+from fused_resnet.tuning import TuneLimits, create, tune_step
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +15,6 @@ def step_db(tmp_path_factory):
     path = str(tmp_path_factory.mktemp("step") / "step.db")
     create(path)
     found = step_problems(Small(), [images().requires_grad_()])
-    assert tune_problems("Small", found.to_tune(), torch.device("cpu"), path, TuneLimits(trials=1, budget="10m"))
+    assert tune_step("Small", found.to_tune(), torch.device("cpu"), path, TuneLimits(trials=1, budget="10m"))
     slow_down(path, 1000, "kernel_id IN (SELECT id FROM kernel WHERE family = 'aten')")
     return path

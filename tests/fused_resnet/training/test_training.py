@@ -3,6 +3,7 @@
 import copy
 import pickle
 import shutil
+import sqlite3
 import warnings
 
 import pytest
@@ -291,3 +292,17 @@ def test_a_fused_module_without_tuned_gradients_is_the_plain_network(empty_db, s
     fused = FusedResNet.from_model(Small().eval(), empty_db).train()
     fused(images()).sum().backward()
     assert fused.down.weight.grad is not None and not solved
+
+
+def test_a_pass_whose_baseline_was_not_timed_stays_with_torch(step_db, solved, tmp_path):
+    path = str(shutil.copy(step_db, tmp_path / "other.db"))
+    with sqlite3.connect(path) as database:
+        database.execute(
+            "DELETE FROM measurement WHERE kernel_id IN (SELECT id FROM kernel WHERE family = 'aten') "
+            "AND problem_id IN (SELECT id FROM problem WHERE text LIKE 'conv2d_wgrad %')"
+        )
+    trained = network()
+    reference, x = copy.deepcopy(trained).double(), images()
+    compiled(trained, path)(x).square().sum().backward()
+    assert_gradients_are_right(trained, reference, x)
+    assert solved and not any(name.startswith("conv2d_wgrad ") for name in solved)
