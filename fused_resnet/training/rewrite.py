@@ -19,6 +19,8 @@ from fused_resnet.training.operator import SOLVE, can_solve
 from fused_resnet.training.passes import BY_BIAS, FORWARD, Pass, passes
 from fused_resnet.training.winners import Winners
 
+FORCE_STRIDE_ORDER = torch.ops.prims.inductor_force_stride_order.default
+"""(x, strides) -> x with the order of these strides; Inductor computes x in that order, if it is free to."""
 _FILES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
@@ -32,6 +34,7 @@ class Rewrite(CustomGraphPass):
 
     def __init__(self, winners: Winners) -> None:
         self._winners = winners
+        self._laid_out: dict[fx.Node, fx.Node] = {}  # tensors that kernels read, and the same channels last
 
     def uuid(self) -> Any:
         """Return what the rewritten graphs depend on beside the graphs; None if that has no text."""
@@ -44,6 +47,7 @@ class Rewrite(CustomGraphPass):
         Kernels leave their results channels last, so the strides of what is computed from them are noted anew.
         """
         renewed: set[fx.Node] = set()
+        self._laid_out = {}
         for node in list(graph.nodes):
             if node.op == "call_function" and not renewed.isdisjoint(node.all_input_nodes):
                 if node.target in _VIEWS:  # what was contiguous is channels last
@@ -54,6 +58,7 @@ class Rewrite(CustomGraphPass):
                 before = set(graph.nodes)
                 self._replace(node, wanted)
                 renewed |= set(graph.nodes) - before
+        _move_saved_to_their_inputs(graph)
 
     def _replace(self, node: fx.Node, wanted: Sequence[Pass]) -> None:
         """Replace those passes of a call that kernels compute."""
@@ -79,7 +84,7 @@ class Rewrite(CustomGraphPass):
             return pack_weight(turn_weight(weight, problem.groups) if turned else weight, layout, problem.groups)
 
         operands = [
-            _inlined(graph, node, packed) if operand.role == "weight" else node
+            _inlined(graph, node, packed) if operand.role == "weight" else self._channels_last(graph, node)
             for node, operand in zip(one.operands, problem.operands(), strict=False)
         ]
         y = _call(graph, SOLVE, (operands, str(problem), database, layout))
@@ -90,6 +95,25 @@ class Rewrite(CustomGraphPass):
         ]
         y.meta["eager_input_vals"] = ((wanted, *y.args[1:]), {})
         return y
+
+
+    def _channels_last(self, graph: fx.Graph, node: fx.Node) -> fx.Node:
+        """Return a tensor that Inductor keeps channels last, for all its users.
+
+        Otherwise Inductor may compute the tensor in another layout, and copy it for each kernel that reads it.
+        """
+        if node in self._laid_out or node in self._laid_out.values():
+            return self._laid_out.get(node, node)
+        last = _channels_last(_value(node))
+        if node.target == SOLVE or (node.op == "placeholder" and _value(node).stride() == last.stride()):
+            return node
+        first = next(other for other in graph.nodes if other.op != "placeholder")
+        with graph.inserting_before(first if node.op == "placeholder" else node.next):
+            laid_out = _call(graph, FORCE_STRIDE_ORDER, (node, list(last.stride())))
+        laid_out.meta["val"] = last
+        node.replace_all_uses_with(laid_out, delete_user_cb=lambda user: user is not laid_out)
+        self._laid_out[node] = laid_out
+        return laid_out
 
 
 def _replace_forward(node: fx.Node, y: fx.Node) -> None:
@@ -119,6 +143,21 @@ def _replace_backward(node: fx.Node, found: dict[int, fx.Node]) -> None:
         )
     else:
         node.graph.erase_node(node)
+
+
+def _move_saved_to_their_inputs(graph: fx.Graph) -> None:
+    """Move what is only computed for the backward pass behind its inputs.
+
+    Autograd's graphs end with it, such as the masks of activations. Inductor does not fuse operators that are far apart
+    in a graph if that keeps large tensors for longer.
+    """
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        is_saved = node.op == "call_function" and {user.op for user in node.users} == {"output"}
+        if is_saved and isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable:
+            latest = max(node.all_input_nodes, key=order.__getitem__, default=None)
+            if latest and latest.op != "placeholder":
+                latest.append(node)
 
 
 def _inlined(graph: fx.Graph, node: fx.Node, function: Callable[[torch.Tensor], torch.Tensor]) -> fx.Node:
