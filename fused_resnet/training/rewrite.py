@@ -96,7 +96,6 @@ class Rewrite(CustomGraphPass):
         y.meta["eager_input_vals"] = ((wanted, *y.args[1:]), {})
         return y
 
-
     def _channels_last(self, graph: fx.Graph, node: fx.Node) -> fx.Node:
         """Return a tensor that Inductor keeps channels last, for all its users.
 

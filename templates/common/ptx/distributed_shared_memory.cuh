@@ -25,7 +25,8 @@ AT_DEVICE float ld_shared_cluster(uint32_t address, uint32_t block) {
   return v;
 }
 
-// Returns four of them. The address is aligned to 16 bytes. Without a memory clobber, so that several loads are in flight.
+// Returns four of them. The address is aligned to 16 bytes. Without a memory clobber, so that several loads are in
+// flight.
 AT_DEVICE float4 ld_shared_cluster_float4(uint32_t address, uint32_t block) {
   float4 v;
   asm volatile(

@@ -45,8 +45,8 @@ struct SmemDescriptor {
 AT_DEVICE uint32_t descriptor_lo(uint32_t address) { return (address & 0x3ffff) >> 4 | 1u << 16; }
 
 // lo of an operand that is contiguous along its rows ("MN-major"): each K has 64 of them, in 128 swizzled bytes.
-// chunk_bytes: from 64 rows to the next 64, which may overlap. The hi is that of 128 bytes, with the distance from eight
-// K to the next eight.
+// chunk_bytes: from 64 rows to the next 64, which may overlap. The hi is that of 128 bytes, with the distance from
+// eight K to the next eight.
 AT_DEVICE uint32_t transposed_descriptor_lo(uint32_t address, int chunk_bytes) {
   return (address & 0x3ffff) >> 4 | (uint32_t)chunk_bytes >> 4 << 16;
 }

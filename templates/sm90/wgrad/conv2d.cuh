@@ -2,10 +2,10 @@
 //
 // The sum over pixels runs over 16 images of one pixel at a time: a product takes 16 images of a pixel of dy (64
 // channels of the output) and of the pixel of x that a filter tap meets (channels of the input). Both are boxes whose
-// rows are images, [column][image][64 channels], so they are operands of wgmma with channels as the contiguous axis, and
-// any stride, padding and dilation is only another pixel. Taps that meet the padding are skipped: above and below the
-// image always, at its sides if each tap is a product of its own. Joined taps of a row are one product instead, whose
-// columns of 64 channels are neighbouring pixels of x; then boxes have zeros at their sides.
+// rows are images, [column][image][64 channels], so they are operands of wgmma with channels as the contiguous axis,
+// and any stride, padding and dilation is only another pixel. Taps that meet the padding are skipped: above and below
+// the image always, at its sides if each tap is a product of its own. Joined taps of a row are one product instead,
+// whose columns of 64 channels are neighbouring pixels of x; then boxes have zeros at their sides.
 //
 // Each warpgroup has 64 output channels and one row of the filter, and walks over the rows of x. A row of x serves all
 // filter rows, each with another row of dy, so both are read once. Two warps load them into rings.
@@ -255,8 +255,9 @@ struct HopperWgrad : WgradPlan<Config> {
 #pragma unroll
       for (int i = 0; i < kTapSums; i += 2) {
         const int at = column * kTapSums + i;
-        const float2 v = P::kJoined ? make_float2(sums[0][at], sums[0][at + 1])
-                                    : make_float2(sums[P::kJoined ? 0 : column][i], sums[P::kJoined ? 0 : column][i + 1]);
+        const float2 v = P::kJoined
+                             ? make_float2(sums[0][at], sums[0][at + 1])
+                             : make_float2(sums[P::kJoined ? 0 : column][i], sums[P::kJoined ? 0 : column][i + 1]);
         ptx::st_shared(to + i % 4 / 2 * 8 * P::kSumPitch * 4 + i / 4 * 32, v);
       }
     }

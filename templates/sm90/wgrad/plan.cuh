@@ -1,5 +1,5 @@
-// Host side and shared definitions of the kernel in wgrad/conv2d.cuh: sizes, parameters, prepare() and the shared-memory
-// layout.
+// Host side and shared definitions of the kernel in wgrad/conv2d.cuh: sizes, parameters, prepare() and the
+// shared-memory layout.
 #pragma once
 #include "common/fast_divmod.cuh"
 #include "common/ptx/tma.cuh"
@@ -14,9 +14,9 @@ struct WgradPlan {
   static constexpr int kChunk = 64;  // channels of a box: a row of 128 bytes in shared memory
   static constexpr int kM = Config::kM, kN = Config::kN, kMChunks = kM / kChunk, kNChunks = kN / kChunk;
   static constexpr int kFilterRows = Config::kFilterRows, kFilterColumns = Config::kFilterColumns;
-  static constexpr bool kJoined = Config::kJoined;    // the filter columns are one product
-  static constexpr int kImages = Config::kImages;     // of a box
-  static constexpr int kSlices = Config::kSlices;     // blocks of a cluster that split the pixels
+  static constexpr bool kJoined = Config::kJoined;  // the filter columns are one product
+  static constexpr int kImages = Config::kImages;   // of a box
+  static constexpr int kSlices = Config::kSlices;   // blocks of a cluster that split the pixels
   static constexpr int kGroups = kMChunks * kFilterRows, kThreads = 128 * kGroups + 64;
   static constexpr int kTaps = kFilterRows * kFilterColumns;
   static constexpr int kProductN = kJoined ? kFilterColumns * kN : kN, kProducts = kJoined ? 1 : kFilterColumns;
@@ -37,15 +37,15 @@ struct WgradPlan {
     uint8_t dy_map[128], x_map[128];
     int h, w, k, c, r, s, out_h, out_w;
     int stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-    int columns, width;         // output columns of a box, and pixels of its input
-    int step_w;                 // from one output column to the next in a box of x
-    int whole;                  // a box of x is the whole width of the image
+    int columns, width;  // output columns of a box, and pixels of its input
+    int step_w;          // from one output column to the next in a box of x
+    int whole;           // a box of x is the whole width of the image
     int dy_slots, x_slots;
-    int rows, workers;          // rows of all strips; blocks that split them
-    FastDivmod strip_columns;   // boxes across an image
+    int rows, workers;         // rows of all strips; blocks that split them
+    FastDivmod strip_columns;  // boxes across an image
     FastDivmod out_rows;
     FastDivmod tiles_n, column_groups, row_groups, tiles;
-    int splits;                 // clusters that split the pixels
+    int splits;  // clusters that split the pixels
     float scalars[AT_MAX_SCALARS];
     at_pointers p;
   };
@@ -80,14 +80,15 @@ struct WgradPlan {
     x.tiles = FastDivmod::make(tiles);
     x.workers = kSlices * x.splits;
 
-    // The rows of dy that a row of x meets must be there at a time. A warpgroup releases the stages of a row when it has
-    // the next one that it meets.
+    // The rows of dy that a row of x meets must be there at a time. A warpgroup releases the stages of a row when it
+    // has the next one that it meets.
     const int apart = kFilterRows == 1 ? 1 : a.stride_h;
     const int span = (kFilterRows - 1) * a.dilation_h / a.stride_h + 1;
     const int64_t shared = kSmemAlignment + Layout(x, 0).end;
     const int box_w = kFilterColumns == 1 ? (x.columns - 1) * a.stride_w + 1 : x.width;
     if (x.dy_slots <= span || x.dy_slots > 64 || x.x_slots <= apart || x.x_slots > 64)
-      return refused(out, "a ring must have up to 64 slots: of dy more than a filter's rows, of x more than the stride");
+      return refused(out,
+                     "a ring must have up to 64 slots: of dy more than a filter's rows, of x more than the stride");
     if (shared > AT_MAX_SHARED_BYTES || x.columns > 256 || box_w > 256)
       return refused(out, "the boxes need more shared memory than the GPU has, or are wider than 256 pixels");
     if (x.workers > x.rows) return refused(out, "splits must leave a row of pixels to each block");

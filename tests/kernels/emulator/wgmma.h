@@ -43,8 +43,7 @@ void multiply_rows(float (&d)[N], const Operand& rows, uint64_t b, int accumulat
     for (int j = 0; j < N; j += 4)
       for (int e = 0; e < 2; ++e) {
         float right[16];
-        for (int k = 0; k < 16; ++k)
-          right[k] = value(memory, (uint32_t)b, b >> 32, 2 * j + thread % 4 * 2 + e, k);
+        for (int k = 0; k < 16; ++k) right[k] = value(memory, (uint32_t)b, b >> 32, 2 * j + thread % 4 * 2 + e, k);
         for (int half = 0; half < 2; ++half) {
           float& sum = sums[j + 2 * half + e];
           if (!accumulate) sum = 0.f;
@@ -61,8 +60,7 @@ void multiply(float (&d)[N], uint64_t a, uint64_t b, int accumulate,
   const auto rows = [=] {
     Rows left;
     for (int half = 0; half < 2; ++half)
-      for (int k = 0; k < 16; ++k)
-        left.of[half][k] = value(memory, (uint32_t)a, a >> 32, row + 8 * half, k);
+      for (int k = 0; k < 16; ++k) left.of[half][k] = value(memory, (uint32_t)a, a >> 32, row + 8 * half, k);
     return left;
   };
   multiply_rows<Element>(d, rows, b, accumulate, value);
