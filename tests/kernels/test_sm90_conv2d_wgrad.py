@@ -2,12 +2,12 @@
 
 import pytest
 from emulator import Emulated
-from kernels import random_inputs
+from kernels import assert_not_serialized, need_compiler, random_inputs
 from reference import relative_error, solve
 
 from autotune.core import architecture
 from autotune.families import Kernel, family
-from autotune.ir import parse
+from autotune.ir import Epilogue, parse
 
 SM90, FAMILY = architecture("sm90"), family("sm90_conv2d_wgrad")
 PLAIN = {
@@ -46,9 +46,17 @@ def test_the_kernels_text_computes_the_gradient(case, tmp_path):
     kernel = Emulated(Kernel.of(FAMILY.name, config, dtype, problem.epilogue, "sm_90"), tmp_path)
     expected = solve(problem, tensors, scalars)["y"]
     launches = FAMILY.launches(problem, config, SM90)
+    assert all(0 < kernel.shared_bytes(problem, launch) <= SM90.block_shared for launch in launches)
     span = (config["filter_rows"] - 1) * problem.dilation[0] // problem.stride[0] + 1
     slots = {"dy_slots": span + 1, "x_slots": 2 if config["filter_rows"] == 1 else problem.stride[0] + 1}
     tight = min(launches, key=lambda launch: launch["columns"]) | slots | {"splits": 1}
     for seed, launch in enumerate([*launches[:1], tight, tight | {"columns": 2, "splits": 3}, *launches[-1:]]):
         found = kernel.run(problem, tensors, scalars, launch, config["slices"], seed)["y"]
         assert relative_error(found, expected) < 1e-2, launch
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("config", [{"tile_k": 128, "tile_c": 256}, SQUARE, SQUARE | {"joined": 1}])
+def test_the_products_overlap(config, tmp_path):
+    kernel = Kernel.of(FAMILY.name, PLAIN | config, "f16", Epilogue(), "sm_90")
+    assert_not_serialized(need_compiler("sm_90", nvcc=True), kernel, tmp_path)
