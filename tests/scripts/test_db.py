@@ -1,12 +1,14 @@
 """scripts/db.py: its commands and errors."""
 
 import copy
+import json
 import shutil
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
 
+import optuna
 import pytest
 import torch
 from databases import rows, told
@@ -61,6 +63,50 @@ def test_output_into_a_closed_pipe_is_no_error(tuned_db):
     command = f"{sys.executable} {SCRIPTS / 'db.py'} list {tuned_db} --most 100 | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout and "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+def test_trials_open_as_studies_of_optuna(tuned_db, tmp_path):
+    path = tmp_path / "studies.sqlite3"
+    done = script("db", "export", "--optuna", tuned_db, path)
+    assert done.returncode == 0, done.stderr
+    studies = [optuna.load_study(study_name=name, storage=f"sqlite:///{path}") for name in names_of(path)]
+    with Store.open(tuned_db) as store:
+        [device] = store.devices()
+        measured = {problem.text: store.measurements(device, problem.text) for problem in store.problems()}
+    assert sum(len(timed_or_refused(study)) for study in studies) == sum(map(len, measured.values()))
+    for study in studies:
+        known = [
+            row for row in measured[study.user_attrs["problem"]] if row.kernel.family == study.user_attrs["family"]
+        ]
+        best = min((row for row in known if row.status == "ok"), key=lambda row: row.median_us)
+        assert study.best_value == best.median_us
+        assert json.loads(best.kernel.config).items() | best.launch.items() >= study.best_params.items()
+    conv = next(study for study in studies if study.user_attrs["family"] == "cpu_conv2d")
+    choices = conv.trials[0].distributions["block_k"].choices
+    assert all(trial.distributions["block_k"].choices == choices for trial in conv.trials) and len(choices) > 1
+    assert_error(script("db", "export", "--optuna", tuned_db, path), "exists")
+
+
+def test_what_failed_is_a_failed_trial(tuned_db, tmp_path):
+    changed, path = shutil.copy(tuned_db, tmp_path / "changed.db"), tmp_path / "studies.sqlite3"
+    with closing(sqlite3.connect(changed)) as connection:
+        connection.execute("UPDATE measurement SET status = 'wrong', error = 'y is 0', median_us = NULL WHERE id = 1")
+        connection.execute("UPDATE kernel SET error = 'no such register' WHERE id = (SELECT max(id) FROM kernel)")
+        connection.commit()
+    assert script("db", "export", "--optuna", changed, path).returncode == 0
+    studies = [optuna.load_study(study_name=name, storage=f"sqlite:///{path}") for name in names_of(path)]
+    failed = [trial for study in studies for trial in study.trials if trial.state == optuna.trial.TrialState.FAIL]
+    errors = {trial.user_attrs["error"]: trial.user_attrs["status"] for trial in failed}
+    assert errors == {"y is 0": "wrong", "no such register": "does not compile"}
+    assert all(trial.value is None and trial.params for trial in failed)
+
+
+def names_of(path):
+    return optuna.get_all_study_names(f"sqlite:///{path}")
+
+
+def timed_or_refused(study):
+    return [trial for trial in study.trials if trial.user_attrs["status"] != "does not compile"]
 
 
 def test_a_packed_database_runs_the_network_on_the_same_kernels(tuned_db, tmp_path):

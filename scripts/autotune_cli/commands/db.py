@@ -18,7 +18,7 @@ from rich.table import Table
 from autotune.core import AutotuneError, format_bytes
 from autotune.families import families
 from autotune.ir import parse
-from autotune.tuner import format_config, layer_winners
+from autotune.tuner import format_config, layer_winners, optuna_export
 from autotune_cli.command_line import database, positive
 from autotune_cli.tables import winners
 from tuning_db import DatabaseError, Store, diff, json_export, signature
@@ -50,7 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     command("pack", "write a new file with what FusedResNet needs: best candidates and plans", many="DBS")
     command("merge", "write a new file with the contents of several databases", many="DBS")
     command("diff", "count what only one of two databases has, and list differing winners", "DB", "OTHER")
-    command("export", "write the whole database as readable JSON", "DB", "FILE")
+    exported = command("export", "write the whole database as readable JSON", "DB", "FILE")
+    exported.add_argument(
+        "--optuna", action="store_true", help="write the trials as a storage of Optuna instead, for optuna-dashboard"
+    )
     command("import", "add an exported file to a database, which is created if missing", "FILE", "DB")
     command("keygen", "write a new Ed25519 key to FILE, and its public half to FILE.pub", "FILE")
     sign_one = command("sign", "sign all that FusedResNet reads of a file", "DB")
@@ -103,6 +106,15 @@ def listing(store: Store, console: Console, most: int) -> None:
                 time = f"{measurement.median_us:9.2f} us" if measurement.median_us else f"{measurement.status:>12}"
                 mark = "final" if measurement.final else measurement.error or ""
                 console.print(f"  {time}  {format_config(measurement)}  {mark}", highlight=False)
+
+
+def export(store: Store, path: Path, to_optuna: bool, console: Console) -> None:
+    if to_optuna:
+        with Console(stderr=True).status("reading the database") as status:
+            optuna_export.export(store, path, lambda done, of: status.update(f"{done} of {of} studies written"))
+    else:
+        json_export.export(store, path)
+    console.print(f"{path}: {format_bytes(path.stat().st_size)}", highlight=False)
 
 
 def compare(store: Store, other: Store, console: Console) -> None:
@@ -203,7 +215,6 @@ def main(args: argparse.Namespace) -> None:
                 case "list":
                     listing(store, console, args.most)
                 case "export":
-                    json_export.export(store, args.file)
-                    console.print(f"{args.file}: {format_bytes(args.file.stat().st_size)}", highlight=False)
+                    export(store, args.file, args.optuna, console)
                 case "diff":
                     compare(store, stack.enter_context(Store.open(args.other)), console)

@@ -1,0 +1,162 @@
+"""A database's trials as studies of Optuna, for Optuna's own tools, such as optuna-dashboard.
+
+A study is the search of one family, or of a library's implementations, on one problem and device. Its trials are the
+measurements, in the order in which they were made, and the kernels that did not compile.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
+from sqlalchemy import event
+
+from autotune.families import families
+from tuning_db import DatabaseError, Store
+from tuning_db.schema import Device, KernelRow, Measurement
+
+_LIBRARY_PARAMETERS = ("plan", "bias", "memory_format", "mode")
+"""Of the config of a library's implementation: what tells it from the others of its problem."""
+
+_Value = str | int | float | bool | None
+
+
+def export(store: Store, path: Path, tell: Callable[[int, int], object] = lambda *_: None) -> int:
+    """Write a new storage of Optuna, an SQLite file.
+
+    Args:
+        store: The database.
+        path: The file.
+        tell: Called with the number of studies that are written, and of all studies.
+
+    Returns:
+        The number of studies.
+
+    Raises:
+        DatabaseError: The file exists, or cannot be written.
+    """
+    if path.exists():
+        raise DatabaseError(f"{path} exists: remove it or name another file")
+    part = path.with_name(f"{path.name}.part")
+    part.unlink(missing_ok=True)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        storage = optuna.storages.RDBStorage(f"sqlite:///{part}")
+    except Exception as error:  # of whichever library opens the file
+        raise DatabaseError(f"cannot write {path}: {error}") from error
+    event.listen(storage.engine, "connect", _write_without_waiting)
+    storage.engine.dispose()  # the connections so far wait for the disk
+    studies, failed = list(_studies(store)), _failed(store)
+    for number, (device, text, family, measured) in enumerate(studies, 1):
+        study = optuna.create_study(storage=storage, study_name=f"{family} | {text} | {device.name}")
+        notes = {"device": device.name, "target": device.target, "problem": text, "family": family, "unit": "us"}
+        for key, value in notes.items():
+            study.set_user_attr(key, value)
+        kinds = dict.fromkeys(_kind(row.kernel) for row in measured)
+        study.add_trials(_trials(family, measured, [kernel for kind in kinds for kernel in failed[kind]]))
+        tell(number, len(studies))
+    storage.engine.dispose()
+    os.replace(part, path)
+    return len(studies)
+
+
+def _write_without_waiting(connection: Any, _: object) -> None:
+    """Leave it to the operating system when an SQLite file reaches the disk: a broken export is made again."""
+    connection.execute("PRAGMA synchronous = OFF")
+
+
+def _studies(store: Store) -> Iterable[tuple[Device, str, str, list[Measurement]]]:
+    """Yield the measurements of each device, problem and family."""
+    for device in store.devices():
+        for problem in store.problems():
+            by_family: defaultdict[str, list[Measurement]] = defaultdict(list)
+            for row in sorted(store.measurements(device, problem.text), key=lambda row: row.id):
+                by_family[row.kernel.family].append(row)
+            for family, rows in by_family.items():
+                yield device, problem.text, family, rows
+
+
+def _failed(store: Store) -> defaultdict[tuple[str, ...], list[KernelRow]]:
+    """Return the kernels that did not compile, by their kind."""
+    found: defaultdict[tuple[str, ...], list[KernelRow]] = defaultdict(list)
+    for target in sorted({device.target for device in store.devices()}):
+        for row in store.kernels(target):
+            if row.error:
+                found[_kind(row)].append(row)
+    return found
+
+
+def _kind(kernel: KernelRow) -> tuple[str, ...]:
+    """Return what the kernels of one study have in common."""
+    return kernel.family, kernel.dtype, kernel.epilogue, kernel.target
+
+
+def _trials(family: str, measured: Sequence[Measurement], failed: Sequence[KernelRow]) -> list[FrozenTrial]:
+    """Return the trials of a study. A parameter has the same choices in all of them, as Optuna wants."""
+    found = [(_params(family, row.kernel, row.launch), row) for row in measured]
+    broken = [(_params(family, kernel, {}), kernel) for kernel in failed]
+    seen: dict[str, dict[_Value, None]] = defaultdict(dict)
+    for parameter in _parameters(family):
+        seen[parameter.name] = dict.fromkeys(parameter.values)
+    for params in [params for params, _ in found] + [params for params, _ in broken]:
+        for name, value in params.items():
+            seen[name][value] = None
+    choices = {name: CategoricalDistribution(tuple(values)) for name, values in seen.items()}
+    trials = [_measured_trial(params, choices, row) for params, row in found]
+    for params, kernel in broken:
+        trials.append(_trial(params, choices, None, {"status": "does not compile", "error": kernel.error}))
+    return trials
+
+
+def _parameters(family: str) -> Sequence[Any]:
+    """Return the parameters of a family of kernels and of their launches; none for a library or an unknown family."""
+    known = families().get(family)
+    return (*known.parameters, *known.launch_parameters) if known else ()
+
+
+def _params(family: str, kernel: KernelRow, launch: Mapping[str, int]) -> dict[str, _Value]:
+    config = json.loads(kernel.config)
+    if family not in families():
+        config = {name: config[name] for name in _LIBRARY_PARAMETERS if name in config} or config
+    return {**config, **launch}
+
+
+def _measured_trial(
+    params: Mapping[str, _Value], choices: Mapping[str, CategoricalDistribution], row: Measurement
+) -> FrozenTrial:
+    notes = {
+        "status": row.status,
+        "error": row.error,
+        "final": row.final,
+        "relative_error": row.relative_error,
+        "spread_us": row.spread_us,
+        "kernel": row.kernel_id,
+    }
+    trial = _trial(params, choices, row.median_us if row.status == "ok" else None, notes)
+    if row.recorded:
+        trial.datetime_start = trial.datetime_complete = datetime.fromisoformat(row.recorded).replace(tzinfo=None)
+    return trial
+
+
+def _trial(
+    params: Mapping[str, _Value],
+    choices: Mapping[str, CategoricalDistribution],
+    us: float | None,
+    notes: Mapping[str, object],
+) -> FrozenTrial:
+    """Return a trial; one without a time has failed."""
+    return create_trial(
+        state=TrialState.FAIL if us is None else TrialState.COMPLETE,
+        value=us,
+        params=dict(params),
+        distributions={name: choices[name] for name in params},
+        user_attrs={name: value for name, value in notes.items() if value is not None},
+    )
