@@ -18,6 +18,7 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy import event
+from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.families import families
 from tuning_db import DatabaseError, Store
@@ -43,15 +44,22 @@ def export(store: Store, path: Path, tell: Callable[[int, int], object] = lambda
     Raises:
         DatabaseError: The file exists, or cannot be written.
     """
-    if path.exists():
-        raise DatabaseError(f"{path} exists: remove it or name another file")
     part = path.with_name(f"{path.name}.part")
-    part.unlink(missing_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
+        if path.exists():
+            raise DatabaseError(f"{path} exists: remove it or name another file")
+        part.unlink(missing_ok=True)
         storage = optuna.storages.RDBStorage(f"sqlite:///{part}")
-    except Exception as error:  # of whichever library opens the file
-        raise DatabaseError(f"cannot write {path}: {error}") from error
+        count = _write(store, storage, tell)
+        os.replace(part, path)
+    except (OSError, SQLAlchemyError) as error:
+        raise DatabaseError(f"cannot write {path}: {str(error).splitlines()[0]}") from error
+    return count
+
+
+def _write(store: Store, storage: optuna.storages.RDBStorage, tell: Callable[[int, int], object]) -> int:
+    """Write all studies; returns their number."""
     event.listen(storage.engine, "connect", _write_without_waiting)
     storage.engine.dispose()  # the connections so far wait for the disk
     studies, failed = list(_studies(store)), _failed(store)
@@ -64,7 +72,6 @@ def export(store: Store, path: Path, tell: Callable[[int, int], object] = lambda
         study.add_trials(_trials(family, measured, [kernel for kind in kinds for kernel in failed[kind]]))
         tell(number, len(studies))
     storage.engine.dispose()
-    os.replace(part, path)
     return len(studies)
 
 
