@@ -110,21 +110,25 @@ class Upsample(Images):
         """Interpolate along rows, then along columns."""
         return self._resized(self._resized(tensors["x"], 1, self.rows), 2, self.columns)
 
-    def source(self, axis: int, ratio: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def source(
+        self, axis: int, ratio: tuple[int, int], device: torch.device | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the input position of each output position along an axis: its whole part, and its fraction.
 
         Args:
             axis: 1 for rows, 2 for columns.
             ratio: `rows` or `columns`.
+            device: Of the results; by default the CPU. On a GPU nothing is copied from the host, so that a CUDA graph
+                can hold the computation.
         """
         slope, shift, over = self._position(ratio)
         last = (self.h, self.w)[axis - 1] - 1
-        numerator = (torch.arange(self.output_shape[axis]) * slope + shift).clamp_min(0)
+        numerator = (torch.arange(self.output_shape[axis], device=device) * slope + shift).clamp_min(0)
         whole = numerator.div(over, rounding_mode="floor").clamp_max(last)
         return whole, (numerator - whole * over).double() / over
 
     def _resized(self, x: torch.Tensor, axis: int, ratio: tuple[int, int]) -> torch.Tensor:
-        whole, fraction = (part.to(x.device) for part in self.source(axis, ratio))
+        whole, fraction = self.source(axis, ratio, x.device)
         near = x.index_select(axis, whole)
         if not self.linear:
             return near
