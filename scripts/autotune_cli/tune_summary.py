@@ -13,6 +13,7 @@ from autotune.tuner import Tuner, TuneRequest, layer_winners, rejected_configs, 
 from autotune.tuner import failures as failed
 from autotune_cli.tables import failures, phases, spent, tradeoffs, winners
 from autotune_cli.tune_progress import LiveProgress
+from fused_resnet.networks.se_resnet9_fixup import MODELS
 from tuning_db.schema import PlanRow
 
 
@@ -144,3 +145,34 @@ def show_cost(console: Console, tuner: Tuner, progress: LiveProgress, database: 
         console.print(phases(times))
     console.print(progress.parts())
     console.print(f"database {database}", highlight=False)
+
+
+def show_outcome(console: Console, tuner: Tuner, requests: Sequence[TuneRequest], database: str) -> None:
+    """Print the time of each network, how much faster that is than torch, and the line that loads the database."""
+    if tuner.device is None:
+        return
+    for request in requests:
+        plan = tuner.store.plan(tuner.device, request.network.key) if request.network else None
+        if plan and not plan.details.get("untimed"):
+            console.print(f"[bold]{request.title}:[/] {outcome_text(plan)}", highlight=False)
+    if requests[0].network or requests[0].is_step:
+        console.print(_use(requests[0], database), highlight=False, markup=False, soft_wrap=True)
+
+
+def outcome_text(plan: PlanRow) -> str:
+    """Return the time of a plan, and how many times faster it is than torch's operators for the whole network."""
+    fastest: dict[str, float] = {}
+    for candidate, us in plan.details.get("torch_us", {}).items():
+        name = "torch.compile" if candidate.startswith(inductor.FAMILY) else "eager PyTorch"
+        fastest[name] = min(us, fastest.get(name, us))
+    others = [f"{us / plan.median_us:.2f}x faster than {name} ({us:.1f} us)" for name, us in fastest.items()]
+    return ", ".join([f"{plan.median_us:.1f} us", *others])
+
+
+def _use(request: TuneRequest, database: str) -> str:
+    """Return the line of Python that runs what was tuned."""
+    if request.is_step:
+        return f'torch.compile(model, backend="autotune", dynamic=False, options={{"tuning_db": "{database}"}})'
+    if request.name in MODELS:
+        return f'FusedResNet(tuning_db="{database}")'
+    return f'FusedResNet.from_model(model, tuning_db="{database}")'

@@ -316,4 +316,5 @@ def tune(
     else:
         tune_summary.show_gaps(console, tuner, requests)
     tune_summary.show_cost(console, tuner, progress, store.name)
+    tune_summary.show_outcome(console, tuner, requests, store.name)
     return code

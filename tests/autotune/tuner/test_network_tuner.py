@@ -33,7 +33,7 @@ from autotune.runtime.selection import select
 from autotune.tuner.network_tuner import tune_network_plan
 from autotune.tuner.plan_descent import MAX_TIME_RATIO
 from autotune.tuner.untimed_inductor import prefer_untimed
-from autotune_cli.tune_summary import plan_text
+from autotune_cli.tune_summary import outcome_text, plan_text
 from tuning_db import Store
 
 PROBLEM = "conv2d n=2 h=4 w=4 c={c} k=8 dtype=f32"
@@ -336,6 +336,13 @@ def test_torchs_operators_that_are_far_slower_are_not_compiled_once_more(store, 
     row = tune_network_plan(store, device, worker, WITH_TORCH)
     assert all(("the network",) not in plans for plans in worker.asked)
     assert row.details["alternatives"] == [] and set(row.details["torch_us"].values()) == {trial_us}
+
+
+def test_the_outcome_names_torch_once_by_its_fastest_candidates(store, kernels, torchs):
+    device, _ = kernels
+    row = tune_network_plan(store, device, DeviceWithTorch(VALLEYS | {"aten": 30.0, "inductor": 15.0}), WITH_TORCH)
+    said = outcome_text(row)
+    assert said == "10.0 us, 3.00x faster than eager PyTorch (30.0 us), 1.50x faster than torch.compile (15.0 us)"
 
 
 def test_winners_that_do_not_run_together_are_reported(store, kernels):
