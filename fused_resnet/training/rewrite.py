@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor import inductor_prims
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensor
@@ -19,7 +20,7 @@ from fused_resnet.training.operator import SOLVE, can_solve
 from fused_resnet.training.passes import BY_BIAS, FORWARD, Pass, passes
 from fused_resnet.training.winners import Winners
 
-FORCE_STRIDE_ORDER = torch.ops.prims.inductor_force_stride_order.default
+FORCE_STRIDE_ORDER = inductor_prims.force_stride_order
 """(x, strides) -> x with the order of these strides; Inductor computes x in that order, if it is free to."""
 _FILES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
