@@ -64,8 +64,7 @@ def plan_text(plan: PlanRow, fallback: PlanRow | None, is_cuda: bool) -> str:
         return f"{text}; without a compiler {fallback.median_us:.1f} us" if fallback else text
     if WHOLE in taken:
         fastest = min(whole, key=whole.__getitem__)
-        name = "torch.compile" if fastest.startswith(inductor.FAMILY) else "eager PyTorch"
-        text += f"{faster}: {name} ({fastest}) is fastest and runs it"
+        text += f"{faster}: {_runner(fastest)} ({fastest}) is fastest and runs it"
         return f"{text}; without a compiler {fallback.median_us:.1f} us" if fallback else text
     text += faster
     text += ", because inside the graph other candidates of some layers are faster" if is_cuda else ""
@@ -163,10 +162,15 @@ def outcome_text(plan: PlanRow) -> str:
     """Return the time of a plan, and how many times faster it is than torch's operators for the whole network."""
     fastest: dict[str, float] = {}
     for candidate, us in plan.details.get("torch_us", {}).items():
-        name = "torch.compile" if candidate.startswith(inductor.FAMILY) else "eager PyTorch"
+        name = _runner(candidate)
         fastest[name] = min(us, fastest.get(name, us))
     others = [f"{us / plan.median_us:.2f}x faster than {name} ({us:.1f} us)" for name, us in fastest.items()]
     return ", ".join([f"{plan.median_us:.1f} us", *others])
+
+
+def _runner(candidate: str) -> str:
+    """Return what runs a candidate for a whole network, as users call it."""
+    return "torch.compile" if candidate.startswith(inductor.FAMILY) else "eager PyTorch"
 
 
 def _use(request: TuneRequest, database: str) -> str:
