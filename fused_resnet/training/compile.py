@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from autotune.libraries import inductor
 from fused_resnet.training.operator import use
+from fused_resnet.training.replay import StepReplay
 from fused_resnet.training.rewrite import Rewrite
 from fused_resnet.training.winners import Winners
 
@@ -55,10 +56,12 @@ def compile_step(
     rewrite = Rewrite(winners)
     reason = inductor.why_unavailable(device) if inductor.is_wanted() else f"{inductor.SWITCH} is 0"
     if reason is None:
-        from torch._inductor.compile_fx import compile_fx
+        from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-        options = {"post_grad_custom_pre_pass": rewrite, "triton.cudagraphs": graph and device.type == "cuda"}
-        compiled: Any = compile_fx(graph_module, list(example_inputs), config_patches=options)
+        is_recorded = graph and device.type == "cuda"
+        options = {"post_grad_custom_pre_pass": rewrite, "triton.cudagraphs": is_recorded}
+        inner: Any = StepReplay(pool=torch.cuda.graph_pool_handle()).compile if is_recorded else compile_fx_inner
+        compiled: Any = compile_fx(graph_module, list(example_inputs), inner, options)
         step: Compiled = compiled
         return step
     warnings.warn(f"a training step runs on torch's operators beside the tuned kernels: {reason}", stacklevel=4)

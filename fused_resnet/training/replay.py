@@ -1,0 +1,239 @@
+"""Replays the two compiled passes of a training step as CUDA graphs, with little work on the host.
+
+A small batch keeps a GPU busy for less time than the host needs for a step. Inductor's own CUDA graphs check and
+rebuild each tensor of both passes in each step. Here the tensors of a pass stay where they are: a replay checks
+addresses, copies the input, and hands out the results. A replay never overwrites a result that another part of the
+program still holds: such a step runs without a graph.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import torch
+from torch import fx
+
+Run = Callable[[list[Any]], Sequence[Any]]
+"""A compiled pass: it takes its arguments in a list, empties the list, and returns its results."""
+Record = Callable[[Run, list[torch.Tensor], Any], tuple[Callable[[], object], Sequence[Any]]]
+"""(pass, arguments, memory pool) -> a function that repeats the pass on these arguments, and the results it fills."""
+
+LARGEST_SAVED = 1 << 30
+"""Most bytes that a step may save for its backward pass. They stay allocated during the whole backward pass, where
+Inductor's CUDA graphs reuse their memory. Reading and writing them takes a GPU about as long as the host needs for a
+step, so a larger step is not limited by the host."""
+MOST_RECORDINGS = 4
+"""Recordings of a pass whose parameters move, before it runs without a graph."""
+
+
+def record_cuda_graph(run: Run, arguments: list[torch.Tensor], pool: Any) -> tuple[Callable[[], object], Sequence[Any]]:
+    """Record a pass as a CUDA graph; nothing is computed before the first replay."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        results = run(list(arguments))
+    return graph.replay, results
+
+
+class StepReplay:
+    """Compiles the passes of one training step so that they are replayed.
+
+    Args:
+        record: How a pass is recorded.
+        pool: The memory pool of the recordings, which `record` takes.
+    """
+
+    def __init__(self, record: Record = record_cuda_graph, pool: Any = None) -> None:
+        self._recorder, self._is_small = _Recorder(record, pool), False
+
+    def compile(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
+        """Compile a pass as compile_fx_inner does, whose place it takes as the `inner_compile` of compile_fx."""
+        from torch._inductor.compile_fx import compile_fx_inner
+        from torch._inductor.output_code import CompiledFxGraph
+        from torch._inductor.utils import BoxedBool
+
+        is_backward = options.get("is_backward", False)
+        if not is_backward:
+            self._is_small = not options.get("is_inference") and _saved_bytes(graph_module) <= LARGEST_SAVED
+        if not self._is_small:
+            return compile_fx_inner(graph_module, example_inputs, **options)
+        compiled = compile_fx_inner(graph_module, example_inputs, **{**options, "cudagraphs": BoxedBool(False)})
+        fixed = frozenset(options.get("static_input_idxs", ()))
+        if not isinstance(compiled, CompiledFxGraph) or not _can_be_recorded(compiled, example_inputs, fixed):
+            return compiled
+        count = len(_results(graph_module))
+        held = range(count) if is_backward else range(count)[_saved()]
+        replayed = _Replayed(compiled, fixed, held, self._recorder, is_first=not is_backward)
+
+        def run(arguments: list[Any]) -> Sequence[Any]:
+            return replayed(arguments)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+
+def _can_be_recorded(compiled: Any, example_inputs: Sequence[Any], fixed: frozenset[int]) -> bool:
+    """Return whether a pass works on tensors of one device, and writes to none that is copied for it."""
+    if compiled.disabled_cudagraphs_reason or not fixed.issuperset(compiled.mutated_input_idxs):
+        return False
+    tensors = [one for one in example_inputs if isinstance(one, torch.Tensor)]
+    return len(tensors) == len(example_inputs) and len({one.device for one in tensors}) == 1
+
+
+def _results(graph_module: fx.GraphModule) -> list[Any]:
+    output = next(node for node in reversed(graph_module.graph.nodes) if node.op == "output")
+    return list(output.args[0])
+
+
+def _saved() -> slice:
+    """Return which results of the forward pass that is being compiled are saved for the backward pass."""
+    context: Any = torch._guards.TracingContext.get()
+    saved: slice = context.fw_metadata.tensors_saved_for_backwards_slice
+    return saved
+
+
+def _saved_bytes(graph_module: fx.GraphModule) -> int:
+    saved = {node for node in _results(graph_module)[_saved()] if node.op != "placeholder"}
+    return sum(node.meta["val"].numel() * node.meta["val"].element_size() for node in saved)
+
+
+class _Recorder:
+    """What the passes of a step share: memory pool, lock, and the addresses that stay valid between steps.
+
+    Args:
+        record: How a pass is recorded.
+        pool: The memory pool; None for a new one.
+    """
+
+    def __init__(self, record: Record, pool: Any) -> None:
+        self.record, self.pool, self.lock = record, pool, Lock()
+        self.addresses: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """A recorded pass.
+
+    Attributes:
+        repeat: Computes the results from the arguments.
+        addresses: Position of each argument that must not move -> its address.
+        buffers: Position of each other argument -> the tensor that it is copied to.
+        results: What `repeat` fills.
+        passed: Position of each result that is an argument which must not move -> position of that.
+        storages: Memory of the results that are handed out, with the number of its holders if none is in use.
+    """
+
+    repeat: Callable[[], object]
+    addresses: dict[int, int]
+    buffers: dict[int, torch.Tensor]
+    results: Sequence[Any]
+    passed: dict[int, int]
+    storages: list[tuple[torch.UntypedStorage, int]]
+
+    def fits(self, arguments: Sequence[torch.Tensor]) -> bool:
+        """Return whether no argument has moved."""
+        return all(arguments[i].data_ptr() == address for i, address in self.addresses.items())
+
+    def is_in_use(self) -> bool:
+        """Return whether a result that was handed out is still held."""
+        return any(_holders(storage) != free for storage, free in self.storages)
+
+
+class _Replayed:
+    """A compiled pass that is run once and then recorded and replayed.
+
+    Args:
+        run: The pass.
+        fixed: Positions of the arguments that stay in place as a rule: parameters, and what the forward pass saved.
+        held: Positions of the results that are handed out where they are; a copy is made of each other result.
+        recorder: What it shares with the other pass.
+        is_first: Whether this is the forward pass, whose results stay in place for the other.
+    """
+
+    def __init__(
+        self, run: Run, fixed: frozenset[int], held: Sequence[int], recorder: _Recorder, *, is_first: bool
+    ) -> None:
+        self._run, self._fixed, self._held, self._recorder = run, fixed, frozenset(held), recorder
+        self._is_first, self._is_warm = is_first, False
+        self._recording: _Recording | None = None
+        self._recordings_left = MOST_RECORDINGS
+
+    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
+        """Return the results for some arguments, and empty the list of these."""
+        with self._recorder.lock:
+            recording = self._ready(arguments)
+            if recording is None:
+                return self._run(arguments)
+            for i, buffer in recording.buffers.items():
+                buffer.copy_(arguments[i])
+            recording.repeat()
+            results = [self._result(recording, i, result, arguments) for i, result in enumerate(recording.results)]
+        arguments.clear()
+        return results
+
+    def _result(self, recording: _Recording, position: int, result: Any, arguments: Sequence[Any]) -> Any:
+        if position in recording.passed:
+            return arguments[recording.passed[position]]
+        if not isinstance(result, torch.Tensor):
+            return result
+        return result.detach() if position in self._held else result.clone()
+
+    def _ready(self, arguments: Sequence[torch.Tensor]) -> _Recording | None:
+        """Return a recording that fits the arguments and may be replayed now; None to run the pass as it is."""
+        found = self._recording
+        if found and found.is_in_use():
+            return None
+        if found and found.fits(arguments):
+            return found
+        is_warm, self._is_warm = self._is_warm, True  # kernels are compiled and bound in the first run
+        if not is_warm or not self._recordings_left or not self._stay_in_place(arguments):
+            return None
+        self._recordings_left -= 1
+        try:
+            self._recording = self._recorded(arguments)
+        except RuntimeError as error:
+            self._recordings_left = 0
+            line = (str(error).strip().splitlines() or [""])[0]
+            warnings.warn(f"a pass of a training step runs without a CUDA graph: {line}", stacklevel=2)
+        return self._recording
+
+    def _stay_in_place(self, arguments: Sequence[torch.Tensor]) -> bool:
+        """Return whether the next step has its tensors in the same places.
+
+        It has not if the forward pass ran without a graph: what that saved is gone.
+        """
+        copied = (one for i, one in enumerate(arguments) if i not in self._fixed)
+        if any(0 in one.stride() and one.numel() > 1 for one in copied):
+            return False  # a tensor that overlaps itself cannot be copied to
+        known = self._recorder.addresses
+        return self._is_first or all(arguments[i].data_ptr() in known for i in self._fixed)
+
+    def _recorded(self, arguments: Sequence[torch.Tensor]) -> _Recording:
+        inputs = [
+            one.detach()
+            if i in self._fixed
+            else torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device)
+            for i, one in enumerate(arguments)
+        ]
+        buffers = {i: one for i, one in enumerate(inputs) if i not in self._fixed}
+        addresses = {i: inputs[i].data_ptr() for i in self._fixed}
+        repeat, results = self._recorder.record(self._run, inputs, self._recorder.pool)
+        positions = {id(one): i for i, one in enumerate(inputs) if i in self._fixed}
+        passed = {i: positions[id(one)] for i, one in enumerate(results) if id(one) in positions}
+        stay = [one for i, one in enumerate(results) if i not in passed and isinstance(one, torch.Tensor)]
+        held = [results[i] for i in sorted(self._held - passed.keys()) if isinstance(results[i], torch.Tensor)]
+        if self._is_first:
+            self._recorder.addresses = frozenset([*addresses.values(), *(one.data_ptr() for one in stay)])
+        of_arguments = {one.untyped_storage().data_ptr() for one in arguments}
+        storages = {storage.data_ptr(): storage for one in held if (storage := one.untyped_storage())}
+        counted = [(storage, _holders(storage)) for address, storage in storages.items() if address not in of_arguments]
+        return _Recording(repeat, addresses, buffers, results, passed, counted)
+
+
+def _holders(storage: torch.UntypedStorage) -> int:
+    """Return the number of tensors and storages that hold some memory."""
+    count: int = torch._C._storage_Use_Count(storage._cdata)
+    return count

@@ -1,0 +1,55 @@
+"""Replays of a step on a CPU, where a recording runs the pass again and writes to the results of the first run."""
+
+import ctypes
+
+import pytest
+import replayed_steps
+import torch
+
+pytestmark = pytest.mark.compile
+
+
+def same_memory(tensor):
+    """Return a tensor in the memory of another, which neither owns it nor counts as a change of it, as a CUDA graph."""
+    count = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    memory = (ctypes.c_byte * (count * tensor.element_size())).from_address(tensor.data_ptr())
+    return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+
+def record_again(run, arguments, _):
+    arguments = [same_memory(one) for one in arguments]
+    before = [one.clone() for one in arguments]
+    results = run(list(arguments))
+    for one, values in zip(arguments, before, strict=True):  # the backward pass writes to what the forward pass saved
+        one.copy_(values)
+
+    def repeat():
+        for result, now in zip(results, run(list(arguments)), strict=True):
+            if result is not now and isinstance(now, torch.Tensor):
+                same_memory(result).copy_(now)
+
+    return repeat, results
+
+
+@pytest.mark.parametrize("situation", replayed_steps.SITUATIONS, ids=lambda one: one.__name__)
+def test_a_replay_changes_nothing_that_is_held(situation):
+    situation(replayed_steps.Steps(torch.device("cpu"), record_again))
+
+
+def test_a_pass_that_cannot_be_recorded_runs_as_it_is():
+    def refuse(*_):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    steps = replayed_steps.Steps(torch.device("cpu"), refuse)
+    with pytest.warns(UserWarning, match="without a CUDA graph: operation not permitted"):
+        for _ in range(4):
+            steps.step()
+    assert steps.events == {"recordings": 1}
+
+
+def test_a_step_that_saves_much_is_left_to_inductor(monkeypatch):
+    monkeypatch.setattr("fused_resnet.training.replay.LARGEST_SAVED", 1000)
+    steps = replayed_steps.Steps(torch.device("cpu"), record_again)
+    for _ in range(3):
+        steps.step()
+    assert not steps.events

@@ -1,0 +1,15 @@
+"""Replays of a training step as CUDA graphs."""
+
+import pytest
+import replayed_steps
+import torch
+
+from fused_resnet.training.replay import record_cuda_graph
+
+pytestmark = [pytest.mark.gpu, pytest.mark.compile]
+
+
+@pytest.mark.parametrize("situation", replayed_steps.SITUATIONS, ids=lambda one: one.__name__)
+def test_a_replay_changes_nothing_that_is_held(situation, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    situation(replayed_steps.Steps(torch.device("cuda"), record_cuda_graph, torch.cuda.graph_pool_handle()))

@@ -1,0 +1,180 @@
+"""Training steps that are replayed, and the situations in which a replay must not change what others hold."""
+
+import copy
+from collections import Counter
+
+import torch
+from torch import nn
+from training_networks import images, relative_error
+
+from fused_resnet.training.replay import StepReplay
+
+
+class Plain(nn.Module):
+    """A network without state beside its parameters; it returns its result and a view of a tensor within."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        x = torch.relu(self.second(x)) + x
+        features = x.mean((2, 3))
+        return self.head(features), features[:, :4]
+
+
+class Steps:
+    """Steps of a network behind Inductor with replays, beside the same steps of eager PyTorch in float64.
+
+    Args:
+        device: The device.
+        record: How passes are recorded.
+        pool: The memory pool of the recordings.
+    """
+
+    def __init__(self, device, record, pool=None):
+        from torch._inductor.compile_fx import compile_fx
+
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        self.network = Plain().to(device)
+        self.exact = copy.deepcopy(self.network).double()
+        self.device, self.events, self._batches = device, Counter(), 0
+
+        def counted(run, arguments, pool):
+            self.events["recordings"] += 1
+            repeat, results = record(run, arguments, pool)
+
+            def counted_repeat():
+                self.events["replays"] += 1
+                repeat()
+
+            return counted_repeat, results
+
+        replay = StepReplay(counted, pool)
+
+        def backend(graph_module, example_inputs):
+            return compile_fx(graph_module, list(example_inputs), inner_compile=replay.compile)
+
+        self.compiled = torch.compile(self.network, backend=backend, dynamic=False)
+
+    def batch(self):
+        """Return another input in each call."""
+        self._batches += 1
+        return images(seed=self._batches).to(self.device)
+
+    def step(self, scale=1.0):
+        """Run a step of both networks, update the parameters in place, and return the gradients."""
+        x = self.batch()
+        for model, call in ((self.network, self.compiled), (self.exact, self.exact)):
+            model.zero_grad()
+            (self.loss_of(call, x) * scale).backward()
+        self.check()
+        gradients = [parameter.grad for parameter in self.network.parameters()]
+        with torch.no_grad():
+            for parameter, exact in zip(self.network.parameters(), self.exact.parameters(), strict=True):
+                parameter.sub_(0.01 * parameter.grad)
+                exact.copy_(parameter)
+        return gradients
+
+    def loss_of(self, call, x):
+        y, features = call(x if call is self.compiled else x.double())
+        return y.square().sum() + features.sum()
+
+    def check(self):
+        """Compare all gradients."""
+        for (name, parameter), exact in zip(self.network.named_parameters(), self.exact.parameters(), strict=True):
+            assert relative_error(parameter.grad, exact.grad) < 1e-5, name
+
+
+def steps_are_replayed(steps):
+    for number in range(5):
+        steps.step(scale=1.0 + number)
+    assert steps.events == {"recordings": 2, "replays": 8}  # all passes but those of the first step
+
+
+def gradients_that_are_held_stay(steps):
+    held = []
+    for _ in range(5):
+        gradients = steps.step()
+        held += [(gradient, gradient.clone()) for gradient in gradients]
+        steps.network.zero_grad()
+    assert all(torch.equal(gradient, before) for gradient, before in held)
+
+
+def results_that_are_held_stay(steps):
+    held = []
+    for _ in range(5):
+        x = steps.batch()
+        results = steps.compiled(x)
+        held += [(one, one.clone()) for one in results]
+        (results[0].square().sum() + results[1].sum()).backward()
+        steps.network.zero_grad()
+    assert all(torch.equal(one, before) for one, before in held)
+
+
+def gradients_accumulate(steps):
+    for _ in range(4):
+        steps.network.zero_grad()
+        steps.exact.zero_grad()
+        for x in (steps.batch(), steps.batch(), steps.batch()):
+            for call in (steps.compiled, steps.exact):
+                steps.loss_of(call, x).backward()
+        steps.check()
+
+
+def passes_of_several_steps_interleave(steps):
+    for _ in range(4):
+        steps.network.zero_grad()
+        steps.exact.zero_grad()
+        x, other = steps.batch(), steps.batch()
+        for call in (steps.compiled, steps.exact):
+            losses = steps.loss_of(call, x), steps.loss_of(call, other)
+            for loss in losses:
+                loss.backward()
+        steps.check()
+
+
+def a_forward_pass_without_a_backward_pass_does_not_matter(steps):
+    for _ in range(3):
+        steps.step()
+        with_gradient = steps.compiled(steps.batch())
+        del with_gradient
+        steps.step()
+    assert steps.events["replays"] > 6
+
+
+def parameters_move(steps):
+    for _ in range(12):
+        steps.step()
+        for parameter in steps.network.parameters():
+            parameter.data = parameter.data.clone()
+    assert 2 < steps.events["recordings"] <= 8
+
+
+def losses_are_kept(steps):
+    losses = []
+    for _ in range(4):
+        x = steps.batch()
+        for model, call in ((steps.network, steps.compiled), (steps.exact, steps.exact)):
+            model.zero_grad()
+            losses.append(steps.loss_of(call, x))
+            losses[-1].backward()
+        steps.check()
+    assert steps.events["replays"] >= 4
+    assert len({float(loss) for loss in losses[::2]}) == 4
+
+
+SITUATIONS = [
+    steps_are_replayed,
+    gradients_that_are_held_stay,
+    results_that_are_held_stay,
+    gradients_accumulate,
+    passes_of_several_steps_interleave,
+    a_forward_pass_without_a_backward_pass_does_not_matter,
+    parameters_move,
+    losses_are_kept,
+]
