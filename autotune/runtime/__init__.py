@@ -21,6 +21,7 @@ from autotune.runtime.selection import (
     faster_alternatives,
     plan_for_other_batch,
     shortlist,
+    usable_devices,
 )
 from autotune.runtime.torch_capture import TorchGraph
 
@@ -50,4 +51,5 @@ __all__ = [
     "make_runs",
     "plan_for_other_batch",
     "shortlist",
+    "usable_devices",
 ]

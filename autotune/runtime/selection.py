@@ -73,7 +73,7 @@ def choices(
     ones. Candidates tuned on other devices whose code runs here follow, then what Inductor compiles. The last is
     torch's own operator, which runs everywhere.
     """
-    for row, suffix in _usable_devices(store, device):
+    for row, suffix in usable_devices(store, device):
         for choice in _tuned_on(store, row, problem, device_target(device), suffix):
             if compiler == "present" or not choice.candidate.compiled:
                 yield choice
@@ -92,7 +92,7 @@ def select(
     are tuned and the sum of their times is smaller. A network without any tuned layer runs as a whole on torch's
     operators, compiled by Inductor where that is present.
     """
-    for row, suffix in _usable_devices(store, device):
+    for row, suffix in usable_devices(store, device):
         found = _find(store, row, network, compiler)
         if found is None:
             continue
@@ -164,7 +164,7 @@ def batches(store: Database, problem: Problem) -> list[int]:
     return sorted((int(n) for n in between if n.isdecimal() and int(n)), key=lambda n: abs(math.log(n / problem.batch)))
 
 
-def _usable_devices(store: Database, device: torch.device) -> Iterator[tuple[Device, str]]:
+def usable_devices(store: Database, device: torch.device) -> Iterator[tuple[Device, str]]:
     """Yield devices whose code runs here, this kind first, the others with the suffix " on NAME"."""
     name, target = device_name(device), device_target(device)
     for row in sorted(store.devices(), key=lambda row: row.name != name):

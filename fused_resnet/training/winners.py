@@ -10,10 +10,9 @@ from pathlib import Path
 
 import torch
 
-from autotune.core import device_name
 from autotune.ir import Conv2dWgrad, Convolution, parse
 from autotune.libraries import aten, cudnn_names
-from autotune.runtime import Candidate, KernelChoice, choices
+from autotune.runtime import Candidate, KernelChoice, choices, usable_devices
 from fused_resnet.training.forms import Form, forms
 from tuning_db import reader
 
@@ -68,9 +67,8 @@ class Winners:
 
         Where plans of cuDNN were timed, which torch runs, too, the fastest of all is taken, so there is no limit.
         """
-        name = device_name(device)
         with reader(self.database, self._trusted_keys) as store:
-            for row in sorted(store.devices(), key=lambda row: row.name != name):
+            for row, _ in usable_devices(store, device):
                 timed = {one.kernel.family: one.median_us for one in reversed(store.ranking(row, str(problem)))}
                 if aten.FAMILY in timed:
                     return timed[aten.FAMILY] or 0.0

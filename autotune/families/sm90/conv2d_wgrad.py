@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from autotune.core import Architecture, ceil_div
 from autotune.families.base import Config, Launch, Parameter, Value
@@ -148,14 +149,8 @@ def _boxes(problem: Conv2dWgrad, x: WgradShape) -> Iterator[_Boxes]:
 
 def _fitting(problem: Conv2dWgrad, x: WgradShape, arch: Architecture) -> Iterator[tuple[_Boxes, tuple[int, int]]]:
     """Yield the two widest boxes of which rings fit, and the rings' buffers."""
-    found = 0
-    for boxes in _boxes(problem, x):
-        slots = boxes.slots(arch.block_shared - _ALIGNMENT - _BARRIER_BYTES)
-        if slots:
-            yield boxes, slots
-            found += 1
-        if found == 2:
-            return
+    shared = arch.block_shared - _ALIGNMENT - _BARRIER_BYTES
+    return islice(((boxes, slots) for boxes in _boxes(problem, x) if (slots := boxes.slots(shared))), 2)
 
 
 def _splits(boxes: _Boxes, tiles: int, x: WgradShape, arch: Architecture) -> list[int]:

@@ -307,8 +307,7 @@ struct HopperWgrad : WgradPlan<Config> {
 
   // The workspace: a counter for each part of a tile, then the sums of the clusters.
   AT_DEVICE static float4* partial_sums(const Params& x, const Tile& tile, int split) {
-    const int64_t counters = ceil_div((int64_t)x.tiles.divisor * P::kSlices * 4, 256) * 256;
-    char* const sums = (char*)x.p.p[AT_WORKSPACE] + counters;
+    char* const sums = (char*)x.p.p[AT_WORKSPACE] + P::counter_bytes(x.tiles.divisor);
     return (float4*)sums + ((int64_t)split * x.tiles.divisor + tile.index) * P::kSumRows * P::kRowVectors;
   }
 

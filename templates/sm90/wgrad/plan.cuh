@@ -92,8 +92,8 @@ struct WgradPlan {
     if (shared > AT_MAX_SHARED_BYTES || x.columns > 256 || box_w > 256)
       return refused(out, "the boxes need more shared memory than the GPU has, or are wider than 256 pixels");
     if (x.workers > x.rows) return refused(out, "splits must leave a row of pixels to each block");
-    const int64_t counters = ceil_div((int64_t)tiles * kSlices * 4, 256) * 256;
-    const int64_t workspace = x.splits > 1 ? counters + (int64_t)x.splits * tiles * kSumRows * kN * 4 : 0;
+    const int64_t sums = (int64_t)x.splits * tiles * kSumRows * kN * 4;
+    const int64_t workspace = x.splits > 1 ? counter_bytes(tiles) + sums : 0;
     prepared(out, x, tiles * x.workers, 1, 1, kThreads, (int)shared, workspace);
 
     out->tensor_map_count = 2;
@@ -101,6 +101,9 @@ struct WgradPlan {
     describe(out->tensor_maps[0], kDyMap, kDy, a.n, a.p, a.q, a.k, x.columns, 1);
     describe(out->tensor_maps[1], kXMap, kX, a.n, a.h, a.w, a.c, box_w, stride);
   }
+
+  // The workspace begins with a counter for each part of a tile; the sums of the clusters follow.
+  AT_DEVICE static int64_t counter_bytes(int64_t tiles) { return ceil_div(tiles * kSlices * 4, 256) * 256; }
 
   // A map of an NHWC tensor in which images follow channels: a box has 64 channels of kImages images, by pixel.
   AT_DEVICE static void describe(at_tensor_map& map, int offset, int pointer, uint64_t n, uint64_t h, uint64_t w,
