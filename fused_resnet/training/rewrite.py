@@ -85,7 +85,7 @@ class Rewrite(CustomGraphPass):
             return pack_weight(turn_weight(weight, problem.groups) if turned else weight, layout, problem.groups)
 
         operands = [
-            _inlined(graph, node, packed) if operand.role == "weight" else self._channels_last(graph, node)
+            _inlined(graph, node, packed) if operand.role == "weight" else self._kept_channels_last(graph, node)
             for node, operand in zip(one.operands, problem.operands(), strict=False)
         ]
         y = _call(graph, SOLVE, (operands, str(problem), database, layout))
@@ -97,7 +97,7 @@ class Rewrite(CustomGraphPass):
         y.meta["eager_input_vals"] = ((wanted, *y.args[1:]), {})
         return y
 
-    def _channels_last(self, graph: fx.Graph, node: fx.Node) -> fx.Node:
+    def _kept_channels_last(self, graph: fx.Graph, node: fx.Node) -> fx.Node:
         """Return a tensor that Inductor keeps channels last, for all its users.
 
         Otherwise Inductor may compute the tensor in another layout, and copy it for each kernel that reads it.
