@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor import inductor_prims
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
-from torch._inductor.decomposition import select_decomp_table
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_leaves
 
 from autotune.ir import pack_weight, turn_weight
+from fused_resnet.training.channels_last import ChannelsLast, channels_last
+from fused_resnet.training.nodes import call, inlined, result, value
 from fused_resnet.training.operator import SOLVE, can_solve
 from fused_resnet.training.passes import BY_BIAS, FORWARD, Pass, passes
 from fused_resnet.training.winners import Winners
 
-FORCE_STRIDE_ORDER = inductor_prims.force_stride_order
-"""(x, strides) -> x with the order of these strides; Inductor computes x in that order, if it is free to."""
 _FILES = tuple(str(path) for path in sorted(Path(__file__).parent.glob("*.py")))
 _VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
@@ -35,7 +30,6 @@ class Rewrite(CustomGraphPass):
 
     def __init__(self, winners: Winners) -> None:
         self._winners = winners
-        self._laid_out: dict[fx.Node, fx.Node] = {}  # tensors that kernels read, and the same channels last
 
     def uuid(self) -> Any:
         """Return what the rewritten graphs depend on beside the graphs; None if that has no text."""
@@ -48,32 +42,33 @@ class Rewrite(CustomGraphPass):
         Kernels leave their results channels last, so the strides of what is computed from them are noted anew.
         """
         renewed: set[fx.Node] = set()
-        self._laid_out = {}
+        layouts = ChannelsLast(graph)
         for node in list(graph.nodes):
             if node.op == "call_function" and not renewed.isdisjoint(node.all_input_nodes):
                 if node.target in _VIEWS:  # what was contiguous is channels last
                     node.target = torch.ops.aten.reshape.default
-                node.meta["val"] = _result(node.target, node.args, node.kwargs)
+                node.meta["val"] = result(node.target, node.args, node.kwargs)
                 renewed.add(node)
-            if wanted := passes(node.target, node.args, _value):
+            if wanted := passes(node.target, node.args, value):
                 before = set(graph.nodes)
-                self._replace(node, wanted)
+                self._replace(node, wanted, layouts)
                 renewed |= set(graph.nodes) - before
+        layouts.order()
         _move_saved_to_their_inputs(graph)
 
-    def _replace(self, node: fx.Node, wanted: Sequence[Pass]) -> None:
+    def _replace(self, node: fx.Node, wanted: Sequence[Pass], layouts: ChannelsLast) -> None:
         """Replace those passes of a call that kernels compute."""
         with node.graph.inserting_before(node):
-            solved = {one.result: self._solved(node.graph, one) for one in wanted}
+            solved = {one.result: self._solved(node.graph, one, layouts) for one in wanted}
             found = {position: y for position, y in solved.items() if y}
             if found and node.target == FORWARD:
                 _replace_forward(node, found[0])
             elif found:
                 _replace_backward(node, found)
 
-    def _solved(self, graph: fx.Graph, one: Pass) -> fx.Node | None:
+    def _solved(self, graph: fx.Graph, one: Pass, layouts: ChannelsLast) -> fx.Node | None:
         """Add the kernel of a pass; None if there is none."""
-        device, database = _value(one.operands[0]).device, self._winners.database
+        device, database = value(one.operands[0]).device, self._winners.database
         solutions = self._winners.solutions(one.problem, device)
         usable = (found for found in solutions if can_solve(found.form.problem, database, found.layout, device))
         solution = next(usable, None)
@@ -85,42 +80,24 @@ class Rewrite(CustomGraphPass):
             return pack_weight(turn_weight(weight, problem.groups) if turned else weight, layout, problem.groups)
 
         operands = [
-            _inlined(graph, node, packed) if operand.role == "weight" else self._kept_channels_last(graph, node)
+            inlined(graph, node, packed) if operand.role == "weight" else layouts.keep(node)
             for node, operand in zip(one.operands, problem.operands(), strict=False)
         ]
-        y = _call(graph, SOLVE, (operands, str(problem), database, layout))
+        y = call(graph, SOLVE, (operands, str(problem), database, layout))
         # Inductor gives an operator of the tag needs_exact_strides its arguments with the strides of these.
         wanted = [
-            _value(node) if operand.role == "weight" else _channels_last(_value(node))
+            value(node) if operand.role == "weight" else channels_last(value(node))
             for node, operand in zip(operands, problem.operands(), strict=False)
         ]
         y.meta["eager_input_vals"] = ((wanted, *y.args[1:]), {})
         return y
 
-    def _kept_channels_last(self, graph: fx.Graph, node: fx.Node) -> fx.Node:
-        """Return a tensor that Inductor keeps channels last, for all its users.
-
-        Otherwise Inductor may compute the tensor in another layout, and copy it for each kernel that reads it.
-        """
-        if node in self._laid_out or node in self._laid_out.values():
-            return self._laid_out.get(node, node)
-        last = _channels_last(_value(node))
-        if node.target == SOLVE or (node.op == "placeholder" and _value(node).stride() == last.stride()):
-            return node
-        first = next(other for other in graph.nodes if other.op != "placeholder")
-        with graph.inserting_before(first if node.op == "placeholder" else node.next):
-            laid_out = _call(graph, FORCE_STRIDE_ORDER, (node, list(last.stride())))
-        laid_out.meta["val"] = last
-        node.replace_all_uses_with(laid_out, delete_user_cb=lambda user: user is not laid_out)
-        self._laid_out[node] = laid_out
-        return laid_out
-
 
 def _replace_forward(node: fx.Node, y: fx.Node) -> None:
     """Replace a convolution by a result without the bias."""
     if isinstance(bias := node.args[2], fx.Node):
-        by_channel = _call(node.graph, torch.ops.aten.view.default, (bias, [1, -1, 1, 1]))
-        y = _call(node.graph, torch.ops.aten.add.Tensor, (y, by_channel))
+        by_channel = call(node.graph, torch.ops.aten.view.default, (bias, [1, -1, 1, 1]))
+        y = call(node.graph, torch.ops.aten.add.Tensor, (y, by_channel))
     node.replace_all_uses_with(y)
     node.graph.erase_node(node)
 
@@ -129,7 +106,7 @@ def _replace_backward(node: fx.Node, found: dict[int, fx.Node]) -> None:
     """Replace gradients; the call stays for the others."""
     mask = list(node.args[-1])  # type: ignore[arg-type]
     if mask[BY_BIAS]:  # the call would read dy for this alone
-        found[BY_BIAS] = _call(node.graph, torch.ops.aten.sum.dim_IntList, (node.args[0], [0, 2, 3]))
+        found[BY_BIAS] = call(node.graph, torch.ops.aten.sum.dim_IntList, (node.args[0], [0, 2, 3]))
     for user in list(node.users):
         position: Any = user.args[1]
         if position in found:
@@ -158,44 +135,3 @@ def _move_saved_to_their_inputs(graph: fx.Graph) -> None:
             latest = max(node.all_input_nodes, key=order.__getitem__, default=None)
             if latest and latest.op != "placeholder":
                 latest.append(node)
-
-
-def _inlined(graph: fx.Graph, node: fx.Node, function: Callable[[torch.Tensor], torch.Tensor]) -> fx.Node:
-    """Add the operators that a function of a tensor calls, decomposed as Inductor needs them."""
-    value: Any = _value(node)
-    with value.fake_mode:
-        traced = make_fx(function, select_decomp_table())(value)
-    copies: dict[fx.Node, fx.Node] = {}
-    for inner in traced.graph.nodes:
-        if inner.op == "output":
-            return copies[inner.args[0]]
-        copies[inner] = node if inner.op == "placeholder" else graph.node_copy(inner, copies.__getitem__)
-    raise AssertionError("a graph without an output")
-
-
-def _call(graph: fx.Graph, operator: Any, arguments: tuple[Any, ...]) -> fx.Node:
-    """Add a call, and note its result without values, which Inductor reads."""
-    node = graph.call_function(operator, arguments)
-    node.meta["val"] = _result(operator, node.args, {})
-    return node
-
-
-def _result(operator: Any, arguments: Any, keywords: Any) -> Any:
-    """Return the result of a call without values; the metadata of its arguments count."""
-    given, named = fx.node.map_arg((arguments, keywords), lambda node: node.meta["val"])
-    tensors = [one for one in tree_leaves((given, named)) if isinstance(one, FakeTensor)]
-    with tensors[0].fake_mode:
-        return operator(*given, **named)
-
-
-def _channels_last(value: Any) -> torch.Tensor:
-    """Return a tensor without values of the same shape that is channels last."""
-    with value.fake_mode:
-        last: torch.Tensor = value.contiguous(memory_format=torch.channels_last)
-    return last
-
-
-def _value(argument: Any) -> torch.Tensor:
-    """Return the result of a node without values."""
-    value: torch.Tensor = argument.meta["val"]
-    return value

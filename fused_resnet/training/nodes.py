@@ -1,0 +1,47 @@
+"""Adds nodes to a graph of aten operators, with the results without values that Inductor reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
+
+
+def inlined(graph: fx.Graph, node: fx.Node, function: Callable[[torch.Tensor], torch.Tensor]) -> fx.Node:
+    """Add the operators that a function of a tensor calls, decomposed as Inductor needs them."""
+    example: Any = value(node)
+    with example.fake_mode:
+        traced = make_fx(function, select_decomp_table())(example)
+    copies: dict[fx.Node, fx.Node] = {}
+    for inner in traced.graph.nodes:
+        if inner.op == "output":
+            return copies[inner.args[0]]
+        copies[inner] = node if inner.op == "placeholder" else graph.node_copy(inner, copies.__getitem__)
+    raise AssertionError("a graph without an output")
+
+
+def call(graph: fx.Graph, operator: Any, arguments: tuple[Any, ...]) -> fx.Node:
+    """Add a call, and note its result without values, which Inductor reads."""
+    node = graph.call_function(operator, arguments)
+    node.meta["val"] = result(operator, node.args, {})
+    return node
+
+
+def result(operator: Any, arguments: Any, keywords: Any) -> Any:
+    """Return the result of a call without values; the metadata of its arguments count."""
+    given, named = fx.node.map_arg((arguments, keywords), lambda node: node.meta["val"])
+    tensors = [one for one in tree_leaves((given, named)) if isinstance(one, FakeTensor)]
+    with tensors[0].fake_mode:
+        return operator(*given, **named)
+
+
+def value(argument: Any) -> torch.Tensor:
+    """Return the result of a node without values."""
+    value: torch.Tensor = argument.meta["val"]
+    return value
