@@ -7,7 +7,8 @@ import pytest
 import torch
 from repository import ROOT
 
-from autotune.profiling import attribution, record
+from autotune.core import chrome_trace
+from autotune.profiling import attribution
 from autotune.profiling.tree import tree
 from autotune_cli.main import run_command
 from tuning_db import Store
@@ -90,7 +91,7 @@ def test_a_narrow_terminal_shortens_names_and_no_numbers(name, profile):
     assert code == 0, err
     assert all(len(line) <= 80 for line in out.splitlines())
     shown = out.partition("operator: kernel")[2].partition("\n\n")[0].splitlines()[1:]
-    nodes = [node for _, node in tree(attribution.read(record.load(path))).walk() if node.kind != "operator"]
+    nodes = [node for _, node in tree(attribution.read(chrome_trace.load(path))).walk() if node.kind != "operator"]
     assert len(shown) == len(nodes)
     for line, node in zip(shown, nodes, strict=True):
         us = float(re.search(r" ([\d.]+) +[\d.]+%", line)[1])
