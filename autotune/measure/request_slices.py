@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from autotune.core import timeline
 from autotune.core.timeline import Lane
+from autotune.measure.network_bench import LayerAssignment
 from autotune.measure.protocol import (
     Answer,
     FinalsRequest,
@@ -60,7 +62,7 @@ def _given(request: Request) -> dict[str, Any]:
             candidates = [str(candidate) for candidate in request.candidates]
             return {"problem": str(request.problem), "candidates": candidates, "rounds": request.rounds}
         case NetworkRequest():
-            return {"network": request.network.key, "rounds": request.rounds}
+            return {"network": request.network.key, "rounds": request.rounds, "changes": _changes(request.plans)}
         case LibraryRequest():
             return {"problem": str(request.problem)} if request.problem else {}
         case _:
@@ -69,6 +71,17 @@ def _given(request: Request) -> dict[str, Any]:
 
 def _candidate(candidate: Candidate) -> dict[str, Any]:
     return {"family": candidate.family, "config": json.loads(candidate.config), "launch": dict(candidate.launch)}
+
+
+def _changes(plans: Sequence[Sequence[LayerAssignment]]) -> list[list[str]]:
+    """Return the assignments of each plan that the first one does not have; none for another order of the same."""
+    texts = [[_assignment(one) for one in plan] for plan in plans]
+    first = set(texts[0])
+    return [[text for text in plan if text not in first] for plan in texts]
+
+
+def _assignment(one: LayerAssignment) -> str:
+    return f"{one.layer}: {one.candidate}" + (", overlapping" if one.overlap else "")
 
 
 def _outcome(answer: Answer) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from autotune.core import timeline
 from autotune.core.timeline import Lane
 from autotune.tuner.progress import Progress
 
+_MAX_CHARACTERS = 150  # of a problem in a counter's name; the text of a whole network lists all of its operators
+
 
 class TracedProgress(Progress):
     """Passes events on, and adds them to the trace that is being recorded.
@@ -48,7 +50,7 @@ class TracedProgress(Progress):
         timeline.count("candidates tried", self._tried.total())
         if best_us is not None and self._best.get(problem) != best_us:
             self._best[problem] = best_us
-            timeline.count(f"us of {problem}", best_us)
+            timeline.count(f"us of {problem[:_MAX_CHARACTERS]}", best_us)
         self._shown.measured(problem, candidates, best_us)
 
     def done(self, problem: str) -> None:
