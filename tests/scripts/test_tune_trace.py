@@ -82,7 +82,7 @@ def test_what_was_chosen_was_tried_and_the_counters_end_with_the_result(run, lan
     assert {one["name"].partition(": ")[0] for one in search} >= {"enumerate", "choose"}
     ours = {as_text(*(args[key] for key in ("problem", "family", "config")), None)
             for args in trials_of(lanes) if args["family"] != "aten"}  # fmt: skip
-    assert sum(one["args"].get("configs", 0) for one in search if "sampler" in one["args"]) == len(ours)
+    assert sum(one["args"].get("configs", 0) for one in search if "sampler" in one["args"]) >= len(ours) > 0
     tried = [e["args"]["value"] for e in trace["traceEvents"] if e["ph"] == "C" and e["name"] == "candidates tried"]
     assert tried == sorted(tried) and tried[-1] == len(trials_of(lanes))
     assert {"emit", "load", "record", "time"} <= {one["name"] for one in in_lane(lanes, "tuner")}

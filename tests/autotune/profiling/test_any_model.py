@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+import trace_events
 from repository import ROOT
 
 from autotune.core import chrome_trace
@@ -96,6 +97,17 @@ def test_a_narrow_terminal_shortens_names_and_no_numbers(name, profile):
     for line, node in zip(shown, nodes, strict=True):
         us = float(re.search(r" ([\d.]+) +[\d.]+%", line)[1])
         assert us == pytest.approx(node.us, abs=0.5, rel=0.01) and "…" not in line[50:]
+
+
+def test_the_trace_of_a_recorded_trace_has_its_lanes(tmp_path, profile):
+    code, _, err = profile(
+        "--from", ROOT / "tests" / "data" / "traces" / "resnet50.json.gz", "--trace", tmp_path / "t.json"
+    )
+    assert code == 0, err
+    [lane] = trace_events.lanes(trace_events.read(tmp_path / "t.json"), "autotune").values()
+    assert {"network", "layer1.0", "layer1.0.conv1", "conv2d"} <= {one["name"] for one in lane}
+    code, _, err = profile("--from", tmp_path / "t.json")
+    assert code == 0, err
 
 
 def test_a_page_names_the_libraries_of_each_module(tmp_path, profile):
