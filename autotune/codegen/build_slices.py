@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotune.core import timeline
-from autotune.core.timeline import Lane
 from autotune.families import Kernel
 
 _MAX_ERROR_CHARACTERS = 200  # a trace may hold thousands of units
@@ -26,7 +25,7 @@ def show(kernels: Sequence[Kernel], started: float, ended: float, error: str) ->
     failure: dict[str, Any] = {"error": error[:_MAX_ERROR_CHARACTERS]} if error else {}
     count = f", {len(kernels)} kernels" if len(kernels) > 1 else ""
     timeline.add(
-        Lane.COMPILER,
+        timeline.Lane.COMPILER,
         f"{kernels[0].family}{count}",
         timeline.of_wall_clock(started),
         timeline.of_wall_clock(ended),

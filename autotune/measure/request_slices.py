@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from autotune.core import timeline
-from autotune.core.timeline import Lane
 from autotune.measure.network_bench import LayerAssignment
 from autotune.measure.protocol import (
     Answer,
@@ -25,7 +24,7 @@ _STEPS = ("load", "verify", "time")
 """Steps of a trial in their order."""
 
 
-def show(lane: Lane, request: Request, reply: Reply) -> None:
+def show(lane: timeline.Lane, request: Request, reply: Reply) -> None:
     """Add a request that was answered to the trace."""
     if not timeline.is_recording():
         return

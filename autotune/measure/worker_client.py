@@ -16,7 +16,6 @@ from threading import Lock
 from typing import Any
 
 from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerError, timeline
-from autotune.core.timeline import Lane
 from autotune.ir import Network, Problem
 from autotune.libraries import cudnn, inductor
 from autotune.measure.network_bench import LayerAssignment
@@ -74,7 +73,7 @@ class Worker:
         until: Deadline = NEVER,
         compilers: int = 1,
         niceness: int = 0,
-        lane: Lane = Lane.DEVICE,
+        lane: timeline.Lane = timeline.Lane.DEVICE,
     ) -> None:
         self._lane = lane
         self.device, self.deadline, self.timing, self.until = device, deadline, timing, until

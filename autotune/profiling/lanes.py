@@ -12,7 +12,6 @@ from itertools import groupby
 from typing import Any
 
 from autotune.core import chrome_trace
-from autotune.core.chrome_trace import Slice
 from autotune.profiling import libraries
 from autotune.profiling.attribution import DETAILS, Profile, kernel_origin, layer_of, shapes_of, work_of
 from autotune.profiling.launches import Launched, launched
@@ -34,7 +33,7 @@ class _Leaf:
     """
 
     around: tuple[Span, ...]
-    slice: Slice
+    slice: chrome_trace.Slice
 
 
 def with_lanes(trace: Mapping[str, Any], profile: Profile) -> dict[str, Any]:
@@ -61,12 +60,14 @@ def with_lanes(trace: Mapping[str, Any], profile: Profile) -> dict[str, Any]:
 # -- a GPU -------------------------------------------------------------------------------------------------------------
 
 
-def _gpu_lanes(profile: Profile, spans: Sequence[Span], events: Sequence[Mapping[str, Any]]) -> dict[str, list[Slice]]:
+def _gpu_lanes(
+    profile: Profile, spans: Sequence[Span], events: Sequence[Mapping[str, Any]]
+) -> dict[str, list[chrome_trace.Slice]]:
     """Return a lane for each stream; kernels of a stream that overlap are in lanes of their own."""
     streams: dict[tuple[int, int], list[_Leaf]] = {}
     for one in launched(spans, events):
         streams.setdefault(one.lane, []).append(_leaf(profile, one))
-    lanes: dict[str, list[Slice]] = {}
+    lanes: dict[str, list[chrome_trace.Slice]] = {}
     for (device, stream), leaves in sorted(streams.items()):
         by_slice = {id(leaf.slice): leaf for leaf in leaves}
         rows = chrome_trace.rows(leaf.slice for leaf in leaves)
@@ -86,10 +87,10 @@ def _leaf(profile: Profile, one: Launched) -> _Leaf:
     else:
         around += operators[:1]
         args |= {"operators": " > ".join(span.name for span in operators)} if operators else {}
-    return _Leaf(tuple(around), Slice(libraries.short_name(one.name), one.start, one.end, args))
+    return _Leaf(tuple(around), chrome_trace.Slice(libraries.short_name(one.name), one.start, one.end, args))
 
 
-def _nested(profile: Profile, leaves: Sequence[_Leaf], depth: int = 0) -> Iterator[Slice]:
+def _nested(profile: Profile, leaves: Sequence[_Leaf], depth: int = 0) -> Iterator[chrome_trace.Slice]:
     """Yield slices of the calls, modules and operators around kernels, which are disjoint and in their order.
 
     Args:
@@ -104,21 +105,21 @@ def _nested(profile: Profile, leaves: Sequence[_Leaf], depth: int = 0) -> Iterat
         else:
             parts = tuple(_nested(profile, inside, depth + 1))
             span = inside[0].around[depth]
-            yield Slice(_name(span), parts[0].start, parts[-1].end, _span_args(profile, span), parts)
+            yield chrome_trace.Slice(_name(span), parts[0].start, parts[-1].end, _span_args(profile, span), parts)
 
 
 # -- a CPU -------------------------------------------------------------------------------------------------------------
 
 
-def _host_slice(profile: Profile, span: Span) -> Slice:
+def _host_slice(profile: Profile, span: Span) -> chrome_trace.Slice:
     """Return the slice of a call, a module or an operator, with the modules and operators that it calls directly."""
     if span.kind == "operator":
         slowest = max(span.descendants(), key=lambda inner: inner.own_us)
         origin = libraries.operator_origin(slowest.name, layer_of(span, profile.about))
         args = {**_span_args(profile, span), **_kernel_args(profile, span), **_origin_args(origin)}
-        return Slice(_name(span), span.start, span.end, {**args, "kernel": slowest.name})
+        return chrome_trace.Slice(_name(span), span.start, span.end, {**args, "kernel": slowest.name})
     parts = [_host_slice(profile, child) for child in span.children if child.kind != "launch"]
-    return Slice(_name(span), span.start, span.end, _span_args(profile, span), tuple(parts))
+    return chrome_trace.Slice(_name(span), span.start, span.end, _span_args(profile, span), tuple(parts))
 
 
 # -- names and values --------------------------------------------------------------------------------------------------

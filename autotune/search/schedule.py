@@ -12,7 +12,6 @@ from typing import Protocol
 
 from autotune.codegen import kernels_per_unit
 from autotune.core import ceil_div, timeline
-from autotune.core.timeline import Lane
 from autotune.families import Config, Kernel
 from autotune.ir import Problem
 from autotune.search.study import Study
@@ -163,7 +162,7 @@ class Schedule:
 
     def _ask(self, study: Study, count: int) -> list[Kernel]:
         space = study.space
-        with timeline.span(Lane.SEARCH, f"choose: {space.name}", sampler=type(study).__name__) as told:
+        with timeline.span(timeline.Lane.SEARCH, f"choose: {space.name}", sampler=type(study).__name__) as told:
             configs = study.ask(count, lambda config: self._bench.trial_seconds(self._kernel(study, config)))
             told |= {"configs": len(configs), "observed": study.num_observed, "free": len(study.free)}
         return [self._kernel(study, config) for config in configs]

@@ -25,7 +25,6 @@ from scipy.special import ndtr
 from threadpoolctl import ThreadpoolController
 
 from autotune.core import timeline
-from autotune.core.timeline import Lane
 from autotune.families import Config
 from autotune.ir import Problem
 from autotune.search.gaussian_process import GaussianProcess, Matrix, Posterior, Vector
@@ -109,7 +108,7 @@ class TransferData:
             The MAX_CANDIDATES of `configs` with the lowest means, and their joint posterior distribution.
         """
         with (
-            timeline.span(Lane.SEARCH, "predict", candidates=len(configs), pending=len(pending)),
+            timeline.span(timeline.Lane.SEARCH, "predict", candidates=len(configs), pending=len(pending)),
             self._threads.limit(limits=1, user_api="blas"),  # the compilers use the other cores
         ):
             return self._posterior(space, configs, pending)

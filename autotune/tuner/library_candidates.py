@@ -13,8 +13,7 @@ from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import LifoQueue
 
-from autotune.core import Deadline
-from autotune.core.timeline import Lane
+from autotune.core import Deadline, timeline
 from autotune.families import Kernel
 from autotune.ir import Problem
 from autotune.libraries import aten, cudnn, inductor
@@ -61,7 +60,8 @@ def listing_workers(worker: Worker, jobs: int) -> list[Worker]:
     """
     count = max(1, min(MAX_LISTING_WORKERS, jobs // 4))
     return [
-        Worker(worker.device, until=worker.until, niceness=BACKGROUND_NICENESS, lane=Lane.LISTING) for _ in range(count)
+        Worker(worker.device, until=worker.until, niceness=BACKGROUND_NICENESS, lane=timeline.Lane.LISTING)
+        for _ in range(count)
     ]
 
 

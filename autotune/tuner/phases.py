@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.core import Deadline, timeline
-from autotune.core.timeline import Lane
 
 PREPARATION = "preparation"
 """Before the first phase: imports, and the capture of the networks."""
@@ -55,7 +54,7 @@ class Phases:
         self.current = self._deadline.share(SHARES[name] / sum(SHARES[each] for each in self._left))
         self._begun.append((name, self.current.left, self._deadline.elapsed))
         self._left = self._left[1:]
-        timeline.switch(Lane.PHASES, name)
+        timeline.switch(timeline.Lane.PHASES, name)
         return self.current
 
     def waiting(self, share: float) -> Deadline:

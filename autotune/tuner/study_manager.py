@@ -10,7 +10,6 @@ from typing import Any
 
 from autotune.codegen import kernels_per_unit
 from autotune.core import NEVER, AutotuneError, Deadline, ceil_div, timeline
-from autotune.core.timeline import Lane
 from autotune.families import AnyFamily, Config, Kernel, families, family, serving
 from autotune.ir import Problem, parse
 from autotune.search import Space, Study, problem_similarity, spread, strategy
@@ -205,7 +204,7 @@ class StudyManager:
 
     def _space(self, problem: Problem, found: AnyFamily) -> Space:
         arch, allow = self._options.arch, self._options.allow
-        with timeline.span(Lane.SEARCH, f"enumerate: {problem.short_name} {found.name}") as told:
+        with timeline.span(timeline.Lane.SEARCH, f"enumerate: {problem.short_name} {found.name}") as told:
             configs = found.configs_for(problem, arch, allow)
             told["configs"] = len(configs)
             return Space.ranked(problem, found.name, configs, [found.cost(problem, config, arch) for config in configs])

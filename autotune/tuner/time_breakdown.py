@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from autotune.core import timeline
-from autotune.core.timeline import Lane
 
 STEPS = ("search", "emit", "compile", "load", "verify", "time")
 """Phases of a trial. `verify` and `time` use the device; the others use CPU cores, in parallel with it if possible."""
@@ -38,7 +37,7 @@ class TimeBreakdown:
         """Add the time that the context's body takes to a phase."""
         started = time.perf_counter()
         try:
-            with timeline.span(Lane.TUNER, step):
+            with timeline.span(timeline.Lane.TUNER, step):
                 yield
         finally:
             self.seconds[step] += time.perf_counter() - started

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 from autotune.core import timeline
-from autotune.core.timeline import Lane
 from autotune.tuner.progress import Progress
 
 _MAX_CHARACTERS = 150  # of a problem in a counter's name; the text of a whole network lists all of its operators
@@ -25,7 +24,7 @@ class TracedProgress(Progress):
 
     def stage(self, text: str) -> None:
         """Begin a slice that lasts until the next stage."""
-        timeline.switch(Lane.STAGES, text)
+        timeline.switch(timeline.Lane.STAGES, text)
         self._shown.stage(text)
 
     def note(self, text: str) -> None:

@@ -25,8 +25,17 @@ from rich.markup import escape
 
 from autotune.core import AutotuneError, UnknownNameError, chrome_trace, measure_device
 from autotune.ir import DTYPES
-from autotune.profiling import Node, Profile, as_json, attribution, match_modules, match_paths, record, totals
-from autotune.profiling.lanes import with_lanes
+from autotune.profiling import (
+    Node,
+    Profile,
+    as_json,
+    attribution,
+    match_modules,
+    match_paths,
+    record,
+    totals,
+    with_lanes,
+)
 from autotune.profiling.summary import libraries
 from autotune.profiling.tree import tree
 from autotune_cli.command_line import add_device, add_model, output, positive

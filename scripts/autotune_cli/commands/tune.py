@@ -32,7 +32,6 @@ from autotune.core import (
     of_capability,
     timeline,
 )
-from autotune.core.timeline import Lane
 from autotune.families import PERMISSIONS, families, family, use
 from autotune.ir import DTYPES, OPERATORS
 from autotune.ir.epilogue_steps import STEPS
@@ -251,7 +250,7 @@ def main(args: argparse.Namespace) -> int:
     timing = Timing(args.timer, args.buffers, "energy" in (args.objective or []))
     with ExitStack() as stack:
         stack.enter_context(timeline.recording(args.trace))
-        timeline.switch(Lane.PHASES, PREPARATION, since=args.started)
+        timeline.switch(timeline.Lane.PHASES, PREPARATION, since=args.started)
         worker = stack.enter_context(Worker(device, timing=timing, until=work)) if device else None
         requests = tune_requests(
             args, arch, lambda: stack.enter_context(start_in_background(worker)) if worker else None

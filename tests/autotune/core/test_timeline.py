@@ -8,7 +8,6 @@ import trace_events
 from processes import in_threads
 
 from autotune.core import timeline
-from autotune.core.timeline import Lane
 
 
 def recorded(path):
@@ -16,11 +15,11 @@ def recorded(path):
 
 
 def test_without_a_recording_nothing_is_kept(tmp_path):
-    with timeline.recording(None), timeline.span(Lane.SEARCH, "before") as told:
+    with timeline.recording(None), timeline.span(timeline.Lane.SEARCH, "before") as told:
         told["us"] = 1.0
         timeline.count("trials", 1)
-        timeline.switch(Lane.STAGES, "first")
-        timeline.add(Lane.DEVICE, "trial", 1.0, 2.0)
+        timeline.switch(timeline.Lane.STAGES, "first")
+        timeline.add(timeline.Lane.DEVICE, "trial", 1.0, 2.0)
     with timeline.recording(tmp_path / "trace.json"):
         pass
     assert recorded(tmp_path / "trace.json") == {}
@@ -29,11 +28,11 @@ def test_without_a_recording_nothing_is_kept(tmp_path):
 def test_spans_nest_and_hold_what_the_body_adds(tmp_path):
     with (
         timeline.recording(tmp_path / "trace.json"),
-        timeline.span(Lane.SEARCH, "outer", family="f") as told,
+        timeline.span(timeline.Lane.SEARCH, "outer", family="f") as told,
     ):
-        with timeline.span(Lane.SEARCH, "first"), timeline.span(Lane.TUNER, "emit"):
+        with timeline.span(timeline.Lane.SEARCH, "first"), timeline.span(timeline.Lane.TUNER, "emit"):
             pass
-        with timeline.span(Lane.SEARCH, "second"):
+        with timeline.span(timeline.Lane.SEARCH, "second"):
             pass
         told["us"] = 2.5
     found = recorded(tmp_path / "trace.json")
@@ -48,10 +47,10 @@ def test_spans_of_threads_that_overlap_are_in_rows_of_their_own(tmp_path):
     barrier = threading.Barrier(count)
 
     def work(number):
-        with timeline.span(Lane.SEARCH, f"outer {number}"):
+        with timeline.span(timeline.Lane.SEARCH, f"outer {number}"):
             barrier.wait()
             for step in range(100):
-                with timeline.span(Lane.SEARCH, f"inner {number}", step=step):
+                with timeline.span(timeline.Lane.SEARCH, f"inner {number}", step=step):
                     timeline.count("steps", step)
             barrier.wait()
 
@@ -70,8 +69,8 @@ def test_spans_of_threads_that_overlap_are_in_rows_of_their_own(tmp_path):
 def test_a_switch_ends_the_slice_before_and_the_recording_the_last_one(tmp_path):
     since = time.monotonic()
     with timeline.recording(tmp_path / "trace.json"):
-        timeline.switch(Lane.PHASES, "preparation", since - 5.0)
-        timeline.switch(Lane.PHASES, "search", since, granted=7.0)
+        timeline.switch(timeline.Lane.PHASES, "preparation", since - 5.0)
+        timeline.switch(timeline.Lane.PHASES, "search", since, granted=7.0)
     first, second = recorded(tmp_path / "trace.json")["phases"]
     assert first["dur"] == pytest.approx(5e6, abs=1) and second["ts"] == pytest.approx(first["ts"] + first["dur"])
     assert (first["name"], second["name"], second["args"]) == ("preparation", "search", {"granted": 7.0})
@@ -79,7 +78,7 @@ def test_a_switch_ends_the_slice_before_and_the_recording_the_last_one(tmp_path)
 
 def test_the_steps_of_a_slice_follow_each_other_and_end_with_it(tmp_path):
     with timeline.recording(tmp_path / "trace.json"):
-        timeline.add(Lane.DEVICE, "trial", 1.0, 2.0, [("load", 0.25), ("verify", 0.5), ("time", 0.5)], us=3.0)
+        timeline.add(timeline.Lane.DEVICE, "trial", 1.0, 2.0, [("load", 0.25), ("verify", 0.5), ("time", 0.5)], us=3.0)
     whole, *steps = recorded(tmp_path / "trace.json")["device"]
     assert (whole["ts"], whole["dur"], whole["args"]) == (1e6, 1e6, {"us": 3.0})
     assert [(one["name"], one["ts"], one["dur"]) for one in steps] == [
@@ -92,13 +91,13 @@ def test_the_steps_of_a_slice_follow_each_other_and_end_with_it(tmp_path):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_a_run_that_ends_early_writes_its_trace(error, tmp_path):
     with pytest.raises(error), timeline.recording(tmp_path / "trace.json"):
-        timeline.switch(Lane.STAGES, "searching")
-        with timeline.span(Lane.SEARCH, "choose"):
+        timeline.switch(timeline.Lane.STAGES, "searching")
+        with timeline.span(timeline.Lane.SEARCH, "choose"):
             raise error
     found = recorded(tmp_path / "trace.json")
     assert found["search"][0]["args"] == {"ended by": error.__name__}
     assert found["stages"][0]["name"] == "searching"
-    with timeline.span(Lane.SEARCH, "afterwards"):
+    with timeline.span(timeline.Lane.SEARCH, "afterwards"):
         pass
     assert recorded(tmp_path / "trace.json") == found
 

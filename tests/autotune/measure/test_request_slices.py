@@ -4,7 +4,6 @@ import pytest
 import trace_events
 
 from autotune.core import timeline
-from autotune.core.timeline import Lane
 from autotune.ir import CallerTensor, Layer, Network, NetworkKey, parse
 from autotune.ir.network import INPUT, OUTPUT
 from autotune.libraries import aten
@@ -31,7 +30,7 @@ def traced(tmp_path_factory):
     """Return the answers of a process of its own, which the second candidate ends, and the lanes of the trace."""
     answers = {}
     path = tmp_path_factory.mktemp("trace") / "trace.json"
-    with timeline.recording(path), Worker("cpu") as worker, Worker("cpu", lane=Lane.LISTING) as lister:
+    with timeline.recording(path), Worker("cpu") as worker, Worker("cpu", lane=timeline.Lane.LISTING) as lister:
         answers["facts"] = worker.facts()
         for candidate in (GOOD, BAD, GOOD):
             worker.send(PROBLEM, candidate)
