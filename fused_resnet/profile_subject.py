@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -45,6 +46,9 @@ def _about(bound: BoundLayer) -> dict[str, Any]:
     about: dict[str, Any] = {
         "symbol": candidate.symbol,
         "candidate": str(candidate),
+        "family": candidate.family,
+        "config": json.loads(candidate.config),
+        "launch": dict(candidate.launch),
         "source": bound.choice.source,
         "problem": str(problem),
         "flops": problem.flops,

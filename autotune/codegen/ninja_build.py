@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 import signal
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from autotune.codegen import rendering, toolchain
 from autotune.codegen.build_folder import BuildFolder
+from autotune.codegen.build_slices import show
 from autotune.core import FamilyError, ProcessTree, ToolchainError, ceil_div, paths
 from autotune.families import Kernel, families, family
 
@@ -209,7 +211,9 @@ class BuildBatch:
             for unit in list(self.pending):
                 if unit.path.exists() or _failed(unit, self._folder.path).exists():
                     del self.pending[unit]
-                    finished.append(_outcome(unit, self._folder.path))
+                    built = _outcome(unit, self._folder.path)
+                    show(unit.kernels, *_interval(unit, self._folder.path), built.error)
+                    finished.append(built)
             if ended is not None and self.pending and (fault := _machine_fault("", self._folder.path)):
                 raise ToolchainError(fault)
             self.ended = ended
@@ -220,6 +224,9 @@ class BuildBatch:
         if self._process:
             self._process.stop()
         if self._folder:
+            for unit in self.pending:
+                if (started := _started(unit, self._folder.path)).exists():
+                    show(unit.kernels, started.stat().st_mtime, time.time(), "given up")
             self._folder.remove()
 
 
@@ -261,7 +268,8 @@ def _failed(unit: Unit, folder: Path) -> Path:
 
 def _outcome(unit: Unit, folder: Path) -> Built:
     """Return the result of a unit that has ended; raises ToolchainError if the machine is at fault."""
-    seconds = _seconds(unit, folder)
+    started, ended = _interval(unit, folder)
+    seconds = ended - started
     if unit.path.exists():
         _link_latest(unit)
         return Built(unit, unit.path, seconds=seconds)
@@ -301,13 +309,14 @@ def _first_errors(text: str) -> str:
     return "\n".join(lines[first : first + _MAX_ERROR_LINES])[:_MAX_ERROR_CHARACTERS]
 
 
-def _seconds(unit: Unit, folder: Path) -> float:
-    """Return the unit's compile time: from the start of its command to the last write of its result.
+def _interval(unit: Unit, folder: Path) -> tuple[float, float]:
+    """Return the wall-clock times of the start of the unit's command and of the last write of its result.
 
-    It is 0 if another process made the unit before the command began.
+    They are equal if another process made the unit before the command began.
     """
     started, result = _started(unit, folder), unit.path if unit.path.exists() else _failed(unit, folder)
-    return max(0.0, result.stat().st_mtime - started.stat().st_mtime) if started.exists() else 0.0
+    ended = result.stat().st_mtime
+    return (min(started.stat().st_mtime, ended) if started.exists() else ended), ended
 
 
 def _bundled_ninja() -> str:

@@ -74,3 +74,15 @@ Request = DeviceRequest | TrialRequest | FinalsRequest | NetworkRequest | Librar
 
 Answer = DeviceFacts | Result | list[Result] | cudnn.SerializedPlans
 """Any request may also be answered by one Result with the status "crashed"; the process ends after it."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer, as the measuring process sends it.
+
+    started, ended: time.monotonic() when the process began to work on the request, and when it had the answer.
+    """
+
+    answer: Answer
+    started: float
+    ended: float

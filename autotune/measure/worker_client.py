@@ -15,7 +15,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any
 
-from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerError
+from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerError, timeline
 from autotune.ir import Network, Problem
 from autotune.libraries import cudnn, inductor
 from autotune.measure.network_bench import LayerAssignment
@@ -27,9 +27,11 @@ from autotune.measure.protocol import (
     FinalsRequest,
     LibraryRequest,
     NetworkRequest,
+    Reply,
     Request,
     TrialRequest,
 )
+from autotune.measure.request_slices import show
 from autotune.measure.result import Result
 from autotune.measure.timers import Timing
 from autotune.runtime import Candidate
@@ -60,6 +62,7 @@ class Worker:
             kills the process; nothing is known then about the candidates that were not answered.
         compilers: Processes in which Inductor compiles; they take cores while a candidate is timed.
         niceness: Niceness of the process above that of this one.
+        lane: Lane of its requests in the trace of a run.
     """
 
     def __init__(
@@ -70,7 +73,9 @@ class Worker:
         until: Deadline = NEVER,
         compilers: int = 1,
         niceness: int = 0,
+        lane: timeline.Lane = timeline.Lane.DEVICE,
     ) -> None:
+        self._lane = lane
         self.device, self.deadline, self.timing, self.until = device, deadline, timing, until
         self._process = ChildProcess("autotune.measure.worker_main", [device, str(compilers), str(niceness)])
         self._sent: deque[TrialRequest] = deque()
@@ -101,11 +106,12 @@ class Worker:
     def _start(self) -> None:
         if self._process.running:
             return
-        for _ in range(_STARTS):
-            self._process.start()
-            ready = self._receive(START_SECONDS)
-            if not (isinstance(ready, Ended) and ready.killed):
-                break
+        with timeline.span(self._lane, "start the process"):
+            for _ in range(_STARTS):
+                self._process.start()
+                ready = self._receive(START_SECONDS)
+                if not (isinstance(ready, Ended) and ready.killed):
+                    break
         if ready != READY:
             self.stop()
             reason = ready.reason if isinstance(ready, Ended) else f"it sent {ready!r}"
@@ -150,10 +156,10 @@ class Worker:
         """Wait for the result of the oldest trial that was sent and not yet received."""
         started = time.perf_counter()
         deadline = self.deadline + _compile_seconds([self._sent[0].candidate])
-        answer = self._answer(deadline)
+        answer = self._answer(self._sent[0], deadline)
         if self._was_killed:
             self._send_again()
-            answer = self._answer(deadline)
+            answer = self._answer(self._sent[0], deadline)
         assert isinstance(answer, Result), f"a trial was answered by {answer!r}"
         if "seconds" not in answer.details:  # the process ended: only the time until then is known
             waited = {"verify": round(time.perf_counter() - started, 5)}
@@ -203,22 +209,25 @@ class Worker:
             self._sent.clear()
         self.start()
         self._process.send(request)
-        answer = self._answer(deadline)
+        answer = self._answer(request, deadline)
         if self._was_killed:
             self.start()
             self._process.send(request)
-            answer = self._answer(deadline)
+            answer = self._answer(request, deadline)
         return answer
 
-    def _answer(self, deadline: float) -> Answer:
-        answer = self._receive(deadline)
-        self._was_killed = isinstance(answer, Ended) and answer.killed
-        if isinstance(answer, Ended):
-            return Result(answer.status, answer.reason)
-        if isinstance(answer, Result) and answer.status in _ENDS_PROCESS:
-            self.stop()
-        known: Answer = answer
-        return known
+    def _answer(self, request: Request, deadline: float) -> Answer:
+        started = time.monotonic()
+        message = self._receive(deadline)
+        self._was_killed = isinstance(message, Ended) and message.killed
+        if isinstance(message, Ended):  # only the time since this process waits for it is known
+            reply = Reply(Result(message.status, message.reason), started, time.monotonic())
+        else:
+            reply = message
+            if isinstance(reply.answer, Result) and reply.answer.status in _ENDS_PROCESS:
+                self.stop()
+        show(self._lane, request, reply)
+        return reply.answer
 
     def _receive(self, seconds: float) -> Any:
         """Return the next message of the process, or how it ended; raises OutOfTimeError at the end of the run."""

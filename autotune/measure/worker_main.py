@@ -30,6 +30,7 @@ from autotune.measure.protocol import (
     FinalsRequest,
     LibraryRequest,
     NetworkRequest,
+    Reply,
     Request,
     TrialRequest,
 )
@@ -47,14 +48,15 @@ def serve(connection: Connection, device: torch.device) -> None:
     server = _Server(device)
     connection.send(READY)
     while True:
-        request = connection.recv()
+        request, started = connection.recv(), time.monotonic()
         try:
             answer = _answer(server, request)
         except Exception as error:  # out of memory, a failed launch, an illegal address, an unknown request
             lines = str(error).splitlines() or [""]
-            connection.send(Result("crashed", f"{type(error).__name__}: {lines[0]}"))
+            crash = Result("crashed", f"{type(error).__name__}: {lines[0]}")
+            connection.send(Reply(crash, started, time.monotonic()))
             return
-        connection.send(answer)
+        connection.send(Reply(answer, started, time.monotonic()))
 
 
 def _answer(server: _Server, request: Request) -> Answer:

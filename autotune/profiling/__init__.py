@@ -1,6 +1,7 @@
 """Profiles of networks: records a trace and attributes every kernel in it to the module that launched it."""
 
 from autotune.profiling.attribution import Profile
+from autotune.profiling.lanes import with_lanes
 from autotune.profiling.record import KERNEL, MODULE, Subject
 from autotune.profiling.summary import LibraryTotals, Totals, as_json, side_by_side, totals
 from autotune.profiling.tree import Node, match_modules, match_paths
@@ -18,4 +19,5 @@ __all__ = [
     "match_paths",
     "side_by_side",
     "totals",
+    "with_lanes",
 ]

@@ -16,10 +16,14 @@ from typing import Any
 
 from autotune.core import AutotuneError
 from autotune.profiling import libraries
+from autotune.profiling.launches import Launched, launched
 from autotune.profiling.libraries import Origin
 from autotune.profiling.operator_work import OperatorWork, operator_work
-from autotune.profiling.record import ABOUT, DEVICE
+from autotune.profiling.record import ABOUT
 from autotune.profiling.spans import Span, forest
+
+DETAILS = ("grid", "block", "registers per thread")
+"""What is kept of the values that the profiler records with a kernel."""
 
 
 @dataclass
@@ -153,6 +157,28 @@ def shapes_of(span: Span) -> str:
     return " ".join("x".join(map(str, sides)) for sides in span.args.get("Input Dims", []) if sides)
 
 
+def layer_of(span: Span | None, about: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the description of the layer on our kernels that a span is part of; None outside any."""
+    module = span.module() if span else None
+    layer: Mapping[str, Any] | None = about["layers"].get(module.name) if module else None
+    return layer
+
+
+def work_of(span: Span, about: Mapping[str, Any]) -> OperatorWork:
+    """Return the work of an operator: from the problem of a layer on our kernels, else from the recorded shapes.
+
+    If the work of an operator is not known, that of the operators within it is added up.
+    """
+    layer = layer_of(span, about)
+    if layer and span.name == layer["symbol"]:
+        return OperatorWork(layer["flops"], layer["bytes"])
+    known = operator_work(span.name, span.args)
+    if known:
+        return known
+    parts = [work_of(child, about) for child in span.children if child.kind == "operator"]
+    return OperatorWork(sum(part.flops for part in parts), sum(part.bytes for part in parts))
+
+
 class _Builder:
     """Collects spans and kernels in a profile. Every value is divided by the number of recorded calls."""
 
@@ -171,7 +197,7 @@ class _Builder:
             operator = self.operator(span.module(), span)
             operator.calls += self.share
             operator.host_us += span.us * self.share
-            done = self._work(span)
+            done = work_of(span, self.profile.about)
             operator.flops += done.flops * self.share
             operator.bytes += done.bytes * self.share
 
@@ -185,10 +211,6 @@ class _Builder:
         name, shapes = (span.name, shapes_of(span)) if span else ("no operator", "")
         return self.module(module.name).operators.setdefault((name, shapes), OperatorProfile(name, shapes))
 
-    def layer(self, path: str) -> Mapping[str, Any] | None:
-        layer: Mapping[str, Any] | None = self.profile.about["layers"].get(path)
-        return layer
-
     def kernel(self, name: str, launch: Span | None, origin: Origin) -> KernelProfile:
         """Return the kernel's entry: in the outermost operator that led to its launch, or unattributed."""
         module, operators = (launch.module(), launch.operators()) if launch else (None, [])
@@ -198,53 +220,25 @@ class _Builder:
         kernels = self.operator(module, operators[0] if operators else None).kernels
         return kernels.setdefault((name, *chain), KernelProfile(name, chain, origin))
 
-    def _work(self, span: Span) -> OperatorWork:
-        """Return the work of an operator: from the problem of a layer on our kernels, else from the recorded shapes.
-
-        If the work of an operator is not known, that of the operators within it is added up.
-        """
-        module = span.module()
-        layer = self.layer(module.name) if module else None
-        if layer and span.name == layer["symbol"]:
-            return OperatorWork(layer["flops"], layer["bytes"])
-        known = operator_work(span.name, span.args)
-        if known:
-            return known
-        parts = [self._work(child) for child in span.children if child.kind == "operator"]
-        return OperatorWork(sum(part.flops for part in parts), sum(part.bytes for part in parts))
-
 
 def _device(builder: _Builder, spans: Sequence[Span], events: Sequence[Mapping[str, Any]]) -> None:
     """Attribute everything that ran on a GPU, from the first kernel that a call launched to the last one."""
-    launches = _by(spans, ("launch",), "correlation")
-    others = _by(spans, ("module", "operator"), "External id")  # for launches that the profiler does not record
-    calls = [span for span in spans if span.kind == "call"]
-    ran = sorted((e for e in events if e.get("ph") == "X" and e.get("cat") in DEVICE), key=lambda e: float(e["ts"]))
     busy_until: float | None = None
-    for event in ran:
-        args = event.get("args", {})
-        launch = launches.get(args.get("correlation")) or others.get(args.get("External id"))
-        in_call = any(call.start <= launch.start < call.end for call in calls) if launch else busy_until is not None
-        if not in_call:
-            continue  # the kernel that delays the device until the host has queued all calls
-        start, us = float(event["ts"]), float(event["dur"])
-        before = busy_until if busy_until is not None else start
-        busy_until = max(before, start + us)
-        kernel = builder.kernel(event["name"], launch, _origin(builder, event["name"], launch))
+    for one in launched(spans, events):
+        us = one.end - one.start
+        before = busy_until if busy_until is not None else one.start
+        busy_until = max(before, one.end)
+        kernel = builder.kernel(one.name, one.launch, kernel_origin(one, builder.profile.about))
         kernel.us += us * builder.share
         kernel.wait_us += (busy_until - before - us) * builder.share
         kernel.launches += builder.share
-        kernel.details = {key: args[key] for key in ("grid", "block", "registers per thread") if key in args}
+        kernel.details = {key: one.args[key] for key in DETAILS if key in one.args}
 
 
-def _by(spans: Sequence[Span], kinds: Sequence[str], key: str) -> dict[Any, Span]:
-    return {span.args[key]: span for span in spans if span.kind in kinds and key in span.args}
-
-
-def _origin(builder: _Builder, name: str, launch: Span | None) -> Origin:
-    module = launch.module() if launch else None
-    names = [span.name for span in launch.operators()] if launch else []
-    return libraries.kernel_origin(name, names, builder.layer(module.name) if module else None)
+def kernel_origin(one: Launched, about: Mapping[str, Any]) -> Origin:
+    """Return the library that something on a GPU comes from."""
+    names = [span.name for span in one.launch.operators()] if one.launch else []
+    return libraries.kernel_origin(one.name, names, layer_of(one.launch, about))
 
 
 def _host(builder: _Builder, spans: Sequence[Span]) -> None:
@@ -265,6 +259,8 @@ def _host(builder: _Builder, spans: Sequence[Span]) -> None:
                 own[inner.name] += inner.own_us
         name = max(own, key=own.__getitem__)
         slowest = next(inner for span in alike for inner in span.descendants() if inner.name == name)
-        kernel = builder.kernel(name, slowest, libraries.operator_origin(name, builder.layer(path)))
+        kernel = builder.kernel(
+            name, slowest, libraries.operator_origin(name, builder.profile.about["layers"].get(path))
+        )
         kernel.us += sum(span.us for span in alike) * builder.share
         kernel.launches += len(alike) * builder.share

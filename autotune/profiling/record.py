@@ -9,9 +9,7 @@ the device therefore contain no host time.
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import json
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +22,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from autotune.core import chrome_trace
 from autotune.measure import Call, between, host_clock, occupy, synchronize, warm_up
 
 ABOUT = "autotune_profile"
@@ -125,7 +124,7 @@ def record(subject: Subject, device: torch.device, calls: int, about: Mapping[st
         about: Description that is stored in the trace, beside the measured times.
 
     Returns:
-        The trace, as `load` returns it.
+        The trace, as `chrome_trace.load` returns it.
     """
     with torch.inference_mode():
         _warm_up(subject.call, device)
@@ -154,19 +153,6 @@ def calls_in_queue(trace: Mapping[str, Any], calls: int) -> int:
     """Return how many calls, at most `calls`, the device can queue at once. trace: A recording of one call."""
     launches = sum(event.get("cat") in DEVICE for event in trace["traceEvents"])
     return max(1, min(calls, _QUEUE // max(1, launches)))
-
-
-def save(trace: Mapping[str, Any], path: Path) -> None:
-    """Write a trace for Perfetto or chrome://tracing; it is compressed if the name ends in .gz."""
-    data = json.dumps(trace, separators=(",", ":")).encode()
-    path.write_bytes(gzip.compress(data, 9, mtime=0) if path.suffix == ".gz" else data)
-
-
-def load(path: Path) -> dict[str, Any]:
-    """Return a trace that `save` or torch wrote."""
-    data = path.read_bytes()
-    trace: dict[str, Any] = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-    return trace
 
 
 def _warm_up(call: Call, device: torch.device) -> None:
@@ -209,7 +195,7 @@ def _profiled(call: Call, device: torch.device, calls: int, host_us: float) -> t
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace.json")
         recorder.export_chrome_trace(str(path))
-        return load(path), us / calls
+        return chrome_trace.load(path), us / calls
 
 
 def _timed(work: Call, device: torch.device, host_us: float) -> float:

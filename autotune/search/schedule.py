@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from autotune.codegen import kernels_per_unit
-from autotune.core import ceil_div
+from autotune.core import ceil_div, timeline
 from autotune.families import Config, Kernel
 from autotune.ir import Problem
 from autotune.search.study import Study
@@ -161,7 +161,10 @@ class Schedule:
         return self._max_trials(problem) - sum(study.num_started for study in self._by_problem[problem])
 
     def _ask(self, study: Study, count: int) -> list[Kernel]:
-        configs = study.ask(count, lambda config: self._bench.trial_seconds(self._kernel(study, config)))
+        space = study.space
+        with timeline.span(timeline.Lane.SEARCH, f"choose: {space.name}", sampler=type(study).__name__) as told:
+            configs = study.ask(count, lambda config: self._bench.trial_seconds(self._kernel(study, config)))
+            told |= {"configs": len(configs), "observed": study.num_observed, "free": len(study.free)}
         return [self._kernel(study, config) for config in configs]
 
     def _kernel(self, study: Study, config: Config) -> Kernel:

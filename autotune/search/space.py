@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from autotune.families import Config, Kernel, Value
 from autotune.ir import Problem
@@ -31,6 +32,11 @@ class Space:
         """Return a space of configs that are given in any order with their predicted costs."""
         order = sorted(range(len(configs)), key=costs.__getitem__)
         return cls(problem, family, tuple(configs[i] for i in order), tuple(costs[i] for i in order))
+
+    @cached_property
+    def name(self) -> str:
+        """Return the problem and the family in a few words."""
+        return f"{self.problem.short_name} {self.family}"
 
     def truncate(self, count: int, seed: int) -> Space:
         """Return a space of at most `count` configs.

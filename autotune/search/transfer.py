@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from threadpoolctl import ThreadpoolController
 
+from autotune.core import timeline
 from autotune.families import Config
 from autotune.ir import Problem
 from autotune.search.gaussian_process import GaussianProcess, Matrix, Posterior, Vector
@@ -106,7 +107,10 @@ class TransferData:
         Returns:
             The MAX_CANDIDATES of `configs` with the lowest means, and their joint posterior distribution.
         """
-        with self._threads.limit(limits=1, user_api="blas"):  # the compilers use the other cores
+        with (
+            timeline.span(timeline.Lane.SEARCH, "predict", candidates=len(configs), pending=len(pending)),
+            self._threads.limit(limits=1, user_api="blas"),  # the compilers use the other cores
+        ):
             return self._posterior(space, configs, pending)
 
     def _posterior(self, space: int, configs: Indices, pending: Sequence[int]) -> tuple[Indices, Posterior]:

@@ -5,7 +5,7 @@ from autotune.tuner.library_candidates import LibraryCandidates
 from autotune.tuner.line_progress import LineProgress
 from autotune.tuner.objectives import OBJECTIVES
 from autotune.tuner.options import TunerOptions
-from autotune.tuner.phases import PhaseTime
+from autotune.tuner.phases import PREPARATION, PhaseTime
 from autotune.tuner.progress import Progress
 from autotune.tuner.report import (
     Failure,
@@ -29,11 +29,13 @@ from autotune.tuner.session import (
 )
 from autotune.tuner.threads import start_in_background
 from autotune.tuner.time_breakdown import RECORD, WAIT, TimeBreakdown
+from autotune.tuner.traced_progress import TracedProgress
 from autotune.tuner.tuner import Tuner
 
 __all__ = [
     "INDUCTOR_MODES",
     "OBJECTIVES",
+    "PREPARATION",
     "RECORD",
     "WAIT",
     "Bench",
@@ -45,6 +47,7 @@ __all__ = [
     "PhaseTime",
     "Progress",
     "TimeBreakdown",
+    "TracedProgress",
     "TuneRequest",
     "Tuner",
     "TunerOptions",

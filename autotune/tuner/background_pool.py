@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
-from autotune.core import Deadline
+from autotune.core import Deadline, timeline
 from autotune.ir import Network, Problem
 from autotune.libraries import inductor
 from autotune.measure import BACKGROUND_NICENESS, Worker
@@ -118,6 +118,7 @@ class BackgroundPool:
             worker.until,
             max(1, min(MAX_COMPILERS, compilers)),
             BACKGROUND_NICENESS,
+            timeline.Lane.INDUCTOR,
         )
         self._trials[key] = self._processes.enter_context(
             BackgroundTrials(self._store, self._device, process, work, self._progress)

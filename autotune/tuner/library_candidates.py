@@ -13,16 +13,18 @@ from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import LifoQueue
 
-from autotune.core import Deadline
+from autotune.core import Deadline, timeline
 from autotune.families import Kernel
 from autotune.ir import Problem
 from autotune.libraries import aten, cudnn, inductor
-from autotune.measure import Worker
+from autotune.measure import BACKGROUND_NICENESS, Worker
 from autotune.tuner.kernel_builder import identity
 from autotune.tuner.threads import stop_until_done
 from tuning_db import Store
 from tuning_db.schema import KernelRow
 
+MAX_LISTING_WORKERS = 4
+"""Processes that list cuDNN's plans."""
 LISTING_SECONDS = 300.0
 """Time limit for building all plans of a problem, some of which cuDNN compiles."""
 
@@ -47,6 +49,20 @@ def operator_rows(
     for family, config in found:
         kernel = Kernel.of(family, config, problem.dtype, problem.epilogue, target)
         yield store.put_kernel(identity(kernel, f"torch {torch}"), symbol="")
+
+
+def listing_workers(worker: Worker, jobs: int) -> list[Worker]:
+    """Return the processes that list plans for a device, whose compilers leave cores to those of kernels.
+
+    Args:
+        worker: The measuring process of the device.
+        jobs: Number of cores that compile.
+    """
+    count = max(1, min(MAX_LISTING_WORKERS, jobs // 4))
+    return [
+        Worker(worker.device, until=worker.until, niceness=BACKGROUND_NICENESS, lane=timeline.Lane.LISTING)
+        for _ in range(count)
+    ]
 
 
 class LibraryCandidates:

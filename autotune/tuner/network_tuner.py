@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.core import NEVER, Deadline
+from autotune.core import NEVER, Deadline, timeline
 from autotune.ir import Network, NetworkKey, Problem
 from autotune.measure import LayerAssignment, Result, Worker
 from autotune.runtime import Candidate, candidate, faster_alternatives, plan_for_other_batch, shortlist
@@ -77,6 +77,8 @@ class _PlanRecorder:
         """Write a plan and its result."""
         self.row = self._written(self._network.identity, plan, result, self.row)
         self.plan, self.best_us = plan, result.median_us or math.inf
+        if result.median_us:
+            timeline.count(f"us of the network at batch {self._network.batch}", result.median_us)
 
     def record_if_faster(self, plan: PlanState, result: Result) -> None:
         """Write a plan and its result if it is the fastest so far."""

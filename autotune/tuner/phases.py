@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.core import Deadline
+from autotune.core import Deadline, timeline
 
 PREPARATION = "preparation"
 """Before the first phase: imports, and the capture of the networks."""
@@ -54,6 +54,7 @@ class Phases:
         self.current = self._deadline.share(SHARES[name] / sum(SHARES[each] for each in self._left))
         self._begun.append((name, self.current.left, self._deadline.elapsed))
         self._left = self._left[1:]
+        timeline.switch(timeline.Lane.PHASES, name)
         return self.current
 
     def waiting(self, share: float) -> Deadline:

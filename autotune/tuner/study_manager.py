@@ -9,7 +9,7 @@ from itertools import islice, zip_longest
 from typing import Any
 
 from autotune.codegen import kernels_per_unit
-from autotune.core import NEVER, AutotuneError, Deadline, ceil_div
+from autotune.core import NEVER, AutotuneError, Deadline, ceil_div, timeline
 from autotune.families import AnyFamily, Config, Kernel, families, family, serving
 from autotune.ir import Problem, parse
 from autotune.search import Space, Study, problem_similarity, spread, strategy
@@ -198,12 +198,16 @@ class StudyManager:
         wanted = [self._families(problem) for problem in self._problems]
         for turn in zip_longest(*wanted):
             for problem, found in zip(self._problems, turn, strict=True):
-                if found is None:
-                    continue
-                configs = found.configs_for(problem, options.arch, options.allow)
-                costs = [found.cost(problem, config, options.arch) for config in configs]
-                space = Space.ranked(problem, found.name, configs, costs)
-                yield space.truncate(options.limit, options.seed) if options.limit else space
+                if found is not None:
+                    space = self._space(problem, found)
+                    yield space.truncate(options.limit, options.seed) if options.limit else space
+
+    def _space(self, problem: Problem, found: AnyFamily) -> Space:
+        arch, allow = self._options.arch, self._options.allow
+        with timeline.span(timeline.Lane.SEARCH, f"enumerate: {problem.short_name} {found.name}") as told:
+            configs = found.configs_for(problem, arch, allow)
+            told["configs"] = len(configs)
+            return Space.ranked(problem, found.name, configs, [found.cost(problem, config, arch) for config in configs])
 
     def _families(self, problem: Problem) -> list[AnyFamily]:
         """Return the families to search for a problem, that with the fewest architectures first."""

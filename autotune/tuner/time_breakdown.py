@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from autotune.core import timeline
+
 STEPS = ("search", "emit", "compile", "load", "verify", "time")
 """Phases of a trial. `verify` and `time` use the device; the others use CPU cores, in parallel with it if possible."""
 WAIT = "wait for compilers"
@@ -35,7 +37,8 @@ class TimeBreakdown:
         """Add the time that the context's body takes to a phase."""
         started = time.perf_counter()
         try:
-            yield
+            with timeline.span(timeline.Lane.TUNER, step):
+                yield
         finally:
             self.seconds[step] += time.perf_counter() - started
 

@@ -22,14 +22,14 @@ from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, paths
 from autotune.families import Kernel, family, serving
 from autotune.ir import Convolution, Network, Problem
 from autotune.libraries import aten, cudnn, inductor
-from autotune.measure import BACKGROUND_NICENESS, Result, Worker
+from autotune.measure import Result, Worker
 from autotune.runtime import candidate, shortlist
 from autotune.search import Schedule, Space, Study
 from autotune.tuner.background_pool import BackgroundPool, is_tried_beside, is_whole
 from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.layer_weights import LayerWeights
-from autotune.tuner.library_candidates import LibraryCandidates, operator_rows
+from autotune.tuner.library_candidates import LibraryCandidates, listing_workers, operator_rows
 from autotune.tuner.network_tuner import tune_network_plan
 from autotune.tuner.options import TunerOptions
 from autotune.tuner.phases import FINALS, SEARCH, SETTLING, Phases
@@ -48,8 +48,6 @@ FINALIST_PLANS = 3
 """cuDNN plans of a problem that are timed with them."""
 FINAL_ROUNDS = 15
 """Interleaved rounds per problem."""
-MAX_LISTING_WORKERS = 4
-"""Processes that list cuDNN's plans."""
 OPERATORS_SHARE = 0.3
 """Share of the search's time in which PyTorch's operators are timed, before anything else."""
 LISTING_SHARE = 0.1
@@ -475,8 +473,7 @@ class Tuner:
         """
         if self.options.vendor != cudnn.FAMILY or not self.options.arch.is_cuda:
             return nullcontext()
-        count = max(1, min(MAX_LISTING_WORKERS, self.options.jobs // 4))
-        workers = [Worker(worker.device, until=worker.until, niceness=BACKGROUND_NICENESS) for _ in range(count)]
+        workers = listing_workers(worker, self.options.jobs)
         return LibraryCandidates(self.store, workers, self.weights.sorted(), self.options.target)
 
     def _collect_library_plans(self, until: Deadline | None = None) -> None:

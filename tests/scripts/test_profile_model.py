@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+import trace_events
 from processes import TUNED_BATCH, script
 
 CALLS = 2
@@ -51,6 +52,18 @@ def test_the_script_profiles_a_network_and_its_fused_one(tuned_db, tmp_path):
     for name in ("conv2 Conv2d", "mkldnn_convolution", "oneDNN", "fused", "without the profiler"):
         assert name in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
+
+    for path, profile in zip((files[2], tmp_path / "trace-fused.json.gz"), (before, after), strict=True):
+        [lane] = trace_events.lanes(trace_events.read(path), "autotune").values()
+        kernels = [one["args"] for one in lane if "kernel" in one["args"]]
+        for layer, about in profile["layers"].items():
+            of_layer = [args for args in kernels if args["module"] == layer]
+            assert len(of_layer) >= CALLS
+            if "template" in about:
+                assert len(of_layer) == CALLS
+                for key, value in {**about, "kernel": about["symbol"]}.items():
+                    assert key in ("symbol", "source", "template") or all(args[key] == value for args in of_layer)
+                assert all(about["template"] in args["source"] and args["limit_us"] > 0 for args in of_layer)
 
     again = script("profile_model", "--from", files[2], tmp_path / "trace-fused.json.gz", "--layer", "layers.1.*.conv1")
     assert again.returncode == 0, again.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import trace_events
 from databases import CONV, rows
 from processes import HANG, TUNE, TUNED_BATCH, assert_error, process, script
 from repository import ROOT, SCRIPTS
@@ -126,7 +127,7 @@ def start_tuning(path, **variables):
     """tune.py in a session of its own, as a terminal would run it."""
     python_with_sigint = ["env", "--default-signal=INT", sys.executable]  # a background job's children ignore it
     command = [*python_with_sigint, str(SCRIPTS / "tune.py"), "--arch", "cpu", "--problem", CONV.format(n=2)]
-    command += ["--gain", "0%", "--budget", "5m", "--db", str(path)]
+    command += ["--gain", "0%", "--budget", "5m", "--db", str(path), "--trace", str(path.with_suffix(".json"))]
     environment = {**os.environ, "TUNE": str(path), **variables}
     pipe = subprocess.PIPE
     return subprocess.Popen(
@@ -192,6 +193,10 @@ def test_a_signal_keeps_what_was_done(number, tmp_path):
         assert len(store.problems()) == 1
     assert rows(path, "PRAGMA integrity_check") == [("ok",)]
     assert rows(path, reached)[0][0]
+    lanes = trace_events.lanes(trace_events.read(path.with_suffix(".json")), "tune")
+    assert [one["name"] for one in lanes["phases"]][:2] == ["preparation", "search"]
+    trials = [one for one in lanes["device"] if "status" in one["args"]]
+    assert len(trials) >= rows(path, "SELECT count(*) FROM measurement WHERE NOT final")[0][0]
 
 
 @pytest.mark.process
@@ -209,6 +214,8 @@ def test_a_signal_does_not_wait_for_the_start_of_the_measuring_process(tmp_path)
     assert_none_outlives(path)
     assert process.returncode == 130
     assert "Traceback" not in stderr and "Interrupted" in stdout + stderr
+    lanes = trace_events.lanes(trace_events.read(path.with_suffix(".json")), "tune")
+    assert lanes["stages"][0]["name"] == "reading the database"
 
 
 @pytest.mark.process

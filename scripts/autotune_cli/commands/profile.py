@@ -23,9 +23,19 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from autotune.core import AutotuneError, UnknownNameError, measure_device
+from autotune.core import AutotuneError, UnknownNameError, chrome_trace, measure_device
 from autotune.ir import DTYPES
-from autotune.profiling import Node, Profile, as_json, attribution, match_modules, match_paths, record, totals
+from autotune.profiling import (
+    Node,
+    Profile,
+    as_json,
+    attribution,
+    match_modules,
+    match_paths,
+    record,
+    totals,
+    with_lanes,
+)
 from autotune.profiling.summary import libraries
 from autotune.profiling.tree import tree
 from autotune_cli.command_line import add_device, add_model, output, positive
@@ -38,10 +48,10 @@ from fused_resnet.profile_subject import of_fused
 def main(arguments: argparse.Namespace) -> None:
     check_options(arguments)
     traces = [read_trace(path) for path in arguments.from_traces or []] or make_traces(arguments)
-    if arguments.trace:
-        for path, trace in zip(trace_paths(arguments.trace), traces, strict=False):
-            record.save(trace, path)
     profiles = [(profile, tree(profile)) for profile in map(attribution.read, traces)]
+    if arguments.trace:
+        for path, trace, (profile, _) in zip(trace_paths(arguments.trace), traces, profiles, strict=False):
+            chrome_trace.save(with_lanes(trace, profile), path)
     if arguments.json:
         write({"profiles": [as_json(profile, root) for profile, root in profiles]}, arguments.json)
     if arguments.html:
@@ -88,7 +98,7 @@ def trace_paths(path: Path) -> tuple[Path, Path]:
 
 def read_trace(path: str) -> dict[str, Any]:
     try:
-        return record.load(Path(path))
+        return chrome_trace.load(Path(path))
     except (OSError, ValueError, EOFError, zlib.error) as problem:
         raise AutotuneError(f"'{path}' is not a trace: {one_line(problem)}") from problem
 

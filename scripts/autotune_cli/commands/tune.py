@@ -30,6 +30,7 @@ from autotune.core import (
     UnknownNameError,
     architecture,
     of_capability,
+    timeline,
 )
 from autotune.families import PERMISSIONS, families, family, use
 from autotune.ir import DTYPES, OPERATORS
@@ -40,8 +41,10 @@ from autotune.search import DEFAULT_STRATEGY, STRATEGIES
 from autotune.tuner import (
     INDUCTOR_MODES,
     OBJECTIVES,
+    PREPARATION,
     Bench,
     ForeignKernels,
+    TracedProgress,
     Tuner,
     TuneRequest,
     TunerOptions,
@@ -51,7 +54,17 @@ from autotune.tuner import (
     start_in_background,
 )
 from autotune_cli import models, tune_summary
-from autotune_cli.command_line import Group, add_batches, add_jobs, add_model, database, percent, positive, seconds
+from autotune_cli.command_line import (
+    Group,
+    add_batches,
+    add_jobs,
+    add_model,
+    database,
+    output,
+    percent,
+    positive,
+    seconds,
+)
 from autotune_cli.interrupts import exit_code
 from autotune_cli.problem_usage import usage
 from autotune_cli.tune_progress import LiveProgress
@@ -131,6 +144,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=TIMERS,
         default=TIMERS[0],
         help="on a GPU, graph: time CUDA graphs of many launches (the default); events: time single launches",
+    )
+    parser.add_argument(
+        "--trace", type=output, metavar="F", help="write what the run does when, for Perfetto; .gz compresses it"
     )
     add_jobs(parser)
     parser.epilog = problem_help()
@@ -233,6 +249,8 @@ def main(args: argparse.Namespace) -> int:
         raise UnknownNameError("--objective energy: only a GPU reports its energy")
     timing = Timing(args.timer, args.buffers, "energy" in (args.objective or []))
     with ExitStack() as stack:
+        stack.enter_context(timeline.recording(args.trace))
+        timeline.switch(timeline.Lane.PHASES, PREPARATION, since=args.started)
         worker = stack.enter_context(Worker(device, timing=timing, until=work)) if device else None
         requests = tune_requests(
             args, arch, lambda: stack.enter_context(start_in_background(worker)) if worker else None
@@ -293,7 +311,7 @@ def tune(
         [problem for _, problem in named],
         options,
         worker,
-        progress,
+        TracedProgress(progress),
         networks=[request.network for request in requests if request.network],
         deadline=deadline,
         foreign=foreign,

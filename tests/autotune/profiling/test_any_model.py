@@ -5,9 +5,11 @@ import re
 
 import pytest
 import torch
+import trace_events
 from repository import ROOT
 
-from autotune.profiling import attribution, record
+from autotune.core import chrome_trace
+from autotune.profiling import attribution
 from autotune.profiling.tree import tree
 from autotune_cli.main import run_command
 from tuning_db import Store
@@ -90,11 +92,22 @@ def test_a_narrow_terminal_shortens_names_and_no_numbers(name, profile):
     assert code == 0, err
     assert all(len(line) <= 80 for line in out.splitlines())
     shown = out.partition("operator: kernel")[2].partition("\n\n")[0].splitlines()[1:]
-    nodes = [node for _, node in tree(attribution.read(record.load(path))).walk() if node.kind != "operator"]
+    nodes = [node for _, node in tree(attribution.read(chrome_trace.load(path))).walk() if node.kind != "operator"]
     assert len(shown) == len(nodes)
     for line, node in zip(shown, nodes, strict=True):
         us = float(re.search(r" ([\d.]+) +[\d.]+%", line)[1])
         assert us == pytest.approx(node.us, abs=0.5, rel=0.01) and "…" not in line[50:]
+
+
+def test_the_trace_of_a_recorded_trace_has_its_lanes(tmp_path, profile):
+    code, _, err = profile(
+        "--from", ROOT / "tests" / "data" / "traces" / "resnet50.json.gz", "--trace", tmp_path / "t.json"
+    )
+    assert code == 0, err
+    [lane] = trace_events.lanes(trace_events.read(tmp_path / "t.json"), "autotune").values()
+    assert {"network", "layer1.0", "layer1.0.conv1", "conv2d"} <= {one["name"] for one in lane}
+    code, _, err = profile("--from", tmp_path / "t.json")
+    assert code == 0, err
 
 
 def test_a_page_names_the_libraries_of_each_module(tmp_path, profile):

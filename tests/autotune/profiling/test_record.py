@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 from repository import ROOT
 
+from autotune.core import chrome_trace
 from autotune.profiling import attribution, record, summary
 from autotune.profiling.tree import tree
 from fused_resnet.networks import se_resnet9_fixup
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.skipif(not RECORDED, reason="no recorded traces of a GP
 
 @pytest.fixture(scope="module", params=RECORDED, ids=lambda path: path.name.removesuffix(".json.gz"))
 def trace(request):
-    return record.load(request.param)
+    return chrome_trace.load(request.param)
 
 
 def test_every_kernel_has_a_module_and_a_library(trace):
@@ -92,7 +93,7 @@ def test_without_its_modules_ranges_a_trace_attributes_nothing_and_loses_no_time
 
 def test_before_and_after_are_one_tree_in_which_nothing_of_ours_is_left_out():
     before, after = (
-        tree(attribution.read(record.load(TRACES / f"se_resnet9_fixup{end}.json.gz"))) for end in ("", "-fused")
+        tree(attribution.read(chrome_trace.load(TRACES / f"se_resnet9_fixup{end}.json.gz"))) for end in ("", "-fused")
     )
     rows = summary.side_by_side(before, after)
     paths = [path for path, *_ in rows]
