@@ -54,10 +54,10 @@ class Axis:
         return tuple(Tick(self.at(value), f"{value:,.10g}") for value in values)
 
 
-def log_axis(values: Iterable[float], start: float, end: float) -> Axis:
-    """Return a logarithmic axis that holds positive values with a margin."""
+def log_axis(values: Iterable[float], start: float, end: float, margin: float = 1.5) -> Axis:
+    """Return a logarithmic axis from the least of positive values over `margin` to the greatest times `margin`."""
     found = list(values)
-    return Axis(min(found) / 1.5, max(found) * 1.5, start, end, log=True)
+    return Axis(min(found) / margin, max(found) * margin, start, end, log=True)
 
 
 def _decades(low: float, high: float) -> list[float]:

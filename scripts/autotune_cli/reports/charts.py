@@ -83,7 +83,7 @@ def describe(layer: Layer) -> str:
     """Return the numbers of a layer in a few lines."""
     lines = [layer.name]
     if layer.us:
-        lines.append(f"{number(layer.us)} us by {layer.runner}")
+        lines.append(f"{number(layer.us)} us by {layer.family}")
     if layer.tflops:
         lines.append(f"{layer.tflops:.3g} TFLOP/s, {layer.intensity:.3g} FLOP/byte")
     if layer.gb_per_s:
@@ -134,7 +134,7 @@ class History:
 def history(run: Run) -> History:
     """Return the chart of a run."""
     x = Axis(0.0, run.seconds, LEFT, WIDTH - RIGHT)
-    y = log_axis((us for _, us in run.best), HEIGHT - BOTTOM, TOP)
+    y = log_axis((us for _, us in run.best), HEIGHT - BOTTOM, TOP, margin=1.1)
     line = "".join(f"H{x.at(at)}V{y.at(us)}" for at, us in run.best)
     lanes = tuple(
         _lane(name, seconds, HEIGHT + (i + 1) * (LANE + LANE_GAP)) for i, (name, seconds) in enumerate(run.busy.items())

@@ -101,12 +101,10 @@ def _failures(recorded: Iterable[RecordedStudy]) -> tuple[FailureCause, ...]:
     counts: Counter[tuple[str, str, str]] = Counter()
     examples: dict[tuple[str, str, str], str] = {}
     for study in recorded:
-        failed = [
-            (row.status, row.error or "", format_config(row)) for row in study.measured if row.status != "ok"
-        ] + [("does not compile", kernel.error or "", format_candidate(kernel, {})) for kernel in study.failed]
+        failed = [(row.status, row.error or "", format_config(row)) for row in study.measured if row.status != "ok"] + [
+            ("does not compile", kernel.error or "", format_candidate(kernel, {})) for kernel in study.failed
+        ]
         for status, message, example in failed:
             counts[study.family, status, message] += 1
             examples.setdefault((study.family, status, message), example)
-    return tuple(
-        FailureCause(*cause, count=count, example=examples[cause]) for cause, count in counts.most_common()
-    )
+    return tuple(FailureCause(*cause, count=count, example=examples[cause]) for cause, count in counts.most_common())

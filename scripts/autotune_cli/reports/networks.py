@@ -94,7 +94,8 @@ def _alternatives(
         replaced = [plain[name] for name in one.replaces]
         if None not in mine and None not in replaced:
             us, replaced_us = (sum(time or 0.0 for time in times) for times in (mine, replaced))
-            yield AlternativeTime(one.name, one.replaces, us, replaced_us, one.name in taken if taken is not None else None)
+            is_taken = None if taken is None else one.name in taken
+            yield AlternativeTime(one.name, one.replaces, us, replaced_us, is_taken)
 
 
 def _us(by_problem: Mapping[str, Layer], problem: str) -> float | None:

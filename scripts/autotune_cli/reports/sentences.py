@@ -15,7 +15,8 @@ def plural(count: int, word: str) -> str:
 
 def about(network: NetworkTime) -> Iterator[str]:
     """Yield sentences about the times of a network, and about what the database does not tell of it."""
-    total = f"{plural(len(network.layers), 'layer')}; the sum of their times, each alone, is {number(network.sum_us)} us"
+    count = plural(len(network.layers), "layer")
+    total = f"{count}; the sum of their times, each alone, is {number(network.sum_us)} us"
     if not network.planned:
         yield "The database holds no plan of this network"
         yield f"Shown are its layers with their winners and without alternatives: {total}"

@@ -160,7 +160,7 @@ function importances(family) {
   if (family.reason) return [title, make("p", { class: "none" }, `Not computed: ${family.reason}.`)];
   const rows = Object.entries(family.importances).map(([name, value]) =>
     make("tr", {}, make("td", {}, name), make("td", { class: "bar" },
-      make("b", { class: family.runner, style: `width:${100 * value}%` }), make("span", {}, `${(100 * value).toFixed(0)} %`)))
+      make("b", { class: family.runner, style: `width:${100 * value}%` }), make("span", {}, `${(100 * value).toFixed(0)}%`)))
   );
   return [title, make("p", { class: "note" }, "By PED-ANOVA of Optuna: how well the parameter tells the fastest tenth of the trials from all of them."),
     make("table", { id: "importances" }, make("tbody", {}, ...rows))];
@@ -204,6 +204,13 @@ function show(id) {
   );
 }
 
+// Return the id of the layer with the most trials, which is shown at first.
+function mostTried() {
+  const count = layer => layer.families.reduce((sum, family) => sum + family.trials.length, 0);
+  return Object.keys(LAYERS).reduce((most, id) => (count(LAYERS[id]) > count(LAYERS[most]) ? id : most));
+}
+
+// Show the layer that the address names; return whether it names one.
 function follow() {
   const id = decodeURIComponent(location.hash).match(/^#layer=(.+)$/)?.[1];
   if (!id || !Object.hasOwn(LAYERS, id)) return false;
@@ -217,4 +224,4 @@ addEventListener("hashchange", () => {
   VIEW.focus({ preventScroll: true });
 });
 if (follow()) VIEW.scrollIntoView();
-else if (Object.keys(LAYERS).length) show(Object.keys(LAYERS)[0]);
+else if (Object.keys(LAYERS).length) show(mostTried());
