@@ -23,10 +23,15 @@ from autotune_cli.reports.page import render
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("db", metavar="DB", type=database)
+    parser.add_argument("db", metavar="DB", type=database, help="the database to show")
     parser.add_argument("--against", metavar="DB2", type=database, help="a database to compare the times with")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", type=output, default=Path("report.html"), help="default report.html"
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=output,
+        default=Path("report.html"),
+        help="the page (default report.html)",
     )
 
 

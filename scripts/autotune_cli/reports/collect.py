@@ -43,7 +43,7 @@ def _report(store: Store, tell: Callable[[str], object]) -> Report:
             name=device.name,
             flops_per_us=device.flops_per_us,
             bytes_per_us=device.bytes_per_us,
-            facts=device_facts(store, device),
+            facts=device_facts(device, found[device.id]),
             layers=tuple(found[device.id]),
             networks=networks(store, device, found[device.id]),
             runs=runs(found[device.id]),

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.core import format_bytes
-from autotune_cli.reports.sentences import plural
+from autotune_cli.reports.records import Layer, Trial
+from autotune_cli.reports.sentences import clock, plural
 from tuning_db import Store
-from tuning_db.schema import Device, Measurement
-
-_STATES = ("state", "before", "after")
-"""Entries of a measurement's details that hold the state of the device."""
+from tuning_db.schema import Device
 
 Facts = tuple[tuple[str, str], ...]
 
 
-def device_facts(store: Store, device: Device) -> Facts:
+def device_facts(device: Device, layers: Iterable[Layer]) -> Facts:
     """Return the rates of a device, its properties, and its clocks, temperature, power and throttling in the trials."""
     facts = [
         ("target", device.target),
@@ -26,8 +24,7 @@ def device_facts(store: Store, device: Device) -> Facts:
         ("highest memory rate measured", f"{device.bytes_per_us / 1e3:.4g} GB/s"),
     ]
     facts += [(_name(name), _value(name, value)) for name, value in device.details.items() if name in _PROPERTIES]
-    rows = [row for problem in store.problems() for row in store.measurements(device, problem.text)]
-    return (*facts, *_state_facts(rows))
+    return (*facts, *_state_facts([trial for layer in layers for trial in layer.trials]))
 
 
 def database_facts(store: Store) -> Facts:
@@ -65,23 +62,20 @@ def _value(name: str, value: object) -> str:
     return format_bytes(value) if name == "memory_bytes" and isinstance(value, int) else str(value)
 
 
-def _state_facts(rows: Iterable[Measurement]) -> Iterator[tuple[str, str]]:
-    """Yield the ranges of clocks, temperature and power, and the reasons of throttling."""
-    states, reasons, count = [], Counter[str](), 0
-    recorded: list[str] = []
-    for row in rows:
-        found = [state for name in _STATES if (state := row.details.get(name))]
-        states += found
-        count += bool(found)
-        reasons.update({reason for state in found for reason in state.get("throttle_reasons", ())})
-        recorded += [row.recorded] if row.recorded else []
-    yield from _ranges(states)
-    if count:
-        said = ", ".join(f"{reason} in {n:,} of {plural(count, 'trial')}" for reason, n in reasons.most_common())
-        yield "throttling", said or f"none in {plural(count, 'trial')}"
-    if recorded:
-        first, last = min(recorded), max(recorded)
-        yield "trials recorded", first if first == last else f"{first} to {last}"
+def _state_facts(trials: Sequence[Trial]) -> Iterator[tuple[str, str]]:
+    """Yield the ranges of clocks, temperature and power, the reasons of throttling, and the time of the trials."""
+    known = [trial.states for trial in trials if trial.states]
+    yield from _ranges([state for states in known for state in states])
+    if known:
+        reasons = Counter(
+            reason
+            for states in known
+            for reason in {one for state in states for one in state.get("throttle_reasons", ())}
+        )
+        said = ", ".join(f"{reason} in {n:,} of {plural(len(known), 'trial')}" for reason, n in reasons.most_common())
+        yield "throttling", said or f"none in {plural(len(known), 'trial')}"
+    if recorded := [trial.recorded for trial in trials if trial.recorded is not None]:
+        yield "trials recorded", f"{clock(min(recorded))} to {clock(max(recorded))}"
 
 
 def _ranges(states: list[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:

@@ -21,9 +21,9 @@ def importances(recorded: RecordedStudy) -> Importances:
         return Importances(recorded.family, reason=f"{timed} timed trials are too few: {FEWEST_TRIALS} are needed")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study()
-    study.add_trials(recorded.trials())
+    study.add_trials([trial for trial in recorded.trials() if trial.value is not None])  # the only ones that count
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        warnings.simplefilter("ignore")  # the evaluator is experimental, and warns of values that few trials have
         try:
             found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
         except (RuntimeError, ValueError) as error:  # such as parameters that all trials have the same value of

@@ -16,8 +16,12 @@ from autotune.tuner.optuna_export import RecordedStudy, studies
 from autotune_cli.reports.importances import importances
 from autotune_cli.reports.records import CUDNN, OURS, TORCH, FailureCause, Layer, Trial
 from tuning_db import Store
+from tuning_db.launch import launch_text
 from tuning_db.ranking import ranked
 from tuning_db.schema import Device, Measurement
+
+_STATES = ("state", "before", "after")
+"""Entries of a measurement's details that hold the state of the device."""
 
 _RUNNERS = {CUDNN_FAMILY: CUDNN, aten.FAMILY: TORCH, inductor.FAMILY: TORCH}
 
@@ -77,6 +81,8 @@ def _layer(identity: str, device: Device, text: str, recorded: Sequence[Recorded
 
 def _trial(study: RecordedStudy, row: Measurement) -> Trial:
     return Trial(
+        kernel=row.kernel_id,
+        launch=launch_text(row.launch),
         family=study.family,
         params=study.params(row.kernel, row.launch),
         status=row.status,
@@ -86,6 +92,7 @@ def _trial(study: RecordedStudy, row: Measurement) -> Trial:
         final=row.final,
         recorded=datetime.fromisoformat(row.recorded).timestamp() if row.recorded else None,
         seconds=row.details.get("seconds", {}),
+        states=tuple(state for name in _STATES if (state := row.details.get(name))),
     )
 
 

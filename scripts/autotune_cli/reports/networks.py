@@ -24,12 +24,18 @@ def networks(store: Store, device: Device, layers: Sequence[Layer]) -> tuple[Net
     by_problem = {layer.problem: layer for layer in layers}
     kernels = {row.id: row for row in store.kernels(device.target)}
     newest = {row.network: row for row in store.plans() if row.device_id == device.id}
-    times = _measured_times(store, device, layers) if newest else {}
+    newest = dict(sorted(newest.items(), key=lambda item: _is_precompiled(item[0])))
+    times = _measured_times(layers)
     found = [_planned(store, row, by_problem, kernels, times) for row in newest.values()]
     return (*found, *(_unplanned(one, by_problem) for one in _own_networks(by_problem) if one.key not in newest))
 
 
-def _measured_times(store: Store, device: Device, layers: Iterable[Layer]) -> Times:
+def _is_precompiled(key: str) -> bool:
+    """Return whether a key is that of a plan for machines without a compiler."""
+    return " compiler=none" in key
+
+
+def _measured_times(layers: Iterable[Layer]) -> Times:
     """Return which problem each time was measured on.
 
     A plan names layers, kernels and times, but no problems. The time is that of one measurement, to the last bit. Times
@@ -38,8 +44,8 @@ def _measured_times(store: Store, device: Device, layers: Iterable[Layer]) -> Ti
     found: dict[tuple[int, str, float], str] = {}
     unclear = set()
     for layer in layers:
-        for row in store.measurements(device, layer.problem, "ok"):
-            key = row.kernel_id, launch_text(row.launch), row.median_us or 0.0
+        for trial in layer.trials:
+            key = trial.kernel, trial.launch, trial.us or 0.0
             if found.setdefault(key, layer.problem) != layer.problem:
                 unclear.add(key)
     return {key: problem for key, problem in found.items() if key not in unclear}
@@ -65,6 +71,7 @@ def _planned(
         key=plan.network,
         layers=tuple(map(layer, plan.choices)),
         planned=True,
+        precompiled=_is_precompiled(plan.network),
         us=None if plan.details.get("untimed") else plan.median_us,
         spread_us=plan.spread_us,
         winners_us=plan.details.get("alone_us") or None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import jinja2
@@ -14,7 +13,7 @@ from autotune_cli.reports import charts
 from autotune_cli.reports.comparison import Comparison
 from autotune_cli.reports.page_data import layers_data
 from autotune_cli.reports.records import Report
-from autotune_cli.reports.sentences import about, plural
+from autotune_cli.reports.sentences import about, clock, plural
 
 _PAGE = Path(__file__).parent / "page"
 _SCRIPTS = ("tables.js", "tooltips.js", "layer.js")
@@ -39,7 +38,7 @@ def render(report: Report, other: str = "", comparisons: tuple[Comparison, ...] 
         number=number,
         percent=lambda share: f"{share:.0%}",
         plural=plural,
-        clock=lambda seconds: time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds)),
+        clock=clock,
     )
     return environment.get_template("report.html.j2").render(
         report=report,

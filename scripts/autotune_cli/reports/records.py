@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from autotune.tuner.optuna_export import Value
 
@@ -16,6 +17,8 @@ class Trial:
     """One measurement of a layer's candidate.
 
     Attributes:
+        kernel: Id of the kernel in the database.
+        launch: Text of the launch values.
         family: Name of the family or of the library.
         params: Values of the parameters of the kernel and of its launch.
         status: "ok", or the kind of failure.
@@ -25,8 +28,11 @@ class Trial:
         final: Whether it was timed in interleaved rounds with the other finalists.
         recorded: When it was recorded, in seconds since 1970; None if that is not known.
         seconds: Seconds of each phase of the trial, as far as they are stored.
+        states: Clocks, temperature, power and reasons of throttling before and after it, as far as they are stored.
     """
 
+    kernel: int
+    launch: str
     family: str
     params: Mapping[str, Value]
     status: str
@@ -36,6 +42,7 @@ class Trial:
     final: bool
     recorded: float | None
     seconds: Mapping[str, float]
+    states: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -186,6 +193,7 @@ class NetworkTime:
         key: Text that identifies it in the database.
         layers: In the order in which they run.
         planned: Whether the database holds a plan of it; otherwise the layers' winners are shown.
+        precompiled: Whether the plan is the one for machines without a compiler.
         us: Time of the whole network; None without a plan, or if it was not timed.
         spread_us: Interquartile range of the whole network's samples.
         winners_us: Time of the whole network with the winner of each layer.
@@ -197,6 +205,7 @@ class NetworkTime:
     key: str
     layers: tuple[NetworkLayer, ...]
     planned: bool
+    precompiled: bool = False
     us: float | None = None
     spread_us: float | None = None
     winners_us: float | None = None

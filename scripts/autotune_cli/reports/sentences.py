@@ -1,7 +1,8 @@
-"""The sentences of a report about a network."""
+"""The words of a report: numbers with their nouns, times, and sentences about a network."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from autotune_cli.chart import number
@@ -13,6 +14,11 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
+def clock(seconds: float) -> str:
+    """Return a time in seconds since 1970 as date and time in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
 def about(network: NetworkTime) -> Iterator[str]:
     """Yield sentences about the times of a network, and about what the database does not tell of it."""
     count = plural(len(network.layers), "layer")
@@ -22,6 +28,8 @@ def about(network: NetworkTime) -> Iterator[str]:
         yield f"Shown are its layers with their winners and without alternatives: {total}"
         return
     yield total
+    if network.precompiled:
+        yield "This plan is for machines without a compiler"
     if network.us:
         spread = f" with a spread of {number(network.spread_us)} us" if network.spread_us else ""
         yield f"The whole network takes {number(network.us)} us{spread}"

@@ -196,7 +196,7 @@ function show(id) {
     make("h3", {}, layer.name),
     make("p", {}, make("code", {}, layer.problem)),
     make("p", {}, [layer.device, ...layer.about].join("; "), "."),
-    ...(layer.winner ? [make("p", {}, "Fastest: ", make("code", {}, layer.winner))] : []),
+    ...(layer.winner ? [make("p", {}, "Best candidate: ", make("code", {}, layer.winner))] : []),
     ...(layer.uses.length ? [make("p", { class: "note" }, `Layer ${layer.uses.join(", ")}.`)] : []),
     make("div", { class: "controls" }, make("label", {}, "Family ", choice), step(-1, "previous layer"), step(1, "next layer")),
     body,
