@@ -45,7 +45,9 @@ def _measured_times(layers: Iterable[Layer]) -> Times:
     unclear = set()
     for layer in layers:
         for trial in layer.trials:
-            key = trial.kernel, trial.launch, trial.us or 0.0
+            if trial.us is None:
+                continue
+            key = trial.kernel, trial.launch, trial.us
             if found.setdefault(key, layer.problem) != layer.problem:
                 unclear.add(key)
     return {key: problem for key, problem in found.items() if key not in unclear}
