@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,50 @@ from tuning_db.schema import Device, KernelRow, Measurement
 _LIBRARY_PARAMETERS = ("plan", "bias", "memory_format", "mode")
 """Of the config of a library's implementation: what tells it from the others of its problem."""
 
-_Value = str | int | float | bool | None
+Value = str | int | float | bool | None
+"""A value of a parameter."""
+
+
+@dataclass(frozen=True)
+class RecordedStudy:
+    """The search of one family, or of a library's implementations, on one problem and device.
+
+    Attributes:
+        device: The device.
+        problem: Text of the problem.
+        family: Name of the family or of the library.
+        measured: Its measurements, in the order in which they were made.
+        failed: Kernels of the family for this dtype and epilogue that did not compile.
+    """
+
+    device: Device
+    problem: str
+    family: str
+    measured: Sequence[Measurement]
+    failed: Sequence[KernelRow]
+
+    def params(self, kernel: KernelRow, launch: Mapping[str, int]) -> dict[str, Value]:
+        """Return the values of the parameters of a kernel and of its launch."""
+        config = json.loads(kernel.config)
+        if self.family not in families():
+            config = {name: config[name] for name in _LIBRARY_PARAMETERS if name in config} or config
+        return {**config, **launch}
+
+    def trials(self) -> list[FrozenTrial]:
+        """Return the trials. A parameter has the same choices in all of them, as Optuna wants."""
+        found = [(self.params(row.kernel, row.launch), row) for row in self.measured]
+        broken = [(self.params(kernel, {}), kernel) for kernel in self.failed]
+        seen: dict[str, dict[Value, None]] = defaultdict(dict)
+        for parameter in _parameters(self.family):
+            seen[parameter.name] = dict.fromkeys(parameter.values)
+        for params in [params for params, _ in found] + [params for params, _ in broken]:
+            for name, value in params.items():
+                seen[name][value] = None
+        choices = {name: CategoricalDistribution(tuple(values)) for name, values in seen.items()}
+        trials = [_measured_trial(params, choices, row) for params, row in found]
+        for params, kernel in broken:
+            trials.append(_trial(params, choices, None, {"status": "does not compile", "error": kernel.error}))
+        return trials
 
 
 def export(store: Store, path: Path, tell: Callable[[int, int], object] = lambda *_: None) -> int:
@@ -62,17 +106,22 @@ def _write(store: Store, storage: optuna.storages.RDBStorage, tell: Callable[[in
     """Write all studies; returns their number."""
     event.listen(storage.engine, "connect", _write_without_waiting)
     storage.engine.dispose()  # the connections so far wait for the disk
-    studies, failed = list(_studies(store)), _failed(store)
-    for number, (device, text, family, measured) in enumerate(studies, 1):
-        study = optuna.create_study(storage=storage, study_name=f"{family} | {text} | {device.name}")
-        notes = {"device": device.name, "target": device.target, "problem": text, "family": family, "unit": "us"}
+    found = list(studies(store))
+    for number, one in enumerate(found, 1):
+        study = optuna.create_study(storage=storage, study_name=f"{one.family} | {one.problem} | {one.device.name}")
+        notes = {
+            "device": one.device.name,
+            "target": one.device.target,
+            "problem": one.problem,
+            "family": one.family,
+            "unit": "us",
+        }
         for key, value in notes.items():
             study.set_user_attr(key, value)
-        kinds = dict.fromkeys(_kind(row.kernel) for row in measured)
-        study.add_trials(_trials(family, measured, [kernel for kind in kinds for kernel in failed[kind]]))
-        tell(number, len(studies))
+        study.add_trials(one.trials())
+        tell(number, len(found))
     storage.engine.dispose()
-    return len(studies)
+    return len(found)
 
 
 def _write_without_waiting(connection: Any, _: object) -> None:
@@ -80,15 +129,17 @@ def _write_without_waiting(connection: Any, _: object) -> None:
     connection.execute("PRAGMA synchronous = OFF")
 
 
-def _studies(store: Store) -> Iterable[tuple[Device, str, str, list[Measurement]]]:
-    """Yield the measurements of each device, problem and family."""
+def studies(store: Store) -> Iterator[RecordedStudy]:
+    """Yield the studies of a database, by device, problem and family."""
+    failed = _failed(store)
     for device in store.devices():
         for problem in store.problems():
             by_family: defaultdict[str, list[Measurement]] = defaultdict(list)
             for row in sorted(store.measurements(device, problem.text), key=lambda row: row.id):
                 by_family[row.kernel.family].append(row)
             for family, rows in by_family.items():
-                yield device, problem.text, family, rows
+                kinds = dict.fromkeys(_kind(row.kernel) for row in rows)
+                yield RecordedStudy(device, problem.text, family, rows, [one for kind in kinds for one in failed[kind]])
 
 
 def _failed(store: Store) -> defaultdict[tuple[str, ...], list[KernelRow]]:
@@ -106,38 +157,14 @@ def _kind(kernel: KernelRow) -> tuple[str, ...]:
     return kernel.family, kernel.dtype, kernel.epilogue, kernel.target
 
 
-def _trials(family: str, measured: Sequence[Measurement], failed: Sequence[KernelRow]) -> list[FrozenTrial]:
-    """Return the trials of a study. A parameter has the same choices in all of them, as Optuna wants."""
-    found = [(_params(family, row.kernel, row.launch), row) for row in measured]
-    broken = [(_params(family, kernel, {}), kernel) for kernel in failed]
-    seen: dict[str, dict[_Value, None]] = defaultdict(dict)
-    for parameter in _parameters(family):
-        seen[parameter.name] = dict.fromkeys(parameter.values)
-    for params in [params for params, _ in found] + [params for params, _ in broken]:
-        for name, value in params.items():
-            seen[name][value] = None
-    choices = {name: CategoricalDistribution(tuple(values)) for name, values in seen.items()}
-    trials = [_measured_trial(params, choices, row) for params, row in found]
-    for params, kernel in broken:
-        trials.append(_trial(params, choices, None, {"status": "does not compile", "error": kernel.error}))
-    return trials
-
-
 def _parameters(family: str) -> Sequence[Any]:
     """Return the parameters of a family of kernels and of their launches; none for a library or an unknown family."""
     known = families().get(family)
     return (*known.parameters, *known.launch_parameters) if known else ()
 
 
-def _params(family: str, kernel: KernelRow, launch: Mapping[str, int]) -> dict[str, _Value]:
-    config = json.loads(kernel.config)
-    if family not in families():
-        config = {name: config[name] for name in _LIBRARY_PARAMETERS if name in config} or config
-    return {**config, **launch}
-
-
 def _measured_trial(
-    params: Mapping[str, _Value], choices: Mapping[str, CategoricalDistribution], row: Measurement
+    params: Mapping[str, Value], choices: Mapping[str, CategoricalDistribution], row: Measurement
 ) -> FrozenTrial:
     notes = {
         "status": row.status,
@@ -154,7 +181,7 @@ def _measured_trial(
 
 
 def _trial(
-    params: Mapping[str, _Value],
+    params: Mapping[str, Value],
     choices: Mapping[str, CategoricalDistribution],
     us: float | None,
     notes: Mapping[str, object],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -68,13 +68,18 @@ def pareto_candidates(
 
 
 def format_config(row: Measurement) -> str:
+    """Return a short text of a measured candidate: family, config and launch values."""
+    return format_candidate(row.kernel, row.launch)
+
+
+def format_candidate(kernel: KernelRow, launch: Mapping[str, int]) -> str:
     """Return a short text of a candidate: family, config and launch values."""
-    if row.kernel.family == aten.FAMILY:
-        return f"torch {json.loads(row.kernel.config)['memory_format']}"
-    if row.kernel.family == cudnn.FAMILY:
-        return cudnn.summary(json.loads(row.kernel.config))
-    words = [row.kernel.family, _config(row.kernel)]
-    words += [f"{name} {value}" for name, value in row.launch.items() if value not in (0, 1) or name == "threads"]
+    if kernel.family == aten.FAMILY:
+        return f"torch {json.loads(kernel.config)['memory_format']}"
+    if kernel.family == cudnn.FAMILY:
+        return cudnn.summary(json.loads(kernel.config))
+    words = [kernel.family, _config(kernel)]
+    words += [f"{name} {value}" for name, value in launch.items() if value not in (0, 1) or name == "threads"]
     return " ".join(filter(None, words))
 
 

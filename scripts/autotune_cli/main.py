@@ -20,6 +20,7 @@ COMMANDS = {
     "Tune": {
         "tune": ("commands.tune", "tune a network's layers or single problems"),
         "db": ("commands.db", "show, merge, pack, export, compare and sign databases"),
+        "report": ("commands.report", "write a database as one HTML page"),
         "replay": ("commands.replay", "compare search strategies on a recorded tuning run"),
     },
     "Measure": {

@@ -41,6 +41,7 @@ WORDS = [
 # Arguments that end a command before it compiles or measures anything; they come last, so they count.
 ENDS = {
     "tune": ["--db", "text.db"],
+    "report": ["-o", "page.html"],
     "replay": [],
     "bench": ["--only", "fused", "--db", "absent", "--plot", ""],
     "bench-networks": ["--show", "absent"],

@@ -1,0 +1,1 @@
+"""Data, drawings and the HTML page of `autotune report`."""

@@ -1,0 +1,154 @@
+"""The charts of a report as positions and labels; the page's template draws them as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autotune_cli.chart import number
+from autotune_cli.reports.axes import Axis, Tick, log_axis
+from autotune_cli.reports.records import DeviceReport, Layer, Run
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 920, 400, 78, 64, 14, 46
+"""Size of a chart and its margins; the units are pixels in a window that is wide enough."""
+
+LANE, LANE_GAP = 20, 8
+"""Height of a lane, and the gap above it."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A layer in the roofline chart.
+
+    Attributes:
+        x: Horizontal position.
+        y: Vertical position.
+        layer: The layer.
+        label: What the tooltip and a screen reader tell.
+    """
+
+    x: float
+    y: float
+    layer: Layer
+    label: str
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """The roofline chart of a device.
+
+    Attributes:
+        points: The layers, the slowest first, so that small ones stay on top.
+        roof: Points of the limit's line.
+        roof_y: Vertical position of its level part.
+        ridge: Arithmetic intensity in FLOP/byte from which on arithmetic is the limit.
+        x_ticks: Ticks of the arithmetic intensity.
+        y_ticks: Ticks of the TFLOP/s.
+        left_out: Number of layers without arithmetic or without a time.
+    """
+
+    points: tuple[Point, ...]
+    roof: str
+    roof_y: float
+    ridge: float
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    left_out: int
+
+
+def roofline(device: DeviceReport) -> Roofline | None:
+    """Return the roofline chart of a device; None if no layer has arithmetic and a time."""
+    drawn = [(one, one.intensity, one.tflops) for one in device.layers if one.intensity and one.tflops]
+    drawn = sorted(drawn, key=lambda row: -(row[0].us or 0.0))
+    if not drawn:
+        return None
+    peak, per_byte = device.flops_per_us / 1e6, device.bytes_per_us / 1e6  # TFLOP/s, TB/s
+    ridge = peak / per_byte
+    x = log_axis([ridge, *(intensity or 0.0 for _, intensity, _ in drawn)], LEFT, WIDTH - RIGHT)
+    y = log_axis([peak, *(tflops or 0.0 for *_, tflops in drawn)], HEIGHT - BOTTOM, TOP)
+    foot = max(x.low, y.low / per_byte)
+    roof = [(foot, foot * per_byte), (ridge, peak), (x.high, peak)]
+    return Roofline(
+        points=tuple(Point(x.at(at or 0.0), y.at(rate or 0.0), layer, describe(layer)) for layer, at, rate in drawn),
+        roof=" ".join(f"{x.at(at)},{y.at(rate)}" for at, rate in roof),
+        roof_y=y.at(peak),
+        ridge=ridge,
+        x_ticks=x.ticks(),
+        y_ticks=y.ticks(),
+        left_out=len(device.layers) - len(drawn),
+    )
+
+
+def describe(layer: Layer) -> str:
+    """Return the numbers of a layer in a few lines."""
+    lines = [layer.name]
+    if layer.us:
+        lines.append(f"{number(layer.us)} us by {layer.family}")
+    if layer.tflops:
+        lines.append(f"{layer.tflops:.3g} TFLOP/s, {layer.intensity:.3g} FLOP/byte")
+    if layer.gb_per_s:
+        lines.append(f"{layer.gb_per_s:.4g} GB/s")
+    if layer.share_of_limit:
+        lines.append(f"{layer.share_of_limit:.0%} of the limit by {layer.limiter}")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The seconds of one phase over the time of a run.
+
+    Attributes:
+        name: Name of the phase.
+        total: Its seconds in the run.
+        y: Position of the lane's lower edge.
+        path: Bars, one for each interval; the longest one is as high as the lane.
+    """
+
+    name: str
+    total: float
+    y: float
+    path: str
+
+
+@dataclass(frozen=True)
+class History:
+    """The chart of a run.
+
+    Attributes:
+        run: The run.
+        height: Height of the chart with its lanes.
+        line: Path of the sum of the best times so far.
+        x_ticks: Ticks of the seconds.
+        y_ticks: Ticks of the sum in microseconds.
+        lanes: A lane for each phase whose seconds are stored.
+    """
+
+    run: Run
+    height: float
+    line: str
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    lanes: tuple[Lane, ...]
+
+
+def history(run: Run) -> History:
+    """Return the chart of a run."""
+    x = Axis(0.0, run.seconds, LEFT, WIDTH - RIGHT)
+    y = log_axis((us for _, us in run.best), HEIGHT - BOTTOM, TOP, margin=1.1)
+    line = "".join(f"H{x.at(at)}V{y.at(us)}" for at, us in run.best)
+    lanes = tuple(
+        _lane(name, seconds, HEIGHT + (i + 1) * (LANE + LANE_GAP)) for i, (name, seconds) in enumerate(run.busy.items())
+    )
+    height = HEIGHT + len(lanes) * (LANE + LANE_GAP) + LANE_GAP
+    start = f"M{x.at(0.0)} {y.at(run.best[0][1])}"
+    return History(run, height, start + line, x.ticks(), y.ticks(), lanes)
+
+
+def _lane(name: str, seconds: Sequence[float], y: float) -> Lane:
+    width, longest = (WIDTH - RIGHT - LEFT) / len(seconds), max(seconds)
+    bars = [
+        f"M{LEFT + i * width:.1f} {y}v-{LANE * spent / longest:.1f}h{width:.1f}V{y}z"
+        for i, spent in enumerate(seconds)
+        if spent
+    ]
+    return Lane(name, sum(seconds), y, "".join(bars))

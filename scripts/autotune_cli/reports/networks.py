@@ -1,0 +1,136 @@
+"""The networks of a database: their layers, and the alternatives that were not taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from autotune.core import ProblemError
+from autotune.ir import Network, NetworkKey, SpaceToDepth
+from autotune.tuner import format_candidate
+from autotune_cli.reports.layers import parsed, runner
+from autotune_cli.reports.records import AlternativeTime, Layer, NetworkLayer, NetworkTime
+from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS, network
+from tuning_db import Store
+from tuning_db.launch import launch_text
+from tuning_db.schema import Device, KernelRow, PlanRow
+
+Times = Mapping[tuple[int, str, float], str]
+"""Id of a kernel, launch values and time -> text of the problem that was measured so."""
+
+
+def networks(store: Store, device: Device, layers: Sequence[Layer]) -> tuple[NetworkTime, ...]:
+    """Return the networks with a plan, then the project's own without one whose layers were all timed."""
+    by_problem = {layer.problem: layer for layer in layers}
+    kernels = {row.id: row for row in store.kernels(device.target)}
+    newest = {row.network: row for row in store.plans() if row.device_id == device.id}
+    newest = dict(sorted(newest.items(), key=lambda item: _is_precompiled(item[0])))
+    times = _measured_times(layers)
+    found = [_planned(store, row, by_problem, kernels, times) for row in newest.values()]
+    return (*found, *(_unplanned(one, by_problem) for one in _own_networks(by_problem) if one.key not in newest))
+
+
+def _is_precompiled(key: str) -> bool:
+    """Return whether a key is that of a plan for machines without a compiler."""
+    return " compiler=none" in key
+
+
+def _measured_times(layers: Iterable[Layer]) -> Times:
+    """Return which problem each time was measured on.
+
+    A plan names layers, kernels and times, but no problems. The time is that of one measurement, to the last bit. Times
+    that belong to several problems are left out.
+    """
+    found: dict[tuple[int, str, float], str] = {}
+    unclear = set()
+    for layer in layers:
+        for trial in layer.trials:
+            if trial.us is None:
+                continue
+            key = trial.kernel, trial.launch, trial.us
+            if found.setdefault(key, layer.problem) != layer.problem:
+                unclear.add(key)
+    return {key: problem for key, problem in found.items() if key not in unclear}
+
+
+def _planned(
+    store: Store, plan: PlanRow, by_problem: Mapping[str, Layer], kernels: Mapping[int, KernelRow], times: Times
+) -> NetworkTime:
+    own = _own_network(plan.network)
+    problems = {layer.name: str(layer.problem) for layer in own.all_layers} if own else {}
+    total = sum(choice["us"] or 0.0 for choice in plan.choices)
+
+    def layer(choice: Mapping[str, Any]) -> NetworkLayer:
+        us = float(choice["us"] or 0.0)
+        kernel = kernels.get(choice["kernel"]) or store.kernel(choice["kernel"])
+        problem = problems.get(choice["layer"]) or times.get((kernel.id, launch_text(choice["launch"]), us), "")
+        text = format_candidate(kernel, choice["launch"])
+        share = us / total if total else 0.0
+        return NetworkLayer(choice["layer"], text, runner(kernel.family), us, share, by_problem.get(problem))
+
+    taken = tuple(plan.details.get("alternatives", ()))
+    return NetworkTime(
+        key=plan.network,
+        layers=tuple(map(layer, plan.choices)),
+        planned=True,
+        precompiled=_is_precompiled(plan.network),
+        us=None if plan.details.get("untimed") else plan.median_us,
+        spread_us=plan.spread_us,
+        winners_us=plan.details.get("alone_us") or None,
+        torch_us=plan.details.get("torch_us", {}),
+        taken=taken,
+        alternatives=tuple(_alternatives(own, by_problem, taken)) if own else (),
+    )
+
+
+def _unplanned(own: Network, by_problem: Mapping[str, Layer]) -> NetworkTime:
+    found = [(layer.name, by_problem[str(layer.problem)]) for layer in own.layers]
+    total = sum(layer.us or 0.0 for _, layer in found)
+    rows = tuple(
+        NetworkLayer(name, layer.winner, layer.runner, layer.us or 0.0, (layer.us or 0.0) / total, layer)
+        for name, layer in found
+    )
+    return NetworkTime(own.key, rows, False, alternatives=tuple(_alternatives(own, by_problem, None)))
+
+
+def _alternatives(
+    own: Network, by_problem: Mapping[str, Layer], taken: Sequence[str] | None
+) -> Iterator[AlternativeTime]:
+    """Yield the alternatives of which all layers, and all that they replace, were timed."""
+    plain = {layer.name: _us(by_problem, str(layer.problem)) for layer in own.layers}
+    for one in own.without_whole.alternatives:
+        mine = [_us(by_problem, str(layer.problem)) for layer in one.layers]
+        replaced = [plain[name] for name in one.replaces]
+        if None not in mine and None not in replaced:
+            us, replaced_us = (sum(time or 0.0 for time in times) for times in (mine, replaced))
+            is_taken = None if taken is None else one.name in taken
+            yield AlternativeTime(one.name, one.replaces, us, replaced_us, is_taken)
+
+
+def _us(by_problem: Mapping[str, Layer], problem: str) -> float | None:
+    return by_problem[problem].us if problem in by_problem else None
+
+
+def _own_networks(by_problem: Mapping[str, Layer]) -> Iterator[Network]:
+    """Yield the project's networks, whose layers follow from their names, if all of them were timed.
+
+    They begin with `space_to_depth`, which tells the batch size, the channels and the dtype.
+    """
+    for problem in map(parsed, by_problem):
+        if isinstance(problem, SpaceToDepth):
+            for model in GRAPHS:
+                own = network(model, problem.n, problem.c, problem.dtype)
+                if all(_us(by_problem, str(layer.problem)) for layer in own.layers):
+                    yield own
+
+
+def _own_network(key: str) -> Network | None:
+    """Return a network of the project by its key; None for a captured network, whose key does not tell its layers."""
+    try:
+        identity = NetworkKey.parse(key)
+        properties = dict(identity.properties)
+        if identity.model not in GRAPHS or identity.batch is None:
+            return None
+        return network(identity.model, identity.batch, int(properties["in_channels"]), properties["dtype"])
+    except (ProblemError, KeyError, ValueError):
+        return None

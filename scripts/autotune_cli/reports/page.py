@@ -1,0 +1,61 @@
+"""Writes a report as a self-contained HTML page: no script, font, style or picture is loaded from elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+
+from autotune_cli.chart import number
+from autotune_cli.reports import charts
+from autotune_cli.reports.comparison import Comparison
+from autotune_cli.reports.page_data import layers_data
+from autotune_cli.reports.records import Report
+from autotune_cli.reports.sentences import about, clock, plural
+
+_PAGE = Path(__file__).parent / "page"
+_SCRIPTS = ("tables.js", "tooltips.js", "layer.js")
+
+
+def render(report: Report, other: str = "", comparisons: tuple[Comparison, ...] = ()) -> str:
+    """Return the page of a report.
+
+    Args:
+        report: The report.
+        other: Name of the database that it is compared with; empty without one.
+        comparisons: The comparison of each device.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_PAGE),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters.update(
+        number=number,
+        percent=lambda share: f"{share:.0%}",
+        plural=plural,
+        clock=clock,
+    )
+    return environment.get_template("report.html.j2").render(
+        report=report,
+        file=Path(report.name).name,
+        other=Path(other).name,
+        comparisons=comparisons,
+        charts=charts,
+        sentences=about,
+        rooflines=[charts.roofline(device) for device in report.devices],
+        histories=[[charts.history(run) for run in device.runs if run.best] for device in report.devices],
+        style=Markup((_PAGE / "report.css").read_text()),
+        script=Markup("\n".join((_PAGE / name).read_text() for name in _SCRIPTS)),
+        data=_json(layers_data(report)),
+    )
+
+
+def _json(value: object) -> Markup:
+    """Return JSON that can stand inside a script element: no text of the database ends the element."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
