@@ -24,10 +24,16 @@ def networks(store: Store, device: Device, layers: Sequence[Layer]) -> tuple[Net
     by_problem = {layer.problem: layer for layer in layers}
     kernels = {row.id: row for row in store.kernels(device.target)}
     newest = {row.network: row for row in store.plans() if row.device_id == device.id}
-    newest = dict(sorted(newest.items(), key=lambda item: _is_precompiled(item[0])))
+    newest = dict(sorted(newest.items(), key=lambda item: _place(item[0])))
     times = _measured_times(layers)
     found = [_planned(store, row, by_problem, kernels, times) for row in newest.values()]
     return (*found, *(_unplanned(one, by_problem) for one in _own_networks(by_problem) if one.key not in newest))
+
+
+def _place(key: str) -> tuple[object, ...]:
+    """Return a sort key: model, properties and batch size; plans for machines without a compiler come last."""
+    known = NetworkKey.parse(key)
+    return _is_precompiled(key), known.model, known.properties, known.batch or 0, known.digest
 
 
 def _is_precompiled(key: str) -> bool:
