@@ -1,4 +1,9 @@
-"""Packs databases for shipping: the best candidates of every problem and device, and the newest plans."""
+"""Packs databases for shipping: the best candidates of every problem and device, and the newest plans.
+
+A packed database also keeps the fastest candidate of each library, such as torch's operator: a training step runs on a
+kernel only if that is known to be faster. And it keeps the measurements that the plans name, which tell the problems of
+their layers.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tuning_db.errors import DatabaseError
+from tuning_db.launch import launch_text
 from tuning_db.location import Location
 from tuning_db.merge import Outcome, merge_into
+from tuning_db.ranking import ranked
+from tuning_db.schema import Measurement
 from tuning_db.snapshot import TABLES, Snapshot, read
 from tuning_db.store import Store
 
@@ -68,16 +76,22 @@ def _read(source: Location) -> Snapshot:
 
 def _needed(store: Store) -> Snapshot:
     """Return the rows that running needs. The store's ids must be those of its snapshot: it was just merged."""
-    measurements = {
-        row.id
-        for device in store.devices()
-        for problem in store.problems()
-        for row in store.ranking(device, problem.text)[:KEPT]
+    plans = {(row.device_id, row.network): row for row in store.plans()}.values()
+    named = {
+        (plan.device_id, choice["kernel"], launch_text(choice["launch"]), choice["us"])
+        for plan in plans
+        for choice in plan.choices
     }
-    plans = {row.id for row in {(row.device_id, row.network): row for row in store.plans()}.values()}
+    measurements: set[int] = set()
+    for device in store.devices():
+        for problem in store.problems():
+            timed = store.measurements(device, problem.text, "ok")
+            measurements |= {row.id for row in _best(ranked(timed))}
+            measurements |= {row.id for row in timed if _candidate(row) in named}
     snapshot = read(store)
     snapshot["measurement"] = [row for row in snapshot["measurement"] if row["id"] in measurements]
-    snapshot["plan"] = [row for row in snapshot["plan"] if row["id"] in plans]
+    newest = {row.id for row in plans}
+    snapshot["plan"] = [row for row in snapshot["plan"] if row["id"] in newest]
     used: dict[str, set[int]] = {table: set() for table in TABLES}
     for row in (*snapshot["measurement"], *snapshot["plan"]):
         for table in ("device", "environment", "problem", "kernel"):
@@ -86,3 +100,17 @@ def _needed(store: Store) -> Snapshot:
     for table in ("device", "environment", "problem", "kernel"):
         snapshot[table] = [row for row in snapshot[table] if row["id"] in used[table]]
     return snapshot
+
+
+def _best(ranking: Sequence[Measurement]) -> list[Measurement]:
+    """Return the first KEPT of a ranking, and the fastest candidate of each library, which has no binary."""
+    libraries: dict[str, Measurement] = {}
+    for row in ranking:
+        if row.kernel.library_id is None:
+            libraries.setdefault(row.kernel.family, row)
+    return [*ranking[:KEPT], *libraries.values()]
+
+
+def _candidate(row: Measurement) -> tuple[int, int, str, float | None]:
+    """Return what identifies a measurement in a plan."""
+    return row.device_id, row.kernel_id, launch_text(row.launch), row.median_us

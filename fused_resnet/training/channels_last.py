@@ -1,8 +1,8 @@
 """Keeps 4-d tensors channels last in the code that Inductor generates for a graph.
 
-Inductor chooses a layout for each tensor that it writes to memory. Where a whole tensor is summed up, and for the
-gradient of a pool, it chooses NCHW even if all that is read is channels last. Kernels that read tensors of both layouts
-reach about half of the memory's bandwidth.
+Inductor chooses a layout for each tensor that it writes to memory. Where a whole tensor is summed up it may choose NCHW
+even if all that is read is channels last. Its kernels that read tensors of both layouts reach about half of the
+memory's bandwidth.
 """
 
 from __future__ import annotations
@@ -20,11 +20,6 @@ FORCE_STRIDE_ORDER = inductor_prims.force_stride_order
 """(x, strides) -> x with the order of these strides; Inductor computes x in that order, if it is free to."""
 _ATEN = torch.ops.aten
 _SUMS = (_ATEN.sum.default, _ATEN.sum.dim_IntList)
-_POOL_GRADIENTS = (
-    _ATEN.avg_pool2d_backward.default,
-    _ATEN.max_pool2d_with_indices_backward.default,
-    _ATEN._adaptive_avg_pool2d_backward.default,
-)
 
 
 class ChannelsLast:
@@ -57,7 +52,7 @@ class ChannelsLast:
         return kept
 
     def order(self) -> None:
-        """Add up whole tensors in the order of memory, and keep what Inductor would write as NCHW.
+        """Add up whole tensors in the order of memory, and keep those that others read channels last.
 
         The sum of a whole tensor is a kernel of its own. So a tensor of which another operator reads the elements is in
         memory in any case.
@@ -69,9 +64,6 @@ class ChannelsLast:
             with self._graph.inserting_before(node):
                 in_memory = call(self._graph, _ATEN.permute.default, (x, [0, 2, 3, 1]))
             node.args = (in_memory, *node.args[1:])
-        for node in list(self._graph.nodes):
-            if node.target in _POOL_GRADIENTS and _is_channels_last(node):
-                self.keep(node)
 
 
 def channels_last(tensor: Any) -> torch.Tensor:
