@@ -11,7 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from autotune.families import families
 from tuning_db import DatabaseError, Store
 from tuning_db.schema import Device, KernelRow, Measurement
 
+_MEASURE = ("load", "verify", "time")
+"""Phases of a trial that the device spends on it; compilers work on many trials at a time."""
 _LIBRARY_PARAMETERS = ("plan", "bias", "memory_format", "mode")
 """Of the config of a library's implementation: what tells it from the others of its problem."""
 
@@ -176,7 +178,9 @@ def _measured_trial(
     }
     trial = _trial(params, choices, row.median_us if row.status == "ok" else None, notes)
     if row.recorded:
-        trial.datetime_start = trial.datetime_complete = datetime.fromisoformat(row.recorded).replace(tzinfo=None)
+        trial.datetime_complete = datetime.fromisoformat(row.recorded).replace(tzinfo=None)
+        seconds = row.details.get("seconds", {})
+        trial.datetime_start = trial.datetime_complete - timedelta(seconds=sum(seconds.get(one, 0) for one in _MEASURE))
     return trial
 
 
