@@ -20,7 +20,7 @@ COMMANDS = {
     "Tune": {
         "tune": ("commands.tune", "tune a network's layers or single problems"),
         "db": ("commands.db", "show, merge, pack, export, compare and sign databases"),
-        "replay": ("commands.replay", "compare search strategies on a recorded tuning run"),
+        "replay": ("commands.replay", "compare samplers on a recorded tuning run"),
     },
     "Measure": {
         "bench": ("commands.bench", "time FusedResNet against eager torch and torch.compile"),
