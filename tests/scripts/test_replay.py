@@ -6,7 +6,7 @@ from processes import script
 from repository import ROOT
 
 from autotune.search import (
-    DEFAULT_STRATEGY,
+    DEFAULT_SAMPLER,
 )
 
 
@@ -15,10 +15,10 @@ def test_the_script_records_and_compares(tuned_db, tmp_path):
     done = script("replay", "record", tuned_db, file)
     assert done.returncode == 0, done.stderr
     assert "spaces" in done.stdout and "trials" in done.stdout and file.stat().st_size > 100
-    options = ("--strategy", "prior", "--strategy", DEFAULT_STRATEGY, "--seeds", 2, "--chart", chart)
+    options = ("--sampler", "cost-model", "--sampler", DEFAULT_SAMPLER, "--seeds", 2, "--chart", chart)
     done = script("replay", "compare", file, *options)
     assert done.returncode == 0, done.stderr
-    assert "prior" in done.stdout and DEFAULT_STRATEGY in done.stdout and "within" in done.stdout
+    assert "cost-model" in done.stdout and DEFAULT_SAMPLER in done.stdout and "within" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert chart.read_bytes().startswith(b"\x89PNG")
 
