@@ -8,6 +8,7 @@ share a `TransferHistory`, and those of one problem a `FamilyRace`.
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,18 +70,34 @@ class _Candidates:
     improvement: Vector
     seconds: Vector | None = None
 
-    def condition_on(self, pending: list[int]) -> bool:
-        """Condition on trials that were started since; return False if these candidates cannot.
+    def are_current(self, num_observed: int, pending: list[int], free: Container[int]) -> bool:
+        """Return whether the posterior can be conditioned on all that is pending, and some candidate is free.
 
-        They cannot if a trial has ended, or one of another config was started, or all of them have trials.
+        It cannot if a trial has ended, or one of a config outside the candidates was started.
         """
-        started = [np.flatnonzero(self.configs == i) for i in pending[len(self.pending) :]]
-        if pending[: len(self.pending)] != self.pending or not all(map(len, started)) or self.improvement.max() < 0:
-            return False
-        for [at] in started:
-            self.posterior.condition_on_pending(int(at))
+        started = pending[len(self.pending) :]
+        configs = self.configs.tolist()
+        return (
+            num_observed == self.num_observed
+            and pending == [*self.pending, *started]
+            and all(i in configs for i in started)
+            and any(i in free for i in configs)
+        )
+
+    def evaluate(self, pending: list[int], free: Container[int], best: float) -> None:
+        """Condition on trials that were started, and compute the expected improvements of what is free.
+
+        Args:
+            pending: Indices of all configs of running trials.
+            free: Indices of the configs without a trial.
+            best: Lowest log time of the problem.
+        """
+        configs = self.configs.tolist()
+        for i in pending[len(self.pending) :]:
+            self.posterior.condition_on_pending(configs.index(i))
         self.pending = pending
-        return True
+        improvement = expected_improvement(best - self.posterior.mean, self.posterior.deviation)
+        self.improvement = np.where([i in free for i in configs], improvement, -1.0)
 
 
 class TransferSampler(LegalSampler):
@@ -162,20 +179,15 @@ class TransferSampler(LegalSampler):
         Between two observations the posterior is kept: another trial that runs only shrinks its covariance.
         """
         found, pending = self._candidates, self.pending()
-        if not (found and found.num_observed == self._history.num_observed and found.condition_on(pending)):
-            self._candidates = found = self._predict(pending)
-        is_free = np.fromiter((i in self.free for i in found.configs.tolist()), dtype=bool, count=len(found.configs))
+        if found is None or not found.are_current(self._history.num_observed, pending, self.free):
+            configs, posterior = self._history.posterior(self.space, np.fromiter(self.free, dtype=int), pending)
+            found = _Candidates(self._history.num_observed, configs, posterior, pending, np.zeros(len(configs)))
+            self._candidates = found
         best = self._race.best
         if not self._history.has_observations(self.space):
             best = min(best, found.posterior.mean.min())
-        improvement = expected_improvement(best - found.posterior.mean, found.posterior.deviation)
-        found.improvement = np.where(is_free, improvement, -1.0)
+        found.evaluate(pending, self.free, best)
         return found
-
-    def _predict(self, pending: list[int]) -> _Candidates:
-        free = np.fromiter(self.free, dtype=int)
-        configs, posterior = self._history.posterior(self.space, free, pending)
-        return _Candidates(self._history.num_observed, configs, posterior, pending, np.zeros(len(configs)))
 
     def _expect(self, improvement: float) -> None:
         self._race.expected_improvement[self.space.family] = float(improvement)

@@ -122,6 +122,15 @@ def test_running_trials_are_neither_proposed_again_nor_near_each_other():
     assert len({config["a"] for config in ahead[:6]}) > 1
 
 
+def test_as_many_run_at_once_as_there_are_configs(monkeypatch):
+    """More than the candidates whose expected improvement is computed at a time."""
+    monkeypatch.setattr("autotune.search.transfer_history.MAX_CANDIDATES", 16)
+    study = study_of("transfer", holed())
+    drive(study, separable, 12)
+    ahead = study.ask(len(SPACE))
+    assert len(set(map(key, ahead))) == len(ahead) == len(holed()) - 12
+
+
 def test_trials_that_were_added_are_learned_from():
     space = space_of(holed(), no_prior)
     told = by_hand(TransferSampler(space), 20)
@@ -162,7 +171,7 @@ def test_what_other_layers_measured_arrives_through_the_history():
         best = min(map(cost, legal))
         informed.append(by_hand(TransferSampler(spaces[1], history), 4, cost).best_value / best)
         alone.append(by_hand(TransferSampler(spaces[1]), 4, cost).best_value / best)
-    assert max(informed) <= 1.05 and sum(informed) < sum(alone) - 0.2, (informed, alone)
+    assert max(informed) <= 1.15 and sum(informed) < sum(alone) - 1, (informed, alone)
 
 
 def test_known_times_of_spaces_outside_the_search_are_learned_from():
