@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes  # an optional package: only drawing needs it
 
 OTHER_COLORS = ("#c9d0da", "#8d99a8", "#e0a458", "#7fb08a")
-LINE_STYLES = {"brute-force": ":"}
-"""The curve of `brute-force` covers that of `cost-model`, which goes through the same order."""
+LINE_STYLES = {"brute-force": ":", "cmaes": ":"}
+"""Curves that cover another: `brute-force` goes through the order of `cost-model`, `cmaes` is close to `tpe`."""
 POINTS = 120
 MAX_EXCESS = 0.5
 """Upper end of the vertical axis; a search with a higher excess has hardly begun."""

@@ -122,12 +122,12 @@ def table_by_time(runs: dict[str, list[Replay]], cores: int) -> Table:
     for moment in MOMENTS:
         table.add_column(f"{moment:.0f} s", justify="right")
     table.add_column("ends after", justify="right")
-    table.add_column("chose\nfor", justify="right")
+    table.add_column("asking,\ntelling", justify="right")
     for name, replays in runs.items():
         shown = [mean([one.excess_at(moment) for one in replays]) for moment in MOMENTS]
         ends = statistics.fmean(one.seconds for one in replays)
-        chose = statistics.fmean(one.search_seconds for one in replays)
-        table.add_row(name, *shown, f"{ends:.0f} s", f"{chose:.1f} s")
+        searching = statistics.fmean(one.search_seconds for one in replays)
+        table.add_row(name, *shown, f"{ends:.0f} s", f"{searching:.1f} s")
     return table
 
 
