@@ -26,6 +26,7 @@ def test_the_script_records_and_compares(tuned_db, tmp_path):
 def test_mistakes_are_told_in_a_line(tmp_path):
     for arguments, word in (
         (("compare", tmp_path / "none.json.gz"), "none.json.gz"),
+        (("compare", ROOT / "tests" / "data" / "search_h200.json.gz", "--sampler", "tpf"), "module:Class"),
         (("record", ROOT / "tuning_db" / "se_resnet9_fixup_h200.db", tmp_path / "x.gz"), "packed"),
     ):
         done = script("replay", *arguments)
