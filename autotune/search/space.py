@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -60,7 +60,7 @@ class Space:
         double from value to value. A sampler may therefore propose a number between two values.
         """
         names = self.configs[0] if self.configs else ()
-        return {name: _distribution([config[name] for config in self.configs]) for name in names}
+        return {name: _distribution(dict.fromkeys(config[name] for config in self.configs)) for name in names}
 
     def index_of(self, config: Mapping[str, object]) -> int | None:
         """Return the index of a config; None for one that is not in the space or lacks a parameter."""
@@ -97,9 +97,9 @@ def spread(space: Space, count: int) -> list[int]:
     return chosen + [i for i, _ in zip(rest, range(count - len(chosen)), strict=False)]
 
 
-def _distribution(values: Sequence[Value]) -> BaseDistribution:
+def _distribution(values: Collection[Value]) -> BaseDistribution:
     if any(isinstance(value, str) for value in values):
-        return CategoricalDistribution(tuple(dict.fromkeys(values)))
+        return CategoricalDistribution(tuple(values))
     low, high = min(map(int, values)), max(map(int, values))
     return IntDistribution(low, high, log=low > 0)
 
