@@ -1,4 +1,4 @@
-"""Compare search strategies on a recorded tuning run; the same as `autotune replay`."""
+"""Compare samplers on a recorded tuning run; the same as `autotune replay`."""
 
 from autotune_cli.main import run_script
 

@@ -1,29 +1,33 @@
-"""Search: spaces of configs, studies that choose what to try next, and the schedule that drives them."""
+"""Search: spaces of configs, studies of Optuna that choose what to try next, and the schedule that drives them."""
 
-from autotune.search.samplers import DEFAULT_STRATEGY, STRATEGIES, Strategy, strategy
+from autotune.search.problem_similarity import problem_similarity
+from autotune.search.samplers import ANY_SAMPLER, DEFAULT_SAMPLER, SAMPLERS, KnownTimes, create_studies, sampler_choice
 from autotune.search.schedule import Bench, Schedule
 from autotune.search.simulator import MIN_CONFIGS, Replay, replay
 from autotune.search.space import Space, spread
-from autotune.search.study import Study
+from autotune.search.study import SpaceStudy
 from autotune.search.trace import ConfigTrace, SpaceTrace, TuneTrace, trace_of
-from autotune.search.transfer import problem_similarity
+from autotune.search.transfer_sampler import TransferSampler
 
 __all__ = [
-    "DEFAULT_STRATEGY",
+    "ANY_SAMPLER",
+    "DEFAULT_SAMPLER",
     "MIN_CONFIGS",
-    "STRATEGIES",
+    "SAMPLERS",
     "Bench",
     "ConfigTrace",
+    "KnownTimes",
     "Replay",
     "Schedule",
     "Space",
+    "SpaceStudy",
     "SpaceTrace",
-    "Strategy",
-    "Study",
+    "TransferSampler",
     "TuneTrace",
+    "create_studies",
     "problem_similarity",
     "replay",
+    "sampler_choice",
     "spread",
-    "strategy",
     "trace_of",
 ]

@@ -1,82 +1,157 @@
-"""The search strategies by name."""
+"""The samplers by name, and the studies that search with them."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 
-from autotune.core import require_one_of
+import optuna
+from optuna.exceptions import ExperimentalWarning
+from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, RandomSampler, TPESampler
+
+from autotune.core import AutotuneError, UnknownNameError
+from autotune.families import Config
 from autotune.ir import Problem
-from autotune.search.fixed_order import PriorStudy, RandomStudy
+from autotune.search.legal_sampler import CostModelSampler, LegalSampler, NearestSampler
 from autotune.search.space import Space
-from autotune.search.study import Study
-from autotune.search.tpe import TpeStudy
-from autotune.search.transfer import WARM_START, FamilyRace, TransferData, TransferStudy
+from autotune.search.study import SpaceStudy
+from autotune.search.transfer_history import TransferHistory
+from autotune.search.transfer_sampler import WARM_START, FamilyRace, TransferSampler
 
-DEFAULT_STRATEGY = "transfer"
+DEFAULT_SAMPLER = "transfer"
+OPTUNA_WARM_START = 10
+"""Number of configs with low predicted costs that are tried before a sampler of Optuna is asked."""
+
+KnownTimes = tuple[Space, Sequence[tuple[Config, float]]]
+"""A space outside the search, and configs of it with their objectives."""
 
 
 @dataclass(frozen=True)
-class Strategy:
-    """A way to choose the next configs.
+class SamplerChoice:
+    """What a name of a sampler stands for.
 
     Attributes:
-        make_studies: Maps (spaces, seed, gain) to a study of each space, in order. `gain` is the expected improvement
-            below which a study rests, as a share of the best time; 0 never lets one rest.
         meaning: A phrase for --help.
-        is_bounded: Whether the number of trials ends a search; if not, only the end of its space does.
+        make: Makes a sampler of Optuna from a seed, for `NearestSampler`; None for a sampler of this project.
         warm_start: Number of configs of each space, those of `spread`, that are asked for before any result is known.
+        is_bounded: Whether the number of trials ends a search; if not, only the end of its space does.
     """
 
-    make_studies: Callable[[Sequence[Space], int, float], list[Study]]
     meaning: str
-    is_bounded: bool = True
+    make: Callable[[int], BaseSampler] | None = None
     warm_start: int = 0
+    is_bounded: bool = True
 
 
-def _transfer_studies(spaces: Sequence[Space], _: int, gain: float) -> list[Study]:
-    by_family: dict[str, list[Space]] = {}
-    for space in spaces:
-        by_family.setdefault(space.family, []).append(space)
-    data = {family: TransferData(group) for family, group in by_family.items()}
-    races: dict[Problem, FamilyRace] = {space.problem: FamilyRace() for space in spaces}
-    return [
-        TransferStudy(
-            space,
-            data=data[space.family],
-            index=by_family[space.family].index(space),
-            race=races[space.problem],
-            gain=gain,
-        )
-        for space in spaces
-    ]
+def _tpe(seed: int) -> BaseSampler:
+    with warnings.catch_warnings(action="ignore", category=ExperimentalWarning):
+        return TPESampler(seed=seed, n_startup_trials=OPTUNA_WARM_START, constant_liar=True, multivariate=True)
 
 
-def _tpe_studies(spaces: Sequence[Space], seed: int, _: float) -> list[Study]:
-    return [TpeStudy(space, seed) for space in spaces]
+def _gp(seed: int) -> BaseSampler:
+    return GPSampler(seed=seed, n_startup_trials=OPTUNA_WARM_START)
 
 
-def _prior_studies(spaces: Sequence[Space], _seed: int, _gain: float) -> list[Study]:
-    return [PriorStudy(space) for space in spaces]
+def _cmaes(seed: int) -> BaseSampler:
+    if find_spec("cmaes") is None:
+        raise AutotuneError("the sampler cmaes needs a package: pip install cmaes")
+    # It draws words, which have no order, at random: that is no reason for a warning.
+    return CmaEsSampler(seed=seed, warn_independent_sampling=False)
 
 
-def _random_studies(spaces: Sequence[Space], seed: int, _: float) -> list[Study]:
-    return [RandomStudy(space, seed + i) for i, space in enumerate(spaces)]
-
-
-STRATEGIES = {
-    "transfer": Strategy(_transfer_studies, "a Gaussian process that learns across layers", warm_start=WARM_START),
-    "tpe": Strategy(_tpe_studies, "Optuna's TPE, each layer on its own"),
-    "prior": Strategy(_prior_studies, "ascending predicted cost"),
-    "random": Strategy(_random_studies, "random order"),
-    "exhaustive": Strategy(_prior_studies, "all configs, whatever --trials says", is_bounded=False),
+SAMPLERS = {
+    "transfer": SamplerChoice("a Gaussian process that learns across layers", warm_start=WARM_START),
+    "tpe": SamplerChoice("Optuna's TPESampler, each layer on its own", _tpe, OPTUNA_WARM_START),
+    "gp": SamplerChoice("Optuna's GPSampler", _gp, OPTUNA_WARM_START),
+    "cmaes": SamplerChoice("Optuna's CmaEsSampler", _cmaes, OPTUNA_WARM_START),
+    "random": SamplerChoice("Optuna's RandomSampler", RandomSampler),
+    "cost-model": SamplerChoice("ascending predicted cost"),
+    "brute-force": SamplerChoice("all configs in that order, whatever --trials says", is_bounded=False),
 }
+ANY_SAMPLER = "module:Class"
+"""The form in which --sampler names a class that is not in SAMPLERS."""
 
 
-def strategy(name: str) -> Strategy:
-    """Return a strategy by name.
+def sampler_choice(name: str) -> SamplerChoice:
+    """Return what a name of SAMPLERS, or "module:Class" for any other sampler of Optuna, stands for.
 
     Raises:
-        UnknownNameError: There is no strategy of that name.
+        UnknownNameError: There is no sampler of that name.
+        AutotuneError: The sampler cannot be imported or made.
     """
-    return STRATEGIES[require_one_of("strategy", name, list(STRATEGIES))]
+    if name in SAMPLERS:
+        choice = SAMPLERS[name]
+    elif ":" in name:
+        choice = SamplerChoice(name, partial(_imported, name), OPTUNA_WARM_START)
+    else:
+        raise UnknownNameError(
+            f"unknown sampler '{name}': choose one of {', '.join(SAMPLERS)}, or {ANY_SAMPLER}, such as "
+            "optuna.samplers:QMCSampler"
+        )
+    if choice.make:
+        choice.make(0)  # a sampler that cannot be made is told before anything else is done
+    return choice
+
+
+def create_studies(
+    name: str, spaces: Sequence[Space], seed: int = 0, gain: float = 0.0, known: Sequence[KnownTimes] = ()
+) -> list[SpaceStudy]:
+    """Return a study of each space, in order.
+
+    Args:
+        name: Name of the sampler, as for `sampler_choice`.
+        spaces: The spaces.
+        seed: Seed of the samplers; each study has its own.
+        gain: Expected improvement below which `TransferSampler` wants no trial, as a share of the best time; with 0 it
+            always wants one.
+        known: What is known of spaces outside the search; only `TransferSampler` learns from it.
+
+    Raises:
+        AutotuneError: As for `sampler_choice`.
+    """
+    choice = sampler_choice(name)
+    samplers: Sequence[LegalSampler]
+    if choice.make:
+        samplers = [NearestSampler(space, choice.make(seed + i)) for i, space in enumerate(spaces)]
+    elif name == "transfer":
+        samplers = _transfer_samplers(spaces, gain, known)
+    else:
+        samplers = [CostModelSampler(space) for space in spaces]
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # a study prints a line for each trial otherwise
+    return [SpaceStudy(space, sampler, choice.warm_start) for space, sampler in zip(spaces, samplers, strict=True)]
+
+
+def _transfer_samplers(spaces: Sequence[Space], gain: float, known: Sequence[KnownTimes]) -> list[LegalSampler]:
+    by_family: dict[str, list[Space]] = {}
+    for space in (*spaces, *(other for other, _ in known)):
+        by_family.setdefault(space.family, []).append(space)
+    histories = {family: TransferHistory(group) for family, group in by_family.items()}
+    for space, values in known:
+        for config, value in values:
+            if (i := space.index_of(config)) is not None:
+                histories[space.family].add(space, i, value)
+    races: dict[Problem, FamilyRace] = {space.problem: FamilyRace() for space in spaces}
+    return [TransferSampler(space, histories[space.family], races[space.problem], gain) for space in spaces]
+
+
+def _imported(name: str, seed: int) -> BaseSampler:
+    """Return the sampler of Optuna that "module:Class" names, with a seed where its constructor takes one."""
+    module, _, class_name = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), class_name)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise AutotuneError(f"cannot import the sampler {name}: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, BaseSampler)):
+        raise AutotuneError(f"{name} is no sampler: give a subclass of optuna.samplers.BaseSampler")
+    arguments = {"seed": seed} if "seed" in inspect.signature(found).parameters else {}
+    try:
+        return found(**arguments)
+    except TypeError as error:
+        raise AutotuneError(
+            f"cannot make the sampler {name}: {error}; give a class that needs no argument but seed"
+        ) from error

@@ -8,13 +8,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 from autotune.codegen import kernels_per_unit
 from autotune.core import ceil_div, timeline
 from autotune.families import Config, Kernel
 from autotune.ir import Problem
-from autotune.search.study import Study
+from autotune.search.study import SpaceStudy
 
 MEASURE_BATCH = 4
 """Kernels that are measured before idle compilers are given new work."""
@@ -80,7 +81,7 @@ class Schedule:
 
     def __init__(
         self,
-        studies: Sequence[Study],
+        studies: Sequence[SpaceStudy],
         bench: Bench,
         target: str,
         max_trials: Callable[[Problem], int],
@@ -89,11 +90,13 @@ class Schedule:
         self._turns = [study for study in studies if study.total]
         self._passes = dict.fromkeys(self._turns, 0.0)
         self._weights = weights
-        self._by_problem: dict[Problem, list[Study]] = {}
+        self._by_problem: dict[Problem, list[SpaceStudy]] = {}
         for study in self._turns:
             self._by_problem.setdefault(study.space.problem, []).append(study)
         self._bench, self._target, self._max_trials = bench, target, max_trials
         self._kernels: dict[tuple[int, int], Kernel] = {}
+        for study in self._turns:
+            study.sampler.trial_seconds = partial(self._trial_seconds, study)
         self._all_rest = False
 
     def begin(self) -> None:
@@ -160,14 +163,17 @@ class Schedule:
         """Return the number of configs that may still be tried for a problem."""
         return self._max_trials(problem) - sum(study.num_started for study in self._by_problem[problem])
 
-    def _ask(self, study: Study, count: int) -> list[Kernel]:
+    def _ask(self, study: SpaceStudy, count: int) -> list[Kernel]:
         space = study.space
-        with timeline.span(timeline.Lane.SEARCH, f"choose: {space.name}", sampler=type(study).__name__) as told:
-            configs = study.ask(count, lambda config: self._bench.trial_seconds(self._kernel(study, config)))
-            told |= {"configs": len(configs), "observed": study.num_observed, "free": len(study.free)}
+        with timeline.span(timeline.Lane.SEARCH, f"choose: {space.name}", sampler=type(study.sampler).__name__) as told:
+            configs = study.ask(count)
+            told |= {"configs": len(configs), "observed": study.num_observed, "free": study.total - study.num_started}
         return [self._kernel(study, config) for config in configs]
 
-    def _kernel(self, study: Study, config: Config) -> Kernel:
+    def _trial_seconds(self, study: SpaceStudy, config: Config) -> float:
+        return self._bench.trial_seconds(self._kernel(study, config))
+
+    def _kernel(self, study: SpaceStudy, config: Config) -> Kernel:
         """Return the kernel of a config of a study's space.
 
         Kernels are cached, since a study asks for the cost of the same configs many times.

@@ -1,7 +1,7 @@
 """Replays a trace: runs a search on recorded results, in simulated time, without compiler or device.
 
 Each kernel takes the compile time that was recorded, on a given number of cores. One device measures, one kernel after
-the other. The loop is the tuner's own (search/schedule.py), so that strategies are compared under the conditions of a
+the other. The loop is the tuner's own (search/schedule.py), so that samplers are compared under the conditions of a
 real run.
 """
 
@@ -10,14 +10,15 @@ from __future__ import annotations
 import heapq
 import math
 import random
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autotune.families import Kernel
 from autotune.ir import Problem
-from autotune.search.samplers import strategy
+from autotune.search.samplers import create_studies
 from autotune.search.schedule import Schedule
-from autotune.search.study import Study
+from autotune.search.study import SpaceStudy
 from autotune.search.trace import ConfigTrace, TuneTrace
 
 MIN_CONFIGS = 8
@@ -49,11 +50,13 @@ class Replay:
         curves: For each problem, a point for each of its trials.
         totals: For each problem, the number of configs in its spaces.
         best_us: For each problem, the best time of the trace.
+        search_seconds: Real time of asking the studies, and of telling them.
     """
 
     curves: dict[Problem, list[ReplayPoint]]
     totals: dict[Problem, int]
     best_us: dict[Problem, float]
+    search_seconds: float = field(compare=False)
 
     def excess_after(self, problem: Problem, share: float) -> float:
         """Return best time so far / best time - 1 of a problem, after a share of its configs was tried."""
@@ -87,38 +90,41 @@ def replay(
 
     Args:
         trace: The recorded results; what was recorded is the whole space.
-        name: Name of the strategy.
-        seed: Seed of the strategy and of the noise.
+        name: Name of the sampler.
+        seed: Seed of the samplers and of the noise.
         cores: Number of cores that compile.
         share: Share of a problem's configs that may be tried.
         gain: Expected improvement below which a study rests, as a share of the best time.
         budget: Simulated seconds.
 
     Raises:
-        UnknownNameError: There is no strategy of that name.
+        UnknownNameError: There is no sampler of that name.
     """
-    studies = strategy(name).make_studies([traced.space for traced in trace.spaces], seed, gain)
+    studies = create_studies(name, [traced.space for traced in trace.spaces], seed, gain)
     bench = _SimulatedBench(trace, studies, seed, cores, budget)
     totals: dict[Problem, int] = {}
     for traced in trace.spaces:
         totals[traced.space.problem] = totals.get(traced.space.problem, 0) + len(traced.results)
     Schedule(studies, bench, trace.target, lambda problem: max(MIN_CONFIGS, int(share * totals[problem]))).run()
     best_us = trace.best_us()
-    return Replay({problem: bench.curves.get(problem, []) for problem in best_us}, totals, best_us)
+    return Replay(
+        {problem: bench.curves.get(problem, []) for problem in best_us}, totals, best_us, bench.search_seconds
+    )
 
 
 class _SimulatedBench:
     """The bench of a trace; implements search.schedule.Bench."""
 
-    def __init__(self, trace: TuneTrace, studies: Sequence[Study], seed: int, cores: int, budget: float) -> None:
+    def __init__(self, trace: TuneTrace, studies: Sequence[SpaceStudy], seed: int, cores: int, budget: float) -> None:
         self.clock, self._budget, self._cores = 0.0, budget, cores
+        self.search_seconds = 0.0
         self._random = random.Random(seed)
         self.curves: dict[Problem, list[ReplayPoint]] = {}
         self._compiling: list[tuple[float, int, Kernel]] = []  # a heap of (end, number, kernel)
         self._known: set[Kernel] = set()
         self._ready: list[Kernel] = []
         self._compile_seconds: dict[Kernel, float] = {}
-        self._results: dict[Kernel, list[tuple[Study, ConfigTrace]]] = {}
+        self._results: dict[Kernel, list[tuple[SpaceStudy, ConfigTrace]]] = {}
         for traced, study in zip(trace.spaces, studies, strict=True):
             for config, result in zip(traced.space.configs, traced.results, strict=True):
                 kernel = traced.space.kernel(config, trace.target)
@@ -136,6 +142,7 @@ class _SimulatedBench:
         return compiling + max(result.device_seconds for _, result in self._results[kernel])
 
     def compile(self, kernels: Sequence[Kernel], search_seconds: float) -> None:
+        self.search_seconds += search_seconds
         compiling = {kernel for *_, kernel in self._compiling}
         for kernel in kernels:
             if kernel in self._known and kernel not in compiling:
@@ -162,7 +169,9 @@ class _SimulatedBench:
                     continue
                 self.clock += result.device_seconds
                 noisy_us = result.best_us * math.exp(self._random.gauss(0, NOISE)) if result.best_us else None
-                study.tell(kernel.values, noisy_us)
+                started = time.perf_counter()
+                study.tell(kernel.values, noisy_us, result.error)
+                self.search_seconds += time.perf_counter() - started
                 self._add_point(study.space.problem, result.best_us)
 
     def finish(self) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from autotune.families import Config, Kernel, Value
 from autotune.ir import Problem
@@ -55,6 +57,24 @@ class Space:
             costs=tuple(self.costs[i] for i in kept),
         )
 
+    @cached_property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Return Optuna's distribution of each parameter, in the order of the family's parameters.
+
+        Words are categories. Numbers are a range, on a logarithmic scale unless 0 is among them: most are sizes that
+        double from value to value. A sampler may therefore propose a number between two values.
+        """
+        names = self.configs[0] if self.configs else ()
+        return {name: _distribution(dict.fromkeys(config[name] for config in self.configs)) for name in names}
+
+    def index_of(self, config: Mapping[str, object]) -> int | None:
+        """Return the index of a config; None for one that is not in the space or lacks a parameter."""
+        return self._index.get(tuple(config.get(name, "") for name in self.distributions))
+
+    @cached_property
+    def _index(self) -> dict[tuple[object, ...], int]:
+        return {tuple(config[name] for name in self.distributions): i for i, config in enumerate(self.configs)}
+
     def kernel(self, config: Config, target: str) -> Kernel:
         """Return the kernel of a config for this problem's dtype and epilogue."""
         return Kernel.of(self.family, config, self.problem.dtype, self.problem.epilogue, target)
@@ -80,6 +100,13 @@ def spread(space: Space, count: int) -> list[int]:
     taken = set(chosen)
     rest = (i for i in range(len(keys)) if i not in taken)
     return chosen + [i for i, _ in zip(rest, range(count - len(chosen)), strict=False)]
+
+
+def _distribution(values: Collection[Value]) -> BaseDistribution:
+    if any(isinstance(value, str) for value in values):
+        return CategoricalDistribution(tuple(values))
+    low, high = min(map(int, values)), max(map(int, values))
+    return IntDistribution(low, high, log=low > 0)
 
 
 def axes(configs: Sequence[Config]) -> dict[str, list[Value]]:

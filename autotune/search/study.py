@@ -1,38 +1,43 @@
-"""The state of one search: which configs of a space are free, pending or observed."""
+"""A study of Optuna that searches one space by ask and tell."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from autotune.families import Config, Value
-from autotune.search.space import Space
+import optuna
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-_Key = tuple[Value, ...]
+from autotune.families import Config
+from autotune.search.legal_sampler import LegalSampler
+from autotune.search.space import Space, spread
 
-TrialSeconds = Callable[[Config], float]
-"""Maps a config to the seconds that compiling and timing it would take; nearly 0 where its kernel exists."""
+ERROR = "error"
+"""User attribute of a failed trial: the reason of the failure."""
 
 
-class Study(ABC):
-    """Searches one space by ask and tell, as in Optuna; no config is asked for twice.
+class SpaceStudy:
+    """Searches one space; no config is asked for twice.
 
-    Subclasses implement `propose`, and `observe` if they learn from results.
+    Args:
+        space: The space that is searched.
+        sampler: Chooses the configs.
+        warm_start: Number of configs, those of `spread`, that are enqueued before the sampler is asked.
 
     Attributes:
         space: The space that is searched.
+        sampler: Chooses the configs.
+        study: The study of Optuna, in memory. Its trials are the configs that were asked for or told.
         num_observed: Number of configs whose result was told, whether they were asked for or not.
-        free: Indices of the configs that were neither asked for nor told, in the order of the prior.
-        pending: Indices of the configs that were asked for and whose result was not told.
+        pending: The running trials, by the index of their config.
     """
 
-    def __init__(self, space: Space) -> None:
-        self.space = space
+    def __init__(self, space: Space, sampler: LegalSampler, warm_start: int = 0) -> None:
+        self.space, self.sampler = space, sampler
+        self.study = optuna.create_study(sampler=sampler, study_name=f"{space.family} | {space.problem}")
         self.num_observed = 0
-        self.free: dict[int, None] = dict.fromkeys(range(len(space.configs)))
-        self.pending: dict[int, None] = {}
-        self._names = list(space.configs[0]) if space.configs else []
-        self._index = {self._key(config): i for i, config in enumerate(space.configs)}
+        self.pending: dict[int, Trial] = {}
+        self._tried: set[int] = set()
+        self._queue = spread(space, warm_start)
 
     @property
     def total(self) -> int:
@@ -44,68 +49,74 @@ class Study(ABC):
         """Return the number of configs that are pending or observed."""
         return self.num_observed + len(self.pending)
 
-    def ask(self, count: int, trial_seconds: TrialSeconds = lambda _: 1.0) -> list[Config]:
-        """Return up to `count` free configs to try next, and mark them as pending.
-
-        Args:
-            count: Number of configs wanted.
-            trial_seconds: Cost of a trial of a config.
+    def ask(self, count: int) -> list[Config]:
+        """Return up to `count` configs to try next, whose trials run from now on.
 
         Returns:
-            Configs; fewer than `count`, or none, if the strategy expects nothing of more trials.
+            Configs; fewer than `count`, or none, if the sampler expects nothing of more trials.
         """
         asked: list[Config] = []
-        while len(asked) < count and self.free:
-            i = self.propose(trial_seconds)
-            if i is None:
-                break
-            asked.append(self.start(i))
+        while len(asked) < count and (self._enqueue_next() or self.sampler.wants_trial(self.study)):
+            trial = self.study.ask(self.space.distributions)
+            i = self.space.index_of(trial.params)
+            assert i is not None, "the sampler proposes legal configs only"
+            self.pending[i] = trial
+            self._tried.add(i)
+            asked.append(self.space.configs[i])
         return asked
 
-    def start(self, i: int) -> Config:
-        """Mark a free config as pending and return it."""
-        del self.free[i]
-        self.pending[i] = None
-        return self.space.configs[i]
-
-    def tell(self, config: Config, value: float | None) -> None:
+    def tell(self, config: Config, value: float | None, error: str | None = None) -> None:
         """Record the result of a config, asked for or not.
 
         Args:
             config: The config; one that is not in the space is ignored.
-            value: The objective, lower is better; None if the config failed.
+            value: The objective, > 0, lower is better; None if the config failed.
+            error: The reason of a failure.
         """
-        i = self._index_of(config)
+        i = self.space.index_of(config)
         if i is None:
             return
-        self.free.pop(i, None)
-        self.pending.pop(i, None)
         self.num_observed += 1
-        if value is not None:
-            self.observe(i, value)
+        self._tried.add(i)
+        state = TrialState.FAIL if value is None else TrialState.COMPLETE
+        if trial := self.pending.pop(i, None):
+            if error:
+                trial.set_user_attr(ERROR, error)
+            self.study.tell(trial, value, state)
+        else:
+            self._add(self.space.configs[i], state, value, error)
 
     def wants(self, config: Config) -> bool:
         """Return whether a config is pending."""
-        return self._index_of(config) in self.pending
+        return self.space.index_of(config) in self.pending
 
-    def enqueue(self, configs: Sequence[Config]) -> None:  # noqa: B027 (a fixed order takes no advice)
-        """Try these configs, the most promising first, before those that the strategy would try next.
+    def enqueue(self, configs: Sequence[Config]) -> None:
+        """Try these configs, the most promising first, in place of as many of the warm start."""
+        known = dict.fromkeys(i for i in map(self.space.index_of, configs) if i is not None)
+        rest = [i for i in self._queue if i not in known]
+        self._queue = [*known, *rest[: max(0, len(self._queue) - len(known))]]
 
-        They take the place of as many configs that the strategy would try without any result.
+    def _enqueue_next(self) -> bool:
+        """Enqueue the next config that has no trial; return whether there was one.
+
+        One at a time: a config may be told while it waits, which a trial of Optuna's queue cannot be.
         """
+        while self._queue:
+            if (first := self._queue.pop(0)) not in self._tried:
+                self.study.enqueue_trial(dict(self.space.configs[first]))
+                return True
+        return False
 
-    @abstractmethod
-    def propose(self, trial_seconds: TrialSeconds) -> int | None:
-        """Return the index of the free config to try next, or None if none is worth a trial.
-
-        It is called only while there are free configs.
-        """
-
-    def observe(self, i: int, value: float) -> None:  # noqa: B027 (a fixed order learns nothing)
-        """Learn that config i reached an objective of `value`."""
-
-    def _index_of(self, config: Config) -> int | None:
-        return self._index.get(self._key(config))
-
-    def _key(self, config: Config) -> _Key:
-        return tuple(config.get(name, "") for name in self._names)
+    def _add(self, config: Config, state: TrialState, value: float | None, error: str | None) -> None:
+        """Add the trial of a config that was not asked for."""
+        self.study.add_trial(
+            create_trial(
+                state=state,
+                value=value,
+                params=dict(config),
+                distributions=self.space.distributions,
+                user_attrs={ERROR: error} if error else None,
+            )
+        )
+        trial: FrozenTrial = self.study.get_trials(deepcopy=False)[-1]
+        self.sampler.after_trial(self.study, trial, state, trial.values)  # which Optuna only calls for told trials

@@ -47,6 +47,12 @@ class ConfigTrace:
         """Return the time with the best launch values, or None if all failed."""
         return min((result for _, result in self.launches if not isinstance(result, str)), default=None)
 
+    @property
+    def error(self) -> str | None:
+        """Return the status of the failed launches, or None if one succeeded."""
+        failures = dict.fromkeys(result for _, result in self.launches if isinstance(result, str))
+        return ", ".join(failures) if self.best_us is None else None
+
 
 @dataclass(frozen=True)
 class SpaceTrace:

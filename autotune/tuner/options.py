@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from autotune.core import Architecture
 from autotune.libraries import cudnn
-from autotune.search import DEFAULT_STRATEGY
+from autotune.search import DEFAULT_SAMPLER
 from autotune.tuner.objectives import DEFAULT_OBJECTIVES
 
 
@@ -22,7 +22,7 @@ class TunerOptions:
         seed: Seed of the search.
         allow: Names of families.base.PERMISSIONS.
         only: Names of the families to try; if empty, all apart from those that must be named.
-        strategy: A name of search.STRATEGIES.
+        sampler: A name of search.SAMPLERS, or "module:Class" for another sampler of Optuna.
         limit: Largest number of configs in the space of a family and a problem; 0 for no limit.
         gain: A study rests while it expects no config to improve the best time by this share of it.
         objectives: Names of tuner.OBJECTIVES; their product is minimized.
@@ -39,7 +39,7 @@ class TunerOptions:
     seed: int = 0
     allow: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
-    strategy: str = DEFAULT_STRATEGY
+    sampler: str = DEFAULT_SAMPLER
     limit: int = 0
     gain: float = 0.01
     objectives: tuple[str, ...] = DEFAULT_OBJECTIVES

@@ -12,7 +12,8 @@ from autotune.codegen import kernels_per_unit
 from autotune.core import NEVER, AutotuneError, Deadline, ceil_div, timeline
 from autotune.families import AnyFamily, Config, Kernel, families, family, serving
 from autotune.ir import Problem, parse
-from autotune.search import Space, Study, problem_similarity, spread, strategy
+from autotune.measure import Result
+from autotune.search import KnownTimes, Space, SpaceStudy, create_studies, problem_similarity, sampler_choice, spread
 from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.objectives import objective_value
@@ -64,11 +65,10 @@ class StudyManager:
     ) -> None:
         self._store, self._problems, self._options = store, problems, options
         self._builder, self._given_spaces = builder, spaces
-        self._strategy = strategy(options.strategy)
+        self._choice = sampler_choice(options.sampler)
         self._foreign = foreign
         self._others: dict[Problem, _Ranking] = {}
-        self._other_studies: list[tuple[Study, _Ranking]] = []
-        self.studies: list[Study] = []
+        self.studies: list[SpaceStudy] = []
         self._enumerated: list[Space] = []
 
     def enumerate(self, search: Deadline = NEVER) -> None:
@@ -91,7 +91,7 @@ class StudyManager:
         """
         early: dict[Kernel, float] = {}  # kernel -> its share of a translation unit
         for space in tuple(self._enumerated):
-            warm_start = self._lowest_cost(space, min(self._strategy.warm_start, self._options.trials))
+            warm_start = self._lowest_cost(space, min(self._choice.warm_start, self._options.trials))
             early |= dict.fromkeys(warm_start, 1 / kernels_per_unit(space.family))
             if sum(early.values()) >= self._options.jobs:
                 return list(early)
@@ -107,11 +107,7 @@ class StudyManager:
         spaces = _one_of_each_problem_first(self._enumerated)
         self._others = {} if self._given_spaces is not None else self._other_problems()
         others = list(self._other_spaces({space.family for space in spaces}))
-        studies = self._strategy.make_studies([*spaces, *(space for space, _ in others)], options.seed, options.gain)
-        self.studies = studies[: len(spaces)]
-        self._other_studies = [
-            (study, ranking) for study, (_, ranking) in zip(studies[len(spaces) :], others, strict=True)
-        ]
+        self.studies = create_studies(options.sampler, spaces, options.seed, options.gain, others)
 
     @property
     def enumerated(self) -> set[Problem]:
@@ -120,7 +116,7 @@ class StudyManager:
 
     def max_trials(self, _: Problem) -> int:
         """Return the number of configs that may be tried for a problem."""
-        return self._options.trials if self._strategy.is_bounded else sys.maxsize
+        return self._options.trials if self._choice.is_bounded else sys.maxsize
 
     def lowest_cost_kernels(self) -> list[Kernel]:
         """Return the kernels with the lowest predicted costs, for each problem as many as may be tried."""
@@ -144,13 +140,15 @@ class StudyManager:
         return objective_value(self._options.objectives, problem, us, details)
 
     def tell_failure(self, kernel: Kernel) -> None:
-        """Tell the studies that a kernel does not compile.
+        """Tell the studies why a kernel does not compile.
 
         Before the studies exist nothing is told: `tell_known` finds the failure among the builder's rows.
         """
+        builder = self._builder
+        error = builder.rows[kernel].error if kernel in builder.rows else builder.skipped[kernel]
         for study in self.studies:
             if study.space.contains(kernel):
-                study.tell(kernel.values, None)
+                study.tell(kernel.values, None, error)
 
     def tell_known(self, device: Device) -> None:
         """Tell the studies the results of the database.
@@ -158,9 +156,6 @@ class StudyManager:
         Only results of kernels whose source is unchanged count. The configs of the fastest outdated kernels are tried
         first, and then the kernels that need no compiler and were the fastest on the most similar problems.
         """
-        for study, times in self._other_studies:
-            for kernel, us in times:
-                study.tell(kernel.values, us)
         kernel_by_id = {row.id: kernel for kernel, row in self._builder.rows.items()}
         for study in self.studies:
             space = study.space
@@ -168,6 +163,7 @@ class StudyManager:
             best: dict[Kernel, float | None] = {
                 kernel: None for kernel, row in self._builder.rows.items() if row.error and space.contains(kernel)
             }
+            errors = {kernel: row.error for kernel, row in self._builder.rows.items() if kernel in best}
             tried: dict[Kernel, set[str]] = {}
             for row in measured:
                 if row.kernel_id in kernel_by_id and space.contains(kernel_by_id[row.kernel_id]):
@@ -175,6 +171,7 @@ class StudyManager:
                     value = self.value(space.problem, row.median_us, row.details)
                     tried.setdefault(kernel, set()).add(launch_text(row.launch))
                     best[kernel] = min((v for v in (best.get(kernel), value) if v is not None), default=None)
+                    errors[kernel] = errors.get(kernel) or row.error
             outdated = self._outdated_configs(space, [row for row in measured if row.kernel_id not in kernel_by_id])
             study.enqueue([*outdated, *self._reusable_configs(space)])
             for kernel, value in best.items():
@@ -182,12 +179,18 @@ class StudyManager:
                 if kernel not in tried or all(
                     launch_text(launch) in tried[kernel] for launch in self.launches(space.problem, kernel)
                 ):
-                    study.tell(kernel.values, value)
+                    study.tell(kernel.values, value, errors[kernel] if value is None else None)
 
-    def recorded_values(self, device: Device, problem: Problem, row: KernelRow) -> list[float | None]:
-        """Return the objectives of a kernel's recorded trials on a problem, with any launch values."""
-        measured = self._store.measurements(device, str(problem))
-        return [self.value(problem, m.median_us, m.details) for m in measured if m.kernel_id == row.id]
+    def tell_measured(self, study: SpaceStudy, kernel: Kernel, trials: Sequence[Result | Measurement]) -> None:
+        """Tell a study the best of a kernel's trials, or why all of them failed."""
+        values = [self.value(study.space.problem, trial.median_us, trial.details) for trial in trials]
+        best = min((value for value in values if value is not None), default=None)
+        error = next((trial.error for trial in trials if trial.error), "no launch values fit the problem")
+        study.tell(kernel.values, best, error if best is None else None)
+
+    def recorded(self, device: Device, problem: Problem, row: KernelRow) -> list[Measurement]:
+        """Return a kernel's recorded trials on a problem, with any launch values."""
+        return [m for m in self._store.measurements(device, str(problem)) if m.kernel_id == row.id]
 
     def _spaces(self) -> Iterator[Space]:
         """Yield the space of each problem and family, a family of each problem first, then another of each."""
@@ -260,7 +263,7 @@ class StudyManager:
                 found.setdefault(problem, times)
         return {problem: times for problem, times in found.items() if times}
 
-    def _other_spaces(self, searched: Collection[str]) -> Iterator[tuple[Space, _Ranking]]:
+    def _other_spaces(self, searched: Collection[str]) -> Iterator[KnownTimes]:
         """Yield what was measured on the other problems that are the most similar to one of the run, as spaces."""
         arch = self._options.arch
         near = sorted(
@@ -275,7 +278,7 @@ class StudyManager:
             for name, times in by_family.items():
                 configs = [kernel.values for kernel, _ in times]
                 costs = [family(name).cost(problem, config, arch) for config in configs]
-                yield Space.ranked(problem, name, configs, costs), times
+                yield Space.ranked(problem, name, configs, costs), [(kernel.values, us) for kernel, us in times]
 
 
 def _kind(problem: Problem) -> tuple[type[Problem], str, str]:

@@ -24,7 +24,7 @@ from autotune.ir import Convolution, Network, Problem
 from autotune.libraries import aten, cudnn, inductor
 from autotune.measure import Result, Worker
 from autotune.runtime import candidate, shortlist
-from autotune.search import Schedule, Space, Study
+from autotune.search import Schedule, Space, SpaceStudy
 from autotune.tuner.background_pool import BackgroundPool, is_tried_beside, is_whole
 from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
@@ -126,8 +126,8 @@ class Tuner:
         self._beside: BackgroundPool | None = None
         self._plans: list[tuple[int, int, Problem, KernelRow]] = []  # a heap of cuDNN's plans to be timed
         self._num_plans = 0
-        self._submitted: set[tuple[Study, Kernel]] = set()  # two studies may ask for one kernel
-        self._tried_elsewhere: list[tuple[Study, Kernel]] = []  # trials that another process has claimed
+        self._submitted: set[tuple[SpaceStudy, Kernel]] = set()  # two studies may ask for one kernel
+        self._tried_elsewhere: list[tuple[SpaceStudy, Kernel]] = []  # trials that another process has claimed
         self._builds_early = False
         self._missing_plan_reasons: set[str] = set()
 
@@ -449,7 +449,7 @@ class Tuner:
         assert self.device and self._trials
         return self.device, self._trials
 
-    def _submit(self, study: Study, kernel: Kernel) -> bool:
+    def _submit(self, study: SpaceStudy, kernel: Kernel) -> bool:
         """Try the untried launches of a kernel on a study's problem; False if another process is trying it."""
         device, trials = self._started()
         problem, row = study.space.problem, self.builder.rows[kernel]
@@ -457,9 +457,8 @@ class Tuner:
 
         def tell(results: Sequence[Result]) -> None:
             all_new = len(results) == len(launches)
-            values = [] if all_new else self.study_manager.recorded_values(device, problem, row)
-            values += [self.study_manager.value(problem, result.median_us, result.details) for result in results]
-            study.tell(kernel.values, min((value for value in values if value is not None), default=None))
+            recorded = [] if all_new else self.study_manager.recorded(device, problem, row)
+            self.study_manager.tell_measured(study, kernel, [*recorded, *results])
 
         return trials.submit(problem, row, launches, partial(self.builder.take_seconds, kernel), tell)
 

@@ -21,7 +21,7 @@ COMMANDS = {
         "tune": ("commands.tune", "tune a network's layers or single problems"),
         "db": ("commands.db", "show, merge, pack, export, compare and sign databases"),
         "report": ("commands.report", "write a database as one HTML page"),
-        "replay": ("commands.replay", "compare search strategies on a recorded tuning run"),
+        "replay": ("commands.replay", "compare samplers on a recorded tuning run"),
     },
     "Measure": {
         "bench": ("commands.bench", "time FusedResNet against eager torch and torch.compile"),

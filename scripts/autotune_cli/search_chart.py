@@ -7,25 +7,25 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from autotune.search import DEFAULT_STRATEGY, Replay
+from autotune.search import DEFAULT_SAMPLER, Replay
 from autotune_cli.chart import FAINT, INK, OURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes  # an optional package: only drawing needs it
 
 OTHER_COLORS = ("#c9d0da", "#8d99a8", "#e0a458", "#7fb08a")
-LINE_STYLES = {"exhaustive": ":"}
-"""The curve of `exhaustive` covers that of `prior`, which goes through the same order."""
+LINE_STYLES = {"brute-force": ":", "cmaes": ":"}
+"""Curves that cover another: `brute-force` goes through the order of `cost-model`, `cmaes` is close to `tpe`."""
 POINTS = 120
 MAX_EXCESS = 0.5
 """Upper end of the vertical axis; a search with a higher excess has hardly begun."""
 
 
 def draw(runs: dict[str, list[Replay]], title: str, path: Path) -> None:
-    """Draw a curve for each strategy, the mean over seeds and layers.
+    """Draw a curve for each sampler, the mean over seeds and layers.
 
     Args:
-        runs: The replays of each strategy.
+        runs: The replays of each sampler.
         title: Title of the figure.
         path: PNG file to write.
 
@@ -37,7 +37,7 @@ def draw(runs: dict[str, list[Replay]], title: str, path: Path) -> None:
     figure = Figure(figsize=(12, 4.6), dpi=160, facecolor="white", layout="constrained")
     figure.suptitle(title, x=0.012, ha="left", color=INK, fontsize=14, fontweight="bold")
     left, right = figure.subplots(1, 2, sharey=True)
-    replays = [one for of_strategy in runs.values() for one in of_strategy]
+    replays = [one for of_sampler in runs.values() for one in of_sampler]
     _draw_panel(left, "share of a layer's configs tried", runs, max(one.tried for one in replays), _excess_of_layers)
     _draw_panel(right, "seconds", runs, max(one.seconds for one in replays), lambda one, at: [one.excess_at(at)])
     left.xaxis.set_major_formatter("{x:.0%}")
@@ -60,11 +60,11 @@ def _draw_panel(
     end: float,
     excess: Callable[[Replay, float], Sequence[float]],
 ) -> None:
-    """Draw the mean of `excess` from 0 to `end`, a curve for each strategy."""
+    """Draw the mean of `excess` from 0 to `end`, a curve for each sampler."""
     others = iter(OTHER_COLORS)
     places = [end * i / POINTS for i in range(1, POINTS + 1)]
     for name, replays in runs.items():
-        is_default = name == DEFAULT_STRATEGY
+        is_default = name == DEFAULT_SAMPLER
         color = OURS if is_default else next(others, FAINT)
         values = [fmean(value for one in replays for value in excess(one, place)) for place in places]
         points = [(place, value) for place, value in zip(places, values, strict=True) if value <= MAX_EXCESS]

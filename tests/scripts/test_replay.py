@@ -6,7 +6,7 @@ from processes import script
 from repository import ROOT
 
 from autotune.search import (
-    DEFAULT_STRATEGY,
+    DEFAULT_SAMPLER,
 )
 
 
@@ -15,10 +15,10 @@ def test_the_script_records_and_compares(tuned_db, tmp_path):
     done = script("replay", "record", tuned_db, file)
     assert done.returncode == 0, done.stderr
     assert "spaces" in done.stdout and "trials" in done.stdout and file.stat().st_size > 100
-    options = ("--strategy", "prior", "--strategy", DEFAULT_STRATEGY, "--seeds", 2, "--chart", chart)
+    options = ("--sampler", "cost-model", "--sampler", DEFAULT_SAMPLER, "--seeds", 2, "--chart", chart)
     done = script("replay", "compare", file, *options)
     assert done.returncode == 0, done.stderr
-    assert "prior" in done.stdout and DEFAULT_STRATEGY in done.stdout and "within" in done.stdout
+    assert "cost-model" in done.stdout and DEFAULT_SAMPLER in done.stdout and "within" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert chart.read_bytes().startswith(b"\x89PNG")
 
@@ -26,6 +26,7 @@ def test_the_script_records_and_compares(tuned_db, tmp_path):
 def test_mistakes_are_told_in_a_line(tmp_path):
     for arguments, word in (
         (("compare", tmp_path / "none.json.gz"), "none.json.gz"),
+        (("compare", ROOT / "tests" / "data" / "search_h200.json.gz", "--sampler", "tpf"), "module:Class"),
         (("record", ROOT / "tuning_db" / "se_resnet9_fixup_h200.db", tmp_path / "x.gz"), "packed"),
     ):
         done = script("replay", *arguments)

@@ -65,6 +65,8 @@ def test_batch_sizes_are_tuned_together(tuned_db, tmp_path):
     [
         (["--arch", "sm42"], ["sm42", "sm80", "cpu"]),
         (["--arch", "sm70", "--dtype", "bf16"], ["bf16", "sm70", "f16"]),
+        (["--arch", "cpu", "--sampler", "tpf"], ["tpf", "tpe", "module:Class"]),
+        (["--arch", "cpu", "--sampler", "optuna.samplers:Tpe"], ["optuna.samplers:Tpe", "no attribute 'Tpe'"]),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) and value[0].startswith("--") else "",
 )

@@ -4,7 +4,7 @@ import itertools
 import random
 
 from autotune.ir import parse
-from autotune.search import Space, strategy
+from autotune.search import Space, create_studies
 
 AXES = {"a": (1, 2, 4, 8, 16, 32), "b": ("x", "y", "z"), "c": tuple(range(6)), "d": (0, 1, 2, 3)}
 SPACE = [dict(zip(AXES, values, strict=True)) for values in itertools.product(*AXES.values())]
@@ -35,7 +35,7 @@ def space_of(configs, prior, problem=PROBLEM):
 
 
 def study_of(name, configs, prior=no_prior, seed=0, gain=0.0):
-    [study] = strategy(name).make_studies([space_of(configs, prior)], seed, gain)
+    [study] = create_studies(name, [space_of(configs, prior)], seed, gain)
     return study
 
 

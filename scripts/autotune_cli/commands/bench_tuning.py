@@ -7,7 +7,7 @@ interleaved rounds. If the exhaustive search is a recording (autotune replay
 record), the best configs of each of its problems are compiled and timed again.
 
 Example:
-  autotune tune --strategy exhaustive --limit 150 --budget 1h --db all.db
+  autotune tune --sampler brute-force --limit 150 --budget 1h --db all.db
   autotune bench-tuning --against all.db -- --batch 128 --budget 100s
   autotune bench-tuning -- --batch 128
 """
@@ -95,7 +95,7 @@ def time_best_configs(recording: TuneTrace, store: Store, worker: Worker) -> Non
         target=recording.target,
         trials=0,
         jobs=len(os.sched_getaffinity(0)),
-        strategy="exhaustive",
+        sampler="brute-force",
         gain=0.0,
         vendor="none",
     )

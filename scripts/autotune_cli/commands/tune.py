@@ -37,7 +37,7 @@ from autotune.ir import DTYPES, OPERATORS
 from autotune.ir.epilogue_steps import STEPS
 from autotune.libraries import inductor
 from autotune.measure import BUFFERS, TIMERS, Timing, Worker
-from autotune.search import DEFAULT_STRATEGY, STRATEGIES
+from autotune.search import ANY_SAMPLER, DEFAULT_SAMPLER, SAMPLERS, sampler_choice
 from autotune.tuner import (
     INDUCTOR_MODES,
     OBJECTIVES,
@@ -154,11 +154,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_search(group: Group) -> None:
     group.add_argument(
-        "--strategy",
-        choices=list(STRATEGIES),
-        default=DEFAULT_STRATEGY,
-        help="; ".join(f"{name}: {strategy.meaning}" for name, strategy in STRATEGIES.items())
-        + f" (default {DEFAULT_STRATEGY})",
+        "--sampler",
+        default=DEFAULT_SAMPLER,
+        metavar=f"{{{','.join(SAMPLERS)}}}|{ANY_SAMPLER}",
+        help="; ".join(f"{name}: {choice.meaning}" for name, choice in SAMPLERS.items())
+        + f"; {ANY_SAMPLER}: any other sampler of Optuna (default {DEFAULT_SAMPLER})",
     )
     group.add_argument(
         "--trials", type=positive, metavar="N", help="most configs to try for a problem (default 160, on a CPU 32)"
@@ -235,6 +235,7 @@ def _add_candidates(group: Group) -> None:
 def main(args: argparse.Namespace) -> int:
     use(args.families or [])
     families()  # registers the operators of a user's families
+    sampler_choice(args.sampler)  # a name that is wrong is told before a process starts
     capability = gpu_capability()
     if args.arch == "auto":
         arch = of_capability(capability) if capability else architecture("cpu")
@@ -276,7 +277,7 @@ def _options(args: argparse.Namespace, bench: Bench) -> TunerOptions:
         args.seed,
         allow=tuple(name.replace("-", "_") for name in args.allow),
         only=tuple(family(name).name for name in args.only),
-        strategy=args.strategy,
+        sampler=args.sampler,
         limit=args.limit or 0,
         gain=args.gain,
         objectives=tuple(dict.fromkeys(args.objective or ["time"])),

@@ -6,7 +6,7 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from autotune.search.gaussian_process import GaussianProcess
-from autotune.search.transfer import expected_improvement
+from autotune.search.transfer_sampler import expected_improvement
 
 NOISE = 0.01
 

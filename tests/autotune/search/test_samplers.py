@@ -1,21 +1,24 @@
-"""The search: every config at most once, legal ones only, and each strategy better than those that know less."""
+"""The search: every config at most once, legal ones only, and each sampler better than those that know less."""
 
 import itertools
 import random
 
 import pytest
+from optuna.samplers import RandomSampler
 from search_spaces import AXES, SPACE, drive, holed, key, separable, study_of
 
-from autotune.core import UnknownNameError, architecture
+from autotune.core import AutotuneError, UnknownNameError, architecture
 from autotune.families import family
 from autotune.ir import Epilogue, parse
-from autotune.search import STRATEGIES, Space, strategy, tpe, transfer
+from autotune.search import SAMPLERS, Space, create_studies, sampler_choice
+from autotune.search.samplers import OPTUNA_WARM_START
+from autotune.search.transfer_sampler import WARM_START
 
-NAMES = list(STRATEGIES)
-LEARNERS = {"tpe": tpe.WARM_START, "transfer": transfer.WARM_START}
+NAMES = [name for name in SAMPLERS if name not in ("gp", "cmaes")]  # gp takes seconds a trial, cmaes needs a package
+LEARNERS = {"tpe": OPTUNA_WARM_START, "transfer": WARM_START}
 
 
-# -- all strategies ----------------------------------------------------------------------------------------------------
+# -- all samplers ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -60,7 +63,7 @@ def test_the_same_seed_asks_the_same(name):
 @pytest.mark.parametrize("name", ["random", "tpe"])
 def test_another_seed_asks_otherwise(name):
     first, second = (drive(study_of(name, holed(), seed=seed), separable, 60) for seed in (0, 1))
-    assert first[tpe.WARM_START :] != second[tpe.WARM_START :]
+    assert first[OPTUNA_WARM_START:] != second[OPTUNA_WARM_START:]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -87,9 +90,7 @@ def test_failures_are_not_asked_again_and_do_not_end_the_search(name):
 def test_asking_ahead_proposes_distinct_configs(name):
     study = study_of(name, holed())
     ahead = study.ask(50)
-    assert len({key(config) for config in ahead}) == (
-        transfer.WARM_START if name == "transfer" else 50
-    )  # it waits to learn
+    assert len({key(config) for config in ahead}) == (WARM_START if name == "transfer" else 50)  # it waits to learn
     assert all(map(study.wants, ahead))
     for config in ahead:
         study.tell(config, separable(config))
@@ -111,9 +112,86 @@ def test_finds_the_optimum_of_a_separable_cost_sooner_than_chance(name):
     assert sum(needed) / len(needed) < 110, needed
 
 
-def test_a_strategy_that_does_not_exist():
+def test_a_sampler_that_does_not_exist():
     with pytest.raises(UnknownNameError, match=r"'tpf'.*tpe"):
-        strategy("tpf")
+        sampler_choice("tpf")
+
+
+SMALL = [config for config in SPACE if config["d"] > 1 and config["b"] != "x"][::3]
+
+
+@pytest.mark.parametrize("name", list(SAMPLERS))
+def test_every_sampler_finds_the_best_config_of_a_small_space(name):
+    """Those that learn find it in half of the trials."""
+    if name == "cmaes":
+        pytest.importorskip("cmaes")
+    shuffled = random.Random(0).sample(SMALL, len(SMALL))
+    trials = len(SMALL) if name in ("random", "cost-model", "brute-force") else len(SMALL) // 2
+    assert min(SMALL, key=separable) in drive(study_of(name, shuffled, seed=1), separable, trials)
+
+
+@pytest.mark.parametrize("name", ["gp", "cmaes"])
+def test_a_learner_of_optuna_proposes_distinct_legal_configs_by_its_seed(name):
+    if name == "cmaes":
+        pytest.importorskip("cmaes")
+    first, second, other = (drive(study_of(name, SMALL, seed=seed), separable, 16) for seed in (1, 1, 2))
+    assert first == second != other
+    assert all(config in SMALL for config in first) and len({key(config) for config in first}) == 16
+
+
+def test_a_sampler_without_its_package_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("autotune.search.samplers.find_spec", lambda _: None)
+    with pytest.raises(AutotuneError, match="pip install cmaes"):
+        create_studies("cmaes", [])
+
+
+# -- any sampler of Optuna ---------------------------------------------------------------------------------------------
+
+
+class Last(RandomSampler):
+    """Takes no seed, and proposes the largest values."""
+
+    def __init__(self):
+        super().__init__(seed=0)
+
+    def sample_independent(self, study, trial, param_name, param_distribution):
+        return max(AXES[param_name])
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("name", ["QMCSampler", "BruteForceSampler", "NSGAIISampler"])
+def test_a_module_and_a_class_name_a_sampler(name):
+    legal = holed()
+    first, second, other = (study_of(f"optuna.samplers:{name}", legal, seed=seed) for seed in (3, 3, 4))
+    asked = drive(first, separable, len(SPACE))
+    assert sorted(map(str, map(key, asked))) == sorted(map(str, map(key, legal)))
+    assert drive(second, separable, 40) == asked[:40]
+    assert name == "QMCSampler" or drive(other, separable, 40) != asked[:40]  # its first points need no seed
+
+
+def test_a_class_of_ones_own_that_takes_no_seed():
+    study = study_of(f"{__name__}:Last", holed())
+    drive(study, separable, OPTUNA_WARM_START)
+    left = [config for config in holed() if config not in [trial.params for trial in study.study.trials]]
+    assert study.ask(1) == [max(left, key=lambda config: sum(AXES[name].index(config[name]) for name in AXES))]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_such_module:RandomSampler", "cannot import the sampler no_such_module:RandomSampler: No module named"),
+        ("optuna.samplers:NoSampler", "cannot import the sampler .* has no attribute 'NoSampler'"),
+        (":RandomSampler", "cannot import the sampler :RandomSampler"),
+        ("optuna.samplers:", "cannot import the sampler optuna.samplers:"),
+        ("optuna:create_study", "optuna:create_study is no sampler"),
+        ("optuna.trial:Trial", "optuna.trial:Trial is no sampler"),
+        ("optuna.samplers:GridSampler", "cannot make the sampler .*search_space.*no argument but seed"),
+        ("optuna.samplers:BaseSampler", "cannot make the sampler .*abstract"),
+    ],
+)
+def test_what_is_no_sampler_is_told_in_a_sentence(name, words):
+    with pytest.raises(AutotuneError, match=words):
+        create_studies(name, [])
 
 
 def test_a_familys_configs_stay_legal():
@@ -121,7 +199,7 @@ def test_a_familys_configs_stay_legal():
     found = family("cutlass2_conv2d")
     legal = found.configs_for(problem, arch)
     space = Space.ranked(problem, found.name, legal, [found.cost(problem, config, arch) for config in legal])
-    [study] = strategy("transfer").make_studies([space], 0, 0.0)
+    [study] = create_studies("transfer", [space])
     asked = drive(study, lambda config: found.cost(problem, config, arch) + 1.0, 60)
     assert len({key(config) for config in asked}) == 60
     assert all(found.why_illegal(config, arch, "f16", Epilogue()) is None for config in asked)

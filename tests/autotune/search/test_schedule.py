@@ -3,8 +3,7 @@
 from collections import Counter
 
 from autotune.ir import parse
-from autotune.search import Schedule, Space
-from autotune.search.fixed_order import PriorStudy
+from autotune.search import Schedule, Space, create_studies
 
 CONFIGS = tuple({"a": i} for i in range(200))
 HEAVY, LIGHT, TINY = (parse(f"gemm m={m} n=64 k=64 dtype=f16") for m in (64, 128, 192))
@@ -45,10 +44,11 @@ class Bench:
 
 
 def tried(weights, trials, sizes=(200, 200, 200)):
-    studies = [
-        PriorStudy(Space(problem, f"family{i}", CONFIGS[:size], (0.0,) * size))
+    spaces = [
+        Space(problem, f"family{i}", CONFIGS[:size], (0.0,) * size)
         for i, (problem, size) in enumerate(zip((HEAVY, LIGHT, TINY), sizes, strict=True))
     ]
+    studies = create_studies("cost-model", spaces)
     bench = Bench(studies, trials)
     Schedule(studies, bench, "sm_90", lambda _: 10**9, (lambda: weights) if weights else None).run()
     return bench.tried

@@ -7,8 +7,8 @@ import pytest
 
 from autotune.ir import parse
 from autotune.measure import Result
-from autotune.search import Schedule, Space, strategy
-from autotune.search.fixed_order import PriorStudy
+from autotune.search import Schedule, Space, SpaceStudy, create_studies
+from autotune.search.legal_sampler import CostModelSampler
 from autotune.search.schedule import ASK_BATCH, MEASURE_BATCH, WARM_START_BATCH
 from autotune.tuner import Progress, TimeBreakdown
 from autotune.tuner.trial_queue import TrialQueue
@@ -150,7 +150,7 @@ class Bench:
 
 def test_what_to_try_next_is_asked_while_the_device_works():
     configs = [{"a": i} for i in range(4 * MEASURE_BATCH)]
-    [study] = strategy("prior").make_studies([Space.ranked(PROBLEM, "f", configs, list(range(len(configs))))], 0, 0.0)
+    [study] = create_studies("cost-model", [Space.ranked(PROBLEM, "f", configs, list(range(len(configs))))])
     bench = Bench(study)
     Schedule([study], bench, "sm_90", lambda _: len(configs)).run()
     more = ASK_BATCH // WARM_START_BATCH - 1 + 3  # of the first four it is asked for two at a time
@@ -170,7 +170,7 @@ def test_what_the_last_results_teach_is_asked_for_too():
             return 0 if self.under_way else 1  # only what was told leads to more
 
     configs = [{"a": i} for i in range(3 * MEASURE_BATCH)]
-    [study] = strategy("prior").make_studies([Space.ranked(PROBLEM, "f", configs, list(range(len(configs))))], 0, 0.0)
+    [study] = create_studies("cost-model", [Space.ranked(PROBLEM, "f", configs, list(range(len(configs))))])
     bench = Once(study)
     Schedule([study], bench, "sm_90", lambda _: len(configs)).run()
     assert bench.said == [
@@ -180,16 +180,17 @@ def test_what_the_last_results_teach_is_asked_for_too():
 
 
 def test_studies_that_rest_are_told_all_before_they_are_asked_again():
-    class Careful(PriorStudy):
-        def propose(self, trial_seconds):
-            return None if len(self.pending) == 2 * MEASURE_BATCH else super().propose(trial_seconds)
+    class Careful(CostModelSampler):
+        def wants_trial(self, study):
+            return super().wants_trial(study) and len(self.pending()) < 2 * MEASURE_BATCH
 
     class Roomy(Bench):
         def idle_compilers(self):
             return 2 * MEASURE_BATCH
 
     configs = [{"a": i} for i in range(4 * MEASURE_BATCH)]
-    study = Careful(Space.ranked(PROBLEM, "f", configs, list(range(len(configs)))))
+    space = Space.ranked(PROBLEM, "f", configs, list(range(len(configs))))
+    study = SpaceStudy(space, Careful(space))
     bench = Roomy(study)
     Schedule([study], bench, "sm_90", lambda _: len(configs)).run()
     assert bench.said == ["asked", "measured", "asked beside for nothing", "measured"] * 2 + [NOTHING]

@@ -15,7 +15,7 @@ from autotune.core import Deadline
 from autotune.families import family, serving
 from autotune.ir import Epilogue, parse
 from autotune.measure import Worker
-from autotune.search import transfer
+from autotune.search.transfer_sampler import WARM_START
 from autotune.tuner import ForeignKernels, Progress, Tuner, TunerOptions
 from fused_resnet.capture import capture
 from tuning_db import DatabaseError, Store
@@ -115,7 +115,7 @@ def test_a_kernel_is_compiled_once_for_all_problems_with_its_epilogue(tuned, tmp
     found = rows(path, identities)
     assert len(found) == len(set(found)) == log.compiled_kernels
     path, both = tmp_path / "both.db", [PROBLEMS[2], PROBLEMS[2].replace("n=2", "n=4")]
-    log = tune(path, worker, cpu, cpu_target, trials=1, strategy="prior", only=("cpu_conv2d",), problems=both)
+    log = tune(path, worker, cpu, cpu_target, trials=1, sampler="cost-model", only=("cpu_conv2d",), problems=both)
     assert len(rows(path, identities)) == log.compiled_kernels == 1, "the lowest cost is that of one config for both"
     assert len(rows(path, "SELECT DISTINCT problem_id FROM measurement WHERE status = 'ok'")) == 2
 
@@ -199,7 +199,7 @@ def test_without_a_device_it_compiles_and_times_nothing(worker, cpu, cpu_target,
 
 @pytest.mark.compile
 def test_without_a_device_as_many_are_compiled_as_may_be_tried(cpu, cpu_target, tmp_path):
-    path, trials = tmp_path / "many.db", transfer.WARM_START + 2
+    path, trials = tmp_path / "many.db", WARM_START + 2
     tune(path, None, cpu, cpu_target, trials=trials, only=("cpu_conv2d",))
     query = "SELECT count(*) FROM kernel WHERE library_id IS NOT NULL GROUP BY epilogue"
     assert all(count >= trials for (count,) in rows(path, query))
@@ -251,7 +251,7 @@ def test_the_ledger_adds_up_and_stands_with_the_trials(tuned):
 
 def test_exhaustive_tries_all_of_what_it_is_limited_to(worker, cpu, cpu_target, tmp_path):
     path, limit = tmp_path / "all.db", 4
-    tune(path, worker, cpu, cpu_target, trials=1, strategy="exhaustive", limit=limit, only=("cpu_conv2d",))
+    tune(path, worker, cpu, cpu_target, trials=1, sampler="brute-force", limit=limit, only=("cpu_conv2d",))
     query = """
         SELECT text, count(DISTINCT kernel_id) FROM measurement JOIN kernel ON kernel.id = kernel_id
         JOIN problem ON problem.id = problem_id WHERE family = 'cpu_conv2d' GROUP BY text"""

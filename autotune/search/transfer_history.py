@@ -1,0 +1,179 @@
+"""What is known of one family: its results on all layers, and the Gaussian process that predicts from them.
+
+A config that is fast for one problem is likely to be fast for similar problems, and similar configs are likely to be
+similarly fast. The Gaussian process models the logarithm of the time of every (problem, config) pair:
+
+    mean(p, c)               = level + log prior(p, c)
+    covariance(p, c; p', c') = similarity(p, p') * (similarity(c, c') + slope * log prior(p, c) * log prior(p', c'))
+                               + level variance, if p = p'
+
+It models residuals from the prior: mean function = prior cost. The slope term lets the data correct the prior's weight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import ThreadpoolController
+
+from autotune.core import timeline
+from autotune.families import Config
+from autotune.search.gaussian_process import GaussianProcess, Matrix, Posterior, Vector
+from autotune.search.problem_similarity import similarities
+from autotune.search.space import Space, axes
+
+Indices = NDArray[np.int64]
+
+MAX_OBSERVATIONS = 250
+"""Observations that the GP is fitted to: those of the problem first, then those of the most similar problems. It limits
+the time of a fit, which is cubic in this number, to milliseconds."""
+MAX_CANDIDATES = 128
+"""Configs whose expected improvement is computed: those with the lowest posterior means."""
+
+# Hyperparameters: variances of the logarithm of a time, and a length scale. They were chosen by scripts/replay.py on
+# tests/data/search_h200.json.gz (docs/internals/search.md).
+_LEVEL_VARIANCE = 9.0  # level of a problem, which is unknown before its first measurement
+_SLOPE_VARIANCE = 0.3  # weight of the prior, around 1
+_CONFIG_VARIANCE = 0.11  # effect of the parameters beyond the prior
+_NOISE_VARIANCE = 2e-4
+_CONFIG_LENGTH = 1.6
+
+
+class TransferHistory:
+    """All observations of one family, and the covariances of its (problem, config) pairs.
+
+    The configs of all spaces share one numbering: config i of space s has the number `starts[s] + i`. The GP's inputs
+    are these numbers.
+
+    Args:
+        spaces: All spaces of the family, or some of them.
+
+    Attributes:
+        num_observed: Number of results.
+    """
+
+    def __init__(self, spaces: Sequence[Space]) -> None:
+        self._spaces = tuple(spaces)  # keeps their ids in use
+        self._index = {id(space): i for i, space in enumerate(spaces)}
+        self._points = _config_points(spaces)
+        self._square_norms = (self._points**2).sum(1)
+        self._log_prior = np.concatenate([_log_prior(space) for space in spaces])
+        self._starts = np.cumsum([0, *(len(space.configs) for space in spaces)])
+        self._space_of = np.repeat(np.arange(len(spaces)), np.diff(self._starts))
+        self._similarity = similarities([space.problem for space in spaces])
+        self._most_similar = np.argsort(-self._similarity, axis=1, kind="stable")
+        self._log_times: list[dict[int, float]] = [{} for _ in spaces]
+        self._threads = ThreadpoolController()
+        self.num_observed = 0
+
+    def add(self, space: Space, config: int, value: float) -> None:
+        """Record a result; of several results of one config the best counts, and an equal one is the same.
+
+        Args:
+            space: One of the spaces.
+            config: Index of the config in its space.
+            value: The objective, > 0.
+        """
+        known, log_time = self._log_times[self._index[id(space)]], math.log(value)
+        if log_time < known.get(config, math.inf):
+            known[config] = log_time
+            self.num_observed += 1
+
+    def has_observations(self, space: Space) -> bool:
+        """Return whether a config of a space has succeeded."""
+        return bool(self._log_times[self._index[id(space)]])
+
+    def posterior(self, space: Space, configs: Indices, pending: Sequence[int]) -> tuple[Indices, Posterior]:
+        """Predict the log times of the most promising configs, conditioned on what is pending.
+
+        Args:
+            space: One of the spaces.
+            configs: Indices of configs of that space.
+            pending: Indices of configs of that space that are being measured.
+
+        Returns:
+            The MAX_CANDIDATES of `configs` with the lowest means, in ascending order, and their joint posterior
+            distribution.
+        """
+        with (
+            timeline.span(timeline.Lane.SEARCH, "predict", candidates=len(configs), pending=len(pending)),
+            self._threads.limit(limits=1, user_api="blas"),  # the compilers use the other cores
+        ):
+            return self._posterior(self._index[id(space)], configs, pending)
+
+    def _posterior(self, space: int, configs: Indices, pending: Sequence[int]) -> tuple[Indices, Posterior]:
+        start = self._starts[space]
+        X, y = self._observations(space)
+        level = y.mean()
+        process = GaussianProcess(lambda x: level + self._log_prior[x], self._covariance, _NOISE_VARIANCE)
+        process.fit(X, y)
+        if len(configs) > MAX_CANDIDATES:
+            configs = configs[np.argsort(process.predict_mean(start + configs), kind="stable")[:MAX_CANDIDATES]]
+        joint = process.predict(start + np.concatenate([np.array(pending, dtype=int), configs]))
+        for i in range(len(pending)):
+            joint.condition_on_pending(i)
+        order = np.argsort(joint.mean[len(pending) :], kind="stable")
+        rest = len(pending) + order
+        return configs[order], Posterior(joint.mean[rest], joint.covariance[np.ix_(rest, rest)], joint.noise)
+
+    def _observations(self, space: int) -> tuple[Indices, Vector]:
+        """Return numbers and log times of the observations to fit: the most similar problems, the fastest first."""
+        rows: list[tuple[int, float]] = []
+        for other in self._most_similar[space]:
+            fastest = sorted(self._log_times[other].items(), key=lambda item: item[1])
+            rows += [(self._starts[other] + config, value) for config, value in fastest]
+            if len(rows) >= MAX_OBSERVATIONS:
+                break
+        numbers, values = zip(*rows[:MAX_OBSERVATIONS], strict=True)
+        return np.array(numbers), np.array(values)
+
+    def _covariance(self, a: Indices, b: Indices) -> Matrix:
+        """Return the prior covariances of the configs with these numbers; see the formula at the top of this file."""
+        square_distance = (
+            self._square_norms[a][:, None] + self._square_norms[b][None] - 2 * self._points[a] @ (self._points[b].T)
+        )
+        within_problem = np.exp(square_distance.clip(0) / -_CONFIG_LENGTH) * _CONFIG_VARIANCE
+        within_problem += _SLOPE_VARIANCE * np.outer(self._log_prior[a], self._log_prior[b])
+        space_a, space_b = self._space_of[a], self._space_of[b]
+        same_problem = space_a[:, None] == space_b[None]
+        covariance: Matrix = self._similarity[space_a][:, space_b] * within_problem + _LEVEL_VARIANCE * same_problem
+        return covariance
+
+
+def _config_points(spaces: Sequence[Space]) -> Matrix:
+    """Return the configs of all spaces as points of a Euclidean space, a row each.
+
+    The squared distance of two points is the sum of their distances along all parameters. Neighbouring numbers are 1
+    apart, or less where a parameter has more than three values, so that its ends are at most 2 apart. Two words are 1
+    apart.
+    """
+    varying = axes([config for space in spaces for config in space.configs])
+    codes_of = {}
+    for name, values in varying.items():
+        if isinstance(values[0], str):
+            codes = np.eye(len(values)) * math.sqrt(0.5)  # one-hot
+        else:
+            step = math.sqrt(min(len(values) - 1, 2) / (len(values) - 1))
+            codes = np.tri(len(values), len(values) - 1, -1) * step  # thermometer code: i ones for value i
+        codes_of[name] = {value: codes[i] for i, value in enumerate(values)}
+
+    def point(config: Config) -> Vector:
+        return np.concatenate([[0.0], *(codes[config[name]] for name, codes in codes_of.items())])
+
+    return np.array([point(config) for space in spaces for config in space.configs], ndmin=2)
+
+
+def _log_prior(space: Space) -> Vector:
+    """Return the logarithms of a space's predicted costs, with mean 0.
+
+    Costs that are not positive have no logarithm: ranks from 0 to 1 take their place.
+    """
+    costs = np.array(space.costs)
+    if not len(costs):
+        return costs
+    logs = np.log(costs) if costs.min() > 0 and np.isfinite(costs).all() else np.linspace(0, 1, len(costs))
+    centered: Vector = logs - logs.mean()
+    return centered

@@ -1,0 +1,81 @@
+"""A study of a space is a study of Optuna: what was asked and told is among its trials."""
+
+import pytest
+from optuna.trial import TrialState
+from search_spaces import SPACE, no_prior, separable, space_of, study_of
+
+from autotune.search import SAMPLERS, SpaceStudy, spread
+from autotune.search.legal_sampler import CostModelSampler
+
+NAMES = [name for name in SAMPLERS if name != "cmaes"]  # which needs a package
+
+
+def states(study):
+    return [trial.state for trial in study.study.trials]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_trial_runs_from_asking_to_telling_and_has_the_config_and_the_value(name):
+    study = study_of(name, SPACE[:20], separable)
+    configs = study.ask(3)
+    assert [trial.params for trial in study.study.trials] == configs
+    assert states(study) == [TrialState.RUNNING] * 3
+    for config in configs:
+        study.tell(config, separable(config))
+    assert states(study) == [TrialState.COMPLETE] * 3
+    assert [trial.value for trial in study.study.trials] == list(map(separable, configs))
+    assert study.study.best_params == min(configs, key=separable)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_failure_is_a_failed_trial_with_its_cause(name):
+    study = study_of(name, SPACE[:20])
+    first, second = study.ask(2)
+    study.tell(first, None, "error: too much shared memory")
+    study.tell(second, None)
+    never_asked = next(config for config in SPACE[:20] if config not in (first, second))
+    study.tell(never_asked, None, "it does not compile")
+    assert states(study) == [TrialState.FAIL] * 3
+    assert [trial.user_attrs for trial in study.study.trials] == [
+        {"error": "error: too much shared memory"},
+        {},
+        {"error": "it does not compile"},
+    ]
+    assert study.num_observed == 3 and not study.pending
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_told_without_being_asked_is_a_trial(name):
+    study = study_of(name, SPACE[:20])
+    study.tell(SPACE[7], 3.0)
+    [trial] = study.study.trials
+    assert (trial.state, trial.params, trial.value) == (TrialState.COMPLETE, SPACE[7], 3.0)
+
+
+def test_the_warm_start_is_enqueued_first():
+    space = space_of(SPACE, separable)
+    study = SpaceStudy(space, CostModelSampler(space), warm_start=4)
+    assert study.ask(5) == [*(space.configs[i] for i in spread(space, 4)), space.configs[1]]
+    fixed = [trial.system_attrs.get("fixed_params") for trial in study.study.trials]
+    assert fixed == [*(space.configs[i] for i in spread(space, 4)), None]
+
+
+@pytest.mark.parametrize("name", ["transfer", "tpe", "gp", "random", "cost-model"])
+def test_enqueued_configs_come_first_in_their_order_and_in_place_of_the_warm_start(name):
+    space = space_of(SPACE, no_prior)
+    warm_start = study_of(name, SPACE).ask(SAMPLERS[name].warm_start)
+    study = study_of(name, SPACE)
+    wanted = [SPACE[300], SPACE[100], SPACE[200]]
+    study.enqueue([wanted[0], {"a": 3, "b": "x", "c": 0, "d": 0}, *wanted[1:]])  # one is in no space
+    assert study.ask(3) == wanted
+    left = warm_start[: max(0, len(warm_start) - 3)]
+    assert study.ask(len(left)) == left
+    assert all(space.index_of(config) is not None for config in wanted)
+
+
+def test_an_enqueued_config_that_was_told_meanwhile_is_left_out():
+    study = study_of("transfer", SPACE)
+    study.enqueue([SPACE[300], SPACE[100], SPACE[200]])
+    study.tell(SPACE[100], 1.0)
+    assert study.ask(2) == [SPACE[300], SPACE[200]]
+    assert [trial.state for trial in study.study.trials] == [TrialState.COMPLETE, *[TrialState.RUNNING] * 2]

@@ -1,0 +1,77 @@
+"""The studies of a run know what the database holds, failures with their causes."""
+
+import pytest
+from databases import LIBRARY
+from optuna.trial import TrialState
+
+from autotune.codegen import rendering
+from autotune.core import architecture
+from autotune.families import Kernel, family
+from autotune.ir import parse
+from autotune.tuner import Progress, Tuner, TunerOptions
+from autotune.tuner.kernel_builder import identity
+from tuning_db import Store
+
+SM90 = architecture("sm90")
+PROBLEM = parse("avg_pool2d n=4 h=8 w=8 c=64 r=3 s=3 stride=1 dtype=f16")
+FAMILY = family("cuda_avg_pool2d")
+
+
+def add_kernel(store, kernel, **columns):
+    launch_names = [parameter.name for parameter in FAMILY.launch_parameters]
+    key = identity(kernel, rendering.source_digest(kernel))
+    return store.put_kernel(key, symbol="s", launch_names=launch_names, **columns)
+
+
+def measure(store, device, row, launch, status, us=None, error=None):
+    found = {"status": status, "median_us": us, "error": error, "samples_us": [us] if us else [], "final": False}
+    ids = {"device_id": device.id, "problem_id": store.put_problem(str(PROBLEM)).id, "kernel_id": row.id}
+    store.put_measurement(**ids, launch=launch, **found)
+
+
+@pytest.fixture
+def manager_and_device(tmp_path):
+    """A database with a fast kernel, one whose results are wrong, and one that does not compile."""
+    options = TunerOptions(SM90, "sm_90", trials=8, jobs=1, only=(FAMILY.name,))
+    configs = FAMILY.configs_for(PROBLEM, SM90)
+    fast, wrong, broken = (Kernel.of(FAMILY.name, c, "f16", PROBLEM.epilogue, "sm_90") for c in configs[:3])
+    with Store.create(tmp_path / "a.db") as store:
+        tuner = Tuner(store, [PROBLEM], options, None, Progress())
+        device = store.put_device("gpu", "sm_90", flops_per_us=1.0, bytes_per_us=1.0, details={"processors": 132})
+        library = store.put_library(b"x", compiler="c", **LIBRARY)
+        for kernel, outcome in ((fast, ("ok", 2.5)), (wrong, ("wrong", None, "the relative error is 0.5"))):
+            row = add_kernel(store, kernel, library_id=library.id)
+            for launch in FAMILY.launches(PROBLEM, kernel.values, SM90):
+                measure(store, device, row, dict(launch), *outcome)
+        add_kernel(store, broken, library_id=None, error="error: expected a ';'")
+        tuner.builder.load()
+        tuner.study_manager.enumerate()
+        tuner.study_manager.create_studies()
+        yield tuner.study_manager, device, (fast, wrong, broken)
+
+
+def test_results_and_failures_of_the_database_are_trials(manager_and_device):
+    manager, device, (fast, wrong, broken) = manager_and_device
+    manager.tell_known(device)
+    [study] = manager.studies
+    found = {str(trial.params): trial for trial in study.study.trials}
+    assert len(found) == study.num_observed == 3
+    assert found[str(fast.values)].value == 2.5
+    for kernel, error in ((wrong, "the relative error is 0.5"), (broken, "error: expected a ';'")):
+        trial = found[str(kernel.values)]
+        assert (trial.state, trial.user_attrs) == (TrialState.FAIL, {"error": error})
+
+
+def test_a_kernel_that_does_not_compile_is_a_failed_trial_with_the_compilers_message(manager_and_device):
+    manager, _, (*_, broken) = manager_and_device
+    manager.tell_failure(broken)
+    [trial] = manager.studies[0].study.trials
+    assert (trial.state, trial.params) == (TrialState.FAIL, broken.values)
+    assert trial.user_attrs == {"error": "error: expected a ';'"}
+
+
+def test_a_kernel_without_launch_values_for_the_problem_is_a_failed_trial(manager_and_device):
+    manager, _, (fast, *_) = manager_and_device
+    manager.tell_measured(manager.studies[0], fast, [])
+    [trial] = manager.studies[0].study.trials
+    assert trial.user_attrs == {"error": "no launch values fit the problem"}
