@@ -17,10 +17,18 @@ from tuning_db import Store
 from tuning_db.schema import Device
 
 _FAILURES = 8
+_SHORT = 20
+"""Most lines of a short table, so that it fits on a screen with what is printed above it."""
 
 
 def winners(
-    lines: Iterable[LayerWinner], title: str, first: str, alternatives: Sequence[LayerWinner] | None = None
+    lines: Sequence[LayerWinner],
+    title: str,
+    first: str,
+    *,
+    is_network: bool = False,
+    alternatives: Sequence[LayerWinner] = (),
+    is_short: bool = False,
 ) -> Table:
     """Return a table of each line's problem, time, torch's time and share of the limit, with the winner below it.
 
@@ -28,37 +36,50 @@ def winners(
         lines: The problems with their winners.
         title: Of the table.
         first: Heading of the lines' names.
-        alternatives: Layers that can replace some of a network's layers; given for a network, which also gets a sum.
+        is_network: Whether the lines are the layers of a network, which also get a sum.
+        alternatives: Layers that can replace some of these.
+        is_short: Leave out the winners, and of many lines all but the slowest.
     """
     table = Table(title=title, title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column(f"{first}  problem\n  winner", overflow="fold")
+    table.add_column(f"{first}  problem" if is_short else f"{first}  problem\n  winner", overflow="fold")
     for name in ("time\nus", "torch\nus", "\ntimes", "share of\nlimit"):
         table.add_column(name, justify="right", no_wrap=True)
-    total = library = 0.0
+    slowest = sorted(lines, key=lambda line: -(line.time_us or math.inf))[:_SHORT] if is_short else lines
     for line in lines:
-        table.add_row(*_winner(line))
-        total += line.time_us or 0.0
-        library += _torch_us(line) or line.time_us or 0.0
-    if alternatives is not None and total:
-        table.add_row("sum", f"{total:.1f}", f"{library:.1f}", f"{library / total:.2f}", "", style="bold")
+        if line in slowest:
+            table.add_row(*_winner(line, is_short))
+    if others := [line for line in lines if line not in slowest]:
+        table.add_row(f"{len(others)} faster ones", *_sums(others), "", style="dim")
+    if is_network and any(line.time_us for line in lines):
+        table.add_row("sum", *_sums(lines), "", style="bold")
     if alternatives:
         table.add_row("alternatives to one or more layers", style="bold")
         for line in alternatives:
-            table.add_row(*_winner(line))
+            table.add_row(*_winner(line, is_short))
     return table
 
 
-def _winner(line: LayerWinner) -> tuple[RenderableType, ...]:
+def _winner(line: LayerWinner, is_short: bool) -> tuple[RenderableType, ...]:
     torch = _torch_us(line)
+    name = Text.assemble((line.layer, "bold"), "  ", line.problem.short_name)
+    winner = Padding(Text(line.winner, style="dim"), (0, 0, 0, 2))
     return (
-        Group(
-            Text.assemble((line.layer, "bold"), "  ", line.problem.short_name),
-            Padding(Text(line.winner, style="dim"), (0, 0, 0, 2)),
-        ),
+        name if is_short else Group(name, winner),
         f"{line.time_us:.1f}" if line.time_us else "-",
         *((f"{torch:.1f}", f"{line.speed_up:.2f}") if torch else ("-", "-")),
         f"{line.share:.0%}" if line.share is not None else "-",
     )
+
+
+def total_us(lines: Iterable[LayerWinner]) -> tuple[float, float]:
+    """Return the sums of the times of some lines and of torch's; a line without torch's time adds its own to both."""
+    times = [(line.time_us or 0.0, _torch_us(line) or line.time_us or 0.0) for line in lines]
+    return sum(own for own, _ in times), sum(torch for _, torch in times)
+
+
+def _sums(lines: Iterable[LayerWinner]) -> tuple[str, str, str]:
+    own, torch = total_us(lines)
+    return f"{own:.1f}", f"{torch:.1f}", f"{torch / own:.2f}" if own else "-"
 
 
 def _torch_us(line: LayerWinner) -> float | None:

@@ -11,7 +11,7 @@ from autotune.ir import WHOLE, Problem, TorchCall
 from autotune.libraries import inductor
 from autotune.tuner import Tuner, TuneRequest, layer_winners, rejected_configs, unsupported_reason
 from autotune.tuner import failures as failed
-from autotune_cli.tables import failures, phases, spent, tradeoffs, winners
+from autotune_cli.tables import failures, phases, spent, total_us, tradeoffs, winners
 from autotune_cli.tune_progress import LiveProgress
 from fused_resnet.networks.se_resnet9_fixup import MODELS
 from tuning_db.schema import PlanRow
@@ -30,18 +30,24 @@ def show_compiled(console: Console, tuner: Tuner) -> None:
     console.print("with the same database on a machine that has one: the compiled kernels are reused.")
 
 
-def show_winners(console: Console, tuner: Tuner, request: TuneRequest) -> None:
-    """Print the table of winners and, for a network on a GPU, the time of the whole network."""
+def show_winners(console: Console, tuner: Tuner, request: TuneRequest, verbose: bool) -> None:
+    """Print the table of winners and, with `verbose`, alternatives and sentences about the plan of a network.
+
+    The winners of single problems are what was asked for, so they are printed in any case.
+    """
     assert tuner.device
     title = f"{request.title}, {tuner.options.arch.name} kernels on {tuner.device.name}"
     found = list(layer_winners(tuner.store, tuner.device, request.named))
     if request.network is None:
-        console.print(winners(found, title, "layer" if request.is_step else "number"))
+        name = "layer" if request.is_step else "number"
+        console.print(winners(found, title, name, is_short=request.is_step and not verbose))
         return
     count = len(request.network.layers)  # the layers of the alternatives follow
     others = [line for line in found[count:] if serving(line.problem, tuner.options.arch)]  # show_gaps lists the rest
-    console.print(winners(found[:count], title, "layer", others))
-    if plan := tuner.store.plan(tuner.device, request.network.key):
+    shown = others if verbose else []
+    console.print(winners(found[:count], title, "layer", is_network=True, alternatives=shown, is_short=not verbose))
+    plan = tuner.store.plan(tuner.device, request.network.key)
+    if plan and verbose:
         fallback = tuner.store.plan(tuner.device, str(request.network.identity.precompiled))
         console.print(plan_text(plan, fallback, tuner.options.arch.is_cuda), highlight=False)
 
@@ -73,8 +79,11 @@ def plan_text(plan: PlanRow, fallback: PlanRow | None, is_cuda: bool) -> str:
     return f"{text}. It is {', '.join(slower)}" if slower else text
 
 
-def show_gaps(console: Console, tuner: Tuner, requests: Sequence[TuneRequest]) -> None:
-    """Print the problems without kernels, the failures and, for single problems, the rejected configs."""
+def show_gaps(console: Console, tuner: Tuner, requests: Sequence[TuneRequest], verbose: bool) -> None:
+    """Print the problems without kernels, the failures and, for single problems, the rejected configs.
+
+    Of a network, the alternatives without kernels and the messages of failures are printed with `verbose` only.
+    """
     arch = tuner.options.arch
     gaps: dict[str, dict[str, None]] = {}
     unmade: dict[str, None] = {}
@@ -89,13 +98,17 @@ def show_gaps(console: Console, tuner: Tuner, requests: Sequence[TuneRequest]) -
     for reason, names in gaps.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         console.print(f"{', '.join(list(names)[:3])}{more}: {reason}.", markup=False)
-    if unmade:
+    if unmade and verbose:
         console.print(f"no kernels for the alternatives {', '.join(unmade)} on {arch.name}", highlight=False)
     if not tuner.networks:
         for sentence in dict.fromkeys(text for problem in tuner.problems for text in rejected_configs(problem, arch)):
             console.print(sentence, markup=False, highlight=False)
-    for line in failures(failed(tuner.store, tuner.device, tuner.problems, tuner.builder.rows.values())):
-        console.print(line, highlight=False)
+    found = failed(tuner.store, tuner.device, tuner.problems, tuner.builder.rows.values())
+    if verbose or not tuner.networks:
+        for line in failures(found):
+            console.print(line, highlight=False)
+    elif found:
+        console.print(f"{sum(one.count for one in found)} candidates failed: --verbose says why", highlight=False)
     show_skipped(console, tuner)
 
 
@@ -129,8 +142,8 @@ def show_tradeoffs(console: Console, tuner: Tuner, request: TuneRequest) -> None
         console.print(tradeoffs(tuner.store, tuner.device, request.named, objectives))
 
 
-def show_cost(console: Console, tuner: Tuner, progress: LiveProgress, database: str) -> None:
-    """Print the cost of compiling, where the time went, and the place of the database."""
+def show_cost(console: Console, tuner: Tuner, progress: LiveProgress, verbose: bool) -> None:
+    """Print the cost of compiling and, with `verbose`, where the time went."""
     builder = tuner.builder
     if builder.copied:
         console.print(f"kernels copied from other databases: {builder.copied}", highlight=False)
@@ -138,24 +151,42 @@ def show_cost(console: Console, tuner: Tuner, progress: LiveProgress, database: 
         rate = 60 * builder.compiled / builder.compile_seconds
         took = f"{builder.compile_seconds:.0f} core-seconds"
         console.print(f"kernels compiled: {builder.compiled} in {took}, {rate:.0f} a core-minute", highlight=False)
+    if not verbose:
+        if tuner.breakdown.trials:
+            total = f"{tuner.breakdown.trials} trials in {tuner.breakdown.total:.0f} s"
+            console.print(f"{total}; --verbose shows kernels, alternatives, where time went", highlight=False)
+        return
     if tuner.breakdown.trials:
         console.print(spent(tuner.breakdown))
     if times := tuner.phases.times():
         console.print(phases(times))
     console.print(progress.parts())
-    console.print(f"database {database}", highlight=False)
 
 
 def show_outcome(console: Console, tuner: Tuner, requests: Sequence[TuneRequest], database: str) -> None:
-    """Print the time of each network, how much faster that is than torch, and the line that loads the database."""
-    if tuner.device is None:
-        return
-    for request in requests:
-        plan = tuner.store.plan(tuner.device, request.network.key) if request.network else None
-        if plan and not plan.details.get("untimed"):
-            console.print(f"[bold]{request.title}:[/] {outcome_text(plan)}", highlight=False)
-    if requests[0].network or requests[0].is_step:
+    """Print the time of each network, how much faster that is than torch, the database, and the line that loads it."""
+    for request in requests if tuner.device else ():
+        if text := _outcome(tuner, request):
+            console.print(f"[bold]{request.title}:[/] {text}", highlight=False)
+    console.print(f"database {database}", highlight=False, markup=False, soft_wrap=True)
+    if tuner.device and (requests[0].network or requests[0].is_step):
         console.print(_use(requests[0], database), highlight=False, markup=False, soft_wrap=True)
+
+
+def _outcome(tuner: Tuner, request: TuneRequest) -> str:
+    """Return the time of a network beside torch's; without a plan the sums over its layers; empty if there is none."""
+    assert tuner.device
+    if request.network is None:
+        return ""
+    if plan := tuner.store.plan(tuner.device, request.network.key):
+        return "" if plan.details.get("untimed") else outcome_text(plan)
+    layers = request.named[: len(request.network.layers)]
+    own, torch = total_us(layer_winners(tuner.store, tuner.device, layers))
+    return (
+        f"its layers take {own:.1f} us, {torch / own:.2f}x faster than torch's operators ({torch:.1f} us)"
+        if own
+        else ""
+    )
 
 
 def outcome_text(plan: PlanRow) -> str:

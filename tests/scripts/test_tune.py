@@ -43,8 +43,20 @@ def test_a_second_run_resumes(tuned_db, tmp_path):
     assert all(final for *_, final in after[len(measurements) :])
     for layer in ("stem.0", "layers.0.0.conv1", "layers.3.0.se"):
         assert layer in done.stdout
-    assert "sum" in done.stdout
-    assert done.stdout.splitlines()[-1] == f'FusedResNet(tuning_db="{path}")'
+    lines = done.stdout.splitlines()
+    outcome = lines.index(f"database {path}")
+    assert lines[outcome + 1] == f'FusedResNet(tuning_db="{path}")'
+    assert "faster than" in " ".join(lines[outcome - 3 : outcome])
+    assert any(line.startswith("sum ") for line in lines[outcome:]) and not any("preparation" in line for line in lines)
+    assert "no kernels for the alternatives" not in done.stdout and max(map(len, lines)) <= 80 + len(str(path))
+
+
+def test_details_are_told_if_asked_for(tuned_db, tmp_path):
+    path = shutil.copy(tuned_db, tmp_path / "again.db")
+    done = script("tune", *TUNE, "--verbose", "--db", path)
+    assert done.returncode == 0, done.stderr
+    for words in ("no kernels for the alternatives", "cpu_conv2d block_k", "preparation", "timing the finalists"):
+        assert words in done.stdout
 
 
 def test_batch_sizes_are_tuned_together(tuned_db, tmp_path):

@@ -90,7 +90,7 @@ def best(store: Store, console: Console) -> None:
             console.print(f"{row.text}\n  left out: {error}", highlight=False, markup=False)
     for device in store.devices():
         named = [(str(getattr(problem, "n", "")), problem) for problem in problems]
-        console.print(winners(layer_winners(store, device, named), device.name, "n"))
+        console.print(winners(list(layer_winners(store, device, named)), device.name, "n"))
     if not store.devices():
         console.print("Nothing was timed yet: run autotune tune with this database on the machine that has the device.")
 

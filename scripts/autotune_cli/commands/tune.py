@@ -148,6 +148,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", type=output, metavar="F", help="write what the run does when, for Perfetto; .gz compresses it"
     )
+    parser.add_argument(
+        "--verbose", "-v", action="store_true", help="also show kernels, alternatives and where the time went"
+    )
     add_jobs(parser)
     parser.epilog = problem_help()
 
@@ -265,7 +268,7 @@ def main(args: argparse.Namespace) -> int:
         if device:
             problems = [problem for request in requests for problem in request.problems]
             refuse_other_timing(store, device, problems, timing)
-        return tune(requests, store, options, worker, work, foreign)
+        return tune(requests, store, options, worker, work, foreign, args.verbose)
 
 
 def _options(args: argparse.Namespace, bench: Bench) -> TunerOptions:
@@ -294,6 +297,7 @@ def tune(
     worker: Worker | None,
     deadline: Deadline,
     foreign: ForeignKernels,
+    verbose: bool,
 ) -> int:
     """Tune what was requested and print the results; return the exit code: 0 unless a signal ended the run."""
     console = Console()
@@ -322,18 +326,18 @@ def tune(
             tuner.run()
         except KeyboardInterrupt as interrupt:
             code = exit_code(interrupt)
+    tune_summary.show_outcome(console, tuner, requests, store.name)
     if worker is None:
         tune_summary.show_compiled(console, tuner)
     elif tuner.device is not None:
         for request in requests:
-            tune_summary.show_winners(console, tuner, request)
+            tune_summary.show_winners(console, tuner, request, verbose)
             tune_summary.show_tradeoffs(console, tuner, request)
     if code:
         console.print("Interrupted. Every finished trial is kept: run the same command to continue.")
     elif tuner.out_of_time and tuner.device is None:
         console.print("The budget ended before the measuring process had started: give a longer --budget.")
     else:
-        tune_summary.show_gaps(console, tuner, requests)
-    tune_summary.show_cost(console, tuner, progress, store.name)
-    tune_summary.show_outcome(console, tuner, requests, store.name)
+        tune_summary.show_gaps(console, tuner, requests, verbose)
+    tune_summary.show_cost(console, tuner, progress, verbose)
     return code
