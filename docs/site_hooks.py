@@ -1,7 +1,7 @@
-"""MkDocs hooks: links from a page to files of the repository outside docs/.
+"""MkDocs hooks: links from a page to files of the repository outside docs/, and the reports of shipped databases.
 
 On the site a picture of the repository is copied, and a link to any other file becomes the file's path as text. In the
-repository itself the links work as they are.
+repository itself the links work as they are. The reports are written when the site is built.
 """
 
 from __future__ import annotations
@@ -13,18 +13,26 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from autotune_cli.reports.collect import collect
+from autotune_cli.reports.page import render
+
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = (".png", ".svg")
+REPORTED = ("resnets_h200", "se_resnet9_fixup_h200")
+"""Shipped databases whose reports the site has."""
 _LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>\.\./[\w./-]+)(?:#[\w-]+)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pictures that pages show from outside docs/."""
+    """Add the pictures that pages show from outside docs/, and the reports."""
     for page in list(files.documentation_pages()):
         for found in _LINK.finditer(page.content_string):
             path = _outside(page.src_uri, found["path"])
             if path and found["image"] and path.suffix in PICTURES and files.get_file_from_path(_name(path)) is None:
                 files.append(File.generated(config, _name(path), abs_src_path=str(path)))
+    for name in REPORTED:
+        report = render(collect(ROOT / "tuning_db" / f"{name}.db"))
+        files.append(File.generated(config, f"reports/{name}.html", content=report))
     return files
 
 

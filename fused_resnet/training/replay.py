@@ -32,9 +32,10 @@ MOST_RECORDINGS = 4
 
 def record_cuda_graph(run: Run, arguments: list[torch.Tensor], pool: Any) -> tuple[Callable[[], object], Sequence[Any]]:
     """Record a pass as a CUDA graph; nothing is computed before the first replay."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        results = run(list(arguments))
+    with torch.cuda.device(arguments[0].device):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            results = run(list(arguments))
     return graph.replay, results
 
 
