@@ -24,5 +24,8 @@ class Progress:
     def measured(self, problem: str, candidates: int, best_us: float | None) -> None:
         """Show that some more candidates of a problem were timed or failed, and the best time so far."""
 
+    def operator_timed(self, problem: str, us: float) -> None:
+        """Show that a candidate of torch's own operator was timed for a problem."""
+
     def done(self, problem: str) -> None:
         """Show that the search of a problem has ended."""

@@ -52,6 +52,10 @@ class TracedProgress(Progress):
             timeline.count(f"us of {problem[:_MAX_CHARACTERS]}", best_us)
         self._shown.measured(problem, candidates, best_us)
 
+    def operator_timed(self, problem: str, us: float) -> None:
+        """Pass the time on."""
+        self._shown.operator_timed(problem, us)
+
     def done(self, problem: str) -> None:
         """Pass the problem on."""
         self._shown.done(problem)

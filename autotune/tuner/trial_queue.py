@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.ir import Problem
+from autotune.libraries import aten
 from autotune.measure import Result, Worker
 from autotune.runtime import Candidate, candidate
 from autotune.tuner.progress import Progress
@@ -118,6 +119,8 @@ class TrialQueue:
                 details = {**result.details, "seconds": {**build_seconds, **seconds}}
                 self.record(trial.problem, trial.row, tried, replace(result, details=details))
                 self._progress.measured(str(trial.problem), 1, self._update_best_us(trial.problem, result.median_us))
+                if trial.row.family == aten.FAMILY and result.median_us:
+                    self._progress.operator_timed(str(trial.problem), result.median_us)
             trial.results.append(result)
             trial.num_left -= 1
             if not trial.num_left:

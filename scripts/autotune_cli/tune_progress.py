@@ -1,19 +1,24 @@
-"""Shows a tuning run: its stage, the kernels compiled, the problems tuned, and the best time of each so far."""
+"""Shows a tuning run: its stage, the kernels compiled, the best times so far, and how they compare with torch's."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from autotune.core import Deadline
 from autotune.ir import Problem
 from autotune.tuner import Progress as Events
+
+_OTHER_LINES = 6
+"""Lines of a display beside those of the problems: stage, bars, heading, and two that stay free."""
 
 
 class LiveProgress(Events):
@@ -23,16 +28,25 @@ class LiveProgress(Events):
         console: Where it is printed.
         layers: The problems with the names of their layers.
         deadline: The deadline of the run.
+        added: The problems whose times are added up: those of a network's layers, without alternatives to these.
     """
 
-    def __init__(self, console: Console, layers: Sequence[tuple[str, Problem]], deadline: Deadline) -> None:
+    def __init__(
+        self,
+        console: Console,
+        layers: Sequence[tuple[str, Problem]],
+        deadline: Deadline,
+        added: Sequence[Problem] = (),
+    ) -> None:
         self._console, self._deadline = console, deadline
+        self._counts = Counter(map(str, added))
         self._stages: list[tuple[str, float]] = []
         self._problems = dict.fromkeys(str(problem) for _, problem in layers)
         self._names = {str(problem): name for name, problem in reversed(layers)}
         self._short_names = {str(problem): problem.short_name for _, problem in layers}
         self._tried = dict.fromkeys(self._problems, 0)
         self._best: dict[str, float | None] = dict.fromkeys(self._problems)
+        self._torch: dict[str, float] = {}
         self._bars = Progress(
             TextColumn("{task.description:<32}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn()
         )
@@ -40,7 +54,7 @@ class LiveProgress(Events):
         self._layers = self._bars.add_task("problems tuned", total=len(self._problems))
         self._done: set[str] = set()
         self._failed = 0
-        self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=4, transient=True)
+        self._live = Live(console=console, get_renderable=self.view, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> LiveProgress:
         if self._console.is_terminal:
@@ -81,6 +95,10 @@ class LiveProgress(Events):
         self._tried[problem] += candidates
         self._best[problem] = best_us
 
+    def operator_timed(self, problem: str, us: float) -> None:
+        """Keep the best time of torch's operators."""
+        self._torch[problem] = min(us, self._torch.get(problem, us))
+
     def done(self, problem: str) -> None:
         """Advance the bar of problems."""
         self._done.add(problem)
@@ -89,15 +107,27 @@ class LiveProgress(Events):
     def _left(self) -> str:
         return "no limit" if math.isinf(self._deadline.end) else f"{self._deadline.left:.0f} s left"
 
-    def _draw(self) -> Group:
+    def view(self) -> Group:
+        """Return the display: of many problems it shows the slowest ones, as many as the terminal has lines for."""
         table = Table(box=None, padding=(0, 2, 0, 0))
-        for name in ("layer", "problem"):
-            table.add_column(name, no_wrap=True)
+        table.add_column("layer  problem", no_wrap=True, overflow="ellipsis", max_width=self._console.width - 24)
         for name in ("tried", "best us"):
-            table.add_column(name, justify="right")
+            table.add_column(name, justify="right", no_wrap=True, min_width=8)
+        most = max(1, self._console.height - _OTHER_LINES)
+        shown = set(sorted(self._problems, key=lambda problem: -(self._best[problem] or 0.0))[:most])
         for problem in self._problems:
-            best = self._best[problem]
-            shown = f"{best:.1f}" if best else "-"
-            table.add_row(self._names[problem], self._short_names[problem], str(self._tried[problem]), shown)
+            if problem in shown:
+                best = self._best[problem]
+                layer = Text.assemble((self._names[problem], "bold"), "  ", self._short_names[problem])
+                table.add_row(layer, str(self._tried[problem]), f"{best:.1f}" if best else "-")
         stage = self._stages[-1][0] if self._stages else ""
-        return Group(f"{stage}, {self._left()}", self._bars, table)
+        return Group(f"{stage}, {self._left()}{self._so_far()}", self._bars, table)
+
+    def _so_far(self) -> str:
+        """Return the sum of the layers' best times and how much faster than torch's operators that is, once known."""
+        if not self._counts or not all(self._best.get(problem) for problem in self._counts):
+            return ""
+        total = sum(count * (self._best[problem] or 0) for problem, count in self._counts.items())
+        torch = [count * self._torch[problem] for problem, count in self._counts.items() if problem in self._torch]
+        ratio = f", {sum(torch) / total:.2f}x faster than torch's operators" if len(torch) == len(self._counts) else ""
+        return f"; all layers {total:.1f} us{ratio}"

@@ -310,7 +310,8 @@ def tune(
     if not (requests[0].network or requests[0].is_step):
         for name, problem in named:
             console.print(f"{name:>3}  {problem}", highlight=False, markup=False)
-    progress = LiveProgress(console, named, deadline)
+    layers = [layer.problem for request in requests if request.network for layer in request.network.layers]
+    progress = LiveProgress(console, named, deadline, layers)
     tuner = Tuner(
         store,
         [problem for _, problem in named],

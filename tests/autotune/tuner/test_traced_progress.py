@@ -14,6 +14,7 @@ EVENTS = {
     "compiling": (5,),
     "compiled": (4, 1),
     "measured": ("gemm", 3, 2.5),
+    "operator_timed": ("gemm", 4.5),
     "done": ("gemm",),
 }
 
