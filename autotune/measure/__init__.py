@@ -6,7 +6,7 @@ from autotune.measure.interleaving import interleave, shuffled_rounds
 from autotune.measure.network_bench import LayerAssignment
 from autotune.measure.nvml import Monitor
 from autotune.measure.process import ChildProcess, Ended, accept
-from autotune.measure.result import Result, median_interval, timed
+from autotune.measure.result import TRIAL_STEPS, Result, median_interval, timed
 from autotune.measure.timers import (
     BUFFERS,
     TIMERS,
@@ -28,6 +28,7 @@ __all__ = [
     "BACKGROUND_NICENESS",
     "BUFFERS",
     "TIMERS",
+    "TRIAL_STEPS",
     "Call",
     "CandidateBench",
     "ChildProcess",

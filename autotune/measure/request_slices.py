@@ -17,11 +17,8 @@ from autotune.measure.protocol import (
     Request,
     TrialRequest,
 )
-from autotune.measure.result import Result
+from autotune.measure.result import TRIAL_STEPS, Result
 from autotune.runtime import Candidate
-
-_STEPS = ("load", "verify", "time")
-"""Steps of a trial in their order."""
 
 
 def show(lane: timeline.Lane, request: Request, reply: Reply) -> None:
@@ -98,4 +95,4 @@ def _steps(request: Request, answer: Answer) -> list[tuple[str, float]]:
     if not (isinstance(request, TrialRequest) and isinstance(answer, Result)):
         return []
     seconds = answer.details.get("seconds", {})
-    return [(step, seconds[step]) for step in _STEPS if step in seconds]
+    return [(step, seconds[step]) for step in TRIAL_STEPS if step in seconds]

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+TRIAL_STEPS = ("load", "verify", "time")
+"""Steps of a trial in the measuring process, in their order; `details["seconds"]` has the time of each."""
+
 
 @dataclass(frozen=True)
 class Result:

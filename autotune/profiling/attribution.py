@@ -23,7 +23,7 @@ from autotune.profiling.record import ABOUT
 from autotune.profiling.spans import Span, forest
 
 DETAILS = ("grid", "block", "registers per thread")
-"""What is kept of the values that the profiler records with a kernel."""
+"""Names of the profiler's values that a kernel's profile keeps."""
 
 
 @dataclass

@@ -20,7 +20,7 @@ from autotune.profiling.spans import Span, forest
 CATEGORY = "autotune"
 """Category of the events of these lanes."""
 _LAYER = ("problem", "family", "config", "launch", "candidate")
-"""What is shown of a layer on our kernels."""
+"""Values that a slice shows if it belongs to a layer on our kernels."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ KnownTimes = tuple[Space, Sequence[tuple[Config, float]]]
 
 @dataclass(frozen=True)
 class SamplerChoice:
-    """What a name of a sampler stands for.
+    """A sampler that users can choose by name.
 
     Attributes:
         meaning: A phrase for --help.

@@ -1,4 +1,4 @@
-"""What is known of one family: its results on all layers, and the Gaussian process that predicts from them.
+"""The results of one family on all layers, and the Gaussian process that predicts from them.
 
 A config that is fast for one problem is likely to be fast for similar problems, and similar configs are likely to be
 similarly fast. The Gaussian process models the logarithm of the time of every (problem, config) pair:

@@ -22,11 +22,10 @@ from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.families import families
+from autotune.measure import TRIAL_STEPS
 from tuning_db import DatabaseError, Store
 from tuning_db.schema import Device, KernelRow, Measurement
 
-_MEASURE = ("load", "verify", "time")
-"""Phases of a trial that the device spends on it; compilers work on many trials at a time."""
 _LIBRARY_PARAMETERS = ("plan", "bias", "memory_format", "mode")
 """Of the config of a library's implementation: what tells it from the others of its problem."""
 
@@ -179,8 +178,9 @@ def _measured_trial(
     trial = _trial(params, choices, row.median_us if row.status == "ok" else None, notes)
     if row.recorded:
         trial.datetime_complete = datetime.fromisoformat(row.recorded).replace(tzinfo=None)
-        seconds = row.details.get("seconds", {})
-        trial.datetime_start = trial.datetime_complete - timedelta(seconds=sum(seconds.get(one, 0) for one in _MEASURE))
+        known = row.details.get("seconds", {})
+        spent = sum(known.get(step, 0) for step in TRIAL_STEPS)  # compilers work on many trials at a time
+        trial.datetime_start = trial.datetime_complete - timedelta(seconds=spent)
     return trial
 
 

@@ -102,7 +102,7 @@ def _saved_bytes(graph_module: fx.GraphModule) -> int:
 
 
 class _Recorder:
-    """What the passes of a step share: memory pool, lock, and the addresses that stay valid between steps.
+    """The state that both passes of a step share: memory pool, lock, and the addresses that stay valid between steps.
 
     Args:
         record: How a pass is recorded.

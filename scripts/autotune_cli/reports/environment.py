@@ -1,4 +1,4 @@
-"""What a database stores about devices, their state during the trials, software and compilers."""
+"""Collects what is stored about devices, their state during the trials, software and compilers."""
 
 from __future__ import annotations
 

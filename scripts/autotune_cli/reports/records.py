@@ -1,4 +1,4 @@
-"""What a report shows: plain records, collected from a database once and independent of it."""
+"""The contents of a report: plain records, collected from a database once and independent of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from autotune.tuner.optuna_export import Value
 
 OURS, CUDNN, TORCH = "ours", "cuDNN", "torch"
-"""What runs a candidate: a kernel of a family, a plan of cuDNN, or an operator of torch (eager or by Inductor)."""
+"""The runners of candidates: kernels of families, plans of cuDNN, and operators of torch (eager or by Inductor)."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a recording keeps: spans of several threads, slices timed elsewhere, and the end of a run that fails."""
+"""The contents of a recording: spans of several threads, slices timed elsewhere, and the end of a run that fails."""
 
 import threading
 import time
