@@ -1,12 +1,14 @@
-"""Measures the time from a model in torch to its first result in this new process, and prints the seconds.
+"""Measures the time from a model in torch to its first result in this new process, and prints seconds as JSON.
 
 `autotune bench-host` runs it. What torch does once in a process, such as creating the CUDA context, is not counted.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from typing import Any
 
 import torch
 
@@ -16,10 +18,13 @@ from fused_resnet.compile_backend import autotune
 
 DOORS = ("torch.compile", "from_model")
 """The ways to run a model on tuned kernels: torch.compile(backend="autotune") and FusedResNet.from_model."""
+TOTAL = "total"
+BEFORE = "before the backend"
+"""The part of torch.compile's time that passes before it calls the backend: torch's imports and Dynamo's tracing."""
 
 
-def main(door: str, name: str, shape: str, database: str, batch: int, device_name: str) -> float:
-    """Return the seconds.
+def main(door: str, name: str, shape: str, database: str, batch: int, device_name: str) -> dict[str, float]:
+    """Return the seconds as TOTAL, and for torch.compile those of BEFORE.
 
     Args:
         door: One of DOORS.
@@ -35,16 +40,22 @@ def main(door: str, name: str, shape: str, database: str, batch: int, device_nam
     module = model.module.to(device, dtype)
     x = torch.randn(batch, *model.shape).to(device, dtype)
     (x + x).sum().item()
+    seconds = {}
+
+    def backend(*arguments: Any, **keywords: Any) -> Any:
+        seconds[BEFORE] = time.perf_counter() - started
+        return autotune(*arguments, **keywords)
+
     started = time.perf_counter()
     with torch.inference_mode():
         if door == "from_model":
             result = FusedResNet.from_model(module, database)(x)
         else:
-            result = torch.compile(module, backend=autotune, options={"tuning_db": database})(x)
+            result = torch.compile(module, backend=backend, options={"tuning_db": database})(x)
         result.sum().item()
-    return time.perf_counter() - started
+    return {TOTAL: time.perf_counter() - started, **seconds}
 
 
 if __name__ == "__main__":
     _, door, name, shape, database, batch, device = sys.argv
-    print(main(door, name, shape, database, int(batch), device))
+    print(json.dumps(main(door, name, shape, database, int(batch), device)))

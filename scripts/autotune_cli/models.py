@@ -28,7 +28,6 @@ from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.networks.se_resnet9_fixup_layers import network
 from fused_resnet.networks.unet import UNet
 from fused_resnet.quantization import capture_int8
-from fused_resnet.training import step_problems
 
 PRECISION = "; ".join(f"{name}: {meaning}" for name, meaning in PRECISIONS.items()) + " (docs/guide/precision.md)"
 
@@ -90,6 +89,8 @@ class Model:
         Raises:
             AutotuneError: The model does not run forward and backward, or there is no training in this precision.
         """
+        from fused_resnet.training import step_problems  # imports torch's compiler, which takes seconds
+
         if precision == INT8:
             raise AutotuneError("--precision int8 is for inference, not for --train")
         _check_tf32(dtype, precision)

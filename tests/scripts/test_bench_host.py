@@ -27,3 +27,4 @@ def test_the_start_of_a_captured_model_is_measured_by_both_doors(empty_db, monke
     found = re.findall(r"from the call of ([\w.]+) to a first result, N = 1: (\d+) ms", done.stdout)
     assert [door for door, _ in found] == ["torch.compile", "from_model"]
     assert all(int(milliseconds) > 0 for _, milliseconds in found)
+    assert 0 < float(re.search(r"before the backend +([\d.]+)", done.stdout)[1]) < int(found[0][1])

@@ -2,9 +2,10 @@
 
 Loading runs from `import torch` to the first result, in new processes; for a
 captured model, from the model in torch to the first result, by torch.compile
-with the backend "autotune" and by FusedResNet.from_model. A call returns while
-the GPU works. On a CPU the kernels run within the call, so there only the check
-of the state and the allocation of the output are host time.
+with the backend "autotune", with the part before torch calls the backend, and
+by FusedResNet.from_model. A call returns while the GPU works. On a CPU the
+kernels run within the call, so there only the check of the state and the
+allocation of the output are host time.
 
 Example:
   autotune bench-host --db tuning_db/se_resnet9_fixup_h200.db
@@ -61,13 +62,17 @@ def load_times(database: Path, batch: int, device: torch.device, loads: int) -> 
     return {stage: 1e3 * value for stage, value in {"total": statistics.median(totals), **medians}.items()}
 
 
-def start_times(options: argparse.Namespace, device: torch.device) -> dict[str, float]:
-    """Return the milliseconds from a model in torch to its first result, medians over new processes, by door."""
+def start_times(options: argparse.Namespace, device: torch.device) -> dict[str, dict[str, float]]:
+    """Return the milliseconds from a model in torch to its first result, medians over new processes, by door and part."""
     shape = ",".join(map(str, options.input)) if options.input else ""
     words = (options.model, shape, str(options.db), str(options.batch), str(device))
-    return {
-        door: 1e3 * statistics.median(_in_new_process(model_start.__name__, door, *words) for _ in range(options.loads))
+    found: dict[str, list[dict[str, float]]] = {
+        door: [_in_new_process(model_start.__name__, door, *words) for _ in range(options.loads)]
         for door in model_start.DOORS
+    }
+    return {
+        door: {part: 1e3 * statistics.median(one[part] for one in runs) for part in runs[0]}
+        for door, runs in found.items()
     }
 
 
@@ -122,8 +127,11 @@ def main(options: argparse.Namespace) -> int:
             if stage == "choosing and binding":
                 print(f"      {cold_start.READING:20}{found[cold_start.READING]:8.1f}")
     elif options.loads > 0:
-        for door, milliseconds in start_times(options, device).items():
-            print(f"from the call of {door} to a first result, N = {options.batch}: {milliseconds:.0f} ms")
+        for door, parts in start_times(options, device).items():
+            total = parts.pop(model_start.TOTAL)
+            print(f"from the call of {door} to a first result, N = {options.batch}: {total:.0f} ms")
+            for part, milliseconds in parts.items():
+                print(f"    {part:22}{milliseconds:8.1f}")
     for graph in (True, False) if device.type == "cuda" else (False,):
         network = model.fused(str(options.db))
         network.graph = graph
