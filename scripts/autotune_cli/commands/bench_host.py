@@ -63,7 +63,7 @@ def load_times(database: Path, batch: int, device: torch.device, loads: int) -> 
 
 
 def start_times(options: argparse.Namespace, device: torch.device) -> dict[str, dict[str, float]]:
-    """Return the milliseconds from a model in torch to its first result, medians over new processes, by door and part."""
+    """Return the milliseconds from a model in torch to its first result by door and part, medians over processes."""
     shape = ",".join(map(str, options.input)) if options.input else ""
     words = (options.model, shape, str(options.db), str(options.batch), str(device))
     found: dict[str, list[dict[str, float]]] = {
