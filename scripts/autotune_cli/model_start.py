@@ -40,7 +40,7 @@ def main(door: str, name: str, shape: str, database: str, batch: int, device_nam
     module = model.module.to(device, dtype)
     x = torch.randn(batch, *model.shape).to(device, dtype)
     (x + x).sum().item()
-    seconds = {}
+    seconds: dict[str, float] = {}
 
     def backend(*arguments: Any, **keywords: Any) -> Any:
         seconds[BEFORE] = time.perf_counter() - started
