@@ -158,6 +158,8 @@ class Tuner:
                     self._beside.wait(self.phases.current)
             except OutOfTimeError:
                 self.out_of_time = True
+            for network in self._planned:
+                self._check_against_inductor(network)
 
     # -- the phases of a run ---------------------------------------------------------------------------------
 
@@ -374,19 +376,17 @@ class Tuner:
                 self.progress.note,
                 beside.seconds if beside else 0.0,
             )
-        self._check_against_inductor(network)
 
     def _check_against_inductor(self, network: Network) -> None:
-        """Leave a network to Inductor if that was not timed and the plan may be slower."""
-        device, _ = self._started()
-        if not network.whole:
+        """Leave a network to Inductor if that was not timed."""
+        if self.device is None or network.whole is None:
             return
         rows = self._operator_rows(network.whole.layers[0].problem)
         compiled = next((row for row in rows if row.family == inductor.FAMILY), None)
-        if compiled and prefer_untimed(self.store, device, network, compiled):
+        if compiled and prefer_untimed(self.store, self.device, network, compiled):
             self.progress.note(
-                "Inductor did not end within the budget, and no plan is far faster than eager PyTorch: where there is "
-                "a compiler, the network runs on Inductor's code"
+                f"Inductor did not end within the budget for batch {network.batch}: where there is a compiler, the "
+                "network runs on Inductor's code, until a longer run has compared it with the plan"
             )
 
     # -- the schedule's bench (search.Bench) -----------------------------------------------------------------

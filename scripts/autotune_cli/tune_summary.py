@@ -65,9 +65,7 @@ def plan_text(plan: PlanRow, fallback: PlanRow | None, is_cuda: bool) -> str:
     text = f"The network {'as one CUDA graph' if is_cuda else 'as a whole'}: {plan.median_us:.1f} us, "
     whole = plan.details.get("torch_us", {})
     if plan.details.get("untimed"):
-        text = "The network runs on torch.compile's code, which was not timed: eager PyTorch takes "
-        text += f"{plan.median_us:.1f} us"
-        return f"{text}; without a compiler {fallback.median_us:.1f} us" if fallback else text
+        return f"The network runs on torch.compile's code, which was not timed: without a compiler {plan.median_us:.1f} us"
     if WHOLE in taken:
         fastest = min(whole, key=whole.__getitem__)
         text += f"{faster}: {_runner(fastest)} ({fastest}) is fastest and runs it"
@@ -179,7 +177,8 @@ def _outcome(tuner: Tuner, request: TuneRequest) -> str:
     if request.network is None:
         return ""
     if plan := tuner.store.plan(tuner.device, request.network.key):
-        return "" if plan.details.get("untimed") else outcome_text(plan)
+        untimed = "it runs on torch.compile's code, which the budget left no time to measure: give a longer --budget"
+        return untimed if plan.details.get("untimed") else outcome_text(plan)
     layers = request.named[: len(request.network.layers)]
     own, torch = total_us(layer_winners(tuner.store, tuner.device, layers))
     return (
