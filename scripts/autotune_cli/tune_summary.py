@@ -65,7 +65,10 @@ def plan_text(plan: PlanRow, fallback: PlanRow | None, is_cuda: bool) -> str:
     text = f"The network {'as one CUDA graph' if is_cuda else 'as a whole'}: {plan.median_us:.1f} us, "
     whole = plan.details.get("torch_us", {})
     if plan.details.get("untimed"):
-        return f"The network runs on torch.compile's code, which was not timed: without a compiler {plan.median_us:.1f} us"
+        return (
+            "The network runs on torch.compile's code, which was not timed: without a compiler it takes "
+            f"{plan.median_us:.1f} us"
+        )
     if WHOLE in taken:
         fastest = min(whole, key=whole.__getitem__)
         text += f"{faster}: {_runner(fastest)} ({fastest}) is fastest and runs it"
