@@ -226,7 +226,8 @@ class _Replayed:
         inputs = [one.detach() if i in self._fixed else _empty_like(one) for i, one in enumerate(arguments)]
         fixed = sorted(self._fixed)
         addresses = [inputs[i].data_ptr() for i in fixed]
-        repeat, found = self._recorder.record(self._run, inputs, self._recorder.pool)
+        run = self._run if self._is_first else self._with_own_memory
+        repeat, found = self._recorder.record(run, inputs, self._recorder.pool)
         results, positions = list(found), {id(inputs[i]): i for i in fixed}
         passed = {i: positions[id(one)] for i, one in enumerate(results) if id(one) in positions}
         stay = [i for i, one in enumerate(results) if i not in passed and isinstance(one, torch.Tensor)]
@@ -248,6 +249,18 @@ class _Replayed:
             storages=counted,
             free=_holders(counted),
         )
+
+    def _with_own_memory(self, arguments: list[Any]) -> list[Any]:
+        """Run the pass, and return a copy of each result that has the memory of an argument.
+
+        Inductor may write a gradient to the memory of a tensor that was saved for it. The next forward pass is replayed
+        into the same memory, whether that gradient is held or not.
+        """
+        memory = {one.untyped_storage().data_ptr() for one in arguments}
+        return [
+            one.clone() if isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() in memory else one
+            for one in self._run(arguments)
+        ]
 
 
 def _empty_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,19 +11,23 @@ from fused_resnet.training.replay import StepReplay
 
 
 class Plain(nn.Module):
-    """A network without state beside its parameters; it returns its result and a view of a tensor within."""
+    """A network without state beside its parameters; it returns its result and a view of a tensor within.
+
+    What the forward pass saves of the head has the shape of the gradient of `shift`, which Inductor writes to its memory.
+    """
 
     def __init__(self):
         super().__init__()
         self.first = nn.Conv2d(3, 8, 3, padding=1)
         self.second = nn.Conv2d(8, 8, 3, padding=1, bias=False)
         self.head = nn.Linear(8, 5)
+        self.shift = nn.Parameter(torch.randn(2, 5))
 
     def forward(self, x):
         x = torch.relu(self.first(x))
         x = torch.relu(self.second(x)) + x
         features = x.mean((2, 3))
-        return self.head(features), features[:, :4]
+        return torch.sin(self.head(features) + self.shift), features[:, :4]
 
 
 class Steps:
