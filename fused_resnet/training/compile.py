@@ -60,7 +60,7 @@ def compile_step(
 
         is_recorded = graph and device.type == "cuda"
         options = {"post_grad_custom_pre_pass": rewrite, "triton.cudagraphs": is_recorded}
-        inner: Any = StepReplay(pool=torch.cuda.graph_pool_handle()).compile if is_recorded else compile_fx_inner
+        inner: Any = StepReplay().compile if is_recorded else compile_fx_inner
         compiled: Any = compile_fx(graph_module, list(example_inputs), inner, options)
         step: Compiled = compiled
         return step

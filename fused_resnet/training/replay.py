@@ -19,8 +19,8 @@ from torch import fx
 
 Run = Callable[[list[Any]], Sequence[Any]]
 """A compiled pass: it takes its arguments in a list, empties the list, and returns its results."""
-Record = Callable[[Run, list[torch.Tensor], Any], tuple[Callable[[], object], Sequence[Any]]]
-"""(pass, arguments, memory pool) -> a function that repeats the pass on these arguments, and the results it fills."""
+Record = Callable[[Run, list[torch.Tensor]], tuple[Callable[[], object], Sequence[Any]]]
+"""(pass, arguments) -> a function that repeats the pass on these arguments, and the results it fills."""
 
 LARGEST_SAVED = 1 << 28
 """Most bytes that a step may save for its backward pass. They stay allocated during the whole backward pass, where
@@ -30,11 +30,16 @@ MOST_RECORDINGS = 4
 """Recordings of a pass whose parameters move, before it runs without a graph."""
 
 
-def record_cuda_graph(run: Run, arguments: list[torch.Tensor], pool: Any) -> tuple[Callable[[], object], Sequence[Any]]:
-    """Record a pass as a CUDA graph; nothing is computed before the first replay."""
+def record_cuda_graph(run: Run, arguments: list[torch.Tensor]) -> tuple[Callable[[], object], Sequence[Any]]:
+    """Record a pass as a CUDA graph; nothing is computed before the first replay.
+
+    The graph has a memory pool of its own. In a pool that both passes share, the gradients of the backward pass would
+    take the place of what the forward pass needs for a moment, and its next replay would overwrite gradients that are
+    held.
+    """
     with torch.cuda.device(arguments[0].device):
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             results = run(list(arguments))
     return graph.replay, results
 
@@ -44,11 +49,10 @@ class StepReplay:
 
     Args:
         record: How a pass is recorded.
-        pool: The memory pool of the recordings, which `record` takes.
     """
 
-    def __init__(self, record: Record = record_cuda_graph, pool: Any = None) -> None:
-        self._recorder, self._is_small = _Recorder(record, pool), False
+    def __init__(self, record: Record = record_cuda_graph) -> None:
+        self._recorder, self._is_small = _Recorder(record), False
 
     def compile(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         """Compile a pass as compile_fx_inner does, whose place it takes as the `inner_compile` of compile_fx."""
@@ -102,15 +106,14 @@ def _saved_bytes(graph_module: fx.GraphModule) -> int:
 
 
 class _Recorder:
-    """The state that both passes of a step share: memory pool, lock, and the addresses that stay valid between steps.
+    """The state that both passes of a step share: a lock, and the addresses that stay valid between steps.
 
     Args:
         record: How a pass is recorded.
-        pool: The memory pool; None for a new one.
     """
 
-    def __init__(self, record: Record, pool: Any) -> None:
-        self.record, self.pool, self.lock = record, pool, Lock()
+    def __init__(self, record: Record) -> None:
+        self.record, self.lock = record, Lock()
         self.addresses: frozenset[int] = frozenset()
 
 
@@ -227,7 +230,7 @@ class _Replayed:
         fixed = sorted(self._fixed)
         addresses = [inputs[i].data_ptr() for i in fixed]
         run = self._run if self._is_first else self._with_own_memory
-        repeat, found = self._recorder.record(run, inputs, self._recorder.pool)
+        repeat, found = self._recorder.record(run, inputs)
         results, positions = list(found), {id(inputs[i]): i for i in fixed}
         passed = {i: positions[id(one)] for i, one in enumerate(results) if id(one) in positions}
         stay = [i for i, one in enumerate(results) if i not in passed and isinstance(one, torch.Tensor)]

@@ -12,4 +12,4 @@ pytestmark = [pytest.mark.gpu, pytest.mark.compile]
 @pytest.mark.parametrize("situation", replayed_steps.SITUATIONS, ids=lambda one: one.__name__)
 def test_a_replay_changes_nothing_that_is_held(situation, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    situation(replayed_steps.Steps(torch.device("cuda"), record_cuda_graph, torch.cuda.graph_pool_handle()))
+    situation(replayed_steps.Steps(torch.device("cuda"), record_cuda_graph))

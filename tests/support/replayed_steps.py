@@ -36,10 +36,9 @@ class Steps:
     Args:
         device: The device.
         record: How passes are recorded.
-        pool: The memory pool of the recordings.
     """
 
-    def __init__(self, device, record, pool=None):
+    def __init__(self, device, record):
         from torch._inductor.compile_fx import compile_fx
 
         torch._dynamo.reset()
@@ -48,9 +47,9 @@ class Steps:
         self.exact = copy.deepcopy(self.network).double()
         self.device, self.events, self._batches = device, Counter(), 0
 
-        def counted(run, arguments, pool):
+        def counted(run, arguments):
             self.events["recordings"] += 1
-            repeat, results = record(run, arguments, pool)
+            repeat, results = record(run, arguments)
 
             def counted_repeat():
                 self.events["replays"] += 1
@@ -58,7 +57,7 @@ class Steps:
 
             return counted_repeat, results
 
-        replay = StepReplay(counted, pool)
+        replay = StepReplay(counted)
 
         def backend(graph_module, example_inputs):
             return compile_fx(graph_module, list(example_inputs), inner_compile=replay.compile)
