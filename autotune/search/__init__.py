@@ -3,7 +3,7 @@
 from autotune.search.problem_similarity import problem_similarity
 from autotune.search.samplers import ANY_SAMPLER, DEFAULT_SAMPLER, SAMPLERS, KnownTimes, create_studies, sampler_choice
 from autotune.search.schedule import Bench, Schedule
-from autotune.search.simulator import MIN_CONFIGS, Replay, replay
+from autotune.search.simulator import MIN_CONFIGS, Replay, ReplayPoint, replay
 from autotune.search.space import Space, spread
 from autotune.search.study import SpaceStudy
 from autotune.search.trace import ConfigTrace, SpaceTrace, TuneTrace, trace_of
@@ -18,6 +18,7 @@ __all__ = [
     "ConfigTrace",
     "KnownTimes",
     "Replay",
+    "ReplayPoint",
     "Schedule",
     "Space",
     "SpaceStudy",

@@ -26,6 +26,10 @@ ASK_BATCH = 4
 WARM_START_BATCH = 2
 """Configs per `ask()` until a study has started ASK_BATCH of them, so that a run with a short budget or few cores
 measures something for every layer."""
+MANY_PROBLEMS = 4
+"""Problems for each idle compiler from which a run counts as large: compilers then take long to reach all problems."""
+REUSED_RANK = 24
+"""Configs with the lowest costs among which the first question of a study in a large run looks for existing kernels."""
 MIN_WEIGHT = 0.05
 """Least weight of a problem as a share of the largest weight: light problems are asked seldom, but not never."""
 
@@ -38,6 +42,9 @@ class Bench(Protocol):
 
     def idle_compilers(self) -> int:
         """Return the number of translation units that compilers would start on at once."""
+
+    def exists(self, kernel: Kernel) -> bool:
+        """Return whether a kernel is compiled, or is being compiled."""
 
     def trial_seconds(self, kernel: Kernel) -> float:
         """Return the seconds that compiling and measuring a kernel would take; compiling is free where it exists."""
@@ -98,6 +105,7 @@ class Schedule:
         for study in self._turns:
             study.sampler.trial_seconds = partial(self._trial_seconds, study)
         self._all_rest = False
+        self._most_units = 0  # idle compilers, when most were
 
     def begin(self) -> None:
         """Give idle compilers work, if there is time left."""
@@ -127,6 +135,7 @@ class Schedule:
     def _compile(self) -> bool:
         """Ask for as many kernels as the compilers can start on; return whether any were wanted."""
         num_units, started = self._bench.idle_compilers(), time.perf_counter()
+        self._most_units = max(self._most_units, num_units)
         # The second question counts: a family that waited in the first may be the one that expects most by then.
         wanted = (self._wanted(num_units) or self._wanted(num_units)) if num_units else []
         self._all_rest = bool(num_units) and not wanted
@@ -143,6 +152,7 @@ class Schedule:
         """
         wanted: dict[Kernel, None] = {}
         filled = 0.0
+        is_large = len(self._by_problem) > MANY_PROBLEMS * self._most_units
         weights = self._weights() if self._weights else {}
         heaviest = max(weights.values(), default=1.0) or 1.0
         for study in sorted(self._turns, key=self._passes.__getitem__):
@@ -152,12 +162,20 @@ class Schedule:
             batch = max(ASK_BATCH, per_unit) if study.num_started >= ASK_BATCH else WARM_START_BATCH
             count = max(batch, ceil_div(num_units * per_unit, len(self._turns)))
             left = self._trials_left(study.space.problem)
+            if is_large and not study.num_started:
+                self._enqueue_existing(study)
             asked = self._ask(study, min(count, left)) if left > 0 else []
+            filled += sum(not (is_large and self._bench.exists(kernel)) for kernel in asked) / per_unit
             wanted |= dict.fromkeys(asked)
-            filled += len(asked) / per_unit
             if filled >= num_units:
                 break
         return list(wanted)
+
+    def _enqueue_existing(self, study: SpaceStudy) -> None:
+        """Let a study begin with kernels that exist, so that each layer of a large network soon has a time."""
+        likely = study.space.configs[:REUSED_RANK]
+        existing = [config for config in likely if self._bench.exists(self._kernel(study, config))]
+        study.enqueue(existing[:WARM_START_BATCH])
 
     def _trials_left(self, problem: Problem) -> int:
         """Return the number of configs that may still be tried for a problem."""

@@ -137,6 +137,9 @@ class _SimulatedBench:
     def idle_compilers(self) -> int:
         return max(0, self._cores - len(self._compiling))
 
+    def exists(self, kernel: Kernel) -> bool:
+        return kernel in self._known
+
     def trial_seconds(self, kernel: Kernel) -> float:
         compiling = 0.0 if kernel in self._known else self._compile_seconds[kernel] / self._cores
         return compiling + max(result.device_seconds for _, result in self._results[kernel])

@@ -115,8 +115,8 @@ class KernelBuilder:
             self._seconds.setdefault(kernel, seconds)
 
     def exists(self, kernel: Kernel) -> bool:
-        """Return whether a kernel needs no compiler, here or in another database."""
-        return kernel in self.rows or kernel in self._known
+        """Return whether a kernel needs no further compiler: it is in a database, or is being built."""
+        return kernel in self.rows or kernel in self._known or kernel in self._building
 
     def _copy(self, kernels: Sequence[Kernel]) -> None:
         """Copy kernels that other databases hold into this one."""

@@ -399,6 +399,10 @@ class Tuner:
         """Return the number of cores that would compile at once."""
         return self.builder.idle_cores()
 
+    def exists(self, kernel: Kernel) -> bool:
+        """Return whether a kernel is compiled, or is being compiled."""
+        return self.builder.exists(kernel)
+
     def trial_seconds(self, kernel: Kernel) -> float:
         """Return the cost of a trial: its share of compiling on all cores, unless the kernel exists, and of timing."""
         if self.builder.exists(kernel):

@@ -4,6 +4,7 @@ from collections import Counter
 
 from autotune.ir import parse
 from autotune.search import Schedule, Space, create_studies
+from autotune.search.schedule import MANY_PROBLEMS
 
 CONFIGS = tuple({"a": i} for i in range(200))
 HEAVY, LIGHT, TINY = (parse(f"gemm m={m} n=64 k=64 dtype=f16") for m in (64, 128, 192))
@@ -20,6 +21,9 @@ class Bench:
 
     def idle_compilers(self):
         return 1
+
+    def exists(self, kernel):
+        return False
 
     def trial_seconds(self, kernel):
         return 1.0
@@ -71,3 +75,40 @@ def test_trials_are_in_proportion_to_the_weights_after_each_had_a_turn():
 def test_a_study_that_wants_no_more_leaves_its_turns_to_the_others():
     counts = Counter(tried({HEAVY: 100.0, LIGHT: 1.0, TINY: 1.0}, 10**6, sizes=(8, 200, 200)))
     assert counts == {HEAVY: 8, LIGHT: 200, TINY: 200}
+
+
+class RecordingBench(Bench):
+    """A bench that knows which kernels it has compiled, and records each request for compilers."""
+
+    def __init__(self, studies, trials):
+        super().__init__(studies, trials)
+        self.known, self.new = set(), []
+
+    def exists(self, kernel):
+        return kernel in self.known
+
+    def compile(self, kernels, search_seconds):
+        self.new.append(len(set(kernels) - self.known))
+        self.known.update(kernels)
+        super().compile(kernels, search_seconds)
+
+
+def kernels_until_all_are_tried(num_problems):
+    problems = [parse(f"gemm m={m} n=64 k=64 dtype=f16") for m in range(8, 8 + num_problems)]
+    # Each problem's order begins 8 configs before that of the last one, whose first configs it so ranks high.
+    starts = [8 * (7 - i % 8) for i in range(num_problems)]
+    spaces = [
+        Space(problem, "family", (*CONFIGS[start:], *CONFIGS[:start]), (0.0,) * len(CONFIGS))
+        for problem, start in zip(problems, starts, strict=True)
+    ]
+    studies = create_studies("transfer", spaces)
+    bench = RecordingBench(studies, 10**6)
+    schedule = Schedule(studies, bench, "sm_90", lambda _: 2)
+    schedule.run()
+    assert Counter(bench.tried) == dict.fromkeys(problems, 2)
+    return len(bench.known)
+
+
+def test_in_a_large_run_problems_begin_with_kernels_that_exist():
+    assert kernels_until_all_are_tried(MANY_PROBLEMS) == 2 * MANY_PROBLEMS
+    assert kernels_until_all_are_tried(10 * MANY_PROBLEMS) <= 6

@@ -123,6 +123,9 @@ class Bench:
     def idle_compilers(self):
         return 1
 
+    def exists(self, kernel):
+        return False
+
     def trial_seconds(self, kernel):
         return 1.0
 
