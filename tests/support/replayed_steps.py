@@ -13,7 +13,7 @@ from fused_resnet.training.replay import StepReplay
 class Plain(nn.Module):
     """A network without state beside its parameters; it returns its result and a view of a tensor within.
 
-    What the forward pass saves of the head has the shape of the gradient of `shift`, which Inductor writes to its memory.
+    The saved result of the head has the shape of the gradient of `shift`, so Inductor writes that to its memory.
     """
 
     def __init__(self):

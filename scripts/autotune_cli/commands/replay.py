@@ -1,10 +1,14 @@
 """Compare samplers on a recorded tuning run, in simulated time.
 
-This needs neither a GPU nor a compiler.
+This needs neither a GPU nor a compiler. "rate" rates the cost models that rank
+the configs before anything is measured: by the rank correlation of cost and
+time, and by the regret, which is the time of the best of a few candidates over
+that of the best of all, minus 1.
 
 Examples:
   autotune replay record tuning_db/all.db recording.json.gz
   autotune replay compare recording.json.gz --seeds 20
+  autotune replay rate recording.json.gz --candidates 16
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from rich.table import Table
 
 from autotune.core import AutotuneError, format_bytes, require_one_of
 from autotune.search import ANY_SAMPLER, MIN_CONFIGS, SAMPLERS, Replay, TuneTrace, replay, trace_of
+from autotune_cli import cost_model_rating, kernel_tuner_search
 from autotune_cli.command_line import percent, positive, seconds
 from tuning_db import Store
 
@@ -34,7 +39,7 @@ MOMENTS = (10.0, 20.0, 30.0, 60.0, 120.0, 180.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(dest="command", required=True, metavar="record|compare")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="record|compare|rate")
     making = commands.add_parser("record", help="write the trials of a database to a recording")
     making.add_argument("database", type=Path, metavar="DB", help="preferably of autotune tune --sampler brute-force")
     making.add_argument("recording", type=Path, metavar="FILE", help="the file to write, gzipped JSON")
@@ -44,8 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     searching.add_argument(
         "--sampler",
         action="append",
-        metavar=f"{{{','.join(SAMPLERS)}}}|{ANY_SAMPLER}",
-        help=f"search with this sampler; may be repeated (default {', '.join(DEFAULT_SAMPLERS)})",
+        metavar=f"{{{','.join(SAMPLERS)}}}|{ANY_SAMPLER}|{kernel_tuner_search.PREFIX}STRATEGY",
+        help=f"search with this sampler, or with a strategy of Kernel Tuner, such as {kernel_tuner_search.PREFIX}pso, "
+        f"whose time is not simulated; may be repeated (default {', '.join(DEFAULT_SAMPLERS)})",
     )
     searching.add_argument("--seeds", type=positive, metavar="N", default=20, help="searches per sampler (default 20)")
     searching.add_argument("--cores", type=positive, metavar="N", default=16, help="cores that compile (default 16)")
@@ -64,6 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     searching.add_argument("--only", action="append", metavar="FAMILY", help="only this family; may be repeated")
     searching.add_argument("--chart", type=Path, metavar="PNG", help="draw the curves to a file")
+    rating = commands.add_parser("rate", help="rate the cost models of the families by a recording")
+    rating.add_argument("recording", type=Path, metavar="FILE")
+    rating.add_argument(
+        "--candidates", type=positive, default=16, metavar="N", help="configs of a layer that are tried (default 16)"
+    )
 
 
 def record(args: argparse.Namespace, console: Console) -> None:
@@ -131,13 +142,18 @@ def table_by_time(runs: dict[str, list[Replay]], cores: int) -> Table:
     return table
 
 
+def _searches(trace: TuneTrace, name: str, args: argparse.Namespace) -> list[Replay]:
+    """Return a search of each seed, by a sampler or by a strategy of Kernel Tuner."""
+    if name.startswith(kernel_tuner_search.PREFIX):
+        strategy = name.removeprefix(kernel_tuner_search.PREFIX)
+        return [kernel_tuner_search.search(trace, strategy, seed, args.share) for seed in range(args.seeds)]
+    return [replay(trace, name, seed, args.cores, args.share, args.gain, args.budget) for seed in range(args.seeds)]
+
+
 def compare(args: argparse.Namespace, console: Console) -> None:
     """Search a recording with each sampler and print the results."""
     trace = TuneTrace.load(args.recording).of_families(args.only or [])
-    runs = {
-        name: [replay(trace, name, seed, args.cores, args.share, args.gain, args.budget) for seed in range(args.seeds)]
-        for name in args.sampler or DEFAULT_SAMPLERS
-    }
+    runs = {name: _searches(trace, name, args) for name in args.sampler or DEFAULT_SAMPLERS}
     configs = sum(len(traced.results) for traced in trace.spaces)
     console.print(f"{configs} configs of {len(trace.best_us())} problems on {trace.device}", highlight=False)
     console.print(
@@ -145,7 +161,9 @@ def compare(args: argparse.Namespace, console: Console) -> None:
         highlight=False,
     )
     console.print(table_by_share(runs))
-    console.print(table_by_time(runs, args.cores))
+    timed = {name: run for name, run in runs.items() if not name.startswith(kernel_tuner_search.PREFIX)}
+    if timed:
+        console.print(table_by_time(timed, args.cores))
     if args.chart:
         from autotune_cli.search_chart import draw
 
@@ -153,9 +171,17 @@ def compare(args: argparse.Namespace, console: Console) -> None:
         console.print(f"chart {args.chart}")
 
 
+def rate(args: argparse.Namespace, console: Console) -> None:
+    """Print how well the cost models rank the configs of a recording."""
+    trace = TuneTrace.load(args.recording)
+    configs = sum(len(traced.results) for traced in trace.spaces)
+    title = f"{args.candidates} candidates a layer; {configs} configs on {trace.device}"
+    for table in cost_model_rating.tables(cost_model_rating.rate(trace, args.candidates), title):
+        console.print(table)
+
+
+COMMANDS = {"record": record, "compare": compare, "rate": rate}
+
+
 def main(args: argparse.Namespace) -> None:
-    console = Console()
-    if args.command == "record":
-        record(args, console)
-    else:
-        compare(args, console)
+    COMMANDS[args.command](args, Console())
