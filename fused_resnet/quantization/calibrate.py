@@ -11,22 +11,23 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from autotune.core import ProblemError
+from autotune.core import ProblemError, require_one_of
 from autotune.ir import INPUT, TENSOR_DTYPES, Layer, State, compute, evaluate, scale_of
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
+from fused_resnet.quantization.ranges import METHODS, MagnitudeHistogram, range_of
 from fused_resnet.quantization.scales import activation
 
 
-def calibrate(model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
-    """Return the scale of every activation of a module, from its largest magnitude on some batches.
+def calibrate(model: nn.Module, batches: Iterable[Any], method: str = "max") -> dict[str, float]:
+    """Return the scale of every activation of a module, from its values on some batches.
 
     A copy of the model runs in float32, in eval mode, on the model's device. Batch-norm and activations are folded into
     layers as they will be in the network that runs; the scales go by the names of these layers.
@@ -35,36 +36,43 @@ def calibrate(model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         model: The module.
         batches: Inputs, or tuples that begin with one, as a DataLoader yields them. Some hundred images that look like
             those to come are enough.
+        method: What the range of an activation is, a key of `ranges.METHODS`: "max" for the largest magnitude,
+            "percentile" for that of 99.99 % of the values, "mse" for the range with the least mean square error.
 
     Raises:
         CaptureError: The module cannot be captured.
         ProblemError: There are no batches, or a value is not finite.
+        UnknownNameError: There is no such method.
     """
+    require_one_of("calibration method", method, list(METHODS))
     exact = copy.deepcopy(model).eval().float()
     constants = module_state(exact)
     device = next((tensor.device for tensor in constants.values()), torch.device("cpu"))
     layers: dict[torch.Size, tuple[Layer, ...]] = {}
-    largest: dict[str, float] = {}
+    histograms: dict[str, MagnitudeHistogram] = {}
+
+    def observe(name: str, values: torch.Tensor) -> None:
+        if not values.isfinite().all():
+            raise ProblemError(f"calibration: the result of {name} holds values that are not finite: check the batches")
+        histograms.setdefault(name, MagnitudeHistogram()).add(values)
+
     for batch in batches:
         x = (batch[0] if isinstance(batch, list | tuple) else batch).to(device, torch.float32)
         if x.shape not in layers:
             layers[x.shape] = capture(exact, tuple(x.shape), "f32").layers
-        for name, value in _magnitudes(layers[x.shape], constants, x).items():
-            if not value < float("inf"):
-                raise ProblemError(
-                    f"calibration: the result of {name} holds values that are not finite: check the batches"
-                )
-            largest[name] = max(value, largest.get(name, 0.0))
-    if not largest:
+        _run(layers[x.shape], constants, x, observe)
+    if not histograms:
         raise ProblemError("calibration: no batch was given: give at least one batch of inputs")
-    return {name: float(scale_of(torch.tensor(value))) for name, value in largest.items()}
+    return {name: float(scale_of(torch.tensor(range_of(histogram, method)))) for name, histogram in histograms.items()}
 
 
 @torch.no_grad()
-def _magnitudes(layers: Sequence[Layer], constants: State, x: torch.Tensor) -> dict[str, float]:
-    """Return the largest magnitude of each activation for one input, by the activation's name."""
+def _run(
+    layers: Sequence[Layer], constants: State, x: torch.Tensor, observe: Callable[[str, torch.Tensor], object]
+) -> None:
+    """Run layers on one input, and call `observe` with the name and the values of each activation."""
     reads = Counter(layer.buffers[operand] for layer in layers for operand in _inputs(layer))
-    values, found = {INPUT: x}, {}
+    values = {INPUT: x}
     for layer in layers:
         operands = {operand.name: operand for operand in layer.problem.operands()}
         tensors = {
@@ -81,8 +89,7 @@ def _magnitudes(layers: Sequence[Layer], constants: State, x: torch.Tensor) -> d
         scalars = tuple(float(evaluate(constants, source)) for source in layer.scalars)
         for name, value in compute(layer.problem, tensors, scalars).items():
             values[layer.buffers[name]] = value
-            found[activation(layer, name)] = float(value.abs().amax())
-    return found
+            observe(activation(layer, name), value)
 
 
 def _inputs(layer: Layer) -> list[str]:

@@ -35,16 +35,19 @@ from autotune_cli import models, synthetic_dataset
 from autotune_cli.command_line import add_device, add_model, add_record, positive, torch_device
 from autotune_cli.record import provenance, slug, write
 from fused_resnet import FusedResNet
+from fused_resnet.model_source import INT8
 from fused_resnet.networks import se_resnet9_fixup
-from fused_resnet.quantization import compare
+from fused_resnet.quantization import METHODS, calibrate, compare
 from tuning_db import Store
 
+DEFAULT_METHODS = ("max",)
+"""Calibration methods, unless --method names others."""
 PRECISIONS = {
     "f32": ("f32", None),
     "tf32": ("f32", "tf32"),
     "f16": ("f16", None),
     "bf16": ("bf16", None),
-    "int8": ("", "int8"),
+    INT8: ("", INT8),
 }
 """Name -> dtype of the module's tensors ("" for the default of the device), and FusedResNet's `precision`."""
 METHOD = {
@@ -96,8 +99,10 @@ def main(arguments: argparse.Namespace) -> None:
         if not arguments.db:
             Store.create(database).close()
         for name in wanted:
-            record["precisions"][name] = measure(case, expected, database, name, device)
-            write(record, path)
+            for method in arguments.method or DEFAULT_METHODS if name == INT8 else [None]:
+                row = name if method in (None, *DEFAULT_METHODS) else f"{name} {method}"
+                record["precisions"][row] = measure(case, expected, database, name, device, method)
+                write(record, path)
     show(record)
     print(f"wrote {path}")
 
@@ -115,6 +120,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     images.add_argument("--batch", type=positive, default=250, metavar="N", help="images in a call (default 250)")
     images.add_argument(
         "--calibration", type=positive, default=512, metavar="N", help="images for the int8 calibration (default 512)"
+    )
+    images.add_argument(
+        "--method",
+        action="append",
+        choices=list(METHODS),
+        help="range of an activation in int8; may be repeated; "
+        + "; ".join(f"{name}: {meaning.replace('%', '%%')}" for name, (meaning, _) in METHODS.items())
+        + f" (default {DEFAULT_METHODS[0]})",
     )
     images.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and images (default 0)")
     trained = parser.add_argument_group("a ResNet-18 that is trained on generated images")
@@ -206,11 +219,22 @@ def top1(found: Tensor, classes: Tensor | None) -> float | None:
     return None if classes is None else float((found.argmax(1) == classes.cpu()).double().mean())
 
 
-def measure(case: Comparison, expected: Tensor, database: str, name: str, device: torch.device) -> dict[str, Any]:
-    """Return the entry of a precision in the record: FusedResNet against the expected outputs."""
+def measure(
+    case: Comparison, expected: Tensor, database: str, name: str, device: torch.device, method: str | None
+) -> dict[str, Any]:
+    """Return the entry of a precision in the record: FusedResNet against the expected outputs.
+
+    Args:
+        case: The module and the images.
+        expected: The outputs of the module in float32.
+        database: The tuning database.
+        name: A key of PRECISIONS.
+        device: The device.
+        method: The calibration method; None for a precision without calibration.
+    """
     dtype, precision = PRECISIONS[name]
     kind = DTYPES[dtype or ("f16" if device.type == "cuda" else "f32")]
-    calibration = case.calibration if precision == "int8" else None
+    calibration = calibrate(case.module, case.calibration, method) if method else None
     network = FusedResNet.from_model(
         copy.deepcopy(case.module), database, precision=precision, calibration=calibration
     ).to(device, kind)

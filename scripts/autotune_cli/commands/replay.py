@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     making.add_argument("recording", type=Path, metavar="FILE", help="the file to write, gzipped JSON")
     making.add_argument("--device", help="name of the device, if the database has trials of several")
     searching = commands.add_parser("compare", help="search a recording with each sampler and compare the results")
-    searching.add_argument("recording", type=Path, metavar="FILE")
+    searching.add_argument("recording", type=Path, metavar="FILE", help="what `record` wrote")
     searching.add_argument(
         "--sampler",
         action="append",
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     searching.add_argument("--only", action="append", metavar="FAMILY", help="only this family; may be repeated")
     searching.add_argument("--chart", type=Path, metavar="PNG", help="draw the curves to a file")
     rating = commands.add_parser("rate", help="rate the cost models of the families by a recording")
-    rating.add_argument("recording", type=Path, metavar="FILE")
+    rating.add_argument("recording", type=Path, metavar="FILE", help="what `record` wrote")
     rating.add_argument(
         "--candidates", type=positive, default=16, metavar="N", help="configs of a layer that are tried (default 16)"
     )
