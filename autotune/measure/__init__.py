@@ -1,6 +1,6 @@
 """Verification and timing of candidates in a process of its own."""
 
-from autotune.measure.candidate_bench import CandidateBench, DeviceLostError
+from autotune.measure.candidate_bench import SLOW_FACTOR, CandidateBench, DeviceLostError, is_pruned
 from autotune.measure.cold_cache import RotatingBuffers, copies_of, flush
 from autotune.measure.interleaving import interleave, shuffled_rounds
 from autotune.measure.network_bench import LayerAssignment
@@ -27,6 +27,7 @@ from autotune.measure.worker_client import BACKGROUND_NICENESS, Worker
 __all__ = [
     "BACKGROUND_NICENESS",
     "BUFFERS",
+    "SLOW_FACTOR",
     "TIMERS",
     "TRIAL_STEPS",
     "Call",
@@ -48,6 +49,7 @@ __all__ = [
     "flush",
     "host_clock",
     "interleave",
+    "is_pruned",
     "median_interval",
     "occupy",
     "sampler",

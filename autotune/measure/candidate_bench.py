@@ -43,7 +43,7 @@ from autotune.runtime.engine import Program, RefusedError
 SAMPLES = 5
 """Samples of one candidate in a trial."""
 SLOW_FACTOR, SLOW_SAMPLES = 1.5, 2
-"""A candidate slower than SLOW_FACTOR x the best time so far gets only SLOW_SAMPLES samples."""
+"""A candidate slower than SLOW_FACTOR x the best time so far gets only SLOW_SAMPLES samples: its trial is pruned."""
 LEAK_BYTES = 2**16
 """A candidate leaks if memory grows by more than this while it is sampled, and then in each of SAMPLES more samples by
 more than LEAK_BYTES / SAMPLES."""
@@ -60,6 +60,11 @@ _HOST_LAUNCHES = 20
 """Launches of a measurement of host time: far fewer than a stream queues before it makes the host wait."""
 _FIRST_LAUNCHES = 3
 """Launches that tell whether a library's implementation is slow."""
+
+
+def is_pruned(samples_us: Sequence[float]) -> bool:
+    """Return whether a candidate with these samples was too slow for SAMPLES of them."""
+    return len(samples_us) == SLOW_SAMPLES
 
 
 class DeviceLostError(WorkerError):

@@ -23,6 +23,9 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.families import Config, Value
 from autotune.search.space import Space, axes
 
+TIMED = (TrialState.COMPLETE, TrialState.PRUNED)
+"""States of the trials that have a value."""
+
 TrialSeconds = Callable[[Config], float]
 """Maps a config to the seconds that compiling and timing it would take; nearly 0 where its kernel exists."""
 
@@ -77,7 +80,7 @@ class LegalSampler(BaseSampler):
             self.free.pop(i, None)
             if trial.state == TrialState.RUNNING:
                 self._running[number] = i
-            elif trial.state == TrialState.COMPLETE and len(trial.values) == 1:
+            elif trial.state in TIMED and trial.values is not None and len(trial.values) == 1:
                 self.observe(i, trial.values[0])
 
     def pending(self) -> list[int]:
@@ -110,7 +113,7 @@ class LegalSampler(BaseSampler):
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
         """Observe the result of a trial."""
         i = self.space.index_of(trial.params)
-        if state == TrialState.COMPLETE and i is not None and values is not None and len(values) == 1:
+        if state in TIMED and i is not None and values is not None and len(values) == 1:
             self.observe(i, values[0])
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from autotune.families import Kernel
 from autotune.ir import Problem
+from autotune.measure import SLOW_FACTOR
 from autotune.search.samplers import create_studies
 from autotune.search.schedule import Schedule
 from autotune.search.study import SpaceStudy
@@ -172,15 +173,21 @@ class _SimulatedBench:
                     continue
                 self.clock += result.device_seconds
                 noisy_us = result.best_us * math.exp(self._random.gauss(0, NOISE)) if result.best_us else None
+                best_us = self.best_us(study.space.problem)
                 started = time.perf_counter()
-                study.tell(kernel.values, noisy_us, result.error)
+                study.tell(kernel.values, noisy_us, result.error, is_pruned=(noisy_us or 0.0) > SLOW_FACTOR * best_us)
                 self.search_seconds += time.perf_counter() - started
                 self._add_point(study.space.problem, result.best_us)
 
     def finish(self) -> bool:
         return False  # measure() has told everything
 
+    def best_us(self, problem: Problem) -> float:
+        """Return the best time of a problem so far; infinite if there is none."""
+        curve = self.curves.get(problem)
+        return curve[-1].best_us if curve else math.inf
+
     def _add_point(self, problem: Problem, us: float | None) -> None:
         curve = self.curves.setdefault(problem, [])
-        best_us = min(us or math.inf, curve[-1].best_us if curve else math.inf)
+        best_us = min(us or math.inf, self.best_us(problem))
         curve.append(ReplayPoint(self.clock, len(curve) + 1, best_us))

@@ -65,24 +65,28 @@ class SpaceStudy:
             asked.append(self.space.configs[i])
         return asked
 
-    def tell(self, config: Config, value: float | None, error: str | None = None) -> None:
+    def tell(self, config: Config, value: float | None, error: str | None = None, *, is_pruned: bool = False) -> None:
         """Record the result of a config, asked for or not.
 
         Args:
             config: The config; one that is not in the space is ignored.
             value: The objective, > 0, lower is better; None if the config failed.
             error: The reason of a failure.
+            is_pruned: Whether the trial was ended early because the config is slow; its value is then less exact.
         """
         i = self.space.index_of(config)
         if i is None:
             return
         self.num_observed += 1
         self._tried.add(i)
-        state = TrialState.FAIL if value is None else TrialState.COMPLETE
+        ended = TrialState.PRUNED if is_pruned else TrialState.COMPLETE
+        state = TrialState.FAIL if value is None else ended
         if trial := self.pending.pop(i, None):
             if error:
                 trial.set_user_attr(ERROR, error)
-            self.study.tell(trial, value, state)
+            if state == TrialState.PRUNED and value is not None:
+                trial.report(value, 0)  # which becomes the trial's value
+            self.study.tell(trial, value if state == TrialState.COMPLETE else None, state)
         else:
             self._add(self.space.configs[i], state, value, error)
 
@@ -113,6 +117,7 @@ class SpaceStudy:
             create_trial(
                 state=state,
                 value=value,
+                intermediate_values={0: value} if state == TrialState.PRUNED and value is not None else None,
                 params=dict(config),
                 distributions=self.space.distributions,
                 user_attrs={ERROR: error} if error else None,

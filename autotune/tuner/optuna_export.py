@@ -22,7 +22,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.families import families
-from autotune.measure import TRIAL_STEPS
+from autotune.measure import TRIAL_STEPS, is_pruned
 from tuning_db import DatabaseError, Store
 from tuning_db.schema import Device, KernelRow, Measurement
 
@@ -175,7 +175,8 @@ def _measured_trial(
         "spread_us": row.spread_us,
         "kernel": row.kernel_id,
     }
-    trial = _trial(params, choices, row.median_us if row.status == "ok" else None, notes)
+    us = row.median_us if row.status == "ok" else None
+    trial = _trial(params, choices, us, notes, pruned=not row.final and is_pruned(row.samples_us))
     if row.recorded:
         trial.datetime_complete = datetime.fromisoformat(row.recorded).replace(tzinfo=None)
         known = row.details.get("seconds", {})
@@ -189,11 +190,15 @@ def _trial(
     choices: Mapping[str, CategoricalDistribution],
     us: float | None,
     notes: Mapping[str, object],
+    *,
+    pruned: bool = False,
 ) -> FrozenTrial:
     """Return a trial; one without a time has failed."""
+    ended = TrialState.PRUNED if pruned else TrialState.COMPLETE
     return create_trial(
-        state=TrialState.FAIL if us is None else TrialState.COMPLETE,
+        state=TrialState.FAIL if us is None else ended,
         value=us,
+        intermediate_values={0: us} if pruned and us is not None else None,
         params=dict(params),
         distributions={name: choices[name] for name in params},
         user_attrs={name: value for name, value in notes.items() if value is not None},

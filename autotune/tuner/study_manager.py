@@ -6,13 +6,14 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice, zip_longest
+from operator import itemgetter
 from typing import Any
 
 from autotune.codegen import kernels_per_unit
 from autotune.core import NEVER, AutotuneError, Deadline, ceil_div, timeline
 from autotune.families import AnyFamily, Config, Kernel, families, family, serving
 from autotune.ir import Problem, parse
-from autotune.measure import Result
+from autotune.measure import Result, is_pruned
 from autotune.search import KnownTimes, Space, SpaceStudy, create_studies, problem_similarity, sampler_choice, spread
 from autotune.tuner.foreign_kernels import ForeignKernels, kernel_of
 from autotune.tuner.kernel_builder import KernelBuilder
@@ -160,33 +161,41 @@ class StudyManager:
         for study in self.studies:
             space = study.space
             measured = self._store.measurements(device, str(space.problem))
-            best: dict[Kernel, float | None] = {
-                kernel: None for kernel, row in self._builder.rows.items() if row.error and space.contains(kernel)
+            known: dict[Kernel, list[Measurement]] = {
+                kernel: [] for kernel, row in self._builder.rows.items() if row.error and space.contains(kernel)
             }
-            errors = {kernel: row.error for kernel, row in self._builder.rows.items() if kernel in best}
+            errors = {kernel: row.error for kernel, row in self._builder.rows.items() if kernel in known}
             tried: dict[Kernel, set[str]] = {}
             for row in measured:
                 if row.kernel_id in kernel_by_id and space.contains(kernel_by_id[row.kernel_id]):
                     kernel = kernel_by_id[row.kernel_id]
-                    value = self.value(space.problem, row.median_us, row.details)
                     tried.setdefault(kernel, set()).add(launch_text(row.launch))
-                    best[kernel] = min((v for v in (best.get(kernel), value) if v is not None), default=None)
+                    known.setdefault(kernel, []).append(row)
                     errors[kernel] = errors.get(kernel) or row.error
             outdated = self._outdated_configs(space, [row for row in measured if row.kernel_id not in kernel_by_id])
             study.enqueue([*outdated, *self._reusable_configs(space)])
-            for kernel, value in best.items():
+            for kernel, rows in known.items():
                 # A kernel of which only some launches were tried was interrupted: it is tried again.
                 if kernel not in tried or all(
                     launch_text(launch) in tried[kernel] for launch in self.launches(space.problem, kernel)
                 ):
-                    study.tell(kernel.values, value, errors[kernel] if value is None else None)
+                    value, pruned = self._best(space.problem, rows)
+                    study.tell(kernel.values, value, errors[kernel] if value is None else None, is_pruned=pruned)
 
     def tell_measured(self, study: SpaceStudy, kernel: Kernel, trials: Sequence[Result | Measurement]) -> None:
         """Tell a study the best of a kernel's trials, or why all of them failed."""
-        values = [self.value(study.space.problem, trial.median_us, trial.details) for trial in trials]
-        best = min((value for value in values if value is not None), default=None)
+        best, pruned = self._best(study.space.problem, trials)
         error = next((trial.error for trial in trials if trial.error), "no launch values fit the problem")
-        study.tell(kernel.values, best, error if best is None else None)
+        study.tell(kernel.values, best, error if best is None else None, is_pruned=pruned)
+
+    def _best(self, problem: Problem, trials: Sequence[Result | Measurement]) -> tuple[float | None, bool]:
+        """Return the best value of a kernel's trials, None without any, and whether that trial was pruned."""
+        values = [
+            (self.value(problem, trial.median_us, trial.details), is_pruned(trial.samples_us)) for trial in trials
+        ]
+        return min(
+            ((value, pruned) for value, pruned in values if value is not None), default=(None, False), key=itemgetter(0)
+        )
 
     def recorded(self, device: Device, problem: Problem, row: KernelRow) -> list[Measurement]:
         """Return a kernel's recorded trials on a problem, with any launch values."""

@@ -104,6 +104,20 @@ def test_what_failed_is_a_failed_trial(tuned_db, tmp_path):
     assert all(trial.value is None and trial.params for trial in failed)
 
 
+def test_what_was_too_slow_for_all_samples_is_a_pruned_trial(tuned_db, tmp_path):
+    changed, path = shutil.copy(tuned_db, tmp_path / "changed.db"), tmp_path / "studies.sqlite3"
+    with closing(sqlite3.connect(changed)) as connection:
+        connection.execute("UPDATE measurement SET final = 0, samples_us = '[7.0, 7.5, 8.0]'")
+        connection.execute("UPDATE measurement SET samples_us = '[9.0, 9.5]' WHERE id IN (1, 2)")
+        connection.execute("UPDATE measurement SET final = 1 WHERE id = 2")
+        times = dict(connection.execute("SELECT id, median_us FROM measurement"))
+        connection.commit()
+    assert script("db", "export", "--optuna", changed, path).returncode == 0
+    studies = [optuna.load_study(study_name=name, storage=f"sqlite:///{path}") for name in names_of(path)]
+    pruned = [trial for study in studies for trial in study.trials if trial.state == optuna.trial.TrialState.PRUNED]
+    assert [trial.value for trial in pruned] == [times[1]]
+
+
 def names_of(path):
     return optuna.get_all_study_names(f"sqlite:///{path}")
 

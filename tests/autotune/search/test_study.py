@@ -45,6 +45,28 @@ def test_a_failure_is_a_failed_trial_with_its_cause(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_config_that_is_too_slow_is_a_pruned_trial_with_its_time(name):
+    study = study_of(name, SPACE[:20])
+    [asked] = study.ask(1)
+    study.tell(asked, 9.0, is_pruned=True)
+    never_asked = next(config for config in SPACE[:20] if config != asked)
+    study.tell(never_asked, 8.0, is_pruned=True)
+    assert states(study) == [TrialState.PRUNED] * 2
+    assert [(trial.params, trial.value) for trial in study.study.trials] == [(asked, 9.0), (never_asked, 8.0)]
+    assert study.num_observed == 2 and asked not in study.ask(5)
+
+
+def test_the_transfer_sampler_learns_from_pruned_trials():
+    told = {}
+    for is_pruned in (False, True):
+        study = study_of("transfer", SPACE, no_prior)
+        for config in SPACE[::7]:
+            study.tell(config, separable(config), is_pruned=is_pruned)
+        told[is_pruned] = study.ask(6)
+    assert told[True] == told[False]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_what_was_told_without_being_asked_is_a_trial(name):
     study = study_of(name, SPACE[:20])
     study.tell(SPACE[7], 3.0)

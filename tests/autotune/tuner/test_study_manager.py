@@ -8,6 +8,7 @@ from autotune.codegen import rendering
 from autotune.core import architecture
 from autotune.families import Kernel, family
 from autotune.ir import parse
+from autotune.measure import timed
 from autotune.tuner import Progress, Tuner, TunerOptions
 from autotune.tuner.kernel_builder import identity
 from tuning_db import Store
@@ -68,6 +69,15 @@ def test_a_kernel_that_does_not_compile_is_a_failed_trial_with_the_compilers_mes
     [trial] = manager.studies[0].study.trials
     assert (trial.state, trial.params) == (TrialState.FAIL, broken.values)
     assert trial.user_attrs == {"error": "error: expected a ';'"}
+
+
+def test_a_trial_is_pruned_if_the_best_launch_was_too_slow_for_all_samples(manager_and_device):
+    manager, _, (fast, slow, *_) = manager_and_device
+    slow_launch, faster_launch = timed([9.0, 9.0]), timed([8.0, 8.0])
+    manager.tell_measured(manager.studies[0], fast, [slow_launch, timed([3.0] * 5)])
+    manager.tell_measured(manager.studies[0], slow, [slow_launch, faster_launch])
+    found = [(trial.state, trial.value) for trial in manager.studies[0].study.trials]
+    assert found == [(TrialState.COMPLETE, 3.0), (TrialState.PRUNED, 8.0)]
 
 
 def test_a_kernel_without_launch_values_for_the_problem_is_a_failed_trial(manager_and_device):
