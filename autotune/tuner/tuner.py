@@ -378,7 +378,7 @@ class Tuner:
             )
 
     def _check_against_inductor(self, network: Network) -> None:
-        """Leave a network to Inductor if that was not timed."""
+        """Leave a network to Inductor if that was not timed and the plan may be slower."""
         if self.device is None or network.whole is None:
             return
         rows = self._operator_rows(network.whole.layers[0].problem)

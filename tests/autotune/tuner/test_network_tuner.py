@@ -380,20 +380,35 @@ def test_a_run_that_ends_before_it_times_a_plan_leaves_torchs_fastest_trial(stor
     assert "9.0 us" in said and "is fastest and runs it" in said
 
 
-def test_a_plan_that_was_not_compared_with_inductor_is_kept_for_machines_without_a_compiler(store, kernels, torchs):
+@pytest.mark.parametrize(
+    ("eager_us", "searched", "left_to_inductor"), [(34.0, True, True), (36.0, True, False), (36.0, False, True)]
+)
+def test_a_plan_that_was_not_compared_with_inductor_must_be_complete_and_far_faster_than_eager(
+    store, kernels, torchs, eager_us, searched, left_to_inductor
+):
     device, _ = kernels
     compiled = next(number for number, family in torchs.items() if family == "inductor")
     with store.writing() as session:
         session.execute(text("DELETE FROM measurement WHERE kernel_id = :kernel"), {"kernel": compiled})
-        session.execute(text("UPDATE measurement SET median_us = 21.0 WHERE median_us = 9.0"))
-    row = tune_network_plan(store, device, DeviceWithTorch(VALLEYS | {"aten": 21.0}), WITH_TORCH)
+        session.execute(text("UPDATE measurement SET median_us = :us WHERE median_us = 9.0"), {"us": eager_us})
+    row = tune_network_plan(store, device, DeviceWithTorch(VALLEYS | {"aten": eager_us}), WITH_TORCH)
     assert row.median_us == 10.0
-    assert prefer_untimed(store, device, WITH_TORCH, store.kernel(compiled))
+    if not searched:
+        times = {"median_us": row.median_us, "spread_us": row.spread_us, "details": row.details}
+        choices = [{**choice, "us": None} for choice in row.choices]
+        store.replace_plan(row, device_id=device.id, network=row.network, choices=choices, **times)
+    assert prefer_untimed(store, device, WITH_TORCH, store.kernel(compiled)) is left_to_inductor
+    if not searched:
+        return
+    layers = [("first", "torch"), ("second", "torch")]
     cpu = torch.device("cpu")
-    assert families(*select(store, WITH_TORCH, cpu, "absent")) == [("first", "torch"), ("second", "torch")]
-    assert families(*select(store, WITH_TORCH, cpu, "present")) == [("the network", "inductor")]
-    said = plan_text(store.plan(device, WITH_TORCH.key), None, is_cuda=True)
-    assert "not timed" in said and "10.0 us" in said
+    assert families(*select(store, WITH_TORCH, cpu, "absent")) == layers
+    if left_to_inductor:
+        assert families(*select(store, WITH_TORCH, cpu, "present")) == [("the network", "inductor")]
+        said = plan_text(store.plan(device, WITH_TORCH.key), None, is_cuda=True)
+        assert "not timed" in said and "10.0 us" in said
+    else:
+        assert families(*select(store, WITH_TORCH, cpu, "present")) == layers
     assert not prefer_untimed(store, device, NETWORK, store.kernel(compiled))  # it has no plan
 
 
