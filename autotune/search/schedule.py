@@ -27,7 +27,7 @@ WARM_START_BATCH = 2
 """Configs per `ask()` until a study has started ASK_BATCH of them, so that a run with a short budget or few cores
 measures something for every layer."""
 MANY_PROBLEMS = 4
-"""Problems for each idle compiler from which a run counts as large: compilers then take long to reach all problems."""
+"""Problems for each compiler from which a run counts as large: compilers then take long to reach all problems."""
 REUSED_RANK = 24
 """Configs with the lowest costs among which the first question of a study in a large run looks for existing kernels."""
 MIN_WEIGHT = 0.05
@@ -42,6 +42,9 @@ class Bench(Protocol):
 
     def idle_compilers(self) -> int:
         """Return the number of translation units that compilers would start on at once."""
+
+    def compilers(self) -> int:
+        """Return the number of translation units that compilers work on at a time."""
 
     def exists(self, kernel: Kernel) -> bool:
         """Return whether a kernel is compiled, or is being compiled."""
@@ -105,7 +108,7 @@ class Schedule:
         for study in self._turns:
             study.sampler.trial_seconds = partial(self._trial_seconds, study)
         self._all_rest = False
-        self._most_units = 0  # idle compilers, when most were
+        self._is_large = len(self._by_problem) > MANY_PROBLEMS * bench.compilers()
 
     def begin(self) -> None:
         """Give idle compilers work, if there is time left."""
@@ -135,7 +138,6 @@ class Schedule:
     def _compile(self) -> bool:
         """Ask for as many kernels as the compilers can start on; return whether any were wanted."""
         num_units, started = self._bench.idle_compilers(), time.perf_counter()
-        self._most_units = max(self._most_units, num_units)
         # The second question counts: a family that waited in the first may be the one that expects most by then.
         wanted = (self._wanted(num_units) or self._wanted(num_units)) if num_units else []
         self._all_rest = bool(num_units) and not wanted
@@ -152,7 +154,6 @@ class Schedule:
         """
         wanted: dict[Kernel, None] = {}
         filled = 0.0
-        is_large = len(self._by_problem) > MANY_PROBLEMS * self._most_units
         weights = self._weights() if self._weights else {}
         heaviest = max(weights.values(), default=1.0) or 1.0
         for study in sorted(self._turns, key=self._passes.__getitem__):
@@ -162,10 +163,10 @@ class Schedule:
             batch = max(ASK_BATCH, per_unit) if study.num_started >= ASK_BATCH else WARM_START_BATCH
             count = max(batch, ceil_div(num_units * per_unit, len(self._turns)))
             left = self._trials_left(study.space.problem)
-            if is_large and not study.num_started:
+            if self._is_large and not study.num_started:
                 self._enqueue_existing(study)
             asked = self._ask(study, min(count, left)) if left > 0 else []
-            filled += sum(not (is_large and self._bench.exists(kernel)) for kernel in asked) / per_unit
+            filled += sum(not (self._is_large and self._bench.exists(kernel)) for kernel in asked) / per_unit
             wanted |= dict.fromkeys(asked)
             if filled >= num_units:
                 break

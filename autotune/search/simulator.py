@@ -138,6 +138,9 @@ class _SimulatedBench:
     def idle_compilers(self) -> int:
         return max(0, self._cores - len(self._compiling))
 
+    def compilers(self) -> int:
+        return self._cores
+
     def exists(self, kernel: Kernel) -> bool:
         return kernel in self._known
 

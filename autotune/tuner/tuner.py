@@ -399,6 +399,10 @@ class Tuner:
         """Return the number of cores that would compile at once."""
         return self.builder.idle_cores()
 
+    def compilers(self) -> int:
+        """Return the number of compilers that run at a time."""
+        return self.options.jobs
+
     def exists(self, kernel: Kernel) -> bool:
         """Return whether a kernel is compiled, or is being compiled."""
         return self.builder.exists(kernel)

@@ -2,7 +2,8 @@
 
 Kernel Tuner (https://github.com/KernelTuner/kernel_tuner) tunes one kernel with one set of parameters, which is a space
 here. So each family of a layer is searched on its own, and gets a part of the layer's trials in proportion to its
-configs. The trials of the families are taken in turn, and simulated time is not counted.
+configs. The trials of the families are taken in turn, and simulated time is not counted. Some strategies, such as
+genetic_algorithm, may not end in a space of few configs.
 """
 
 from __future__ import annotations

@@ -22,6 +22,9 @@ class Bench:
     def idle_compilers(self):
         return 1
 
+    def compilers(self):
+        return 1
+
     def exists(self, kernel):
         return False
 
