@@ -129,7 +129,10 @@ int cuGraphDestroy(void*) { return 0; }
 int cuGraphAddDependencies_v2(void*, const void*, const void*, const void* edge, size_t) {
   const char* error = std::getenv("DRIVER_EDGE_ERROR");
   const bool programmatic = static_cast<const char*>(edge)[2];
-  if (programmatic) std::printf("programmatic edge\n");
+  if (programmatic) {
+    std::printf("programmatic edge\n");
+    std::fflush(stdout);  // an error that Python prints comes behind it
+  }
   return programmatic && error ? std::atoi(error) : 0;
 }
 

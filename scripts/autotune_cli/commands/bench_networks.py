@@ -51,6 +51,8 @@ PEERS_SHARE = 0.4
 """Share of the tune's time after which the peers are compiled: a tune needs most cores at its start."""
 COMPILERS = 2
 """Processes in which Inductor then compiles for one batch size."""
+NICENESS = "15"
+"""Niceness of the processes that compile the peers: above that of the tune's compilers, which keep their cores."""
 VARIANTS = ("eager", "compile_frozen", "compile_max", "untuned", "fused")
 METHOD = (
     "each network: `autotune tune` and `autotune bench` in processes of their own; speedup: time of the faster of "
@@ -156,7 +158,7 @@ class _Bench:
             if self._process is None:
                 with self._report.open("w") as out:
                     self._process = subprocess.Popen(
-                        self._line,
+                        ["nice", "-n", NICENESS, *self._line],
                         stdin=subprocess.PIPE,
                         stdout=out,
                         stderr=subprocess.STDOUT,
