@@ -252,6 +252,8 @@ def test_no_process_outlives_a_tuner_that_is_killed(tmp_path):
 @pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_during_the_imports_is_told_in_a_line(number, tmp_path):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip("the starter of the tests ignores the signal, as nohup does, and so does the command")
     process = start_tuning(tmp_path / "none.db")
 
     def handles_signals():
