@@ -78,15 +78,18 @@ def test_trials_open_as_studies_of_optuna(tuned_db, tmp_path):
         known = [
             row for row in measured[study.user_attrs["problem"]] if row.kernel.family == study.user_attrs["family"]
         ]
-        best = min((row for row in known if row.status == "ok"), key=lambda row: row.median_us)
-        assert study.best_value == best.median_us
-        assert json.loads(best.kernel.config).items() | best.launch.items() >= study.best_params.items()
+        exact = [row for row in known if row.status == "ok" and (row.final or len(row.samples_us) > 2)]
+        if exact:  # otherwise all are far slower than another family
+            best = min(exact, key=lambda row: row.median_us)
+            assert study.best_value == best.median_us
+            assert json.loads(best.kernel.config).items() | best.launch.items() >= study.best_params.items()
         spent = [sum(row.details.get("seconds", {}).get(one, 0) for one in ("load", "verify", "time")) for row in known]
         durations = [trial.duration.total_seconds() for trial in timed_or_refused(study)]
         assert sorted(durations) == pytest.approx(sorted(spent), abs=1e-5) and max(durations) > 0
     conv = next(study for study in studies if study.user_attrs["family"] == "cpu_conv2d")
     choices = conv.trials[0].distributions["block_k"].choices
     assert all(trial.distributions["block_k"].choices == choices for trial in conv.trials) and len(choices) > 1
+    assert any(trial.state == optuna.trial.TrialState.COMPLETE for study in studies for trial in study.trials)
     assert_error(script("db", "export", "--optuna", tuned_db, path), "exists")
 
 
