@@ -110,6 +110,15 @@ def test_importances_name_the_parameter_that_decides(device):
     assert not found["aten"].values and "too few" in found["aten"].reason
 
 
+def test_importances_count_what_was_too_slow_for_all_samples(device, tmp_path):
+    make(tmp_path / "a.db")
+    with closing(sqlite3.connect(tmp_path / "a.db")) as connection:
+        connection.execute("UPDATE measurement SET final = 0, samples_us = '[20.0, 20.0]' WHERE median_us > 12")
+        connection.commit()
+    [pruned] = collect(tmp_path / "a.db").devices
+    assert [one.values for one in pruned.layers[0].importances] == [one.values for one in device.layers[0].importances]
+
+
 def test_a_plan_finds_its_problems_by_the_times_of_the_trials(device):
     [network] = device.networks
     assert [one.layer and one.layer.problem for one in network.layers] == [POINTWISE, WIDE, None]

@@ -6,6 +6,7 @@ import warnings
 
 import optuna
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+from optuna.trial import TrialState
 
 from autotune.tuner.optuna_export import RecordedStudy
 from autotune_cli.reports.records import Importances
@@ -21,7 +22,10 @@ def importances(recorded: RecordedStudy) -> Importances:
         return Importances(recorded.family, reason=f"{timed} timed trials are too few: {FEWEST_TRIALS} are needed")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study()
-    study.add_trials([trial for trial in recorded.trials() if trial.value is not None])  # the only ones that count
+    trials = [trial for trial in recorded.trials() if trial.value is not None]
+    for trial in trials:
+        trial.state = TrialState.COMPLETE  # pruned ones are slow, and Optuna would leave them out
+    study.add_trials(trials)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the evaluator is experimental, and warns of values that few trials have
         try:
