@@ -37,7 +37,8 @@ from autotune_cli.record import provenance, slug, write
 from fused_resnet import FusedResNet
 from fused_resnet.model_source import INT8
 from fused_resnet.networks import se_resnet9_fixup
-from fused_resnet.quantization import METHODS, calibrate, compare
+from fused_resnet.quantization import METHODS, compare
+from fused_resnet.quantization.calibrate import calibrate
 from tuning_db import Store
 
 DEFAULT_METHODS = ("max",)

@@ -32,6 +32,13 @@ def test_results_are_compared():
         compare(expected, expected[:1])
 
 
+def test_the_module_of_the_functions_has_the_name_that_the_docs_give_it():
+    import fused_resnet.quantization.calibrate
+
+    assert fused_resnet.quantization.calibrate.calibrate is calibrate
+    assert fused_resnet.quantization.calibrate.compare is compare
+
+
 # -- calibration -------------------------------------------------------------------------------------------------------
 
 

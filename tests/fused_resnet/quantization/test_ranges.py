@@ -5,7 +5,8 @@ import torch
 
 from autotune.core import UnknownNameError
 from autotune.ir.int8_numerics import to_bytes
-from fused_resnet.quantization import METHODS, calibrate
+from fused_resnet.quantization import METHODS
+from fused_resnet.quantization.calibrate import calibrate
 from fused_resnet.quantization.ranges import BINS, PERCENTILE, MagnitudeHistogram, range_of
 
 
