@@ -103,9 +103,7 @@ def replay(
     """
     studies = create_studies(name, [traced.space for traced in trace.spaces], seed, gain)
     bench = _SimulatedBench(trace, studies, seed, cores, budget)
-    totals: dict[Problem, int] = {}
-    for traced in trace.spaces:
-        totals[traced.space.problem] = totals.get(traced.space.problem, 0) + len(traced.results)
+    totals = {problem: sum(len(each.results) for each in found) for problem, found in trace.by_problem().items()}
     Schedule(studies, bench, trace.target, lambda problem: max(MIN_CONFIGS, int(share * totals[problem]))).run()
     best_us = trace.best_us()
     return Replay(

@@ -85,6 +85,13 @@ class TuneTrace:
                     best[traced.space.problem] = min(us, best.get(traced.space.problem, math.inf))
         return best
 
+    def by_problem(self) -> dict[Problem, list[SpaceTrace]]:
+        """Return the traces of each problem's spaces."""
+        found: dict[Problem, list[SpaceTrace]] = {}
+        for traced in self.spaces:
+            found.setdefault(traced.space.problem, []).append(traced)
+        return found
+
     def of_families(self, names: Collection[str]) -> TuneTrace:
         """Return the spaces of some families, or of all if no name is given.
 

@@ -44,9 +44,7 @@ def rate(trace: TuneTrace, count: int) -> dict[Problem, LayerRating]:
         trace: The recording.
         count: Candidates of a layer: the configs with the lowest costs, as many of each of its families.
     """
-    layers: dict[Problem, list[SpaceTrace]] = {}
-    for traced in trace.spaces:
-        layers.setdefault(traced.space.problem, []).append(traced)
+    layers = trace.by_problem()
     return {problem: _rate(layers[problem], best_us, count) for problem, best_us in trace.best_us().items()}
 
 

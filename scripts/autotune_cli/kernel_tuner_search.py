@@ -22,12 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from autotune.core import AutotuneError
-from autotune.ir import Problem
+from autotune.core import AutotuneError, require_one_of
 from autotune.search import MIN_CONFIGS, Replay, ReplayPoint, SpaceTrace, TuneTrace
 
 PREFIX = "kernel-tuner:"
-"""What the name of a sampler begins with that is a strategy of Kernel Tuner, such as kernel-tuner:pso."""
+"""Prefix of the sampler names that stand for strategies of Kernel Tuner, such as kernel-tuner:pso."""
 MIN_TRIALS = 3
 """Least trials of a space; with fewer some strategies end with an error."""
 
@@ -42,12 +41,11 @@ def search(trace: TuneTrace, strategy: str, seed: int, share: float) -> Replay:
         share: Share of a problem's configs that may be tried.
 
     Raises:
-        AutotuneError: Kernel Tuner is not installed, or has no such strategy.
+        AutotuneError: Kernel Tuner is not installed.
+        UnknownNameError: It has no such strategy.
     """
-    layers: dict[Problem, list[SpaceTrace]] = {}
-    for traced in trace.spaces:
-        layers.setdefault(traced.space.problem, []).append(traced)
-    best_us = trace.best_us()
+    require_one_of("strategy of Kernel Tuner", strategy, list(_kernel_tuner().interface.strategy_map))
+    layers, best_us = trace.by_problem(), trace.best_us()
     totals = {problem: sum(len(traced.results) for traced in layers[problem]) for problem in best_us}
     curves = {}
     for problem in best_us:

@@ -180,8 +180,9 @@ def _outcome(tuner: Tuner, request: TuneRequest) -> str:
     if request.network is None:
         return ""
     if plan := tuner.store.plan(tuner.device, request.network.key):
-        untimed = "it runs on torch.compile's code, which the budget left no time to measure: give a longer --budget"
-        return untimed if plan.details.get("untimed") else outcome_text(plan)
+        if plan.details.get("untimed"):
+            return "it runs on torch.compile's code, which the budget left no time to measure: give a longer --budget"
+        return outcome_text(plan)
     layers = request.named[: len(request.network.layers)]
     own, torch = total_us(layer_winners(tuner.store, tuner.device, layers))
     return (

@@ -6,6 +6,7 @@ import pytest
 from processes import script
 from repository import ROOT
 
+from autotune.core import UnknownNameError
 from autotune.search import TuneTrace
 from autotune_cli.kernel_tuner_search import cache, search
 
@@ -36,6 +37,8 @@ def test_a_strategy_finds_times_of_the_recording():
     trace = TuneTrace.load(RECORDING)
     found = search(trace, "random_sample", 0, 0.1)
     assert found == search(trace, "random_sample", 0, 0.1)
+    with pytest.raises(UnknownNameError, match="random_sampel"):
+        search(trace, "random_sampel", 0, 0.1)
     assert 0.08 < found.tried < 0.14
     for problem, curve in found.curves.items():
         assert curve[-1].best_us >= found.best_us[problem]

@@ -58,22 +58,22 @@ def load_times(database: Path, batch: int, device: torch.device, loads: int) -> 
         _in_new_process(cold_start.__name__, str(database), str(batch), str(device)) for _ in range(loads)
     ]
     totals = [sum(seconds[stage] for stage in cold_start.STAGES) for seconds in found]
-    medians = {stage: statistics.median(seconds[stage] for seconds in found) for stage in found[0]}
-    return {stage: 1e3 * value for stage, value in {"total": statistics.median(totals), **medians}.items()}
+    return {"total": 1e3 * statistics.median(totals), **_medians_ms(found)}
 
 
 def start_times(options: argparse.Namespace, device: torch.device) -> dict[str, dict[str, float]]:
     """Return the milliseconds from a model in torch to its first result by door and part, medians over processes."""
     shape = ",".join(map(str, options.input)) if options.input else ""
     words = (options.model, shape, str(options.db), str(options.batch), str(device))
-    found: dict[str, list[dict[str, float]]] = {
-        door: [_in_new_process(model_start.__name__, door, *words) for _ in range(options.loads)]
+    return {
+        door: _medians_ms([_in_new_process(model_start.__name__, door, *words) for _ in range(options.loads)])
         for door in model_start.DOORS
     }
-    return {
-        door: {part: 1e3 * statistics.median(one[part] for one in runs) for part in runs[0]}
-        for door, runs in found.items()
-    }
+
+
+def _medians_ms(runs: list[dict[str, float]]) -> dict[str, float]:
+    """Return the median milliseconds of each part over runs that give seconds."""
+    return {part: 1e3 * statistics.median(seconds[part] for seconds in runs) for part in runs[0]}
 
 
 def _in_new_process(module: str, *words: str) -> Any:
