@@ -5,7 +5,7 @@ from autotune.search.samplers import ANY_SAMPLER, DEFAULT_SAMPLER, SAMPLERS, Kno
 from autotune.search.schedule import Bench, Schedule
 from autotune.search.simulator import MIN_CONFIGS, Replay, ReplayPoint, replay
 from autotune.search.space import Space, spread
-from autotune.search.study import SpaceStudy
+from autotune.search.study import SpaceStudy, ended_trial
 from autotune.search.trace import ConfigTrace, SpaceTrace, TuneTrace, trace_of
 from autotune.search.transfer_sampler import TransferSampler
 
@@ -26,6 +26,7 @@ __all__ = [
     "TransferSampler",
     "TuneTrace",
     "create_studies",
+    "ended_trial",
     "problem_similarity",
     "replay",
     "sampler_choice",

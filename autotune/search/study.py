@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from autotune.families import Config
@@ -79,16 +81,14 @@ class SpaceStudy:
             return
         self.num_observed += 1
         self._tried.add(i)
-        ended = TrialState.PRUNED if is_pruned else TrialState.COMPLETE
-        state = TrialState.FAIL if value is None else ended
         if trial := self.pending.pop(i, None):
             if error:
                 trial.set_user_attr(ERROR, error)
-            if state == TrialState.PRUNED and value is not None:
+            if value is not None and is_pruned:
                 trial.report(value, 0)  # which becomes the trial's value
-            self.study.tell(trial, value if state == TrialState.COMPLETE else None, state)
+            self.study.tell(trial, None if is_pruned else value, ended_state(value, is_pruned=is_pruned))
         else:
-            self._add(self.space.configs[i], state, value, error)
+            self._add(self.space.configs[i], value, error, is_pruned)
 
     def wants(self, config: Config) -> bool:
         """Return whether a config is pending."""
@@ -111,17 +111,45 @@ class SpaceStudy:
                 return True
         return False
 
-    def _add(self, config: Config, state: TrialState, value: float | None, error: str | None) -> None:
+    def _add(self, config: Config, value: float | None, error: str | None, is_pruned: bool) -> None:
         """Add the trial of a config that was not asked for."""
-        self.study.add_trial(
-            create_trial(
-                state=state,
-                value=value,
-                intermediate_values={0: value} if state == TrialState.PRUNED and value is not None else None,
-                params=dict(config),
-                distributions=self.space.distributions,
-                user_attrs={ERROR: error} if error else None,
-            )
-        )
+        attributes = {ERROR: error} if error else {}
+        self.study.add_trial(ended_trial(config, self.space.distributions, value, attributes, is_pruned=is_pruned))
         trial: FrozenTrial = self.study.get_trials(deepcopy=False)[-1]
-        self.sampler.after_trial(self.study, trial, state, trial.values)  # which Optuna only calls for told trials
+        self.sampler.after_trial(
+            self.study, trial, trial.state, trial.values
+        )  # which Optuna only calls for told trials
+
+
+def ended_trial(
+    params: Mapping[str, Any],
+    distributions: Mapping[str, BaseDistribution],
+    value: float | None,
+    attributes: Mapping[str, object],
+    *,
+    is_pruned: bool = False,
+) -> FrozenTrial:
+    """Return a trial that has ended.
+
+    Args:
+        params: Its parameters.
+        distributions: The distribution of each.
+        value: Its value; None for a failed trial.
+        attributes: Its user attributes.
+        is_pruned: Whether a trial with a value was pruned.
+    """
+    return create_trial(
+        state=ended_state(value, is_pruned=is_pruned),
+        value=value,
+        intermediate_values={0: value} if value is not None and is_pruned else None,
+        params=dict(params),
+        distributions=dict(distributions),
+        user_attrs=dict(attributes),
+    )
+
+
+def ended_state(value: float | None, *, is_pruned: bool) -> TrialState:
+    """Return the state of a trial that has ended: it failed if it has no value."""
+    if value is None:
+        return TrialState.FAIL
+    return TrialState.PRUNED if is_pruned else TrialState.COMPLETE

@@ -17,12 +17,13 @@ from typing import Any
 
 import optuna
 from optuna.distributions import CategoricalDistribution
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial
 from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.families import families
 from autotune.measure import TRIAL_STEPS, is_pruned
+from autotune.search import ended_trial
 from tuning_db import DatabaseError, Store
 from tuning_db.schema import Device, KernelRow, Measurement
 
@@ -194,12 +195,5 @@ def _trial(
     pruned: bool = False,
 ) -> FrozenTrial:
     """Return a trial; one without a time has failed."""
-    ended = TrialState.PRUNED if pruned else TrialState.COMPLETE
-    return create_trial(
-        state=TrialState.FAIL if us is None else ended,
-        value=us,
-        intermediate_values={0: us} if pruned and us is not None else None,
-        params=dict(params),
-        distributions={name: choices[name] for name in params},
-        user_attrs={name: value for name, value in notes.items() if value is not None},
-    )
+    attributes = {name: value for name, value in notes.items() if value is not None}
+    return ended_trial(params, {name: choices[name] for name in params}, us, attributes, is_pruned=pruned)
