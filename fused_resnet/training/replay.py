@@ -33,9 +33,8 @@ MOST_RECORDINGS = 4
 def record_cuda_graph(run: Run, arguments: list[torch.Tensor]) -> tuple[Callable[[], object], Sequence[Any]]:
     """Record a pass as a CUDA graph; nothing is computed before the first replay.
 
-    The graph has a memory pool of its own. In a pool that both passes share, the gradients of the backward pass would
-    take the place of what the forward pass needs for a moment, and its next replay would overwrite gradients that are
-    held.
+    The graph has a memory pool of its own. In a pool that both passes share, gradients may lie where the forward pass
+    has its temporary tensors, and its next replay would overwrite gradients that are held.
     """
     with torch.cuda.device(arguments[0].device):
         graph = torch.cuda.CUDAGraph()
