@@ -79,6 +79,11 @@ class Replay:
         return max((points[-1].seconds for points in self.curves.values() if points), default=0.0)
 
     @property
+    def is_timed(self) -> bool:
+        """Return whether the search has simulated times; one by another tool has none."""
+        return self.seconds > 0
+
+    @property
     def tried(self) -> float:
         """Return the share of all configs that were measured."""
         return sum(len(points) for points in self.curves.values()) / sum(self.totals.values())

@@ -22,11 +22,11 @@ from autotune.core import ProblemError, require_one_of
 from autotune.ir import INPUT, TENSOR_DTYPES, Layer, State, compute, evaluate, scale_of
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
-from fused_resnet.quantization.ranges import METHODS, MagnitudeHistogram, range_of
+from fused_resnet.quantization.ranges import DEFAULT_METHOD, METHODS, MagnitudeHistogram, range_of
 from fused_resnet.quantization.scales import activation
 
 
-def calibrate(model: nn.Module, batches: Iterable[Any], method: str = "max") -> dict[str, float]:
+def calibrate(model: nn.Module, batches: Iterable[Any], method: str = DEFAULT_METHOD) -> dict[str, float]:
     """Return the scale of every activation of a module, from its values on some batches.
 
     A copy of the model runs in float32, in eval mode, on the model's device. Batch-norm and activations are folded into

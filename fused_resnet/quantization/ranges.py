@@ -79,6 +79,7 @@ METHODS: dict[str, tuple[str, Callable[[MagnitudeHistogram], float]]] = {
     "mse": ("the range with the least mean square error", _least_square_error),
 }
 """Name of a calibration method -> what the range of an activation is, and the function that finds it."""
+DEFAULT_METHOD = "max"
 
 
 def range_of(histogram: MagnitudeHistogram, method: str) -> float:

@@ -43,7 +43,7 @@ def draw(runs: dict[str, list[Replay]], title: str, path: Path) -> None:
     left, right = figure.subplots(1, 2, sharey=True)
     replays = [one for of_sampler in runs.values() for one in of_sampler]
     end = max(one.seconds for one in replays)
-    timed = {name: run for name, run in runs.items() if run[0].seconds}
+    timed = {name: run for name, run in runs.items() if run[0].is_timed}
     _draw_panel(left, "share of a layer's configs tried", runs, max(one.tried for one in replays), _excess_of_layers)
     _draw_panel(right, "seconds", timed, end, lambda one, at: one.excess_at(at))
     left.xaxis.set_major_formatter("{x:.0%}")

@@ -19,7 +19,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,10 @@ from autotune_cli.record import provenance, slug, write
 from fused_resnet import FusedResNet
 from fused_resnet.model_source import INT8
 from fused_resnet.networks import se_resnet9_fixup
-from fused_resnet.quantization import METHODS, compare
+from fused_resnet.quantization import DEFAULT_METHOD, METHODS, compare
 from fused_resnet.quantization.calibrate import calibrate
 from tuning_db import Store
 
-DEFAULT_METHODS = ("max",)
-"""Calibration methods, unless --method names others."""
 PRECISIONS = {
     "f32": ("f32", None),
     "tf32": ("f32", "tf32"),
@@ -99,11 +97,9 @@ def main(arguments: argparse.Namespace) -> None:
         database = arguments.db or f"{folder}/empty.db"
         if not arguments.db:
             Store.create(database).close()
-        for name in wanted:
-            for method in arguments.method or DEFAULT_METHODS if name == INT8 else [None]:
-                row = name if method in (None, *DEFAULT_METHODS) else f"{name} {method}"
-                record["precisions"][row] = measure(case, expected, database, name, device, method)
-                write(record, path)
+        for row, name, method in variants(wanted, arguments.method or [DEFAULT_METHOD]):
+            record["precisions"][row] = measure(case, expected, database, name, device, method)
+            write(record, path)
     show(record)
     print(f"wrote {path}")
 
@@ -128,7 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=list(METHODS),
         help="range of an activation in int8; may be repeated; "
         + "; ".join(f"{name}: {meaning.replace('%', '%%')}" for name, (meaning, _) in METHODS.items())
-        + f" (default {DEFAULT_METHODS[0]})",
+        + f" (default {DEFAULT_METHOD})",
     )
     images.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and images (default 0)")
     trained = parser.add_argument_group("a ResNet-18 that is trained on generated images")
@@ -218,6 +214,15 @@ def outputs(call: Callable[[Tensor], Tensor], batches: Iterable[Tensor]) -> Tens
 
 def top1(found: Tensor, classes: Tensor | None) -> float | None:
     return None if classes is None else float((found.argmax(1) == classes.cpu()).double().mean())
+
+
+def variants(precisions: Iterable[str], methods: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
+    """Yield the name in the table, the precision and the calibration method of everything that is measured."""
+    for name in precisions:
+        if name != INT8:
+            yield name, name, None
+        else:
+            yield from ((name if one == DEFAULT_METHOD else f"{name} {one}", name, one) for one in methods)
 
 
 def measure(

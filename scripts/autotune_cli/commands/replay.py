@@ -161,7 +161,7 @@ def compare(args: argparse.Namespace, console: Console) -> None:
         highlight=False,
     )
     console.print(table_by_share(runs))
-    timed = {name: run for name, run in runs.items() if not name.startswith(kernel_tuner_search.PREFIX)}
+    timed = {name: run for name, run in runs.items() if run[0].is_timed}
     if timed:
         console.print(table_by_time(timed, args.cores))
     if args.chart:
