@@ -113,13 +113,13 @@ def compiled_max(case: BaselineInput) -> Forward:
 
 
 def untuned(case: BaselineInput) -> Forward:
-    """Return the network behind torch.compile(backend="autotune") on a database that holds nothing."""
+    """Return the network behind torch.compile(backend="autotune") on a database that holds nothing, with freezing."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "empty.db"
         Store.create(path).close()
         network, x = case.nhwc()
         ready = torch.compile(network, backend=autotune, dynamic=False, options={"tuning_db": str(path)})
-        with torch.inference_mode():
+        with torch._inductor.config.patch(freezing=True), torch.inference_mode():
             ready(x)  # while the database is there
     return lambda: ready(x)
 
