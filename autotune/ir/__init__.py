@@ -4,7 +4,7 @@ from autotune.ir.abi import MAP_ELEMENTS
 from autotune.ir.constant_expr import ConstantExpr, ConstantSource, State, evaluate
 from autotune.ir.epilogue import MAX_SCALARS, Epilogue, Step
 from autotune.ir.epilogue_steps import define_step, full_name, register_step
-from autotune.ir.int8_numerics import MAX_BYTE, scale_of
+from autotune.ir.int8_numerics import MAX_BYTE, MAX_PRODUCTS, scale_of
 from autotune.ir.network import (
     INPUT,
     OUTPUT,
@@ -104,6 +104,7 @@ __all__ = [
     "MAX_BYTE",
     "MAX_OPERANDS",
     "MAX_PIECES",
+    "MAX_PRODUCTS",
     "MAX_SCALARS",
     "OPERATORS",
     "OUTPUT",

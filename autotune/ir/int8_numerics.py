@@ -10,6 +10,8 @@ import torch
 
 MAX_BYTE = 127
 """Largest magnitude of a quantized value; -128 is not used, so that the range is symmetric."""
+MAX_PRODUCTS = 2**31 // 2**14
+"""Number of products of two signed bytes, each at most 2^14 in magnitude, from which a sum could overflow an int32."""
 
 
 def scale_of(largest: torch.Tensor) -> torch.Tensor:

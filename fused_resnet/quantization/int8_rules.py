@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from autotune.ir import (
     MAX_OPERANDS,
+    MAX_PRODUCTS,
     MAX_SCALARS,
     AvgPool2d,
     Conv2d,
@@ -22,8 +23,6 @@ from autotune.ir import (
 
 GRANULE = 16
 """Channels that a kernel reads or writes in one 16-byte access."""
-LONGEST_SUM = 2**31 // 2**14
-"""Number of products of signed bytes, each at most 2^14, whose sum cannot overflow an int32."""
 KEEP_SCALE = {"relu", "leaky_relu", "prelu", "abs", "scale", "mul_scalar"}
 """Steps that are the same on values of any scale."""
 DIVIDED = {"bias", "add_scalar", "clamp"}
@@ -115,7 +114,7 @@ def _why_unfit(layer: Layer) -> str | None:
         return "depthwise: bound by memory, not by arithmetic"
     if c % GRANULE or k % GRANULE:
         return f"its channels (per group) are not multiples of {GRANULE}"
-    if conv.r * conv.s * c >= LONGEST_SUM:
+    if conv.r * conv.s * c >= MAX_PRODUCTS:
         return "its sums could overflow int32"
     changes = sum(step.name not in KEEP_SCALE | DIVIDED for step in chain.steps)
     if not _tensors_fit(chain):

@@ -6,7 +6,7 @@ import copy
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -131,6 +131,11 @@ def fused(case: BaselineInput, database: str = "") -> Forward:
     return lambda: network(case.x)
 
 
+def fused_full(case: BaselineInput) -> Forward:
+    """Return FusedResNet without the case's precision: all layers compute in the dtype of the tensors."""
+    return fused(replace(case, precision=None))
+
+
 VARIANTS = [
     Variant("eager", "eager", "NCHW", eager),
     Variant("channels_last", "eager, channels_last", "NHWC", channels_last),
@@ -141,6 +146,7 @@ VARIANTS = [
     Variant("compile_frozen", "torch.compile, frozen", "NHWC", compiled_frozen),
     Variant("compile_max", "torch.compile max-autotune", "NHWC", compiled_max),
     Variant("untuned", "torch.compile autotune, untuned", "NHWC", untuned, is_fused=True),
+    Variant("fused_full", "FusedResNet, full precision", "NCHW", fused_full, is_fused=True, reads_database=True),
     Variant("fused", "FusedResNet", "NCHW", fused, is_fused=True, reads_database=True),
 ]
 

@@ -166,7 +166,7 @@ AT_DEVICE void prepared(at_prepared* out, const Params& params, int grid_x, int 
 
 // Refuses a problem. `reason` says what the kernel requires; the engine reports it to the user. A refused problem has
 // no parameters, so the text is written in their place.
-AT_DEVICE void refused(at_prepared* out, const char* reason) {
+__device__ __noinline__ void refused(at_prepared* out, const char* reason) {
   out->status = AT_REFUSED;
   out->abi_version = AT_ABI_VERSION;
   int length = 0;

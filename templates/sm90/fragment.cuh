@@ -26,8 +26,9 @@ AT_DEVICE constexpr FragmentCoord fragment_coord(int i) {
   return {i / 2 % kBlocks, i % 2, i / (2 * kBlocks)};
 }
 
-template <int kBlocks, int N>
-AT_DEVICE void load_fragment(float (&v)[8], const float (&accumulators)[kBlocks][N], int block, int half, int columns) {
+// The accumulators are float or int.
+template <typename Sum, int kBlocks, int N>
+AT_DEVICE void load_fragment(float (&v)[8], const Sum (&accumulators)[kBlocks][N], int block, int half, int columns) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     v[2 * j] = accumulators[block][16 * columns + 4 * j + 2 * half];
@@ -35,8 +36,8 @@ AT_DEVICE void load_fragment(float (&v)[8], const float (&accumulators)[kBlocks]
   }
 }
 
-template <int kBlocks, int N>
-AT_DEVICE void load_fragment(float (&v)[8], const float (&accumulators)[kBlocks][N], FragmentCoord at) {
+template <typename Sum, int kBlocks, int N>
+AT_DEVICE void load_fragment(float (&v)[8], const Sum (&accumulators)[kBlocks][N], FragmentCoord at) {
   load_fragment(v, accumulators, at.block, at.half, at.columns);
 }
 

@@ -3,7 +3,7 @@
 import pytest
 from emulator import Emulated
 from kernels import assert_not_serialized, need_compiler, random_inputs
-from reference import relative_error, solve
+from reference import assert_bytes_are_right, relative_error, solve
 
 from autotune.core import architecture
 from autotune.families import Kernel, family
@@ -54,7 +54,31 @@ CASES = {
         {"tile_n": 64},
         "conv2d n=3 h=4 w=4 c=72 k=72 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add,store,relu",
     ),
+    "bytes, shared loads": (
+        {"tile_m": 128, "groups": 2, "cluster_m": 2, "cluster_n": 2, "tile_k": 128},
+        "conv2d n=3 h=13 w=7 c=144 k=80 r=2 s=2 stride=2,1 pad=1 dtype=s8 epilogue=scale,bias,relu,mul_scalar,add",
+    ),
+    "bytes, turns, lines of 64 channels": (
+        {"tile_m": 128, "tile_n": 128, "groups": 2, "schedule": "pingpong", "tile_k": 64},
+        "conv2d n=3 h=13 w=9 c=64 k=144 dtype=s8 epilogue=scale,bias,add,relu,mul_scalar",
+    ),
+    "bytes, patches, streamed": (
+        {"tile_m": 128, "tile_n": 96, "activations": "patch", "tile_k": 32},
+        "conv2d n=3 h=15 w=15 c=32 k=80 r=3 s=3 stride=2,2 pad=1 dtype=s8 epilogue=scale,bias,add",
+    ),
+    "bytes, resident weights": (
+        {"weights": "resident", "tile_n": 64, "tile_k": 128},
+        "conv2d n=5 h=7 w=9 c=80 k=112 r=3 s=1 pad=1,0 dilation=2,1 dtype=s8 epilogue=scale,store,relu",
+    ),
+    "bytes, groups": (
+        {"activations": "patch", "tile_k": 32, "merge": 2},
+        "conv2d n=2 h=15 w=15 c=64 k=64 r=3 s=3 stride=2 pad=1 groups=4 dtype=s8 epilogue=scale,bias,silu",
+    ),
     "a split": ({"tile_n": 64, "slices": 4}, "conv2d n=2 h=9 w=8 c=136 k=72 r=3 s=3 pad=1 dtype=f16 epilogue=bias,add"),
+    "a split of bytes": (
+        {"tile_n": 64, "slices": 4, "tile_k": 128},
+        "conv2d n=2 h=9 w=8 c=144 k=80 r=3 s=3 pad=1 dtype=s8 epilogue=scale,bias,add",
+    ),
     "a split of two warpgroups": (
         {"tile_m": 128, "tile_n": 64, "groups": 2, "slices": 2, "cluster_n": 2},
         "conv2d n=3 h=9 w=8 c=136 k=104 r=3 s=3 pad=1 dtype=bf16 epilogue=bias,add",
@@ -161,6 +185,9 @@ def _compare(chosen, config, text, folder, stagings):
         for seed in (0, 1):  # transfers late, and at once
             found = emulated.run(problem, tensors, scalars, {**launch, "grid": grid}, cluster, seed)
             for name, value in wanted.items():
+                if problem.dtype == "s8":
+                    assert_bytes_are_right(found[name], value, f"{name}, staged {staged}, seed {seed}")
+                    continue
                 error = relative_error(found[name], value)
                 assert error < {"f16": 1e-3, "bf16": 8e-3}[problem.dtype], f"{name}, staged {staged}, seed {seed}"
 

@@ -51,6 +51,7 @@ _PTX = {
     "cp.async.bulk.shared::cluster": "emu::send_bytes(from, to, bytes, barrier, block);",
     "st.async": "emu::send(address, barrier, block, v);",
     "ld.shared.v4": "std::memcpy(&v, emu::generic(address), 16);",
+    "ld.shared.v2": "std::memcpy(&v, emu::generic(address), 8);",
     "st.shared.v4": "std::memcpy(emu::generic(address), &v, 16);",
     "st.shared.v2": "std::memcpy(emu::generic(address), &v, 8);",
     "elect": "chosen = emu::lane() == 0;",
@@ -165,7 +166,8 @@ class Emulated:
         operands: list[torch.Tensor] = []
         for operand in problem.operands():
             if operand.role == "output":
-                operands.append(torch.full(operand.shape, float("nan"), dtype=DTYPES[operand.dtype]))
+                dtype = DTYPES[operand.dtype]
+                operands.append(torch.full(operand.shape, float("nan") if dtype.is_floating_point else -86, dtype=dtype))
             elif operand.name in layouts:
                 operands.append(
                     pack_weight(tensors[operand.name], layouts[operand.name], getattr(problem, "groups", 1))

@@ -7,11 +7,10 @@ from autotune.families.base import Config
 from autotune.families.cutlass2.tile import BITS, ThreadblockTile, require_addressable, tile_of
 from autotune.families.cutlass2.tile_rules import why_illegal
 from autotune.families.rules import Rules, first_unmet, require
-from autotune.ir import Conv2d, Gemm
+from autotune.ir import MAX_PRODUCTS, Conv2d, Gemm
 
 FLAT = ("fixed_channels", "few_channels")
 """Iterators whose steps run over r*s*c as a whole instead of over c for each (r, s)."""
-_MAX_S8_PRODUCTS = 2**31 // 2**14  # of two signed bytes (at most 2**14 each) that an int32 surely holds
 
 
 def as_conv2d(problem: Conv2d | Gemm) -> Conv2d:
@@ -32,8 +31,8 @@ def _problem_rules(conv: Conv2d) -> Rules:
     yield require(conv.groups == 1 or conv.dtype != "f32", "groups must be 1 in f32: grouped kernels use tensor cores")
     products = conv.r * conv.s * conv.c // conv.groups
     yield require(
-        conv.dtype != "s8" or products < _MAX_S8_PRODUCTS,
-        f"r*s*c must be less than {_MAX_S8_PRODUCTS} in s8, so that no sum overflows int32",
+        conv.dtype != "s8" or products < MAX_PRODUCTS,
+        f"r*s*c must be less than {MAX_PRODUCTS} in s8, so that no sum overflows int32",
     )
     yield require_addressable(conv)
 

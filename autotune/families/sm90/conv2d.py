@@ -1,4 +1,5 @@
-"""Forward convolution for Hopper: persistent, warp-specialised, TMA and wgmma; fp16 and bf16 with float32 sums, NHWC.
+"""Forward convolution for Hopper: persistent, warp-specialised, TMA and wgmma; NHWC; fp16 and bf16 with float32 sums,
+signed bytes with int32 sums.
 
 The GEMM is M = n*p*q, N = k, K = r*s*c; a linear layer is a convolution of images of one pixel. See
 templates/sm90/conv2d/conv2d.cuh.
@@ -19,12 +20,13 @@ from autotune.families.sm90.conv2d_loads import (
     Solved,
     blocks_needed,
     convolution_of,
+    group_channels,
     loadings,
     merges,
     products_a_tile,
 )
-from autotune.families.sm90.conv2d_shape import Conv2dShape, why_illegal
-from autotune.ir import MAP_ELEMENTS, Conv2d, Conv2dSe, FoldedSe, Gemm
+from autotune.families.sm90.conv2d_shape import ROW_BYTES, Conv2dShape, why_illegal
+from autotune.ir import DTYPES, MAP_ELEMENTS, MAX_PRODUCTS, Conv2d, Conv2dSe, FoldedSe, Gemm
 
 # Limits of TMA's im2col mode for tensors of rank 4: CUDA Driver API, cuTensorMapEncodeIm2col.
 _MAX_CORNER, _MAX_OFFSET, _MAX_STRIDE = 128, 255, 8
@@ -62,10 +64,17 @@ def _why_unsupported(problem: Solved) -> str | None:
 def _problem_rules(problem: Conv) -> Rules:
     yield require(
         merges(problem),
-        f"some of {', '.join(map(str, MERGED))} groups together must have a multiple of 16 input channels and of 32 "
-        "output channels",
+        f"some of {', '.join(map(str, MERGED))} groups together must have a multiple of {ROW_BYTES[0]} bytes of input "
+        "channels and of 32 output channels",
     )
-    yield require(problem.c % 8 == 0 and problem.k % 8 == 0, "c and k must be multiples of 8")
+    granule = 16 // DTYPES[problem.dtype].itemsize  # TMA's strides are multiples of 16 bytes
+    yield require(
+        problem.c % granule == 0 and problem.k % granule == 0, f"c and k must be multiples of {granule}"
+    )
+    yield require(
+        problem.dtype != "s8" or problem.r * problem.s * group_channels(problem) < MAX_PRODUCTS,
+        f"r*s*c must be less than {MAX_PRODUCTS} in s8, so that no sum overflows int32",
+    )
     reach = [d * (extent - 1) for d, extent in zip(problem.dilation, (problem.r, problem.s), strict=True)]
     corner = max(*problem.pad, max(reach) - min(problem.pad))
     yield require(
@@ -89,7 +98,7 @@ def _cost(problem: Solved, config: Config, arch: Architecture) -> float:
     The constants are fitted to 1775 kernels timed on 23 layers of ResNets on an H200, and to the winners of layers with
     sizes that fit no tile.
     """
-    x = Conv2dShape.from_config(config)
+    x = Conv2dShape.from_config(config, problem.dtype)
     conv = convolution_of(problem, x.merge)
     processors, products, best = arch.processors_for(x.cluster), products_a_tile(conv, x), float("inf")
     for loading in loadings(conv, x):
@@ -99,7 +108,7 @@ def _cost(problem: Solved, config: Config, arch: Architecture) -> float:
         overlapping = resident * (2 if x.pingpong else 1)
         # With resident weights, no step waits for the next ones.
         waits = 80 * loading.fills + (40 if x.patch and x.resident else 150) * (products - loading.fills)
-        arithmetic = products * x.m * max(x.columns, 24) * x.k / arch.wgmma_rate + waits / overlapping
+        arithmetic = products * x.m * max(x.columns, 24) * (x.row_bytes / 2) / arch.wgmma_rate + waits / overlapping
         pixels = loading.fills * loading.fill_bytes
         weights = products * x.weight_bytes / (rounds if x.resident else 1)
         read = (pixels / x.cluster_n + weights / x.cluster_m) / _READ_BYTES_A_CYCLE
@@ -111,7 +120,7 @@ def _cost(problem: Solved, config: Config, arch: Architecture) -> float:
 
 
 def _label(config: Config) -> str:
-    x = Conv2dShape.from_config(config)
+    x = Conv2dShape.from_config(config, "f16")  # no label depends on the dtype
     extras = [
         f" {x.groups}wg" if not x.pingpong else " pingpong",
         " patch" if x.patch else "",
@@ -124,7 +133,7 @@ def _label(config: Config) -> str:
 
 
 def _context(config: Config, arch: Architecture, dtype: str) -> dict[str, object]:
-    x = Conv2dShape.from_config(config)
+    x = Conv2dShape.from_config(config, dtype)
     return {
         **config,
         "hidden": x.hidden,
@@ -147,12 +156,12 @@ FAMILY = Family[Solved](
     kind=DEVICE_IMAGE,
     template="sm90/conv2d/conv2d.cu.j2",
     architectures=("sm90",),
-    dtypes=("f16", "bf16"),
+    dtypes=("f16", "bf16", "s8"),
     parameters=(
         Parameter("merge", MERGED, "groups that are computed as one, with zeros between them"),
         Parameter("tile_m", (64, 128, 192, 256), "output pixels of a tile"),
         Parameter("tile_n", (32, 64, 96, 128, 192, 256), "output channels of a tile"),
-        Parameter("tile_k", (16, 32, 64), "input channels a step"),
+        Parameter("tile_k", (16, 32, 64, 128), "input channels a step"),
         Parameter("groups", (1, 2, 3), "warpgroups that multiply"),
         Parameter("schedule", ("cooperative", "pingpong"), "the warpgroups share a tile, or have one each, in turn"),
         Parameter("activations", ("im2col", "patch"), "a filter tap at a time, or the tile's patch with its halo"),

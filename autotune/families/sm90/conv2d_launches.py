@@ -18,8 +18,8 @@ from autotune.families.sm90.conv2d_loads import (
     loadings,
     slots_in,
 )
-from autotune.families.sm90.conv2d_shape import SHARED_OVERHEAD, Conv2dShape, max_shared_bytes
-from autotune.ir import Conv2dSe, Conv2dSeSkip, FoldedSe
+from autotune.families.sm90.conv2d_shape import ROW_BYTES, SHARED_OVERHEAD, Conv2dShape, max_shared_bytes
+from autotune.ir import DTYPES, Conv2dSe, Conv2dSeSkip, FoldedSe
 
 _AHEAD = (4, 8)  # pieces of an added tensor that each warp can load ahead
 
@@ -41,7 +41,7 @@ LAUNCH_PARAMETERS = (
 
 def launches(problem: Solved, config: Config, arch: Architecture) -> list[Launch]:
     """Return the launch values worth timing: for each way to load, the occupancies, stagings and rasters that fit."""
-    x = Conv2dShape.from_config(config)
+    x = Conv2dShape.from_config(config, problem.dtype)
     conv = convolution_of(problem, x.merge)
     if not columns_fit(conv, x.n, x.cluster_n) or not steps_fit(conv, x.k):
         return []
@@ -150,10 +150,12 @@ def columns_fit(problem: Conv, tile_n: int, cluster_n: int = 1) -> bool:
 def steps_fit(problem: Conv, step: int) -> bool:
     """Return whether steps of this many channels fill up with the problem's, within one group."""
     channels = group_channels(problem)
+    steps = [row // DTYPES[problem.dtype].itemsize for row in ROW_BYTES]
     if problem.groups > 1:  # a step must not reach into the next group
-        return step == next(k for k in (64, 32, 16) if channels % k == 0)
-    least = next((k for k in (16, 32, 64) if channels <= k), 64)
-    return step == least or (step < least and channels < 96 and channels % 64 > 0)
+        return step == next((k for k in reversed(steps) if channels % k == 0), 0)
+    widest = steps[-1]
+    least = next((k for k in steps if channels <= k), widest)
+    return step == least or (step < least and channels < 1.5 * widest and channels % widest > 0)
 
 
 def _gate_bytes(problem: Conv, x: Conv2dShape) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from autotune.core import ceil_div, round_up
-from autotune.families.sm90.conv2d_shape import Conv2dShape
-from autotune.ir import Conv2d, Conv2dSe, FoldedSe, Gemm
+from autotune.families.sm90.conv2d_shape import ROW_BYTES, Conv2dShape
+from autotune.ir import DTYPES, Conv2d, Conv2dSe, FoldedSe, Gemm
 
 Conv = Conv2d | Conv2dSe | FoldedSe
 """A problem as a convolution."""
@@ -15,7 +15,6 @@ Solved = Conv | Gemm
 
 MERGED = (1, 2, 4, 8, 16)
 """Groups that may be computed as one."""
-_WIDEST_STEP = 64
 _MAX_BOX = 256  # extent of a box: CUDA Driver API, cuTensorMapEncodeTiled
 _SLOT_OVERHEAD = 16  # bytes of barriers
 
@@ -32,12 +31,13 @@ def convolution_of(problem: Solved, merge: int = 1) -> Conv:
 
 
 def merges(problem: Conv) -> list[int]:
-    """Return how many groups can be computed as one: steps and columns of tiles must be filled, up to 64 channels."""
+    """Return how many groups can be computed as one: steps and columns of tiles must be filled, up to 128 bytes."""
     if problem.groups == 1:
         return [1]
     ins, outs = group_channels(problem), problem.k // problem.groups
-    fitting = [m for m in MERGED if problem.groups % m == 0 and m * ins % 16 == 0 and m * outs % 32 == 0]
-    return [m for m in fitting if m == 1 or m * ins <= _WIDEST_STEP]
+    least, widest = (row // DTYPES[problem.dtype].itemsize for row in (ROW_BYTES[0], ROW_BYTES[-1]))
+    fitting = [m for m in MERGED if problem.groups % m == 0 and m * ins % least == 0 and m * outs % 32 == 0]
+    return [m for m in fitting if m == 1 or m * ins <= widest]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def loadings(problem: Conv, x: Conv2dShape) -> list[Loading]:
         return [
             Loading(
                 squares=(0, 0, 0),
-                fill_bytes=x.m * x.k * 2,
+                fill_bytes=x.m * x.row_bytes,
                 fills=problem.r * problem.s * chunks,
                 tiles_m=ceil_div(pixels, x.m),
             )
@@ -84,7 +84,7 @@ def loadings(problem: Conv, x: Conv2dShape) -> list[Loading]:
             found.append(
                 Loading(
                     squares=(h, w, images),
-                    fill_bytes=images * patch_h * patch_w * x.k * 2,
+                    fill_bytes=images * patch_h * patch_w * x.row_bytes,
                     fills=phases * chunks,
                     tiles_m=tiles,
                 )

@@ -9,8 +9,10 @@ from autotune.families import se_gate
 from autotune.families.base import Config
 from autotune.families.rules import Rules, first_unmet, require
 from autotune.families.sm90.rates import MAX_CLUSTER
-from autotune.ir import Epilogue
+from autotune.ir import DTYPES, Epilogue
 
+ROW_BYTES = (32, 64, 128)
+"""Bytes that a step can have along the channels: those of the swizzles of TMA and wgmma."""
 SHARED_OVERHEAD = 1024 + 64
 """Bytes of a block's shared memory that are no buffers: alignment to 1024 bytes, and barriers."""
 
@@ -25,6 +27,7 @@ class Conv2dShape:
     """A config by name, and what follows from it.
 
     Attributes:
+        element_bytes: Bytes of an element.
         groups: Warpgroups that multiply.
         pingpong: Whether each warpgroup has a tile of its own; else they share one (cooperative).
         patch: Whether the activations of a tile are its patch with a halo; else one filter tap at a time (im2col).
@@ -34,6 +37,7 @@ class Conv2dShape:
         hidden: Columns of a tile beside its channels: the hidden values of a folded squeeze-and-excitation.
     """
 
+    element_bytes: int
     m: int
     n: int
     k: int
@@ -48,13 +52,14 @@ class Conv2dShape:
     hidden: int
 
     @classmethod
-    def from_config(cls, config: Config) -> Conv2dShape:
-        """Return the shape of a config.
+    def from_config(cls, config: Config, dtype: str) -> Conv2dShape:
+        """Return the shape of a config for elements of a dtype.
 
         Families without `tile_k`, `merge` or `hidden` have 64, 1 and 0; so do kernels of older databases, which have no
         `merge`.
         """
         return cls(
+            element_bytes=DTYPES[dtype].itemsize,
             m=int(config["tile_m"]),
             n=int(config["tile_n"]),
             k=int(config.get("tile_k", 64)),
@@ -108,7 +113,7 @@ class Conv2dShape:
 
     def staging_bytes(self, staged: int) -> int:
         """Return the shared memory that stages the output and an added tensor; staged: the launch parameter."""
-        piece = 16 * (64 if self.n % 64 == 0 else 32) * 2 + 8  # of a warp, with its barrier
+        piece = 16 * (64 if self.n % 64 == 0 else 32) * self.element_bytes + 8  # of a warp, with its barrier
         return self.groups * 4 * piece * (2 + (staged if staged > 1 else 0)) if staged else 0
 
     @property
@@ -122,17 +127,23 @@ class Conv2dShape:
         return 2 * (self.slices - 1) * (self.m * (self.n // self.slices + self.hidden) * 4)
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of a step of one pixel or one output channel in shared memory: 32, 64 or 128."""
+        return self.k * self.element_bytes
+
+    @property
     def weight_bytes(self) -> int:
         """Shared memory of a step's weights."""
-        return self.columns * self.k * 2
+        return self.columns * self.row_bytes
 
 
 def why_illegal(config: Config, arch: Architecture, dtype: str, epilogue: Epilogue) -> str | None:
     """Return why a config cannot be compiled, or None."""
-    x = Conv2dShape.from_config(config)
+    x = Conv2dShape.from_config(config, dtype)
 
     def rules() -> Rules:
         yield from _shape_rules(x, arch)
+        yield require(dtype != "s8" or "gate" not in epilogue.names, "gates are not computed from bytes")
         if x.hidden:
             yield from _folded_rules(x, epilogue)
         elif "gate" in epilogue.names:
@@ -163,10 +174,13 @@ def _shape_rules(x: Conv2dShape, arch: Architecture) -> Rules:
         "slices must divide a warpgroup's blocks of 32 x 32 sums",
     )
     yield require(
-        x.k >= 64 or (x.n <= 128 and x.m <= 128 and x.cluster == 1),
-        "tile_k < 64 is for few channels: tile_m and tile_n must be at most 128, and a cluster one block",
+        x.row_bytes in ROW_BYTES, f"a step of tile_k channels must take {', '.join(map(str, ROW_BYTES))} bytes"
     )
-    room, least = max_shared_bytes(arch), 2 * (x.m + x.columns) * x.k * 2
+    yield require(
+        x.row_bytes == ROW_BYTES[-1] or (x.n <= 128 and x.m <= 128 and x.cluster == 1),
+        "tile_k below 128 bytes is for few channels: tile_m and tile_n must be at most 128, and a cluster one block",
+    )
+    room, least = max_shared_bytes(arch), 2 * (x.m + x.columns) * x.row_bytes
     yield require(least <= room, f"two stages must fit {room} bytes of shared memory; they take {least}")
     yield require(x.columns <= 256, f"wgmma has at most 256 columns; tile_n and hidden make {x.columns}")
 

@@ -56,7 +56,7 @@ FAMILY = Family[FoldedSe](
     kind=CONV2D.kind,
     template=CONV2D.template,
     architectures=CONV2D.architectures,
-    dtypes=CONV2D.dtypes,
+    dtypes=("f16", "bf16"),
     parameters=(
         Parameter("image", ("warps", "rows"), "of a multiple of 16 pixels, or 1, 4 or 8 of a warp's rows"),
         Parameter("hidden", se_gate.HIDDEN, "hidden values of a tile's products, beside its channels"),

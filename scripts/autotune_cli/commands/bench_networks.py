@@ -4,8 +4,8 @@ Each network is tuned in a process of its own. A process for each batch size
 then times FusedResNet on the tuned database and with nothing tuned, and
 torch.compile in its modes reduce-overhead and max-autotune with freezing, all
 in interleaved rounds. On a GPU and without max-autotune, which times kernels,
-what Inductor compiles is compiled during the tune. The results are a table, a
-chart, and a JSON record. A network that the record holds is measured again
+the processes compile at the same time, before the tune. The results are a
+table, a chart, and a JSON record. A network that the record holds is measured again
 only if --only names it, so an interrupted run goes on.
 
 Example:
@@ -24,15 +24,15 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from threading import Lock, Timer
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from autotune.core import AutotuneError, require_one_of, seconds_of
+from autotune.core import AutotuneError, require_one_of
 from autotune_cli import chart, networks_chart
 from autotune_cli.command_line import add_device, names, sizes, torch_device
+from autotune_cli.commands.bench import PREPARED
 from autotune_cli.record import one_line, provenance, slug, write
 from autotune_cli.speedups import PEERS, Row, mean, rows
 
@@ -47,12 +47,6 @@ NETWORKS = {
 }
 """Name in the table -> value of --model."""
 
-PEERS_SHARE = 0.4
-"""Share of the tune's time after which the peers are compiled: a tune needs most cores at its start."""
-COMPILERS = 2
-"""Processes in which Inductor then compiles for one batch size."""
-NICENESS = "15"
-"""Niceness of the processes that compile the peers: above that of the tune's compilers, which keep their cores."""
 VARIANTS = ("eager", "compile_frozen", "compile_max", "untuned", "fused")
 METHOD = (
     "each network: `autotune tune` and `autotune bench` in processes of their own; speedup: time of the faster of "
@@ -115,7 +109,9 @@ def measure(name: str, arguments: argparse.Namespace, device: str) -> dict[str, 
         if not arguments.no_tune:
             if device == "cuda" and "compile_max" not in variants:
                 for bench in benches:
-                    bench.prepare(PEERS_SHARE * seconds_of(arguments.budget))
+                    bench.start(compilers=max(1, len(os.sched_getaffinity(0)) // len(benches)))
+                for bench in benches:
+                    bench.wait_until_prepared()
             started = time.monotonic()
             arch = "cpu" if device == "cpu" else "auto"
             tune = ("tune", *model, *batches, "--arch", arch, "--db", str(database), "--budget", arguments.budget)
@@ -145,32 +141,31 @@ class _Bench:
         where = ("--db", str(database), "--out", self._folder.name, "--name", "record")
         self._line = [*_command("bench", "--batch", str(batch)), *options, *where, "--pause"]
         self._process: subprocess.Popen[str] | None = None
-        self._starts = Lock()
-        self._timer: Timer | None = None
 
-    def prepare(self, seconds: float) -> None:
-        """Start the process some seconds from now, beside a tune; it prepares all that needs no database."""
-        self._timer = Timer(seconds, self._start, [os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": str(COMPILERS)}])
-        self._timer.start()
+    def start(self, compilers: int | None = None) -> None:
+        """Start the process, which prepares all that needs no database.
 
-    def _start(self, environment: Mapping[str, str] = os.environ) -> None:
-        with self._starts:
-            if self._process is None:
-                with self._report.open("w") as out:
-                    self._process = subprocess.Popen(
-                        ["nice", "-n", NICENESS, *self._line],
-                        stdin=subprocess.PIPE,
-                        stdout=out,
-                        stderr=subprocess.STDOUT,
-                        text=True,
-                        env=environment,
-                    )
+        Args:
+            compilers: Processes in which Inductor compiles; None for its own choice.
+        """
+        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": f"{self._folder.name}/inductor"}  # not for the tune
+        if compilers:
+            environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(compilers)
+        with self._report.open("w") as out:
+            self._process = subprocess.Popen(
+                self._line, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, text=True, env=environment
+            )
+
+    def wait_until_prepared(self) -> None:
+        """Wait until the process needs the database, or has ended."""
+        assert self._process
+        while self._process.poll() is None and PREPARED not in self._report.read_text(errors="replace"):
+            time.sleep(0.2)
 
     def batches(self) -> list[dict[str, Any]]:
         """Time the network; returns what `bench` records of its batch sizes; raises AutotuneError if that fails."""
-        if self._timer:
-            self._timer.cancel()
-        self._start()
+        if self._process is None:
+            self.start()
         assert self._process
         self._process.communicate("\n")
         _check("bench", self._process.returncode, self._report)
@@ -179,8 +174,6 @@ class _Bench:
 
     def stop(self) -> None:
         """End the process if it runs, and remove what it wrote."""
-        if self._timer:
-            self._timer.cancel()
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -40,6 +40,12 @@ AT_DEVICE uint4 ld_shared(uint32_t address) {
   return v;
 }
 
+AT_DEVICE void ld_shared(uint4& v, uint32_t address) { v = ld_shared(address); }
+
+AT_DEVICE void ld_shared(uint2& v, uint32_t address) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
+}
+
 // Without a memory clobber: the compiler may move other memory accesses across this load.
 AT_DEVICE float4 ld_shared_float4(uint32_t address) {
   float4 v;

@@ -1,5 +1,5 @@
-// wgmma: asynchronous matrix products of a warpgroup, m64nNk16 with float32 accumulators (PTX ISA 8.x, "wgmma"). The
-// names are CUTLASS's. The product instruction itself depends on N and is rendered by wgmma.j2.
+// wgmma: asynchronous matrix products of a warpgroup, m64nNk16 with float32 accumulators or, of bytes, m64nNk32 with
+// int32 accumulators (PTX ISA 8.x, "wgmma"). The names are CUTLASS's. The product instruction itself depends on N and is rendered by wgmma.j2.
 #pragma once
 
 namespace at {
@@ -21,6 +21,14 @@ AT_DEVICE void warpgroup_fence_operand(float (&accumulators)[kBlocks][N]) {
   for (int block = 0; block < kBlocks; ++block)
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(accumulators[block][i])::"memory");
+}
+
+template <int kBlocks, int N>
+AT_DEVICE void warpgroup_fence_operand(int (&accumulators)[kBlocks][N]) {
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block)
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+r"(accumulators[block][i])::"memory");
 }
 
 // Copies accumulators in program order. The compiler would move plain assignments up among unfinished products.

@@ -268,7 +268,7 @@ struct HopperConv2d : Conv2dGate<Config> {
     const uint32_t b_hi = ptx::descriptor_hi<P::kRowBytes>(8 * P::kRowBytes);
     ptx::warpgroup_arrive();
 #pragma unroll
-    for (int k = 0; k < P::kK / 16; ++k) {
+    for (int k = 0; k < P::kRowBytes / 32; ++k) {
 #pragma unroll
       for (int m = 0; m < P::kBlocks; ++m)
         Config::wgmma(sums[m], ptx::SmemDescriptor{a + rows.block[m] + 2 * k, rows.hi},

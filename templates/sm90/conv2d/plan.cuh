@@ -36,7 +36,8 @@ struct Conv2dPlan {
   // Without it the registers are stored directly, which starts sooner.
   static constexpr int kStages = 2;
   static constexpr int kStageChannels = kN % 64 == 0 ? 64 : 32;
-  static constexpr int kStageBytes = 16 * kStageChannels * (int)sizeof(Element);
+  static constexpr int kStageRowBytes = kStageChannels * (int)sizeof(Element);
+  static constexpr int kStageBytes = 16 * kStageRowBytes;
   static constexpr int kPieces = kN / kStageChannels * kBlocks;  // pieces of a warp in a tile
   // With staging > 1 TMA also loads the tensor that the epilogue adds. Each warp prefetches `ahead` pieces, including
   // those of its next tile, so that memory stays busy while the tensor cores work.
@@ -203,7 +204,9 @@ struct Conv2dPlan {
       return refused(out, "fill_slots and weight_slots must be 1 to 32, and slices at most the fills of a tile");
     if (!apart || a.groups % Config::kMerge)
       return refused(out, "a group must be a multiple of tile_k and tile_n channels");
-    if (a.c % 8 || a.k % 8) return refused(out, "c and k must be multiples of 8");
+    constexpr int kGranule = 16 / (int)sizeof(Element);  // channels in 16 bytes, the unit of TMA's strides
+    if (a.c % kGranule || a.k % kGranule)
+      return refused(out, kGranule == 8 ? "c and k must be multiples of 8" : "c and k must be multiples of 16");
     if (kSlices > 1 && x.staging_bytes) return refused(out, "a split tile needs staging = 0");
     if (x.ahead > (kAhead ? 8 : 0))
       return refused(out, "staging must be at most 8, and 0 or 1 without an added tensor");
@@ -245,7 +248,7 @@ struct Conv2dPlan {
       out->tensor_maps[out->tensor_map_count++] = projection;
     }
     if (x.staging_bytes) {
-      at_tensor_map output{kOutputMap, kY, Config::kMapElement, kStageChannels == 64 ? 3 : 2};
+      at_tensor_map output{kOutputMap, kY, Config::kMapElement, ptx::swizzle_mode(kStageRowBytes)};
       const uint64_t k = a.k, p = a.p, q = a.q;
       if (kPatch) ptx::describe_tensor_map<Element>(output, {k, q, p, n}, {kStageChannels, 8, 2, 1}, {1, 1, 1, 1});
       else ptx::describe_tensor_map<Element>(output, {k, (uint64_t)x.rows}, {kStageChannels, 16}, {1, 1});
@@ -326,7 +329,7 @@ struct Conv2dPlan {
   AT_DEVICE static int tile_step() { return gridDim.x / kCluster; }
   AT_DEVICE static int first_fill(const Params& x, int slice) { return x.fills * slice / kSlices; }
 
-  using Sums = float[kBlocks][kColumns / 2];
+  using Sums = typename Config::Sum[kBlocks][kColumns / 2];
 };
 
 }  // namespace at

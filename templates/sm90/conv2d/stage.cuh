@@ -115,10 +115,13 @@ struct Conv2dStage : Conv2dPlan<Config> {
       if (batch == 0 && P::kPieces % P::kStages != 0) ptx::tma_store_wait<0>();
       else ptx::tma_store_wait<P::kStages - 1>();
       __syncwarp();
-      // The offset of eight channels in a piece, with TMA's swizzle.
+      // The offset of eight channels in a piece, with TMA's swizzle of units of 16 bytes.
       auto place_of = [&](int i) {
-        const int row = 8 * (i % 2) + lane / 4, swizzle = P::kStageChannels == 64 ? row % 8 : row / 2 % 4;
-        return row * P::kStageChannels * (int)sizeof(Element) + 16 * (4 * (i / 2) + lane % 4 ^ swizzle);
+        const int row = 8 * (i % 2) + lane / 4, bytes = P::kStageRowBytes;
+        const int swizzle = bytes == 128 ? row % 8 : bytes == 64 ? row / 2 % 4 : row / 4 % 2;
+        if constexpr (sizeof(Element) == 1)
+          return row * bytes + 16 * (2 * (i / 2) + lane % 4 / 2 ^ swizzle) + 8 * (lane % 2);
+        return row * bytes + 16 * (4 * (i / 2) + lane % 4 ^ swizzle);
       };
       if constexpr (P::kAhead) {
         if (x.ahead) {
@@ -126,7 +129,7 @@ struct Conv2dStage : Conv2dPlan<Config> {
           ptx::mbarrier_wait(smem.added_full + 8 * buffer, added.ring.phase);
 #pragma unroll
           for (int i = 0; i < 2 * kColumns; ++i)
-            fetched[batch % 2][i][0].words[0] = ptx::ld_shared(smem.added + buffer * P::kStageBytes + place_of(i));
+            ptx::ld_shared(fetched[batch % 2][i][0].words[0], smem.added + buffer * P::kStageBytes + place_of(i));
           __syncwarp();
           load_added(x, smem, me, first_block, added, slot);
           added.ring.advance(x.ahead);

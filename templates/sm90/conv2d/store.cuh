@@ -11,6 +11,14 @@
 
 namespace at {
 
+// Sums of any type travel between blocks as floats with the same bits.
+AT_DEVICE float4 packed_sums(float a, float b, float c, float d) { return make_float4(a, b, c, d); }
+AT_DEVICE float4 packed_sums(int a, int b, int c, int d) {
+  return make_float4(__int_as_float(a), __int_as_float(b), __int_as_float(c), __int_as_float(d));
+}
+AT_DEVICE void add_packed(float& sum, float part) { sum += part; }
+AT_DEVICE void add_packed(int& sum, float part) { sum += __float_as_int(part); }
+
 template <typename Config>
 struct Conv2dStore : Conv2dStage<Config> {
  protected:
@@ -19,6 +27,7 @@ struct Conv2dStore : Conv2dStage<Config> {
   using Layout = typename P::Layout;
   using ClusterCoord = typename P::ClusterCoord;
   using Params = typename P::Params;
+  using Sum = typename Config::Sum;
   using Sums = typename P::Sums;
   using Tile = typename P::Tile;
   using Stage = Conv2dStage<Config>;
@@ -45,8 +54,8 @@ struct Conv2dStore : Conv2dStage<Config> {
     const uint32_t leaving = smem.fills + warp * kWarpBytes, coming = leaving + kOthers * kPartBytes;
     const auto of_vector = [&](int i, int j) { return (i % kOwn * 2 + j) * 512 + lane * 16; };
     const auto of_hidden = [&](int i) { return (kOwn * 2 + i) * 512 + lane * 16; };
-    const auto hidden = [&](int i) -> float (&)[4] {
-      return *(float (*)[4]) & sums[i % P::kBlocks][P::kN / 2 + i / P::kBlocks * 4];
+    const auto hidden = [&](int i) -> Sum (&)[4] {
+      return *(Sum (*)[4]) & sums[i % P::kBlocks][P::kN / 2 + i / P::kBlocks * 4];
     };
     const auto rank = [&](int slice) { return me.rank(me.m, me.n, slice); };
 
@@ -66,8 +75,8 @@ struct Conv2dStore : Conv2dStage<Config> {
       if (owner == me.slice) continue;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const float* d = &sums[at.block][16 * at.columns + 8 * j + 2 * at.half];
-        give(owner, of_vector(i, j), make_float4(d[0], d[1], d[4], d[5]));
+        const Sum* d = &sums[at.block][16 * at.columns + 8 * j + 2 * at.half];
+        give(owner, of_vector(i, j), packed_sums(d[0], d[1], d[4], d[5]));
       }
     }
 #pragma unroll
@@ -75,7 +84,7 @@ struct Conv2dStore : Conv2dStage<Config> {
 #pragma unroll
       for (int slice = 0; slice < P::kSlices; ++slice)
         if (slice != me.slice)
-          give(slice, of_hidden(i), make_float4(hidden(i)[0], hidden(i)[1], hidden(i)[2], hidden(i)[3]));
+          give(slice, of_hidden(i), packed_sums(hidden(i)[0], hidden(i)[1], hidden(i)[2], hidden(i)[3]));
     if constexpr (!kOneByOne) {
       ptx::fence_view_async_shared();
       __syncwarp();
@@ -88,15 +97,16 @@ struct Conv2dStore : Conv2dStage<Config> {
     }
     ptx::mbarrier_wait(smem.turn, 0);
     ptx::cluster_arrive_relaxed();  // a block exits when all have received its data
-    const auto total = [&](int offset, float4 own) {
-      float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
+    // Replaces four sums of this slice by those of all slices, added in the slices' order.
+    const auto total = [&](int offset, Sum& a, Sum& b, Sum& c, Sum& d) {
+      const float4 own = packed_sums(a, b, c, d);
+      a = b = c = d = 0;
 #pragma unroll
       for (int slice = 0; slice < P::kSlices; ++slice) {
         const float4 part =
             slice == me.slice ? own : ptx::ld_shared_float4(coming + place(slice, me.slice) * kPartBytes + offset);
-        sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+        add_packed(a, part.x), add_packed(b, part.y), add_packed(c, part.z), add_packed(d, part.w);
       }
-      return sum;
     };
 #pragma unroll
     for (int i = 0; i < P::kVectors; ++i) {
@@ -104,16 +114,14 @@ struct Conv2dStore : Conv2dStage<Config> {
       if (!(own_vectors(me) >> i & 1)) continue;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        float* d = &sums[at.block][16 * at.columns + 8 * j + 2 * at.half];
-        const float4 sum = total(of_vector(i, j), make_float4(d[0], d[1], d[4], d[5]));
-        d[0] = sum.x, d[1] = sum.y, d[4] = sum.z, d[5] = sum.w;
+        Sum* d = &sums[at.block][16 * at.columns + 8 * j + 2 * at.half];
+        total(of_vector(i, j), d[0], d[1], d[4], d[5]);
       }
     }
 #pragma unroll
     for (int i = 0; i < kWanted; ++i) {
-      float (&d)[4] = hidden(i);
-      const float4 sum = total(of_hidden(i), make_float4(d[0], d[1], d[2], d[3]));
-      d[0] = sum.x, d[1] = sum.y, d[2] = sum.z, d[3] = sum.w;
+      Sum (&d)[4] = hidden(i);
+      total(of_hidden(i), d[0], d[1], d[2], d[3]);
     }
   }
 

@@ -149,6 +149,11 @@ inline float __int_as_float(int bits) {
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
+inline int __float_as_int(float value) {
+  int bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
 #define __float2int_rn (int)std::lrint
 #define __cvta_generic_to_shared(p) emu::shared_address(p)
 using std::max;

@@ -9,6 +9,8 @@ struct Map {
   const char* base;
 };
 
+inline int bytes_of_element(const at_tensor_map& map) { return map.element == 0 ? 1 : 2; }  // 0: bytes
+
 inline uint32_t swizzled(uint32_t address, int row_bytes) {
   const int bits = row_bytes == 128 ? 7 : row_bytes == 64 ? 3 : 1;
   return address ^ ((address >> 7 & bits) << 4);
@@ -19,17 +21,18 @@ inline void store_box(Block& block, uint32_t to, const Map& map, const std::vect
   const int row_bytes = m.swizzle == 3 ? 128 : m.swizzle == 2 ? 64 : 32;
   std::vector<int> count, at(m.rank, 0);
   for (int i = 0; i < m.rank; ++i) count.push_back((m.box[i] + m.element_strides[i] - 1) / m.element_strides[i]);
-  for (uint32_t offset = 0;; offset += 2) {
+  const int size = bytes_of_element(m);
+  for (uint32_t offset = 0;; offset += size) {
     bool inside = true;
     int64_t place = 0;
     for (int i = 0; i < m.rank; ++i) {
       const int64_t x = from[i] + at[i] * (int64_t)m.element_strides[i];
       inside &= x >= 0 && x < (int64_t)m.sizes[i];
-      place += x * (i ? (int64_t)m.strides[i - 1] : 2);
+      place += x * (i ? (int64_t)m.strides[i - 1] : size);
     }
     uint16_t value = 0;
-    if (inside) std::memcpy(&value, map.base + place, 2);
-    std::memcpy(block.memory + swizzled(to + offset, row_bytes), &value, 2);
+    if (inside) std::memcpy(&value, map.base + place, size);
+    std::memcpy(block.memory + swizzled(to + offset, row_bytes), &value, size);
     int i = 0;
     while (i < m.rank && ++at[i] == count[i]) at[i++] = 0;
     if (i == m.rank) return;
@@ -39,7 +42,7 @@ inline void store_box(Block& block, uint32_t to, const Map& map, const std::vect
 inline void load(uint32_t to, const void* params_map, uint32_t barrier, std::vector<int> from, uint32_t to_blocks) {
   const Map* map;
   std::memcpy(&map, params_map, sizeof map);
-  int bytes = 2;
+  int bytes = bytes_of_element(map->wanted);
   for (int i = 0; i < map->wanted.rank; ++i)
     bytes *= (map->wanted.box[i] + map->wanted.element_strides[i] - 1) / map->wanted.element_strides[i];
   if (to % 128) fail("TMA to " + std::to_string(to));
@@ -62,7 +65,7 @@ inline void load_im2col(uint32_t to, const void* params_map, uint32_t barrier, s
     if (to_blocks ? !(to_blocks >> block->rank & 1) : block.get() != &own()) continue;
     Block* target = block.get();
     transfer([=] {
-      const int row_bytes = m.swizzle == 3 ? 128 : m.swizzle == 2 ? 64 : 32;
+      const int row_bytes = m.swizzle == 3 ? 128 : m.swizzle == 2 ? 64 : 32, size = bytes_of_element(m);
       int w = from[1], h = from[2], n = from[3];
       for (int pixel = 0; pixel < m.pixels; ++pixel) {
         const int at[3] = {w + offset_w, h + offset_h, n};
@@ -72,8 +75,8 @@ inline void load_im2col(uint32_t to, const void* params_map, uint32_t barrier, s
           inside &= at[i] >= 0 && at[i] < (int64_t)m.sizes[i + 1], place += at[i] * (int64_t)m.strides[i];
         for (uint32_t c = 0; c < m.box[0]; ++c) {
           uint16_t value = 0;
-          if (inside && from[0] + c < m.sizes[0]) std::memcpy(&value, base + place + 2 * (from[0] + c), 2);
-          std::memcpy(target->memory + swizzled(to + pixel * row_bytes + 2 * c, row_bytes), &value, 2);
+          if (inside && from[0] + c < m.sizes[0]) std::memcpy(&value, base + place + size * (from[0] + c), size);
+          std::memcpy(target->memory + swizzled(to + pixel * row_bytes + size * c, row_bytes), &value, size);
         }
         if ((w += m.element_strides[1]) < (int64_t)m.sizes[1] + m.upper[0]) continue;
         w = m.lower[0];
@@ -92,17 +95,17 @@ inline void store(const void* params_map, uint32_t from, std::vector<int> to) {
   Block* block = &own();
   auto work = [=] {
     const at_tensor_map& m = map->wanted;
-    const int row_bytes = m.swizzle == 3 ? 128 : m.swizzle == 2 ? 64 : 32;
+    const int row_bytes = m.swizzle == 3 ? 128 : m.swizzle == 2 ? 64 : 32, size = bytes_of_element(m);
     std::vector<int> at(m.rank, 0);
-    for (uint32_t offset = 0;; offset += 2) {
+    for (uint32_t offset = 0;; offset += size) {
       bool inside = true;
       int64_t place = 0;
       for (int i = 0; i < m.rank; ++i) {
         const int64_t x = to[i] + at[i];
         inside &= x >= 0 && x < (int64_t)m.sizes[i];
-        place += x * (i ? (int64_t)m.strides[i - 1] : 2);
+        place += x * (i ? (int64_t)m.strides[i - 1] : size);
       }
-      if (inside) std::memcpy((char*)map->base + place, block->memory + swizzled(from + offset, row_bytes), 2);
+      if (inside) std::memcpy((char*)map->base + place, block->memory + swizzled(from + offset, row_bytes), size);
       int i = 0;
       while (i < m.rank && ++at[i] == (int)m.box[i]) at[i++] = 0;
       if (i == m.rank) return;

@@ -7,10 +7,13 @@
 namespace emu {
 
 template <typename Element>
+constexpr int kDepth = 32 / sizeof(Element);  // of a product: wgmma reads 32 bytes of each row
+
+template <typename Element>
 float value_at(const char* memory, uint32_t low, uint32_t high, int row, int k) {
   const int mode = high >> 30, row_bytes = mode == 1 ? 128 : mode == 2 ? 64 : 32;
   const uint32_t start = (low & 0x3fff) << 4, group = (high & 0x3fff) << 4;
-  const uint32_t address = swizzled(start + row / 8 * group + row % 8 * row_bytes + 2 * k, row_bytes);
+  const uint32_t address = swizzled(start + row / 8 * group + row % 8 * row_bytes + (int)sizeof(Element) * k, row_bytes);
   Element v;
   std::memcpy((void*)&v, memory + address, sizeof v);
   return (float)v;
@@ -28,39 +31,39 @@ float transposed_value_at(const char* memory, uint32_t low, uint32_t high, int r
 }
 
 struct Rows {  // of operand A, for the two rows of a thread's sums
-  float of[2][16];
+  float of[2][32];
 };
 
-// rows: () -> Rows; called when the products are computed. value: value_at or transposed_value_at.
-template <typename Element, int N, typename Operand>
-void multiply_rows(float (&d)[N], const Operand& rows, uint64_t b, int accumulate,
+// rows: () -> Rows; called when the products are computed. value: value_at or transposed_value_at. Sum: float or int.
+template <typename Element, typename Sum, int N, typename Operand>
+void multiply_rows(Sum (&d)[N], const Operand& rows, uint64_t b, int accumulate,
                    float (*value)(const char*, uint32_t, uint32_t, int, int) = value_at<Element>) {
-  float* sums = d;
+  Sum* sums = d;
   const char* memory = own().memory;
   const int thread = current->index.x % 128;
   current->open.push_back([=] {
     const Rows left = rows();
     for (int j = 0; j < N; j += 4)
       for (int e = 0; e < 2; ++e) {
-        float right[16];
-        for (int k = 0; k < 16; ++k) right[k] = value(memory, (uint32_t)b, b >> 32, 2 * j + thread % 4 * 2 + e, k);
+        float right[32];
+        for (int k = 0; k < kDepth<Element>; ++k) right[k] = value(memory, (uint32_t)b, b >> 32, 2 * j + thread % 4 * 2 + e, k);
         for (int half = 0; half < 2; ++half) {
-          float& sum = sums[j + 2 * half + e];
-          if (!accumulate) sum = 0.f;
-          for (int k = 0; k < 16; ++k) sum += left.of[half][k] * right[k];
+          Sum& sum = sums[j + 2 * half + e];
+          if (!accumulate) sum = 0;
+          for (int k = 0; k < kDepth<Element>; ++k) sum += left.of[half][k] * right[k];
         }
       }
   });
 }
-template <typename Element, int N>
-void multiply(float (&d)[N], uint64_t a, uint64_t b, int accumulate,
+template <typename Element, typename Sum, int N>
+void multiply(Sum (&d)[N], uint64_t a, uint64_t b, int accumulate,
               float (*value)(const char*, uint32_t, uint32_t, int, int) = value_at<Element>) {
   const char* memory = own().memory;
   const int row = current->index.x % 128 / 32 * 16 + lane() / 4;
   const auto rows = [=] {
     Rows left;
     for (int half = 0; half < 2; ++half)
-      for (int k = 0; k < 16; ++k) left.of[half][k] = value(memory, (uint32_t)a, a >> 32, row + 8 * half, k);
+      for (int k = 0; k < kDepth<Element>; ++k) left.of[half][k] = value(memory, (uint32_t)a, a >> 32, row + 8 * half, k);
     return left;
   };
   multiply_rows<Element>(d, rows, b, accumulate, value);
