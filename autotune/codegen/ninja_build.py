@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from autotune.codegen import rendering, toolchain
+from autotune.codegen import rendering, source_digest, toolchain
 from autotune.codegen.build_folder import BuildFolder
 from autotune.codegen.build_slices import show
 from autotune.core import FamilyError, ProcessTree, ToolchainError, ceil_div, paths
 from autotune.families import Kernel, families, family
 
+CUDA_COMPILER = "AUTOTUNE_CUDA_COMPILER"
+"""Environment variable: nvcc, so that nvcc compiles what NVRTC would."""
 MAX_COST_RATIO = 2.0
 """Limit of the kernels' compile time in a unit as a multiple of its headers'; larger units delay the first result."""
 _TIMEOUT_SECONDS = 900  # of a unit's compilation; the slowest known unit takes about one minute
@@ -67,10 +69,12 @@ class Unit:
 
     kernels: tuple[Kernel, ...]
 
-    @property
+    @cached_property
     def toolchain(self) -> toolchain.Toolchain:
-        """The toolchain of the unit's target."""
-        return toolchain.for_target(self.kernels[0].target)
+        """The toolchain of the unit's target and headers."""
+        headers = source_digest.foreign_headers(self.source, self.folders)
+        prefers_nvcc = os.environ.get(CUDA_COMPILER) == "nvcc" or not headers <= toolchain.NVRTC_HEADERS
+        return toolchain.for_target(self.kernels[0].target, prefers_nvcc)
 
     @property
     def folders(self) -> list[Path]:

@@ -31,6 +31,8 @@ def compile_cubin(library: str, source: Path, output: Path, options: list[str]) 
     Returns:
         Whether the source compiled.
     """
+    for builtins in Path(library).parent.glob("libnvrtc-builtins.so.*"):
+        ctypes.CDLL(str(builtins))  # NVRTC looks for it only where the system's loader does
     nvrtc = ctypes.CDLL(library)
     program = ctypes.c_void_p()
     text, name = source.read_bytes(), source.name.encode()

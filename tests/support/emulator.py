@@ -102,6 +102,7 @@ def _emulated(text: str) -> str:
             return 'emu::fail("PTX that the emulator does not know");'
         return _PTX[max(found, key=len)] or ";"
 
+    text = text.replace("__noinline__", "inline")  # for g++'s headers it is an attribute, so it cannot be a macro
     return re.sub(r"asm volatile\(.*?\);", replaced, text, flags=re.DOTALL)
 
 

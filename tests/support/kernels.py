@@ -79,7 +79,7 @@ def need_compiler(target: str, *, nvcc: bool = False) -> toolchain.Toolchain:
         nvcc: Accept nvcc only, for tests that read its messages.
     """
     try:
-        found = toolchain.for_target(target)
+        found = toolchain.for_target(target, prefers_nvcc=nvcc)
     except ToolchainError as error:
         pytest.skip(str(error))
     if nvcc and not found.compiler.startswith("nvcc"):

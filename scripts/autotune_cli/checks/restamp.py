@@ -5,7 +5,8 @@ in the database. After a refactoring of templates this command compiles each
 kernel whose digest differs from today's templates and compares the instructions
 and resources of the kernel function with the stored binary. If they are
 identical the row gets today's digest; otherwise the kernel is listed. The code
-of `prepare`, which computes launches, is not compared. No GPU is needed.
+of `prepare`, which computes launches, is not compared. No GPU is needed. A
+kernel of nvcc is compared with what nvcc compiles, and one of NVRTC with NVRTC.
 
 Example:
   autotune restamp --dry-run tuning_db/se_resnet9_fixup_h200.db
@@ -14,6 +15,7 @@ Example:
 from __future__ import annotations
 
 import argparse
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from rich.table import Table
 
 from autotune.codegen import rendering
 from autotune.codegen.build_queue import build
+from autotune.codegen.ninja_build import CUDA_COMPILER
 from autotune.core import AutotuneError
 from autotune.families import Kernel, families
 from autotune.tuner import kernel_of
@@ -100,10 +103,11 @@ def compare(store: Store, jobs: int, console: Console) -> Iterator[Finding]:
             stale.setdefault(kernel, []).append((row, digest))
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task(f"compiling {len(stale)} kernels", total=len(stale))
-        by_target: dict[str, list[Kernel]] = {}
-        for kernel in stale:
-            by_target.setdefault(kernel.target, []).append(kernel)
-        for kernels in by_target.values():
+        alike: dict[tuple[str, str], list[Kernel]] = {}
+        for kernel, rows in stale.items():
+            alike.setdefault((kernel.target, compiler_of(rows[0][0])), []).append(kernel)
+        for (_, compiler), kernels in alike.items():
+            os.environ[CUDA_COMPILER] = compiler
             for built in build(kernels, jobs):
                 progress.advance(task, len(built.unit.kernels))
                 image = built.path.read_bytes() if built.path else None
@@ -113,6 +117,12 @@ def compare(store: Store, jobs: int, console: Console) -> Iterator[Finding]:
                             yield Finding(row, "not buildable", one_line(built.error))
                         else:
                             yield compared(store, row, image, rendering.symbol(kernel), digest)
+
+
+def compiler_of(row: KernelRow) -> str:
+    """Return the name of the compiler that made a kernel's binary: nvcc or nvrtc."""
+    assert row.library
+    return row.library.compiler.partition(" ")[0]
 
 
 def device_kernels(store: Store) -> list[KernelRow]:

@@ -26,7 +26,7 @@ struct HopperImagePlan {
   static constexpr int kFours =
       (kOwn + kHidden) / 8;  // float4s of sums that a thread receives from the other warpgroup
   static constexpr int kFoursBytes = kWide * 16;
-  using Folded = FoldedSeGate<Element, kM, kOwn, kHidden, kWide, Config::kWarpImages>;
+  using Folded = FoldedSeGate<Element, kM, kOwn, kHidden ? kHidden : 8, kWide, Config::kWarpImages>;  // unused with 0
   // Indices of the pointers: Problem.operands() of conv2d, of conv2d_folded_se, or of conv2d_se_skip.
   enum { kX = 0, kWeight = 1, kFirstGate = 2, kSkip = 6, kProjection = 7, kY = kProjects ? 8 : kFolded ? 6 : 2 };
   using Launch = typename Config::Launch;                        // launch values by name, in the family's order
