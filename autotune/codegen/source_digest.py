@@ -58,7 +58,10 @@ def included_headers(text: str, folders: Sequence[Path]) -> list[Path]:
 def foreign_headers(text: str, folders: Sequence[Path]) -> set[str]:
     """Return the names of the headers that a text includes, directly or not, and that are not below `folders`."""
     own = included_headers(text, folders)
-    places = [(None, _include_names(strip_comments(text))), *((path.parent, _header(path, tuple(folders))[1]) for path in own)]
+    places = [
+        (None, _include_names(strip_comments(text))),
+        *((path.parent, _header(path, tuple(folders))[1]) for path in own),
+    ]
     return {name for beside, names in places for name in names if not _resolve(name, beside, tuple(folders))}
 
 

@@ -168,7 +168,8 @@ class Emulated:
         for operand in problem.operands():
             if operand.role == "output":
                 dtype = DTYPES[operand.dtype]
-                operands.append(torch.full(operand.shape, float("nan") if dtype.is_floating_point else -86, dtype=dtype))
+                poison = float("nan") if dtype.is_floating_point else -86
+                operands.append(torch.full(operand.shape, poison, dtype=dtype))
             elif operand.name in layouts:
                 operands.append(
                     pack_weight(tensors[operand.name], layouts[operand.name], getattr(problem, "groups", 1))

@@ -1,8 +1,7 @@
-"""Forward convolution for Hopper: persistent, warp-specialised, TMA and wgmma; NHWC; fp16 and bf16 with float32 sums,
-signed bytes with int32 sums.
+"""Forward convolution for Hopper: persistent, warp-specialised, TMA and wgmma; NHWC.
 
-The GEMM is M = n*p*q, N = k, K = r*s*c; a linear layer is a convolution of images of one pixel. See
-templates/sm90/conv2d/conv2d.cuh.
+fp16 and bf16 have float32 sums, signed bytes int32 sums. The GEMM is M = n*p*q, N = k, K = r*s*c; a linear layer is a
+convolution of images of one pixel. See templates/sm90/conv2d/conv2d.cuh.
 """
 
 from __future__ import annotations
@@ -68,9 +67,7 @@ def _problem_rules(problem: Conv) -> Rules:
         "channels and of 32 output channels",
     )
     granule = 16 // DTYPES[problem.dtype].itemsize  # TMA's strides are multiples of 16 bytes
-    yield require(
-        problem.c % granule == 0 and problem.k % granule == 0, f"c and k must be multiples of {granule}"
-    )
+    yield require(problem.c % granule == 0 and problem.k % granule == 0, f"c and k must be multiples of {granule}")
     yield require(
         problem.dtype != "s8" or problem.r * problem.s * group_channels(problem) < MAX_PRODUCTS,
         f"r*s*c must be less than {MAX_PRODUCTS} in s8, so that no sum overflows int32",

@@ -1,5 +1,6 @@
 // wgmma: asynchronous matrix products of a warpgroup, m64nNk16 with float32 accumulators or, of bytes, m64nNk32 with
-// int32 accumulators (PTX ISA 8.x, "wgmma"). The names are CUTLASS's. The product instruction itself depends on N and is rendered by wgmma.j2.
+// int32 accumulators (PTX ISA 8.x, "wgmma"). The names are CUTLASS's. The product instruction itself depends on N and
+// is rendered by wgmma.j2.
 #pragma once
 
 namespace at {

@@ -54,8 +54,8 @@ struct Conv2dStore : Conv2dStage<Config> {
     const uint32_t leaving = smem.fills + warp * kWarpBytes, coming = leaving + kOthers * kPartBytes;
     const auto of_vector = [&](int i, int j) { return (i % kOwn * 2 + j) * 512 + lane * 16; };
     const auto of_hidden = [&](int i) { return (kOwn * 2 + i) * 512 + lane * 16; };
-    const auto hidden = [&](int i) -> Sum (&)[4] {
-      return *(Sum (*)[4]) & sums[i % P::kBlocks][P::kN / 2 + i / P::kBlocks * 4];
+    const auto hidden = [&](int i) -> Sum(&)[4] {
+      return *(Sum(*)[4]) & sums[i % P::kBlocks][P::kN / 2 + i / P::kBlocks * 4];
     };
     const auto rank = [&](int slice) { return me.rank(me.m, me.n, slice); };
 
@@ -120,7 +120,7 @@ struct Conv2dStore : Conv2dStage<Config> {
     }
 #pragma unroll
     for (int i = 0; i < kWanted; ++i) {
-      Sum (&d)[4] = hidden(i);
+      Sum(&d)[4] = hidden(i);
       total(of_hidden(i), d[0], d[1], d[2], d[3]);
     }
   }

@@ -13,7 +13,8 @@ template <typename Element>
 float value_at(const char* memory, uint32_t low, uint32_t high, int row, int k) {
   const int mode = high >> 30, row_bytes = mode == 1 ? 128 : mode == 2 ? 64 : 32;
   const uint32_t start = (low & 0x3fff) << 4, group = (high & 0x3fff) << 4;
-  const uint32_t address = swizzled(start + row / 8 * group + row % 8 * row_bytes + (int)sizeof(Element) * k, row_bytes);
+  const uint32_t address =
+      swizzled(start + row / 8 * group + row % 8 * row_bytes + (int)sizeof(Element) * k, row_bytes);
   Element v;
   std::memcpy((void*)&v, memory + address, sizeof v);
   return (float)v;
@@ -46,7 +47,8 @@ void multiply_rows(Sum (&d)[N], const Operand& rows, uint64_t b, int accumulate,
     for (int j = 0; j < N; j += 4)
       for (int e = 0; e < 2; ++e) {
         float right[32];
-        for (int k = 0; k < kDepth<Element>; ++k) right[k] = value(memory, (uint32_t)b, b >> 32, 2 * j + thread % 4 * 2 + e, k);
+        for (int k = 0; k < kDepth<Element>; ++k)
+          right[k] = value(memory, (uint32_t)b, b >> 32, 2 * j + thread % 4 * 2 + e, k);
         for (int half = 0; half < 2; ++half) {
           Sum& sum = sums[j + 2 * half + e];
           if (!accumulate) sum = 0;
@@ -63,7 +65,8 @@ void multiply(Sum (&d)[N], uint64_t a, uint64_t b, int accumulate,
   const auto rows = [=] {
     Rows left;
     for (int half = 0; half < 2; ++half)
-      for (int k = 0; k < kDepth<Element>; ++k) left.of[half][k] = value(memory, (uint32_t)a, a >> 32, row + 8 * half, k);
+      for (int k = 0; k < kDepth<Element>; ++k)
+        left.of[half][k] = value(memory, (uint32_t)a, a >> 32, row + 8 * half, k);
     return left;
   };
   multiply_rows<Element>(d, rows, b, accumulate, value);
