@@ -58,7 +58,7 @@ CASES = {
         {"tile_m": 128, "groups": 2, "cluster_m": 2, "cluster_n": 2, "tile_k": 128},
         "conv2d n=3 h=13 w=7 c=144 k=80 r=2 s=2 stride=2,1 pad=1 dtype=s8 epilogue=scale,bias,relu,mul_scalar,add",
     ),
-    "bytes, turns, lines of 64 channels": (
+    "bytes, turns, lines of 128 bytes": (
         {"tile_m": 128, "tile_n": 128, "groups": 2, "schedule": "pingpong", "tile_k": 64},
         "conv2d n=3 h=13 w=9 c=64 k=144 dtype=s8 epilogue=scale,bias,add,relu,mul_scalar",
     ),

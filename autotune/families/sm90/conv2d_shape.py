@@ -113,7 +113,8 @@ class Conv2dShape:
 
     def staging_bytes(self, staged: int) -> int:
         """Return the shared memory that stages the output and an added tensor; staged: the launch parameter."""
-        piece = 16 * (64 if self.n % 64 == 0 else 32) * self.element_bytes + 8  # of a warp, with its barrier
+        channels = next(channels for channels in (128 // self.element_bytes, 64, 32) if self.n % channels == 0)
+        piece = 16 * channels * self.element_bytes + 8  # of a warp, with its barrier
         return self.groups * 4 * piece * (2 + (staged if staged > 1 else 0)) if staged else 0
 
     @property

@@ -204,5 +204,13 @@ def with_batch(problem: Problem, n: int) -> Problem:
 
 
 def limit_us(problem: Problem, flops_per_us: float, bytes_per_us: float) -> float:
-    """Return the roofline limit in microseconds: no device of these two rates can solve the problem faster."""
-    return max(problem.flops / flops_per_us, problem.bytes / bytes_per_us)
+    """Return the roofline limit in microseconds: no device of these two rates can solve the problem faster.
+
+    Args:
+        problem: The problem.
+        flops_per_us: Operations per microsecond in half precision, or in float32 on a CPU. Tensor cores multiply signed
+            bytes at twice that rate.
+        bytes_per_us: Bytes per microsecond.
+    """
+    rate = 2 * flops_per_us if problem.dtype == "s8" else flops_per_us
+    return max(problem.flops / rate, problem.bytes / bytes_per_us)

@@ -58,7 +58,8 @@ def _layer(identity: str, device: Device, text: str, recorded: Sequence[Recorded
     problem = parsed(text)
     measured = [row for study in recorded for row in study.measured]
     best = next(iter(ranked(row for row in measured if row.status == "ok")), None)
-    by_arithmetic = problem is not None and problem.flops / device.flops_per_us > problem.bytes / device.bytes_per_us
+    limit = limit_us(problem, device.flops_per_us, device.bytes_per_us) if problem else None
+    by_arithmetic = problem is not None and limit is not None and limit > problem.bytes / device.bytes_per_us
     return Layer(
         id=identity,
         problem=text,
@@ -66,7 +67,7 @@ def _layer(identity: str, device: Device, text: str, recorded: Sequence[Recorded
         batch=problem.batch if problem else None,
         flops=problem.flops if problem else None,
         bytes=problem.bytes if problem else None,
-        limit_us=limit_us(problem, device.flops_per_us, device.bytes_per_us) if problem else None,
+        limit_us=limit,
         limiter=("arithmetic" if by_arithmetic else "memory") if problem else "",
         trials=tuple(_trial(study, row) for study in recorded for row in study.measured),
         importances=tuple(map(importances, recorded)),

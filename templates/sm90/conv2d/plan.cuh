@@ -35,7 +35,8 @@ struct Conv2dPlan {
   // With staging the output goes through shared memory, 16 pixels of a warp at a time, and TMA writes whole lines.
   // Without it the registers are stored directly, which starts sooner.
   static constexpr int kStages = 2;
-  static constexpr int kStageChannels = kN % 64 == 0 ? 64 : 32;
+  static constexpr int kWide = 128 / (int)sizeof(Element);  // channels of a line of 128 bytes
+  static constexpr int kStageChannels = kN % kWide == 0 ? kWide : kN % 64 == 0 ? 64 : 32;
   static constexpr int kStageRowBytes = kStageChannels * (int)sizeof(Element);
   static constexpr int kStageBytes = 16 * kStageRowBytes;
   static constexpr int kPieces = kN / kStageChannels * kBlocks;  // pieces of a warp in a tile
