@@ -20,6 +20,7 @@ from autotune.core import AutotuneError, WorkerError, format_bytes
 from autotune.ir import Problem
 from autotune.libraries import inductor
 from autotune.measure.cold_cache import RotatingBuffers, copies_of, flush
+from autotune.measure.device_turn import turn
 from autotune.measure.interleaving import Rounds, interleave
 from autotune.measure.nvml import Monitor
 from autotune.measure.nvtx import nvtx_range
@@ -123,6 +124,9 @@ class CandidateBench(Workload):
             except RefusedError as refusal:
                 return Result("refused", str(refusal))
             bound = time.perf_counter()
+        with turn(self.device), nvtx_range(str(candidate), self.device):
+            started += time.perf_counter() - bound  # waiting for the turn is no part of loading
+            bound = time.perf_counter()
             with nvtx_range("verify", self.device):
                 accuracy = _accuracy(self.problem, candidate)
                 error, fault = self.verify(step, accuracy)
@@ -204,9 +208,10 @@ class CandidateBench(Workload):
         """Time verified candidates in interleaved rounds."""
         steps = [self.bind(candidate) for candidate in candidates]
         samplers = [self._sampler(candidate, step) for candidate, step in zip(candidates, steps, strict=True)]
-        warm_up(lambda: math.fsum(sample() for sample in samplers), _WARM_UP_SECONDS, 10 * _WARM_UP_SECONDS)
-        before = self._monitor.state()
-        taken = interleave(samplers, rounds, self._monitor.slowed)
+        with turn(self.device):
+            warm_up(lambda: math.fsum(sample() for sample in samplers), _WARM_UP_SECONDS, 10 * _WARM_UP_SECONDS)
+            before = self._monitor.state()
+            taken = interleave(samplers, rounds, self._monitor.slowed)
         state = {"rounds": rounds, "before": before, "after": self._monitor.state()}
         self.out_of_bounds_write()  # notes corrupted inputs, so that no later candidate is blamed for them
         return [

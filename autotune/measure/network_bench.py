@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from autotune.ir import TENSOR_DTYPES, ConstantSource, Network
+from autotune.measure.device_turn import turn
 from autotune.measure.interleaving import interleave
 from autotune.measure.nvml import Monitor
 from autotune.measure.result import Result, timed
@@ -75,8 +76,10 @@ class NetworkBench:
 
     def compare(self, plans: Sequence[Sequence[LayerAssignment]], rounds: int) -> list[Result]:
         """Time several plans, each with one assignment for each layer in order, in interleaved rounds."""
-        samplers = [replay_sampler(self._replay([self._bind(one) for one in plan]), self.device) for plan in plans]
-        taken = interleave(samplers, rounds, self._monitor.slowed)
+        replays = [self._replay([self._bind(one) for one in plan]) for plan in plans]
+        with turn(self.device):
+            samplers = [replay_sampler(replay, self.device) for replay in replays]
+            taken = interleave(samplers, rounds, self._monitor.slowed)
         return [timed(samples) for samples in taken.samples]
 
     def _replay(self, bound: Sequence[BoundLayer]) -> Callable[[], None]:
