@@ -16,7 +16,7 @@ __all__ = ["DatabaseError", "Store", "launch_text", "public_keys", "reader", "sh
 
 def shipped_databases() -> list[Path]:
     """Return the databases that this package brings along, in alphabetical order."""
-    return sorted(Path(__file__).parent.glob("*_h200.db"))
+    return sorted(Path(__file__).parent.glob("*_h?00.db"))  # they are named after the GPU that they were tuned on
 
 
 def __getattr__(name: str) -> Any:

@@ -104,10 +104,12 @@ def bind(
         raise LibraryError(f"Inductor is not available: {reason}")
     activations = [operand.name for operand in problem.operands() if operand.role in ("input", "output")]
     weights = {name: tensor for name, tensor in tensors.items() if name not in activations}
-    call = _compiled(problem, MODES[config["mode"]], weights, device, channels_last)
+    images = {} if channels_last or device.type == "cpu" else _channels_last_images(problem, weights, device)
+    call = _compiled(problem, MODES[config["mode"]], weights, device, channels_last or bool(images))
 
     def run(late: Tensors) -> None:
         operands = {**tensors, **late}
+        operands |= {name: image.copy_(operands[name]) for name, image in images.items()}
         call(*(operands[name] for name in activations))
 
     if device.type == "cpu":
@@ -184,6 +186,19 @@ def _graph(
     graph.call_function(aten.copy_.default, (output, result))
     graph.output(())
     return fx.GraphModule(root, graph), examples
+
+
+def _channels_last_images(problem: TorchCall, constants: Tensors, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return a buffer, channels last, for each image that comes in torch's order.
+
+    Copying an image first is faster than what Inductor compiles for one in torch's order: MobileNetV3-large at batch 128
+    takes 2304 us then, 2249 us with the copy, and 2200 us without.
+    """
+    return {
+        operand.name: _example(operand, device, channels_last=True)
+        for operand in problem.inputs
+        if operand.name in problem.in_torch_order and operand.name not in constants and len(operand.shape) == 4
+    }
 
 
 def _example(operand: Operand, device: torch.device, channels_last: bool = False) -> torch.Tensor:

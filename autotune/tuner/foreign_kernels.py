@@ -82,7 +82,7 @@ class ForeignKernels:
                 current[number] = kernel
                 self.kernels.setdefault(kernel, ForeignKernel(database, row.library))
         devices = [device for device in database.devices() if device.target == target] if current else []
-        for text in database.problem_texts():
+        for text in database.problem_texts() if devices else ():
             try:
                 problem = parse(text)
             except AutotuneError:  # an operator that this version does not have
