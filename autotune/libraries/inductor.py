@@ -191,8 +191,8 @@ def _graph(
 def _channels_last_images(problem: TorchCall, constants: Tensors, device: torch.device) -> dict[str, torch.Tensor]:
     """Return a buffer, channels last, for each image that comes in torch's order.
 
-    Copying an image first is faster than what Inductor compiles for one in torch's order: MobileNetV3-large at batch 128
-    takes 2304 us then, 2249 us with the copy, and 2200 us without.
+    Copying an image first is faster than what Inductor compiles for one in torch's order: on an H100 MobileNetV3-large
+    at batch 128 takes 2304 us from an image in that order, 2249 us with the copy, and 2200 us from one channels last.
     """
     return {
         operand.name: _example(operand, device, channels_last=True)

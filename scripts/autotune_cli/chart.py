@@ -51,7 +51,8 @@ def draw(record: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(12, HEAD_INCHES + sum(heights)), dpi=160, facecolor="white", layout=layout)
     arguments, machine = record["arguments"], record["machine"]
     kind = ", training step" if arguments.get("train") else ""
-    title = f"{arguments['model']}{kind}, {arguments['dtype']}, {machine['device']}"
+    dtypes = ", ".join(filter(None, (arguments["dtype"], arguments.get("precision"))))
+    title = f"{arguments['model']}{kind}, {dtypes}, {machine['device']}"
     figure.suptitle(title, x=0.012, ha="left", color=INK, fontsize=14, fontweight="bold")
     grid = figure.subplots(len(rows), 2, squeeze=False, height_ratios=heights)
     for axes, row in zip(grid, rows, strict=True):

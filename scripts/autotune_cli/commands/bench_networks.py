@@ -235,7 +235,8 @@ def finish(record: Mapping[str, Any], path: Path) -> None:
 
 
 def _table(found: Sequence[Row]) -> Table:
-    table = Table(box=None, pad_edge=False, title="times faster than torch.compile", title_justify="left")
+    title = "times faster than torch.compile"
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), title=title, title_justify="left")
     table.add_column("network", no_wrap=True)
     peers = [label.replace("-", "-\n") for label in PEERS.values()]
     for heading in ("N", "us", "tuned", "untuned", *peers, "error", "error\n/eager"):
