@@ -10,8 +10,7 @@ docs/guide/precision.md describes what runs in bytes and how; autotune/ir/int8_n
 from __future__ import annotations
 
 import copy
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,14 +18,18 @@ import torch
 from torch import nn
 
 from autotune.core import ProblemError, require_one_of
-from autotune.ir import INPUT, TENSOR_DTYPES, Layer, State, compute, evaluate, scale_of
+from autotune.ir import Layer, scale_of
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
 from fused_resnet.quantization.ranges import DEFAULT_METHOD, METHODS, MagnitudeHistogram, range_of
-from fused_resnet.quantization.scales import activation
+from fused_resnet.quantization.reference_run import run_layers
+from fused_resnet.quantization.scales import CalibratedScales, activation
+from fused_resnet.quantization.sensitivity import sensitive_layers
 
 
-def calibrate(model: nn.Module, batches: Iterable[Any], method: str = DEFAULT_METHOD) -> dict[str, float]:
+def calibrate(
+    model: nn.Module, batches: Iterable[Any], method: str = DEFAULT_METHOD, max_loss: float | None = None
+) -> CalibratedScales:
     """Return the scale of every activation of a module, from its values on some batches.
 
     A copy of the model runs in float32, in eval mode, on the model's device. Batch-norm and activations are folded into
@@ -38,62 +41,48 @@ def calibrate(model: nn.Module, batches: Iterable[Any], method: str = DEFAULT_ME
             those to come are enough.
         method: What the range of an activation is, a key of `ranges.METHODS`: "max" for the largest magnitude,
             "percentile" for that of 99.99 % of the values, "mse" for the range with the least mean square error.
+        max_loss: Largest loss, such as 0.01: norm of the differences of the results / norm of the results. The layers
+            that lose most stay in the module's dtype, as few as the limit requires, by their losses on these batches.
+            Measuring them takes a run for each layer. None: no limit.
+
+    Returns:
+        The scales, a dictionary, with the layers that stay in the module's dtype as the attribute `sensitive`.
 
     Raises:
         CaptureError: The module cannot be captured.
-        ProblemError: There are no batches, or a value is not finite.
+        ProblemError: There are no batches, a value is not finite, or `max_loss` is not positive.
         UnknownNameError: There is no such method.
     """
     require_one_of("calibration method", method, list(METHODS))
+    if max_loss is not None and not max_loss > 0:
+        raise ProblemError(f"calibration: max_loss must be positive, such as 0.01 for 1 %; it is {max_loss}")
     exact = copy.deepcopy(model).eval().float()
     constants = module_state(exact)
     device = next((tensor.device for tensor in constants.values()), torch.device("cpu"))
     layers: dict[torch.Size, tuple[Layer, ...]] = {}
     histograms: dict[str, MagnitudeHistogram] = {}
+    seen: list[torch.Tensor] = []
 
-    def observe(name: str, values: torch.Tensor) -> None:
+    def observe(layer: Layer, operand: str, values: torch.Tensor) -> torch.Tensor:
+        name = activation(layer, operand)
         if not values.isfinite().all():
             raise ProblemError(f"calibration: the result of {name} holds values that are not finite: check the batches")
         histograms.setdefault(name, MagnitudeHistogram()).add(values)
+        return values
 
     for batch in batches:
         x = (batch[0] if isinstance(batch, list | tuple) else batch).to(device, torch.float32)
         if x.shape not in layers:
             layers[x.shape] = capture(exact, tuple(x.shape), "f32").layers
-        _run(layers[x.shape], constants, x, observe)
+        run_layers(layers[x.shape], constants, x, written=observe)
+        seen += [x] if max_loss is not None else []
     if not histograms:
         raise ProblemError("calibration: no batch was given: give at least one batch of inputs")
-    return {name: float(scale_of(torch.tensor(range_of(histogram, method)))) for name, histogram in histograms.items()}
-
-
-@torch.no_grad()
-def _run(
-    layers: Sequence[Layer], constants: State, x: torch.Tensor, observe: Callable[[str, torch.Tensor], object]
-) -> None:
-    """Run layers on one input, and call `observe` with the name and the values of each activation."""
-    reads = Counter(layer.buffers[operand] for layer in layers for operand in _inputs(layer))
-    values = {INPUT: x}
-    for layer in layers:
-        operands = {operand.name: operand for operand in layer.problem.operands()}
-        tensors = {
-            name: evaluate(constants, source)
-            .to(x.device, TENSOR_DTYPES[operands[name].dtype])
-            .reshape(operands[name].shape)
-            for name, source in layer.weights.items()
-        }
-        for name in _inputs(layer):
-            tensors[name] = values[layer.buffers[name]].reshape(operands[name].shape)
-            reads[layer.buffers[name]] -= 1
-            if not reads[layer.buffers[name]]:
-                del values[layer.buffers[name]]
-        scalars = tuple(float(evaluate(constants, source)) for source in layer.scalars)
-        for name, value in compute(layer.problem, tensors, scalars).items():
-            values[layer.buffers[name]] = value
-            observe(activation(layer, name), value)
-
-
-def _inputs(layer: Layer) -> list[str]:
-    return [operand.name for operand in layer.problem.operands() if operand.role == "input"]
+    scales = {
+        name: float(scale_of(torch.tensor(range_of(histogram, method)))) for name, histogram in histograms.items()
+    }
+    sensitive = {} if max_loss is None else sensitive_layers(layers, constants, seen, scales, max_loss)
+    return CalibratedScales(scales, sensitive)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from fused_resnet.capture import CapturedModule, capture, capture_module
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value
 from fused_resnet.capture.pointwise import number
 from fused_resnet.quantization.int8_rules import DIVIDED, KEEP_SCALE, Wiring, choose_layers
-from fused_resnet.quantization.scales import Scales, activation
+from fused_resnet.quantization.scales import CalibratedScales, Scales, activation
 
 BYTES = "s8"
 
@@ -85,7 +85,7 @@ def in_bytes(layers: Sequence[Layer], scales: Scales) -> tuple[tuple[Layer, ...]
         CaptureError: The scale of an activation is missing.
     """
     wiring = Wiring(layers)
-    chosen, kept = choose_layers(wiring)
+    chosen, kept = choose_layers(wiring, scales.sensitive if isinstance(scales, CalibratedScales) else None)
     return tuple(_Rewriter(wiring, chosen, scales).layers()), kept
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autotune.ir import (
     MAX_OPERANDS,
@@ -62,13 +62,18 @@ class Wiring:
         return [other for other in self.layers if any(maker is layer for maker in self.makers(other))]
 
 
-def choose_layers(wiring: Wiring) -> tuple[set[str], dict[str, str]]:
+def choose_layers(wiring: Wiring, sensitive: Mapping[str, str] | None = None) -> tuple[set[str], dict[str, str]]:
     """Choose the layers that run in bytes.
+
+    Args:
+        wiring: The layers.
+        sensitive: Layers that must not run in bytes, with the reasons.
 
     Returns:
         The names of these layers, and for each other convolution or linear layer the reason.
     """
-    kept = _kept(wiring)
+    names = {layer.name for layer in wiring.layers}
+    kept = {name: reason for name, reason in (sensitive or {}).items() if name in names} | _kept(wiring)
     while True:
         chosen = _chosen(wiring, kept)
         alone = [

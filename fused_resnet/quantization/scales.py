@@ -10,6 +10,18 @@ Scales = Mapping[str, float]
 """The real value of 1 in bytes, by the name of the activation (`activation`)."""
 
 
+class CalibratedScales(dict[str, float]):
+    """The scales of a calibration, and the layers that it keeps out of bytes.
+
+    Attributes:
+        sensitive: For each convolution or linear layer that stays in the module's dtype, by name, the reason.
+    """
+
+    def __init__(self, scales: Scales, sensitive: Mapping[str, str]) -> None:
+        super().__init__(scales)
+        self.sensitive = dict(sensitive)
+
+
 def activation(layer: Layer, operand: str) -> str:
     """Return the name of an activation: that of its layer, followed by the operand's if that is a second output."""
     return layer.name if operand == "y" else f"{layer.name}.{operand}"

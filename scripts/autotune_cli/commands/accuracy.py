@@ -19,7 +19,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from autotune.core import AutotuneError, require_one_of
 from autotune.ir import DTYPES
 from autotune_cli import models, synthetic_dataset
-from autotune_cli.command_line import add_device, add_model, add_record, positive, torch_device
+from autotune_cli.command_line import add_device, add_model, add_record, percent, positive, torch_device
 from autotune_cli.record import provenance, slug, write
 from fused_resnet import FusedResNet
 from fused_resnet.model_source import INT8
@@ -88,6 +88,7 @@ def main(arguments: argparse.Namespace) -> None:
         "model": arguments.model or "ResNet-18 of scripts/autotune_cli/synthetic_dataset.py",
         "database": Path(arguments.db).name if arguments.db else None,
         "images": len(expected),
+        "max_loss": arguments.max_loss,
         **case.facts,
         "reference_top1": top1(expected, case.classes),
         "precisions": {},
@@ -98,7 +99,8 @@ def main(arguments: argparse.Namespace) -> None:
         if not arguments.db:
             Store.create(database).close()
         for row, name, method in variants(wanted, arguments.method or [DEFAULT_METHOD]):
-            record["precisions"][row] = measure(case, expected, database, name, device, method)
+            calibration = calibrate(case.module, case.calibration, method, arguments.max_loss) if method else None
+            record["precisions"][row] = measure(case, expected, database, name, device, calibration)
             write(record, path)
     show(record)
     print(f"wrote {path}")
@@ -125,6 +127,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="range of an activation in int8; may be repeated; "
         + "; ".join(f"{name}: {meaning.replace('%', '%%')}" for name, (meaning, _) in METHODS.items())
         + f" (default {DEFAULT_METHOD})",
+    )
+    images.add_argument(
+        "--max-loss",
+        type=percent,
+        metavar="PERCENT",
+        help="in int8, keep the layers that lose most in the tensors' dtype, so that the error on the images of the "
+        "calibration is at most this (default: no limit)",
     )
     images.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and images (default 0)")
     trained = parser.add_argument_group("a ResNet-18 that is trained on generated images")
@@ -226,7 +235,12 @@ def variants(precisions: Iterable[str], methods: Sequence[str]) -> Iterator[tupl
 
 
 def measure(
-    case: Comparison, expected: Tensor, database: str, name: str, device: torch.device, method: str | None
+    case: Comparison,
+    expected: Tensor,
+    database: str,
+    name: str,
+    device: torch.device,
+    calibration: Mapping[str, float] | None,
 ) -> dict[str, Any]:
     """Return the entry of a precision in the record: FusedResNet against the expected outputs.
 
@@ -236,11 +250,10 @@ def measure(
         database: The tuning database.
         name: A key of PRECISIONS.
         device: The device.
-        method: The calibration method; None for a precision without calibration.
+        calibration: The scales of int8; None for another precision.
     """
     dtype, precision = PRECISIONS[name]
     kind = DTYPES[dtype or ("f16" if device.type == "cuda" else "f32")]
-    calibration = calibrate(case.module, case.calibration, method) if method else None
     network = FusedResNet.from_model(
         copy.deepcopy(case.module), database, precision=precision, calibration=calibration
     ).to(device, kind)
