@@ -5,8 +5,8 @@ then times FusedResNet on the tuned database and with nothing tuned, and
 torch.compile in its modes reduce-overhead and max-autotune with freezing, all
 in interleaved rounds. On a GPU and without max-autotune, which times kernels,
 the processes compile at the same time, before the tune. The results are a
-table, a chart, and a JSON record. A network that the record holds is measured again
-only if --only names it, so an interrupted run goes on.
+table, a chart, and a JSON record. A network that the record holds is measured
+again only if --only names it, so an interrupted run goes on.
 
 Example:
   autotune bench-networks --budget 3m --dbs generated/networks
