@@ -89,7 +89,7 @@ class Unit:
     @cached_property
     def name(self) -> str:
         """The digest of source, headers and toolchain."""
-        identity = "\n".join([rendering.unit_digest(self.kernels), self.toolchain.key])
+        identity = "\n".join([source_digest.text_digest(self.source, self.folders), self.toolchain.key])
         return hashlib.sha256(identity.encode()).hexdigest()[:24]
 
     @cached_property

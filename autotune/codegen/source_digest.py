@@ -55,14 +55,9 @@ def included_headers(text: str, folders: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
-def foreign_headers(text: str, folders: Sequence[Path]) -> set[str]:
+def foreign_headers(text: str, folders: Sequence[Path]) -> frozenset[str]:
     """Return the names of the headers that a text includes, directly or not, and that are not below `folders`."""
-    own = included_headers(text, folders)
-    places = [
-        (None, _include_names(strip_comments(text))),
-        *((path.parent, _header(path, tuple(folders))[1]) for path in own),
-    ]
-    return {name for beside, names in places for name in names if not _resolve(name, beside, tuple(folders))}
+    return _foreign(tuple(_include_names(strip_comments(text))), tuple(folders))
 
 
 def strip_comments(text: str) -> str:
@@ -77,6 +72,7 @@ def strip_comments(text: str) -> str:
 def clear_cache() -> None:
     """Forget the headers that were read, because files have changed."""
     _header.cache_clear()
+    _foreign.cache_clear()
 
 
 @cache
@@ -84,6 +80,17 @@ def _header(path: Path, folders: tuple[Path, ...]) -> tuple[str, list[str]]:
     """Return a header's text without comments and resolved includes, and the names that it includes."""
     text = path.read_text()
     return _without_includes(text, path.parent, folders), _include_names(strip_comments(text))
+
+
+@cache
+def _foreign(names: tuple[str, ...], folders: tuple[Path, ...]) -> frozenset[str]:
+    """Return which of the included names, and of those that their headers include, are not below `folders`.
+
+    The kernels of a family include the same headers, so this is found once for all of them.
+    """
+    own = included_headers("\n".join(f'#include "{name}"' for name in names), folders)
+    places = [(None, names), *((path.parent, _header(path, folders)[1]) for path in own)]
+    return frozenset(name for beside, each in places for name in each if not _resolve(name, beside, folders))
 
 
 def _without_includes(text: str, beside: Path | None, folders: tuple[Path, ...]) -> str:

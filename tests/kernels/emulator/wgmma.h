@@ -52,7 +52,7 @@ void multiply_rows(Sum (&d)[N], const Operand& rows, uint64_t b, int accumulate,
         for (int half = 0; half < 2; ++half) {
           Sum& sum = sums[j + 2 * half + e];
           if (!accumulate) sum = 0;
-          for (int k = 0; k < kDepth<Element>; ++k) sum += left.of[half][k] * right[k];
+          for (int k = 0; k < kDepth<Element>; ++k) sum += (Sum)(left.of[half][k] * right[k]);
         }
       }
   });
