@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tuning_db.blob import recompress
 from tuning_db.errors import DatabaseError
 from tuning_db.launch import launch_text
 from tuning_db.location import Location
@@ -99,6 +100,10 @@ def _needed(store: Store) -> Snapshot:
     used["kernel"] |= {choice["kernel"] for row in snapshot["plan"] for choice in row["choices"]}
     for table in ("device", "environment", "problem", "kernel"):
         snapshot[table] = [row for row in snapshot[table] if row["id"] in used[table]]
+    needed = {row["library_id"] for row in snapshot["kernel"]}
+    snapshot["library"] = [
+        {**row, "blob": recompress(row["blob"])} if row["id"] in needed else row for row in snapshot["library"]
+    ]
     return snapshot
 
 

@@ -59,6 +59,8 @@ _ENERGY_US = 2e4
 """Work between two reads of the energy counter, which moves in steps of tens of milliseconds."""
 _HOST_LAUNCHES = 20
 """Launches of a measurement of host time: far fewer than a stream queues before it makes the host wait."""
+_HOST_DEVICE_US = 4e3
+"""Work of the device in such a measurement, in which long kernels are launched fewer times."""
 _FIRST_LAUNCHES = 3
 """Launches that tell whether a library's implementation is slow."""
 
@@ -236,7 +238,7 @@ class CandidateBench(Workload):
         details |= {"state": state} if state else {}
         details |= _throttling(taken, 0) | self._resources(step, sample)
         if self.device.type == "cuda" and not sample.is_slow:
-            details["host_us"] = round(self._host_us(step), 3)
+            details["host_us"] = round(self._host_us(step, sample.warm_us), 3)
         return timed(taken.samples[0], details, error)
 
     def _how(self) -> dict[str, Any]:
@@ -297,11 +299,17 @@ class CandidateBench(Workload):
 
         return energy_uj(work, self._monitor.energy_mj)
 
-    def _host_us(self, step: BoundStep) -> float:
-        """Return the host's microseconds for one launch as a network plan makes it: from C++ if the kernel is ours."""
+    def _host_us(self, step: BoundStep, us: float) -> float:
+        """Return the host's microseconds for one launch as a network plan makes it: from C++ if the kernel is ours.
+
+        Args:
+            step: What is launched.
+            us: Microseconds of the device for one launch.
+        """
+        launches = max(1, min(_HOST_LAUNCHES, round(_HOST_DEVICE_US / us)))
         stream, program = stream_of(self.device), Program()
         if step.kernel:
-            for _ in range(_HOST_LAUNCHES):
+            for _ in range(launches):
                 program.add(step.kernel, step.pointers)
 
         def launch() -> None:
@@ -309,10 +317,10 @@ class CandidateBench(Workload):
                 program.run(stream)
                 return
             with library_choices():
-                for _ in range(_HOST_LAUNCHES):
+                for _ in range(launches):
                     step.run(stream)
 
-        return host_us(launch, _HOST_LAUNCHES, self.device)
+        return host_us(launch, launches, self.device)
 
 
 def _throttling(rounds: Rounds, index: int) -> dict[str, Any]:

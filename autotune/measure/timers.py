@@ -28,6 +28,8 @@ _MAX_REPLAYS = 10
 """Most runs of a network in one sample."""
 _MAX_LAUNCHES = 100
 """Most launches in one GPU sample."""
+_LEAST_LAUNCHES = 3
+"""Launches in one GPU sample of a kernel that is shorter than _SAMPLE_US."""
 _SHORT = 0.7
 """A GPU sample shorter than this share of _SAMPLE_US is captured again with more launches."""
 _CYCLES_PER_US = 2.0e3
@@ -161,8 +163,9 @@ def _cuda_sampler(
                         repeat(1)
 
                 return Sampler(launch, 1, between, setup, once, is_slow=True)
-            repeat(2)
-            once = between(lambda: repeat(5)) / 5
+            if once < _SAMPLE_US:  # else one launch is as good a first guess as five
+                repeat(2)
+                once = between(lambda: repeat(5)) / 5
         side.synchronize()
         launches = _launches_per_sample(once, max_launches)
         if timer == "events":
@@ -180,8 +183,12 @@ def _cuda_sampler(
 
 
 def _launches_per_sample(once_us: float, max_launches: int | None) -> int:
-    """Return how many launches of `once_us` microseconds make a GPU sample long enough."""
-    return max(3, min(max_launches or _MAX_LAUNCHES, round(_SAMPLE_US / max(1.0, once_us))))
+    """Return how many launches of `once_us` microseconds make a GPU sample long enough.
+
+    A launch that is as long as a sample is one: the time between two events is exact to about a microsecond.
+    """
+    least = _LEAST_LAUNCHES if once_us < _SAMPLE_US else 1
+    return max(least, min(max_launches or _MAX_LAUNCHES, round(_SAMPLE_US / max(1.0, once_us))))
 
 
 def library_choices() -> AbstractContextManager[None]:

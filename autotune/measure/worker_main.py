@@ -39,6 +39,9 @@ from autotune.measure.timers import Timing
 
 _GPU_SHARE = 0.25
 """Share of a GPU's memory that the tensors of kept problems may take."""
+_UNUSED_GPU_SHARE = 0.1
+"""Share of a GPU's memory that torch may keep without using it. References in float32 of a large batch need more memory
+than what is timed, and other processes of the tune need it, too."""
 _CPU_BYTES = 4 * 2**30
 """Bytes that the tensors of kept problems may take on a CPU."""
 
@@ -57,6 +60,7 @@ def serve(connection: Connection, device: torch.device) -> None:
             connection.send(Reply(crash, started, time.monotonic()))
             return
         connection.send(Reply(answer, started, time.monotonic()))
+        server.free_unused_memory()
 
 
 def _answer(server: _Server, request: Request) -> Answer:
@@ -75,8 +79,8 @@ class _Server:
         self._device = device
         self._benches: OrderedDict[tuple[str, Timing], CandidateBench] = OrderedDict()
         cuda = device.type == "cuda"
-        memory = torch.cuda.get_device_properties(device).total_memory if cuda else 0
-        self._most_bytes = int(_GPU_SHARE * memory) if cuda else _CPU_BYTES
+        self._memory = torch.cuda.get_device_properties(device).total_memory if cuda else 0
+        self._most_bytes = int(_GPU_SHARE * self._memory) if cuda else _CPU_BYTES
         self._network: NetworkBench | None = None
 
     def answer(self, request: Request) -> Answer:
@@ -102,6 +106,13 @@ class _Server:
         self._network = None
         gc.collect()
         torch.cuda.empty_cache()
+
+    def free_unused_memory(self) -> None:
+        """Free what torch keeps for reuse if that is much of a GPU's memory."""
+        if self._device.type == "cuda":
+            unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+            if unused > _UNUSED_GPU_SHARE * self._memory:
+                torch.cuda.empty_cache()
 
     def _trial(self, request: TrialRequest) -> Result:
         """Verify and time a candidate.

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from tuning_db import DatabaseError
-from tuning_db.blob import MAX_BYTES, compress, decompress, digest_of
+from tuning_db.blob import MAX_BYTES, compress, decompress, digest_of, recompress
 
 
 def test_what_was_stored_is_unpacked():
@@ -40,3 +40,16 @@ def test_a_blob_is_not_unpacked_beyond_its_size(said):
 def test_what_is_no_blob_is_damaged(blob):
     with pytest.raises(DatabaseError, match=r"a\.db: binary .* is damaged"):
         decompress(blob, digest_of(b"x"), 1, "a.db")
+
+
+def test_a_recompressed_blob_is_smaller_and_holds_the_same_binary():
+    draw = random.Random(1)
+    binary = " ".join(str(draw.randrange(100)) for _ in range(20_000)).encode()
+    smaller = recompress(compress(binary))
+    assert len(smaller) < len(compress(binary))
+    assert decompress(smaller, digest_of(binary), len(binary), "a.db") == binary
+
+
+@pytest.mark.parametrize("blob", [None, "text", b"", b"not zlib", compress(bytes(range(256)))[:-9]])
+def test_a_damaged_blob_is_recompressed_to_itself(blob):
+    assert recompress(blob) is blob
