@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from autotune.core import Deadline, device_name, paths, seconds_of
+from autotune.core import Deadline, paths, seconds_of
 from autotune.ir import Network, Problem
 from fused_resnet.model_source import Captured
 from fused_resnet.module import FusedResNet
 from fused_resnet.torch_op import InputError
 from tuning_db import public_keys
+from tuning_db.location import is_address, is_remote
 
 if TYPE_CHECKING:
     from autotune.tuner import Bench, LineProgress, Tuner, TuneRequest
@@ -119,7 +120,7 @@ def create(where: str) -> None:
     """Make a database where there is none.
 
     Raises:
-        DatabaseError: It cannot be made.
+        DatabaseError: It cannot be made, or is a URL, which is only read.
         InputError: Databases must be signed, which one that is being tuned cannot be.
     """
     from tuning_db import Store
@@ -129,8 +130,7 @@ def create(where: str) -> None:
             "trusted keys are set, and a database that is being tuned has no signature: tune without trusted keys "
             "(AUTOTUNE_TRUSTED_KEYS), sign the database, and load it with them"
         )
-    if "://" not in where and not Path(where).exists():
-        Path(where).parent.mkdir(parents=True, exist_ok=True)
+    if is_remote(where) or not (is_address(where) or Path(where).exists()):
         Store.create(where).close()
 
 
@@ -183,9 +183,9 @@ def _run(store: Store, bench: Bench, request: TuneRequest, limits: TuneLimits) -
     from autotune.tuner import ForeignKernels, LineProgress, Tuner, TunerOptions, inductor_modes, refuse_other_timing
     from tuning_db import shipped_databases
 
-    assert bench.device
+    assert bench.device and bench.name
     timing = Timing()
-    refuse_other_timing(store, bench.device, request.problems, timing)
+    refuse_other_timing(store, bench.name, request.problems, timing)
     options = TunerOptions(
         bench.arch,
         bench.target,
@@ -196,9 +196,7 @@ def _run(store: Store, bench: Bench, request: TuneRequest, limits: TuneLimits) -
         baseline_first=request.is_step,
     )
     deadline = Deadline.after(bench.budget if limits.seconds is None else limits.seconds)
-    title = (
-        f"autotune: tuning {len(request.named)} layers of {request.title} for {device_name(torch.device(bench.device))}"
-    )
+    title = f"autotune: tuning {len(request.named)} layers of {request.title} for {bench.name}"
     with (
         ForeignKernels(shipped_databases(), bench.target) as foreign,
         Worker(bench.device, timing=timing, until=deadline) as worker,
@@ -208,7 +206,7 @@ def _run(store: Store, bench: Bench, request: TuneRequest, limits: TuneLimits) -
             store,
             request.problems,
             options,
-            worker,
+            [worker],
             progress,
             networks=[request.network] if request.network else [],
             deadline=deadline,
@@ -222,7 +220,6 @@ def _show_end(progress: LineProgress, tuner: Tuner, bench: Bench, request: TuneR
     """Write the sum of the layers' times, and a warning if this process would not find them."""
     from autotune.tuner import layer_winners
 
-    assert bench.device
     if tuner.device is None:
         progress.end("the budget ended before the measuring process had started: give a longer budget")
         return
@@ -233,7 +230,7 @@ def _show_end(progress: LineProgress, tuner: Tuner, bench: Bench, request: TuneR
     torchs = sum((line.time_us or 0.0) * (line.speed_up or 1.0) for line in lines)
     where = tuner.store.name
     progress.end(f"done: the layers take {ours:.1f} us, on torch's operators {torchs:.1f} us; database {where}")
-    here = device_name(torch.device(bench.device))
+    here = bench.name
     if here != tuner.device.name:
         warnings.warn(
             f"the kernels were timed on '{tuner.device.name}', and this process is '{here}': set OMP_NUM_THREADS "

@@ -1,4 +1,4 @@
-"""Show, merge, pack, export, compare and sign databases; the same as `autotune db`."""
+"""Show, merge, sync, pack, export, compare and sign databases; the same as `autotune db`."""
 
 from autotune_cli.main import run_script
 

@@ -1,4 +1,4 @@
-"""The location of a database: a file, or the address of a server; and the marks that make a file a database."""
+"""The location of a database: a file, the address of a server, or a URL; and the marks that make a file a database."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import TypeGuard
 from tuning_db.errors import DatabaseError, explained
 
 Location = str | os.PathLike[str]
-"""A file, or the address of a server: postgresql+psycopg://user@host/name."""
+"""A file; the address of a server, postgresql+psycopg://user@host/name; or a URL, https://host/model.db#sha256=DIGEST,
+whose file is only read (remote.py)."""
 
 APPLICATION_ID = 0x6B746462
 """SQLite's application_id: marks the file as a tuning database."""
@@ -22,13 +23,33 @@ SCHEMA_VERSION = 4
 1: as first published. 2: environments, times of recording, claims. 3: names of launch values.
 4: digests of rows, signatures. tuning_db/migration.py upgrades older files."""
 
+_SERVERS = ("postgresql:", "postgresql+")
+
 LOCK_SECONDS = 60.0
 """Seconds to wait until another process has finished its write."""
 
 
 def is_address(where: Location) -> TypeGuard[str]:
-    """Return whether a location is the address of a server, not a file."""
-    return isinstance(where, str) and "://" in where
+    """Return whether a location is the address of a server."""
+    return isinstance(where, str) and where.startswith(_SERVERS) and "://" in where
+
+
+def is_remote(where: Location) -> TypeGuard[str]:
+    """Return whether a location is the URL of a file that is fetched and only read."""
+    return isinstance(where, str) and "://" in where and not is_address(where)
+
+
+def file_of(where: Location) -> Path:
+    """Return the file of a database that is not on a server; that of a URL is fetched, unless the user's cache has it.
+
+    Raises:
+        DatabaseError: The file of a URL cannot be fetched, or is not that of its digest.
+    """
+    if is_remote(where):
+        from tuning_db import remote
+
+        return remote.fetched(where)
+    return Path(where)
 
 
 def check(path: Path) -> int:

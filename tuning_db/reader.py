@@ -23,7 +23,7 @@ from tuning_db import row_digests
 from tuning_db.blob import decompress
 from tuning_db.errors import DatabaseError, explained
 from tuning_db.launch import NAMES_SINCE, RECORDED_NAMES
-from tuning_db.location import Location, check, connect, is_address
+from tuning_db.location import Location, check, connect, is_address, is_remote
 from tuning_db.origin import Origin
 from tuning_db.ranking import ranked
 from tuning_db.signature import TRUSTED, Content, is_signed, public_keys
@@ -93,10 +93,11 @@ class Reader:
     Args:
         path: The file.
         keys: Public keys (signature.py), one of which must have signed the database; without any it may be unsigned.
+        name: Name of the database in messages; the path by default.
     """
 
-    def __init__(self, path: Path, keys: Sequence[str] = ()) -> None:
-        self.name = str(path)
+    def __init__(self, path: Path, keys: Sequence[str] = (), name: str = "") -> None:
+        self.name = name or str(path)
         version = check(path)
         self._names = "k.launch_names" if version >= NAMES_SINCE else RECORDED_NAMES.format(kernel="k")
         self._has_digests = version >= row_digests.SINCE
@@ -395,7 +396,7 @@ def reader(
     """Open a database for running networks.
 
     Args:
-        where: The database.
+        where: The database. The file of a URL is fetched first, unless the user's cache has it.
         trusted_keys: Public keys, one of which must have signed the database: PEM files, their text, or base64. Without
             any, those of the environment variable AUTOTUNE_TRUSTED_KEYS.
 
@@ -403,6 +404,10 @@ def reader(
         DatabaseError: There is no database, it cannot be read, or it is not signed by one of the keys.
     """
     keys = public_keys(trusted_keys)
+    if is_remote(where):
+        from tuning_db import remote
+
+        return Reader(remote.fetched(where), keys, remote.name_of(where))
     if not is_address(where):
         return Reader(Path(where), keys)
     if keys:

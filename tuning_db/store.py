@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, joinedload
 
-from tuning_db import process_id, row_digests, sqlite_backend
+from tuning_db import process_id, remote, row_digests, sqlite_backend
 from tuning_db.blob import compress, decompress, digest_of
 from tuning_db.errors import DatabaseError, explained
 from tuning_db.launch import launch_text
-from tuning_db.location import Location, is_address
+from tuning_db.location import Location, is_address, is_remote
 from tuning_db.origin import Origin
 from tuning_db.ranking import ranked
 from tuning_db.schema import (
@@ -85,9 +85,14 @@ class Store:
     """
 
     def __init__(
-        self, name: str, engine: sa.Engine, close: Callable[[sa.Engine], None] | None, path: Path | None = None
+        self,
+        name: str,
+        where: Location,
+        engine: sa.Engine,
+        close: Callable[[sa.Engine], None] | None,
+        path: Path | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.where = name, where
         self._engine, self._close = engine, close
         self._origin = Origin.of(path, name) if path else Origin(name)  # a server is trusted as its address is
         self._claims = 0
@@ -104,23 +109,27 @@ class Store:
         Raises:
             DatabaseError: If it is no tuning database, has a newer schema, is corrupted or cannot be written.
         """
+        if is_remote(where):
+            raise remote.refused(where)
         if is_address(where):
             from tuning_db import postgres_backend
 
-            return cls(
-                postgres_backend.name_of(where), postgres_backend.engine_to_write(where, _WRITING), sa.Engine.dispose
-            )
+            engine = postgres_backend.engine_to_write(where, _WRITING)
+            return cls(postgres_backend.name_of(where), where, engine, sa.Engine.dispose)
         path = Path(where)
-        return cls(str(where), sqlite_backend.engine_to_write(path, _WRITING), sqlite_backend.close_writer, path)
+        return cls(str(where), where, sqlite_backend.engine_to_write(path, _WRITING), sqlite_backend.close_writer, path)
 
     @classmethod
     def open(cls, where: Location) -> Store:
         """Open a database for reading only; raises DatabaseError if there is none or it cannot be read."""
+        if is_remote(where):
+            path = remote.fetched(where)
+            return cls(remote.name_of(where), where, sqlite_backend.engine_to_read(path), None, path)
         if is_address(where):
             from tuning_db import postgres_backend
 
-            return cls(postgres_backend.name_of(where), postgres_backend.engine_to_read(where), None)
-        return cls(str(where), sqlite_backend.engine_to_read(Path(where)), None, Path(where))
+            return cls(postgres_backend.name_of(where), where, postgres_backend.engine_to_read(where), None)
+        return cls(str(where), where, sqlite_backend.engine_to_read(Path(where)), None, Path(where))
 
     def close(self) -> None:
         """Close the database. A file is left as one file that can be copied, unless others still write it."""

@@ -1,6 +1,17 @@
 """From kernels to binaries: rendering, compilers, ninja."""
 
-from autotune.codegen.build_queue import POLL_SECONDS
-from autotune.codegen.ninja_build import kernels_per_unit
+from autotune.codegen.build_queue import POLL_SECONDS, Batch, StartBatch
+from autotune.codegen.build_slices import show as show_compilation
+from autotune.codegen.ninja_build import BuildBatch, Built, Unit, kernels_per_unit, link_latest
 
-__all__ = ["POLL_SECONDS", "kernels_per_unit"]
+__all__ = [
+    "POLL_SECONDS",
+    "Batch",
+    "BuildBatch",
+    "Built",
+    "StartBatch",
+    "Unit",
+    "kernels_per_unit",
+    "link_latest",
+    "show_compilation",
+]

@@ -8,9 +8,10 @@ compilers at a time, down to one. Nothing else is compiled meanwhile.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from autotune.codegen.build_folder import remove_stale
 from autotune.codegen.ninja_build import BuildBatch, Built, Unit, existing, renderable, units
@@ -20,7 +21,9 @@ from autotune.families import Kernel
 POLL_SECONDS = 0.02
 """Interval at which the progress of a build is checked."""
 
-_MAX_FRUITLESS = 8  # ends of ninja one after the other that leave units and have built none, after which it is an error
+_MAX_FRUITLESS = (
+    8  # ends of batches one after the other that leave units and have built none, after which it is an error
+)
 
 
 def build(kernels: Sequence[Kernel], jobs: int) -> Generator[Built]:
@@ -44,6 +47,28 @@ def build(kernels: Sequence[Kernel], jobs: int) -> Generator[Built]:
                 time.sleep(POLL_SECONDS)
 
 
+class Batch(Protocol):
+    """Units that compilers work on in the background, here or on other machines."""
+
+    @property
+    def pending(self) -> Collection[Unit]:
+        """The units that `finished` has not returned yet."""
+
+    @property
+    def ended(self) -> int | None:
+        """An exit code once nothing works on the batch any more; units that are pending then have no result."""
+
+    def finished(self) -> list[Built]:
+        """Return the units that have ended since the last call; does not wait."""
+
+    def close(self) -> None:
+        """End the compilers."""
+
+
+StartBatch = Callable[[Sequence[Unit], int], Batch]
+"""(units, compilers that run at once) -> a batch that has started."""
+
+
 @dataclass(frozen=True)
 class _Attempt:
     """How units are tried.
@@ -64,12 +89,13 @@ class BuildQueue:
 
     Args:
         jobs: Compilers that run at once.
+        start: Starts a batch; ninja on this machine does, unless the compilers are elsewhere.
     """
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, jobs: int, start: StartBatch = BuildBatch) -> None:
         remove_stale()
-        self._jobs = jobs
-        self._running: dict[BuildBatch, _Attempt] = {}
+        self._jobs, self._start = jobs, start
+        self._running: dict[Batch, _Attempt] = {}
         self._waiting: dict[_Attempt, list[Unit]] = {}  # until nothing runs
         self._fruitless = 0
 
@@ -98,7 +124,7 @@ class BuildQueue:
         if self._recovering:
             self._wait(added, attempt)
         elif added:
-            self._running[BuildBatch(added, attempt.jobs)] = attempt
+            self._running[self._start(added, attempt.jobs)] = attempt
 
     def finished(self) -> list[Built]:
         """Return the units that have ended since the last call, each with a verdict; does not wait.
@@ -119,7 +145,7 @@ class BuildQueue:
                 del self._running[batch]
         if self._waiting and not self._running:
             attempt = max(self._waiting, key=lambda attempt: attempt.jobs)
-            self._running[BuildBatch(self._waiting.pop(attempt), attempt.jobs)] = attempt
+            self._running[self._start(self._waiting.pop(attempt), attempt.jobs)] = attempt
         return results
 
     def close(self) -> None:
@@ -144,12 +170,12 @@ class BuildQueue:
             self.add(parts)
         return False
 
-    def _restart(self, batch: BuildBatch, attempt: _Attempt, fruitless: bool) -> None:
-        """Try the units again that ninja has left."""
+    def _restart(self, batch: Batch, attempt: _Attempt, fruitless: bool) -> None:
+        """Try the units again that a batch has left."""
         self._fruitless = self._fruitless + 1 if fruitless else 0
         if self._fruitless > _MAX_FRUITLESS:
             raise ToolchainError(
-                f"ninja stopped with exit code {batch.ended} before all kernels were built, "
+                f"the compilers stopped with exit code {batch.ended} before all kernels were built, "
                 f"{self._fruitless} times in a row"
             )
         self._wait(list(batch.pending), replace(attempt, again=True))

@@ -275,7 +275,7 @@ def _outcome(unit: Unit, folder: Path) -> Built:
     started, ended = _interval(unit, folder)
     seconds = ended - started
     if unit.path.exists():
-        _link_latest(unit)
+        link_latest(unit)
         return Built(unit, unit.path, seconds=seconds)
     log = _log(unit, folder)
     text = log.read_text(errors="replace").strip() if log.exists() else ""
@@ -296,7 +296,7 @@ def _machine_fault(text: str, folder: Path) -> str | None:
     return found and found.format(folder=paths.generated())
 
 
-def _link_latest(unit: Unit) -> None:
+def link_latest(unit: Unit) -> None:
     """Link the name that each kernel would have in a unit of its own to this unit."""
     for kernel in unit.kernels:
         alone = Unit((kernel,)).path

@@ -13,7 +13,7 @@ from autotune.core.arch import (
     runs_on,
 )
 from autotune.core.deadline import NEVER, Deadline
-from autotune.core.device import DeviceFacts, device_arch, device_name, device_target, measure_device
+from autotune.core.device import DeviceFacts, DeviceKind, device_arch, device_name, device_target, measure_device
 from autotune.core.duration import seconds_of
 from autotune.core.errors import (
     AutotuneError,
@@ -41,6 +41,7 @@ __all__ = [
     "CaptureError",
     "Deadline",
     "DeviceFacts",
+    "DeviceKind",
     "FamilyError",
     "LibraryError",
     "OutOfTimeError",

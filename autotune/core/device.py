@@ -33,6 +33,30 @@ class DeviceFacts:
     details: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class DeviceKind:
+    """What kernels are compiled for and measured on, on this machine or on another.
+
+    Attributes:
+        name: Name in databases (`device_name`).
+        capability: 10 x the compute capability of the GPU; None for a CPU.
+        processors: SMs of a GPU, threads of a CPU.
+    """
+
+    name: str
+    capability: int | None
+    processors: int
+
+    @classmethod
+    def of(cls, device: torch.device) -> DeviceKind:
+        """Return the kind of a device of this machine."""
+        if device.type != "cuda":
+            return cls(device_name(device), None, torch.get_num_threads())
+        major, minor = torch.cuda.get_device_capability(device)
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        return cls(device_name(device), 10 * major + minor, processors)
+
+
 def device_name(device: torch.device) -> str:
     """Return the name of a device in databases.
 

@@ -22,16 +22,16 @@ from autotune.measure.timers import (
     synchronize,
     warm_up,
 )
-from autotune.measure.worker_client import BACKGROUND_NICENESS, Worker
+from autotune.measure.worker_client import Child, StartChild, Worker
 
 __all__ = [
-    "BACKGROUND_NICENESS",
     "BUFFERS",
     "SLOW_FACTOR",
     "TIMERS",
     "TRIAL_STEPS",
     "Call",
     "CandidateBench",
+    "Child",
     "ChildProcess",
     "DeviceLostError",
     "Ended",
@@ -41,6 +41,7 @@ __all__ = [
     "RotatingBuffers",
     "Runnable",
     "Sampler",
+    "StartChild",
     "Timing",
     "Worker",
     "accept",

@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -26,11 +26,13 @@ class Ended:
     status: "crashed" (the process died) or "timed_out" (it was killed at the deadline).
     reason: one line, such as "the process died: SIGSEGV".
     killed: it was killed from outside, by a user or by the operating system for want of memory.
+    code: exit code of the process, negative for a signal; None if it was killed at the deadline.
     """
 
     status: str
     reason: str
     killed: bool = False
+    code: int | None = field(default=None, compare=False)
 
 
 class ChildProcess:
@@ -112,7 +114,7 @@ class ChildProcess:
             code = process.wait()
             killed = code == -signal.SIGKILL and self._process is process  # else `stop` was called
             self.stop()
-            return Ended("crashed", f"the process died: {_exit_name(code)}", killed)
+            return Ended("crashed", f"the process died: {_exit_name(code)}", killed, code)
 
     def stop(self) -> None:
         """Kill the child, if there is one, and wait for its end.

@@ -18,6 +18,8 @@ from autotune.runtime import Candidate
 
 READY = "ready"
 """The first message of a measuring process: its device can be used."""
+NO_MEMORY = 75
+"""Exit code of a measuring process that gets no memory on its GPU at the start; EX_TEMPFAIL of sysexits.h."""
 
 
 @dataclass(frozen=True)

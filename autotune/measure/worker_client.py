@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerError, timeline
 from autotune.ir import Network, Problem
@@ -21,6 +21,7 @@ from autotune.libraries import cudnn, inductor
 from autotune.measure.network_bench import LayerAssignment
 from autotune.measure.process import ChildProcess, Ended
 from autotune.measure.protocol import (
+    NO_MEMORY,
     READY,
     Answer,
     DeviceRequest,
@@ -43,12 +44,50 @@ _ENDS_PROCESS = ("crashed", "timed_out", "leaks")
 """Statuses after which the process is replaced: its device context may be ruined, or its memory used up."""
 
 _STARTS = 7
-"""Times that the process is started when it is killed from outside before it is ready."""
+"""Times that the process is started when it is killed from outside before it is ready, or gets no memory on its GPU."""
+_MEMORY_SECONDS = 5.0
+"""Pause before the next start of a process that got no memory: another one of the run works on a large network."""
 
 BACKGROUND_NICENESS = 5
 """Niceness of processes that work beside a search, whose measuring process must not wait for a core."""
 _SECONDS_PER_SAMPLE = 0.1
 """Deadline of one sample of the finals; a sample takes about 1 ms."""
+
+
+class Child(Protocol):
+    """A process that exchanges messages with this one; process.ChildProcess is one on this machine."""
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None while no child runs."""
+
+    @property
+    def running(self) -> bool:
+        """True while a child runs."""
+
+    @property
+    def started(self) -> bool:
+        """True if a child was started and not stopped since. It may have died meanwhile."""
+
+    @property
+    def has_message(self) -> bool:
+        """True if `receive` would return at once."""
+
+    def start(self) -> None:
+        """Start the child; end one that runs already."""
+
+    def send(self, message: object) -> None:
+        """Send a message."""
+
+    def receive(self, deadline: float) -> Any | Ended:
+        """Wait for the next message, at most `deadline` seconds; after that the child is killed."""
+
+    def stop(self) -> None:
+        """Kill the child, if there is one. Another thread may call this."""
+
+
+StartChild = Callable[[str, Sequence[str]], Child]
+"""(module, arguments) -> a child process that can be started."""
 
 
 class Worker:
@@ -63,6 +102,7 @@ class Worker:
         compilers: Processes in which Inductor compiles; they take cores while a candidate is timed.
         niceness: Niceness of the process above that of this one.
         lane: Lane of its requests in the trace of a run.
+        child: Makes the process; one on this machine, unless the device is elsewhere.
     """
 
     def __init__(
@@ -74,10 +114,11 @@ class Worker:
         compilers: int = 1,
         niceness: int = 0,
         lane: timeline.Lane = timeline.Lane.DEVICE,
+        child: StartChild = ChildProcess,
     ) -> None:
-        self._lane = lane
+        self._lane, self._child = lane, child
         self.device, self.deadline, self.timing, self.until = device, deadline, timing, until
-        self._process = ChildProcess("autotune.measure.worker_main", [device, str(compilers), str(niceness)])
+        self._process = child("autotune.measure.worker_main", [device, str(compilers), str(niceness)])
         self._sent: deque[TrialRequest] = deque()
         self._starting = Lock()
         self._was_killed = False  # the process, from outside, instead of the last answer
@@ -92,6 +133,17 @@ class Worker:
     def pid(self) -> int | None:
         """Process id; None while no process runs."""
         return self._process.pid
+
+    def beside(self, lane: timeline.Lane, compilers: int = 1) -> Worker:
+        """Return another measuring process of the same device, which works beside this one at a lower priority.
+
+        Args:
+            lane: Lane of its requests in the trace of a run.
+            compilers: Processes in which Inductor compiles.
+        """
+        return Worker(
+            self.device, self.deadline, self.timing, self.until, compilers, BACKGROUND_NICENESS, lane, self._child
+        )
 
     def start(self) -> None:
         """Start the process if none runs, or wait for a thread that starts it.
@@ -110,14 +162,16 @@ class Worker:
             for _ in range(_STARTS):
                 self._process.start()
                 ready = self._receive(START_SECONDS)
-                if not (isinstance(ready, Ended) and ready.killed):
+                if not (isinstance(ready, Ended) and (ready.killed or ready.code == NO_MEMORY)):
                     break
+                if ready.code == NO_MEMORY:
+                    time.sleep(min(_MEMORY_SECONDS, self.until.left))
         if ready != READY:
             self.stop()
-            reason = ready.reason if isinstance(ready, Ended) else f"it sent {ready!r}"
-            raise WorkerError(
-                f"the measuring process for {self.device} does not start: {reason}; its own message is above"
-            )
+            reason = f"{ready.reason if isinstance(ready, Ended) else f'it sent {ready!r}'}; its own message is above"
+            if isinstance(ready, Ended) and ready.code == NO_MEMORY:
+                reason = "other processes use all memory of the GPU; end them, or tune fewer batch sizes at once"
+            raise WorkerError(f"the measuring process for {self.device} does not start: {reason}")
 
     def stop(self) -> None:
         """Kill the process."""

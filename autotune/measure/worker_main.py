@@ -24,6 +24,7 @@ from autotune.measure.network_bench import NetworkBench
 from autotune.measure.nvtx import nvtx_range
 from autotune.measure.process import accept
 from autotune.measure.protocol import (
+    NO_MEMORY,
     READY,
     Answer,
     DeviceRequest,
@@ -141,6 +142,18 @@ class _Server:
         return self._network
 
 
+def _open_gpu(device: torch.device) -> None:
+    """Make a context on a GPU; end the process with NO_MEMORY if other processes use all of its memory."""
+    try:
+        torch.cuda.init()
+        torch.cuda.set_device(device)
+        torch.empty(1, device=device)
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        sys.exit(NO_MEMORY)
+
+
 def main() -> None:
     """Run the process."""
     descriptor, device_name, compilers, niceness = sys.argv[1:]
@@ -148,8 +161,7 @@ def main() -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = compilers
     device = torch.device(device_name)
     if device.type == "cuda":
-        torch.cuda.init()
-        torch.cuda.set_device(device)
+        _open_gpu(device)
     # The client may go away at any time; then no error can be reported.
     with torch.inference_mode(), suppress(EOFError, BrokenPipeError, ConnectionResetError):
         serve(accept(descriptor), device)

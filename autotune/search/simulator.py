@@ -1,8 +1,8 @@
 """Replays a trace: runs a search on recorded results, in simulated time, without compiler or device.
 
-Each kernel takes the compile time that was recorded, on a given number of cores. One device measures, one kernel after
-the other. The loop is the tuner's own (search/schedule.py), so that samplers are compared under the conditions of a
-real run.
+Each kernel takes the compile time that was recorded, on a given number of cores. Each device measures one kernel after
+the other, and each problem has its device. The loop is the tuner's own (search/schedule.py), so that samplers are
+compared under the conditions of a real run.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import heapq
 import math
 import random
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autotune.families import Kernel
 from autotune.ir import Problem
 from autotune.measure import SLOW_FACTOR
+from autotune.search.device_places import device_places
 from autotune.search.samplers import create_studies
 from autotune.search.schedule import Schedule
 from autotune.search.study import SpaceStudy
@@ -24,6 +26,9 @@ from autotune.search.trace import ConfigTrace, TuneTrace
 
 MIN_CONFIGS = 8
 """Configs of a problem that may be tried, however small the share."""
+DEPTH = 3
+"""Kernels at a device: the one that is measured and two behind it. A single device tells a result before the next
+kernel is sent, so that a replay of one seed is always the same."""
 NOISE = 0.005
 """Standard deviation of the noise on a time that a study is told, relative to the time. Each seed has its own noise."""
 
@@ -73,6 +78,16 @@ class Replay:
         ]
         return sum(found) / sum(self.best_us.values()) - 1
 
+    def seconds_within(self, excess: float) -> float:
+        """Return the simulated time at which the sum of the best times is within a share of its optimum; or infinity.
+
+        Args:
+            excess: The share by which the sum may be above the optimum.
+        """
+        moments = sorted({point.seconds for points in self.curves.values() for point in points})
+        reached = bisect_left(moments, True, key=lambda moment: self.excess_at(moment) <= excess)
+        return moments[reached] if reached < len(moments) else math.inf
+
     @property
     def seconds(self) -> float:
         """Return the simulated time of the last trial."""
@@ -90,7 +105,14 @@ class Replay:
 
 
 def replay(
-    trace: TuneTrace, name: str, seed: int, cores: int, share: float = 1.0, gain: float = 0.0, budget: float = 1e9
+    trace: TuneTrace,
+    name: str,
+    seed: int,
+    cores: int,
+    share: float = 1.0,
+    gain: float = 0.0,
+    budget: float = 1e9,
+    devices: int = 1,
 ) -> Replay:
     """Search a trace.
 
@@ -102,12 +124,13 @@ def replay(
         share: Share of a problem's configs that may be tried.
         gain: Expected improvement below which a study rests, as a share of the best time.
         budget: Simulated seconds.
+        devices: Number of devices that measure.
 
     Raises:
         UnknownNameError: There is no sampler of that name.
     """
     studies = create_studies(name, [traced.space for traced in trace.spaces], seed, gain)
-    bench = _SimulatedBench(trace, studies, seed, cores, budget)
+    bench = _SimulatedBench(trace, studies, seed, cores, budget, devices)
     totals = {problem: sum(len(each.results) for each in found) for problem, found in trace.by_problem().items()}
     Schedule(studies, bench, trace.target, lambda problem: max(MIN_CONFIGS, int(share * totals[problem]))).run()
     best_us = trace.best_us()
@@ -119,8 +142,13 @@ def replay(
 class _SimulatedBench:
     """The bench of a trace; implements search.schedule.Bench."""
 
-    def __init__(self, trace: TuneTrace, studies: Sequence[SpaceStudy], seed: int, cores: int, budget: float) -> None:
+    def __init__(
+        self, trace: TuneTrace, studies: Sequence[SpaceStudy], seed: int, cores: int, budget: float, devices: int
+    ) -> None:
         self.clock, self._budget, self._cores = 0.0, budget, cores
+        self._depth = DEPTH if devices > 1 else 1
+        self._places = device_places(dict.fromkeys((study.space.problem for study in studies), 1.0), devices)
+        self._running: list[list[tuple[float, SpaceStudy, Kernel, ConfigTrace]]] = [[] for _ in range(devices)]
         self.search_seconds = 0.0
         self._random = random.Random(seed)
         self.curves: dict[Problem, list[ReplayPoint]] = {}
@@ -143,6 +171,9 @@ class _SimulatedBench:
 
     def compilers(self) -> int:
         return self._cores
+
+    def devices(self) -> int:
+        return len(self._running)
 
     def exists(self, kernel: Kernel) -> bool:
         return kernel in self._known
@@ -177,16 +208,29 @@ class _SimulatedBench:
             for study, result in self._results[kernel]:
                 if not study.wants(kernel.values):
                     continue
-                self.clock += result.device_seconds
-                noisy_us = result.best_us * math.exp(self._random.gauss(0, NOISE)) if result.best_us else None
-                best_us = self.best_us(study.space.problem)
-                started = time.perf_counter()
-                study.tell(kernel.values, noisy_us, result.error, is_pruned=(noisy_us or 0.0) > SLOW_FACTOR * best_us)
-                self.search_seconds += time.perf_counter() - started
-                self._add_point(study.space.problem, result.best_us)
+                running = self._running[self._places[study.space.problem]]
+                start = running[-1][0] if running else self.clock
+                running.append((start + result.device_seconds, study, kernel, result))
+                while len(running) >= self._depth:
+                    self._end_next()
 
     def finish(self) -> bool:
-        return False  # measure() has told everything
+        waited = any(self._running)
+        while any(self._running):
+            self._end_next()
+        return waited
+
+    def _end_next(self) -> None:
+        """Go on to the end of the measurement that ends next, and tell its study."""
+        running = min((one for one in self._running if one), key=lambda one: one[0][0])
+        end, study, kernel, result = running.pop(0)
+        self.clock = max(self.clock, end)
+        noisy_us = result.best_us * math.exp(self._random.gauss(0, NOISE)) if result.best_us else None
+        best_us = self.best_us(study.space.problem)
+        started = time.perf_counter()
+        study.tell(kernel.values, noisy_us, result.error, is_pruned=(noisy_us or 0.0) > SLOW_FACTOR * best_us)
+        self.search_seconds += time.perf_counter() - started
+        self._add_point(study.space.problem, result.best_us)
 
     def best_us(self, problem: Problem) -> float:
         """Return the best time of a problem so far; infinite if there is none."""

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from autotune.core import Deadline, timeline
 from autotune.ir import Network, Problem
 from autotune.libraries import inductor
-from autotune.measure import BACKGROUND_NICENESS, Worker
+from autotune.measure import Worker
 from autotune.tuner.background_trials import BackgroundTrials
 from autotune.tuner.library_candidates import operator_rows
 from autotune.tuner.options import TunerOptions
@@ -47,7 +47,8 @@ class BackgroundPool:
         store: The database.
         device: The device of all trials.
         options: Limits and choices of the run.
-        worker: The measuring process of the search, whose settings those of the trials have.
+        workers: The measuring processes of the search; the trials of a network have the settings and the device of one
+            of them.
         progress: Receives the events of the trials.
         problems: The problems of the search.
         networks: The networks that they belong to; none for single problems.
@@ -58,22 +59,23 @@ class BackgroundPool:
         store: Store,
         device: Device,
         options: TunerOptions,
-        worker: Worker,
+        workers: Sequence[Worker],
         progress: Progress,
         problems: Iterable[Problem],
         networks: Sequence[Network],
     ) -> None:
         self._store, self._device, self._options, self._progress = store, device, options, progress
-        self._worker, self._problems, self._networks = worker, list(problems), networks
+        self._workers, self._problems, self._networks = workers, list(problems), networks
         self._processes = ExitStack()
         self._trials: dict[str, BackgroundTrials] = {}
 
     def __enter__(self) -> BackgroundPool:
-        for network in self._networks:
+        for place, network in enumerate(self._networks):
             own = {layer.problem for layer in network.all_layers}
-            self._start(network.key, [problem for problem in self._problems if problem in own])
+            worker = self._workers[place % len(self._workers)]
+            self._start(worker, network.key, [problem for problem in self._problems if problem in own])
         if not self._networks:
-            self._start("", self._problems)
+            self._start(self._workers[0], "", self._problems)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -97,7 +99,7 @@ class BackgroundPool:
         for trials in self._trials.values():
             trials.wait(until)
 
-    def _start(self, key: str, problems: Iterable[Problem]) -> None:
+    def _start(self, worker: Worker, key: str, problems: Iterable[Problem]) -> None:
         options, version, networks = self._options, self._device.details["torch"], self._networks
         work = [
             (problem, row)
@@ -110,16 +112,7 @@ class BackgroundPool:
         for problem, _ in work:
             self._store.put_problem(str(problem))
         compilers = int(COMPILERS_SHARE * options.jobs / max(1, len(networks)))
-        worker = self._worker
-        process = Worker(
-            worker.device,
-            worker.deadline,
-            worker.timing,
-            worker.until,
-            max(1, min(MAX_COMPILERS, compilers)),
-            BACKGROUND_NICENESS,
-            timeline.Lane.INDUCTOR,
-        )
+        process = worker.beside(timeline.Lane.INDUCTOR, max(1, min(MAX_COMPILERS, compilers)))
         self._trials[key] = self._processes.enter_context(
             BackgroundTrials(self._store, self._device, process, work, self._progress)
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from autotune.codegen import POLL_SECONDS, ninja_build, rendering
+from autotune.codegen import POLL_SECONDS, BuildBatch, StartBatch, ninja_build, rendering
 from autotune.codegen.build_queue import BuildQueue
 from autotune.core import NEVER, Deadline, paths
 from autotune.families import Kernel, family
@@ -31,6 +31,7 @@ class KernelBuilder:
         progress: Receives events.
         on_failure: Called with each kernel that does not compile or is skipped.
         known: The kernels of other databases, which are copied from there instead of being compiled.
+        start_batch: Starts compilers; those of this machine, unless there are others.
 
     Attributes:
         rows: The database row of each kernel that exists or does not compile.
@@ -50,6 +51,7 @@ class KernelBuilder:
         progress: Progress,
         on_failure: Callable[[Kernel], None] = lambda _: None,
         known: Mapping[Kernel, ForeignKernel] = MappingProxyType({}),
+        start_batch: StartBatch = BuildBatch,
     ) -> None:
         self._store, self._target = store, target
         self._breakdown, self._progress, self._on_failure = breakdown, progress, on_failure
@@ -58,7 +60,7 @@ class KernelBuilder:
         self.copied = 0
         self.compiled, self.compile_seconds = 0, 0.0
         self.skipped: dict[Kernel, str] = {}
-        self._queue = BuildQueue(jobs)
+        self._queue = BuildQueue(jobs, start_batch)
         self._building: set[Kernel] = set()
         self._ready: list[Kernel] = []
         self._seconds: dict[Kernel, dict[str, float]] = {}

@@ -17,7 +17,7 @@ from autotune.core import Deadline, timeline
 from autotune.families import Kernel
 from autotune.ir import Problem
 from autotune.libraries import aten, cudnn, inductor
-from autotune.measure import BACKGROUND_NICENESS, Worker
+from autotune.measure import Worker
 from autotune.tuner.kernel_builder import identity
 from autotune.tuner.threads import stop_until_done
 from tuning_db import Store
@@ -59,10 +59,7 @@ def listing_workers(worker: Worker, jobs: int) -> list[Worker]:
         jobs: Number of cores that compile.
     """
     count = max(1, min(MAX_LISTING_WORKERS, jobs // 4))
-    return [
-        Worker(worker.device, until=worker.until, niceness=BACKGROUND_NICENESS, lane=timeline.Lane.LISTING)
-        for _ in range(count)
-    ]
+    return [worker.beside(timeline.Lane.LISTING) for _ in range(count)]
 
 
 class LibraryCandidates:

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from autotune.core import Architecture, LibraryError, architecture, cpu_targets, device_arch, device_name, of_capability
+from autotune.core import Architecture, DeviceKind, LibraryError, architecture, cpu_targets, of_capability
 from autotune.families import serving
 from autotune.ir import Network, Problem
 from autotune.libraries import inductor
@@ -23,6 +23,8 @@ INDUCTOR_MODES = {
     inductor.MAX_AUTOTUNE: (inductor.DEFAULT, inductor.MAX_AUTOTUNE),
 }
 """Choice of the user -> the modes in which Inductor compiles."""
+GPU_SECONDS, CPU_SECONDS = 360.0, 90.0
+"""Seconds of a run for one batch size on a GPU and on a CPU, where the user gives none."""
 UNTIMED_TRIALS = 6
 """Configs to compile for a problem where nothing can be timed."""
 
@@ -58,38 +60,39 @@ class Bench:
     Attributes:
         arch: The architecture.
         target: The compilation target, such as "sm_90".
-        device: The device, such as "cuda:0"; None if this machine cannot run the kernels.
+        device: The device as its measuring process names it, such as "cuda:0"; None if there is none that runs the
+            kernels.
+        name: Name of the device in databases; None without a device.
     """
 
     arch: Architecture
     target: str
     device: str | None
+    name: str | None
 
     @classmethod
-    def of(cls, arch: Architecture, capability: int | None) -> Bench:
-        """Return the bench for an architecture on this machine.
+    def of(cls, arch: Architecture, kind: DeviceKind | None, device: str = "cuda:0") -> Bench:
+        """Return the bench for an architecture.
 
         Args:
             arch: The architecture.
-            capability: 10 x the compute capability of the GPU; None if there is no GPU.
+            kind: The GPU, or a CPU; None if there is no GPU.
+            device: The GPU as its measuring process names it.
         """
         if not arch.is_cuda:
-            device, target = "cpu", cpu_targets()[0]
-        elif capability is None or capability < (arch.capability or 0):
-            return cls(arch, f"sm_{arch.capability}", None)
-        else:
-            device, target = "cuda:0", f"sm_{capability}"
-        return cls(device_arch(arch, torch.device(device)), target, device)
+            kind = kind if kind and kind.capability is None else DeviceKind.of(torch.device("cpu"))
+            return cls(arch, cpu_targets()[0], "cpu", kind.name)
+        if kind is None or (kind.capability or 0) < (arch.capability or 0):
+            return cls(arch, f"sm_{arch.capability}", None, None)
+        return cls(replace(arch, processors=kind.processors), f"sm_{kind.capability}", device, kind.name)
 
     @classmethod
     def of_device(cls, device: torch.device) -> Bench:
-        """Return the bench for the newest architecture that a device runs."""
-        if device.type != "cuda":
-            return cls.of(architecture("cpu"), None)
-        capability = gpu_capability(device)
-        assert capability
-        arch = device_arch(of_capability(capability), device)
-        return cls(arch, f"sm_{capability}", str(torch.empty(0, device=device).device))  # with its index
+        """Return the bench for the newest architecture that a device of this machine runs."""
+        kind = DeviceKind.of(device)
+        if kind.capability is None:
+            return cls.of(architecture("cpu"), kind)
+        return cls.of(of_capability(kind.capability), kind, str(torch.empty(0, device=device).device))  # with its index
 
     @property
     def trials(self) -> int:
@@ -101,29 +104,25 @@ class Bench:
     @property
     def budget(self) -> float:
         """Seconds of a run for one batch size, where the user gives none."""
-        return 360.0 if self.arch.is_cuda else 90.0
+        return GPU_SECONDS if self.arch.is_cuda else CPU_SECONDS
 
 
-def gpu_capability(device: torch.device | None = None) -> int | None:
-    """Return 10 x the compute capability of a GPU, or None if torch sees no GPU."""
-    if not torch.cuda.is_available():
-        return None
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
-
-
-def inductor_modes(device: str | None, chosen: str | None = None) -> tuple[str, ...]:
+def inductor_modes(device: str | None, chosen: str | None = None, is_here: bool = True) -> tuple[str, ...]:
     """Return the modes of Inductor to try.
 
     Args:
         device: The device that times; None if nothing is timed.
         chosen: A key of INDUCTOR_MODES; None for "default", unless the environment variable switches Inductor off.
+        is_here: Whether the device is this machine's; if not, it is not known whether Inductor can compile there, and
+            an attempt that fails is a failed trial.
 
     Raises:
         LibraryError: A mode was chosen, and Inductor cannot compile here.
     """
     mode = chosen or (inductor.DEFAULT if inductor.is_wanted() else "off")
-    reason = inductor.why_unavailable(torch.device(device)) if device else "nothing is timed"
+    reason = None if device else "nothing is timed"
+    if device and is_here:
+        reason = inductor.why_unavailable(torch.device(device))
     if reason and chosen and chosen != "off":
         raise LibraryError(f"--inductor {chosen}: {reason}; give --inductor off")
     return () if reason else INDUCTOR_MODES[mode]
@@ -135,8 +134,8 @@ def missing(store: Store, bench: Bench, network: Network) -> TuneRequest | None:
     A layer is tuned once its finalists were timed, which is the end of a run: the layers of an interrupted run are
     missing. Layers of alternatives that no family serves are not.
     """
-    assert bench.device
-    row = store.device(device_name(torch.device(bench.device)))
+    assert bench.name
+    row = store.device(bench.name)
     named = [(layer.name, layer.problem) for layer in network.layers]
     extra = [(layer.name, layer.problem) for layer in network.all_layers[len(named) :]]
     named += [(name, problem) for name, problem in extra if serving(problem, bench.arch)]
@@ -148,18 +147,25 @@ def missing(store: Store, bench: Bench, network: Network) -> TuneRequest | None:
 
 def missing_problems(store: Store, bench: Bench, named: Sequence[tuple[str, Problem]]) -> list[tuple[str, Problem]]:
     """Return the problems whose finalists a database has not timed on a device."""
-    assert bench.device
-    row = store.device(device_name(torch.device(bench.device)))
+    assert bench.name
+    row = store.device(bench.name)
     return [one for one in named if not (row and any(m.final for m in store.measurements(row, str(one[1]), "ok")))]
 
 
-def refuse_other_timing(store: Store, device: str, problems: Sequence[Problem], timing: Timing) -> None:
-    """Raise DatabaseError if the database holds times of another timer or of other buffers: they are not comparable."""
-    if not (row := store.device(device_name(torch.device(device)))):
+def refuse_other_timing(store: Store, name: str, problems: Sequence[Problem], timing: Timing) -> None:
+    """Raise DatabaseError if the database holds times of another timer or of other buffers: they are not comparable.
+
+    Args:
+        store: The database.
+        name: Name of the device.
+        problems: The problems that are to be timed.
+        timing: How they are to be timed.
+    """
+    if not (row := store.device(name)):
         return
     for problem in problems:
         for measured in store.measurements(row, str(problem), "ok", most=1):
-            for name, default in (("buffers", BUFFERS[0]), ("timer", TIMERS[0])):
-                if (before := measured.details.get(name, default)) != getattr(timing, name):
-                    given = f"{store.name} holds times measured with --{name} {before}"
+            for option, default in (("buffers", BUFFERS[0]), ("timer", TIMERS[0])):
+                if (before := measured.details.get(option, default)) != getattr(timing, option):
+                    given = f"{store.name} holds times measured with --{option} {before}"
                     raise DatabaseError(f"{given}: give the same option, or another --db")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -23,28 +23,28 @@ def in_thread(work: Callable[[], None]) -> Iterator[Future[None]]:
 
 
 @contextmanager
-def start_in_background(worker: Worker) -> Iterator[None]:
-    """Start the measuring process in a thread; the first request to it waits for that. The exit kills the process."""
-    executor = ThreadPoolExecutor(1)
-    started = executor.submit(worker.start)
+def start_in_background(workers: Sequence[Worker]) -> Iterator[None]:
+    """Start measuring processes in threads; the first request to each waits for that. The exit kills them."""
+    executor = ThreadPoolExecutor(max(1, len(workers)))
+    started = [executor.submit(worker.start) for worker in workers]
     try:
         yield
     finally:
-        stop_until_done(executor, [started], [worker])
+        stop_until_done(executor, started, workers)
 
 
 @contextmanager
-def facts_in_background(worker: Worker) -> Iterator[Future[DeviceFacts]]:
-    """Start the measuring process and measure its device in a thread.
+def facts_in_background(workers: Sequence[Worker]) -> Iterator[list[Future[DeviceFacts]]]:
+    """Start measuring processes and measure their devices in threads.
 
-    The exit does not wait for either: an interrupted run would last until the process has started.
+    The exit does not wait for either: an interrupted run would last until the processes have started.
     """
-    executor = ThreadPoolExecutor(1)
-    facts = executor.submit(worker.facts)
+    executor = ThreadPoolExecutor(len(workers))
+    facts = [executor.submit(worker.facts) for worker in workers]
     try:
         yield facts
     finally:
-        stop_until_done(executor, [facts], [worker])
+        stop_until_done(executor, facts, workers)
 
 
 def stop_until_done(executor: ThreadPoolExecutor, futures: Iterable[Future[Any]], workers: Iterable[Worker]) -> None:

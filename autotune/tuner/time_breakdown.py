@@ -28,7 +28,7 @@ class TimeBreakdown:
 
     def __init__(self) -> None:
         self._started = self._since = time.perf_counter()
-        self._compilers_busy = self._device_busy = False
+        self._compilers_busy, self._busy_devices = False, set[int]()
         self.seconds = dict.fromkeys((*STEPS, WAIT, RECORD), 0.0)
         self.trials = 0
 
@@ -48,17 +48,23 @@ class TimeBreakdown:
             if step in self.seconds:
                 self.seconds[step] += spent
 
-    def set_busy(self, compilers: bool | None = None, device: bool | None = None) -> None:
-        """State whether the compilers and the device have work from now on; None changes nothing.
+    def set_busy(self, compilers: bool | None = None, device: bool | None = None, place: int = 0) -> None:
+        """State whether the compilers and a device have work from now on; None changes nothing.
 
-        While only the compilers have work, the device waits for them, whatever the tuner itself does meanwhile.
+        While only the compilers have work, the devices wait for them, whatever the tuner itself does meanwhile.
+
+        Args:
+            compilers: Whether the compilers have work.
+            device: Whether the device has work.
+            place: Number of the device.
         """
         now = time.perf_counter()
-        if self._compilers_busy and not self._device_busy:
+        if self._compilers_busy and not self._busy_devices:
             self.seconds[WAIT] += now - self._since
         self._since = now
         self._compilers_busy = self._compilers_busy if compilers is None else compilers
-        self._device_busy = self._device_busy if device is None else device
+        if device is not None:
+            (self._busy_devices.add if device else self._busy_devices.discard)(place)
 
     @property
     def total(self) -> float:

@@ -51,12 +51,22 @@ class TrialQueue:
         device: The worker's device.
         breakdown: Receives the times of the trials.
         progress: Receives events.
+        place: Number of the device among those of the run.
+        depth: Most candidates at the device.
     """
 
     def __init__(
-        self, store: Store, worker: Worker, device: Device, breakdown: TimeBreakdown, progress: Progress
+        self,
+        store: Store,
+        worker: Worker,
+        device: Device,
+        breakdown: TimeBreakdown,
+        progress: Progress,
+        place: int = 0,
+        depth: int = CLAIMS,
     ) -> None:
-        self._store, self._worker, self._device = store, worker, device
+        self.worker, self._place, self._depth = worker, place, depth
+        self._store, self._device = store, device
         self._breakdown, self._progress = breakdown, progress
         self._sent: deque[tuple[_KernelTrial, Candidate]] = deque()
         self._best: dict[Problem, float | None] = {}
@@ -65,6 +75,21 @@ class TrialQueue:
     def num_sent(self) -> int:
         """Number of candidates at the device."""
         return len(self._sent)
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether `submit` waits for a result first."""
+        return len(self._sent) >= self._depth
+
+    def adopt(self, other: TrialQueue) -> None:
+        """Take over the trials of a queue whose device is lost."""
+        while other._sent:
+            trial, loaded = other._sent.popleft()
+            self.drain(self._depth - 1)
+            self.worker.send(trial.problem, loaded, self.best_us(trial.problem))
+            self._sent.append((trial, loaded))
+            self._breakdown.set_busy(device=True, place=self._place)
+        other._breakdown.set_busy(device=False, place=other._place)
 
     def submit(
         self,
@@ -86,7 +111,7 @@ class TrialQueue:
         Returns:
             False if another process is trying the kernel on the problem.
         """
-        self.drain(CLAIMS - 1)
+        self.drain(self._depth - 1)
         with self._breakdown.charge(RECORD):
             left = self._store.claim(self._device, str(problem), row, launches) if launches else []
         if left is None:
@@ -98,19 +123,19 @@ class TrialQueue:
         for launch in left:
             with self._breakdown.charge("load"):
                 loaded = candidate(self._store, row, launch)
-            self.drain(CLAIMS - 1)
-            self._worker.send(problem, loaded, self.best_us(problem))
+            self.drain(self._depth - 1)
+            self.worker.send(problem, loaded, self.best_us(problem))
             self._sent.append((trial, loaded))
-            self._breakdown.set_busy(device=True)
+            self._breakdown.set_busy(device=True, place=self._place)
         return True
 
     def drain(self, max_left: int = 0) -> bool:
         """Record results until at most `max_left` candidates are at the device; return whether there were any."""
         waited = len(self._sent) > max_left
         while len(self._sent) > max_left:
-            result = self._worker.receive()
+            result = self.worker.receive()
             trial, tried = self._sent.popleft()
-            self._breakdown.set_busy(device=bool(self._sent))
+            self._breakdown.set_busy(device=bool(self._sent), place=self._place)
             seconds = result.details["seconds"]
             self._breakdown.add(seconds)
             self._breakdown.trials += 1
@@ -129,7 +154,7 @@ class TrialQueue:
 
     def collect(self) -> None:
         """Record the results that have come back, without waiting for others."""
-        while self._sent and self._worker.has_answer:
+        while self._sent and self.worker.has_answer:
             self.drain(len(self._sent) - 1)
 
     def record(self, problem: Problem, row: KernelRow, tried: Candidate, result: Result, final: bool = False) -> None:

@@ -17,43 +17,35 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 
-from autotune.codegen import toolchain
-from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, paths
+from autotune.codegen import BuildBatch, StartBatch, toolchain
+from autotune.core import NEVER, Deadline, DeviceFacts, OutOfTimeError, WorkerError, paths
 from autotune.families import Kernel, family, serving
 from autotune.ir import Convolution, Network, Problem
-from autotune.libraries import aten, cudnn, inductor
+from autotune.libraries import cudnn, inductor
 from autotune.measure import Result, Worker
-from autotune.runtime import candidate, shortlist
 from autotune.search import Schedule, Space, SpaceStudy
 from autotune.tuner.background_pool import BackgroundPool, is_tried_beside, is_whole
+from autotune.tuner.device_queues import DeviceQueues
+from autotune.tuner.finals import Finals
 from autotune.tuner.foreign_kernels import ForeignKernels
 from autotune.tuner.kernel_builder import KernelBuilder
 from autotune.tuner.layer_weights import LayerWeights
 from autotune.tuner.library_candidates import LibraryCandidates, listing_workers, operator_rows
-from autotune.tuner.network_tuner import tune_network_plan
 from autotune.tuner.options import TunerOptions
 from autotune.tuner.phases import FINALS, SEARCH, SETTLING, Phases
 from autotune.tuner.progress import Progress
+from autotune.tuner.settling import Settling
 from autotune.tuner.study_manager import StudyManager
 from autotune.tuner.threads import facts_in_background, in_thread
 from autotune.tuner.time_breakdown import TimeBreakdown
-from autotune.tuner.trial_queue import TrialQueue
 from autotune.tuner.untimed_inductor import prefer_untimed
-from tuning_db import Store, launch_text, ranking
-from tuning_db.schema import Device, KernelRow, Measurement
+from tuning_db import Store
+from tuning_db.schema import Device, KernelRow
 
-FINALISTS = 6
-"""Kernels of a problem that are timed in the final rounds."""
-FINALIST_PLANS = 3
-"""cuDNN plans of a problem that are timed with them."""
-FINAL_ROUNDS = 15
-"""Interleaved rounds per problem."""
 OPERATORS_SHARE = 0.3
 """Share of the search's time in which PyTorch's operators are timed, before anything else."""
 LISTING_SHARE = 0.1
 """Share of the run in which a search that has ended waits for the rest of cuDNN's plans."""
-COMPILING_SHARE = 0.2
-"""Share of settling's time in which it waits for what Inductor still compiles."""
 PLAN_BATCH = 1
 """cuDNN's plans that are timed between two batches of kernels; a kernel of ours is more often the fastest."""
 TRIAL_SECONDS = 0.05
@@ -69,17 +61,18 @@ class Tuner:
         store: The database.
         problems: The problems; without networks, one weighs the more the oftener it occurs.
         options: Limits and choices.
-        worker: Times candidates. Without one the run compiles the configs with the lowest predicted costs and times
-            nothing.
+        workers: Time candidates, each on a device of its own; the devices are of one kind. Without any the run compiles
+            the configs with the lowest predicted costs and times nothing.
         progress: Receives events.
         spaces: The spaces to search; None for those of all families that serve the problems.
         networks: The networks that the problems belong to, whose plans are tuned too, such as one model at several
             batch sizes; none for single problems.
         deadline: The deadline of the run.
         foreign: Kernels of other databases, which are tried before others are compiled.
+        start_batch: Starts compilers; those of this machine, unless there are others.
 
     Attributes:
-        device: The database's row of the worker's device; None until the run has started the worker.
+        device: The database's row of the devices; None until the run has started the measuring processes.
         builder: The kernels.
         study_manager: The studies.
         breakdown: Where the time went.
@@ -93,20 +86,21 @@ class Tuner:
         store: Store,
         problems: Iterable[Problem],
         options: TunerOptions,
-        worker: Worker | None,
+        workers: Sequence[Worker],
         progress: Progress,
         spaces: Sequence[Space] | None = None,
         networks: Sequence[Network] = (),
         deadline: Deadline = NEVER,
         foreign: ForeignKernels | None = None,
+        start_batch: StartBatch = BuildBatch,
     ) -> None:
-        self.store, self.options, self.worker, self.progress = store, options, worker, progress
+        self.store, self.options, self.workers, self.progress = store, options, list(workers), progress
         given = list(problems)
         self.problems = list(dict.fromkeys(given))
         self.networks = networks
         self._planned = [network for network in networks if options.arch.is_cuda or network.whole]
         phases = [SEARCH, FINALS, SETTLING] if self._planned else [SEARCH, FINALS]
-        self.phases = Phases(deadline, phases if worker else [SEARCH])
+        self.phases = Phases(deadline, phases if self.workers else [SEARCH])
         self.out_of_time = False
         self.device: Device | None = None
         self.breakdown = TimeBreakdown()
@@ -118,8 +112,9 @@ class Tuner:
             progress,
             on_failure=self._tell_failure,
             known=foreign.kernels if foreign else {},
+            start_batch=start_batch,
         )
-        self._trials: TrialQueue | None = None
+        self._trials: DeviceQueues | None = None
         self.weights = LayerWeights(given, networks, self._best_us)
         self.study_manager = StudyManager(store, self.weights.sorted(), options, self.builder, spaces, foreign)
         self._library_candidates: LibraryCandidates | None = None
@@ -143,17 +138,17 @@ class Tuner:
         """
         toolchain.for_target(self.options.target)  # without a compiler, fail before anything else
         self.progress.total(len(self.problems))
-        if self.worker is None:
+        if not self.workers:
             self._compile_only()
             return
         with ExitStack() as processes:
             try:
-                self._search(self.worker, processes)
+                self._search(processes)
                 for problem in self.problems:
                     self.progress.done(str(problem))
-                self._time_all_finalists(self.worker)
+                finals = self._time_finalists()
                 if self._planned:
-                    self._tune_plans(self.worker)
+                    self._tune_plans(finals)
                 elif self._beside:
                     self._beside.wait(self.phases.current)
             except OutOfTimeError:
@@ -174,22 +169,22 @@ class Tuner:
             while self.builder.ready(True, self.phases.current) and not self.phases.current.is_over:
                 pass
 
-    def _search(self, worker: Worker, processes: ExitStack) -> None:
+    def _search(self, processes: ExitStack) -> None:
         """Search every problem.
 
-        Compilers, the start of the measuring process (some seconds) and the processes that list cuDNN's plans go on in
-        the background. So do the trials of what Inductor compiles, on a GPU; their process outlasts the search.
+        Compilers, the start of the measuring processes (some seconds) and the processes that list cuDNN's plans go on
+        in the background. So do the trials of what Inductor compiles, on a GPU; their process outlasts the search.
         """
         self.phases.begin(SEARCH)
         with (
-            facts_in_background(worker) as facts,
+            facts_in_background(self.workers) as facts,
             self.builder,
-            self._list_library_plans(worker) as self._library_candidates,
+            self._list_library_plans(self.workers[0]) as self._library_candidates,
         ):
             self._load_database()
             with in_thread(partial(self.study_manager.enumerate, self.phases.current)) as enumerated:
-                self._start_device(worker, facts)
-                self._start_background_trials(worker, processes)
+                self._start_devices(facts)
+                self._start_background_trials(processes)
                 self.progress.stage("timing PyTorch's operators")
                 self._time_operators(self._operators_first(), self.phases.current.share(OPERATORS_SHARE))
                 self.progress.stage("enumerating configs")
@@ -219,13 +214,22 @@ class Tuner:
             self.study_manager.studies, self, self.options.target, self.study_manager.max_trials, self.weights.all
         )
 
-    def _start_device(self, worker: Worker, facts: Future[DeviceFacts]) -> None:
-        """Wait for the measuring process, and store its device."""
-        self.progress.stage("starting the measuring process")
+    def _start_devices(self, facts: Sequence[Future[DeviceFacts]]) -> None:
+        """Wait for the measuring processes, and store their device.
+
+        Raises:
+            WorkerError: They have different devices.
+        """
+        self.progress.stage("starting the measuring process" + ("es" if len(facts) > 1 else ""))
         self._builds_early = not self.store.devices()
-        self.device = self._put_device(facts.result())
-        self._trials = TrialQueue(self.store, worker, self.device, self.breakdown, self.progress)
+        found = [future.result() for future in facts]
+        if len(names := dict.fromkeys(one.name for one in found)) > 1:
+            raise WorkerError(f"the devices differ, {' and '.join(names)}: tune one kind at a time, into one database")
+        self.device = self._put_device(found[0])
         self.weights.set_device(self.device)
+        self._trials = DeviceQueues(
+            self.store, self.workers, self.device, self.breakdown, self.progress, self.weights.all()
+        )
 
     def _build_early(self) -> None:
         """In a new database, start the first compilers as soon as enough spaces are enumerated.
@@ -274,11 +278,11 @@ class Tuner:
         device, _ = self._started()
         return operator_rows(self.store, problem, self.options.target, device.details["torch"], self.options.inductor)
 
-    def _start_background_trials(self, worker: Worker, processes: ExitStack) -> None:
+    def _start_background_trials(self, processes: ExitStack) -> None:
         """Start the trials beside the search."""
         device, _ = self._started()
         problems = self.weights.sorted()
-        pool = BackgroundPool(self.store, device, self.options, worker, self.progress, problems, self.networks)
+        pool = BackgroundPool(self.store, device, self.options, self.workers, self.progress, problems, self.networks)
         self._beside = processes.enter_context(pool)
 
     def _finish_tried_elsewhere(self) -> None:
@@ -292,90 +296,32 @@ class Tuner:
             if self._tried_elsewhere:
                 time.sleep(POLL_SECONDS)
 
-    def _time_all_finalists(self, worker: Worker) -> None:
-        """Time the finalists of all problems, the heaviest first; those for which no time is left stay as they are."""
+    def _time_finalists(self) -> Finals:
+        """Time the finalists of all problems, the heaviest first, as far as there is time."""
         self.progress.stage("timing the finalists")
-        until = self.phases.begin(FINALS)
-        seconds_per_candidate = 0.0  # the longest so far
-        for problem in self.weights.sorted():
-            # What was tried in the other process is compared there, when it is done.
-            beside = self.options.arch.is_cuda and is_whole(problem, self.networks)
-            finalists = [] if beside else self._finalists(problem)
-            if not finalists or until.is_over or until.left < len(finalists) * seconds_per_candidate:
-                continue
-            started = time.monotonic()
-            self._time_finalists(worker, problem, finalists)
-            seconds_per_candidate = max(seconds_per_candidate, (time.monotonic() - started) / len(finalists))
-
-    def _finalists(self, problem: Problem) -> list[Measurement]:
-        """Return the fastest candidates, the best of PyTorch included; none if these were compared before."""
-        device, _ = self._started()
-        timed = self.store.measurements(device, str(problem), "ok")
-        ranked = ranking.ranked(timed, finals_first=False)
-        best_operator = [row for row in ranked if row.kernel.family == aten.FAMILY][:1]
-        finalists = shortlist(ranked, FINALISTS, FINALIST_PLANS)
-        finalists += [row for row in best_operator if row not in finalists]
-        finals = {(row.kernel_id, launch_text(row.launch)) for row in timed if row.final}
-        return [] if all((row.kernel_id, launch_text(row.launch)) in finals for row in finalists) else finalists
-
-    def _time_finalists(self, worker: Worker, problem: Problem, finalists: Sequence[Measurement]) -> None:
-        """Time candidates of a problem in interleaved rounds."""
         device, trials = self._started()
-        candidates = [candidate(self.store, row.kernel, row.launch) for row in finalists]
-        with self.breakdown.charge("time"):
-            results = worker.finals(problem, candidates, FINAL_ROUNDS)
-        for row, tried, result in zip(finalists, candidates, results, strict=True):
-            if result.status == "ok":  # a failure is one of the whole request, not of a certain candidate
-                trials.record(problem, row.kernel, tried, result, final=True)
-        self.progress.measured(str(problem), 0, self.store.best_us(device, str(problem)))
+        finals = Finals(self.store, device, trials, self.breakdown, self.progress)
+        # What was tried in the processes beside the search is compared there, when it is done.
+        beside = self.options.arch.is_cuda
+        problems = [one for one in self.weights.sorted() if not (beside and is_whole(one, self.networks))]
+        finals.run(problems, self.phases.begin(FINALS))
+        return finals
 
-    def _tune_plans(self, worker: Worker) -> None:
-        """Tune the plan of each network; they share the time. Those that Inductor still compiles come last."""
-        until = self.phases.begin(SETTLING)
-        left = list(self._planned)
-        while left:
-            part = until.share(1 / len(left))
-            network = next((network for network in left if not self._is_compiling(network)), left[0])
-            left.remove(network)
-            if self._is_compiling(network) and (beside := self._beside and self._beside.trials(network)):
-                self.progress.stage("waiting for Inductor")
-                beside.wait(part.share(COMPILING_SHARE))
-            of = "the network" if len(self._planned) == 1 else f"the network at batch {network.batch}"
-            self.progress.stage(f"settling: tuning the plan of {of}")
-            self._tune_plan(worker, network, part)
-
-    def _is_compiling(self, network: Network) -> bool:
-        """Return whether trials of a network beside the search have not ended."""
-        beside = self._beside.trials(network) if self._beside else None
-        if beside:
-            beside.advance()
-        return bool(beside and not beside.is_done)
-
-    def _tune_plan(self, worker: Worker, network: Network, until: Deadline) -> None:
-        """Tune the plan of a network, on a GPU inside its CUDA graph.
-
-        On a CPU, where what runs before a kernel matters little, the layers' winners are compared with torch's
-        operators for the whole network, and nothing is compared without these.
-        """
-        device, _ = self._started()
-        beside = self._beside.trials(network) if self._beside else None
-        if beside:
-            # A process that has not tried them would compile them once more.
-            tried = beside.is_done and beside.num_tried
-            if tried and network.whole and (finalists := self._finalists(network.whole.layers[0].problem)):
-                self._time_finalists(beside.worker, network.whole.layers[0].problem, finalists)
-            beside.close()
-        with self.breakdown.charge("time"):
-            tune_network_plan(
-                self.store,
-                device,
-                worker,
-                network,
-                until,
-                self.options.arch.is_cuda,
-                self.progress.note,
-                beside.seconds if beside else 0.0,
-            )
+    def _tune_plans(self, finals: Finals) -> None:
+        """Tune the plan of each network."""
+        device, trials = self._started()
+        assert self._beside
+        settling = Settling(
+            self.store,
+            device,
+            self.options.arch.is_cuda,
+            trials.workers,
+            self._beside,
+            finals,
+            self.breakdown,
+            self.progress,
+        )
+        settling.run(self._planned, self.phases.begin(SETTLING))
 
     def _check_against_inductor(self, network: Network) -> None:
         """Leave a network to Inductor if that was not timed and the plan may be slower."""
@@ -402,6 +348,10 @@ class Tuner:
     def compilers(self) -> int:
         """Return the number of compilers that run at a time."""
         return self.options.jobs
+
+    def devices(self) -> int:
+        """Return the number of devices that measure."""
+        return len(self._started()[1].workers)
 
     def exists(self, kernel: Kernel) -> bool:
         """Return whether a kernel is compiled, or is being compiled."""
@@ -452,8 +402,8 @@ class Tuner:
 
     # -- helpers ---------------------------------------------------------------------------------------------
 
-    def _started(self) -> tuple[Device, TrialQueue]:
-        """Return the device and its trials; both exist once the measuring process has started."""
+    def _started(self) -> tuple[Device, DeviceQueues]:
+        """Return the device and its trials; both exist once the measuring processes have started."""
         assert self.device and self._trials
         return self.device, self._trials
 
@@ -520,5 +470,5 @@ class Tuner:
         self.finish()
 
     def _best_us(self, problem: Problem) -> float | None:
-        """Return the best time of a problem that is known; None before the measuring process has started."""
+        """Return the best time of a problem that is known; None before the measuring processes have started."""
         return self._trials.best_us(problem) if self._trials else None

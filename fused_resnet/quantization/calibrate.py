@@ -10,7 +10,7 @@ docs/guide/precision.md describes what runs in bytes and how; autotune/ir/int8_n
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +21,19 @@ from autotune.core import ProblemError, require_one_of
 from autotune.ir import Layer, scale_of
 from fused_resnet.capture import capture
 from fused_resnet.module_state import module_state
+from fused_resnet.quantization.bias_correction import bias_corrections, has_room
 from fused_resnet.quantization.ranges import DEFAULT_METHOD, METHODS, MagnitudeHistogram, range_of
 from fused_resnet.quantization.reference_run import run_layers
-from fused_resnet.quantization.scales import CalibratedScales, activation
+from fused_resnet.quantization.scales import CalibratedScales, Corrections, activation
 from fused_resnet.quantization.sensitivity import sensitive_layers
 
 
 def calibrate(
-    model: nn.Module, batches: Iterable[Any], method: str = DEFAULT_METHOD, max_loss: float | None = None
+    model: nn.Module,
+    batches: Iterable[Any],
+    method: str = DEFAULT_METHOD,
+    max_loss: float | None = None,
+    bias_correction: bool = True,
 ) -> CalibratedScales:
     """Return the scale of every activation of a module, from its values on some batches.
 
@@ -44,9 +49,12 @@ def calibrate(
         max_loss: Largest loss, such as 0.01: norm of the differences of the results / norm of the results. The layers
             that lose most stay in the module's dtype, as few as the limit requires, by their losses on these batches.
             Measuring them takes a run for each layer. None: no limit.
+        bias_correction: Measure the mean error of each output channel on about `bias_correction.IMAGES` inputs of one
+            shape, and remove it by the bias of each layer in bytes that has one.
 
     Returns:
-        The scales, a dictionary, with the layers that stay in the module's dtype as the attribute `sensitive`.
+        The scales, a dictionary, with the layers that stay in the module's dtype as the attribute `sensitive`, and what
+        is added to biases as the attribute `corrections`.
 
     Raises:
         CaptureError: The module cannot be captured.
@@ -62,6 +70,7 @@ def calibrate(
     layers: dict[torch.Size, tuple[Layer, ...]] = {}
     histograms: dict[str, MagnitudeHistogram] = {}
     seen: list[torch.Tensor] = []
+    corrected_on: list[torch.Tensor] = []
 
     def observe(layer: Layer, operand: str, values: torch.Tensor) -> torch.Tensor:
         name = activation(layer, operand)
@@ -76,13 +85,20 @@ def calibrate(
             layers[x.shape] = capture(exact, tuple(x.shape), "f32").layers
         run_layers(layers[x.shape], constants, x, written=observe)
         seen += [x] if max_loss is not None else []
+        corrected_on += [x] if bias_correction and has_room(corrected_on, x) else []
     if not histograms:
         raise ProblemError("calibration: no batch was given: give at least one batch of inputs")
     scales = {
         name: float(scale_of(torch.tensor(range_of(histogram, method)))) for name, histogram in histograms.items()
     }
-    sensitive = {} if max_loss is None else sensitive_layers(layers, constants, seen, scales, max_loss)
-    return CalibratedScales(scales, sensitive)
+
+    def corrections(kept: Mapping[str, str]) -> Corrections:
+        if not bias_correction:
+            return {}
+        return bias_corrections(layers[corrected_on[0].shape], constants, corrected_on, scales, kept)
+
+    sensitive = {} if max_loss is None else sensitive_layers(layers, constants, seen, scales, max_loss, corrections)
+    return CalibratedScales(scales, sensitive, corrections(sensitive))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ whose scale is that of the input times that of the weight (one for each output c
 own scale. The steps between:
 
 - relu and the like are the same in any scale (KEEP_SCALE);
-- bias and the like are the same if their constants are divided by the scale (DIVIDED);
+- bias and the like are the same if their constants are divided by the scale (DIVIDED); the first bias includes the
+  layer's correction, if the calibration has one;
 - add and store use another activation, so they work in that activation's scale;
 - all other steps, such as sigmoid, work on real values, whose scale is 1.
 
@@ -24,13 +25,14 @@ from math import prod
 from torch import nn
 
 from autotune.core import CaptureError
-from autotune.ir import Cast, ConstantExpr, ConstantSource, Conv2d, Epilogue, Gemm, Layer, MaxPool2d, Network
+from autotune.ir import Cast, ConstantExpr, ConstantSource, Conv2d, Epilogue, Gemm, Layer, Network
 from fused_resnet.arguments import Signature
 from fused_resnet.capture import CapturedModule, capture, capture_module
 from fused_resnet.capture.layer_builder import AppliedStep, LayerBuilder, Value
 from fused_resnet.capture.pointwise import number
 from fused_resnet.quantization.int8_rules import DIVIDED, KEEP_SCALE, Wiring, choose_layers
-from fused_resnet.quantization.scales import CalibratedScales, Scales, activation
+from fused_resnet.quantization.rounding import scaled_as
+from fused_resnet.quantization.scales import CalibratedScales, Corrections, Scales, activation
 
 BYTES = "s8"
 
@@ -61,7 +63,8 @@ def capture_int8(model: nn.Module, shape: tuple[int, ...], dtype: str, scales: S
         scales: Scale of each activation by its name, as `calibrate` returns them.
 
     Raises:
-        CaptureError: The module cannot be captured, or the scale of an activation is missing.
+        CaptureError: The module cannot be captured, the scale of an activation is missing, or a layer without a bias
+            has a correction.
     """
     return capture(model, shape, dtype, rewrite=partial(in_bytes, scales=scales), precision=BYTES)
 
@@ -82,7 +85,7 @@ def in_bytes(layers: Sequence[Layer], scales: Scales) -> tuple[tuple[Layer, ...]
         The new layers, and for each convolution or linear layer that stays as it was, the reason.
 
     Raises:
-        CaptureError: The scale of an activation is missing.
+        CaptureError: The scale of an activation is missing, or a layer without a bias has a correction.
     """
     wiring = Wiring(layers)
     chosen, kept = choose_layers(wiring, scales.sensitive if isinstance(scales, CalibratedScales) else None)
@@ -94,6 +97,7 @@ class _Rewriter:
 
     def __init__(self, wiring: Wiring, chosen: set[str], scales: Scales) -> None:
         self._wiring, self._chosen, self._scales = wiring, chosen, scales
+        self._corrections = scales.corrections if isinstance(scales, CalibratedScales) else {}
         self._done: list[Layer] = []
         self._casts: dict[tuple[str, str], str] = {}  # (buffer, dtype) -> buffer with the cast
 
@@ -125,7 +129,7 @@ class _Rewriter:
 
     def _epilogue(self, layer: Layer) -> list[AppliedStep]:
         """Return the steps of a layer on scaled values."""
-        steps = _steps(layer)
+        steps = _corrected(layer, self._corrections)
         # In reverse, because the order in which casts are made is part of the network's key in databases.
         added = {
             i: self._buffer_in(str(steps[i][1][0]), BYTES) for i in reversed(range(len(steps))) if steps[i][0] == "add"
@@ -168,10 +172,7 @@ class _Rewriter:
 
     def _scale(self, buffer: str) -> Scale:
         """Return the scale of an activation in bytes."""
-        layer, operand = self._wiring.maker[buffer]
-        if isinstance(layer.problem, MaxPool2d) and layer.name in self._chosen and not layer.problem.epilogue.names:
-            return self._scale(layer.buffers["x"])  # the pool passes bytes on unchanged
-        name = activation(layer, operand.name)
+        name = scaled_as(self._wiring, self._chosen, buffer)
         try:
             return Scale(name, self._scales[name])
         except KeyError:
@@ -213,6 +214,19 @@ def _steps(layer: Layer) -> list[tuple[str, list[ConstantSource]]]:
                 operands.append((layer.weights if argument.kind == "vector" else layer.buffers)[argument.name])
         found.append((step.name, operands))
     return found
+
+
+def _corrected(layer: Layer, corrections: Corrections) -> list[tuple[str, list[ConstantSource]]]:
+    """Return the steps of a layer with its correction, if it has one, added to the first bias."""
+    steps = _steps(layer)
+    if layer.name not in corrections:
+        return steps
+    place = next((i for i, (name, _) in enumerate(steps) if name == "bias"), None)
+    if place is None:
+        raise CaptureError(f"calibration corrects the bias of {layer.name}, which has none: calibrate this model")
+    correction = ConstantExpr("numbers", (), tuple(corrections[layer.name]))
+    bias = ConstantExpr("sum", (*steps[place][1], correction))
+    return [*steps[:place], ("bias", [bias]), *steps[place + 1 :]]
 
 
 def _convert(given: Scale, wanted: Scale) -> list[AppliedStep]:

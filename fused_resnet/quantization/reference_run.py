@@ -13,6 +13,52 @@ Operands = dict[str, torch.Tensor]
 """The operands of a layer by name."""
 
 
+class LayerRun:
+    """A run of layers on one input. The caller steps through the layers, each by `operands` and then `finish`.
+
+    Args:
+        layers: The layers, in order.
+        constants: Parameters and buffers of the module.
+        x: The input.
+
+    Attributes:
+        values: The activations that later layers read, and those that none reads, by buffer.
+    """
+
+    def __init__(self, layers: Sequence[Layer], constants: State, x: torch.Tensor) -> None:
+        self._constants, self._device = constants, x.device
+        self._reads = Counter(layer.buffers[operand] for layer in layers for operand in inputs_of(layer))
+        self.values = {INPUT: x}
+
+    def operands(self, layer: Layer) -> Operands:
+        """Return the inputs and weights of the next layer; an activation is dropped when its last reader takes it."""
+        operands = {operand.name: operand for operand in layer.problem.operands()}
+        tensors = {
+            name: evaluate(self._constants, source)
+            .to(self._device, TENSOR_DTYPES[operands[name].dtype])
+            .reshape(operands[name].shape)
+            for name, source in layer.weights.items()
+        }
+        for name in inputs_of(layer):
+            buffer = layer.buffers[name]
+            tensors[name] = self.values[buffer].reshape(operands[name].shape)
+            self._reads[buffer] -= 1
+            if not self._reads[buffer]:
+                del self.values[buffer]
+        return tensors
+
+    def finish(
+        self,
+        layer: Layer,
+        operands: Operands,
+        written: Callable[[Layer, str, torch.Tensor], torch.Tensor] = lambda layer, name, value: value,
+    ) -> None:
+        """Compute a layer with the given operands; `written` is that of `run_layers`."""
+        scalars = tuple(float(evaluate(self._constants, source)) for source in layer.scalars)
+        for name, value in compute(layer.problem, operands, scalars).items():
+            self.values[layer.buffers[name]] = written(layer, name, value)
+
+
 @torch.no_grad()
 def run_layers(
     layers: Sequence[Layer],
@@ -33,25 +79,10 @@ def run_layers(
     Returns:
         What no layer reads, by buffer: the results of the network.
     """
-    reads = Counter(layer.buffers[operand] for layer in layers for operand in inputs_of(layer))
-    values = {INPUT: x}
+    run = LayerRun(layers, constants, x)
     for layer in layers:
-        operands = {operand.name: operand for operand in layer.problem.operands()}
-        tensors = {
-            name: evaluate(constants, source)
-            .to(x.device, TENSOR_DTYPES[operands[name].dtype])
-            .reshape(operands[name].shape)
-            for name, source in layer.weights.items()
-        }
-        for name in inputs_of(layer):
-            tensors[name] = values[layer.buffers[name]].reshape(operands[name].shape)
-            reads[layer.buffers[name]] -= 1
-            if not reads[layer.buffers[name]]:
-                del values[layer.buffers[name]]
-        scalars = tuple(float(evaluate(constants, source)) for source in layer.scalars)
-        for name, value in compute(layer.problem, read(layer, tensors), scalars).items():
-            values[layer.buffers[name]] = written(layer, name, value)
-    return values
+        run.finish(layer, read(layer, run.operands(layer)), written)
+    return run.values
 
 
 def inputs_of(layer: Layer) -> list[str]:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from autotune.ir import Layer
 
 Scales = Mapping[str, float]
 """The real value of 1 in bytes, by the name of the activation (`activation`)."""
 
+Corrections = Mapping[str, Sequence[float]]
+"""What is added to the bias of a layer, by the layer's name: a real number for each output channel."""
+
 
 class CalibratedScales(dict[str, float]):
-    """The scales of a calibration, and the layers that it keeps out of bytes.
+    """The scales of a calibration, the layers that it keeps out of bytes, and the corrections of biases.
 
     Attributes:
         sensitive: For each convolution or linear layer that stays in the module's dtype, by name, the reason.
+        corrections: What layers in bytes add to their biases.
     """
 
-    def __init__(self, scales: Scales, sensitive: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        scales: Scales,
+        sensitive: Mapping[str, str] | None = None,
+        corrections: Corrections | None = None,
+    ) -> None:
         super().__init__(scales)
-        self.sensitive = dict(sensitive)
+        self.sensitive = dict(sensitive or {})
+        self.corrections = {name: tuple(values) for name, values in (corrections or {}).items()}
 
 
 def activation(layer: Layer, operand: str) -> str:

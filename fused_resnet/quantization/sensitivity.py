@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
-from autotune.ir import MAX_BYTE, Layer, State, is_output
-from autotune.ir.int8_numerics import quantize_weight
+from autotune.ir import Layer, State, is_output
 from fused_resnet.quantization.int8_rules import Wiring, choose_layers
-from fused_resnet.quantization.reference_run import Operands, inputs_of, run_layers
-from fused_resnet.quantization.scales import Scales, activation
+from fused_resnet.quantization.reference_run import run_layers
+from fused_resnet.quantization.rounding import Rounding
+from fused_resnet.quantization.scales import Corrections, Scales
 
 
 def sensitive_layers(
@@ -19,11 +19,13 @@ def sensitive_layers(
     batches: Sequence[torch.Tensor],
     scales: Scales,
     max_loss: float,
+    corrections: Callable[[Mapping[str, str]], Corrections],
 ) -> dict[str, str]:
     """Choose the convolutions and linear layers that stay in the module's dtype.
 
-    Each layer's loss is measured with that layer alone in bytes. Of the layers in the order of their losses, as few as
-    possible are kept, so that the loss with all others in bytes is within the limit. Rounding is simulated in float32.
+    Each layer's loss is measured with that layer alone in bytes, without a correction. Of the layers in the order of
+    their losses, as few as possible are kept, so that the loss of the network, with all other layers and corrections
+    as they will run, is within the limit. Rounding is simulated in float32.
 
     Args:
         layers: The captured layers for each shape of a batch.
@@ -31,6 +33,7 @@ def sensitive_layers(
         batches: Inputs.
         scales: Scale of each activation.
         max_loss: Largest loss: norm of the differences of the results / norm of the results.
+        corrections: (layers that are kept, with reasons) -> what the others add to their biases.
 
     Returns:
         For each layer that is kept, by name, the reason.
@@ -40,23 +43,30 @@ def sensitive_layers(
     chosen, _ = choose_layers(first)
     products = [layer.name for layer in first.layers if layer.name in chosen and "weight" in layer.weights]
 
-    def results(in_bytes: Collection[str]) -> torch.Tensor:
-        found = [_results(wirings[x.shape], constants, x, scales, in_bytes) for x in batches]
-        return torch.cat(found)
+    def results(in_bytes: Callable[[Wiring], Collection[str]], corrected: Corrections) -> torch.Tensor:
+        roundings = {shape: Rounding(wiring, scales, in_bytes(wiring), corrected) for shape, wiring in wirings.items()}
+        return torch.cat([_results(constants, x, roundings[x.shape]) for x in batches])
 
-    exact = results(())
+    exact = results(lambda wiring: (), {})
 
-    def loss(in_bytes: Collection[str]) -> float:
-        return float((results(in_bytes) - exact).norm() / exact.norm().clamp_min(1e-300))
+    def loss(in_bytes: Callable[[Wiring], Collection[str]], corrected: Corrections) -> float:
+        return float((results(in_bytes, corrected) - exact).norm() / exact.norm().clamp_min(1e-300))
 
-    if not products or loss(products) <= max_loss:
+    def loss_of(name: str) -> float:
+        return loss(lambda wiring: (name,), {})
+
+    def loss_without(names: Collection[str]) -> float:
+        kept = dict.fromkeys(names, "")
+        return loss(lambda wiring: choose_layers(wiring, kept)[0], corrections(kept))
+
+    if not products or loss_without(()) <= max_loss:
         return {}
-    alone = {name: loss([name]) for name in products}
+    alone = {name: loss_of(name) for name in products}
     ranked = sorted(products, key=lambda name: -alone[name])
     too_few, enough = 0, len(ranked)  # with all of them kept nothing is lost
     while enough - too_few > 1:
         kept = (too_few + enough) // 2
-        if loss(ranked[kept:]) <= max_loss:
+        if loss_without(ranked[:kept]) <= max_loss:
             enough = kept
         else:
             too_few = kept
@@ -67,26 +77,7 @@ def sensitive_layers(
     }
 
 
-def _results(
-    wiring: Wiring, constants: State, x: torch.Tensor, scales: Scales, in_bytes: Collection[str]
-) -> torch.Tensor:
+def _results(constants: State, x: torch.Tensor, rounding: Rounding) -> torch.Tensor:
     """Return all results of the layers in one float64 tensor of one dimension, with some layers in bytes."""
-
-    def read(layer: Layer, operands: Operands) -> Operands:
-        if layer.name not in in_bytes:
-            return operands
-        weight, weight_scale = quantize_weight(operands["weight"])
-        rounded = weight.float() * weight_scale.view(-1, *[1] * (weight.dim() - 1))
-        activations = {name: in_scale(operands[name], layer.buffers[name]) for name in inputs_of(layer)}
-        return {**operands, "weight": rounded, **activations}
-
-    def written(layer: Layer, name: str, value: torch.Tensor) -> torch.Tensor:
-        return in_scale(value, layer.buffers[name]) if layer.name in in_bytes else value
-
-    def in_scale(value: torch.Tensor, buffer: str) -> torch.Tensor:
-        maker, operand = wiring.maker[buffer]
-        scale = scales[activation(maker, operand.name)]
-        return (value / scale).round().clamp(-MAX_BYTE, MAX_BYTE) * scale
-
-    values = run_layers(wiring.layers, constants, x, read, written)
+    values = run_layers(rounding.wiring.layers, constants, x, rounding.read, rounding.written)
     return torch.cat([value.double().flatten() for buffer, value in sorted(values.items()) if is_output(buffer)])

@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
 
 import torch
 
@@ -15,6 +14,7 @@ from autotune.libraries import aten, cudnn_names
 from autotune.runtime import Candidate, KernelChoice, choices, usable_devices
 from fused_resnet.training.forms import Form, forms
 from tuning_db import reader
+from tuning_db.location import file_of, is_address
 
 PublicKey = str | os.PathLike[str]
 
@@ -92,9 +92,9 @@ class Winners:
 
     def stamp(self) -> str | None:
         """Return a text that changes with the database; None if it is on a server, whose state has no such text."""
-        if "://" in self.database:
+        if is_address(self.database):
             return None
-        status = Path(self.database).stat()
+        status = file_of(self.database).stat()
         return f"{self.database} {status.st_size} {status.st_mtime_ns}"
 
 

@@ -19,7 +19,7 @@ from autotune_cli import interrupts
 COMMANDS = {
     "Tune": {
         "tune": ("commands.tune", "tune a network's layers or single problems"),
-        "db": ("commands.db", "show, merge, pack, export, compare and sign databases"),
+        "db": ("commands.db", "show, merge, sync, pack, export, compare and sign databases"),
         "report": ("commands.report", "write a database as one HTML page"),
         "replay": ("commands.replay", "compare samplers on a recorded tuning run"),
     },

@@ -18,11 +18,13 @@ def record(out, *arguments):
 @pytest.mark.process
 def test_a_network_that_it_trains(tmp_path):
     small = ("--width", 16, "--size", 32, "--steps", 4, "--train-batch", 8, "--images", 30, "--batch", 16)
-    told, shown = record(tmp_path, *small, "--calibration", 16)
+    told, shown = record(tmp_path, *small, "--calibration", 16, "--bias-correction", "both")
     assert told["training"]["steps"] == 4 and 0 < told["training"]["loss"] < 10
     assert told["images"] == 30 and 0 <= told["reference_top1"] <= 1
-    assert list(told["precisions"]) == ["f32", "int8"]
-    exact, in_bytes = told["precisions"].values()
+    assert list(told["precisions"]) == ["f32", "int8 uncorrected", "int8"]
+    exact, uncorrected, in_bytes = told["precisions"].values()
+    assert [one["corrected_biases"] for one in (exact, uncorrected, in_bytes)] == [0, 0, 19]
+    assert uncorrected["error"] != in_bytes["error"] and uncorrected["layers"] == in_bytes["layers"]
     assert exact["agreement"] == 1 and exact["error"] < 1e-5 and exact["top1"] == told["reference_top1"]
     assert 1e-4 < in_bytes["error"] < 0.2 and in_bytes["error"] <= in_bytes["worst"] and in_bytes["samples"] == 30
     assert in_bytes["layers"]["s8"] == 19 + 1 and set(in_bytes["not_in_bytes"]) == {"conv1", "fc"}

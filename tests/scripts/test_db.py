@@ -1,18 +1,21 @@
 """scripts/db.py: its commands and errors."""
 
 import copy
+import hashlib
 import json
+import re
 import shutil
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from signal import SIGINT, SIGTERM
 
 import optuna
 import pytest
 import torch
 from databases import rows, told
-from processes import TUNED_BATCH, assert_error, script
+from processes import HANG, TUNED_BATCH, assert_error, script
 from repository import ROOT, SCRIPTS
 
 from fused_resnet import FusedResNet
@@ -207,3 +210,62 @@ def test_signing_and_verifying(tuned_db, tmp_path):
     assert_error(script("db", "sign", "--key", key, path), "is damaged")
     assert_error(script("db", "sign", "--key", public, path), "not a private Ed25519 key")
     assert_error(script("db", "sign", "--key", key, tmp_path / "absent.db"), "no tuning database")
+
+
+def test_one_pass_keeps_two_databases_in_step(two, tmp_path):
+    done = script("db", "sync", *two, "--once")
+    assert done.returncode == 0, done.stderr
+    [line] = done.stdout.splitlines()
+    counts = re.search(r"(\d+) rows to (\S+a\.db), (\d+) rows to (\S+b\.db) \(\d+\.\d s\)", line)
+    assert counts and int(counts[1]) > 20 and int(counts[3]) > 20, line
+    assert script("db", "sync", *two, "--once").stdout == ""
+    done = script("db", "diff", *two)
+    for row in ("device", "environment", "problem", "kernel", "measurement", "plan"):
+        assert re.search(rf"{row} +0 +\d+ +0", done.stdout), done.stdout
+    assert_error(script("db", "sync", two[0], two[0], "--once"), "a.db is named twice")
+    assert_error(script("db", "sync", tmp_path / "x.db", tmp_path / "y.db", "--once"), "neither", "x.db", "y.db")
+    (tmp_path / "text").write_text("no database, and longer than a header")
+    assert_error(script("db", "sync", two[0], tmp_path / "text", "--once"), "not an SQLite file")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("number", "code", "words"), [(SIGINT, 130, "interrupted"), (SIGTERM, 143, "SIGTERM")])
+def test_passes_go_on_until_a_signal(two, tmp_path, number, code, words):
+    late = tmp_path / "late.db"
+    late.write_text("no database, and longer than a header")
+    command = [sys.executable, str(SCRIPTS / "db.py"), "sync", str(two[0]), str(late), "--every", "0.1s"]
+    running = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert "not an SQLite file; tried again every 0.1 s" in running.stdout.readline()
+        shutil.copy(two[1], tmp_path / "whole.db")
+        (tmp_path / "whole.db").rename(late)
+        assert re.search(r"\d+ rows to \S+a\.db, \d+ rows to \S+late\.db", running.stdout.readline())
+        with Store.create(late) as store:
+            store.put_problem("conv2d later")
+        assert "1 row to " in (line := running.stdout.readline()) and ", 0 rows to " in line
+        running.send_signal(number)
+        out, err = running.communicate(timeout=HANG)
+    finally:
+        running.kill()
+    assert running.returncode == code and out == "" and words in err and len(err.splitlines()) == 1, (out, err)
+    with Store.open(two[0]) as store:
+        assert "conv2d later" in store.problem_texts()
+
+
+def test_a_url_is_read_and_not_written(two, tmp_path):
+    variables = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    url = f"{two[0].as_uri()}#sha256={hashlib.sha256(two[0].read_bytes()).hexdigest()}"
+    for arguments, words in [
+        (("info", url), f"{two[0].as_uri()}: schema"),
+        (("verify", url), f"{two[0].as_uri()}: all rows are as they were stored"),
+        (("merge", url, two[1], "-o", tmp_path / "m.db"), "added"),
+        (("diff", url, tmp_path / "m.db"), "only in the second"),
+    ]:
+        done = script("db", *arguments, COLUMNS="200", **variables)
+        assert done.returncode == 0 and words in done.stdout, done.stderr
+    key = tmp_path / "key"
+    signature.generate(key)
+    script("db", "export", two[1], tmp_path / "b.json")
+    for arguments in (("sign", "--key", key, url), ("import", tmp_path / "b.json", url), ("sync", url, two[1])):
+        assert_error(script("db", *arguments, **variables), "a.db is a URL, which is only read")
+    assert_error(script("db", "info", two[0].as_uri(), **variables), "append #sha256=DIGEST", "sha256sum")

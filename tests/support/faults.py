@@ -43,7 +43,7 @@ def on_gpu(folder: Path) -> Callable[[str], Candidate]:
     """Compile faulty.cu for the first GPU in a folder. Return name -> candidate, all in one device image."""
     path = folder / "faulty.cubin"
     source = ROOT / "tests" / "kernels" / "faulty.cu"
-    compiler = toolchain.for_target(device_target(torch.device("cuda:0")))
+    compiler = toolchain.for_target(device_target(torch.device("cuda:0")), prefers_nvcc=True)  # for assert.h
     subprocess.run(compiler.commands(source, path, [paths.templates()])[0], check=True)
     binary = Binary.of("device_image", path.read_bytes())
     return lambda name: Candidate("faulty", "{}", f"at_{name}", binary)

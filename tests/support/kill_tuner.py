@@ -47,7 +47,7 @@ def tune(path: str, trials: int) -> None:
 
     options = TunerOptions(architecture("cpu"), cpu_targets()[0], trials, jobs=2)
     with Store.create(path) as store, Worker("cpu") as worker:
-        Tuner(store, map(parse, PROBLEMS), options, worker, Witness()).run()
+        Tuner(store, map(parse, PROBLEMS), options, [worker], Witness()).run()
 
 
 def tuner(path: Path, trials: int) -> subprocess.Popen[bytes]:

@@ -1,15 +1,10 @@
 """A database in a file and one on a PostgreSQL server behave the same; several processes share either."""
 
-import glob
-import os
-import shutil
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -20,49 +15,13 @@ from repository import ROOT
 
 from tuning_db import DatabaseError, Store, json_export, process_id, reader
 
-NOBODY = 65534
-
-
-def binaries_of_postgresql():
-    """The folder of initdb and pg_ctl, or None."""
-    found = shutil.which("initdb") or next(iter(sorted(glob.glob("/usr/lib/postgresql/*/bin/initdb"))), None)
-    return Path(found).parent if found else None
-
-
-@pytest.fixture(scope="session")
-def server():
-    """The address of a fresh PostgreSQL server, with {} for the database, on a socket of its own."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed: pip install 'psycopg[binary]'")
-    binaries = binaries_of_postgresql()
-    if binaries is None:
-        pytest.skip("no PostgreSQL server is installed")
-    who = {"user": NOBODY} if os.geteuid() == 0 else {}  # it does not run as root
-    with tempfile.TemporaryDirectory() as name:
-        if who:
-            os.chown(name, NOBODY, -1)
-        data = Path(name) / "data"
-        quiet = {"stdout": subprocess.DEVNULL, "cwd": name, **who}
-        subprocess.run(
-            [binaries / "initdb", "-D", data, "-U", "tuner", "-A", "trust", "-E", "UTF8"], check=True, **quiet
-        )
-        control = [binaries / "pg_ctl", "-D", data, "-w", "-l", f"{name}/log"]
-        subprocess.run([*control, "-o", f"-k {name} -c listen_addresses= -c fsync=off", "start"], check=True, **quiet)
-        try:
-            yield f"postgresql+psycopg://tuner@/{{}}?host={name}"
-        finally:
-            subprocess.run([*control, "-m", "immediate", "stop"], check=True, **quiet)
-
 
 @pytest.fixture(params=["file", pytest.param("server", marks=pytest.mark.process)])
 def where(request, tmp_path):
     """Where a database may be made."""
     if request.param == "file":
         return tmp_path / "tuning.db"
-    address = request.getfixturevalue("server")
-    name = f"t{time.monotonic_ns()}"
-    with closing_engine(address.format("postgres"), isolation_level="AUTOCOMMIT") as connection:
-        connection.exec_driver_sql(f"CREATE DATABASE {name}")
-    return address.format(name)
+    return request.getfixturevalue("new_address")
 
 
 @contextmanager

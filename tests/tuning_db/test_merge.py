@@ -12,6 +12,7 @@ from repository import ROOT
 
 from tuning_db import DatabaseError, Store, diff, json_export
 from tuning_db.location import SCHEMA_VERSION
+from tuning_db.merge import merge_into
 from tuning_db.pack import KEPT, merge, pack
 from tuning_db.snapshot import read
 
@@ -85,6 +86,25 @@ def test_a_kernel_of_another_compiler_stays_another_with_its_own_times(tmp_path)
         assert best[1].kernel.source == "0" != best[0].kernel.source
     again = merge([tmp_path / "out.db", *sources], tmp_path / "again.db")
     assert told(tmp_path / "again.db") == told(tmp_path / "out.db") and len(again.others) == 1
+
+
+def test_merging_back_and_forth_adds_nothing(tmp_path):
+    """Each database keeps the plain source for its own kernel, and knows the other's under the longer source."""
+    paths = [one_kernel(tmp_path / f"{name}.db", name, us) for name, us in (("nvcc 12", 3.0), ("nvcc 13", 2.0))]
+    for _ in range(3):
+        for source, target in (paths, reversed(paths)):
+            with Store.open(source) as store:
+                snapshot = read(store)
+            with Store.create(target) as store:
+                merge_into(store, snapshot)
+    for path in paths:
+        with Store.open(path) as store:
+            times = {row.kernel.source: row.median_us for row in store.ranking(store.devices()[0], CONV.format(n=1))}
+            counts = store.counts()
+        assert times["0"] == (3.0 if path is paths[0] else 2.0) and sorted(times.values()) == [2.0, 3.0]
+        assert counts["kernel"] == counts["library"] == counts["measurement"] == 2
+    with Store.open(paths[0]) as a, Store.open(paths[1]) as b:
+        assert all(count.first == count.second == 0 for count in diff.counts(read(a), read(b)).values())
 
 
 @pytest.mark.parametrize("broken_first", [False, True])

@@ -19,7 +19,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from fused_resnet.model_source import INT8
 from fused_resnet.networks import se_resnet9_fixup
 from fused_resnet.quantization import DEFAULT_METHOD, METHODS, compare
 from fused_resnet.quantization.calibrate import calibrate
+from fused_resnet.quantization.scales import CalibratedScales
 from tuning_db import Store
 
 PRECISIONS = {
@@ -56,6 +57,25 @@ METHOD = {
     "error": "norm of all differences of outputs / norm of all outputs",
     "worst": "largest difference of an output / root mean square of all outputs",
 }
+CORRECTIONS = {"on": (True,), "off": (False,), "both": (False, True)}
+"""Value of --bias-correction -> whether int8 is measured with it."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row of the table.
+
+    Attributes:
+        row: Its name.
+        precision: A key of PRECISIONS.
+        method: The calibration method of int8; None for another precision.
+        bias_correction: Whether the biases of int8 are corrected.
+    """
+
+    row: str
+    precision: str
+    method: str | None = None
+    bias_correction: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,9 +118,9 @@ def main(arguments: argparse.Namespace) -> None:
         database = arguments.db or f"{folder}/empty.db"
         if not arguments.db:
             Store.create(database).close()
-        for row, name, method in variants(wanted, arguments.method or [DEFAULT_METHOD]):
-            calibration = calibrate(case.module, case.calibration, method, arguments.max_loss) if method else None
-            record["precisions"][row] = measure(case, expected, database, name, device, calibration)
+        for one in variants(wanted, arguments.method or [DEFAULT_METHOD], CORRECTIONS[arguments.bias_correction]):
+            calibration = calibrated(case, one, arguments.max_loss)
+            record["precisions"][one.row] = measure(case, expected, database, one.precision, device, calibration)
             write(record, path)
     show(record)
     print(f"wrote {path}")
@@ -134,6 +154,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help="in int8, keep the layers that lose most in the tensors' dtype, so that the error on the images of the "
         "calibration is at most this (default: no limit)",
+    )
+    images.add_argument(
+        "--bias-correction",
+        choices=list(CORRECTIONS),
+        default="on",
+        help="in int8, remove the mean error of each output channel by the layer's bias; both: measure without and "
+        "with it (default on)",
     )
     images.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and images (default 0)")
     trained = parser.add_argument_group("a ResNet-18 that is trained on generated images")
@@ -225,13 +252,23 @@ def top1(found: Tensor, classes: Tensor | None) -> float | None:
     return None if classes is None else float((found.argmax(1) == classes.cpu()).double().mean())
 
 
-def variants(precisions: Iterable[str], methods: Sequence[str]) -> Iterator[tuple[str, str, str | None]]:
-    """Yield the name in the table, the precision and the calibration method of everything that is measured."""
+def variants(precisions: Iterable[str], methods: Sequence[str], corrections: Sequence[bool]) -> Iterator[Variant]:
+    """Yield everything that is measured; int8 by each method, without and with bias correction as `corrections` say."""
     for name in precisions:
         if name != INT8:
-            yield name, name, None
-        else:
-            yield from ((name if one == DEFAULT_METHOD else f"{name} {one}", name, one) for one in methods)
+            yield Variant(name, name)
+            continue
+        for method in methods:
+            for corrected in corrections:
+                parts = (name, "" if method == DEFAULT_METHOD else method, "" if corrected else "uncorrected")
+                yield Variant(" ".join(filter(None, parts)), name, method, corrected)
+
+
+def calibrated(case: Comparison, variant: Variant, max_loss: float | None) -> CalibratedScales | None:
+    """Return the scales of int8 for a variant; None for another precision."""
+    if variant.method is None:
+        return None
+    return calibrate(case.module, case.calibration, variant.method, max_loss, variant.bias_correction)
 
 
 def measure(
@@ -240,7 +277,7 @@ def measure(
     database: str,
     name: str,
     device: torch.device,
-    calibration: Mapping[str, float] | None,
+    calibration: CalibratedScales | None,
 ) -> dict[str, Any]:
     """Return the entry of a precision in the record: FusedResNet against the expected outputs.
 
@@ -272,6 +309,7 @@ def measure(
         "kernels_from": dict(Counter(row.source for row in layers)),
         "on_our_kernels": sum(not row.kernel.startswith("aten") for row in layers),
         "not_in_bytes": dict(layers.kept),
+        "corrected_biases": len(calibration.corrections) if calibration else 0,
     }
 
 

@@ -264,6 +264,8 @@ def reference(module: nn.Module, x: Tensor) -> Tensor:
 
 def wait_for_a_line() -> None:
     """Print PREPARED and wait for a line; raises AutotuneError if input ends: the process that would write is gone."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()  # for the process that this one waits for
     print(PREPARED, flush=True)
     if not sys.stdin.readline():
         raise AutotuneError("standard input ended while --pause waited for a line")

@@ -99,7 +99,7 @@ def time_best_configs(recording: TuneTrace, store: Store, worker: Worker) -> Non
         gain=0.0,
         vendor="none",
     )
-    Tuner(store, (space.problem for space in spaces), options, worker, Progress(), spaces).run()
+    Tuner(store, (space.problem for space in spaces), options, [worker], Progress(), spaces).run()
 
 
 def best_configs(traced: SpaceTrace) -> Space:

@@ -1,6 +1,7 @@
-"""Show, merge, pack, export, compare and sign tuning databases.
+"""Show, merge, sync, pack, export, compare and sign tuning databases.
 
-DB is a file, or a server: postgresql+psycopg://user@host/name.
+DB is a file, or a server: postgresql+psycopg://user@host/name. Where a database
+is only read, it may be a URL: https://host/model.db#sha256=DIGEST.
 docs/guide/databases.md describes the databases.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,16 +21,17 @@ from autotune.core import AutotuneError, format_bytes
 from autotune.families import families
 from autotune.ir import parse
 from autotune.tuner import format_config, layer_winners, optuna_export
-from autotune_cli.command_line import database, positive
+from autotune_cli.command_line import database, positive, seconds
 from autotune_cli.tables import winners
-from tuning_db import DatabaseError, Store, diff, json_export, signature
-from tuning_db.location import SCHEMA_VERSION, Location, check, is_address
+from tuning_db import DatabaseError, Store, diff, json_export, remote, signature
+from tuning_db.location import SCHEMA_VERSION, Location, check, file_of, is_address, is_remote
 from tuning_db.merge import Outcome
 from tuning_db.pack import merge, pack
 from tuning_db.reader import Reader
 from tuning_db.schema import Measurement
 from tuning_db.signature import TRUSTED
 from tuning_db.snapshot import read
+from tuning_db.sync import Moved, Sync
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listed.add_argument("--most", type=positive, metavar="N", default=10, help="candidates of a problem (default 10)")
     command("pack", "write a new file with what FusedResNet needs: best candidates and plans", many="DBS")
     command("merge", "write a new file with the contents of several databases", many="DBS")
+    synced = command("sync", "add to each of two databases what only the other has, again and again", "DB", "OTHER")
+    synced.add_argument(
+        "--every", type=seconds, metavar="TIME", default=30.0, help="time between two passes, such as 10s (default 30s)"
+    )
+    synced.add_argument("--once", action="store_true", help="end after one pass")
     command("diff", "count what only one of two databases has, and list differing winners", "DB", "OTHER")
     exported = command("export", "write the whole database as readable JSON", "DB", "FILE")
     exported.add_argument(
@@ -147,8 +155,46 @@ def show_outcome(outcome: Outcome, place: Location, console: Console) -> None:
     console.print(f"database {place}", highlight=False)
 
 
+def synchronize(sync: Sync, every: float, once: bool, console: Console) -> None:
+    """Keep two databases in step until a signal ends the command, or for one pass.
+
+    Raises:
+        DatabaseError: With `once`, the pass failed. Otherwise a failure is printed, and the next pass tries again.
+    """
+    failure = ""
+    while True:
+        started = time.monotonic()
+        try:
+            moved, now = sync.run_pass(), ""
+            if moved.any:
+                _say(console, f"{_moved(sync, moved)} ({time.monotonic() - started:.1f} s)")
+        except DatabaseError as error:
+            if once:
+                raise
+            now = str(error)
+            if now != failure:  # a server that is down for an hour is one line
+                _say(console, f"{now}; tried again every {every:g} s")
+        failure = now
+        if once:
+            return
+        time.sleep(every)
+
+
+def _moved(sync: Sync, moved: Moved) -> str:
+    return ", ".join(
+        f"{count} row{'s' * (count != 1)} to {name}"
+        for name, count in zip(sync.names, (moved.to_first, moved.to_second), strict=True)
+    )
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}", highlight=False, markup=False, soft_wrap=True)
+
+
 def sign(place: Location, key_file: Path, console: Console) -> None:
     key = signature.private_key(key_file)
+    if is_remote(place):
+        raise remote.refused(place)
     path = _file(place)
     with Store.create(path) as store:
         with Reader(path) as reader:
@@ -160,19 +206,21 @@ def sign(place: Location, key_file: Path, console: Console) -> None:
 
 def verify(place: Location, keys: Sequence[str], console: Console) -> None:
     trusted = signature.public_keys(keys)
-    with Reader(_file(place), trusted) as reader:
+    name = remote.name_of(place) if is_remote(place) else str(place)
+    with Reader(_file(place), trusted, name) as reader:
         counts = reader.check_all()
     rows = ", ".join(f"{table} {count}" for table, count in counts.items())
     signed = "signed by a key that you trust" if trusted else "no key was given, so no signature was checked"
-    console.print(f"{place}: all rows are as they were stored ({rows}); {signed}", highlight=False, soft_wrap=True)
+    console.print(f"{name}: all rows are as they were stored ({rows}); {signed}", highlight=False, soft_wrap=True)
 
 
 def _file(place: Location) -> Path:
     """Return the path of a database; raises DatabaseError for a server's, and if there is none."""
     if is_address(place):
         raise DatabaseError(f"{Store.open(place).name} is on a server: db.py pack it into a file, and sign that")
-    check(Path(place))
-    return Path(place)
+    path = file_of(place)
+    check(path)
+    return path
 
 
 def _winner(row: Measurement | None) -> str:
@@ -195,6 +243,8 @@ def main(args: argparse.Namespace) -> None:
         console.print(f"{args.to}: {format_bytes(args.to.stat().st_size)}", highlight=False)
     elif args.command == "merge":
         show_outcome(merge(args.dbs, args.to), args.to, console)
+    elif args.command == "sync":
+        synchronize(Sync(args.db, args.other), args.every, args.once, console)
     elif args.command == "keygen":
         console.print(f"public key: {signature.generate(args.file)}", highlight=False, soft_wrap=True)
     elif args.command == "sign":
@@ -205,16 +255,21 @@ def main(args: argparse.Namespace) -> None:
         with Store.create(args.db) as store:
             show_outcome(json_export.import_(args.file, store), store.name, console)
     else:
-        with ExitStack() as stack:
-            store = stack.enter_context(Store.open(args.db))
-            match args.command:
-                case "info":
-                    info(store, console)
-                case "best":
-                    best(store, console)
-                case "list":
-                    listing(store, console, args.most)
-                case "export":
-                    export(store, args.file, args.optuna, console)
-                case "diff":
-                    compare(store, stack.enter_context(Store.open(args.other)), console)
+        show(args, console)
+
+
+def show(args: argparse.Namespace, console: Console) -> None:
+    """Run a command that only reads one or two databases."""
+    with ExitStack() as stack:
+        store = stack.enter_context(Store.open(args.db))
+        match args.command:
+            case "info":
+                info(store, console)
+            case "best":
+                best(store, console)
+            case "list":
+                listing(store, console, args.most)
+            case "export":
+                export(store, args.file, args.optuna, console)
+            case "diff":
+                compare(store, stack.enter_context(Store.open(args.other)), console)

@@ -9,6 +9,7 @@ Examples:
   autotune replay record tuning_db/all.db recording.json.gz
   autotune replay compare recording.json.gz --seeds 20
   autotune replay rate recording.json.gz --candidates 16
+  autotune replay cluster recording.json.gz --out cluster.json
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from autotune.core import AutotuneError, format_bytes, require_one_of
 from autotune.search import ANY_SAMPLER, MIN_CONFIGS, SAMPLERS, Replay, TuneTrace, replay, trace_of
-from autotune_cli import cost_model_rating, kernel_tuner_search
-from autotune_cli.command_line import percent, positive, seconds
+from autotune_cli import cluster_simulation, cost_model_rating, kernel_tuner_search
+from autotune_cli.command_line import output, percent, positive, seconds
+from autotune_cli.record import provenance
 from tuning_db import Store
 
 DEFAULT_SAMPLERS = ("transfer", "tpe", "cost-model", "random")
@@ -39,7 +42,7 @@ MOMENTS = (10.0, 20.0, 30.0, 60.0, 120.0, 180.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(dest="command", required=True, metavar="record|compare|rate")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="record|compare|rate|cluster")
     making = commands.add_parser("record", help="write the trials of a database to a recording")
     making.add_argument("database", type=Path, metavar="DB", help="preferably of autotune tune --sampler brute-force")
     making.add_argument("recording", type=Path, metavar="FILE", help="the file to write, gzipped JSON")
@@ -75,6 +78,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     rating.add_argument(
         "--candidates", type=positive, default=16, metavar="N", help="configs of a layer that are tried (default 16)"
     )
+    scaling = commands.add_parser("cluster", help="search a recording on clusters of different sizes")
+    scaling.add_argument("recording", type=Path, metavar="FILE", help="what `record` wrote")
+    scaling.add_argument("--seeds", type=positive, metavar="N", default=5, help="searches per cluster (default 5)")
+    scaling.add_argument("--name", default="", help="name of the network, for the chart's title")
+    scaling.add_argument("--out", type=output, metavar="JSON", help="write all times, and draw a chart beside the file")
 
 
 def record(args: argparse.Namespace, console: Console) -> None:
@@ -180,7 +188,22 @@ def rate(args: argparse.Namespace, console: Console) -> None:
         console.print(table)
 
 
-COMMANDS = {"record": record, "compare": compare, "rate": rate}
+def cluster(args: argparse.Namespace, console: Console) -> None:
+    """Print how long a search takes on clusters of different sizes."""
+    trace = TuneTrace.load(args.recording)
+    times = cluster_simulation.simulate(trace, args.seeds, share=1.0, gain=0.01)
+    name = f"{args.name or args.recording.name}, {trace.device}"
+    near = f"{cluster_simulation.NEAR_BEST:.0%}"
+    title = f"{name}: seconds until the layers' best times are within {near} of their optimum"
+    console.print(cluster_simulation.table(times, title))
+    if args.out:
+        made_by = {"command": "replay cluster", "seeds": args.seeds, **provenance(torch.device("cpu"))}
+        cluster_simulation.save(times, trace, made_by, args.out)
+        cluster_simulation.draw(times, f"Searches on a cluster: {name}", args.out.with_suffix(".png"))
+        console.print(f"wrote {args.out} and {args.out.with_suffix('.png')}")
+
+
+COMMANDS = {"record": record, "compare": compare, "rate": rate, "cluster": cluster}
 
 
 def main(args: argparse.Namespace) -> None:

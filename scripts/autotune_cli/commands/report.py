@@ -2,7 +2,8 @@
 
 autotune report tuning_db/resnets_h200.db -o report.html
 
-DB is a file, or a server: postgresql+psycopg://user@host/name.
+DB is a file, a server as postgresql+psycopg://user@host/name, or a URL as
+https://host/model.db#sha256=DIGEST.
 docs/guide/report.md describes the page.
 """
 

@@ -23,15 +23,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from autotune.core import (
-    ARCHITECTURES,
-    FAMILIES,
-    Deadline,
-    UnknownNameError,
-    architecture,
-    of_capability,
-    timeline,
-)
+from autotune.codegen import BuildBatch, StartBatch
+from autotune.core import ARCHITECTURES, FAMILIES, Deadline, UnknownNameError, timeline
 from autotune.families import PERMISSIONS, families, family, use
 from autotune.ir import DTYPES, OPERATORS
 from autotune.ir.epilogue_steps import STEPS
@@ -48,7 +41,6 @@ from autotune.tuner import (
     Tuner,
     TuneRequest,
     TunerOptions,
-    gpu_capability,
     inductor_modes,
     refuse_other_timing,
     start_in_background,
@@ -66,12 +58,14 @@ from autotune_cli.command_line import (
     seconds,
 )
 from autotune_cli.interrupts import exit_code
+from autotune_cli.machines import DeviceGroup, Machines, add_machines, machines
 from autotune_cli.problem_usage import usage
 from autotune_cli.tune_progress import LiveProgress
 from autotune_cli.tune_request import num_requests, tune_requests
 from fused_resnet.model_source import PRECISIONS
 from fused_resnet.networks.se_resnet9_fixup_layers import GRAPHS
 from tuning_db import Store, shipped_databases
+from tuning_db.location import Location, file_of
 
 SUMMARY_SHARE, SUMMARY_SECONDS = 0.05, 10.0
 """Share of the budget, and most seconds, that are kept for the summary, closing the database and ending processes."""
@@ -118,7 +112,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--from-db",
-        type=Path,
+        type=database,
         action="append",
         metavar="FILE",
         help="try the kernels of this database before compiling any, if its code is trusted (docs/guide/databases.md); "
@@ -148,6 +142,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", type=output, metavar="F", help="write what the run does when, for Perfetto; .gz compresses it"
     )
+    add_machines(parser)
     parser.add_argument(
         "--verbose", "-v", action="store_true", help="also show kernels, alternatives and where the time went"
     )
@@ -239,44 +234,50 @@ def main(args: argparse.Namespace) -> int:
     use(args.families or [])
     families()  # registers the operators of a user's families
     sampler_choice(args.sampler)  # a name that is wrong is told before a process starts
-    capability = gpu_capability()
-    if args.arch == "auto":
-        arch = of_capability(capability) if capability else architecture("cpu")
-    else:
-        arch = architecture(args.arch)
-    bench = Bench.of(arch, capability)
-    arch, device = bench.arch, bench.device
-    budget = args.budget or num_requests(args) * bench.budget
-    deadline = Deadline.after(budget, args.started)
-    work = deadline.before(min(SUMMARY_SECONDS, SUMMARY_SHARE * budget))
-    if "energy" in (args.objective or []) and not arch.is_cuda:
-        raise UnknownNameError("--objective energy: only a GPU reports its energy")
     timing = Timing(args.timer, args.buffers, "energy" in (args.objective or []))
     with ExitStack() as stack:
         stack.enter_context(timeline.recording(args.trace))
         timeline.switch(timeline.Lane.PHASES, PREPARATION, since=args.started)
-        worker = stack.enter_context(Worker(device, timing=timing, until=work)) if device else None
-        requests = tune_requests(
-            args, arch, lambda: stack.enter_context(start_in_background(worker)) if worker else None
-        )
-        options = _options(args, bench)
-        path = args.db or Path("tuning_db") / f"{requests[0].name}_{arch.name}.db"
-        others = shipped_databases() if args.from_db is None else [path for path in args.from_db if str(path) != "none"]
+        found = stack.enter_context(machines(args))
+        budget = args.budget or num_requests(args) * sum(group.bench.budget for group in found.groups)
+        work = Deadline.after(budget, args.started).before(min(SUMMARY_SECONDS, SUMMARY_SHARE * budget))
+        left = [work.share(1 / (len(found.groups) - place)) for place in range(len(found.groups) - 1)] + [work]
+        return max(_tune_group(args, found, *one, timing) for one in zip(found.groups, left, strict=True))
+
+
+def _tune_group(
+    args: argparse.Namespace, found: Machines, group: DeviceGroup, deadline: Deadline, timing: Timing
+) -> int:
+    """Tune for the devices of one kind; return the exit code."""
+    bench = group.bench
+    if timing.energy and not bench.arch.is_cuda:
+        raise UnknownNameError("--objective energy: only a GPU reports its energy")
+    with ExitStack() as stack:
+        workers = [stack.enter_context(worker) for worker in group.workers(timing, deadline)]
+        requests = tune_requests(args, bench.arch, lambda: stack.enter_context(start_in_background(workers)))
+        options = _options(args, bench, found)
+        path = args.db or Path("tuning_db") / f"{requests[0].name}_{bench.arch.name}.db"
+        others = shipped_databases() if args.from_db is None else _files(args.from_db)
         others = [other for other in others if other.resolve() != Path(str(path)).resolve()]
         foreign = stack.enter_context(ForeignKernels(others, bench.target))
         store = stack.enter_context(Store.create(path))
-        if device:
+        if bench.name:
             problems = [problem for request in requests for problem in request.problems]
-            refuse_other_timing(store, device, problems, timing)
-        return tune(requests, store, options, worker, work, foreign, args.verbose)
+            refuse_other_timing(store, bench.name, problems, timing)
+        return tune(requests, store, options, workers, deadline, foreign, args.verbose, found.start_batch)
 
 
-def _options(args: argparse.Namespace, bench: Bench) -> TunerOptions:
+def _files(databases: Sequence[Location]) -> list[Path]:
+    """Return the files of the databases that --from-db names; a URL is fetched."""
+    return [file_of(place) for place in databases if str(place) != "none"]
+
+
+def _options(args: argparse.Namespace, bench: Bench, found: Machines) -> TunerOptions:
     return TunerOptions(
         bench.arch,
         bench.target,
         args.trials or bench.trials,
-        args.jobs,
+        found.jobs,
         args.seed,
         allow=tuple(name.replace("-", "_") for name in args.allow),
         only=tuple(family(name).name for name in args.only),
@@ -285,7 +286,7 @@ def _options(args: argparse.Namespace, bench: Bench) -> TunerOptions:
         gain=args.gain,
         objectives=tuple(dict.fromkeys(args.objective or ["time"])),
         vendor=args.vendor,
-        inductor=inductor_modes(bench.device, args.inductor),
+        inductor=inductor_modes(bench.device, args.inductor, is_here=found.are_here),
         baseline_first=args.train,
     )
 
@@ -294,10 +295,11 @@ def tune(
     requests: Sequence[TuneRequest],
     store: Store,
     options: TunerOptions,
-    worker: Worker | None,
+    workers: Sequence[Worker],
     deadline: Deadline,
     foreign: ForeignKernels,
     verbose: bool,
+    start_batch: StartBatch = BuildBatch,
 ) -> int:
     """Tune what was requested and print the results; return the exit code: 0 unless a signal ended the run."""
     console = Console()
@@ -316,11 +318,12 @@ def tune(
         store,
         [problem for _, problem in named],
         options,
-        worker,
+        workers,
         TracedProgress(progress),
         networks=[request.network for request in requests if request.network],
         deadline=deadline,
         foreign=foreign,
+        start_batch=start_batch,
     )
     with progress:
         try:
@@ -328,7 +331,7 @@ def tune(
         except KeyboardInterrupt as interrupt:
             code = exit_code(interrupt)
     tune_summary.show_outcome(console, tuner, requests, store.name)
-    if worker is None:
+    if not workers:
         tune_summary.show_compiled(console, tuner)
     elif tuner.device is not None:
         for request in requests:

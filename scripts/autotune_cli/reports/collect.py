@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from autotune_cli.reports.environment import database_facts, device_facts
 from autotune_cli.reports.history import runs
@@ -11,7 +10,7 @@ from autotune_cli.reports.layers import layers
 from autotune_cli.reports.networks import networks
 from autotune_cli.reports.records import DeviceReport, Report
 from tuning_db import Store
-from tuning_db.location import Location, is_address
+from tuning_db.location import Location, file_of, is_address
 from tuning_db.reader import Reader
 from tuning_db.row_digests import UNREADABLE
 
@@ -20,7 +19,7 @@ def collect(where: Location, tell: Callable[[str], object] = lambda _: None) -> 
     """Read a database.
 
     Args:
-        where: A file or the address of a server.
+        where: A file, the address of a server, or a URL.
         tell: Called with the text of each problem that is begun.
 
     Raises:
@@ -31,7 +30,7 @@ def collect(where: Location, tell: Callable[[str], object] = lambda _: None) -> 
             return _report(store, tell)
         except UNREADABLE:
             if not is_address(where):
-                with Reader(Path(where)) as reader:
+                with Reader(file_of(where)) as reader:
                     reader.check_all()  # names the damaged row; if all rows are whole, the error is ours
             raise
 

@@ -145,7 +145,7 @@ def test_a_ninja_that_never_gets_to_work_is_an_error(compiler, kernels, tmp_path
     (tmp_path / "ninja").write_text("#!/bin/sh\nexit 5\n")
     (tmp_path / "ninja").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(ToolchainError, match="ninja stopped with exit code 5"):
+    with pytest.raises(ToolchainError, match="the compilers stopped with exit code 5"):
         list(build(kernels[:1], jobs=1))
 
 

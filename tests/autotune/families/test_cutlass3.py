@@ -86,7 +86,7 @@ def test_they_are_searched_where_they_are_named(only, tmp_path):
     options = TunerOptions(SM90, "sm_90", trials=1, jobs=1, only=only)
     with Store.create(tmp_path / "a.db") as store:
         problem = parse("conv2d n=8 h=14 w=14 c=64 k=64 dtype=f16 epilogue=relu")
-        manager = Tuner(store, [problem], options, None, Progress()).study_manager
+        manager = Tuner(store, [problem], options, [], Progress()).study_manager
         manager.enumerate()
         manager.create_studies()
     searched = {study.space.family for study in manager.studies}

@@ -142,7 +142,7 @@ def tuned(tmp_path_factory, worker, cpu, cpu_target):
     texts = [CONV + name for name in ("broken", "lying")]
     options = TunerOptions(cpu, cpu_target, trials=1, jobs=2)
     with Store.create(path) as store:
-        Tuner(store, map(parse, texts), options, worker, Progress()).run()
+        Tuner(store, map(parse, texts), options, [worker], Progress()).run()
     return path
 
 

@@ -16,7 +16,7 @@ from repository import KERNELS
 from autotune.core import DeviceFacts, WorkerError, device_name, paths
 from autotune.ir import parse
 from autotune.libraries import aten
-from autotune.measure import CandidateBench, Worker
+from autotune.measure import CandidateBench, ChildProcess, Worker, worker_client
 from autotune.runtime import Binary, Candidate, engine
 
 OTHER = parse("avg_pool2d n=1 h=6 w=6 c=3 r=2 s=2 stride=2 dtype=f32")
@@ -166,3 +166,21 @@ def test_a_request_that_is_none_is_answered_by_an_error(worker):
     answer = worker._ask("facts", 60.0)
     assert answer.status == "crashed" and "'facts'" in answer.error
     assert isinstance(worker.facts(), DeviceFacts), "the next process answers again"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("starts", [2, 99])
+def test_a_process_without_memory_on_its_gpu_is_started_again(starts, tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_client, "_MEMORY_SECONDS", 0.01)
+    counter = tmp_path / "starts"
+
+    def child(_, arguments):
+        return ChildProcess("full_gpu", [str(counter), str(starts), *arguments])
+
+    with Worker("cpu", child=child) as worker:
+        if starts == 2:
+            worker.start()
+            assert counter.stat().st_size == 3
+        else:
+            with pytest.raises(WorkerError, match="other processes use all memory of the GPU"):
+                worker.start()

@@ -19,6 +19,9 @@ class Bench:
     def time_left(self):
         return self.left > 0
 
+    def devices(self):
+        return 1
+
     def idle_compilers(self):
         return 1
 

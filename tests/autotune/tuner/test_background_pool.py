@@ -27,7 +27,7 @@ def test_the_trials_of_all_networks_run_at_the_same_time(tmp_path, cpu_target):
             (layer,) = network.whole.layers
             return [row.status for row in store.measurements(device, str(layer.problem))]
 
-        with BackgroundPool(store, device, options, Worker("cpu"), Progress(), problems, networks) as pool:
+        with BackgroundPool(store, device, options, [Worker("cpu")], Progress(), problems, networks) as pool:
             first, second = map(pool.trials, networks)
             assert first is not second and pool.trials(networks[0]) is first
             until = Deadline.after(120)

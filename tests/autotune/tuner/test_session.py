@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autotune.core import architecture, cpu_targets, device_name
+from autotune.core import DeviceKind, architecture, cpu_targets, device_name
 from autotune.ir import CallerTensor, Layer, Network, NetworkKey, parse
 from autotune.measure import Timing
 from autotune.tuner import Bench, missing, refuse_other_timing
@@ -52,9 +52,9 @@ def test_times_of_another_timer_are_refused(network, tmp_path):
     problem = network.layers[0].problem
     with Store.create(tmp_path / "x.db") as store:
         measured(store, problem, final=True)
-        refuse_other_timing(store, "cpu", [problem], Timing())
+        refuse_other_timing(store, device_name(torch.device("cpu")), [problem], Timing())
         with pytest.raises(DatabaseError, match="--buffers resident"):
-            refuse_other_timing(store, "cpu", [problem], Timing(buffers="rotating"))
+            refuse_other_timing(store, device_name(torch.device("cpu")), [problem], Timing(buffers="rotating"))
 
 
 def test_the_bench_of_this_machine():
@@ -62,5 +62,8 @@ def test_the_bench_of_this_machine():
     assert (cpu.device, cpu.target, cpu.trials, cpu.budget) == ("cpu", cpu_targets()[0], 32, 90.0)
     absent = Bench.of(architecture("sm90"), None)
     assert (absent.device, absent.target, absent.budget) == (None, "sm_90", 360.0) and absent.trials < 32
-    older = Bench.of(architecture("sm90"), 80)
-    assert older.device is None
+    older = Bench.of(architecture("sm90"), DeviceKind("an A100", 80, 108))
+    assert older.device is None and older.name is None
+    newer = Bench.of(architecture("sm80"), DeviceKind("a GPU elsewhere", 90, 132), "cuda:3")
+    assert (newer.device, newer.target, newer.name) == ("cuda:3", "sm_90", "a GPU elsewhere")
+    assert newer.arch.processors == 132

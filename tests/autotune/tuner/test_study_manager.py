@@ -37,7 +37,7 @@ def manager_and_device(tmp_path):
     configs = FAMILY.configs_for(PROBLEM, SM90)
     fast, wrong, broken = (Kernel.of(FAMILY.name, c, "f16", PROBLEM.epilogue, "sm_90") for c in configs[:3])
     with Store.create(tmp_path / "a.db") as store:
-        tuner = Tuner(store, [PROBLEM], options, None, Progress())
+        tuner = Tuner(store, [PROBLEM], options, [], Progress())
         device = store.put_device("gpu", "sm_90", flops_per_us=1.0, bytes_per_us=1.0, details={"processors": 132})
         library = store.put_library(b"x", compiler="c", **LIBRARY)
         for kernel, outcome in ((fast, ("ok", 2.5)), (wrong, ("wrong", None, "the relative error is 0.5"))):

@@ -120,6 +120,9 @@ class Bench:
     def time_left(self):
         return True
 
+    def devices(self):
+        return 1
+
     def idle_compilers(self):
         return 1
 
@@ -172,6 +175,9 @@ def test_what_to_try_next_is_asked_while_the_device_works():
 
 def test_what_the_last_results_teach_is_asked_for_too():
     class Once(Bench):
+        def devices(self):
+            return 1
+
         def idle_compilers(self):
             return 0 if self.under_way else 1  # only what was told leads to more
 
@@ -191,6 +197,9 @@ def test_studies_that_rest_are_told_all_before_they_are_asked_again():
             return super().wants_trial(study) and len(self.pending()) < 2 * MEASURE_BATCH
 
     class Roomy(Bench):
+        def devices(self):
+            return 1
+
         def idle_compilers(self):
             return 2 * MEASURE_BATCH
 

@@ -63,7 +63,8 @@ def tune(path, worker, cpu, target, trials=TRIALS, budget=1200.0, problems=PROBL
     options = TunerOptions(cpu, target, trials, jobs=2, gain=0.0, **options)
     with Store.create(path) as store:
         deadline = Deadline.after(budget)
-        tuner = Tuner(store, map(parse, problems), options, worker, log, deadline=deadline, foreign=foreign)
+        workers = [worker] if worker else []
+        tuner = Tuner(store, map(parse, problems), options, workers, log, deadline=deadline, foreign=foreign)
         tuner.run()
         log.breakdown, log.copied = tuner.breakdown, tuner.builder.copied
     return log
@@ -220,7 +221,7 @@ def test_at_the_deadline_a_worker_that_hangs_is_given_up_and_its_candidate_not_b
     deadline = Deadline.after(1200.0)
     with Worker("cpu", until=deadline) as worker, Store.create(path) as store:
         options = TunerOptions(cpu, cpu_target, 1, jobs=2, gain=0.0)
-        tuner = Tuner(store, map(parse, PROBLEMS), options, worker, Stopping(worker), deadline=deadline)
+        tuner = Tuner(store, map(parse, PROBLEMS), options, [worker], Stopping(worker), deadline=deadline)
         tuner.run()
     assert tuner.out_of_time
     statuses = rows(path, "SELECT status, count(*) FROM measurement GROUP BY status")
@@ -278,7 +279,7 @@ def test_on_a_cpu_too_a_network_is_compared_with_torchs_operators(worker, cpu, c
     options = TunerOptions(cpu, cpu_target, 1, jobs=2, inductor=("default",))
     with Store.create(tmp_path / "network.db") as store:
         problems = [layer.problem for layer in network.all_layers]
-        tuner = Tuner(store, problems, options, worker, Log(), networks=[network])
+        tuner = Tuner(store, problems, options, [worker], Log(), networks=[network])
         tuner.run()
         plan = store.plan(tuner.device, network.key)
     assert "inductor mode=default" in plan.details["torch_us"] and len(plan.details["torch_us"]) > 1
@@ -294,7 +295,7 @@ def test_one_search_tunes_the_plans_of_several_batch_sizes(worker, cpu, cpu_targ
     log = Log()
     with Store.create(tmp_path / "network.db") as store:
         problems = [layer.problem for network in networks for layer in network.all_layers]
-        tuner = Tuner(store, problems, options, worker, log, networks=networks)
+        tuner = Tuner(store, problems, options, [worker], log, networks=networks)
         tuner.run()
         plans = [store.plan(tuner.device, network.key) for network in networks]
         assert all(plan and plan.median_us > 0 for plan in plans)
@@ -305,7 +306,7 @@ def test_one_search_tunes_the_plans_of_several_batch_sizes(worker, cpu, cpu_targ
 def test_a_run_without_problems_finds_the_device(worker, cpu, cpu_target, tmp_path):
     """The layers of a network may all be tuned while its plan is missing."""
     with Store.create(tmp_path / "x.db") as store:
-        tuner = Tuner(store, [], TunerOptions(cpu, cpu_target, TRIALS, jobs=2), worker, Log())
+        tuner = Tuner(store, [], TunerOptions(cpu, cpu_target, TRIALS, jobs=2), [worker], Log())
         tuner.run()
         assert tuner.device == store.devices()[0]
 

@@ -35,10 +35,10 @@ def test_the_loss_of_the_network_is_within_the_limit(generator, database):
     free = calibrate(model, [x])
     unlimited, explained = loss_of(model, database, free, x)
     assert free.sensitive == {} and unlimited > 0.002
-    limit = unlimited / 2
+    limit = 0.8 * unlimited
     scales = calibrate(model, [x], max_loss=limit)
     limited, shorter = loss_of(model, database, scales, x)
-    assert 0 < limited < 1.25 * limit, "residual additions round once more than the simulation"
+    assert 0 < limited < 1.01 * limit, "sums of the simulation differ by rounding in float32 only"
     in_bytes = [sum(row.dtype == "s8" for row in rows) for rows in (explained, shorter)]
     assert 0 < in_bytes[1] < in_bytes[0]
     assert all("alone changes the results" in shorter.kept[name] for name in scales.sensitive)

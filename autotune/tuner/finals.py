@@ -1,0 +1,129 @@
+"""The finals of a run: the fastest candidates of each problem are timed in interleaved rounds."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from autotune.core import Deadline
+from autotune.ir import Problem
+from autotune.libraries import aten
+from autotune.measure import Result, Worker
+from autotune.runtime import Candidate, candidate, shortlist
+from autotune.tuner.device_queues import DeviceQueues
+from autotune.tuner.progress import Progress
+from autotune.tuner.threads import stop_until_done
+from autotune.tuner.time_breakdown import TimeBreakdown
+from tuning_db import Store, launch_text, ranking
+from tuning_db.schema import Device, Measurement
+
+FINALISTS = 6
+"""Kernels of a problem that are timed in the final rounds."""
+FINALIST_PLANS = 3
+"""cuDNN plans of a problem that are timed with them."""
+FINAL_ROUNDS = 15
+"""Interleaved rounds per problem."""
+
+
+@dataclass(frozen=True)
+class _Final:
+    """The finalists of a problem, and the time at which their rounds began."""
+
+    problem: Problem
+    rows: Sequence[Measurement]
+    candidates: Sequence[Candidate]
+    started: float
+
+
+class Finals:
+    """Times finalists on the devices of a run; each problem on its own device.
+
+    Args:
+        store: The database.
+        device: The database's row of the devices.
+        queues: The devices.
+        breakdown: Receives the times.
+        progress: Receives events.
+    """
+
+    def __init__(
+        self, store: Store, device: Device, queues: DeviceQueues, breakdown: TimeBreakdown, progress: Progress
+    ) -> None:
+        self._store, self._device, self._queues = store, device, queues
+        self._breakdown, self._progress = breakdown, progress
+        self._seconds = 0.0  # the longest time of a candidate so far
+
+    def run(self, problems: Sequence[Problem], until: Deadline) -> None:
+        """Time the finalists of some problems, in this order; those for which no time is left stay as they are.
+
+        Raises:
+            OutOfTimeError: The run is over.
+        """
+        if len(self._queues.workers) == 1:
+            for problem in problems:
+                if final := self._begun(problem, until):
+                    self._record(final, self._rounds(self._queues.workers[0], final))
+            return
+        left = {id(worker): deque[Problem]() for worker in self._queues.workers}
+        for problem in problems:
+            left[id(self._queues.worker(problem))].append(problem)
+        self._run_at_once(left, until)
+
+    def time(self, worker: Worker, problem: Problem) -> None:
+        """Time the finalists of one problem by a given process."""
+        rows = self.finalists(problem)
+        if rows:
+            final = _Final(problem, rows, self._candidates(rows), time.monotonic())
+            self._record(final, self._rounds(worker, final))
+
+    def finalists(self, problem: Problem) -> list[Measurement]:
+        """Return the fastest candidates, the best of PyTorch included; none if these were compared before."""
+        timed = self._store.measurements(self._device, str(problem), "ok")
+        ranked = ranking.ranked(timed, finals_first=False)
+        best_operator = [row for row in ranked if row.kernel.family == aten.FAMILY][:1]
+        finalists = shortlist(ranked, FINALISTS, FINALIST_PLANS)
+        finalists += [row for row in best_operator if row not in finalists]
+        finals = {(row.kernel_id, launch_text(row.launch)) for row in timed if row.final}
+        return [] if all((row.kernel_id, launch_text(row.launch)) in finals for row in finalists) else finalists
+
+    def _run_at_once(self, left: dict[int, deque[Problem]], until: Deadline) -> None:
+        """Keep each device busy with its problems; a thread waits for each."""
+        workers = {id(worker): worker for worker in self._queues.workers}
+        executor = ThreadPoolExecutor(len(workers))
+        running: dict[Future[list[Result]], tuple[int, _Final]] = {}
+        try:
+            while any(left.values()) or running:
+                for place, problems in left.items():
+                    while problems and place not in {used for used, _ in running.values()}:
+                        if final := self._begun(problems.popleft(), until):
+                            running[executor.submit(self._rounds, workers[place], final)] = place, final
+                for future in futures.wait(running, return_when=futures.FIRST_COMPLETED).done:
+                    self._record(running.pop(future)[1], future.result())
+        finally:
+            stop_until_done(executor, list(running), workers.values() if running else [])
+
+    def _begun(self, problem: Problem, until: Deadline) -> _Final | None:
+        """Return the finalists of a problem if there are any, and time for them."""
+        rows = self.finalists(problem)
+        if not rows or until.is_over or until.left < len(rows) * self._seconds:
+            return None
+        return _Final(problem, rows, self._candidates(rows), time.monotonic())
+
+    def _candidates(self, rows: Sequence[Measurement]) -> list[Candidate]:
+        return [candidate(self._store, row.kernel, row.launch) for row in rows]
+
+    def _rounds(self, worker: Worker, final: _Final) -> list[Result]:
+        return worker.finals(final.problem, final.candidates, FINAL_ROUNDS)
+
+    def _record(self, final: _Final, results: Sequence[Result]) -> None:
+        spent = time.monotonic() - final.started
+        self._breakdown.add({"time": spent})
+        self._seconds = max(self._seconds, spent / len(final.rows))
+        for row, tried, result in zip(final.rows, final.candidates, results, strict=True):
+            if result.status == "ok":  # a failure is one of the whole request, not of a certain candidate
+                self._queues.record(final.problem, row.kernel, tried, result, final=True)
+        self._progress.measured(str(final.problem), 0, self._store.best_us(self._device, str(final.problem)))

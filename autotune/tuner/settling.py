@@ -1,0 +1,135 @@
+"""Settling: the choice of kernels inside whole networks, of which several share the devices of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from autotune.core import Deadline
+from autotune.ir import Network
+from autotune.measure import Worker
+from autotune.tuner.background_pool import BackgroundPool
+from autotune.tuner.background_trials import BackgroundTrials
+from autotune.tuner.finals import Finals
+from autotune.tuner.network_tuner import tune_network_plan
+from autotune.tuner.progress import Progress
+from autotune.tuner.threads import stop_until_done
+from autotune.tuner.time_breakdown import TimeBreakdown
+from tuning_db import Store
+from tuning_db.schema import Device
+
+COMPILING_SHARE = 0.2
+"""Share of settling's time in which it waits for what Inductor still compiles."""
+
+
+@dataclass(frozen=True)
+class Settling:
+    """Tunes the plans of networks.
+
+    Attributes:
+        store: The database.
+        device: The database's row of the devices.
+        descends: Whether plans are searched, on a GPU inside its CUDA graph. On a CPU, where what runs before a kernel
+            matters little, the layers' winners are compared with torch's operators for the whole network.
+        workers: The measuring processes, one for each device.
+        beside: The trials beside the search.
+        finals: Times what was tried beside the search in interleaved rounds.
+        breakdown: Receives the times.
+        progress: Receives events.
+    """
+
+    store: Store
+    device: Device
+    descends: bool
+    workers: Sequence[Worker]
+    beside: BackgroundPool
+    finals: Finals
+    breakdown: TimeBreakdown
+    progress: Progress
+
+    def run(self, networks: Sequence[Network], until: Deadline) -> None:
+        """Tune the plan of each network.
+
+        On one device they share the time, and those that Inductor still compiles come last. On several devices each
+        device has its networks.
+
+        Raises:
+            OutOfTimeError: The run is over.
+        """
+        if len(self.workers) == 1 or len(networks) == 1:
+            self._one_by_one(self.workers[0], networks, until)
+        else:
+            self._at_once(networks, until)
+
+    def _one_by_one(self, worker: Worker, networks: Sequence[Network], until: Deadline) -> None:
+        left = list(networks)
+        while left:
+            part = until.share(1 / len(left))
+            network = next((network for network in left if not self._is_compiling(network)), left[0])
+            left.remove(network)
+            self._tell(network, len(networks))
+            seconds = self._finish_beside(network, part.share(COMPILING_SHARE))
+            with self.breakdown.charge("time"):
+                self._tune(self.store, worker, network, part, seconds)
+
+    def _at_once(self, networks: Sequence[Network], until: Deadline) -> None:
+        """Tune several plans at a time: a thread for each device, with a connection of its own to the database."""
+        started = time.perf_counter()
+        shares = [networks[place :: len(self.workers)] for place in range(len(self.workers))]
+        executor, running = ThreadPoolExecutor(len(self.workers)), list[Future[None]]()
+        try:
+            for worker, share in zip(self.workers, shares, strict=True):
+                work: list[Callable[[Store], None]] = []
+                for i, network in enumerate(share):
+                    self._tell(network, len(networks))
+                    seconds = self._finish_beside(network, until.share(COMPILING_SHARE / len(networks)))
+                    part = until.share(1 / (len(share) - i))
+                    work.append(partial(self._tune, worker=worker, network=network, until=part, beside_seconds=seconds))
+                running.append(executor.submit(self._in_order, work))
+            for future in futures.as_completed(running):
+                future.result()
+        finally:
+            unfinished = not all(future.done() for future in running)
+            stop_until_done(executor, running, self.workers if unfinished else [])
+            self.breakdown.add({"time": time.perf_counter() - started})
+
+    def _in_order(self, work: Sequence[Callable[[Store], None]]) -> None:
+        with Store.create(self.store.where) as store:
+            for one in work:
+                one(store)
+
+    def _tune(self, store: Store, worker: Worker, network: Network, until: Deadline, beside_seconds: float) -> None:
+        tune_network_plan(store, self.device, worker, network, until, self.descends, self.progress.note, beside_seconds)
+
+    def _tell(self, network: Network, count: int) -> None:
+        which = "the network" if count == 1 else f"the network at batch {network.batch}"
+        self.progress.stage(f"settling: tuning the plan of {which}")
+
+    def _is_compiling(self, network: Network) -> bool:
+        """Return whether trials of a network beside the search have not ended."""
+        beside = self.beside.trials(network)
+        if beside:
+            beside.advance()
+        return bool(beside and not beside.is_done)
+
+    def _finish_beside(self, network: Network, until: Deadline) -> float:
+        """Wait for what Inductor still compiles, compare it with eager torch, and end the process.
+
+        Returns:
+            Seconds that its trials took.
+        """
+        beside: BackgroundTrials | None = self.beside.trials(network)
+        if beside is None:
+            return 0.0
+        if self._is_compiling(network):
+            self.progress.stage("waiting for Inductor")
+            beside.wait(until)
+        # A process that has not tried them would compile them once more.
+        if beside.is_done and beside.num_tried and network.whole:
+            self.finals.time(beside.worker, network.whole.layers[0].problem)
+        beside.close()
+        return beside.seconds

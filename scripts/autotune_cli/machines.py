@@ -1,0 +1,147 @@
+"""The compilers and the devices of a tuning run: those of this machine, or those of a cluster."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from autotune.codegen import BuildBatch, StartBatch
+from autotune.core import Architecture, AutotuneError, Deadline, DeviceKind, architecture, of_capability
+from autotune.measure import ChildProcess, StartChild, Timing, Worker
+from autotune.tuner import Bench
+from autotune_cli.command_line import Group
+
+
+@dataclass(frozen=True)
+class MeasuringDevice:
+    """A device that may measure: its kind, and how it is named and reached."""
+
+    kind: DeviceKind
+    name: str
+    child: StartChild = ChildProcess
+
+
+@dataclass(frozen=True)
+class DeviceGroup:
+    """Devices of one kind.
+
+    Attributes:
+        bench: What is compiled for and measured on.
+        devices: The devices; none if no device runs the kernels.
+    """
+
+    bench: Bench
+    devices: Sequence[MeasuringDevice]
+
+    def workers(self, timing: Timing, until: Deadline) -> list[Worker]:
+        """Return the measuring processes of the devices, which have not started."""
+        return [Worker(device.name, timing=timing, until=until, child=device.child) for device in self.devices]
+
+
+@dataclass(frozen=True)
+class Machines:
+    """What a run works with.
+
+    Attributes:
+        groups: The devices by kind; at least one.
+        jobs: Compilers that run at a time.
+        start_batch: Starts them.
+        are_here: Whether the devices are this machine's.
+    """
+
+    groups: Sequence[DeviceGroup]
+    jobs: int
+    start_batch: StartBatch = BuildBatch
+    are_here: bool = True
+
+
+def add_machines(group: Group) -> None:
+    """Add --devices and --cluster."""
+    group.add_argument(
+        "--devices",
+        type=_numbers,
+        metavar="N,...",
+        help="the GPUs that measure, by their numbers; GPUs of one kind share the problems (default 0)",
+    )
+    group.add_argument(
+        "--cluster",
+        metavar="ADDRESS|FILE",
+        help="a scheduler of Dask, such as tcp://host:8786, or its scheduler file: workers with the resource compile "
+        "compile, and those with the resource measure measure (docs/guide/several-machines.md)",
+    )
+
+
+@contextmanager
+def machines(args: argparse.Namespace) -> Iterator[Machines]:
+    """Find the compilers and devices that the arguments name; the exit leaves the cluster.
+
+    Args:
+        args: The arguments, with those of `add_machines`, --arch and --jobs.
+
+    Raises:
+        AutotuneError: A device does not exist, or the cluster cannot be used.
+    """
+    if not args.cluster:
+        yield Machines(_groups(args.arch, _here(args.devices)), args.jobs)
+        return
+    from autotune.cluster import connected
+
+    with connected(args.cluster) as cluster:
+        kinds = cluster.devices()
+        if kinds and args.devices:
+            raise AutotuneError("--devices and --cluster exclude each other: workers of the cluster measure")
+        devices = [_remote(kind, cluster.child(place)) for place, kind in enumerate(kinds)] or _here(args.devices)
+        groups = _groups(args.arch, devices)
+        for group in groups:
+            cluster.require_versions(group.bench.target)
+        start_batch = cluster.start_batch if cluster.compilers else BuildBatch
+        yield Machines(groups, cluster.compilers or args.jobs, start_batch, are_here=not kinds)
+
+
+def _groups(arch: str, devices: Sequence[MeasuringDevice]) -> list[DeviceGroup]:
+    """Return the devices by kind, each with the architecture that the user chose, or its own."""
+    same: dict[DeviceKind, list[MeasuringDevice]] = {}
+    for device in devices:
+        same.setdefault(device.kind, []).append(device)
+    groups = []
+    for kind, found in same.items():
+        bench = Bench.of(_arch(arch, kind), kind, found[0].name)
+        devices = found if bench.device else []
+        if bench.device == "cpu" and found[0].child is ChildProcess:
+            devices = [replace(found[0], name="cpu")]  # the CPU of this machine, however many GPUs it has
+        groups.append(DeviceGroup(bench, devices))
+    return groups
+
+
+def _arch(name: str, kind: DeviceKind) -> Architecture:
+    if name != "auto":
+        return architecture(name)
+    return of_capability(kind.capability) if kind.capability else architecture("cpu")
+
+
+def _here(numbers: Sequence[int] | None) -> list[MeasuringDevice]:
+    """Return the devices of this machine with these numbers; the first GPU, or the CPU, where none are given."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if numbers and (absent := [number for number in numbers if number >= count]):
+        raise AutotuneError(f"--devices {absent[0]}: torch sees {count} GPUs, which are numbered from 0")
+    names = [f"cuda:{number}" for number in numbers or range(min(1, count))] or ["cpu"]
+    return [MeasuringDevice(DeviceKind.of(torch.device(name)), name) for name in names]
+
+
+def _remote(kind: DeviceKind, child: StartChild) -> MeasuringDevice:
+    return MeasuringDevice(kind, "cuda:0" if kind.capability else "cpu", child)  # each worker sees one GPU
+
+
+def _numbers(text: str) -> list[int]:
+    """Return the numbers of a list such as 0,1."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of different numbers such as 0,1,2")
+    return numbers

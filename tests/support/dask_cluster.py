@@ -1,0 +1,81 @@
+"""A scheduler of Dask and its workers, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from repository import ROOT
+
+DASK = [sys.executable, "-m", "dask"]
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class DaskProcesses:
+    """The processes of a cluster; a context manager whose exit kills them.
+
+    Args:
+        folder: For the logs, and for what each worker builds.
+        tls: Options of the scheduler and the workers for an encrypted connection.
+    """
+
+    def __init__(self, folder: Path, tls: tuple[str, ...] = ()) -> None:
+        self._folder, self._tls = folder, tls
+        self.address = f"{'tls' if tls else 'tcp'}://127.0.0.1:{free_port()}"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.scheduler = self.start_scheduler()
+
+    def __enter__(self) -> DaskProcesses:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            self.end(process)
+
+    def start_scheduler(self) -> subprocess.Popen[bytes]:
+        """Start the scheduler, also once more at the same address."""
+        port = self.address.rpartition(":")[2]
+        return self._start("scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard", *self._tls)
+
+    def start_worker(self, resources: str, threads: int = 4, **variables: str) -> subprocess.Popen[bytes]:
+        """Start a worker, which has a folder of its own for what it builds."""
+        options = ["--no-nanny", "--no-dashboard", "--host", "127.0.0.1", "--nthreads", str(threads)]
+        return self._start("worker", self.address, *options, "--resources", resources, *self._tls, **variables)
+
+    def end(self, process: subprocess.Popen[bytes]) -> None:
+        """Kill a process, which may be stopped, and wait for its end."""
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def _start(self, *words: str, **variables: str) -> subprocess.Popen[bytes]:
+        number = len(self._processes)
+        environment = {
+            **os.environ,
+            "AUTOTUNE_GENERATED": str(self._folder / f"generated-{number}"),
+            "PYTHONPATH": str(ROOT),
+            **variables,
+        }
+        with (self._folder / f"dask-{number}.log").open("wb") as log:
+            command = [*DASK, *words]
+            self._processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=self._folder))
+        return self._processes[-1]
+
+
+def wait_until(what: object, seconds: float = 60.0) -> None:
+    """Wait until a function returns something true; fail if it does not."""
+    assert callable(what)
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.05)
