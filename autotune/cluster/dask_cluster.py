@@ -132,7 +132,7 @@ class DaskCluster:
         where = {"address": self._place} if "://" in self._place else {"scheduler_file": self._place}
         try:
             return Client(**where, timeout=CONNECT_SECONDS)  # type: ignore[no-untyped-call]
-        except (OSError, ValueError, TimeoutError) as error:
+        except (OSError, ValueError, TypeError) as error:  # TypeError: a certificate is missing
             raise WorkerError(f"no Dask scheduler answers at {self._place}: {str(error).strip()}") from error
 
     def _connection(self) -> Any:

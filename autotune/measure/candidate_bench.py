@@ -20,7 +20,7 @@ from autotune.core import AutotuneError, WorkerError, format_bytes
 from autotune.ir import Problem
 from autotune.libraries import inductor
 from autotune.measure.cold_cache import RotatingBuffers, copies_of, flush
-from autotune.measure.device_turn import turn
+from autotune.measure.device_turn import gpu_serial, turn
 from autotune.measure.interleaving import Rounds, interleave
 from autotune.measure.nvml import Monitor
 from autotune.measure.nvtx import nvtx_range
@@ -242,7 +242,9 @@ class CandidateBench(Workload):
         return timed(taken.samples[0], details, error)
 
     def _how(self) -> dict[str, Any]:
-        return {"timer": self.timing.timer, "buffers": self.timing.buffers}
+        """Return how candidates are timed, and on which of several GPUs of one name."""
+        serial = {"gpu": gpu_serial(self.device)} if self.device.type == "cuda" else {}
+        return {"timer": self.timing.timer, "buffers": self.timing.buffers, **serial}
 
     def _leaked(self, sample: Sampler) -> int:
         """Return the bytes by which memory grows in SAMPLES more samples; 0 unless it grows in each of them.

@@ -57,7 +57,10 @@ def _wait(descriptor: int, most_seconds: float) -> None:
 
 
 @cache
+def gpu_serial(device: torch.device) -> str:
+    """Return the UUID of a GPU, which is the same in all processes, whichever devices they see."""
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", device.index))
+
+
 def _lock_of(device: torch.device) -> Path:
-    properties = torch.cuda.get_device_properties(device)
-    name = getattr(properties, "uuid", device.index)  # the same in all processes, whichever devices they see
-    return Path(tempfile.gettempdir()) / f"autotune-{os.getuid()}-{name}.turn"
+    return Path(tempfile.gettempdir()) / f"autotune-{os.getuid()}-{gpu_serial(device)}.turn"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 
 import psutil
 import pytest
@@ -243,3 +244,46 @@ def test_where_there_is_no_scheduler_one_sentence_says_so(monkeypatch):
     with pytest.raises(WorkerError, match="no Dask scheduler answers at tcp://127"), connected("tcp://127.0.0.1:9"):
         pass
     assert time.monotonic() - started < 30
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """A certificate for this machine that signs itself, and its key."""
+    x509 = pytest.importorskip("cryptography.x509")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "autotune test")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    plain = serialization.NoEncryption()
+    paths = tmp_path / "cert.pem", tmp_path / "key.pem"
+    paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
+    return [str(path) for path in paths]
+
+
+def test_a_cluster_with_tls_admits_who_has_a_certificate(tmp_path, certificate, generated, cpu_kernel):
+    dask = pytest.importorskip("dask")
+    cert, key = certificate
+    with DaskProcesses(tmp_path, tls=("--tls-ca-file", cert, "--tls-cert", cert, "--tls-key", key)) as processes:
+        processes.start_worker("compile=1")
+        names = {"ca-file": cert, "client.cert": cert, "client.key": key}
+        settings = {f"distributed.comm.tls.{name}": value for name, value in names.items()}
+        with dask.config.set(settings), connected(processes.address) as cluster:
+            queue = BuildQueue(1, cluster.start_batch)
+            queue.add(units(cpu_kernel, 1))
+            assert all(result.path for result in built(queue))
+        with pytest.raises(WorkerError, match="no Dask scheduler answers at tls"), connected(processes.address):
+            pass
