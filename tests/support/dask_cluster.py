@@ -72,7 +72,7 @@ class DaskProcesses:
         return self._processes[-1]
 
 
-def wait_until(what: object, seconds: float = 60.0) -> None:
+def wait_until(what: object, seconds: float = 120.0) -> None:
     """Wait until a function returns something true; fail if it does not."""
     assert callable(what)
     until = time.monotonic() + seconds

@@ -51,7 +51,7 @@ def units(kernel, count):
     ]
 
 
-def built(queue, seconds=60.0):
+def built(queue, seconds=120.0):
     """Wait for all units of a queue; return their results."""
     found = []
 
@@ -135,7 +135,7 @@ def test_a_scheduler_that_is_started_again_gets_the_units_once_more(dask, genera
         dask.end(dask.scheduler)
         dask.start_scheduler()
         dask.start_worker("compile=1")
-        results += built(queue, 90.0)
+        results += built(queue)
         assert len(results) == 4 and all(result.path for result in results)
 
 
@@ -217,9 +217,9 @@ def test_the_measuring_process_ends_with_a_run_that_is_killed(dask):
 
 
 def test_without_a_worker_that_measures_a_run_ends_with_one_sentence(dask, monkeypatch):
-    monkeypatch.setattr(dask_cluster, "CONNECT_SECONDS", 1.0)
     with connected(dask.address) as cluster:
         assert cluster.devices() == [] and cluster.compilers == 0
+        monkeypatch.setattr(dask_cluster, "CONNECT_SECONDS", 1.0)
         measuring = Worker("cpu", child=cluster.child(0), until=Deadline.after(30))
         with pytest.raises(WorkerError, match="has no worker that measures"):
             measuring.start()
