@@ -196,6 +196,8 @@ def cluster(args: argparse.Namespace, console: Console) -> None:
     near = f"{cluster_simulation.NEAR_BEST:.0%}"
     title = f"{name}: seconds until the layers' best times are within {near} of their optimum"
     console.print(cluster_simulation.table(times, title))
+    least = cluster_simulation.least_seconds(trace)
+    console.print(f"at least {least:.1f} s: the kernel near its best that the slowest layer has first", highlight=False)
     if args.out:
         made_by = {"command": "replay cluster", "seeds": args.seeds, **provenance(torch.device("cpu"))}
         cluster_simulation.save(times, trace, made_by, args.out)
