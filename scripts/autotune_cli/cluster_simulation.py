@@ -73,7 +73,7 @@ def simulate(trace: TuneTrace, seeds: int, share: float, gain: float) -> list[Cl
 
 
 def least_seconds(trace: TuneTrace) -> float:
-    """Return the least time of any search: until each layer has a kernel near its best that was compiled and measured."""
+    """Return the least time of any search: until each layer has compiled and measured a kernel near its best."""
     best = trace.best_us()
     earliest = dict.fromkeys(best, math.inf)
     for traced in trace.spaces:

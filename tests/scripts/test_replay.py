@@ -1,5 +1,6 @@
 """scripts/replay.py: recordings, comparisons and errors."""
 
+import json
 from pathlib import Path
 
 from processes import script
@@ -21,6 +22,20 @@ def test_the_script_records_and_compares(tuned_db, tmp_path):
     assert "cost-model" in done.stdout and DEFAULT_SAMPLER in done.stdout and "within" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_recording_is_searched_on_clusters(tuned_db, tmp_path):
+    recording, out = tmp_path / "cpu.json.gz", tmp_path / "cluster.json"
+    assert script("replay", "record", tuned_db, recording).returncode == 0
+    done = script("replay", "cluster", recording, "--seeds", 1, "--name", "a network", "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "64 hosts" in done.stdout and "at least" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    found = json.loads(out.read_text())
+    times = {(one["hosts"], one["gpus"]): one["seconds"][0] for one in found["clusters"]}
+    assert set(times) == {(hosts, gpus) for hosts in (1, 2, 4, 8, 16, 32, 64) for gpus in (1, 2, 4, 8)}
+    assert min(times.values()) >= found["recording"]["least_seconds"] - 0.01 and times[64, 8] <= times[1, 1]
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_mistakes_are_told_in_a_line(tmp_path):

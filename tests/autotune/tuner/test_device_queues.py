@@ -1,0 +1,98 @@
+"""Several devices of a run: each problem has its device, and the others take over when one is lost."""
+
+import os
+import signal
+
+import pytest
+import torch
+
+from autotune.core import WorkerError, cpu_targets, device_name
+from autotune.ir import parse
+from autotune.measure import ChildProcess, Worker
+from autotune.tuner import Progress, TimeBreakdown
+from autotune.tuner.device_queues import DeviceQueues
+from autotune.tuner.library_candidates import operator_rows
+from tuning_db import Store
+
+pytestmark = pytest.mark.process
+
+CONV = "conv2d n=1 h={h} w=6 c=8 k=8 r=3 s=3 stride=1,1 pad=1,1 dilation=1,1 groups=1 dtype=f32 epilogue=relu"
+PROBLEMS = [parse(CONV.format(h=h)) for h in (6, 7, 8, 9)]
+
+
+class StartsOnce(ChildProcess):
+    """A process whose device is gone when it is started once more."""
+
+    starts = 0
+
+    def start(self):
+        self.starts += 1
+        if self.starts > 1:
+            raise WorkerError("the GPU has fallen off the bus")
+        super().start()
+
+
+class Notes(Progress):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store.create(tmp_path / "x.db") as store:
+        yield store
+
+
+def queues(store, workers, progress):
+    device = store.put_device(device_name(torch.device("cpu")), cpu_targets()[0], flops_per_us=1.0, bytes_per_us=1.0)
+    return device, DeviceQueues(store, workers, device, TimeBreakdown(), progress, dict.fromkeys(PROBLEMS, 1.0))
+
+
+def submit_all(store, trials):
+    told = []
+    for problem in PROBLEMS:
+        store.put_problem(str(problem))
+        for row in operator_rows(store, problem, cpu_targets()[0], torch.__version__):
+            assert trials.submit(problem, row, [{}], on_done=lambda results, at=problem: told.append((at, results)))
+    return told
+
+
+def test_two_devices_measure_all_problems(store):
+    with Worker("cpu") as first, Worker("cpu") as second:
+        device, trials = queues(store, [first, second], Progress())
+        assert {trials.worker(problem) for problem in PROBLEMS} == {first, second}
+        told = submit_all(store, trials)
+        trials.drain()
+        assert first.pid and second.pid and first.pid != second.pid
+    assert len(told) == 2 * len(PROBLEMS) and all(result.status == "ok" for _, results in told for result in results)
+    for problem in PROBLEMS:
+        assert len(store.measurements(device, str(problem), "ok")) == 2
+        assert trials.best_us(problem) == store.best_us(device, str(problem))
+
+
+def test_the_other_device_takes_over_what_a_lost_one_had(store):
+    progress = Notes()
+    with Worker("cpu") as first, Worker("cpu", child=StartsOnce) as second:
+        for worker in (first, second):
+            worker.start()
+        device, trials = queues(store, [first, second], progress)
+        os.kill(second.pid, signal.SIGKILL)
+        told = submit_all(store, trials)
+        trials.drain()
+        assert trials.workers == [first]
+    assert len(told) == 2 * len(PROBLEMS) and all(result.status == "ok" for _, results in told for result in results)
+    assert len(progress.notes) == 1 and "fallen off the bus" in progress.notes[0]
+    assert all(len(store.measurements(device, str(problem), "ok")) == 2 for problem in PROBLEMS)
+
+
+def test_the_last_device_that_is_lost_ends_the_run(store):
+    with Worker("cpu", child=StartsOnce) as only:
+        only.start()
+        _, trials = queues(store, [only], Progress())
+        os.kill(only.pid, signal.SIGKILL)
+        with pytest.raises(WorkerError, match="fallen off the bus"):
+            submit_all(store, trials)
+            trials.drain()
