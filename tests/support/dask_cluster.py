@@ -7,7 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from repository import ROOT
@@ -70,6 +72,54 @@ class DaskProcesses:
             command = [*DASK, *words]
             self._processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=self._folder))
         return self._processes[-1]
+
+
+class Proxy:
+    """Hands on connections to a port, and cuts them; a context manager.
+
+    Args:
+        port: The port.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port, self._sockets = port, list[socket.socket]()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self.cut()
+
+    def cut(self) -> int:
+        """Close all connections, and return their number; new ones are accepted."""
+        sockets, self._sockets = self._sockets, []
+        for one in sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+        return len(sockets) // 2
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._port))
+                self._sockets += [near, far]
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=_copy, args=pair, daemon=True).start()
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    """Copy bytes until one side is closed; then close the other."""
+    with suppress(OSError):
+        while data := source.recv(2**16):
+            target.sendall(data)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_RDWR)
 
 
 def wait_until(what: object, seconds: float = 120.0) -> None:

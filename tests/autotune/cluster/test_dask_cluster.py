@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 import psutil
 import pytest
-from dask_cluster import DaskProcesses, wait_until
+from dask_cluster import DaskProcesses, Proxy, wait_until
 from repository import ROOT
 
 from autotune.cluster import DaskCluster, connected, dask_cluster, remote_child
@@ -137,6 +137,21 @@ def test_a_scheduler_that_is_started_again_gets_the_units_once_more(dask, genera
         dask.start_worker("compile=1")
         results += built(queue)
         assert len(results) == 4 and all(result.path for result in results)
+
+
+def test_a_connection_that_is_cut_is_made_again(dask, generated, cpu_kernel):
+    dask.start_worker("compile=1")
+    with connected(dask.address) as direct:
+        wait_until(lambda: direct.compilers == 1)
+    port = int(dask.address.rpartition(":")[2])
+    with Proxy(port) as proxy, connected(f"tcp://127.0.0.1:{proxy.port}") as cluster:
+        queue = BuildQueue(1, cluster.start_batch)
+        queue.add(units(cpu_kernel, 5))
+        results = []
+        wait_until(lambda: results.extend(queue.finished()) or results)
+        assert proxy.cut() and queue.pending
+        results += built(queue)
+        assert len(results) == 5 and all(result.path for result in results)
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------
