@@ -6,7 +6,7 @@ with a new database and nothing compiled. Both try the same configs, those with
 the lowest predicted costs.
 
 Example:
-  autotune cluster-overhead --model torchvision:resnet18 --batch 32 --trials 12
+  autotune cluster-overhead --model torchvision:resnet18
 """
 
 from __future__ import annotations
